@@ -48,7 +48,7 @@ def test_every_expression_names_an_exported_metric_and_its_labels(rule, tmp_path
     assert set(re.findall(r"\$labels\.(\w+)", told)) <= labels
 
 
-def test_every_alert_says_how_grave_it_is_and_what_is_wrong():
+def test_every_alert_has_a_severity_and_a_summary():
     for rule in RULES.values():
         assert rule["labels"]["severity"] in ("warning", "critical")
         assert rule["annotations"]["summary"].rstrip(".")[0].isprintable()
@@ -69,11 +69,11 @@ def promtool():
     return run
 
 
-def test_promtool_finds_nothing_wrong_with_what_is_exported(promtool):
+def test_promtool_accepts_the_exported_metrics(promtool):
     promtool("check", "metrics", given=metrics.Metrics().text())
 
 
-def test_promtool_finds_nothing_wrong_with_the_rules(promtool):
+def test_promtool_accepts_the_alert_rules(promtool):
     promtool("check", "rules", FILE)
 
 
@@ -128,7 +128,7 @@ def rehearsal(changes, loud):
     return one | {"promql_expr_test": wanted if loud else silent}
 
 
-def test_each_alert_fires_when_it_should_and_a_healthy_fleet_is_silent(promtool, tmp_path):
+def test_each_alert_fires_on_its_fault_and_none_for_a_healthy_fleet(promtool, tmp_path):
     assert set(LOUD) == set(RULES)
     tests = [rehearsal({}, ""), *(rehearsal(changes, loud) for loud, changes in LOUD.items())]
     document = {"rule_files": [str(FILE)], "evaluation_interval": "1m", "tests": tests}
@@ -137,7 +137,7 @@ def test_each_alert_fires_when_it_should_and_a_healthy_fleet_is_silent(promtool,
     promtool("test", "rules", path)
 
 
-def test_a_paused_fleet_is_not_called_to_account(promtool, tmp_path):
+def test_a_paused_fleet_raises_no_alert(promtool, tmp_path):
     paused = {"gridfed_training": "0x600"} | LOUD["GridfedNoRoundCloses"]
     tests = [rehearsal(paused | LOUD["GridfedModelStandsStill"], "")]
     document = {"rule_files": [str(FILE)], "evaluation_interval": "1m", "tests": tests}

@@ -97,7 +97,7 @@ def test_the_gateway_reads_its_meter_and_forecasts_the_next_hour(example, tmp_pa
 
 
 @pytest.mark.slow
-def test_the_charger_is_overheard_and_its_demand_forecast(example, tmp_path, capsys):
+def test_the_charger_is_recorded_and_its_demand_forecast(example, tmp_path, capsys):
     pytest.importorskip("ocpp")
     pytest.importorskip("websockets")
     office = Path(__file__).with_name("firmware_sim") / "backoffice.py"

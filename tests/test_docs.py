@@ -68,7 +68,7 @@ def ours(text: str) -> list[Typed]:
 
 
 @by_page
-def test_every_command_shown_is_one_that_parses(page):
+def test_every_documented_command_parses(page):
     for command in ours(page.read_text("utf-8")):
         program, *arguments = command.words
         table = docs.commands(program)
@@ -79,7 +79,7 @@ def test_every_command_shown_is_one_that_parses(page):
             pytest.fail(f"{page.name}: {shlex.join(command.words)}: exit code {wrong.code}")
 
 
-def test_a_command_with_an_unknown_option_would_be_found():
+def test_a_documented_command_with_an_unknown_option_is_detected():
     shown = ours("```console\n$ gridfed-edge run meter.toml --forever  # a comment\n```\n")
     assert [one.words for one in shown] == [["gridfed-edge", "run", "meter.toml", "--forever"]]
     tried = {"run": replace(docs.commands("gridfed-edge")["run"], run=lambda _: CommandResult({}))}
@@ -88,20 +88,20 @@ def test_a_command_with_an_unknown_option_would_be_found():
 
 
 @pytest.mark.parametrize("program", MODULES)
-def test_every_command_is_explained_by_hand(program):
+def test_every_command_is_documented(program):
     text = "\n".join(page.read_text("utf-8") for page in WRITTEN)
     for name in docs.commands(program):
         assert f"{program} {name}" in text or f"`{name}`" in text, f"{program} {name}"
 
 
-def test_the_page_of_keys_and_commands_is_what_the_programs_say():
+def test_the_generated_page_of_keys_and_commands_is_up_to_date():
     """Blanks apart: Pythons break the lines of a usage at other places."""
     written = docs.PAGE.read_text("utf-8")
     assert written.split() == docs.page().split(), "run: python tools/docs.py"
 
 
 @pytest.mark.parametrize("config", [device_config.Config, aggregator_config.AggregatorConfig])
-def test_every_key_says_what_it_means(config):
+def test_every_configuration_key_has_a_description(config):
     text = docs.PAGE.read_text("utf-8")
     for key in docs.keys(config):
         name = re.escape(key.rpartition(".")[2])
@@ -128,7 +128,7 @@ def test_every_reason_to_refuse_is_listed_with_its_finality():
 
 
 @by_page
-def test_relative_links_lead_somewhere(page):
+def test_relative_links_point_to_existing_files(page):
     text = re.sub(r"```.*?```", "", page.read_text("utf-8"), flags=re.DOTALL)
     targets = re.findall(r"\]\(([^)#\s]+)", text)
     gone = [t for t in targets if "://" not in t and not (page.parent / t).exists()]
@@ -136,7 +136,7 @@ def test_relative_links_lead_somewhere(page):
 
 
 @by_page
-def test_configurations_shown_are_toml(page):
+def test_documented_configurations_are_valid_toml(page):
     for block in blocks(page.read_text("utf-8"), "toml"):
         tomllib.loads(block)
 
@@ -160,7 +160,7 @@ def device(tmp_path, monkeypatch):
     "page", [p for p in PAGES if blocks(p.read_text("utf-8"), "python") and p.stem != "tutorial"],
     ids=lambda page: page.stem,
 )  # fmt: skip
-def test_code_runs(page, device):
+def test_documented_code_runs(page, device):
     """The meter and the display that a reader has are stood in for."""
     intervals = [(3600.0 * hour, 1.0 + hour % 24) for hour in range(400_000, 400_200)]
     seen: list[object] = []
@@ -264,7 +264,7 @@ def walk(tmp_path, monkeypatch):
 
 @pytest.mark.broker
 @pytest.mark.slow
-def test_the_tutorial_works_as_it_is_typed(walk, tmp_path, capsys):
+def test_the_tutorial_works_as_written(walk, tmp_path, capsys):
     text = (ROOT / "docs" / "tutorial.md").read_text("utf-8")
     for block in blocks(text, "toml"):
         (tmp_path / block.partition("\n")[0].removeprefix("# ")).write_text(block)

@@ -38,7 +38,7 @@ EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 ROOT = keys.from_seed(b"r" * 32)
 
 
-def test_no_example_is_without_a_test():
+def test_every_example_has_a_test():
     found = {path.name for path in EXAMPLES.iterdir() if path.is_file()}
     assert found == {
         "Containerfile",
@@ -100,7 +100,7 @@ def test_the_meter_is_enrolled_and_checked(meter, capsys):
     )
 
 
-def test_what_the_meter_calls_defaults_are_defaults(meter):
+def test_defaults_stated_in_the_meter_example_are_defaults(meter):
     loaded = load_with_origins(meter, {})
     assert {
         "training.holdout_fraction",
@@ -114,7 +114,7 @@ def test_what_the_meter_calls_defaults_are_defaults(meter):
     assert {key: said[key] for key in plain} == plain
 
 
-def test_the_aggregator_binds_and_shows_its_defaults(tmp_path):
+def test_the_aggregator_example_is_valid_and_states_its_defaults(tmp_path):
     path = tmp_path / "aggregator.toml"
     path.write_text((EXAMPLES / "aggregator.toml").read_text("utf-8"), "utf-8")
     config = AggregatorConfig.load(path, {})
@@ -130,7 +130,7 @@ def test_the_aggregator_binds_and_shows_its_defaults(tmp_path):
     assert bind(config).spec.shared_names == bind(AggregatorConfig.load(path, {})).spec.shared_names
 
 
-def test_what_the_closed_form_calls_its_numbers_are_defaults(tmp_path):
+def test_defaults_stated_in_the_analytic_example_are_defaults(tmp_path):
     path = tmp_path / "analytic.toml"
     path.write_text((EXAMPLES / "analytic.toml").read_text("utf-8"), "utf-8")
     config = AggregatorConfig.load(path, {})
@@ -149,7 +149,7 @@ def test_a_device_of_a_fleet_in_closed_form_is_enrolled_and_checked(tmp_path, ca
     assert "reads: elec.import.energy" in capsys.readouterr().out
 
 
-def test_what_the_clusters_call_their_numbers_are_defaults(tmp_path):
+def test_defaults_stated_in_the_clusters_example_are_defaults(tmp_path):
     path = tmp_path / "clusters.toml"
     path.write_text((EXAMPLES / "clusters.toml").read_text("utf-8"), "utf-8")
     config = AggregatorConfig.load(path, {})
@@ -158,7 +158,7 @@ def test_what_the_clusters_call_their_numbers_are_defaults(tmp_path):
     assert bind(config).first_state().centres.shape[0] == 3
 
 
-def test_the_charging_sites_with_a_graph_bind_and_say_what_differs(tmp_path):
+def test_the_charging_example_is_valid_and_states_its_differences(tmp_path):
     pytest.importorskip("torch")
     path = tmp_path / "charging-graph.toml"
     path.write_text((EXAMPLES / "charging-graph.toml").read_text("utf-8"), "utf-8")
@@ -174,7 +174,7 @@ def test_the_charging_sites_with_a_graph_bind_and_say_what_differs(tmp_path):
     assert site.training.holdout_fraction == 0.2
 
 
-def test_what_the_charging_sites_call_their_numbers_are_defaults_but_for_a_few(tmp_path):
+def test_defaults_stated_in_the_charging_example_are_defaults(tmp_path):
     path = tmp_path / "charging.toml"
     path.write_text((EXAMPLES / "charging.toml").read_text("utf-8"), "utf-8")
     config = AggregatorConfig.load(path, {})
@@ -192,7 +192,7 @@ def test_what_the_charging_sites_call_their_numbers_are_defaults_but_for_a_few(t
 @pytest.mark.parametrize(
     "name", ["aggregator.toml", "analytic.toml", "charging.toml", "clusters.toml"]
 )
-def test_the_aggregator_begins_a_fleet(tmp_path, capsys, name):
+def test_the_aggregator_example_starts_a_fleet(tmp_path, capsys, name):
     path = tmp_path / name
     path.write_text((EXAMPLES / name).read_text("utf-8"), "utf-8")
     assert aggregator_cli.main(["init", str(path)]) == 0
@@ -200,7 +200,7 @@ def test_the_aggregator_begins_a_fleet(tmp_path, capsys, name):
     assert aggregator_cli.main(["check", str(path)]) == 0
 
 
-def test_nothing_is_found_against_the_broker_configuration(tmp_path):
+def test_the_broker_example_passes_the_check(tmp_path):
     path = EXAMPLES / "mosquitto.conf"
     assert check_mosquitto_config(path) == ()
     weak = tmp_path / "weak.conf"
@@ -307,7 +307,7 @@ def test_a_neighbour_is_enrolled_and_checked(tmp_path, capsys):
     assert "neighbours.keys" in capsys.readouterr().err
 
 
-def test_the_neighbourhood_is_founded_and_bound(tmp_path):
+def test_the_neighbourhood_example_is_valid(tmp_path):
     path = tmp_path / "neighbourhood.toml"
     path.write_text((EXAMPLES / "neighbourhood.toml").read_text("utf-8"), "utf-8")
     assert aggregator_cli.main(["init", str(path)]) == 0
@@ -347,7 +347,7 @@ def analysed(*words):
     return done.returncode, done.stdout + done.stderr
 
 
-def test_systemd_finds_nothing_wrong_with_the_unit(unit):
+def test_systemd_accepts_the_unit(unit):
     code, said = analysed("verify", unit)
     assert (code, said) == (0, "")
 
@@ -357,7 +357,7 @@ def test_the_unit_is_hardened(unit):
     assert code == 0, said  # exposure at most 2.0
 
 
-def test_the_unit_speaks_of_keys_and_codes_that_exist(tmp_path):
+def test_the_unit_names_existing_keys_and_exit_codes(tmp_path):
     text = (EXAMPLES / "gridfed-edge.service").read_text("utf-8")
     named = dict(re.findall(r"(GRIDFED_EDGE_\w+)=(\S+)", text))
     assert named
@@ -370,7 +370,7 @@ def test_the_unit_speaks_of_keys_and_codes_that_exist(tmp_path):
     assert "RestartPreventExitStatus=2 3" in text
 
 
-def test_the_aggregators_unit_speaks_of_keys_and_files_that_exist():
+def test_the_unit_of_the_aggregator_names_existing_keys_and_files():
     text = (EXAMPLES / "gridfed-aggregator.service").read_text("utf-8")
     named = dict(re.findall(r"(GRIDFED_AGGREGATOR_\w+)=(\S+)", text))
     config = AggregatorConfig.load(EXAMPLES / "aggregator.toml", named)
@@ -388,7 +388,7 @@ def test_the_image_runs_commands_that_parse():
     assert all(line[0] in docs.commands("gridfed-edge") for line in words)
 
 
-def test_what_the_image_copies_and_starts_is_there_when_it_is_built():
+def test_the_image_copies_and_starts_existing_files():
     """No engine builds it here: every path, stage, user and program it names is looked up."""
     text = (EXAMPLES / "Containerfile").read_text("utf-8")
     project = tomllib.loads((EXAMPLES.parent / "pyproject.toml").read_text("utf-8"))["project"]

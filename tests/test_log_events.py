@@ -131,6 +131,6 @@ def test_levels_and_keys_of_every_log_event_are_listed(heading):
         assert event.keys <= keys, event
 
 
-def test_a_sentence_is_not_an_event():
+def test_a_sentence_is_no_log_event():
     assert SHAPE.fullmatch("update accepted")
     assert not SHAPE.fullmatch("an image was restored, or two processes use one identity")

@@ -148,18 +148,18 @@ FAULTS = [
 
 
 @pytest.mark.parametrize(("fault", "blame"), FAULTS)
-def test_a_device_is_configured_wrong(meter, fault, blame):
+def test_a_wrong_device_configuration_is_refused_by_its_key(meter, fault, blame):
     change(meter, **fault)
     assert blame in sentence("gridfed-edge", "run", "meter.toml", code=USAGE, hint=False)
 
 
 @pytest.mark.parametrize(("fault", "blame"), FAULTS)
-def test_an_aggregator_is_configured_wrong(fleet, fault, blame):
+def test_a_wrong_aggregator_configuration_is_refused_by_its_key(fleet, fault, blame):
     change(fleet, **fault)
     assert blame in sentence("gridfed-aggregator", "run", code=USAGE, hint=False)
 
 
-def test_a_scenario_is_written_wrong(place):
+def test_a_wrong_scenario_is_refused_by_its_key(place):
     write("mine.toml", {"title": "mine", "devices": "many"})
     said = sentence("gridfed-sim", "fleet", "--scenario", "mine.toml", code=USAGE, hint=False)
     assert "mine.toml: devices: expected int" in said
@@ -176,13 +176,13 @@ def test_a_scenario_is_written_wrong(place):
         ("gridfed-sim", ("fleet", "--scenario", "nowhere.toml")),
     ],
 )
-def test_a_file_is_missing(place, program, words):
+def test_a_missing_configuration_file_is_refused(place, program, words):
     said = sentence(program, *words, code=USAGE, hint=False, by=start)
     assert "nowhere.toml: No such file or directory" in said
 
 
 @pytest.mark.parametrize("program", MODULES)
-def test_a_command_is_unknown(place, program):
+def test_an_unknown_command_is_refused(place, program):
     done = start(program, "fly")
     assert done.returncode == USAGE
     assert "invalid choice: 'fly'" in done.stderr
@@ -191,7 +191,7 @@ def test_a_command_is_unknown(place, program):
 # --- keys -----------------------------------------------------------------------------------------
 
 
-def test_a_device_has_no_key_or_a_wrong_one(meter):
+def test_a_missing_or_wrong_device_key_is_refused(meter):
     key = Path("meter.key")
     key.chmod(0o640)
     assert "chmod 600" in sentence("gridfed-edge", "run", "meter.toml", code=USAGE)
@@ -209,14 +209,14 @@ def test_a_device_has_no_key_or_a_wrong_one(meter):
     assert "expected 64 hex digits" in sentence("gridfed-edge", "run", "meter.toml", code=USAGE)
 
 
-def test_a_bundle_is_signed_by_another_root(meter):
+def test_a_bundle_signed_by_another_root_is_refused(meter):
     shutil.copytree(ROOT / "edge_sdk" / "bundles" / "load-mlp", "mine")
     change(meter, bundle="mine")
     said = sentence("gridfed-edge", "run", "meter.toml", code=USAGE)
     assert "no key that this device trusts has signed the bundle's manifest" in said
 
 
-def test_an_aggregator_has_no_key_or_a_wrong_one(fleet):
+def test_a_missing_or_wrong_aggregator_key_is_refused(fleet):
     key = Path("state/aggregator.key")
     key.unlink()
     said = sentence("gridfed-aggregator", "run", code=USAGE)
@@ -234,20 +234,20 @@ def test_an_aggregator_has_no_key_or_a_wrong_one(fleet):
 # --- bundles --------------------------------------------------------------------------------------
 
 
-def test_a_bundle_is_missing(meter):
+def test_a_missing_bundle_is_refused_with_the_shipped_names(meter):
     change(meter, bundle="load-lsdm")
     said = sentence("gridfed-edge", "run", "meter.toml", code=USAGE)
     assert "'load-lsdm' is neither shipped nor a folder" in said
     assert "load-mlp" in said
 
 
-def test_an_aggregators_bundle_is_missing(fleet):
+def test_a_missing_bundle_of_the_aggregator_is_refused(fleet):
     change(fleet, run={"bundle": "load-lsdm"})
     said = sentence("gridfed-aggregator", "run", code=USAGE)
     assert "run.bundle: bundle 'load-lsdm' is neither shipped nor a folder" in said
 
 
-def test_a_simulated_bundle_is_missing(place):
+def test_a_missing_bundle_of_a_simulation_is_refused(place):
     said = sentence("gridfed-sim", "fleet", "--bundle", "load-lsdm", code=USAGE)
     assert "load-lsdm" in said
 
@@ -255,7 +255,7 @@ def test_a_simulated_bundle_is_missing(place):
 # --- state ----------------------------------------------------------------------------------------
 
 
-def test_a_devices_state_is_held_or_newer(meter):
+def test_a_locked_or_newer_device_state_is_refused(meter):
     with DeviceStore.open(Path("state")):
         said = sentence("gridfed-edge", "run", "meter.toml", code=TEMPORARY, hint=False)
         assert "another process" in said
@@ -264,7 +264,7 @@ def test_a_devices_state_is_held_or_newer(meter):
     assert "newer" in said
 
 
-def test_an_aggregators_state_is_held_or_newer(fleet):
+def test_a_locked_or_newer_aggregator_state_is_refused(fleet):
     with open_store(Path("state/aggregator.db")):
         for word in ("run", "announce"):
             said = sentence("gridfed-aggregator", word, code=TEMPORARY, hint=False)
@@ -276,7 +276,7 @@ def test_an_aggregators_state_is_held_or_newer(fleet):
 
 
 @pytest.mark.parametrize("program", ["gridfed-edge", "gridfed-aggregator"])
-def test_a_process_of_an_older_version_leaves_newer_state_as_it_is(meter, fleet, program):
+def test_an_older_version_leaves_newer_state_unchanged(meter, fleet, program):
     """Copied aside or not: what a downgrade finds is what the upgrade left, to the byte."""
     path, config = Path("state/aggregator.db"), "aggregator.toml"
     if program == "gridfed-edge":
@@ -304,7 +304,7 @@ def taken_port():
         yield str(taken.getsockname()[1])
 
 
-def test_the_pages_port_is_in_use(fleet):
+def test_a_status_port_in_use_is_refused(fleet):
     with taken_port() as port:
         change(fleet, http={"listen": f"127.0.0.1:{port}"})
         said = sentence("gridfed-aggregator", "run", code=TEMPORARY)
@@ -313,7 +313,7 @@ def test_the_pages_port_is_in_use(fleet):
 
 @pytest.mark.broker
 @pytest.mark.parametrize("kind", ["mosquitto", "embedded"])
-def test_the_brokers_port_is_in_use(place, kind):
+def test_a_broker_port_in_use_is_refused(place, kind):
     from aggregator.brokers.broker_process import has_embedded, mosquitto_program  # noqa: PLC0415
 
     if not (mosquitto_program() if kind == "mosquitto" else has_embedded()):
@@ -324,7 +324,7 @@ def test_the_brokers_port_is_in_use(place, kind):
     assert f"port {port} cannot be used: Address already in use" in said
 
 
-def test_a_broker_is_out_of_reach(meter, monkeypatch):
+def test_check_reports_an_unreachable_broker(meter, monkeypatch):
     monkeypatch.setattr("edge_sdk.commands.check._PATIENCE", 0.3)
     done = call("gridfed-edge", "check", "meter.toml", "--broker")
     assert done.returncode == TEMPORARY
@@ -333,18 +333,18 @@ def test_a_broker_is_out_of_reach(meter, monkeypatch):
     assert [line for line in done.stdout.splitlines() if line.startswith(reason)]
 
 
-def test_an_aggregators_broker_is_out_of_reach(place):
+def test_broker_find_reports_an_unreachable_broker(place):
     done = call("gridfed-aggregator", "broker", "find", "--url", "mqtt://127.0.0.1:1")
     assert done.returncode == FAILED
     assert done.stdout.endswith("It does not respond.\n")
 
 
-def test_a_simulations_broker_is_out_of_reach(place):
+def test_a_simulation_reports_an_unreachable_broker(place):
     said = sentence("gridfed-sim", "fleet", "--broker", "mqtt://127.0.0.1:1", code=TEMPORARY)
     assert "no broker answers at mqtt://127.0.0.1:1" in said
 
 
-def test_a_simulation_has_no_readings_or_an_earlier_fleet_in_its_folder(place):
+def test_a_simulation_without_readings_is_refused(place):
     Path("empty").mkdir()
     said = sentence("gridfed-sim", "fleet", "--data", "empty", code=USAGE, hint=False)
     assert "no *.csv or *.csv.gz file in empty" in said
@@ -355,7 +355,7 @@ def test_a_simulation_has_no_readings_or_an_earlier_fleet_in_its_folder(place):
 # --- Python ---------------------------------------------------------------------------------------
 
 
-def test_make_says_which_python_is_needed(place):
+def test_make_names_the_required_python(place):
     if shutil.which("make") is None:
         pytest.skip("make is not installed")
     shim = place / "python3"
@@ -379,7 +379,7 @@ def test_make_says_which_python_is_needed(place):
 
 
 @pytest.mark.parametrize("program", MODULES)
-def test_a_program_says_which_python_is_needed(program):
+def test_every_program_names_the_required_python(program):
     trick = (
         "import argparse, dataclasses, json, logging, runpy, sys, typing\n"
         f"import {MODULES[program]}.commands.main as cli, edge_sdk.app.cli as program\n"

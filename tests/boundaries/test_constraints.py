@@ -33,7 +33,7 @@ def test_every_dependency_is_pinned_and_none_below_what_is_allowed(name):
     assert all(version >= wanted[package] for package, version in said.items())
 
 
-def test_a_board_gets_no_engine_that_dies_on_small_cores():
+def test_small_cores_get_no_engine_that_crashes_on_them():
     """1.21.0 stops at an illegal instruction on a Cortex-A53; 1.28 and later are unproven."""
     engine = pins("device.txt")["onnxruntime"]
     assert engine < (1, 28)

@@ -197,7 +197,7 @@ def test_one_certificate_cannot_fill_the_broker(sites):
     assert grown["devices"] < 5
 
 
-def test_a_packet_beyond_the_largest_ends_the_connection(sites):
+def test_a_packet_above_the_size_limit_ends_the_connection(sites):
     attacker = Raw(sites("patterns"), "m1")
     attacker.socket.settimeout(10)
     with contextlib.suppress(OSError):  # the broker may hang up before all is written
@@ -205,7 +205,7 @@ def test_a_packet_beyond_the_largest_ends_the_connection(sites):
     assert not attacker.settle()
 
 
-def test_the_check_finds_nothing_in_our_own_files_and_much_in_the_former(sites):
+def test_the_broker_check_accepts_the_written_files_and_finds_faults_in_the_old_ones(sites):
     assert check_mosquitto_config(sites("patterns").config) == ()
     assert check_mosquitto_config(sites("devices").config) == ()
     assert "may write any topic" in "\n".join(check_mosquitto_config(sites("former").config))
@@ -237,7 +237,7 @@ def test_a_revoked_device_is_shut_out_while_it_is_connected(tmp_path):
         site.stop()
 
 
-def test_the_time_is_not_kept_for_a_device_that_sleeps(room, tmp_path):
+def test_the_time_message_is_not_queued_for_an_offline_device(room, tmp_path):
     """``upgrade_outgoing_qos`` raises quality to the subscription's, and that is 0 for ``time``."""
     if mosquitto_program() is None:
         pytest.skip("mosquitto is not installed")
@@ -254,7 +254,7 @@ def test_the_time_is_not_kept_for_a_device_that_sleeps(room, tmp_path):
         assert again.payloads == [b"receipt"]
 
 
-def test_messages_of_quality_0_to_a_reader_that_stalls_are_bounded(tmp_path):
+def test_qos_0_messages_to_a_stalled_reader_are_bounded(tmp_path):
     """The reader asked for quality 1 and acknowledges nothing: ``max_queued_bytes`` holds."""
     if mosquitto_program() is None:
         pytest.skip("mosquitto is not installed")

@@ -138,17 +138,17 @@ def fleet(tmp_path, program):
 
 
 @pytest.mark.parametrize("kind", ["embedded", "mosquitto"])
-def test_from_hello_to_receipt(fleet, kind):
+def test_a_c_device_joins_uploads_and_gets_a_receipt(fleet, kind):
     assert re.fullmatch(r"welcome life=1\nreceipt code=0 round=\d+\n", fleet(kind=kind).finish())
 
 
-def test_the_next_process_says_a_new_hello_and_answers_the_next_round(fleet):
+def test_a_restarted_device_sends_a_new_hello_and_answers_the_next_round(fleet):
     one = fleet(kind="mosquitto")
     assert re.fullmatch(r"welcome life=1\nreceipt code=0 round=1\n", one.finish())
     assert re.fullmatch(r"welcome life=2\nreceipt code=0 round=2\n", one.finish())
 
 
-def test_a_large_update_goes_in_chunks(fleet):
+def test_a_large_update_is_sent_in_chunks(fleet):
     one = fleet(LARGE, "mosquitto")
     assert re.search(r"receipt code=0 round=\d+\n", one.finish())
     assert (one.state / "outbox").stat().st_size == 0

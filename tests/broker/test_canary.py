@@ -36,7 +36,7 @@ def forecast(trial, number):
     return json.loads(run(command("gridfed-edge", "forecast", config, "--json")))
 
 
-def test_devices_keep_their_last_good_model_and_learn_on_with_a_sane_rate(begin):
+def test_devices_keep_the_last_good_model_and_train_again_at_a_valid_rate(begin):
     trial = begin(EXPLODING, "mosquitto")
     trial.until(lambda: all(count > 0 for count in returned(trial)))
     assert trial.status()["run"]["version"] == 0, "what exploded moved the model"

@@ -60,35 +60,35 @@ def attempt(url, authority, days):
         link.close()
 
 
-def test_a_certificate_that_has_not_begun_is_refused_by_a_clock_that_is_believed(site):
+def test_a_certificate_not_yet_valid_is_refused_with_a_trusted_clock(site):
     url, authority, _ = site
     assert "not yet valid" in attempt(url, authority, None)
 
 
-def test_a_device_that_knows_better_than_its_clock_gets_in(site):
+def test_a_device_with_newer_server_time_than_its_clock_connects(site):
     url, authority, _ = site
     assert attempt(url, authority, 11) == ""
 
 
 @pytest.mark.parametrize("days", [9, 21])
-def test_but_not_outside_of_the_dates(site, days):
+def test_server_time_outside_the_dates_of_a_certificate_refuses_it(site, days):
     url, authority, _ = site
     assert "this machine's clock is wrong" in attempt(url, authority, days)
 
 
-def test_the_chain_is_checked_all_the_same(site, tmp_path):
+def test_the_chain_is_verified_when_dates_are_checked_by_server_time(site, tmp_path):
     url, _, _ = site
     other = Authority(tmp_path, "other").file
     assert "CERTIFICATE_VERIFY_FAILED" in attempt(url, other, 11)
 
 
-def test_and_so_is_the_name(site):
+def test_the_host_name_is_verified_when_dates_are_checked_by_server_time(site):
     url, authority, _ = site
     why = attempt(url.replace("127.0.0.1", "localhost"), authority, 11)
     assert "CERTIFICATE_VERIFY_FAILED" in why
 
 
-def test_a_clock_that_was_set_is_believed_again(site):
+def test_a_clock_that_was_set_is_trusted_again(site):
     url, authority, _ = site
     known = [time.time() + 11 * DAY, None]
     broker = Broker(url=url, client_id="dev1", ca_file=authority, judged_at=lambda: known.pop(0))

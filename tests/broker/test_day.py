@@ -21,7 +21,7 @@ pytestmark = [
 PLAN = Plan()
 
 
-def test_the_budgets_are_within_what_the_class_allows():
+def test_the_daily_budgets_are_within_the_limits_of_the_device_class():
     allowed, limits = budgets("B"), CLASSES["B"]
     assert allowed["data"] == limits.memory == 128 * 2**20
     assert allowed["flash"] <= limits.daily_flash_bytes

@@ -259,7 +259,7 @@ def test_with_certificates_and_access_rules(tmp_path):
 # --- what a fleet learns --------------------------------------------------------------------------
 
 
-def test_configuration_3_shares_nothing_and_learns_alone(begin):
+def test_configuration_3_shares_no_layer_and_trains_locally(begin):
     chosen = replace(SHORT, run=replace(SHORT.run, shared=()))
     trial = begin(chosen)
     logs = [one.log for one in trial.run.devices]
@@ -270,7 +270,7 @@ def test_configuration_3_shares_nothing_and_learns_alone(begin):
     assert trial.device()["spent"] == 0
 
 
-def test_an_update_too_large_for_one_message_goes_in_chunks(begin):
+def test_an_update_too_large_for_one_message_is_sent_in_chunks(begin):
     chosen = replace(SHORT, bundle="load-lstm-week", run=replace(SHORT.run, shared=("",), rounds=2))
     trial = begin(chosen, kind="mosquitto")
     trial.finish()
@@ -284,7 +284,7 @@ def test_an_update_too_large_for_one_message_goes_in_chunks(begin):
 
 
 @pytest.mark.slow
-def test_one_device_or_the_whole_fleet_is_told_to_wait_and_to_go_on(begin):
+def test_one_device_or_the_fleet_can_be_paused_and_resumed(begin):
     trial = begin(ENDLESS)
     trial.until(lambda: trial.status()["run"]["version"] >= 1)
     first = trial.run.prepared.devices[0].id
@@ -326,7 +326,7 @@ def installed(trial: Trial, number: int) -> list[int]:
     return sorted(Manifest.parse(path.read_bytes()).version for path in found)
 
 
-def test_another_bundle_reaches_devices_that_run(begin, tmp_path):
+def test_a_new_bundle_reaches_running_devices(begin, tmp_path):
     trial = begin(ENDLESS, kind="mosquitto")
     trial.until(lambda: trial.status()["run"]["version"] >= 1)
     root = trial.config.parent / "aggregator" / "root.key"
@@ -377,7 +377,7 @@ def spoil(database: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_fleet_goes_on_from_a_backup_that_was_taken_while_it_ran(begin, tmp_path):
+def test_a_fleet_continues_from_a_backup_taken_while_it_ran(begin, tmp_path):
     """The database is lost to a ``kill -9`` and a broken disk; the devices notice another run."""
     trial = begin(ENDLESS)
     trial.until(lambda: trial.status()["run"]["version"] >= 2)

@@ -68,7 +68,7 @@ def flooding(port: int, device: str):
             thread.join(30)
 
 
-def test_rounds_go_on_under_a_flood_and_the_device_is_named(tmp_path: Path):
+def test_rounds_close_during_a_flood_and_the_flooding_device_is_named(tmp_path: Path):
     if mosquitto_program() is None:
         pytest.skip("mosquitto is not installed")
     with ProcessGroup(tmp_path / "logs") as family:

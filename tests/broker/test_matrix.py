@@ -17,7 +17,7 @@ def name() -> str:
     return uuid.uuid4().hex[:8]
 
 
-def test_a_message_goes_round_as_it_was(room, url, protocol, name):
+def test_a_message_is_delivered_unchanged(room, url, protocol, name):
     ear = room.join(url, f"{name}-ear", f"{name}/+/up/+", protocol=protocol)
     mouth = room.join(url, f"{name}-mouth", protocol=protocol)
     sent = [bytes(range(256)), b"", bytes(48_000)]
@@ -29,7 +29,7 @@ def test_a_message_goes_round_as_it_was(room, url, protocol, name):
     room.until(lambda: mouth.link.room() == 20)
 
 
-def test_more_than_the_window_waits_and_all_arrives(room, url, protocol, name):
+def test_messages_beyond_the_send_window_wait_and_arrive(room, url, protocol, name):
     ear = room.join(url, f"{name}-ear", f"{name}/#", protocol=protocol)
     mouth = room.join(url, f"{name}-mouth", protocol=protocol)
     left = [i.to_bytes(2, "big") for i in range(150)]
@@ -48,7 +48,7 @@ def test_more_than_the_window_waits_and_all_arrives(room, url, protocol, name):
     assert sorted(set(ear.payloads)) == [i.to_bytes(2, "big") for i in range(150)]
 
 
-def test_what_is_retained_is_found_by_the_next_and_can_be_cleared(room, url, protocol, name):
+def test_a_retained_message_reaches_later_subscribers_and_can_be_cleared(room, url, protocol, name):
     mouth = room.join(url, f"{name}-mouth", protocol=protocol)
     mouth.link.publish(f"{name}/model", b"version 1", retain=True)
     room.until(lambda: mouth.link.room() == 20)
@@ -62,7 +62,7 @@ def test_what_is_retained_is_found_by_the_next_and_can_be_cleared(room, url, pro
     assert late.payloads == []
 
 
-def test_messages_wait_for_a_client_that_is_away(room, url, protocol, name):
+def test_messages_are_queued_for_an_offline_client(room, url, protocol, name):
     ear = room.join(url, f"{name}-ear", f"{name}/#", protocol=protocol)
     mouth = room.join(url, f"{name}-mouth", protocol=protocol)
     ear.link.close()
@@ -74,7 +74,7 @@ def test_messages_wait_for_a_client_that_is_away(room, url, protocol, name):
     room.until(lambda: len(set(back.payloads)) == 10)
 
 
-def test_what_was_not_acknowledged_comes_again(room, url, protocol, name):
+def test_an_unacknowledged_message_is_delivered_again(room, url, protocol, name):
     ear = room.join(url, f"{name}-ear", f"{name}/#", protocol=protocol)
     mouth = room.join(url, f"{name}-mouth", protocol=protocol)
     room.lines.remove(ear)  # nobody acknowledges for it now
@@ -86,7 +86,7 @@ def test_what_was_not_acknowledged_comes_again(room, url, protocol, name):
     room.until(lambda: b"precious" in ear.payloads)
 
 
-def test_the_last_will_is_said_when_the_link_breaks(room, url, protocol, name):
+def test_the_last_will_is_published_when_the_link_breaks(room, url, protocol, name):
     if protocol == 5:
         pytest.skip("the will waits 30 s in MQTT 5; see the slow test")
     ear = room.join(url, f"{name}-ear", f"{name}/status", protocol=protocol)
@@ -103,7 +103,7 @@ def test_the_last_will_is_said_when_the_link_breaks(room, url, protocol, name):
 
 
 @pytest.mark.slow
-def test_the_last_will_is_said_after_its_delay(room, broker, name):
+def test_the_last_will_is_published_after_its_delay(room, broker, name):
     ear = room.join(broker.url, f"{name}-ear", f"{name}/status")
     lost = room.join(broker.url, f"{name}-d", will=(f"{name}/status", b"lost", True))
     lost.link._wanted = False  # it does not come back
@@ -111,7 +111,7 @@ def test_the_last_will_is_said_after_its_delay(room, broker, name):
     room.until(lambda: b"lost" in ear.payloads, 60.0)
 
 
-def test_no_will_after_a_goodbye(room, url, protocol, name):
+def test_no_last_will_after_a_regular_disconnect(room, url, protocol, name):
     ear = room.join(url, f"{name}-ear", f"{name}/status", protocol=protocol)
     polite = room.join(url, f"{name}-d", protocol=protocol, will=(f"{name}/status", b"lost", True))
     polite.link.publish(f"{name}/status", b"offline")
@@ -121,7 +121,7 @@ def test_no_will_after_a_goodbye(room, url, protocol, name):
     assert ear.payloads == [b"offline"]
 
 
-def test_the_same_name_twice_leaves_one(room, url, protocol, name):
+def test_a_second_connection_with_the_same_id_closes_the_first(room, url, protocol, name):
     first = room.join(url, f"{name}-me", protocol=protocol, reconnect_min=60.0)
     first.link._rng.seed(0)  # its first draw is 50 s
     second = room.join(url, f"{name}-me", protocol=protocol)
@@ -130,7 +130,7 @@ def test_the_same_name_twice_leaves_one(room, url, protocol, name):
     assert not first.link.is_up
 
 
-def test_a_broken_link_comes_back_and_works(room, url, protocol, name):
+def test_a_broken_link_reconnects(room, url, protocol, name):
     line = room.join(url, f"{name}-a", f"{name}/#", protocol=protocol)
     line.link.cut()
     room.until(lambda: sum(isinstance(h, LinkUp) for h in line.heard) == 2)

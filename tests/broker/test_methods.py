@@ -73,7 +73,7 @@ EACH = [
 
 
 @pytest.mark.parametrize("method", EACH)
-def test_a_method_moves_a_model_over_a_real_broker(url, tmp_path, method):
+def test_every_method_closes_rounds_over_a_real_broker(url, tmp_path, method):
     scenario = chosen(method)
     with display(is_quiet=True) as shown:
         run = FleetRun(

@@ -28,12 +28,12 @@ def production(**more) -> str:
     return mosquitto_config(8883, Path("/var/lib/gridfed"), **settings)
 
 
-def test_our_own_configurations_pass_our_own_check(tmp_path):
+def test_written_configurations_pass_the_check(tmp_path):
     assert findings(tmp_path, production()) == ""
     assert findings(tmp_path, mosquitto_config(1883, Path("/x"))) == ""
 
 
-def test_the_example_passes_too(tmp_path):
+def test_the_example_configuration_passes_the_check(tmp_path):
     example = Path(__file__).parents[2] / "examples" / "mosquitto.conf"
     assert check_mosquitto_config(example) == ()
 
@@ -42,9 +42,7 @@ def test_the_example_passes_too(tmp_path):
     ("days", "finding"),
     [(30, ""), (3, "expires within 7 days"), (-1, "has expired: every device is refused")],
 )
-def test_a_list_of_the_revoked_that_expires_is_found_before_it_shuts_all_out(
-    tmp_path, days, finding
-):
+def test_a_revocation_list_near_its_end_is_reported(tmp_path, days, finding):
     key, now = ec.generate_private_key(ec.SECP256R1()), datetime.now(UTC)
     made = (
         x509.CertificateRevocationListBuilder()
@@ -60,14 +58,14 @@ def test_a_list_of_the_revoked_that_expires_is_found_before_it_shuts_all_out(
     assert bool(found) is bool(finding)
 
 
-def test_a_list_of_the_revoked_that_is_none_is_found(tmp_path):
+def test_a_file_that_is_no_revocation_list_is_reported(tmp_path):
     path = tmp_path / "revoked.pem"
     path.write_text("no certificates")
     assert "cannot be read" in findings(tmp_path, production(tls=replace(TLS, revoked=path)))
 
 
 @pytest.mark.parametrize("missing", [{"tls": None}, {"access": None}])
-def test_an_open_door_is_not_written(missing):
+def test_a_configuration_without_authentication_is_not_written(missing):
     with pytest.raises(ValueError, match="needs client certificates"):
         production(**missing)
 
@@ -96,7 +94,7 @@ def test_an_open_door_is_not_written(missing):
         ("persistence true", "persistence true\ninclude_dir /etc/m", "not followed"),
     ],
 )
-def test_each_fault_is_found_alone(tmp_path, line, instead, finding):
+def test_each_fault_is_reported_by_itself(tmp_path, line, instead, finding):
     text = production()
     assert line in text
     found = findings(tmp_path, text.replace(line, instead))
@@ -104,23 +102,23 @@ def test_each_fault_is_found_alone(tmp_path, line, instead, finding):
     assert found.count("\n") == 0
 
 
-def test_a_second_listener_is_looked_at_by_itself(tmp_path):
+def test_each_listener_is_checked_separately(tmp_path):
     found = findings(tmp_path, production() + "listener 1883 192.168.1.1\n")
     assert "192.168.1.1: require_certificate" in found
     assert "0.0.0.0" not in found
 
 
-def test_the_default_configuration_is_found_wanting(tmp_path):
+def test_the_brokers_default_configuration_fails_the_check(tmp_path):
     found = findings(tmp_path, "# nothing but defaults\n")
     for word in ("no listener", "1000", "persistence is off"):
         assert word in found
 
 
-def test_an_access_file_that_cannot_be_read_is_found(tmp_path):
+def test_an_unreadable_access_file_is_reported(tmp_path):
     (tmp_path / "acl").mkdir()
     assert "cannot be read" in findings(tmp_path, production(access=tmp_path / "acl"))
 
 
-def test_a_path_with_a_line_break_is_not_written():
+def test_a_path_with_a_line_break_is_refused():
     with pytest.raises(ValueError, match=r"crl .*line break"):
         production(tls=replace(TLS, revoked=Path("/crl\nallow_anonymous true")))

@@ -191,7 +191,7 @@ def block(tmp_path):
         yield one, wire
 
 
-def test_one_is_killed_and_one_cut_off_and_the_rest_go_on(block):
+def test_neighbours_continue_when_one_is_killed_and_one_is_disconnected(block):
     one, wire = block
     rest = [name for name in NAMES if name not in (KILLED, CUT)]
     one.until(lambda: all(one.step(name) >= 3 for name in NAMES))
@@ -269,7 +269,7 @@ def hosted(folder, method, **numbers):
 
 
 @pytest.mark.parametrize("method", ["dfl_sgd", "dfl_gt"])
-def test_an_aggregator_hosts_the_topology_and_sees_no_model(tmp_path, method):
+def test_an_aggregator_hosts_the_topology_and_receives_no_model(tmp_path, method):
     with hosted(tmp_path, method, total_steps=8) as (one, page):
         one.until(lambda: all(one.step(name) >= 7 for name in one.running))
         said = json.loads(fetched(page, "/status"))
@@ -279,7 +279,7 @@ def test_an_aggregator_hosts_the_topology_and_sees_no_model(tmp_path, method):
     assert all(one.used()[name][7] for name in one.running)
 
 
-def test_with_trackers_a_dead_decider_is_linked_out_and_the_rest_go_on(tmp_path):
+def test_with_trackers_a_dead_decider_is_removed_and_the_others_continue(tmp_path):
     """It holds its neighbours up until then; afterwards trackers add up among who is left."""
     dead, last = "home-00", 8
     with hosted(tmp_path, "dfl_gt", total_steps=last, drop_after=2.0) as (one, page):

@@ -62,7 +62,7 @@ def with_present_keys(table: dict[str, Any], renamed: Mapping[str, str]) -> dict
     return found
 
 
-def test_an_older_fleet_is_audited_and_goes_on(old, tmp_path):
+def test_a_fleet_of_an_older_version_is_audited_and_continues(old, tmp_path):
     if not has_embedded():
         pytest.skip("the embedded broker (iotcore) is not installed")
     config = old / "aggregator.toml"

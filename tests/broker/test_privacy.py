@@ -114,7 +114,7 @@ def activations(client, frame):
     return learner.bundle.graphs["encode"](p=client.state.chosen, x=x)[0]
 
 
-def test_what_is_served_from_is_the_noised_window_on_the_wire(room, broker, programs):
+def test_a_sent_window_is_the_noisy_one(room, broker, programs):
     line = room.join(broker.url, "capture", "gf/1/+/+/up/signal")
     one = programs(broker.url)
     until(room, one, lambda: all(client.is_done for client in one.clients))

@@ -34,7 +34,7 @@ def fleet(folder, devices):
     return cost.each
 
 
-def test_sixty_devices_cost_each_what_fifteen_cost(tmp_path):
+def test_the_cost_per_device_is_the_same_for_15_and_60_devices(tmp_path):
     if mosquitto_program() is None:
         pytest.skip("mosquitto is not installed")
     few, many = fleet(tmp_path / "few", 15), fleet(tmp_path / "many", 60)

@@ -42,7 +42,7 @@ time.sleep(60)
 KINDS = pytest.mark.parametrize("kind", ["mosquitto", "embedded"])
 
 
-def test_a_configured_broker_is_taken_as_it_is(tmp_path):
+def test_a_configured_broker_is_used(tmp_path):
     one = find("mqtt://127.0.0.1:1", folder=tmp_path)
     assert (one.kind, one.url, one.pid) == ("configured", "mqtt://127.0.0.1:1", None)
     assert not one.healthy()
@@ -50,7 +50,7 @@ def test_a_configured_broker_is_taken_as_it_is(tmp_path):
     one.stop()
 
 
-def test_auto_takes_mosquitto_first_and_says_so(tmp_path):
+def test_auto_selects_mosquitto_first_and_reports_it(tmp_path):
     require("mosquitto")
     with find(folder=tmp_path) as one:
         assert one.kind == "mosquitto"
@@ -58,14 +58,14 @@ def test_auto_takes_mosquitto_first_and_says_so(tmp_path):
         assert one.url in one.sentence
 
 
-def test_auto_takes_the_embedded_one_where_there_is_no_mosquitto(tmp_path, monkeypatch):
+def test_auto_selects_the_embedded_broker_without_mosquitto(tmp_path, monkeypatch):
     require("embedded")
     monkeypatch.setattr(brokers, "mosquitto_program", lambda: None)
     with find(folder=tmp_path) as one:
         assert one.kind == "embedded"
 
 
-def test_where_there_is_none_it_says_what_to_install(tmp_path, monkeypatch):
+def test_without_any_broker_the_error_names_what_to_install(tmp_path, monkeypatch):
     monkeypatch.setattr(brokers, "mosquitto_program", lambda: None)
     monkeypatch.setattr(brokers, "has_embedded", lambda: False)
     with pytest.raises(LinkError, match="install mosquitto"):
@@ -73,13 +73,13 @@ def test_where_there_is_none_it_says_what_to_install(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "192.168.1.4", "broker.example", "::"])
-def test_the_embedded_one_is_never_exposed(host):
+def test_the_embedded_broker_refuses_a_public_address(host):
     with pytest.raises(LinkError, match="use Mosquitto"):
         embedded_config(1883, 1884, host=host)
 
 
 @KINDS
-def test_only_this_machine_can_reach_it(kind, tmp_path):
+def test_the_embedded_broker_listens_on_loopback_only(kind, tmp_path):
     require(kind)
     with start(kind, folder=tmp_path) as one:
         port = int(one.url.rsplit(":", 1)[1])
@@ -92,7 +92,7 @@ def test_only_this_machine_can_reach_it(kind, tmp_path):
 
 
 @KINDS
-def test_a_killed_broker_is_noticed_and_restarted_on_its_port(kind, tmp_path):
+def test_a_killed_broker_is_restarted_on_its_port(kind, tmp_path):
     require(kind)
     with start(kind, folder=tmp_path) as one:
         url = one.url
@@ -106,12 +106,12 @@ def test_a_killed_broker_is_noticed_and_restarted_on_its_port(kind, tmp_path):
     assert not probe(url)
 
 
-def test_an_open_port_is_not_health():
+def test_an_open_port_without_an_answer_is_unhealthy():
     with socket.create_server(("127.0.0.1", 0)) as mute:
         assert not probe(f"mqtt://127.0.0.1:{mute.getsockname()[1]}", patience=0.2)
 
 
-def test_a_dead_half_behind_an_open_port_is_noticed(tmp_path):
+def test_a_broker_that_stopped_answering_on_an_open_port_is_detected(tmp_path):
     """One malformed packet ends the embedded broker's MQTT 5 half; TCP still accepts."""
     require("embedded")
     with start("embedded", folder=tmp_path) as one:
@@ -127,7 +127,7 @@ def test_a_dead_half_behind_an_open_port_is_noticed(tmp_path):
 
 
 @KINDS
-def test_it_does_not_outlive_a_parent_that_is_killed(kind, tmp_path):
+def test_the_broker_ends_when_its_parent_is_killed(kind, tmp_path):
     require(kind)
     parent = subprocess.Popen(
         [
@@ -152,7 +152,7 @@ def test_it_does_not_outlive_a_parent_that_is_killed(kind, tmp_path):
 
 @KINDS
 @pytest.mark.chaos
-def test_links_come_back_after_the_broker_was_killed(kind, tmp_path, room):
+def test_links_reconnect_after_the_broker_was_killed(kind, tmp_path, room):
     require(kind)
     with start(kind, folder=tmp_path) as one:
         ear, mouth = room.join(one.url, "ear", "t/#"), room.join(one.url, "mouth")
@@ -187,7 +187,7 @@ def test_a_daemon_with_1100_open_files_still_connects(kind, tmp_path, room):
         room.lines.clear()
 
 
-def test_a_port_that_is_taken_is_named_in_the_brokers_own_words(tmp_path):
+def test_the_error_for_a_port_in_use_quotes_the_broker(tmp_path):
     require("mosquitto")
     with (
         socket.create_server(("127.0.0.1", 0)) as taken,

@@ -68,19 +68,19 @@ def attempt(site: Site, **settings) -> str:
         link.close()
 
 
-def test_a_device_with_its_certificate_is_let_in(site):
+def test_a_device_with_a_valid_certificate_connects(site):
     assert attempt(site, client_id="dev1", **site.files("dev1")) == ""
 
 
-def test_the_old_protocol_too(site):
+def test_a_certificate_works_with_mqtt_3_1_1(site):
     assert attempt(site, client_id="dev1", protocol=4, **site.files("dev1")) == ""
 
 
-def test_no_certificate_no_entrance(site):
+def test_a_client_without_a_certificate_is_refused(site):
     assert attempt(site, client_id="dev1", ca_file=site.authority.file) != ""
 
 
-def test_a_link_outlives_its_certificate(site, tmp_path):
+def test_a_link_uses_a_renewed_certificate(site, tmp_path):
     """One that was renewed is used at the next attempt; a key that comes later does no harm."""
     certificate, key = site.authority.issue("dev7", days=(-2.0, -1.0))
     mine = tmp_path / "dev7.crt", tmp_path / "dev7.key"
@@ -106,7 +106,7 @@ def test_a_link_outlives_its_certificate(site, tmp_path):
 
 
 @pytest.mark.parametrize(("days", "is_in"), [((-9.0, 9.0), True), ((-9.0, -1.0), False)])
-def test_a_list_that_has_expired_shuts_everybody_out_and_is_seen_to_have(tmp_path, days, is_in):
+def test_an_expired_revocation_list_refuses_every_device_and_is_reported(tmp_path, days, is_in):
     """Finding 11 of the field notes: why the daemon watches a file that it does not use."""
     one = Site(tmp_path, days)
     try:
@@ -132,12 +132,12 @@ def test_a_certificate_of_another_authority_is_refused(site, tmp_path):
     assert attempt(site, client_id="dev1", **files) != ""
 
 
-def test_a_broker_of_another_authority_is_not_believed(site, tmp_path):
+def test_a_broker_certificate_of_another_authority_is_refused(site, tmp_path):
     files = site.files("dev1") | {"ca_file": Authority(tmp_path, "other").file}
     assert "CERTIFICATE_VERIFY_FAILED" in attempt(site, client_id="dev1", **files)
 
 
-def test_a_broker_of_another_name_is_not_believed(site):
+def test_a_broker_certificate_with_another_name_is_refused(site):
     port = site.process.url.rsplit(":", 1)[1]
     link = MqttLink(Broker(url=f"mqtts://localhost:{port}", client_id="dev1", **site.files("dev1")))
     link.open()
@@ -159,7 +159,7 @@ def cast(site, room):
     return enter
 
 
-def test_a_device_writes_its_own_and_reads_its_own(cast, room):
+def test_a_device_publishes_and_receives_on_its_own_topics(cast, room):
     server, device = cast("_agg", f"{FLEET}/+/up/+"), cast("dev1", f"{FLEET}/dev1/down/#")
     device.link.publish(f"{FLEET}/dev1/up/hello", b"up")
     server.link.publish(f"{FLEET}/dev1/down/welcome", b"down")
@@ -171,7 +171,7 @@ def test_a_device_writes_its_own_and_reads_its_own(cast, room):
     "topic",
     ["dev2/up/hello", "dev2/status", "dev1/down/welcome", "_all/model", "dev2/peer/dev3"],
 )
-def test_a_device_cannot_write_elsewhere(cast, room, topic, protocol):
+def test_a_device_cannot_publish_on_other_topics(cast, room, topic, protocol):
     everything = cast("_agg", f"{FLEET}/#")
     device = cast("dev1", protocol=protocol)
     device.link.publish(f"{FLEET}/{topic}", b"forged")
@@ -183,7 +183,7 @@ def test_a_device_cannot_write_elsewhere(cast, room, topic, protocol):
     assert refused == (1 if protocol == 5 else 0)  # 3.1.1 cannot say no
 
 
-def test_a_device_hears_nothing_meant_for_others(cast, room):
+def test_a_device_receives_no_messages_of_other_devices(cast, room):
     server = cast("_agg")
     spy = cast("dev1", "#", f"{FLEET}/dev2/down/#", f"{FLEET}/+/up/+")
     cast("dev2").link.publish(f"{FLEET}/dev2/up/update", b"secret")
@@ -195,7 +195,7 @@ def test_a_device_hears_nothing_meant_for_others(cast, room):
     assert b"secret" not in spy.payloads
 
 
-def test_a_stolen_client_id_takes_nothing_over(cast, room):
+def test_a_client_id_of_another_device_receives_nothing(cast, room):
     victim = cast("dev2", f"{FLEET}/dev2/down/#")
     thief = cast("dev2", f"{FLEET}/dev2/down/#", by="dev1")  # dev1's certificate, dev2's name
     server = cast("_agg")
@@ -219,7 +219,7 @@ def test_large_messages_pass_through_tls_buffers(cast, room):
     assert sum(map(len, server.payloads)) == 12 * 32_768 + 8
 
 
-def test_a_will_in_another_name_is_not_said(cast, room):
+def test_a_last_will_on_another_devices_topic_is_not_published(cast, room):
     everything = cast("_agg", f"{FLEET}/+/status")
     liar = cast("dev1", protocol=4, will=(f"{FLEET}/dev2/status", b"lost", True), by="dev1")
     liar.link._wanted = False

@@ -101,7 +101,7 @@ def town(tmp_path):
         yield Town(tmp_path, family)
 
 
-def test_a_wrong_time_in_one_welcome_is_taken_back_by_the_next(town):
+def test_a_wrong_time_is_corrected_by_the_next_welcome(town):
     wrong, device = town.aggregator(is_ahead=True), town.agent()
     town.until(lambda: town.fact("floor") > time.time() * 1000 + 39 * DAY)
     town.end(device, wrong)
@@ -119,7 +119,7 @@ def test_a_wrong_time_in_one_welcome_is_taken_back_by_the_next(town):
     town.until(lambda: town.accepted() > before)
 
 
-def test_the_largest_numbers_on_disk_and_by_command_stop_no_device(town):
+def test_the_largest_stored_and_commanded_numbers_do_not_stop_a_device(town):
     aggregator, device = town.aggregator(), town.agent()
     town.until(lambda: town.accepted() > 0)
     told = ("gridfed-aggregator", "command", town.device.id, "budget", "--releases")

@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.chaos, pytest.mark.broker]
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def test_a_small_storm_loses_and_doubles_nothing(tmp_path):
+def test_random_kills_lose_and_duplicate_no_update(tmp_path):
     words = ["--out", str(tmp_path / "run"), "--devices", "20", "--seconds", "60", "--seed", "5"]
     done = subprocess.run(
         [sys.executable, "-m", "tools.chaos", *words],

@@ -44,7 +44,7 @@ def undisturbed(tmp_path_factory):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_consensus_survives_any_kill(tmp_path, undisturbed, kind):
+def test_consensus_reaches_the_same_bits_after_kills(tmp_path, undisturbed, kind):
     with ProcessGroup(tmp_path / "logs") as family:
         made, url = federation(tmp_path, family, kind, SCENARIO)
         storm = Storm(made, url, kind=kind, folder=tmp_path, seed=20181)

@@ -61,7 +61,7 @@ def run(folder, name, kind="embedded", seed=None):
 
 
 @pytest.mark.parametrize("name", ["bsfdp", "fedbuff", "fesem", "analytic"])
-def test_who_waits_for_everybody_ends_with_the_same_bits(tmp_path, name):
+def test_synchronous_methods_end_with_the_same_bits_after_kills(tmp_path, name):
     _, calm, _ = run(tmp_path / "calm", name)
     audit, state, kills = run(tmp_path / "storm", name, seed=7)
     assert audit.moved == ROUNDS
@@ -73,7 +73,9 @@ def test_who_waits_for_everybody_ends_with_the_same_bits(tmp_path, name):
     ("name", "quorum", "kind"),
     [("half", 2, "mosquitto"), ("fedasync", 1, "embedded"), ("bafdp", 2, "embedded")],
 )
-def test_who_waits_for_nobody_folds_to_what_was_announced(tmp_path, name, quorum, kind):
+def test_asynchronous_methods_replay_to_the_announced_model_after_kills(
+    tmp_path, name, quorum, kind
+):
     audit, state, kills = run(tmp_path, name, kind, seed=11)
     assert audit.moved == state.version == LEARNING[name].rounds
     assert sum(audit.updates.values()) >= quorum * audit.moved

@@ -20,7 +20,7 @@ LAST, KILLS = 16, 8
 
 
 @pytest.mark.parametrize("method", ["dfl_sgd", "dfl_gt"])
-def test_a_storm_of_kills_changes_no_bit(tmp_path, method):
+def test_kills_of_neighbours_change_no_bit(tmp_path, method):
     require("mosquitto")
     rng = random.Random(7)
     with ExitStack() as stack:

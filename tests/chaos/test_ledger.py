@@ -13,7 +13,7 @@ KILLS = 250
 
 
 @pytest.mark.chaos
-def test_the_ledger_never_shows_less_than_what_went_out(tmp_path):
+def test_the_ledger_covers_every_release_after_kills(tmp_path):
     program = Path(__file__).with_name("spender.py")
     run = subprocess.run(
         [sys.executable, str(program), str(tmp_path), str(KILLS)],

@@ -69,7 +69,7 @@ def test_shipped_bundles_open_and_train(name):
     assert bundle.spec.size == bundle.initial.size
 
 
-def test_the_shipped_names():
+def test_shipped_names_lists_the_shipped_bundles():
     nets = [f"{net}-{horizon}" for net in ("branches", "gru", "lstm", "mlp") for horizon in (1, 24)]
     cells = [f"cells-{net}" for net in nets]
     chargers = ["chargers-1", "chargers-6", "chargers-week-1", "chargers-week-6"]
@@ -125,7 +125,7 @@ def test_a_bundle_in_closed_form_that_contradicts_itself_is_refused(tmp_path, ch
         Bundle.open(copy, trust=TRUST)
 
 
-def test_a_folder_opens_under_our_own_key_only(tmp_path):
+def test_a_folder_opens_only_with_a_trusted_key(tmp_path):
     folder = written(tmp_path / "b", signed())
     assert Bundle.open(folder, trust=TRUST).manifest.name == "load-mlp"
     for trust in (TrustedKeys(), TrustedKeys((OTHER.public,))):
@@ -133,7 +133,7 @@ def test_a_folder_opens_under_our_own_key_only(tmp_path):
             Bundle.open(folder, trust=trust)
 
 
-def test_the_release_key_counts_for_shipped_names_only(tmp_path):
+def test_the_release_key_is_trusted_for_shipped_names_only(tmp_path):
     copy = shutil.copytree(shipped_folder() / "load-mlp", tmp_path / "copy")
     with pytest.raises(BundleError, match="no key"):
         Bundle.open(copy, trust=TRUST)
@@ -194,7 +194,7 @@ def test_a_vector_that_is_not_finite_is_refused(tmp_path):
         Bundle.open(written(tmp_path / "b", changed), trust=TRUST)
 
 
-def test_the_canary_stops_a_model_that_computes_something_else(tmp_path):
+def test_a_different_golden_forecast_refuses_the_bundle(tmp_path):
     golden = Manifest.parse(signed()["manifest.json"]).golden
     wrong = Golden(golden.x, (golden.yhat[0] + 1e-3,))
     folder = written(tmp_path / "b", signed(golden=wrong))
@@ -233,7 +233,7 @@ def test_an_unknown_name_lists_the_shipped_ones():
     assert "load-lstm" in refused.value.hint
 
 
-def test_an_archive_installs_whole_and_opens_again(tmp_path):
+def test_an_installed_archive_opens_again(tmp_path):
     data = archive(written(tmp_path / "b", signed()))
     assert data == pack(signed())
     bundle = install(data, tmp_path / "in", trust=TRUST)
@@ -243,7 +243,7 @@ def test_an_archive_installs_whole_and_opens_again(tmp_path):
     assert install(data, tmp_path / "in", trust=TRUST).digest == bundle.digest  # twice is once
 
 
-def test_versions_never_go_back_and_one_version_is_one_content(tmp_path):
+def test_an_older_version_and_a_changed_version_are_refused(tmp_path):
     into = tmp_path / "in"
     install(pack(signed(version=5)), into, trust=TRUST)
     with pytest.raises(BundleError, match="version 5 is installed"):
@@ -254,7 +254,7 @@ def test_versions_never_go_back_and_one_version_is_one_content(tmp_path):
     assert install(pack(signed(name="another")), into, trust=TRUST).manifest.version == 1
 
 
-def test_the_last_good_one_is_kept_and_older_ones_go(tmp_path):
+def test_the_previous_bundle_is_kept_and_older_ones_deleted(tmp_path):
     into = tmp_path / "in"
     digests = []
     for version in (1, 2, 3):
@@ -265,7 +265,7 @@ def test_the_last_good_one_is_kept_and_older_ones_go(tmp_path):
         load_installed(into, digests[0], trust=TRUST)
 
 
-def test_a_refused_archive_leaves_the_folder_as_it_was(tmp_path):
+def test_a_refused_archive_leaves_the_folder_unchanged(tmp_path):
     into = tmp_path / "in"
     install(pack(signed()), into, trust=TRUST)
     before = sorted(path.name for path in into.rglob("*"))
@@ -277,7 +277,7 @@ def test_a_refused_archive_leaves_the_folder_as_it_was(tmp_path):
     assert sorted(path.name for path in into.rglob("*")) == before
 
 
-def test_a_power_cut_before_the_rename_leaves_the_old_one(tmp_path, monkeypatch):
+def test_a_power_cut_before_the_rename_keeps_the_old_bundle(tmp_path, monkeypatch):
     into = tmp_path / "in"
     old = install(pack(signed()), into, trust=TRUST)
 
@@ -294,7 +294,7 @@ def test_a_power_cut_before_the_rename_leaves_the_old_one(tmp_path, monkeypatch)
     assert not list(into.glob(".new-*"))
 
 
-def test_an_installed_bundle_damaged_since_is_refused(tmp_path):
+def test_a_damaged_installed_bundle_is_refused(tmp_path):
     bundle = install(pack(signed()), tmp_path, trust=TRUST)
     (tmp_path / bundle.digest.hex() / "gradient.onnx").write_bytes(b"x")
     with pytest.raises(BundleError, match="not the file that was signed"):
@@ -302,7 +302,7 @@ def test_an_installed_bundle_damaged_since_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["gradient", "hvp"])
-def test_a_signed_graph_that_loops_is_refused_before_it_is_asked_for(tmp_path, name):
+def test_a_signed_graph_with_a_loop_is_refused_on_opening(tmp_path, name):
     """No method may ask for it for weeks; then a session would be built, and hang."""
     contents = signed()
     looped = onnx_bytes.looped()
@@ -316,7 +316,7 @@ def test_a_signed_graph_that_loops_is_refused_before_it_is_asked_for(tmp_path, n
     assert not list((tmp_path / "in").glob("*"))
 
 
-def test_archives_repeat_to_the_byte_and_read_back():
+def test_archives_are_reproducible_and_can_be_read():
     contents = signed()
     assert unpack(pack(contents)) == contents
     assert pack(contents) == pack(dict(reversed(contents.items())))

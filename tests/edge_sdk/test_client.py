@@ -13,7 +13,7 @@ from edge_sdk.wire.protocol import messages as m
 W0 = np.array([0.1, 0.2, 0.3, 0.4], np.float32)
 
 
-def test_a_round_is_learned_uploaded_in_one_publish_and_receipted(fleet):
+def test_a_round_is_trained_uploaded_in_one_message_and_receipted(fleet):
     fleet.device.start()
     fleet.device.observe()
     fleet.server.open_round(0, 0, W0)
@@ -26,7 +26,7 @@ def test_a_round_is_learned_uploaded_in_one_publish_and_receipted(fleet):
     assert (status["outbox"], status["counts"]["accepted"], status["spent"]) == (0, 1, 1)
 
 
-def test_what_is_uploaded_is_received_minus_trained_and_the_head_stays(fleet):
+def test_the_update_is_received_minus_trained_without_personal_layers(fleet):
     client = fleet.device.start()
     fleet.device.observe()
     head_before = client.state.p[4]
@@ -38,7 +38,7 @@ def test_what_is_uploaded_is_received_minus_trained_and_the_head_stays(fleet):
     assert client.state.p[4] != head_before
 
 
-def test_a_lost_receipt_is_asked_for_and_the_update_counts_once(fleet):
+def test_a_lost_receipt_is_requested_and_the_update_counts_once(fleet):
     fleet.device.start()
     fleet.device.observe()
     fleet.run()
@@ -55,7 +55,7 @@ def test_a_lost_receipt_is_asked_for_and_the_update_counts_once(fleet):
     assert fleet.server.heard["offer"] >= 1
 
 
-def test_a_large_body_goes_as_offer_and_chunks(make):
+def test_a_large_body_is_sent_as_offer_and_chunks(make):
     fleet = make(inline=0)
     fleet.device.start()
     fleet.device.observe()
@@ -66,7 +66,7 @@ def test_a_large_body_goes_as_offer_and_chunks(make):
     assert len(fleet.server.updates) == 1
 
 
-def test_a_model_without_retained_parts_is_pulled(fleet):
+def test_a_model_without_retained_parts_is_requested(fleet):
     fleet.device.start()
     fleet.device.observe()
     fleet.server.open_round(0, 0, W0, retained=False)
@@ -77,7 +77,7 @@ def test_a_model_without_retained_parts_is_pulled(fleet):
     assert len(fleet.server.updates) == 1
 
 
-def test_the_hello_is_repeated_unchanged_until_it_is_answered(fleet):
+def test_the_hello_is_repeated_unchanged_until_the_welcome(fleet):
     fleet.server.is_mute = True
     fleet.device.start()
     fleet.run(30, seconds=1.0)
@@ -91,7 +91,7 @@ def test_the_hello_is_repeated_unchanged_until_it_is_answered(fleet):
     assert fleet.device.client.status()["life"] == 1
 
 
-def test_a_used_life_is_answered_with_a_floor_and_a_larger_one_is_proposed(fleet):
+def test_a_used_life_is_refused_with_a_floor_and_a_larger_one_proposed(fleet):
     fleet.server.highest = 7
     fleet.device.start()
     fleet.run()
@@ -122,7 +122,7 @@ def test_killed_anywhere_the_device_ends_with_the_same_bits(make, turns):
     assert [u.round for u in cut.server.updates] == [0, 1]
 
 
-def test_a_round_is_not_learned_twice_though_its_manifest_is_retained(fleet):
+def test_a_retained_manifest_starts_no_second_training(fleet):
     fleet.device.start()
     fleet.device.observe()
     fleet.server.open_round(3, 5, W0)
@@ -133,7 +133,7 @@ def test_a_round_is_not_learned_twice_though_its_manifest_is_retained(fleet):
     assert len(fleet.server.updates) == 1
 
 
-def test_an_abandoned_round_is_learned_again_without_fetching_again(fleet):
+def test_an_abandoned_round_is_trained_again_without_a_download(fleet):
     fleet.device.start()
     fleet.device.observe()
     fleet.server.open_round(0, 0, W0)
@@ -145,7 +145,7 @@ def test_an_abandoned_round_is_learned_again_without_fetching_again(fleet):
     assert fleet.device.client.status()["counts"]["bytes_down"] - down < 700
 
 
-def test_the_final_model_is_taken_over_and_nothing_is_answered(fleet):
+def test_the_final_model_is_adopted_without_an_update(fleet):
     client = fleet.device.start()
     fleet.device.observe()
     fleet.server.open_round(0, 0, W0)
@@ -159,7 +159,7 @@ def test_the_final_model_is_taken_over_and_nothing_is_answered(fleet):
     assert client.status()["stopped"] == "stop"
 
 
-def test_without_a_complete_window_the_model_is_adopted_and_nothing_is_learned(fleet, caplog):
+def test_without_a_complete_window_the_model_is_adopted_without_training(fleet, caplog):
     client = fleet.device.start()
     fleet.device.observe(3)  # the window has 4 rows, and a target after them
     with caplog.at_level("INFO"):
@@ -206,7 +206,7 @@ def test_an_older_manifest_is_counted_and_ignored(fleet):
     assert fleet.device.client.status()["counts"]["arrived ROLLBACK"] >= 2
 
 
-def test_more_steps_than_the_operator_allows_are_not_taken(make):
+def test_a_task_with_more_steps_than_allowed_is_refused(make):
     fleet = make(accept={"max_steps": 2})
     fleet.device.start()
     fleet.device.observe()
@@ -216,7 +216,7 @@ def test_more_steps_than_the_operator_allows_are_not_taken(make):
     assert fleet.device.client.status()["counts"]["arrived BAD_SCALAR"] == 1
 
 
-def test_a_stop_command_is_obeyed_once_receipted_and_survives_a_restart(fleet):
+def test_a_stop_command_is_executed_receipted_and_survives_a_restart(fleet):
     fleet.device.start()
     fleet.device.observe()
     fleet.run()
@@ -233,7 +233,7 @@ def test_a_stop_command_is_obeyed_once_receipted_and_survives_a_restart(fleet):
     assert len(fleet.server.updates) == 1
 
 
-def test_a_command_this_version_cannot_do_says_so(fleet):
+def test_an_unknown_command_is_refused_with_a_reason(fleet):
     fleet.device.start()
     fleet.run()
     fleet.server.tell(m.CommandMessage(num=1, op="wipe"))
@@ -241,7 +241,7 @@ def test_a_command_this_version_cannot_do_says_so(fleet):
     assert fleet.server.receipts[0].code == 81
 
 
-def test_no_more_than_hold_updates_wait_for_receipts(fleet):
+def test_at_most_hold_updates_wait_for_receipts(fleet):
     fleet.device.start()
     fleet.device.observe()
     fleet.run()
@@ -253,7 +253,7 @@ def test_no_more_than_hold_updates_wait_for_receipts(fleet):
     assert fleet.device.client.status()["spent"] == 2
 
 
-def test_it_forecasts_before_it_ever_met_a_server(fleet):
+def test_a_device_forecasts_before_its_first_connection(fleet):
     client = fleet.device.start()
     assert not client.is_ready
     fleet.device.observe(10)
@@ -294,7 +294,7 @@ def test_a_new_run_with_other_shared_layers_is_followed(fleet):
     assert client.status()["run"] == 2
 
 
-def test_an_announcement_by_somebody_else_is_not_followed(fleet):
+def test_an_announcement_with_another_signature_is_ignored(fleet):
     fleet.device.start()
     fleet.run()
     from_stranger = fleet.server
@@ -308,7 +308,7 @@ def test_an_announcement_by_somebody_else_is_not_followed(fleet):
     assert fleet.device.client.status()["counts"]["arrived UNKNOWN_CLIENT"] == 1
 
 
-def test_a_round_that_is_over_is_not_learned(fleet):
+def test_a_closed_round_is_not_trained(fleet):
     fleet.device.start()
     fleet.device.observe()
     fleet.run()
@@ -318,7 +318,7 @@ def test_a_round_that_is_over_is_not_learned(fleet):
     assert fleet.device.client.status()["spent"] == 0
 
 
-def test_on_a_full_disk_it_lives_on_and_releases_nothing_until_there_is_room(fleet):
+def test_on_a_full_disk_the_device_continues_and_releases_nothing(fleet):
     fleet.device.start()
     fleet.device.observe()
     fleet.run()

@@ -58,7 +58,7 @@ def observe(client, hours, *, at=0, far=0.0):
         client.observe(Reading("elec.import.energy", BEGUN + hour * 3600, value))
 
 
-def test_a_forecast_has_an_interval_that_was_put_to_the_test(fleet):
+def test_a_forecast_has_a_calibrated_interval(fleet):
     client = fleet.device.start()
     observe(client, 60)
     told = client.forecast()
@@ -69,7 +69,7 @@ def test_a_forecast_has_an_interval_that_was_put_to_the_test(fleet):
     assert told.calibrated == 60 - 4  # every hour but those of the first window
 
 
-def test_readings_that_grow_move_the_upper_end_and_the_device_remembers(fleet):
+def test_rising_readings_move_the_upper_end_and_the_state_is_saved(fleet):
     client = fleet.device.start()
     observe(client, 60)
     before = client.forecast()
@@ -84,7 +84,7 @@ def test_readings_that_grow_move_the_upper_end_and_the_device_remembers(fleet):
     assert np.array_equal(again.forecast().interval, after.interval)
 
 
-def test_a_power_cut_costs_no_more_than_catching_up(fleet):
+def test_after_a_power_cut_the_calibration_catches_up(fleet):
     client = fleet.device.start()
     observe(client, 60)
     client.forecast()
@@ -99,7 +99,7 @@ def test_a_power_cut_costs_no_more_than_catching_up(fleet):
     assert np.array_equal(again.forecast().interval, told.interval)
 
 
-def test_damaged_or_foreign_remembrance_is_begun_anew(fleet):
+def test_a_damaged_or_foreign_calibration_is_restarted(fleet):
     client = fleet.device.start()
     observe(client, 60)
     told = client.forecast()
@@ -112,7 +112,7 @@ def test_damaged_or_foreign_remembrance_is_begun_anew(fleet):
     assert np.array_equal(third.forecast().interval, told.interval)
 
 
-def test_new_readings_are_judged_by_the_model_that_had_not_learned_from_them(fleet):
+def test_new_readings_are_scored_by_the_model_from_before_them(fleet):
     client = fleet.device.start()
     observe(client, 60)
     fleet.run()
@@ -131,7 +131,7 @@ def test_new_readings_are_judged_by_the_model_that_had_not_learned_from_them(fle
     assert seen[0] == BEGUN // 3600 + 64
 
 
-def test_nothing_is_calibrated_that_nobody_asked_for(fleet):
+def test_no_interval_is_calibrated_unless_configured(fleet):
     client = fleet.device.start()
     observe(client, 60)
     fleet.server.open_round(0, 0, W0)
@@ -139,7 +139,7 @@ def test_nothing_is_calibrated_that_nobody_asked_for(fleet):
     assert client.learner.kept is None
 
 
-def test_without_calibration_the_interval_is_as_the_model_tells_it(made):
+def test_without_calibration_the_interval_is_that_of_the_model(made):
     fleet = made(forecast={"calibrate": False})
     client = fleet.device.start()
     observe(client, 60)
@@ -149,19 +149,19 @@ def test_without_calibration_the_interval_is_as_the_model_tells_it(made):
     assert client.learner.intervals(client.state, BEGUN, BEGUN + 10**6).shape == (56, 1, 2)
 
 
-def test_another_coverage_is_held_to(made):
+def test_a_configured_coverage_is_reached(made):
     fleet = made(forecast={"coverage": 0.9})
     client = fleet.device.start()
     observe(client, 60)
     assert client.forecast().coverage == pytest.approx(0.9)
 
 
-def test_a_coverage_that_nothing_holds_to_is_refused(made):
+def test_a_coverage_without_calibration_is_refused(made):
     with pytest.raises(SettingsError, match="calibrate"):
         made(forecast={"coverage": 0.9, "calibrate": False})
 
 
-def test_past_intervals_go_with_past_forecasts(fleet):
+def test_past_forecasts_have_their_intervals(fleet):
     client = fleet.device.start()
     observe(client, 80)
     span = BEGUN + 40 * 3600, BEGUN + 60 * 3600
@@ -185,7 +185,7 @@ def test_past_intervals_are_written_beside_past_forecasts(fleet, tmp_path):
     assert all(float(r["lower"]) <= float(r["forecast"]) <= float(r["upper"]) for r in rows)
 
 
-def test_a_person_reads_the_interval_and_how_far_to_trust_it(fleet):
+def test_the_printed_forecast_has_its_interval_and_calibration(fleet):
     client = fleet.device.start()
     observe(client, 60)
     told = client.forecast()
@@ -198,7 +198,7 @@ def test_a_person_reads_the_interval_and_how_far_to_trust_it(fleet):
     assert line.endswith(f"{low:.6g} to {high:.6g}")
 
 
-def test_the_interval_that_waits_for_its_reading_is_the_one_that_was_served(fleet, monkeypatch):
+def test_the_waiting_interval_is_the_served_one(fleet, monkeypatch):
     """Where a server's graph has a word in the newest forecast, that forecast is judged."""
     client = fleet.device.start()
     observe(client, 60)

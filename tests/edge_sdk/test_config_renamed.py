@@ -31,7 +31,7 @@ def test_an_old_key_is_refused_with_the_new_one(tmp_path, old, new):
 
 
 @pytest.mark.parametrize(("old", "new"), config.RENAMED.items())
-def test_an_old_key_is_gone_and_the_new_one_exists(old, new):
+def test_every_renamed_key_exists_under_its_new_name_only(old, new):
     assert old not in KNOWN
     assert old not in SECTIONS
     assert new.strip("[]") in (SECTIONS if new.startswith("[") else KNOWN)
@@ -47,7 +47,7 @@ def test_an_old_key_of_a_source_is_refused_with_the_new_one(kind, old, new):
 
 
 @pytest.mark.parametrize(("kind", "old", "new"), OF_SOURCES)
-def test_an_old_key_of_a_source_is_gone_and_the_new_one_exists(kind, old, new):
+def test_every_renamed_source_key_exists_under_its_new_name_only(kind, old, new):
     section = CsvFile if kind == "csv" else INTERFACES[kind].section if kind in INTERFACES else None
     section = RegisterPoint if "[]" in old else section
     known = {field.name for field in fields(section)} if section else {"path", "recorded_type"}
@@ -55,7 +55,7 @@ def test_an_old_key_of_a_source_is_gone_and_the_new_one_exists(kind, old, new):
     assert new.rpartition(".")[2] in known
 
 
-def test_an_old_variable_is_refused_by_its_name(tmp_path):
+def test_a_variable_with_an_old_key_is_refused_by_its_name(tmp_path):
     path = tmp_path / "meter.toml"
     path.write_text("", "utf-8")
     with pytest.raises(
@@ -64,7 +64,7 @@ def test_an_old_variable_is_refused_by_its_name(tmp_path):
         config.Config.load(path, {"GRIDFED_EDGE_MEANS__FLASH": "3"})
 
 
-def test_check_ends_with_2_and_the_new_name(tmp_path, capsys):
+def test_check_exits_with_2_and_names_the_new_key(tmp_path, capsys):
     path = tmp_path / "meter.toml"
     path.write_text("[learn]\nkeep = 9\n", "utf-8")
     assert main(["check", str(path)]) == 2

@@ -62,7 +62,7 @@ def learns(fleet, number):
     ],
     ids=str,
 )
-def test_the_largest_welcome_that_is_taken_does_no_harm(told, change):
+def test_the_largest_accepted_welcome_does_no_harm(told, change):
     fleet, changes = told
     if "time" in change:  # a list of keys without end: else no such time is believed
         fleet.server.announce(
@@ -85,9 +85,7 @@ def test_the_largest_welcome_that_is_taken_does_no_harm(told, change):
 
 
 @pytest.mark.parametrize("name", ["spent", "life"])
-def test_a_counter_that_leaps_to_its_end_is_not_believed_and_nothing_of_it_is_kept(
-    told, name, caplog
-):
+def test_a_counter_that_jumps_to_its_limit_is_refused_and_not_stored(told, name, caplog):
     fleet, changes = told
     if name == "spent":
         changes["spent"] = RELEASES_LIMIT
@@ -132,7 +130,7 @@ def test_the_largest_budget_survives_a_restart(fleet):
     assert learns(fleet, 1)
 
 
-def test_a_command_that_leaps_silences_nobody_and_is_not_receipted(fleet):
+def test_a_command_with_a_jumping_number_is_ignored(fleet):
     fleet.device.start()
     fleet.run(20)
     assert commands(fleet, LARGEST, "stop") == []
@@ -141,7 +139,7 @@ def test_a_command_that_leaps_silences_nobody_and_is_not_receipted(fleet):
     assert fleet.device.client.why_stopped == "command"
 
 
-def test_a_command_below_what_was_done_is_neither_done_nor_receipted(fleet):
+def test_a_command_with_an_old_number_is_ignored(fleet):
     fleet.device.start()
     fleet.run(20)
     assert commands(fleet, 9, "report") == [0]
@@ -152,7 +150,7 @@ def test_a_command_below_what_was_done_is_neither_done_nor_receipted(fleet):
 
 
 @pytest.mark.parametrize("done", [POISON, 2**24])
-def test_a_welcome_takes_back_a_command_number_that_nobody_issued(told, done):
+def test_a_welcome_corrects_a_command_number_that_was_not_issued(told, done):
     fleet, changes = told
     fleet.device.start()
     fleet.run(20)
@@ -191,7 +189,7 @@ FACTS = ("floor", "command", "conn", "serial", "releases allowed", "noised since
 
 @pytest.mark.parametrize("value", [POISON, -1])
 @pytest.mark.parametrize("name", FACTS)
-def test_a_fact_that_is_out_of_bounds_is_set_aside_and_said(fleet, name, value, caplog):
+def test_a_stored_value_out_of_bounds_is_set_aside_and_reported(fleet, name, value, caplog):
     stopped(fleet)
     poison(fleet, "INSERT OR REPLACE INTO facts VALUES (?, ?)", name, value)
     with caplog.at_level(logging.ERROR):
@@ -212,9 +210,7 @@ def test_a_fact_that_is_out_of_bounds_is_set_aside_and_said(fleet, name, value, 
 
 @pytest.mark.parametrize("column", ["life", "seq", "spent"])
 @pytest.mark.parametrize("value", [POISON, -1])
-def test_numbers_that_are_out_of_bounds_begin_anew_and_releases_stay_counted(
-    fleet, column, value, caplog
-):
+def test_numbers_out_of_bounds_restart_and_releases_stay_counted(fleet, column, value, caplog):
     stopped(fleet)
     poison(fleet, f"UPDATE numbers SET {column} = ?", value)
     with caplog.at_level(logging.ERROR):
@@ -227,7 +223,7 @@ def test_numbers_that_are_out_of_bounds_begin_anew_and_releases_stay_counted(
     assert learns(fleet, 2)
 
 
-def test_an_entry_that_no_message_can_carry_is_not_sent_for_ever(fleet):
+def test_an_outbox_entry_that_fits_no_message_is_dropped(fleet):
     stopped(fleet)
     poison(
         fleet,
@@ -252,7 +248,7 @@ LINE = "INSERT INTO ledger VALUES (NULL, 0, 'device', 'update', 'gaussian', 5.0,
 
 
 @pytest.mark.parametrize("line", [(POISON, 1), (1, POISON), (-5, 1), (1, -5)])
-def test_a_line_of_the_ledger_that_cannot_be_read_grants_nothing_until_a_new_key(make, line):
+def test_an_unreadable_ledger_line_blocks_releases_until_a_new_key(make, line):
     fleet = budgeted(make)
     stopped(fleet)
     poison(fleet, LINE, *line)
@@ -270,7 +266,7 @@ def test_a_line_of_the_ledger_that_cannot_be_read_grants_nothing_until_a_new_key
         assert not store.own(NEW_KEY.kid)
 
 
-def test_what_was_charged_is_never_less_after_a_new_key(make):
+def test_charges_never_decrease_after_a_new_key(make):
     fleet = budgeted(make)
     stopped(fleet)
     with DeviceStore.open(fleet.device.config.state) as store:
@@ -283,7 +279,7 @@ def test_what_was_charged_is_never_less_after_a_new_key(make):
         assert store.numbers().spent == 7
 
 
-def test_announcements_on_disk_that_cannot_be_read_are_set_aside(fleet, caplog):
+def test_unreadable_stored_announcements_are_set_aside(fleet, caplog):
     stopped(fleet)
     poison(fleet, "UPDATE papers SET bytes = x'9280c400' WHERE name IN ('keys', 'bundle')")
     with caplog.at_level(logging.WARNING):
@@ -298,7 +294,7 @@ def test_announcements_on_disk_that_cannot_be_read_are_set_aside(fleet, caplog):
 # --- time -----------------------------------------------------------------------------------------
 
 
-def test_a_welcome_takes_back_a_time_that_was_wrong_and_a_replay_does_not_bring_it(told):
+def test_a_welcome_corrects_a_wrong_time_and_a_replay_does_not_restore_it(told):
     fleet, changes = told
     right = fleet.clock.wall()
     changes["time"] = right + 40 * DAY
@@ -324,7 +320,7 @@ def test_a_welcome_takes_back_a_time_that_was_wrong_and_a_replay_does_not_bring_
     assert fleet.device.client._session.time.certificate_time() is None
 
 
-def test_a_time_at_which_no_key_is_valid_is_not_believed(told):
+def test_a_time_at_which_no_key_is_valid_is_refused(told):
     fleet, changes = told
     end = fleet.clock.wall() + 100 * DAY
     public = keys.from_seed(b"a" * 32).public
@@ -336,7 +332,7 @@ def test_a_time_at_which_no_key_is_valid_is_not_believed(told):
     assert fleet.device.client._store.fact("floor", BUILT) == BUILT
 
 
-def test_a_device_that_lives_in_the_future_asks_what_the_time_is(told):
+def test_a_device_with_a_future_time_requests_the_server_time(told):
     fleet, changes = told
     right = fleet.clock.wall()
     changes["time"] = right + 40 * DAY
@@ -352,7 +348,7 @@ def test_a_device_that_lives_in_the_future_asks_what_the_time_is(told):
     assert fleet.device.client._session.time.certificate_time() is None
 
 
-def test_the_check_says_what_is_stored_and_what_to_do():
+def test_check_reports_unusable_stored_values_with_a_remedy():
     now = 1_800_000_000_000
     assert "0 days behind" in compare_clocks(now, now)
     told = compare_clocks(now + 40 * DAY, now)

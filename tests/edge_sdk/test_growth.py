@@ -42,7 +42,7 @@ def bounded(page, heading):
     )
 
 
-def test_every_table_of_a_device_has_a_bound_in_the_docs(tmp_path):
+def test_every_table_of_a_device_has_a_documented_bound(tmp_path):
     DeviceStore.open(tmp_path).close()
     missing = tables(tmp_path / FILE) - bounded("devices.md", "### Size limits")
     assert not missing, f"say in docs/devices.md what bounds {missing}"
@@ -61,7 +61,7 @@ def numpy_bundle(numpy_bundle, monkeypatch):
 @pytest.mark.parametrize(
     "privacy", [{"mechanism": {"name": "none"}}, NOISE], ids=["plain", "noise"]
 )
-def test_a_year_of_a_device_stays_within_its_bytes(make, numpy_bundle, privacy):
+def test_a_year_of_operation_stays_within_the_size_bounds(make, numpy_bundle, privacy):
     fleet = make(training={"history_days": 45.0}, privacy=privacy, accept={"max_steps": 3})
     client = fleet.device.start()
     client._store._db.execute("PRAGMA synchronous = OFF")  # what is written is the same

@@ -85,7 +85,7 @@ def test_a_task_is_answered_with_its_own_round_and_base(asked):
     assert np.frombuffer(update.blob, "<f4").tobytes() == (W0 - client.state.p[:4]).tobytes()
 
 
-def test_the_contract_says_what_is_answered(asked):
+def test_the_update_follows_the_contract(asked):
     one = asked("fedasync")
     (update,) = tell(one, task_of(one.server))
     assert update.part == "weights"
@@ -93,14 +93,14 @@ def test_the_contract_says_what_is_answered(asked):
     np.testing.assert_allclose(np.frombuffer(update.blob, "<f4"), shared, rtol=1e-6)
 
 
-def test_a_content_that_is_not_sent_along_is_asked_for(asked):
+def test_content_that_was_not_sent_along_is_requested(asked):
     one = asked()
     (update,) = tell(one, task_of(one.server, whole=False))
     assert one.server.heard["have"] == 1
     assert update.round == 1
 
 
-def test_a_repeat_is_learned_once_and_a_reminder_asks_for_nothing(asked):
+def test_a_repeated_task_is_trained_once(asked):
     one = asked()
     task = task_of(one.server)
     tell(one, task, task, replace(task, blob=b""))
@@ -109,7 +109,7 @@ def test_a_repeat_is_learned_once_and_a_reminder_asks_for_nothing(asked):
     assert one.server.heard["have"] == 0
 
 
-def test_a_task_is_learned_once_over_a_power_cut(asked):
+def test_a_task_is_trained_once_across_a_power_cut(asked):
     one = asked()
     task = task_of(one.server)
     tell(one, task)
@@ -122,7 +122,7 @@ def test_a_task_is_learned_once_over_a_power_cut(asked):
     assert newer.round == 2
 
 
-def test_a_cut_between_task_and_answer_gives_the_same_answer(asked):
+def test_a_power_cut_before_the_upload_gives_the_same_update(asked):
     one = asked()
     one.server.tell(task_of(one.server))
     one.device.kill()
@@ -134,7 +134,7 @@ def test_a_cut_between_task_and_answer_gives_the_same_answer(asked):
     assert [u.blob for u in again] == [u.blob for u in plain]
 
 
-def test_the_newest_task_counts_in_whatever_order_they_come(asked):
+def test_the_newest_task_counts_in_any_order_of_arrival(asked):
     one = asked()
     old, new = task_of(one.server, 1), task_of(one.server, 3, 2, 2 * W0)
     one.server.tell(new)
@@ -155,7 +155,7 @@ def test_a_later_attempt_or_turn_of_a_round_is_another_task(asked):
     assert len(one.server.updates) == 3
 
 
-def test_a_task_for_a_run_that_is_not_in_force_yet_waits_for_it(make):
+def test_a_task_of_a_future_run_waits_for_it(make):
     one = make()
     one.device.start()
     one.device.observe()
@@ -167,14 +167,14 @@ def test_a_task_for_a_run_that_is_not_in_force_yet_waits_for_it(make):
     assert len(one.server.updates) == 1
 
 
-def test_a_task_of_a_run_that_never_comes_keeps_nobody_from_working(asked):
+def test_a_task_of_a_run_that_never_starts_does_not_block_others(asked):
     one = asked()
     tell(one, task_of(one.server, number=99, run=7))
     assert one.server.updates == []
     assert [u.run for u in tell(one, task_of(one.server))] == [1]
 
 
-def test_a_task_of_a_run_that_is_over_is_refused(asked):
+def test_a_task_of_an_ended_run_is_refused(asked):
     one = asked()
     one.server.publish_bundle(serial=3, method="fedbuff", run=2)
     one.run()
@@ -182,7 +182,7 @@ def test_a_task_of_a_run_that_is_over_is_refused(asked):
     assert (one.server.updates, counts(one)["arrived WRONG_RUN"]) == ([], 1)
 
 
-def test_manifests_inform_but_do_not_ask(asked):
+def test_a_manifest_alone_starts_no_training(asked):
     one = asked()
     one.server.open_round(1, 0, W0)
     one.run(40, seconds=1.0)
@@ -190,7 +190,7 @@ def test_manifests_inform_but_do_not_ask(asked):
     assert one.server.heard["have"] == 0
 
 
-def test_the_end_of_the_run_is_taken_over_from_the_manifest(asked):
+def test_the_end_of_the_run_is_read_from_the_manifest(asked):
     one = asked()
     tell(one, task_of(one.server))
     final = np.full(4, 0.75, np.float32)
@@ -214,7 +214,7 @@ def test_a_pause_keeps_the_task(asked):
     assert len(one.server.updates) == 1
 
 
-def test_a_command_to_stop_keeps_it_too(asked):
+def test_a_stop_command_keeps_the_task(asked):
     one = asked()
     one.server.tell(m.CommandMessage(1, "stop"))
     one.run()
@@ -225,7 +225,7 @@ def test_a_command_to_stop_keeps_it_too(asked):
     assert len(one.server.updates) == 1
 
 
-def test_a_device_without_readings_works_on_it_when_it_has_some(asked):
+def test_a_device_without_readings_trains_once_it_has_some(asked):
     one = asked(hours=0)
     tell(one, task_of(one.server))
     assert one.server.updates == []
@@ -234,7 +234,7 @@ def test_a_device_without_readings_works_on_it_when_it_has_some(asked):
     assert len(one.server.updates) == 1
 
 
-def test_waiting_for_readings_is_not_a_busy_loop(asked, monkeypatch):
+def test_waiting_for_readings_uses_no_busy_loop(asked, monkeypatch):
     one, waits = asked(hours=0), []
     tell(one, task_of(one.server))
     poll = one.device.client._session._parts.link.link.poll
@@ -247,7 +247,7 @@ def test_waiting_for_readings_is_not_a_busy_loop(asked, monkeypatch):
     assert max(waits) > 0.0
 
 
-def test_a_task_of_an_older_version_than_was_used_is_refused(asked):
+def test_a_task_of_an_older_version_is_refused(asked):
     one = asked()
     tell(one, task_of(one.server, 1, base=5))
     tell(one, task_of(one.server, 2, base=4))
@@ -255,7 +255,7 @@ def test_a_task_of_an_older_version_than_was_used_is_refused(asked):
     assert counts(one)["arrived ROLLBACK"] == 1
 
 
-def test_a_blob_that_is_not_the_digests_is_refused_and_the_right_one_taken(asked):
+def test_a_blob_with_another_digest_is_refused_and_the_right_one_used(asked):
     one = asked()
     task = task_of(one.server)
     forged = replace(task, blob=task.blob[:-1] + b"\x01")
@@ -298,7 +298,7 @@ PLAIN = m.TaskMessage(
         ({"vals": {"rate": float("inf")}}, Reason.BAD_SCALAR),
     ],
 )
-def test_what_a_device_does_not_work_on(changes, reason):
+def test_a_device_refuses_tasks_it_cannot_do(changes, reason):
     seen = NewestAnnouncements(run=1, version=1)
     judge_task(PLAIN, seen, WANTED)
     with pytest.raises(Refused) as caught:
@@ -306,7 +306,7 @@ def test_what_a_device_does_not_work_on(changes, reason):
     assert caught.value.reason is reason
 
 
-def test_a_method_that_asks_everybody_asks_nobody_alone():
+def test_a_task_for_one_device_of_a_broadcast_method_is_refused():
     common = replace(WANTED, contract=CONTRACTS["fedavg"])
     with pytest.raises(Refused) as caught:
         judge_task(PLAIN, NewestAnnouncements(run=1), common)
@@ -320,7 +320,7 @@ def test_a_content_of_another_number_of_vectors_is_refused(scalars):
     assert caught.value.reason is Reason.WRONG_SIZE
 
 
-def test_an_encoding_that_was_not_agreed_on_is_not_sent(asked):
+def test_an_encoding_outside_the_contract_is_not_sent(asked):
     one = asked("rsa")
     numbers = {"steps": 1.0, "rate": 0.1, "l1": 0.1, "l1_mode": 0.0}
     task = replace(task_of(one.server), ask="step", vals=numbers)
@@ -353,7 +353,7 @@ def scrambled(rng, body):
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_whatever_a_signed_task_says_the_device_goes_on(asked, seed):
+def test_any_signed_task_leaves_the_device_running(asked, seed):
     """An aggregator gone bad has the right key; its words are still read under every limit."""
     one, rng = asked(), random.Random(seed)
     device = one.device.config.id

@@ -40,7 +40,7 @@ def test_a_run_folder_is_private_and_so_are_its_keys(tmp_path):
 
 
 @pytest.mark.usefixtures("umask")
-def test_a_diary_of_a_link_is_private(tmp_path):
+def test_a_link_record_is_private(tmp_path):
     path = tmp_path / "diaries" / "home-0.jsonl"
     LinkRecord(path, device=bytes(32), aggregator=bytes(32))
     assert mode(path.parent) == 0o700

@@ -41,7 +41,7 @@ def test_a_constant_series_has_no_mase():
         score(np.ones(4), np.zeros(4))
 
 
-def test_a_loss_is_called_a_loss():
+def test_a_worse_result_is_reported_as_such():
     rows = [row("a", 1.0, 0.7, 0.6, 0.8), row("b", 1.0, 0.7, 0.6, 0.8)]
     said = verdict(rows)
     assert said.startswith("PL-FL did not win; local only and federated, all layers shared were")
@@ -53,13 +53,13 @@ def test_a_win_by_less_than_noise_is_a_tie():
     assert verdict([row("a", 1.0, 0.800, 0.9, 0.78)]).startswith("PL-FL won")
 
 
-def test_means_weigh_every_device_alike_and_wins_are_counted_per_device():
+def test_means_weigh_devices_equally_and_wins_count_devices():
     rows = [row("a", 1, 0.8, 0.9, 0.7), row("b", 1, 0.6, 0.9, 0.7)]
     assert mean_mase(rows, "local") == pytest.approx(0.7)
     assert wins(rows, "pl-fl", "local") == 1
 
 
-def test_the_table_has_a_line_a_device_its_mean_and_its_bytes():
+def test_the_table_has_a_line_per_device_the_mean_and_the_bytes():
     rows = [row("home-1", 1, 0.8, 0.9, 0.7, traffic={"pl-fl": Traffic(23_456, 1_200_000)})]
     text = table(rows, "kWh")
     assert "23.5 kB / 1.2 MB" in text

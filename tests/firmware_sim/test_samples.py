@@ -21,7 +21,7 @@ def test_every_file_has_the_checksum_of_the_index(name):
 
 
 @pytest.mark.parametrize("name", SETS)
-def test_every_set_may_be_passed_on_and_says_whose_it_is(name):
+def test_every_set_has_a_licence_and_attribution(name):
     chosen = sample_set(name)
     assert chosen.licence in OPEN
     assert chosen.attribution
@@ -45,7 +45,7 @@ def test_the_samples_stay_small():
     assert sum(sizes) < 1_500_000
 
 
-def test_a_changed_file_is_noticed(tmp_path):
+def test_a_changed_file_is_refused(tmp_path):
     real = sample_set("cells").samples[0]
     copy = tmp_path / real.path.name
     copy.write_bytes(real.path.read_bytes() + b"\0")
@@ -60,7 +60,7 @@ def test_no_two_devices_hold_the_same_series():
         assert all(not np.array_equal(a, b) for a, b in pairwise(columns))
 
 
-def test_a_folder_of_ones_own_stands_in_for_a_set(tmp_path):
+def test_a_folder_replaces_a_set(tmp_path):
     (tmp_path / "a.csv").write_text("time,load_kwh\n2020-01-01T00:00Z,1.5\n2020-01-01T01:00Z,\n")
     (tmp_path / "b.csv.gz").write_bytes(gzip.compress(b"time,load_kwh\n2020-01-01T00:00Z,2\n"))
     own = sample_set("homes").of_folder(tmp_path)
@@ -72,7 +72,7 @@ def test_a_folder_of_ones_own_stands_in_for_a_set(tmp_path):
         own.samples[0].column("wind_ms")
 
 
-def test_an_empty_folder_and_an_unknown_set_say_so(tmp_path):
+def test_an_empty_folder_and_an_unknown_set_are_refused(tmp_path):
     with pytest.raises(SampleError, match=r"no \*\.csv"):
         sample_set("homes").of_folder(tmp_path)
     with pytest.raises(SampleError, match="cells, chargers, homes"):

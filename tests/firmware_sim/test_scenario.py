@@ -20,7 +20,7 @@ from firmware_sim.scenario import RENAMED, RunSettings, Scenario, names, scenari
 
 
 @pytest.mark.parametrize("name", names())
-def test_nothing_is_judged_that_was_learned_from(name):
+def test_evaluation_never_overlaps_training(name):
     chosen = scenario(name)
     samples = sample_set(chosen.samples)
     first, last = chosen.span
@@ -34,20 +34,20 @@ def test_nothing_is_judged_that_was_learned_from(name):
     assert chosen.tuning_notes
 
 
-def test_an_unknown_key_is_named(tmp_path):
+def test_an_unknown_key_is_refused_by_its_name(tmp_path):
     file = tmp_path / "mine.toml"
     file.write_text('title = "x"\ndevises = 3\n')
     with pytest.raises(Failure, match=r"mine\.toml.*devises"):
         scenario(str(file))
 
 
-def test_a_short_history_ends_where_it_should():
+def test_first_days_ends_the_history_as_configured():
     homes = sample_set("homes")
     until = datetime.fromisoformat(Scenario("x").first_days(28, homes).until)
     assert until == datetime(2018, 1, 1, 8, tzinfo=UTC) + timedelta(days=28)
 
 
-def test_what_is_written_as_toml_is_read_back():
+def test_written_toml_is_read_back():
     table = {
         "id": 'a "quoted" name\\',
         "rate": 1e-3,
@@ -69,7 +69,7 @@ def test_what_is_written_as_toml_is_read_back():
     }
 
 
-def test_more_devices_than_samples_get_names_of_their_own():
+def test_more_devices_than_samples_get_unique_names():
     samples = sample_set("homes").samples
     given = assigned(samples, 20)
     assert len({name for name, _ in given}) == 20
@@ -86,11 +86,11 @@ def test_the_byzantine_scenario_is_the_acceptance_of_the_method():
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_a_table_names_no_rule_where_the_aggregator_takes_none(method):
+def test_methods_without_a_rule_name_none(method):
     assert RunSettings(method).rule_name == ("its own" if METHODS[method].own else "mean")
 
 
-def test_nobody_said_a_quorum():
+def test_the_default_quorum_follows_from_the_method():
     """Six can be heard: half where nobody is waited for, and what the rule needs of them."""
     told = {name: RunSettings(name).awaits(6) for name in METHODS}
     assert {name for name, quorum in told.items() if quorum == 3} == {

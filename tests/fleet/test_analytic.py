@@ -77,7 +77,7 @@ def test_it_forecasts_better_than_the_last_value(world):
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_power_cuts_on_either_side_change_not_one_bit(world, seed):
+def test_power_cuts_on_either_side_change_no_bit(world, seed):
     calm = closed_form(world)
     calm.start_all()
     wanted = finish(calm)
@@ -98,7 +98,7 @@ def test_power_cuts_on_either_side_change_not_one_bit(world, seed):
     assert finish(one).tobytes() == wanted.tobytes()
 
 
-def test_a_link_that_loses_doubles_and_turns_round_changes_not_one_bit(world):
+def test_a_link_that_drops_duplicates_and_reorders_changes_no_bit(world):
     calm = closed_form(world)
     calm.start_all()
     wanted = finish(calm)
@@ -108,14 +108,14 @@ def test_a_link_that_loses_doubles_and_turns_round_changes_not_one_bit(world):
     assert finish(one).tobytes() == wanted.tobytes()
 
 
-def test_votes_under_a_median_keep_a_liars_statistic_from_the_model(world):
+def test_votes_under_a_median_exclude_a_byzantine_statistic(world):
     settings = {"combine": "votes"}
     one = closed_form(world, settings=settings, run={"rule": {"name": "median"}})
     one.start_all()
     assert np.isfinite(finish(one)).all()
 
 
-def test_a_device_that_comes_late_counts_in_the_next_round(world):
+def test_a_late_device_counts_in_the_next_round(world):
     one = closed_form(world, run={"quorum": 4, "min_updates": 3, "deadline": "5s"})
     one.start_daemon()
     for number in range(3):
@@ -133,7 +133,7 @@ def carried_out(one, *order):
     one.until(lambda: not list(one.daemon.config.inbox.glob("*.json")))
 
 
-def test_a_device_is_unlearned_by_order_and_the_audit_shows_it(world, capsys):
+def test_unlearning_a_device_by_command_is_audited(world, capsys):
     one = closed_form(world)
     one.start_all()
     finish(one)
@@ -172,7 +172,7 @@ def test_unlearning_in_an_open_round_leaves_the_next_model_without_the_device(wo
     assert sound(one).unlearned[0][1] == "home-3"
 
 
-def test_a_method_that_cannot_unlearn_says_so(world, capsys):
+def test_a_method_without_unlearning_refuses_the_command(world, capsys):
     one = world(run={"rounds": 1})
     one.start_all()
     capsys.readouterr()
@@ -180,7 +180,7 @@ def test_a_method_that_cannot_unlearn_says_so(world, capsys):
     assert "cannot unlearn" in capsys.readouterr().err
 
 
-def test_a_liars_statistic_is_refused_with_a_receipt(world):
+def test_an_invalid_statistic_is_refused_with_a_receipt(world):
     one = closed_form(world, run={"quorum": 3})
     one.start_daemon()
     for number in range(4):

@@ -51,7 +51,7 @@ def answers(one):
 
 
 @pytest.mark.parametrize(("method", "quorum"), [("fedasync", 1), ("fedbuff", 2)])
-def test_devices_that_are_asked_one_by_one_learn_together(world, method, quorum):
+def test_asynchronous_devices_train_one_model(world, method, quorum):
     one = fleet_of(world, method, quorum, rounds=20)
     one.start_all()
     finish(one, 20)
@@ -63,12 +63,12 @@ def test_devices_that_are_asked_one_by_one_learn_together(world, method, quorum)
     assert shared == {one.consensus().astype(np.float32).tobytes()}
 
 
-def test_the_journal_folds_to_the_same_bits_on_a_second_fleet(world):
+def test_replaying_the_journal_gives_the_same_bits(world):
     assert together(world).tobytes() == together(world).tobytes()
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_devices_that_die_anywhere_learn_every_task_once(world, seed):
+def test_killed_devices_train_every_task_once(world, seed):
     wanted = together(world)
     one, rng = fleet_of(world, quorum=3, **LONG), random.Random(seed)
     one.start_all()
@@ -85,7 +85,7 @@ def test_devices_that_die_anywhere_learn_every_task_once(world, seed):
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_an_aggregator_that_dies_anywhere_asks_on_where_it_was(world, seed):
+def test_a_killed_aggregator_resumes_its_tasks(world, seed):
     wanted = together(world)
     one, rng = fleet_of(world, quorum=3, **LONG), random.Random(seed)
     one.start_all()
@@ -100,7 +100,7 @@ def test_an_aggregator_that_dies_anywhere_asks_on_where_it_was(world, seed):
     assert set(answers(one).values()) == {ROUNDS}
 
 
-def test_tasks_that_a_broker_forgot_are_said_again(world):
+def test_tasks_lost_by_the_broker_are_sent_again(world):
     wanted = together(world)
     one = fleet_of(world, quorum=3, **LONG)
     one.start_all()
@@ -110,7 +110,7 @@ def test_tasks_that_a_broker_forgot_are_said_again(world):
     assert finish(one).tobytes() == wanted.tobytes()
 
 
-def test_a_link_that_loses_repeats_and_reorders_costs_time_only(world):
+def test_a_link_that_drops_duplicates_and_reorders_costs_only_time(world):
     wanted = together(world)
     faults = LinkFaults(drop=0.1, duplicate=0.2, reorder=0.3, delay=0.3)
     one = fleet_of(world, quorum=3, faults=faults, seed=4, **LONG)
@@ -133,7 +133,7 @@ def slowed(one, number, every):
     return turn
 
 
-def test_a_straggler_holds_nobody_up_and_its_late_answer_counts(world):
+def test_a_straggler_delays_no_round_and_its_update_counts(world):
     one = fleet_of(world, rounds=20)
     one.start_all()
     one.until(lambda: len(one.daemon._store.tasks(1)) == 3)
@@ -148,7 +148,7 @@ def test_a_straggler_holds_nobody_up_and_its_late_answer_counts(world):
     assert "TOO_STALE" not in one.daemon.metrics.refusals()
 
 
-def test_an_answer_from_too_far_behind_is_refused_and_its_device_asked_anew(world):
+def test_a_too_stale_update_is_refused_and_its_device_gets_a_new_task(world):
     one = fleet_of(world, rounds=40, run={"settings": {"steps": 1, "max_staleness": 1}})
     one.start_all()
     one.until(lambda: len(one.daemon._store.tasks(1)) == 3)
@@ -162,7 +162,7 @@ def test_an_answer_from_too_far_behind_is_refused_and_its_device_asked_anew(worl
     assert all(max(v.report["staleness"].values()) <= 1 for v in history(one))
 
 
-def test_a_device_that_comes_back_keeps_the_task_it_works_on(world):
+def test_a_reconnected_device_keeps_its_task(world):
     one = fleet_of(world, rounds=12)
     one.start_all()
     one.until(lambda: len(one.daemon._store.tasks(1)) == 3)
@@ -181,7 +181,7 @@ def test_a_device_that_comes_back_keeps_the_task_it_works_on(world):
     assert max(one for one in staleness if one is not None) >= 4
 
 
-def test_a_device_that_comes_late_is_asked_and_one_without_readings_waits(world):
+def test_a_late_device_gets_a_task_and_one_without_readings_waits(world):
     one = fleet_of(world, rounds=30)
     one.start_daemon()
     one.start(0)
@@ -208,7 +208,7 @@ def test_a_pause_keeps_every_task(world):
     assert held < ROUNDS
 
 
-def test_who_came_while_the_disk_was_full_is_asked_when_it_is_not(world, monkeypatch):
+def test_a_device_that_joined_on_a_full_disk_gets_a_task_later(world, monkeypatch):
     one = fleet_of(world)
     one.start_daemon()
     store, left = one.daemon._store, iter(range(4))

@@ -47,14 +47,14 @@ def calm(world):
 
 
 @pytest.mark.parametrize("attack", ["alie", "flipping", "label_flip", "nan", "drop", "twin"])
-def test_no_liars_no_difference_bit_for_bit(world, calm, attack):
+def test_without_byzantine_devices_the_model_is_identical(world, calm, attack):
     one = world()
     begin(one, AttackPlan(attack, byzantine=0.0))
     np.testing.assert_array_equal(learned(one, 3), calm)
 
 
 @pytest.mark.parametrize("attack", ["alie", "flipping", "label_flip", "nan"])
-def test_before_its_start_an_attack_is_no_attack(world, calm, attack):
+def test_before_its_start_round_an_attack_has_no_effect(world, calm, attack):
     one = world()
     begin(one, AttackPlan(attack, byzantine=0.4, start_round=4))
     np.testing.assert_array_equal(learned(one, 3), calm)
@@ -70,7 +70,7 @@ def test_an_attack_moves_the_mean(world, calm, attack):
     assert not refusals(one), "well-formed lies are admitted"
 
 
-def test_flipped_weights_arrive_as_they_are_defined(world):
+def test_flipped_weights_arrive_as_defined(world):
     """Uploading -w where the difference is asked for: received + trained, not the difference."""
     honest = world(run={"quorum": 4})
     honest.start_all()
@@ -85,7 +85,7 @@ def test_flipped_weights_arrive_as_they_are_defined(world):
         np.testing.assert_array_equal(lied[name], truth[name])
 
 
-def test_what_liars_read_reaches_the_honest_through_their_uploads_only(world):
+def test_data_attacks_affect_others_through_uploads_only(world):
     """A constant upload depends on no reading: other data at the liar must change nothing."""
     seen = []
     for source in (0, 77):
@@ -106,7 +106,7 @@ def test_colluders_send_one_vector(world, attack):
     assert not np.array_equal(sent["home-1"], sent["home-2"])
 
 
-def test_omniscient_liars_know_the_honest_answers_of_the_very_round(world):
+def test_omniscient_attackers_receive_the_updates_of_the_same_round(world):
     one = world()
     cast = begin(one, AttackPlan("mimic", byzantine=0.4))
     one.until(lambda: len(one.daemon.state.pending) == 2)
@@ -118,7 +118,7 @@ def test_omniscient_liars_know_the_honest_answers_of_the_very_round(world):
     np.testing.assert_allclose(w0 - one.consensus(), (2 * rows[0] + rows[1]) / 3, atol=1e-7)
 
 
-def test_patience_ends(world):
+def test_the_wait_for_honest_updates_times_out(world):
     """One honest device has no readings and never answers: the liar waits for it once."""
     one = world(run={"quorum": 2})
     one.start_daemon()
@@ -144,7 +144,7 @@ def test_patience_ends(world):
         ("empty_vector", "WRONG_SIZE"),
     ],
 )
-def test_a_spoilt_body_is_refused_and_the_others_go_on_exactly(world, attack, reason):
+def test_an_invalid_body_is_refused_and_the_others_are_unaffected(world, attack, reason):
     one = world(run={"quorum": 2})
     begin(one, AttackPlan(attack, byzantine=0.4))
     moved = learned(one, 3)
@@ -157,13 +157,13 @@ def test_a_spoilt_body_is_refused_and_the_others_go_on_exactly(world, attack, re
 
 
 @pytest.mark.parametrize("attack", ["duplicate", "reorder", "delay", "drop"])
-def test_an_unkind_link_changes_no_bit(world, calm, attack):
+def test_a_tampering_link_changes_no_bit(world, calm, attack):
     one = world(run={"deadline": "900s"})
     begin(one, AttackPlan(attack, byzantine=0.4))
     np.testing.assert_array_equal(learned(one, 3), calm)
 
 
-def test_an_empty_payload_is_nothing(world):
+def test_an_empty_payload_has_no_effect(world):
     one = world(run={"quorum": 2})
     begin(one, AttackPlan("empty_payload", byzantine=0.4))
     moved = learned(one, 2)
@@ -185,7 +185,7 @@ def test_two_devices_with_one_id_do_not_count_twice(world):
 
 
 @pytest.mark.parametrize("method", ["rsa_weights", "bsfdp"])
-def test_an_l1_consensus_moves_no_further_for_a_larger_lie(world, method):
+def test_the_influence_on_an_l1_consensus_is_bounded(world, method):
     settings = {"steps": 2, "rate": 0.003} | ({"regulariser": "off"} if method == "bsfdp" else {})
     ends = []
     for value in ("1e3", "1e30"):
@@ -196,7 +196,7 @@ def test_an_l1_consensus_moves_no_further_for_a_larger_lie(world, method):
 
 
 @pytest.mark.parametrize("attack", ["flipping", "scaling", "gaussian", "alie", "mimic"])
-def test_signs_are_lied_about_in_their_own_alphabet(world, attack):
+def test_attacked_signs_are_valid_signs(world, attack):
     run = {"method": "rsa", "settings": {"steps": 2, "rate": 0.01}, "rounds": 3}
     honest = world(run=run)
     honest.start_all()
@@ -208,7 +208,7 @@ def test_signs_are_lied_about_in_their_own_alphabet(world, attack):
 
 
 @pytest.mark.parametrize("method", ["fedbuff", "fedasync"])
-def test_omniscient_liars_in_an_asynchronous_fleet_go_by_the_latest_answers(world, method):
+def test_asynchronous_omniscient_attackers_use_the_latest_updates(world, method):
     one = world(run={"method": method, "quorum": 1 if method == "fedasync" else 2})
     begin(one, AttackPlan("alie", byzantine=0.4))
     learned(one, 6)

@@ -37,7 +37,7 @@ def finish(one, rounds=ROUNDS):
 @pytest.mark.parametrize(
     "settings", [{}, {"map": "low_rank", "rank": 2}, {"solver": "neumann"}, {"coupled_solves": 1}]
 )
-def test_every_round_moves_the_map_and_nobody_is_refused(world, settings):
+def test_every_round_moves_the_map_and_no_update_is_refused(world, settings):
     one = bilevel(world, settings=settings)
     one.start_all()
     finish(one)
@@ -52,7 +52,7 @@ def test_every_round_moves_the_map_and_nobody_is_refused(world, settings):
     assert state.round == questions * ROUNDS
 
 
-def test_a_device_is_told_of_its_neighbours_and_keeps_a_model_of_its_own(world):
+def test_a_device_receives_its_neighbours_and_keeps_its_own_model(world):
     one = bilevel(world)
     one.start_all()
     one.until(lambda: one.version >= 1)
@@ -74,7 +74,7 @@ def test_a_device_is_told_of_its_neighbours_and_keeps_a_model_of_its_own(world):
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_power_cuts_on_either_side_change_not_one_bit(world, seed):
+def test_power_cuts_on_either_side_change_no_bit(world, seed):
     calm = bilevel(world)
     calm.start_all()
     wanted = finish(calm)
@@ -97,7 +97,7 @@ def test_power_cuts_on_either_side_change_not_one_bit(world, seed):
         np.testing.assert_array_equal(found[name], leaf)
 
 
-def test_a_link_that_loses_repeats_and_reorders_changes_not_one_bit(world):
+def test_a_link_that_drops_duplicates_and_reorders_changes_no_bit(world):
     calm = bilevel(world)
     calm.start_all()
     wanted = finish(calm)
@@ -109,7 +109,7 @@ def test_a_link_that_loses_repeats_and_reorders_changes_not_one_bit(world):
         np.testing.assert_array_equal(found[name], leaf)
 
 
-def test_who_is_away_while_others_solve_holds_nobody_up(world):
+def test_an_offline_device_does_not_delay_the_solve(world):
     one = bilevel(world, deadline="60s")
     one.start_all()
     one.until(lambda: one.daemon.state.turn == 1)

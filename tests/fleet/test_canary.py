@@ -34,7 +34,7 @@ def rewritten(one, **settings):
 
 
 @pytest.mark.parametrize(("name", "value", "most"), [("rate", 1000.0, 1), ("prox", 1e6, 100)])
-def test_a_configuration_beyond_the_bundles_limits_is_refused_at_once(
+def test_a_configuration_beyond_the_limits_of_the_bundle_is_refused_on_start(
     world, name, value, most, capsys
 ):
     one = world(run={"method": "fedprox"})
@@ -63,7 +63,7 @@ def test_a_manifest_beyond_the_limits_is_refused_by_the_device(world, monkeypatc
 
 
 @pytest.mark.parametrize("shared", [None, [""]], ids=["personal head", "all shared"])
-def test_parameters_that_explode_are_given_up_and_learning_goes_on(world, monkeypatch, shared):
+def test_exploding_parameters_are_discarded_and_training_continues(world, monkeypatch, shared):
     """Nothing leaves of them; the process dies and starts again; then a sane rate is announced."""
     run = {"settings": EXPLODES, "deadline": "5s"} | ({"shared": shared} if shared else {})
     one = world(run=run)

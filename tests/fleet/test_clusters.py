@@ -43,7 +43,7 @@ def status(one, capsys):
     return json.loads(capsys.readouterr().out)
 
 
-def test_everybody_is_in_one_cluster_and_the_clusters_differ(world):
+def test_every_device_is_in_one_cluster_and_the_clusters_differ(world):
     one = clustered(world)
     one.start_all()
     finish(one)
@@ -56,7 +56,7 @@ def test_everybody_is_in_one_cluster_and_the_clusters_differ(world):
     assert all(set(report["spread"]) == {"0", "1"} for report in reports)
 
 
-def test_every_device_works_from_its_own_centre_and_keeps_its_model(world):
+def test_every_device_trains_from_its_centre_and_keeps_its_model(world):
     one = clustered(world)
     one.start_all()
     one.until(lambda: one.version >= 2)
@@ -78,7 +78,7 @@ def test_every_device_works_from_its_own_centre_and_keeps_its_model(world):
         assert (mine != one.consensus().astype(np.float32)).any()
 
 
-def test_status_page_metrics_and_the_stopped_daemon_tell_who_is_where(world, capsys):
+def test_status_page_metrics_and_command_list_the_clusters(world, capsys):
     one = clustered(world)
     one.start_all()
     finish(one)
@@ -94,7 +94,7 @@ def test_status_page_metrics_and_the_stopped_daemon_tell_who_is_where(world, cap
     assert f"cluster 0: {', '.join(wanted['0'])}" in capsys.readouterr().out
 
 
-def test_other_methods_have_no_clusters_to_tell_of(world, capsys):
+def test_other_methods_list_no_clusters(world, capsys):
     one = world(run={"rounds": 1})
     one.start_all()
     one.until(lambda: one.version >= 1)
@@ -106,7 +106,7 @@ def test_other_methods_have_no_clusters_to_tell_of(world, capsys):
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_power_cuts_on_either_side_change_not_one_bit(world, seed):
+def test_power_cuts_on_either_side_change_no_bit(world, seed):
     calm = clustered(world)
     calm.start_all()
     wanted = finish(calm)
@@ -129,7 +129,7 @@ def test_power_cuts_on_either_side_change_not_one_bit(world, seed):
 
 
 @pytest.mark.parametrize("seed", [0, 2])
-def test_a_link_that_loses_doubles_and_turns_round_changes_not_one_bit(world, seed):
+def test_a_link_that_drops_duplicates_and_reorders_changes_no_bit(world, seed):
     calm = clustered(world)
     calm.start_all()
     wanted = finish(calm)
@@ -141,7 +141,7 @@ def test_a_link_that_loses_doubles_and_turns_round_changes_not_one_bit(world, se
     assert one.broker.dropped > 0
 
 
-def test_a_device_that_left_counts_on_for_a_while_and_comes_back_to_its_cluster(world):
+def test_an_absent_device_counts_for_some_rounds_and_returns_to_its_cluster(world):
     one = clustered(world, 12, {"stale_after": 3}, min_updates=3, quorum=4, deadline="5s")
     one.start_all()
     one.until(lambda: one.version >= 2)
@@ -157,7 +157,7 @@ def test_a_device_that_left_counts_on_for_a_while_and_comes_back_to_its_cluster(
     assert everybody(one) == HOMES
 
 
-def test_one_cluster_under_a_rule_is_the_common_model(world):
+def test_one_cluster_with_a_rule_equals_the_common_model(world):
     one = clustered(world, settings={"centres": 1}, rule={"name": "median"})
     one.start_all()
     centres = finish(one)

@@ -40,7 +40,7 @@ def undisturbed(world, method):
 
 
 @pytest.mark.parametrize("method", sorted(SETTINGS))
-def test_a_fleet_agrees_and_every_device_ends_with_the_consensus(world, method):
+def test_a_fleet_converges_and_every_device_ends_with_the_consensus(world, method):
     one = fleet_of(world, method, rounds=12)
     one.start_all()
     before = one.consensus()
@@ -56,7 +56,7 @@ def test_a_fleet_agrees_and_every_device_ends_with_the_consensus(world, method):
 
 @pytest.mark.parametrize("method", sorted(SETTINGS))
 @pytest.mark.parametrize("seed", range(2))
-def test_power_cuts_on_either_side_change_not_one_bit(world, method, seed):
+def test_power_cuts_on_either_side_change_no_bit(world, method, seed):
     wanted = undisturbed(world, method)
     one, rng = fleet_of(world, method, run={"deadline": "600s"}), random.Random(seed)
     one.start_all()
@@ -75,7 +75,7 @@ def test_power_cuts_on_either_side_change_not_one_bit(world, method, seed):
     assert finish(one).tobytes() == wanted.tobytes()
 
 
-def test_the_duals_that_are_never_sent_stay_the_same_on_both_ends(world):
+def test_the_duals_are_equal_on_both_ends_without_being_sent(world):
     one, compared = fleet_of(world, "bsfdp"), 0
     one.start_all()
     while one.version < ROUNDS:
@@ -89,7 +89,7 @@ def test_the_duals_that_are_never_sent_stay_the_same_on_both_ends(world):
     assert all(np.abs(dual).max() > 0 for dual in one.daemon.state.dual.values())
 
 
-def test_half_of_the_fleet_fires_and_a_lost_store_begins_anew(world):
+def test_half_of_the_fleet_closes_a_round_and_a_lost_store_restarts(world):
     settings = SETTINGS["bsfdp"]
     one = world(run={"method": "bafdp", "quorum": 2, "rounds": 20, "settings": settings})
     one.start_all()
@@ -103,7 +103,7 @@ def test_half_of_the_fleet_fires_and_a_lost_store_begins_anew(world):
 
 
 @pytest.mark.parametrize("name", ["sign_flip", "sign_gaussian"])
-def test_signs_are_made_noisy_by_the_device_and_take_a_bit_each(world, name):
+def test_signs_are_noisy_and_use_one_bit_each(world, name):
     one = world(run={"method": "dp_rsa", "quorum": 3, "rounds": 4, "settings": SETTINGS["rsa"]})
     noise = {
         "sign_flip": {"epsilon": 3.0},
@@ -124,7 +124,7 @@ def test_signs_are_made_noisy_by_the_device_and_take_a_bit_each(world, name):
     assert {round(norm**2) for report in norms for norm in report.values()} == {size}
 
 
-def test_a_device_without_such_noise_refuses_to_tell_one_bit_signs(world):
+def test_a_device_without_a_sign_mechanism_refuses_one_bit_signs(world):
     one = world(run={"method": "dp_rsa", "quorum": 3, "rounds": 4, "settings": SETTINGS["rsa"]})
     one.start_all()
     for _ in range(60):
@@ -136,7 +136,7 @@ def test_a_device_without_such_noise_refuses_to_tell_one_bit_signs(world):
 WAITING = {"method": "bsfdp", "quorum": 2, "rounds": 12, "settings": SETTINGS["bsfdp"]}
 
 
-def test_who_left_while_the_aggregator_was_away_is_not_waited_for(world):
+def test_a_device_that_left_during_a_restart_is_not_waited_for(world):
     one = world(run=WAITING)
     one.start_all()
     one.until(lambda: one.version >= 3)
@@ -149,7 +149,7 @@ def test_who_left_while_the_aggregator_was_away_is_not_waited_for(world):
     assert one.daemon._store.versions(1)[-1].report["cohort"] == ["home-0", "home-1"]
 
 
-def test_who_is_shut_out_is_not_waited_for_either_nor_asked(world):
+def test_a_revoked_device_is_neither_waited_for_nor_asked(world):
     one = world(run=WAITING)
     one.start_all()
     one.until(lambda: one.version >= 3)

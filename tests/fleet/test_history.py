@@ -108,7 +108,7 @@ def add(folder, line):
         diary.write(written(line))
 
 
-def test_a_storm_leaves_nothing_to_find(case, capsys):
+def test_the_audit_finds_nothing_after_link_faults(case, capsys):
     verdict = checked(case)
     assert verdict.faults == ()
     assert verdict.devices == 3
@@ -141,7 +141,7 @@ SQL = {
 
 
 @pytest.mark.parametrize("planted", SQL)
-def test_what_is_planted_in_the_database_is_found(case, planted):
+def test_a_manipulated_database_is_detected(case, planted):
     with sqlite3.connect(database(case)) as db:
         query = "SELECT max(position) FROM journal WHERE kind = 'update'"
         (last,) = db.execute(query).fetchone()
@@ -151,7 +151,7 @@ def test_what_is_planted_in_the_database_is_found(case, planted):
 
 
 @pytest.mark.parametrize("planted", ["lost", "altered", "twice"])
-def test_the_command_says_so_and_fails(case, planted, capsys):
+def test_the_audit_command_reports_a_finding_and_fails(case, planted, capsys):
     with sqlite3.connect(database(case)) as db:
         (last,) = db.execute("SELECT max(position) FROM journal WHERE kind = 'update'").fetchone()
         db.executescript(SQL[planted].format(last=last))
@@ -160,14 +160,14 @@ def test_the_command_says_so_and_fails(case, planted, capsys):
     assert f"{planted}: update" in capsys.readouterr().out
 
 
-def test_a_recomputed_model_that_differs_is_found_without_any_diary(case, capsys):
+def test_a_differing_recomputed_model_is_detected_without_link_records(case, capsys):
     with sqlite3.connect(database(case)) as db:
         db.execute("UPDATE journal SET vector = zeroblob(length(vector)) WHERE kind = 'update'")
     assert cli.main(["audit", str(case / "aggregator.toml")]) == 1
     assert "recomputed state differs" in capsys.readouterr().out
 
 
-def test_what_is_planted_in_a_diary_is_found(case):
+def test_a_manipulated_link_record_is_detected(case):
     first = next(line for line in said(case) if isinstance(line, Sent))
     receipt = next(line for line in said(case) if isinstance(line, Receipted) and line.code == 0)
     planted = {
@@ -182,7 +182,7 @@ def test_what_is_planted_in_a_diary_is_found(case):
         assert any(fault.startswith(f"{kind}: ") for fault in checked(case).faults)
 
 
-def test_a_diary_that_is_missing_makes_its_updates_up(case):
+def test_updates_without_a_link_record_are_reported(case):
     (case / "diaries" / "home-1.jsonl").unlink()
     faults = checked(case).faults
     assert all("home-1" in fault or "more" in fault for fault in faults)
@@ -190,7 +190,7 @@ def test_a_diary_that_is_missing_makes_its_updates_up(case):
     assert any(fault.startswith("made up: ") for fault in faults)
 
 
-def test_an_update_that_was_promised_to_nobody_may_be_missing(case):
+def test_a_missing_update_without_a_receipt_is_no_finding(case):
     one = next(line for line in said(case) if isinstance(line, Sent))
     add(case, replace(one, life=900, digest="11" * 32))
     verdict = checked(case)
@@ -198,13 +198,13 @@ def test_an_update_that_was_promised_to_nobody_may_be_missing(case):
     assert verdict.unsettled >= 1
 
 
-def test_a_folder_without_diaries_is_named(case, capsys):
+def test_a_folder_without_link_records_is_refused_by_its_name(case, capsys):
     config = ["audit", str(case / "aggregator.toml"), "--devices", str(case)]
     assert cli.main(config) == 2
     assert "no link trace (*.jsonl)" in capsys.readouterr().err
 
 
-def test_what_was_dropped_is_said_and_is_no_fault(world, monkeypatch, capsys):
+def test_a_pruned_journal_is_reported_and_is_no_finding(world, monkeypatch, capsys):
     """Vectors of two rounds are kept, and the events of a few more; a loss among them is found."""
     keep = Retention(journal=4000, rounds=2)
     monkeypatch.setattr(RetentionSection, "bounds", property(lambda _: keep))

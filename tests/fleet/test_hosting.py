@@ -17,7 +17,7 @@ def among(one, number):
     return one.clients[number].status().get("neighbours", {"step": -1, "epoch": 0, "links": {}})
 
 
-def test_devices_learn_who_their_neighbours_are_and_learn_with_them(world):
+def test_devices_receive_their_neighbours_and_train_with_them(world):
     one = hosted(world, total_steps=8)
     one.until(lambda: all(among(one, n)["step"] >= 8 for n in range(4)))
     assert {len(among(one, n)["links"]) for n in range(4)} == {2}, "a ring of all four"
@@ -28,7 +28,7 @@ def test_devices_learn_who_their_neighbours_are_and_learn_with_them(world):
     assert trackers == pytest.approx(np.mean(seen, axis=0), abs=1e-6)
 
 
-def test_they_go_on_without_it_and_after_a_restart_know_each_other(world):
+def test_neighbours_continue_without_the_host_and_after_a_restart(world):
     one = hosted(world, "dfl_sgd", total_steps=12)
     one.until(lambda: all(among(one, n)["step"] >= 3 for n in range(4)))
     one.kill_daemon()
@@ -38,7 +38,7 @@ def test_they_go_on_without_it_and_after_a_restart_know_each_other(world):
     assert among(one, 2)["epoch"] == among(one, 0)["epoch"]
 
 
-def test_a_daemon_that_was_restarted_says_the_same(world):
+def test_a_restarted_daemon_announces_the_same_topology(world):
     one = hosted(world, "dfl_sgd", total_steps=12)
     one.until(lambda: all(among(one, n)["step"] >= 2 for n in range(4)))
     epoch = one.daemon.state.round
@@ -49,7 +49,7 @@ def test_a_daemon_that_was_restarted_says_the_same(world):
     assert {among(one, n)["epoch"] for n in range(4)} == {epoch}
 
 
-def test_who_leaves_is_linked_out_and_trackers_start_anew(world):
+def test_a_device_that_leaves_is_removed_and_trackers_restart(world):
     one = hosted(world, total_steps=30, drop_after=5.0)
     one.until(lambda: all(among(one, n)["step"] >= 3 for n in range(4)))
     epoch = one.daemon.state.round

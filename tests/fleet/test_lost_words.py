@@ -9,7 +9,7 @@ from edge_sdk.wire.protocol import topics
 
 
 @pytest.mark.parametrize("lost", ["keys", "bundle", "model"])
-def test_an_announcement_that_never_arrived_is_asked_for_again(world, monkeypatch, lost):
+def test_a_lost_announcement_is_requested_again(world, monkeypatch, lost):
     one = world(devices=1, run={"rounds": 2})
     dropped = []
     deliver = LoopbackBroker._enqueue
@@ -26,7 +26,7 @@ def test_an_announcement_that_never_arrived_is_asked_for_again(world, monkeypatc
     assert dropped
 
 
-def test_a_bad_link_leaves_nobody_behind(world):
+def test_a_lossy_link_excludes_no_device(world):
     # a lost manifest costs the device a round, and the round its quorum: it is opened again
     faults = LinkFaults(drop=0.1, duplicate=0.2, reorder=0.3, delay=0.3)
     one = world(devices=4, run={"rounds": 3, "deadline": "60s"}, faults=faults, seed=1)

@@ -67,7 +67,7 @@ def check_journal(one):
 
 
 @pytest.mark.parametrize("method", SYNCHRONOUS)
-def test_a_fleet_learns_and_ends(world, method):
+def test_every_method_completes_its_run(world, method):
     one = world(run=run(method))
     one.start_all()
     start = one.consensus()
@@ -80,7 +80,7 @@ def test_a_fleet_learns_and_ends(world, method):
 
 
 @pytest.mark.parametrize("method", sorted(SYNCHRONOUS.keys() - {"nbafl"}))
-def test_devices_and_daemon_may_die_anywhere_and_the_same_bits_come_out(world, method):
+def test_kills_of_devices_and_daemon_change_no_bit(world, method):
     calm = world(run=run(method))
     calm.start_all()
     wanted = finish(calm)
@@ -89,7 +89,7 @@ def test_devices_and_daemon_may_die_anywhere_and_the_same_bits_come_out(world, m
     check_journal(one)
 
 
-def test_noise_on_the_way_down_is_the_same_again_when_the_journal_is_folded_again(world):
+def test_replaying_the_journal_draws_the_same_downlink_noise(world):
     one, other = world(run=run("nbafl")), world(run=run("nbafl"))
     disturbed(one, random.Random(3))
     check_journal(one)
@@ -114,7 +114,7 @@ PAPER = {
 
 
 @pytest.mark.parametrize("method", PAPER)
-def test_devices_add_their_own_noise_and_the_fleet_still_ends(world, method):
+def test_a_fleet_with_device_noise_completes_its_run(world, method):
     quiet = {"downlink_noise": False} if method == "nbafl" else {}
     said = run(method, settings=STEPS | SYNCHRONOUS[method] | quiet)
     calm, one = world(run=said), world(run=said)
@@ -132,7 +132,7 @@ def test_devices_add_their_own_noise_and_the_fleet_still_ends(world, method):
 
 
 @pytest.mark.parametrize("method", BUFFER)
-def test_asynchronous_rounds_wait_for_nobody_and_count_everybody(world, method):
+def test_asynchronous_rounds_wait_for_no_device_and_count_every_update(world, method):
     one = world(run=asynchronous(method))
     one.start_all()
     finish(one)
@@ -146,7 +146,7 @@ def test_asynchronous_rounds_wait_for_nobody_and_count_everybody(world, method):
 
 
 @pytest.mark.parametrize("method", BUFFER)
-def test_asynchronous_runs_go_on_after_power_cuts(world, method):
+def test_asynchronous_runs_continue_after_power_cuts(world, method):
     one = world(run=asynchronous(method))
     disturbed(one, random.Random(method))
     assert one.version == 9
@@ -154,7 +154,7 @@ def test_asynchronous_runs_go_on_after_power_cuts(world, method):
 
 
 @pytest.mark.parametrize("method", BUFFER)
-def test_a_device_that_never_comes_back_stops_nobody(world, method):
+def test_an_absent_device_does_not_stop_the_run(world, method):
     one = world(run=asynchronous(method))
     one.start_all()
     one.until(lambda: one.version >= 2)
@@ -165,7 +165,7 @@ def test_a_device_that_never_comes_back_stops_nobody(world, method):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", RECURRENT)
-def test_recurrent_models_learn_with_half_of_the_devices_in_a_round(world, method):
+def test_recurrent_models_train_with_half_of_the_devices_per_round(world, method):
     more = {
         "bundle": RECURRENT[method],
         "quorum": 3,

@@ -114,7 +114,7 @@ def everybody(street, exchanges):
         ("dfl_gt", {"order": "atc"}),
     ],
 )
-def test_over_the_wire_it_is_what_the_halves_come_to(block, method, say):
+def test_the_exchange_over_the_wire_equals_the_pure_halves(block, method, say):
     one = block(method, **say)
     one.finish()
     street = one.street
@@ -141,7 +141,7 @@ def check_that_all_agreed(one, caplog):
 
 
 @STRICT
-def test_a_bad_link_changes_nothing_where_one_insists(block, caplog, method, say):
+def test_a_lossy_link_changes_nothing_with_retransmission(block, caplog, method, say):
     bad = LinkFaults(drop=0.1, duplicate=0.2, reorder=0.3, delay=0.3)
     one = block(method, bad, seed=5, total_steps=5, **say)
     one.finish()
@@ -149,7 +149,7 @@ def test_a_bad_link_changes_nothing_where_one_insists(block, caplog, method, say
 
 
 @STRICT
-def test_who_is_held_up_in_its_first_exchange_has_not_lost_its_store(block, caplog, method, say):
+def test_a_delayed_first_exchange_is_no_lost_store(block, caplog, method, say):
     """The decider counts the link, goes on, and is heard two exchanges ahead before its word is."""
     one = block(method, total_steps=5, **say)
     publish, mute = one.broker.publish, topics.peer("street", "home-1", "home-2")
@@ -166,7 +166,7 @@ def test_who_is_held_up_in_its_first_exchange_has_not_lost_its_store(block, capl
     assert mixed(caplog)[0] == 2 * len(NAMES), "the first exchange counted at both ends"
 
 
-def test_who_comes_late_joins_where_its_neighbours_are(block):
+def test_a_late_device_joins_at_the_round_of_its_neighbours(block):
     one = block(deadline="1s", total_steps=20)
     one.die("home-2")
     one.until(lambda: one.step("home-1") >= 8)
@@ -179,7 +179,7 @@ def test_who_comes_late_joins_where_its_neighbours_are(block):
 
 
 @pytest.mark.parametrize("method", ["dfl_sgd", "dfl_gt"])
-def test_a_device_that_is_switched_off_goes_on_where_it_stood(block, method):
+def test_a_device_switched_off_continues_from_its_state(block, method):
     one = block(method, deadline="30s", total_steps=8)
     for at, name in ((2, "home-0"), (4, "home-3"), (5, "home-4")):
         one.until(lambda at=at, name=name: one.step(name) >= at)
@@ -194,7 +194,7 @@ def test_a_device_that_is_switched_off_goes_on_where_it_stood(block, method):
     assert one.clients["home-3"].status()["neighbours"]["epoch"] == 1
 
 
-def test_who_lost_its_store_has_all_trackers_started_anew(block):
+def test_a_lost_store_restarts_all_trackers(block):
     one = block("dfl_gt", deadline="2s", total_steps=14)
     one.until(lambda: one.step("home-2") >= 4)
     one.die("home-2")
@@ -208,7 +208,7 @@ def test_who_lost_its_store_has_all_trackers_started_anew(block):
     assert trackers == pytest.approx(np.mean(seen, axis=0), abs=1e-6)
 
 
-def test_a_stranger_is_not_heard(block, tmp_path):
+def test_messages_of_an_unknown_device_are_ignored(block, tmp_path):
     one = block(total_steps=3)
     other = one.street.keys["home-1"]
     one.street.keys["home-1"] = one.street.keys["home-4"]
@@ -226,7 +226,7 @@ def sent(block):
     return block.clients["home-00"].status()["counts"]["bytes to neighbours peer"]
 
 
-def test_bytes_grow_with_the_degree_and_not_with_the_fleet(tmp_path):
+def test_bytes_depend_on_the_degree_and_not_on_the_fleet_size(tmp_path):
     told = {}
     for devices, reach in ((6, 1), (6, 2), (12, 1)):
         folder = tmp_path / f"{devices}-{reach}"
@@ -246,7 +246,7 @@ def test_bytes_grow_with_the_degree_and_not_with_the_fleet(tmp_path):
 
 @settings(max_examples=150, suppress_health_check=list(HealthCheck))
 @given(st.data())
-def test_whatever_a_neighbour_sends_the_device_stands(hostile, data):
+def test_any_message_of_a_neighbour_leaves_the_device_running(hostile, data):
     """Rightly signed nonsense, and mutants of what is right: refused, counted, never raised."""
     one, key = hostile
     x = one.clients["home-0"]._membership.driver._x
@@ -292,7 +292,7 @@ def hostile(tmp_path):
     one.close()
 
 
-def test_when_nothing_more_may_be_told_a_device_only_listens(tmp_path):
+def test_a_device_with_a_spent_budget_only_receives(tmp_path):
     graph = {"home-0": ["home-1"], "home-1": ["home-0"]}
     street = Street(tmp_path, graph, say={"total_steps": 8, "deadline": "1s"})
     path = street.path("home-0")
@@ -309,7 +309,7 @@ def test_when_nothing_more_may_be_told_a_device_only_listens(tmp_path):
     one.close()
 
 
-def test_a_stopped_device_offers_nothing_when_its_neighbours_begin_anew(tmp_path):
+def test_a_stopped_device_offers_nothing_after_a_restart_of_neighbours(tmp_path):
     graph = {"home-0": ["home-1"], "home-1": ["home-0"]}
     street = Street(tmp_path, graph, say={"total_steps": 8, "deadline": "1s"})
     one = Block(street, SOUND)
@@ -337,7 +337,7 @@ def test_a_stopped_device_offers_nothing_when_its_neighbours_begin_anew(tmp_path
     one.close()
 
 
-def test_a_device_alone_needs_no_neighbours(tmp_path):
+def test_a_device_without_neighbours_trains_locally(tmp_path):
     street = Street(tmp_path, {"home-0": []})
     one = Block(street, SOUND)
     for _ in range(5):

@@ -49,7 +49,7 @@ def wanted(tmp_path_factory):
 @pytest.mark.parametrize("method", ["dfl_sgd", "dfl_gt"])
 @pytest.mark.parametrize("name", ["home-0", "home-2", "home-4"])
 @pytest.mark.parametrize("first", [1, 5])
-def test_it_ends_where_it_would_have_ended(tmp_path, wanted, method, name, first):
+def test_a_crash_at_any_point_changes_no_bit(tmp_path, wanted, method, name, first):
     """Each process of this device lives a little longer than the one before it, until one ends."""
     assert HOURS > 48
     street = Street(tmp_path, ring(NAMES), method, say={"total_steps": LAST, "deadline": "60s"})

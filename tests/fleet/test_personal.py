@@ -47,7 +47,7 @@ def bits(state):
     return {name: vector.tobytes() for name, vector in state.mixed.items()}
 
 
-def test_every_home_gets_its_own_mixture_and_goes_on_from_its_own_model(world):
+def test_every_device_gets_its_own_mixture_and_continues_from_its_model(world):
     one = personal(world, settings={"sites": SITES, "threshold": 15.0})
     one.start_all()
     one.until(lambda: one.version >= 2)
@@ -73,7 +73,7 @@ def test_every_home_gets_its_own_mixture_and_goes_on_from_its_own_model(world):
     assert sorted(state.credits) == [1, 2, 3, 4]
 
 
-def test_the_model_it_forecasts_with_is_its_best_on_windows_held_back(world):
+def test_a_device_forecasts_with_its_best_model_on_held_back_windows(world):
     one, last = (
         personal(world),
         personal(world, settings={"model_selection": "last", "final_tuning": False}),
@@ -91,7 +91,7 @@ def test_the_model_it_forecasts_with_is_its_best_on_windows_held_back(world):
         assert mine.tobytes() == last.daemon.state.held[f"home-{number}"].tobytes()
 
 
-def test_with_everything_learned_from_nothing_is_held_back_and_the_last_is_chosen(world):
+def test_without_held_back_windows_the_last_model_is_selected(world):
     one = personal(world, holdout=0.0, settings={"model_selection": "fleet", "final_tuning": False})
     one.start_all()
     state = finish(one)
@@ -99,7 +99,7 @@ def test_with_everything_learned_from_nothing_is_held_back_and_the_last_is_chose
     assert all(client.learner.judged(client.state.p) is None for client in one.clients.values())
 
 
-def test_the_fleet_chooses_a_round(world):
+def test_the_fleet_selects_a_round(world):
     one = personal(world, settings={"model_selection": "fleet", "final_tuning": False})
     one.start_all()
     state = finish(one)
@@ -114,7 +114,7 @@ def test_the_fleet_chooses_a_round(world):
         assert is_last == (state.kept == ROUNDS)
 
 
-def test_liars_count_nothing_from_the_second_round_on(world):
+def test_byzantine_devices_have_no_weight_from_the_second_round_on(world):
     one = personal(world, devices=5, rounds=5)
     ids = [f"home-{number}" for number in range(5)]
     cast = AttackRoles.of(AttackPlan("flipping", byzantine=0.2), ids, one.clock.monotonic)
@@ -131,7 +131,7 @@ def test_liars_count_nothing_from_the_second_round_on(world):
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_power_cuts_on_either_side_change_not_one_bit(world, seed):
+def test_power_cuts_on_either_side_change_no_bit(world, seed):
     calm = personal(world, settings={"sites": SITES})
     calm.start_all()
     wanted = finish(calm)
@@ -158,7 +158,7 @@ def test_power_cuts_on_either_side_change_not_one_bit(world, seed):
         assert client.state.chosen.tobytes() == calm.clients[number].state.chosen.tobytes()
 
 
-def test_a_home_that_never_comes_back_is_forgotten_and_stops_nobody(world):
+def test_an_absent_device_is_dropped_and_stops_no_round(world):
     one = personal(world, rounds=8, settings={"stale_after": 3}, min_updates=3, deadline="5s")
     one.start_all()
     one.until(lambda: one.version >= 2)
@@ -191,7 +191,7 @@ def test_a_file_that_is_missing_is_refused_before_anything_connects(world, tmp_p
         one.start_daemon()
 
 
-def test_with_noise_at_the_update_held_back_losses_stay_where_they_are(world):
+def test_with_update_noise_no_held_back_loss_is_sent(world):
     one = personal(world, settings={"model_selection": "fleet"})
     noisy = {"name": "gaussian", "point": "update", "clip_norm": 30.0, "epsilon": 1.0}
     for path in one.folder.glob("home-*.toml"):
@@ -203,7 +203,7 @@ def test_with_noise_at_the_update_held_back_losses_stay_where_they_are(world):
     assert all("validation" not in report for report in reports(one))
 
 
-def test_status_and_metrics_tell_what_everybody_makes_of_the_others(world, capsys):
+def test_status_and_metrics_show_the_credit_between_devices(world, capsys):
     one = personal(world, rounds=2)
     one.start_all()
     state = finish(one)
@@ -221,7 +221,7 @@ def test_status_and_metrics_tell_what_everybody_makes_of_the_others(world, capsy
     assert told == {n: pytest.approx(row, abs=2e-6) for n, row in wanted.items()}
 
 
-def test_a_liar_turns_red_on_the_heat_map_of_all_rounds(world, capsys, tmp_path):
+def test_the_credit_heat_map_marks_a_byzantine_device(world, capsys, tmp_path):
     one = personal(world)
     ids = [f"home-{number}" for number in range(4)]
     cast = AttackRoles.of(AttackPlan("flipping", byzantine=0.25), ids, one.clock.monotonic)
@@ -245,7 +245,7 @@ def test_a_liar_turns_red_on_the_heat_map_of_all_rounds(world, capsys, tmp_path)
     assert cli.main(["credit", str(one.config), "--by", "nobody"]) == 2
 
 
-def test_other_methods_have_no_credit_to_tell_of(world):
+def test_other_methods_show_no_credit(world):
     one = world(run={"rounds": 1})
     one.start_all()
     one.until(lambda: one.version >= 1)

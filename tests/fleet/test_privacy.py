@@ -52,7 +52,7 @@ def charged(one, number):
 
 
 @pytest.mark.parametrize("method", ["fedavg", "afl"])
-def test_perturbed_readings_are_learned_from_and_stay_as_they_are_over_power_cuts(world, method):
+def test_training_uses_noisy_readings_that_survive_power_cuts(world, method):
     run = {"method": method, "rounds": 4}
     if method == "afl":
         run["settings"] = {"steps": 2, "rate": 0.003}
@@ -76,7 +76,7 @@ def test_perturbed_readings_are_learned_from_and_stay_as_they_are_over_power_cut
         assert client.forecast().source == "model"
 
 
-def test_who_has_spent_his_budget_leaves_the_round_and_the_others_go_on(world):
+def test_a_device_with_a_spent_budget_leaves_and_the_others_continue(world):
     one = world(run={"rounds": 8, "quorum": 2, "deadline": "20s"}, local_rounds={"interval": "1s"})
     hide(one, UPDATE, numbers=[0])
     one.start_all()
@@ -92,7 +92,7 @@ def test_who_has_spent_his_budget_leaves_the_round_and_the_others_go_on(world):
     assert ledger.spent == told["spent"]
 
 
-def test_the_aggregators_own_count_stops_a_device_too(world):
+def test_the_release_count_of_the_aggregator_stops_a_device(world):
     one = world(run={"rounds": 6, "quorum": 3, "deadline": "5s"}, admission={"max_updates": 3})
     one.start_all()
     clients = one.clients.values()
@@ -141,7 +141,7 @@ def observed(one, number=0):
     return at // 3600
 
 
-def test_a_spent_budget_keeps_the_newest_window_at_home_when_the_run_is_over_too(world, caplog):
+def test_with_a_spent_budget_no_window_is_sent_after_the_run(world, caplog):
     spent = {**DEMAND, "budget": {**DEMAND["budget"], "max_releases": 1}}
     one, line = split(world, spent)
     client = one.clients[0]
@@ -158,7 +158,7 @@ def test_a_spent_budget_keeps_the_newest_window_at_home_when_the_run_is_over_too
     assert any("graph model unavailable why=budget" in said.getMessage() for said in caplog.records)
 
 
-def test_a_window_with_readings_from_before_a_lost_store_is_not_served(world, caplog):
+def test_a_window_with_readings_older_than_a_lost_store_is_not_sent(world, caplog):
     one, line = split(world, DEMAND)
     client = one.clients[0]
     one.until(lambda: client.forecast().source == "model")
@@ -171,7 +171,7 @@ def test_a_window_with_readings_from_before_a_lost_store_is_not_served(world, ca
     assert any("window not learnable" in said.getMessage() for said in caplog.records)
 
 
-def test_a_papers_noise_at_the_input_plays_split_turns(world):
+def test_paper_input_noise_works_with_split_rounds(world):
     paper = {
         "mode": "paper",
         "mechanism": {"name": "gaussian", "point": "input", "noise_multiplier": 0.1},

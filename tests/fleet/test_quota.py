@@ -21,7 +21,7 @@ def rationed(world):
     return one
 
 
-def test_a_used_up_day_ends_the_talk_and_not_the_device(world):
+def test_a_used_daily_quota_stops_messages_and_not_the_device(world):
     one = rationed(world)
     version, spent = one.version, used(one, 0)
     assert version > 1
@@ -32,7 +32,7 @@ def test_a_used_up_day_ends_the_talk_and_not_the_device(world):
     assert one.clients[0].is_ready
 
 
-def test_a_restart_gives_no_second_ration_and_a_new_day_does(world):
+def test_a_restart_keeps_the_used_quota_and_a_new_day_resets_it(world):
     one = rationed(world)
     one.clients[0]._session._parts.quota.save()
     one.die(0)

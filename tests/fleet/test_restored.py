@@ -33,7 +33,7 @@ def accepted(one):
     return sum(client.status()["counts"].get("accepted", 0) for client in one.fleet.clients)
 
 
-def test_devices_beyond_the_backup_say_hello_and_go_on(world):
+def test_devices_newer_than_the_backup_say_hello_and_continue(world):
     one = world(run={"quorum": 3})
     copy = backed_up(one)
     one.until(lambda: one.version >= 4)
@@ -62,7 +62,7 @@ def test_devices_beyond_the_backup_say_hello_and_go_on(world):
     )
 
 
-def test_a_run_that_was_begun_after_the_backup_is_left_behind(world):
+def test_a_run_started_after_the_backup_is_abandoned(world):
     one = world(run={"quorum": 3})
     copy = backed_up(one)
     one.kill_daemon()
@@ -75,7 +75,7 @@ def test_a_run_that_was_begun_after_the_backup_is_left_behind(world):
     assert all(client._session.seen.run == 1 + RUN_LEAP for client in one.fleet.clients)
 
 
-def test_a_command_after_a_restore_is_new_to_its_device(world):
+def test_a_command_after_a_restore_has_a_new_number(world):
     one = world(run={"quorum": 2})
     copy = backed_up(one)
     for op in ("stop", "resume"):
@@ -87,7 +87,7 @@ def test_a_command_after_a_restore_is_new_to_its_device(world):
     one.until(lambda: one.clients[0].why_stopped == "command")
 
 
-def test_nothing_is_touched_while_the_daemon_runs(world, capsys):
+def test_restore_is_refused_while_the_daemon_runs(world, capsys):
     one = world(run={"quorum": 3})
     copy = backed_up(one)
     files = sorted(path.name for path in one.daemon.config.state.iterdir())
@@ -98,7 +98,7 @@ def test_nothing_is_touched_while_the_daemon_runs(world, capsys):
     one.until(lambda: one.version >= 4)
 
 
-def test_what_is_no_backup_of_this_fleet_is_refused(world, capsys):
+def test_a_backup_of_another_fleet_is_refused(world, capsys):
     one = world()
     one.start_daemon()
     state = one.daemon.config.state
@@ -124,7 +124,7 @@ def test_what_is_no_backup_of_this_fleet_is_refused(world, capsys):
 
 
 @pytest.mark.parametrize("is_lost", [False, True])
-def test_the_database_from_before_is_kept_if_there_is_one(world, capsys, is_lost):
+def test_the_replaced_database_is_kept(world, capsys, is_lost):
     one = world(run={"quorum": 3})
     copy = backed_up(one)
     one.until(lambda: one.version >= 4)

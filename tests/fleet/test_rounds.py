@@ -20,7 +20,7 @@ def undisturbed(world, deadline="30s", **options):
     return finish(one), one
 
 
-def test_devices_learn_together_and_their_loss_falls(world):
+def test_training_in_rounds_lowers_the_loss(world):
     one = world(run={"rounds": 30, "settings": {"steps": 16, "rate": 0.01}})
     one.start_all()
     finish(one, 30)
@@ -53,7 +53,7 @@ def test_duplicates_reordering_and_delays_change_nothing(world):
         assert stormy.tobytes() == calm.tobytes()
 
 
-def test_losses_cost_time_and_nothing_else(world):
+def test_lost_messages_cost_only_time(world):
     calm, _ = undisturbed(world)
     lossy, one = undisturbed(world, faults=LinkFaults(drop=0.1, duplicate=0.1, reorder=0.2), seed=5)
     moved = [v.moved for v in one.daemon._store.versions(1)]
@@ -64,7 +64,7 @@ def test_losses_cost_time_and_nothing_else(world):
     assert all(count <= ROUNDS + moved.count(False) + 1 for count in spent)
 
 
-def test_a_device_that_never_comes_does_not_stop_the_others(world):
+def test_a_missing_device_does_not_stop_the_others(world):
     one = world(devices=3, run={"rounds": 4, "quorum": 3, "min_updates": 2, "deadline": "5s"})
     one.start_daemon()
     one.start(0)
@@ -73,7 +73,7 @@ def test_a_device_that_never_comes_does_not_stop_the_others(world):
     assert [len(v.report["cohort"]) for v in one.daemon._store.versions(1)] == [2] * 4
 
 
-def test_too_few_devices_move_nothing(world):
+def test_too_few_devices_close_no_round(world):
     one = world(devices=3, run={"quorum": 3, "deadline": "5s"})
     one.start_daemon()
     one.start(0)
@@ -83,7 +83,7 @@ def test_too_few_devices_move_nothing(world):
     assert one.consensus().tobytes() == before.tobytes()
 
 
-def test_a_device_that_comes_late_takes_part_from_then_on(world):
+def test_a_late_device_participates_from_then_on(world):
     one = world(devices=3, run={"quorum": 3, "min_updates": 2, "deadline": "5s", "rounds": 8})
     one.start_daemon()
     one.start(0)

@@ -44,7 +44,7 @@ def has_taken_over(client, run):
 
 
 @pytest.mark.parametrize(("first", "second"), list(itertools.permutations(METHODS, 2)))
-def test_a_fleet_goes_over_to_another_method(world, first, second):
+def test_a_fleet_changes_to_another_method(world, first, second):
     one = world(run={"method": first, "settings": METHODS[first], "rounds": 1})
     one.start_all()
     finish(one)
@@ -58,7 +58,7 @@ def test_a_fleet_goes_over_to_another_method(world, first, second):
     assert one.daemon.metrics.refusals() == {}
 
 
-def test_a_new_run_of_the_same_method_remembers_weights_and_nothing_else(world):
+def test_a_new_run_of_the_same_method_keeps_the_weights_only(world):
     said = {"model_selection": "last", "final_tuning": False}
     one = world(run={"method": "pfl", "settings": {"steps": 2} | said, "rounds": 1})
     one.start_all()

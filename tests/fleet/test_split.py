@@ -126,7 +126,7 @@ def calm(tmp_path_factory):
     return bits(state)
 
 
-def test_a_round_is_played_and_closed_and_forecasts_use_the_graph(world):
+def test_a_split_round_closes_and_forecasts_use_the_graph(world):
     one = sites(world)
     start_all(one)
     state = finish(one)
@@ -157,7 +157,7 @@ def test_an_iteration_on_the_wire_is_twice_as_small_in_float16(world):
     assert 0.48 < sizes[True] / sizes[False] < 0.53
 
 
-def test_alternating_says_a_small_part_of_it(world):
+def test_alternating_sends_a_small_part_of_the_bytes(world):
     sizes = {}
     for schedule in ("joint", "alternating"):
         turns = {"schedule": schedule, "server_iterations": 1, "refresh_batches": 1}
@@ -173,7 +173,7 @@ def test_alternating_says_a_small_part_of_it(world):
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_an_unkind_broker_changes_not_one_bit(world, calm, seed):
+def test_a_broker_that_duplicates_and_reorders_changes_no_bit(world, calm, seed):
     """Repeats, delays and messages that overtake others: every station is in every turn."""
     one = sites(
         world, rounds=3, faults=LinkFaults(duplicate=0.2, reorder=0.3, delay=0.4), seed=seed
@@ -186,7 +186,7 @@ def test_an_unkind_broker_changes_not_one_bit(world, calm, seed):
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_what_a_broker_loses_costs_a_turn_and_never_the_run(world, seed):
+def test_a_lost_message_costs_one_step_and_not_the_run(world, seed):
     one = sites(world, rounds=2, faults=LinkFaults(drop=0.05), seed=seed, least=2)
     start_all(one)
     state = finish(one)
@@ -194,7 +194,7 @@ def test_what_a_broker_loses_costs_a_turn_and_never_the_run(world, seed):
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_a_killed_aggregator_begins_the_round_anew_and_changes_not_one_bit(world, calm, seed):
+def test_a_killed_aggregator_restarts_the_round_and_changes_no_bit(world, calm, seed):
     one, rng = sites(world, rounds=3), random.Random(seed)
     start_all(one)
     kills = 0
@@ -213,7 +213,7 @@ def test_a_killed_aggregator_begins_the_round_anew_and_changes_not_one_bit(world
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_a_device_that_dies_inside_a_round_is_back_at_a_later_turn(world, seed):
+def test_a_device_killed_in_a_round_rejoins_at_a_later_step(world, seed):
     one, rng = sites(world, rounds=3, turns={"deadline": 2.0}), random.Random(seed)
     start_all(one)
     deaths = 0
@@ -236,14 +236,14 @@ def test_a_device_that_dies_inside_a_round_is_back_at_a_later_turn(world, seed):
         assert mine.tobytes() == state.held[f"home-{number}"].tobytes()
 
 
-def test_one_model_for_all_through_the_same_door(world):
+def test_split_averaging_ends_with_one_model_for_all(world):
     one = sites(world, method="lstm_cnn_fedavg")
     start_all(one)
     state = finish(one)
     assert len({vector.tobytes() for vector in state.mixed.values()}) == 1
 
 
-def test_a_device_that_lost_its_server_forecasts_without_the_graph(world):
+def test_a_device_without_its_aggregator_forecasts_without_the_graph(world):
     one = sites(world)
     start_all(one)
     finish(one)
@@ -305,7 +305,7 @@ def centralised(one, windows):
 @pytest.mark.parametrize(
     "faults", [LinkFaults(), LinkFaults(duplicate=0.2, reorder=0.4, delay=0.5)]
 )
-def test_split_equals_centralised_over_the_message_path(world, monkeypatch, faults):
+def test_split_training_over_messages_equals_centralised_training(world, monkeypatch, faults):
     """Float32 arrays through envelopes, pieces and an unkind broker, against one machine."""
     windows = []
 
@@ -333,13 +333,13 @@ def test_split_equals_centralised_over_the_message_path(world, monkeypatch, faul
         ({"final_tuning": True, "rounds": None}, "final_tuning"),
     ],
 )
-def test_what_cannot_work_is_refused_before_anything_connects(world, said, key, capsys):
+def test_an_invalid_split_configuration_is_refused_before_connecting(world, said, key, capsys):
     with pytest.raises(AssertionError):
         sites(world, **said)
     assert re.search(key, capsys.readouterr().err)
 
 
-def test_the_fleet_chooses_a_round_by_windows_that_all_hold_back(world):
+def test_the_fleet_selects_a_round_by_held_back_windows(world):
     """Over the wire: a daemon is killed on the way, and what is served is the chosen round's."""
     one = sites(
         world, rounds=3, turns={"validation_batches": 2}, model_selection="fleet", final_tuning=True
@@ -377,7 +377,7 @@ def lied(world, attack, *, options=None, guard=3.0, rounds=2):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("attack", ["signal_scale", "signal_flip"])
-def test_poisoned_activations_and_gradients_move_others_no_further_than_the_guard(world, attack):
+def test_poisoned_activations_and_gradients_are_clipped(world, attack):
     options = {"factor": 1e6} if attack == "signal_scale" else {}
     calm, _ = lied(world, "")
     held, told = lied(world, attack, options=options)
@@ -393,7 +393,7 @@ def test_poisoned_activations_and_gradients_move_others_no_further_than_the_guar
 
 @pytest.mark.slow
 @pytest.mark.parametrize("attack", ["flipping", "gaussian", "ipm"])
-def test_whoever_lies_about_its_model_is_left_out_of_models_and_graph(world, attack):
+def test_a_byzantine_model_is_excluded_from_models_and_graph(world, attack):
     options = {"epsilon": 2.0} if attack == "ipm" else {}
     state, told = lied(world, attack, options=options, rounds=3)
     assert state.masked == {"home-0": True}
@@ -408,7 +408,7 @@ def test_whoever_lies_about_its_model_is_left_out_of_models_and_graph(world, att
 
 
 @pytest.mark.slow
-def test_a_near_copy_is_let_in_and_takes_no_more_than_almost_half(world):
+def test_a_near_copy_gets_less_than_half_of_the_weight(world):
     """The limit that the documents state: nearness is rewarded."""
     _, told = lied(world, "near_copy", rounds=3)
     victim = told[-1]["credit"]["home-1"]
@@ -417,7 +417,7 @@ def test_a_near_copy_is_let_in_and_takes_no_more_than_almost_half(world):
 
 
 @pytest.mark.parametrize("half", [False, True])
-def test_a_forecast_costs_one_window_each_way(world, half):
+def test_a_forecast_sends_one_window_each_way(world, half):
     one = sites(world, turns={"float16": half}, rounds=1)
     start_all(one)
     finish(one)

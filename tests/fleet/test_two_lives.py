@@ -32,7 +32,7 @@ def copied(one, number):
     )
 
 
-def test_both_processes_stop_and_the_fleet_goes_on(world, caplog, capsys):
+def test_both_processes_of_a_cloned_identity_stop_and_the_fleet_continues(world, caplog, capsys):
     one = world(run={"quorum": 2})
     one.start_all()
     one.until(lambda: one.version >= 2)
@@ -57,7 +57,7 @@ def test_both_processes_stop_and_the_fleet_goes_on(world, caplog, capsys):
     assert "ALARM home-0: quarantined, TWO_LIVES: " in capsys.readouterr().out
 
 
-def test_a_new_key_lets_the_right_one_back_in(world):
+def test_a_new_key_readmits_the_device(world):
     one = world(run={"quorum": 2})
     one.start_all()
     one.until(lambda: one.version >= 2)
@@ -79,7 +79,7 @@ def test_a_new_key_lets_the_right_one_back_in(world):
 
 
 @pytest.mark.parametrize("times", [1, 2])
-def test_an_image_that_is_put_back_is_no_second_process(world, times):
+def test_a_restored_image_is_no_cloned_identity(world, times):
     one = world(run={"quorum": 2})
     one.start_all()
     state = Config.load(one.folder / "home-0.toml").state

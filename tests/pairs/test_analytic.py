@@ -98,7 +98,7 @@ class TestServer:
         np.testing.assert_allclose(coefficients(state), pooled(range(3)), rtol=0, atol=1e-10)
         assert state.w.tobytes() == first.w.tobytes()
 
-    def test_duplicates_and_a_replaced_statistic_count_once_and_the_newest(self):
+    def test_only_the_newest_statistic_of_a_device_counts(self):
         half = server()
         answers = [
             ("a", statistic(0)),
@@ -116,7 +116,7 @@ class TestServer:
         state, _ = fed(half, state, [("b", statistic(5))])
         np.testing.assert_allclose(coefficients(state), pooled([0, 5, 2]), rtol=0, atol=1e-10)
 
-    def test_the_first_round_standardises_the_features_of_the_fleet(self):
+    def test_the_first_round_standardises_the_features(self):
         half = server(passes=1)
         state = begun(half, version=0)
         state, effects = fed(half, state, [(n, statistic(i)) for i, n in enumerate(NAMES)])
@@ -128,7 +128,7 @@ class TestServer:
         asked = [effect for effect in effects if isinstance(effect, Task)]
         assert [task.values for task in asked] == [{"weighted": 0.0}] * 3
 
-    def test_a_statistic_of_features_that_were_not_standardised_is_asked_for_again(self):
+    def test_a_statistic_of_unstandardised_features_is_requested_again(self):
         half = server(quorum=2)
         state = begun(half, version=0)
         state, _ = fed(half, state, [("a", statistic(0)), ("b", statistic(1))])
@@ -144,7 +144,7 @@ class TestServer:
         assert (state.version, state.is_open) == (3, False)
         assert effects[-1].report["stop"]
 
-    def test_a_bundle_with_constants_of_its_fleet_needs_no_first_round(self):
+    def test_a_bundle_with_feature_constants_needs_no_first_round(self):
         manifest, _ = bundle(standardised=True)
         half = server(manifest=manifest, passes=1)
         state = begun(half, version=0)
@@ -181,7 +181,7 @@ class TestServer:
         two, _ = fed(half, again, [("c", statistic(2))])
         assert state_codec.digest(one) == state_codec.digest(two)
 
-    def test_settings_that_mean_nothing_are_refused(self):
+    def test_invalid_settings_are_refused(self):
         with pytest.raises(SchemaError):
             server(rule="median")
 
@@ -205,7 +205,7 @@ class TestUnlearning:
         )
         assert state.w.tobytes() == never.w.tobytes()
 
-    def test_after_the_run_the_model_is_solved_without_it_and_announced(self):
+    def test_unlearning_after_the_run_announces_a_new_solution(self):
         half = server(passes=1)
         state, _ = fed(half, begun(half), [(n, statistic(i)) for i, n in enumerate(NAMES)])
         assert not state.is_open
@@ -215,7 +215,7 @@ class TestUnlearning:
         assert (note.moved, note.report["unlearned"], note.report["stop"]) == (True, "b", True)
         assert (state.version, sorted(state.held)) == (3, ["a", "c"])
 
-    def test_the_last_one_leaves_no_coefficient(self):
+    def test_removing_the_last_device_leaves_zero_coefficients(self):
         half = server(quorum=1, passes=1)
         state, _ = fed(half, begun(half), [("a", statistic(0))])
         state, _ = half.apply(state, Unlearned("a"))
@@ -299,7 +299,7 @@ class TestAdmission:
     def test_an_honest_statistic_has_no_fault(self):
         assert fault_of(MANIFEST.analytic, 1, statistic(0)) == ""
 
-    def test_a_statistic_that_no_rows_have_is_refused_with_a_sentence(self):
+    def test_an_impossible_statistic_is_refused_with_a_reason(self):
         count = WIDTH * (WIDTH + 1) // 2
         wild = statistic(0)
         wild[count : count + WIDTH] *= 100.0
@@ -346,7 +346,7 @@ def asked(w, ask="train", weighted=0.0):
 
 
 class TestDevice:
-    def test_it_answers_with_the_sums_of_all_its_windows(self):
+    def test_a_device_sends_the_sums_over_all_its_windows(self):
         windows = Windows(MANIFEST, 0, 700)
         half = device(windows)
         state, (said,) = half.apply(half.init(FIRST), asked(FIRST))

@@ -32,14 +32,14 @@ def fleet():
     return sent, fleet_solution(total(honest), 1e-3)[0]
 
 
-def test_invented_data_pass_admission_and_move_the_sum(fleet):
+def test_invented_data_pass_admission_and_move_the_sums(fleet):
     sent, truth = fleet
     assert {statistic_fault(own, BOUNDS) for own in sent.values()} == {None}
     moved = fleet_solution(total(sent), 1e-3)[0]
     assert np.linalg.norm(moved - truth) > 0.3 * np.linalg.norm(truth)
 
 
-def test_a_liar_with_a_large_count_is_refused(fleet):
+def test_a_statistic_with_an_excessive_count_is_refused(fleet):
     sent, _ = fleet
     heavy = replace(sent["d00"].scaled(10.0), count=2000.0)
     assert statistic_fault(heavy, BOUNDS) == "count 2000 is not in (0, 300]"
@@ -48,7 +48,7 @@ def test_a_liar_with_a_large_count_is_refused(fleet):
 
 @pytest.mark.parametrize("name", sorted(set(RULES) - {"mean", "fltrust"}))
 @pytest.mark.parametrize("whitened", [False, True])
-def test_every_rule_of_the_catalogue_combines_votes_in_spite_of_liars(fleet, name, whitened):
+def test_every_rule_combines_votes_with_byzantine_devices(fleet, name, whitened):
     sent, truth = fleet
     names, rows = votes(sent, 1e-3)
     root = prediction_root(sent) if whitened else np.eye(WIDTH)

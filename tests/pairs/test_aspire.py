@@ -35,7 +35,7 @@ def server(quorum=1, **chosen):
         (4.0, (0.0, 0.0, 0.5, 0.5), 4.5),
     ],
 )
-def test_the_worst_weights_by_hand(budget, weights, value):
+def test_worst_case_weights_agree_with_the_hand_computed_example(budget, weights, value):
     found = worst(FOUR, even(4), even(4), budget)
     assert found == pytest.approx(np.array(weights), abs=1e-12)
     assert found @ FOUR == pytest.approx(value, rel=1e-12)
@@ -53,7 +53,7 @@ clients = st.integers(1, 8).flatmap(
 
 @given(clients)
 @settings(max_examples=80)
-def test_the_worst_weights_are_those_of_a_linear_program(case):
+def test_worst_case_weights_agree_with_a_linear_program(case):
     linprog = pytest.importorskip("scipy.optimize").linprog
     losses, prior = np.array(case[0]), np.array(case[1]) / sum(case[1])
     reach, budget, n = prior * np.array(case[2]), case[3], len(case[0])
@@ -76,17 +76,17 @@ def test_the_worst_weights_are_those_of_a_linear_program(case):
     assert found @ losses == pytest.approx(-told.fun, abs=5e-6)  # it keeps bounds to 1e-7 only
 
 
-def test_equal_losses_leave_the_prior():
+def test_equal_losses_keep_the_prior_weights():
     prior = np.array([0.5, 0.3, 0.2])
     assert worst(np.ones(3), prior, prior, 3.0) == pytest.approx(prior)
 
 
-def test_a_reach_that_makes_a_weight_negative_is_refused():
+def test_a_budget_that_makes_a_weight_negative_is_refused():
     with pytest.raises(ValueError, match="deviation"):
         worst(FOUR, even(4), 2 * even(4), 1.0)
 
 
-def test_one_firing_by_hand(consensus):
+def test_one_update_agrees_with_the_hand_computed_example(consensus):
     """Two devices at 0, targets 1 and 3, one step of 0.1 each; kappa 1, server step 0.5."""
     half = server(2, server_rate=0.5, dual_rate=0.1, budget=1.0, plane_rate=0.1, cut_every=1)
     fleet = consensus(half, consensus_half, {"a": 1.0, "b": 3.0})
@@ -114,7 +114,7 @@ def test_one_firing_by_hand(consensus):
     assert weights == pytest.approx([held, held + 2 * cut], rel=1e-5)
 
 
-def test_no_budget_is_the_consensus_of_all_alike(consensus):
+def test_a_zero_budget_equals_the_uniform_consensus(consensus):
     fleet = consensus(server(4, budget=0.0, server_rate=0.3), consensus_half, TARGETS)
     for _ in range(800):
         fleet.activate(*TARGETS)
@@ -124,7 +124,7 @@ def test_no_budget_is_the_consensus_of_all_alike(consensus):
         assert abs(fleet.w(name) - fleet.z) < 0.5 * abs(target - fleet.z) + 0.01
 
 
-def test_the_larger_the_budget_the_nearer_to_the_worst_device(consensus):
+def test_a_larger_budget_moves_towards_the_worst_device(consensus):
     rests, losses = [], []
     for budget in (0.0, 0.25, 1.0):
         fleet = consensus(server(4, budget=budget, server_rate=0.3), consensus_half, TARGETS)
@@ -145,7 +145,7 @@ class TestPlanes:
         own = family._stepped(family._begun(own, losses), losses, version)
         return family._joined(family._pruned(own), losses)
 
-    def test_one_is_added_only_if_it_exceeds_the_others(self):
+    def test_a_cutting_plane_is_added_only_if_violated(self):
         family = Worst(dict, budget=1.0)
         losses = {"a": 1.0, "b": 2.0}
         once = self.fired(family, Cut(), losses, 0)
@@ -154,7 +154,7 @@ class TestPlanes:
         assert [len(own.planes) for own in (once, again, other)] == [1, 1, 2]
 
     @pytest.mark.parametrize("after", [1, 2])
-    def test_one_that_idles_goes(self, after):
+    def test_an_inactive_cutting_plane_is_removed(self, after):
         family = Worst(dict, budget=1.0, drop_after=after, h_rate=0.0)
         own = self.fired(family, Cut(), {"a": 0.0, "b": 100.0}, 0)
         (name,) = own.planes
@@ -164,7 +164,7 @@ class TestPlanes:
             own = self.fired(family, own, {"a": 1.0, "b": 0.0}, 1 + check)
         assert name not in own.planes
 
-    def test_there_are_never_more_than_may_be(self):
+    def test_the_number_of_cutting_planes_is_bounded(self):
         family, own = Worst(dict, budget=1.0, most=3, drop_after=99), Cut()
         rng = np.random.default_rng(0)
         for version in range(30):
@@ -173,13 +173,13 @@ class TestPlanes:
             assert len(own.planes) <= 3
             assert own.multiplier.keys() == {PRIOR, *own.planes}
 
-    def test_a_claimed_loss_counts_at_most_ten_medians(self):
+    def test_a_reported_loss_is_capped_at_ten_medians(self):
         losses = {"a": 1.0, "b": 1.0, "x": 1e30}
         assert Worst(dict).capped(losses)["x"] == 10.0
         assert Worst(dict, loss_cap=0.0).capped(losses)["x"] == 1e30
 
 
-def test_a_stop_of_either_end_at_any_line_changes_no_bit(consensus):
+def test_a_restart_of_either_end_changes_no_bit(consensus):
     straight = consensus(server(2, cut_every=1), consensus_half, TARGETS)
     stopped = consensus(server(2, cut_every=1), consensus_half, TARGETS)
     for names in ("ab", "cd", "ad", "bc", "ac"):
@@ -196,7 +196,7 @@ def test_a_stop_of_either_end_at_any_line_changes_no_bit(consensus):
 
 @given(st.permutations(sorted(TARGETS)))
 @settings(max_examples=10)
-def test_everybody_awaited_the_order_of_arrival_is_no_matter(consensus, order):
+def test_with_a_full_quorum_the_order_of_arrival_does_not_matter(consensus, order):
     straight = consensus(server(4, cut_every=1), consensus_half, TARGETS)
     turned = consensus(server(4, cut_every=1), consensus_half, TARGETS)
     for _ in range(3):
@@ -205,7 +205,7 @@ def test_everybody_awaited_the_order_of_arrival_is_no_matter(consensus, order):
     assert straight.state.w.tobytes() == turned.state.w.tobytes()
 
 
-def test_one_that_left_is_in_no_plane(consensus):
+def test_a_device_that_left_is_in_no_cutting_plane(consensus):
     fleet = consensus(server(1, staleness_bound=3, cut_every=1), consensus_half, TARGETS)
     fleet.activate(*TARGETS)
     fleet.deliver(Member("d", present=False))
@@ -216,7 +216,7 @@ def test_one_that_left_is_in_no_plane(consensus):
     assert fleet.closed[-1].report["worst"] < 12.0
 
 
-def test_one_liar_moves_it_as_far_as_it_likes(consensus):
+def test_one_byzantine_device_has_unbounded_influence(consensus):
     """It is no defence, and nothing here says that it is one."""
     far = []
     for value in (1e3, 1e6):
@@ -236,6 +236,6 @@ def test_one_liar_moves_it_as_far_as_it_likes(consensus):
         ({"cut_condition": "all"}, "cut_condition"),
     ],
 )
-def test_a_setting_that_cannot_be_meant_is_refused_by_its_key(chosen, key):
+def test_an_invalid_setting_is_refused_by_its_key(chosen, key):
     with pytest.raises(SchemaError, match=key):
         build(AspireEase, chosen, where="run.settings")

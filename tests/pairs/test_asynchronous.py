@@ -56,30 +56,30 @@ def tasks(effects):
 class TestNumbers:
     """As calculated by hand in the specification."""
 
-    def test_a_stale_answer_is_mixed_in_by_half_of_alpha(self):
+    def test_a_stale_update_is_mixed_with_half_of_alpha(self):
         half = fedasync(alpha=0.6, discount="polynomial", power=0.5)
         state, (closed, *_) = half.apply(at(3, 1.0), update("m", 0, 3.0))
         assert state.w == pytest.approx([1.6], rel=1e-12)
         assert closed.report["staleness"] == {"m": 3}
         assert closed.report["weights"] == {"m": pytest.approx(0.3)}
 
-    def test_a_buffer_of_two_divides_by_two_and_not_by_its_discounts(self):
+    def test_a_buffer_of_two_divides_by_its_size(self):
         half = fedbuff(2)
         state, _ = feed(half, at(3, 0.0), update("a", 3, -2.0), update("b", 0, -1.0))
         assert state.w == pytest.approx([1.25], rel=1e-12)
 
-    def test_the_hinge_reaches_the_model(self):
+    def test_the_hinge_discount_is_applied(self):
         half = fedasync(alpha=1.0, discount="hinge", slope=10.0, grace=4)
         state, _ = half.apply(at(7, 0.0), update("m", 0, 31.0))
         assert state.w == pytest.approx([1.0], rel=1e-12)
 
-    def test_alone_and_undiscounted_the_model_is_the_devices(self):
+    def test_one_undiscounted_device_determines_the_model(self):
         half = fedasync(alpha=1.0, discount="constant")
         theirs = np.array([0.1, -7.3, 1e-9])
         state, _ = half.apply(at(5, [1.0, 2.0, 3.0]), update("m", 0, theirs))
         assert state.w.tobytes() == theirs.tobytes()
 
-    def test_fresh_answers_of_everybody_are_federated_averaging_to_the_bit(self):
+    def test_fresh_updates_of_all_devices_equal_federated_averaging(self):
         names, rng = ["a", "b", "c", "d"], np.random.default_rng(4)
         buff, avg = fedbuff(4), server("fedavg", Rounds(quorum=4))
         start = rng.normal(size=7).astype(np.float32)
@@ -98,21 +98,21 @@ class TestBuffer:
     """What may go in, what it does there, and when it goes off."""
 
     @given(order=st.permutations(range(5)))
-    def test_order_of_arrival_does_not_reach_the_model(self, order):
+    def test_the_order_of_arrival_does_not_change_the_model(self, order):
         half = fedbuff(5)
         said = [update(f"m{i}", i, [1e-8 * i, 1e8 / (i + 1)]) for i in range(5)]
         straight, _ = feed(half, at(4, [0.0, 0.0]), *said)
         turned, _ = feed(half, at(4, [0.0, 0.0]), *(said[i] for i in order))
         assert straight.w.tobytes() == turned.w.tobytes()
 
-    def test_of_one_device_the_newest_counts_and_only_once(self):
+    def test_the_newest_update_of_a_device_counts_once(self):
         half = fedbuff(2)
         state, _ = feed(half, at(3, 0.0), update("a", 0, -100.0), update("a", 3, -2.0))
         assert state.waiting == 1
         state, _ = half.apply(state, update("b", 0, -1.0))
         assert state.w == pytest.approx([1.25], rel=1e-12)
 
-    def test_what_was_used_or_is_older_changes_nothing(self):
+    def test_a_used_or_older_update_changes_nothing(self):
         half = fedbuff(2)
         state, _ = feed(half, at(3, 0.0), update("a", 3, -2.0), update("b", 0, -1.0))
         for replayed in (update("a", 3, -2.0), update("a", 0, -9.0), update("b", 0, -1.0)):
@@ -129,17 +129,17 @@ class TestBuffer:
         ids=["from the future", "of a later round", "too stale", "of another size"],
     )
     @pytest.mark.parametrize("half", [fedasync(), fedbuff(1)], ids=["fedasync", "fedbuff"])
-    def test_what_does_not_belong_changes_nothing(self, half, wrong):
+    def test_a_message_of_another_run_changes_nothing(self, half, wrong):
         state = at(20, 0.0)
         assert half.apply(state, wrong) == (state, ())
 
     @pytest.mark.parametrize("half", [fedasync(), fedbuff(1)], ids=["fedasync", "fedbuff"])
-    def test_sixteen_versions_behind_still_count(self, half):
+    def test_an_update_sixteen_versions_behind_counts(self, half):
         state, effects = half.apply(at(20, 0.0), update("a", 4, -1.0))
         assert state.version == 21
         assert tasks(effects).keys() == {"a"}
 
-    def test_the_deadline_fires_with_what_suffices_or_waits_as_long_again(self):
+    def test_the_deadline_closes_a_sufficient_round_or_is_extended(self):
         half = fedbuff(4, least=2)
         state, _ = half.apply(at(0, 0.0), update("a", 0, -2.0))
         after, (due,) = half.apply(state, Due(1, "train"))
@@ -151,7 +151,7 @@ class TestBuffer:
         assert tasks(effects).keys() == {"a", "b"}
         assert half.apply(state, due) == (state, ())
 
-    def test_a_rule_makes_it_robust_to_a_liar_in_the_buffer(self):
+    def test_a_robust_rule_withstands_a_byzantine_update_in_the_buffer(self):
         wild = update("x", 0, 1e30)
         said = [update(f"m{i}", 0, -1.0 - 0.1 * i) for i in range(4)]
         half = fedbuff(5, rule="median")
@@ -160,7 +160,7 @@ class TestBuffer:
         assert one.w.tobytes() == two.w.tobytes()
         assert 1.0 <= one.w[0] <= 1.3
 
-    def test_a_step_out_of_the_finite_numbers_is_dropped_and_its_clients_asked_again(self):
+    def test_a_non_finite_step_is_dropped_and_its_devices_get_new_tasks(self):
         state, effects = feed(
             fedbuff(2, server_rate=10.0), at(0, 0.0), update("a", 0, 3e38), update("b", 0, 3e38)
         )
@@ -173,7 +173,7 @@ class TestBuffer:
 class TestAsking:
     """Who is told what, and when."""
 
-    def test_who_came_before_the_opening_is_asked_at_it(self):
+    def test_a_device_present_before_the_start_gets_a_task_at_the_start(self):
         half = fedbuff(2)
         state = half.init(np.zeros(1, np.float32))
         state, effects = feed(half, state, Member("b", True), Member("a", True))
@@ -182,7 +182,7 @@ class TestAsking:
         assert [effect.to for effect in effects if isinstance(effect, Task)] == ["a", "b"]
         assert tasks(effects)["a"].base == 0
 
-    def test_who_comes_later_is_asked_unless_its_answer_waits(self):
+    def test_a_later_device_gets_a_task_unless_its_update_is_pending(self):
         half = fedbuff(2)
         state, _ = half.apply(at(3, 0.0), update("a", 3, -2.0))
         assert half.apply(state, Member("a", True)) == (state, ())
@@ -191,7 +191,7 @@ class TestAsking:
         assert (asked.to, asked.round, asked.base) == ("c", 4, 3)
         assert half.apply(state, Member("c", False)) == (state, ())
 
-    def test_after_the_last_round_nobody_is_asked(self):
+    def test_after_the_last_round_no_task_is_sent(self):
         half = server("fedasync", Rounds(quorum=1, limit=4))
         state, effects = half.apply(at(3, 0.0), update("a", 3, 1.0))
         assert [type(effect) for effect in effects] == [Closed]
@@ -212,18 +212,18 @@ class TestAsking:
         assert (ask.personal, ask.patient) == (True, True)
         assert ask.up is (Up.WEIGHTS if method == "fedasync" else Up.DELTA)
 
-    def test_a_buffer_too_small_for_the_rules_liars_is_refused(self):
+    def test_a_buffer_too_small_for_f_is_refused(self):
         with pytest.raises(SchemaError, match=r"run\.quorum: expected at least 5 for f = 1, got 4"):
             fedbuff(4, rule="trimmed_mean", parameters={"f": 1})
         fedbuff(5, rule="trimmed_mean", parameters={"f": 1})
 
-    def test_a_quorum_beside_one_is_no_fedasync(self):
+    def test_fedasync_refuses_a_quorum_other_than_one(self):
         with pytest.raises(SchemaError, match=r"run\.quorum: expected 1"):
             server("fedasync", Rounds(quorum=2))
 
     @given(data=st.data())
     @pytest.mark.parametrize("method", ["fedasync", "fedbuff"])
-    def test_versions_never_fall_whatever_comes(self, method, data):
+    def test_versions_never_decrease(self, method, data):
         half = server(method, Rounds(quorum=1 if method == "fedasync" else 3, least=1))
         state, seen = half.init(np.zeros(1, np.float32)), {}
         names = st.sampled_from("abcd")
@@ -287,20 +287,20 @@ LATENCY = {"a": 1.0, "b": 2.0, "c": 5.0}
 
 
 @pytest.mark.parametrize(("method", "quorum"), [("fedasync", 1), ("fedbuff", 2), ("fedbuff", 3)])
-def test_devices_of_any_speed_learn_their_targets_together(method, quorum):
+def test_devices_of_different_speed_reach_the_common_minimum(method, quorum):
     clock = Clock(method, LATENCY, Rounds(quorum=quorum), steps=4, rate=0.05)
     clock.until(400.0)
     assert clock.sums == pytest.approx([1.0, 3.0, 5.0], abs=0.05)
 
 
-def test_fedasync_moves_with_every_answer_and_the_slow_one_is_stale():
+def test_fedasync_moves_with_every_update_and_discounts_a_stale_one():
     clock = Clock("fedasync", LATENCY, Rounds(quorum=1), steps=1, rate=0.1)
     clock.until(5.0)
     assert len(clock.firings) == 8
     assert [late for late in clock.firings if "c" in late[1]] == [(5.0, {"c": 7})]
 
 
-def test_a_buffer_of_two_goes_off_by_the_timeline_of_two_of_three():
+def test_a_buffer_of_two_closes_rounds_as_in_the_timeline():
     clock = Clock("fedbuff", LATENCY, Rounds(quorum=2), steps=1, rate=0.1)
     clock.until(14.0)
     assert clock.firings == [
@@ -317,7 +317,7 @@ def test_a_buffer_of_two_goes_off_by_the_timeline_of_two_of_three():
 
 
 @pytest.mark.parametrize(("method", "quorum"), [("fedasync", 1), ("fedbuff", 2)])
-def test_a_server_that_stops_anywhere_and_goes_on_loses_no_bit(method, quorum):
+def test_a_restarted_server_loses_no_bit(method, quorum):
     straight = Clock(method, LATENCY, Rounds(quorum=quorum), steps=2, rate=0.1)
     stopped = Clock(method, LATENCY, Rounds(quorum=quorum), steps=2, rate=0.1)
     for second in range(1, 30):

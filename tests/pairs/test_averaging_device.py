@@ -107,7 +107,7 @@ def net_fleet(shared, seeds, settings=None):
         (2, [(0.64, [0.32, 0.96]), (0.8704, [0.3328, 1.408])]),
     ],
 )
-def test_shared_and_personal_layers_move_as_calculated_by_hand(count, rounds):
+def test_shared_and_personal_layers_agree_with_the_hand_computed_example(count, rounds):
     fleet = scalar_fleet([1.0, 3.0])
     for shared, personal in rounds:
         fleet.round(steps=count, rate=0.1)
@@ -115,7 +115,7 @@ def test_shared_and_personal_layers_move_as_calculated_by_hand(count, rounds):
         assert [s.p[1] for s in fleet.states.values()] == pytest.approx(personal, rel=1e-6)
 
 
-def test_nothing_shared_is_local_training_to_the_bit():
+def test_no_shared_layer_equals_local_training():
     fleet = net_fleet([], {"a": 1, "b": 2})
     alone = net_fleet([], {"b": 2})
     for _ in range(3):
@@ -141,7 +141,7 @@ def _by_hand(fleet, name, seed):
     return p
 
 
-def test_everything_shared_is_plain_federated_averaging_to_the_bit():
+def test_all_layers_shared_equals_federated_averaging():
     fleet = net_fleet([""], {"a": 1, "b": 2})
     w = fleet.w.copy()
     for number in (1, 2):
@@ -158,7 +158,7 @@ def test_everything_shared_is_plain_federated_averaging_to_the_bit():
         assert fleet.w.tobytes() == w.tobytes()
 
 
-def test_order_of_devices_does_not_matter():
+def test_the_order_of_devices_does_not_matter():
     one = net_fleet(["body."], {"a": 1, "b": 2, "c": 3})
     two = net_fleet(["body."], {"c": 3, "a": 1, "b": 2})
     for _ in range(2):
@@ -169,7 +169,7 @@ def test_order_of_devices_does_not_matter():
         assert one.states[name].p.tobytes() == two.states[name].p.tobytes()
 
 
-def test_after_one_round_personal_layers_know_nothing_of_other_devices():
+def test_personal_layers_do_not_depend_on_other_devices_after_one_round():
     one = net_fleet(["body."], {"a": 1, "b": 2})
     two = net_fleet(["body."], {"a": 1, "b": 99})
     one.round(steps=4, rate=1e-2)
@@ -182,7 +182,7 @@ def test_after_one_round_personal_layers_know_nothing_of_other_devices():
     assert (spec.personal(one.states["a"].p) != spec.personal(two.states["a"].p)).any()
 
 
-def test_no_steps_leave_the_server_where_it_is():
+def test_zero_steps_keep_the_server_model():
     fleet = net_fleet(["body."], {"a": 1, "b": 2})
     before = fleet.w.tobytes()
     fleet.round(steps=0, rate=1e-2)

@@ -71,7 +71,7 @@ def numbers(fleet, name):
     return [fleet.w(name), fleet.states[name].eps, float(state.dual[name][0])]
 
 
-def test_the_worked_example_of_three_firings(consensus):
+def test_three_updates_agree_with_the_hand_computed_example(consensus):
     worked = worked_out(consensus)
     worked.activate("a", "b")
     assert worked.z == pytest.approx(1.01, rel=1e-6)
@@ -90,7 +90,7 @@ def test_the_worked_example_of_three_firings(consensus):
     assert numbers(worked, "b") == pytest.approx([1.53264804, 2.22562549, -0.06966024], rel=1e-6)
 
 
-def test_a_stop_of_either_end_at_any_line_changes_no_bit(consensus):
+def test_a_restart_of_either_end_changes_no_bit(consensus):
     straight, stopped = worked_out(consensus), worked_out(consensus)
     for _ in range(4):
         straight.activate("a", "b")
@@ -104,7 +104,7 @@ def test_a_stop_of_either_end_at_any_line_changes_no_bit(consensus):
     assert [numbers(straight, n) for n in "ab"] == [numbers(stopped, n) for n in "ab"]
 
 
-def test_the_budget_alone_climbs_to_its_cap_and_its_dual_stays_at_nothing(consensus):
+def test_an_unconstrained_budget_rises_to_its_cap_with_a_zero_dual(consensus):
     chosen = ORACLE | {"rate": 0.0, "radius": 0.0}  # p stays 0, where G is 1
     fleet = consensus(server(1, **chosen), consensus_half, {"a": 0.0})
     seen = []
@@ -116,7 +116,7 @@ def test_the_budget_alone_climbs_to_its_cap_and_its_dual_stays_at_nothing(consen
     assert (seen[999], fleet.state.own.dual) == (10.0, {"a": 0.0})
 
 
-def test_a_proximal_step_stops_at_the_consensus_where_a_subgradient_passes_it(consensus):
+def test_a_proximal_step_stops_at_the_consensus(consensus):
     for mode, after in (("prox", 0.0), ("sign", -0.02)):
         chosen = PLAIN | {"l1_mode": mode, "rate": 0.1, "l1": 0.5}
         fleet = consensus(server(1, **chosen), consensus_half, {"a": 0.03})
@@ -136,7 +136,7 @@ class TestLiars:
         return fleet.z
 
     @pytest.mark.parametrize("mode", ["sign", "prox"])
-    def test_a_larger_lie_moves_no_bit_more(self, consensus, mode):
+    def test_a_larger_attack_vector_has_no_larger_influence(self, consensus, mode):
         moved = set()
         for value in (1e3, 1e6, 1e30, 3.4e38):
             half = server(5, **(HEAVY | {"l1_mode": mode}))
@@ -144,7 +144,7 @@ class TestLiars:
             moved.add(self.consensus_after(fleet, 40, value))
         assert len(moved) == 1
 
-    def test_unbounded_duals_are_the_papers_and_follow_the_lie(self, consensus):
+    def test_unbounded_duals_follow_an_attacker(self, consensus):
         far = {}
         for value in (1e3, 1e6):
             half = server(5, **(HEAVY | {"dual_max": float("inf")}))
@@ -160,7 +160,7 @@ class TestLiars:
         rate=st.floats(0.0, 1.0),
     )
     @settings(max_examples=60)
-    def test_a_device_moves_a_coordinate_by_no_more_than_its_share(
+    def test_the_influence_of_a_device_on_a_coordinate_is_bounded(
         self, consensus, values, l1, most, rate
     ):
         """At most rate (l1 + bound) / R a firing, beside the same firing without its word."""
@@ -177,17 +177,17 @@ class TestLiars:
             assert abs(fleet.z - silent.w[0]) <= rate * (l1 + most) / 5 * (1 + 1e-6) + 1e-12
 
     @pytest.mark.parametrize("lie", [1e3, 1e6])
-    def test_the_consensus_of_four_and_a_liar(self, lie):
+    def test_the_consensus_of_four_devices_and_an_attacker_agrees_with_its_formula(self, lie):
         """The specification has 2.2407, 1.92, and 293.07 or 292 645; chatter is some 0.1."""
         assert settled(lie, most=1.0) == pytest.approx(2.24, abs=0.1)
         assert settled(lie, most=1.0) == settled(1e30, most=1.0)
         assert settled(lie, most=0.0) == pytest.approx(1.92, abs=0.1)
         assert settled(lie, most=np.inf) == pytest.approx(0.29307 * lie, rel=2e-3)
 
-    def test_the_consensus_of_four_alone(self):
+    def test_the_consensus_of_four_devices_agrees_with_its_formula(self):
         assert settled(None, most=1.0) == pytest.approx(1.5001, abs=0.1)
 
-    def test_the_short_form_below_is_what_the_halves_compute(self, consensus):
+    def test_the_compact_reference_equals_the_two_halves(self, consensus):
         fleet = consensus(server(5, **HEAVY), consensus_half, {**HONEST, "x": 0.0})
         z = self.consensus_after(fleet, 200, 1e3)
         assert z == pytest.approx(settled(1e3, most=1.0, firings=200), abs=2e-5)
@@ -208,7 +208,7 @@ def settled(lie, most, firings=30_000):
     return z
 
 
-def test_without_duals_and_regulariser_everybody_awaited_it_is_rsa(consensus):
+def test_without_duals_and_regulariser_bafdp_equals_rsa(consensus):
     chosen = PLAIN | {"rate": 0.1, "server_rate": 0.1, "l1": 0.5, "dual_rate": 0.0}
     rounds = Rounds(quorum=4, deadline=60.0)
     same = Rsa(rate=0.1, l1=0.5, decay="none", normalise="mean")
@@ -222,7 +222,7 @@ def test_without_duals_and_regulariser_everybody_awaited_it_is_rsa(consensus):
     assert abs(one.z) > 0.5
 
 
-def test_no_pull_at_all_is_learning_alone_around_a_consensus_that_rests(consensus):
+def test_a_zero_penalty_is_local_training_with_a_fixed_consensus(consensus):
     chosen = PLAIN | {"rate": 0.1, "l1": 0.0, "dual_max": 0.0}
     fleet = consensus(server(2, **chosen), consensus_half, {"a": 1.0, "b": 3.0})
     for _ in range(200):
@@ -232,7 +232,7 @@ def test_no_pull_at_all_is_learning_alone_around_a_consensus_that_rests(consensu
 
 
 @pytest.mark.parametrize("quorum", [2, 4])
-def test_it_comes_to_a_point_where_the_objective_is_stationary(consensus, quorum):
+def test_bafdp_converges_to_a_stationary_point(consensus, quorum):
     """The theorem's constants cannot be had; what it promises can: every gradient of F vanishes."""
     chosen = PLAIN | {"rate": 0.1, "server_rate": 0.1, "l1": 0.0, "dual_max": 10.0}
     fleet = consensus(server(quorum, **chosen), consensus_half, HONEST)
@@ -257,7 +257,7 @@ def stationarity(fleet):
     return max(worst, abs(np.mean(list(duals.values()))))
 
 
-def test_personal_layers_learn_alone_and_are_in_no_answer(consensus):
+def test_personal_layers_are_trained_locally_and_never_sent(consensus):
     spec = ParamSpec.of([("body", (1,)), ("head", (1,))], ["body"])
     chosen = PLAIN | {"rate": 0.1, "l1": 0.4}
     fleet = consensus(server(2, **chosen), consensus_half, {"a": 1.0, "b": -1.0}, spec=spec)
@@ -276,7 +276,9 @@ class TestWhoWhen:
 
     @given(st.permutations(["a", "b", "c"]), st.permutations(["a", "b", "c"]))
     @settings(max_examples=20)
-    def test_everybody_awaited_the_order_of_arrival_is_no_matter(self, consensus, first, second):
+    def test_with_a_full_quorum_the_order_of_arrival_does_not_matter(
+        self, consensus, first, second
+    ):
         straight = consensus(server(3, bsfdp, **LIGHT), consensus_half, TARGETS)
         turned = consensus(server(3, bsfdp, **LIGHT), consensus_half, TARGETS)
         for order in (first, second):
@@ -286,7 +288,7 @@ class TestWhoWhen:
 
     @given(st.lists(st.sampled_from(["a", "b", "c"]), min_size=1, max_size=12))
     @settings(max_examples=30)
-    def test_an_answer_said_again_counts_once(self, consensus, order):
+    def test_a_repeated_update_counts_once(self, consensus, order):
         once = consensus(server(2, **LIGHT), consensus_half, TARGETS)
         again = consensus(server(2, **LIGHT), consensus_half, TARGETS)
         said = []
@@ -300,7 +302,7 @@ class TestWhoWhen:
         assert once.state.w.tobytes() == again.state.w.tobytes()
         assert [c.version for c in once.closed] == [c.version for c in again.closed]
 
-    def test_the_slow_count_later_with_the_staleness_they_have(self, consensus):
+    def test_a_slow_update_counts_later_with_its_staleness(self, consensus):
         fleet = consensus(server(2, **LIGHT), consensus_half, TARGETS)
         late = fleet.answer("c")
         for _ in range(3):
@@ -309,14 +311,14 @@ class TestWhoWhen:
         fleet.activate("a")
         assert fleet.closed[-1].report["staleness"] == {"a": 0, "c": 3}
 
-    def test_the_synchronous_twin_waits_for_all_who_are_there(self, consensus):
+    def test_the_synchronous_variant_waits_for_all_present_devices(self, consensus):
         fleet = consensus(server(2, bsfdp, **LIGHT), consensus_half, TARGETS)
         fleet.activate("a", "b")
         assert not fleet.closed
         fleet.deliver(Member("c", present=False))
         assert fleet.closed[0].report["cohort"] == ["a", "b"]
 
-    def test_a_deadline_makes_fewer_enough(self, consensus):
+    def test_at_the_deadline_fewer_updates_suffice(self, consensus):
         fleet = consensus(server(3, bsfdp, least=1, **LIGHT), consensus_half, TARGETS)
         fleet.deliver(fleet.due)
         assert not fleet.closed
@@ -325,7 +327,7 @@ class TestWhoWhen:
         assert fleet.closed[0].report["cohort"] == ["b"]
         assert fleet.due == Due(2, "step", after=60.0)
 
-    def test_who_is_too_far_behind_is_dropped_and_begins_anew(self, consensus):
+    def test_a_too_stale_device_is_dropped_and_restarts(self, consensus):
         fleet = consensus(
             server(1, staleness_bound=2, **LIGHT), consensus_half, {"a": 0.0, "b": 9.0}
         )
@@ -346,7 +348,7 @@ class TestWhoWhen:
         )  # before its next task
         fleet.answer("b")
 
-    def test_whom_the_theory_wants_awaited_is_awaited(self, consensus):
+    def test_a_device_at_the_staleness_bound_is_waited_for_if_configured(self, consensus):
         chosen = LIGHT | {"staleness_bound": 2, "overdue": "wait"}
         fleet = consensus(server(1, **chosen), consensus_half, {"a": 0.0, "b": 9.0})
         for _ in range(5):
@@ -357,7 +359,7 @@ class TestWhoWhen:
         fleet.activate("b")
         assert fleet.closed[-1].report["cohort"] == ["a", "b"]
 
-    def test_a_device_that_comes_late_begins_at_the_consensus(self, consensus):
+    def test_a_late_device_starts_from_the_consensus(self, consensus):
         half = server(2, **LIGHT)
         fleet = consensus(half, consensus_half, {"a": 4.0, "b": 4.0}, start="received")
         for _ in range(60):
@@ -370,7 +372,7 @@ class TestWhoWhen:
         assert fleet.w("late") == pytest.approx(z + 0.1 * (4.0 - z), abs=1e-5)
         assert fleet.closed[-1].report["known"] == 3
 
-    def test_one_that_left_is_let_go_of_when_its_time_is_over(self, consensus):
+    def test_a_device_that_left_is_removed_after_the_timeout(self, consensus):
         chosen = LIGHT | {"staleness_bound": 10, "overdue": "wait"}
         fleet = consensus(server(1, **chosen), consensus_half, {"a": 0.0, "b": 9.0})
         fleet.activate("b")
@@ -382,7 +384,7 @@ class TestWhoWhen:
         fleet.activate("b")
         assert fleet.closed[-1].report["known"] == 2
 
-    def test_the_last_firing_asks_nobody(self, consensus):
+    def test_the_last_round_sends_no_task(self, consensus):
         fleet = consensus(server(1, limit=2, **LIGHT), consensus_half, {"a": 0.0})
         fleet.activate("a")
         before = fleet.tasks["a"]
@@ -395,7 +397,7 @@ class TestWhoWhen:
 class TestMirror:
     """Both ends hold the dual, neither sends it."""
 
-    def test_both_ends_hold_the_same_bits(self, consensus):
+    def test_both_ends_compute_the_same_duals(self, consensus):
         fleet = consensus(server(2, **CHECKED), consensus_half, {"a": 0.0, "b": 1.0, "c": 5.0})
         for names in ("ab", "bc", "ab", "ac", "cb"):
             fleet.activate(*names)
@@ -404,7 +406,7 @@ class TestMirror:
             fleet.answer(name)  # brings its dual up to date
         assert {name: fleet.states[name].dual.tobytes() for name in "abc"} == told
 
-    def test_a_dual_that_drifted_is_found_and_the_servers_copy_wins(self, consensus):
+    def test_a_differing_dual_is_detected_and_the_server_copy_used(self, consensus):
         fleet = consensus(server(1, **CHECKED), consensus_half, {"a": 0.5})
         for _ in range(3):
             fleet.activate("a")
@@ -421,7 +423,7 @@ class TestMirror:
         fleet.answer("a")
         assert fleet.states["a"].dual.tobytes() == dual.tobytes()
 
-    def test_a_device_that_forgot_everything_is_found_at_once(self, consensus):
+    def test_a_device_that_lost_its_duals_is_detected(self, consensus):
         fleet = consensus(server(1, **CHECKED), consensus_half, {"a": 0.5})
         for _ in range(3):
             fleet.activate("a")
@@ -429,14 +431,14 @@ class TestMirror:
         fleet.activate("a")
         assert fleet.closed[-1].report["adrift"] == ["a"]
 
-    def test_no_dual_is_ever_taken_from_a_device(self, consensus):
+    def test_the_server_never_accepts_a_dual_of_a_device(self, consensus):
         fleet = consensus(server(1, **CHECKED), consensus_half, {"a": 0.5})
         update = fleet.answer("a")
         assert set(update.values) == {"loss", "n"}
         assert update.vector.shape == (1,)
 
 
-def test_steps_that_leave_the_finite_numbers_end_at_the_consensus(consensus):
+def test_non_finite_steps_are_replaced_by_the_consensus(consensus):
     fleet = consensus(server(1, **(PLAIN | {"rate": 1e3, "steps": 60})), consensus_half, {"a": 1.0})
     with np.errstate(over="ignore", invalid="ignore"):
         update = fleet.answer("a")
@@ -445,7 +447,7 @@ def test_steps_that_leave_the_finite_numbers_end_at_the_consensus(consensus):
     assert fleet.z == 0.0
 
 
-def test_a_task_for_a_graph_that_the_bundle_lacks_is_given_up_not_the_device(consensus):
+def test_a_task_for_a_missing_graph_is_refused_and_the_device_continues(consensus):
     fleet = consensus(server(1, **ORACLE), partial(pulled_without, "robust_gradient"), {"a": 1.0})
     with pytest.raises(GraphError, match="robust_gradient"):
         fleet.answer("a")
@@ -474,6 +476,6 @@ def pulled_without(graph, local, settings):
         ({"overdue": "forget"}, "overdue"),
     ],
 )
-def test_a_setting_that_cannot_be_meant_is_refused_by_its_key(chosen, key):
+def test_an_invalid_setting_is_refused_by_its_key(chosen, key):
     with pytest.raises(SchemaError, match=key):
         build(Bafdp, chosen, where="run.settings")

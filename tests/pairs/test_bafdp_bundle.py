@@ -76,7 +76,7 @@ def judged(bundle, fleet):
     return float(np.sqrt(np.mean(errors))), float(np.mean(slopes))
 
 
-def test_the_exported_regulariser_flattens_the_loss(bundle, cells):
+def test_the_exported_regulariser_reduces_the_slope_of_the_loss(bundle, cells):
     chosen = {"rate": 0.003, "steps": 2, "l1": 0.1}
     plain, guarded = cells(regulariser="off", **chosen), cells(radius_scale=0.1, **chosen)
     begun = judged(bundle, plain)
@@ -90,9 +90,7 @@ def test_the_exported_regulariser_flattens_the_loss(bundle, cells):
 
 
 @pytest.mark.parametrize("liars", [1, 2])
-def test_liars_with_noise_or_ten_times_too_much_do_not_take_the_consensus_away(
-    bundle, cells, liars
-):
+def test_noise_and_scaling_attacks_do_not_move_the_consensus_away(bundle, cells, liars):
     """Two of five is above what anybody promises; a rule that averages is lost with one."""
     chosen, rng = {"rate": 0.003, "steps": 2, "radius_scale": 0.001}, np.random.default_rng(0)
     honest, noisy, scaled = cells(**chosen), cells(**chosen), cells(**chosen)
@@ -110,7 +108,7 @@ def test_liars_with_noise_or_ten_times_too_much_do_not_take_the_consensus_away(
     assert judged(bundle, scaled)[0] < 2.0 * error
 
 
-def test_one_constant_lie_is_as_good_as_a_larger_one(bundle, cells):
+def test_a_larger_constant_attack_has_no_larger_influence(bundle, cells):
     chosen, ends = {"rate": 0.003, "steps": 2, "radius_scale": 0.001}, set()
     honest = cells(**chosen)
     for _ in range(40):

@@ -103,7 +103,7 @@ def theta(fleet, names=NAMES):
 class TestRound:
     """One round, step by step."""
 
-    def test_asks_twice_and_says_so_once(self, fleet):
+    def test_a_round_has_two_requests_and_one_announcement(self, fleet):
         three = fleet()
         assert asks(three) == dict.fromkeys(NAMES, "train")
         three.activate(*NAMES)
@@ -122,7 +122,7 @@ class TestRound:
         three.activate(*NAMES)
         assert three.tasks["a"].arrays["phi"].shape == (2, 2)
 
-    def test_a_device_steps_as_calculated_by_hand(self, fleet):
+    def test_a_device_step_agrees_with_the_hand_computed_example(self, fleet):
         three = fleet(smooth=1.0, ridge=0.0, map_rate=0.0)
         for name, target in TARGETS.items():
             p = np.array(target, np.float32)
@@ -160,7 +160,7 @@ class TestRound:
         np.testing.assert_allclose(three.state.phi["matrix"], wanted, atol=1e-6)
         assert three.state.moved == before.moved + 1
 
-    def test_no_weight_on_the_graph_is_learning_alone(self, fleet):
+    def test_a_zero_graph_weight_equals_local_training(self, fleet):
         three = fleet(smooth=0.0, ridge=0.0, map_rate=0.0)
         for _ in range(3):
             three.activate(*NAMES)
@@ -168,14 +168,14 @@ class TestRound:
             alone = np.array(target) * (1 - (1 - 0.1 * CURVES) ** 3)
             np.testing.assert_allclose(weights(three, name), alone, atol=1e-6)
 
-    def test_a_map_that_may_not_move_stays_the_identity_and_is_one_question(self, fleet):
+    def test_a_fixed_map_stays_the_identity_with_one_request_per_round(self, fleet):
         three = fleet(map_rate=0.0)
         three.activate(*NAMES)
         assert asks(three) == dict.fromkeys(NAMES, "train")
         assert three.state.version == 1
         assert (three.state.phi["matrix"] == np.eye(2)).all()
 
-    def test_to_first_order_nobody_solves_and_the_map_moves(self, fleet):
+    def test_the_first_order_form_moves_the_map_without_solving(self, fleet):
         three = fleet(solver="first_order", curvature=2.0)
         three.activate(*NAMES)
         assert asks(three) == dict.fromkeys(NAMES, "train")
@@ -190,7 +190,7 @@ class TestRound:
         assert told[-1] < told[0]
         assert three.closed[-1].report["map"] > 0.0
 
-    def test_the_coupled_game_asks_on_and_comes_nearer_to_the_exact_slope(self, fleet):
+    def test_more_solver_steps_approach_the_exact_hypergradient(self, fleet):
         """Near the solution of the game; the exact slope by differences of that solution."""
         settings = {
             "smooth": 0.5,
@@ -261,7 +261,7 @@ class TestFaults:
             other.activate("c", "a", "b")
         np.testing.assert_array_equal(one.state.phi["matrix"], other.state.phi["matrix"])
 
-    def test_an_answer_that_comes_twice_counts_once(self, fleet):
+    def test_a_duplicate_update_counts_once(self, fleet):
         three = fleet()
         said = [three.answer(name) for name in NAMES]
         for update in (said[0], said[0], said[1], said[2]):
@@ -273,7 +273,7 @@ class TestFaults:
         three.deliver(replace(found, vector=found.vector + 9))
         assert three.state is before
 
-    def test_who_does_not_solve_in_time_is_left_out_of_the_map_only(self, fleet):
+    def test_a_late_solution_is_excluded_from_the_map_only(self, fleet):
         three = fleet()
         three.activate(*NAMES)
         three.activate("a", "c")
@@ -283,13 +283,13 @@ class TestFaults:
         assert three.closed[-1].report["cohort"] == list(NAMES)
         assert asks(three) == dict.fromkeys(NAMES, "train")
 
-    def test_where_nobody_solves_the_map_stays(self, fleet):
+    def test_without_solutions_the_map_is_unchanged(self, fleet):
         three = fleet()
         three.activate(*NAMES)
         three.deliver(Due(three.state.round, SOLVE))
         assert (three.state.version, three.state.moved) == (1, 0)
 
-    def test_a_solution_that_comes_late_is_no_model(self, fleet):
+    def test_a_late_solution_is_not_used_as_a_model(self, fleet):
         three = fleet()
         three.activate(*NAMES)
         late = three.answer("b")
@@ -298,7 +298,7 @@ class TestFaults:
         three.deliver(late)
         assert three.state is before
 
-    def test_a_model_that_comes_while_others_solve_waits_for_the_next_round(self, fleet):
+    def test_a_model_that_arrives_during_the_solve_waits_for_the_next_round(self, fleet):
         three = fleet(quorum=2)
         late = three.answer("c")
         three.activate("a", "b")
@@ -309,7 +309,7 @@ class TestFaults:
         assert asks(three) == dict.fromkeys(NAMES, "train")
         assert three.closed[-1].report["cohort"] == list(NAMES)
 
-    def test_who_comes_while_others_solve_is_given_something_to_do(self, fleet):
+    def test_a_device_that_joins_during_the_solve_gets_a_task(self, fleet):
         three = fleet(quorum=2)
         three.activate("a", "b")
         three.targets["d"] = (0.0, 0.0)
@@ -320,7 +320,7 @@ class TestFaults:
         three.activate("a", "b")
         assert "d" in three.closed[-1].report["cohort"]
 
-    def test_who_comes_back_is_asked_to_solve_again(self, fleet):
+    def test_a_returning_device_is_asked_to_solve_again(self, fleet):
         three = fleet()
         three.activate(*NAMES)
         three.deliver(Member("a", present=False))
@@ -336,7 +336,7 @@ class TestFaults:
         older = replace(three.states["a"], answered=99)
         assert half.apply(older, task) == (older, ())
 
-    def test_a_solution_beyond_belief_is_shortened(self, fleet):
+    def test_an_excessive_solution_is_clipped(self, fleet):
         three = fleet(ridge=0.1, damping=0.1)
         three.activate(*NAMES)
         right = np.linalg.norm(three.state.right["a"])
@@ -344,7 +344,7 @@ class TestFaults:
         three.deliver(replace(honest, vector=np.full(2, 1e30)))
         assert np.linalg.norm(three.state.solved["a"]) == pytest.approx(right / 0.2, rel=1e-5)
 
-    def test_a_map_that_would_leave_the_finite_numbers_stays(self, fleet):
+    def test_a_non_finite_map_is_discarded(self, fleet):
         three = fleet(map_rate=1e3, map_regularisation=0.0)
         three.activate(*NAMES)
         for name in NAMES:
@@ -359,7 +359,7 @@ class TestFaults:
         assert (three.state.phi["matrix"] == before).all()
         assert np.isfinite(three.state.w).all()
 
-    def test_a_silent_device_counts_for_some_rounds_and_then_no_more(self, fleet):
+    def test_a_silent_device_counts_for_a_limited_number_of_rounds(self, fleet):
         three = fleet(quorum=2, stale_after=2)
         three.activate(*NAMES[:2])
         three.deliver(three.answer("c"))
@@ -370,7 +370,7 @@ class TestFaults:
             three.activate("a", "b")
         assert sorted(three.state.held) == ["a", "b"]
 
-    def test_garbage_changes_nothing(self, fleet):
+    def test_invalid_updates_change_nothing(self, fleet):
         three = fleet()
         three.activate("a")
         for junk in (
@@ -383,7 +383,7 @@ class TestFaults:
             three.deliver(junk)
             assert three.state is before
 
-    def test_the_run_ends_after_so_many_rounds(self, fleet):
+    def test_the_run_ends_after_the_configured_rounds(self, fleet):
         three = fleet(limit=1)
         three.activate(*NAMES)
         three.activate(*NAMES)
@@ -397,7 +397,7 @@ class TestDevice:
     def half(self, spec=SPEC):
         return bilevel_half(lend("a", (1.0, 0.0), spec), LocalSgd(optimiser=sgd))
 
-    def test_keeps_its_own_model_at_the_end_if_it_ever_answered(self):
+    def test_a_device_that_participated_keeps_its_own_model_at_the_end(self):
         half = self.half()
         end = Task("a", 9, END, arrays={"w": np.full(2, 7.0, np.float32)})
         fresh = half.init(np.zeros(2, np.float32))
@@ -405,7 +405,7 @@ class TestDevice:
         done = replace(fresh, answered=3)
         assert half.apply(done, end)[0] is done
 
-    def test_a_map_that_does_not_fit_changes_nothing(self):
+    def test_a_map_of_another_shape_changes_nothing(self):
         half = self.half()
         state = half.init(np.zeros(2, np.float32))
         arrays = {"c": np.zeros(2, np.float32), "phi": np.zeros((3, 2), np.float32)}
@@ -413,7 +413,7 @@ class TestDevice:
             task = Task("a", 1, "train", values={"form": form, "side": 9.0}, arrays=arrays)
             assert half.apply(state, task) == (state, ())
 
-    def test_personal_layers_learn_and_are_drawn_by_nothing(self):
+    def test_personal_layers_are_trained_without_penalty(self):
         spec = SPEC.with_shared(("body",))
         half = self.half(spec)
         state = half.init(np.ones(2, np.float32))
@@ -423,7 +423,7 @@ class TestDevice:
         assert update.vector.shape == (1,)
         assert after.p[1] == pytest.approx(1.0 - 0.1 * 3.0)
 
-    def test_a_saved_state_comes_back(self):
+    def test_a_saved_state_is_restored(self):
         state = BilevelState(np.ones(2, np.float32), 4, (3.0, 1.0, 1.0), np.ones((1, 2), "f4"))
         again = BilevelState.from_arrays(state.arrays())
         assert (again.answered, again.form) == (4, state.form)
@@ -431,7 +431,7 @@ class TestDevice:
         assert (again.rows == state.rows).all()
 
     @pytest.mark.parametrize("solver", [0.0, 1.0])
-    def test_solves_with_the_curvature_of_all_that_it_minimises(self, solver):
+    def test_the_solve_uses_the_curvature_of_the_whole_objective(self, solver):
         half = self.half()
         state = replace(half.init(np.zeros(2, np.float32)), answered=1)
         values = {
@@ -448,7 +448,7 @@ class TestDevice:
         wanted = 1.0 / (CURVES + 2.0 * 0.25 + 0.5 + 0.25)
         np.testing.assert_allclose(update.vector, wanted, rtol=1e-4)
 
-    def test_where_the_loss_curves_down_it_answers_to_first_order(self):
+    def test_with_negative_curvature_the_first_order_solution_is_sent(self):
         local = lend("a", (0.0, 0.0))
         bent = replace(local, graphs=local.graphs | {"hvp": lambda v, **_: (-9 * v,)})
         half = bilevel_half(bent, LocalSgd(optimiser=sgd))
@@ -472,12 +472,12 @@ class TestSettings:
         with pytest.raises(SchemaError, match="at once"):
             server(spec=ParamSpec.of([("w", (30_000,))]), map="low_rank", rank=64)
 
-    def test_the_last_layer_is_where_it_should_be(self, server):
+    def test_the_last_layer_is_located_by_the_layout(self, server):
         wide = ParamSpec.of([("body.weight", (3,)), ("head.weight", (2,)), ("head.bias", (1,))])
         state = server(spec=wide, map="last_layer").init(np.zeros(6, np.float32))
         assert state.phi["matrix"].shape == (3, 3)
 
-    def test_a_rule_has_no_use(self, server, tmp_path):
+    def test_a_rule_is_refused(self, server, tmp_path):
         del server
         (tmp_path / "n.csv").write_text(PATH)
         setup = Setup(bind("median"), BiGFL(neighbours="n.csv"), Rounds(3), SPEC, folder=tmp_path)
@@ -493,17 +493,17 @@ class TestSettings:
             ({"neighbours": "a", "coupled_solves": 1, "solver": "first_order"}, "coupled_solves"),
         ],
     )
-    def test_what_contradicts_itself_is_refused(self, settings, said):
+    def test_contradictory_settings_are_refused(self, settings, said):
         with pytest.raises(ValueError, match=said):
             BiGFL(**settings)
 
-    def test_only_who_solves_needs_a_curvature(self):
+    def test_only_a_solving_form_needs_a_curvature_graph(self):
         assert BiGFL(neighbours="a").graphs == ("gradient", "hvp")
         assert BiGFL(neighbours="a", solver="first_order").graphs == ("gradient",)
         assert BiGFL(neighbours="a", map_rate=0.0).graphs == ("gradient",)
 
 
-def test_the_state_is_leaves_and_begins_empty(server):
+def test_the_state_consists_of_leaves_and_starts_empty(server):
     state = server(map="low_rank", rank=1).init(np.zeros(2, np.float32))
     assert isinstance(state, Bilevel)
     by_client = (state.held, state.right, state.solved, state.questions, state.trained)

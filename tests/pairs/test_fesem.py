@@ -73,7 +73,7 @@ def given_to(effects):
 class TestNumbers:
     """As calculated by hand in the specification."""
 
-    def test_two_rounds_of_five_devices_and_then_nothing_moves(self):
+    def test_five_devices_converge_in_two_rounds(self):
         half = server(5, centres=2)
         state, effects = feed(half, at(half, [0.0, 10.0]), FIVE)
         assert state.labels == dict(zip(NAMES, (0, 0, 1, 1, 1), strict=True))
@@ -86,7 +86,7 @@ class TestNumbers:
         assert after.labels == state.labels
         assert closed(effects).report["changed"] == []
 
-    def test_everybody_gets_the_centre_it_belongs_to(self):
+    def test_every_device_gets_the_centre_of_its_cluster(self):
         half = server(5, centres=2)
         _, effects = feed(half, at(half, [0.0, 10.0]), FIVE)
         near, far = np.float32(0.5), pytest.approx(np.float32(71 / 3))
@@ -94,14 +94,14 @@ class TestNumbers:
         asked = tasks(effects)
         assert asked["a"].arrays["w"] is asked["b"].arrays["w"]  # kept and sent once
 
-    def test_a_centre_that_nobody_belongs_to_is_kept(self):
+    def test_an_empty_cluster_keeps_its_centre(self):
         half = server(5, centres=2)
         state, effects = feed(half, at(half, [0.0, 1000.0]), FIVE)
         assert state.centres[:, 0] == pytest.approx([14.4, 1000.0])
         assert state.empty.tolist() == [0, 1]
         assert closed(effects).report["clusters"] == {"0": list(NAMES), "1": []}
 
-    def test_empty_twice_it_begins_anew_at_the_farthest_member(self):
+    def test_a_cluster_empty_twice_is_reseeded_at_the_farthest_member(self):
         half = server(5, centres=2)
         state = at(half, [0.0, 1000.0])
         state, _ = feed(half, state, FIVE)
@@ -112,7 +112,7 @@ class TestNumbers:
         state, _ = feed(half, state, FIVE)
         assert state.centres[:, 0] == pytest.approx([5.5, 50.0])
 
-    def test_or_it_stays_for_ever(self):
+    def test_without_reseeding_an_empty_cluster_stays(self):
         half = server(5, centres=2, empty_clusters="keep")
         state = at(half, [0.0, 1000.0])
         for _ in range(6):
@@ -120,19 +120,19 @@ class TestNumbers:
         assert state.centres[:, 0] == pytest.approx([14.4, 1000.0])
         assert state.empty.tolist() == [0, 6]
 
-    def test_equally_near_is_the_lower_number(self):
+    def test_ties_go_to_the_lower_cluster_number(self):
         half = server(2, centres=2)
         state, _ = feed(half, at(half, [0.0, 10.0]), {"a": 5.0, "b": 10.0})
         assert state.labels == {"a": 0, "b": 1}
 
-    def test_what_starts_alike_is_one_cluster_whoever_came(self):
+    def test_identical_starts_form_one_cluster(self):
         half = server(5, centres=3, seeding="common", empty_clusters="keep")
         state, _ = half.apply(half.init(np.zeros(1)), OPEN)
         state, _ = feed(half, state, FIVE)
         assert set(state.labels.values()) == {0}
         assert state.centres[:, 0].tolist() == [pytest.approx(14.4), 0.0, 0.0]
 
-    def test_one_centre_without_a_pull_is_federated_averaging(self):
+    def test_one_centre_without_a_penalty_equals_federated_averaging(self):
         half, rng = server(5, centres=1, mu=0.0), np.random.default_rng(5)
         start = rng.normal(size=7).astype(np.float32)
         average = SERVERS["fedavg"]
@@ -148,7 +148,7 @@ class TestNumbers:
             np.testing.assert_array_equal(state.w, state.centres[0])
 
     @pytest.mark.parametrize("seed", range(5))
-    def test_a_centre_for_everybody_is_learning_alone(self, seed):
+    def test_one_centre_per_device_equals_local_training(self, seed):
         half = server(5, centres=5, seed=seed)
         state, _ = half.apply(half.init(np.zeros(1)), OPEN)
         for shift in (0.0, 0.25, 0.1):
@@ -162,7 +162,7 @@ class TestSeeding:
     """k-means++ on the first answers."""
 
     @given(st.integers(0, 2**63 - 1))
-    def test_with_groups_far_apart_every_group_has_a_centre(self, seed):
+    def test_distant_groups_get_one_centre_each(self, seed):
         half = server(6, centres=3, seed=seed)
         state, _ = half.apply(half.init(np.zeros(1)), OPEN)
         values = (0.0, 1e-6, 1e6, 1e6 + 1e-1, -1e6, -1e6 - 1e-1)
@@ -176,19 +176,19 @@ class TestSeeding:
         assert len(set(chosen)) == count
         assert len({float(points[i][0]) for i in chosen}) == min(3, count)
 
-    def test_far_points_are_chosen_as_often_as_their_squared_distance_says(self):
+    def test_seeding_draws_points_by_their_squared_distance(self):
         points = [np.array([0.0]), np.array([1.0]), np.array([3.0])]
         counts = np.zeros(3)
         for u in (np.arange(1000) + 0.5) / 1000:
             counts[plus_plus(points, np.array([0.0, u]))[1]] += 1
         assert counts.tolist() == [0, 100, 900]
 
-    def test_the_first_may_be_any(self):
+    def test_the_first_seed_is_drawn_uniformly(self):
         points = [np.array([float(i)]) for i in range(4)]
         chosen = [plus_plus(points, np.array([u]))[0] for u in (0.0, 0.3, 0.6, 1 - 2**-53)]
         assert chosen == [0, 1, 2, 3]
 
-    def test_the_draws_are_the_runs(self):
+    def test_the_draws_depend_on_the_run_only(self):
         assert draws(7, 0, 3).tolist() == draws(7, 0, 3).tolist()
         assert (draws(7, 0, 3) != draws(8, 0, 3)).all()
         assert (draws(7, 0, 3) != draws(7, 1, 3)).all()
@@ -200,7 +200,7 @@ class TestSeeding:
     count=st.integers(1, 5),
     rule=st.sampled_from(["mean", "median", "geometric_median"]),
 )
-def test_the_order_of_arrival_does_not_reach_a_single_bit(order, vectors, count, rule):
+def test_the_order_of_arrival_changes_no_bit(order, vectors, count, rule):
     half = server(5, rule, centres=count)
     said = dict(zip(NAMES, vectors, strict=True))
     begun, _ = half.apply(half.init(np.zeros(2)), OPEN)
@@ -215,7 +215,7 @@ def test_the_order_of_arrival_does_not_reach_a_single_bit(order, vectors, count,
     vectors=arrays(np.float32, (6, 2), elements=st.integers(-1000, 1000).map(float)),
     shift=st.integers(-1000, 1000),
 )
-def test_weights_that_are_shifted_together_are_sorted_alike(vectors, shift):
+def test_shifting_all_weights_does_not_change_the_clusters(vectors, shift):
     half = server(6, centres=3)
     names = [f"m{number}" for number in range(6)]
     begun = [vectors[0], vectors[2], vectors[4]]
@@ -232,7 +232,7 @@ def test_weights_that_are_shifted_together_are_sorted_alike(vectors, shift):
     count=st.integers(1, 4),
     seed=st.integers(0, 100),
 )
-def test_the_sum_of_distances_never_grows_and_ends(vectors, count, seed):
+def test_the_sum_of_distances_decreases_to_a_fixed_point(vectors, count, seed):
     half = server(7, centres=count, seed=seed, empty_clusters="keep")
     said = {f"m{number}": vector for number, vector in enumerate(vectors)}
     state, _ = half.apply(half.init(np.zeros(2)), OPEN)
@@ -245,7 +245,7 @@ def test_the_sum_of_distances_never_grows_and_ends(vectors, count, seed):
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_scikit_learn_makes_the_same_step(seed):
+def test_a_clustering_step_equals_that_of_scikit_learn(seed):
     """Its ``labels_`` after one step are already those of the next E-step."""
     cluster = pytest.importorskip("sklearn.cluster")
     rng = np.random.default_rng(seed)
@@ -261,7 +261,7 @@ def test_scikit_learn_makes_the_same_step(seed):
     assert list(state.labels.values()) == theirs.labels_.tolist()
 
 
-def test_scikit_learn_on_the_worked_numbers():
+def test_the_worked_example_equals_scikit_learn():
     cluster = pytest.importorskip("sklearn.cluster")
     points = np.array(list(FIVE.values()))[:, None]
     theirs = cluster.KMeans(2, init=np.array([[0.0], [10.0]]), n_init=1, max_iter=1).fit(points)
@@ -286,7 +286,7 @@ class TestSilence:
             reports.append(closed(effects).report)
         return state, reports
 
-    def test_last_weights_count_for_five_rounds_and_no_longer(self):
+    def test_the_last_weights_count_for_five_rounds(self):
         half = server(3, least=2, centres=1)
         state, reports = self.run(half, 7, a=0.0, b=3.0, c=9.0)
         assert [report["silent"] for report in reports] == [[]] * 6 + [["c"]]
@@ -294,11 +294,11 @@ class TestSilence:
         assert averages == [["a", "b", "c"]] * 6 + [["a", "b"]]
         assert state.centres[0, 0] == pytest.approx(1.5)
 
-    def test_one_round_earlier_it_still_counts(self):
+    def test_weights_within_the_limit_still_count(self):
         state, _ = self.run(server(3, least=2, centres=1), 6, a=0.0, b=3.0, c=9.0)
         assert state.centres[0, 0] == pytest.approx(4.0)
 
-    def test_an_answer_to_an_older_centre_counts_when_it_comes(self):
+    def test_an_update_from_an_older_centre_counts_on_arrival(self):
         half = server(2, centres=1)
         state, _ = half.apply(half.init(np.zeros(1)), OPEN)
         late = update(state, "c", 6.0)
@@ -309,7 +309,7 @@ class TestSilence:
         assert state.centres[0, 0] == pytest.approx(3.0)
         assert closed(effects).report["staleness"] == {"a": 0, "c": 1}
 
-    def test_who_comes_back_gets_the_centre_of_its_cluster(self):
+    def test_a_returning_device_gets_the_centre_of_its_cluster(self):
         half = server(5, centres=2)
         state, _ = feed(half, at(half, [0.0, 10.0]), FIVE)
         state, _ = half.apply(state, Member("b", present=False))
@@ -317,20 +317,20 @@ class TestSilence:
         assert given_to(effects) == {"b": 0.5}
 
     @pytest.mark.parametrize(("newcomer", "start"), [("average", 14.4), ("largest", 71 / 3)])
-    def test_a_newcomer_begins_with(self, newcomer, start):
+    def test_a_new_device_starts_from_the_configured_model(self, newcomer, start):
         half = server(5, centres=2, newcomer=newcomer)
         state, _ = feed(half, at(half, [0.0, 10.0]), FIVE)
         _, effects = half.apply(state, Member("late", present=True))
         assert given_to(effects) == {"late": pytest.approx(start, rel=1e-6)}
 
-    def test_before_the_first_round_is_closed_everybody_begins_alike(self):
+    def test_before_the_first_round_every_device_starts_from_the_same_model(self):
         half = server(2, centres=2)
         state, _ = half.apply(half.init(np.full(1, 7.0)), OPEN)
         for name in "abc":
             state, effects = half.apply(state, Member(name, present=True))
             assert given_to(effects) == {name: 7.0}
 
-    def test_at_the_deadline_fewer_are_enough_or_all_wait_as_long_again(self):
+    def test_at_the_deadline_fewer_updates_suffice_or_it_is_extended(self):
         half = server(4, least=2, centres=2)
         state, _ = half.apply(half.init(np.zeros(1)), OPEN)
         state, _ = feed(half, state, {"a": 1.0})
@@ -354,7 +354,7 @@ class TestSilence:
         ],
         ids=["of the future", "counted", "of another size", "an old deadline", "no ask", "a ghost"],
     )
-    def test_what_does_not_belong_changes_nothing(self, wrong):
+    def test_a_message_of_another_run_changes_nothing(self, wrong):
         half = server(5, centres=2)
         state, _ = feed(half, at(half, [0.0, 10.0], version=0), FIVE)
         assert half.apply(state, wrong) == (state, ())
@@ -363,7 +363,7 @@ class TestSilence:
 class TestRules:
     """A rule decides inside a cluster."""
 
-    def test_a_liar_among_friends_is_outvoted(self):
+    def test_a_byzantine_device_inside_a_cluster_is_outvoted(self):
         values = {"a": 0.0, "b": 1.0, "c": 2.0, "x": 40.0, "y": 100.0, "z": 101.0, "w": 102.0}
         half = server(7, "median", centres=2)
         state, _ = feed(half, at(half, [0.0, 100.0]), values)
@@ -373,21 +373,21 @@ class TestRules:
         other, _ = feed(mean, at(mean, [0.0, 100.0]), values)
         assert other.centres[0, 0] == pytest.approx(10.75)
 
-    def test_a_liar_far_away_takes_a_centre_for_itself(self):
+    def test_a_distant_byzantine_device_gets_its_own_cluster(self):
         values = {"a": 0.0, "b": 1.0, "c": 10.0, "d": 11.0, "liar": 1e6}
         half = server(5, "median", centres=2, seed=3)
         state, _ = half.apply(half.init(np.zeros(1)), OPEN)
         state, _ = feed(half, state, values)
         assert state.clusters[str(state.labels["liar"])] == ("liar",)
 
-    def test_a_cluster_too_small_for_its_rule_stays_where_it_is(self):
+    def test_a_cluster_too_small_for_its_rule_keeps_its_centre(self):
         half = server(6, "trimmed_mean", said={"f": 1}, centres=2)
         values = dict(zip("abcdef", (0.0, 1.0, 2.0, 3.0, 4.0, 90.0), strict=True))
         state, effects = feed(half, at(half, [0.0, 100.0]), values)
         assert closed(effects).report["kept"] == {"1": "needs at least 3 rows, got 1"}
         assert state.centres[:, 0] == pytest.approx([2.0, 100.0])
 
-    def test_where_no_cluster_can_decide_the_round_is_abandoned(self):
+    def test_a_round_without_a_sufficient_cluster_is_abandoned(self):
         settings = SERVERS["fesem"].settings(centres=2)
         strict = multicentre(
             bind("trimmed_mean", f=1), settings.bound(Setup(bind("mean"), settings, Rounds(2)))
@@ -401,7 +401,7 @@ class TestRules:
         assert after.version == 1
         assert tasks(effects).keys() == {"a", "b"}
 
-    def test_each_cluster_has_a_memory_of_its_own(self):
+    def test_each_cluster_has_its_own_optimiser_state(self):
         half = server(6, "centred_clipping", said={"radius": 1.0}, centres=2)
         values = dict(zip("abcdef", (0.0, 1.0, 2.0, 90.0, 95.0, 100.0), strict=True))
         state = at(half, [0.0, 100.0])
@@ -433,18 +433,18 @@ class TestRefusals:
         ],
         ids=["more centres than answers", "than may be enough", "than rows for a rule", "a root"],
     )
-    def test_refused(self, made, key):
+    def test_invalid_settings_are_refused(self, made, key):
         with pytest.raises(SchemaError, match=key):
             made()
 
-    def test_as_many_as_there_are_is_allowed(self):
+    def test_as_many_clusters_as_devices_are_allowed(self):
         assert server(3, centres=3).init(np.zeros(1)).centres.shape == (3, 1)
 
 
 class TestDistances:
     """What lies near."""
 
-    def test_large_layers_outweigh_small_ones_unless_told_otherwise(self):
+    def test_distances_weigh_all_coordinates_by_default(self):
         spec = ParamSpec.of([("small", (1,)), ("large", (100,))])
         device = np.concatenate([[2.0], np.full(100, 0.3)])
         centres = np.stack([np.zeros(101), np.concatenate([[2.0], np.zeros(100)]) - 0.35])
@@ -453,7 +453,7 @@ class TestDistances:
             state, _ = feed(half, at(half, centres), {"a": device, "b": centres[1]})
             assert state.labels["a"] == label, distance
 
-    def test_the_largest_numbers_that_may_be_sent_end_finite(self):
+    def test_the_largest_sendable_numbers_give_finite_centres(self):
         half = server(4, centres=2)
         state, _ = half.apply(half.init(np.zeros(3)), OPEN)
         huge = np.full(3, np.finfo(np.float32).max, np.float64)
@@ -480,7 +480,7 @@ def pair(consensus):
 class TestBothHalves:
     """Real server half, real device halves."""
 
-    def test_groups_find_each_other_and_their_own_model(self, pair):
+    def test_groups_of_devices_find_their_own_model(self, pair):
         fleet = pair(dict(zip("abcd", (0.0, 1.0, 9.0, 10.0), strict=True)))
         for _ in range(25):
             fleet.activate(*"abcd")
@@ -488,12 +488,12 @@ class TestBothHalves:
         assert groups == {frozenset("ab"), frozenset("cd")}
         assert sorted(fleet.state.centres[:, 0]) == pytest.approx([0.5, 9.5], abs=1e-2)
 
-    def test_the_pull_is_of_the_squared_distance_itself(self, pair):
+    def test_the_penalty_is_the_squared_distance(self, pair):
         fleet = pair({"a": 4.0, "b": 4.0}, first_steps=2, rate=0.1, mu=0.3, centres=1)
         update = fleet.answer("a")  # from 0: w1 = .4, w2 = .4 - .1 (.4 - 4 + 2 .3 .4)
         assert update.vector[0] == pytest.approx(0.4 - 0.1 * (0.4 - 4.0 + 0.6 * 0.4), rel=1e-6)
 
-    def test_the_first_round_is_one_longer_pass_from_the_common_model(self, pair):
+    def test_the_first_round_trains_longer_from_the_common_model(self, pair):
         fleet = pair({"a": 1.0, "b": 9.0}, first_steps=20, steps=3, mu=0.25)
         first = {name: task.values for name, task in fleet.tasks.items()}
         assert {name: values["steps"] for name, values in first.items()} == {"a": 20.0, "b": 20.0}
@@ -502,7 +502,7 @@ class TestBothHalves:
         assert (asked.values["steps"], asked.values["prox"]) == (3.0, 0.5)
         assert asked.arrays["w"][0] != fleet.tasks["b"].arrays["w"][0]
 
-    def test_a_device_that_answered_keeps_its_model_at_the_end(self, pair):
+    def test_a_participating_device_keeps_its_model_at_the_end(self, pair):
         fleet = pair({"a": 0.0, "b": 9.0})
         fleet.activate("a", "b")
         fleet.activate("a", "b")
@@ -514,7 +514,7 @@ class TestBothHalves:
         assert (float(after.p[0]), effects) == (4.5, ())
         assert half.model(after)["p"] is after.p
 
-    def test_restarts_on_either_side_change_not_one_bit(self, pair):
+    def test_restarts_on_either_side_change_no_bit(self, pair):
         targets = dict(zip("abcd", (0.0, 1.0, 9.0, 10.0), strict=True))
         calm, one = pair(targets), pair(targets)
         for number in range(6):
@@ -526,14 +526,14 @@ class TestBothHalves:
         assert state_codec.digest(one.state) == state_codec.digest(calm.state)
         assert [one.w(name) for name in "abcd"] == [calm.w(name) for name in "abcd"]
 
-    def test_a_saved_device_is_the_same_device(self, pair):
+    def test_a_saved_device_state_is_restored(self, pair):
         fleet = pair({"a": 0.0, "b": 9.0})
         fleet.activate("a", "b")
         saved = fleet.states["a"].arrays()
         again = ClusterState.from_arrays(saved)
         assert (again.answered, float(again.p[0])) == (1, fleet.w("a"))
 
-    def test_the_last_round_leaves_everybody_at_rest(self, pair):
+    def test_after_the_last_round_no_device_is_busy(self, pair):
         fleet = pair({"a": 0.0, "b": 9.0})
         half = server(2, centres=2, limit=1)
         state, _ = half.apply(half.init(np.zeros(1)), OPEN)

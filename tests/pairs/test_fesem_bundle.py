@@ -77,7 +77,7 @@ def cells(bundle, consensus):
     return make
 
 
-def test_kinds_are_told_apart_by_their_weights_and_stay_apart(cells):
+def test_kinds_of_devices_are_separated_by_their_weights(cells):
     fleet = cells("fesem", centres=2)
     for note in fleet.closed:
         groups = {tuple(names) for names in note.report["clusters"].values()}
@@ -87,7 +87,7 @@ def test_kinds_are_told_apart_by_their_weights_and_stay_apart(cells):
     assert max(spread.values()) < 0.1 * float(np.sum((one - other) ** 2))
 
 
-def test_each_kinds_model_serves_it_where_the_common_one_serves_nobody(bundle, cells):
+def test_the_model_of_each_kind_beats_the_common_model(bundle, cells):
     several, common = cells("fesem", centres=2), cells("fedavg")
     losses = {"fesem": [], "fedavg": []}
     for number, name in enumerate(NAMES):
@@ -102,7 +102,7 @@ def test_each_kinds_model_serves_it_where_the_common_one_serves_nobody(bundle, c
     assert max(losses["fesem"]) < 0.2 * min(losses["fedavg"]), losses
 
 
-def test_more_centres_than_kinds_split_a_kind_and_mix_none(cells):
+def test_more_centres_than_kinds_mix_no_kinds(cells):
     fleet = cells("fesem", centres=3)
     for names in fleet.state.clusters.values():
         assert len({int(name[-1]) % 2 for name in names}) <= 1

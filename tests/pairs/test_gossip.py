@@ -123,13 +123,13 @@ def close(street, *numbers):
     assert street.theta[:, 0] == pytest.approx(np.array(numbers), rel=1e-8, abs=1e-9)
 
 
-def test_three_on_a_path_by_dfl_sgd():
+def test_dfl_sgd_on_a_path_of_three_agrees_with_the_example():
     street = Street("dfl_sgd", P3)
     close(street.go(), 0, 0.3, 0.6)
     close(street.go(), 0.1, 0.57, 1.04)
 
 
-def test_three_on_a_path_by_dfl_gt():
+def test_dfl_gt_on_a_path_of_three_agrees_with_the_example():
     street = Street("dfl_gt", P3)
     close(street.go(), 0, 0.3, 0.6)
     assert street.tracker[:, 0] == pytest.approx([-1, -2.7, -4.4])
@@ -137,13 +137,13 @@ def test_three_on_a_path_by_dfl_gt():
     assert street.tracker[:, 0] == pytest.approx([-1.36666667, -2.43, -3.49333333])
 
 
-def test_adapt_then_combine_is_fedsgd_on_the_full_graph():
+def test_adapt_then_combine_on_the_full_graph_equals_fedsgd():
     street = Street("dfl_sgd", FULL, curved=CURVED, rate=0.05, order=1.0)
     for number in (0.6, 1.12, 1.57066667):
         close(street.go(), number, number, number)
 
 
-def test_the_printed_order_is_not_fedsgd_after_its_first_step():
+def test_the_papers_order_differs_from_fedsgd_after_its_first_step():
     street = Street("dfl_sgd", FULL, curved=CURVED, rate=0.05)
     close(street.go(), 0, 0.3, 1.5)
     close(street.go(), 0.6, 0.87, 1.725)
@@ -160,7 +160,7 @@ def test_a_tracker_started_at_zero_never_moves():
     close(street.go(200), 0, 0, 0)
 
 
-def test_a_half_that_was_never_begun_stands_still():
+def test_a_half_without_a_start_does_nothing():
     street = Street("dfl_gt", P3)
     fresh = street.halves[0].init(np.zeros(1))
     for ask in (ALONE, ADAPT, MIX):
@@ -180,7 +180,7 @@ def test_a_half_that_was_never_begun_stands_still():
         ("dfl_sgd", {"rate": 0.05}, CURVED, (3.51409978, 4.04121475, 4.88069414)),
     ],
 )
-def test_where_they_end(method, say, curved, ends):
+def test_the_fixed_points_agree_with_theory(method, say, curved, ends):
     """Just before an exchange, where there are steps in between: that is the point printed."""
     street = Street(method, P3, curved=curved, **say)
     close(street.go(2000 * int(say.get("steps", 1))), *ends)
@@ -189,7 +189,7 @@ def test_where_they_end(method, say, curved, ends):
 @pytest.mark.parametrize("order", [0.0, 1.0])
 @pytest.mark.parametrize("steps", [1.0, 3.0])
 @pytest.mark.parametrize("method", ["dfl_sgd", "dfl_gt"])
-def test_alone_nothing_is_mixed(method, steps, order):
+def test_a_device_without_neighbours_mixes_nothing(method, steps, order):
     """W = I is local learning, exactly."""
     street = Street(method, np.eye(3), wobble=1.0, steps=steps, order=order, size=2)
     alone = Street(method, np.eye(1), b=B[1:], wobble=1.0, steps=steps, order=order, size=2)
@@ -202,7 +202,7 @@ def test_alone_nothing_is_mixed(method, steps, order):
 
 
 @pytest.mark.parametrize("method", ["dfl_sgd", "dfl_gt"])
-def test_differences_fade_at_the_speed_of_the_matrix(method):
+def test_disagreement_decays_at_the_spectral_rate(method):
     ring = mixing_matrix.metropolis(
         mixing_matrix.adjacency("abcde", ["ab", "bc", "cd", "de", "ea"])
     )
@@ -222,7 +222,7 @@ links = st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5)), max_size=12)
 
 @settings(max_examples=40)
 @given(links, st.sampled_from([0.0, 1.0]), st.integers(1, 3), st.data())
-def test_the_trackers_always_add_up_to_the_gradients(extra, order, steps, data):
+def test_the_trackers_sum_to_the_gradients(extra, order, steps, data):
     """Whatever links there are, and whichever of them are missing, with stochastic batches."""
     names = [f"d{n}" for n in range(6)]
     ring = [(names[n], names[(n + 1) % 6]) for n in range(6)]
@@ -244,14 +244,14 @@ def test_the_trackers_always_add_up_to_the_gradients(extra, order, steps, data):
 
 
 @pytest.mark.parametrize("order", [0.0, 1.0])
-def test_the_average_takes_a_step_along_the_average_gradient(order):
+def test_the_average_steps_along_the_average_gradient(order):
     street = Street("dfl_sgd", P3, curved=CURVED, order=order)
     gradient = np.array(CURVED)[:, None] * (street.theta - np.array(B)[:, None])
     before = street.theta.mean()
     assert street.go().theta.mean() == pytest.approx(before - 0.1 * gradient.mean(), abs=1e-12)
 
 
-def test_a_lying_neighbour_moves_a_clipping_device_by_its_radius():
+def test_a_byzantine_neighbour_moves_a_clipping_device_by_its_radius_at_most():
     start = np.array([[0.0], [1e9], [0.0]])
     street = Street("dfl_sgd", P3, rate=0.0, start=start, robust=1.0, radius=0.6)
     assert street.go().theta[0, 0] == pytest.approx(0.2)
@@ -259,7 +259,7 @@ def test_a_lying_neighbour_moves_a_clipping_device_by_its_radius():
     assert plain.go().theta[0, 0] > 1e8
 
 
-def test_a_trimming_device_leaves_the_extremes_out():
+def test_a_trimming_device_excludes_extremes():
     star = mixing_matrix.metropolis(mixing_matrix.adjacency("abcd", ["ab", "ac", "ad"]))
     start = np.array([[1.0], [2.0], [1e9], [0.0]])
     street = Street(
@@ -269,21 +269,21 @@ def test_a_trimming_device_leaves_the_extremes_out():
     close(street.go(), 1.5, 2.0, 1e9, 0.0)
 
 
-def test_a_step_fades_with_the_root_of_its_number():
+def test_the_step_size_decays_with_the_square_root():
     street = Street("dfl_sgd", np.eye(1), b=(1.0,), rate=0.5, fading=1.0)
     close(street.go(), 0.5)
     close(street.go(), 0.5 + 0.5 / np.sqrt(2) * 0.5)
 
 
 @pytest.mark.parametrize("method", ["dfl_sgd", "dfl_gt"])
-def test_a_state_survives_being_written_down(method):
+def test_a_state_is_saved_and_restored(method):
     street = Street(method, P3, wobble=1.0, size=2).go(3)
     street.states = [GossipState.from_arrays(state.arrays()) for state in street.states]
     other = Street(method, P3, wobble=1.0, size=2).go(3)
     assert (street.go(3).theta == other.go(3).theta).all()
 
 
-def test_the_parts_that_are_offered():
+def test_offers_name_their_parts():
     street = Street("dfl_gt", P3)
     assert street.states[1].offered(street.spec, TRACKER).tolist() == [-3.0]
     assert street.states[1].offered(street.spec, THETA).tolist() == [0.0]

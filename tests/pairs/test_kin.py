@@ -52,7 +52,7 @@ def closed(half, state, answers):
 class TestAFL:
     """Weights that climb towards the clients with the highest loss."""
 
-    def test_one_round_as_calculated_by_hand(self):
+    def test_one_round_agrees_with_the_hand_computed_example(self):
         half = half_of("afl", quorum=3, server_rate=0.1, weight_rate=0.1)
         state, _ = started(half, 1.0)
         state, _ = closed(half, state, {"a": (1.0, 1.0), "b": (-2.0, 2.0), "c": (4.0, 0.5)})
@@ -60,12 +60,12 @@ class TestAFL:
         weights = [float(state.kept[f"weight-{name}"]) for name in "abc"]
         assert weights == pytest.approx([0.31666667, 0.41666667, 0.26666667], abs=1e-8)
 
-    def test_a_long_step_puts_all_weight_on_the_worst(self):
+    def test_a_large_weight_step_puts_all_weight_on_the_worst_device(self):
         third = dict.fromkeys("abc", 1 / 3)
         moved = ascended(third, {"a": 1.0, "b": 2.0, "c": 0.5}, 1.0)
         assert list(moved.values()) == [0.0, 1.0, 0.0]
 
-    def test_without_a_step_of_the_weights_it_is_uniform_averaging(self):
+    def test_a_zero_weight_step_equals_uniform_averaging(self):
         afl, avg = half_of("afl", weight_rate=0.0), half_of("fedavg")
         one, _ = started(afl, [0.0, 1.0])
         two, _ = started(avg, [0.0, 1.0])
@@ -74,7 +74,7 @@ class TestAFL:
             (one, _), (two, _) = closed(afl, one, said), closed(avg, two, said)
         assert one.w == pytest.approx(two.w, rel=1e-12)
 
-    def test_equal_losses_leave_the_weights_alone(self):
+    def test_equal_losses_keep_the_weights(self):
         half = half_of("afl", quorum=3)
         state, _ = started(half, 0.0)
         for _ in range(4):
@@ -87,7 +87,7 @@ class TestAFL:
         honest, lied = ([float(w) for w in _weights_after(loss)] for loss in (1e6, 3e38))
         assert honest == lied
 
-    def test_a_loss_that_is_not_told_gains_nothing(self):
+    def test_a_missing_loss_gains_no_weight(self):
         half = half_of("afl", quorum=2, weight_rate=0.1)
         state, _ = started(half, 0.0)
         state, _ = closed(half, state, {"a": (1.0, 1.0), "b": 1.0})
@@ -105,7 +105,7 @@ class TestAFL:
             path[output] = float(half.model(state)["p"][0])
         assert path == {"average": pytest.approx((1 + 3 + 9) / 3), "last": 9.0}
 
-    def test_who_is_new_gets_an_equal_part_and_who_is_absent_gains_nothing(self):
+    def test_a_new_device_gets_an_equal_share_and_an_absent_one_gains_nothing(self):
         assert joined({"a": 0.75, "b": 0.25}, ["c"]) == {
             "a": pytest.approx(0.5), "b": pytest.approx(1 / 6), "c": pytest.approx(1 / 3)
         }  # fmt: skip
@@ -117,7 +117,7 @@ class TestAFL:
         assert sum(weights) == pytest.approx(1.0)
         assert weights[1] < weights[0] == pytest.approx(weights[2])
 
-    def test_where_those_who_answer_have_no_weight_the_model_stays(self):
+    def test_updates_without_weight_leave_the_model_unchanged(self):
         half = half_of("afl", quorum=2, weight_rate=1000.0)
         state, _ = started(half, 0.0)
         state, _ = closed(half, state, {"a": (1.0, 1.0), "b": (1.0, 9.0)})
@@ -145,13 +145,13 @@ class TestAttention:
         [(1.0, (0.26894142, 1.46211716)), (1.2, (0.32272971, 1.75454059))],
     )
     @pytest.mark.parametrize("method", ["fedatt", "fedda"])
-    def test_two_devices_as_calculated_by_hand(self, method, rate, expected):
+    def test_two_devices_agree_with_the_hand_computed_example(self, method, rate, expected):
         half = half_of(method, spec=ONE, server_rate=rate)
         state, _ = started(half, [0.0, 0.0])
         state, _ = closed(half, state, {"a": [-1.0, 0.0], "b": [0.0, -2.0]})
         assert state.w == pytest.approx(expected, abs=1e-8)
 
-    def test_the_pull_to_where_the_run_began_as_calculated_by_hand(self):
+    def test_the_penalty_to_the_initial_model_agrees_with_the_example(self):
         half = half_of("fedda", spec=ONE, quasi="start", rho=0.1)
         state, _ = started(half, [1.0, 1.0])  # the quasi-global model
         state, _ = closed(half, state, {"a": [1.0, 1.0], "b": [1.0, 1.0]})
@@ -159,7 +159,7 @@ class TestAttention:
         state, _ = closed(half, state, {"a": [-1.0, 0.0], "b": [0.0, -2.0]})
         assert state.w == pytest.approx([0.36894142, 1.56211716], abs=1e-8)
 
-    def test_one_cluster_without_a_pull_is_fedatt_to_the_last_digits(self):
+    def test_one_cluster_without_a_penalty_equals_fedatt(self):
         rng = np.random.default_rng(2)
         one, two = half_of("fedatt", 3, TWO), half_of("fedda", 3, TWO)
         first, _ = started(one, [0.5, -1.0, 2.0])
@@ -169,7 +169,7 @@ class TestAttention:
             (first, _), (second, _) = closed(one, first, said), closed(two, second, said)
         assert second.w == pytest.approx(first.w, rel=1e-12)
 
-    def test_clusters_attend_inside_and_then_across(self):
+    def test_attention_is_computed_within_and_then_across_clusters(self):
         clusters = {"north": ("a", "b"), "south": ("c",)}
         half = half_of("fedda", quorum=3, spec=ONE, clusters=clusters)
         state, _ = started(half, [0.0, 0.0])
@@ -180,7 +180,7 @@ class TestAttention:
         assert state.memory["cluster-north"] + state.w == pytest.approx(north, abs=1e-7)
         assert state.memory["cluster-south"] + state.w == pytest.approx(south, abs=1e-12)
 
-    def test_a_cluster_keeps_its_model_while_nobody_of_it_answers(self):
+    def test_a_cluster_without_updates_keeps_its_model(self):
         clusters = {"north": ("a",), "south": ("c",)}
         half = half_of("fedda", quorum=1, spec=ONE, clusters=clusters)
         state, _ = started(half, [0.0, 0.0])
@@ -189,7 +189,7 @@ class TestAttention:
         state, _ = closed(half, state, {"a": [-1.0, 1.0]})
         assert state.memory["cluster-south"] + state.w == pytest.approx(south, rel=1e-12)
 
-    def test_one_liar_decides_everything_which_is_why_it_is_no_shield(self):
+    def test_one_byzantine_device_dominates_the_attention(self):
         half = half_of("fedatt", 4, ONE)
         state, _ = started(half, [0.0, 0.0])
         said = {name: [-1.0, -1.0] for name in "abc"} | {"x": [1e6, 1e6]}
@@ -198,23 +198,23 @@ class TestAttention:
         assert note.report["weights"]["x"] == 1.0
 
     @pytest.mark.parametrize("method", ["fedatt", "fedda", "afl", "fedasync"])
-    def test_a_rule_beside_its_own_is_refused_and_not_ignored(self, method):
+    def test_a_rule_beside_the_methods_own_is_refused(self, method):
         with pytest.raises(SchemaError, match=r"^run\.rule: expected none"):
             half_of(method, quorum=1, rule="median")
 
     @pytest.mark.parametrize("method", ["fedatt", "fedda", "afl", "fedasync", "fedbuff"])
-    def test_a_weighting_beside_its_own_is_refused_and_not_ignored(self, method):
+    def test_a_weighting_beside_the_methods_own_is_refused(self, method):
         row, rounds = SERVERS[method], Rounds(quorum=1, weighting="samples")
         with pytest.raises(SchemaError, match=r"^run\.weighting: expected uniform"):
             row.half(Setup(bind("mean"), row.settings(), rounds))
 
     @pytest.mark.parametrize("method", ["fedasync", "fedbuff"])
-    def test_a_share_of_devices_that_are_asked_one_by_one_is_refused(self, method):
+    def test_a_cohort_share_of_an_asynchronous_method_is_refused(self, method):
         row = SERVERS[method]
         with pytest.raises(SchemaError, match=r"^run\.client_fraction: expected 1"):
             row.half(Setup(bind("mean"), row.settings(), share=0.5))
 
-    def test_clusters_that_cannot_be_meant_are_refused(self):
+    def test_invalid_clusters_are_refused(self):
         with pytest.raises(
             SchemaError, match=r"^run\.settings\.clusters: expected each client in one"
         ):
@@ -226,7 +226,7 @@ class TestAttention:
 class TestNoised:
     """NbAFL and UDP at the server: what the papers' noise does there."""
 
-    def test_without_noise_it_is_averaging_of_weights(self):
+    def test_without_noise_the_method_equals_averaging(self):
         half = half_of("nbafl", quorum=2)
         state, _ = started(half, [0.5, 0.5])
         state, _ = closed(half, state, {"a": [1.2, 1.6], "b": [0.2, -0.6]})
@@ -251,13 +251,13 @@ class TestNoised:
             path.append(state.w)
         return state, path
 
-    def test_the_downlink_is_noisy_by_the_papers_calibration(self):
+    def test_the_downlink_noise_has_the_papers_calibration(self):
         wanted = 2 * 4.844805 * np.sqrt(25**2 - 1) / (1000 * 1 * 10.0)
         _, path = self.rounds(self.noisy(bytes), 24, 4000)
         assert np.std(path) == pytest.approx(wanted, rel=0.02)
         assert abs(np.corrcoef(path[0], path[1])[0, 1]) < 0.08
 
-    def test_the_noise_is_the_same_again_after_a_restart_and_other_in_another_run(self):
+    def test_the_noise_is_equal_after_a_restart_and_differs_between_runs(self):
         half = self.noisy(lambda size: b"\1" * size)
         straight, _ = self.rounds(half, 6)
         state, _ = self.rounds(half, 3)
@@ -270,22 +270,22 @@ class TestNoised:
         elsewhere, _ = self.rounds(other, 6)
         assert not (elsewhere.w == straight.w).any()
 
-    def test_no_two_runs_share_their_secret(self):
+    def test_every_run_has_its_own_secret(self):
         half = half_of("nbafl", quorum=1, limit=9, downlink_noise=True)
         first, second = (half.init(np.zeros(3, np.float32)) for _ in range(2))
         assert (first.moments["secret"] != second.moments["secret"]).any()
 
-    def test_where_the_uploads_noise_covers_the_rounds_nothing_is_added(self):
+    def test_sufficient_uplink_noise_needs_no_downlink_noise(self):
         _, path = self.rounds(self.noisy(bytes, limit=1), 1)
         assert not path[0].any()
 
-    def test_noise_on_the_way_down_wants_a_planned_number_of_rounds(self):
+    def test_downlink_noise_needs_a_planned_number_of_rounds(self):
         with pytest.raises(SchemaError, match=r"^run\.rounds: "):
             half_of("nbafl", downlink_noise=True)
         with pytest.raises(SchemaError, match=r"^run\.rounds: "):
             half_of("udp", crd=True)
 
-    def test_a_plan_is_discounted_where_the_loss_does_not_fall(self):
+    def test_the_planned_rounds_shrink_while_the_loss_does_not_fall(self):
         half = half_of("udp", quorum=1, limit=10, crd=True, discount_factor=0.5)
         state, _ = started(half, 0.0)
         plans = []
@@ -296,14 +296,14 @@ class TestNoised:
         assert note.report["stop"]
         assert not state.is_open
 
-    def test_a_plan_is_never_shorter_than_what_is_done(self):
+    def test_the_planned_rounds_are_never_fewer_than_the_completed_ones(self):
         half = half_of("udp", quorum=1, limit=10, crd=True, discount_factor=0.01)
         state, _ = started(half, 0.0)
         state, _ = closed(half, state, {"a": (0.1, 1.0)})
         state, (note, *_) = closed(half, state, {"a": (0.1, 1.0)})
         assert (state.version, note.report["stop"]) == (2, True)
 
-    def test_where_no_loss_is_told_the_plan_stays(self):
+    def test_without_losses_the_planned_rounds_stay(self):
         half = half_of("udp", quorum=1, limit=5, crd=True, discount_factor=0.5)
         state, _ = started(half, 0.0)
         for _ in range(4):
@@ -311,7 +311,7 @@ class TestNoised:
         assert float(state.kept["plan"]) == 5.0
         assert not note.report["stop"]
 
-    def test_without_a_discount_the_limit_stands(self):
+    def test_without_a_discount_the_planned_rounds_stay(self):
         half = half_of("udp", quorum=1, limit=4)
         state, _ = started(half, 0.0)
         for loss in (1.0, 2.0, 3.0):
@@ -337,7 +337,7 @@ class TestRecurrent:
     """FedGRU and Fed-NTP: FedAvg that insists on its model."""
 
     @pytest.mark.parametrize(("method", "layer"), [("fedgru", "gru"), ("fedntp", "lstm")])
-    def test_it_is_federated_averaging_on_its_kind_of_model(self, method, layer):
+    def test_fedgru_equals_federated_averaging_on_recurrent_models(self, method, layer):
         spec = ParamSpec.of([(f"{layer}.weight_ih_l0", (2,)), ("head.weight", (1,))])
         one, two = half_of(method, 2, spec), half_of("fedavg", 2, spec)
         first, _ = started(one, [1.0, 2.0, 3.0])
@@ -347,13 +347,13 @@ class TestRecurrent:
         assert first.w.tobytes() == second.w.tobytes()
 
     @pytest.mark.parametrize(("method", "gates"), [("fedgru", 3), ("fedntp", 4)])
-    def test_a_recurrent_layer_is_known_by_its_gates(self, method, gates):
+    def test_a_recurrent_layer_is_recognised_by_its_gates(self, method, gates):
         half_of(method, 2, ParamSpec.of([("body.weight_hh_l0", (gates * 8, 8))]))
         with pytest.raises(SchemaError, match=r"^run\.bundle"):
             half_of(method, 2, ParamSpec.of([("body.weight_hh_l0", ((7 - gates) * 8, 8))]))
 
     @pytest.mark.parametrize("method", ["fedgru", "fedntp"])
-    def test_another_model_or_too_small_a_share_is_refused(self, method):
+    def test_a_model_of_another_kind_or_a_too_small_share_is_refused(self, method):
         with pytest.raises(SchemaError, match=r"^run\.bundle: expected a model with a layer"):
             half_of(method, 2, ParamSpec.of([("body.weight", (2,))]))
         row = SERVERS[method]
@@ -374,7 +374,7 @@ def test_tasks_carry_exactly_the_numbers_of_the_contract(method):
 
 @pytest.mark.parametrize("method", KIN)
 @given(order=st.permutations(range(4)))
-def test_order_of_arrival_does_not_reach_the_model(method, order):
+def test_the_order_of_arrival_does_not_change_the_model(method, order):
     half, ends = half_of(method, quorum=4), []
     for names in (range(4), order):
         state, _ = started(half, [0.0, 0.0])
@@ -405,7 +405,7 @@ WRONG = {
 @pytest.mark.parametrize(
     ("method", "wrong"), [(name, one) for name, many in WRONG.items() for one in many], ids=str
 )
-def test_settings_that_cannot_be_meant_are_refused_by_their_key(method, wrong):
+def test_invalid_settings_are_refused_by_their_key(method, wrong):
     (key,) = wrong
     with pytest.raises(SchemaError) as caught:
         build(SERVERS[method].settings, wrong, where="run.settings")
@@ -446,7 +446,7 @@ TARGETS = {"a": 1.0, "b": 3.0, "c": 4.0}
 
 
 @pytest.mark.parametrize("method", KIN)
-def test_devices_learn_their_targets_together(method):
+def test_devices_reach_the_common_minimum(method):
     pair = Pair(method, TARGETS, steps=4, rate=0.05)
     for _ in range(60):
         pair.round()
@@ -454,7 +454,7 @@ def test_devices_learn_their_targets_together(method):
 
 
 @pytest.mark.parametrize("method", KIN)
-def test_a_server_that_stops_anywhere_and_goes_on_loses_no_bit(method):
+def test_a_restarted_server_loses_no_bit(method):
     settings = {"steps": 2, "rate": 0.1}
     settings |= {"fedda": {"clusters": {"n": ("a",), "s": ("b", "c")}, "quasi": "start"}}.get(
         method, {}
@@ -467,7 +467,7 @@ def test_a_server_that_stops_anywhere_and_goes_on_loses_no_bit(method):
     assert state_codec.digest(straight.state) == state_codec.digest(stopped.state)
 
 
-def test_bounded_answers_reach_the_server_bounded():
+def test_clipped_updates_reach_the_server_clipped():
     pair = Pair("nbafl", {"a": 100.0}, steps=8, rate=0.3, weights_clip_norm=2.0)
     for _ in range(3):
         pair.round()

@@ -68,7 +68,7 @@ def given_to(effects):
 class TestServer:
     """Everybody gets its own row back."""
 
-    def test_the_worked_example_goes_through(self):
+    def test_the_method_agrees_with_the_worked_example(self):
         half = server(sites=SITES, threshold=112.0)
         state, effects = feed(half, opened(half), MODELS)
         wanted = {
@@ -86,14 +86,14 @@ class TestServer:
         assert report["weights"]["d"] == 0.0
         assert state.credits[1]["a"] == pytest.approx(report["credit"]["a"], abs=2e-6)
 
-    def test_what_stands_for_all_is_the_average_of_those_let_in(self):
+    def test_the_common_model_is_the_mean_of_the_accepted_devices(self):
         half = server()
         state, _ = feed(half, opened(half), MODELS)
         np.testing.assert_allclose(state.w, [2.9 / 3, 0.1], rtol=1e-6)
         _, (task,) = half.apply(state, Member("new", present=True))
         np.testing.assert_array_equal(task.arrays["w"], state.w.astype(np.float32))
 
-    def test_who_is_silent_counts_for_a_while_and_is_then_forgotten(self):
+    def test_a_silent_device_counts_for_some_rounds_and_is_then_dropped(self):
         half = server(2, stale_after=2)
         state, _ = feed(half, opened(half), {"a": (1.0, 0.0), "b": (1.1, 0.0)})
         state, _ = half.apply(state, Member("c", present=True))
@@ -108,7 +108,7 @@ class TestServer:
         assert set(state.mixed) == {"a", "c"}
         assert "b" not in state.who.present
 
-    def test_at_the_deadline_fewer_are_enough_or_all_wait_on(self):
+    def test_at_the_deadline_fewer_updates_suffice_or_all_wait(self):
         half = server(4, least=2)
         state, _ = feed(half, opened(half), {"a": (1.0, 0.0)})
         same, (due,) = half.apply(state, Due(1, "train"))
@@ -121,13 +121,13 @@ class TestServer:
         assert state.version == 1
 
     @given(st.permutations(sorted(MODELS)))
-    def test_the_order_of_arrival_changes_not_one_bit(self, order):
+    def test_the_order_of_arrival_changes_no_bit(self, order):
         half = server(sites=SITES)
         one, _ = feed(half, opened(half), MODELS)
         other, _ = feed(half, opened(half), {name: MODELS[name] for name in order})
         assert state_codec.digest(replace(one, who=other.who)) == state_codec.digest(other)
 
-    def test_of_two_answers_the_newest_counts_and_a_replay_does_not(self):
+    def test_the_newest_update_counts_and_a_replay_does_not(self):
         half = server(2)
         state = opened(half)
         first = update(state, "a", (5.0, 0.0))
@@ -145,7 +145,7 @@ class TestServer:
         assert all(np.isfinite(v).all() for v in given_to(effects).values())
         assert np.abs(state.w).max() < 2.0
 
-    def test_a_mixture_beyond_the_finite_numbers_abandons_the_round(self):
+    def test_a_non_finite_mixture_abandons_the_round(self):
         half = server(3, adjacency="printed", sums="printed", sites=SITES, threshold=300.0)
         most = float(np.finfo(np.float32).max)
         state, effects = feed(half, opened(half), dict.fromkeys("abc", (most, 0.0)))
@@ -165,7 +165,7 @@ class TestServer:
         none = server(history=0)
         assert feed(none, opened(none), MODELS)[0].credits == {}
 
-    def test_each_device_may_have_its_own_credit_and_pull(self):
+    def test_each_device_can_have_its_own_credit_and_penalty(self):
         half = server(credit_by_device={"a": 1e-9}, prox_by_device={"b": 0.7})
         _, effects = feed(half, opened(half), MODELS)
         np.testing.assert_array_equal(given_to(effects)["a"], np.float32(MODELS["a"]))
@@ -209,7 +209,7 @@ class TestSettings:
             ({"stale_after": 0}, "stale_after"),
         ],
     )
-    def test_numbers_that_cannot_be_meant(self, said, key):
+    def test_out_of_range_numbers_are_refused(self, said, key):
         with pytest.raises(SchemaError) as caught:
             build(SERVERS["pfl"].settings, said, where="run.settings")
         assert key in str(caught.value).split(":")[1 if caught.value.path == "run.settings" else 0]
@@ -224,11 +224,11 @@ class TestSettings:
             ({"scope": "per_module"}, "run.settings.scope"),
         ],
     )
-    def test_what_the_method_has_no_use_for(self, said, key):
+    def test_settings_without_effect_are_refused(self, said, key):
         with pytest.raises(SchemaError, match=key.replace(".", r"\.")):
             server(**said)
 
-    def test_modules_come_from_the_layout(self):
+    def test_modules_are_read_from_the_layout(self):
         spec = ParamSpec.of([("encoder.w", (1,)), ("decoder.w", (1,))])
         half = server(spec=spec, scope="per_module")
         said = {"a": (100.0, 1.0), "b": (101.0, 1.1), "c": (102.0, 0.9), "d": (100.5, -9.0)}
@@ -286,14 +286,14 @@ def begun(half, p, **more):
 class TestDevice:
     """From its own model, drawn to its mixture."""
 
-    def test_the_worked_step(self):
+    def test_a_step_agrees_with_the_worked_example(self):
         half = pulling_to((0.0, 0.0), given=(0.5, -0.5))
         state, (answer,) = half.apply(begun(half, (1.0, 0.0)), ask((0.9, 0.1), 2, prox=0.5))
         np.testing.assert_allclose(state.p, [0.945, 0.055], atol=1e-7)
         np.testing.assert_array_equal(answer.vector, state.p)
         assert answer.values.keys() == {"loss", "n"}
 
-    def test_only_the_first_task_is_where_it_begins(self):
+    def test_only_the_first_task_sets_the_model(self):
         half = pulling_to((0.0, 0.0), given=(0.0, 0.0))
         state, _ = half.apply(half.init(np.zeros(2, np.float32)), ask((3.0, 3.0)))
         np.testing.assert_array_equal(state.p, [3.0, 3.0])
@@ -302,7 +302,7 @@ class TestDevice:
         after, _ = half.apply(state, ask((9.0, 9.0), 2, received=1.0))
         np.testing.assert_array_equal(after.p, [9.0, 9.0])
 
-    def test_a_mixture_that_is_its_own_is_learning_alone(self):
+    def test_a_mixture_of_itself_equals_local_training(self):
         half = pulling_to((1.0, 2.0))
         alone, drawn = begun(half, (0.0, 0.0)), begun(half, (0.0, 0.0))
         for number in range(2, 9):
@@ -310,7 +310,7 @@ class TestDevice:
             drawn, _ = half.apply(drawn, ask(drawn.p, number, prox=5.0))
             np.testing.assert_allclose(alone.p, drawn.p, atol=1e-7)
 
-    def test_small_steps_on_a_quadratic_only_ever_lower_the_gradient(self):
+    def test_small_steps_on_a_quadratic_decrease_the_gradient(self):
         half = pulling_to((1.0, 2.0))
         state, lengths = begun(half, (5.0, -3.0)), []
         for number in range(2, 25):
@@ -319,7 +319,7 @@ class TestDevice:
         assert all(after < before for before, after in itertools.pairwise(lengths))
         assert lengths[-1] < 0.01
 
-    def test_moments_are_kept_over_rounds_unless_said_otherwise(self):
+    def test_optimiser_moments_are_kept_over_rounds_by_default(self):
         half = pulling_to((1.0, 2.0), optimiser=adam)
         state, _ = half.apply(begun(half, (0.0, 0.0)), ask((0.0, 0.0), 2))
         kept, _ = half.apply(state, ask((0.0, 0.0), 3))
@@ -328,7 +328,7 @@ class TestDevice:
         other, _ = half.apply(state, ask((0.0, 0.0), 3, optimiser=1.0))
         assert other.moments["taken"] == 1
 
-    def test_its_own_best_is_what_it_forecasts_with(self):
+    def test_a_device_forecasts_with_its_best_model(self):
         half = pulling_to((1.0, 0.0), judged=lambda p: float(abs(p[0] - 0.15)))
         state, seen = begun(half, (0.0, 0.0)), []
         for number in range(2, 6):
@@ -338,13 +338,13 @@ class TestDevice:
         assert state.p[0] == pytest.approx(1 - 0.9**4)
         assert seen == [pytest.approx(0.1), *[pytest.approx(0.19)] * 3]
 
-    def test_without_windows_held_back_the_last_is_chosen(self):
+    def test_without_held_back_windows_the_last_model_is_used(self):
         half = pulling_to((1.0, 0.0))
         state = begun(half, (0.0, 0.0), kept=np.full(2, 7.0, np.float32))
         state, _ = half.apply(state, ask((0.0, 0.0), 2, choice=1.0))
         assert half.model(state)["p"] is state.p
 
-    def test_the_fleets_best_round_is_what_it_forecasts_with(self):
+    def test_a_device_forecasts_with_the_round_selected_by_the_fleet(self):
         half = pulling_to((1.0, 0.0), judged=lambda p: float(p[0]))
         state, _ = half.apply(begun(half, (0.0, 0.0)), ask((0, 0), 2, choice=2.0))
         second = state.p.copy()
@@ -354,7 +354,7 @@ class TestDevice:
         np.testing.assert_array_equal(half.model(state)["p"], second)
 
     @pytest.mark.parametrize("kept", [2.0, 3.0])
-    def test_of_the_last_round_the_fleet_tells_with_the_final_model(self, kept):
+    def test_the_final_model_carries_the_selection_of_the_last_round(self, kept):
         half = pulling_to((1.0, 0.0), judged=lambda p: float(p[0]))
         state, _ = half.apply(begun(half, (0.0, 0.0)), ask((0, 0), 2, choice=2.0))
         models = {2.0: state.p}
@@ -365,7 +365,7 @@ class TestDevice:
         assert effects == ()
         np.testing.assert_array_equal(half.model(after)["p"], models[kept])
 
-    def test_when_the_run_is_over_the_chosen_model_is_tuned_once_without_a_pull(self):
+    def test_the_selected_model_is_fine_tuned_once_without_penalty(self):
         half = pulling_to((1.0, 0.0), judged=lambda p: float(abs(p[0] - 1.0)))
         state, _ = half.apply(begun(half, (0.0, 0.0)), ask((0, 0), 2, choice=1.0, tune=1.0))
         end = Task("_all", 9, END, arrays={"w": np.full(2, 50.0, np.float32)})
@@ -375,13 +375,13 @@ class TestDevice:
         again, _ = half.apply(after, end)
         assert again is after
 
-    def test_a_tuning_that_does_no_good_is_not_taken(self):
+    def test_a_fine_tuning_without_gain_is_discarded(self):
         half = pulling_to((1.0, 0.0), judged=lambda p: float(p[0]))
         state, _ = half.apply(begun(half, (0.0, 0.0)), ask((0, 0), 2, choice=1.0, tune=1.0))
         after, _ = half.apply(state, Task("_all", 9, END, arrays={"w": np.zeros(2, np.float32)}))
         np.testing.assert_array_equal(half.model(after)["p"], half.model(state)["p"])
 
-    def test_who_never_answered_takes_over_what_stands_for_all(self):
+    def test_a_device_that_never_participated_adopts_the_common_model(self):
         half = pulling_to((1.0, 0.0), count=0)
         state, effects = half.apply(half.init(np.zeros(2, np.float32)), ask((3.0, 4.0)))
         assert effects == ()
@@ -389,20 +389,20 @@ class TestDevice:
         end = Task("_all", 9, END, arrays={"w": np.full(2, 5.0, np.float32)})
         np.testing.assert_array_equal(half.apply(state, end)[0].p, [5.0, 5.0])
 
-    def test_steps_that_leave_the_finite_numbers_answer_nothing(self):
+    def test_non_finite_steps_send_no_update(self):
         half = pulling_to((0.0, 0.0), given=(np.inf, 0.0))
         state, effects = half.apply(begun(half, (1.0, 1.0)), ask((3.0, 4.0), 2))
         assert effects == ()
         np.testing.assert_array_equal(state.p, [3.0, 4.0])
 
-    def test_personal_layers_are_drawn_by_nothing_and_leave_nowhere(self):
+    def test_personal_layers_have_no_penalty_and_are_never_sent(self):
         spec = ParamSpec.of([("body", (1,)), ("head", (1,))], ("body",))
         half = pulling_to((0.0, 0.0), spec=spec, given=(0.0, 1.0))
         state, (answer,) = half.apply(begun(half, (1.0, 1.0)), ask((0.0,), 2, prox=1.0))
         np.testing.assert_allclose(state.p, [0.9, 0.9], atol=1e-7)
         assert answer.vector.shape == (1,)
 
-    def test_a_restart_loses_nothing(self):
+    def test_a_restart_loses_no_state(self):
         half = pulling_to((1.0, 2.0), optimiser=adam, judged=lambda p: float(p[0]))
         state, _ = half.apply(begun(half, (0.0, 0.0)), ask((0, 0), 2, choice=1.0, tune=1.0))
         saved = PersonalState.from_arrays(state.arrays())
@@ -465,7 +465,9 @@ LIES = {"flip": lambda w, _rng: -w, "gauss": lambda w, rng: w + rng.normal(0.0, 
 
 @pytest.mark.parametrize("attack", LIES)
 @pytest.mark.parametrize("count", [1, 4])
-def test_liars_weigh_nothing_from_the_second_round_on_and_harm_nobody(consensus, attack, count):
+def test_byzantine_devices_have_no_weight_from_the_second_round_and_do_no_harm(
+    consensus, attack, count
+):
     calm, fleet = federation(consensus), federation(consensus)
     liars = sorted(fleet.targets)[:count]
     honest = [name for name in fleet.targets if name not in liars]
@@ -479,14 +481,14 @@ def test_liars_weigh_nothing_from_the_second_round_on_and_harm_nobody(consensus,
     assert error(fleet, honest) <= 1.03 * error(calm, honest)
 
 
-def test_where_half_of_all_lie_nobody_can_tell_and_the_common_model_stays(consensus):
+def test_with_a_byzantine_half_the_common_model_is_kept(consensus):
     fleet = federation(consensus)
     start = fleet.state.w
     rounds(fleet, 3, ["s-0", "s-1", "s-2", "s-3"], LIES["flip"])
     np.testing.assert_array_equal(fleet.state.w, start)
 
 
-def test_the_mean_of_the_same_answers_would_have_been_carried_off(consensus):
+def test_the_mean_of_the_same_updates_diverges(consensus):
     fleet = federation(consensus)
     rounds(fleet, 3, ["s-0"], LIES["flip"])
     plain = np.mean([fleet.state.held[n] for n in sorted(fleet.state.held)], axis=0)
@@ -502,7 +504,7 @@ def near_copy(fleet, victim, copycat, drift, count):
             fleet.deliver(one)
 
 
-def test_a_near_copy_isolates_and_the_floor_against_sybils_brings_the_others_back(consensus):
+def test_the_sybil_floor_limits_a_near_copy(consensus):
     """The known limit (D24): whoever copies a device with a little drift becomes its nearest."""
     isolated, floored = federation(consensus), federation(consensus, anti_sybil=True)
     for fleet in (isolated, floored):
@@ -515,7 +517,7 @@ def test_a_near_copy_isolates_and_the_floor_against_sybils_brings_the_others_bac
     assert helped["s-0"] < alone["s-0"] / 1.5
 
 
-def test_power_cuts_on_either_side_change_not_one_bit(consensus):
+def test_power_cuts_on_either_side_change_no_bit(consensus):
     calm, cut = (
         federation(consensus, model_selection="own"),
         federation(consensus, model_selection="own"),
@@ -538,7 +540,7 @@ def rounds_of_one(fleet, number):
         fleet.activate(name)
 
 
-def test_own_models_differ_and_similar_devices_end_near_their_own_targets(consensus):
+def test_personal_models_differ_and_approach_their_targets(consensus):
     fleet = federation(consensus)
     rounds(fleet, 40)
     finals = np.stack([state.p for state in fleet.states.values()])
@@ -548,7 +550,7 @@ def test_own_models_differ_and_similar_devices_end_near_their_own_targets(consen
     assert error(fleet, fleet.targets) < 0.3 * to_common
 
 
-def test_with_more_credit_more_devices_contribute_and_never_the_liar(consensus):
+def test_more_credit_includes_more_devices_and_no_byzantine_one(consensus):
     """As the paper's figure of weights shows it, over the credits that it uses."""
     contributors, entropies = [], []
     for credit in (0.6, 0.8, 0.9, 0.95):

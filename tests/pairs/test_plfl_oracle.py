@@ -105,7 +105,7 @@ def test_two_devices_share_one_layer(steps, rounds):
         assert pair.psi == pytest.approx(psi, rel=1e-6)
 
 
-def test_exchanged_devices_exchange_their_personal_layers_only():
+def test_swapping_devices_swaps_personal_layers_only():
     straight = Pair("fedavg", {"a": 1.0, "b": 3.0}, steps=2, rate=0.1)
     crossed = Pair("fedavg", {"a": 3.0, "b": 1.0}, steps=2, rate=0.1)
     for _ in range(3):
@@ -115,7 +115,7 @@ def test_exchanged_devices_exchange_their_personal_layers_only():
     assert straight.psi == pytest.approx(crossed.psi[::-1], rel=1e-6)
 
 
-def test_after_one_round_a_personal_layer_knows_nothing_of_other_devices():
+def test_a_personal_layer_does_not_depend_on_other_devices_after_one_round():
     near = Pair("fedavg", {"a": 1.0, "b": 3.0}, steps=4, rate=0.1)
     far = Pair("fedavg", {"a": 1.0, "b": -9000.0}, steps=4, rate=0.1)
     near.round()
@@ -123,7 +123,7 @@ def test_after_one_round_a_personal_layer_knows_nothing_of_other_devices():
     assert near.psi[0] == far.psi[0]
 
 
-def test_one_gradient_step_is_federated_averaging_of_one_step():
+def test_one_gradient_step_equals_federated_averaging_of_one_step():
     sgd_pair = Pair("fedsgd", {"a": 1.0, "b": 3.0}, rate=0.1)
     avg_pair = Pair("fedavg", {"a": 1.0, "b": 3.0}, steps=1, rate=0.1)
     for _ in range(4):
@@ -133,7 +133,7 @@ def test_one_gradient_step_is_federated_averaging_of_one_step():
         assert sgd_pair.psi == pytest.approx(avg_pair.psi, rel=1e-6)
 
 
-def test_a_strong_pull_to_the_received_model_leaves_nothing_to_send():
+def test_a_strong_proximal_penalty_gives_a_zero_update():
     free = Pair("fedprox", {"a": 1.0, "b": 3.0}, steps=8, rate=0.01, prox=0.0)
     held = Pair("fedprox", {"a": 1.0, "b": 3.0}, steps=8, rate=0.01, prox=80.0)
     free.round()
@@ -142,7 +142,7 @@ def test_a_strong_pull_to_the_received_model_leaves_nothing_to_send():
 
 
 @pytest.mark.parametrize("method", ["fedsgd", "fedavg", "fedprox", "fedavgm", "fedadam"])
-def test_every_method_brings_two_devices_together(method):
+def test_every_method_reduces_the_distance_of_two_devices(method):
     settings = {"rate": 0.05} | ({} if method == "fedsgd" else {"steps": 4})
     settings |= {"fedavgm": {"beta": 0.5}, "fedadam": {"server_rate": 0.3}}.get(method, {})
     pair = Pair(method, {"a": 1.0, "b": 3.0}, **settings)
@@ -154,7 +154,7 @@ def test_every_method_brings_two_devices_together(method):
 class TestFaults:
     """Whatever arrives when, the numbers are those of the devices that count."""
 
-    def test_duplicates_and_old_answers_change_nothing(self):
+    def test_duplicate_and_old_updates_change_nothing(self):
         pair = Pair("fedavg", {"a": 1.0, "b": 3.0}, steps=1, rate=0.1)
         first = pair.answers()
         pair.deliver([first[0], first[0], first[1], first[0]])
@@ -163,7 +163,7 @@ class TestFaults:
         assert pair.phi == pytest.approx(0.64, rel=1e-6)
         assert [c.moved for c in pair.closed] == [True, True]
 
-    def test_reordered_answers_give_the_same_bits(self):
+    def test_reordered_updates_give_the_same_bits(self):
         straight = Pair("fedavg", {"a": 1.0, "b": 3.0}, steps=2, rate=0.1)
         turned = Pair("fedavg", {"a": 1.0, "b": 3.0}, steps=2, rate=0.1)
         for _ in range(3):
@@ -171,7 +171,7 @@ class TestFaults:
             turned.deliver(reversed(turned.answers()))
         assert straight.state.w.tobytes() == turned.state.w.tobytes()
 
-    def test_a_round_with_too_few_is_abandoned_by_name_and_the_next_is_whole(self):
+    def test_a_round_with_too_few_updates_is_abandoned_and_the_next_one_closes(self):
         pair = Pair("fedavg", {"a": 1.0, "b": 3.0}, steps=1, rate=0.1)
         pair.deliver(pair.answers(["a"]))
         pair.deliver([Due(1, "train")])
@@ -182,7 +182,7 @@ class TestFaults:
         # a starts from phi = 0, psi = 0.2: error -0.8; b from 0, 0: error -3
         assert pair.phi == pytest.approx(0.1 * 2 * (0.8 + 3.0) / 2, rel=1e-6)
 
-    def test_a_device_that_joins_later_or_leaves_for_ten_rounds(self):
+    def test_a_device_may_join_later_or_leave_for_ten_rounds(self):
         rounds = Rounds(quorum=2, least=1)
         pair = Pair("fedavg", {"a": 1.0, "b": 3.0}, rounds=rounds, steps=1, rate=0.1)
         for number in range(1, 11):
@@ -195,7 +195,7 @@ class TestFaults:
         pair.round()
         assert pair.closed[-1].report["cohort"] == ["a", "b"]
 
-    def test_a_server_that_stops_and_goes_on_loses_no_bit(self):
+    def test_a_stopped_and_restarted_server_loses_no_bit(self):
         straight = Pair("fedadam", {"a": 1.0, "b": 3.0}, steps=2, rate=0.1)
         stopped = Pair("fedadam", {"a": 1.0, "b": 3.0}, steps=2, rate=0.1)
         for _ in range(5):

@@ -34,7 +34,7 @@ def server(half, quorum=1, *, private=False, least=None, **chosen):
 
 @BOTH
 @pytest.mark.parametrize("order", ["gauss_seidel", "jacobi"])
-def test_one_round_by_hand(consensus, half, device, order):
+def test_one_round_agrees_with_the_example_computed_by_hand(consensus, half, device, order):
     chosen = {"rate": 0.1, "l1": 0.5, "decay": "none", "order": order}
     fleet = consensus(server(half, 2, **chosen), device, {"a": 1.0, "b": 1.0})
     fleet.place(1.0, a=0.0, b=2.0)
@@ -46,7 +46,7 @@ def test_one_round_by_hand(consensus, half, device, order):
 
 
 @BOTH
-def test_one_round_by_hand_with_a_liar(consensus, half, device):
+def test_one_round_with_an_attacker_agrees_with_the_example(consensus, half, device):
     chosen = {"rate": 0.1, "l1": 0.5, "decay": "none"}
     fleet = consensus(server(half, 3, **chosen), device, {"a": 1.0, "b": 1.0, "x": 0.0})
     fleet.place(1.0, a=0.0, b=2.0)
@@ -67,7 +67,7 @@ def test_one_round_by_hand_with_a_liar(consensus, half, device):
         (10.0, 0.3, True, 4.0),
     ],
 )
-def test_where_the_consensus_rests(consensus, l1, rate, liar, rests_at):
+def test_the_consensus_has_the_computed_fixed_point(consensus, l1, rate, liar, rests_at):
     """Where sum clip(z - b, -l1, l1) is l1 times the number of liars at infinity."""
     targets = {**HONEST, "x": 0.0} if liar else HONEST
     made = server(rsa_weights, len(targets), l1=l1, rate=rate)
@@ -92,7 +92,7 @@ def settled(l1, rate, rounds, *, liar):
     return z
 
 
-def test_a_proximal_step_hides_from_the_server_where_a_device_is_drawn(consensus):
+def test_a_proximal_step_hides_the_minimum_of_a_device(consensus):
     """All stop at a consensus that is no solution: no sign is left to tell."""
     made = server(rsa_weights, 4, l1=4.0, rate=0.1, l1_mode="prox")
     fleet = consensus(made, WEIGHTS, HONEST)
@@ -102,7 +102,7 @@ def test_a_proximal_step_hides_from_the_server_where_a_device_is_drawn(consensus
 
 
 @BOTH
-def test_a_larger_lie_moves_no_bit_more(consensus, half, device):
+def test_a_larger_attack_vector_has_no_larger_influence(consensus, half, device):
     moved = set()
     for value in (1e3, 1e30, 3.4e38):
         fleet = consensus(server(half, 5, l1=1.0, rate=0.05), device, {**HONEST, "x": 0.0})
@@ -116,7 +116,7 @@ def test_a_larger_lie_moves_no_bit_more(consensus, half, device):
 
 @given(st.floats(-3e38, 3e38), st.floats(0.0, 2.0), st.floats(0.0, 1.0), st.integers(0, 5))
 @settings(max_examples=40)
-def test_a_device_moves_a_coordinate_by_no_more_than_rate_times_l1(consensus, lie, l1, rate, past):
+def test_the_influence_on_a_coordinate_is_at_most_rate_times_l1(consensus, lie, l1, rate, past):
     for half, device in ((rsa, VOTES), (rsa_weights, WEIGHTS)):
         made = server(half, 5, l1=l1, rate=rate)
         fleet = consensus(made, device, {**HONEST, "x": 0.0})
@@ -131,7 +131,7 @@ def test_a_device_moves_a_coordinate_by_no_more_than_rate_times_l1(consensus, li
         assert abs(fleet.z - silent.w[0]) <= allowed * (1 + 1e-6) + 1e-12
 
 
-def test_rates_fall_with_the_root_of_the_round(consensus):
+def test_rates_decay_with_the_square_root_of_the_round(consensus):
     fleet = consensus(server(rsa, 1, rate=0.5), VOTES, {"a": 1.0})
     told = []
     for _ in range(4):
@@ -140,7 +140,7 @@ def test_rates_fall_with_the_root_of_the_round(consensus):
     assert told == pytest.approx([0.5, 0.5 / 2**0.5, 0.5 / 3**0.5, 0.25])
 
 
-def test_the_servers_own_term_pulls_to_zero(consensus):
+def test_the_regulariser_of_the_server_shrinks_to_zero(consensus):
     chosen = {"rate": 0.1, "l1": 0.0, "weight": 0.5, "decay": "none"}
     fleet = consensus(server(rsa, 1, **chosen), VOTES, {"a": 1.0})
     fleet.place(2.0)
@@ -151,7 +151,7 @@ def test_the_servers_own_term_pulls_to_zero(consensus):
 @BOTH
 @given(order=st.permutations(sorted(HONEST)))
 @settings(max_examples=10)
-def test_the_order_of_arrival_is_no_matter(consensus, half, device, order):
+def test_the_order_of_arrival_does_not_matter(consensus, half, device, order):
     straight = consensus(server(half, 4), device, HONEST)
     turned = consensus(server(half, 4), device, HONEST)
     for _ in range(3):
@@ -160,7 +160,7 @@ def test_the_order_of_arrival_is_no_matter(consensus, half, device, order):
     assert straight.state.w.tobytes() == turned.state.w.tobytes()
 
 
-def test_who_is_silent_pulls_with_old_weights_but_not_with_old_votes(consensus):
+def test_a_silent_device_counts_with_old_weights_but_not_with_old_signs(consensus):
     moved = {}
     for half, device in ((rsa, VOTES), (rsa_weights, WEIGHTS)):
         made = server(half, 2, least=1, rate=0.1, l1=1.0, decay="none", normalise="sum")
@@ -177,7 +177,7 @@ def test_who_is_silent_pulls_with_old_weights_but_not_with_old_votes(consensus):
     assert moved[rsa_weights][1] > moved[rsa][1]
 
 
-def test_votes_take_two_bits_and_only_say_three_things(consensus):
+def test_signs_use_two_bits_and_have_three_values(consensus):
     spec = ParamSpec.of([("w", (9,))])
     fleet = consensus(server(rsa, 1), VOTES, {"a": 1.0}, spec=spec)
     fleet.place(a=[-1.0, 0.0, 1.0] * 3)
@@ -189,13 +189,13 @@ def test_votes_take_two_bits_and_only_say_three_things(consensus):
 class TestPrivate:
     """DP-RSA: the half hands out a difference, of which only a mechanism makes what may leave."""
 
-    def test_a_difference_cannot_leave_as_it_is(self, consensus):
+    def test_a_clean_difference_cannot_be_encoded_as_signs(self, consensus):
         fleet = consensus(server(rsa, 1, private=True), RAW, {"a": 1.0})
         fleet.place(a=0.3)
         with pytest.raises(Refused):
             pack_tensor(fleet.answer("a").vector, "b1")
 
-    def test_without_noise_it_is_rsa(self, consensus):
+    def test_without_noise_dp_rsa_equals_rsa(self, consensus):
         plain = consensus(server(rsa, 4), VOTES, HONEST)
         private = consensus(server(rsa, 4, private=True), RAW, HONEST)
         for _ in range(20):
@@ -204,7 +204,7 @@ class TestPrivate:
                 private.deliver(replace(update, vector=np.sign(update.vector)))
         assert plain.state.w.tobytes() == private.state.w.tobytes()
 
-    def test_debiased_flips_are_right_on_average(self, consensus):
+    def test_debiased_flips_are_unbiased(self, consensus):
         rng, eps, many = np.random.default_rng(4), 1.0, 4000
         spec = ParamSpec.of([("w", (many,))])
         chosen = {"rate": 0.1, "l1": 1.0, "decay": "none", "debias_eps": eps}
@@ -218,7 +218,7 @@ class TestPrivate:
         error = 0.1 * debias(eps) / many**0.5
         assert fleet.state.w.mean() == pytest.approx(0.1, abs=4 * error)
 
-    def test_noise_alone_moves_nothing_on_average(self, consensus):
+    def test_noise_has_mean_zero(self, consensus):
         """Sigma without bounds: the sign is a coin."""
         rng, many = np.random.default_rng(5), 4000
         spec = ParamSpec.of([("w", (many,))])
@@ -241,6 +241,6 @@ class TestPrivate:
         (DpRsa, {"rate": 1e9}, "rate"),
     ],
 )
-def test_a_setting_that_cannot_be_meant_is_refused_by_its_key(cls, chosen, key):
+def test_an_invalid_setting_is_refused_by_its_key(cls, chosen, key):
     with pytest.raises(SchemaError, match=key):
         build(cls, chosen, where="run.settings")

@@ -85,7 +85,7 @@ class TestSplitEqualsCentralised:
 
     @pytest.mark.torch
     @pytest.mark.parametrize("seed", [None, 1, 2])
-    def test_to_ten_digits_in_float64_whatever_the_order(self, seed):
+    def test_split_training_equals_centralised_training_in_float64(self, seed):
         joint = Watched(NAMES).run(2, rng=None if seed is None else random.Random(seed))
         p, net = centralised(joint, 2)
         for name in NAMES:
@@ -93,7 +93,7 @@ class TestSplitEqualsCentralised:
         np.testing.assert_allclose(joint.state.net["p"], net, atol=1e-10)
 
     @pytest.mark.torch
-    def test_to_five_digits_in_float32(self):
+    def test_split_training_equals_centralised_training_in_float32(self):
         joint = Watched(NAMES, kind=np.float32).run(1)
         p, net = centralised(joint, 1)
         for name in NAMES:
@@ -103,13 +103,13 @@ class TestSplitEqualsCentralised:
 
     @settings(max_examples=8)
     @given(st.integers(0, 2**16))
-    def test_the_order_of_arrival_changes_not_one_bit(self, seed):
+    def test_the_order_of_arrival_changes_no_bit(self, seed):
         calm, one = Joint(NAMES).run(1), Joint(NAMES).run(1, rng=random.Random(seed))
         assert one.state.net["p"].tobytes() == calm.state.net["p"].tobytes()
         for name in NAMES:
             assert one.states[name].p.tobytes() == calm.states[name].p.tobytes()
 
-    def test_only_its_own_loss_comes_back_where_the_paper_is_taken_by_its_word(self):
+    def test_the_papers_literal_form_returns_the_own_loss_gradient_only(self):
         whole = Joint(NAMES).run(1)
         own = Joint(NAMES, turns={"own_loss_only": True}).run(1)
         assert own.states["a"].p[:F].tobytes() != whole.states["a"].p[:F].tobytes()
@@ -123,12 +123,12 @@ class TestParticipants:
         joint.down = {"d"}
         return joint.run(1)
 
-    def test_a_station_that_never_answers_costs_one_deadline_and_moves_nobody(self):
+    def test_a_silent_station_costs_one_deadline_and_changes_nothing(self):
         joint = self.absent()
         assert joint.closed[0].report["cohort"] == ["a", "b", "c"]
         assert "d" not in joint.closed[0].report["turns"].split()
 
-    def test_who_misses_a_turn_steps_alone_and_is_waited_for_again(self):
+    def test_a_station_that_misses_a_step_trains_locally_and_is_awaited_again(self):
         joint = Joint(NAMES, steps=5)
         joint.run(until=lambda j: (j.act.step, j.act.phase) == (1, "decode"))
         joint.down = {"d"}
@@ -164,7 +164,7 @@ class TestParticipants:
         assert half.apply(alone, some)[0].live is not None
         assert half.apply(alone, some)[0].live.p.tobytes() == alone.live.p.tobytes()  # one step
 
-    def test_windows_that_a_station_lacks_are_zero_and_move_nobody(self):
+    def test_missing_windows_of_a_station_are_zero_and_change_nothing(self):
         joint = Joint(NAMES)
         joint.windows["b"].gaps = frozenset(range(100, 120))
         joint.run(until=lambda j: j.act.phase == "decode")
@@ -172,7 +172,7 @@ class TestParticipants:
         assert (joint.act.h[late, 1] == 0).all()
         assert joint.run(1).closed[0].moved
 
-    def test_a_restarted_station_begins_at_its_last_answer_and_joins_the_next_turn(self):
+    def test_a_restarted_station_resumes_at_its_last_update(self):
         joint = Joint(NAMES).run(1)
         before = joint.states["c"].p.copy()
         joint.run(until=lambda j: j.act.round == 2 and j.act.step == 1 and j.act.phase == "decode")
@@ -186,7 +186,7 @@ class TestParticipants:
         assert "1 decode a b d" in lines
         assert "2 decode a b c d" in lines
 
-    def test_a_killed_server_begins_the_round_anew_and_ends_with_the_same_bits(self):
+    def test_a_killed_server_restarts_the_round_and_ends_with_the_same_bits(self):
         calm = Joint(NAMES).run(2)
         one = Joint(NAMES)
         for step, phase in ((0, "encode"), (1, "decode"), (2, "encode")):
@@ -198,7 +198,7 @@ class TestParticipants:
         for name in NAMES:
             assert one.states[name].p.tobytes() == calm.states[name].p.tobytes()
 
-    def test_a_server_killed_after_the_turns_only_asks_for_the_answers_again(self):
+    def test_a_server_killed_after_the_steps_requests_only_the_updates_again(self):
         calm = Joint(NAMES).run(1)
         one = Joint(NAMES)
         one.run(until=lambda j: j.state.settled == 1)
@@ -207,7 +207,7 @@ class TestParticipants:
         one.run(1)
         assert one.state.net["p"].tobytes() == calm.state.net["p"].tobytes()
 
-    def test_an_answer_before_its_time_waits(self):
+    def test_an_early_update_waits(self):
         joint = Joint(NAMES)
         early = joint.tell(next(t for t in joint.queue if t.to == "a"))
         assert isinstance(early[0], Signal)
@@ -221,7 +221,7 @@ class TestParticipants:
         assert joint.state.early == {}
         assert joint.closed[0].report["cohort"] == list(NAMES)
 
-    def test_the_journal_folds_to_the_same_state(self):
+    def test_replaying_the_journal_gives_the_same_state(self):
         joint = Joint(NAMES).run(3)
         entries = [JournalEntry(k, 1, event) for k, event in enumerate(joint.journal)]
         first = joint.server.init(np.zeros(SPEC.size, np.float32))
@@ -229,13 +229,13 @@ class TestParticipants:
         assert state_codec.digest(state) == state_codec.digest(joint.state)
         assert sum(isinstance(event, Played) for event in joint.journal) == 3
 
-    def test_who_comes_later_gets_a_slot_and_who_is_gone_gives_it_back(self):
+    def test_a_later_device_gets_a_slot_and_a_removed_one_frees_it(self):
         joint = Joint(NAMES)
         joint.fold(Member("e", present=True))
         assert "e" not in joint.state.slots  # four slots, four stations
         assert sorted(joint.state.slots.values()) == [0, 1, 2, 3]
 
-    def test_the_end_of_a_run_lets_go_of_what_is_live(self):
+    def test_the_end_of_a_run_frees_the_live_arrays(self):
         joint = Joint(NAMES)
         joint.run(until=lambda j: j.act.step == 1)
         half, state = joint.halves["a"], joint.states["a"]
@@ -260,7 +260,7 @@ class TestGuards:
         joint.run(until=lambda j: (j.act.step, j.act.phase) == (1, "decode"))
         return {n: joint.states[n].live.p for n in "abc"}
 
-    def test_a_gradient_times_a_million_is_at_most_three_medians(self):
+    def test_an_excessive_gradient_is_clipped_at_three_medians(self):
         honest, lied = self.lying(1.0, 3.0), self.lying(1e6, 3.0)
         bare = self.lying(1e6, 0.0)
         for name in "ac":  # d's neighbours on the ring
@@ -268,12 +268,12 @@ class TestGuards:
             assert far < 1.0
             assert np.abs(bare[name] - honest[name]).max() > 1e3 * far
 
-    def test_features_times_a_million_too(self):
+    def test_excessive_features_are_clipped_at_three_medians(self):
         honest, lied = self.lying(1.0, 3.0, "encode"), self.lying(1e6, 3.0, "encode")
         for name in "ac":
             assert np.abs(lied[name] - honest[name]).max() < 1.0
 
-    def test_whom_most_leave_out_moves_no_one_for_a_round(self):
+    def test_a_device_excluded_by_most_has_no_influence_for_a_round(self):
         joint = Joint(NAMES).run(1)
         joint.state = replace(joint.state, masked={"d": True})
         joint.act = joint.server.play.begin(joint.state, joint.act)
@@ -285,7 +285,7 @@ class TestGuards:
         assert np.allclose(joint.act.h[:, 3], joint.state.means["d"])
 
     @pytest.mark.parametrize("mask", [True, False])
-    def test_whom_most_leave_out_of_their_models_is_left_out_of_the_graph_if_told(self, mask):
+    def test_a_device_excluded_by_most_is_excluded_from_the_graph_if_configured(self, mask):
         joint = Joint(NAMES, turns={"mask_excluded": mask}, method="pfgl", credit=0.5)
         fold = joint.fold
 
@@ -307,7 +307,7 @@ def replace_begin(joint):
 class TestAlternating:
     """The graph alone, then the devices alone: no gradient crosses the graph into a device."""
 
-    def test_devices_move_only_on_what_the_graph_said(self):
+    def test_in_alternating_rounds_devices_change_by_local_steps_only(self):
         joint = Joint(
             NAMES, turns={"schedule": "alternating", "server_iterations": 2, "refresh_batches": 1}
         )
@@ -321,7 +321,7 @@ class TestAlternating:
         assert joint.closed[0].moved
         assert joint.states["a"].answered == 1
 
-    def test_it_says_far_less(self):
+    def test_alternating_sends_fewer_bytes(self):
         def arrays(schedule):
             joint = Joint(
                 NAMES,
@@ -345,7 +345,7 @@ class TestAlternating:
 class TestServing:
     """A forecast's Z: of whoever spoke of the same time."""
 
-    def test_who_asks_hears_what_the_graph_makes_of_those_who_asked_too(self):
+    def test_a_forecast_uses_the_graph_over_all_requesting_devices(self):
         joint = Joint(NAMES).run(1)
         h = np.ones((1, F, L))
         for name in "ab":
@@ -360,7 +360,7 @@ class TestServing:
         state, _ = joint.halves["a"].apply(joint.states["a"], told["a"])
         assert int(joint.halves["a"].model(state)["window"]) == 7
 
-    def test_what_a_masked_station_says_reaches_nobody_elses_forecast(self):
+    def test_a_masked_station_has_no_influence_on_other_forecasts(self):
         joint = Joint(NAMES).run(1)
         joint.act = replace(joint.act, masked=frozenset("d"))
         words = []
@@ -375,7 +375,7 @@ class TestServing:
         assert set(words[0]) == set(NAMES)
 
 
-def test_no_array_of_another_shape_turn_or_sender_is_wanted():
+def test_arrays_of_another_shape_step_or_sender_are_refused():
     joint = Joint(NAMES)
     joint.run(until=lambda j: j.act.phase == "encode")
     wants, shape = joint.server.play.wants, (4, F, L)
@@ -404,7 +404,7 @@ def test_a_run_without_a_graph_model_is_refused():
             row.half(Setup(bind("mean"), row.settings(), Rounds()))
 
 
-def test_what_is_remembered_of_a_round_is_bounded():
+def test_the_stored_arrays_of_a_round_are_bounded():
     joint = Joint(NAMES)
     act = replace(
         joint.act,
@@ -415,7 +415,7 @@ def test_what_is_remembered_of_a_round_is_bounded():
     assert len(remembered_activations(act).known) == KNOWN
 
 
-def test_one_model_for_all_begins_every_round_at_the_mean():
+def test_split_averaging_starts_every_round_at_the_mean():
     joint = Joint(NAMES, method="cnfgnn", turns={"schedule": "alternating"}, prox=0.0).run(2)
     w = joint.state.mixed["a"]
     assert all(joint.state.mixed[n].tobytes() == w.tobytes() for n in NAMES)
@@ -424,7 +424,7 @@ def test_one_model_for_all_begins_every_round_at_the_mean():
     np.testing.assert_allclose(w, mean, atol=1e-6)
 
 
-def test_a_program_that_alternates_ends_with_local_steps():
+def test_an_alternating_program_ends_with_local_steps():
     assert (
         SplitTurns(schedule="alternating", server_iterations=0, refresh_batches=2).program(9)[-1]
         == "local"

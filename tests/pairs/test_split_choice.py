@@ -63,7 +63,7 @@ def losses_with(joint, vectors, net, ids):
 
 
 @pytest.mark.parametrize("schedule", ["joint", "alternating"])
-def test_a_round_is_judged_on_held_back_windows_with_the_graphs_word(schedule):
+def test_a_round_is_scored_on_held_back_windows_with_graph_outputs(schedule):
     joint = Judged(NAMES, turns={"schedule": schedule, "validation_batches": 2}, **FLEET)
     seen = {}
     joint.run(until=lambda j: any(t.ask == "judge" for t in j.queue))
@@ -87,7 +87,7 @@ def judged_ids(joint):
     ]
 
 
-def test_nothing_is_learned_from_what_judges():
+def test_held_back_windows_are_not_used_for_training():
     plain = Judged(NAMES, rate=0.05, credit=0.9).run(2)
     judged = Judged(NAMES, **FLEET).run(2)
     assert judged.state.net["p"].tobytes() == plain.state.net["p"].tobytes()
@@ -97,7 +97,7 @@ def test_nothing_is_learned_from_what_judges():
     assert {task.ask for task, _ in judged.sent} - {task.ask for task, _ in plain.sent} == {"judge"}
 
 
-def test_the_same_windows_judge_every_round():
+def test_the_same_windows_score_every_round():
     joint = Judged(NAMES, turns={"validation_batches": 2}, **FLEET).run(3)
     ids = [x.tolist() for x in judged_ids(joint)]
     assert len(ids) == 6
@@ -105,7 +105,7 @@ def test_the_same_windows_judge_every_round():
     assert ids[0] != ids[1]
 
 
-def test_devices_and_server_keep_the_round_that_was_best():
+def test_devices_and_server_keep_the_best_round():
     joint = Judged(NAMES, **FLEET)
     nets, models, losses = {}, {}, {}
     for number in range(1, 9):
@@ -124,7 +124,7 @@ def test_devices_and_server_keep_the_round_that_was_best():
         assert joint.states[name].p.tobytes() == models[8][name].tobytes()  # it goes on from there
 
 
-def test_a_forecast_goes_through_the_best_rounds_graph_and_a_device_hears_of_it_there():
+def test_a_forecast_uses_the_graph_of_the_best_round():
     joint = Judged(NAMES, **FLEET).run(1)
     best = joint.states["a"].p
     joint.queue = []
@@ -147,7 +147,7 @@ def test_a_forecast_goes_through_the_best_rounds_graph_and_a_device_hears_of_it_
     assert back.chosen.tobytes() == best.tobytes()
 
 
-def test_who_holds_nothing_back_is_not_waited_for_and_has_no_say():
+def test_a_device_without_held_back_windows_is_not_awaited_for_the_score():
     joint = Judged(NAMES, blind="d", **FLEET).run(1)
     lines = joint.closed[0].report["turns"].splitlines()
     assert any(line.split()[1:] == ["judge", "a", "b", "c"] for line in lines)
@@ -158,7 +158,7 @@ def test_who_holds_nothing_back_is_not_waited_for_and_has_no_say():
     assert "judge" not in {task.ask for task, _ in nobody.sent}
 
 
-def test_killed_while_it_is_judged_it_ends_with_the_same_choice():
+def test_a_kill_during_the_scoring_changes_no_selection():
     calm, one = Judged(NAMES, **FLEET).run(2), Judged(NAMES, **FLEET)
     one.run(until=lambda j: j.act.at == 4 and j.act.phase == "encode")
     one.kill_server()
@@ -171,7 +171,7 @@ def test_killed_while_it_is_judged_it_ends_with_the_same_choice():
     assert one.state.chosen["p"].tobytes() == calm.state.chosen["p"].tobytes()
 
 
-def test_in_the_last_round_nothing_pulls():
+def test_the_last_round_has_no_penalty():
     said = {"rate": 0.05, "credit": 0.9, "prox": 0.5}
     plain, tuned = (
         bound(Rounds(quorum=1, limit=2), **said),
@@ -201,7 +201,7 @@ def prox(half, version):
 class TestSilence:
     """Now and then the graph says nothing, so that a decoder learns to do without."""
 
-    def test_a_window_that_is_told_nothing_sends_no_gradient_back(self):
+    def test_a_window_without_graph_output_sends_no_gradient(self):
         joint = Joint(NAMES, turns={"z_dropout": 0.5})
         joint.run(until=lambda j: j.act.phase == "decode" and len(j.act.heard) == 3)
         quiet = silenced(joint.act, score_of(joint))
@@ -210,7 +210,7 @@ class TestSilence:
         np.testing.assert_array_equal((task.arrays["z"] == 0).all((1, 2)), quiet[:, 0])
 
     @pytest.mark.torch
-    def test_silence_is_a_mask_between_graph_and_decoders(self):
+    def test_graph_dropout_is_a_mask_between_graph_and_decoders(self):
         """One iteration against autograd through encoders, graph, mask and decoders at once."""
         torch = pytest.importorskip("torch")
         joint = Joint(NAMES, steps=1, turns={"z_dropout": 0.5})
@@ -238,7 +238,7 @@ class TestSilence:
             wanted = begun[n] - 0.05 * (p[n].grad.numpy() + pull)
             np.testing.assert_allclose(joint.states[n].p, wanted, atol=1e-10)
 
-    def test_never_and_always_are_what_they_say(self):
+    def test_dropout_rates_of_zero_and_one_are_exact(self):
         never, plain = Joint(NAMES, turns={"z_dropout": 0.0}).run(1), Joint(NAMES).run(1)
         assert never.state.net["p"].tobytes() == plain.state.net["p"].tobytes()
         always = Joint(NAMES, turns={"z_dropout": 1.0}).run(1)
@@ -246,7 +246,7 @@ class TestSilence:
         np.testing.assert_array_equal(always.state.net["p"], first)  # no loss hangs on it
 
     @pytest.mark.parametrize("seed", [1, 2])
-    def test_order_and_a_killed_server_change_not_one_bit(self, seed):
+    def test_order_and_a_killed_server_change_no_bit(self, seed):
         calm = Joint(NAMES, turns={"z_dropout": 0.3}).run(2)
         one = Joint(NAMES, turns={"z_dropout": 0.3})
         one.run(until=lambda j: (j.act.step, j.act.phase) == (1, "decode"))
@@ -256,7 +256,7 @@ class TestSilence:
         for name in NAMES:
             assert one.states[name].p.tobytes() == calm.states[name].p.tobytes()
 
-    def test_the_graph_alone_is_never_told_nothing(self):
+    def test_graph_dropout_does_not_apply_to_decode_requests(self):
         turns = {
             "schedule": "alternating",
             "server_iterations": 2,
@@ -274,7 +274,7 @@ def score_of(joint):
     return SplitBinding(joint.graph, turns, 3, (F, L), 4, 4, 5)
 
 
-def test_silence_does_not_change_which_windows_are_drawn():
+def test_graph_dropout_does_not_change_the_drawn_windows():
     joint = Joint(NAMES)
     joint.run(until=lambda j: j.act.phase == "encode")
     assert drawn(joint.act, score_of(joint)).tolist() == joint.act.ids.tolist()

@@ -53,7 +53,7 @@ def honest(rounds=3):
 
 @pytest.mark.parametrize("value", [LARGEST, -LARGEST, 1e30, 1e12, np.nan, np.inf])
 @pytest.mark.parametrize("lies", [(1, 2), (2, 3)], ids=["from the first turn", "later"])
-def test_the_graph_goes_on_speaking_to_the_three_honest(value, lies):
+def test_the_graph_still_serves_the_three_stations_in_range(value, lies):
     """Before: the liar's mean went into the graph unclipped, and no z was finite."""
     joint = Lying(value, lies=lies).run(3)
     calm = Lying(0.0, lies=()).run(3)
@@ -81,7 +81,7 @@ def test_a_mean_of_all_weights_leaves_out_what_is_out_of_range(value):
     assert np.abs(joint.state.w).max() < 10.0
 
 
-def test_who_is_left_out_is_counted_shown_and_masked_and_comes_back():
+def test_an_excluded_station_is_counted_masked_and_readmitted():
     joint = Lying(LARGEST, lies=(1, 2)).run(4)
     for closed in joint.closed[:2]:
         assert closed.report["dropped"]["d"] == "out of range"
@@ -103,7 +103,7 @@ def test_gradients_out_of_range_do_not_reach_the_graphs_optimiser():
     assert apart < 3 * 0.01 * 3  # three steps of Adam, either way
 
 
-def test_a_slow_rise_ends_where_the_others_are():
+def test_a_slow_rise_is_bounded_by_the_median_of_the_stations():
     """Each length is within the range of the one before; the stations' median bounds them all."""
     past, length = dict.fromkeys(NAMES, 1.0), 1.0
     for _ in range(50):
@@ -115,13 +115,13 @@ def test_a_slow_rise_ends_where_the_others_are():
     assert past["d"] <= RANGE**2 * 1.1
 
 
-def test_a_fleet_that_moves_together_is_not_left_out():
+def test_a_fleet_that_shifts_together_is_not_excluded():
     past = dict.fromkeys(NAMES, 1.0)
     assert not astray(dict.fromkeys(NAMES, 1e3), past)
     assert not astray({"a": 1e9}, past | {"a": 1e8}), "one that is alone has nobody to compare with"
 
 
-def test_weights_within_range_are_taken_bit_for_bit():
+def test_weights_within_range_are_used_unchanged():
     joint, calm = Lying(1.0, lies=()).run(2), honest(2)
     for name in NAMES:
         assert joint.state.held[name].tobytes() == calm.state.held[name].tobytes()
@@ -131,7 +131,7 @@ def test_weights_within_range_are_taken_bit_for_bit():
 
 
 @pytest.mark.parametrize("value", [LARGEST, 1e30])
-def test_the_state_is_a_fold_over_the_journal_and_survives_a_kill(value):
+def test_the_state_is_rebuilt_from_the_journal_after_a_kill(value):
     joint = Lying(value).run(3)
     again = joint.server.init(np.zeros(SPEC.size, np.float32))
     for event in joint.journal:
@@ -139,7 +139,7 @@ def test_the_state_is_a_fold_over_the_journal_and_survives_a_kill(value):
     assert state_codec.digest(again) == state_codec.digest(joint.state)
 
 
-def test_a_killed_server_plays_the_round_anew_and_leaves_the_same_out():
+def test_a_killed_server_repeats_the_round_with_the_same_exclusions():
     joint = Lying(LARGEST, lies=(1, 2))
     joint.run(until=lambda j: (j.act.step, j.act.phase) == (1, "decode"))
     joint.kill_server()
@@ -151,7 +151,7 @@ def test_a_killed_server_plays_the_round_anew_and_leaves_the_same_out():
     assert "w" not in joint.state.past.get("d", {})
 
 
-def test_a_forecast_of_two_is_not_moved_by_one_that_lies():
+def test_a_forecast_of_two_is_not_changed_by_an_attacker():
     """The median of two lengths is no guard: half of it is the liar's."""
     joint, calm = honest(2), honest(2)
 

@@ -51,7 +51,7 @@ def fails(error):
         (OSError("disk gone"), 1, "tool: disk gone\n"),
     ],
 )
-def test_an_error_is_one_sentence_a_hint_and_a_code(capsys, error, code, said):
+def test_an_error_prints_one_sentence_and_a_hint_and_sets_the_exit_code(capsys, error, code, said):
     assert fails(error).main(["do"]) == code
     assert capsys.readouterr().err == said
 
@@ -71,7 +71,7 @@ def test_wrong_usage_exits_with_2(capsys):
     assert "invalid choice" in capsys.readouterr().err
 
 
-def test_a_defect_shows_no_trace_unless_it_is_asked_for():
+def test_a_defect_prints_a_trace_only_with_debug_set():
     code = textwrap.dedent("""
         import sys
         from edge_sdk.app.cli import CommandLine, Subcommand
@@ -90,14 +90,14 @@ def test_a_defect_shows_no_trace_unless_it_is_asked_for():
         assert "ZeroDivisionError" in run.stderr
 
 
-def test_an_old_python_is_told_so(capsys):
+def test_an_old_python_is_refused_with_one_sentence(capsys):
     with pytest.raises(SystemExit) as caught:
         require_python("tool", (3, 10))
     assert caught.value.code == 2
     assert capsys.readouterr().err == "tool: needs Python 3.11 or newer, this is 3.10\n"
 
 
-def test_the_first_signal_asks_the_second_one_stops_and_handlers_come_back():
+def test_the_first_signal_requests_a_stop_the_second_one_exits():
     before = signal.getsignal(signal.SIGTERM)
     with stop_signals() as stopping:
         assert not stopping.is_set()
@@ -108,7 +108,7 @@ def test_the_first_signal_asks_the_second_one_stops_and_handlers_come_back():
     assert signal.getsignal(signal.SIGTERM) is before
 
 
-def test_the_service_manager_is_told(tmp_path):
+def test_the_service_manager_is_notified(tmp_path):
     address = str(tmp_path / "notify")
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
         manager.bind(address)
@@ -118,19 +118,19 @@ def test_the_service_manager_is_told(tmp_path):
     assert not notify("READY=1", environ={"NOTIFY_SOCKET": str(tmp_path / "none")})
 
 
-def test_somebody_elses_watchdog_is_not_ours():
+def test_a_watchdog_of_another_process_is_ignored():
     assert watchdog_seconds({"WATCHDOG_USEC": "1000000", "WATCHDOG_PID": "1"}) is None
     assert watchdog_seconds({}) is None
 
 
-def test_a_log_line_carries_the_journals_priority():
+def test_a_log_line_has_the_priority_of_the_journal():
     record = logging.makeLogRecord(
         {"levelno": 30, "levelname": "WARNING", "name": "a.b", "msg": "lost %s", "args": ("it",)}
     )
     assert LogFormatter(journal=True).format(record) == "<4>WARNING a.b: lost it"
 
 
-def test_a_reader_that_leaves_in_the_middle_is_no_error():
+def test_a_closed_pipe_is_no_error():
     long = "from edge_sdk.app.cli import CommandLine, CommandResult, Subcommand\n"
     long += "say = Subcommand('Say.', lambda _: CommandResult({}, 'a line\\n' * 100_000))\n"
     long += "raise SystemExit(CommandLine('tool', '', {'say': say}).main(['say']))\n"

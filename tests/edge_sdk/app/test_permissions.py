@@ -52,7 +52,7 @@ def test_a_new_store_its_log_and_its_lock_are_private(tmp_path):
 
 
 @pytest.mark.usefixtures("umask")
-def test_an_open_store_from_before_is_tightened(tmp_path):
+def test_an_existing_store_gets_private_permissions(tmp_path):
     folder = tmp_path / "state"
     with DeviceStore.open(folder) as store:
         store.add_readings([SeriesRow("elec.import.energy", 1, 0.5)])
@@ -81,7 +81,7 @@ def test_the_copy_before_a_migration_is_private(tmp_path):
 
 
 @pytest.mark.usefixtures("umask")
-def test_what_a_tap_notes_is_private_in_a_folder_that_was_open(tmp_path):
+def test_recordings_of_the_proxy_are_private_in_an_open_folder(tmp_path):
     folder = tmp_path / "spool"
     folder.mkdir(mode=0o755)
     (folder / "0.rec").write_bytes(b"")
@@ -104,7 +104,7 @@ def test_an_exported_file_is_private_while_it_is_written(tmp_path, is_there):
 
 
 @pytest.mark.usefixtures("umask")
-def test_a_new_key_lies_in_a_private_folder(tmp_path):
+def test_a_new_key_is_in_a_private_folder(tmp_path):
     make_private_folder(tmp_path / "etc")
     config = tmp_path / "etc" / "meter.toml"
     config.write_text(
@@ -123,7 +123,7 @@ def test_a_new_key_lies_in_a_private_folder(tmp_path):
         require_private(key)
 
 
-def test_a_shared_folder_is_refused_and_left_as_it_is(tmp_path):
+def test_a_shared_folder_is_refused_unchanged(tmp_path):
     shared = tmp_path / "tmp"
     shared.mkdir()
     shared.chmod(0o1777)
@@ -134,7 +134,7 @@ def test_a_shared_folder_is_refused_and_left_as_it_is(tmp_path):
     assert list(shared.iterdir()) == []
 
 
-def test_what_cannot_be_tightened_is_refused(tmp_path, monkeypatch):
+def test_a_file_that_cannot_be_made_private_is_refused(tmp_path, monkeypatch):
     """A file system without permissions, or an owner who is somebody else."""
     folder = tmp_path / "state"
     folder.mkdir(mode=0o755)
@@ -152,7 +152,7 @@ def _deny(*_args, **_named):
     raise PermissionError(1, "Operation not permitted")
 
 
-def test_what_is_missing_or_private_already_stays_as_it_is(tmp_path):
+def test_missing_and_private_files_stay_unchanged(tmp_path):
     tighten(tmp_path / "nothing")
     path = tmp_path / "file"
     make_private_file(path)

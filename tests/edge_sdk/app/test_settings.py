@@ -34,7 +34,7 @@ def write(folder: Path, text: str, name: str = "meter.toml") -> Path:
 FILE = 'id = "m1"\n[link]\nurl = "mqtt://a"\n'
 
 
-def test_environment_wins_over_conf_d_wins_over_the_file(tmp_path):
+def test_environment_overrides_conf_d_which_overrides_the_file(tmp_path):
     path = write(tmp_path, FILE)
     write(tmp_path, '[link]\nurl = "mqtt://b"\nkeepalive = 30\n', "conf.d/10.toml")
     write(tmp_path, "[link]\nkeepalive = 20\n", "conf.d/20.toml")
@@ -48,7 +48,7 @@ def test_environment_wins_over_conf_d_wins_over_the_file(tmp_path):
     assert origins["state"] == "default"
 
 
-def test_variables_are_toml_values_or_else_text(tmp_path):
+def test_a_variable_is_parsed_as_toml_or_kept_as_text(tmp_path):
     path = write(tmp_path, FILE)
     environ = {"X_LINK__KEEPALIVE": "5", "X_ID": "m-2"}
     assert load(Whole, path, prefix="X_", environ=environ).value.link.keepalive == 5
@@ -64,27 +64,27 @@ def test_variables_are_toml_values_or_else_text(tmp_path):
         ("id = [", "meter.toml: not valid TOML"),
     ],
 )
-def test_what_does_not_fit_names_the_file_and_the_key(tmp_path, text, blame):
+def test_an_invalid_value_is_refused_with_its_file_and_key(tmp_path, text, blame):
     with pytest.raises(SettingsError) as caught:
         load(Whole, write(tmp_path, text))
     assert blame in str(caught.value)
     assert caught.value.exit_code == 2
 
 
-def test_the_blame_for_a_variable_names_the_variable(tmp_path):
+def test_an_invalid_variable_is_refused_by_its_name(tmp_path):
     with pytest.raises(SettingsError, match=r"X_LINK__KEEPALIVE: link\.keepalive: expected int"):
         load(Whole, write(tmp_path, FILE), prefix="X_", environ={"X_LINK__KEEPALIVE": "soon"})
 
 
-def test_a_missing_file_is_one_sentence(tmp_path):
+def test_a_missing_file_is_refused_in_one_sentence(tmp_path):
     with pytest.raises(SettingsError, match="No such file"):
         load(Whole, tmp_path / "none.toml")
 
 
-def test_paths_are_taken_from_the_files_folder(tmp_path):
+def test_relative_paths_are_resolved_in_the_files_folder(tmp_path):
     loaded = load(Whole, write(tmp_path, FILE))
     assert loaded.value.state == tmp_path / "state"
 
 
-def test_durations():
+def test_durations_are_parsed_and_invalid_ones_refused():
     assert [seconds(t) for t in ("1d", "1.5h", "2m", "3s", "4ms")] == [86400, 5400, 120, 3, 0.004]

@@ -38,7 +38,7 @@ def test_a_new_file_and_its_log_are_private_and_durable(db, path):
     assert sqlite_file.size(path) >= path.stat().st_size > 0
 
 
-def test_a_file_that_was_open_to_others_is_tightened_with_those_beside_it(db, path):
+def test_an_open_file_and_its_log_get_private_permissions(db, path):
     db.close()
     beside = path.with_name("some.db.schema-1")
     beside.touch()
@@ -61,7 +61,7 @@ def test_a_reader_creates_nothing_and_cannot_write(db, path):
     ("pragma", "error"),
     [("application_id = 9", ForeignFileError), ("user_version = 3", NewerFileError)],
 )
-def test_another_programs_file_and_a_newer_one_are_refused_unchanged(db, path, pragma, error):
+def test_a_foreign_and_a_newer_file_are_refused_unchanged(db, path, pragma, error):
     db.execute(f"PRAGMA {pragma}")
     db.execute("PRAGMA journal_mode = DELETE")
     with pytest.raises(error):

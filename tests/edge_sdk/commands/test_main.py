@@ -52,7 +52,7 @@ def said(capsys):
     return capsys.readouterr()
 
 
-def test_a_device_is_enrolled_checked_and_asked(config, capsys):
+def test_a_device_is_enrolled_checked_and_shows_its_status(config, capsys):
     assert main(["check", str(config)]) == 2
     assert "gridfed-edge enrol" in said(capsys).err
     assert main(["enrol", str(config), "--json"]) == 0
@@ -93,7 +93,7 @@ def test_a_forecast_before_any_reading_says_what_is_missing_and_no_date(config, 
     assert "1970" not in out
 
 
-def test_the_proof_is_over_fleet_id_and_key(config, capsys):
+def test_the_enrolment_proof_covers_fleet_id_and_key(config, capsys):
     assert main(["enrol", str(config), "--json"]) == 0
     told = json.loads(said(capsys).out)
     public = bytes.fromhex(told["public"])
@@ -130,7 +130,7 @@ def enrolled(config):
         (("fleet =", "fleat ="), "fleat: unknown key; did you mean 'fleet'?"),
     ],
 )
-def test_what_is_wrong_is_said_in_one_sentence(config, capsys, change, blame):
+def test_an_error_is_printed_as_one_sentence(config, capsys, change, blame):
     enrolled(config)
     config.write_text(TOML.replace(*change))
     assert main(["check", str(config)]) in {1, 2}
@@ -168,7 +168,7 @@ def test_the_budget_is_explained_and_printed_as_a_sheet(config, capsys):
     assert json.loads(said(capsys).out)["releases left"] == 50
 
 
-def test_with_none_the_sheet_claims_nothing(config, capsys):
+def test_the_data_sheet_without_a_mechanism_claims_nothing(config, capsys):
     enrolled(config)
     assert main(["budget", str(config), "--datasheet", "--json"]) == 0
     sheet = json.loads(said(capsys).out)
@@ -176,27 +176,27 @@ def test_with_none_the_sheet_claims_nothing(config, capsys):
     assert sheet["noise over the bound"] is None
 
 
-def test_a_key_others_can_read_is_refused(config, capsys):
+def test_a_key_that_others_can_read_is_refused(config, capsys):
     enrolled(config)
     (config.parent / "meter.key").chmod(0o644)
     assert main(["check", str(config)]) == 2
     assert "chmod 600" in said(capsys).err
 
 
-def test_an_unreachable_broker_is_temporary(config, capsys, monkeypatch):
+def test_an_unreachable_broker_exits_with_the_temporary_code(config, capsys, monkeypatch):
     enrolled(config)
     monkeypatch.setattr("edge_sdk.commands.check._PATIENCE", 0.3)
     assert main(["check", str(config), "--broker"]) == 75
     assert "broker: not reached" in said(capsys).out
 
 
-def test_before_the_first_start_there_is_no_status(config, capsys):
+def test_status_before_the_first_start_is_refused(config, capsys):
     enrolled(config)
     assert main(["status", str(config)]) == 1
     assert "no state of a device yet" in said(capsys).err
 
 
-def test_a_budget_is_known_before_anything_is_sent(config, capsys):
+def test_budget_works_before_the_first_release(config, capsys):
     enrolled(config)
     assert main(["budget", str(config), "--json"]) == 0
     told = json.loads(said(capsys).out)
@@ -205,7 +205,7 @@ def test_a_budget_is_known_before_anything_is_sent(config, capsys):
     assert told["releases"] == 0
 
 
-def test_status_is_written_for_a_person():
+def test_status_prints_readable_text():
     assert plain({"epsilon": 29.99999999998864, "left": None}) == "epsilon 30, left unlimited"
     assert plain([]) == "none"
     assert plain([{"round": 3, "attempts": 0}, {"round": 4, "attempts": 1}]) == (
@@ -213,7 +213,7 @@ def test_status_is_written_for_a_person():
     )
 
 
-def test_without_a_broker_it_runs_and_forecasts_and_leaves_on_sigterm(config, capsys):
+def test_without_a_broker_the_agent_forecasts_and_exits_on_sigterm(config, capsys):
     enrolled(config)
     run = subprocess.Popen(
         [sys.executable, "-m", "edge_sdk", "run", str(config), "--json"],

@@ -21,14 +21,14 @@ def test_local_time_agrees_with_the_zone_in_every_hour_of_a_year(name):
     assert local_seconds(times, zone).tolist() == expected
 
 
-def test_the_hour_that_is_shown_twice_is_two_rows():
+def test_the_repeated_hour_of_a_clock_change_is_two_rows():
     zone = ZoneInfo("Europe/Amsterdam")
     times = np.array([1_729_987_200 + h * 3600 for h in range(4)])  # 2024-10-27 00:00 UTC on
     hours = calendar("hour", local_seconds(times, zone), 3600)
     assert hours.tolist() == [2, 2, 3, 4]
 
 
-def test_calendar_words_against_the_standard_library():
+def test_calendar_features_agree_with_the_standard_library():
     times = np.arange(1_704_067_200, 1_704_067_200 + 400 * 86400, 5 * 3600 + 900)
     moments = [datetime.fromtimestamp(int(t), UTC) for t in times]
     expected = {
@@ -48,6 +48,6 @@ def test_calendar_words_against_the_standard_library():
     assert set(expected) < set(CALENDAR)
 
 
-def test_an_unknown_calendar_word_names_the_known_ones():
+def test_an_unknown_calendar_feature_is_refused_with_the_known_ones():
     with pytest.raises(ValueError, match="slot_of_day"):
         calendar("moon", np.zeros(1, np.int64), 900)

@@ -34,7 +34,7 @@ def run(values, ends=(0.0, 1.0), aim=AIM, compared=None):
     st.floats(0.05, 1.0),
 )
 @settings(max_examples=80)
-def test_no_sequence_misses_more_than_the_law_allows(values, share, gain):
+def test_misses_stay_within_the_proven_bound_for_any_sequence(values, share, gain):
     """Against an adversary: what the ends moved accounts for every miss beyond the share."""
     aim = CoverageTarget(share, share, gain)
     after, _ = run(values, aim=aim)
@@ -42,7 +42,7 @@ def test_no_sequence_misses_more_than_the_law_allows(values, share, gain):
     assert (after.missed <= allowed + 1e-9).all()
 
 
-def test_misses_settle_at_the_share_where_use_has_grown():
+def test_misses_converge_to_the_target_after_the_scale_has_grown():
     rng = np.random.default_rng(1)
     values = np.r_[rng.uniform(0, 1, 500), rng.uniform(0, 3, 4000)]
     after, ends = run(values)
@@ -54,7 +54,7 @@ def test_misses_settle_at_the_share_where_use_has_grown():
     assert after.misses[1] < 0.16  # all in all, the drift itself included
 
 
-def test_both_sides_are_held_apart():
+def test_each_side_is_calibrated_separately():
     rng = np.random.default_rng(2)
     values = rng.normal(2.0, 1.0, 6000)  # a model that is too high below, and far too low above
     after, ends = run(values, ends=(1.5, 2.0))
@@ -63,14 +63,14 @@ def test_both_sides_are_held_apart():
     assert after.moved[0, 1] > after.moved[0, 0] > 0
 
 
-def test_an_interval_that_misses_little_is_served_as_it_was_told():
+def test_an_interval_within_its_target_is_served_unchanged():
     values = np.random.default_rng(3).uniform(0.4, 0.6, 1000)
     after, ends = run(values)
     assert np.isclose(ends, [0.0, 1.0]).all()
     assert (after.moved == 0).all()
 
 
-def test_nothing_is_served_below_what_is_possible():
+def test_no_interval_end_is_below_the_lower_bound():
     aim = CoverageTarget(0.1, 0.1, least=0.0)
     values = np.tile([0.0, 5.0], 300)
     _, ends = run(values, ends=(1.0, 2.0), aim=aim)
@@ -85,7 +85,7 @@ def test_an_interval_without_width_can_be_moved():
     assert after.moved[0, 0] == 0
 
 
-def test_an_interval_is_judged_as_it_was_served_and_when_its_reading_comes():
+def test_an_interval_is_scored_as_served_when_its_reading_arrives():
     """Three steps ahead: the first reading settles one step, and the last one three."""
     compared = np.tile(np.array([0.0, 0.5, 1.0]), (5, 3, 1))
     after, ends = run([0.5, 9.0, 9.0, 9.0, 9.0], compared=compared)
@@ -97,7 +97,7 @@ def test_an_interval_is_judged_as_it_was_served_and_when_its_reading_comes():
     assert len(after.rows) == 3
 
 
-def test_gaps_and_rows_without_a_window_settle_nothing():
+def test_gaps_and_rows_without_a_window_change_no_calibration():
     compared = told_of((0.0, 1.0), 4)
     compared[1] = np.nan
     after, ends = run([9.0, np.nan, 9.0, 9.0], compared=compared)
@@ -105,7 +105,7 @@ def test_gaps_and_rows_without_a_window_settle_nothing():
     assert np.isnan(ends[1]).all()
 
 
-def test_a_walk_in_parts_is_the_walk_in_one():
+def test_rolling_in_parts_equals_rolling_at_once():
     rng = np.random.default_rng(4)
     values, compared = rng.exponential(size=200), np.sort(rng.exponential(size=(200, 2, 3)), axis=2)
     rows = np.arange(200)
@@ -121,23 +121,23 @@ def test_a_walk_in_parts_is_the_walk_in_one():
 
 
 @pytest.mark.parametrize(("horizon", "most"), [(1, 1000), (6, 2048), (24, 8192)])
-def test_what_is_remembered_is_a_few_kilobytes_at_most(horizon, most):
+def test_the_saved_calibration_is_small(horizon, most):
     compared = np.tile(np.array([0.0, 0.5, 1.0]), (400, horizon, 1))
     after, _ = run(np.ones(400), compared=compared)
     assert len(pack_leaves(after.arrays())) < most
 
 
-def test_a_coverage_is_shared_by_both_sides():
+def test_a_coverage_is_split_evenly_between_both_sides():
     assert CoverageTarget.of((0.1, 0.5, 0.9)).coverage == pytest.approx(0.8)
     assert CoverageTarget.of((0.1, 0.5, 0.9), coverage=0.9).misses == pytest.approx([0.05, 0.05])
 
 
 @pytest.mark.parametrize("wrong", [(0.0, 0.1), (0.1, 0.5), (0.1, 0.1, 0.0)])
-def test_what_cannot_be_aimed_at_is_refused(wrong):
+def test_an_invalid_coverage_target_is_refused(wrong):
     with pytest.raises(ValueError, match="expected above 0"):
         CoverageTarget(*wrong)
 
 
-def test_misses_before_any_reading_are_no_number():
+def test_misses_before_any_reading_are_nan():
     assert np.isnan(ConformalCalibration.new(2).misses).all()
     assert ConformalCalibration.new(2).tried == 0

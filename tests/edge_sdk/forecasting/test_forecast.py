@@ -45,7 +45,7 @@ def persistence(form="level", horizon=2):
 
 
 @pytest.mark.parametrize("form", ["level", "change"])
-def test_the_model_answers_in_the_unit_of_the_series(form):
+def test_forecasts_are_in_the_unit_of_the_series(form):
     frame = frame_of(np.arange(50.0), form=form)
     p = np.array([0.5], np.float32)
     told = predict(persistence(form), p, frame)
@@ -71,12 +71,12 @@ def test_a_horizon_past_a_day_repeats_the_last_day_known():
     assert nan.values.tolist() == [*range(22, 46), 22, 23]
 
 
-def test_numbers_that_are_none_are_not_passed_on():
+def test_non_finite_forecasts_are_replaced_by_the_fallback():
     told = predict(lambda p, x: (np.full((1, 2), np.inf),), None, frame_of(np.arange(50.0)))
     assert told.source == "last day"
 
 
-def test_without_any_ground_nothing_is_claimed():
+def test_without_readings_no_forecast_is_made():
     for values in ([1.0], [1.0, 2.0], np.r_[np.full(20, 1.0)]):
         told = predict(lambda p, x: (np.full((1, 2), np.nan),), None, frame_of(values))
         assert told.source == "none"
@@ -125,7 +125,7 @@ def test_quantiles_become_a_median_and_an_interval():
     assert (told.levels, told.calibrated) == (LEVELS, 0)
 
 
-def test_levels_that_cross_are_put_in_order_and_energy_is_not_negative():
+def test_crossing_quantiles_are_sorted_and_energy_is_not_negative():
     frame = frame_of(np.arange(50.0) % 7)
     told = predict(quantiles(0.2, -3.0, 0.1), np.zeros(1), frame, LEVELS)
     assert told.quantiles[0, 0] == 0.0
@@ -143,7 +143,7 @@ def test_sorting_never_raises_the_sum_of_pinball_losses(told):
     assert score(np.sort(told, axis=2)) <= score(told) + 1e-12
 
 
-def test_a_calibration_moves_the_interval_and_nothing_else():
+def test_a_calibration_moves_only_the_interval():
     frame = frame_of(np.arange(50.0) % 7)
     graph = quantiles(-0.1, 0.0, 0.2)
     calibration = replace(ConformalCalibration.new(2), moved=np.array([[0.0, 1.0], [0.5, 0.0]]))
@@ -158,7 +158,7 @@ def test_a_calibration_moves_the_interval_and_nothing_else():
     assert np.array_equal(moved.values, plain.values)
 
 
-def test_a_rolling_median_is_the_middle_of_the_fan():
+def test_a_rolling_median_is_the_middle_quantile():
     frame = frame_of(np.arange(60.0) % 5)
     origins = frame.origins()
     graph = quantiles(-0.1, 0.05, 0.2)

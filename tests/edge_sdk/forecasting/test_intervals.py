@@ -43,7 +43,7 @@ class Telling:
         return np.tile(np.array([0.0, self.high / 2, self.high]), (len(origins), 2, 1))
 
 
-def test_it_begins_on_the_newest_rows_and_goes_on_where_it_was():
+def test_calibration_starts_on_the_newest_rows_and_continues():
     values = np.r_[np.full(60, 0.5), np.full(20, 3.0)]
     tell = Telling()
     kept = FOLLOWER.follow(None, frame_of(values[:70]), OLD, tell)
@@ -54,7 +54,7 @@ def test_it_begins_on_the_newest_rows_and_goes_on_where_it_was():
     assert kept.calibration.moved[0, 1] > 0.8
 
 
-def test_following_reading_by_reading_is_following_at_once():
+def test_following_one_reading_at_a_time_equals_following_at_once():
     values = np.random.default_rng(1).exponential(size=90)
     one = several = FOLLOWER.follow(None, frame_of(values[:50]), OLD, Telling())
     one = FOLLOWER.follow(one, frame_of(values), OLD, Telling())
@@ -65,7 +65,7 @@ def test_following_reading_by_reading_is_following_at_once():
     assert np.array_equal(one.calibration.ends, several.calibration.ends)
 
 
-def test_a_second_look_at_the_same_rows_changes_nothing():
+def test_following_the_same_rows_twice_changes_nothing():
     frame = frame_of(np.random.default_rng(2).exponential(size=60))
     kept = FOLLOWER.follow(None, frame, OLD, Telling())
     again = FOLLOWER.follow(kept, frame, OLD, Telling())
@@ -73,7 +73,7 @@ def test_a_second_look_at_the_same_rows_changes_nothing():
     assert kept.calibration.tried == again.calibration.tried
 
 
-def test_a_young_one_is_made_again_when_the_model_moves_and_an_old_one_is_not():
+def test_a_new_model_restarts_a_young_calibration_only():
     values = np.full(130, 3.0)
     young = FOLLOWER.follow(None, frame_of(values[:80]), OLD, Telling(1.0))
     assert young.calibration.moved[0, 1] > 0.5
@@ -85,7 +85,7 @@ def test_a_young_one_is_made_again_when_the_model_moves_and_an_old_one_is_not():
 
 
 @pytest.mark.parametrize("change", ["bundle", "clock"])
-def test_another_bundle_or_a_clock_that_was_wrong_begins_anew(change):
+def test_another_bundle_or_a_wrong_clock_restarts_the_calibration(change):
     frame = frame_of(np.full(80, 3.0))
     kept = FOLLOWER.follow(None, frame, OLD, Telling())
     if change == "bundle":
@@ -97,7 +97,7 @@ def test_another_bundle_or_a_clock_that_was_wrong_begins_anew(change):
     assert anew.calibration.moved[0, 1] == 0.0
 
 
-def test_after_a_long_sleep_only_the_newest_rows_are_caught_up_on():
+def test_after_a_long_pause_only_the_newest_rows_are_followed():
     values = np.full(300, 0.5)
     kept = FOLLOWER.follow(None, frame_of(values[:80]), OLD, Telling())
     tell = Telling()
@@ -105,7 +105,7 @@ def test_after_a_long_sleep_only_the_newest_rows_are_caught_up_on():
     assert tell.asked == [list(range(260, 300))]
 
 
-def test_rows_without_a_whole_window_tell_nothing():
+def test_rows_without_a_complete_window_are_not_predicted():
     values = np.full(60, 0.5)
     values[30:40] = np.nan
     frame = frame_of(values)
@@ -118,7 +118,7 @@ def test_rows_without_a_whole_window_tell_nothing():
     FOLLOWER.follow(None, frame_of([np.nan, 1.0]), OLD, Telling())
 
 
-def test_a_past_interval_knows_nothing_of_what_came_after_it():
+def test_a_past_interval_uses_no_later_reading():
     rng = np.random.default_rng(5)
     values = rng.exponential(size=150)
     other = np.r_[values[:101], 50 + rng.exponential(size=49)]
@@ -158,13 +158,13 @@ class TestHelpedAndAlone:
         return kept if kept.aided is None else FOLLOWER.aid(kept, self.frame, None)
 
     @pytest.mark.parametrize("every", [0.2, 0.8])
-    def test_neither_misses_more_than_it_says(self, every):
+    def test_plain_and_aided_intervals_keep_their_coverage(self, every):
         missed, kept = self.lived(every)
         assert missed["helped"] <= 0.12 + 0.02 / every
         assert missed["alone"] <= 0.12
         assert kept.aided.moved[0, 1] > kept.calibration.moved[0, 1] + 0.3
 
-    def test_both_outlive_the_process_and_the_helped_one_a_model_that_moves(self):
+    def test_both_calibrations_survive_a_restart_and_the_aided_one_a_new_model(self):
         frame = frame_of(np.full(60, 0.5))
         kept = FOLLOWER.aid(FOLLOWER.follow(None, frame, OLD, Telling()), frame, self.HELPED)
         again = SavedCalibration.from_arrays(kept.arrays())
@@ -175,7 +175,7 @@ class TestHelpedAndAlone:
         other = replace(FOLLOWER, bundle=b"c" * 32).follow(again, frame, OLD, Telling())
         assert other.aided is None
 
-    def test_it_begins_where_the_other_has_its_ends(self):
+    def test_the_aided_calibration_starts_from_the_plain_one(self):
         frame = frame_of(np.full(60, 3.0))
         kept = FOLLOWER.follow(None, frame, OLD, Telling())
         helped = FOLLOWER.aid(kept, frame, self.HELPED).aided

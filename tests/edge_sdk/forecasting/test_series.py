@@ -21,7 +21,7 @@ def load(hour, value=1.0, **given):
     return Reading(LOAD, hour * HOUR, value, **given)
 
 
-def test_order_does_not_matter():
+def test_the_order_of_readings_does_not_matter():
     rng = np.random.default_rng(1)
     hours = rng.permutation(500)
     mixed, sorted_ = hourly(), hourly()
@@ -34,7 +34,7 @@ def test_order_does_not_matter():
 
 
 @pytest.mark.parametrize("capacity", [70, 5000])
-def test_a_history_told_backwards_and_then_continued_is_the_same(capacity):
+def test_a_history_in_reverse_order_gives_the_same_series(capacity):
     series = hourly(capacity)
     for hour in [*range(600, 99, -1), *range(601, 700)]:
         series.add(load(hour, float(hour)))
@@ -42,7 +42,7 @@ def test_a_history_told_backwards_and_then_continued_is_the_same(capacity):
     assert series.values(LOAD).tolist() == list(range(700 - kept, 700))
 
 
-def test_an_instant_falls_into_its_slot_and_other_streams_stay_open():
+def test_a_reading_fills_its_slot_of_its_stream_only():
     series = hourly()
     series.add(load(10))
     assert series.add(Reading(HEAT, 10.5 * HOUR, 21.5)) is ReadingOutcome.NEW
@@ -67,7 +67,7 @@ def test_an_instant_falls_into_its_slot_and_other_streams_stay_open():
         (load(1, seconds=0), ReadingOutcome.OFF_GRID),
     ],
 )
-def test_what_cannot_be_used_is_counted_and_changes_nothing(reading, seen):
+def test_an_unusable_reading_is_counted_and_changes_nothing(reading, seen):
     series = hourly()
     series.add(load(5))
     assert series.add(reading, latest=1e10) is seen
@@ -75,7 +75,7 @@ def test_what_cannot_be_used_is_counted_and_changes_nothing(reading, seen):
     assert series.values(LOAD).tolist() == [1.0]
 
 
-def test_quarters_of_an_hour_add_up_once_all_of_them_came():
+def test_quarter_hours_are_summed_once_all_have_arrived():
     series = hourly()
     told = [series.add(Reading(LOAD, at, 0.25, seconds=900)) for at in (0, 900, 900, 2700, 1800)]
     assert told == [
@@ -96,7 +96,7 @@ def test_open_sums_are_bounded():
     assert len(series) == 0
 
 
-def test_the_oldest_go_first_and_do_not_come_back():
+def test_the_oldest_slots_are_dropped_and_refused_later():
     series = hourly(capacity=100)
     for hour in range(1000):
         series.add(load(hour, float(hour)))
@@ -106,7 +106,7 @@ def test_the_oldest_go_first_and_do_not_come_back():
     assert max(column.size for column in series._columns.values()) <= 130
 
 
-def test_a_long_outage_leaves_an_empty_stretch_not_old_values():
+def test_a_long_outage_leaves_gaps_and_no_old_values():
     series = hourly(capacity=100)
     for hour in range(100):
         series.add(load(hour))

@@ -56,7 +56,7 @@ def test_windows_are_rows_up_to_the_origin_and_targets_come_after_it():
     assert frame.targets(origins)[-1].tolist() == [8, 9]
 
 
-def test_channels_do_not_run_into_each_other():
+def test_channels_do_not_mix():
     heat = np.arange(10.0) + 100
     feature = Feature("heat", "stream", "°C", low=0.0, high=1.0, stream=HEAT)
     frame = frame_of(np.arange(10.0), feature, heat=heat, fixed_scale=Scale(0, 1))
@@ -66,7 +66,7 @@ def test_channels_do_not_run_into_each_other():
     assert x[1, -1].tolist() == [7, 107]
 
 
-def test_gaps_of_two_are_carried_over_and_gaps_of_three_mask_the_window():
+def test_gaps_of_two_are_filled_and_gaps_of_three_mask_the_window():
     load = np.arange(20.0)
     load[[5, 6]] = np.nan
     load[[12, 13, 14]] = np.nan
@@ -108,7 +108,7 @@ def test_a_constant_series_scales_to_zero_not_to_infinity():
 
 
 @pytest.mark.parametrize("form", ["level", "change"])
-def test_what_was_scaled_is_restored(form):
+def test_restore_inverts_the_scaling(form):
     rng = np.random.default_rng(4)
     frame = frame_of(rng.normal(50, 9, 200), horizon=4, form=form)
     origins = frame.origins()
@@ -123,7 +123,7 @@ def test_a_change_is_counted_from_the_last_row_and_carries_over_gaps():
     assert frame.targets(np.array([3]))[0, 0] == pytest.approx(0.2)  # 6 against the carried 4
 
 
-def test_a_lag_lines_up_with_the_first_target_and_never_reads_ahead():
+def test_a_lag_is_aligned_with_the_first_target_and_reads_no_future():
     day = Feature("yesterday", "lag", "kWh", lag_steps=24)
     next_ = Feature("present", "lag", "kWh", lag_steps=1)
     frame = frame_of(np.arange(60.0), day, next_, lookback=2, fixed_scale=Scale(0, 1))
@@ -141,7 +141,7 @@ def test_a_missing_covariate_masks_windows_like_a_missing_load():
     assert frame.channels[0, 1] == pytest.approx(0.5)
 
 
-def test_static_features_come_from_the_site_or_are_missed_by_name():
+def test_a_missing_static_feature_is_refused_by_its_name():
     area = Feature("floor_area", "static", "m²", low=0.0, high=1000.0)
     frame = frame_of(np.arange(9.0), area, site={"floor_area": 250.0})
     assert (frame.channels[:, 1] == 0.25).all()
@@ -149,7 +149,7 @@ def test_static_features_come_from_the_site_or_are_missed_by_name():
         frame_of(np.arange(9.0), area)
 
 
-def test_another_step_than_the_bundles_is_refused():
+def test_a_series_with_another_step_than_the_bundle_is_refused():
     with pytest.raises(ValueError, match="900"):
         ChannelFrame.of(Series(900, [LOAD, HEAT]), plan())
 
@@ -160,7 +160,7 @@ def test_an_empty_series_has_no_windows_and_is_not_ready():
     assert not frame.is_ready
 
 
-def test_readiness_looks_at_the_newest_window_only():
+def test_readiness_depends_on_the_newest_window_only():
     load = np.arange(20.0)
     load[2:9] = np.nan
     assert frame_of(load).is_ready
@@ -170,7 +170,7 @@ def test_readiness_looks_at_the_newest_window_only():
     assert not frame_of(load).is_ready
 
 
-def test_a_draw_repeats_no_window_and_gives_all_when_there_are_few():
+def test_a_draw_repeats_no_window_and_returns_all_of_few():
     frame = frame_of(np.arange(50.0), fixed_scale=Scale(0, 1))
     windows = Drawable(frame, frame.origins())
     batch = windows.draw(np.random.default_rng(0), 16)
@@ -189,7 +189,7 @@ def test_the_calendar_is_local_and_the_grid_is_utc():
     assert (np.diff(frame.times) == 3600).all()
 
 
-def test_filling_stops_after_two():
+def test_filling_stops_after_two_missing_values():
     assert filled(np.full(3, np.nan)).tolist() != filled(np.zeros(3)).tolist()
     values = filled(np.array([1.0, np.nan, np.nan, np.nan]))
     assert values[:3].tolist() == [1, 1, 1]

@@ -20,7 +20,7 @@ from edge_sdk.limits.resource_limits import (
 NOW = 20_000 * DAY
 
 
-def test_a_class_fills_in_what_is_left_out_and_nothing_else():
+def test_a_device_class_sets_only_the_keys_left_out():
     assert limits_of(LimitsSection()) == CLASSES[""]
     assert limits_of(LimitsSection()).memory is None
     own = limits_of(LimitsSection("B", memory_mb=200, daily_flash_bytes=0, commit_interval="2m"))
@@ -29,7 +29,7 @@ def test_a_class_fills_in_what_is_left_out_and_nothing_else():
 
 
 @given(st.integers(0, 1439), st.integers(0, 1439), st.integers(0, 1439))
-def test_a_window_and_its_complement_share_the_day(begin, end, now):
+def test_an_upload_window_and_its_complement_cover_the_day(begin, end, now):
     def text(minute):
         return f"{minute // 60:02}:{minute % 60:02}"
 
@@ -53,11 +53,11 @@ def test_a_window_and_its_complement_share_the_day(begin, end, now):
         ),
     ],
 )
-def test_what_forbids_learning_is_named(section, present, why):
+def test_the_limit_that_forbids_training_is_named(section, present, why):
     assert held_by(section, present, flash_spent=False) == why
 
 
-def test_flash_is_booked_by_the_day_and_holds_back_when_it_is_spent():
+def test_a_used_daily_flash_quota_forbids_training():
     written = [1000]
     booked = DailyQuota(20_000, 300)  # of the process before
     thrift = ResourceGovernor(
@@ -74,7 +74,7 @@ def test_flash_is_booked_by_the_day_and_holds_back_when_it_is_spent():
     assert thrift.patience == 60.0
 
 
-def test_time_awake_is_booked_by_the_day_and_holds_back_when_it_is_over():
+def test_a_used_daily_wake_time_forbids_training():
     woken = DailyQuota(20_000, 20_000)  # ms, of the process before
     thrift = ResourceGovernor(
         LimitsSection(daily_wake_time="30s"), DailyQuota(), woken, now=0.0, written=lambda: 0
@@ -90,7 +90,7 @@ def test_time_awake_is_booked_by_the_day_and_holds_back_when_it_is_over():
     assert thrift.look(140.0, 0.0, NOW + DAY) == "", "another day"
 
 
-def test_batteries_are_known_by_the_mains_that_is_off(tmp_path):
+def test_battery_operation_is_detected_from_the_mains_supplies(tmp_path):
     assert on_battery(tmp_path) is None
     for name, kind, online in (("AC", "Mains", "0"), ("BAT0", "Battery", "1")):
         (tmp_path / name).mkdir()
@@ -101,7 +101,7 @@ def test_batteries_are_known_by_the_mains_that_is_off(tmp_path):
     assert on_battery(tmp_path) is False
 
 
-def test_the_kernel_counts_what_is_written(tmp_path):
+def test_written_bytes_are_those_that_the_kernel_counts(tmp_path):
     before = bytes_written()
     with (tmp_path / "file").open("wb") as out:
         out.write(bytes(100_000))

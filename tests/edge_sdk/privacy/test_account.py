@@ -28,27 +28,27 @@ def test_different_noises_compose_as_the_sum_of_their_squares():
     assert both == pytest.approx(epsilon_of(1 / math.sqrt(2), DELTA), rel=1e-9)
 
 
-def test_readings_that_were_perturbed_once_each_do_not_add_up():
+def test_readings_perturbed_once_compose_in_parallel():
     early = charge(1.0, unit="reading", point="input", count=500)
     late = charge(0.5, unit="reading", point="input", count=9)
     assert worth(early, late, unit="reading") == pytest.approx(epsilon_of(0.5, DELTA), rel=1e-9)
 
 
-def test_a_reading_pays_for_what_hides_all_of_it_too():
+def test_a_charge_for_a_coarser_unit_counts_for_a_reading():
     at_input = charge(1.0, unit="reading", point="input", count=500)
     update = charge(1.0)
     together = worth(at_input, update, unit="reading")
     assert together == pytest.approx(epsilon_of(1 / math.sqrt(2), DELTA), rel=1e-9)
 
 
-def test_what_hides_a_reading_does_not_hide_a_device():
+def test_a_charge_for_a_reading_gives_no_bound_for_a_device():
     at_input = charge(1.0, unit="reading", point="input")
     assert worth(at_input) == math.inf
     assert worth(charge(1.0, unit="window", point="gradient"), unit="reading") == math.inf
     assert worth(charge(math.inf, unit="reading", point="input", mechanism="after")) == 0.0
 
 
-def test_what_left_as_it_was_is_not_bounded_unless_left_out_aloud():
+def test_an_unprotected_release_is_unbounded_unless_excluded_explicitly():
     bare = charge(0.0, point="none", mechanism="none", releases=1)
     ledger = [bare, bare, charge(4.0, releases=1)]
     limit = PrivacyLimit("device", 10.0, DELTA)
@@ -66,11 +66,11 @@ def test_pure_mechanisms_add_up_beside_gaussian_ones():
     assert worth(charge(10.0, mechanism="laplace", count=100)) == pytest.approx(5.85024, abs=1e-5)
 
 
-def test_a_rate_of_sampling_earns_nothing():
+def test_a_sampling_rate_lowers_no_epsilon():
     assert compose([charge(1.0, rate=0.01)], DELTA) == compose([charge(1.0)], DELTA)
 
 
-def test_what_does_not_fit_is_not_charged():
+def test_a_charge_above_the_limit_is_refused():
     account = PrivacyAccount(limit=PrivacyLimit("device", 2.0, DELTA), most=50).charge(
         charge(4.0, releases=1)
     )
@@ -83,7 +83,7 @@ def test_what_does_not_fit_is_not_charged():
 
 
 @given(st.floats(0.5, 50.0), st.floats(0.1, 30.0))
-def test_what_is_left_fits_and_one_more_does_not(multiplier, epsilon):
+def test_the_remaining_releases_fit_and_one_more_does_not(multiplier, epsilon):
     account = PrivacyAccount(limit=PrivacyLimit("device", epsilon, DELTA))
     one = charge(multiplier, releases=1)
     left = account.left(one)

@@ -41,7 +41,7 @@ def dp_accounting():
 
 
 @pytest.mark.parametrize("row", TABLE, ids=lambda row: f"epsilon {row[0]}")
-def test_the_table_of_noise_for_a_guarantee(row):
+def test_noise_for_a_guarantee_agrees_with_the_table(row):
     epsilon, classical, analytic, true_epsilon, true_delta = row
     sigma = classical_sigma(epsilon, DELTA)
     assert sigma == pytest.approx(classical, abs=6e-7)
@@ -53,12 +53,12 @@ def test_the_table_of_noise_for_a_guarantee(row):
 @pytest.mark.parametrize(
     ("sigma", "epsilon"), [(0.05, 284.39), (0.1, 91.817), (0.2, 33.104), (0.5, 9.9973), (1, 4.3772)]
 )
-def test_the_guarantee_of_a_noise(sigma, epsilon):
+def test_guarantee_of_a_noise_agrees_with_the_table(sigma, epsilon):
     assert epsilon_of(sigma, DELTA) == pytest.approx(epsilon, rel=2e-5)
 
 
 @pytest.mark.parametrize(("readings", "sigma"), [(1, 3.7306), (48, 25.85), (35_040, 698.3)])
-def test_more_readings_at_one_epsilon_want_more_noise(readings, sigma):
+def test_more_readings_at_one_epsilon_need_more_noise(readings, sigma):
     assert sigma_for(1.0, DELTA, math.sqrt(readings)) == pytest.approx(sigma, rel=5e-4)
 
 
@@ -66,7 +66,7 @@ def test_more_readings_at_one_epsilon_want_more_noise(readings, sigma):
     ("z", "times", "epsilon"),
     [(1, 1, 4.37718), (1, 10, 17.85659), (1, 100, 91.8173), (4, 100, 13.2067), (10, 1000, 17.8566)],
 )
-def test_many_gaussian_releases_are_one_with_less_noise(z, times, epsilon):
+def test_many_gaussian_releases_compose_as_one_with_less_noise(z, times, epsilon):
     assert epsilon_of(z / math.sqrt(times), DELTA) == pytest.approx(epsilon, rel=1e-5)
 
 
@@ -88,7 +88,7 @@ def test_the_log_of_the_tail_agrees_with_scipy_far_out():
 
 @pytest.mark.parametrize("epsilon", [0.01, 1.0, 30.0, 300.0])
 @pytest.mark.parametrize("delta", [1e-9, 1e-5, 0.1])
-def test_scipys_root_is_the_same(epsilon, delta):
+def test_the_noise_agrees_with_a_root_found_by_scipy(epsilon, delta):
     stats, optimize = pytest.importorskip("scipy.stats"), pytest.importorskip("scipy.optimize")
 
     def excess(sigma):
@@ -100,7 +100,7 @@ def test_scipys_root_is_the_same(epsilon, delta):
     assert sigma_for(epsilon, delta) == pytest.approx(root, rel=1e-7)
 
 
-def test_dp_accounting_calibrates_and_composes_alike():
+def test_calibration_and_composition_agree_with_dp_accounting():
     dp = dp_accounting()
 
     wanted = dp.pld.common.DifferentialPrivacyParameters(1.0, DELTA)
@@ -129,7 +129,7 @@ def test_exact_composition_is_never_above_the_renyi_bound(z, times, epsilon):
     assert epsilon_of(z / math.sqrt(times), DELTA) < bound
 
 
-def test_what_secret_sampling_would_earn_is_what_we_do_not_claim():
+def test_amplification_by_sampling_is_not_claimed():
     """Poisson sampling at 1 % would give 1.83; what takes part here is no secret: 139."""
     dp = dp_accounting()
 
@@ -143,13 +143,13 @@ def test_what_secret_sampling_would_earn_is_what_we_do_not_claim():
     assert epsilon_of(1.0 / math.sqrt(1000), DELTA) > 100 * amplified.get_epsilon(DELTA)
 
 
-def test_pure_mechanisms():
+def test_pure_mechanisms_agree_with_their_formulas():
     assert advanced_composition(0.1, 100, 1e-5) == pytest.approx(5.85024, abs=1e-5)
     assert keep_probability(1.0) == pytest.approx(0.73105858, abs=1e-8)
     assert debias(1.0) == pytest.approx(2.16395341, abs=1e-8)
 
 
-def test_what_one_sign_costs():
+def test_the_cost_of_one_sign_agrees_with_its_formula():
     assert epsilon_of_sign(0.1, 1.0) == pytest.approx(0.15965, abs=1e-5)
     assert epsilon_of_sign(1.0, 1.0) == pytest.approx(1.66827, abs=1e-5)
     for ratio in (0.1, 0.5, 3.0):  # the definition, to full precision
@@ -157,7 +157,7 @@ def test_what_one_sign_costs():
         assert epsilon_of_sign(ratio, 1.0) == pytest.approx(exact, rel=1e-12)
 
 
-def test_more_noise_on_top_of_the_least():
+def test_additional_noise_gives_the_wanted_total():
     assert extra_sigma(0.5, 0.3) == pytest.approx(0.4, rel=1e-12)
     with pytest.raises(ValueError, match="cannot become"):
         extra_sigma(0.3, 0.5)
@@ -177,6 +177,6 @@ def test_more_noise_on_top_of_the_least():
         lambda: sigma_for(1.0, -0.1),
     ],
 )
-def test_numbers_without_meaning_are_refused(wrong):
+def test_out_of_range_arguments_are_refused(wrong):
     with pytest.raises(ValueError, match=r"epsilon|delta|sigma|sensitivity"):
         wrong()

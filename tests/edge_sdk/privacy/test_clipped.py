@@ -50,7 +50,7 @@ def batch(bundle, size, seed=3):
     return {"p": bundle.initial, "x": x, "y": y}
 
 
-def test_the_step_is_the_mean_of_each_windows_own_clipped_gradient(bundle):
+def test_a_step_is_the_mean_of_the_clipped_gradients_of_the_windows(bundle):
     feeds = batch(bundle, 6)
     wanted = np.zeros(bundle.manifest.size)
     sizes = []
@@ -64,7 +64,7 @@ def test_the_step_is_the_mean_of_each_windows_own_clipped_gradient(bundle):
     np.testing.assert_allclose(step, wanted / 6, atol=2e-3 * CLIP)
 
 
-def test_one_window_moves_a_step_by_two_clips_at_most(bundle):
+def test_one_window_changes_a_step_by_at_most_two_clip_norms(bundle):
     feeds = batch(bundle, 6)
     other = dict(feeds, y=feeds["y"].copy())
     other["y"][0] -= 100.0  # replaced by its opposite
@@ -73,7 +73,7 @@ def test_one_window_moves_a_step_by_two_clips_at_most(bundle):
     assert CLIP < np.linalg.norm(first - second) <= 2 * CLIP
 
 
-def test_noise_of_a_step_is_the_same_size_on_every_coordinate(bundle):
+def test_the_noise_of_a_step_is_equal_on_every_coordinate(bundle):
     feeds = batch(bundle, 6)
     quiet = lent(bundle, 1e-12)(**feeds)[1]
     noisy = lent(bundle, 4.0, np.random.default_rng(1).bytes)(**feeds)[1]

@@ -92,7 +92,7 @@ def forgotten(fleet):
 # --- what leaves --------------------------------------------------------------------------------
 
 
-def test_an_update_leaves_noisy_without_loss_and_count_and_is_booked(make):
+def test_a_protected_update_is_noisy_has_no_metrics_and_is_charged(make):
     fleet = started(make, UPDATE)
     rounds(fleet, [0])
     (update,) = fleet.server.updates
@@ -104,7 +104,7 @@ def test_an_update_leaves_noisy_without_loss_and_count_and_is_booked(make):
     assert charge.time == pytest.approx(fleet.clock.wall(), abs=5000)
 
 
-def test_without_a_mechanism_the_ledger_says_that_nothing_is_bounded(make):
+def test_without_a_mechanism_the_ledger_is_unbounded(make):
     fleet = make("plain")
     fleet.device.start()
     fleet.device.observe()
@@ -136,7 +136,7 @@ def test_a_resend_is_the_same_bytes_and_charged_once(make, restart):
     assert sum(c.releases for c in ledger(fleet)) == fleet.device.client.status()["spent"] == 1
 
 
-def test_every_step_is_booked_at_the_gradient(make):
+def test_gradient_noise_charges_every_step(make):
     fleet = started(make, GRADIENT, epsilon=0.5)
     rounds(fleet, [0, 1])
     assert [(c.point, c.count, c.releases) for c in ledger(fleet)] == [("gradient", 3, 1)] * 2
@@ -147,7 +147,7 @@ def test_every_step_is_booked_at_the_gradient(make):
     assert worth == pytest.approx(epsilon_of(100.0 / np.sqrt(6), 1e-6), rel=1e-6)
 
 
-def test_noise_that_does_not_fit_beside_what_left_before_lets_nothing_leave(make):
+def test_noise_that_exceeds_the_budget_with_earlier_releases_sends_nothing(make):
     fleet = started(make, UPDATE)
     rounds(fleet, [0])
     assert len(fleet.server.updates) == 1
@@ -160,7 +160,7 @@ def test_noise_that_does_not_fit_beside_what_left_before_lets_nothing_leave(make
     assert client.status()["budget"]["epsilon"] <= 5.0
 
 
-def test_no_loss_without_noise_chooses_a_model_at_the_gradient(make):
+def test_with_gradient_noise_no_clean_loss_selects_a_model(make):
     """What is chosen is learned on from, so the choice would leave with every later update."""
     for name, mechanism in (("gradient", GRADIENT), ("update", UPDATE), ("input", INPUT)):
         said = {"privacy": privacy(mechanism, epsilon=50.0), "training": {"holdout_fraction": 0.2}}
@@ -173,7 +173,7 @@ def test_no_loss_without_noise_chooses_a_model_at_the_gradient(make):
         assert (loss is None) is (name == "gradient")
 
 
-def test_the_budget_says_when_its_claim_does_not_hold_for_what_left(make):
+def test_the_budget_reports_a_claim_exceeded_by_earlier_releases(make):
     fleet = make("turn")
     fleet.device.start()
     fleet.device.observe()
@@ -213,7 +213,7 @@ def test_the_same_reading_has_the_same_noise_in_every_window_and_after_a_restart
     assert [(c.unit, c.count) for c in ledger(fleet) if not c.releases] == [("reading", 60)]
 
 
-def test_training_sees_noise_and_serving_does_not(make):
+def test_training_uses_noisy_and_serving_clean_readings(make):
     fleet = started(make, INPUT)
     rounds(fleet, [0])
     learner = fleet.device.client.learner
@@ -225,7 +225,7 @@ def test_training_sees_noise_and_serving_does_not(make):
     assert "not covered" in fleet.device.client.status()["privacy"]
 
 
-def test_a_corrected_reading_keeps_its_first_noise_and_new_ones_get_their_own(make):
+def test_a_corrected_reading_keeps_its_first_noisy_value(make):
     fleet = started(make, INPUT)
     rounds(fleet, [0])
     learner = fleet.device.client.learner
@@ -238,7 +238,7 @@ def test_a_corrected_reading_keeps_its_first_noise_and_new_ones_get_their_own(ma
     assert len(after) == len(before) + 1
 
 
-def test_many_updates_from_noised_readings_cost_no_more(make):
+def test_further_updates_from_noisy_readings_cost_nothing(make):
     fleet = started(make, INPUT, epsilon=5.0)
     rounds(fleet, range(4))
     assert len(fleet.server.updates) == 4
@@ -248,7 +248,7 @@ def test_many_updates_from_noised_readings_cost_no_more(make):
     assert fleet.server.updates[0].n > 0  # from noised readings, as all of it
 
 
-def test_layers_that_learned_clean_readings_are_not_taken_over(make):
+def test_layers_trained_on_clean_readings_are_discarded(make):
     fleet = make("plain")
     fleet.device.start()
     fleet.device.observe()
@@ -271,7 +271,7 @@ def noisy_section(table):
 # --- budgets ------------------------------------------------------------------------------------
 
 
-def test_a_spent_budget_stops_updates_and_the_device_learns_on_alone(make, caplog):
+def test_a_spent_budget_stops_updates_and_local_training_continues(make, caplog):
     fleet = make(
         "spent",
         privacy=privacy(UPDATE, epsilon=0.75),
@@ -303,13 +303,13 @@ def test_a_spent_budget_stops_updates_and_the_device_learns_on_alone(make, caplo
     assert "none; the device trains locally" in found["text"]
 
 
-def test_so_many_updates_and_no_more(make):
+def test_the_number_of_updates_is_limited(make):
     fleet = started(make, UPDATE, epsilon=50.0, max_releases=2)
     rounds(fleet, range(4))
     assert len(fleet.server.updates) == 2
 
 
-def test_an_operator_may_stop_earlier_but_not_later(make):
+def test_an_operator_may_lower_the_number_of_releases_only(make):
     fleet = started(make, UPDATE, epsilon=50.0, max_releases=3)
     rounds(fleet, [0])
     fleet.server.tell(m.CommandMessage(1, "budget", {"releases": 2.0}))
@@ -383,7 +383,7 @@ def test_after_a_lost_store_no_older_reading_is_perturbed_again(make):
         assert min(slot for _, slot in store.noised()) * 3600 >= 1_800_000_000
 
 
-def test_a_restored_image_is_paid_for_at_every_start(make):
+def test_releases_per_start_are_charged_at_every_start(make):
     fleet = started(make, UPDATE, epsilon=50.0, releases_per_start=2)
     rounds(fleet, [0])
     assert fleet.server.updates[0].spent == 3
@@ -420,7 +420,7 @@ def test_the_ledger_cannot_be_rewritten(make):
     db.close()
 
 
-def test_a_store_from_before_the_ledger_is_taken_over_with_its_releases(make):
+def test_a_store_without_a_ledger_is_migrated_with_its_releases(make):
     fleet = make("old")
     fleet.device.start()
     fleet.device.observe()
@@ -443,7 +443,7 @@ def test_a_store_from_before_the_ledger_is_taken_over_with_its_releases(make):
     db.close()
 
 
-def test_releases_without_noise_count_against_a_budget_unless_they_are_left_out_aloud(make):
+def test_releases_without_noise_count_unless_excluded_explicitly(make):
     fleet = make("turn")
     fleet.device.start()
     fleet.device.observe()
@@ -469,7 +469,7 @@ def test_releases_without_noise_count_against_a_budget_unless_they_are_left_out_
 # --- before connecting --------------------------------------------------------------------------
 
 
-def test_what_cannot_be_kept_is_refused_before_the_device_connects(make):
+def test_an_invalid_privacy_section_is_refused_before_connecting(make):
     fleet = make("classical", privacy=privacy(INPUT | {"calibration": "classical"}))
     with pytest.raises(ConfigError, match=r"privacy.mechanism.calibration"):
         fleet.device.start()
@@ -477,7 +477,7 @@ def test_what_cannot_be_kept_is_refused_before_the_device_connects(make):
     assert not fleet.server.heard
 
 
-def test_a_run_whose_method_noise_would_break_is_not_followed(make):
+def test_a_run_of_a_method_that_noise_breaks_is_refused(make):
     fleet = started(make, UPDATE)
     fleet.run()
     fleet.server.publish_bundle(serial=2, run=2, method="afl")
@@ -487,7 +487,7 @@ def test_a_run_whose_method_noise_would_break_is_not_followed(make):
     assert (status["method"], status["run"]) == ("fedavg", 1)
 
 
-def test_the_sheet_says_what_runs(make):
+def test_the_data_sheet_describes_the_active_mechanism(make):
     fleet = started(make, UPDATE, epsilon=50.0)
     rounds(fleet, [0])
     sheet = budget.datasheet(fleet.device.config)

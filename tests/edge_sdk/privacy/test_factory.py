@@ -89,7 +89,7 @@ def series(values, first=100):
 UPDATE = {"name": "gaussian", "point": "update", "clip_norm": 1.0, "noise_multiplier": 2.0}
 
 
-def test_nothing_takes_nothing_away(make):
+def test_no_mechanism_leaves_the_update_unchanged(make):
     update = answer(3.0, 4.0, loss=0.5, n=8.0)
     mechanism = make({"name": "none"}, mode="none")
     assert mechanism.release(update) is update
@@ -105,19 +105,19 @@ def test_an_update_is_clipped_before_noise_and_never_after(make):
     assert np.linalg.norm(loud.release(answer(3.0, 4.0, 0.0)).vector) > 10.0
 
 
-def test_measured_numbers_stay_here(make):
+def test_measured_numbers_are_withheld(make):
     update = answer(1.0, loss=0.5, n=8.0, steps=4.0)
     assert make(UPDATE).release(update).values == {"steps": 4.0}
     told = make(INPUT, epsilon=1.0)
     assert told.release(update).values == update.values
 
 
-def test_an_update_that_is_no_number_is_hidden_like_any_other(make):
+def test_a_non_finite_update_is_replaced_and_protected(make):
     for bad in (math.nan, math.inf):
         assert np.isfinite(make(UPDATE).release(answer(bad, 1.0)).vector).all()
 
 
-def test_update_noise_has_the_size_that_was_booked(make):
+def test_update_noise_has_the_charged_size(make):
     mechanism = make(UPDATE)
     drawn = mechanism.release(Update("m", 0, 0, np.zeros(200_000, np.float32))).vector
     assert drawn.std() == pytest.approx(2.0, rel=0.01)
@@ -125,7 +125,7 @@ def test_update_noise_has_the_size_that_was_booked(make):
     assert (charge.multiplier, charge.unit, charge.count) == (1.0, "device", 1)
 
 
-def test_laplace_clips_the_sum_of_sizes(make):
+def test_laplace_clips_the_l1_norm(make):
     quiet = make(UPDATE | {"name": "laplace", "noise_multiplier": 1e-9})
     assert quiet.release(answer(3.0, -1.0)).vector == pytest.approx([0.75, -0.25], abs=1e-6)
     loud = make(UPDATE | {"name": "laplace"})
@@ -144,7 +144,7 @@ def test_two_releases_are_never_the_same(make):
     assert (first != second).all()
 
 
-def test_papers_say_that_nothing_is_claimed(make):
+def test_paper_mode_makes_no_claim(make):
     paper = {"name": "gaussian", "point": "update", "clip_norm": 1.0, "epsilon": 10.0}
     paper |= {"calibration": "nbafl", "formula": {"samples": 1000}}
     assert "no formal DP claim" in make(paper, mode="paper", epsilon=None).guarantee_text
@@ -157,7 +157,7 @@ def test_papers_say_that_nothing_is_claimed(make):
 # --- signs ----------------------------------------------------------------------------------------
 
 
-def test_a_flipped_sign_is_true_as_often_as_it_says(make):
+def test_a_flipped_sign_is_kept_with_the_stated_probability(make):
     mechanism = make({"name": "sign_flip", "point": "sign", "epsilon": 1.0})
     signs = mechanism.release(Update("m", 0, 0, np.full(200_000, -0.3, np.float32))).vector
     assert set(np.unique(signs)) == {-1.0, 1.0}
@@ -166,7 +166,7 @@ def test_a_flipped_sign_is_true_as_often_as_it_says(make):
 
 
 @pytest.mark.parametrize("reach", ["coordinate_bound", "clip_norm"])
-def test_a_noisy_sign_without_noise_is_the_sign_and_of_zero_a_coin(make, reach):
+def test_without_noise_a_sign_is_exact_and_that_of_zero_random(make, reach):
     mechanism = make(
         {"name": "sign_gaussian", "point": "sign", reach: 1.0, "noise_multiplier": 1e-12}
     )
@@ -178,7 +178,7 @@ def test_a_noisy_sign_without_noise_is_the_sign_and_of_zero_a_coin(make, reach):
     assert abs(coins.vector.mean()) < 0.05
 
 
-def test_a_noisy_sign_with_much_noise_says_nothing(make):
+def test_a_sign_with_much_noise_is_random(make):
     mechanism = make(
         {"name": "sign_gaussian", "point": "sign", "coordinate_bound": 1.0, "noise_multiplier": 1e6}
     )
@@ -203,7 +203,7 @@ def graphs(seen):
     return {"gradient": None, "clipped_gradient": clipped, "forecast": "same"}
 
 
-def test_the_gradient_is_the_mean_of_clipped_ones_and_every_step_counts(make):
+def test_the_noisy_gradient_is_a_mean_of_clipped_ones_and_every_step_is_charged(make):
     seen = []
     mechanism = make(GRADIENT)
     lent = mechanism.graphs(graphs(seen))
@@ -219,7 +219,7 @@ def test_the_gradient_is_the_mean_of_clipped_ones_and_every_step_counts(make):
     assert (charge.count, charge.releases, charge.unit) == (3, 1, "window")
 
 
-def test_steps_that_are_kept_but_not_sent_are_charged_and_those_given_up_are_not(make):
+def test_unsent_kept_steps_are_charged_and_abandoned_ones_are_not(make):
     mechanism = make(GRADIENT)
     lent = mechanism.graphs(graphs([]))
     x = np.ones((2, 2, 1), np.float32)
@@ -231,7 +231,7 @@ def test_steps_that_are_kept_but_not_sent_are_charged_and_those_given_up_are_not
     assert (charge.count, charge.releases) == (1, 0)
 
 
-def test_gradient_noise_is_drawn_every_step_and_of_the_size_that_was_booked(make):
+def test_gradient_noise_is_new_every_step_and_has_the_charged_size(make):
     mechanism = make(GRADIENT | {"noise_multiplier": 3.0})
     lent = mechanism.graphs(graphs([]))
     x = np.zeros((8, 100_000, 1), np.float32)
@@ -262,7 +262,7 @@ def test_readings_are_perturbed_once_and_public_streams_are_not(make):
     assert len(shelf.charges) == 1
 
 
-def test_a_restart_and_a_correction_keep_the_first_value(make):
+def test_a_restart_and_a_correction_keep_the_first_noisy_value(make):
     shelf = Shelf()
     first = make(INPUT, epsilon=30.0, shelf=shelf).learnable(series([1.0, 2.0])).values(STREAM)
     corrected = series([1.0, 4.0, 3.0])
@@ -271,7 +271,7 @@ def test_a_restart_and_a_correction_keep_the_first_value(make):
     assert len(again) == 3
 
 
-def test_what_was_measured_before_a_lost_store_is_never_drawn_again(make):
+def test_readings_older_than_a_lost_store_get_no_new_noise(make):
     shelf = Shelf(since=102 * HOUR - 1)
     seen = make(INPUT, epsilon=30.0, shelf=shelf).learnable(series([1.0, 2.0, 3.0, 4.0]))
     assert sorted(slot for _, slot in shelf.rows) == [102, 103]
@@ -285,7 +285,7 @@ def test_input_noise_has_the_size_of_the_table_and_readings_stay_in_range(make):
     assert drawn.std() == pytest.approx(3.730632 * 5.0, rel=0.03)
 
 
-def test_an_epsilon_that_moves_up_costs_its_end_and_no_more(make):
+def test_a_rising_epsilon_costs_its_final_value(make):
     """All looser versions are computed from the final one, which alone is a release."""
     shelf = Shelf()
     clean = series(np.full(4000, 2.5))
@@ -304,14 +304,14 @@ def test_an_epsilon_that_moves_up_costs_its_end_and_no_more(make):
     assert abs(np.corrcoef(seen[1.0] - seen[None], seen[None] - 2.5)[0, 1]) < 0.06
 
 
-def test_updates_of_noised_readings_are_free(make):
+def test_updates_from_noisy_readings_are_free(make):
     mechanism = make(INPUT, epsilon=1.0)
     (charge,) = mechanism.cost(1, 1)
     assert charge.is_free
     assert charge.releases == 1
 
 
-def test_a_papers_input_noise_is_new_every_time(make):
+def test_paper_input_noise_is_new_for_every_window(make):
     mechanism = make({"name": "gaussian", "point": "input"}, mode="paper", epsilon=10.0)
     seen = []
     lent = mechanism.graphs({"gradient": lambda x, y: (seen.append(x), y), "forecast": 3})
@@ -350,7 +350,7 @@ def looks(release, direction):
 
 @pytest.mark.parametrize("name", ["gaussian", "laplace"])
 @pytest.mark.parametrize("epsilon", [0.5, 1.0, 3.0])
-def test_who_sees_an_update_does_not_beat_the_claim(make, name, epsilon):
+def test_an_attack_on_an_update_stays_below_the_claimed_epsilon(make, name, epsilon):
     mechanism = make(
         {"name": name, "point": "update", "clip_norm": 1.0, "epsilon": epsilon}, epsilon=epsilon
     )
@@ -377,7 +377,7 @@ def halved(plan: NoisePlan) -> NoisePlan:
 
 
 @pytest.mark.parametrize("name", ["gaussian", "laplace"])
-def test_who_sees_a_noised_reading_does_not_beat_the_claim(make, name):
+def test_an_attack_on_a_noisy_reading_stays_below_the_claimed_epsilon(make, name):
     seen = []
     for value in (5.0, 0.0):
         mechanism = make(INPUT | {"name": name}, epsilon=1.0, shelf=Shelf())
@@ -386,7 +386,7 @@ def test_who_sees_a_noised_reading_does_not_beat_the_claim(make, name):
     assert 0.15 < found <= 1.0
 
 
-def test_who_sees_a_step_does_not_beat_the_claim(make):
+def test_an_attack_on_a_step_stays_below_the_claimed_epsilon(make):
     gradient = GRADIENT | {"clip_norm": 1.0, "epsilon": 1.0}
     del gradient["noise_multiplier"]
     mechanism = make(gradient, epsilon=3.0)
@@ -402,7 +402,7 @@ def test_who_sees_a_step_does_not_beat_the_claim(make):
     assert 0.15 < found <= 1.0
 
 
-def test_who_sees_signs_does_not_beat_the_claim(make):
+def test_an_attack_on_signs_stays_below_the_claimed_epsilon(make):
     mechanism = make({"name": "sign_flip", "point": "sign", "epsilon": 0.5}, epsilon=1.5)
     ones = np.ones(3)
     found = told_apart(
@@ -411,7 +411,7 @@ def test_who_sees_signs_does_not_beat_the_claim(make):
     assert 0.5 < found <= 1.5
 
 
-def test_fresh_noise_averages_out_and_kept_noise_does_not(make):
+def test_repeated_noise_averages_out_and_stored_noise_does_not(make):
     """A thousand new draws of epsilon 30 give a reading away; one draw, asked again, does not."""
     clean = series([2.5])
     redrawn = [

@@ -16,7 +16,7 @@ def entropy():
 
 
 @pytest.mark.parametrize("name", ["normal", "laplace", "uniform"])
-def test_a_million_draws_follow_the_law(entropy, name):
+def test_a_million_draws_follow_the_distribution(entropy, name):
     stats = pytest.importorskip("scipy.stats")
     law = {"normal": "norm", "laplace": "laplace", "uniform": "uniform"}[name]
     drawn = getattr(noise, name)(COUNT, entropy)
@@ -30,7 +30,7 @@ def test_the_halves_of_a_pair_are_independent(entropy):
 
 
 @pytest.mark.parametrize("byte", [0, 255])
-def test_the_most_unlikely_bytes_give_finite_numbers(byte):
+def test_extreme_random_bytes_give_finite_noise(byte):
     def same(size):
         return bytes([byte]) * size
 
@@ -39,11 +39,11 @@ def test_the_most_unlikely_bytes_give_finite_numbers(byte):
         assert draw(5, same).shape == (5,)
 
 
-def test_nobody_draws_the_same_twice():
+def test_no_two_draws_are_equal():
     assert not np.intersect1d(noise.normal(1000), noise.normal(1000)).size
 
 
-def test_the_grid_takes_the_last_bits_away_and_no_norm_grows(entropy):
+def test_rounding_to_the_grid_increases_no_norm(entropy):
     values = noise.normal(1000, entropy)
     on_grid = noise.round_towards_zero(values, noise.GRID)
     assert np.linalg.norm(on_grid) <= np.linalg.norm(values)

@@ -34,7 +34,7 @@ def planned(block: str) -> NoisePlan:
     return plan_of(section, DeviceFacts(manifest, keep=17_568, max_steps=64, shared=5760))
 
 
-def test_every_row_of_the_table_is_computed():
+def test_every_row_of_the_privacy_page_is_computed():
     rows = re.findall(r"^\| ([\d.]+) \| ([\d.]+) \| ([\d.]+) \| ([\d.]+) \|$", PAGE, re.MULTILINE)
     assert len(rows) == 9
     for row in rows:
@@ -74,13 +74,13 @@ def test_every_configuration_shown_is_accepted_and_explained(block):
     assert (NO_CLAIM in text) == (plan.section.mode == "paper")
 
 
-def test_the_papers_example_is_worth_what_the_page_says():
+def test_the_paper_example_costs_the_stated_epsilon():
     plan = planned(next(block for block in SHOWN if "nbafl" in block))
     worth = compose([plan.charge()], DELTA)
     assert worth == pytest.approx(2.1e6, rel=0.03)
 
 
-def test_the_updates_example_lasts_as_long_as_it_says():
+def test_the_update_example_allows_the_stated_number_of_releases():
     plan = planned(next(block for block in SHOWN if "releases = 100" in block))
     account = PrivacyAccount(limit=plan.limit)
     assert account.left(plan.release()) == 100

@@ -108,7 +108,7 @@ ANSWERS = [
 # --- a row for everything, and nothing for nothing ----------------------------------------------
 
 
-def test_every_field_of_every_kind_has_one_row():
+def test_every_field_of_every_message_kind_has_one_row():
     said = Counter((row.kind, name) for row in FIELDS for name in row.fields)
     there = {(kind, f.name) for kind in m.FROM_DEVICES for f in fields(m.KINDS[kind])}
     assert set(said) == there, set(said) ^ there
@@ -116,7 +116,7 @@ def test_every_field_of_every_kind_has_one_row():
     assert {row.covered_by for row in FIELDS} == {"mechanism", "public", "process"}
 
 
-def test_every_answer_of_every_method_has_one_row():
+def test_every_update_of_every_method_has_one_row():
     said = Counter((name, row.ask) for row in ANSWERS for name in row.methods)
     there = {
         (name, ask)
@@ -137,7 +137,7 @@ def test_the_protocol_page_gives_devices_these_kinds():
 
 
 @pytest.mark.parametrize("kind", sorted(m.KINDS.keys() - m.FROM_DEVICES))
-def test_no_other_kind_leaves_a_device(kind):
+def test_a_device_sends_no_other_message_kind(kind):
     post = SignedLink(DEVICE_KEY, fleet="north", device=DEVICE)
     message = object.__new__(m.KINDS[kind])
     for say in (post.sealed, post.send, lambda said: post.send_sealed(said.kind, b"", bytes(72))):
@@ -162,7 +162,7 @@ def section(mechanism, mode="honest"):
 
 
 @pytest.mark.parametrize("row", ANSWERS, ids=str)
-def test_an_answer_is_covered_at_a_point_or_its_method_is_refused_there(row, plans):
+def test_each_update_is_covered_or_its_method_is_refused(row, plans):
     for name in row.methods:
         ask = CONTRACTS[name][row.ask]
         assert row.part == ask.up.value
@@ -354,7 +354,7 @@ BY_INPUT = [
 
 
 @pytest.mark.parametrize(("row", "method"), BY_INPUT)
-def test_an_answer_depends_on_nothing_but_noised_readings(row, method, compared):
+def test_an_update_depends_on_noisy_readings_only(row, method, compared):
     assert row.points[0] == "covered"
     (said, other), (plain, control) = compared(method)
     assert said[row.ask] == other[row.ask]
@@ -439,7 +439,7 @@ def test_a_field_depends_on_no_value_of_a_reading(row, captured):
 
 
 @pytest.mark.parametrize("row", FIELDS, ids=str)
-def test_a_field_that_no_mechanism_covers_has_no_room_for_readings(row):
+def test_an_uncovered_field_is_too_small_for_readings(row):
     """It is a whole number, a word, a yes or no, a short bitmap, or the name of something."""
     cls, hints = m.KINDS[row.kind], get_type_hints(m.KINDS[row.kind], include_extras=True)
     for name in row.fields:

@@ -171,14 +171,14 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_cannot_be_kept_is_refused_by_its_key(case):
+def test_an_invalid_privacy_key_is_refused_by_its_name(case):
     said, key = REFUSED[case]
     with pytest.raises(ConfigError) as refused:
         plan_of(said, facts())
     assert str(refused.value).startswith(f"{key}: ")
 
 
-def test_a_bundle_that_cannot_clip_window_by_window_is_refused():
+def test_a_bundle_without_per_window_clipping_is_refused():
     with pytest.raises(ConfigError, match=r"mechanism.point: .*clipped_gradient"):
         plan_of(section(GRADIENT), facts(graphs=("gradient", "forecast")))
 
@@ -200,7 +200,7 @@ def test_a_second_stream_must_be_public_or_have_a_range():
         plan_of(section(INPUT | {"stream_ranges": {"cell.x": [0.0, 1.0]}}), facts())
 
 
-def test_the_section_knows_its_keys():
+def test_an_unknown_key_of_the_section_is_refused():
     with pytest.raises(SettingsError, match="unknown key; did you mean 'noise_multiplier'"):
         section(UPDATE | {"multiplyer": 1.0})
     with pytest.raises(SettingsError, match=r"mechanism: missing"):
@@ -208,27 +208,27 @@ def test_the_section_knows_its_keys():
 
 
 @pytest.mark.parametrize(("unit", "readings"), [("reading", 1), ("day", 48), ("device", 17_520)])
-def test_input_noise_is_for_the_unit_that_is_claimed(unit, readings):
+def test_input_noise_is_calibrated_for_the_claimed_unit(unit, readings):
     plan = plan_of(section(INPUT, budget={"epsilon": 1.0, "unit": unit}), facts())
     assert plan.noise == pytest.approx(sigma_for(1.0, 1e-5, math.sqrt(readings)))
     worth = PrivacyAccount(limit=plan.limit).plus(plan.charge(count=35_040)).epsilon()
     assert worth == pytest.approx(1.0, rel=1e-6)  # each reading is perturbed once
 
 
-def test_input_noise_by_its_size_tells_what_it_is_worth():
+def test_input_noise_given_by_size_has_the_computed_epsilon():
     plan = plan_of(section(INPUT | {"noise_multiplier": 0.1}, budget={"epsilon": 92.0}), facts())
     worth = PrivacyAccount(limit=plan.limit).plus(plan.charge()).epsilon()
     assert worth == pytest.approx(91.817, rel=1e-4)
 
 
-def test_laplace_at_the_input_needs_noise_for_the_sum_of_what_it_hides():
+def test_laplace_at_the_input_is_calibrated_for_the_l1_sensitivity():
     laplace = INPUT | {"name": "laplace"}
     assert plan_of(section(laplace, budget={"epsilon": 0.5}), facts()).noise == 2.0
     day = plan_of(section(laplace, budget={"epsilon": 0.5, "unit": "day"}), facts())
     assert day.noise == 96.0
 
 
-def test_minibatches_that_change_with_the_count_of_windows_are_not_claimed_for():
+def test_add_remove_adjacency_of_windows_is_refused():
     fewer = GRADIENT | {"adjacency": "add-remove"}
     with pytest.raises(ConfigError, match=r"privacy\.mechanism\.adjacency: .* use 'replace'"):
         plan_of(section(fewer), facts())
@@ -236,20 +236,20 @@ def test_minibatches_that_change_with_the_count_of_windows_are_not_claimed_for()
 
 
 @pytest.mark.parametrize(("neighbours", "epsilon"), [("add-remove", 9.9973), ("replace", 24.382)])
-def test_a_hundred_updates_cost_what_they_cost(neighbours, epsilon):
+def test_a_hundred_updates_cost_the_composed_epsilon(neighbours, epsilon):
     update = UPDATE | {"noise_multiplier": 5.0, "adjacency": neighbours}
     plan = plan_of(section(update, budget={"epsilon": 30.0}), facts())
     worth = PrivacyAccount(limit=plan.limit).plus(plan.charge(count=100)).epsilon()
     assert worth == pytest.approx(epsilon, rel=1e-4)
 
 
-def test_noise_for_so_many_updates_is_just_enough():
+def test_noise_for_a_number_of_updates_is_minimal():
     update = {"name": "gaussian", "point": "update", "clip_norm": 2.0}
     plan = plan_of(section(update, budget={"epsilon": 8.0, "max_releases": 50}), facts())
     assert PrivacyAccount(limit=plan.limit).left(plan.charge(releases=1)) == 50
 
 
-def test_the_gradient_costs_a_window_or_all_windows_of_a_reading():
+def test_gradient_noise_is_charged_per_window_or_per_reading():
     window = plan_of(section(GRADIENT), facts())
     assert window.cost == 32.0
     reading = plan_of(section(GRADIENT, budget={"epsilon": 10.0, "unit": "reading"}), facts())
@@ -257,7 +257,7 @@ def test_the_gradient_costs_a_window_or_all_windows_of_a_reading():
     assert reading.cost == 4.0
 
 
-def test_noise_for_so_many_rounds_counts_their_steps():
+def test_noise_for_a_number_of_rounds_counts_their_steps():
     gradient = {k: v for k, v in GRADIENT.items() if k != "noise_multiplier"}
     plan = plan_of(section(gradient, budget={"epsilon": 8.0, "max_releases": 25}), facts())
     worth = PrivacyAccount(limit=plan.limit).plus(plan.charge(count=25 * 4)).epsilon()
@@ -280,7 +280,7 @@ def test_signs_cost_every_coordinate_or_are_computed_from_a_gaussian_release():
     assert (normal.ledger_name, normal.cost) == ("gaussian", 5.0)
 
 
-def test_papers_are_labels_and_the_ledger_books_what_was_really_added():
+def test_in_paper_mode_the_ledger_charges_the_actual_noise():
     plan = plan_of(section(NBAFL, "paper", {}), facts())
     assert plan.noise == pytest.approx(9.68961e-4, rel=1e-5)
     assert plan.limit.epsilon == math.inf
@@ -292,13 +292,13 @@ def test_papers_are_labels_and_the_ledger_books_what_was_really_added():
     assert plan_of(section(udp, "paper", {}), facts()).noise == pytest.approx(2.399263e-4, rel=1e-6)
 
 
-def test_a_papers_input_noise_bounds_nothing():
+def test_paper_input_noise_gives_no_bound():
     plan = plan_of(section({"name": "gaussian", "point": "input"}, "paper"), facts())
     assert plan.noise == pytest.approx(0.484481, rel=1e-5)
     assert PrivacyAccount(limit=plan.limit).plus(plan.release()).epsilon() == math.inf
 
 
-def test_methods_that_noise_would_break_are_refused():
+def test_methods_that_noise_breaks_are_refused():
     update, flip = plan_of(section(UPDATE), facts()), plan_of(section(FLIP), facts())
     gradient, given = plan_of(section(GRADIENT), facts()), plan_of(section(INPUT), facts())
     for plan in (update, gradient, given):
@@ -345,7 +345,7 @@ def test_methods_that_noise_would_break_are_refused():
         (NONE, "none", "bafdp", None),
     ],
 )
-def test_which_methods_a_mechanism_serves(mechanism, mode, method, key):
+def test_each_mechanism_supports_the_listed_methods(mechanism, mode, method, key):
     budget = {} if mode == "none" else None
     plan = plan_of(section(mechanism, mode, budget), facts())
     if key is None:
@@ -355,5 +355,5 @@ def test_which_methods_a_mechanism_serves(mechanism, mode, method, key):
             refuse_method(plan, method, CONTRACTS[method])
 
 
-def test_gaps_are_carried_as_far_as_the_windows_say():
+def test_the_occurrences_of_a_reading_include_filled_gaps():
     assert plans.CARRIED == FILL

@@ -139,7 +139,7 @@ def test_a_hostile_graph_is_refused_before_an_engine_sees_it(name, monkeypatch):
     assert time.process_time() - began < 5.0, "refused, but only after work"
 
 
-def test_every_result_of_an_attack_is_bounded_and_the_bounds_leave_room():
+def test_hostile_graphs_stay_within_the_cost_bounds():
     """The largest graph that passes is many times the largest that ships."""
     costs = [
         infer_cost(read_onnx(path.read_bytes()))
@@ -151,7 +151,7 @@ def test_every_result_of_an_attack_is_bounded_and_the_bounds_leave_room():
 
 
 @pytest.mark.parametrize("path", sorted(shipped_folder().glob("load-*/*.onnx")), ids=str)
-def test_shapes_are_those_that_numpy_makes(path):
+def test_inferred_shapes_equal_those_of_numpy(path):
     """Counted while the plan runs: inference must not promise less than a run makes."""
     from edge_sdk.runtime.numpy_engine import NumpyGraph  # noqa: PLC0415
 
@@ -180,14 +180,14 @@ def counted(run, made):
     return counting
 
 
-def test_feeds_and_results_are_those_that_an_engine_finds():
+def test_feeds_and_results_equal_those_of_onnxruntime():
     data = (shipped_folder() / "load-mlp" / "gradient.onnx").read_bytes()
     assert inspect_graph(data) == (("p", "x", "y"), ("loss", "g"))
 
 
 @pytest.mark.torch
 @pytest.mark.parametrize("name", ["a loop", "an expansion", "two graphs"])
-def test_the_bytes_are_what_onnx_reads(name):
+def test_decoded_graphs_equal_those_of_onnx(name):
     """Otherwise the attacks above would be refused as nonsense, not as attacks."""
     onnx = pytest.importorskip("onnx", reason="reads what was written by hand (extra: train)")
     loaded = onnx.ModelProto.FromString(HOSTILE[name][0])

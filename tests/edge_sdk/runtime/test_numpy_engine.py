@@ -52,7 +52,7 @@ def both(path):
 @pytest.mark.parametrize(
     "name", [name for name in shipped_names() if (FOLDER / name / "forecast.onnx").exists()]
 )
-def test_forecasts_are_the_engines(name):
+def test_numpy_forecasts_equal_those_of_onnxruntime(name):
     manifest, p, window = facts(name)
     engine, numpy = both(FOLDER / name / "forecast.onnx")
     assert (numpy.inputs, numpy.outputs) == (engine.inputs, engine.outputs)
@@ -68,7 +68,7 @@ def test_forecasts_are_the_engines(name):
 
 
 @pytest.mark.parametrize(("name", "graph"), TRAINED)
-def test_a_hundred_steps_of_training_end_at_the_engines_model(name, graph):
+def test_a_hundred_training_steps_equal_those_of_onnxruntime(name, graph):
     """Each trains on its own, so that a rounding which grows would show.
 
     A loss with kinks is compared step by step from the engine's own state: an error that two
@@ -112,7 +112,7 @@ def test_a_device_without_an_engine_imports_none():
     assert done.stdout.strip() == "[]"
 
 
-def test_every_operator_that_our_exporter_writes_is_in_the_table():
+def test_every_exported_operator_is_supported():
     """Read from its source, so that a new rule there is missed here at once."""
     sources = "".join(p.read_text() for p in sorted((ROOT / "aggregator/models").glob("*.py")))
     written = set(re.findall(r"""\.ops?\(\s*"([A-Z][A-Za-z]+)\"""", sources))
@@ -123,7 +123,7 @@ def test_every_operator_that_our_exporter_writes_is_in_the_table():
     assert written - OPERATORS.keys() == set()
 
 
-def test_it_repeats_itself_to_the_bit_and_hands_out_arrays_of_its_own():
+def test_runs_repeat_to_the_bit_and_results_share_no_memory():
     _, p, window = facts("load-gru")
     graph = NumpyGraph((FOLDER / "load-gru" / "gradient.onnx").read_bytes())
     draw = np.random.default_rng(1)
@@ -138,7 +138,7 @@ def test_it_repeats_itself_to_the_bit_and_hands_out_arrays_of_its_own():
     assert graph(**feeds)[1].tobytes() == kept[1].tobytes()
 
 
-def test_what_is_read_no_more_is_forgotten():
+def test_arrays_are_freed_after_their_last_use():
     """All intermediates of this graph at batch 64 are 24 MB; those alive at one time are fewer."""
     _, p, window = facts("load-lstm")
     graph = NumpyGraph((FOLDER / "load-lstm" / "gradient.onnx").read_bytes())
@@ -174,7 +174,7 @@ def test_wrong_feeds_are_named():
 @pytest.mark.parametrize("file", ["load-mlp/forecast.onnx", "cells-gru-1/forecast.onnx"])
 @settings(max_examples=150)
 @given(data=st.data())
-def test_damaged_files_are_refused_or_run_but_never_break_the_program(file, data):
+def test_a_damaged_graph_is_refused_or_runs(file, data):
     raw = bytearray((FOLDER / file).read_bytes())
     for _ in range(data.draw(st.integers(1, 4))):
         raw[data.draw(st.integers(0, len(raw) - 1))] = data.draw(st.integers(0, 255))
@@ -204,9 +204,7 @@ HUGE = np.array([20_000, 20_000], np.int64)
         ("GRU", {"hidden_size": 5_000}, (LONG[None], LONG[None], LONG[None])),
     ],
 )
-def test_an_array_that_no_machine_should_make_is_refused_before_it_is_made(
-    kind, attributes, inputs
-):
+def test_an_excessive_array_is_refused_before_allocation(kind, attributes, inputs):
     """A damaged shape once asked for 21 GB, and the kernel killed whoever ran it."""
     names = tuple("abcd"[: len(inputs)])
     run = build(onnx_reader.OnnxNode(kind, names, ("out",), attributes), (None,) * len(inputs))
@@ -214,7 +212,7 @@ def test_an_array_that_no_machine_should_make_is_refused_before_it_is_made(
         run(*inputs)
 
 
-def test_an_axis_that_no_array_has_is_refused_when_the_graph_is_built():
+def test_an_invalid_axis_is_refused_when_the_graph_is_built():
     """A damaged axis of a slice once cost 14 GB before the first run."""
     ends = tuple(np.array([number], np.int64) for number in (0, 1, 1_795_162_112, 1))
     node = onnx_reader.OnnxNode("Slice", ("x", "starts", "ends", "axes", "steps"), ("out",), {})
@@ -223,12 +221,12 @@ def test_an_axis_that_no_array_has_is_refused_when_the_graph_is_built():
 
 
 @pytest.mark.parametrize("data", [b"", b"not a graph", b"\x08", bytes(50), b"\xff" * 50])
-def test_bytes_that_are_no_graph_are_refused(data):
+def test_invalid_graph_bytes_are_refused(data):
     with pytest.raises(GraphError, match="numpy cannot load the graph"):
         NumpyGraph(data)
 
 
-def test_shipped_files_are_of_a_set_that_numpy_reads():
+def test_shipped_graphs_use_a_supported_operator_set():
     assert FILES
     for file in FILES:
         model = onnx_reader.read_onnx((FOLDER / file).read_bytes())

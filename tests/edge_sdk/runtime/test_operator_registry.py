@@ -140,7 +140,7 @@ ALL = [
     ALL,
     ids=[f"{i}-{c[0]}" for i, c in enumerate(ALL)],
 )
-def test_an_operator_is_the_engines(case, as_feeds):
+def test_every_operator_equals_that_of_onnxruntime(case, as_feeds):
     kind, inputs, results, cast, more = case
     data, feeds = written(kind, inputs, results, as_feeds=as_feeds, cast=cast, **more)
     wanted, got = ort.OrtGraph(data)(**feeds), NumpyGraph(data)(**feeds)
@@ -170,7 +170,7 @@ def test_every_operator_of_the_table_is_compared():
         ("GRU", [f(4, 3, 2), f(1, 15, 2), f(1, 15, 5)], 1, {"hidden_size": 5, "clip": 3.0}, "clip"),
     ],
 )
-def test_what_numpy_would_compute_otherwise_is_refused_on_loading(kind, inputs, results, more, why):
+def test_unsupported_attributes_are_refused_on_loading(kind, inputs, results, more, why):
     data, _ = written(kind, inputs, results, as_feeds=True, **more)
     with pytest.raises(GraphError, match=why):
         NumpyGraph(data)
@@ -184,7 +184,7 @@ def test_another_operator_set_is_refused():
 
 @pytest.mark.parametrize("kind", ["float32", "int64", "int32", "bool", "float64"])
 @pytest.mark.parametrize("raw", [True, False])
-def test_constants_are_read_in_either_spelling(kind, raw):
+def test_constants_are_read_in_both_encodings(kind, raw):
     values = np.array([[0, 1, 1], [1, 0, 1]], kind)
     types = {"float32": 1, "int64": 7, "int32": 6, "bool": 9, "float64": 11}
     content = values.tobytes() if raw else values.ravel().tolist()

@@ -22,7 +22,7 @@ def test_every_shipped_graph_is_recorded():
 
 
 @pytest.mark.parametrize(("name", "graph"), record.cases())
-def test_training_ends_where_the_engine_ended(name, graph):
+def test_training_ends_at_the_recorded_result(name, graph):
     wanted = RECORDED[f"{name}/{graph}"]
     got = record.trained(name, graph, NumpyGraph)
     assert np.abs(np.array(got["p"]) - wanted["p"]).max() <= 1e-5

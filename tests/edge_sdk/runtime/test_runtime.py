@@ -73,7 +73,7 @@ def test_the_clipped_gradient_is_a_sum_of_short_ones(name):
     assert np.abs(g - wanted).max() <= 1e-5 * np.abs(wanted).max()
 
 
-def test_a_session_repeats_itself_after_other_batches():
+def test_a_session_repeats_its_result_after_other_batches():
     graph = load_graph(FOLDER / "load-gru" / "gradient.onnx")
     wanted = graph(**feeds("load-gru", 7))[1].tobytes()
     graph(**feeds("load-gru", 64))
@@ -88,7 +88,7 @@ def test_results_do_not_change_under_a_later_run():
     assert np.array_equal(kept, before)
 
 
-def test_names_and_shapes_are_the_manifests():
+def test_names_and_shapes_agree_with_the_manifest():
     graph = load_graph(FOLDER / "load-lstm" / "gradient.onnx")
     assert (graph.inputs, graph.outputs) == (("p", "x", "y"), ("loss", "g"))
     loss, g = graph(**feeds())
@@ -115,12 +115,12 @@ def test_wrong_feeds_are_named():
         graph(p=given["p"][:-1], x=given["x"])
 
 
-def test_bytes_that_are_no_graph_are_refused():
+def test_invalid_graph_bytes_are_refused():
     with pytest.raises(GraphError, match="cannot load"):
         load_graph(b"not a graph")
 
 
-def test_numpy_takes_over_where_no_engine_is_installed(monkeypatch):
+def test_numpy_is_used_without_onnxruntime(monkeypatch):
     monkeypatch.delenv(ENGINE, raising=False)
     if find_spec("onnxruntime"):
         assert engine_name() == "onnxruntime"
@@ -132,7 +132,7 @@ def test_numpy_takes_over_where_no_engine_is_installed(monkeypatch):
         engine_name({ENGINE: "onnxruntime"})
 
 
-def test_an_engine_can_be_named(monkeypatch):
+def test_the_engine_can_be_configured(monkeypatch):
     monkeypatch.setenv(ENGINE, "numpy")
     assert type(load_graph(FOLDER / "load-mlp" / "forecast.onnx")).__name__ == "NumpyGraph"
     monkeypatch.setenv(ENGINE, "tensorrt")

@@ -29,14 +29,14 @@ def intervals(meter, rows):
     return [(i.time, round(i.value, 9)) for t, v in rows for i in meter.add(t, {"reg": v})]
 
 
-def test_a_reading_between_two_boundaries_moves_energy_and_never_makes_any():
+def test_a_reading_between_boundaries_conserves_energy():
     rows = [(0, 0.0), (1800, 1.0), (5400, 2.0), (7200, 4.0)]
     got = intervals(register(), rows)
     assert got == [(0.0, 1.5), (3600.0, 2.5)]
     assert sum(value for _, value in got) == rows[-1][1] - rows[0][1]
 
 
-def test_a_gap_leaves_its_intervals_open():
+def test_a_gap_leaves_its_intervals_unknown():
     meter = register()
     assert intervals(meter, [(0, 0.0), (HOUR, 1.0), (4 * HOUR, 9.0), (5 * HOUR, 9.5)]) == [
         (0.0, 1.0),
@@ -50,7 +50,7 @@ def test_a_register_that_did_not_move_proves_zeros_through_a_gap():
     assert got == [(0, 0), (HOUR, 0), (2 * HOUR, 0), (3 * HOUR, 0), (4 * HOUR, 1.0)]
 
 
-def test_a_rollover_goes_on_and_a_swap_begins_anew():
+def test_a_rollover_continues_and_an_exchanged_meter_restarts():
     meter = register(modulus=1000.0)
     assert intervals(meter, [(0, 999.5), (HOUR, 0.25)]) == [(0.0, 0.75)]
     swapped = register(modulus=1000.0)
@@ -59,7 +59,7 @@ def test_a_rollover_goes_on_and_a_swap_begins_anew():
     assert swapped.counts == {"reset": 1}
 
 
-def test_one_wrong_value_is_passed_over():
+def test_one_implausible_value_is_skipped():
     for wrong in (0.0, 1e6):
         meter = register()
         rows = [(0, 100.0), (HOUR / 2, wrong), (HOUR, 101.0), (2 * HOUR, 103.0)]
@@ -73,7 +73,7 @@ def test_a_clock_that_was_set_back_is_followed():
     assert meter.counts["clock set back"] == 1
 
 
-def test_readings_that_come_twice_or_late_change_nothing():
+def test_repeated_and_late_readings_change_nothing():
     rows = [(n * 600.0, n / 10) for n in range(20)]
     again = [rows[0], rows[1], rows[1], rows[3], rows[2], *rows[4:9], rows[7], *rows[9:]]
     assert intervals(register(), again) == intervals(register(), rows)
@@ -90,7 +90,7 @@ readings = st.lists(
 
 @settings(max_examples=300)
 @given(readings, st.sampled_from([0.0, 1000.0]))
-def test_whatever_a_meter_says_no_interval_is_negative_or_beyond_what_is_believed(rows, modulus):
+def test_no_interval_is_negative_or_above_the_maximum_power(rows, modulus):
     normaliser = Normaliser(TABLE, HOUR, HOUR, most=50.0, modulus=modulus)
     for minute, value in rows:
         for reading in normaliser.normalise([SourceSample("reg", START + minute, value, "kWh")]):
@@ -100,7 +100,7 @@ def test_whatever_a_meter_says_no_interval_is_negative_or_beyond_what_is_believe
 
 
 @given(st.lists(st.tuples(st.integers(1, 900), st.floats(0, 0.02)), min_size=2, max_size=300))
-def test_what_the_intervals_add_up_to_is_what_the_register_says(steps):
+def test_the_intervals_sum_to_the_rise_of_the_register(steps):
     meter = register(step=900.0, gap=900.0)
     times, totals = ([0.0, *accumulate(column)] for column in zip(*steps, strict=True))
     got = [i for t, v in zip(times, totals, strict=True) for i in meter.add(t, {"reg": v})]
@@ -115,7 +115,7 @@ def samples(values, device="", time=START, flags=0):
     return [SourceSample(name, time, value, "kWh", device, flags) for name, value in values.items()]
 
 
-def test_tariffs_add_up_and_two_meters_of_one_stream_do_too():
+def test_tariffs_and_meters_of_one_stream_are_summed():
     table = {name: StreamName("elec.import.energy", "register") for name in ("low", "normal")}
     normaliser = Normaliser(table, HOUR, HOUR, most=50.0)
     got = []
@@ -126,7 +126,7 @@ def test_tariffs_add_up_and_two_meters_of_one_stream_do_too():
     assert got == [3.0, 6.0]  # the second meter's interval replaces the sum
 
 
-def test_state_survives_a_restart_without_a_gap_or_a_second_count():
+def test_a_restart_loses_and_repeats_no_interval():
     whole, first, second = (Normaliser(TABLE, HOUR, HOUR, most=50.0) for _ in range(3))
     rows = [samples({"reg": n / 4}, time=START + n * 1000) for n in range(30)]
     expected = [reading for row in rows for reading in whole.normalise(row)]
@@ -139,14 +139,14 @@ def test_state_survives_a_restart_without_a_gap_or_a_second_count():
 @pytest.mark.parametrize(
     "saved", [b"", b"{}", b"[]", b'{"step": 3600, "meters": [[1]], "sums": []}']
 )
-def test_damaged_state_is_a_fresh_start(saved):
+def test_damaged_state_is_discarded(saved):
     normaliser = Normaliser(TABLE, HOUR, HOUR)
     normaliser.restore(saved)
     assert normaliser.counts["saved state damaged"] == 1
     assert not list(normaliser.normalise(samples({"reg": 1.0})))
 
 
-def test_what_is_no_measurement_is_counted():
+def test_an_invalid_measurement_is_counted():
     normaliser = Normaliser(TABLE | {"p": StreamName("elec.import.power")}, HOUR, HOUR)
     rows = [
         SourceSample("reg", 5.0, 1.0, "kWh"),
@@ -167,7 +167,7 @@ def test_what_is_no_measurement_is_counted():
     }
 
 
-def test_a_users_rows_go_on_top_of_the_table():
+def test_rows_of_the_user_extend_the_table():
     table = names(
         "p1", {"1-0:1.8.1": False, "1-0:21.7.0": {"stream": "elec.l1.power", "unit": "kW"}}, "x"
     )

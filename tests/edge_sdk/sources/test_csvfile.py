@@ -31,7 +31,7 @@ def pairs(source):
 
 
 @pytest.mark.parametrize("name", ["load.csv", "load.csv.gz"])
-def test_times_with_an_offset_mean_themselves(source, name):
+def test_times_with_an_offset_ignore_the_zone(source, name):
     csv = source("time,kwh\n2024-01-01T00:00:00Z,1.5\n2024-01-01T02:00:00+01:00,2\n", name)
     assert pairs(csv) == [(1_704_067_200, 1.5), (1_704_070_800, 2.0)]
     assert not csv.rejected
@@ -43,13 +43,13 @@ def test_times_without_one_are_utc_unless_a_zone_is_named(source):
     assert pairs(source(text, time_zone="Europe/Amsterdam"))[0][0] == 1_719_792_000 - 7200
 
 
-def test_the_hour_that_a_clock_shows_twice_becomes_two_hours(source):
+def test_the_repeated_hour_of_a_clock_change_becomes_two_hours(source):
     rows = "".join(f"2024-10-27 {h:02d}:00,{i}\n" for i, h in enumerate([1, 2, 2, 3]))
     times = [t for t, _ in pairs(source("time,kwh\n" + rows, time_zone="Europe/Amsterdam"))]
     assert [b - a for a, b in itertools.pairwise(times)] == [3600] * 3
 
 
-def test_seconds_since_1970(source):
+def test_unix_seconds_are_read(source):
     assert pairs(source("t,kwh\n3600,1\nx,2\nnan,3\n", time_column="t", time_format="epoch")) == [
         (3600.0, 1.0)
     ]
@@ -68,7 +68,7 @@ def test_several_columns_and_only_the_rows_of_one_device(source):
     assert readings[0].seconds == 900
 
 
-def test_one_column_may_be_named_shortly(tmp_path):
+def test_a_single_column_may_be_given_as_text(tmp_path):
     (tmp_path / "x.csv").write_text("time,v\n2024-01-01,1\n")
     section = {"type": "csv", "path": tmp_path / "x.csv", "column": "v", "stream": LOAD}
     assert [r.stream for r in SOURCES["csv"](section)] == [LOAD]
@@ -82,13 +82,13 @@ def test_one_column_may_be_named_shortly(tmp_path):
         (1_704_153_600, 1_704_326_400.0),
     ],
 )
-def test_a_stretch_begins_with_its_first_moment_and_ends_before_its_last(source, start, until):
+def test_from_is_inclusive_and_until_is_exclusive(source, start, until):
     text = "time,kwh\n" + "".join(f"2024-01-0{day},{day}\n" for day in range(1, 6))
     csv = source(text, **{"from": start, "until": until})
     assert [value for _, value in pairs(csv)] == [2.0, 3.0]
 
 
-def test_bad_rows_are_counted_by_reason_and_the_good_ones_come(source):
+def test_bad_rows_are_counted_by_reason_and_good_ones_are_read(source):
     csv = source(
         "time,kwh\n2024-01-01,1\nbananas,2\n2024-01-02,\n2024-01-03,NaN\n2024-01-04,lots\n"
         "2024-01-05,inf\n2024-01-06\n2024-01-07,1e400\n2024-01-08,3,extra\n"
@@ -105,7 +105,7 @@ def test_bad_rows_are_counted_by_reason_and_the_good_ones_come(source):
         (b"not gzip at all" * 9, "raw.gz", "unreadable file"),
     ],
 )
-def test_a_file_that_is_something_else_raises_nothing(tmp_path, content, name, reason):
+def test_a_file_of_another_format_raises_nothing(tmp_path, content, name, reason):
     path = tmp_path / name
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
     csv = SOURCES["csv"]({"path": path, "columns": {"kwh": LOAD}})
@@ -113,7 +113,7 @@ def test_a_file_that_is_something_else_raises_nothing(tmp_path, content, name, r
     assert csv.rejected == {reason: 1}
 
 
-def test_a_torn_gzip_file_gives_what_came_before_the_tear(tmp_path):
+def test_a_truncated_gzip_file_yields_its_readable_part(tmp_path):
     rows = "".join(f"{t},{t % 97}\n" for t in range(0, 3600 * 20000, 3600))
     path = tmp_path / "torn.csv.gz"
     path.write_bytes(gzip.compress(f"time,kwh\n{rows}".encode())[:30_000])
@@ -122,7 +122,7 @@ def test_a_torn_gzip_file_gives_what_came_before_the_tear(tmp_path):
     assert csv.rejected["unreadable file"] == 1
 
 
-def test_bytes_of_no_encoding_and_a_mark_at_the_start_do_no_harm(source):
+def test_invalid_encoding_and_a_byte_order_mark_are_tolerated(source):
     csv = source(b"\xef\xbb\xbftime,kwh\n2024-01-01,1\n\xff\xfe,\x00\n2024-01-02,2\n")
     assert [value for _, value in pairs(csv)] == [1.0, 2.0]
     assert csv.rejected["bad time"] == 1
@@ -140,7 +140,7 @@ def test_bytes_of_no_encoding_and_a_mark_at_the_start_do_no_harm(source):
         ({"path": "/nowhere/at/all.csv"}, "no such file"),
     ],
 )
-def test_a_section_that_cannot_be_meant_is_refused_in_words(tmp_path, section, word):
+def test_an_invalid_section_is_refused_with_a_reason(tmp_path, section, word):
     (tmp_path / "x.csv").write_text("time,kwh\n")
     base = {"path": tmp_path / "x.csv", "columns": {"kwh": LOAD}}
     with pytest.raises(ConfigError, match=word):
@@ -152,7 +152,7 @@ def test_a_file_can_be_read_again_from_the_start(source):
     assert pairs(csv) == pairs(csv)
 
 
-def test_a_short_row_under_a_header_that_repeats_a_name_lacks_its_value(source):
+def test_a_short_row_under_a_repeated_header_name_has_no_value(source):
     csv = source("note,note,time,kwh\na,b,0,1\nc,d,3600\n", time_format="epoch")
     assert pairs(csv) == [(0.0, 1.0)]
     assert csv.rejected == {"no value": 1}

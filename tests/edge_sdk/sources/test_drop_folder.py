@@ -45,20 +45,18 @@ def _write(path: Path, data: bytes, at: float) -> None:
     os.utime(path, (at, at))
 
 
-def test_it_looks_no_oftener_than_it_was_told(folder: DropFolder, look: Look) -> None:
+def test_the_folder_is_scanned_at_its_interval(folder: DropFolder, look: Look) -> None:
     _write(folder.path / "A.xml", b"one", 10)
     folder.frames(0.2)
 
     assert [len(folder.frames(0.2)) for _ in range(26)].index(1) in (24, 25)
 
 
-def test_a_folder_that_is_not_there_yet_is_waited_for(folder: DropFolder) -> None:
+def test_a_missing_folder_is_waited_for(folder: DropFolder) -> None:
     assert folder.frames(3.0) == []
 
 
-def test_files_that_have_come_to_rest_are_read_once_and_the_oldest_first(
-    folder: DropFolder, look: Look
-) -> None:
+def test_unchanged_files_are_read_once_oldest_first(folder: DropFolder, look: Look) -> None:
     _write(folder.path / "A2.xml", b"two", 20)
     _write(folder.path / "B1.xml.gz", b"one", 10)
 
@@ -67,7 +65,7 @@ def test_files_that_have_come_to_rest_are_read_once_and_the_oldest_first(
     assert look() == []
 
 
-def test_a_slow_writer_is_waited_for(folder: DropFolder, look: Look) -> None:
+def test_a_growing_file_is_not_read(folder: DropFolder, look: Look) -> None:
     path = folder.path / "A.xml"
     _write(path, b"beg", 10)
     assert look() == []
@@ -89,7 +87,7 @@ def test_a_file_that_is_renamed_when_complete_is_read_under_its_name(
     assert look() == [b"whole"]
 
 
-def test_a_file_that_is_written_again_is_read_again(folder: DropFolder, look: Look) -> None:
+def test_a_rewritten_file_is_read_again(folder: DropFolder, look: Look) -> None:
     path = folder.path / "A.xml"
     _write(path, b"first", 10)
     look()
@@ -99,7 +97,7 @@ def test_a_file_that_is_written_again_is_read_again(folder: DropFolder, look: Lo
     assert look() == [b"second"]
 
 
-def test_what_is_too_large_is_counted_once(folder: DropFolder, look: Look) -> None:
+def test_a_file_above_the_size_limit_is_counted_once(folder: DropFolder, look: Look) -> None:
     folder.largest = 8
     _write(folder.path / "A.xml", b"123456789", 10)
     _write(folder.path / "B.xml", b"12345678", 11)
@@ -110,7 +108,7 @@ def test_what_is_too_large_is_counted_once(folder: DropFolder, look: Look) -> No
     assert folder.rejected == {"too large": 1}
 
 
-def test_many_files_come_a_few_at_a_time(folder: DropFolder, look: Look) -> None:
+def test_many_files_are_read_in_several_calls(folder: DropFolder, look: Look) -> None:
     folder.largest = 8
     for number in range(5):
         _write(folder.path / f"{number}.xml", b"1234", number)
@@ -119,7 +117,7 @@ def test_many_files_come_a_few_at_a_time(folder: DropFolder, look: Look) -> None
     assert [len(look()) for _ in range(4)] == [2, 2, 1, 0]
 
 
-def test_old_history_is_left_alone(folder: DropFolder, look: Look) -> None:
+def test_files_above_the_maximum_age_are_skipped(folder: DropFolder, look: Look) -> None:
     folder.history = 100.0
     _write(folder.path / "old.xml", b"old", 899)
     _write(folder.path / "new.xml", b"new", 901)
@@ -129,7 +127,7 @@ def test_old_history_is_left_alone(folder: DropFolder, look: Look) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root reads everything")
-def test_a_file_that_may_not_be_read_is_counted(folder: DropFolder, look: Look) -> None:
+def test_an_unreadable_file_is_counted(folder: DropFolder, look: Look) -> None:
     _write(folder.path / "A.xml", b"secret", 10)
     (folder.path / "A.xml").chmod(0)
     look()
@@ -138,7 +136,7 @@ def test_a_file_that_may_not_be_read_is_counted(folder: DropFolder, look: Look) 
     assert folder.rejected == {"unreadable file": 1}
 
 
-def test_other_names_and_folders_are_not_looked_at(folder: DropFolder, look: Look) -> None:
+def test_other_names_and_subfolders_are_ignored(folder: DropFolder, look: Look) -> None:
     (folder.path / "sub.xml").mkdir()
     for name in ("A.csv", ".A.xml", "A.xml.tmp"):
         _write(folder.path / name, b"no", 10)

@@ -54,14 +54,14 @@ def read(*rows, **more):
 REGISTER = "Energy.Active.Import.Register"
 
 
-def test_what_a_charger_leaves_out_means_what_the_standard_says():
+def test_omitted_fields_have_the_defaults_of_the_standard():
     assert read({"value": "1500"}) == [(REGISTER, TIME, 1500.0, "Wh")]
     assert read({"value": "1.5", "unit": "kWh"}) == [(REGISTER, TIME, 1.5, "kWh")]
     newer = {"value": 1.5, "unitOfMeasure": {"unit": "Wh", "multiplier": 3}}
     assert read(newer) == [(REGISTER, TIME, 1500.0, "Wh")]
 
 
-def test_phases_cars_and_other_measurands_are_no_energy_of_the_socket():
+def test_values_of_phases_cars_and_other_measurands_are_ignored():
     rows = [
         {"value": "1", "phase": "L1"},
         {"value": "55", "measurand": "SoC", "location": "EV", "unit": "Percent"},
@@ -71,7 +71,7 @@ def test_phases_cars_and_other_measurands_are_no_energy_of_the_socket():
 
 
 @pytest.mark.parametrize("value", ["NaN", "inf", "1e9", "", "0x10", None, True, [], float("nan")])
-def test_a_value_that_is_no_number_is_refused(value):
+def test_a_non_numeric_value_is_refused(value):
     with pytest.raises(Rejected, match="bad value"):
         read({"value": value})
 
@@ -79,12 +79,12 @@ def test_a_value_that_is_no_number_is_refused(value):
 @pytest.mark.parametrize(
     "at", ["bananas", "2024-05-14", "2024-13-14T12:00:00Z", 1_715_688_000, None]
 )
-def test_a_time_that_is_none_is_refused(at):
+def test_an_invalid_time_is_refused(at):
     with pytest.raises(Rejected, match="bad time"):
         read({"value": "1"}, at=at)
 
 
-def test_a_session_of_1_6_is_followed_from_its_start_to_its_stop():
+def test_a_session_of_1_6_is_tracked_from_start_to_stop():
     sockets = OcppDecoder()
     start = {"connectorId": 2, "meterStart": 1000, "timestamp": AT}
     assert sockets(note("StartTransaction", start, "7"))[0].device == "CP1/2"
@@ -105,7 +105,7 @@ def event(kind, value, at=AT, **more):
     return note("TransactionEvent", about | more)
 
 
-def test_a_session_of_2_0_1_is_what_its_register_rose_by():
+def test_a_session_of_2_0_1_has_the_rise_of_its_register():
     sockets, later = OcppDecoder(), "2024-05-14T12:30:00Z"
     assert len(sockets(event("Started", 1000, evse={"id": 1}))) == 1
     assert len(sockets(event("Updated", 1500, "2024-05-14T12:10:00Z"))) == 1
@@ -114,7 +114,7 @@ def test_a_session_of_2_0_1_is_what_its_register_rose_by():
     assert sockets(event("Ended", 2500.5, later)) == []
 
 
-def test_a_session_of_which_the_beginning_was_not_heard_is_not_guessed():
+def test_a_session_without_a_received_start_has_no_total():
     sockets = OcppDecoder()
     assert [s.name for s in sockets(event("Ended", 2500, evse={"id": 1}))] == [REGISTER]
     sockets(event("Started", 3000, "2024-05-14T13:00:00Z", evse={"id": 1}))
@@ -122,7 +122,7 @@ def test_a_session_of_which_the_beginning_was_not_heard_is_not_guessed():
     assert [s.name for s in ended] == [REGISTER]
 
 
-def test_what_a_session_repeats_at_its_end_is_said_once():
+def test_values_repeated_at_the_end_of_a_session_count_once():
     sockets = OcppDecoder()
     row = {"value": "1500", "context": "Sample.Periodic"}
     assert len(sockets(note("MeterValues", values(row, transactionId=5)))) == 1
@@ -131,7 +131,7 @@ def test_what_a_session_repeats_at_its_end_is_said_once():
     assert sockets(note("StopTransaction", stop)) == []
 
 
-def test_no_token_of_a_driver_is_written_down():
+def test_no_token_of_a_driver_is_stored():
     ask = [
         2,
         "1",
@@ -159,7 +159,7 @@ def framed(text, *, mask=b"\x01\x02\x03\x04", first=0x81):
 
 
 @given(st.lists(st.text(max_size=400), max_size=8), st.data())
-def test_messages_are_heard_however_the_bytes_are_cut(texts, data):
+def test_messages_are_decoded_from_any_split_of_the_bytes(texts, data):
     stream = b"".join(map(framed, texts))
     ear, heard = MessageStream(), []
     while stream:
@@ -169,7 +169,7 @@ def test_messages_are_heard_however_the_bytes_are_cut(texts, data):
     assert heard == texts
 
 
-def test_fragments_pings_and_compression_are_followed():
+def test_fragments_pings_and_compression_are_decoded():
     packer = zlib.compressobj(wbits=-15)
     packed = (packer.compress(b"packed") + packer.flush(zlib.Z_SYNC_FLUSH))[:-4]
     again = (packer.compress(b"packed") + packer.flush(zlib.Z_SYNC_FLUSH))[:-4]
@@ -178,13 +178,13 @@ def test_fragments_pings_and_compression_are_followed():
     assert list(MessageStream(is_deflated=True).feed(stream)) == ["hello", "packed", "packed"]
 
 
-def test_a_message_too_long_is_passed_over_and_the_next_one_heard():
+def test_an_oversized_message_is_skipped_and_the_next_one_decoded():
     ear = MessageStream()
     assert list(ear.feed(framed("x" * (LONGEST + 1)) + framed("next"))) == ["next"]
     assert ear.counts == {"message too long": 1}
 
 
-def test_a_bomb_of_compression_ends_the_listening():
+def test_a_decompression_bomb_ends_the_decoding():
     packer = zlib.compressobj(9, wbits=-15)
     bomb = (packer.compress(b"\0" * (64 << 20)) + packer.flush(zlib.Z_SYNC_FLUSH))[:-4]
     tracemalloc.start()
@@ -195,7 +195,7 @@ def test_a_bomb_of_compression_ends_the_listening():
     assert most < 4 << 20
 
 
-def test_ten_thousand_mutated_frames_leave_ear_and_decoder_standing_and_memory_flat():
+def test_ten_thousand_mutated_frames_raise_nothing_and_memory_stays_flat():
     chance, kept = random.Random(3), 0
     source = SOURCES["ocpp"]({"type": "ocpp", "spool": "/nowhere"})
     start = {"connectorId": 1, "meterStart": 5, "timestamp": AT, "idTag": "A"}
@@ -260,7 +260,7 @@ def greeted(keep):
     return ear
 
 
-def test_whatever_happens_in_listening_ends_the_listening_only():
+def test_an_error_in_decoding_ends_the_decoding_only():
     def broken(_frame):
         raise RuntimeError("a defect of ours")
 
@@ -271,7 +271,7 @@ def test_whatever_happens_in_listening_ends_the_listening_only():
     assert ear.counts["decoding stopped"] == 1
 
 
-def test_bytes_pass_unchanged_both_ways_even_when_they_are_no_websocket(tmp_path):
+def test_bytes_are_forwarded_unchanged_even_if_they_are_no_websocket(tmp_path):
     async def through():
         got = asyncio.get_running_loop().create_future()
 
@@ -309,7 +309,7 @@ def test_bytes_pass_unchanged_both_ways_even_when_they_are_no_websocket(tmp_path
 
 
 @pytest.mark.parametrize(("host", "is_reached"), [("localhost", True), ("127.0.0.1", False)])
-def test_an_office_behind_tls_must_show_its_own_name(tmp_path, host, is_reached):
+def test_a_back_office_over_tls_must_have_a_certificate_for_its_name(tmp_path, host, is_reached):
     """A charger that finds nobody is turned away, and will come again; nothing passes unsealed."""
     certificate, key = self_signed(tmp_path, "localhost")
 
@@ -343,7 +343,7 @@ def test_an_office_behind_tls_must_show_its_own_name(tmp_path, host, is_reached)
     assert bool(broken) is not is_reached
 
 
-def test_a_charger_may_come_over_tls_and_is_shown_the_taps_own_name(tmp_path):
+def test_a_charger_may_connect_over_tls_with_the_certificate_of_the_proxy(tmp_path):
     certificate, key = self_signed(tmp_path, "localhost")
     section = OcppSection(type="ocpp", cert_file=str(certificate), key_file=str(key))
 
@@ -381,7 +381,7 @@ def test_a_charger_may_come_over_tls_and_is_shown_the_taps_own_name(tmp_path):
         asyncio.run(greeted_by(believed=False))
 
 
-def test_a_tap_without_the_key_of_its_certificate_says_so(tmp_path):
+def test_a_missing_certificate_of_the_proxy_is_refused_by_its_name(tmp_path):
     with pytest.raises(ConfigError, match="nowhere"):
         _tls(OcppSection(type="ocpp", cert_file=str(tmp_path / "nowhere.crt")))
 
@@ -452,7 +452,7 @@ def caught_up(feed):
     return frames
 
 
-def test_a_torn_end_is_passed_over_and_the_next_file_read(tmp_path):
+def test_a_truncated_end_is_skipped_and_the_next_file_read(tmp_path):
     with (
         contextlib.closing(SpoolWriter(tmp_path, "ocpp")) as first,
         contextlib.closing(SpoolWriter(tmp_path, "ocpp")) as second,
@@ -470,7 +470,7 @@ def test_a_torn_end_is_passed_over_and_the_next_file_read(tmp_path):
         assert [frame.payload for frame in caught_up(feed)] == [b"four"]
 
 
-def test_the_folder_stays_within_its_bytes(tmp_path):
+def test_the_folder_stays_within_its_size_limit(tmp_path):
     with (
         contextlib.closing(SpoolWriter(tmp_path, "ocpp", most=1 << 20)) as spool,
         contextlib.closing(SpoolReader(tmp_path, "ocpp")) as feed,
@@ -519,13 +519,13 @@ def test_a_signed_reading_is_verified_and_read(meter):
         (lambda _: "OCMF|x|y", "not OCMF"),
     ],
 )
-def test_what_is_not_signed_by_this_meter_is_refused(meter, spoil, reason):
+def test_a_reading_without_a_valid_signature_of_this_meter_is_refused(meter, spoil, reason):
     path, sign = meter
     with pytest.raises(Rejected, match=reason):
         verifier(path)(spoil(sign()))
 
 
-def test_a_message_with_a_forged_reading_is_refused_as_a_whole(meter):
+def test_a_message_with_a_forged_reading_is_refused_entirely(meter):
     path, sign = meter
     sockets = OcppDecoder(verifier(path))
     row = {"value": sign(), "format": "SignedData"}
@@ -535,7 +535,7 @@ def test_a_message_with_a_forged_reading_is_refused_as_a_whole(meter):
         sockets(note("MeterValues", values({"value": "1"}, forged)))
 
 
-def test_a_key_that_is_none_is_a_mistake_of_the_configuration(tmp_path):
+def test_an_invalid_meter_key_is_a_configuration_error(tmp_path):
     path = tmp_path / "key"
     path.write_text("00ff")
     with pytest.raises(ConfigError):

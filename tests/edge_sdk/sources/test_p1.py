@@ -36,7 +36,7 @@ CLOCK = b"0-0:1.0.0(231029025959S)"
 ENERGY = b"1-0:1.8.1(001234.567*kWh)"
 
 
-def test_a_telegram_is_read_as_it_was_written():
+def test_a_telegram_is_decoded_as_written():
     (frame,) = TelegramFramer().feed(port.telegram(FACE, HOME))
     values = {
         sample.name: (sample.value, sample.unit, sample.time)
@@ -48,7 +48,7 @@ def test_a_telegram_is_read_as_it_was_written():
     assert values["0-n:24.2.1"] == (4.321, "m3", 1_698_498_000.0)
 
 
-def test_the_meters_number_does_not_pass_the_boundary():
+def test_the_serial_number_of_a_meter_is_hashed():
     (frame,) = TelegramFramer().feed(port.telegram(FACE, HOME, "E0031003262113818"))
     samples = telegram(RawFrame(frame, 0.0))
     assert len({sample.device for sample in samples}) == 2  # electricity, gas
@@ -71,7 +71,7 @@ def test_the_meters_number_does_not_pass_the_boundary():
         ([CLOCK, ENERGY, b"0-1:24.2.1(231029020000Q)(00001.000*m3)"], "bad time"),
     ],
 )
-def test_what_cannot_be_meant_is_rejected_by_a_reason(lines, reason):
+def test_an_invalid_telegram_is_rejected_with_a_reason(lines, reason):
     if reason is None:
         assert [sample.name for sample in decoded(lines)] == ["1-0:1.8.1"]
         return
@@ -79,7 +79,7 @@ def test_what_cannot_be_meant_is_rejected_by_a_reason(lines, reason):
         decoded(lines)
 
 
-def test_a_total_is_not_added_to_its_tariffs():
+def test_a_total_register_is_not_added_to_the_tariffs():
     lines = [
         CLOCK,
         b"1-0:1.8.0(000003.000*kWh)",
@@ -95,7 +95,7 @@ def test_a_message_with_slashes_does_not_break_the_frame():
 
 
 @given(st.data())
-def test_however_the_stream_is_cut_the_telegrams_are_the_same(data):
+def test_any_split_of_the_stream_yields_the_same_telegrams(data):
     stream = b"\x00junk/" + port.telegram(FACE, HOME) * 3 + b"/ABC5 unfinished"
     framer, found = TelegramFramer(), []
     while stream:
@@ -111,7 +111,7 @@ def test_older_meters_without_a_checksum_are_refused():
     assert framer.rejected == {"no checksum": 1}
 
 
-def test_encrypted_telegrams_are_refused_by_their_name():
+def test_encrypted_telegrams_are_refused_with_their_reason():
     """As the meters of Luxembourg and Austria send them; nothing here has their key."""
     chance, framer = random.Random(7), TelegramFramer()
     for count in range(40):
@@ -148,7 +148,7 @@ def mutated(text, chance):
     return bytes(body) + b"%04X\r\n" % crc16(bytes(body))
 
 
-def test_ten_thousand_mutated_telegrams_each_end_as_readings_or_as_a_reason():
+def test_ten_thousand_mutated_telegrams_are_decoded_or_rejected():
     """Every checksum is right: what a transmission error would hide reaches the decoder."""
     chance = random.Random(20)
     source = SOURCES["p1"]({"type": "p1", "url": "tcp://127.0.0.1:1"})

@@ -57,7 +57,7 @@ def _by_name(data: bytes) -> dict[str, tuple[float, float, float | None, int]]:
     }
 
 
-def test_lists_of_counters_over_cells_are_one_station() -> None:
+def test_counters_of_all_cells_are_summed_for_a_station() -> None:
     begin = moment("2026-03-29T00:45:00Z")  # the offset changes within the period; UTC does not
 
     assert _by_name(FILE) == {
@@ -66,25 +66,25 @@ def test_lists_of_counters_over_cells_are_one_station() -> None:
     }
 
 
-def test_the_later_standard_as_a_vendor_writes_it() -> None:
+def test_a_vendor_file_of_ts_28_532_is_read() -> None:
     assert _by_name(VENDOR_28532.encode()) == {
         "RRU.PrbTotDl": (moment("2026-01-01T00:00:00Z"), 55.5, 60.0, 0),
         "DRB.PdcpSduVolumeDL": (moment("2026-01-01T00:00:00Z"), 11.0, 60.0, 0),
     }
 
 
-def test_packed_is_the_same_as_plain() -> None:
+def test_a_gzip_file_is_read_as_a_plain_one() -> None:
     assert _by_name(gzip.compress(FILE)) == _by_name(FILE)
 
 
-def test_a_cell_that_is_doubted_makes_the_sum_suspect() -> None:
+def test_a_suspect_cell_makes_the_sum_suspect() -> None:
     doubted = FILE.replace(b"<suspect>false", b"<suspect>true")
 
     assert all(flags == Flag.SUSPECT for *_, flags in _by_name(doubted).values())
 
 
 @pytest.mark.parametrize("nothing", ["NIL", "", "-", "nan", "inf", "bananas", "1e999"])
-def test_a_sum_that_lacks_a_cell_is_suspect_and_a_mean_is_of_the_others(nothing: str) -> None:
+def test_a_sum_without_a_cell_is_suspect_and_a_mean_uses_the_others(nothing: str) -> None:
     one_by_one = VENDOR_28532.replace(
         "</measValue>",
         f"""</measValue><measValue measObjLdn="b"><r p="2">{nothing}</r><r p="5">{nothing}</r>
@@ -96,13 +96,13 @@ def test_a_sum_that_lacks_a_cell_is_suspect_and_a_mean_is_of_the_others(nothing:
     assert found["RRU.PrbTotDl"][1::2] == (55.5, Flag.NONE)
 
 
-def test_nothing_told_is_no_number() -> None:
+def test_a_missing_value_is_nan() -> None:
     empty = VENDOR_28532.replace(">55.5<", "><").encode()
 
     assert math.isnan(_by_name(empty)["RRU.PrbTotDl"][1])
 
 
-def test_only_the_subjects_that_are_meant_count() -> None:
+def test_only_the_selected_subjects_count() -> None:
     one = decoder(COUNTERS, "*CellDU=2")(RawFrame(FILE, 0))
 
     assert {sample.name: sample.value for sample in one} == {
@@ -117,7 +117,7 @@ def test_an_object_written_twice_counts_once() -> None:
     assert _by_name(twice) == _by_name(FILE)
 
 
-def test_every_group_has_a_period_of_its_own() -> None:
+def test_every_group_has_its_own_period() -> None:
     hour = LISTS.replace("PT900S", "PT1H")
     both = read(RawFrame((HEAD_32435 + LISTS + hour + TAIL_32435).encode(), 0))
 
@@ -152,7 +152,7 @@ OUTSIDE = (
         (b"<measDataFile>" + b"a" * (2 << 20), "text too long"),
     ],
 )
-def test_what_cannot_be_read_has_a_reason(data: bytes, reason: str) -> None:
+def test_an_unreadable_file_is_rejected_with_a_reason(data: bytes, reason: str) -> None:
     with pytest.raises(Rejected) as caught:
         measured(data, COUNTERS)
 
@@ -160,7 +160,7 @@ def test_what_cannot_be_read_has_a_reason(data: bytes, reason: str) -> None:
 
 
 @pytest.mark.parametrize("pack", [bytes, gzip.compress])
-def test_what_is_too_large_is_not_unpacked_to_its_end(
+def test_an_oversized_gzip_file_is_not_unpacked_entirely(
     pack: Callable[[bytes], bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pm3gpp, "LARGEST", 1 << 18)
@@ -169,12 +169,12 @@ def test_what_is_too_large_is_not_unpacked_to_its_end(
 
 
 @pytest.mark.parametrize("text", ["", "P", "PT", "900", "PT-5S", "PT0S", "P1Y"])
-def test_what_is_no_period(text: str) -> None:
+def test_an_invalid_period_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="not a duration"):
         period(text)
 
 
-def test_two_thousand_files_with_errors_in_them_are_read_or_rejected_by_name() -> None:
+def test_two_thousand_damaged_files_are_read_or_rejected() -> None:
     rng, outcomes = random.Random(32435), Counter[str]()
     tracemalloc.start()
     try:

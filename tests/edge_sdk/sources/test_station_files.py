@@ -42,7 +42,7 @@ def _listen(source: ThreadedSource, count: int) -> list[Reading]:
 
 
 @pytest.mark.parametrize("standard", ["32.435", "28.532"])
-def test_what_was_dropped_is_what_happened(tmp_path: Path, standard: str) -> None:
+def test_readings_of_dropped_files_equal_the_true_load(tmp_path: Path, standard: str) -> None:
     faults = FileFaultRates(late=0.2, twice=0.1, suspect=0.1, missing=0.1)
     writer = FileWriter(CellSite(2), "a", tmp_path / "pm", standard, faults=faults)  # type: ignore[arg-type]
     counts = writer.run(BEGIN, 96, tmp_path / "truth.csv")
@@ -64,7 +64,7 @@ def test_what_was_dropped_is_what_happened(tmp_path: Path, standard: str) -> Non
     assert 0.1 < min(watts) <= max(watts) < 1.5  # kW of three cells, told in W
 
 
-def test_a_broken_file_is_counted_and_read_when_it_is_whole(tmp_path: Path) -> None:
+def test_a_truncated_file_is_counted_and_read_once_complete(tmp_path: Path) -> None:
     writer = FileWriter(CellSite(2), "a", tmp_path / "pm")
     writer.run(BEGIN, 1)
     (path,) = (tmp_path / "pm").iterdir()

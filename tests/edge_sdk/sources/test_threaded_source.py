@@ -52,7 +52,7 @@ def until(condition, patience=120.0):
 # --- links and recordings ---------------------------------------------------------------------
 
 
-def test_a_link_that_is_lost_is_opened_again():
+def test_a_lost_link_is_reopened():
     first = Port("127.0.0.1", 0)
     port = int(first.url.rpartition(":")[2])
     source = SOURCES["p1"]({"type": "p1", "url": first.url})
@@ -71,7 +71,7 @@ def test_a_link_that_is_lost_is_opened_again():
     assert source.rejected.total() == 0
 
 
-def test_a_pty_that_appears_later_is_waited_for(tmp_path):
+def test_a_missing_pty_is_waited_for(tmp_path):
     link = tmp_path / "ttyP1"
     source = SOURCES["p1"]({"type": "p1", "url": f"serial://{link}"})
     source.start()
@@ -90,7 +90,7 @@ def test_a_pty_that_appears_later_is_waited_for(tmp_path):
     "url",
     ["", "tcp://host", "serial:ttyUSB0", "serial:///dev/x?baud=7", "udp://h:1", "tcp://h:99999"],
 )
-def test_an_address_that_is_none_is_a_mistake_of_the_configuration(url):
+def test_an_invalid_address_is_a_configuration_error(url):
     with pytest.raises(ConfigError):
         SourceAddress.parse(url)
 
@@ -108,13 +108,13 @@ def test_an_address_that_is_none_is_a_mistake_of_the_configuration(url):
         {"type": "modbus", "url": "tcp://h:1", "point": [{"name": "a", "address": 70_000}]},
     ],
 )
-def test_a_section_that_cannot_be_meant_is_refused(section):
+def test_an_invalid_source_section_is_refused(section):
     with pytest.raises(SettingsError):
         SOURCES[section["type"]](section)
 
 
 @pytest.mark.parametrize("is_plain", [True, False])
-def test_what_was_recorded_is_replayed(tmp_path, is_plain):
+def test_a_recording_is_replayed(tmp_path, is_plain):
     path = tmp_path / "p1.rec"
     telegrams = [display(n, 1000 + 250 * n) for n in range(5)]
     if is_plain:
@@ -129,7 +129,7 @@ def test_what_was_recorded_is_replayed(tmp_path, is_plain):
 
 
 @pytest.mark.slow
-def test_ten_thousand_damaged_telegrams_leave_the_link_open_and_memory_flat():
+def test_ten_thousand_damaged_telegrams_keep_the_link_open_and_memory_flat():
     """Their checksums are right; between them there is noise. Every one is accounted for."""
     chance, good = random.Random(7), display(0, 1000)
     port = Port("127.0.0.1", 0)
@@ -207,7 +207,7 @@ def serial(data):
     return said + crc16(said).to_bytes(2, "little")
 
 
-def test_a_serial_line_is_asked_as_modbus_rtu_does_and_only_to_read():
+def test_modbus_rtu_requests_only_read():
     wire = Wire(serial)
     master = ModbusClient(wire, 17, is_serial=True, patience=60.0)
     assert master.read("holding", 40_000, 2) == [0x5375, 0x6E53]
@@ -226,13 +226,13 @@ def test_a_serial_line_is_asked_as_modbus_rtu_does_and_only_to_read():
         lambda said: said[:4],
     ],
 )
-def test_a_damaged_answer_costs_the_link_and_never_a_wrong_value(spoil):
+def test_a_damaged_reply_closes_the_link_and_yields_no_value(spoil):
     master = ModbusClient(Wire(lambda data: spoil(serial(data))), 17, is_serial=True, patience=0.05)
     with pytest.raises(OSError):  # noqa: PT011 - every kind of it is retried alike
         master.read("holding", 40_000, 2)
 
 
-def test_an_answer_to_another_question_is_not_taken():
+def test_a_reply_to_another_request_is_refused():
     def late(data):
         number = struct.unpack(">H", data[:2])[0]
         said = answer(data[7:], HELD)
@@ -273,7 +273,7 @@ def device(tmp_path):
     return write
 
 
-def test_the_command_prints_what_a_meter_says(device, tmp_path, capsys):
+def test_source_test_prints_the_values_of_a_meter(device, tmp_path, capsys):
     where = []
     ready = threading.Event()
 
@@ -300,14 +300,14 @@ def test_the_command_prints_what_a_meter_says(device, tmp_path, capsys):
     assert "elec.import" in capsys.readouterr().out
 
 
-def test_a_silent_line_is_a_reason_to_try_again_later(device, capsys):
+def test_source_test_on_a_silent_line_exits_with_the_temporary_code(device, capsys):
     path = device('type = "p1"\nurl = "tcp://127.0.0.1:1"')
     assert cli.main(["source", "test", str(path), "--seconds", "0.2"]) == 75
     assert "no data received within" in capsys.readouterr().out
 
 
 @pytest.mark.chaos
-def test_an_agent_stopped_and_killed_during_the_day_makes_up_and_repeats_nothing(device, tmp_path):
+def test_an_agent_killed_during_the_day_loses_and_repeats_no_energy(device, tmp_path):
     """One goodbye, one SIGKILL; what the killed one heard is left open, not guessed."""
     line, truth = tmp_path / "ttyP1", tmp_path / "truth.csv"
     command = [sys.executable, "-m", "firmware_sim", "meter", "--p1", f"pty:{line}"]

@@ -39,13 +39,13 @@ class World:
 
 
 @pytest.mark.parametrize("attack", ["delay", "drop", "duplicate", "reorder", "empty_payload"])
-def test_all_that_is_no_upload_goes_through_untouched(attack):
+def test_messages_other_than_uploads_pass_unchanged(attack):
     one = World(attack)
     assert one.link.publish(HELLO, b"hello")
     assert one.heard() == [b"hello"]
 
 
-def test_an_upload_is_held_back_as_long_as_told():
+def test_an_upload_is_delayed_as_configured():
     one = World("delay", seconds="5")
     assert one.link.publish(UPLOAD, b"x")
     assert one.heard() == []
@@ -55,7 +55,7 @@ def test_an_upload_is_held_back_as_long_as_told():
     assert one.heard() == [b"x"]
 
 
-def test_later_ones_overtake_earlier_ones():
+def test_reordering_delivers_later_uploads_first():
     one = World("reorder")
     sent = [bytes([n]) for n in range(4)]
     for payload in sent:
@@ -68,7 +68,7 @@ def test_later_ones_overtake_earlier_ones():
     assert heard != sent
 
 
-def test_copies_empties_and_losses():
+def test_uploads_are_duplicated_emptied_and_dropped():
     assert copies("duplicate", copies="3") == [b"x"] * 3
     assert copies("empty_payload") == [b""]
     assert copies("drop", share="1.0") == []
@@ -80,7 +80,7 @@ def copies(attack, **options):
     return one.heard()
 
 
-def test_it_takes_no_more_than_the_link_has_room_for():
+def test_the_tampering_link_respects_the_room_of_the_link():
     one = World("delay")
     for _ in range(4):
         one.link.publish(HELLO, b"h")

@@ -40,7 +40,7 @@ def said(one, of_round, method="fedavg"):
     return effects
 
 
-def test_an_answer_is_twisted_and_its_numbers_are_not():
+def test_an_attack_changes_the_vector_and_not_the_numbers():
     signal, update = said(attacker("flipping", options={"target": "update"}), 1)
     assert update.vector.tolist() == [-2.0, 0.0]
     assert update.vector.dtype == np.float32
@@ -48,7 +48,7 @@ def test_an_answer_is_twisted_and_its_numbers_are_not():
     assert signal.array.tolist() == [1, 1]
 
 
-def test_signals_are_twisted_by_attacks_on_signals_only():
+def test_only_signal_attacks_change_signals():
     signal, update = said(attacker("signal_scale", options={"factor": "-3"}), 1)
     assert signal.array.tolist() == [-3, -3]
     assert update.vector.tolist() == [2.0, 0.0]
@@ -56,40 +56,40 @@ def test_signals_are_twisted_by_attacks_on_signals_only():
 
 @pytest.mark.parametrize("attack", ["flipping", "signal_flip"])
 @pytest.mark.parametrize("of_round", [1, 6, ALONE + 3])
-def test_before_its_start_and_alone_it_is_honest(attack, of_round):
+def test_before_the_start_round_and_in_local_rounds_a_device_is_honest(attack, of_round):
     signal, update = said(attacker(attack, start_round=7), of_round)
     np.testing.assert_array_equal(update.vector, RECEIVED - TRAINED + np.float32(of_round))
     assert signal.array.tolist() == [1, 1]
 
 
-def test_a_round_that_is_learned_again_is_lied_about_again_to_the_bit():
+def test_a_repeated_round_gets_the_same_attack_vector():
     one, other = attacker("gaussian", seed=3), attacker("gaussian", seed=4)
     first, again, later = (said(one, number)[1].vector.tolist() for number in (2, 2, 3))
     assert first == again != later
     assert said(other, 2)[1].vector.tolist() != first
 
 
-def test_a_replay_looks_back_over_rounds_not_over_repeats():
+def test_a_replay_counts_rounds_and_not_repeats():
     one = attacker("replay", options={"rounds": "2"})
     sent = [said(one, number)[1].vector.tolist() for number in (1, 2, 2, 3, 4)]
     truth = [(RECEIVED - TRAINED + np.float32(n)).tolist() for n in (1, 2, 3, 4)]
     assert sent == [truth[0], truth[0], truth[0], truth[0], truth[1]]
 
 
-def test_what_is_no_task_is_left_alone():
+def test_events_other_than_tasks_are_not_changed():
     one = attacker("flipping")
     half = one._attacking("fedavg", honest)(None)
     state = object()
     assert half.apply(state, Update("x", 1, 0, RECEIVED))[0] is state
 
 
-def test_an_infinite_lie_is_as_large_as_float32_can_say():
+def test_an_infinite_attack_vector_is_clamped_to_float32():
     _, update = said(attacker("scaling", options={"factor": "1e300"}), 1)
     assert np.isfinite(update.vector).all()
     assert abs(update.vector).max() > 1e38
 
 
-def test_what_it_says_for_a_forecast_is_poisoned_too_once_it_lies():
+def test_signals_for_forecasts_are_poisoned_from_the_start_round():
     def asking(*_):
         def apply(state, event):
             if isinstance(event, Due):

@@ -24,7 +24,7 @@ def asked(of_round, to=ALL):
     return Task(to, of_round, "train")
 
 
-def test_a_round_is_known_when_every_honest_device_has_answered_it():
+def test_a_round_is_complete_when_every_honest_device_has_answered():
     one, _ = coalition()
     one.record("c", 1, np.array([3.0]))
     assert not one.may_answer("a", asked(1))
@@ -35,7 +35,7 @@ def test_a_round_is_known_when_every_honest_device_has_answered_it():
     assert one.rows(asked(2)) is None
 
 
-def test_patience_is_lost_once_and_comes_back_with_an_answer():
+def test_a_silent_device_is_waited_for_once_until_its_next_update():
     one, clock = coalition()
     one.record("b", 1, np.array([2.0]))
     assert not one.may_answer("a", asked(1))
@@ -48,7 +48,7 @@ def test_patience_is_lost_once_and_comes_back_with_an_answer():
     assert not one.may_answer("a", asked(3)), "until it was heard"
 
 
-def test_where_each_is_asked_by_itself_the_latest_answers_count():
+def test_with_tasks_for_single_devices_the_latest_updates_count():
     one, _ = coalition()
     one.record("b", 7, np.array([1.0]))
     one.record("b", 9, np.array([2.0]))
@@ -57,13 +57,13 @@ def test_where_each_is_asked_by_itself_the_latest_answers_count():
     assert one.rows(asked(11, to="a")).tolist() == [[2.0], [5.0]]
 
 
-def test_what_a_device_learns_alone_is_not_overheard():
+def test_local_rounds_are_not_recorded():
     one, _ = coalition()
     one.record("b", ALONE + 1, np.array([1.0]))
     assert one.rows(asked(ALONE + 1, to="a")) is None
 
 
-def test_it_remembers_a_few_rounds_only():
+def test_only_a_few_rounds_are_kept():
     one, _ = coalition()
     for number in range(50):
         one.record("b", number, np.zeros(1))
@@ -71,7 +71,7 @@ def test_it_remembers_a_few_rounds_only():
     assert len(one._updates["b"]) == len(one._colluding) == KEPT
 
 
-def test_the_first_to_lie_decides_for_all():
+def test_the_first_colluding_device_determines_the_vector():
     one, _ = coalition()
     assert one.shared_vector(3, lambda: np.array([1.0])) is one.shared_vector(
         3, lambda: np.array([2.0])

@@ -19,7 +19,7 @@ def rng():
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
-def test_gaps_stay_gaps_and_the_readings_are_not_written_to(row):
+def test_data_attacks_keep_gaps_and_copy_the_readings(row):
     kept = Y.copy()
     out = row.act(Y, rng())
     assert out.shape == Y.shape
@@ -29,19 +29,19 @@ def test_gaps_stay_gaps_and_the_readings_are_not_written_to(row):
 
 
 @given(arrays(float, st.integers(1, 30), elements=st.floats(0, 1)))
-def test_flipping_labels_twice_is_doing_nothing(y):
+def test_flipping_labels_twice_restores_them(y):
     once = data.label_flip(y, rng())
     assert (once.min(), once.max()) == pytest.approx((y.min(), y.max()))
     np.testing.assert_allclose(data.label_flip(once, rng()), y, atol=1e-12)
 
 
-def test_defaults_are_those_of_the_specification():
+def test_attack_defaults_agree_with_the_specification():
     np.testing.assert_allclose(data.bias(Y, rng()) - Y, 0.5 + 0 * Y)
     np.testing.assert_allclose(data.scale(Y, rng()), 2 * Y)
     assert data.ramp(np.zeros(4), rng()).tolist() == [0.0, 0.125, 0.25, 0.375]
 
 
-def test_an_outage_is_one_block_of_a_tenth_that_the_seed_chooses():
+def test_an_outage_is_one_seeded_block_of_a_tenth():
     y = np.ones(200)
     blocks = {
         tuple(np.flatnonzero(data.outage(y, np.random.default_rng(s)) == 0)) for s in range(9)
@@ -52,6 +52,6 @@ def test_an_outage_is_one_block_of_a_tenth_that_the_seed_chooses():
         assert block[-1] - block[0] == 19
 
 
-def test_nothing_to_attack_is_no_error():
+def test_empty_data_is_no_error():
     for row in ROWS:
         assert row.act(np.zeros(0), rng()).shape == (0,)

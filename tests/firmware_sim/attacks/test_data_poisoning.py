@@ -43,7 +43,7 @@ def batch(of):
 
 
 @pytest.mark.parametrize("name", ["fdi_bias", "fdi_ramp", "fdi_scale", "fdi_outage"])
-def test_what_is_a_target_here_is_the_same_lie_as_an_input_there(frame, name):
+def test_targets_and_inputs_are_poisoned_alike(frame, name):
     changed = poisoned(frame, FEATURES, bind(name), seed=3)
     clean, origins = batch(frame)
     after, _ = batch(changed)
@@ -56,13 +56,13 @@ def test_what_is_a_target_here_is_the_same_lie_as_an_input_there(frame, name):
     np.testing.assert_array_equal(after.x[:, :, 2], clean.x[:, :, 2])
 
 
-def test_a_lag_is_the_lie_of_its_own_hour(frame):
+def test_a_lag_has_the_poisoned_value_of_its_hour(frame):
     changed = poisoned(frame, FEATURES, bind("fdi_ramp", {"by": "9"}), seed=0)
     lagged, own = changed.channels[:, 0], changed.channels[:, 1]
     np.testing.assert_allclose(lagged[2:], own[:-2], atol=1e-6)
 
 
-def test_only_labels_are_flipped(frame):
+def test_label_flip_changes_targets_only(frame):
     changed = poisoned(frame, FEATURES, bind("label_flip"), seed=0)
     clean, _ = batch(frame)
     after, _ = batch(changed)
@@ -72,7 +72,7 @@ def test_only_labels_are_flipped(frame):
     np.testing.assert_allclose(after.y + clean.y, both, atol=1e-6)
 
 
-def test_the_scale_is_that_of_what_was_really_read(frame):
+def test_the_scale_comes_from_the_true_readings(frame):
     changed = poisoned(frame, FEATURES, bind("fdi_bias"), seed=0)
     assert changed.scale is frame.scale
     moved = (changed.raw - frame.raw)[np.isfinite(frame.raw)]

@@ -15,22 +15,22 @@ HONEST = np.array([(1, 0), (0, 1), (1, 1), (2, 1)], float)
 AMONG = AttackContext.among(HONEST)
 
 
-def test_the_mean_that_the_oracles_start_from():
+def test_the_example_has_the_stated_mean():
     assert HONEST.mean(axis=0).tolist() == [1, 0.75]
 
 
 @pytest.mark.parametrize(("epsilon", "lie"), [(0.5, (-0.5, -0.375)), (2, (-2, -1.5))])
-def test_ipm_oracle(epsilon, lie):
+def test_ipm_agrees_with_the_hand_computed_example(epsilon, lie):
     np.testing.assert_allclose(model.ipm(AMONG, epsilon=epsilon), lie, rtol=1e-12)
 
 
 @pytest.mark.parametrize(("ddof", "lie"), [(0, (-0.06066017, 0.10048095)), (1, (-0.22474487, 0.0))])
-def test_alie_oracle(ddof, lie):
+def test_alie_agrees_with_the_hand_computed_example(ddof, lie):
     np.testing.assert_allclose(model.alie(AMONG, z=1.5, ddof=ddof), lie, atol=5e-9)
 
 
 @pytest.mark.parametrize(("n", "f", "z"), [(50, 24, 1.42607687), (8, 2, 0.0)])
-def test_z_max_oracle(n, f, z):
+def test_z_max_agrees_with_the_hand_computed_example(n, f, z):
     assert model.z_max(n, f) == pytest.approx(z, abs=5e-9)
 
 
@@ -44,7 +44,7 @@ def test_alie_clamps_z_where_the_formula_gives_none():
 
 
 @pytest.mark.parametrize(("devices", "byzantine"), [(1, 1), (2, 1), (4, 3), (3, 3)])
-def test_alie_is_defined_for_every_share_of_liars(devices, byzantine):
+def test_alie_is_defined_for_every_byzantine_fraction(devices, byzantine):
     scene = replace(AMONG, honest=HONEST[:1], devices=devices, byzantine=byzantine)
     assert np.isfinite(model.alie(scene)).all()
 
@@ -69,7 +69,7 @@ def test_mimic_and_near_copy_follow_one_honest_device():
     np.testing.assert_allclose(model.near_copy(AMONG), (1.001, 0.0))
 
 
-def test_a_near_copy_in_weights_is_the_one_of_the_credit_oracle():
+def test_near_copy_agrees_with_the_credit_example():
     """Received (3, 3), the victim trained to (1, 0) and sent the difference."""
     received = np.array([3.0, 3.0])
     scene = replace(AMONG, honest=received - HONEST, own=np.zeros(2), received=received)
@@ -89,13 +89,13 @@ def test_the_same_attack_on_weights_and_on_the_change():
 
 
 @pytest.mark.parametrize("part", [Up.SIGNS, Up.GRADIENT, Up.PAIR])
-def test_what_has_no_weights_is_attacked_as_it_is_sent(part):
+def test_an_update_without_weights_is_attacked_as_sent_only(part):
     with pytest.raises(ValueError, match="set target=sent"):
         in_space("weights", part, model.flipping)
     assert in_space("sent", part, model.flipping) is model.flipping
 
 
-def test_a_free_rider_moves_as_the_model_moved():
+def test_a_free_rider_repeats_the_last_change_of_the_model():
     moved = np.random.default_rng(1).normal(0, 0.5, 50_000)
     scene = replace(AttackContext.alone(np.ones(50_000), moved), models=(np.zeros(50_000),))
     lie = model.free_rider(replace(scene, past=(np.ones(50_000),)))
@@ -103,7 +103,7 @@ def test_a_free_rider_moves_as_the_model_moved():
     assert model.free_rider(AttackContext.alone(np.ones(2), np.array([7.0, 8]))).tolist() == [7, 8]
 
 
-def test_a_replay_is_of_the_round_asked_for_and_until_then_of_the_oldest():
+def test_a_replay_sends_the_configured_round_or_the_oldest():
     past = tuple(np.array([float(n)]) for n in range(1, 8))
     scene = replace(AttackContext.alone(np.array([8.0])), past=past)
     assert model.replay(scene).item() == 3.0
@@ -111,7 +111,7 @@ def test_a_replay_is_of_the_round_asked_for_and_until_then_of_the_oldest():
     assert model.replay(replace(scene, past=())).item() == 8.0
 
 
-def test_colluders_who_draw_alike_say_the_same():
+def test_devices_with_one_seed_send_the_same_vector():
     lies = [
         model.gaussian(replace(AMONG, rng=np.random.default_rng(seed))).tolist()
         for seed in (3, 3, 4)
@@ -119,7 +119,7 @@ def test_colluders_who_draw_alike_say_the_same():
     assert lies[0] == lies[1] != lies[2]
 
 
-def test_no_attack_changes_what_it_looked_at():
+def test_no_attack_modifies_its_inputs():
     kept = HONEST.copy()
     scene = replace(AttackContext.among(HONEST), past=(np.ones(2),), models=(np.zeros(2),))
     for act in (model.flipping, model.scaling, model.gaussian, model.constant, model.alie):
@@ -129,7 +129,7 @@ def test_no_attack_changes_what_it_looked_at():
     assert (kept == HONEST).all()
 
 
-def test_every_lie_can_be_sent():
+def test_every_attack_vector_can_be_sent():
     lie = sendable(np.array([np.inf, -1e300, np.nan, 1.0]))
     assert lie.tolist() == [LARGEST, -LARGEST, 0.0, 1.0]
     assert np.isfinite(lie.astype(np.float32)).all()

@@ -34,7 +34,7 @@ def admitted(update):
 
 
 @pytest.mark.parametrize("name", REASONS)
-def test_each_fault_has_its_reason(name):
+def test_each_protocol_fault_is_refused_with_its_reason(name):
     with pytest.raises(Refused) as refused:
         admitted(ATTACKS[name].act(HONEST))
     assert refused.value.reason is REASONS[name]
@@ -48,7 +48,7 @@ def test_too_few_scalars_and_an_old_version_are_refused_as_well():
     assert (short.value.reason, old.value.reason) == (Reason.WRONG_SIZE, Reason.TOO_STALE)
 
 
-def test_a_claim_of_samples_is_admitted_so_weights_must_not_believe_it():
+def test_a_claimed_number_of_samples_is_admitted():
     assert admitted(protocol.samples(HONEST)).values["n"] == 1e9
     np.testing.assert_array_equal(admitted(protocol.samples(HONEST)).vector, [1, -1, 0.5])
 
@@ -58,7 +58,7 @@ def test_every_body_fault_is_tested_here():
     assert bodies == {*REASONS, "samples"}
 
 
-def test_links_do_what_they_say():
+def test_each_link_attack_acts_as_defined():
     rng = np.random.default_rng(0)
     assert protocol.delay(b"x", rng, seconds=4.0) == ((4.0, b"x"),)
     assert protocol.duplicate(b"x", rng, copies=3) == ((0.0, b"x"),) * 3
@@ -70,7 +70,7 @@ def test_links_do_what_they_say():
     assert 0 <= min(waits) <= max(waits) < 2
 
 
-def test_signals_are_turned_in_their_own_type():
+def test_signal_attacks_keep_the_dtype():
     z = np.array([1.0, -2.0], np.float32)
     assert protocol.flip_signal(z).tolist() == [-1, 2]
     assert protocol.scale_signal(z, factor=3.0).dtype == np.float32

@@ -14,7 +14,7 @@ TABLE = {
 }  # fmt: skip
 
 
-def test_all_of_the_table_and_nothing_without_a_definition():
+def test_every_attack_of_the_table_is_registered_with_a_definition():
     assert set(ATTACKS) == TABLE
     for name, row in ATTACKS.items():
         assert row.name == name
@@ -23,7 +23,7 @@ def test_all_of_the_table_and_nothing_without_a_definition():
         assert row.act.__doc__
 
 
-def test_only_those_that_need_it_see_the_honest_answers():
+def test_only_omniscient_attacks_receive_the_honest_updates():
     assert {name for name, row in ATTACKS.items() if row.is_omniscient} == {
         "alie", "ipm", "mimic", "near_copy",
     }  # fmt: skip
@@ -40,12 +40,12 @@ def test_only_those_that_need_it_see_the_honest_answers():
         ("nan", {"target": "weights"}, "unknown option 'target'; known: none"),
     ],
 )
-def test_what_cannot_be_meant_is_refused(name, options, why):
+def test_an_unknown_attack_or_option_is_refused(name, options, why):
     with pytest.raises(UnknownAttack, match=why):
         bind(name, options)
 
 
-def test_defaults_are_those_of_the_specification():
+def test_attack_defaults_agree_with_the_specification():
     defaults = {name: dict(row.options) for name, row in ATTACKS.items() if row.kind == "model"}
     assert defaults == {
         "flipping": {},

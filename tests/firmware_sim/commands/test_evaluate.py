@@ -48,7 +48,7 @@ def test_a_folder_becomes_a_table_and_a_page(folder, tmp_path, capfd):
     )
 
 
-def test_machines_get_json_and_nothing_else(folder, tmp_path, capsys):
+def test_json_output_contains_json_only(folder, tmp_path, capsys):
     where = ["--out", str(tmp_path / "out")]
     assert main(["evaluate", "--data", str(folder), "--ahead", "24h", *where, "--json"]) == 0
     data = json.loads(capsys.readouterr().out)

@@ -59,7 +59,7 @@ def left_of(folder):
     return found
 
 
-def test_a_fleet_whose_power_fails_ends_its_rounds_all_the_same(tmp_path):
+def test_a_fleet_with_power_failures_completes_its_rounds(tmp_path):
     options = ["--devices", "3", "--rounds", "4", "--steps", "8", "--bundle", "load-mlp"]
     fault = ["--processes", "--fault", "brownouts=10", "--seed", "34"]
     done = sim("fleet", *options, *fault, "--days", "14", "--out", str(tmp_path), "--json")
@@ -78,7 +78,7 @@ def test_a_fleet_whose_power_fails_ends_its_rounds_all_the_same(tmp_path):
         (["--fault", "brownouts=1", "--in-process"], "only a process can lose its power"),
     ],
 )
-def test_a_fault_that_no_fleet_can_have_is_refused(words, said):
+def test_an_unknown_fleet_fault_is_refused(words, said):
     done = sim("fleet", *words)
     assert done.returncode == 2
     assert said in done.stderr
@@ -86,7 +86,7 @@ def test_a_fault_that_no_fleet_can_have_is_refused(words, said):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("where", ["--in-process", "--processes"])
-def test_a_fleet_runs_its_rounds_and_tells_what_they_cost(tmp_path, where):
+def test_a_fleet_completes_its_rounds_and_prints_their_cost(tmp_path, where):
     options = ["--devices", "3", "--rounds", "3", "--steps", "2", "--bundle", "load-mlp", where]
     done = sim("fleet", *options, "--days", "14", "--out", str(tmp_path), "--json")
     assert done.returncode == 0, done.stderr
@@ -100,7 +100,7 @@ def test_a_fleet_runs_its_rounds_and_tells_what_they_cost(tmp_path, where):
 
 
 @pytest.mark.slow
-def test_a_method_of_noisy_signs_runs_with_a_mechanism_for_all_devices(tmp_path):
+def test_a_method_with_noisy_signs_runs_with_a_privacy_file(tmp_path):
     noise = tmp_path / "noise.toml"
     noise.write_text(
         '[privacy]\nmode = "honest"\nbudget = { epsilon = 8.0 }\n'
@@ -114,7 +114,7 @@ def test_a_method_of_noisy_signs_runs_with_a_mechanism_for_all_devices(tmp_path)
 
 
 @pytest.mark.slow
-def test_cells_learn_their_traffic_a_day_ahead(tmp_path):
+def test_a_fleet_of_cells_trains_a_day_ahead_model(tmp_path):
     options = ["--devices", "3", "--rounds", "2", "--steps", "2", "--samples", "cells"]
     done = sim("fleet", *options, "--bundle", "cells-mlp-24", "--out", str(tmp_path), "--json")
     assert done.returncode == 0, done.stderr
@@ -124,7 +124,7 @@ def test_cells_learn_their_traffic_a_day_ahead(tmp_path):
 
 
 @pytest.mark.slow
-def test_the_demo_judges_every_device_and_writes_its_page(tmp_path):
+def test_the_demo_evaluates_every_device_and_writes_its_page(tmp_path):
     scenario = tmp_path / "small.toml"
     scenario.write_text(SMALL)
     out = tmp_path / "out"
@@ -144,7 +144,7 @@ def test_the_demo_judges_every_device_and_writes_its_page(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_however_it_ends_nothing_it_started_goes_on(tmp_path, number):
+def test_no_started_program_outlives_the_command(tmp_path, number):
     code = "from firmware_sim.commands.main import main; raise SystemExit(main())"
     options = ["--devices", "2", "--rounds", "10000", "--bundle", "load-mlp", "--days", "14"]
     line = [sys.executable, "-c", code, "fleet", "--processes", *options, "--out", str(tmp_path)]
@@ -164,7 +164,7 @@ def test_however_it_ends_nothing_it_started_goes_on(tmp_path, number):
 
 
 @pytest.mark.slow
-def test_an_attack_is_run_with_and_without_and_judged_on_the_honest(tmp_path):
+def test_a_trial_runs_without_and_with_the_attack_and_scores_honest_devices(tmp_path):
     options = ["--devices", "5", "--rounds", "6", "--steps", "2", "--bundle", "load-mlp"]
     attack = ["--attack", "gaussian,nan", "--byzantine", "0.2", "--rule", "mean,trimmed_mean"]
     where = ["--days", "14", "--out", str(tmp_path)]

@@ -20,7 +20,7 @@ def test_list_names_every_sample_with_its_licence(capsys):
     assert "demo" in told["scenarios"]
 
 
-def test_options_go_on_top_of_a_scenario():
+def test_options_override_a_scenario():
     parser_defaults = {
         "scenario": "demo",
         "like": None,
@@ -51,13 +51,13 @@ def test_options_go_on_top_of_a_scenario():
     assert samples.name == "homes"
 
 
-def test_an_unknown_set_and_scenario_are_one_sentence(capsys):
+def test_an_unknown_set_and_scenario_are_refused_in_one_sentence(capsys):
     assert cli.main(["fleet", "--like", "meters"]) == 2
     assert "gridfed-sim: no sample set 'meters'; there are: cells" in capsys.readouterr().err
     assert cli.main(["demo", "--scenario", "nothing", "--out", "/nonexistent/x"]) != 0
 
 
-def test_a_folder_of_somebody_else_is_not_emptied(tmp_path):
+def test_a_foreign_output_folder_is_not_emptied(tmp_path):
     out = tmp_path / "thesis"
     out.mkdir()
     (out / "chapter.tex").write_text("years of work")
@@ -74,7 +74,7 @@ def test_an_earlier_demo_is_replaced(tmp_path):
     assert [x.name for x in out.iterdir()] == [".gridfed-sim"]
 
 
-def test_a_fleet_that_shares_nothing_is_refused_at_once(capsys):
+def test_a_fleet_without_shared_layers_is_refused(capsys):
     assert cli.main(["fleet", "--shared", "none", "--devices", "2"]) == 2
     assert "no rounds" in capsys.readouterr().err
 
@@ -112,6 +112,6 @@ def test_attacks_are_listed_with_their_definitions(capsys):
         (["--attack", "alie", "--aggregator", "x.toml"], "starts its own aggregator"),
     ],
 )
-def test_an_attack_that_cannot_be_meant_is_refused_before_anything_starts(capsys, options, why):
+def test_an_invalid_attack_is_refused_before_anything_starts(capsys, options, why):
     assert cli.main(["fleet", *options]) == 2
     assert why in capsys.readouterr().err

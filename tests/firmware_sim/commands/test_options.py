@@ -26,7 +26,7 @@ def test_without_options_nothing_changes():
     assert not is_trial(told())
 
 
-def test_every_rule_is_told_of_as_many_liars_as_there_are():
+def test_f_of_every_rule_is_the_number_of_byzantine_devices():
     chosen = told("--attack", "alie", "--byzantine", "0.3", "--rule", "mean,krum,nnm+median")
     tables = [way.rule for way in (chosen.run, *chosen.comparisons)]
     assert tables == [
@@ -37,7 +37,7 @@ def test_every_rule_is_told_of_as_many_liars_as_there_are():
     assert [way.rule_name for way in chosen.comparisons] == ["krum", "nnm+median"]
 
 
-def test_f_can_be_said():
+def test_f_can_be_configured():
     assert told("--attack", "alie", "--rule", "krum", "--f", "1").run.rule["f"] == 1
     assert "f" not in told("--attack", "alie", "--rule", "krum", "--f", "0").run.rule
 
@@ -52,7 +52,7 @@ def test_options_reach_their_rule_and_their_attack():
     assert one.seed == 7
 
 
-def test_methods_and_rules_multiply():
+def test_every_method_is_combined_with_every_rule():
     chosen = told("--method", "fedavg,fedadam", "--rule", "mean,median")
     ways = [(way.method, way.rule_name) for way in (chosen.run, *chosen.comparisons)]
     assert ways == [(m, r) for m in ("fedavg", "fedadam") for r in ("mean", "median")]
@@ -61,7 +61,7 @@ def test_methods_and_rules_multiply():
 
 
 @pytest.mark.parametrize("who", ["first", "seeded"])
-def test_who_lies_is_fixed_for_the_whole_run(who):
+def test_the_byzantine_devices_are_fixed_for_the_run(who):
     chosen = told("--attack", "alie,ipm", "--byzantine", "0.3", "--malicious", who)
     ids = [f"home-{n}" for n in range(10)]
     sets = {one.malicious(ids) for one in chosen.attacks}

@@ -36,11 +36,11 @@ def row(rmse, attack_plan=FLIP, rounds=20, **learning):
         (1e40, 19, "diverges"),
     ],
 )
-def test_the_word_follows_from_the_rise(rmse, rounds, word):
+def test_the_outcome_follows_from_the_rise(rmse, rounds, word):
     assert row(rmse, rounds=rounds).outcome == word
 
 
-def test_the_table_has_a_line_a_run_and_a_verdict_a_way_to_learn():
+def test_the_table_has_a_line_per_run_and_a_verdict_per_configuration():
     rows = [row(2.0, None), row(1e41), row(2.0, None, method="bafdp"), row(2.1, method="bafdp")]
     text = table(rows, "kWh")
     assert "x 5e+40" in text
@@ -52,13 +52,13 @@ def test_the_table_has_a_line_a_run_and_a_verdict_a_way_to_learn():
     assert all(" 2 " in line or "e+41 " in line for line in text.splitlines()[1:5])
 
 
-def test_what_is_no_number_is_none_for_a_program():
+def test_non_finite_numbers_are_null_in_json():
     told = json.loads(json.dumps(row(math.inf).as_json(), allow_nan=False))
     assert (told["rmse"], told["rise"], told["outcome"]) == (None, None, "diverges")
     assert told["mae"] == 2.0
 
 
-def test_nobody_who_lies_anywhere_is_judged(tmp_path):
+def test_devices_byzantine_in_any_run_are_not_evaluated(tmp_path):
     homes = sample_set("homes")
     some = (FLIP, AttackPlan("alie", 0.25, selection="seeded", seed=3))
     trial = Trial(Scenario("x", devices=8, attacks=some), homes, tmp_path, shown=None)
@@ -71,5 +71,5 @@ def test_nobody_who_lies_anywhere_is_judged(tmp_path):
 @pytest.mark.parametrize(
     ("attack", "answers"), [("flipping", 8), ("delay", 8), ("nan", 6), ("empty_payload", 6)]
 )
-def test_no_round_waits_for_answers_that_never_count(attack, answers):
+def test_no_round_waits_for_updates_that_never_arrive(attack, answers):
     assert available_updates(Scenario("x", devices=8), AttackPlan(attack, 0.25)) == answers

@@ -39,7 +39,7 @@ def _truth(path: Path) -> dict[float, float]:
         return {float(row["time"]): float(row["dl_mbit"]) for row in csv.DictReader(text)}
 
 
-def test_a_day_without_trouble_is_the_day_that_was(tmp_path: Path) -> None:
+def test_without_faults_the_files_hold_the_true_load(tmp_path: Path) -> None:
     writer = FileWriter(CellSite(1), "a", tmp_path / "pm")
     counts = writer.run(BEGIN, DAY, tmp_path / "truth.csv")
 
@@ -50,7 +50,7 @@ def test_a_day_without_trouble_is_the_day_that_was(tmp_path: Path) -> None:
     assert all(abs(found[time] - truth[time]) < 1e-6 for time in truth)
 
 
-def test_every_trouble_is_counted_and_none_makes_a_wrong_value(tmp_path: Path) -> None:
+def test_every_fault_is_counted_and_causes_no_wrong_value(tmp_path: Path) -> None:
     faults = FileFaultRates(0.2, 0.1, 0.1, 0.1, 0.1, 0.1, 0.1)
     writer = FileWriter(CellSite(1), "a", tmp_path / "pm", "28.532", faults=faults)
     counts = writer.run(BEGIN, 7 * DAY, tmp_path / "truth.csv")
@@ -65,7 +65,7 @@ def test_every_trouble_is_counted_and_none_makes_a_wrong_value(tmp_path: Path) -
     assert all(abs(value - truth[time]) < 1e-6 for time, value in found.items())
 
 
-def test_a_broken_file_is_there_for_a_period_before_it_is_whole(tmp_path: Path) -> None:
+def test_a_truncated_file_is_complete_a_period_later(tmp_path: Path) -> None:
     seen: list[Counter[str]] = []
 
     def look(_seconds: float) -> bool:
@@ -82,7 +82,7 @@ def test_a_broken_file_is_there_for_a_period_before_it_is_whole(tmp_path: Path) 
     assert _read(tmp_path / "pm")[1] == {"read": 4}
 
 
-def test_late_files_come_in_their_own_time(tmp_path: Path) -> None:
+def test_late_files_are_written_when_due(tmp_path: Path) -> None:
     waited: list[float] = []
 
     def wait(seconds: float) -> bool:
@@ -103,13 +103,13 @@ def test_late_files_come_in_their_own_time(tmp_path: Path) -> None:
     assert 3 * 15 <= sum(waited) <= 3 * 15 + 30  # seconds of ours: a minute of theirs each
 
 
-def test_who_is_told_to_stop_stops(tmp_path: Path) -> None:
+def test_a_stop_request_ends_the_station(tmp_path: Path) -> None:
     writer = FileWriter(CellSite(1), "a", tmp_path, speed=1.0, wait=lambda _seconds: False)
 
     assert writer.run(BEGIN, 96) == {}
 
 
-def test_files_may_be_plain(tmp_path: Path) -> None:
+def test_files_can_be_written_uncompressed(tmp_path: Path) -> None:
     FileWriter(CellSite(1), "a", tmp_path, is_packed=False).run(BEGIN, 1)
     (plain,) = tmp_path.iterdir()
     FileWriter(CellSite(1), "a", tmp_path).run(BEGIN, 1)
@@ -119,6 +119,6 @@ def test_files_may_be_plain(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("option", [{"late": 2}, {"late": "often"}, {"lazy": 0.1}])
-def test_what_is_no_fault_is_refused(option: dict[str, object]) -> None:
+def test_an_unknown_file_fault_is_refused(option: dict[str, object]) -> None:
     with pytest.raises(SettingsError, match="--fault"):
         FileFaultRates.of(option)

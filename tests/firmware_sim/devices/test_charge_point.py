@@ -134,7 +134,7 @@ LIFE = ("--start", "2024-05-13T00:00Z", "--site", "public", "--seed", "5", "--ev
 
 
 @pytest.mark.parametrize("version", ["1.6", "2.0.1"])
-def test_what_a_charger_delivers_is_what_the_device_beside_it_reads(tmp_path, config, version):
+def test_the_device_reads_the_energy_that_a_charger_delivers(tmp_path, config, version):
     log, true = tmp_path / "office.jsonl", tmp_path / "truth.csv"
     with office(version, log) as (port, _), tap(config(port)) as (url, listening):
         options = ("--ocpp", version, "--for", "24h", "--speed", "0", "--sockets", "2")
@@ -162,9 +162,7 @@ def test_what_a_charger_delivers_is_what_the_device_beside_it_reads(tmp_path, co
 
 
 @pytest.mark.parametrize("version", ["1.6", "2.0.1"])
-def test_in_whatever_trouble_a_charger_is_what_it_delivered_is_counted_once(
-    tmp_path, config, version
-):
+def test_delivered_energy_is_counted_once_under_every_fault(tmp_path, config, version):
     """A recorded site's cars; broken links, messages twice, power that fails, a clock in 1970."""
     log, true = tmp_path / "office.jsonl", tmp_path / "truth.csv"
     wrong = ("flap=0.02", "duplicate=0.1", "gap=0.05", "reboots=4", "brownouts=4", "lost_clock=1")
@@ -186,7 +184,7 @@ def test_in_whatever_trouble_a_charger_is_what_it_delivered_is_counted_once(
 
 @pytest.mark.chaos
 @pytest.mark.parametrize("version", ["1.6", "2.0.1"])
-def test_killing_the_tap_stops_no_session_and_counts_nothing_twice(tmp_path, config, version):
+def test_killing_the_proxy_stops_no_session_and_duplicates_nothing(tmp_path, config, version):
     log, true = tmp_path / "office.jsonl", tmp_path / "truth.csv"
     with office(version, log) as (port, _), contextlib.ExitStack() as running:
         path = config(port)
@@ -215,7 +213,7 @@ def test_killing_the_tap_stops_no_session_and_counts_nothing_twice(tmp_path, con
     assert again == found
 
 
-def test_a_charger_that_was_alone_hands_its_session_over_late(tmp_path):
+def test_an_offline_charger_delivers_its_session_later(tmp_path):
     """Nobody answers for half of the day; then the queue comes, and the schemas accept it."""
     log, port = tmp_path / "office.jsonl", free_port()
     options = ("--ocpp", "2.0.1", "--for", "24h", "--speed", "20000")

@@ -66,7 +66,7 @@ def truth(path, column="wh"):
     ("day", "quarters"), [("2024-03-31", 92), ("2023-10-29", 100), ("2024-05-14", 96)]
 )
 @pytest.mark.parametrize("line", ["pty", pytest.param("tcp://127.0.0.1:0", marks=pytest.mark.slow)])
-def test_a_day_on_a_line_is_a_day_of_intervals_also_when_the_clock_changes(
+def test_a_day_of_telegrams_gives_a_day_of_intervals_at_clock_changes(
     tmp_path, day, quarters, line
 ):
     """Local midnight to local midnight in Amsterdam: 23, 25 and 24 hours."""
@@ -123,7 +123,7 @@ def test_the_client_of_dsmr_parser_reads_the_same_energy_on_a_pty(start):
     assert list(map(total, parsed)) == pytest.approx(shown, abs=1e-6)
 
 
-def test_whatever_goes_wrong_on_the_line_no_energy_is_made_up(tmp_path):
+def test_line_faults_create_no_energy(tmp_path):
     """Duplicates, changed order, gaps, noise, turned bits, cut telegrams, a fast clock, reboots."""
     true = tmp_path / "truth.csv"
     faults = FaultRates(0.05, 0.05, 0.05, 0.1, 0.1, 0.05, reboots=6, lost_clock=0.5)
@@ -157,7 +157,7 @@ def test_whatever_goes_wrong_on_the_line_no_energy_is_made_up(tmp_path):
 
 
 @pytest.mark.parametrize("line", ["pty:{}/ttyP1", "tcp://127.0.0.1:{}"])
-def test_a_link_that_flaps_and_a_power_that_fails_cost_no_energy(tmp_path, line, monkeypatch):
+def test_link_breaks_and_power_failures_lose_no_energy(tmp_path, line, monkeypatch):
     """The line goes away and comes back; a telegram ends where the power did."""
     monkeypatch.setattr("edge_sdk.sources.threaded_source._FIRST_WAIT", 0.01)
     true, begin = tmp_path / "truth.csv", 1_700_006_400
@@ -190,13 +190,13 @@ def test_a_link_that_flaps_and_a_power_that_fails_cost_no_energy(tmp_path, line,
 @pytest.mark.parametrize(
     ("kind", "fault"), [("charger", "noise"), ("charger", "reorder"), ("meter", "late")]
 )
-def test_a_fault_that_a_device_cannot_have_is_refused(capsys, kind, fault):
+def test_an_unknown_meter_fault_is_refused(capsys, kind, fault):
     words = [kind, "--fault", f"{fault}=0.1"]
     assert main([*words, "ws://127.0.0.1:1/CP"] if kind == "charger" else words) == 2
     assert f"--fault {fault}: unknown; known: " in capsys.readouterr().err
 
 
-def test_without_a_reader_a_meter_goes_on_alone():
+def test_a_meter_continues_without_a_reader():
     line = open_line("pty")
     took = [line.send(b"x" * 1000, waits=False) for _ in range(100)]
     line.close()
@@ -204,7 +204,7 @@ def test_without_a_reader_a_meter_goes_on_alone():
     assert not took[-1]
 
 
-def test_registers_are_read_by_pymodbus_and_by_the_sdk():
+def test_pymodbus_and_the_sdk_read_the_same_registers():
     client_module = pytest.importorskip("pymodbus.client")
     options = ("--p1", "", "--modbus", "tcp://127.0.0.1:0", "--for", "1h", "--every", "1s")
     with metering(*options, "--start", "2024-05-14T12:00Z", "--business") as (where, _):
@@ -268,7 +268,7 @@ def _first(source):
     raise AssertionError(source.health())
 
 
-def test_a_meter_before_a_recorded_home_shows_what_was_recorded():
+def test_a_meter_of_a_recorded_home_shows_the_recorded_energy():
     """The first device of the shipped homes, on a day inside its record."""
     sample = sample_set("homes").samples[0]
     times, kwh = sample.column(sample_set("homes").target)

@@ -19,7 +19,7 @@ def test_a_drawn_port_is_not_drawn_again_and_a_server_can_listen_on_it(monkeypat
         server.listen()
 
 
-def test_another_process_passes_it_over():
+def test_another_process_does_not_draw_a_reserved_port():
     port = free_port()
     code = f"from firmware_sim.fleet.federation import _bound; print(_bound({port}))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -51,7 +51,7 @@ def opened(folder):
 
 
 @pytest.mark.parametrize("deaths", [(), (0,), (1,), (2,), (0, 1, 2)])
-def test_a_body_whose_pieces_left_from_several_processes_is_known_whole(tmp_path, deaths):
+def test_a_body_sent_by_several_processes_is_recorded_whole(tmp_path, deaths):
     """A process is killed after the offer, or after the chunk before: the next sends the rest."""
     assert len(PIECES) == 3
     record = opened(tmp_path)
@@ -66,7 +66,7 @@ def test_a_body_whose_pieces_left_from_several_processes_is_known_whole(tmp_path
     assert (tmp_path / "home-0.pieces").stat().st_size == 0, "what is whole is not kept"
 
 
-def test_a_line_that_a_death_cut_short_is_left_out(tmp_path):
+def test_a_truncated_line_is_dropped(tmp_path):
     leave(opened(tmp_path), OFFER, PIECES[0])
     kept = tmp_path / "home-0.pieces"
     kept.write_text(kept.read_text()[:-5])

@@ -49,7 +49,7 @@ def raise_after_start(family):
     raise KeyboardInterrupt
 
 
-def test_leaving_the_block_stops_everyone_and_weighs_them(tmp_path):
+def test_leaving_the_block_stops_and_measures_every_program(tmp_path):
     with ProcessGroup(tmp_path) as family:
         member = family.start("sleeper", SLEEP)
         until(lambda: "up" in member.tail())
@@ -58,7 +58,7 @@ def test_leaving_the_block_stops_everyone_and_weighs_them(tmp_path):
     assert member.peak_kb > 1000
 
 
-def test_one_that_will_not_listen_is_killed(tmp_path):
+def test_a_program_that_ignores_sigterm_is_killed(tmp_path):
     with ProcessGroup(tmp_path) as family:
         member = family.start("deaf", DEAF)
         until(lambda: "up" in member.tail())
@@ -66,7 +66,7 @@ def test_one_that_will_not_listen_is_killed(tmp_path):
     assert member.code == -signal.SIGKILL
 
 
-def test_a_grandchild_goes_too(tmp_path):
+def test_a_grandchild_is_stopped_too(tmp_path):
     with ProcessGroup(tmp_path) as family:
         member = family.start("parent", PARENT)
         until(lambda: member.tail().strip().isdigit())
@@ -82,7 +82,7 @@ def test_an_error_in_the_block_still_stops_them(tmp_path):
     assert family.members[0].code is not None
 
 
-def test_a_failed_member_is_reported_with_its_last_words(tmp_path):
+def test_a_failed_program_is_reported_with_its_last_output(tmp_path):
     with ProcessGroup(tmp_path) as family:
         member = family.start("bad", [sys.executable, "-c", "raise SystemExit('port in use')"])
         until(lambda: member.poll() is not None)
@@ -91,7 +91,7 @@ def test_a_failed_member_is_reported_with_its_last_words(tmp_path):
     assert caught.value.hint == "port in use"
 
 
-def test_a_member_that_finished_well_is_no_failure(tmp_path):
+def test_a_program_that_ended_with_0_is_no_failure(tmp_path):
     with ProcessGroup(tmp_path) as family:
         member = family.start("good", [sys.executable, "-c", ""])
         until(lambda: member.poll() is not None)
@@ -107,7 +107,7 @@ def test_run_returns_output_and_names_a_failure():
         run(SLEEP, timeout=0.3)
 
 
-def test_a_refused_configuration_is_said_in_the_words_of_the_program_that_refused_it():
+def test_a_refused_configuration_is_reported_with_the_programs_own_message():
     """Wrapped in a command line and folders of ours it could not be read."""
     words = "import sys; sys.stderr.write('x: run.quorum: at least 1\\n  hint: more'); sys.exit(2)"
     with pytest.raises(ProgramRefused, match=r"^x: run\.quorum: at least 1$") as caught:

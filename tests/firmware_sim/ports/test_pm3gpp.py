@@ -26,7 +26,7 @@ def _report(**more: object) -> MeasurementReport:
 
 @pytest.mark.parametrize("standard", STANDARDS)
 @pytest.mark.parametrize("zone", [UTC, ZoneInfo("Europe/Amsterdam")])
-def test_the_sdk_reads_what_happened(standard: Standard, zone: ZoneInfo) -> None:
+def test_the_sdk_reads_the_written_values(standard: Standard, zone: ZoneInfo) -> None:
     report = _report(zone=zone)
     truth: Load = report.load
 
@@ -39,7 +39,7 @@ def test_the_sdk_reads_what_happened(standard: Standard, zone: ZoneInfo) -> None
 
 
 @pytest.mark.parametrize("standard", STANDARDS)
-def test_a_doubted_and_a_missing_cell_make_sums_suspect(standard: Standard) -> None:
+def test_a_suspect_and_a_missing_cell_make_sums_suspect(standard: Standard) -> None:
     for habit in ({"suspect": frozenset({1})}, {"missing": frozenset({1})}):
         found = {
             one.name: one for one in decoder(READ)(RawFrame(written(_report(**habit), standard), 0))
@@ -57,7 +57,7 @@ def test_the_older_standard_is_well_formed_and_names_every_cell() -> None:
     assert tree.find(".//m:granPeriod", space).get("duration") == "PT900S"  # type: ignore[union-attr]
 
 
-def test_the_newer_one_is_as_vendors_write_it() -> None:
+def test_the_newer_standard_is_written_in_a_vendors_form() -> None:
     data = written(_report(), "28.532")
 
     assert data.startswith(b"<?gridfed-sim")  # where XML allows nothing

@@ -22,12 +22,12 @@ def days(region, seed, count=366):
     return np.array([home.load(FIRST + day).sum() / 60 for day in range(count)])
 
 
-def test_a_dark_month_takes_more_than_a_light_one():
+def test_winter_energy_exceeds_summer_energy():
     year = np.sum([days("north", seed) for seed in range(4)], axis=0)
     assert year[:31].sum() > 1.1 * year[152:182].sum()
 
 
-def test_neighbours_have_their_busy_days_together_and_strangers_do_not():
+def test_load_is_correlated_within_a_region_only():
     def region(name, seeds):
         rows = np.stack([days(name, seed) for seed in seeds])
         season = [np.convolve(row, np.ones(31) / 31, "same") for row in rows]
@@ -44,18 +44,18 @@ def test_neighbours_have_their_busy_days_together_and_strangers_do_not():
 @pytest.mark.parametrize(
     "day", [date(2024, 3, 29), date(2024, 4, 1), date(2024, 5, 9), date(2024, 5, 20)]
 )
-def test_holidays_that_go_with_easter_are_free(day):
+def test_easter_holidays_are_free_days(day):
     assert is_free(day)
 
 
-def test_easter_lies_between_its_earliest_and_its_latest_day_and_on_a_sunday():
+def test_easter_is_a_sunday_within_its_range():
     for year in range(1900, 2200):
         assert date(year, 3, 22) <= easter(year) <= date(year, 4, 25)
         assert easter(year).weekday() == 6
 
 
 @pytest.mark.parametrize("site", ["home", "public"])
-def test_cars_of_a_zone_come_by_its_clock_and_never_two_at_a_time(site):
+def test_cars_arrive_by_local_time_one_at_a_time(site):
     """Over both days on which the clock changes."""
     zone = ZoneInfo("Europe/Amsterdam")
     cars = [c for day in range(FIRST, FIRST + 366) for c in sessions(1, 1, site, day, zone=zone)]
@@ -65,7 +65,7 @@ def test_cars_of_a_zone_come_by_its_clock_and_never_two_at_a_time(site):
     assert 1800 < by_utc - by_zone < 9000
 
 
-def test_cars_take_what_was_recorded_of_a_site():
+def test_recorded_sessions_have_the_recorded_energy():
     samples = sample_set("chargers")
     times, kwh = samples.samples[0].column(samples.target)
     begin = int(times[0]) // 86_400 + 2

@@ -17,7 +17,7 @@ WEEK = 7 * 96
 
 
 @pytest.mark.parametrize("place", sorted(PEAKS))
-def test_a_place_is_busiest_when_its_people_are_there(place: str) -> None:
+def test_each_place_has_its_own_busy_hours(place: str) -> None:
     weeks = [load(CellSite(seed, place=place), MONDAY, WEEK).dl for seed in range(8)]  # type: ignore[arg-type]
     day = np.mean([week[: 5 * 96].reshape(5, 96, 3).mean((0, 2)) for week in weeks], axis=0)
     peaks = sorted(centre for centre, _, _ in PEAKS[place])
@@ -27,7 +27,7 @@ def test_a_place_is_busiest_when_its_people_are_there(place: str) -> None:
     assert day[12:20].mean() < 0.4 * day.max()
 
 
-def test_a_business_park_is_empty_on_sunday_and_homes_are_not() -> None:
+def test_business_sites_are_idle_on_sunday_and_homes_are_not() -> None:
     def ratio(place: str) -> float:
         weeks = [load(CellSite(seed, place=place), MONDAY, WEEK).dl.sum(1) for seed in range(8)]  # type: ignore[arg-type]
         days = np.mean([week.reshape(7, 96).sum(1) for week in weeks], axis=0)
@@ -37,7 +37,7 @@ def test_a_business_park_is_empty_on_sunday_and_homes_are_not() -> None:
     assert ratio("residential") > 0.9
 
 
-def test_stations_of_one_region_share_their_moods_and_others_do_not() -> None:
+def test_load_of_stations_is_correlated_within_a_region_only() -> None:
     def daily(seed: int, region: str) -> np.ndarray:
         days = load(CellSite(seed, region), MONDAY, 12 * WEEK).dl.sum(1).reshape(-1, 96).sum(1)
         return np.asarray(days[np.arange(len(days)) % 7 < 5])
@@ -46,7 +46,7 @@ def test_stations_of_one_region_share_their_moods_and_others_do_not() -> None:
     assert np.corrcoef(one, near)[0, 1] > 0.5 > abs(np.corrcoef(one, far)[0, 1]) + 0.1
 
 
-def test_what_cells_count_hangs_together() -> None:
+def test_the_counters_of_a_cell_are_consistent() -> None:
     found = load(CellSite(5, busy=1.5), MONDAY, WEEK)
 
     assert (found.dl_blocks == np.round(found.dl_blocks)).all()
@@ -57,7 +57,7 @@ def test_what_cells_count_hangs_together() -> None:
     assert (found.ul < found.dl).all()
 
 
-def test_a_station_may_follow_what_was_recorded_of_neighbouring_cells() -> None:
+def test_a_station_can_follow_recorded_cells() -> None:
     samples = sample_set("cells")
     times, activity = samples.samples[0].column(samples.target)
     begin = int(times[0]) // 86_400 * 86_400 + 86_400
@@ -69,7 +69,7 @@ def test_a_station_may_follow_what_was_recorded_of_neighbouring_cells() -> None:
     assert not np.allclose(offered[:, 0], offered[:, 1])
 
 
-def test_the_noise_of_a_cell_lasts() -> None:
+def test_the_noise_of_a_cell_is_autocorrelated() -> None:
     week = np.log(load(CellSite(9, busy=0.2), MONDAY, WEEK).dl[:, 0].reshape(7, 96)[:5])
     left = week - week.mean(0)
     assert np.mean([np.corrcoef(day[:-1], day[1:])[0, 1] for day in left]) > 0.5
@@ -77,7 +77,7 @@ def test_the_noise_of_a_cell_lasts() -> None:
 
 @settings(max_examples=25)
 @given(st.integers(0, 300), st.integers(1, 60), st.sampled_from([300, 900, 3600]))
-def test_any_part_of_time_is_the_same_part(skip: int, count: int, seconds: int) -> None:
+def test_load_does_not_depend_on_the_requested_span(skip: int, count: int, seconds: int) -> None:
     zone = ZoneInfo("Europe/Amsterdam")
     begin = 1_774_656_000  # the day before clocks go forward
     whole = load(CellSite(1, zone=zone), begin, skip + count, seconds)

@@ -48,7 +48,7 @@ def test_a_perfect_forecaster_has_no_error_and_persistence_a_mase_near_one(tmp_p
     assert len(panels[0].times) == 24
 
 
-def test_only_the_first_step_counts_and_missing_hours_stay_missing(fleet, monkeypatch):
+def test_only_the_first_step_is_scored_and_gaps_stay_gaps(fleet, monkeypatch):
     start = DAY[0]
     lines = [f"{start},1,5.0,1\n", f"{start},2,9.0,1\n", f"{start + 7200},1,7.0,1\n"]
     answer(monkeypatch, lines)
@@ -58,7 +58,7 @@ def test_only_the_first_step_counts_and_missing_hours_stay_missing(fleet, monkey
     np.testing.assert_array_equal(placed, [5.0, np.nan, 7.0, np.nan])
 
 
-def test_a_device_that_forecasts_nothing_is_an_error(fleet, monkeypatch):
+def test_a_device_without_forecasts_is_an_error(fleet, monkeypatch):
     answer(monkeypatch, [])
     with pytest.raises(ProgramDied, match="home has no forecast"):
         evaluation.rolling(fleet.devices[0], DAY, fleet.folder / "x.csv")

@@ -29,7 +29,7 @@ def panels():
     return [Panel(f"home-{i}", times, truth, dict.fromkeys(ARMS, truth + i)) for i in range(3)]
 
 
-def test_the_page_loads_nothing_and_escapes_what_it_is_given():
+def test_the_page_loads_no_resource_and_escapes_its_text():
     text = page(STORY, ROWS, b"png")
     assert not re.search(r"(src|href)=\"(?!data:)", text)
     assert "Eight &lt;homes&gt;" in text
@@ -43,7 +43,7 @@ def test_the_best_forecaster_of_each_row_is_marked():
     assert '<td class="best">0.870</td>' in text
 
 
-def test_the_picture_is_a_png_and_the_page_lives_without_it(monkeypatch):
+def test_the_picture_is_a_png_and_is_optional(monkeypatch):
     pytest.importorskip("matplotlib")
     png = picture(panels(), "kWh")
     assert png is not None

@@ -42,7 +42,7 @@ def row(attack_plan=None):
     )
 
 
-def test_an_attacked_run_shows_liars_intervals_and_one_forecast():
+def test_an_attacked_run_shows_byzantine_devices_intervals_and_one_forecast():
     text = table([row(), row(AttackPlan("flipping", 0.34))], "kWh")
     (line,) = [one for one in text.splitlines() if one.endswith("Byzantine")]
     assert line.startswith("liar")
@@ -64,7 +64,7 @@ def test_a_device_that_has_weight_in_the_last_round_is_not_excluded():
     assert CreditReport({}, TEXT, Path()).since("b") is None
 
 
-def test_misses_are_counted_apart_and_gaps_left_out():
+def test_misses_are_counted_per_side_without_gaps():
     ends = np.tile([0.0, 1.0], (5, 2, 1))
     truth = np.array([[2.0, 0.5], [-1.0, 2.0], [np.nan, 0.5], [0.5, 0.5], [0.5, 0.5]])
     fared = IntervalCoverage.of(ends, truth, 0.9)
@@ -72,7 +72,7 @@ def test_misses_are_counted_apart_and_gaps_left_out():
     assert fared.aim == 0.05
 
 
-def test_the_scene_of_chargers_is_what_it_says():
+def test_the_chargers_scenario_has_its_documented_settings():
     ev = scenario("ev")
     assert (ev.devices, ev.run.method) == (8, "pfl")
     samples = sample_set(ev.samples)

@@ -16,7 +16,7 @@ def test_refusals_are_shown_with_their_reasons():
     assert cells("run", "learning", NOW)[6] == "3 (LATE 2, QUOTA 1)"
 
 
-def test_plain_lines_come_when_something_changed_and_not_more_often():
+def test_plain_lines_are_printed_on_change_only():
     out = io.StringIO()
     shown = PlainDisplay(out, every=3600)
     with shown:
@@ -27,7 +27,7 @@ def test_plain_lines_come_when_something_changed_and_not_more_often():
     assert "devices 7 of 8" in lines[0]
 
 
-def test_the_live_table_has_a_row_a_run():
+def test_the_live_table_has_a_row_per_run():
     console = pytest.importorskip("rich.console").Console(
         file=io.StringIO(), force_terminal=True, width=140
     )
@@ -41,11 +41,11 @@ def test_the_live_table_has_a_row_a_run():
     assert "a note" in text
 
 
-def test_progress_of_an_aggregator_that_has_heard_of_nobody():
+def test_progress_of_an_aggregator_without_devices_is_zero():
     now = read({"run": {}, "devices": {"enrolled": 8}}, "", rounds=5)
     assert (now.seen, now.present, now.loss, now.is_done) == (0, 0, None, False)
 
 
-def test_free_ports_are_a_run_of_neighbours():
+def test_free_ports_are_consecutive():
     port = free_port(2)
     assert 1024 <= port < 65_535
