@@ -108,6 +108,28 @@ def test_every_configuration_key_has_a_description(config):
         assert re.search(rf"^\| `{name}` \|[^\n]*\| [^|\n]*\w[^|\n]* \|$", text, re.MULTILINE), key
 
 
+NO_SETTINGS = {"e", "persistent", "target", "umask", "withstands", "preaggregation", "z"}
+"""Names before an equals sign that are mathematics, Python, an attack's option or a rule's key."""
+
+
+def shown_settings(text: str) -> set[str]:
+    """The names of the settings that a page shows as ``key = value`` within a sentence."""
+    prose = re.sub(r"```.*?```", "", text, flags=re.DOTALL)
+    shown = re.findall(r"`([a-z_]+(?:\.[a-z_0-9]+)*)`? ?= ?[^=`]", prose)
+    return {name.rpartition(".")[2] for name in shown}
+
+
+@pytest.mark.parametrize("page", WRITTEN, ids=lambda page: page.stem)
+def test_every_setting_shown_is_one_that_exists(page):
+    known = re.findall(r"^\| `([\w.]+)` \|", docs.PAGE.read_text("utf-8"), re.MULTILINE)
+    existing = {name.rpartition(".")[2] for name in known} | NO_SETTINGS
+    assert shown_settings(page.read_text("utf-8")) <= existing
+
+
+def test_a_setting_of_an_old_name_would_be_found():
+    assert shown_settings("Set `means.kind = 1` or `page`.") == {"kind"}
+
+
 def test_every_metric_is_listed_and_no_other():
     metrics = pytest.importorskip("aggregator.metrics", exc_type=ImportError)
     families = list(metrics.Metrics().registry.collect())
