@@ -16,12 +16,14 @@ from edge_sdk.wire.contract.method import CONTRACTS
 from edge_sdk.wire.protocol import messages
 from edge_sdk.wire.schema import Between, Length, Matches, key_of
 
-TEXT = (Path(messages.__file__).parents[1] / "PROTOCOL.md").read_text("utf-8")
+TEXT = (Path(messages.__file__).parents[2] / "PROTOCOL.md").read_text("utf-8")
 SECTION = re.search(r"^## 7 .*?(?=^## 8 )", TEXT, re.MULTILINE | re.DOTALL)[0]
 CLASSES = [
     cls
     for cls in vars(manifest).values()
-    if isinstance(cls, type) and cls.__module__ == manifest.__name__ and hasattr(cls, "__slots__")
+    if isinstance(cls, type)
+    and cls.__module__.startswith(manifest.__name__)
+    and hasattr(cls, "__slots__")
     if not issubclass(cls, Exception)
 ]
 

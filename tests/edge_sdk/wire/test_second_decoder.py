@@ -16,7 +16,7 @@ from edge_sdk.wire.schema import key_of
 HERE = Path(__file__).parent
 FOLDER = HERE.parents[1] / "vectors"
 INDEX = json.loads((FOLDER / "index.json").read_text())
-TEXT = (Path(messages.__file__).parents[1] / "PROTOCOL.md").read_text()
+TEXT = (Path(messages.__file__).parents[2] / "PROTOCOL.md").read_text()
 
 _found = importlib.util.spec_from_file_location("second_decoder", HERE / "second_decoder.py")
 second = importlib.util.module_from_spec(_found)

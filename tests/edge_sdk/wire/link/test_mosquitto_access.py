@@ -31,7 +31,7 @@ topic readwrite gf/1/north/#
 
 
 def test_the_kinds_are_those_of_the_protocol():
-    text = (Path(messages.__file__).parents[1] / "PROTOCOL.md").read_text("utf-8")
+    text = (Path(messages.__file__).parents[2] / "PROTOCOL.md").read_text("utf-8")
     row = re.search(r"^\| `gf/1/F/D/up/KIND` \| device D \| `([a-z ]+)` ", text, re.MULTILINE)
     assert row is not None
     assert tuple(row[1].split()) == topics.UPLINK
