@@ -89,7 +89,7 @@ class ServerBrokerSection:
     url: str = "auto"  # mqtts://host:8883, or auto
     ca_file: Path | None = None  # authority that signed the broker's certificate
     cert_file: Path | None = None  # this aggregator's certificate, with the common name _agg
-    key_file: Path | None = None  # and its private key
+    key_file: Path | None = None  # private key of that certificate
     crl_file: Path | None = None  # the broker's revocation list; only its expiry date is read here
     protocol: Literal[4, 5] = 5  # MQTT 5, or 4 for 3.1.1
     keepalive: Annotated[int, Between(5, 65535)] = 60  # seconds without traffic before a ping
@@ -116,7 +116,7 @@ class HttpSection:
 class LogSection:
     """Log level. ``run --log`` overrides it."""
 
-    level: Literal["debug", "info", "warning", "error"] = "info"  # and above
+    level: Literal["debug", "info", "warning", "error"] = "info"  # least severe printed
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,8 +144,8 @@ class AdmissionSection:
 class RetentionSection:
     """Retention of the database; the oldest entries are deleted first."""
 
-    vector_bytes: StoredBytes = 2_147_483_648  # of update vectors and of states
-    journal_bytes: StoredBytes = 268_435_456  # of journal entries without their vectors
+    vector_bytes: StoredBytes = 2_147_483_648  # bytes of update vectors and states
+    journal_bytes: StoredBytes = 268_435_456  # bytes of the journal without vectors
     rounds: Annotated[int, Between(1, 1_000_000)] = 1000  # closed rounds with their vectors
 
     @property
@@ -182,7 +182,7 @@ class RunSection:
     weighting: Literal["uniform", "samples"] = "uniform"  # weight of a device
     weight_cap: float | None = None  # largest sample count, as a multiple of the median
     client_fraction: Fraction = 1.0  # probability that a device takes part in a round
-    seed: Annotated[int, Between(0, 2**63 - 1)] = 0  # of the server's random draws
+    seed: Annotated[int, Between(0, 2**63 - 1)] = 0  # seed of the server's random draws
     graph: GraphSection | None = None  # graph model between the devices, where the method has one
 
 

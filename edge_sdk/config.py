@@ -127,8 +127,8 @@ class LocalRoundsSection:
 
     after: Duration = "7d"  # time without an aggregator before local rounds begin
     interval: Duration = "1d"  # interval between two local rounds
-    steps: Annotated[int, Between(1, 65536)] | None = None  # unset: the bundle's
-    rate: Annotated[float, Between(1e-9, 1e3)] | None = None  # unset: the bundle's rate
+    steps: Annotated[int, Between(1, 65536)] | None = None  # of one round; unset: the bundle's
+    rate: Annotated[float, Between(1e-9, 1e3)] | None = None  # learning rate; unset: the bundle's
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +145,7 @@ class ForecastSection:
     """Prediction intervals where the model forecasts quantiles; updates between two rounds."""
 
     calibrate: bool = True  # conformal calibration on this device's own readings
-    coverage: Annotated[float, Between(0.5, 0.98)] | None = None  # unset: the bundle's levels
+    coverage: Annotated[float, Between(0.5, 0.98)] | None = None  # unset: that of the bundle
     calibration_windows: Windows = 672  # newest windows that initialise a calibration
     step_size: StepSize = 0.01  # adjustment per miss, in interval widths
     online: bool = True  # closed form: add every new window to the model between two rounds

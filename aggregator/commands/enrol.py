@@ -1,6 +1,6 @@
 """Enrol a device, or all devices of a CSV file.
 
-`gridfed-edge init` on the device prints its public key and a proof that it holds the private key.
+`gridfed-edge enrol` on the device prints its public key and a proof that it holds the private key.
 A new key for an enrolled device begins a new ledger of sequence numbers; its count of releases
 starts at --spent. The privacy ledger on the device is kept.
 

@@ -33,7 +33,7 @@ class GraphSection:
     kind: Literal["pfgl", "conv2d", "graphnet", "diffusion"] = "pfgl"  # architecture of the net
     sites: Path | None = None  # coordinates or edges of the stations; left out: all are neighbours
     threshold: Literal["median"] | Annotated[float, Between(1e-6, 2.1e4)] = "median"  # km
-    nearest: Annotated[int, Between(1, MOST)] | None = None  # number of neighbours, no threshold
+    nearest: Annotated[int, Between(1, MOST)] | None = None  # instead of threshold: how many
     capacity: Annotated[int, Between(1, MOST)] = 64  # largest number of stations
     blocks: Few = 2  # blocks or layers, one after the other
     order: Annotated[int, Between(2, 16)] = 3  # Chebyshev polynomials of pfgl and diffusion

@@ -33,7 +33,7 @@ class LimitsSection:
     history_bytes: Bytes | None = None  # bytes of flash for readings and their noise
     daily_wake_time: Duration | None = None  # time a day for training and waiting on the link
     commit_interval: Duration | None = None  # longest wait of readings in memory
-    upload_windows: Annotated[tuple[Window, ...], Length(0, 8)] = ()  # updates are sent only then
+    upload_windows: Annotated[tuple[Window, ...], Length(0, 8)] = ()  # when updates are sent
     train_when: TrainWhen = "always"  # idle: little load; mains: not on battery
 
 

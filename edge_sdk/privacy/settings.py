@@ -26,8 +26,8 @@ class MechanismSection:
     clip_norm: Positive | None = None  # largest norm of an update, or of one window's gradient
     coordinate_bound: Positive | None = None  # largest coordinate, instead of clip_norm, for signs
     noise_multiplier: Positive | None = None  # noise over clip_norm or range; else from the budget
-    epsilon: float | None = None  # of one release; at the input: the present one
-    calibration: Literal["analytic", "classical", "nbafl", "udp"] = "analytic"  # of Gaussian noise
+    epsilon: float | None = None  # budget of one release; at the input: the current one
+    calibration: Literal["analytic", "classical", "nbafl", "udp"] = "analytic"  # of the noise
     adjacency: Literal["replace", "add-remove"] = "replace"  # definition of neighbouring inputs
     grid: bool = False  # round to a grid of 2^-20 of the sensitivity
     formula: Numbers = field(default_factory=dict)  # parameters of the nbafl or udp formula
@@ -37,13 +37,13 @@ class MechanismSection:
 class BudgetSection:
     """Total privacy budget. Once it is spent, no update is sent; local training continues."""
 
-    epsilon: float | None = None  # per unit, over all releases
+    epsilon: float | None = None  # epsilon per unit, over all releases
     delta: float = 1e-5  # below 1 / (number of stored readings)
     unit: Literal["reading", "window", "day", "device"] | None = None  # unit of the claim
     max_releases: Releases | None = None  # largest number of updates
     unclaimed_releases: Annotated[int, Between(0, 10**9)] = 0  # first releases outside the claim
     releases_per_start: Annotated[int, Between(0, 8)] = 0  # releases charged at every program start
-    amplification: bool = False  # sampling earns no amplification here: true is refused
+    amplification: bool = False  # true is refused: sampling does not amplify here
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +51,6 @@ class PrivacySection:
     """Privacy configuration of a device."""
 
     mechanism: MechanismSection
-    mode: Literal["none", "honest", "paper"] = "none"  # paper: nothing is claimed
+    mode: Literal["none", "honest", "paper"] = "none"  # paper: no guarantee is claimed
     budget: BudgetSection = field(default_factory=BudgetSection)
     metrics: Literal["auto", "sent", "withheld"] = "auto"  # loss and counts sent with an update

@@ -52,7 +52,7 @@ class BiGFL:
         rank: Rank of the low-rank form.
         map_rate: Step of the map. 0 leaves it the identity: plain smoothing over the graph.
         map_regularisation: Weight of the map's squared distance from the identity (lambda of the upper one).
-        non_neighbours: Number of non-neighbours drawn for each device, anew in each round.
+        non_neighbours: Number of non-neighbours drawn for each device, newly in each round.
         solver: Solver of the linear system of the map's step: ``conjugate`` gradients, a
             ``neumann`` series, or none (``first_order``): the server uses the gradient itself, and
             a round has one task instead of two.

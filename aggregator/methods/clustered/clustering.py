@@ -35,7 +35,7 @@ class Clustering:
         values: Numbers of every task, as the contract names them.
         first: Numbers of the tasks before the centres have moved.
         seeding: True seeds the centres with the first updates; else all stay at the first model.
-        reseed_after: Rounds after which an empty cluster is placed anew; None never.
+        reseed_after: Rounds after which an empty cluster is reseeded; None never.
         stale_after: Number of rounds that a silent client's weights count.
         newcomer: Start of a client without a cluster: the average of all, or the centre of the
             largest cluster.
@@ -91,7 +91,7 @@ class Fit:
     Attributes:
         state: State with centres, labels and average in place; round and version are as before.
         moved: Result of the M-step.
-        begun: Clusters that were placed anew, each with the client at which.
+        begun: Clusters that were reseeded, each with the client at which.
     """
 
     state: Centres
@@ -100,7 +100,7 @@ class Fit:
 
 
 def fitted(state: Centres, rule: Rule, settings: Clustering) -> Fit:
-    """Seed in the first round; then take an E-step and an M-step, and place empty clusters anew."""
+    """Seed in the first round; then take an E-step and an M-step, and reseed empty clusters."""
     state = state if state.seeded else _seeded(state, settings)
     names = sorted(state.held)
     points = [state.held[name] for name in names]
@@ -131,7 +131,7 @@ def _seeded(state: Centres, settings: Clustering) -> Centres:
 
 
 def _reseeded(state: Centres, settings: Clustering) -> tuple[Centres, dict[str, str]]:
-    """Place clusters anew that were empty too long, each at the client farthest from its centre.
+    """Reseed clusters that were empty too long, each at the client farthest from its centre.
 
     That client belongs to the new cluster at once; its old cluster counts it one last time.
     """

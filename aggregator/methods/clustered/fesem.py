@@ -39,7 +39,7 @@ class FeSEM:
             the other centres stay at the first model.
         empty_clusters: A centre without members stays where it is; ``reseed`` places it at the device
             farthest from its own after ``reseed_after`` rounds, ``keep`` never does.
-        reseed_after: Number of rounds in a row that a cluster is empty before it is placed anew.
+        reseed_after: Number of rounds in a row that a cluster is empty before it is reseeded.
         stale_after: Number of rounds that the last weights of a silent device count.
         distance: Distance of weights: over all coordinates equally (``plain``), or over each
             layer's mean square (``layers``), so that large layers do not outweigh small ones.

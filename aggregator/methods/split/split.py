@@ -4,7 +4,7 @@ The inner half sends each device a ``train`` task for a round's weights and mixe
 task and the updates the round's turns take place (``split_rounds.play``), which are not journalled.
 Their result for the graph model is one journalled ``Played``, so the state is a fold over the
 journal like any other; only then are updates accepted, and the round's deadline begins. A process
-that stops before that begins the round anew under the next ``attempt``; one that stops after it
+that stops before that begins the round again under the next ``attempt``; one that stops after it
 sends the tasks again.
 """
 
@@ -36,7 +36,7 @@ from edge_sdk.wire.contract.method import (
 from edge_sdk.wire.contract.parameter_layout import Vector
 
 AGAIN = "again"
-"""The ``ask`` of the timer that begins an open round anew."""
+"""The ``ask`` of the timer that begins an open round again."""
 
 MEANS = 1_000_000
 """Scalars of the stations' mean activations up to which they are kept over rounds."""
@@ -50,7 +50,7 @@ class SplitServerState(Personalised):
         net: The graph model's parameters ``p``, and its optimiser's ``first`` and ``second``.
         chosen: Parameters ``p`` of the round with the fleet's least loss, where it chooses one.
         taken: Number of the optimiser's steps.
-        attempt: Number of times the open round was begun anew.
+        attempt: Number of times the open round was begun again.
         settled: Last round whose turns are over.
         slots: Slot of each station on the graph's axis.
         masked: Stations that most of the others left out when the last round closed.

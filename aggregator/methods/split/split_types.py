@@ -197,7 +197,7 @@ class SplitRoundState:
 
     Attributes:
         round: Round of the half.
-        attempt: Number of times it was begun anew.
+        attempt: Number of times it was begun again.
         phase: ``ready`` until it begins, ``encode`` or ``decode`` inside a turn, ``share`` when the
             turns are over, ``idle`` when no round is open.
         at: Index of the iteration in the program.
