@@ -10,11 +10,14 @@ gridfed-aggregator broker check --file mosquitto.conf settings that lose message
 from __future__ import annotations
 
 import csv
+import os
+import re
 import sys
 import time
 from argparse import ArgumentParser, Namespace
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from aggregator.brokers import broker_process
@@ -52,6 +55,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--ca", default="", help="config: authority that signs devices (PEM)")
     parser.add_argument("--cert", default="", help="config: certificate of the broker (PEM)")
     parser.add_argument("--key", default="", help="config: private key of the broker (PEM)")
+    parser.add_argument("--crl", default="", help="config: revoked certificates of devices (PEM)")
     add_config_option(parser)
 
 
@@ -92,9 +96,13 @@ def write_config(args: Namespace) -> CommandResult:
     files = (args.ca, args.cert, args.key)
     if any(files) and not all(files):
         raise BrokerCommandError("broker config: expected all of --ca, --cert and --key, or none")
-    tls = (
-        broker_process.TlsFiles(*(Path(file).absolute() for file in files)) if all(files) else None
-    )
+    if args.crl and not all(files):
+        raise BrokerCommandError("broker config: --crl needs --ca, --cert and --key")
+    revoked = Path(args.crl).absolute() if args.crl else None
+    tls = None
+    if all(files):
+        authority, certificate, key = (Path(file).absolute() for file in files)
+        tls = broker_process.TlsFiles(authority, certificate, key, revoked)
     access = folder / "access.acl" if args.fleet else None
     try:
         rules = mosquitto_access(args.fleet, neighbours=_pairs(args.pairs)) if args.fleet else ""
@@ -103,7 +111,7 @@ def write_config(args: Namespace) -> CommandResult:
         raise BrokerCommandError(f"broker config: {error}") from error
     if access is not None:
         folder.mkdir(parents=True, exist_ok=True)
-        access.write_text(rules, "utf-8")
+        _write_rules(access, args.fleet, rules)
     return CommandResult({"config": text, "access": str(access or "")}, text.rstrip())
 
 
@@ -135,11 +143,35 @@ def write_access_rules(args: Namespace) -> CommandResult:
             near = _linked((one, other) for one, other in pairs if {one, other} <= set(devices))
     text = mosquitto_access(config.fleet, devices, neighbours=near)
     if args.file:
-        beside = Path(f"{args.file}.part")
-        beside.write_text(text, "utf-8")
-        beside.replace(args.file)  # Mosquitto may read it at any time
+        _write_rules(Path(args.file), config.fleet, text)
     shown = f"{args.file}: rules for {len(devices)} devices" if args.file else text.rstrip()
     return CommandResult({"devices": devices, "access": text}, shown)
+
+
+def _write_rules(path: Path, fleet: str, rules: str) -> None:
+    """Replace a file of access rules at once, for Mosquitto may read it at any time.
+
+    The file has mode 0640: Mosquitto warns of one that everybody can read. A file that exists keeps
+    its group.
+    """
+    if path.exists():
+        named = set(_FLEET.findall(path.read_text("utf-8", errors="replace"))) - {fleet}
+        if named:
+            raise BrokerCommandError(
+                f"{path}: holds the access rules of fleet {min(named)}, not of {fleet}",
+                hint="choose another --folder or --file; a broker reads one acl_file, so join both "
+                "texts by hand where two fleets share a broker",
+            )
+    beside = path.with_name(f"{path.name}.part")
+    beside.write_text(rules, "utf-8")
+    beside.chmod(0o640)
+    if path.exists():
+        with suppress(PermissionError):
+            os.chown(beside, -1, path.stat().st_gid)
+    beside.replace(path)
+
+
+_FLEET = re.compile(r"^(?:pattern|topic) \w+ gf/1/([^/\s]+)/", re.MULTILINE)
 
 
 def _pairs(name: str) -> dict[str, set[str]]:

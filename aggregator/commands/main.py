@@ -41,6 +41,7 @@ COMMANDS = {
     "dead-letters": _command("dead_letters", "List, show, retry or delete dead letters."),
     "backup": _command("backup", "Copy the database while the daemon runs."),
     "restore": _command("restore", "Put a backup in place and begin another run."),
+    "ca": _command("ca", "Run a certificate authority for TLS: init, issue, revoke."),
     "broker": _command("broker", "Find, start, configure or check an MQTT broker."),
     "export": _command("export", "Export a model as a signed bundle."),
     "credit": _command("credit", "Show the weight of every device's model for the others."),

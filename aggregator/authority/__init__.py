@@ -1,0 +1,1 @@
+"""A small private certificate authority: certificates of devices, brokers and the aggregator."""

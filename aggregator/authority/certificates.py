@@ -1,0 +1,276 @@
+"""Build certificates, requests and revocation lists (X.509, RFC 5280). Nothing here reads a disk or clock."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Literal
+
+from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+Role = Literal["device", "aggregator", "broker"]
+PublicKey = ec.EllipticCurvePublicKey | ed25519.Ed25519PublicKey | rsa.RSAPublicKey
+PrivateKey = ec.EllipticCurvePrivateKey
+
+SKEW = timedelta(hours=1)
+"""A certificate begins this long before it is issued, for clocks that are behind."""
+
+MIN_RSA_BITS = 2048
+
+_USES = {
+    "device": [ExtendedKeyUsageOID.CLIENT_AUTH],
+    "aggregator": [ExtendedKeyUsageOID.CLIENT_AUTH],
+    "broker": [ExtendedKeyUsageOID.SERVER_AUTH],
+}
+
+
+class CertificateError(ValueError):
+    """A name, key, date or request that no certificate is issued for; the message says which."""
+
+
+@dataclass(frozen=True, slots=True)
+class Authority:
+    """A certificate authority: its certificate and the private key that signs.
+
+    Attributes:
+        certificate: Self-signed certificate of the authority.
+        key: Its private key, on the curve P-256.
+    """
+
+    certificate: x509.Certificate
+    key: PrivateKey
+
+
+def new_key() -> PrivateKey:
+    """Return a new private key on the curve P-256, which every broker in use accepts."""
+    return ec.generate_private_key(ec.SECP256R1())
+
+
+def new_authority(name: str, key: PrivateKey, now: datetime, lifetime: timedelta) -> Authority:
+    """Return an authority that may sign certificates of ends, and no other authority.
+
+    Args:
+        name: Common name, 1 to 64 characters.
+        key: Its private key.
+        now: Present time, with a time zone.
+        lifetime: Time that its certificate is valid.
+
+    Raises:
+        CertificateError: The name is empty or too long.
+    """
+    subject = _name(name)
+    public = key.public_key()
+    signs = _usage(signs=True)
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(subject)
+        .public_key(public)
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - SKEW)
+        .not_valid_after(now + lifetime)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(signs, critical=True)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(public), critical=False)
+        .sign(key, hashes.SHA256())
+    )
+    return Authority(certificate, key)
+
+
+def issue(
+    authority: Authority,
+    name: str,
+    role: Role,
+    key: PublicKey,
+    *,
+    now: datetime,
+    lifetime: timedelta,
+    hosts: Sequence[str] = (),
+) -> x509.Certificate:
+    """Return the certificate of a device, an aggregator or a broker.
+
+    Args:
+        authority: Signs it.
+        name: Common name: a device's id, ``_agg``, or a broker's first host name.
+        role: Decides what the certificate may be used for: a device's cannot serve TLS.
+        key: Public key of its holder.
+        now: Present time, with a time zone.
+        lifetime: Time that it is valid; it ends with the authority's certificate at the latest.
+        hosts: Host names and addresses of a broker.
+
+    Raises:
+        CertificateError: A broker without a host, hosts of another role, an expired authority, or a
+            key that is too weak.
+    """
+    if (role == "broker") != bool(hosts):
+        wanted = "at least one host name or address" if role == "broker" else "no host names"
+        raise CertificateError(f"{role} {name}: expected {wanted}, got {len(hosts)}")
+    last = authority.certificate.not_valid_after_utc
+    if now >= last:
+        raise CertificateError(f"the authority's certificate expired on {last:%Y-%m-%d}")
+    check_key(key)
+    issuer = authority.certificate
+    builder = (
+        x509.CertificateBuilder()
+        .subject_name(_name(name))
+        .issuer_name(issuer.subject)
+        .public_key(key)
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(max(now - SKEW, issuer.not_valid_before_utc))
+        .not_valid_after(min(now + lifetime, last))
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(_usage(signs=False), critical=True)
+        .add_extension(x509.ExtendedKeyUsage(_USES[role]), critical=False)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key), critical=False)
+        .add_extension(_issuer_key(authority), critical=False)
+    )
+    if hosts:
+        names = x509.SubjectAlternativeName([_host(one) for one in hosts])
+        builder = builder.add_extension(names, critical=False)
+    return builder.sign(authority.key, hashes.SHA256())
+
+
+def revocation_list(
+    authority: Authority,
+    revoked: Iterable[tuple[int, datetime]],
+    number: int,
+    now: datetime,
+    lifetime: timedelta,
+) -> x509.CertificateRevocationList:
+    """Return the list of revoked certificates.
+
+    Args:
+        authority: Signs it.
+        revoked: Serial numbers, each with the time of its revocation.
+        number: Number of the list; rises with every one.
+        now: Present time, with a time zone.
+        lifetime: Time until the next list is due; a broker refuses everybody after that.
+    """
+    builder = (
+        x509.CertificateRevocationListBuilder()
+        .issuer_name(authority.certificate.subject)
+        .last_update(now - SKEW)
+        .next_update(now + lifetime)
+        .add_extension(x509.CRLNumber(number), critical=False)
+        .add_extension(_issuer_key(authority), critical=False)
+    )
+    for serial, at in revoked:
+        entry = x509.RevokedCertificateBuilder().serial_number(serial).revocation_date(at).build()
+        builder = builder.add_revoked_certificate(entry)
+    return builder.sign(authority.key, hashes.SHA256())
+
+
+def request_key(pem: bytes) -> PublicKey:
+    """Return the public key of a certificate request (PKCS #10) whose signature is valid.
+
+    The name in the request is not used: the operator names the device.
+
+    Raises:
+        CertificateError: It is no request, its signature is wrong, or its key is too weak.
+    """
+    try:
+        request = x509.load_pem_x509_csr(pem)
+        is_valid = request.is_signature_valid
+        key = request.public_key()
+    except (ValueError, UnsupportedAlgorithm) as error:
+        raise CertificateError(f"not a certificate request in PEM: {error}") from error
+    if not is_valid:
+        raise CertificateError("the request's signature is not of the key in it")
+    return check_key(key)
+
+
+def check_key(key: object) -> PublicKey:
+    """Return a public key that a certificate may carry.
+
+    Raises:
+        CertificateError: Another type than RSA, P-256, P-384 or Ed25519, or RSA below 2048 bits.
+    """
+    if isinstance(key, rsa.RSAPublicKey):
+        if key.key_size < MIN_RSA_BITS:
+            raise CertificateError(f"RSA of {key.key_size} bits; expected at least {MIN_RSA_BITS}")
+        return key
+    if isinstance(key, ec.EllipticCurvePublicKey) and isinstance(
+        key.curve, (ec.SECP256R1, ec.SECP384R1)
+    ):
+        return key
+    if isinstance(key, ed25519.Ed25519PublicKey):
+        return key
+    raise CertificateError(f"a key of {type(key).__name__}; expected RSA, P-256, P-384 or Ed25519")
+
+
+def pem_of(made: x509.Certificate | x509.CertificateRevocationList) -> bytes:
+    """Return a certificate or list as PEM."""
+    return made.public_bytes(serialization.Encoding.PEM)
+
+
+def key_pem(key: PrivateKey, passphrase: bytes = b"") -> bytes:
+    """Return a private key as PEM, encrypted where a passphrase is given."""
+    encryption: serialization.KeySerializationEncryption = (
+        serialization.BestAvailableEncryption(passphrase)
+        if passphrase
+        else serialization.NoEncryption()
+    )
+    return key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, encryption
+    )
+
+
+def load_authority(certificate: bytes, key: bytes, passphrase: bytes = b"") -> Authority:
+    """Return the authority of two PEM files.
+
+    Raises:
+        CertificateError: A file is damaged, the passphrase is missing or wrong, or the key is not
+            the certificate's.
+    """
+    try:
+        loaded = serialization.load_pem_private_key(key, passphrase or None)
+        read = x509.load_pem_x509_certificate(certificate)
+    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
+        raise CertificateError(f"the authority's files cannot be read: {error}") from error
+    if not isinstance(loaded, ec.EllipticCurvePrivateKey):
+        raise CertificateError("the authority's key is not on a NIST curve")
+    if loaded.public_key() != read.public_key():
+        raise CertificateError("the authority's key is not the one of its certificate")
+    return Authority(read, loaded)
+
+
+def _name(common: str) -> x509.Name:
+    try:
+        return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common)])
+    except ValueError as error:
+        raise CertificateError(f"name {common!r}: expected 1 to 64 characters") from error
+
+
+def _host(text: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(text))
+    except ValueError:
+        pass
+    try:
+        return x509.DNSName(text)
+    except ValueError as error:
+        raise CertificateError(f"host {text!r}: expected an ASCII name or an address") from error
+
+
+def _issuer_key(authority: Authority) -> x509.AuthorityKeyIdentifier:
+    return x509.AuthorityKeyIdentifier.from_issuer_public_key(authority.key.public_key())
+
+
+def _usage(*, signs: bool) -> x509.KeyUsage:
+    return x509.KeyUsage(
+        digital_signature=not signs,
+        key_cert_sign=signs,
+        crl_sign=signs,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        encipher_only=False,
+        decipher_only=False,
+    )
