@@ -56,6 +56,18 @@ class DeviceReadings:
         """
         return _column(self.path, self.path.stat().st_mtime_ns, name)
 
+    def columns(self) -> tuple[str, ...]:
+        """Return the names in the header."""
+        return _header(self.path, self.path.stat().st_mtime_ns)
+
+    def step(self, name: str) -> int | None:
+        """Return the most frequent distance of two rows in seconds; None with fewer than two."""
+        times = np.unique(self.column(name)[0])
+        if len(times) < 2:
+            return None
+        steps, counts = np.unique(np.diff(times), return_counts=True)
+        return int(steps[np.argmax(counts)])
+
 
 @dataclass(frozen=True, slots=True)
 class SampleSet:
@@ -72,6 +84,20 @@ class SampleSet:
     columns: Mapping[str, str]  # column -> canonical stream
     samples: tuple[DeviceReadings, ...]
 
+    def present(self, sample: DeviceReadings) -> dict[str, str]:
+        """Return the stream of each column that a device's file has.
+
+        Raises:
+            SampleError: The file has no column of the target.
+        """
+        found = sample.columns()
+        if self.target not in found:
+            raise SampleError(
+                f"{sample.path.name} has no column {self.target!r}; it has: {', '.join(found)}",
+                hint="rename the column of the readings, or name the set it resembles with --like",
+            )
+        return {name: stream for name, stream in self.columns.items() if name in found}
+
     def of_folder(self, folder: Path) -> SampleSet:
         """Return the same kind of set with the CSV files of ``folder`` as its devices.
 
@@ -86,6 +112,13 @@ class SampleSet:
         terms = {"licence": "yours", "attribution": str(folder), "samples": samples}
         kept = {x: getattr(self, x) for x in SampleSet.__slots__}
         return SampleSet(**(kept | own | terms))
+
+
+@lru_cache(maxsize=1024)
+def _header(path: Path, _changed: int) -> tuple[str, ...]:
+    opener = gzip.open if path.suffix == ".gz" else open
+    with opener(path, "rt", encoding="utf-8", newline="") as text:
+        return tuple(next(csv.reader(text), ()))
 
 
 @lru_cache(maxsize=256)

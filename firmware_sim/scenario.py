@@ -8,7 +8,9 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
-from edge_sdk.app.settings import Duration, load
+from edge_sdk.app.settings import Duration, SettingsError, load
+from edge_sdk.bundle import shipped_names
+from edge_sdk.wire.contract.archive import MANIFEST
 from edge_sdk.wire.schema import Between, Length
 from firmware_sim.attacks.attack_plan import AttackPlan
 from firmware_sim.samples import SampleSet
@@ -28,7 +30,11 @@ RENAMED: Mapping[str, str] = {
 
 Count = Annotated[int, Between(1, 100_000)]
 
-DEFAULT_BUNDLES: Mapping[str, str] = {"homes": "load-lstm-week", "cells": "cells-mlp-1"}
+DEFAULT_BUNDLES: Mapping[str, str] = {
+    "homes": "load-lstm-week",
+    "cells": "cells-mlp-1",
+    "chargers": "chargers-1",
+}
 """The default bundle of a shipped set."""
 
 UNPROTECTED: Mapping[str, Any] = {"mechanism": {"name": "none"}}
@@ -193,7 +199,31 @@ def scenario(name: str) -> Scenario:
         SettingsError: Naming the file and the key that does not fit.
     """
     shipped = SCENARIOS / f"{name}.toml"
-    return load(Scenario, shipped if shipped.is_file() else Path(name)).value
+    file = shipped if shipped.is_file() else Path(name)
+    found = load(Scenario, file).value
+    return replace(found, bundle=bundle_at(found.bundle, file.parent, f"{file.name}: bundle"))
+
+
+def bundle_at(bundle: str, folder: Path, key: str) -> str:
+    """Return a shipped name unchanged, or the absolute path of a bundle in a folder.
+
+    Args:
+        bundle: A shipped name, or a path.
+        folder: Base of a relative path.
+        key: Option or key that names the bundle, for the error.
+
+    Raises:
+        SettingsError: It is neither.
+    """
+    if bundle in shipped_names():
+        return bundle
+    path = (folder / Path(bundle).expanduser()).absolute()
+    if not (path / MANIFEST).is_file():
+        raise SettingsError(
+            f"{key} {bundle}: neither a shipped bundle nor a folder with a {MANIFEST}",
+            hint=f"shipped bundles: {', '.join(shipped_names())}",
+        )
+    return str(path)
 
 
 def names() -> list[str]:

@@ -28,6 +28,7 @@ from firmware_sim.fleet.federation import (
     free_port,
     start_broker,
 )
+from firmware_sim.fleet.histories import check_histories
 from firmware_sim.fleet.processes import ProcessGroup, RunningProgram, stoppable
 from firmware_sim.fleet.run_files import Prepared, prepare
 from firmware_sim.reports import html_page
@@ -168,6 +169,7 @@ class Demo:
         samples = sample_set(self.scenario.samples)
         for sample in samples.samples:
             sample.verify()
+        check_histories(self.scenario, samples)
         with ProcessGroup(self.out / "logs") as family:
             url = start_broker(family, self.out / "broker", self.broker)
             self.shown.note(f"broker at {url}; logs in {self.out / 'logs'}")

@@ -22,11 +22,19 @@ from firmware_sim.commands.comparison_options import is_trial, with_trial
 from firmware_sim.commands.fleet_run import MOST_PROCESSES, FleetRun
 from firmware_sim.commands.options import add_broker_kind, arguments, pairs, value_of
 from firmware_sim.commands.trial import Trial, table, verdicts
+from firmware_sim.fleet.histories import check_histories
 from firmware_sim.fleet.power_failures import a_minute
 from firmware_sim.fleet.processes import stoppable
 from firmware_sim.reports.progress_display import display
 from firmware_sim.samples import SampleSet, sample_set
-from firmware_sim.scenario import DEFAULT_BUNDLES, LONG_DEADLINE, PrivacyFile, Scenario, scenario
+from firmware_sim.scenario import (
+    DEFAULT_BUNDLES,
+    LONG_DEADLINE,
+    PrivacyFile,
+    Scenario,
+    bundle_at,
+    scenario,
+)
 
 _PROCESSES_HINT = "--processes, and at most 16 devices or so"
 
@@ -34,7 +42,7 @@ _PROCESSES_HINT = "--processes, and at most 16 devices or so"
 def add_arguments(parser: ArgumentParser) -> None:
     """Add the arguments of this subcommand."""
     add = parser.add_argument
-    add("--devices", type=int, metavar="N", help="number of devices (8)")
+    add("--devices", type=int, metavar="N", help="number of devices (8; with --data one a file)")
     add("--rounds", type=int, metavar="N", help="number of rounds (20)")
     add("--method", metavar="NAMES", help="method; several with commas are compared (fedavg)")
     words = "devices whose updates close a round (all; half for asynchronous methods)"
@@ -100,6 +108,7 @@ def run(args: Namespace) -> CommandResult:
             "--shared none: a fleet without shared layers has no rounds",
             hint="gridfed-sim demo compares local training with shared layers",
         )
+    lacking = check_histories(chosen, samples) if args.aggregator is None else []
     if is_trial(chosen):
         return _trial(args, chosen, samples)
     inside = chosen.devices > MOST_PROCESSES if args.is_inside is None else args.is_inside
@@ -111,6 +120,8 @@ def run(args: Namespace) -> CommandResult:
     with tempfile.TemporaryDirectory(prefix="gridfed-sim-", dir=_memory()) as scratch:
         out = args.out or Path(scratch)
         with stoppable(), display(is_quiet=args.json) as shown:
+            for one in lacking:
+                shown.note(f"{one.device} has no window and cannot train: {one.reason}")
             fleet_run = FleetRun(
                 chosen,
                 samples,
@@ -190,10 +201,15 @@ def _chosen(args: Namespace) -> tuple[Scenario, SampleSet]:
         run=learning,
         **{key: value for key, value in options.items() if value is not None},
     )
+    if args.bundle is not None:
+        chosen = replace(chosen, bundle=bundle_at(args.bundle, Path.cwd(), "--bundle"))
     if args.privacy:
         chosen = replace(chosen, privacy=PrivacyFile.load(args.privacy).privacy)
     samples = sample_set(chosen.samples)
-    samples = samples.of_folder(args.data) if args.data else samples
+    if args.data:
+        samples = samples.of_folder(args.data)
+        if args.devices is None and not args.scenario:
+            chosen = replace(chosen, devices=len(samples.samples))
     chosen = (
         chosen if args.scenario else chosen.first_days(args.days, samples, args.evaluation_days)
     )

@@ -102,14 +102,19 @@ def over_mqtt(seed: int = 0) -> Connect:
 
 
 def readings(sample: DeviceReadings, samples: SampleSet, chosen: Scenario) -> Iterator[Reading]:
-    """Yield a device's history, column by column, within the scenario's bounds."""
+    """Yield a device's history, column by column, within the scenario's bounds.
+
+    A column that the file lacks is left out. A reading covers the step of the file, so that shorter
+    intervals add up to the step of the bundle.
+    """
     first = instant(chosen.start) if chosen.start else -(2**62)
     last = instant(chosen.until) if chosen.until else 2**62
-    for column, stream in samples.columns.items():
+    step = sample.step(samples.target)
+    for column, stream in samples.present(sample).items():
         times, values = sample.column(column)
         for time, value in zip(times.tolist(), values.tolist(), strict=True):
             if first <= time < last:
-                yield Reading(stream, float(time), value)
+                yield Reading(stream, float(time), value, seconds=step)
 
 
 def populate(

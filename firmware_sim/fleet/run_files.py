@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import csv
 import json
+import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from edge_sdk.app.permissions import make_private_folder
+from edge_sdk.bundle import shipped_names
+from edge_sdk.wire.contract.archive import MANIFEST, SIGNATURE, seal
 from edge_sdk.wire.contract.method import CONTRACTS
 from edge_sdk.wire.keys import generate, save_public, save_signing_key
 from firmware_sim.fleet.processes import command, run
@@ -103,6 +106,7 @@ def prepare(
         Died: The aggregator's own commands refused; the hint is their output.
     """
     make_private_folder(folder)
+    chosen = replace(chosen, bundle=_signed_bundle(folder, chosen.bundle))
     config = folder / "aggregator.toml"
     config.write_text(toml(_aggregator(fleet, chosen, broker, page)), encoding="utf-8")
     run(command("gridfed-aggregator", "init", str(config)))
@@ -116,6 +120,22 @@ def prepare(
     devices = _enrolled(folder, config, common, chosen, samples)
     run(command("gridfed-edge", "check", str(devices[0].config)))  # readings, bundle, noise
     return Prepared(folder, config, devices, page)
+
+
+def _signed_bundle(folder: Path, bundle: str) -> str:
+    """Return a shipped name; copy any other bundle and sign the copy with the root of this fleet.
+
+    The fleet and its root key exist for one run, and its devices trust that root only.
+    """
+    if bundle in shipped_names():
+        return bundle
+    make_private_folder(folder / "aggregator")
+    root = generate()
+    save_signing_key(folder / "aggregator" / "root.key", root)  # which init takes over
+    copied = (folder / "bundle" / Path(bundle).name).absolute()
+    shutil.copytree(bundle, copied)
+    (copied / SIGNATURE).write_bytes(seal(root, (copied / MANIFEST).read_bytes()))
+    return str(copied)
 
 
 def join(
@@ -186,9 +206,9 @@ def _aggregator(fleet: str, chosen: Scenario, broker: str, page: str) -> dict[st
 
 def _common(fleet: str, chosen: Scenario, broker: str, root: Path) -> dict[str, Any]:
     """Return the configuration that all devices share."""
-    told = chosen.run.settings
-    steps = int(told.get("steps", 0))
-    local = {"interval": "0s", "steps": steps or None, "rate": told.get("rate")}
+    settings = chosen.run.settings
+    steps = int(settings.get("steps", 0))
+    local = {"interval": "0s", "steps": steps or None, "rate": settings.get("rate")}
     return {
         "fleet": fleet,
         "bundle": chosen.bundle,
@@ -202,7 +222,12 @@ def _common(fleet: str, chosen: Scenario, broker: str, root: Path) -> dict[str, 
 
 
 def _source(chosen: Scenario, samples: SampleSet, sample: DeviceReadings) -> dict[str, Any]:
-    source = {"type": "csv", "path": sample.path.absolute(), "columns": dict(samples.columns)}
+    source: dict[str, Any] = {
+        "type": "csv",
+        "path": sample.path.absolute(),
+        "columns": samples.present(sample),
+        "interval_seconds": sample.step(samples.target),
+    }
     bounds = {"from": chosen.start, "until": chosen.until}
     return source | {key: moment for key, moment in bounds.items() if moment}
 
@@ -218,7 +243,7 @@ def _device(
     key = generate()
     save_signing_key(folder / f"{name}.key", key)
     save_public(folder / f"{name}.pub", key.public)
-    told = {key: value for key, value in common.items() if key != "root"}
+    shared = {key: value for key, value in common.items() if key != "root"}
     own = {
         "id": name,
         "state": name,
@@ -226,5 +251,5 @@ def _device(
         "source": [source],
     }
     config = folder / f"{name}.toml"
-    config.write_text(toml({**own, **told}), encoding="utf-8")
+    config.write_text(toml({**own, **shared}), encoding="utf-8")
     return Device(name, config, sample)
