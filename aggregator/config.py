@@ -22,7 +22,8 @@ from aggregator.graph.factory import GraphSection
 from aggregator.graph.factory import bind as bind_graph
 from aggregator.ingress.uploads import IN_FLIGHT
 from aggregator.methods import METHODS, Course, Rounds, Setup
-from aggregator.methods.analytic.analytic import fault_of as statistic_problem
+from aggregator.methods.analytic.settings import Analytic
+from aggregator.methods.analytic.settings import fault_of as statistic_problem
 from aggregator.methods.base.rate_stages import RateStage, in_stages, takes_stages
 from aggregator.methods.base.types import BoundGraph
 from aggregator.rules import BoundRule, UnknownRuleError
@@ -275,7 +276,9 @@ class BoundRun:
         if section is None or not self.ask.has_statistic:
             return ""
         outputs = math.prod(self.bundle.manifest.forecast_shape)
-        return statistic_problem(section, outputs, update.vector)
+        settings = settings_of(self.config)
+        noisy = settings if isinstance(settings, Analytic) else None
+        return statistic_problem(section, outputs, update.vector, noisy)
 
     @property
     def shared(self) -> tuple[str, ...]:

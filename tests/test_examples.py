@@ -20,7 +20,7 @@ import pytest
 from aggregator.brokers.mosquitto import check_mosquitto_config
 from aggregator.commands import main as aggregator_cli
 from aggregator.config import AggregatorConfig, bind, settings_of
-from aggregator.methods.analytic.analytic import Analytic
+from aggregator.methods.analytic.settings import Analytic
 from aggregator.methods.clustered.fesem import FeSEM
 from aggregator.methods.peers.peer_topology import DflGt
 from aggregator.methods.personalised.pfl import PFL

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from aggregator.methods.analytic.analytic import Analytic, analytic
+from aggregator.methods.analytic.analytic import analytic
+from aggregator.methods.analytic.settings import Analytic
 from aggregator.methods.asynchronous.fedasync import FedAsync, FedBuff, fedasync, fedbuff
 from aggregator.methods.averaging.afl import AFL, afl
 from aggregator.methods.averaging.dp_averaging import UDP, NbAFL, nbafl, udp

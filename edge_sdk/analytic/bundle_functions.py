@@ -21,7 +21,7 @@ from edge_sdk.analytic.reweighting import QuantileLoss
 from edge_sdk.analytic.standardise import Standardiser
 from edge_sdk.analytic.statistic_vector import to_vector
 from edge_sdk.analytic.statistics import Statistic, gather
-from edge_sdk.wire.contract.analytic import AnalyticSection
+from edge_sdk.wire.contract.analytic import BOUNDED_STATISTIC, AnalyticSection
 from edge_sdk.wire.contract.manifest import Feature, Manifest, ManifestError
 
 Array = NDArray[Any]
@@ -91,6 +91,11 @@ class AnalyticModel:
             "statistic": NumpyFunction(
                 ("p", "design", "y", "weighted"), ("statistic", "loss"), self.statistic
             ),
+            BOUNDED_STATISTIC: NumpyFunction(
+                ("p", "design", "y", "weighted", "bound"),
+                ("statistic", "loss"),
+                self.bounded_statistic,
+            ),
             "personal": NumpyFunction(
                 ("p", "design", "y"), ("p", "strengths", "alone"), self.personal
             ),
@@ -142,13 +147,39 @@ class AnalyticModel:
             y: Scaled targets, shape ``(n, horizon)``.
             weighted: False weighs all windows equally.
         """
+        return self._gathered(p, design, y, weighted, is_normalised=True)
+
+    def bounded_statistic(
+        self, p: Array, design: Array, y: Array, weighted: Array, bound: Array
+    ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """Return a statistic in which a window's share is bounded, for noise to hide it.
+
+        Rows are scaled down to a norm of ``bound``, and no weight is above 1 or depends on another
+        window.
+
+        Args:
+            p: As for ``statistic``.
+            design: As for ``statistic``.
+            y: As for ``statistic``.
+            weighted: As for ``statistic``.
+            bound: C.
+        """
+        size = np.linalg.norm(design, axis=2, keepdims=True)
+        rows = design * np.minimum(1.0, float(bound) / np.maximum(size, 1e-300))
+        return self._gathered(p, rows, y, weighted, is_normalised=False)
+
+    def _gathered(
+        self, p: Array, design: Array, y: Array, weighted: Array, *, is_normalised: bool
+    ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         bound = 2.0 * self.section.clip
         missed = np.clip(self.missed(p, design, y), -bound, bound)
         found: list[Statistic] = []
         loss = 0.0
         for o, rows, target, kind in self.outputs(design, y):
             own = missed[:, o : o + 1]
-            weights = kind.weights(own) if bool(weighted) else None
+            weights = None
+            if bool(weighted):
+                weights = kind.weights(own, is_normalised=is_normalised)
             found.append(gather(rows, target, weights, own))
             loss += float(kind.objective(own)[0]) / missed.shape[1]
         joined = Statistic(

@@ -1,20 +1,21 @@
 """Release a statistic with Gaussian noise, and the ridge penalty that the noise calls for (AdaSSP).
 
-With rows ‖φ‖ ≤ C, targets |y| ≤ B and weights at most 1, replacing one window moves (A / C²,
-b / (C B √outputs), λ_min / C²) by at most ``sensitivity``. The three are one Gaussian release, so one
-sigma pays for all: ``edge_sdk.privacy.analytic_gaussian.sigma_for(ε, δ, sensitivity(groups))``.
+With rows ‖φ‖ ≤ C, targets |y| ≤ B and weights at most 1, replacing one window moves (A / C², b / (C B))
+by at most ``sensitivity``. Both are one Gaussian release, so one sigma pays for them. The penalty
+comes from the smallest eigenvalue of what was released, of one device or of a sum of many, and costs
+nothing; in the paper that eigenvalue is a release of its own.
 
 The count n is not protected: neighbouring records have the same number of windows.
 
 Reference:
     Wang, "Revisiting differentially private linear regression: optimal and adaptive prediction &
-    estimation in unbounded domain" (UAI 2018), algorithm 2; there three releases at ε / 3.
+    estimation in unbounded domain" (UAI 2018), algorithm 2.
 """
 
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,29 +28,16 @@ FAILURE = 0.05
 """Probability with which the penalty may be too small. Privacy does not depend on it."""
 
 
-class PrivateStatistic(NamedTuple):
-    """A statistic that may leave the device.
-
-    Attributes:
-        statistic: With noise; Σ w y² and Σ w |r| are 0, for they are not released.
-        penalty: Ridge penalty under which its solution is stable, not per window.
-    """
-
-    statistic: Statistic
-    penalty: float
-
-
 def sensitivity(groups: int = 1) -> float:
     """Return the Euclidean sensitivity of the scaled release to replacing one window.
 
     With c the cosine between two rows, A moves by at most 2 - 2c² (squared, upper triangle), b by
-    2 + 2|c|; together at most 4.5, at c = ½. The smallest eigenvalue adds 1. Every group adds the
-    same again.
+    2 + 2|c|; together at most 4.5, at c = ½. Every group adds the same again.
 
-    >>> round(sensitivity(), 6)
-    2.345208
+    >>> round(sensitivity(), 6), round(sensitivity(2), 6)
+    (2.12132, 3.0)
     """
-    return math.sqrt(groups * 5.5)
+    return math.sqrt(groups * 4.5)
 
 
 def released(
@@ -58,28 +46,50 @@ def released(
     *,
     row: float,
     target: float,
-    generator: np.random.Generator,
-) -> PrivateStatistic:
-    """Add noise to a statistic of clipped rows and targets with weights of at most 1.
+    normal: Callable[[int], Floats],
+) -> Statistic:
+    """Return a statistic with noise; Σ w y² and Σ w |r| are 0, for they are not released.
 
     Args:
         statistic: From ``gather`` with rows of norm at most ``row``, targets of modulus at most
-            ``target``, weights of at most 1.
+            ``target``, weights of at most 1, and one group per output.
         sigma: Noise in units of the scaled release.
         row: C.
         target: B.
-        generator: Source of the noise; never a seeded one in production.
+        normal: Returns so many standard normal numbers; never seeded ones in production.
     """
-    groups, outputs = len(statistic.gram), len(statistic.cross)
-    size = row**2
-    gram = statistic.gram + sigma * size * generator.standard_normal(statistic.gram.shape)
-    spread = sigma * row * target * math.sqrt(outputs / groups)
-    cross = statistic.cross + spread * generator.standard_normal(statistic.cross.shape)
-    smallest = min(float(np.linalg.eigvalsh(statistic.matrix(g))[0]) for g in range(groups))
-    seen = smallest + sigma * size * float(generator.standard_normal())
-    least = max(seen - sigma * size * math.sqrt(2.0 * math.log(3.0 / FAILURE)), 0.0)
+    gram, cross = statistic.gram, statistic.cross
+    drawn = sigma * row * normal(gram.size + cross.size)
+    nothing = np.zeros(len(cross))
+    return Statistic(
+        gram + row * drawn[: gram.size].reshape(gram.shape),
+        cross + target * drawn[gram.size :].reshape(cross.shape),
+        nothing,
+        nothing,
+        statistic.count,
+    )
+
+
+def stable_penalty(statistic: Statistic, deviation: float) -> float:
+    """Return the ridge penalty under which the solution of a noisy statistic is stable.
+
+    It lifts the smallest eigenvalue above the norm that the noise in A has with probability
+    1 - ``FAILURE``; a statistic of much data needs none.
+
+    Args:
+        statistic: As released, or a sum of released ones.
+        deviation: Standard deviation of the noise of every entry of A; 0 without noise.
+
+    Example:
+        >>> from edge_sdk.analytic.statistics import gather
+        >>> much, little = (gather(np.full((n, 1), 1.0), np.zeros((n, 1))) for n in (900, 2))
+        >>> stable_penalty(much, 5.0), round(stable_penalty(little, 5.0), 3)
+        (0.0, 7.603)
+    """
+    if not deviation:
+        return 0.0
     width = statistic.width
-    wanted = sigma * size * math.sqrt(width * math.log(2.0 * width**2 / FAILURE))
-    nothing = np.zeros(outputs)
-    noisy = Statistic(gram, cross, nothing, nothing, statistic.count)
-    return PrivateStatistic(noisy, max(wanted - least, 0.0))
+    wanted = deviation * math.sqrt(width * math.log(2.0 * width**2 / FAILURE))
+    groups = range(len(statistic.gram))
+    least = min(float(np.linalg.eigvalsh(statistic.matrix(group))[0]) for group in groups)
+    return max(wanted - least, 0.0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,6 +11,10 @@ from edge_sdk.analytic.statistics import Statistic, packed
 
 SLACK = 1e-4
 """Relative tolerance of every bound: a statistic is sent in float32."""
+
+NOISE_REACH = 10.0
+"""Deviations of its noise that an entry of an honest statistic never exceeds: the largest number that
+a device can draw is 9.4."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +57,57 @@ def statistic_fault(statistic: Statistic, bounds: StatisticBounds) -> str | None
         >>> statistic_fault(honest.scaled(1e6), bounds)
         'count 2e+06 is not in (0, 1000]'
     """
+    return (
+        _malformed(statistic, bounds)
+        or _beyond_clipping(statistic, bounds)
+        or _not_of_data(statistic)
+    )
+
+
+def noisy_statistic_fault(
+    statistic: Statistic, bounds: StatisticBounds, sigma: float
+) -> str | None:
+    """Return what is impossible about a statistic with noise, or None.
+
+    A matrix with noise need not be semidefinite. What is checked instead: shapes, finite numbers,
+    the count, no sum that noise does not cover, and that every entry lies within what clipped rows
+    give and ``NOISE_REACH`` deviations of the noise, and the trace within the same for its sum. So a
+    liar moves the fleet's sum by at most what n windows and an improbable draw would.
+
+    Args:
+        statistic: As received.
+        bounds: What the contract says; ``row`` is C, the bound of the devices' rows.
+        sigma: Noise in units of C² in the matrix, and of C B beside it.
+
+    Example:
+        >>> from edge_sdk.analytic.statistics import gather
+        >>> bounds = StatisticBounds(2, 1, 1, row=1.0, target=4.0, windows=1000.0)
+        >>> honest = gather(np.array([[0.6, 0.8]]), np.array([[3.0]])).scaled(1.0)
+        >>> noisy_statistic_fault(honest, bounds, 2.0)
+        'squares or residuals are sent without noise'
+    """
+    if found := _malformed(statistic, bounds):
+        return found
+    if statistic.squares.any() or statistic.residuals.any():
+        return "squares or residuals are sent without noise"
+    size, count = bounds.row**2, statistic.count
+    most = size * (count * (1.0 + SLACK) + NOISE_REACH * sigma)
+    if (np.abs(statistic.gram) > most).any():
+        return (
+            f"gram has an entry of {np.abs(statistic.gram).max():g}, above n C² + noise = {most:g}"
+        )
+    reach = bounds.row * bounds.target
+    most = reach * (count * (1.0 + SLACK) + NOISE_REACH * sigma)
+    if (np.abs(statistic.cross) > most).any():
+        return f"cross has an entry of {np.abs(statistic.cross).max():g}, above n C B + noise = {most:g}"
+    most = size * (count * (1.0 + SLACK) + NOISE_REACH * sigma * math.sqrt(bounds.width))
+    traces = statistic.gram @ packed(np.eye(statistic.width))
+    if (traces > most).any():
+        return f"trace {traces.max():g} is above n C² + noise = {most:g}"
+    return None
+
+
+def _malformed(statistic: Statistic, bounds: StatisticBounds) -> str | None:
     shapes = (
         ("gram", statistic.gram.shape, (bounds.groups, bounds.width * (bounds.width + 1) // 2)),
         ("cross", statistic.cross.shape, (bounds.outputs, bounds.width)),
@@ -66,7 +122,7 @@ def statistic_fault(statistic: Statistic, bounds: StatisticBounds) -> str | None
         return "a sum is not finite"
     if not 0.0 < statistic.count <= bounds.windows:
         return f"count {statistic.count:g} is not in (0, {bounds.windows:g}]"
-    return _beyond_clipping(statistic, bounds) or _not_of_data(statistic)
+    return None
 
 
 def _beyond_clipping(statistic: Statistic, bounds: StatisticBounds) -> str | None:

@@ -57,6 +57,8 @@ def guarantee(plan: NoisePlan) -> str:
         "with noise that was drawn once and is stored",
         "gradient": f"the gradient of every window is clipped to {mechanism.clip_norm or 0:g} and "
         "every step gets gaussian noise",
+        "statistic": f"in every statistic the row of a window is clipped to {mechanism.clip_norm or 0:g} "
+        "and its weight to 1, and the sums get gaussian noise",
         "update": f"every update is clipped to {mechanism.clip_norm or 0:g} and gets "
         f"{mechanism.name} noise",
         "sign": f"only noisy signs are sent ({mechanism.name})",

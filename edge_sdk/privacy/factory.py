@@ -10,6 +10,7 @@ from edge_sdk.privacy.input_noise import InputNoise, NoisyReadingStore
 from edge_sdk.privacy.mechanism import Mechanism, NoMechanism
 from edge_sdk.privacy.noise import Entropy
 from edge_sdk.privacy.noise_calibration import NoisePlan
+from edge_sdk.privacy.statistic_noise import StatisticNoise
 from edge_sdk.privacy.update_noise import SignNoise, UpdateNoise
 
 __all__ = ["Mechanism", "mechanism_of"]
@@ -39,6 +40,7 @@ def mechanism_of(
         "update": UpdateNoise,
         "sign": SignNoise,
         "gradient": GradientNoise,
+        "statistic": StatisticNoise,
         "input": PaperInputNoise,
     }
     return kinds.get(point, NoMechanism)(plan, measured, entropy)

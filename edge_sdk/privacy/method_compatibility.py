@@ -32,7 +32,9 @@ def _conflicts(plan: NoisePlan, contract: Contract) -> Iterator[tuple[str, str]]
     if point == "update" and ask.up == Up.SIGNS:
         yield "mechanism.point", "sends signs: set point = 'sign'"
     if point == "update" and ask.has_statistic:
-        yield "mechanism.point", "sends a statistic, which clipping of the whole vector distorts"
+        yield "mechanism.point", "sends a statistic: set point = 'statistic'"
+    if point == "statistic" and not ask.has_statistic:
+        yield "mechanism.point", f"answers {ask.up.value!r}, not a statistic"
     if point != "sign" and ask.enc == "b1":
         yield "mechanism.point", "sends signs, which need a mechanism at point 'sign'"
     if point in {"update", "sign"} and ask.mirrored:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
+from edge_sdk.analytic.private_release import sensitivity
 from edge_sdk.privacy import analytic_gaussian
 from edge_sdk.privacy.event import PrivacyCharge
 from edge_sdk.privacy.ledger import PrivacyLimit
@@ -24,6 +25,7 @@ UNITS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "none": ("device", "day", "window", "reading"),
         "input": ("reading", "day", "device"),
         "gradient": ("window", "reading"),
+        "statistic": ("window", "reading"),
         "update": ("device",),
         "sign": ("device",),
     }
@@ -58,9 +60,15 @@ class DeviceFacts:
 
         It occurs as an input, carried forward over gaps and as every lag, and as a target.
         """
-        window, batch = self.manifest.window, self.manifest.training.batch
+        batch = self.manifest.training.batch
+        return min(batch, self.windows_of_a_reading)
+
+    @property
+    def windows_of_a_reading(self) -> int:
+        """Return in how many windows of the whole record one reading of the target can occur."""
+        window = self.manifest.window
         lags = sum(1 for feature in self.manifest.features if feature.kind == "lag")
-        return min(batch, (window.lookback + CARRIED) * (1 + lags) + window.horizon)
+        return (window.lookback + CARRIED) * (1 + lags) + window.horizon
 
     @property
     def streams(self) -> tuple[str, ...]:
@@ -112,7 +120,7 @@ class NoisePlan:
     @property
     def hides_refusals(self) -> bool:
         """Return whether noise is an update's only protection; its absence is then hidden too."""
-        return self.mechanism.point in {"gradient", "update", "sign"}
+        return self.mechanism.point in {"gradient", "statistic", "update", "sign"}
 
     @property
     def ledger_name(self) -> str:
@@ -180,6 +188,10 @@ def calibrate(section: PrivacySection, facts: DeviceFacts) -> NoisePlan:
             apart = 2.0 if mechanism.adjacency == "replace" else 1.0
             windows = facts.occurrences if unit == "reading" else 1
             noise, cost = _at_model(section, facts, apart * windows)
+        case "statistic":
+            outputs = math.prod(facts.manifest.forecast_shape)
+            windows = facts.windows_of_a_reading if unit == "reading" else 1
+            noise, cost = _at_model(section, facts, sensitivity(outputs) * windows)
         case "sign":
             noise, cost = _at_sign(section, facts)
     return NoisePlan(section, limit, noise, cost, facts, ranges, extra)  # type: ignore[arg-type]

@@ -11,6 +11,7 @@ from edge_sdk.wire.schema import Between, Length
 Positive = Annotated[float, Between(1e-12, 1e12)]
 Ranges = Mapping[str, tuple[float, float]]
 Numbers = Mapping[str, float]
+Point = Literal["none", "input", "gradient", "statistic", "update", "sign"]
 Releases = Annotated[int, Between(1, 10**9)]
 
 
@@ -19,11 +20,13 @@ class MechanismSection:
     """Perturbation of releases. ``none`` must be configured explicitly."""
 
     name: Literal["none", "gaussian", "laplace", "sign_gaussian", "sign_flip"]  # kind of noise
-    point: Literal["none", "input", "gradient", "update", "sign"] = "none"  # where noise is added
+    point: Point = "none"  # where noise is added
     range: Annotated[tuple[float, ...], Length(0, 2)] = ()  # public range of the target's readings
     stream_ranges: Ranges = field(default_factory=dict)  # public ranges of other streams
     public_streams: tuple[str, ...] = ()  # streams that are not secret: they stay unchanged
-    clip_norm: Positive | None = None  # largest norm of an update, or of one window's gradient
+    clip_norm: Positive | None = (
+        None  # largest norm of an update, a window's gradient, or a design row
+    )
     coordinate_bound: Positive | None = None  # largest coordinate, instead of clip_norm, for signs
     noise_multiplier: Positive | None = None  # noise over clip_norm or range; else from the budget
     epsilon: float | None = None  # budget of one release; at the input: the current one

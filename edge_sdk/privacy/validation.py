@@ -21,7 +21,7 @@ from edge_sdk.wire.contract.manifest import CLIPPED_GRADIENT
 POINTS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "none": ("none",),
-        "gaussian": ("input", "gradient", "update"),
+        "gaussian": ("input", "gradient", "statistic", "update"),
         "laplace": ("input", "update"),
         "sign_gaussian": ("sign",),
         "sign_flip": ("sign",),
@@ -45,6 +45,9 @@ _KEYS: Mapping[str, frozenset[str]] = MappingProxyType(
         ),
         "gradient": frozenset(
             {"range", "clip_norm", "noise_multiplier", "epsilon", "calibration", "adjacency"}
+        ),
+        "statistic": frozenset(
+            {"range", "clip_norm", "noise_multiplier", "epsilon", "calibration"}
         ),
         "update": frozenset(
             {
@@ -159,7 +162,7 @@ def _amount(section: PrivacySection, _facts: DeviceFacts) -> Iterator[Complaint]
             yield "budget.epsilon", "missing; the noise of a reading is calibrated from it"
         case "input" if mechanism.epsilon is not None:
             yield from _moving(section, mechanism.epsilon)
-        case "gradient" | "update" if not has_own and budget.max_releases is None:
+        case "gradient" | "statistic" | "update" if not has_own and budget.max_releases is None:
             yield (
                 "budget.max_releases",
                 "missing; set the number of updates that the budget covers, or mechanism.noise_multiplier",
@@ -188,12 +191,13 @@ def _sensitivity(section: PrivacySection, facts: DeviceFacts) -> Iterator[Compla
     """Yield complaints unless the sensitivity of a release is bounded."""
     mechanism = section.mechanism
     needs_range = mechanism.point == "input" and section.mode != "paper"
-    if mechanism.point == "gradient" and facts.manifest.target.scale == "device":
+    is_in_training = mechanism.point in {"gradient", "statistic"}
+    if is_in_training and facts.manifest.target.scale == "device":
         needs_range = True  # a scale from the device's own readings would be a release
     if needs_range and not _is_range(mechanism.range):
         unit, stream = facts.manifest.target.unit, facts.manifest.target.stream
         yield "mechanism.range", f"give [low, high] for {stream} in {unit}, as public constants"
-    if mechanism.point in {"gradient", "update"} and mechanism.clip_norm is None:
+    if mechanism.point in {"gradient", "statistic", "update"} and mechanism.clip_norm is None:
         yield "mechanism.clip_norm", "missing; noise needs a bounded norm"
     if mechanism.name == "sign_gaussian" and (mechanism.clip_norm is None) == (
         mechanism.coordinate_bound is None
@@ -280,7 +284,7 @@ def _formula(mechanism: MechanismSection) -> Iterator[Complaint]:
 
 def _reports(section: PrivacySection, _facts: DeviceFacts) -> Iterator[Complaint]:
     point = section.mechanism.point
-    if section.metrics == "sent" and point in {"gradient", "update", "sign"}:
+    if section.metrics == "sent" and point in {"gradient", "statistic", "update", "sign"}:
         yield (
             "metrics",
             (
@@ -303,6 +307,14 @@ def _minibatches(section: PrivacySection, _facts: DeviceFacts) -> Iterator[Compl
 
 
 def _graphs(section: PrivacySection, facts: DeviceFacts) -> Iterator[Complaint]:
+    if section.mechanism.point == "statistic" and facts.manifest.analytic is None:
+        yield (
+            "mechanism.point",
+            (
+                f"bundle {facts.manifest.name} is no model in closed form, so no statistic leaves; use "
+                "load-analytic, or noise at input, gradient or update"
+            ),
+        )
     if section.mechanism.point == "gradient" and CLIPPED_GRADIENT not in facts.manifest.graphs:
         yield (
             "mechanism.point",

@@ -63,6 +63,8 @@ class World:
     seed: int = 0
     local_rounds: dict = field(default_factory=dict)
     admission: dict = field(default_factory=dict)
+    accept: dict = field(default_factory=dict)
+    privacy: dict = field(default_factory=lambda: {"mechanism": {"name": "none"}})
 
     def __post_init__(self):
         self.clock = SlowClock()
@@ -107,7 +109,8 @@ class World:
             "keys": {"device": f"{name}.key", "root": "aggregator/root.pub"},
             "timeouts": {"reply": "2s", "retained_model": "2s"},
             "local_rounds": self.local_rounds,
-            "privacy": {"mechanism": {"name": "none"}},
+            "privacy": self.privacy,
+            "accept": self.accept,
         }
         (self.folder / f"{name}.toml").write_text(toml(table))
 

@@ -11,7 +11,7 @@ import pytest
 from aggregator.methods import METHODS as SERVERS
 from aggregator.methods import OPEN, Rounds, Setup
 from aggregator.methods.analytic import analytic as analytic_server
-from aggregator.methods.analytic.analytic import fault_of
+from aggregator.methods.analytic.settings import fault_of
 from aggregator.models.closed_form import ANALYTIC, AnalyticRecipe, made
 from aggregator.rules import bind
 from aggregator.store import state_codec

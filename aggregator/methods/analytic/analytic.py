@@ -8,21 +8,22 @@ later one re-weighs the windows by the residuals of the model before it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Annotated, Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from aggregator.methods.analytic.settings import Analytic
 from aggregator.methods.base import round_machine
 from aggregator.methods.base.latest_update_rounds import (
     LatestUpdates,
     latest_update_hooks,
     outcome,
 )
-from aggregator.methods.base.parameters import Behind
 from aggregator.methods.base.round_machine import (
     ASK,
     NOT_FINITE,
@@ -33,11 +34,11 @@ from aggregator.methods.base.round_machine import (
 from aggregator.methods.base.types import Setup, has_no_use
 from aggregator.rules import Memory, Rows, Rule, TooFewRows
 from aggregator.rules.weights import uniform
-from edge_sdk.analytic.solve import fleet_solution, leave_one_out
-from edge_sdk.analytic.standardise import CLIP, FeatureSums, Standardiser
+from edge_sdk.analytic.private_release import stable_penalty
+from edge_sdk.analytic.solve import ridge
+from edge_sdk.analytic.standardise import FeatureSums, Standardiser
 from edge_sdk.analytic.statistic_vector import from_vector
 from edge_sdk.analytic.statistics import Statistic, total
-from edge_sdk.analytic.validation import StatisticBounds, statistic_fault
 from edge_sdk.analytic.votes import votes
 from edge_sdk.wire.contract.analytic import AnalyticSection, statistic_layout
 from edge_sdk.wire.contract.method import (
@@ -51,31 +52,13 @@ from edge_sdk.wire.contract.method import (
     Update,
 )
 from edge_sdk.wire.contract.parameter_layout import Vector
-from edge_sdk.wire.schema import Between, SchemaError
+from edge_sdk.wire.schema import SchemaError
 
 Floats = NDArray[np.float64]
 
 SMALL = 100
 """Largest fleet whose devices each receive the model of all others. In a larger one a device's own
 share of the sum is below a hundredth, and a solution for every device would take too long."""
-
-
-@dataclass(frozen=True, slots=True)
-class Analytic:
-    """Ridge regression in closed form; every device adapts it to itself.
-
-    Attributes:
-        passes: Rounds that solve the model; the first weighs all windows equally, each later one by
-            the residuals of the model before it. A bundle without constants of its fleet takes one
-            round more, before these. ``run.rounds``, where it is set, counts all rounds instead.
-        combine: ``sum``: solve the sum of all statistics, exactly. ``votes``: solve every device's
-            own statistic and combine the solutions by ``run.rule``.
-        max_staleness: Largest accepted number of versions behind.
-    """
-
-    passes: Annotated[int, Between(1, 1000)] = 3
-    combine: Literal["sum", "votes"] = "sum"
-    max_staleness: Behind = 1000
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -103,11 +86,13 @@ class AnalyticFleet:
         section: The bundle's section.
         outputs: Number of outputs.
         rule: Combines solutions; None solves the sum.
+        deviation: Standard deviation of the noise in every entry of a device's matrix.
     """
 
     section: AnalyticSection
     outputs: int
     rule: Rule | None
+    deviation: float = 0.0
 
     @property
     def size(self) -> int:
@@ -165,7 +150,9 @@ class AnalyticFleet:
         if self.rule is not None or not 1 < len(held) <= SMALL:
             return {}
         constants = w[: 2 * len(self.section.features)]
-        found = leave_one_out(self.statistics(held), self.section.penalty)
+        known = self.statistics(held)
+        whole = total(known)
+        found = {name: self.solution(whole - one, len(known) - 1) for name, one in known.items()}
         vectors = {n: published(np.concatenate([constants, c.ravel()])) for n, c in found.items()}
         return {name: vector for name, vector in vectors.items() if np.isfinite(vector).all()}
 
@@ -186,15 +173,20 @@ class AnalyticFleet:
         fixed = 2 * len(self.section.features)
         constants, before = state.w[:fixed], state.w[fixed:]
         if self.rule is None:
-            solved, memory = (
-                fleet_solution(total(known), self.section.penalty).ravel(),
-                state.memory,
-            )
+            solved, memory = self.solution(total(known), len(known)).ravel(), state.memory
         else:
             names, rows = votes(known, self.section.penalty)
             step, memory = self._combined(names, before - rows, state.memory)
             solved = before - step
         return np.concatenate([constants, solved]), memory
+
+    def solution(self, statistic: Statistic, devices: int) -> Floats:
+        """Return the coefficients of a sum of statistics, shape ``(outputs, P)``.
+
+        Independent noise of m devices has √m times the deviation of one.
+        """
+        lifted = stable_penalty(statistic, self.deviation * math.sqrt(devices))
+        return ridge(statistic, self.section.penalty * max(statistic.count, 1.0) + lifted)
 
     def _standardised(
         self, state: Statistics, known: Mapping[str, Statistic]
@@ -275,21 +267,7 @@ def fleet_of(setup: Setup) -> AnalyticFleet:
         raise SchemaError("run.bundle", "a model in closed form, such as load-analytic")
     shape = next(one.shape for one in setup.spec.layers if one.name == "coefficients")
     rule = setup.rule if setup.settings.combine == "votes" else None
-    return AnalyticFleet(setup.analytic, shape[0], rule)
-
-
-def fault_of(section: AnalyticSection, outputs: int, vector: Array) -> str:
-    """Return what no clipped readings can have produced about a statistic; empty if nothing."""
-    width = section.width
-    bounds = StatisticBounds(
-        width,
-        outputs,
-        outputs,
-        row=float(np.sqrt(CLIP**2 * (width - 1) + 1.0)),
-        target=section.clip,
-        windows=float(section.windows),
-    )
-    return statistic_fault(from_vector(vector, outputs, width), bounds) or ""
+    return AnalyticFleet(setup.analytic, shape[0], rule, setup.settings.deviation)
 
 
 def _unlearned(

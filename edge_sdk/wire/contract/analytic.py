@@ -8,7 +8,17 @@ from typing import Annotated, Final
 from edge_sdk.wire.contract.parameter_layout import ParamSpec
 from edge_sdk.wire.schema import Between, Length
 
-FUNCTIONS: Final = ("forecast", "gradient", "design", "statistic", "personal")
+BOUNDED_STATISTIC: Final = "bounded_statistic"
+"""The statistic in which no window has more than a bounded share; a device adds noise to it."""
+
+FUNCTIONS: Final = (
+    "forecast",
+    "gradient",
+    "design",
+    "statistic",
+    BOUNDED_STATISTIC,
+    "personal",
+)
 """Functions of a bundle in closed form, by the names under which others have graphs."""
 
 STATISTIC: Final = "statistic"

@@ -9,6 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from edge_sdk.analytic.private_release import sensitivity
+from edge_sdk.bundle import Bundle, TrustedKeys
 from edge_sdk.privacy.analytic_gaussian import (
     _delta,
     classical_sigma,
@@ -16,8 +18,11 @@ from edge_sdk.privacy.analytic_gaussian import (
     extra_sigma,
     sigma_for,
 )
+from edge_sdk.privacy.noise_calibration import DeviceFacts
 from edge_sdk.privacy.normal_distribution import cdf, log_cdf
 from edge_sdk.privacy.pure_dp import advanced_composition, debias, epsilon_of_sign, keep_probability
+from edge_sdk.privacy.settings import BudgetSection, MechanismSection, PrivacySection
+from edge_sdk.privacy.validation import plan_of
 
 DELTA = 1e-5
 TABLE = [  # epsilon, classical, analytic, true epsilon and true delta of the classical one
@@ -60,6 +65,20 @@ def test_guarantee_of_a_noise_agrees_with_the_table(sigma, epsilon):
 @pytest.mark.parametrize(("readings", "sigma"), [(1, 3.7306), (48, 25.85), (35_040, 698.3)])
 def test_more_readings_at_one_epsilon_need_more_noise(readings, sigma):
     assert sigma_for(1.0, DELTA, math.sqrt(readings)) == pytest.approx(sigma, rel=5e-4)
+
+
+@pytest.mark.parametrize(("epsilon", "passes"), [(1.0, 4), (8.0, 4), (3.0, 1)])
+def test_dp_accounting_agrees_with_the_noise_of_a_runs_statistics(epsilon, passes):
+    dp = dp_accounting()
+
+    mechanism = MechanismSection("gaussian", "statistic", range=(0.0, 5.0), clip_norm=3.0)
+    budget = BudgetSection(epsilon, DELTA, max_releases=passes)
+    manifest = Bundle.open("load-analytic", trust=TrustedKeys()).manifest
+    facts = DeviceFacts(manifest, keep=17_568, max_steps=64, shared=448)
+    plan = plan_of(PrivacySection(mechanism, "honest", budget), facts)
+    accountant = dp.pld.PLDAccountant()
+    accountant.compose(dp.GaussianDpEvent(plan.noise / sensitivity(3)), passes)
+    assert accountant.get_epsilon(DELTA) == pytest.approx(epsilon, rel=1e-3)
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,10 @@ DELTA = 1e-5
 
 def planned(block: str) -> NoisePlan:
     section = from_table(PrivacySection, tomllib.loads(block)["privacy"], "page")
-    manifest = OpenBundle.open("load-mlp", trust=TrustedKeys()).manifest
+    name = "load-analytic" if 'point = "statistic"' in block else "load-mlp"
+    manifest = OpenBundle.open(name, trust=TrustedKeys()).manifest
+    if manifest.analytic is not None:
+        return plan_of(section, DeviceFacts(manifest, keep=17_568, max_steps=64, shared=448))
     clipped = GraphFile("clipped.onnx", *SIGNATURES[CLIPPED_GRADIENT])
     manifest = replace(manifest, graphs={**manifest.graphs, CLIPPED_GRADIENT: clipped})
     return plan_of(section, DeviceFacts(manifest, keep=17_568, max_steps=64, shared=5760))

@@ -39,11 +39,15 @@ from tests.edge_sdk.conftest import DEVICE, DEVICE_KEY
 
 PAGE = (Path(__file__).resolve().parents[3] / "docs" / "privacy.md").read_text("utf-8")
 SECTION = PAGE.split("## Everything a device sends")[1].split("\n## ")[0]
-POINTS = ("input", "gradient", "update", "sign")
+POINTS = ("input", "gradient", "statistic", "update", "sign")
 MECHANISMS = {
     "input": {"name": "gaussian", "point": "input", "range": [0.0, 5.0]},
     "gradient": {
         "name": "gaussian", "point": "gradient", "clip_norm": 1.0, "noise_multiplier": 300.0,
+        "range": [0.0, 5.0],
+    },
+    "statistic": {
+        "name": "gaussian", "point": "statistic", "clip_norm": 1.0, "noise_multiplier": 60.0,
         "range": [0.0, 5.0],
     },
     "update": {"name": "gaussian", "point": "update", "clip_norm": 1.0, "noise_multiplier": 20.0},
@@ -100,7 +104,7 @@ FIELDS = [
 ]
 ANSWERS = [
     AnswerRow(words(who), words(ask)[0], words(part)[0], words(numbers), tuple(points))
-    for head, (who, ask, part, numbers, *points) in (r for r in tables() if len(r[1]) == 8)
+    for head, (who, ask, part, numbers, *points) in (r for r in tables() if len(r[1]) == 9)
     if head.startswith("| method")
 ]
 
@@ -150,9 +154,13 @@ def test_a_device_sends_no_other_message_kind(kind):
 
 @pytest.fixture(scope="module")
 def plans():
-    manifest = OpenBundle.open("cells-mlp-1", trust=TrustedKeys()).manifest
-    facts = DeviceFacts(manifest, keep=17_568, max_steps=4, shared=4673)
-    return {point: plan_of(section(mechanism), facts) for point, mechanism in MECHANISMS.items()}
+    found = {}
+    for point, mechanism in MECHANISMS.items():
+        name = "load-analytic" if point == "statistic" else "cells-mlp-1"
+        manifest = OpenBundle.open(name, trust=TrustedKeys()).manifest
+        facts = DeviceFacts(manifest, keep=17_568, max_steps=4, shared=4673)
+        found[point] = plan_of(section(mechanism), facts)
+    return found
 
 
 def section(mechanism, mode="honest"):

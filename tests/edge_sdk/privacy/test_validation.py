@@ -8,6 +8,8 @@ import math
 import pytest
 
 from edge_sdk.app.settings import SettingsError, from_table
+from edge_sdk.bundle import Bundle as OpenBundle
+from edge_sdk.bundle import TrustedKeys
 from edge_sdk.errors import ConfigError
 from edge_sdk.forecasting.windows import FILL
 from edge_sdk.privacy import noise_calibration as plans
@@ -296,6 +298,67 @@ def test_paper_input_noise_gives_no_bound():
     plan = plan_of(section({"name": "gaussian", "point": "input"}, "paper"), facts())
     assert plan.noise == pytest.approx(0.484481, rel=1e-5)
     assert PrivacyAccount(limit=plan.limit).plus(plan.release()).epsilon() == math.inf
+
+
+STATISTIC = {"name": "gaussian", "point": "statistic", "clip_norm": 3.0, "range": [0.0, 5.0]}
+
+
+def closed_form():
+    manifest = OpenBundle.open("load-analytic", trust=TrustedKeys()).manifest
+    return DeviceFacts(manifest, keep=17_568, max_steps=4, shared=448)
+
+
+def test_noise_for_so_many_statistics_is_just_enough():
+    budget = {"epsilon": 8.0, "max_releases": 4}
+    plan = plan_of(section(STATISTIC, "honest", budget), closed_form())
+    assert plan.limit.unit == "window"
+    assert plan.noise == pytest.approx(plan.cost * math.sqrt(4.5 * 3))
+    account = PrivacyAccount(limit=plan.limit).plus(*[plan.release()] * 4)
+    assert account.epsilon() == pytest.approx(8.0, rel=1e-6)
+    assert account.left(plan.release()) == 0
+    assert not plan.sends_metrics
+
+
+def test_a_reading_occurs_in_many_windows_of_a_statistic():
+    window, reading = (
+        plan_of(
+            section(STATISTIC, "honest", {"epsilon": 8.0, "max_releases": 4, "unit": unit}),
+            closed_form(),
+        )
+        for unit in ("window", "reading")
+    )
+    assert reading.noise / window.noise == pytest.approx(170 + 2 + 1)
+
+
+@pytest.mark.parametrize(
+    ("changes", "budget", "words"),
+    [
+        ({"range": []}, {}, r"mechanism.range: give \[low, high\]"),
+        ({"clip_norm": None}, {}, "mechanism.clip_norm: missing"),
+        ({"grid": True}, {}, "mechanism.grid: does not apply to gaussian at 'statistic'"),
+        ({"name": "laplace"}, {}, "laplace belongs at input or update, not 'statistic'"),
+        ({}, {"unit": "device"}, "at 'statistic' a claim is about: window, reading"),
+        ({}, {"max_releases": None}, "budget.max_releases: missing"),
+    ],
+)
+def test_a_statistic_that_cannot_be_protected_so_is_refused_by_its_key(changes, budget, words):
+    mechanism = {k: v for k, v in {**STATISTIC, **changes}.items() if v is not None}
+    given = {k: v for k, v in ({"epsilon": 8.0, "max_releases": 4} | budget).items() if v}
+    with pytest.raises(ConfigError, match=words):
+        plan_of(section(mechanism, "honest", given), closed_form())
+
+
+def test_noise_on_a_statistic_needs_a_bundle_and_a_method_in_closed_form():
+    budget = {"epsilon": 8.0, "max_releases": 4}
+    with pytest.raises(ConfigError, match="is no model in closed form"):
+        plan_of(section(STATISTIC, "honest", budget), facts())
+    plan = plan_of(section(STATISTIC, "honest", budget), closed_form())
+    refuse_method(plan, "analytic", CONTRACTS["analytic"])
+    with pytest.raises(ConfigError, match="answers 'delta', not a statistic"):
+        refuse_method(plan, "fedavg", CONTRACTS["fedavg"])
+    update = plan_of(section(UPDATE), facts())
+    with pytest.raises(ConfigError, match="set point = 'statistic'"):
+        refuse_method(update, "analytic", CONTRACTS["analytic"])
 
 
 def test_methods_that_noise_breaks_are_refused():
