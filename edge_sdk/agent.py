@@ -29,8 +29,8 @@ def run(config: Config, *, until_done: bool = False) -> dict[str, object]:
 
     Args:
         config: Configuration of the device.
-        until_done: Also stop when the fleet's run has ended, the final model is in use and the
-            outbox is empty.
+        until_done: Also stop when the fleet's run has ended, the final model is in use and compared,
+            and the outbox is empty.
 
     Returns:
         Status at the end.
@@ -195,7 +195,7 @@ def _serve(
 ) -> None:
     """Read, tick, notify the service manager, and stop when requested."""
     every, notified, is_announced, stopped = watchdog_seconds(), client.now, False, ""
-    while not is_stopping() and not (until_done and client.is_done):
+    while not is_stopping() and not (until_done and client.is_settled):
         client.tick(0.0 if source_set.turn() else _TURN)
         reminder.turn(client.now)
         channels.turn(client.learner.manifest)

@@ -3,8 +3,8 @@
 ``Client`` owns the clock, the store and the keys, and holds no method-specific code. It composes
 ``ActiveRun`` (the active bundle and its state), ``TrainingTransaction`` (one task from training to the
 saved update, with the crash guarantee), ``SplitRounds`` (split-learning rounds), ``PeerMembership``
-(peer exchange), ``LocalRounds`` (rounds without an aggregator) and ``FlushScheduler`` (periodic
-writes), and fixes their order.
+(peer exchange), ``LocalRounds`` (rounds without an aggregator), ``ForecastSelection`` (fine-tuning, and
+the choice of what is forecast with) and ``FlushScheduler`` (periodic writes), and fixes their order.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from edge_sdk.training.active_run import RETURNS, ActiveRun, GivenUp
 from edge_sdk.training.bootstrap import connect, load_ring, load_signer, open_bundle
 from edge_sdk.training.defect_guard import DefectGuard
 from edge_sdk.training.flush_scheduler import FlushScheduler
+from edge_sdk.training.forecast_selection import ForecastSelection
 from edge_sdk.training.local_rounds import LocalRounds
 from edge_sdk.training.model_runtime import ModelRuntime
 from edge_sdk.training.outbox_entry import SignedSealer, UpdateSealer
@@ -158,6 +159,14 @@ class Client:
             transaction=transaction,
             scheduler=scheduler,
         )
+        self._selection = ForecastSelection(
+            config,
+            store=store,
+            session=session,
+            active=active,
+            scheduler=scheduler,
+            clock=self._clock,
+        )
         active.accountant.charge_start(config.privacy.budget.releases_per_start)
 
     # --- public operations ------------------------------------------------------------------------
@@ -187,7 +196,8 @@ class Client:
         self._scheduler.count_time(awake=session.is_linked and is_busy)
 
     def forecast(self) -> Forecast:
-        """Forecast the values after the newest reading; ``source`` names the model used."""
+        """Forecast the values after the newest reading; ``source`` names what predicted them."""
+        self._selection.follow()
         return self.learner.forecast(self._active.latest)
 
     def flush(self) -> None:
@@ -250,6 +260,11 @@ class Client:
         return self._session.is_done if among is None else among.is_done
 
     @property
+    def is_settled(self) -> bool:
+        """Return whether the run has ended, and its final model was tuned and compared."""
+        return self.is_done and not self._selection.is_due
+
+    @property
     def learner(self) -> ModelRuntime:
         """The active model with its readings, for evaluating forecasts over a longer span."""
         return self._active.learner
@@ -287,6 +302,7 @@ class Client:
             "missing": learner.missing,
             "alone": self._active.local_state is not None,
             "models returned": self._active.returns[RETURNS],
+            "forecast": self._selection.status(),
             "privacy": learner.mechanism.guarantee_text,
             "budget": self._active.accountant.account.summary(plan.release()),
             **({} if among is None else {"neighbours": among.status()}),
@@ -318,6 +334,8 @@ class Client:
             self._guard.run("task", lambda: self._learn(task), *number)
         elif self._local_rounds.is_due(among_neighbours=self._membership.driver is not None):
             self._local_rounds.train()
+        elif self._selection.is_due:
+            self._guard.run("selection", self._selection.run)
 
     def _serve(self, timeout: float) -> None:
         """Serve the network, and record what arrives."""

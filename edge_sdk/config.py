@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
-from edge_sdk.app.settings import Duration, Loaded, SettingsError, load
+from edge_sdk.app.settings import Duration, Loaded, SettingsError, load, seconds
 from edge_sdk.limits.resource_limits import LimitsSection
 from edge_sdk.methods.topology import NeighboursSection
 from edge_sdk.privacy.settings import PrivacySection
@@ -142,8 +142,11 @@ class TrainingSection:
 
 @dataclass(frozen=True, slots=True)
 class ForecastSection:
-    """Prediction intervals where the model forecasts quantiles; updates between two rounds."""
+    """The served forecast, its intervals, and updates of the model between two rounds."""
 
+    choose_best: bool = True  # serve the candidate with the least held-back error
+    choice_interval: Duration = "7d"  # interval between two choices
+    own_model: bool = True  # a linear model of this device alone is a candidate
     calibrate: bool = True  # conformal calibration on this device's own readings
     coverage: Annotated[float, Between(0.5, 0.98)] | None = None  # unset: that of the bundle
     calibration_windows: Windows = 672  # newest windows that initialise a calibration
@@ -157,6 +160,21 @@ class ForecastSection:
             raise ValueError(
                 "coverage: expected none with calibrate = false; it is enforced by calibration"
             )
+        if seconds(self.choice_interval) < 3600.0:
+            raise ValueError(
+                f"choice_interval: {self.choice_interval} is below 1h; candidates are compared over days"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class FineTuningSection:
+    """Tuning of a copy of every new common model on this device. The copy is never sent."""
+
+    enabled: bool = True  # the copy is a candidate for the forecast
+    steps: Annotated[int, Between(4, 65536)] = 128  # minibatches, of the bundle's size
+    rate: Annotated[float, Between(1e-9, 1e3)] | None = None  # unset: the bundle's rate
+    min_interval: Duration = "1h"  # shortest interval; after the last round at once
+    wake_share: Annotated[float, Between(0.0, 1.0)] = 0.5  # largest share of the daily wake time
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,6 +202,7 @@ class Config:
     accept: AcceptSection = field(default_factory=AcceptSection)
     training: TrainingSection = field(default_factory=TrainingSection)
     forecast: ForecastSection = field(default_factory=ForecastSection)
+    fine_tuning: FineTuningSection = field(default_factory=FineTuningSection)
     local_rounds: LocalRoundsSection = field(default_factory=LocalRoundsSection)
     timeouts: TimeoutsSection = field(default_factory=TimeoutsSection)
     limits: LimitsSection = field(default_factory=LimitsSection)

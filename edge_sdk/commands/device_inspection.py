@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,9 @@ from edge_sdk.privacy.noise_calibration import NoisePlan
 from edge_sdk.session.announcements import saved_message
 from edge_sdk.store.store import DeviceStore
 from edge_sdk.training import bootstrap
+from edge_sdk.training.fine_tuning import why_fleet
 from edge_sdk.training.model_runtime import ModelRuntime
+from edge_sdk.training.saved_selection import DeviceCandidates
 from edge_sdk.wire.protocol import messages as m
 
 _PROOF = 72
@@ -34,6 +36,7 @@ class DeviceInspection:
     config: Config
     learner: ModelRuntime
     state: Any
+    candidates: DeviceCandidates = field(default_factory=DeviceCandidates)
 
     @classmethod
     def of(cls, config: Config, *, beyond: bool = False) -> DeviceInspection:
@@ -52,11 +55,15 @@ class DeviceInspection:
             bundle = bootstrap.open_bundle(config, announced)
             learner = bootstrap.set_up(config, store, bundle, announced, METHODS)
             state, _ = bootstrap.recall(learner, store)
+            candidates = DeviceCandidates()
+            if not why_fleet(config, learner):
+                candidates = DeviceCandidates.recall(learner, store)
+                learner.serve(candidates.served(learner))
         if beyond:
             whole = tuple({k: v for k, v in s.items() if k != "until"} for s in config.source)
             sources = open_sources(replace(config, source=whole))
             read_all(sources, lambda reading: learner.observe(reading, np.inf))
-        return cls(config, learner, state)
+        return cls(config, learner, state, candidates)
 
     def forecast(self) -> Forecast:
         """Forecast the values after the newest reading."""

@@ -18,6 +18,7 @@ from edge_sdk.commands.arguments import add_config
 from edge_sdk.commands.device_inspection import DeviceInspection
 from edge_sdk.config import Config
 from edge_sdk.errors import ConfigError
+from edge_sdk.forecasting.combination import ForecastChoice
 from edge_sdk.forecasting.forecast import Forecast
 
 
@@ -42,7 +43,7 @@ def run(args: Namespace) -> CommandResult:
     """Return the forecast, or write the rolling forecasts."""
     inspection = DeviceInspection.of(Config.load(args.config), beyond=args.beyond)
     if args.rolling is None:
-        return result_of(inspection.forecast())
+        return result_of(inspection.forecast(), inspection.candidates.selection.choice)
     if args.out is None:
         raise ConfigError("--rolling needs --out CSV", hint="name the file to write")
     begin, end = map(_moment, args.rolling)
@@ -50,8 +51,15 @@ def run(args: Namespace) -> CommandResult:
     return CommandResult({"windows": count, "out": str(args.out)}, f"{count} windows in {args.out}")
 
 
-def result_of(forecast: Forecast) -> CommandResult:
-    """Return a forecast as a table; without the model, what it lacks comes first."""
+def result_of(forecast: Forecast, choice: ForecastChoice | None = None) -> CommandResult:
+    """Return a forecast as a table, and the held-back errors of the candidates that were compared.
+
+    Without the model, what it lacks comes first.
+
+    Args:
+        forecast: The forecast.
+        choice: The choice that led to it; None if candidates are not compared.
+    """
     times = [datetime.fromtimestamp(int(t), UTC).isoformat() for t in forecast.times]
     values = [float(v) if v == v else None for v in forecast.median]  # noqa: PLR0124 - NaN
     data: dict[str, object] = {
@@ -77,7 +85,23 @@ def result_of(forecast: Forecast) -> CommandResult:
             for line, (low, high) in zip(lines, ends, strict=True)
         ]
         head += f", {forecast.coverage:.0%} between; {_calibration(forecast.calibrated)}"
+    data |= {"weights": dict(forecast.weights)} if forecast.weights else {}
+    if choice is not None and choice.errors:
+        data["candidates"] = dict(choice.errors)
+        data["days compared"] = choice.days
+        lines += ["", *_compared(choice, forecast.unit)]
     return CommandResult(data, "\n".join((f"{head}:", *lines)))
+
+
+def _compared(choice: ForecastChoice, unit: str) -> list[str]:
+    """Return the held-back error of each candidate, the least first; the served one is marked."""
+    lines = [f"held-back error of {choice.days} days, {unit}:"]
+    for name, error in sorted(choice.errors.items(), key=lambda item: item[1]):
+        mark = "  served" if name == choice.name else ""
+        share = choice.weights.get(name, 0.0) if len(choice.weights) > 1 else 0.0
+        weight = f"  weight {share:.2f}" if share else ""
+        lines.append(f"  {name:<14}{error:.6g}{weight}{mark}")
+    return lines
 
 
 def _calibration(rows: int) -> str:

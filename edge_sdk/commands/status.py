@@ -1,6 +1,7 @@
-"""Show the state of a device: run, outbox, history, privacy budget and limits.
+"""Show the state of a device: run, outbox, history, forecast, privacy budget and limits.
 
-Reads the store, also beside a running agent. No measured value is shown.
+Reads the store, also beside a running agent. No measured value is shown: the errors of the forecast's
+candidates are relative to that of the fleet's model.
 
   gridfed-edge status meter.toml
   gridfed-edge status meter.toml --json
@@ -16,6 +17,7 @@ from edge_sdk.app.cli import CommandResult
 from edge_sdk.commands.arguments import add_config
 from edge_sdk.commands.device_inspection import account_of, announced_of, plan_of
 from edge_sdk.config import Config
+from edge_sdk.methods import METHODS
 from edge_sdk.privacy.datasheet import guarantee
 from edge_sdk.session.certificate_monitor import days_left
 from edge_sdk.session.participation import BUDGET_EXHAUSTED
@@ -23,6 +25,7 @@ from edge_sdk.store.store import DeviceStore, LearnedState
 from edge_sdk.training import bootstrap
 from edge_sdk.training.active_run import RETURNS
 from edge_sdk.training.retention import history_of
+from edge_sdk.training.saved_selection import DeviceCandidates, summary_of
 from edge_sdk.wire.protocol import messages as m
 
 add_arguments = add_config
@@ -65,6 +68,7 @@ def status(config: Config) -> dict[str, Any]:
             "readings": store.count_readings(),
             "bytes": store.size(),
             "history": kept(config, store, announced),
+            "forecast": _served(config, store, announced),
             "privacy": guarantee(plan),
             "budget": account.summary(one),
             **({"certificate days left": days} if days else {}),
@@ -79,6 +83,16 @@ def kept(config: Config, store: DeviceStore, announced: m.BundleMessage | None) 
     days = 0.0 if span is None else (span[1] - span[0] + 1) * history.step / 86_400
     most = {"days at most": round(history.days, 2), "bytes at most": history.bytes}
     return {"days": round(days, 2), **most, "limit": history.limit}
+
+
+def _served(
+    config: Config, store: DeviceStore, announced: m.BundleMessage | None
+) -> dict[str, Any]:
+    """Return what the device forecasts with, and the candidates' errors relative to the fleet's."""
+    bundle = bootstrap.open_bundle(config, announced)
+    learner = bootstrap.set_up(config, store, bundle, announced, METHODS)
+    bootstrap.recall(learner, store)
+    return summary_of(config, learner, DeviceCandidates.recall(learner, store))
 
 
 def _peer_exchange(learned: LearnedState | None) -> dict[str, Any]:

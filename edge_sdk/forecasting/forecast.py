@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
@@ -15,7 +15,16 @@ from edge_sdk.forecasting.windows import ChannelFrame
 from edge_sdk.methods.training_context import Graph
 from edge_sdk.wire.contract.parameter_layout import Vector
 
-SourceOf = Literal["model", "without graph", "last day", "none"]
+SourceOf = Literal[
+    "model",
+    "without graph",
+    "tuned model",
+    "own model",
+    "last day",
+    "last week",
+    "weighted mean",
+    "none",
+]
 
 POINT = (0.5,)
 """The levels of a point model."""
@@ -31,13 +40,16 @@ class Forecast:
         values: The medians, in ``unit``, shape ``(horizon,)``; NaN when the source is ``none``.
         unit: Unit of the values.
         source: ``model``; ``without graph``, the model of a split method without the server's
-            graph; ``last day``, the same slots a day (or days) earlier; or ``none``.
+            graph; ``tuned model``, a copy tuned on this device; ``own model``, one of this device
+            alone; ``last day`` and ``last week``, the same slots that much earlier; ``weighted
+            mean`` of several of them; or ``none``.
         interval: Lower and upper ends, shape ``(horizon, 2)``, where the model predicts quantiles.
         coverage: Intended share of readings inside the interval; None without an interval.
         quantiles: The model's quantiles in order, shape ``(horizon, levels)``; not calibrated.
         levels: Levels of the quantiles, rising.
         calibrated: Number of earlier readings that calibrated the interval; 0 means uncalibrated.
         missing: What the model lacked, for people; empty where the model forecast.
+        weights: Weight of each candidate in a ``weighted mean``; empty for any other source.
     """
 
     times: Ints
@@ -50,6 +62,7 @@ class Forecast:
     levels: tuple[float, ...] = POINT
     calibrated: int = 0
     missing: str = ""
+    weights: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def median(self) -> Floats:
@@ -80,32 +93,41 @@ def predict(
     """
     if not len(frame):
         return Forecast(np.zeros(0, np.int64), np.zeros(0), frame.target.unit, "none")
-    times = _times(frame)
     if frame.is_ready:
         newest = np.array([len(frame) - 1], np.int64)
         predicted = fan(graph, p, frame, newest, levels)[0]
         if np.isfinite(predicted).all():
-            return _by_model(times, predicted, frame, tuple(levels), held)
+            return forecast_of(predicted, frame, tuple(levels), held)
     values, source = _last_day(frame)
-    return Forecast(times, values, frame.target.unit, source)
+    return Forecast(_times(frame), values, frame.target.unit, source)
 
 
-def _by_model(
-    times: Ints,
+def forecast_of(
     predicted: Floats,
     frame: ChannelFrame,
     levels: tuple[float, ...],
     held: tuple[ConformalCalibration, CoverageTarget] | None,
+    source: SourceOf = "model",
 ) -> Forecast:
-    values, unit = predicted[:, levels.index(0.5)], frame.target.unit
+    """Return the forecast of predicted quantiles after the newest row.
+
+    Args:
+        predicted: Quantiles in order, ``(horizon, levels)``.
+        frame: Channels and scale.
+        levels: Their levels.
+        held: As for ``predict``.
+        source: Name of what predicted them.
+    """
+    times, unit = _times(frame), frame.target.unit
+    values = predicted[:, levels.index(0.5)]
     if len(levels) == 1:
-        return Forecast(times, values, unit, "model")
+        return Forecast(times, values, unit, source)
     if held is None:
         ends, coverage = predicted[:, [0, -1]], levels[-1] - levels[0]
-        return Forecast(times, values, unit, "model", ends, coverage, predicted, levels)
+        return Forecast(times, values, unit, source, ends, coverage, predicted, levels)
     calibration, aim = held
     ends, tried = calibration.served(predicted, aim), calibration.tried
-    return Forecast(times, values, unit, "model", ends, aim.coverage, predicted, levels, tried)
+    return Forecast(times, values, unit, source, ends, aim.coverage, predicted, levels, tried)
 
 
 def fan(

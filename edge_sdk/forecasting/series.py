@@ -197,6 +197,11 @@ class Series:
         """Return the first slot that a reading may still have; older ones are late."""
         return self._end - self.capacity
 
+    @property
+    def newest(self) -> int:
+        """Return the newest slot with a reading; meaningful only if there is one."""
+        return self._end - 1
+
     def observed(self, streams: Iterable[str] | None = None) -> int:
         """Return how many slots have a reading of every one of these streams; None is all."""
         wanted = self._columns if streams is None else streams

@@ -91,6 +91,16 @@ class ResourceGovernor:
         most = self.limits.daily_wake_time
         return self.wake.is_spent(None if most is None else round(1000 * most))
 
+    def has_wake_time(self, share: float, server: int | None) -> bool:
+        """Return whether less than a share of the day's wake time is used; always without a limit.
+
+        Args:
+            share: Share of the daily wake time, from 0 to 1.
+            server: Server time in Unix milliseconds, if known.
+        """
+        most = self.limits.daily_wake_time
+        return most is None or self.wake.use(0, server).used < 1000 * share * most
+
     @property
     def patience(self) -> float:
         """Seconds that readings may wait in memory before they are written."""

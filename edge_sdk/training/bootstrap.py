@@ -218,6 +218,7 @@ def check_limits(config: Config, manifest: Manifest) -> None:
     for key, name, value in (
         ("local_rounds.rate", "rate", config.local_rounds.rate),
         ("local_rounds.steps", "steps", config.local_rounds.steps),
+        ("fine_tuning.rate", "rate", config.fine_tuning.rate),
         ("neighbours.rate", "rate", config.neighbours.rate if config.neighbours.keys else None),
     ):
         if value is not None and value > limits[name]:

@@ -10,8 +10,17 @@ import numpy as np
 
 from edge_sdk.config import ForecastSection
 from edge_sdk.forecasting.calendar_features import Floats, Ints
+from edge_sdk.forecasting.candidates import ServedForecast
 from edge_sdk.forecasting.conformal import ConformalCalibration, CoverageTarget
-from edge_sdk.forecasting.forecast import POINT, Forecast, SourceOf, fan, least, predict
+from edge_sdk.forecasting.forecast import (
+    POINT,
+    Forecast,
+    SourceOf,
+    fan,
+    forecast_of,
+    least,
+    predict,
+)
 from edge_sdk.forecasting.intervals import IntervalTracker, SavedCalibration
 from edge_sdk.forecasting.windows import ChannelFrame
 from edge_sdk.methods.training_context import Graph
@@ -31,15 +40,21 @@ class CalibratedForecaster:
 
     Attributes:
         kept: State of the interval calibration; None before the first forecast.
+        served: What is served instead of the bundle's model; None if nothing is.
     """
 
     def __init__(self, settings: ForecastSection, bundle: RunnableBundle) -> None:
         self._settings, self._bundle = settings, bundle
         self.kept: SavedCalibration | None = None
+        self.served: ServedForecast | None = None
 
     def restore(self, kept: SavedCalibration | None) -> None:
         """Set the saved state of the calibration; None begins anew."""
         self.kept = kept
+
+    def serve(self, served: ServedForecast | None) -> None:
+        """Serve this instead of the bundle's model from now on; None serves the model."""
+        self.served = served
 
     @property
     def levels(self) -> tuple[float, ...]:
@@ -65,7 +80,11 @@ class CalibratedForecaster:
         """
         if len(frame) and self._is_calibrated:
             model = p if trained is None else trained
-            self.kept = self._tracker(frame).follow(self.kept, frame, model, self._fan(p, frame))
+            self.kept = self._tracker(frame).follow(self.kept, frame, model, self._served(p, frame))
+        if self.served is not None and frame.is_ready:
+            found = self._forecast_served(p, frame, self.served)
+            if np.isfinite(found.values).all():
+                return found
         found = predict(graph, p, frame, self.levels, self._moved(p, frame, graph))
         return replace(found, source=source) if found.source == "model" else found
 
@@ -82,7 +101,7 @@ class CalibratedForecaster:
         if self.kept.calibration.upto < int(frame.times[-1]) // frame.window.step_seconds:
             tracker = self._tracker(frame)
             model = p if trained is None else trained
-            self.kept = tracker.follow(self.kept, frame, model, self._fan(p, frame))
+            self.kept = tracker.follow(self.kept, frame, model, self._served(p, frame))
             if self.kept.aided is not None:
                 self.kept = tracker.aid(self.kept, frame, None)
 
@@ -96,6 +115,15 @@ class CalibratedForecaster:
         if self._is_calibrated:
             return self._tracker(frame).served(frame, origins, self._fan(p, frame))
         return np.asarray(self._fan(p, frame)(origins)[:, :, [0, -1]])
+
+    def _forecast_served(self, p: Vector, frame: ChannelFrame, served: ServedForecast) -> Forecast:
+        """Forecast with what is served instead of the bundle's model."""
+        predicted = served.quantiles(p, frame, np.array([len(frame) - 1], np.int64))[0]
+        held = None
+        if self.kept is not None and self._is_calibrated:
+            held = self.kept.calibration, self._tracker(frame).aim
+        found = forecast_of(predicted, frame, self.levels, held, served.source)
+        return replace(found, weights=served.weights)
 
     def _moved(
         self, p: Vector, frame: ChannelFrame, graph: Graph
@@ -125,6 +153,12 @@ class CalibratedForecaster:
             narrowest=NARROWEST * frame.scale.width,
         )
         return IntervalTracker(aim, settings.calibration_windows, self._bundle.manifest.digest)
+
+    def _served(self, p: Vector, frame: ChannelFrame) -> Callable[[Ints], Floats]:
+        """Return the function that forecasts the served quantiles from origins."""
+        if self.served is None:
+            return self._fan(p, frame)
+        return partial(self.served.quantiles, p, frame)
 
     def _fan(self, p: Vector, frame: ChannelFrame) -> Callable[[Ints], Floats]:
         """Return the function that forecasts quantiles from origins, without the server's z."""

@@ -142,6 +142,10 @@ class FlushScheduler:
             logger.info("training deferred %s", fields(why=held))
         return held
 
+    def has_wake_time(self, share: float) -> bool:
+        """Return whether less than a share of the day's wake time is used."""
+        return self._governor.has_wake_time(share, self._session.time.time_for_days)
+
     @property
     def why_held(self) -> str:
         """The last result of ``blocking_limit``."""

@@ -13,6 +13,7 @@ from edge_sdk.analytic.bundle_functions import AnalyticModel
 from edge_sdk.analytic.online_vector import OnlineVector, TrainedVector
 from edge_sdk.config import Config
 from edge_sdk.forecasting.calendar_features import Floats, Ints
+from edge_sdk.forecasting.candidates import ServedForecast
 from edge_sdk.forecasting.forecast import Forecast, SourceOf, rolling
 from edge_sdk.forecasting.intervals import SavedCalibration
 from edge_sdk.forecasting.readiness import missing_readings
@@ -64,6 +65,7 @@ class ModelRuntime:
     _canary: CanaryTest = field(init=False)
     _forecaster: CalibratedForecaster = field(init=False)
     _online: OnlineVector | None = field(init=False)
+    _before_training: Callable[[Vector], None] | None = field(init=False, default=None)
     _frame: ChannelFrame | None = field(init=False, default=None)
     _learnable: ChannelFrame | None = field(init=False, default=None)
 
@@ -122,6 +124,14 @@ class ModelRuntime:
         """Set the state of the interval calibration that was saved; None recomputes it."""
         self._forecaster.restore(kept)
 
+    def serve(self, served: ServedForecast | None) -> None:
+        """Forecast with this from now on; None is the bundle's model."""
+        self._forecaster.serve(served)
+
+    def call_before_training(self, function: Callable[[Vector], None] | None) -> None:
+        """Call this with the vector in use before the model learns from new readings."""
+        self._before_training = function
+
     def fix_scale(self, scale: Scale) -> None:
         """Set the scale of a training that was saved."""
         self.scale = scale
@@ -134,7 +144,7 @@ class ModelRuntime:
             self._online.reset()
 
     def frame(self) -> ChannelFrame:
-        """Return the model's input channels, computed once after every change."""
+        """Return the model's input channels, computed after every change."""
         if self._frame is None:
             self._frame = self._framed(self.series)
         return self._frame
@@ -150,8 +160,8 @@ class ModelRuntime:
     def judged(self, vector: Vector) -> float | None:
         """Return a vector's loss on windows held back from training; None without any.
 
-        The windows come from the training series, so they may be perturbed, and are the same for
-        every vector until a reading arrives. None where the mechanism covers gradients only: a
+        The windows are of the training series, perhaps perturbed, and the same for every vector
+        until a reading arrives. None where the mechanism covers gradients only: a
         model selected by a noise-free loss would reveal that loss in every later update.
         """
         held = self.held_back() if self.mechanism.may_select_by_loss else None
@@ -249,8 +259,8 @@ class ModelRuntime:
     def newest_learnable(self) -> tuple[int, Array] | None:
         """Return the newest window for release: its number, and ``(1, lookback, channels)``.
 
-        It comes from the training series, so perhaps from perturbed readings: the noise of a
-        reading that has none yet is drawn, stored and charged by this call, as for training.
+        It is of the training series, perhaps perturbed: the noise of a reading that has none yet is
+        drawn, stored and charged by this call, as for training.
 
         Returns:
             None while it is incomplete, or while part of it may not be used for training.
@@ -276,9 +286,11 @@ class ModelRuntime:
         graph, source = self._helped(state)
         frame, trained, served = self.frame(), self.vector(state), self._served(state)
         found = self._forecaster.forecast(served, frame, graph, source, trained)
-        if found.source in ("model", "without graph"):
+        lacks = self.missing
+        is_chosen = self._forecaster.served is not None and not lacks
+        if is_chosen or found.source not in ("last day", "none"):
             return found
-        return replace(found, missing=self.missing or "the model's values were not finite")
+        return replace(found, missing=lacks or "the model's values were not finite")
 
     @property
     def missing(self) -> str:
@@ -327,8 +339,11 @@ class ModelRuntime:
     def calibrate(self, state: Any) -> None:  # noqa: ANN401 - as above
         """Update the calibration with new readings, before the model learns from them.
 
-        Nothing happens before the first forecast: no interval has been issued.
+        Candidates for the forecast are compared on them too. Before the first forecast there is no
+        calibration.
         """
+        if self._before_training is not None and len(self.series):
+            self._before_training(self.vector(state))
         if self.kept is not None and len(self.series):
             trained = self.vector(state)
             present = trained if self._online is None else self._online.latest(trained)

@@ -1,0 +1,185 @@
+"""Compute the forecasts of a device's candidates, and the one that is served."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Final
+
+import numpy as np
+
+from edge_sdk.forecasting.calendar_features import DAY, Floats, Ints
+from edge_sdk.forecasting.combination import (
+    CANDIDATES,
+    FLEET,
+    LAST_DAY,
+    LAST_WEEK,
+    MEAN,
+    OWN,
+    TUNED,
+    ForecastChoice,
+    HeldBackErrors,
+    blended,
+)
+from edge_sdk.forecasting.forecast import SourceOf, fan, least
+from edge_sdk.forecasting.intervals import complete, row_numbers
+from edge_sdk.forecasting.own_model import OwnModel
+from edge_sdk.forecasting.seasonal_naive import WEEK, rows_of, seasonal_naive
+from edge_sdk.forecasting.windows import ChannelFrame
+from edge_sdk.methods.training_context import Graph
+from edge_sdk.wire.contract.parameter_layout import Vector
+
+SOURCES: Final[Mapping[str, SourceOf]] = MappingProxyType(
+    {
+        FLEET: "model",
+        TUNED: "tuned model",
+        OWN: "own model",
+        LAST_DAY: "last day",
+        LAST_WEEK: "last week",
+        MEAN: "weighted mean",
+    }
+)
+"""A forecast's source by the name of the choice."""
+
+MOST = 2048
+"""Most windows that are forecast to compare candidates: the newest ones."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CandidateModels:
+    """The models of a device beside the fleet's.
+
+    Attributes:
+        graph: The bundle's forecast graph.
+        levels: Levels of its quantiles.
+        tuned: Whole vector of the tuned copy; None if there is none.
+        is_tuned: Whether fine-tuning has run: without a copy it found the fleet's model no worse,
+            which then stands for the tuned one.
+        own: Linear model of this device; None if there is none.
+    """
+
+    graph: Graph
+    levels: tuple[float, ...]
+    tuned: Vector | None = None
+    is_tuned: bool = False
+    own: OwnModel | None = None
+
+    @property
+    def available(self) -> tuple[str, ...]:
+        """Return the names that may be chosen, the weighted mean among them."""
+        missing = {TUNED} if self.tuned is None else set()
+        missing |= {OWN} if self.own is None else set()
+        return tuple(name for name in (*CANDIDATES, MEAN) if name not in missing)
+
+    def fans(
+        self, p: Vector, frame: ChannelFrame, origins: Ints, names: Collection[str] = CANDIDATES
+    ) -> Floats:
+        """Forecast from origins with every named candidate, ``(5, n, horizon, levels)``.
+
+        A candidate without quantiles of its own has those of the fleet's model, moved to its
+        median.
+
+        Args:
+            p: Whole vector of the fleet's model.
+            frame: Channels and readings.
+            origins: Rows with complete windows.
+            names: Candidates to compute; the others are NaN.
+        """
+        shape = (len(CANDIDATES), len(origins), frame.window.horizon, len(self.levels))
+        found = np.full(shape, np.nan)
+        fleet = fan(self.graph, p, frame, origins, self.levels)
+        if FLEET in names:
+            found[CANDIDATES.index(FLEET)] = fleet
+        if TUNED in names and self.is_tuned:
+            found[CANDIDATES.index(TUNED)] = (
+                fleet
+                if self.tuned is None
+                else fan(self.graph, self.tuned, frame, origins, self.levels)
+            )
+        around = fleet - fleet[:, :, [self.levels.index(0.5)]]
+        for name in names:
+            if (middle := self._middle(name, frame, origins)) is not None:
+                values = np.maximum(middle[:, :, None] + around, least(frame))
+                found[CANDIDATES.index(name)] = values
+        return found
+
+    def _middle(self, name: str, frame: ChannelFrame, origins: Ints) -> Floats | None:
+        """Return the medians of a candidate without quantiles; None for any other."""
+        if name == OWN and self.own is not None:
+            return self.own.forecast(frame, origins)
+        period = {LAST_DAY: DAY, LAST_WEEK: WEEK}.get(name)
+        if period is None:
+            return None
+        rows = rows_of(period, frame.window.step_seconds)
+        return seasonal_naive(frame.last, origins, frame.window.horizon, rows)
+
+    def compared_on(self, p: Vector, frame: ChannelFrame, origins: Ints) -> HeldBackErrors:
+        """Return the errors of all candidates on windows that none of them has learned."""
+        origins = origins[-MOST:]
+        return self._extended(HeldBackErrors.empty(), p, frame, origins, frame.truth(origins))
+
+    def compared_since(
+        self, table: HeldBackErrors, upto: int, p: Vector, frame: ChannelFrame
+    ) -> HeldBackErrors:
+        """Add the errors on the rows after a row number, forecast from every step before them.
+
+        Args:
+            table: Errors so far.
+            upto: Number of the newest row that was compared before.
+            p: Whole vector of the fleet's model, which has not learned from these rows.
+            frame: Channels and readings.
+        """
+        count, horizon = len(frame), frame.window.horizon
+        first = int(np.searchsorted(row_numbers(frame), upto, side="right"))
+        first = max(first, count - MOST, frame.window.lookback)
+        origins = np.arange(max(first - horizon, 0), count - 1, dtype=np.int64)
+        origins = origins[complete(frame)[origins]]
+        rows = origins[:, None] + 1 + np.arange(horizon)
+        is_new = (rows >= first) & (rows < count)
+        truth = np.where(is_new, frame.raw[np.minimum(rows, count - 1)], np.nan)
+        return self._extended(table, p, frame, origins, truth)
+
+    def _extended(
+        self, table: HeldBackErrors, p: Vector, frame: ChannelFrame, origins: Ints, truth: Floats
+    ) -> HeldBackErrors:
+        if not len(origins):
+            return table
+        step, horizon = frame.window.step_seconds, frame.window.horizon
+        days = (frame.times[origins, None] + step * (1 + np.arange(horizon))) // DAY
+        return table.extended(self.fans(p, frame, origins), truth, days, self.levels)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ServedForecast:
+    """The forecast that a device serves instead of that of the fleet's model.
+
+    Attributes:
+        models: Candidates.
+        choice: The choice between them.
+    """
+
+    models: CandidateModels
+    choice: ForecastChoice
+
+    @property
+    def source(self) -> SourceOf:
+        """Return the source that a forecast names."""
+        return SOURCES[self.choice.name]
+
+    @property
+    def weights(self) -> dict[str, float]:
+        """Return the weights of a weighted mean; empty for a single candidate."""
+        return dict(self.choice.weights) if self.choice.name == MEAN else {}
+
+    def quantiles(self, p: Vector, frame: ChannelFrame, origins: Ints) -> Floats:
+        """Forecast from origins, ``(n, horizon, levels)``; the fleet's where nothing else can.
+
+        Args:
+            p: Whole vector of the fleet's model.
+            frame: Channels and readings.
+            origins: Rows with complete windows.
+        """
+        fans = self.models.fans(p, frame, origins, {FLEET, *self.choice.weights})
+        found = blended(self.choice.weights, fans)
+        return np.where(np.isfinite(found), found, fans[CANDIDATES.index(FLEET)])

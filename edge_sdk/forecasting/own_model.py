@@ -1,0 +1,141 @@
+"""Fit a linear model on one device's own windows, in closed form, without anything of the fleet.
+
+Inputs are the changes of the window to its newest value, that value, the other channels' newest
+values, the change since the same slots a day and a week before the target, and the time of day and
+week of the origin. The model is ridge regression of the target's change; the penalty is the one with
+the least absolute error on the newest windows, which the trial solutions did not use. A fit takes
+one pass over the windows and no training steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from edge_sdk.analytic.solve import RidgePath, predicted, ridge
+from edge_sdk.analytic.statistics import gather
+from edge_sdk.forecasting.calendar_features import DAY, Floats, Ints
+from edge_sdk.forecasting.seasonal_naive import WEEK, rows_of, seasonal_naive
+from edge_sdk.forecasting.windows import ChannelFrame
+from edge_sdk.wire.contract.method import Array
+
+WINDOWS = 4096
+"""Most windows of a fit: the newest ones."""
+FEWEST = 96
+"""Windows below which no model is fitted."""
+ROWS = 168
+"""Most rows of the window that are inputs: the newest ones."""
+PENALTIES = (1e-5, 1e-4, 1e-3, 3e-3, 1e-2, 3e-2, 0.1, 0.3, 1.0)
+"""Ridge penalties per window that are tried."""
+TAIL = 0.2
+"""Share of the windows, the newest ones, that choose the penalty."""
+REACH = 6.0
+"""Bound of a standardised input."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class OwnModel:
+    """A fitted model.
+
+    Attributes:
+        centre: Mean of each input, ``(P,)``.
+        spread: Standard deviation of each input, ``(P,)``.
+        coefficients: Of the standardised inputs and a constant, ``(horizon, P + 1)``.
+        penalty: Chosen penalty per window.
+    """
+
+    centre: Floats
+    spread: Floats
+    coefficients: Floats
+    penalty: float
+
+    def arrays(self) -> dict[str, Array]:
+        """Return the model as named arrays, to be saved; ``from_arrays`` is the inverse."""
+        penalty = np.array(self.penalty)
+        names = {"centre": self.centre, "spread": self.spread, "coefficients": self.coefficients}
+        return {**names, "penalty": penalty}
+
+    @classmethod
+    def from_arrays(cls, arrays: Mapping[str, Array]) -> OwnModel:
+        """Rebuild from what ``arrays`` returned.
+
+        Raises:
+            KeyError: An array is missing.
+        """
+        inputs = arrays["centre"], arrays["spread"]
+        return cls(*inputs, arrays["coefficients"], float(arrays["penalty"]))
+
+    def forecast(self, frame: ChannelFrame, origins: Ints) -> Floats:
+        """Forecast from origins, in the series' unit, ``(n, horizon)``; NaN where an input is.
+
+        A model of another bundle, whose inputs differ in number, forecasts NaN.
+        """
+        raw = inputs(frame, origins)
+        shape = (frame.window.horizon, raw.shape[1] + 1)
+        if self.coefficients.shape != shape or len(self.centre) != raw.shape[1]:
+            return np.full((len(origins), frame.window.horizon), np.nan)
+        change = predicted(self.design(raw), self.coefficients)
+        return np.asarray(frame.last[origins, None] + frame.scale.width * change)
+
+    def design(self, raw: Floats) -> Floats:
+        """Return the standardised inputs and a constant, ``(n, P + 1)``."""
+        standard = np.clip((raw - self.centre) / self.spread, -REACH, REACH)
+        return np.concatenate([standard, np.ones((len(raw), 1))], axis=1)
+
+
+def fit(frame: ChannelFrame, origins: Ints) -> OwnModel | None:
+    """Fit a model on windows; None if there are fewer than ``FEWEST``.
+
+    Args:
+        frame: Channels and readings.
+        origins: Windows with observed targets, oldest first.
+    """
+    origins = origins[-WINDOWS:]
+    raw = inputs(frame, origins)
+    change = (frame.truth(origins) - frame.last[origins, None]) / frame.scale.width
+    known = np.isfinite(raw).all(axis=1) & np.isfinite(change).all(axis=1)
+    raw, change = raw[known], change[known]
+    if len(raw) < FEWEST:
+        return None
+    width = raw.shape[1]
+    spread = raw.std(axis=0)
+    scales = np.where(spread > 1e-9, spread, 1.0)
+    empty = OwnModel(raw.mean(axis=0), scales, np.zeros((change.shape[1], width + 1)), 0.0)
+    design = empty.design(raw)
+    early = len(design) - max(1, round(TAIL * len(design)))
+    path = RidgePath.of(gather(design[:early], change[:early]))
+    zero = np.zeros_like(empty.coefficients)
+    tried = {
+        penalty: np.abs(
+            change[early:] - predicted(design[early:], path.solution(penalty * early, zero))
+        ).mean()
+        for penalty in PENALTIES
+    }
+    penalty = min(tried, key=lambda one: tried[one])
+    found = np.ascontiguousarray(ridge(gather(design, change), penalty * len(design)))
+    return OwnModel(empty.centre, empty.spread, found, penalty)
+
+
+def inputs(frame: ChannelFrame, origins: Ints) -> Floats:
+    """Return the inputs of windows, not standardised, ``(n, P)``; NaN where unknown."""
+    if not len(origins):
+        return np.zeros((0, 1))
+    horizon, step = frame.window.horizon, frame.window.step_seconds
+    scaled = frame.scale.shrink(frame.last)
+    newest = scaled[origins, None]
+    back = np.arange(min(frame.window.lookback, ROWS) - 1, 0, -1)
+    rows = origins[:, None] - back
+    lags = np.where(rows >= 0, scaled[np.maximum(rows, 0)], np.nan) - newest
+    seasons = [
+        seasonal_naive(scaled, origins, horizon, rows_of(period, step)) - newest
+        for period in (DAY, WEEK)
+    ]
+    others = frame.channels[origins].astype(np.float64)
+    times = frame.times[origins]
+    turn = 2.0 * np.pi * (times % DAY) / DAY
+    waves = [wave(k * turn)[:, None] for k in (1, 2, 3) for wave in (np.sin, np.cos)]
+    weekdays = ((times // DAY + 3) % 7)[:, None] == np.arange(6)
+    columns = [lags, newest, others, *seasons, *waves, weekdays.astype(np.float64)]
+    return np.concatenate(columns, axis=1)

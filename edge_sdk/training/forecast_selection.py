@@ -1,0 +1,222 @@
+"""Choose at intervals which forecast the device serves: the fleet's model, or a better candidate.
+
+Values that no model has learned are compared as they arrive, before the next training, or, where a
+part of the record is held back from training, on that part. The comparison, the tuned copy and the
+device's own model stay on the device: no update and no report depends on them.
+"""
+
+from __future__ import annotations
+
+import logging
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from edge_sdk.app.cli import fields
+from edge_sdk.app.clock import Clock
+from edge_sdk.app.settings import seconds
+from edge_sdk.config import Config
+from edge_sdk.errors import StoreFull
+from edge_sdk.forecasting.combination import FLEET, choose
+from edge_sdk.forecasting.own_model import fit
+from edge_sdk.runtime import GraphError
+from edge_sdk.session.session import Session
+from edge_sdk.store.store import DeviceStore
+from edge_sdk.training.active_run import ActiveRun, GivenUp
+from edge_sdk.training.fine_tuning import digest_of, tuned, why_fleet, why_not_tuned
+from edge_sdk.training.flush_scheduler import FlushScheduler
+from edge_sdk.training.model_runtime import ModelRuntime
+from edge_sdk.training.saved_selection import (
+    OWN_MODEL,
+    SELECTION,
+    TUNED_MODEL,
+    DeviceCandidates,
+    SavedSelection,
+    save,
+    summary_of,
+)
+from edge_sdk.wire.contract.parameter_layout import Vector
+
+logger = logging.getLogger(__name__)
+
+_RETRY = 60.0  # seconds before a selection that was abandoned or failed is tried again
+
+
+class ForecastSelection:
+    """Compares the candidates of the active bundle, tunes a copy, and serves the best."""
+
+    def __init__(
+        self,
+        config: Config,
+        *,
+        store: DeviceStore,
+        session: Session,
+        active: ActiveRun,
+        scheduler: FlushScheduler,
+        clock: Clock,
+    ) -> None:
+        """Serve what was chosen before the last restart."""
+        self._config, self._store, self._session = config, store, session
+        self._active, self._scheduler, self._clock = active, scheduler, clock
+        self._retry_at = -float("inf")
+        self._learner: ModelRuntime | None = None
+        self._marks: tuple[Any, ...] = ()
+        self._known: tuple[Any, bytes] = (None, b"")
+        self.candidates = DeviceCandidates()
+        self.follow()
+
+    def follow(self) -> None:
+        """Recall the candidates of the active bundle and scale, where these have changed."""
+        learner = self._active.learner
+        marks = (learner.manifest.digest, learner.spec.whole_digest, learner.scale)
+        if learner is self._learner and marks == self._marks:
+            return
+        self._learner, self._marks, self._known = learner, marks, (None, b"")
+        learner.call_before_training(None)
+        learner.serve(None)
+        if self.why_off:
+            self.candidates = DeviceCandidates()
+            return
+        self.candidates = DeviceCandidates.recall(learner, self._store)
+        learner.call_before_training(self._compare)
+        learner.serve(self.candidates.served(learner))
+
+    @property
+    def why_off(self) -> str:
+        """Return why the fleet's model is always served; empty if candidates are compared."""
+        return why_fleet(self._config, self._active.learner)
+
+    @property
+    def is_due(self) -> bool:
+        """Return whether to tune and choose now; never while other work or a limit forbids it."""
+        self.follow()
+        session, now = self._session, self._session.now
+        if self.why_off or session.outbox.entries or now < self._retry_at:
+            return False
+        if not self._is_wanted():
+            return False
+        share = self._config.fine_tuning.wake_share
+        return not self._scheduler.blocking_limit() and self._scheduler.has_wake_time(share)
+
+    def run(self) -> None:
+        """Tune the common model, fit the device's own one, and choose; abandon all if disturbed."""
+        begun = self._session.now
+        self._retry_at = begun + _RETRY
+        self._scheduler.count_time(awake=False)
+        try:
+            self._tune()
+            self._fit()
+            self._choose()
+        except GivenUp:
+            self._session.count("selections given up")
+        except (StoreFull, GraphError) as error:
+            self._session.count("selections failed")
+            logger.warning("forecast not chosen %s", fields(why=error))
+        else:
+            self._retry_at = begun
+            self._session.count("selections")
+            spent = self._session.now - begun
+            logger.debug("candidates compared %s", fields(seconds=spent))
+        finally:
+            self._scheduler.count_time(awake=True)
+
+    def status(self) -> dict[str, Any]:
+        """Return the choice in plain words, or why there is none."""
+        return summary_of(self._config, self._active.learner, self.candidates)
+
+    # --- the steps --------------------------------------------------------------------------------
+
+    def _is_wanted(self) -> bool:
+        """Return whether a common model is new, or the last choice is old.
+
+        Before the first training there is no scale, and so no model to tune or compare.
+        """
+        learner, before = self._active.learner, self.candidates.selection
+        if learner.scale is None or not len(learner.series):
+            return False
+        interval = seconds(self._config.forecast.choice_interval)
+        age = self._clock.wall() / 1000 - before.judged
+        rows = learner.series.newest - before.judged_row
+        if not 0.0 <= age < interval or rows * learner.series.step >= interval:
+            return True
+        if self._session.seen.version < 0 or self._digest() == before.base:
+            return False
+        pause = seconds(self._config.fine_tuning.min_interval)
+        return self._session.is_done or age >= pause
+
+    def _digest(self) -> bytes:
+        """Return the digest of the fleet's model; computed once for each state."""
+        state = self._active.latest
+        if self._known[0] is not state:
+            self._known = (state, digest_of(self._active.learner.vector(state)))
+        return self._known[1]
+
+    def _tune(self) -> None:
+        active, learner = self._active, self._active.learner
+        if why_not_tuned(self._config, learner) or self._session.seen.version < 0:
+            return
+        last = self.candidates.tuned
+        if last is not None and last.base == self._digest():
+            return
+        found = tuned(learner, learner.vector(active.latest), last)
+        if found is None:
+            return
+        save(self._store, learner, TUNED_MODEL, found.arrays())
+        self.candidates = replace(self.candidates, tuned=found)
+        self._session.count("models tuned")
+        is_kept = found.p is not None
+        losses = {"before": found.before, "after": found.after}
+        logger.info("model tuned %s", fields(kept=is_kept, **losses))
+
+    def _fit(self) -> None:
+        learner = self._active.learner
+        if not self._config.forecast.own_model:
+            return
+        frame = learner.frame()
+        found = fit(frame, frame.origins((0.0, 1.0 - self._config.training.holdout_fraction)))
+        if found is not None:
+            save(self._store, learner, OWN_MODEL, found.arrays())
+            self.candidates = replace(self.candidates, own=found)
+
+    def _choose(self) -> None:
+        learner = self._active.learner
+        p, frame = learner.vector(self._active.latest), learner.frame()
+        self._compare(p)
+        before, models = self.candidates.selection, self.candidates.models(learner)
+        holdout, table = self._config.training.holdout_fraction, before.table
+        if holdout:
+            table = models.compared_on(p, frame, frame.origins((1.0 - holdout, 1.0)))
+        choice = choose(table, before.choice.name, models.available)
+        newest, judged = learner.series.newest, int(self._clock.wall() / 1000)
+        found = SavedSelection(table, choice, before.upto, judged, newest, self._digest())
+        self._save(found)
+        learner.serve(self.candidates.served(learner))
+        if choice.name != before.choice.name:
+            names = {"served": choice.name, "before": before.choice.name, "days": choice.days}
+            errors = {name: choice.errors.get(name, np.nan) for name in (choice.name, FLEET)}
+            compared = {"error": errors[choice.name], "fleet": errors[FLEET]}
+            logger.info("forecast chosen %s", fields(**names, **compared))
+
+    def _compare(self, p: Vector) -> None:
+        """Compare the candidates on values that arrived since the last comparison.
+
+        It is saved at once: after a restart, values that were learned meanwhile are not compared.
+        """
+        learner, before = self._active.learner, self.candidates.selection
+        if self._config.training.holdout_fraction or not len(learner.series):
+            return
+        newest = learner.series.newest
+        if newest == before.upto:
+            return
+        table = before.table
+        if 0 <= before.upto < newest:
+            models = self.candidates.models(learner)
+            table = models.compared_since(table, before.upto, p, learner.frame())
+        with suppress(StoreFull):
+            self._save(replace(before, table=table, upto=newest))
+
+    def _save(self, selection: SavedSelection) -> None:
+        save(self._store, self._active.learner, SELECTION, selection.leaves())
+        self.candidates = replace(self.candidates, selection=selection)

@@ -1,0 +1,178 @@
+"""Keep what a device knows about its candidates: errors, choice, tuned copy and own model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any, TypeVar
+
+from edge_sdk.config import Config
+from edge_sdk.forecasting.candidates import CandidateModels, ServedForecast
+from edge_sdk.forecasting.combination import COLUMNS, FLEET, ForecastChoice, HeldBackErrors
+from edge_sdk.forecasting.own_model import OwnModel
+from edge_sdk.store.store import DeviceStore
+from edge_sdk.training.fine_tuning import TunedModel, why_fleet, why_not_tuned
+from edge_sdk.training.model_runtime import ModelRuntime
+from edge_sdk.wire.errors import WireError
+from edge_sdk.wire.protocol.codec import Leaf, pack_leaves, unpack_leaves
+
+SELECTION, TUNED_MODEL, OWN_MODEL = "forecast selection", "tuned model", "own model"
+"""Names under which the store keeps them."""
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SavedSelection:
+    """The state of the choice between candidates.
+
+    Attributes:
+        table: Held-back errors.
+        choice: The present choice.
+        upto: Number of the newest row compared; -1 before the first.
+        judged: Unix seconds of the last choice; 0 before the first.
+        judged_row: Number of the newest row at the last choice.
+        base: Digest of the common model at the last choice.
+    """
+
+    table: HeldBackErrors = field(default_factory=HeldBackErrors.empty)
+    choice: ForecastChoice = field(default_factory=ForecastChoice)
+    upto: int = -1
+    judged: int = 0
+    judged_row: int = -1
+    base: bytes = b""
+
+    def leaves(self) -> dict[str, Leaf]:
+        """Return the state as leaves, to be saved; ``from_leaves`` is the inverse."""
+        choice = self.choice
+        return {
+            "columns": list(COLUMNS),
+            "table": self.table.arrays(),
+            "name": choice.name,
+            "weights": dict(choice.weights),
+            "errors": dict(choice.errors),
+            "days": choice.days,
+            "upto": self.upto,
+            "judged": self.judged,
+            "judged_row": self.judged_row,
+            "base": self.base,
+        }
+
+    @classmethod
+    def from_leaves(cls, leaves: Mapping[str, Leaf]) -> SavedSelection:
+        """Rebuild from what ``leaves`` returned.
+
+        Raises:
+            KeyError: A leaf is missing.
+            ValueError: The columns are those of another version.
+        """
+        if list(leaves["columns"]) != list(COLUMNS) or leaves["name"] not in COLUMNS:
+            raise ValueError("forecast selection: other candidates")
+        table = HeldBackErrors.from_arrays(leaves["table"])
+        choice = ForecastChoice(
+            leaves["name"], leaves["weights"], leaves["errors"], int(leaves["days"])
+        )
+        upto, judged, row = (int(leaves[name]) for name in ("upto", "judged", "judged_row"))
+        return cls(table, choice, upto, judged, row, leaves["base"])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DeviceCandidates:
+    """The saved candidates of a device beside the model of the fleet.
+
+    Attributes:
+        selection: State of the choice.
+        tuned: Result of the last fine-tuning; None before the first.
+        own: Linear model of this device; None before the first fit.
+    """
+
+    selection: SavedSelection = field(default_factory=SavedSelection)
+    tuned: TunedModel | None = None
+    own: OwnModel | None = None
+
+    @classmethod
+    def recall(cls, learner: ModelRuntime, store: DeviceStore) -> DeviceCandidates:
+        """Return what is saved for this bundle, and models for this scale; no other is used."""
+        return cls(
+            _read(store, learner, SELECTION, SavedSelection.from_leaves) or SavedSelection(),
+            _read(store, learner, TUNED_MODEL, TunedModel.from_arrays),
+            _read(store, learner, OWN_MODEL, OwnModel.from_arrays),
+        )
+
+    def models(self, learner: ModelRuntime) -> CandidateModels:
+        """Return the candidates' models."""
+        tuned = None if self.tuned is None else self.tuned.p
+        if tuned is not None and len(tuned) != learner.spec.size:
+            tuned = None
+        graph, is_tuned = learner.bundle.graphs["forecast"], self.tuned is not None
+        return CandidateModels(graph, learner.levels, tuned, is_tuned, self.own)
+
+    def served(self, learner: ModelRuntime) -> ServedForecast | None:
+        """Return what to serve instead of the fleet's model; None if that is the choice."""
+        models, choice = self.models(learner), self.selection.choice
+        if choice.name == FLEET or choice.name not in models.available:
+            return None
+        return ServedForecast(models, choice)
+
+    def summary(self) -> dict[str, Any]:
+        """Return the choice in plain words: errors are relative to the fleet's model."""
+        choice = self.selection.choice
+        fleet = choice.errors.get(FLEET, 0.0)
+        moment = datetime.fromtimestamp(self.selection.judged, UTC).isoformat()
+        tuned = self.tuned
+        gain = None if tuned is None or not tuned.before else 1.0 - tuned.after / tuned.before
+        return {
+            "served": choice.name,
+            "days compared": choice.days,
+            "error relative to fleet": {
+                name: round(error / fleet, 4) for name, error in choice.errors.items() if fleet
+            },
+            **({"weights": dict(choice.weights)} if len(choice.weights) > 1 else {}),
+            "chosen at": moment if self.selection.judged else "never",
+            **({} if gain is None else {"gain of tuning": round(gain, 4)}),
+        }
+
+
+def summary_of(config: Config, learner: ModelRuntime, found: DeviceCandidates) -> dict[str, Any]:
+    """Return what is served and why, in plain words, or why nothing is compared."""
+    if why := why_fleet(config, learner):
+        return {"served": FLEET, "why": why}
+    why = why_not_tuned(config, learner)
+    return {**found.summary(), **({"fine-tuning": why} if why else {})}
+
+
+def save(store: DeviceStore, learner: ModelRuntime, name: str, leaves: Mapping[str, Leaf]) -> None:
+    """Save a record of this bundle under a name, in one transaction.
+
+    Raises:
+        StoreFull: No space; the old record is kept.
+    """
+    store.file_paper(name, pack_leaves({**leaves, **_marks(learner, name)}))
+
+
+def _marks(learner: ModelRuntime, name: str) -> dict[str, Leaf]:
+    """Return what a record belongs to; errors are in the series' unit and fit any scale."""
+    marks: dict[str, Leaf] = {"of bundle": learner.manifest.digest}
+    if name != SELECTION:
+        scale = learner.scale
+        marks["of layout"] = learner.spec.whole_digest
+        marks["of scale"] = [scale.low, scale.high] if scale else []
+    return marks
+
+
+def _read(
+    store: DeviceStore, learner: ModelRuntime, name: str, build: Callable[[dict[str, Leaf]], T]
+) -> T | None:
+    """Return a saved record; None if it is missing, damaged, or of another bundle or scale."""
+    paper = store.paper(name)
+    if paper is None:
+        return None
+    try:
+        leaves = unpack_leaves(paper)
+        marks = _marks(learner, name)
+        if {key: leaves.pop(key) for key in marks} != marks:
+            return None
+        return build(leaves)
+    except (WireError, KeyError, ValueError, TypeError):
+        return None

@@ -1,0 +1,192 @@
+"""The choice between candidates: never worse than any of them on held-back data."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from edge_sdk.forecasting.combination import (
+    CANDIDATES,
+    COLUMNS,
+    FLEET,
+    LAST_DAY,
+    LAST_WEEK,
+    LEAST,
+    LONGEST,
+    MARGIN,
+    MEAN,
+    OWN,
+    TUNED,
+    HeldBackErrors,
+    blended,
+    choose,
+    mean_loss,
+)
+from edge_sdk.wire.protocol.codec import pack_leaves, unpack_leaves
+
+DAYS = np.arange(LEAST + 3)
+
+
+def table_of(**columns):
+    """A table of one value a day, whose candidates miss it by a constant or by one error a day."""
+    count = len(DAYS)
+    forecasts = np.full((len(CANDIDATES), count, 1, 1), np.nan)
+    for name, error in columns.items():
+        forecasts[CANDIDATES.index(name.replace("_", " ")), :, 0, 0] = error
+    return HeldBackErrors.empty().extended(forecasts, np.zeros((count, 1)), DAYS[:, None])
+
+
+finite = st.floats(0.0, 1e6, allow_nan=False)
+errors = hnp.arrays(
+    np.float64,
+    st.tuples(st.integers(1, 20), st.just(len(COLUMNS))),
+    elements=st.one_of(finite, finite, finite, st.just(float("nan"))),
+)
+
+
+def table_from(sums):
+    return HeldBackErrors(np.arange(len(sums)), sums, np.ones(len(sums), np.int64))
+
+
+@settings(deadline=None)
+@given(errors, st.sampled_from(COLUMNS))
+def test_the_choice_is_no_worse_than_any_comparable_candidate(sums, present):
+    table = table_from(sums)
+    choice = choose(table, present)
+    for error in choice.errors.values():
+        assert (1.0 - MARGIN) * choice.errors[choice.name] <= error
+    if choice.errors:
+        assert choice.name in choice.errors
+
+
+@settings(deadline=None)
+@given(errors, st.sampled_from(COLUMNS))
+def test_weights_are_a_convex_combination_of_candidates(sums, present):
+    choice = choose(table_from(sums), present)
+    assert set(choice.weights) <= set(CANDIDATES)
+    assert all(weight >= 0.0 for weight in choice.weights.values())
+    assert sum(choice.weights.values()) == pytest.approx(1.0)
+
+
+@settings(deadline=None)
+@given(errors, st.sampled_from(COLUMNS), st.sampled_from(CANDIDATES[1:]))
+def test_a_candidate_without_forecasts_is_never_chosen(sums, present, missing):
+    sums[:, COLUMNS.index(missing)] = np.nan
+    choice = choose(table_from(sums), present)
+    assert choice.name != missing
+    assert missing not in choice.weights
+
+
+@settings(deadline=None)
+@given(errors, st.sampled_from(COLUMNS))
+def test_choosing_again_from_the_same_errors_changes_nothing(sums, present):
+    once = choose(table_from(sums), present)
+    assert choose(table_from(sums), once.name) == once
+
+
+@given(errors)
+def test_without_enough_days_the_fleets_model_is_served(sums):
+    choice = choose(table_from(sums[: LEAST - 1]))
+    assert (choice.name, dict(choice.weights)) == (FLEET, {FLEET: 1.0})
+
+
+def test_a_tie_leaves_the_present_choice():
+    table = table_of(fleet=1.0, last_day=1.0 - MARGIN / 2, own=1.0)
+    assert choose(table, FLEET).name == FLEET
+    assert choose(table, OWN).name == OWN
+    assert choose(table, TUNED).name == FLEET  # it cannot be compared
+
+
+def test_a_clearly_better_candidate_replaces_the_present_one():
+    assert choose(table_of(fleet=1.0, last_day=0.5, last_week=0.7)).name == LAST_DAY
+    assert choose(table_of(fleet=0.4, last_day=0.5, last_week=0.7), LAST_WEEK).name == FLEET
+
+
+def test_candidates_that_err_to_opposite_sides_are_served_as_their_weighted_mean():
+    choice = choose(table_of(fleet=1.0, own=-1.0))
+    assert choice.name == MEAN
+    assert dict(choice.weights) == {FLEET: 0.5, OWN: 0.5}
+
+
+def test_weights_are_those_of_inverse_squared_errors():
+    weights = table_of(fleet=1.0, own=2.0).inverse_weights()
+    assert weights == pytest.approx({FLEET: 0.8, OWN: 0.2})
+    assert table_of(fleet=0.0, own=2.0).inverse_weights() == pytest.approx({FLEET: 1.0, OWN: 0.0})
+
+
+def test_the_error_of_the_mean_is_that_of_the_weights_of_earlier_days():
+    """A candidate that is bad on the last day only has kept its weight there."""
+    fleet = np.where(DAYS[-1] == DAYS, 9.0, 1.0)
+    table = table_of(fleet=fleet, own=1.0)
+    assert table.errors[-1, COLUMNS.index(MEAN)] == pytest.approx(5.0)
+
+
+def test_one_long_day_is_not_decisive():
+    days = np.repeat(DAYS, np.where(DAYS == 0, 500, 1))[:, None]
+    forecasts = np.full((len(CANDIDATES), len(days), 1, 1), np.nan)
+    forecasts[0, :, 0, 0] = np.where(days[:, 0] == 0, 3.0, 1.0)
+    forecasts[3, :, 0, 0] = np.where(days[:, 0] == 0, 0.0, 2.0)
+    table = HeldBackErrors.empty().extended(forecasts, np.zeros((len(days), 1)), days)
+    assert choose(table).errors[FLEET] == pytest.approx((3.0 + 9 * 1.0) / 10)
+    assert choose(table).name in {FLEET, MEAN}
+
+
+def test_a_candidate_that_may_not_be_chosen_is_not():
+    table = table_of(fleet=1.0, tuned=0.5)
+    assert choose(table).name == TUNED
+    assert choose(table, TUNED, (FLEET,)).name == FLEET
+
+
+def test_a_day_that_arrives_in_parts_counts_as_one():
+    whole, parts = HeldBackErrors.empty(), HeldBackErrors.empty()
+    rng = np.random.default_rng(3)
+    forecasts, truth = rng.normal(size=(5, 40, 2, 1)), rng.normal(size=(40, 2))
+    days = np.repeat(np.arange(4), 20).reshape(40, 2)
+    whole = whole.extended(forecasts, truth, days)
+    for part in (slice(0, 13), slice(13, 25), slice(25, 40)):
+        parts = parts.extended(forecasts[:, part], truth[part], days[part])
+    assert parts.days.tolist() == whole.days.tolist()
+    assert np.allclose(parts.sums, whole.sums)
+    assert parts.counts.tolist() == whole.counts.tolist()
+
+
+def test_old_days_are_forgotten():
+    days = np.arange(LONGEST + 9)[:, None]
+    found = HeldBackErrors.empty().extended(
+        np.ones((5, len(days), 1, 1)), np.zeros_like(days) * 1.0, days
+    )
+    assert found.days.tolist() == list(range(9, LONGEST + 9))
+    assert len(found.sums) == len(found.counts) == LONGEST
+
+
+def test_a_table_survives_being_saved():
+    table = table_of(fleet=1.0, own=2.0)
+    again = HeldBackErrors.from_arrays(unpack_leaves(pack_leaves(table.arrays())))
+    assert choose(again) == choose(table)
+    with pytest.raises(ValueError, match="fit"):
+        HeldBackErrors.from_arrays({**table.arrays(), "days": np.zeros((2, 2))})
+
+
+@given(
+    st.lists(st.floats(0.0, 1.0), min_size=5, max_size=5),
+    hnp.arrays(np.float64, (5, 3, 2, 1), elements=st.floats(-1e6, 1e6)),
+)
+def test_a_mean_lies_between_its_candidates(weights, forecasts):
+    shares = dict(zip(CANDIDATES, weights, strict=True))
+    found = blended(shares, forecasts)
+    used = forecasts[[weight > 0.0 for weight in weights]]
+    if not len(used):
+        assert np.isnan(found).all()
+        return
+    slack = 1e-9 * (1.0 + np.abs(used).max())
+    assert (found >= used.min(axis=0) - slack).all()
+    assert (found <= used.max(axis=0) + slack).all()
+
+
+def test_the_loss_of_quantiles_is_twice_their_mean_pinball_loss():
+    quantiles, truth = np.array([[[0.0, 1.0, 4.0]]]), np.array([[2.0]])
+    expected = 2 * (0.1 * 2.0 + 0.5 * 1.0 + 0.1 * 2.0) / 3
+    assert mean_loss(quantiles, truth, (0.1, 0.5, 0.9)) == pytest.approx(expected)

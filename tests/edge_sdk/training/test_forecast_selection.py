@@ -1,0 +1,396 @@
+"""The served forecast: chosen on values that no model had learned, kept over restarts, never sent."""
+
+from __future__ import annotations
+
+import json
+import logging
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from edge_sdk.app.settings import SettingsError
+from edge_sdk.commands.forecast import result_of
+from edge_sdk.forecasting.combination import FLEET, LAST_DAY, LAST_WEEK, OWN, TUNED, ForecastChoice
+from edge_sdk.forecasting.series import Reading
+from edge_sdk.training.saved_selection import SELECTION, TUNED_MODEL, DeviceCandidates
+
+STREAM, DAY, BEGUN = "elec.import.energy", 24, 1_700_006_400  # a midnight
+WRONG = np.array([-0.9, 0.4, -0.8, 0.1], np.float32)
+"""A common model that fits the rest of the fleet, and not this device."""
+STILL = {"vals": {"steps": 1.0, "rate": 1e-9}}
+"""A task that leaves the received model as it is."""
+
+
+def load(hour):
+    """A home that runs at night, with some noise of its own."""
+    rng = np.random.default_rng(hour)
+    return 2.0 + np.cos(2 * np.pi * hour / DAY) + 0.05 * rng.normal()
+
+
+def observe(client, days, *, first=0, value=load):
+    for hour in range(first * DAY, (first + days) * DAY):
+        client.observe(Reading(STREAM, BEGUN + hour * 3600, value(hour)))
+
+
+def live(fleet, first, days, *, w=WRONG, value=load, task=STILL):
+    """Let days pass: a day of readings, then a round under a common model."""
+    client = fleet.device.client
+    for day in range(first, first + days):
+        observe(client, 1, first=day, value=value)
+        fleet.server.open_round(day, day, w, **task)
+        fleet.run(14)
+        fleet.clock.at += 100.0  # what the round interrupted is tried again
+        fleet.run(8)
+
+
+def served_errors(client, first, days):
+    """Forecast every hour of some days as a user would, and return the absolute errors."""
+    errors = []
+    for hour in range(first * DAY, (first + days) * DAY):
+        told = client.forecast()
+        assert told.times[0] == BEGUN + hour * 3600
+        errors.append(abs(float(told.values[0]) - load(hour)))
+        observe_hour(client, hour)
+    return np.array(errors)
+
+
+def observe_hour(client, hour):
+    client.observe(Reading(STREAM, BEGUN + hour * 3600, load(hour)))
+
+
+def test_a_federation_that_makes_a_device_worse_is_not_served(make):
+    """Issue 13: within 1 % of the better of alone and naive, where the common model is far worse."""
+    errors = {}
+    for name, gate in (("gate", True), ("none", False)):
+        fleet = make(name, forecast={"choose_best": gate})
+        client = fleet.device.start()
+        observe(client, 14)
+        live(fleet, 14, 21)
+        errors[name] = served_errors(client, 35, 7).mean()
+        if gate:
+            choice = client._selection.candidates.selection.choice
+            held = dict(choice.errors)
+            assert choice.days >= 14
+            best = min(held[OWN], held[LAST_DAY], held[LAST_WEEK])
+            assert held[choice.name] <= 1.01 * best
+            assert held[FLEET] > 3 * best
+            models = client._selection.candidates.models(client.learner)
+            p, frame = client.learner.vector(client.state), client.learner.frame()
+            later = frame.origins()[-7 * DAY :]
+            alone = {
+                name: np.nanmean(np.abs(fan[:, :, 0] - frame.truth(later)))
+                for name, fan in zip(
+                    (OWN, LAST_DAY, LAST_WEEK), models.fans(p, frame, later)[2:], strict=True
+                )
+            }
+            assert errors[name] <= 1.01 * min(alone.values())
+    assert errors["gate"] < 0.2 * errors["none"]
+
+
+def test_where_the_common_model_is_good_it_stays(make):
+    """The newest value repeated is the best forecast of a random walk."""
+    fleet = make()
+    client = fleet.device.start()
+
+    steps = 50.0 + np.cumsum(np.random.default_rng(5).normal(size=2000))
+
+    def walk(hour):
+        return float(steps[hour])
+
+    w = np.array([0, 0, 0, 1], np.float32)
+    observe(client, 10, value=walk)
+    fleet.run()
+    client._active.adopt(replace(client.state, p=np.append(w, np.float32(0.0))))
+    live(fleet, 10, 15, w=w, value=walk)
+    choice = client._selection.candidates.selection.choice
+    assert choice.days >= 7
+    assert choice.name in {FLEET, TUNED}
+    assert choice.errors[LAST_DAY] > 2 * choice.errors[choice.name]
+
+
+def test_with_almost_no_history_the_fleets_model_is_served(fleet):
+    client = fleet.device.start()
+    observe(client, 3)
+    live(fleet, 3, 3)
+    assert client.status()["forecast"]["served"] == FLEET
+    assert client.status()["forecast"]["days compared"] < 7
+    assert client.forecast().source == "model"
+
+
+def test_values_count_only_if_they_came_after_the_training_before(fleet):
+    client = fleet.device.start()
+    observe(client, 10)
+    live(fleet, 10, 4)
+    table = client._selection.candidates.selection.table
+    days = (BEGUN // 86_400 + np.array([11, 12, 13])).tolist()
+    assert table.days.tolist() == days  # nothing of the record before, nor of the first training
+    assert table.counts.tolist() == [DAY] * 3
+
+
+def test_the_choice_survives_a_restart_and_a_power_cut(fleet):
+    client = fleet.device.start()
+    observe(client, 14)
+    live(fleet, 14, 21)
+    before = client._selection.candidates.selection
+    assert before.choice.name != FLEET
+    told = client.forecast()
+    client.flush()
+    fleet.device.kill()
+    again = fleet.device.start()
+    kept = again._selection.candidates.selection
+    assert kept.choice == before.choice
+    assert np.array_equal(kept.table.sums, before.table.sums, equal_nan=True)
+    assert np.array_equal(again.forecast().values, told.values)
+    assert again.forecast().source == told.source
+
+
+@pytest.mark.parametrize("damage", [b"rust", b"gfl1" + bytes(40)])
+def test_a_damaged_record_begins_anew_with_the_fleets_model(fleet, damage):
+    client = fleet.device.start()
+    observe(client, 14)
+    live(fleet, 14, 10)
+    client.flush()
+    for name in (SELECTION, TUNED_MODEL):
+        client._store.file_paper(name, damage)
+    fleet.device.kill()
+    again = fleet.device.start()
+    assert again._selection.candidates.tuned is None
+    assert again.status()["forecast"]["served"] == FLEET
+    assert again.forecast().source == "model"
+
+
+def test_it_is_chosen_again_after_a_week_of_readings(fleet):
+    client = fleet.device.start()
+    observe(client, 14)
+    live(fleet, 14, 1)
+    first = client._selection.candidates.selection.judged_row
+    live(fleet, 15, 5)
+    assert client._selection.candidates.selection.judged_row == first
+    live(fleet, 20, 3)
+    assert client._selection.candidates.selection.judged_row > first
+
+
+def test_a_change_is_logged_with_both_errors(fleet, caplog):
+    client = fleet.device.start()
+    observe(client, 14)
+    with caplog.at_level(logging.INFO):
+        live(fleet, 14, 21)
+    (line,) = {r.getMessage() for r in caplog.records if "forecast chosen" in r.getMessage()}
+    assert "before=fleet" in line
+    assert "fleet=" in line
+
+
+def test_with_a_part_held_back_the_choice_needs_no_waiting(make):
+    fleet = make(training={"holdout_fraction": 0.2})
+    client = fleet.device.start()
+    observe(client, 100)
+    live(fleet, 100, 1)
+    choice = client._selection.candidates.selection.choice
+    assert choice.days >= 7
+    assert choice.name != FLEET
+
+
+def test_switched_off_nothing_is_compared_or_tuned(make):
+    fleet = make(forecast={"choose_best": False})
+    client = fleet.device.start()
+    observe(client, 14)
+    live(fleet, 14, 10)
+    assert client.status()["forecast"] == {
+        "served": FLEET,
+        "why": "switched off: forecast.choose_best = false",
+    }
+    assert client._store.paper(SELECTION) is None
+    assert client._store.paper(TUNED_MODEL) is None
+
+
+def test_an_interval_below_an_hour_is_refused(make):
+    with pytest.raises(SettingsError, match=r"choice_interval: 5m is below 1h"):
+        make(forecast={"choice_interval": "5m"})
+
+
+def test_a_person_reads_what_is_served_and_why(fleet):
+    client = fleet.device.start()
+    observe(client, 14)
+    choice = ForecastChoice(LAST_DAY, {LAST_DAY: 1.0}, {FLEET: 2.0, LAST_DAY: 0.5}, 12)
+    found = result_of(client.forecast(), choice)
+    assert found.data["candidates"] == {FLEET: 2.0, LAST_DAY: 0.5}
+    assert found.text.splitlines()[-3:] == [
+        "held-back error of 12 days, kWh:",
+        "  last day      0.5  served",
+        "  fleet         2",
+    ]
+    json.dumps(found.data)
+
+
+# --- fine-tuning --------------------------------------------------------------------------------------
+
+NEAR = np.array([0.0, 0.0, 0.0, 0.7], np.float32)
+
+
+def test_a_tuned_copy_is_kept_where_the_held_back_tail_says_that_it_helps(fleet):
+    client = fleet.device.start()
+    observe(client, 14)
+    live(fleet, 14, 1, w=NEAR)
+    tuned = client._selection.candidates.tuned
+    assert tuned.p is not None
+    assert tuned.after < tuned.before
+    assert client.status()["counts"]["models tuned"] == 1
+    assert not np.array_equal(tuned.p, client.learner.vector(client.state))
+
+
+def test_a_copy_that_does_not_help_is_discarded(make):
+    fleet = make(fine_tuning={"rate": 1.0, "steps": 4})  # every step overshoots
+    client = fleet.device.start()
+    observe(client, 14)
+    x = np.array([[load(h) for h in range(i, i + 4)] + [1.0] for i in range(14 * DAY - 4)])
+    y = np.array([load(h) for h in range(4, 14 * DAY)])
+    best = np.linalg.lstsq(x, y, rcond=None)[0][:4].astype(np.float32)
+    live(fleet, 14, 1, w=best)
+    tuned = client._selection.candidates.tuned
+    assert tuned.p is None
+    assert tuned.before == tuned.after
+    assert TUNED not in client._selection.candidates.models(client.learner).available
+
+
+def test_the_tuned_copy_is_served_and_no_update_changes_by_it(make):
+    """Two devices of the same life, one that tunes and one that does not, send the same bytes."""
+    blobs, sources = [], []
+    for name, enabled in (("tunes", True), ("does not", False)):
+        fleet = make(
+            name,
+            fine_tuning={"enabled": enabled, "min_interval": "1h"},
+            forecast={"choose_best": enabled},
+        )
+        client = fleet.device.start()
+        observe(client, 14)
+        live(fleet, 14, 16, w=NEAR, task={})
+        blobs.append([update.blob for update in fleet.server.updates])
+        sources.append(client.status()["forecast"].get("gain of tuning"))
+    assert blobs[0] == blobs[1]
+    assert len(blobs[0]) == 16
+    assert sources[0] is not None
+    assert sources[1] is None
+
+
+def test_no_more_often_than_the_interval_but_at_once_after_the_last_round(make):
+    fleet = make(fine_tuning={"min_interval": "10h"})
+    client = fleet.device.start()
+    observe(client, 14)
+    live(fleet, 14, 3, w=NEAR)
+    assert client.status()["counts"]["models tuned"] == 1
+    fleet.clock.at += 36_000
+    live(fleet, 17, 1, w=NEAR * 0.9)
+    assert client.status()["counts"]["models tuned"] == 2
+    fleet.server.open_round(18, 18, NEAR * 0.8, phase="stop")
+    fleet.run(20)
+    assert client.is_done
+    assert client.status()["counts"]["models tuned"] == 3
+    assert client.is_settled
+
+
+@pytest.mark.parametrize(
+    ("settings", "why"),
+    [
+        ({"limits": {"upload_windows": ["03:00-03:01"]}}, "outside the upload windows"),
+        ({"fine_tuning": {"wake_share": 0.0}, "limits": {"daily_wake_time": "24h"}}, ""),
+    ],
+)
+def test_without_means_nothing_is_tuned(make, settings, why):
+    fleet = make(**settings)
+    client = fleet.device.start()
+    observe(client, 14)
+    client.learner.learnable()
+    client.learner._fix_scale()
+    live(fleet, 14, 2, w=NEAR)
+    assert client._selection.candidates.tuned is None
+    assert client.status()["held"] == why
+    assert "models tuned" not in client.status()["counts"]
+
+
+def test_a_newer_round_interrupts_the_tuning_and_leaves_no_trace(fleet, monkeypatch):
+    client = fleet.device.start()
+    observe(client, 14)
+    fleet.run()
+    batches = []
+    turn = client._between_batches
+
+    def between():
+        if client.status()["round"] == 0 and client._agenda.current is None:
+            batches.append(1)
+            if len(batches) == 5:
+                fleet.server.open_round(1, 1, NEAR * 0.9)
+        turn()
+
+    client.learner.between_batches = between
+    fleet.server.open_round(0, 0, NEAR)
+    fleet.run(14)
+    assert client.status()["counts"]["selections given up"] == 1
+    assert client._store.paper(TUNED_MODEL) is None
+    fleet.run(20)
+    assert client.status()["round"] == 1
+    fleet.run(8, seconds=20.0)
+    assert client._selection.candidates.tuned is not None
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+import numpy as np
+from edge_sdk import client as client_module
+from tests.edge_sdk.conftest import NumpyBundle, make_fleet
+from tests.edge_sdk.training.test_forecast_selection import NEAR, observe
+client_module.open_bundle = lambda _config, _announced: NumpyBundle()
+fleet = make_fleet(Path(sys.argv[1]))
+client = fleet.device.start()
+observe(client, 14)
+client.flush()
+fleet.server.open_round(0, 0, NEAR)
+fleet.run(20)
+print(client._selection.candidates.tuned.after, flush=True)
+batches = []
+def between():
+    batches.append(1)
+    if client._agenda.current is None and len(batches) > 40:
+        os.kill(os.getpid(), signal.SIGKILL)
+fleet.clock.at += 7200
+fleet.server.open_round(1, 1, NEAR * 0.5)
+client.learner.between_batches = between
+fleet.run(40)
+print("not killed", flush=True)
+"""
+
+
+def test_killed_in_the_middle_of_a_tuning_the_last_copy_is_in_use(tmp_path, numpy_bundle, make):
+    folder = tmp_path / "killed"
+    root = Path(__file__).parents[3]
+    ended = subprocess.run(
+        [sys.executable, "-c", KILLED, str(folder)],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=root,
+        timeout=120,
+    )
+    assert ended.returncode == -9, ended.stderr
+    (after,) = ended.stdout.split()
+    fleet = make("killed")
+    client = fleet.device.start()
+    assert client.status()["round"] == 1
+    assert client._selection.candidates.tuned.after == float(after)
+    assert client._selection.candidates.tuned.tunings == 1
+
+
+def test_what_is_saved_for_another_bundle_is_not_used(fleet, monkeypatch):
+    client = fleet.device.start()
+    observe(client, 14)
+    live(fleet, 14, 1, w=NEAR)
+    learner = client.learner
+    assert DeviceCandidates.recall(learner, client._store).tuned is not None
+    other = replace(learner.bundle, manifest=replace(learner.manifest, version=2))
+    monkeypatch.setattr(learner, "bundle", other)
+    found = DeviceCandidates.recall(learner, client._store)
+    assert (found.tuned, found.own, found.selection.judged) == (None, None, 0)
