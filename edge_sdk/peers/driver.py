@@ -38,7 +38,7 @@ from edge_sdk.wire.contract.parameter_layout import ParamSpec
 from edge_sdk.wire.errors import Refused
 from edge_sdk.wire.protocol import messages as m
 from edge_sdk.wire.protocol.codec import Leaf
-from edge_sdk.wire.protocol.outbox import RetryPolicy
+from edge_sdk.wire.protocol.outbox_state import RetryPolicy
 
 logger = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from edge_sdk.peers.chunks import PeerChunks
 from edge_sdk.wire.contract.parameter_layout import Vector
 from edge_sdk.wire.protocol.messages import PeerMessage, SettleMessage
-from edge_sdk.wire.protocol.outbox import RetryPolicy
+from edge_sdk.wire.protocol.outbox_state import RetryPolicy
 
 Offered = Mapping[str, Vector]
 """Vectors that a device offers in one exchange, by part."""

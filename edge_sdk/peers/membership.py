@@ -17,7 +17,7 @@ from edge_sdk.training.bootstrap import NEIGHBOURS, peer_settings
 from edge_sdk.training.training_transaction import TrainingTransaction
 from edge_sdk.wire.contract.method import Task
 from edge_sdk.wire.protocol.codec import encode
-from edge_sdk.wire.protocol.outbox import RetryPolicy
+from edge_sdk.wire.protocol.outbox_state import RetryPolicy
 
 _LONGEST = 900.0  # longest interval in seconds between two requests to a silent peer
 

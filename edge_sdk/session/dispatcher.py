@@ -148,13 +148,13 @@ class Dispatcher:
 
     def _receive_refusal(self, refusal: m.RefusalMessage) -> None:
         parts = self._parts
-        if not parts.downloads.refuse(refusal, shortest=parts.outbox.state.pace.base):
+        if not parts.downloads.refuse(refusal, shortest=parts.outbox.state.retry.base):
             parts.participation.follow(parts.outbox.receive(refusal))
 
     def _receive_time(self, t: int) -> None:
         parts = self._parts
         if parts.time.receive(t, may_request=parts.outbox.state.is_ready):
-            parts.participation.follow(parts.outbox.greet())
+            parts.participation.follow(parts.outbox.propose_life())
 
     def _receive_answer(self, answer: FromAggregator) -> Events:
         """Pass an answer to the outbox; a welcome also corrects time and numbers."""

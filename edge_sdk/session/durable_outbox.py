@@ -16,11 +16,12 @@ from edge_sdk.store.store import DeviceStore
 from edge_sdk.wire.errors import Reason, Refused
 from edge_sdk.wire.protocol import messages as m
 from edge_sdk.wire.protocol import outbox
-from edge_sdk.wire.protocol.outbox import (
+from edge_sdk.wire.protocol.outbox import Outbox, OutboxStep
+from edge_sdk.wire.protocol.outbox_state import (
     EntrySettled,
-    Outbox,
+    Note,
     OutboxEntry,
-    OutboxStep,
+    OutgoingMessage,
     RefusalReceived,
     RetryPolicy,
     SendChunk,
@@ -95,7 +96,7 @@ class DurableOutbox:
             entries=tuple(map(link.sign_again, store.outbox())),
             conn=store.fact("conn"),
             sdk=sdk,
-            pace=RetryPolicy(base, 90 * base),
+            retry=RetryPolicy(base, 90 * base),
         )
         self._saved = self.state.entries
 
@@ -124,9 +125,9 @@ class DurableOutbox:
         """Send the messages that are due."""
         return self._apply(outbox.tick(self.state, self.inputs()))
 
-    def greet(self) -> tuple[BudgetRefused, ...]:
+    def propose_life(self) -> tuple[BudgetRefused, ...]:
         """Send a new hello, to learn the present time and numbers."""
-        return self._apply(outbox.greet(self.state, self.inputs()))
+        return self._apply(outbox.propose_life(self.state, self.inputs()))
 
     def link_up(self, max_payload: int) -> tuple[BudgetRefused, ...]:
         """Continue over a new connection."""
@@ -152,7 +153,7 @@ class DurableOutbox:
         Raises:
             Refused: MALFORMED; nothing changes, and the hello is sent again.
         """
-        greeting, numbers = self.state.greeting, self.state.numbers
+        hello, numbers = self.state.hello, self.state.numbers
         match message:
             case m.WelcomeMessage(spent=found):
                 name, known, most = "spent", numbers.spent, m.RELEASES_LEAP
@@ -160,7 +161,7 @@ class DurableOutbox:
                 name, known, most = "life", numbers.life, m.LIFE_LEAP
             case _:
                 return
-        if greeting is None or message.hello != greeting.ref or found <= known + most:
+        if hello is None or message.hello != hello.ref or found <= known + most:
             return
         if not self._counts["leaps refused"]:
             numbers_found = {name: found, "own": known, "most": known + most}
@@ -171,11 +172,11 @@ class DurableOutbox:
 
     def is_loss(self, message: FromAggregator) -> bool:
         """Return whether a message shows that an earlier store of this device was lost."""
-        greeting = self.state.greeting
+        hello = self.state.hello
         return (
             isinstance(message, m.WelcomeMessage)
-            and greeting is not None
-            and message.hello == greeting.ref
+            and hello is not None
+            and message.hello == hello.ref
             and self.state.numbers.lost
             and message.spent > 0
         )
@@ -204,16 +205,16 @@ class DurableOutbox:
 
     def _apply(self, step: OutboxStep) -> tuple[BudgetRefused, ...]:
         """Save the changed state, then send its messages, then count and return its notes."""
-        after = step.uplink
+        after = step.outbox
         if after.numbers != self.state.numbers or after.entries != self._saved:
             self._store.keep(after.numbers, before=self._saved, after=after.entries)
             self._saved = after.entries
         self.state = after
-        for message in step.says:
+        for message in step.messages:
             self._send(message)
         return tuple(found for note in step.notes for found in self._note(note))
 
-    def _send(self, message: outbox.Say) -> None:
+    def _send(self, message: OutgoingMessage) -> None:
         match message:
             case SendWhole(entry=entry):
                 self._counts["sent"] += 1
@@ -228,7 +229,7 @@ class DurableOutbox:
             case m.HelloMessage():
                 self._link.send(message)
 
-    def _note(self, note: outbox.Note) -> Iterator[BudgetRefused]:
+    def _note(self, note: Note) -> Iterator[BudgetRefused]:
         match note:
             case EntrySettled(code=0):
                 self._counts["accepted"] += 1

@@ -68,7 +68,7 @@ class OperatorCommands:
             case "budget" if 0 <= command.args.get("releases", -1.0) <= m.RELEASES_LIMIT:
                 self._parts.participation.allow(int(command.args["releases"]))
             case "hello":
-                self._parts.participation.follow(self._parts.outbox.greet())
+                self._parts.participation.follow(self._parts.outbox.propose_life())
             case _:
                 return int(Reason.BAD_COMMAND)
         return int(Reason.ACCEPTED)

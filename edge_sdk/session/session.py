@@ -32,7 +32,8 @@ from edge_sdk.wire.errors import Reason
 from edge_sdk.wire.keys import Signer
 from edge_sdk.wire.link.transport import LinkDown, LinkUp, Transport
 from edge_sdk.wire.protocol import messages as m
-from edge_sdk.wire.protocol.outbox import Outbox, OutboxEntry, StepInputs, UplinkCounters
+from edge_sdk.wire.protocol.outbox import Outbox
+from edge_sdk.wire.protocol.outbox_state import OutboxEntry, StepInputs, UplinkCounters
 
 Connect = Callable[[Callable[[], Will]], Transport]
 """Make a link from the function that returns the last will."""

@@ -28,7 +28,7 @@ from edge_sdk.wire.protocol.envelope import (
     wrap,
 )
 from edge_sdk.wire.protocol.messages import FROM_DEVICES, Message, StatusMessage
-from edge_sdk.wire.protocol.outbox import OutboxEntry
+from edge_sdk.wire.protocol.outbox_state import OutboxEntry
 
 logger = logging.getLogger(__name__)
 

@@ -7,7 +7,6 @@ Each public method that writes is one transaction on disk before it returns (wri
 from __future__ import annotations
 
 import sqlite3
-import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import astuple, dataclass, replace
@@ -18,25 +17,24 @@ from edge_sdk.app import sqlite_file
 from edge_sdk.errors import StoreError, StoreFull
 from edge_sdk.forecasting.series import SeriesRow
 from edge_sdk.privacy.event import UNBOUNDED, PrivacyCharge
-from edge_sdk.store.schema import (
-    SCHEMA,
-    SET_ASIDE,
-    before_the_ledger,
-    charges,
-    instead_of,
-    opened,
-    unusable_lines,
-    usable_charge,
-    usable_fact,
-    usable_numbers,
+from edge_sdk.store.bounds import usable_charge
+from edge_sdk.store.ledger_rows import before_the_ledger, charges, write_charges
+from edge_sdk.store.rows import (
+    can_be_sent,
+    read_entries,
+    read_fact,
+    read_numbers,
+    schema_of,
+    write_entry,
+    write_facts,
+    write_numbers,
 )
-from edge_sdk.store.schema import write_charges as _write_charges
-from edge_sdk.wire.errors import Refused, WireError
-from edge_sdk.wire.protocol.codec import Leaf, encode, pack_leaves, unpack_leaves
-from edge_sdk.wire.protocol.messages import CHUNK_LIMIT, LARGEST, LIFE_LEAP
-from edge_sdk.wire.protocol.outbox import OutboxEntry, UplinkCounters
-
-_ENTRY = "life, seq, kind, body, proof, run, round, base, spec, spent, attempts"
+from edge_sdk.store.schema import SCHEMA, SET_ASIDE, opened
+from edge_sdk.store.unusable_values import find_unusable, replace_unusable
+from edge_sdk.wire.errors import WireError
+from edge_sdk.wire.protocol.codec import Leaf, pack_leaves, unpack_leaves
+from edge_sdk.wire.protocol.messages import LARGEST, LIFE_LEAP
+from edge_sdk.wire.protocol.outbox_state import OutboxEntry, UplinkCounters
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,11 +124,11 @@ class DeviceStore:
                 ),
             )
             if numbers is not None:
-                _write_numbers(db, numbers)
+                write_numbers(db, numbers)
             if entry is not None:
-                _write_entry(db, entry)
-            _write_charges(db, charges)
-            _write_facts(db, facts or {})
+                write_entry(db, entry)
+            write_charges(db, charges)
+            write_facts(db, facts or {})
 
     def keep(
         self,
@@ -144,46 +142,24 @@ class DeviceStore:
         gone = {entry.key for entry in before} - {entry.key for entry in after}
         old = {entry.key: entry for entry in before}
         with self._writing() as db:
-            _write_numbers(db, numbers)
+            write_numbers(db, numbers)
             for key in gone:
                 db.execute("DELETE FROM outbox WHERE life = ? AND seq = ?", key)
             for entry in after:
                 if entry.key not in old:
-                    _write_entry(db, entry)
+                    write_entry(db, entry)
                 elif entry.attempts != old[entry.key].attempts:
                     change = (entry.attempts, *entry.key)
                     db.execute("UPDATE outbox SET attempts = ? WHERE life = ? AND seq = ?", change)
-            _write_facts(db, facts or {})
+            write_facts(db, facts or {})
 
     def numbers(self) -> UplinkCounters:
         """Return the numbers; those of a new store have ``lost`` set."""
-        return self._numbers()[0]
-
-    def _numbers(self) -> tuple[UplinkCounters, dict[str, object]]:
-        """Return the numbers, and the values on disk that are out of bounds."""
-        row = self._db.execute("SELECT life, seq, spent, lost FROM numbers").fetchone()
-        if row is None:
-            return UplinkCounters(), {}
-        life, seq, spent = row[:3]
-        found, wrong = usable_numbers(life, seq, spent, released=0)
-        if "spent" in wrong:
-            found, wrong = usable_numbers(life, seq, spent, released=self._released())
-        return UplinkCounters(*found, bool(row[3])), wrong
-
-    def _released(self) -> int:
-        """Return the sum of the releases in the ledger's usable lines."""
-        if self._schema() < SCHEMA:
-            return 0
-        return sum(charge.releases for charge in charges(self._db, LARGEST))
+        return read_numbers(self._db)[0]
 
     def outbox(self) -> tuple[OutboxEntry, ...]:
         """Return the outbox, oldest first, without entries that no message can carry."""
-        return tuple(entry for entry in self._entries() if _can_be_sent(entry))
-
-    def _entries(self) -> tuple[OutboxEntry, ...]:
-        rows = self._db.execute(f"SELECT {_ENTRY} FROM outbox ORDER BY life, seq")  # noqa: S608 - a constant
-        names = [name.strip() for name in _ENTRY.split(",")]
-        return tuple(OutboxEntry(**dict(zip(names, row, strict=True))) for row in rows)
+        return tuple(entry for entry in read_entries(self._db) if can_be_sent(entry))
 
     def learned(self) -> LearnedState | None:
         """Return the learned state, or None before the first round.
@@ -211,21 +187,18 @@ class DeviceStore:
 
     def ledger(self) -> Iterator[PrivacyCharge]:
         """Read every charge in order; an unusable one counts as unbounded."""
-        if self._schema() < SCHEMA:
+        if schema_of(self._db) < SCHEMA:
             row = self._db.execute("SELECT spent FROM numbers").fetchone()
             before = before_the_ledger(row[0] if row else 0)
             yield from (usable_charge(astuple(charge)) or UNBOUNDED for charge in before)
             return
         yield from charges(self._db, self.fact("ledger set aside"))
 
-    def _schema(self) -> int:
-        return int(self._db.execute("PRAGMA user_version").fetchone()[0])
-
     def charge(self, numbers: UplinkCounters, charges: Iterable[PrivacyCharge]) -> None:
         """Save charges for possible releases, together with the release count."""
         with self._writing() as db:
-            _write_numbers(db, numbers)
-            _write_charges(db, charges)
+            write_numbers(db, numbers)
+            write_charges(db, charges)
 
     def noised(self) -> dict[tuple[str, int], float]:
         """Return every perturbed reading, by stream and slot."""
@@ -237,7 +210,7 @@ class DeviceStore:
         with self._writing() as db:
             kept = [(row.stream, row.slot, row.value) for row in rows]
             db.executemany("INSERT OR IGNORE INTO noised VALUES (?, ?, ?)", kept)
-            _write_charges(db, [charge])
+            write_charges(db, [charge])
 
     def noised_since(self) -> int:
         """Unix seconds before which no reading is perturbed; 0 is no limit."""
@@ -250,22 +223,18 @@ class DeviceStore:
         """
         with self._writing() as db:
             db.execute("DELETE FROM noised")
-            _write_facts(db, {"noised since": since})
+            write_facts(db, {"noised since": since})
 
     # --- facts and named records ------------------------------------------------------------------
 
     def fact(self, name: str, default: int = 0) -> int:
         """Return a stored integer by name."""
-        row = self._db.execute("SELECT value FROM facts WHERE name = ?", (name,)).fetchone()
-        if row is None:
-            return default
-        value = usable_fact(name, row[0])
-        return instead_of(name, row[0], int(time.time())) if value is None else value
+        return read_fact(self._db, name, default)
 
     def set_facts(self, **values: int) -> None:
         """Save integers by name, together."""
         with self._writing() as db:
-            _write_facts(db, values)
+            write_facts(db, values)
 
     def paper(self, name: str) -> bytes | None:
         """Return a stored message or file by name."""
@@ -276,7 +245,7 @@ class DeviceStore:
         """Save bytes under a name, together with integers."""
         with self._writing() as db:
             db.execute("INSERT OR REPLACE INTO papers VALUES (?, ?)", (name, content))
-            _write_facts(db, values)
+            write_facts(db, values)
 
     def drop_papers(self, prefix: str, but: Iterable[str]) -> None:
         """Delete the records whose names begin with a prefix, except these."""
@@ -292,20 +261,7 @@ class DeviceStore:
 
     def unusable(self) -> dict[str, str]:
         """Return the values on disk that are out of bounds, by name."""
-        rows = self._db.execute("SELECT name, value FROM facts ORDER BY name")
-        found = {name: value for name, value in rows if usable_fact(name, value) is None}
-        found |= self._numbers()[1]
-        for entry in self._entries():
-            if not _can_be_sent(entry):
-                found[f"outbox {entry.life}, {entry.seq}"] = "a number that no message can carry"
-        row = self._db.execute("SELECT run, round, version FROM learned").fetchone()
-        if row is not None and not all(-1 <= number <= LARGEST for number in row):
-            found["learned"] = row
-        if self._schema() >= SCHEMA:
-            ignored = self.fact("ledger set aside")
-            lines = [line for line in unusable_lines(self._db) if line > ignored]
-            found |= {f"ledger line {line}": "not a charge; no budget is left" for line in lines}
-        return {name: str(value) for name, value in found.items()}
+        return find_unusable(self._db)
 
     def set_aside(self) -> dict[str, str]:
         """Return the values found unusable so far, which are not used any more."""
@@ -331,8 +287,8 @@ class DeviceStore:
         numbers = replace(numbers, life=numbers.life if numbers.life <= LIFE_LEAP else 0, seq=0)
         line = self._db.execute("SELECT coalesce(max(line), 0) FROM ledger").fetchone()[0]
         with self._writing() as db:
-            _write_numbers(db, numbers)
-            _write_facts(db, {"ledger set aside": int(line)})
+            write_numbers(db, numbers)
+            write_facts(db, {"ledger set aside": int(line)})
             db.execute("INSERT OR REPLACE INTO papers VALUES ('key', ?)", (kid,))
         return True
 
@@ -341,22 +297,9 @@ class DeviceStore:
         found = self.unusable()
         if not found:
             return
-        numbers, wrong = self._numbers()
-        gone = [entry.key for entry in self._entries() if not _can_be_sent(entry)]
-        rows = self._db.execute("SELECT name, value FROM facts").fetchall()
-        facts = {
-            name: instead_of(name, value, int(time.time()))
-            for name, value in rows
-            if usable_fact(name, value) is None
-        }
         kept = pack_leaves({**self.set_aside(), **found})
         with self._writing() as db:
-            if wrong:
-                _write_numbers(db, numbers)
-            db.executemany("DELETE FROM outbox WHERE life = ? AND seq = ?", gone)
-            _write_facts(db, facts)
-            if "learned" in found:
-                db.execute("UPDATE learned SET run = 0, round = -1, version = -1")
+            replace_unusable(db)
             db.execute("INSERT OR REPLACE INTO papers VALUES (?, ?)", (SET_ASIDE, kept))
         self.found = found
 
@@ -380,7 +323,7 @@ class DeviceStore:
                 db.execute("DELETE FROM readings WHERE slot < ?", (before,))
                 if db.execute("DELETE FROM noised WHERE slot < ?", (before,)).rowcount:
                     since = max(self.fact("noised since"), before * step)
-                    _write_facts(db, {"noised since": since})
+                    write_facts(db, {"noised since": since})
 
     def readings(self) -> Iterator[SeriesRow]:
         """Return the readings in order of time."""
@@ -427,28 +370,3 @@ class DeviceStore:
                     hint="free some space; updates that wait for a receipt are kept",
                 ) from error
             raise StoreError(f"{self.path}: {error}") from error
-
-
-def _can_be_sent(entry: OutboxEntry) -> bool:
-    """Return whether a message can carry the numbers of an entry."""
-    try:
-        encode(entry.offer(CHUNK_LIMIT))
-    except (Refused, TypeError):
-        return False
-    return True
-
-
-def _write_numbers(db: sqlite3.Connection, numbers: UplinkCounters) -> None:
-    row = (numbers.life, numbers.seq, numbers.spent, int(numbers.lost))
-    db.execute("INSERT OR REPLACE INTO numbers VALUES (1, ?, ?, ?, ?)", row)
-
-
-def _write_entry(db: sqlite3.Connection, entry: OutboxEntry) -> None:
-    names = [name.strip() for name in _ENTRY.split(",")]
-    places = ", ".join("?" * len(names))
-    row = [getattr(entry, name) for name in names]
-    db.execute(f"INSERT INTO outbox ({_ENTRY}) VALUES ({places})", row)  # noqa: S608 - constants
-
-
-def _write_facts(db: sqlite3.Connection, values: Mapping[str, int]) -> None:
-    db.executemany("INSERT OR REPLACE INTO facts VALUES (?, ?)", values.items())

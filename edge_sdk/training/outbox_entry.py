@@ -13,7 +13,7 @@ from edge_sdk.wire.keys import Signer
 from edge_sdk.wire.protocol import messages as m
 from edge_sdk.wire.protocol.codec import encode, pack_tensor
 from edge_sdk.wire.protocol.envelope import AGGREGATOR, digest, prove
-from edge_sdk.wire.protocol.outbox import OutboxEntry, UplinkCounters
+from edge_sdk.wire.protocol.outbox_state import OutboxEntry, UplinkCounters
 
 OWN = 2**40
 """First number of the rounds that a device sets itself; no server reaches it."""

@@ -19,7 +19,7 @@ from edge_sdk.wire.link.transport import Happening, Message, Transport
 from edge_sdk.wire.protocol import topics
 from edge_sdk.wire.protocol.codec import decode
 from edge_sdk.wire.protocol.messages import UpdateMessage
-from edge_sdk.wire.protocol.outbox import OutboxEntry, UplinkCounters
+from edge_sdk.wire.protocol.outbox_state import OutboxEntry, UplinkCounters
 from firmware_sim.attacks import BoundAttack
 from firmware_sim.attacks.byzantine_halves import ByzantineHalves
 

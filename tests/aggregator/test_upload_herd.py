@@ -14,7 +14,8 @@ from edge_sdk.wire.contract.parameter_layout import ParamSpec
 from edge_sdk.wire.link.transport import Message
 from edge_sdk.wire.protocol import codec, envelope, outbox, topics
 from edge_sdk.wire.protocol.messages import CHUNK_LIMIT
-from edge_sdk.wire.protocol.outbox import Outbox, OutboxEntry, SendChunk, StepInputs
+from edge_sdk.wire.protocol.outbox import Outbox
+from edge_sdk.wire.protocol.outbox_state import OutboxEntry, SendChunk, StepInputs
 from tests.aggregator.rig import FLEET, Desk, Device, read, turn_of
 
 SPEC = ParamSpec.of([("head", (39_500,))])
@@ -38,8 +39,8 @@ class Meter:
         )
 
     def follow(self, turn):
-        self.up = turn.uplink
-        for say in turn.says:
+        self.up = turn.outbox
+        for say in turn.messages:
             message = say.chunk if isinstance(say, SendChunk) else say
             if not (self.is_mute and message.kind == "chunk"):
                 self.herd.said(self.hands, message)

@@ -85,7 +85,7 @@ def test_the_hello_is_repeated_unchanged_until_the_welcome(fleet):
     assert fleet.server.highest == 1
     fleet.server.is_mute = False
     fleet.run(
-        round(fleet.device.client._session.outbox.pace.cap) + 2, seconds=1.0
+        round(fleet.device.client._session.outbox.retry.cap) + 2, seconds=1.0
     )  # the longest wait
     assert fleet.device.client.status()["ready"]
     assert fleet.device.client.status()["life"] == 1

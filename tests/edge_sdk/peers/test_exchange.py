@@ -13,7 +13,7 @@ from edge_sdk.peers.chunks import SLICE, PeerChunks, cut
 from edge_sdk.peers.exchange_types import LinkDisagreement, Lost, NewerEpoch, PeerExchange, PeerLink
 from edge_sdk.wire.errors import Reason, Refused
 from edge_sdk.wire.protocol.messages import PeerMessage, SettleMessage
-from edge_sdk.wire.protocol.outbox import RetryPolicy
+from edge_sdk.wire.protocol.outbox_state import RetryPolicy
 
 SPEC = bytes(16)
 EVERY = 0.5  # s from one exchange to the next, but for who is behind

@@ -39,7 +39,7 @@ from edge_sdk.wire.errors import Reason, Refused
 from edge_sdk.wire.protocol import messages as m
 from edge_sdk.wire.protocol.codec import encode, pack_tensor
 from edge_sdk.wire.protocol.envelope import digest
-from edge_sdk.wire.protocol.outbox import OutboxEntry
+from edge_sdk.wire.protocol.outbox_state import OutboxEntry
 
 SPEC = b"s" * 16
 HOUR = 3600.0
@@ -159,7 +159,7 @@ def test_an_agenda_keeps_the_newest_perishable_tasks():
 
 def welcomed(parts, **changes):
     parts.outbox.link_up(65_536)
-    ref = parts.outbox.state.greeting.ref
+    ref = parts.outbox.state.hello.ref
     welcome = m.WelcomeMessage(
         hello=ref, life=1, spent=0, time=1_800_000_000_000, wire=1, caps=(), run=1, inline=4096,
         window=4, quota=2**30, hold=2, cmd=0,

@@ -14,7 +14,7 @@ import pytest
 from edge_sdk.errors import StoreError, StoreFull
 from edge_sdk.forecasting.series import SeriesRow
 from edge_sdk.store.store import DeviceStore, LearnedState
-from edge_sdk.wire.protocol.outbox import OutboxEntry, UplinkCounters
+from edge_sdk.wire.protocol.outbox_state import OutboxEntry, UplinkCounters
 
 
 def entry(seq: int, life: int = 3) -> OutboxEntry:
@@ -45,7 +45,7 @@ _VICTIM = """
     from pathlib import Path
     import numpy as np
     from edge_sdk.store.store import DeviceStore, LearnedState
-    from edge_sdk.wire.protocol.outbox import OutboxEntry, UplinkCounters
+    from edge_sdk.wire.protocol.outbox_state import OutboxEntry, UplinkCounters
 
     store = DeviceStore.open(Path(sys.argv[1]))
     left = int(sys.argv[2])

@@ -13,7 +13,7 @@ from edge_sdk.wire.contract.method import Task, Update
 from edge_sdk.wire.protocol import codec
 from edge_sdk.wire.protocol import messages as m
 from edge_sdk.wire.protocol.envelope import AGGREGATOR, unseal, wrap
-from edge_sdk.wire.protocol.outbox import UplinkCounters
+from edge_sdk.wire.protocol.outbox_state import UplinkCounters
 from tests.edge_sdk.conftest import DEVICE, DEVICE_KEY
 
 W0 = np.array([0.1, 0.2, 0.3, 0.4], np.float32)

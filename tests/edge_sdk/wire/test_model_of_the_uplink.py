@@ -157,7 +157,7 @@ class Script:
     """A hand-written run: the tester is link, broker and fate."""
 
     def __init__(self, *faults):
-        self.uplink, self.w = Uplink(*faults), model.World()
+        self.outbox, self.w = Uplink(*faults), model.World()
 
     def device(self, handler, *args):
         after, out = handler(self.w, *args)
@@ -169,15 +169,15 @@ class Script:
         waiting = {m for m in getattr(self.w, box) if m.kind == kind}
         (m,) = [m for m in waiting if all(getattr(m, k) == v for k, v in fields.items())]
         side, hears = (
-            ("aggregator", self.uplink.aggregator_hears)
+            ("aggregator", self.outbox.aggregator_hears)
             if box == "up"
-            else ("device", self.uplink.device_hears)
+            else ("device", self.outbox.device_hears)
         )
         after, out = hears(self.w._replace(**{box: ()}), m)
         self.w = model.post(after, side, out)
 
     def session(self):
-        self.device(self.uplink.time_out)
+        self.device(self.outbox.time_out)
         self.deliver("hello")
         self.deliver("welcome")
 
@@ -188,7 +188,7 @@ class Script:
         """Lose the store; the new process finds its first number used."""
         self.lose_in_flight()
         self.w = self.w._replace(device=model.Device())
-        self.device(self.uplink.time_out)
+        self.device(self.outbox.time_out)
         self.deliver("hello")
         self.deliver("floor")
         self.deliver("hello")
@@ -199,28 +199,28 @@ def reopened(*faults):
     """Release (1,1); backup; its receipt; a new life; restore the backup; offer (1,1) again."""
     run = Script(*faults)
     run.session()
-    run.device(run.uplink.release)
+    run.device(run.outbox.release)
     run.w = run.w._replace(backup=run.w.device)
     run.deliver("update")
     run.deliver("receipt")
-    run.device(run.uplink.say_hello)
+    run.device(run.outbox.say_hello)
     run.deliver("hello")
     run.deliver("welcome")
-    run.device(run.uplink.release)
+    run.device(run.outbox.release)
     run.deliver("update")
     run.deliver("receipt")
     run.w = model.power_cut(run.w._replace(device=run.w.backup), "device")
-    run.device(run.uplink.time_out)  # hello 2, already used
+    run.device(run.outbox.time_out)  # hello 2, already used
     run.deliver("hello")
     run.deliver("floor")
     run.deliver("hello")  # hello 3 lists (1, 1) as open
     run.deliver("welcome")
-    run.device(run.uplink.release)
+    run.device(run.outbox.release)
     run.deliver("update")  # (3, 1) promotes life 3
     run.lose_in_flight()
-    offers = run.uplink.time_out(run.w)[1]
+    offers = run.outbox.time_out(run.w)[1]
     (offer,) = [m for m in offers if m.key == (1, 1)]
-    after, out = run.uplink.aggregator_hears(run.w, offer)
+    after, out = run.outbox.aggregator_hears(run.w, offer)
     run.w = model.post(after, "aggregator", out)
     return run
 
@@ -244,8 +244,8 @@ def mixed(*faults):
     for index in (0, 1):
         run.w = run.w._replace(device=model.Device())
         run.session()
-        run.device(run.uplink.release)
-        run.device(run.uplink.release)
+        run.device(run.outbox.release)
+        run.device(run.outbox.release)
         run.deliver("offer", key=(1, 2))
         run.deliver("grant")
         run.deliver("chunk", index=index)
@@ -262,8 +262,8 @@ def lost_twice(*faults):
     run = Script(*faults)
     run.session()
     for _ in range(2):
-        run.device(run.uplink.release)
-        run.device(run.uplink.release)
+        run.device(run.outbox.release)
+        run.device(run.outbox.release)
         run.lose_store()
     return run
 
@@ -280,16 +280,16 @@ def overtaken(*faults):
     """A hello of a lost store is delayed, and arrives while its successor has a live entry."""
     run = Script(*faults)
     run.session()
-    run.device(run.uplink.say_hello)
-    run.device(run.uplink.say_hello)  # life 3: the broker keeps this one back
+    run.device(run.outbox.say_hello)
+    run.device(run.outbox.say_hello)  # life 3: the broker keeps this one back
     late = next(m for m in run.w.up if m.kind == "hello" and m.ref[0] == 3)
     run.lose_store()  # life 2 runs
-    run.device(run.uplink.release)
+    run.device(run.outbox.release)
     run.lose_in_flight()
     run.w = run.w._replace(up=(late,))
     run.deliver("hello")
     run.lose_in_flight()
-    run.device(run.uplink.time_out)
+    run.device(run.outbox.time_out)
     run.deliver("offer" if run.w.up[0].kind == "offer" else "update")
     for kind in ("grant", "chunk", "receipt"):
         if any(m.kind == kind for m in run.w.up + run.w.down):
@@ -312,7 +312,7 @@ def test_a_rolled_back_image_can_undercount_the_budget():
     run = Script()
     run.session()
     run.w = run.w._replace(backup=run.w.device)
-    run.device(run.uplink.release)
+    run.device(run.outbox.release)
     run.lose_in_flight()  # the aggregator never hears of it
     run.w = model.power_cut(run.w._replace(device=run.w.backup), "device")
     run.session()

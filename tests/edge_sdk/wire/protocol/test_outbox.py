@@ -15,9 +15,9 @@ from edge_sdk.wire.protocol import messages as m
 from edge_sdk.wire.protocol import outbox
 from edge_sdk.wire.protocol.codec import encode
 from edge_sdk.wire.protocol.envelope import digest, ref
-from edge_sdk.wire.protocol.outbox import (
+from edge_sdk.wire.protocol.outbox import Outbox
+from edge_sdk.wire.protocol.outbox_state import (
     EntrySettled,
-    Outbox,
     OutboxEntry,
     RetryPolicy,
     SendChunk,
@@ -38,7 +38,7 @@ def entry(life: int = 1, seq: int = 1, size: int = 100, attempts: int = 0) -> Ou
 
 def welcome(up: Outbox, *, inline: int = 1000, hold: int = 2, spent: int = 0) -> m.WelcomeMessage:
     return m.WelcomeMessage(
-        hello=up.greeting.ref,
+        hello=up.hello.ref,
         life=up.numbers.life,
         spent=spent,
         time=0,
@@ -54,8 +54,8 @@ def welcome(up: Outbox, *, inline: int = 1000, hold: int = 2, spent: int = 0) ->
 
 
 def ready(*entries: OutboxEntry, **options) -> Outbox:
-    up = outbox.linked(Outbox(entries=entries), chance(), max_payload=65536, conn=1).uplink
-    return outbox.receive(up, welcome(up, **options), chance()).uplink
+    up = outbox.linked(Outbox(entries=entries), chance(), max_payload=65536, conn=1).outbox
+    return outbox.receive(up, welcome(up, **options), chance()).outbox
 
 
 def receipt(of: OutboxEntry, code: int = 0) -> m.ReceiptMessage:
@@ -65,73 +65,75 @@ def receipt(of: OutboxEntry, code: int = 0) -> m.ReceiptMessage:
 def test_a_first_send_that_fits_goes_whole_and_every_later_one_asks():
     up = ready()
     turn = outbox.release(up, entry(), chance())
-    assert [type(s) for s in turn.says] == [SendWhole]
-    later = outbox.tick(turn.uplink, chance(now=11.0))
-    assert [type(s) for s in later.says] == [m.OfferMessage]
-    assert later.uplink.entries[0].attempts == 2
+    assert [type(s) for s in turn.messages] == [SendWhole]
+    later = outbox.tick(turn.outbox, chance(now=11.0))
+    assert [type(s) for s in later.messages] == [m.OfferMessage]
+    assert later.outbox.entries[0].attempts == 2
 
 
 def test_what_does_not_fit_is_offered():
     up = ready(inline=99)
-    assert [type(s) for s in outbox.release(up, entry(size=100), chance()).says] == [m.OfferMessage]
+    assert [type(s) for s in outbox.release(up, entry(size=100), chance()).messages] == [
+        m.OfferMessage
+    ]
 
 
 def test_nothing_numbered_leaves_before_the_welcome():
     up = outbox.linked(Outbox(entries=(entry(),)), chance(), max_payload=65536, conn=1)
-    assert [type(s) for s in up.says] == [m.HelloMessage]
-    assert not up.uplink.may_release
-    assert [type(s) for s in outbox.tick(up.uplink, chance(now=99.0)).says] == [m.HelloMessage]
+    assert [type(s) for s in up.messages] == [m.HelloMessage]
+    assert not up.outbox.may_release
+    assert [type(s) for s in outbox.tick(up.outbox, chance(now=99.0)).messages] == [m.HelloMessage]
 
 
 def test_the_hello_is_repeated_byte_for_byte():
     first = outbox.linked(Outbox(), chance(nonce=1), max_payload=65536, conn=1)
-    again = outbox.tick(first.uplink, chance(now=20.0, nonce=2))
-    assert encode(first.says[0]) == encode(again.says[0])
+    again = outbox.tick(first.outbox, chance(now=20.0, nonce=2))
+    assert encode(first.messages[0]) == encode(again.messages[0])
 
 
 def test_a_second_welcome_does_not_reset_the_numbers():
-    up = outbox.linked(Outbox(), chance(), max_payload=65536, conn=1).uplink
+    up = outbox.linked(Outbox(), chance(), max_payload=65536, conn=1).outbox
     told = welcome(up)
-    up = outbox.receive(up, told, chance()).uplink
-    up = outbox.release(up, entry(seq=1), chance()).uplink
-    assert outbox.receive(up, told, chance()).uplink.numbers.seq == 1
+    up = outbox.receive(up, told, chance()).outbox
+    up = outbox.release(up, entry(seq=1), chance()).outbox
+    assert outbox.receive(up, told, chance()).outbox.numbers.seq == 1
 
 
 def test_a_floor_is_answered_with_a_larger_life_and_a_new_nonce():
-    up = outbox.linked(Outbox(), chance(nonce=1), max_payload=65536, conn=1).uplink
-    turn = outbox.receive(up, m.FloorMessage(up.greeting.ref, 41), chance(nonce=2))
-    assert (turn.says[0].life, turn.says[0].nonce[-1]) == (42, 2)
-    assert outbox.receive(up, m.FloorMessage(b"x" * 16, 41), chance()).uplink == up
+    up = outbox.linked(Outbox(), chance(nonce=1), max_payload=65536, conn=1).outbox
+    turn = outbox.receive(up, m.FloorMessage(up.hello.ref, 41), chance(nonce=2))
+    assert (turn.messages[0].life, turn.messages[0].nonce[-1]) == (42, 2)
+    assert outbox.receive(up, m.FloorMessage(b"x" * 16, 41), chance()).outbox == up
 
 
 def test_the_ledger_is_the_larger_of_both_counts():
     up = outbox.linked(
         Outbox(numbers=UplinkCounters(spent=5)), chance(), max_payload=65536, conn=1
-    ).uplink
-    assert outbox.receive(up, welcome(up, spent=9), chance()).uplink.numbers.spent == 9
-    assert outbox.receive(up, welcome(up, spent=3), chance()).uplink.numbers.spent == 5
+    ).outbox
+    assert outbox.receive(up, welcome(up, spent=9), chance()).outbox.numbers.spent == 9
+    assert outbox.receive(up, welcome(up, spent=3), chance()).outbox.numbers.spent == 5
 
 
 @pytest.mark.parametrize("code", [0, 22, 24, 99])
 def test_any_receipt_that_matches_is_final(code):
-    up = outbox.release(ready(), entry(), chance()).uplink
+    up = outbox.release(ready(), entry(), chance()).outbox
     turn = outbox.receive(up, receipt(entry(), code), chance())
-    assert turn.uplink.entries == ()
+    assert turn.outbox.entries == ()
     assert turn.notes == (EntrySettled(replace(entry(), attempts=1), code),)
 
 
 def test_a_receipt_for_other_bytes_settles_nothing():
-    up = outbox.release(ready(), entry(), chance()).uplink
+    up = outbox.release(ready(), entry(), chance()).outbox
     forged = replace(receipt(entry()), ref=b"x" * 16)
-    assert outbox.receive(up, forged, chance()).uplink.entries != ()
+    assert outbox.receive(up, forged, chance()).outbox.entries != ()
 
 
 @pytest.mark.parametrize("code", [Reason.FORK, Reason.CLOSED])
 def test_a_fork_or_a_closed_present_life_starts_a_new_one(code):
-    up = outbox.release(ready(), entry(), chance()).uplink
+    up = outbox.release(ready(), entry(), chance()).outbox
     turn = outbox.receive(up, receipt(entry(), code), chance(nonce=2))
-    assert [s.life for s in turn.says] == [2]
-    assert not turn.uplink.may_release
+    assert [s.life for s in turn.messages] == [2]
+    assert not turn.outbox.may_release
 
 
 def test_a_closed_older_life_is_only_dropped():
@@ -139,60 +141,62 @@ def test_a_closed_older_life_is_only_dropped():
     up = ready(old)
     up = replace(up, numbers=replace(up.numbers, life=2))
     turn = outbox.receive(up, receipt(old, Reason.CLOSED), chance())
-    assert turn.uplink.greeting is None
+    assert turn.outbox.hello is None
 
 
 def test_no_more_than_hold_may_wait():
-    up = outbox.release(ready(hold=2), entry(seq=1), chance()).uplink
+    up = outbox.release(ready(hold=2), entry(seq=1), chance()).outbox
     assert up.may_release
-    assert not outbox.release(up, entry(seq=2), chance()).uplink.may_release
+    assert not outbox.release(up, entry(seq=2), chance()).outbox.may_release
 
 
 def test_a_refusal_makes_the_entry_wait_and_lets_the_other_one_go():
     up = ready(inline=0)
-    up = outbox.release(up, entry(seq=1), chance()).uplink
-    up = outbox.release(up, entry(seq=2), chance()).uplink
+    up = outbox.release(up, entry(seq=1), chance()).outbox
+    up = outbox.release(up, entry(seq=2), chance()).outbox
     assert up.transfer.key == (1, 1)  # one transfer at a time
     busy = m.RefusalMessage(code=Reason.BUSY, wait=60_000, id=entry(seq=1).id)
-    up = outbox.receive(up, busy, chance()).uplink
+    up = outbox.receive(up, busy, chance()).outbox
     turn = outbox.tick(up, chance(now=1.0))
-    assert [s.seq for s in turn.says] == [2]
-    assert outbox.tick(turn.uplink, chance(now=59.0)).uplink.entry((1, 1)).attempts == 1
+    assert [s.seq for s in turn.messages] == [2]
+    assert outbox.tick(turn.outbox, chance(now=59.0)).outbox.entry((1, 1)).attempts == 1
 
 
 def test_a_refused_offer_may_be_named_by_its_own_digest():
     turn = outbox.release(ready(inline=0), entry(), chance())
-    named = m.RefusalMessage(code=Reason.BUSY, wait=60_000, ref=ref(digest(encode(turn.says[0]))))
-    up = outbox.receive(turn.uplink, named, chance()).uplink
+    named = m.RefusalMessage(
+        code=Reason.BUSY, wait=60_000, ref=ref(digest(encode(turn.messages[0])))
+    )
+    up = outbox.receive(turn.outbox, named, chance()).outbox
     assert outbox.next_due(up) == 60.0
 
 
 @pytest.mark.parametrize("code", range(1, 7))
 def test_blame_for_malformed_messages_changes_nothing(code):
-    up = outbox.release(ready(), entry(), chance()).uplink
+    up = outbox.release(ready(), entry(), chance()).outbox
     assert (
-        outbox.receive(up, m.RefusalMessage(code=code, wait=9, id=entry().id), chance()).uplink
+        outbox.receive(up, m.RefusalMessage(code=code, wait=9, id=entry().id), chance()).outbox
         == up
     )
 
 
 def test_two_lives_stops_this_process():
     up = ready()
-    up = outbox.receive(up, m.RefusalMessage(code=Reason.TWO_LIVES, wait=0), chance()).uplink
+    up = outbox.receive(up, m.RefusalMessage(code=Reason.TWO_LIVES, wait=0), chance()).outbox
     assert not up.may_release
-    assert outbox.tick(up, chance(now=1e6)).says == ()
+    assert outbox.tick(up, chance(now=1e6)).messages == ()
 
 
 def test_say_hello_starts_a_new_life_and_a_repeat_of_it_does_not():
     refusal = m.RefusalMessage(code=Reason.SAY_HELLO, wait=0, id=entry().id)
     turn = outbox.receive(ready(), refusal, chance(nonce=2))
-    assert [s.life for s in turn.says] == [2]
-    assert outbox.receive(turn.uplink, refusal, chance(nonce=3)).uplink.numbers.life == 2
+    assert [s.life for s in turn.messages] == [2]
+    assert outbox.receive(turn.outbox, refusal, chance(nonce=3)).outbox.numbers.life == 2
 
 
 def sending(size: int = 5 * 8192) -> tuple[Outbox, OutboxEntry]:
     up = replace(ready(inline=0), chunk=8192)
-    up = outbox.release(up, entry(size=size), chance()).uplink
+    up = outbox.release(up, entry(size=size), chance()).outbox
     return up, up.entries[0]
 
 
@@ -201,14 +205,14 @@ def grant(of: OutboxEntry, have: bytes = b"", win: int = 2) -> m.GrantMessage:
 
 
 def sent(turn: outbox.OutboxStep) -> list[int]:
-    return [say.chunk.i for say in turn.says if isinstance(say, SendChunk)]
+    return [say.chunk.i for say in turn.messages if isinstance(say, SendChunk)]
 
 
 def test_only_missing_chunks_go_and_no_more_than_the_window():
     up, of = sending()
     first = outbox.receive(up, grant(of, win=2), chance())
     assert sent(first) == [0, 1]
-    second = outbox.receive(first.uplink, grant(of, have=b"\x01", win=2), chance())
+    second = outbox.receive(first.outbox, grant(of, have=b"\x01", win=2), chance())
     assert sent(second) == [2]  # 1 is still flying
 
 
@@ -216,13 +220,13 @@ def test_what_a_later_chunk_has_overtaken_is_sent_again():
     up, of = sending()
     turn = outbox.receive(up, grant(of, win=3), chance())
     assert sent(turn) == [0, 1, 2]
-    assert sent(outbox.receive(turn.uplink, grant(of, have=b"\x04", win=3), chance())) == [0, 1, 3]
+    assert sent(outbox.receive(turn.outbox, grant(of, have=b"\x04", win=3), chance())) == [0, 1, 3]
 
 
 def test_a_report_without_news_brings_everything_again():
     up, of = sending()
     turn = outbox.receive(up, grant(of, win=2), chance())
-    assert sent(outbox.receive(turn.uplink, m.HaveMessage(of.id, b"", 1), chance(now=1.0))) == [0]
+    assert sent(outbox.receive(turn.outbox, m.HaveMessage(of.id, b"", 1), chance(now=1.0))) == [0]
 
 
 @pytest.mark.parametrize("again", ["have", "grant"])
@@ -230,20 +234,20 @@ def test_a_report_that_crossed_with_the_chunks_brings_nothing_again(again):
     up, of = sending()
     turn = outbox.receive(up, grant(of, win=2), chance())
     word = m.HaveMessage(of.id, b"", 1) if again == "have" else grant(of, win=2)
-    assert sent(outbox.receive(turn.uplink, word, chance(now=0.9))) == []
+    assert sent(outbox.receive(turn.outbox, word, chance(now=0.9))) == []
 
 
 def test_after_a_silence_it_asks_again():
     up, of = sending()
-    up = outbox.receive(up, grant(of), chance(now=5.0)).uplink
-    assert outbox.tick(up, chance(now=14.9)).says == ()
-    assert [type(s) for s in outbox.tick(up, chance(now=15.0)).says] == [m.OfferMessage]
+    up = outbox.receive(up, grant(of), chance(now=5.0)).outbox
+    assert outbox.tick(up, chance(now=14.9)).messages == ()
+    assert [type(s) for s in outbox.tick(up, chance(now=15.0)).messages] == [m.OfferMessage]
 
 
 def test_a_link_too_narrow_for_chunks_uploads_nothing_and_says_why():
-    up = outbox.linked(Outbox(), chance(), max_payload=8000, conn=1).uplink
+    up = outbox.linked(Outbox(), chance(), max_payload=8000, conn=1).outbox
     assert up.stopped == Reason.UNUSABLE_LINK
-    wider = outbox.linked(up, chance(), max_payload=65536, conn=2).uplink
+    wider = outbox.linked(up, chance(), max_payload=65536, conn=2).outbox
     assert wider.stopped is None
 
 
@@ -282,15 +286,15 @@ class World:
         """Save, then say; a crash may come between."""
         if self.rng.random() < 0.03:
             return self.crash()
-        self.disk = (turn.uplink.numbers, turn.uplink.entries)
+        self.disk = (turn.outbox.numbers, turn.outbox.entries)
         if self.rng.random() < 0.03:
             return self.crash()
-        self.up = turn.uplink
+        self.up = turn.outbox
         for note in turn.notes:
             if isinstance(note, EntrySettled):
                 assert note.code == 0, f"a live entry was refused: {note.code}"
                 self.accepted.add(note.entry.key)
-        for say in turn.says:
+        for say in turn.messages:
             self.bag.append(("agg", say))
             self.old.append(say)
         return None

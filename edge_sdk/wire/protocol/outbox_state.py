@@ -1,0 +1,172 @@
+"""Define the parts of an outbox: counters, entries, pending messages, effects and notes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+
+from edge_sdk.wire.protocol.codec import encode
+from edge_sdk.wire.protocol.envelope import digest, ref
+from edge_sdk.wire.protocol.messages import (
+    ChunkMessage,
+    HelloMessage,
+    OfferMessage,
+)
+
+Key = tuple[int, int]
+"""``(life, seq)``: the number of an outbox entry."""
+
+
+@dataclass(frozen=True, slots=True)
+class UplinkCounters:
+    """Counters that are never reused; saved before a message with them is sent.
+
+    Attributes:
+        life: Highest ledger session ever proposed.
+        seq: Last sequence number assigned within it.
+        spent: Number of releases charged so far.
+        lost: Whether the store is new and the aggregator's welcome is still missing.
+    """
+
+    life: int = 0
+    seq: int = 0
+    spent: int = 0
+    lost: bool = True
+
+
+@dataclass(frozen=True)  # without slots: a cached property needs a place
+class OutboxEntry:
+    """One release that waits for its receipt: the exact bytes, signed once."""
+
+    life: int
+    seq: int
+    body: bytes
+    proof: bytes
+    run: int
+    round: int
+    base: int
+    spec: bytes
+    spent: int
+    kind: str = "update"
+    attempts: int = 0  # saved; 0 = never sent, and only then may the body be sent unasked
+
+    @property
+    def key(self) -> Key:
+        """Return the entry's number."""
+        return self.life, self.seq
+
+    @cached_property
+    def digest(self) -> bytes:
+        """Return the SHA-256 of the body."""
+        return digest(self.body)
+
+    @property
+    def id(self) -> bytes:
+        """Return the 16 bytes that name the body in grants, chunks and receipts."""
+        return ref(self.digest)
+
+    def offer(self, chunk: int) -> OfferMessage:
+        """Return the offer of 300 bytes that replaces the body on every later attempt."""
+        return OfferMessage(
+            of=self.kind,
+            digest=self.digest,
+            size=len(self.body),
+            chunk=chunk,
+            sig=self.proof,
+            run=self.run,
+            round=self.round,
+            base=self.base,
+            spec=self.spec,
+            life=self.life,
+            seq=self.seq,
+            spent=self.spent,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class RetryPolicy:
+    """Retry timer for missing answers: from ``base`` seconds, doubling to ``cap``, with jitter."""
+
+    base: float = 10.0
+    cap: float = 900.0
+
+    def wait(self, attempts: int, draw: float) -> float:
+        """Return the wait after the given attempt; ``draw`` is uniform in 0 … 1.
+
+        At least a tenth of the step, so that an answer in flight can arrive.
+
+        >>> RetryPolicy().wait(1, 1.0), RetryPolicy().wait(3, 0.5), RetryPolicy().wait(30, 1.0)
+        (10.0, 22.0, 900.0)
+        """
+        step = min(self.cap, self.base * 2.0 ** min(max(attempts, 1) - 1, 30))
+        return step * (0.1 + 0.9 * draw)
+
+
+@dataclass(frozen=True, slots=True)
+class StepInputs:
+    """External inputs of one step: a uniform draw, a nonce, the present time."""
+
+    draw: Callable[[], float]
+    nonce: Callable[[], bytes]  # 16 unpredictable bytes
+    now: float
+
+
+@dataclass(frozen=True, slots=True)
+class PendingHello:
+    """A hello that waits for its welcome; repeated unchanged."""
+
+    hello: HelloMessage
+    due: float
+    attempts: int = 0
+
+    @property
+    def ref(self) -> bytes:
+        """Return the reference that the answer must name."""
+        return ref(digest(encode(self.hello)))
+
+
+@dataclass(frozen=True, slots=True)
+class PendingTransfer:
+    """The one entry that is being offered or sent in chunks."""
+
+    key: Key
+    offer_ref: bytes  # reference of the offer: a refusal may name it
+    have: frozenset[int] = frozenset()
+    sent: tuple[int, ...] = ()  # in sending order, without the chunks that arrived
+    sent_at: float = float("-inf")  # when chunks were sent last
+
+
+@dataclass(frozen=True, slots=True)
+class SendWhole:
+    """An effect: send the entry's own envelope, as it was signed."""
+
+    entry: OutboxEntry
+
+
+@dataclass(frozen=True, slots=True)
+class SendChunk:
+    """An effect: send one chunk to the worker that granted it."""
+
+    chunk: ChunkMessage
+    worker: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EntrySettled:
+    """A note: an entry is settled for good; ``code`` 0 means it counts."""
+
+    entry: OutboxEntry
+    code: int
+
+
+@dataclass(frozen=True, slots=True)
+class RefusalReceived:
+    """A note: a refusal that an operator should see."""
+
+    code: int
+    wait: float
+
+
+OutgoingMessage = HelloMessage | OfferMessage | SendWhole | SendChunk
+Note = EntrySettled | RefusalReceived
