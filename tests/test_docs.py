@@ -18,6 +18,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import NamedTuple
 
+import numpy as np
 import pytest
 
 from aggregator import config as aggregator_config
@@ -166,14 +167,11 @@ def test_documented_configurations_are_valid_toml(page):
 @pytest.fixture
 def device(tmp_path, monkeypatch):
     """A device's files, offline, in the folder where code of the documentation runs."""
-    keys.save_signing_key(tmp_path / "meter.key", keys.from_seed(b"d" * 32))
+    keys.save_signing_key(tmp_path / "meter-0042.key", keys.from_seed(b"d" * 32))
     keys.save_public(tmp_path / "root.pub", keys.from_seed(b"r" * 32).public)
-    (tmp_path / "meter.toml").write_text(
-        'id = "meter-1"\nfleet = "north"\nstate = "state"\nbundle = "load-lstm-week"\n'
-        'broker = { url = "mqtt://127.0.0.1:1" }\n'
-        'keys = { device = "meter.key", root = "root.pub" }\n'
-        'privacy = { mechanism = { name = "none" } }\n'
-    )
+    (tmp_path / "meter.toml").write_text((ROOT / "examples" / "meter.toml").read_text("utf-8"))
+    monkeypatch.setenv("GRIDFED_EDGE_BROKER", '{ url = "mqtt://127.0.0.1:1" }')
+    monkeypatch.setenv("GRIDFED_EDGE_STATE", "state")
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -183,8 +181,11 @@ def device(tmp_path, monkeypatch):
     ids=lambda page: page.stem,
 )  # fmt: skip
 def test_documented_code_runs(page, device):
-    """The meter and the display that a reader has are stood in for."""
-    intervals = [(3600.0 * hour, 1.0 + hour % 24) for hour in range(400_000, 400_200)]
+    """The meter and the display that a reader has are stood in for; the broker is absent.
+
+    With the example's configuration a meter that knows nothing but its energy forecasts by a model.
+    """
+    intervals = [(3600.0 * hour, 1.0 + hour % 24) for hour in range(400_000, 400_240)]
     seen: list[object] = []
     for block in blocks(page.read_text("utf-8"), "python"):
         if "torch" in block:
@@ -195,6 +196,10 @@ def test_documented_code_runs(page, device):
             "__name__": "shown",
         }
         exec(compile(block, page.name, "exec"), given)
+        if "display.show" in block:
+            assert len(seen) > 24
+            assert {forecast.source for forecast in seen} == {"model"}
+            assert np.isfinite([forecast.values for forecast in seen]).all()
 
 
 # --- the tutorial -------------------------------------------------------------------------------

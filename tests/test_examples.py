@@ -79,7 +79,7 @@ def meter(tmp_path):
     path.write_text((EXAMPLES / "meter.toml").read_text("utf-8"), "utf-8")
     keys.save_public(tmp_path / "root.pub", ROOT.public)
     certified(path)
-    (tmp_path / "load.csv").write_text("time,kwh,temperature,wind\n2018-01-01T08:00Z,4.6,8.9,2.6\n")
+    (tmp_path / "load.csv").write_text("time,kwh\n2018-01-01T08:00Z,4.6\n")
     return path
 
 
@@ -95,9 +95,9 @@ def leaves(config, at=""):
 def test_the_meter_is_enrolled_and_checked(meter, capsys):
     assert cli.main(["enrol", str(meter)]) == 0
     assert cli.main(["check", str(meter)]) == 0
-    assert "reads: elec.import.energy, weather.temperature, weather.wind_speed" in (
-        capsys.readouterr().out
-    )
+    out = capsys.readouterr().out
+    assert "reads: elec.import.energy\n" in out
+    assert "no source" not in out
 
 
 def test_defaults_stated_in_the_meter_example_are_defaults(meter):
@@ -118,10 +118,10 @@ def test_the_aggregator_example_is_valid_and_states_its_defaults(tmp_path):
     path = tmp_path / "aggregator.toml"
     path.write_text((EXAMPLES / "aggregator.toml").read_text("utf-8"), "utf-8")
     config = AggregatorConfig.load(path, {})
-    assert bind(config).spec.shared_size == 5760
+    assert bind(config).spec.shared_size == 9088
     path.write_text(
         'fleet = "north"\nstate = "aggregator-state"\n'
-        'run = { bundle = "load-lstm", method = "fedadam", quorum = 16 }\n'
+        'run = { bundle = "load-week-1", method = "fedadam", quorum = 16 }\n'
     )
     plain = dict(leaves(AggregatorConfig.load(path, {})))
     chosen = {"run.shared", "run.settings", "run.min_updates"}
@@ -223,7 +223,7 @@ def test_the_quickstart_forecasts_without_a_broker(meter):
         script, env=environ, capture_output=True, text=True, timeout=300, check=False
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("next 15 minutes: ")
+    assert done.stdout.startswith("next hour: ")
     assert done.stdout.rstrip().endswith("kWh, by model")
 
 

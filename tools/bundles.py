@@ -1,8 +1,10 @@
 """Export the shipped bundles again, signed with a fresh key that is not kept.
 
     python -m tools.bundles [--out FOLDER]
+    python -m tools.bundles --only load-week-1 cells-week-1 --key week
 
-The key's public half, ``release.pub``, is shipped beside the bundles and its private half is
+The second form writes some bundles and leaves the others with their signatures; its public key is
+``release-KEY.pub``. The key's public half, ``release.pub``, is shipped beside the bundles and its private half is
 forgotten: trust in a shipped bundle is trust in the installed package, and the signature proves
 that its files are whole and belong together.
 """
@@ -26,14 +28,20 @@ from edge_sdk.wire.keys import SigningKey, save_public
 VERSION = 1
 
 
-def write(out: Path, names: Sequence[str] = (*SHIPPED, *ANALYTIC)) -> None:
-    """Write models of the catalogue below ``out``, checked on the devices' engine."""
+def write(out: Path, names: Sequence[str] = (*SHIPPED, *ANALYTIC), *, label: str = "") -> None:
+    """Write models of the catalogue below ``out``, checked on the devices' engine.
+
+    Args:
+        out: Folder of the bundles.
+        names: Models to write.
+        label: Name of the release key that is added; empty replaces all keys by one.
+    """
     torch.set_num_threads(1)  # small graphs: more threads only wait for one another
     key = SigningKey.generate()
     out.mkdir(parents=True, exist_ok=True)
-    for before in out.glob("release*.pub"):
+    for before in out.glob(f"release-{label}.pub" if label else "release*.pub"):
         before.unlink()
-    save_public(out / "release.pub", key.public)
+    save_public(out / (f"release-{label}.pub" if label else "release.pub"), key.public)
     for name in names:
         if name in ANALYTIC:
             write_closed_form(ANALYTIC[name], out / name, name=name, version=VERSION, signer=key)
@@ -58,7 +66,12 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("--out", type=Path, default=shipped_folder(), help="where (the package)")
-    write(parser.parse_args().out)
+    parser.add_argument("--only", nargs="+", metavar="NAME", help="models to write (all)")
+    parser.add_argument("--key", default="", help="name of the added release key, with --only")
+    args = parser.parse_args()
+    if bool(args.only) != bool(args.key):
+        parser.error("--only and --key belong together: the other bundles keep their signatures")
+    write(args.out, args.only or (*SHIPPED, *ANALYTIC), label=args.key)
 
 
 if __name__ == "__main__":

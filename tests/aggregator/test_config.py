@@ -247,8 +247,8 @@ def test_the_example_is_complete_and_binds(tmp_path):
     example = Path(__file__).parents[2] / "examples" / "aggregator.toml"
     loaded = load_with_origins(shutil.copy(example, tmp_path / "aggregator.toml"), {})
     run = bind(loaded.value)
-    assert run.shared == ("lstm.",)
-    assert run.spec.shared_size == 5760
+    assert run.shared == ("body.",)
+    assert run.spec.shared_size == 9088
     text = example.read_text("utf-8")
     for key, _, _ in shown(loaded.value, loaded.origins):
         assert re.search(rf"\b{key.split('.')[-1]} =", text) or key in KEPT_BACK, key
