@@ -24,11 +24,12 @@ from edge_sdk.bundle import Bundle, TrustedKeys, shipped_folder, shipped_names
 from edge_sdk.runtime import load_graph
 from edge_sdk.wire.contract.manifest import LipschitzStage, Loss, Manifest
 
-CELLS = [name for name in shipped_names() if name.startswith("cells-")]
-
 
 def manifest_of(name):
     return Manifest.parse((shipped_folder() / name / "manifest.json").read_bytes())
+
+
+CELLS = [name for name in shipped_names() if manifest_of(name).paths is not None]
 
 
 def drawn(manifest, seed, spread=0.3):
