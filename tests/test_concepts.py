@@ -13,34 +13,61 @@ ARCHITECTURE = (ROOT / "docs" / "architecture.md").read_text("utf-8")
 ROWS = re.findall(r"^\| ([^|]+) \| `([^`]+)` \| `([^`]+)` \|$", CONCEPTS, re.MULTILINE)
 
 FACTS = [
-    ("late", "edge_sdk/wire/protocol/admission_policy.py"),
-    ("noise of input", "edge_sdk/privacy/input_noise.py"),
-    ("deadline", "aggregator/methods/base/round_machine.py"),
-    ("clone", "aggregator/ingress/clone_detector.py"),
-    ("chunks", "edge_sdk/wire/protocol/outbox.py"),
-    ("rate limit", "aggregator/ingress/rate_limits.py"),
-    ("privacy budget", "edge_sdk/privacy/ledger.py"),
-    ("conformal", "edge_sdk/forecasting/conformal.py"),
-    ("staleness", "aggregator/methods/asynchronous/staleness.py"),
-    ("Krum", "aggregator/rules/krum.py"),
+    ("late", "edge_sdk/wire/protocol/admission_policy.py", "Reason.LATE"),
+    ("noise of input", "edge_sdk/privacy/input_noise.py", "add_noised"),
+    ("deadline", "aggregator/methods/base/round_machine.py", "deadline"),
+    ("clone", "aggregator/ingress/clone_detector.py", "CloneDetector"),
+    ("chunks", "edge_sdk/wire/protocol/outbox.py", "SendChunk"),
+    ("rate limit", "aggregator/ingress/rate_limits.py", "TokenBuckets"),
+    ("privacy budget", "edge_sdk/privacy/ledger.py", "BudgetSpent"),
+    ("conformal", "edge_sdk/forecasting/conformal.py", "CoverageTarget"),
+    ("staleness", "aggregator/methods/asynchronous/staleness.py", "polynomial"),
+    ("Krum", "aggregator/rules/krum.py", "def krum"),
 ]
-"""What a newcomer looks for, and where it is: one search of the index finds the file."""
+"""What a newcomer looks for, the file that one search of the index finds, and what it holds."""
 
 
 def test_the_index_has_a_row_for_many_terms():
     assert len(ROWS) >= 45
 
 
+def defines(file: str, name: str) -> bool:
+    """Return whether a file of the repository defines a class, function or constant."""
+    path = ROOT / file
+    if not path.is_file():
+        return False
+    definition = rf"^(?:class |def |    def |){re.escape(name)}\b"
+    return re.search(definition, path.read_text("utf-8"), re.MULTILINE) is not None
+
+
 @pytest.mark.parametrize(("term", "file", "name"), ROWS)
 def test_a_concept_is_where_the_index_says(term, file, name):
-    text = (ROOT / file).read_text("utf-8")
-    assert re.search(rf"^(?:class |def |    def |){re.escape(name)}\b", text, re.MULTILINE), term
+    assert defines(file, name), term
 
 
-@pytest.mark.parametrize(("words", "file"), FACTS)
-def test_one_search_of_the_index_finds_the_file(words, file):
+def test_a_wrong_entry_would_be_found():
+    file, name = "edge_sdk/privacy/ledger.py", "PrivacyAccount"
+    assert defines(file, name)
+    assert not defines("edge_sdk/privacy/no_such_file.py", name)
+    assert not defines("edge_sdk/privacy/event.py", name)
+    assert not defines(file, "PrivacyAccoun")
+
+
+def test_every_line_of_the_index_is_a_row_that_is_checked():
+    table = [line for line in CONCEPTS.splitlines() if line.startswith("|")]
+    assert len(table) == len(ROWS) + 2, "a title and a rule, and nothing that the pattern skips"
+
+
+def test_no_term_is_listed_twice():
+    terms = [term for term, _, _ in ROWS]
+    assert len(set(terms)) == len(terms)
+
+
+@pytest.mark.parametrize(("words", "file", "content"), FACTS)
+def test_one_search_of_the_index_finds_the_file(words, file, content):
     found = [row[1] for row in ROWS if words.lower() in row[0].lower()]
     assert found == [file]
+    assert content in (ROOT / file).read_text("utf-8")
 
 
 def test_every_file_of_the_architecture_page_exists():
