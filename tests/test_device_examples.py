@@ -87,7 +87,7 @@ def test_the_gateway_reads_its_meter_and_forecasts_the_next_hour(example, tmp_pa
             time.sleep(0.05)
         with program("edge_sdk", "run", str(path), "--log", "error") as agent:
             assert meter.wait(600) == 0
-            time.sleep(5.0)
+            wait_until_idle(agent.pid)
             agent.terminate()
             assert agent.wait(300) == 0
     at, told = forecast(path, capsys)
@@ -128,6 +128,19 @@ def test_the_charger_is_recorded_and_its_demand_forecast(example, tmp_path, caps
             break
     assert at == end
     assert told["source"] == "model"
+
+
+def wait_until_idle(pid, looks=100, patience=300.0):
+    """Wait until no thread of a process has run or wanted to run at so many looks in a row."""
+    quiet, end = 0, time.monotonic() + patience
+    while quiet < looks:
+        assert time.monotonic() < end, "the agent still works"
+        states = [
+            path.read_text("ascii", errors="replace").rpartition(")")[2].split()[0]
+            for path in Path(f"/proc/{pid}/task").glob("*/stat")
+        ]
+        quiet = quiet + 1 if states and set(states) == {"S"} else 0
+        time.sleep(0.03)
 
 
 def starts(path):

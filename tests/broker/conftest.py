@@ -19,10 +19,20 @@ def require(kind: str) -> None:
         pytest.skip("the embedded broker (iotcore) is not installed")
 
 
+class CountingLink(MqttLink):
+    """A link that counts the broker's answers to its subscriptions."""
+
+    subscribed = 0
+
+    def _on_subscribe(self, *answer) -> None:
+        super()._on_subscribe(*answer)
+        self.subscribed += 1
+
+
 class Line:
     """A link and everything it said, acknowledged as it comes."""
 
-    def __init__(self, link: MqttLink):
+    def __init__(self, link: CountingLink):
         self.link = link
         self.heard: list[Happening] = []
 
@@ -45,13 +55,19 @@ class Room:
     def join(self, url: str, name: str, *filters: str, protocol: int = 5, **more) -> Line:
         more = {"reconnect_min": 0.2, "keepalive": 20} | more
         broker = Broker(url=url, client_id=name, protocol=protocol, **more)
-        line = Line(MqttLink(broker, poller=self.poller))
+        line = Line(CountingLink(broker, poller=self.poller))
         self.lines.append(line)
         line.link.open()
         self.until(lambda: line.link.is_up)
-        line.link.subscribe(*filters)
-        self.serve(0.15)
+        if filters:
+            self.subscribe(line, *filters)
         return line
+
+    def subscribe(self, line: Line, *filters: str) -> None:
+        """Subscribe, and wait for the broker's answer: later messages are received."""
+        before = line.link.subscribed
+        line.link.subscribe(*filters)
+        self.until(lambda: line.link.subscribed > before)
 
     def serve(self, seconds: float) -> None:
         self.until(lambda: False, seconds, must=False)

@@ -134,8 +134,7 @@ def test_a_broken_link_reconnects(room, url, protocol, name):
     line = room.join(url, f"{name}-a", f"{name}/#", protocol=protocol)
     line.link.cut()
     room.until(lambda: sum(isinstance(h, LinkUp) for h in line.heard) == 2)
-    line.link.subscribe(f"{name}/#")
-    room.serve(0.2)
+    room.subscribe(line, f"{name}/#")
     line.link.publish(f"{name}/t", b"again")
     room.until(lambda: b"again" in line.payloads)
     assert line.link.counters["connects"] == 2

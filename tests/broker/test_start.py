@@ -162,8 +162,7 @@ def test_links_reconnect_after_the_broker_was_killed(kind, tmp_path, room):
         room.until(lambda: not (ear.link.is_up or mouth.link.is_up))
         one.restart()
         room.until(lambda: ear.link.is_up and mouth.link.is_up)
-        ear.link.subscribe("t/#")  # whatever the broker remembers
-        room.serve(0.3)
+        room.subscribe(ear, "t/#")  # whatever the broker remembers
         mouth.link.publish("t/1", b"after")
         room.until(lambda: b"after" in ear.payloads)
 

@@ -9,7 +9,6 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +16,8 @@ from pathlib import Path
 import pytest
 
 from edge_sdk.sources import SOURCES
+from edge_sdk.sources.recording import read_record
+from edge_sdk.sources.spool import segments
 from firmware_sim.fleet.federation import free_port
 
 pytest.importorskip("ocpp")
@@ -75,8 +76,14 @@ def config(tmp_path):
     return write
 
 
+@contextlib.contextmanager
 def tap(path):
-    return process("-m", "edge_sdk", "tap", str(path), "--log", "error")
+    """Run the proxy; at the end it stops regularly, after recording what it has forwarded."""
+    with process("-m", "edge_sdk", "tap", str(path), "--log", "error") as (url, child):
+        yield url, child
+        if child.poll() is None:
+            child.send_signal(signal.SIGTERM)
+            assert child.wait(300) == 0
 
 
 def charging(url, *options):
@@ -89,22 +96,33 @@ def finished(child, patience=600):
     return json.loads(out.splitlines()[-1])
 
 
-def readings(folder, step=QUARTER, patience=60.0, *, sessions=None):
+def recorded(folder):
+    """Count the frames that the proxy has recorded."""
+    count = 0
+    for path in segments(folder):
+        with path.open("rb") as file:
+            file.readline()
+            while read_record(file) is not None:
+                count += 1
+    return count
+
+
+def readings(folder, step=QUARTER, patience=300.0, *, sessions=None):
     """Read the tap's notes to their end, as the agent does: value by time, and the source."""
     sessions = [] if sessions is None else sessions
+    count, end = recorded(folder), time.monotonic() + patience
     source = SOURCES["ocpp"]({"type": "ocpp", "spool": str(folder)})
     source.on_grid(step)
     source.start()
     found: dict[float, float] = {}
-    quiet, pause = time.monotonic() + patience, threading.Event()
-    while time.monotonic() < quiet:
+    while source.accepted + source.rejected.total() < count:
+        assert time.monotonic() < end, (source.accepted, source.rejected, count)
         for reading in source.poll():
             if reading.stream == DEMAND:
                 found[reading.time] = reading.value
             if reading.stream == "ev.session.energy":
                 sessions.append(reading.value)
-            quiet = time.monotonic() + 3.0
-        pause.wait(0.02)
+        time.sleep(0.02)
     source.close()
     return found, source
 
@@ -170,7 +188,6 @@ def test_delivered_energy_is_counted_once_under_every_fault(tmp_path, config, ve
     with office(version, log) as (port, _), tap(config(port)) as (url, _):
         options = ("--ocpp", version, "--for", "24h", "--speed", "0", "--like", "chargers")
         told = finished(charging(f"{url}/CP-1", *LIFE, *options, *faults, "--truth", str(true)))
-        time.sleep(0.5)
     assert {"flap", "duplicate", "reboots", "brownouts", "lost_clock"} <= set(told["faults"])
     assert told["connections"] > 3
     assert told["undelivered"] == 0
@@ -201,7 +218,6 @@ def test_killing_the_proxy_stops_no_session_and_duplicates_nothing(tmp_path, con
             taps.append(restarted)
             grows(log, child)
         told = finished(child)
-        time.sleep(0.5)
     assert told["undelivered"] == 0
     assert told["connections"] > 1
     found, _ = readings(tmp_path / "spool")
@@ -220,8 +236,8 @@ def test_an_offline_charger_delivers_its_session_later(tmp_path):
     with socket.create_server(("127.0.0.1", port)) as closed:
         closed.settimeout(300)
         child = charging(f"ws://127.0.0.1:{port}/CP-1", *LIFE, *options)
-        closed.accept()[0].close()  # its day has begun
-    time.sleep(2.0)
+        for _ in range(3):  # its day has begun, and it has tried again for 1.5 s and more
+            closed.accept()[0].close()
     with office("2.0.1", log, port):
         told = finished(child)
     rows = [json.loads(line) for line in heard(log)]
