@@ -1,0 +1,102 @@
+"""Closed form over a real broker: a device of another width, and devices that lie."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from aggregator.brokers.broker_process import has_embedded, start
+from aggregator.models.closed_form import ANALYTIC, made
+from edge_sdk import Client
+from edge_sdk.training.bootstrap import load_signer
+from edge_sdk.training.outbox_entry import SignedSealer, signed
+from edge_sdk.wire.contract.analytic import statistic_layout
+from edge_sdk.wire.protocol.codec import decode
+from edge_sdk.wire.protocol.messages import UpdateMessage
+from firmware_sim.attacks.attack_plan import HONEST, AttackPlan
+from firmware_sim.commands.fleet_run import FleetRun
+from firmware_sim.reports.progress_display import display
+from firmware_sim.samples import sample_set
+from firmware_sim.scenario import RunSettings, Scenario
+
+pytestmark = pytest.mark.broker
+
+CLOSED = Scenario(
+    "closed form",
+    samples="homes",
+    devices=2,
+    bundle="load-analytic",
+    run=RunSettings("analytic", deadline="1h", rounds=4),
+    until="2018-02-01",
+)
+
+
+class WideSealer(SignedSealer):
+    """Seals the statistic of a bundle with 61 random units instead of 60."""
+
+    def __init__(self, config, signer):
+        super().__init__(config, signer)
+        wide, _ = made(replace(ANALYTIC["load-analytic"], units=61), name="wide", version=1)
+        self.spec, self.size = wide.spec().digest, statistic_layout(3, 115).size
+
+    def seal(self, update, task, numbers, *, run, learner):
+        honest = super().seal(update, task, numbers, run=run, learner=learner)
+        said = replace(
+            decode(UpdateMessage, honest.body), spec=self.spec, blob=bytes(4 * self.size)
+        )
+        body, proof = signed(said, config=self._config, signer=self._signer)
+        return replace(honest, body=body, proof=proof, spec=self.spec)
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory):
+    if not has_embedded():
+        pytest.skip("the embedded broker (iotcore) is not installed")
+    with start("embedded", folder=tmp_path_factory.mktemp("broker")) as process:
+        yield process.url
+
+
+def finished(url, folder, scenario, name, **more):
+    """Run a fleet to its end: a real aggregator, and devices in this process."""
+    samples = sample_set(scenario.samples)
+    with display(is_quiet=True) as shown:
+        run = FleetRun(
+            scenario, samples, folder, shown, is_in_process=True, broker=url, fleet=name,
+            limit=240.0, **more,
+        )  # fmt: skip
+        run.run()
+    return run
+
+
+def test_a_device_of_another_width_is_refused_and_the_others_go_on(url, tmp_path, monkeypatch):
+    """Its statistic cannot be added up with theirs: the layout in its offer says so."""
+
+    def wide(config, **options):
+        return Client(config, sealer=WideSealer(config, load_signer(config.keys.device)), **options)
+
+    def roles(_self, ids):
+        last = max(ids)
+        return lambda device: replace(HONEST, make=wide) if device == last else HONEST
+
+    monkeypatch.setattr(FleetRun, "_roles", roles)
+    scenario = replace(CLOSED, devices=3, run=replace(CLOSED.run, quorum=2))
+    run = finished(url, tmp_path, scenario, "wide")
+    assert run.moved == 4
+    assert set(run.refused) == {"WRONG_SPEC"}
+
+
+@pytest.mark.parametrize(
+    ("attack", "refused"), [("flipping", {"NORM_EXCEEDED"}), ("label_flip", set())]
+)
+def test_one_liar_of_five_is_refused_or_outvoted(url, tmp_path, attack, refused):
+    """No data has the negative of a statistic; false labels look like data."""
+    run = RunSettings(
+        "analytic", deadline="1h", rounds=4, quorum=4,
+        settings={"combine": "votes"}, rule={"name": "trimmed_mean", "f": 1},
+    )  # fmt: skip
+    scenario = replace(CLOSED, devices=5, run=run)
+    plan = AttackPlan(attack, byzantine=0.2)
+    found = finished(url, tmp_path, scenario, f"liar-{attack.replace('_', '-')}", attack_plan=plan)
+    assert found.moved == 4
+    assert set(found.refused) == refused

@@ -1,0 +1,279 @@
+"""Analytic federation under liars: sum and votes, with 20 % of the devices lying.
+
+    python -m tools.experiments.analytic_attacks --data DATA --anchors ANCHORS --docs
+
+The windows are those of ``tools.experiments.analytic``, thinned. A liar poisons its readings, sends
+something else in place of its statistic, or invents the statistic of data that nobody has; what
+admission refuses does not count. Scored are honest devices only: the fleet's model, and what a device
+forecasts with. The constants that standardise features are the bundle's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aggregator.rules import RULES, Rows, bind
+from aggregator.rules.weights import uniform
+from edge_sdk.analytic.personal import fit_personal
+from edge_sdk.analytic.random_units import RandomUnits
+from edge_sdk.analytic.reweighting import QuantileLoss
+from edge_sdk.analytic.solve import fleet_solution, leave_one_out, predicted
+from edge_sdk.analytic.standardise import CLIP, FeatureSums, Standardiser
+from edge_sdk.analytic.statistic_vector import from_vector, to_vector
+from edge_sdk.analytic.statistics import Statistic, gather, total
+from edge_sdk.analytic.validation import StatisticBounds, statistic_fault
+from edge_sdk.analytic.votes import votes
+from firmware_sim.attacks import ATTACKS
+from firmware_sim.attacks import bind as bound_attack
+from firmware_sim.attacks.attack_context import AttackContext
+from tools.experiments.analytic import PAGE, AnalyticForm, device_rows
+
+Floats = NDArray[np.float64]
+
+SETS: Mapping[str, str] = {
+    "building_bdg2_fl_az_ca:1": "BDG2",
+    "building_resstock_ca_alameda:1": "ResStock",
+}
+MARKER = "<!-- attacks -->"
+SHARE, CLIPPED, WINDOWS, PASSES, UNITS = 0.2, 4.0, 2500, 3, 60
+VOTES = ("median", "trimmed_mean", "multi_krum", "geometric_median", "centred_clipping")
+LIES = ("none", "opposite", "invented", "scale", "outage", "bias")
+"""Lies about data; ``opposite`` negates the changes, ``invented`` also enlarges them fourfold."""
+
+MODEL_ATTACKS = tuple(name for name, attack in ATTACKS.items() if attack.kind == "model")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Home:
+    """One device: design rows and targets to learn and to score with, and its error's unit."""
+
+    learn: NDArray[np.float32]
+    targets: Floats
+    judge: NDArray[np.float32]
+    judged: Floats
+    unit: float
+    days: float
+
+
+def homes(
+    task: Any,  # noqa: ANN401 - the anchors' types
+    *,
+    units: int = UNITS,
+    windows: int = WINDOWS,
+    form: AnalyticForm | None = None,
+    part: str = "test",
+) -> dict[str, Home]:
+    """Return every second device of a task, with design rows of the fleet's constants."""
+    rows = list(device_rows(task, form or AnalyticForm(), 1, part))[::2]
+    sums = {d.name: FeatureSums.of(d.learn.astype(np.float64)) for d in rows}
+    standard, width = Standardiser.of_fleet(sums), rows[0].learn.shape[1]
+    drawn = RandomUnits.draw("experiment", 0, width, units, 4)
+    changes = {s.name: np.diff(s.value[s.val[0] : s.val[1]]) / s.scale for s in task.series}
+    found = {}
+    for d in rows:
+        thin = slice(None, None, max(1, len(d.learn) // windows))
+        found[d.name] = Home(
+            drawn.design(standard.apply(d.learn[thin]).astype(np.float32)),
+            np.clip(d.learn_targets[thin], -CLIPPED, CLIPPED),
+            drawn.design(standard.apply(d.judge).astype(np.float32)),
+            d.judge_targets,
+            float(np.nanmean(np.abs(changes[d.name]))),
+            d.days,
+        )
+    return found
+
+
+def poisoned(home: Home, lie: str, seed: int) -> Home:
+    """Return a liar's own windows after an attack on its data."""
+    if lie in ("opposite", "invented"):
+        factor = -4.0 if lie == "invented" else -1.0
+        return replace(home, targets=np.clip(factor * home.targets, -CLIPPED, CLIPPED))
+    if lie in ATTACKS and ATTACKS[lie].kind == "data":
+        rng = np.random.default_rng(seed)
+        low, high = home.targets.min(), home.targets.max()
+        unit = (home.targets[:, 0] - low) / max(high - low, 1e-9)
+        told = np.asarray(bound_attack(lie, {}).act(unit, rng)) * (high - low) + low
+        return replace(home, targets=np.clip(np.nan_to_num(told)[:, None], -CLIPPED, CLIPPED))
+    return home
+
+
+class Run:
+    """One run of the method among honest devices and liars.
+
+    Args:
+        known: Devices by name.
+        liars: Names of those that lie.
+        lie: Attack of the liars.
+        rule: Rule for votes; None adds statistics up.
+    """
+
+    def __init__(
+        self, known: Mapping[str, Home], liars: Sequence[str], lie: str, rule: str | None
+    ) -> None:
+        self.lie, self.rule, self.liars = lie, rule, frozenset(liars)
+        self.known = {
+            name: poisoned(home, lie, i) if name in self.liars else home
+            for i, (name, home) in enumerate(known.items())
+        }
+        self.width = next(iter(known.values())).learn.shape[1]
+        self.refused = 0
+        self.past: list[Floats] = []
+
+    def fit(self) -> tuple[Floats, dict[str, Statistic]]:
+        """Return the fleet's model, and the statistics of which it was solved last."""
+        fleet, sent = np.zeros((1, self.width)), {}
+        memory: Any = {}
+        for number in range(PASSES):
+            sent = self._admitted(self._statistics(fleet if number else None))
+            if self.rule is None:
+                fleet = fleet_solution(total(sent))
+                continue
+            names, rows = votes(sent, 1e-3)
+            stacked = Rows.of(dict(zip(names, fleet.ravel() - rows, strict=True)))
+            options = {"f": len(self.liars)} if self.rule in ("multi_krum", "trimmed_mean") else {}
+            verdict = bind(self.rule, **options)(stacked, uniform(len(stacked)), memory)
+            memory = verdict.memory
+            fleet = fleet - np.asarray(verdict.value, np.float64)[None]
+        return fleet, sent
+
+    def _statistics(self, fleet: Floats | None) -> dict[str, Statistic]:
+        found = {}
+        for name, home in self.known.items():
+            missed = None if fleet is None else home.targets - predicted(home.learn, fleet)
+            weights = None if missed is None else QuantileLoss().weights(missed)
+            missed = home.targets if missed is None else missed
+            bounded = np.clip(missed, -2 * CLIPPED, 2 * CLIPPED)
+            found[name] = gather(home.learn, home.targets, weights, bounded)
+        return found
+
+    def _admitted(self, own: Mapping[str, Statistic]) -> dict[str, Statistic]:
+        if self.lie not in MODEL_ATTACKS:
+            return dict(own)
+        honest = np.stack([to_vector(own[n]) for n in own if n not in self.liars]).astype(float)
+        attack, sent = bound_attack(self.lie, {}), {n: own[n] for n in own if n not in self.liars}
+        bounds = StatisticBounds(
+            self.width, 1, 1, np.sqrt(CLIP**2 * (self.width - 1) + 1.0), CLIPPED, 20_000.0
+        )
+        for i, name in enumerate(sorted(self.liars)):
+            vector = to_vector(own[name]).astype(np.float64)
+            scene = AttackContext(
+                vector, honest, np.zeros_like(vector), tuple(self.past), (), len(own),
+                len(self.liars), np.random.default_rng(i),
+            )  # fmt: skip
+            with np.errstate(all="ignore"):
+                told = np.asarray(attack.act(scene), np.float64)
+            statistic = from_vector(told.astype(np.float32), 1, self.width)
+            if statistic_fault(statistic, bounds) is None:
+                sent[name] = statistic
+            else:
+                self.refused += 1
+        self.past.append(to_vector(own[min(self.liars)]).astype(np.float64))
+        return sent
+
+    def scored(self) -> tuple[float, float]:
+        """Return the mean error of honest devices: the fleet's model, and the personal ones."""
+        fleet, sent = self.fit()
+        others = leave_one_out(sent) if self.rule is None else {}
+        told = []
+        for name, home in self.known.items():
+            if name in self.liars:
+                continue
+            towards = others.get(name, fleet)
+            own = fit_personal(home.learn, home.targets, towards, QuantileLoss(), days=home.days)
+            told.append([
+                float(np.abs(home.judged - predicted(home.judge, m)).mean()) / home.unit
+                for m in (fleet, own.coefficients)
+            ])  # fmt: skip
+        both = np.mean(told, axis=0)
+        return float(both[0]), float(both[1])
+
+
+def table(results: Mapping[str, Mapping[str, Any]]) -> str:
+    """Return the tables as Markdown: changes against the same rule without liars, in per cent."""
+    lines = []
+    for name, found in results.items():
+        rules = list(found["none"])
+        lines += [f"| {SETS[name]} | " + " | ".join(rules) + " |", "|---|" + "---|" * len(rules)]
+        for lie, row in found.items():
+            cells = []
+            for rule in rules:
+                fleet, own, refused = row[rule]
+                calm = found["none"][rule]
+                if lie == "none":
+                    cells.append(f"{fleet:.3f} / {own:.3f}")
+                elif refused:
+                    cells.append("refused")
+                else:
+                    worse = 100 * (fleet / calm[0] - 1), 100 * (own / calm[1] - 1)
+                    cells.append("{:+.1f} / {:+.1f}".format(*worse))
+            lines.append(f"| {'no liar' if lie == 'none' else lie} | " + " | ".join(cells) + " |")
+        lines.append("")
+    return "\n".join(lines).strip()
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run every attack against every rule; print and write the tables."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--anchors", type=Path, required=True)
+    parser.add_argument("--out", type=Path, default=Path("runs/analytic-attacks"))
+    parser.add_argument("--tasks", nargs="+", choices=SETS, default=list(SETS))
+    parser.add_argument("--docs", action="store_true", help=f"write the tables into {PAGE.name}")
+    options = parser.parse_args(arguments)
+    sys.path.insert(0, str(options.anchors.resolve()))
+    options.out.mkdir(parents=True, exist_ok=True)
+    results: dict[str, dict[str, Any]] = {}
+    for name in options.tasks:
+        path = options.out / f"{name.replace(':', '_')}.json"
+        if not path.exists():
+            known = homes(importlib.import_module("datasets").load(options.data, name))
+            path.write_text(json.dumps(attacked(known)))
+        results[name] = json.loads(path.read_text())
+    text = table(results)
+    if options.docs:
+        before, _, rest = PAGE.read_text("utf-8").partition(MARKER)
+        _, _, after = rest.partition(MARKER)
+        PAGE.write_text(f"{before}{MARKER}\n\n{text}\n\n{MARKER}{after}", "utf-8")
+    print(text)
+    return 0
+
+
+def attacked(known: Mapping[str, Home]) -> dict[str, dict[str, tuple[float, float, bool]]]:
+    """Return fleet and personal error, and whether all lies were refused, by attack and rule."""
+    names = sorted(known)
+    liars = names[:: max(1, round(1 / SHARE))][: round(SHARE * len(names))]
+    found: dict[str, dict[str, tuple[float, float, bool]]] = {}
+    for lie in (*LIES, *MODEL_ATTACKS):
+        found[lie] = {}
+        for rule in (None, *(r for r in VOTES if r in RULES)):
+            run = Run(known, liars, lie, rule)
+            fleet, own = run.scored()
+            title = "sum" if rule is None else f"votes, {rule}"
+            is_refused = run.refused == PASSES * len(liars)
+            found[lie][title] = (fleet, own, is_refused)
+            print(lie, title, f"{fleet:.4f} {own:.4f} {run.refused}", file=sys.stderr, flush=True)
+            if is_refused:
+                found[lie] = dict.fromkeys(found["none"], (fleet, own, True))
+                break
+    return found
+
+
+if __name__ == "__main__":
+    sys.exit(main())
