@@ -11,6 +11,7 @@ no graph and needs numpy alone.
 
 from __future__ import annotations
 
+import sys
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
@@ -60,7 +61,8 @@ def run(args: Namespace) -> CommandResult:
             raise
         raise CommandError(
             f"export needs {error.name}, which is not installed",
-            hint="pip install 'gridfed[train]'; nothing else here needs it",
+            hint="pip install 'gridfed[train]'; nothing else here needs it. On Linux this brings CUDA "
+            "libraries of gigabytes: install torch's CPU build first, as pytorch.org shows",
         ) from error
     try:
         out = export_command(
@@ -73,10 +75,19 @@ def run(args: Namespace) -> CommandResult:
             shared=None if args.shared is None else tuple(args.shared),
             graphs=None if args.graphs is None else tuple(args.graphs),
             methods=tuple(args.methods),
+            progress=_ignore if args.json else _print_progress,
         )
     except ExportError as error:
         raise CommandError(f"export: {error}") from error
     return CommandResult({"bundle": str(out)}, f"{out}: written, checked against torch, and signed")
+
+
+def _print_progress(name: str, number: int, of: int) -> None:
+    print(f"  {number} of {of}: {name}", file=sys.stderr, flush=True)  # noqa: T201 - while it works
+
+
+def _ignore(_name: str, _number: int, _of: int) -> None:
+    """Report nothing: a program reads the output."""
 
 
 def _closed_form(args: Namespace) -> CommandResult:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import importlib
 import importlib.util
+import re
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
@@ -16,6 +17,7 @@ import numpy as np
 import onnx
 import torch
 from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from aggregator.analysis.lipschitz_bound import LipschitzBoundError
 from aggregator.models.catalogue import MODELS
@@ -36,6 +38,7 @@ from aggregator.models.trace import Traced
 from edge_sdk.wire.contract.archive import INITIAL, MANIFEST, SIGNATURE, SIZE_LIMIT, pack, seal
 from edge_sdk.wire.contract.manifest import (
     AIDED_FORECAST,
+    BUNDLE_NAME,
     CLIPPED_GRADIENT,
     DECODE,
     ENCODE,
@@ -56,6 +59,14 @@ from edge_sdk.wire.contract.manifest import (
 from edge_sdk.wire.contract.method import CONTRACTS
 from edge_sdk.wire.keys import Signer, load_signing_key
 from edge_sdk.wire.plugin_registry import known_names
+
+Progress = Callable[[str, int, int], None]
+"""Called with the name of a graph, its number from 1, and the number of graphs."""
+
+
+def no_progress(_name: str, _number: int, _of: int) -> None:
+    """Report nothing."""
+
 
 MIN_SDK = "0.1.0"
 SEED = 2022
@@ -87,6 +98,7 @@ def export(
     signer: Signer,
     out: Path,
     engine: Engine = reference_engine,
+    progress: Progress = no_progress,
 ) -> Path:
     """Write a module as a bundle's folder.
 
@@ -100,17 +112,20 @@ def export(
         signer: The fleet's root key.
         out: Folder to write; its bundle files are replaced.
         engine: Engine that runs the graphs for the comparison with torch.
+        progress: Called with the name of a graph before it is written, and its place among all.
 
     Returns:
         ``out``.
 
     Raises:
-        ExportError: An operator that cannot be written, a graph that differs from torch, buffers
-            that training would change, or parameters that no shared prefix can name.
+        ExportError: A name that no bundle can have, an operator that cannot be written, a graph
+            that differs from torch, buffers that training would change, or parameters that no shared prefix can name.
     """
+    check_name(name)
     levels = None if recipe.loss.levels is None else len(recipe.loss.levels)
-    traced = Traced(module, recipe.sample, recipe.window.horizon, levels)
-    contents = _graphs(traced, recipe, engine)
+    with sdpa_kernel(SDPBackend.MATH):  # the fused kernels of attention have no second derivative
+        traced = Traced(module, recipe.sample, recipe.window.horizon, levels)
+        contents = _graphs(traced, recipe, engine, progress)
     contents[INITIAL] = traced.initial.numpy().astype("<f4").tobytes()
     try:
         manifest = _manifest(traced, recipe, name, version, contents)
@@ -140,6 +155,7 @@ def export_command(
     graphs: tuple[str, ...] | None = None,
     methods: tuple[str, ...] = (),
     engine: Engine = reference_engine,
+    progress: Progress = no_progress,
 ) -> Path:
     """Export a model from the arguments of a command line.
 
@@ -154,19 +170,42 @@ def export_command(
         graphs: Graphs that replace the recipe's; ``gradient`` and ``forecast`` are always written.
         methods: Methods whose contracts' graphs are added.
         engine: Engine that runs the graphs for the comparison with torch.
+        progress: As for ``export``.
 
     Raises:
         ExportError: Unknown model, or an error of ``export``.
         KeyFileError: The key cannot be read.
     """
+    called = name or (model if model in MODELS else out.resolve().name)
+    check_name(called)
+    signer = load_signing_key(key)
     module, recipe = make(model, like)
     wanted = (*(recipe.graphs if graphs is None else graphs), *asked_by(methods))
     recipe = replace(recipe, graphs=wanted, shared=recipe.shared if shared is None else shared)
-    called = name or (model if model in MODELS else out.resolve().name)
-    signer = load_signing_key(key)
     return export(
-        module, recipe, name=called, version=version, signer=signer, out=out, engine=engine
+        module,
+        recipe,
+        name=called,
+        version=version,
+        signer=signer,
+        out=out,
+        engine=engine,
+        progress=progress,
     )
+
+
+def check_name(name: str) -> None:
+    """Refuse a name that no bundle can have, before a minute is spent on its graphs.
+
+    Raises:
+        ExportError: The message gives a name that would do.
+    """
+    if not re.fullmatch(BUNDLE_NAME, name):
+        proposed = re.sub(r"[^a-z0-9-]+", "-", name.lower()).strip("-")[:64] or "my-model"
+        raise ExportError(
+            f"name {name!r}: expected lower-case letters, digits and hyphens, at most 64; "
+            f"for example --name {proposed}"
+        )
 
 
 def asked_by(methods: Iterable[str]) -> tuple[str, ...]:
@@ -205,7 +244,14 @@ def make(model: str, like: str = "load-lstm-week") -> tuple[nn.Module, Recipe]:
         recipe = getattr(factory, "recipe", MODELS[like][1])
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(SEED)
-        module = factory()
+        try:
+            module = factory()
+        except Exception as error:
+            raise ExportError(
+                f"{model} cannot be created: {type(error).__name__}: {error}; it is called without "
+                "arguments: give a function that needs none, such as "
+                "def net(): return Net(width=8), and name it after the colon"
+            ) from error
     if not isinstance(module, nn.Module):
         raise ExportError(f"{model} returned {type(module).__name__}, not a torch module")
     return module, recipe
@@ -221,15 +267,17 @@ def _loaded(home: str) -> ModuleType:
         module = importlib.util.module_from_spec(spec)
         sys.modules[spec.name] = module
         spec.loader.exec_module(module)
-    except (ImportError, OSError) as error:
-        raise ExportError(f"{home} cannot be imported: {error}") from error
+    except Exception as error:
+        raise ExportError(f"{home} cannot be imported: {type(error).__name__}: {error}") from error
     return module
 
 
-def _graphs(traced: Traced, recipe: Recipe, engine: Engine) -> dict[str, bytes]:
+def _graphs(traced: Traced, recipe: Recipe, engine: Engine, progress: Progress) -> dict[str, bytes]:
     """Write each required graph, and compare it with torch."""
     files = {}
-    for name in _names(recipe):
+    names = _names(recipe)
+    for number, name in enumerate(names, 1):
+        progress(name, number, len(names))
         try:
             data = GRAPHS[name](traced, recipe.loss).SerializeToString(deterministic=True)
             check_graph(name, traced, recipe.loss, engine(data))

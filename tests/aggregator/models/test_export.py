@@ -258,3 +258,84 @@ def test_the_reference_engine_runs_a_small_graph():
     assert np.allclose(
         reference_engine(graph)(**feeds)[0], load_graph(graph)(**feeds)[0], atol=1e-6
     )
+
+
+class Attention(nn.Module):
+    """Self-attention by torch's own module, whose fused kernel has no second derivative."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Linear(8, 8)
+        self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
+        self.last = nn.Linear(8, 1)
+
+    def forward(self, x):
+        h = self.first(x)
+        mixed, _ = self.attention(h, h, h, need_weights=False)
+        return self.last((h + mixed)[:, -1])
+
+
+class Recurrent(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body = nn.RNN(8, 6, batch_first=True)
+        self.last = nn.Linear(6, 1)
+
+    def forward(self, x):
+        return self.last(self.body(x)[0][:, -1])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("module", [Attention, Recurrent])
+def test_attention_and_plain_recurrence_export_with_a_second_derivative(module, tmp_path):
+    torch.manual_seed(0)
+    out = exported(module(), tmp_path / "mine", replace(RECIPE, graphs=("hvp",), shared=()))
+    assert (out / "hvp.onnx").is_file()
+    assert Bundle.open(out, trust=TrustedKeys((KEY.public,))).manifest.name == "mine"
+
+
+def test_a_bad_name_is_refused_before_any_graph_is_written(tmp_path):
+    started = []
+    with pytest.raises(ExportError, match=r"name 'My Net': .* for example --name my-net"):
+        export(
+            LoadMlp(),
+            RECIPE,
+            name="My Net",
+            version=1,
+            signer=KEY,
+            out=tmp_path / "mine",
+            progress=lambda *given: started.append(given),
+        )
+    assert started == []
+
+
+def test_progress_names_each_graph_in_turn(tmp_path):
+    seen = []
+    exported(
+        LoadMlp(),
+        tmp_path / "mine",
+        replace(RECIPE, graphs=()),
+        progress=lambda *given: seen.append(given),
+    )
+    assert seen == [("gradient", 1, 2), ("forecast", 2, 2)]
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (
+            "from torch import nn\nclass Net(nn.Module):\n    def __init__(self, width): pass\n",
+            "cannot be created: TypeError: .*'width'; it is called without arguments",
+        ),
+        (
+            "class Net:\n    def __init__(self): raise KeyError('x')\n",
+            "cannot be created: KeyError",
+        ),
+        ("def Net(:\n", "cannot be imported: SyntaxError"),
+        ("1 / 0\n", "cannot be imported: ZeroDivisionError"),
+    ],
+)
+def test_a_users_mistake_is_named_and_not_called_a_defect(tmp_path, text, says):
+    (tmp_path / "own.py").write_text(text)
+    with pytest.raises(ExportError, match=says):
+        make(f"{tmp_path}/own.py:Net")

@@ -21,6 +21,7 @@ from edge_sdk.wire.contract.manifest.graphs import (
     SPLIT,
 )
 from edge_sdk.wire.contract.manifest.sections import (
+    BUNDLE_NAME,
     OPTIONAL_SDK,
     Feature,
     Golden,
@@ -34,6 +35,7 @@ from edge_sdk.wire.contract.manifest.sections import (
 
 __all__ = [
     "AIDED_FORECAST",
+    "BUNDLE_NAME",
     "CLIPPED_GRADIENT",
     "DECODE",
     "ENCODE",

@@ -9,7 +9,10 @@ from typing import Annotated, Final, Literal
 
 from edge_sdk.wire.schema import Between, Length, Matches
 
-Name = Annotated[str, Matches(r"[a-z0-9][a-z0-9-]{0,63}")]
+BUNDLE_NAME = r"[a-z0-9][a-z0-9-]{0,63}"
+"""Regular expression of a bundle's name."""
+
+Name = Annotated[str, Matches(BUNDLE_NAME)]
 Hash = Annotated[str, Matches(r"[0-9a-f]{64}")]
 Count = Annotated[int, Between(1, 65536)]
 Finite = Annotated[float, Between(-1e30, 1e30)]
