@@ -21,6 +21,7 @@ from edge_sdk.config import Config
 from edge_sdk.errors import StoreFull
 from edge_sdk.forecasting.combination import FLEET, choose
 from edge_sdk.forecasting.own_model import fit
+from edge_sdk.forecasting.windows import Scale
 from edge_sdk.runtime import GraphError
 from edge_sdk.session.session import Session
 from edge_sdk.store.store import DeviceStore
@@ -62,7 +63,7 @@ class ForecastSelection:
         self._active, self._scheduler, self._clock = active, scheduler, clock
         self._retry_at = -float("inf")
         self._learner: ModelRuntime | None = None
-        self._marks: tuple[Any, ...] = ()
+        self._scale: Scale | None = None
         self._known: tuple[Any, bytes] = (None, b"")
         self.candidates = DeviceCandidates()
         self.follow()
@@ -70,10 +71,9 @@ class ForecastSelection:
     def follow(self) -> None:
         """Recall the candidates of the active bundle and scale, where these have changed."""
         learner = self._active.learner
-        marks = (learner.manifest.digest, learner.spec.whole_digest, learner.scale)
-        if learner is self._learner and marks == self._marks:
+        if learner is self._learner and learner.scale == self._scale:
             return
-        self._learner, self._marks, self._known = learner, marks, (None, b"")
+        self._learner, self._scale, self._known = learner, learner.scale, (None, b"")
         learner.call_before_training(None)
         learner.serve(None)
         if self.why_off:
