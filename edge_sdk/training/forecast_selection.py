@@ -61,7 +61,7 @@ class ForecastSelection:
         """Serve what was chosen before the last restart."""
         self._config, self._store, self._session = config, store, session
         self._active, self._scheduler, self._clock = active, scheduler, clock
-        self._retry_at = -float("inf")
+        self._retry_at, self._is_interrupted = -float("inf"), False
         self._learner: ModelRuntime | None = None
         self._scale: Scale | None = None
         self._known: tuple[Any, bytes] = (None, b"")
@@ -93,7 +93,9 @@ class ForecastSelection:
         """Return whether to tune and choose now; never while other work or a limit forbids it."""
         self.follow()
         session, now = self._session, self._session.now
-        if self.why_off or session.outbox.entries or now < self._retry_at:
+        if self.why_off or session.outbox.entries:
+            return False
+        if now < self._retry_at and not (self._is_interrupted and session.is_done):
             return False
         if not self._is_wanted():
             return False
@@ -103,13 +105,14 @@ class ForecastSelection:
     def run(self) -> None:
         """Tune the common model, fit the device's own one, and choose; abandon all if disturbed."""
         begun = self._session.now
-        self._retry_at = begun + _RETRY
+        self._retry_at, self._is_interrupted = begun + _RETRY, False
         self._scheduler.count_time(awake=False)
         try:
             self._tune()
             self._fit()
             self._choose()
         except GivenUp:
+            self._is_interrupted = True
             self._session.count("selections given up")
         except (StoreFull, GraphError) as error:
             self._session.count("selections failed")

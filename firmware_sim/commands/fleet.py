@@ -145,8 +145,10 @@ def run(args: Namespace) -> CommandResult:
         "per_device_and_round": cost.each,
         "device_process": fleet_run.device_process,
         "refused": fleet_run.refused,
+        "served": dict(fleet_run.served),
     }
-    return CommandResult(data, cost.text())
+    served = ", ".join(f"{name} on {count}" for name, count in fleet_run.served.most_common())
+    return CommandResult(data, cost.text() + (f"\nforecasts served: {served}" if served else ""))
 
 
 def _trial(args: Namespace, chosen: Scenario, samples: SampleSet) -> CommandResult:

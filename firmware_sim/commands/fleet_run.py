@@ -25,7 +25,7 @@ from firmware_sim.fleet.power_failures import PowerFailures
 from firmware_sim.fleet.processes import ProcessGroup
 from firmware_sim.fleet.run_files import Prepared, join, prepare
 from firmware_sim.reports.credit_report import CreditReport, read_credit
-from firmware_sim.reports.evaluation import traffic_of
+from firmware_sim.reports.evaluation import served_by, traffic_of
 from firmware_sim.reports.forecast_errors import Errors, errors
 from firmware_sim.reports.progress_display import Display
 from firmware_sim.results import Traffic
@@ -63,6 +63,7 @@ class FleetRun:
         power_failures: Number of power failures.
         moved: Version of the model at the last look.
         device_process: Peak memory and processor seconds of one device's process, as medians.
+        served: Number of device processes that serve each candidate at the end.
     """
 
     scenario: Scenario
@@ -88,6 +89,7 @@ class FleetRun:
     power_failures: int = 0
     moved: int = 0
     device_process: dict[str, float] = field(default_factory=dict)
+    served: Counter[str] = field(default_factory=Counter)
 
     def run(self) -> Cost:
         """Start the missing programs, run, stop them, and return the cost.
@@ -112,10 +114,22 @@ class FleetRun:
 
     def _prepared(self, url: str) -> Prepared:
         if self.aggregator is not None:
-            return join(self.out, self.aggregator, self.scenario, self.samples, broker=url)
-        page = f"127.0.0.1:{free_port()}"
+            return join(
+                self.out,
+                self.aggregator,
+                self.scenario,
+                self.samples,
+                broker=url,
+                choose_best=not self.is_in_process,
+            )
         return prepare(
-            self.out / "fleet", self.fleet, self.scenario, self.samples, broker=url, page=page
+            self.out / "fleet",
+            self.fleet,
+            self.scenario,
+            self.samples,
+            broker=url,
+            page=f"127.0.0.1:{free_port()}",
+            choose_best=not self.is_in_process,  # in one process it would be counted as rounds
         )
 
     def _inside(self, run: Federation) -> Cost:
@@ -164,6 +178,7 @@ class FleetRun:
         for device in run.devices:
             device.wait(max(0.0, until - time.monotonic()))
         run.family.stop(run.devices)
+        self.served.update(served_by(run.devices))
         self.device_process = {
             "peak_mib": median(device.peak_kb / 1024 for device in run.devices),
             "cpu_s": median(device.cpu for device in run.devices),

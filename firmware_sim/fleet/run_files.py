@@ -90,7 +90,14 @@ def assigned(samples: Sequence[DeviceReadings], devices: int) -> list[tuple[str,
 
 
 def prepare(
-    folder: Path, fleet: str, chosen: Scenario, samples: SampleSet, *, broker: str, page: str
+    folder: Path,
+    fleet: str,
+    chosen: Scenario,
+    samples: SampleSet,
+    *,
+    broker: str,
+    page: str,
+    choose_best: bool = True,
 ) -> Prepared:
     """Write every file of a fleet, make its keys and enrol its devices.
 
@@ -101,6 +108,7 @@ def prepare(
         samples: Set of readings.
         broker: Address of a running broker.
         page: Address of the aggregator's page.
+        choose_best: Whether devices tune a copy of the model and compare candidates, as by default.
 
     Raises:
         Died: The aggregator's own commands refused; the hint is their output.
@@ -111,7 +119,7 @@ def prepare(
     config.write_text(toml(_aggregator(fleet, chosen, broker, page)), encoding="utf-8")
     run(command("gridfed-aggregator", "init", str(config)))
     root = folder / "aggregator" / "root.pub"
-    common = _common(fleet, chosen, broker, root)
+    common = _common(fleet, chosen, broker, root, choose_best=choose_best)
     is_plugin = chosen.run.method not in list(
         CONTRACTS
     )  # which a device accepts only if it is named
@@ -139,7 +147,13 @@ def _signed_bundle(folder: Path, bundle: str) -> str:
 
 
 def join(
-    folder: Path, config: Path, chosen: Scenario, samples: SampleSet, *, broker: str
+    folder: Path,
+    config: Path,
+    chosen: Scenario,
+    samples: SampleSet,
+    *,
+    broker: str,
+    choose_best: bool = True,
 ) -> Prepared:
     """Write the devices' files only, and enrol them with an aggregator that already runs.
 
@@ -149,6 +163,7 @@ def join(
         chosen: The scenario; the aggregator defines the run.
         samples: Set of readings.
         broker: Address of the broker that the aggregator is connected to.
+        choose_best: As for ``prepare``.
 
     Raises:
         Died: The aggregator's own commands refused; the hint is their output.
@@ -157,7 +172,7 @@ def join(
     settings = {row["key"]: row["value"] for row in checked["settings"]}
     root = Path(settings.get("keys.root") or "")
     root = root if root.is_file() else Path(settings["state"]) / "root.pub"
-    common = _common(settings["fleet"], chosen, broker, root)
+    common = _common(settings["fleet"], chosen, broker, root, choose_best=choose_best)
     devices = _enrolled(folder, config, common, chosen, samples)
     return Prepared(folder, config, devices, settings["http.listen"])
 
@@ -204,7 +219,9 @@ def _aggregator(fleet: str, chosen: Scenario, broker: str, page: str) -> dict[st
     }
 
 
-def _common(fleet: str, chosen: Scenario, broker: str, root: Path) -> dict[str, Any]:
+def _common(
+    fleet: str, chosen: Scenario, broker: str, root: Path, *, choose_best: bool
+) -> dict[str, Any]:
     """Return the configuration that all devices share."""
     settings = chosen.run.settings
     steps = int(settings.get("steps", 0))
@@ -217,6 +234,7 @@ def _common(fleet: str, chosen: Scenario, broker: str, root: Path) -> dict[str, 
         "accept": {"max_steps": max(64, steps)},
         "timeouts": FAST if chosen.devices <= MOST_FAST else {},
         "local_rounds": local if chosen.run.shared == () else {},
+        "forecast": {} if choose_best else {"choose_best": False},
         "privacy": dict(chosen.privacy),
     }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -119,6 +120,12 @@ def last_status(device: RunningProgram) -> dict[str, Any]:
             found: dict[str, Any] = json.loads(line)
             return found
     return {}
+
+
+def served_by(ended: Iterable[RunningProgram]) -> Counter[str]:
+    """Count the ended devices by the candidate that they serve."""
+    statuses = [last_status(one) for one in ended]
+    return Counter(str(found["forecast"]["served"]) for found in statuses if "forecast" in found)
 
 
 def traffic_of(devices: Sequence[Device], ended: Iterable[RunningProgram]) -> dict[str, Traffic]:

@@ -336,6 +336,28 @@ def test_a_newer_round_interrupts_the_tuning_and_leaves_no_trace(fleet, monkeypa
     assert client._selection.candidates.tuned is not None
 
 
+def test_what_the_last_round_interrupted_is_done_before_the_run_counts_as_settled(fleet):
+    client = fleet.device.start()
+    observe(client, 14)
+    fleet.run()
+    turn = client._between_batches
+
+    def between():
+        if client.status()["round"] == 0 and client._agenda.current is None:
+            fleet.server.open_round(1, 1, NEAR * 0.9, phase="stop")
+        turn()
+
+    client.learner.between_batches = between
+    fleet.server.open_round(0, 0, NEAR)
+    for _ in range(40):
+        fleet.run(1)
+        if client.is_settled:
+            break
+    assert client.is_done
+    assert client.status()["counts"]["selections given up"] == 1
+    assert client.status()["counts"]["models tuned"] == 1
+
+
 KILLED = """
 import os, signal, sys
 from pathlib import Path

@@ -96,6 +96,7 @@ def test_a_fleet_completes_its_rounds_and_prints_their_cost(tmp_path, where):
     assert 4 * 8384 < each["bytes_up"] < 3 * 4 * 8384, "one update of float32 a round, and words"
     assert each["device_cpu_ms"] > 0
     assert told["refused"] == {}
+    assert sum(told["served"].values()) == (3 if where == "--processes" else 0)
     assert left_of(tmp_path) == []
 
 
