@@ -7,6 +7,7 @@
     python tools/reproduce.py e13 --quick                                   # a corner, without data
     python tools/reproduce.py e6 --data DATA --rounds 2000 --seeds 5        # the paper's length
     python tools/reproduce.py e6 --data DATA --anchors ANCHORS              # beside other methods
+    python tools/reproduce.py accuracy --data DATA --anchors ANCHORS        # beside the marks
 
 One JSON per arm and seed is kept in --out; an interrupted call continues where it stopped. Tables
 are printed and written to RESULTS.md and RESULTS.html there (all but e5 and e6: one of each
@@ -46,6 +47,7 @@ from tools.experiments import (
     robust,
     traffic,
 )
+from tools.experiments.marks import command as accuracy
 from tools.experiments.plfl import Arm
 
 EXPERIMENTS = (
@@ -54,6 +56,7 @@ EXPERIMENTS = (
     "e6",
     *related_methods_pages.EXPERIMENTS,
     *robust.EXPERIMENTS,
+    accuracy.EXPERIMENT,
 )
 E6_PAPER = ("pooled", "FL", "cfg 1", "cfg 2", "cfg 3")
 E6_WEEK = ("local long", "FL", "cfg 1")
@@ -270,9 +273,14 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     robust.add_options(parser)
     graphs.add_options(parser)
+    accuracy.add_options(parser)
     options = parser.parse_args(arguments)
     if options.data is None and set(options.experiments) - {"e7", "e8", "e13"}:
         parser.error("--data is needed for all experiments but e7, e8 and e13")
+    if accuracy.EXPERIMENT in options.experiments and options.anchors is None:
+        parser.error(
+            "accuracy needs --anchors, the folder with datasets.py, metrics.py and results/"
+        )
     return options
 
 
@@ -284,6 +292,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         code = related_methods_pages.main(options)
     if not code and set(options.experiments) & set(robust.EXPERIMENTS):
         code = robust.main(options)
+    if not code and accuracy.EXPERIMENT in options.experiments:
+        code = accuracy.main(options)
     return code or (_buildings(options) if set(options.experiments) & {"e5", "e6"} else 0)
 
 

@@ -1,0 +1,222 @@
+"""The accuracy command on a made-up fleet: nobody looks ahead, results are kept, tables are made of them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("pandas", reason="pandas is in the dev extra")
+
+from edge_sdk.analytic.trees import TreeForm
+from tools.experiments.marks import charging, command, points, tables, tasks
+
+DATASETS = """
+import numpy as np
+from types import SimpleNamespace
+
+class Task(SimpleNamespace):
+    def origins(self, s, part, first=None):
+        first = max(first or 0, self.lookback)
+        lo, hi = {"train": (first, s.train_end), "val": s.val, "test": s.test}[part]
+        return np.arange(max(lo, first) - 1, hi - self.p)
+
+    def truth(self, s, o):
+        return s.value[o[:, None] + 1 + np.arange(self.p)]
+
+def load(root, name):
+    draw = np.random.default_rng(0)
+    n, series = 24 * 60, []
+    clock = np.arange(n)
+    domain = "ev" if name.startswith("ev") else "building"
+    for i in range(3):
+        x = 10 + (3 + i) * np.sin(2 * np.pi * clock / 24) + draw.normal(size=n) * 0.3
+        x = np.maximum(x - 9, 0) if domain == "ev" else x
+        times = np.datetime64("2020-01-01") + clock.astype("timedelta64[h]")
+        series.append(SimpleNamespace(name=f"s{i}", times=times, value=x, filled=x, tod=clock % 24,
+            dow=clock // 24 % 7, exog=draw.normal(size=(n, 1)), train_end=1100, val=(1100, 1250),
+            test=(1250, 1400), scale=float(x[:1100].std()), shift=float(x[:1100].mean())))
+    p = int(name.split(":")[1])
+    return Task(name=name, domain=domain, p=p, lookback=12, day=24, series=series)
+"""
+METRICS = """
+import numpy as np
+
+def evaluate(task, told):
+    per = {}
+    for s in task.series:
+        y = task.truth(s, task.origins(s, "test"))
+        f = np.asarray(told[s.name])
+        point = f[..., 1] if f.ndim == 3 else f
+        per[s.name] = dict.fromkeys(("MAE", "MASE", "QS"), float(np.abs(y - point).mean()))
+    mean = float(np.mean([v["MAE"] for v in per.values()]))
+    return {"mean": dict.fromkeys(("MAE", "MASE", "QS"), mean), "per_station": per}
+"""
+TASK, SITES = "building_bdg2_fl_az_ca:1", "ev_boulder:6"
+SMALL = points.PointForm(units=12, passes=1, trees=TreeForm(trees=5))
+
+
+@pytest.fixture
+def anchors(tmp_path, monkeypatch):
+    folder = tmp_path / "anchors"
+    (folder / "results").mkdir(parents=True)
+    (folder / "datasets.py").write_text(DATASETS)
+    (folder / "metrics.py").write_text(METRICS)
+    for name in (TASK, SITES):
+        (tmp_path / "data" / name.split(":")[0]).mkdir(parents=True)
+    central = {"lgbm_pooled_week": {"0": {"mean": {"MASE": 0.5, "QS": 0.5}}}}
+    for name in (TASK, SITES):
+        (folder / "results" / f"{name.replace(':', '_p')}.json").write_text(json.dumps(central))
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    tasks.use(folder)
+    yield folder
+    for name in ("datasets", "metrics"):
+        sys.modules.pop(name, None)
+
+
+def fake_nets(name, way, seed, data, out):
+    """Return nets that know the truth of one station less well than of the next."""
+    task = tasks.read(data, name)
+    draw = np.random.default_rng(seed)
+    found = {"seconds": 1.0, "size": 100}
+    for part, theirs in (("choose", "val"), ("test", "test")):
+        for series in task.series:
+            origins = task.origins(series, theirs)
+            truth = task.truth(series, origins)[..., None]
+            fan = truth + np.array([-0.5, 0.0, 0.5]) + draw.normal(size=(*truth.shape[:2], 1)) * 0.2
+            found |= {f"{part}|{series.name}|rows": origins, f"{part}|{series.name}|fan": fan}
+    return found
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    monkeypatch.setattr(command, "_apart", command.one)
+    monkeypatch.setattr(points, "form_of", lambda task: SMALL)
+    monkeypatch.setattr(points, "NEW", replace(SMALL, trees=TreeForm(trees=0)))
+    monkeypatch.setattr(charging, "nets", fake_nets)
+    small = charging.ChargingForm(trees=TreeForm(trees=5), rows=600)
+    monkeypatch.setattr(command.charging, "ChargingForm", lambda: small)
+
+
+def options(anchors, out, *more):
+    data = anchors.parent / "data"
+    given = ["--data", data, "--anchors", anchors, "--out", out, "--seeds", "2", *more]
+    return command.parse([str(x) for x in given])
+
+
+def test_the_command_makes_one_table_and_keeps_every_result(anchors, quick, tmp_path, capsys):
+    out = tmp_path / "runs"
+    assert command.main(options(anchors, out, "--history", "7")) == 0
+    page = capsys.readouterr().out
+    assert page.count("| BDG2 |") == 2  # the tasks, and the new devices
+    assert page.count("| Boulder, p = 6 |") == 1
+    assert "| 0.500 |" in page  # the anchors' centralised method
+    made = sorted(out.glob("accuracy-*.json"))
+    assert len(made) == 7  # three tasks, two seeds; one history
+    for path in made:
+        path.write_text(path.read_text().replace('"devices": 3', '"devices": 99'))
+    assert command.main(options(anchors, out, "--kept", "--history", "7")) == 0
+    assert "| 99 |" in capsys.readouterr().out  # read, not computed again
+
+
+def test_nothing_finished_is_said(anchors, quick, tmp_path, capsys):
+    assert command.main(options(anchors, tmp_path / "empty", "--kept")) == 2
+    assert "nothing is finished" in capsys.readouterr().out
+
+
+def test_tables_go_between_the_marks_of_each_page(anchors, quick, tmp_path):
+    docs = tmp_path / "docs" / "domains"
+    docs.mkdir(parents=True)
+    for page in tables.PAGES:
+        (docs / f"{page}.md").write_text(f"before\n{tables.MARKER}\nold\n{tables.MARKER}\nafter\n")
+    assert command.main(options(anchors, tmp_path / "runs", "--docs", docs.parent)) == 0
+    buildings = (docs / "buildings.md").read_text()
+    assert "| BDG2 |" in buildings
+    assert "Boulder" not in buildings
+    assert "old" not in buildings
+    assert buildings.startswith("before")
+    assert buildings.endswith("after\n")
+    assert "Boulder" in (docs / "charging-demand.md").read_text()
+    assert "old" in (docs / "cells.md").read_text()  # nothing was run for it
+    with pytest.raises(ValueError, match="has 0 lines"):
+        tables.between("nothing", "new")
+
+
+@pytest.mark.parametrize("history", [0, 7])
+def test_no_forecast_looks_ahead(anchors, history):
+    task = tasks.read(Path(), TASK)
+    form = SMALL if not history else replace(SMALL, trees=TreeForm(trees=0))
+    before, _, _ = points.forecasts(task, form, history=history)
+    at = int(task.origins(task.series[0], "test")[50])
+    for series in task.series:
+        series.value = series.value.copy()
+        series.value[at + 1 :] += 1000.0
+    after, _, _ = points.forecasts(task, form, history=history)
+    for arm, told in before.items():
+        for name, values in told.items():
+            assert np.array_equal(values[:51], after[arm][name][:51]), (arm, name)
+            assert arm == "fleet" or not np.array_equal(values[52:], after[arm][name][52:])
+
+
+def test_own_trees_of_a_site_do_not_look_ahead(anchors):
+    task = tasks.read(Path(), SITES)
+    series = task.series[0]
+    form = charging.ChargingForm(trees=TreeForm(trees=5), rows=600)
+    wanted = {"test": task.origins(series, "test")}
+    before = charging.own_trees(task, series, form, 0, wanted)["test"]
+    at = int(wanted["test"][50])
+    series.value = series.filled = np.where(np.arange(len(series.value)) > at, 99.0, series.value)
+    after = charging.own_trees(task, series, form, 0, wanted)["test"]
+    assert np.array_equal(before[:51], after[:51])
+    assert (np.diff(before, axis=-1) >= 0.0).all()
+    assert (before >= 0.0).all()
+
+
+def test_another_fleet_changes_its_model_and_what_is_served(anchors):
+    task = tasks.read(Path(), TASK)
+    form = replace(SMALL, units=0)
+    whole, _, _ = points.forecasts(task, form)
+    assert not np.array_equal(whole["alone"]["s0"], whole["served"]["s0"])
+    for series in task.series[1:]:
+        series.value = series.value[::-1].copy()
+    other, _, _ = points.forecasts(task, form)
+    assert not np.allclose(whole["fleet"]["s0"], other["fleet"]["s0"])
+
+
+def test_worse_devices_are_counted_by_the_mean_over_seeds():
+    def seed(number, served, alone):
+        arms = {"served": served, "alone": alone}
+        return {"task": TASK, "seed": number, "history": 0} | {
+            arm: {"score": 0.7, "by device": {"a": a, "b": b}} for arm, (a, b) in arms.items()
+        }
+
+    results = [seed(0, (1.0, 1.1), (1.0, 1.0)), seed(1, (1.0, 0.8), (0.9, 1.0))]
+    assert "1 of 2 devices are more than 1 % worse" in tables.summary(results)
+
+
+def test_reproduce_needs_the_anchors(tmp_path):
+    tool = Path(__file__).resolve().parents[2] / "tools" / "reproduce.py"
+    line = [sys.executable, tool, "accuracy", "--data", tmp_path, "--out", tmp_path]
+    done = subprocess.run([str(x) for x in line], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "accuracy needs --anchors" in done.stderr
+
+
+@pytest.mark.slow
+def test_reproduce_runs_the_command_in_a_process_a_task(anchors, tmp_path):
+    tool = Path(__file__).resolve().parents[2] / "tools" / "reproduce.py"
+    line = [sys.executable, tool, "accuracy", "--data", anchors.parent / "data"]
+    line += ["--anchors", anchors, "--out", tmp_path / "runs", "--tasks", TASK, "--seeds", "1"]
+    done = subprocess.run([str(x) for x in line], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "| BDG2 | 3 |" in done.stdout
+    kept = json.loads(
+        (tmp_path / "runs" / "accuracy-building_bdg2_fl_az_ca_p1-s0.json").read_text()
+    )
+    assert kept["peak"] > 0
+    assert kept["sent"] > 0

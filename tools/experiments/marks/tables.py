@@ -1,0 +1,165 @@
+"""The tables of the accuracy experiment: one of all tasks, one of short histories, one page a domain."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tools.experiments.marks.tasks import MARKS, theirs
+
+MARKER = "<!-- accuracy -->"
+WORSE = 1.01
+"""Error of the served forecast over that alone from which a device counts as worse off."""
+
+PAGES = ("buildings", "cells", "charging-demand")
+Results = Sequence[Mapping[str, Any]]
+
+
+def report(results: Results, anchors: Path) -> str:
+    """Return everything as one Markdown page."""
+    whole = [r for r in results if not r["history"]]
+    parts = ["# Forecasts beside the marks", "", summary(whole), "", table(whole, anchors)]
+    if new := cold_start(results):
+        parts += ["", "## A new device", "", new]
+    return "\n".join(parts) + "\n"
+
+
+def summary(results: Results) -> str:
+    """Say how many tasks are at or below each mark, and how many devices are worse off.
+
+    Example:
+        >>> arms = {"served": {"score": 0.7, "by device": {"a": 1.0}}, "alone": {"by device": {"a": 1.0}}}
+        >>> results = [{"task": "building_bdg2_fl_az_ca:1", "seed": 0, **arms}]
+        >>> summary(results)  # doctest: +ELLIPSIS
+        'Of 1 tasks, 1 are at or below "must", 1 at or below "mark", 0 at or below "stretch". ...'
+    """
+    grouped = _by_task(results)
+    passed = [
+        sum(_mean(seeds, "served") <= MARKS[name].levels[place] for name, seeds in grouped.items())
+        for place in range(3)
+    ]
+    worse = sum(_worse(seeds) for seeds in grouped.values())
+    devices = sum(len(seeds[0]["served"]["by device"]) for seeds in grouped.values())
+    said = ", ".join(
+        f'{count} {"are " if not place else ""}at or below "{level}"'
+        for place, (count, level) in enumerate(
+            zip(passed, ("must", "mark", "stretch"), strict=True)
+        )
+    )
+    return f"Of {len(grouped)} tasks, {said}. {worse} of {devices} devices are more than 1 % worse than alone."
+
+
+def table(results: Results, anchors: Path | None = None, pages: Sequence[str] = PAGES) -> str:
+    """Return one row a task: arms, marks, costs."""
+    head = ["task", "devices", "fleet", "alone", "**served**", "must", "mark", "stretch"]
+    head += ["centralised", "LightGBM, centralised", "worse than alone", "seeds"]
+    head += ["kB up", "kB down", "CPU seconds a device", "peak MiB"]
+    lines = [f"| {' | '.join(head)} |", "|" + "---|" * len(head)]
+    for name, seeds in _by_task(results).items():
+        mark = MARKS[name]
+        if mark.page not in pages:
+            continue
+        served, first = _mean(seeds, "served"), seeds[0]
+        cells = [mark.title, str(first["devices"]), *(_said(seeds, a) for a in ("fleet", "alone"))]
+        cells += [f"**{_said(seeds, 'served')}**"]
+        cells += [f"{_number(m)} {'✓' if served <= m else ''}".strip() for m in mark.levels]
+        other = theirs(anchors, name) if anchors else None
+        cells += [_said(seeds, "centralised"), "" if other is None else _number(other)]
+        cells += [str(_worse(seeds)), str(len(seeds))]
+        cells += [f"{np.mean([s[way] for s in seeds]) / 1000:,.0f}" for way in ("sent", "received")]
+        cells += [f"{np.mean([s['seconds'] for s in seeds]) / first['devices']:.1f}"]
+        cells += [f"{max(s['peak'] for s in seeds)}"]
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def cold_start(results: Results, pages: Sequence[str] = PAGES) -> str:
+    """Return the errors of devices with short histories, with the fleet's prior and alone."""
+    found = {(r["task"], r["history"]): r for r in results if r["history"]}
+    days = sorted({h for _, h in found})
+    names = [t for t in MARKS if any((t, h) in found for h in days) and MARKS[t].page in pages]
+    if not names:
+        return ""
+    arms = ("fleet", "alone", "**served**")
+    lines = ["| task | " + " | ".join(f"{d} days: {a}" for d in days for a in arms) + " |"]
+    lines += ["|" + "---|" * (1 + 3 * len(days))]
+    for name in names:
+        cells = []
+        for d in days:
+            one = found.get((name, d))
+            scores = [_number(one[a.strip("*")]["score"]) if one else "" for a in arms]
+            cells += [*scores[:2], f"**{scores[2]}**"]
+        lines.append("| " + " | ".join([MARKS[name].title, *cells]) + " |")
+    return "\n".join(lines)
+
+
+def write(results: Results, anchors: Path | None, docs: Path) -> None:
+    """Write each domain's tables between the marks of its page.
+
+    Raises:
+        ValueError: A page without two marks.
+    """
+    whole = [r for r in results if not r["history"]]
+    for page in PAGES:
+        mine = [r for r in whole if MARKS[r["task"]].page == page]
+        if not mine:
+            continue
+        parts = [summary(mine), "", table(mine, anchors, (page,))]
+        if new := cold_start(results, (page,)):
+            parts += ["", "### A new device", "", new]
+        path = docs / "domains" / f"{page}.md"
+        path.write_text(between(path.read_text("utf-8"), "\n".join(parts), str(path)), "utf-8")
+
+
+def between(text: str, new: str, name: str = "the page") -> str:
+    r"""Return ``text`` with what lies between its two marks replaced.
+
+    >>> between(f"a\n{MARKER}\nold\n{MARKER}\nb", "new").split("\n\n")[1]
+    'new'
+    """
+    parts = text.split(MARKER)
+    if len(parts) != 3:
+        raise ValueError(f"{name} has {len(parts) - 1} lines {MARKER!r}; 2 are needed")
+    return f"{parts[0]}{MARKER}\n\n{new}\n\n{MARKER}{parts[2]}"
+
+
+def _by_task(results: Iterable[Mapping[str, Any]]) -> dict[str, list[Mapping[str, Any]]]:
+    found = defaultdict(list)
+    for one in results:
+        found[one["task"]].append(one)
+    return {name: found[name] for name in MARKS if name in found}
+
+
+def _mean(seeds: Results, arm: str) -> float:
+    return float(np.mean([s[arm]["score"] for s in seeds]))
+
+
+def _worse(seeds: Results) -> int:
+    """Count the devices that are worse off than alone, by the mean over seeds."""
+    names = seeds[0]["served"]["by device"]
+    mean = {
+        arm: {n: np.mean([s[arm]["by device"][n] for s in seeds]) for n in names}
+        for arm in ("served", "alone")
+    }
+    return sum(bool(mean["served"][n] > WORSE * mean["alone"][n]) for n in names)
+
+
+def _said(seeds: Results, arm: str) -> str:
+    scores = [s[arm]["score"] for s in seeds if arm in s]
+    if not scores:
+        return ""
+    spread = f" ± {np.std(scores):.2g}" if len(scores) > 1 else ""
+    return _number(float(np.mean(scores))) + spread
+
+
+def _number(value: float) -> str:
+    """Return a number as the tables have it.
+
+    >>> _number(0.68134), _number(108.84)
+    ('0.681', '108.8')
+    """
+    return f"{value:.3f}" if value < 10.0 else f"{value:.1f}"
