@@ -193,7 +193,7 @@ def test_missing_bundle_names_the_shipped_ones(workplace):
 
 def test_bundle_without_the_graph_of_the_contract(workplace, monkeypatch):
     wanted = {"fedavg": {"train": Ask(("robust_gradient",), up=Up.DELTA)}}
-    monkeypatch.setattr("aggregator.config.CONTRACTS", wanted)
+    monkeypatch.setattr("aggregator.config.binding.CONTRACTS", wanted)
     said = refused(workplace())
     assert "run.bundle: 'toy' has no graph 'robust_gradient'" in said
     assert "it has: forecast, gradient" in said

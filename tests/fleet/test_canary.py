@@ -8,7 +8,7 @@ import tomllib
 import numpy as np
 import pytest
 
-import aggregator.config
+import aggregator.config.binding
 from aggregator.commands import main as cli
 from edge_sdk.commands.status import status
 from firmware_sim.fleet.run_files import toml
@@ -48,7 +48,7 @@ def test_a_configuration_beyond_the_limits_of_the_bundle_is_refused_on_start(
 
 def test_a_manifest_beyond_the_limits_is_refused_by_the_device(world, monkeypatch, caplog):
     """As from an aggregator that does not check: rate 1000 with 64 steps was learned, for good."""
-    monkeypatch.setattr(aggregator.config, "_check_limits", lambda *_: None)
+    monkeypatch.setattr(aggregator.config.binding, "_check_limits", lambda *_: None)
     one = world(run={"settings": {"steps": 64, "rate": 1000.0}, "deadline": "5s", "rounds": 3})
     with caplog.at_level(logging.WARNING):
         one.start_all()

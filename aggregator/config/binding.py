@@ -1,36 +1,30 @@
-"""Read the aggregator's configuration, and bind its names to objects.
+"""Bind the names in a configuration to objects, and check its values against each other.
 
-A value that is wrong by itself is refused while the file is read; a combination of values that
-does not fit is refused by ``bind``. Both happen before any connection is opened, and both errors
-name the file and the key.
+A combination of values that does not fit is refused before any connection is opened; the error
+names the file and the key.
 """
 
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field, is_dataclass, replace
-from functools import cached_property
-from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, get_type_hints
+from dataclasses import dataclass, is_dataclass, replace
+from typing import Any, get_type_hints
 
 import numpy as np
 
 from aggregator.bundles import BundleFileError, ModelBundle, open_bundle
-from aggregator.graph.factory import GraphSection
+from aggregator.config.sections import AdmissionSection, AggregatorConfig
 from aggregator.graph.factory import bind as bind_graph
-from aggregator.ingress.uploads import IN_FLIGHT
 from aggregator.methods import METHODS, Course, Rounds, Setup
 from aggregator.methods.analytic.settings import Analytic
 from aggregator.methods.analytic.settings import fault_of as statistic_problem
-from aggregator.methods.base.rate_stages import RateStage, in_stages, takes_stages
+from aggregator.methods.base.rate_stages import in_stages, takes_stages
 from aggregator.methods.base.types import BoundGraph
 from aggregator.rules import BoundRule, UnknownRuleError
 from aggregator.rules import bind as bind_rule
 from aggregator.store.state_codec import flatten
-from aggregator.store.types import Retention
-from edge_sdk.app.settings import Duration, Loaded, SettingsError, load, refuse_renamed, seconds
+from edge_sdk.app.settings import SettingsError, refuse_renamed, seconds
 from edge_sdk.wire.contract.analytic import STATISTIC, statistic_layout
 from edge_sdk.wire.contract.manifest import Manifest, ManifestError
 from edge_sdk.wire.contract.method import CONTRACTS, Ask, Half, Update, answered, answers
@@ -40,212 +34,7 @@ from edge_sdk.wire.keys import KeyFileError, read_public
 from edge_sdk.wire.plugin_registry import known_names
 from edge_sdk.wire.protocol.admission_policy import Limits
 from edge_sdk.wire.protocol.codec import pack_leaves
-from edge_sdk.wire.protocol.messages import CHUNK_LIMIT
-from edge_sdk.wire.schema import Between, Length, Matches, SchemaError, build
-
-PREFIX = "GRIDFED_AGGREGATOR_"
-
-RENAMED: Mapping[str, str] = {
-    "run.least": "run.min_updates",
-    "run.share": "run.client_fraction",
-    "run.graph.memory": "run.graph.memory_mb",
-    "run.graph.swapped": "run.graph.astgcn_order",
-    "run.rule.before": "run.rule.preaggregation",
-    "broker.crl": "broker.crl_file",
-    "page": "[http]",
-    "alerts.expiry": "alerts.certificate_expiry",
-    "admission.n_cap": "admission.max_samples",
-    "admission.inline": "admission.max_inline_bytes",
-    "admission.window_bytes": "admission.max_in_flight_bytes",
-    "admission.hold": "admission.max_pending_updates",
-    "admission.releases": "admission.max_updates",
-    "admission.quota": "admission.daily_bytes",
-    "admission.control": "admission.messages_per_minute",
-    "pace.spread": "pacing.jitter",
-    "pace.down_rate": "pacing.broadcast_bytes_per_second",
-    "pace.up_rate": "pacing.updates_per_second",
-    "pace": "[pacing]",
-    "store.keep_vectors": "retention.vector_bytes",
-    "store.keep_journal": "retention.journal_bytes",
-    "store.keep_rounds": "retention.rounds",
-    "store": "[retention]",
-}
-"""New key, or new [section], by old key. An old one is refused with the new one in the message."""
-
-FleetId = Annotated[str, Matches(r"[A-Za-z0-9][A-Za-z0-9_-]{0,31}")]
-Fraction = Annotated[float, Between(1e-6, 1.0)]
-InlineBytes = Annotated[int, Between(0, CHUNK_LIMIT)]
-WindowBytes = Annotated[int, Between(CHUNK_LIMIT, IN_FLIGHT)]
-Positive = Annotated[int, Between(1, 2**31 - 1)]
-DailyBytes = Annotated[int, Between(1, 2**50)]
-StoredBytes = Annotated[int, Between(1_000_000, 2**50)]
-Rate = Annotated[float, Between(1e-3, 1e12)]
-Norm = Annotated[float, Between(1e-12, 1e30)]
-
-
-@dataclass(frozen=True, slots=True)
-class ServerBrokerSection:
-    """Broker connection. ``auto`` searches this machine; another host requires ``mqtts://``."""
-
-    url: str = "auto"  # mqtts://host:8883, or auto
-    ca_file: Path | None = None  # authority that signed the broker's certificate
-    cert_file: Path | None = None  # this aggregator's certificate, with the common name _agg
-    key_file: Path | None = None  # private key of that certificate
-    crl_file: Path | None = None  # the broker's revocation list; only its expiry date is read here
-    protocol: Literal[4, 5] = 5  # MQTT 5, or 4 for 3.1.1
-    keepalive: Annotated[int, Between(5, 65535)] = 60  # seconds without traffic before a ping
-    reconnect_max: Duration = "15s"  # longest wait before a reconnection attempt
-    insecure: bool = False  # allow mqtt:// to another host
-
-
-@dataclass(frozen=True, slots=True)
-class ServerKeysSection:
-    """Key files. A key that is left out is read from the state folder under its usual name."""
-
-    signing: Path | None = None  # the online key: aggregator.key
-    root: Path | None = None  # the root's public key: root.pub
-
-
-@dataclass(frozen=True, slots=True)
-class HttpSection:
-    """HTTP status page."""
-
-    listen: str = "127.0.0.1:9464"  # host:port, or "off"
-
-
-@dataclass(frozen=True, slots=True)
-class LogSection:
-    """Log level. ``run --log`` overrides it."""
-
-    level: Literal["debug", "info", "warning", "error"] = "info"  # least severe printed
-
-
-@dataclass(frozen=True, slots=True)
-class AlertsSection:
-    """Warnings before certificates expire."""
-
-    certificate_expiry: Duration = "30d"  # time before a certificate or a revocation list expires
-
-
-@dataclass(frozen=True, slots=True)
-class AdmissionSection:
-    """Limits on the messages and updates of every device."""
-
-    max_norm: Literal["auto"] | Norm = "auto"  # largest norm of an update
-    max_samples: Positive = 1_000_000_000  # largest sample count a device may claim
-    max_inline_bytes: InlineBytes = CHUNK_LIMIT  # largest body of an update without an offer
-    max_in_flight_bytes: WindowBytes = IN_FLIGHT  # granted chunks, of all devices together
-    max_pending_updates: Annotated[int, Between(1, 8)] = 2  # unreceipted updates per device
-    max_updates: Positive | None = None  # updates of one device in total; left out: no limit
-    daily_bytes: DailyBytes = 64_000_000  # bytes per device and day, both directions
-    messages_per_minute: Positive = 60  # messages per device and minute, without chunks
-
-
-@dataclass(frozen=True, slots=True)
-class RetentionSection:
-    """Retention of the database; the oldest entries are deleted first."""
-
-    vector_bytes: StoredBytes = 2_147_483_648  # bytes of update vectors and states
-    journal_bytes: StoredBytes = 268_435_456  # bytes of the journal without vectors
-    rounds: Annotated[int, Between(1, 1_000_000)] = 1000  # closed rounds with their vectors
-
-    @property
-    def bounds(self) -> Retention:
-        """Return the limits as the store's type."""
-        return Retention(self.vector_bytes, self.journal_bytes, self.rounds)
-
-
-@dataclass(frozen=True, slots=True)
-class PacingSection:
-    """Pacing of the fleet, so that devices do not all connect at once."""
-
-    jitter: Literal["auto"] | Duration = "auto"  # window of the random delay before participating
-    broadcast_bytes_per_second: Rate = 5_000_000.0  # outgoing bytes per second of the broker
-    updates_per_second: Rate = 200.0  # updates per second that this daemon processes
-
-
-@dataclass(frozen=True, slots=True)
-class RunSection:
-    """The model, the method, and the conditions that close a round."""
-
-    bundle: Annotated[str, Length(1, 255)]  # a shipped name, or a path
-    method: str  # fedavg, fedbuff, bafdp, …: see the methods page
-    quorum: int  # distinct devices whose updates close a round at once
-    shared: tuple[str, ...] | None = None  # prefixes of the shared layers; left out: the bundle's
-    settings: Mapping[str, Any] = field(default_factory=dict)  # parameters of the method
-    rule: Mapping[str, Any] = field(default_factory=lambda: {"name": "mean"})  # name, parameters
-    min_updates: int | None = None  # updates that suffice at the deadline; left out: the quorum
-    deadline: Duration = "15m"  # longest time from opening to closing or abandoning a round
-    rounds: int | None = None  # stop after this number of completed rounds; left out: never
-    rate_stages: tuple[
-        RateStage, ...
-    ] = ()  # rounds and rate of each stage, instead of settings.rate
-    weighting: Literal["uniform", "samples"] = "uniform"  # weight of a device
-    weight_cap: float | None = None  # largest sample count, as a multiple of the median
-    client_fraction: Fraction = 1.0  # probability that a device takes part in a round
-    seed: Annotated[int, Between(0, 2**63 - 1)] = 0  # seed of the server's random draws
-    graph: GraphSection | None = None  # graph model between the devices, where the method has one
-
-
-@dataclass(frozen=True)
-class AggregatorConfig:
-    """The complete configuration of the aggregator."""
-
-    fleet: FleetId  # id of the fleet
-    state: Path  # folder of all persistent state
-    run: RunSection
-    broker: ServerBrokerSection = field(default_factory=ServerBrokerSection)
-    keys: ServerKeysSection = field(default_factory=ServerKeysSection)
-    http: HttpSection = field(default_factory=HttpSection)
-    log: LogSection = field(default_factory=LogSection)
-    alerts: AlertsSection = field(default_factory=AlertsSection)
-    admission: AdmissionSection = field(default_factory=AdmissionSection)
-    pacing: PacingSection = field(default_factory=PacingSection)
-    retention: RetentionSection = field(default_factory=RetentionSection)
-    file: Path = field(default=Path("aggregator.toml"), init=False)  # path that was read
-    renamed: ClassVar[Mapping[str, str]] = RENAMED
-
-    @cached_property
-    def database(self) -> Path:
-        """Return the path of the database file."""
-        return self.state / "aggregator.db"
-
-    @cached_property
-    def inbox(self) -> Path:
-        """Return the folder of the control queue to a running daemon."""
-        return self.state / "inbox"
-
-    @cached_property
-    def signing_key(self) -> Path:
-        """Return the path of the online private key (PEM, mode 0600)."""
-        return self.keys.signing or self.state / "aggregator.key"
-
-    @cached_property
-    def root_public(self) -> Path:
-        """Return the path of the root's public key (64 hex digits)."""
-        return self.keys.root or self.state / "root.pub"
-
-    @classmethod
-    def load(cls, path: str | Path, environ: Mapping[str, str] = os.environ) -> AggregatorConfig:
-        """Read a configuration file, its ``conf.d``, and ``GRIDFED_AGGREGATOR_…`` variables.
-
-        Raises:
-            SettingsError: A value is refused; the message names the file and the key.
-        """
-        return load_with_origins(path, environ).value
-
-
-def load_with_origins(
-    path: str | Path, environ: Mapping[str, str] = os.environ
-) -> Loaded[AggregatorConfig]:
-    """Read a configuration together with the file or variable that each value came from.
-
-    Raises:
-        SettingsError: As ``AggregatorConfig.load``.
-    """
-    loaded = load(AggregatorConfig, Path(path), prefix=PREFIX, environ=environ)
-    object.__setattr__(loaded.value, "file", Path(path).absolute())  # known only after reading
-    return loaded
+from edge_sdk.wire.schema import SchemaError, build
 
 
 @dataclass(frozen=True)
@@ -283,8 +72,8 @@ class BoundRun:
     @property
     def shared(self) -> tuple[str, ...]:
         """Return the prefixes of the shared layers that are announced."""
-        said = self.config.run.shared
-        return self.bundle.manifest.shared if said is None else said
+        prefixes = self.config.run.shared
+        return self.bundle.manifest.shared if prefixes is None else prefixes
 
     def first_state(self) -> Course:
         """Return the initial state of the server half, from the bundle's initial vector."""
@@ -311,7 +100,7 @@ def bind(config: AggregatorConfig) -> BoundRun:
     spec, rounds = _spec(config, bundle), _rounds(config)
     rule = _rule(config, rounds)
     try:
-        lent = _graph(config, bundle)
+        graph = _graph(config, bundle)
         setup = Setup(
             rule,
             settings,
@@ -320,12 +109,12 @@ def bind(config: AggregatorConfig) -> BoundRun:
             run.seed,
             run.client_fraction,
             config.file.parent,
-            lent,
+            graph,
             bundle.manifest.analytic,
         )
         half = in_stages(METHODS[run.method].half(setup), run.rate_stages)
-    except SchemaError as misfit:  # incompatible values
-        raise SettingsError(f"{config.file.name}: {misfit}") from misfit
+    except SchemaError as error:  # incompatible values
+        raise SettingsError(f"{config.file.name}: {error}") from error
     if setup.graph is not None:
         _check_quota(config, settings.turns.uplink(settings.steps, setup.graph.shape))
     limits = Limits(
@@ -339,7 +128,7 @@ def bind(config: AggregatorConfig) -> BoundRun:
         n_cap=config.admission.max_samples,
     )
     bound = BoundRun(config, bundle, spec, half, ask, rounds, limits)
-    _check_kept(bound)
+    _check_retention(bound)
     return bound
 
 
@@ -351,13 +140,13 @@ def answer_size(manifest: Manifest, spec: ParamSpec, ask: Ask) -> int:
     return statistic_layout(outputs, manifest.analytic.width).size
 
 
-def _check_kept(run: BoundRun) -> None:
+def _check_retention(run: BoundRun) -> None:
     """Check that the retained vectors cover a restart: the state and the open round's updates."""
-    kept, config = run.config.retention.vector_bytes, run.config
+    bound, config = run.config.retention.vector_bytes, run.config
     state = len(pack_leaves(flatten(run.first_state())))
     needed = 2 * (state + 4 * run.limits.size * config.run.quorum)
-    if kept < needed:
-        why = f"expected at least {needed} (two rounds and their states), got {kept}"
+    if bound < needed:
+        why = f"expected at least {needed} (two rounds and their states), got {bound}"
         raise _wrong(config, "retention.vector_bytes", why)
 
 
@@ -393,16 +182,16 @@ def _graph(config: AggregatorConfig, bundle: ModelBundle) -> BoundGraph | None:
     Raises:
         SchemaError: The graph does not fit, or the method has no graph.
     """
-    said, activation = config.run.graph, bundle.manifest.activation
+    section, activation = config.run.graph, bundle.manifest.activation
     has_turns = any(ask.perishable for ask in CONTRACTS[config.run.method].values())
-    if said is None or activation is None:
+    if section is None or activation is None:
         return None
     if not has_turns:
         raise SchemaError(
             "run.graph", f"none: method {config.run.method!r} has no graph", "a graph"
         )
-    seated = bind_graph(said, activation, config.file.parent)
-    return BoundGraph(seated.model, activation, seated.places)
+    bound = bind_graph(section, activation, config.file.parent)
+    return BoundGraph(bound.model, activation, bound.places)
 
 
 def _check_quota(config: AggregatorConfig, uplink: int) -> None:
@@ -441,8 +230,8 @@ def _check_limits(config: AggregatorConfig, bundle: ModelBundle, settings: objec
     """Refuse values beyond the bundle's signed limits, which every device would refuse."""
     limits = bundle.manifest.training.limits
     for key, name in _LIMITED.items():
-        said = getattr(settings, key, None)
-        values = said.values() if isinstance(said, Mapping) else [0.0 if said is None else said]
+        set_to = getattr(settings, key, None)
+        values = set_to.values() if isinstance(set_to, Mapping) else [set_to or 0.0]
         if (value := max(values, default=0.0)) > limits[name]:
             raise _wrong(
                 config,
@@ -525,8 +314,8 @@ def settings_of(config: AggregatorConfig) -> Any:  # noqa: ANN401 - each method 
     refuse_renamed(names, {"run": {"settings": config.run.settings}}, config.file.name)
     try:
         return build(settings, config.run.settings, where="run.settings")
-    except SchemaError as misfit:
-        raise SettingsError(f"{config.file.name}: {misfit}") from misfit
+    except SchemaError as error:
+        raise SettingsError(f"{config.file.name}: {error}") from error
 
 
 def _rule(config: AggregatorConfig, rounds: Rounds) -> BoundRule:
@@ -575,19 +364,19 @@ def broker_of(config: AggregatorConfig, url: str) -> Any:  # noqa: ANN401 - ``ed
     """
     from edge_sdk.wire.link.broker_options import Broker  # noqa: PLC0415 - TLS is loaded when a link is wanted
 
-    said = config.broker
+    section = config.broker
     try:
         return Broker(
             url=url,
             client_id="_agg",
-            ca_file=said.ca_file,
-            cert_file=said.cert_file,
-            key_file=said.key_file,
-            protocol=said.protocol,
-            keepalive=said.keepalive,
+            ca_file=section.ca_file,
+            cert_file=section.cert_file,
+            key_file=section.key_file,
+            protocol=section.protocol,
+            keepalive=section.keepalive,
             session_expiry=604_800,
-            reconnect_max=seconds(said.reconnect_max),
-            insecure=said.insecure,
+            reconnect_max=seconds(section.reconnect_max),
+            insecure=section.insecure,
         )
     except LinkError as error:
         raise _wrong(config, "broker", str(error)) from error
