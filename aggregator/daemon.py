@@ -195,21 +195,21 @@ class Daemon:
         for device, names in self._store.unusable().items():
             what = {"device": device, "numbers": ",".join(names)}
             logger.error("stored number rejected %s", fields(**what, do="enrol it with a new key"))
-        told = {"fleet": self.config.fleet, "run": self._engine.number, "round": self.state.round}
-        logger.info("started %s", fields(**told, version=self.state.version))
+        about = {"fleet": self.config.fleet, "run": self._engine.number, "round": self.state.round}
+        logger.info("started %s", fields(**about, version=self.state.version))
 
     def run(
         self,
         stopping: StopRequest,
         *,
         exit_when_done: bool = False,
-        hung_up: HangUps | None = None,
+        hang_ups: HangUps | None = None,
         environ: Mapping[str, str] = os.environ,
     ) -> None:
         """Serve until a stop request or the last round; reload the configuration on request."""
         while not stopping.is_set() and not (exit_when_done and self.is_done):
             self.turn(self._longest_wait())
-            if hung_up is not None and hung_up.consume():
+            if hang_ups is not None and hang_ups.consume():
                 self.reload(environ)
         self._finish()
 
@@ -225,11 +225,11 @@ class Daemon:
             run = config_reload.again(self._engine.run, self._store, environ)
         except Exception as error:  # no configuration file may end a running daemon
             self._upkeep.refused = config_reload.sentence(error)
-            told = {"why": self._upkeep.refused, "hint": getattr(error, "hint", "")}
+            about = {"why": self._upkeep.refused, "hint": getattr(error, "hint", "")}
             is_ours = not config_reload.is_foreseen(error)
             if is_ours:
                 self.metrics.errors.labels("reload").inc()
-            logger.warning("configuration refused %s", fields(**told), exc_info=is_ours)
+            logger.warning("configuration refused %s", fields(**about), exc_info=is_ours)
         else:
             keys = config_reload.changed(self.config, run.config)
             self._follow(run)
@@ -244,16 +244,16 @@ class Daemon:
         if run.config.log != self.config.log:
             logging.getLogger().setLevel(run.config.log.level.upper())
         self.config, self._engine.run = run.config, run
-        self._ingress.keep_to(terms_of(run.config))
-        self._ingress.open(self._engine.turn)
+        self._ingress.apply_terms(terms_of(run.config))
+        self._ingress.open(self._engine.context)
         self._upkeep.follow(run.config)
 
     def turn(self, timeout: float = 0.0) -> None:
         """Serve the link for at most ``timeout`` seconds, then run everything that is due."""
-        happened = self._transport.poll(timeout)
+        events = self._transport.poll(timeout)
         began = time.perf_counter()
-        for happening in happened:
-            self._serve(happening)
+        for event in events:
+            self._serve(event)
         self._link.exclude(self._floods)
         self._driver.wake()
         self._isolation.step("transfers", lambda: self._driver.accept(self._ingress.tick()))
@@ -308,10 +308,10 @@ class Daemon:
 
     # --- events
 
-    def _serve(self, happening: Happening) -> None:
-        match happening:
+    def _serve(self, event: Happening) -> None:
+        match event:
             case Message():
-                self._receive(happening)
+                self._receive(event)
             case LinkUp(max_payload=largest):
                 self._link.connected(largest)
             case LinkDown(why=why):
@@ -432,8 +432,8 @@ class Daemon:
         until = self._clock.monotonic() + GOODBYE
         while len(self._publisher) and self._transport.is_up and self._clock.monotonic() < until:
             self._publisher.flush()
-            for happening in self._transport.poll(0.05):
-                if isinstance(happening, LinkDown):
+            for event in self._transport.poll(0.05):
+                if isinstance(event, LinkDown):
                     self._publisher.clear()
         self._view.measure()
         logger.info("stopped %s", fields(round=self.state.round, version=self.state.version))
@@ -447,7 +447,7 @@ def serve(
 ) -> dict[str, Any]:
     """Run a daemon until a signal; return its final status."""
     with stop_signals() as stopping, hang_ups(stopping) as hung_up, Daemon(config) as daemon:
-        daemon.run(stopping, exit_when_done=exit_when_done, hung_up=hung_up, environ=environ)
+        daemon.run(stopping, exit_when_done=exit_when_done, hang_ups=hung_up, environ=environ)
         return {"round": daemon.state.round, "version": daemon.state.version}
 
 

@@ -68,8 +68,10 @@ def certificate(manifest: Manifest, vector: Floats, *, error: float | None = Non
         math.prod(stage_bound(stage, weights) for stage in path) for path in manifest.paths
     )
     loss = loss_bound(manifest.loss, manifest.window.horizon, error)
-    told = len(manifest.loss.levels or (0.5,))  # one target changes the errors of all its quantiles
-    return Certificate(forecast, loss, loss * math.hypot(math.sqrt(told), forecast))
+    quantiles = len(
+        manifest.loss.levels or (0.5,)
+    )  # one target changes the errors of all its quantiles
+    return Certificate(forecast, loss, loss * math.hypot(math.sqrt(quantiles), forecast))
 
 
 def named(manifest: Manifest, vector: Floats) -> Weights:
@@ -102,7 +104,7 @@ def loss_bound(loss: Loss, horizon: int, error: float | None = None) -> float:
         steepest = delta if error is None else min(delta, error)
     elif error is None:
         raise LipschitzBoundError(
-            "a squared error has no finite slope: say how large an error can be"
+            "a squared error has no finite slope: give the largest possible error (--error)"
         )
     else:
         steepest = 2 * error

@@ -86,31 +86,35 @@ def judge(lines: Iterable[Line], books: Books) -> DeliveryVerdict:
         True
     """
     sent: dict[Number, list[Sent]] = defaultdict(list)
-    told: dict[Number, list[Receipted]] = defaultdict(list)
+    receipts: dict[Number, list[Receipted]] = defaultdict(list)
     for line in lines:
         if isinstance(line, Sent):
             sent[line.number].append(line)
         elif line.life:
-            told[line.number].append(line)
-    counted = {number for number, said in told.items() if any(r.code == 0 for r in said)}
+            receipts[line.number].append(line)
+    counted = {
+        number for number, lines_of in receipts.items() if any(r.code == 0 for r in lines_of)
+    }
     kept = {one.number for one in books.applied}
     faults = [
         *_sent_twice(sent),
-        *_receipts(sent, told),
+        *_receipts(sent, receipts),
         *_lost(counted, books),
         *_journal(sent, books),
         *_rows(sent, books),
         *_rounds(books.versions),
         *_spent(sent, counted, books),
     ]
-    refused = Counter(said[0].code for number, said in told.items() if number not in counted)
+    refused = Counter(
+        lines_of[0].code for number, lines_of in receipts.items() if number not in counted
+    )
     return DeliveryVerdict(
         devices=len({device for device, _, _ in sent}),
         sent=len(sent),
         repeats=sum(len(lines) - 1 for lines in sent.values()),
         receipted=len(counted),
         refused=dict(sorted(refused.items())),
-        unsettled=len(sent.keys() - told.keys()),
+        unsettled=len(sent.keys() - receipts.keys()),
         applied=len(books.applied),
         pruned=sum(books.horizon.covers(number) for number in counted - kept),
         unproved=sum(not _proofs(sent.get(a.number, []), a) for a in books.applied),
@@ -127,14 +131,14 @@ def _sent_twice(sent: Mapping[Number, list[Sent]]) -> Iterator[str]:
     """Find numbers that were sent with two bodies."""
     for number, lines in sorted(sent.items()):
         if len({line.digest for line in lines}) > 1:
-            yield f"forked: {_named(number)} left with two different bodies"
+            yield f"forked: {_named(number)} was sent with two different bodies"
 
 
 def _receipts(
-    sent: Mapping[Number, list[Sent]], told: Mapping[Number, list[Receipted]]
+    sent: Mapping[Number, list[Sent]], receipted: Mapping[Number, list[Receipted]]
 ) -> Iterator[str]:
     """Find receipts that contradict each other, or are for bytes that were not sent."""
-    for number, receipts in sorted(told.items()):
+    for number, receipts in sorted(receipted.items()):
         if len({receipt.code for receipt in receipts}) > 1:
             codes = sorted({receipt.code for receipt in receipts})
             yield f"contradicted: {_named(number)} was receipted with codes {codes}"
@@ -163,11 +167,11 @@ def _journal(sent: Mapping[Number, list[Sent]], books: Books) -> Iterator[str]:
             yield f"twice: {device} counts {count} times in round {turn} of run {run}"
     for applied in books.applied:
         if applied.number not in sent:
-            yield f"made up: {_named(applied.number)} is in the journal and was never sent"
+            yield f"journal entry without matching upload: {_named(applied.number)}"
             continue
         if (applied.run, applied.turn) not in {(s.run, s.round) for s in sent[applied.number]}:
             yield f"altered: {_named(applied.number)} is in another round than it was sent for"
-        if any(applied.vector != said for said in _proofs(sent[applied.number], applied)):
+        if any(applied.vector != digest for digest in _proofs(sent[applied.number], applied)):
             yield f"altered: {_named(applied.number)} is in the journal with another vector"
 
 
@@ -207,11 +211,11 @@ def _spent(
     sent: Mapping[Number, list[Sent]], counted: Iterable[Number], books: Books
 ) -> Iterator[str]:
     """Find devices whose count of releases is below that of a receipted update."""
-    told: dict[str, int] = defaultdict(int)
+    receipted: dict[str, int] = defaultdict(int)
     for number in counted:
         for line in sent.get(number, ()):
-            told[number[0]] = max(told[number[0]], line.spent)
-    for device, spent in sorted(told.items()):
+            receipted[number[0]] = max(receipted[number[0]], line.spent)
+    for device, spent in sorted(receipted.items()):
         if books.spent.get(device, 0) < spent:
             known = books.spent.get(device, 0)
             yield f"account: {device} has charged {spent}, the aggregator knows of {known}"

@@ -85,13 +85,13 @@ def recompute(store: History, half: Half[Any], initial: Vector, run: int | None 
     saved = store.first(number)
     state = state_codec.rebuild(half.init(initial), saved.leaves)
     upto = store.load(number).upto
-    told = {v.round: v for v in store.versions(number) if v.position > saved.upto}
-    state, found = _fold(half, state, store.journal(number, saved.upto), upto, told)
+    recorded = {v.round: v for v in store.versions(number) if v.position > saved.upto}
+    state, found = _fold(half, state, store.journal(number, saved.upto), upto, recorded)
     faults = list(found.faults)
-    faults += [f"round {r} was announced and is not in the journal" for r in told]
+    faults += [f"round {r} was announced and is not in the journal" for r in recorded]
     committed = state_codec.rebuild(half.init(initial), store.load(number).leaves)
     if not faults and state_codec.digest(committed) != state_codec.digest(state):
-        faults.append("the state last committed is not what the journal gives")
+        faults.append("the last committed state differs from the replayed journal")
     return Audit(
         number,
         found.events,
@@ -109,9 +109,9 @@ def _fold(
     state: Any,  # noqa: ANN401 - the half's own
     journal: Iterator[JournalEntry],
     upto: int,
-    told: dict[int, Version],
+    recorded: dict[int, Version],
 ) -> tuple[Any, Audit]:
-    """Apply the events up to a position; remove every recomputed round from ``told``."""
+    """Apply the events up to a position; remove every recomputed round from ``recorded``."""
     events = rounds = moved = 0
     updates: dict[str, int] = {}
     faults: list[str] = []
@@ -120,7 +120,7 @@ def _fold(
         if entry.position > upto:
             break
         if entry.event is None:
-            faults.append(f"event {entry.position} has lost its vector")
+            faults.append(f"event {entry.position} has no vector")
             break
         state, effects = half.apply(state, entry.event)
         events += 1
@@ -130,7 +130,7 @@ def _fold(
             rounds, moved = rounds + 1, moved + closed.moved
             for device in closed.report.get("cohort", ()) if closed.moved else ():
                 updates[device] = updates.get(device, 0) + 1
-            faults += _compare(closed, told.pop(closed.round, None), state_codec.digest(state))
+            faults += _compare(closed, recorded.pop(closed.round, None), state_codec.digest(state))
     counted = Audit(0, events, rounds, moved, updates, tuple(faults))
     return state, replace(counted, unlearned=tuple(removals))
 

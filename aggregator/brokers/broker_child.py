@@ -44,12 +44,12 @@ def mosquitto(program: str, config: str) -> NoReturn:
     os.execv(program, [program, "-c", config])  # noqa: S606 - a program found by this package
 
 
-def main(words: list[str]) -> None:
+def main(args: list[str]) -> None:
     """Run the broker that the arguments name."""
-    if words[0] == "embedded":
-        embedded(words[1])
+    if args[0] == "embedded":
+        embedded(args[1])
     else:
-        mosquitto(words[1], words[2])
+        mosquitto(args[1], args[2])
 
 
 if __name__ == "__main__":

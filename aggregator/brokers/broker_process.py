@@ -352,7 +352,7 @@ def _start_mosquitto(
     return BrokerProcess(
         "mosquitto",
         url,
-        sentence=f"Broker: Mosquitto ({program}) at {url}, with a configuration of our own.",
+        sentence=f"Broker: Mosquitto ({program}) at {url}, with a generated configuration.",
         command=("mosquitto", program, str(config)),
         folder=folder,
         tls=tls,

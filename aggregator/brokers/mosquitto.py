@@ -202,14 +202,16 @@ def _durability(common: Mapping[str, str]) -> list[str]:
         findings.append("max_queued_messages 0 dropped everything in 2.0.16; give a large number")
     elif queue < 10_000:
         findings.append(
-            f"max_queued_messages is {queue}: a burst beyond it is acknowledged and thrown away"
+            f"max_queued_messages is {queue}: messages of a burst beyond it are acknowledged and dropped"
         )
     if int(common.get("max_queued_bytes", "0")) == 0:
-        findings.append("max_queued_bytes is not set: queues may take all memory")
+        findings.append("max_queued_bytes is not set: queues can exhaust the memory")
     if common.get("persistence") != "true":
-        findings.append("persistence is off: a restart forgets sessions and retained messages")
+        findings.append("persistence is off: a restart loses sessions and retained messages")
     elif int(common.get("autosave_interval", "1800")) > 60:
-        findings.append("autosave_interval above 60 s: a crash forgets that much of every session")
+        findings.append(
+            "autosave_interval above 60 s: a crash loses up to that much of every session"
+        )
     return findings + _sizes(common) + _bounds(common)
 
 
@@ -221,14 +223,16 @@ def _bounds(common: Mapping[str, str]) -> list[str]:
             f"max_packet_size is not set: one message may have 256 MB; set it to {PACKET}"
         )
     if int(common.get("max_inflight_bytes", "0")) == 0:
-        findings.append("max_inflight_bytes is not set: what is on its way has no bound in bytes")
+        findings.append("max_inflight_bytes is not set: the bytes in flight are unlimited")
     if common.get("upgrade_outgoing_qos") != "true":
         findings.append(
             "upgrade_outgoing_qos is not true: messages of quality 0 to a slow reader are held "
             "beside max_queued_bytes, up to max_queued_messages of the largest size"
         )
     if int(common.get("memory_limit", "0")) == 0:
-        findings.append("memory_limit is not set: subscriptions of one client may take all memory")
+        findings.append(
+            "memory_limit is not set: the subscriptions of one client can exhaust the memory"
+        )
     return findings
 
 
@@ -250,7 +254,7 @@ def _sizes(common: Mapping[str, str]) -> list[str]:
         if 0 < int(common.get(name, "0")) < PACKET
     ]
     if common.get("retain_available") == "false":
-        findings.append("retain_available false: sleepers must ask for what others find waiting")
+        findings.append("retain_available false: devices that reconnect must request every model")
     return findings
 
 
@@ -259,8 +263,8 @@ def _entrance(listener: _Listener, settings: Mapping[str, str]) -> list[str]:
         return []
     where = f"the listener on {listener.host}"
     wanted: Sequence[tuple[str, str, str]] = (
-        ("require_certificate", "true", "anybody may connect"),
-        ("use_identity_as_username", "true", "the access rules do not know who writes"),
+        ("require_certificate", "true", "any client can connect"),
+        ("use_identity_as_username", "true", "the access rules cannot identify clients"),
         ("use_username_as_clientid", "true", "a device can take over another one's session"),
     )
     findings = [
@@ -271,9 +275,9 @@ def _entrance(listener: _Listener, settings: Mapping[str, str]) -> list[str]:
     if settings.get("allow_anonymous") == "true":
         findings.append(f"{where}: allow_anonymous is true")
     if "certfile" not in settings:
-        findings.append(f"{where}: no certfile: everything travels in the clear")
+        findings.append(f"{where}: no certfile: nothing is encrypted")
     if not any(name.startswith(("acl_file", "plugin", "auth_plugin")) for name in settings):
-        findings.append(f"{where}: no acl_file: a device can write in another one's name")
+        findings.append(f"{where}: no acl_file: a device can publish as another device")
     if settings.get("tls_version") in {"tlsv1", "tlsv1.0", "tlsv1.1"}:
         findings.append(f"{where}: tls_version {settings['tls_version']} is broken")
     return findings + _revocations(where, settings.get("crlfile", ""))
@@ -285,12 +289,14 @@ def _revocations(where: str, name: str) -> list[str]:
         return []
     (seen,) = look([File("crl", Path(name), "crlfile")])
     if seen.expiry is None:
-        return [f"{where}: crlfile {name} cannot be read: with it nobody gets in"]
+        return [f"{where}: crlfile {name} cannot be read: the broker then refuses every client"]
     days = seen.days(time.time())
     if days is None:
         return []
     if days < 0:
         return [f"{where}: crlfile {name} has expired: every device is refused"]
     if days < _SOON:
-        return [f"{where}: crlfile {name} expires within {_SOON} days: then nobody gets in"]
+        return [
+            f"{where}: crlfile {name} expires within {_SOON} days: the broker then refuses every client"
+        ]
     return []

@@ -167,7 +167,7 @@ def _missing(rules: Rules, root: str, device: str) -> Iterator[str]:
 def _unbounded(root: str, device: str) -> Iterator[tuple[str, str]]:
     yield f"{root}/{device}/up/made-up", "any number of them"
     yield f"{root}/{device}/up/chunk/made-up", "any number of them"
-    yield f"{root}/{device}/peer/made-up", "a neighbour that is none"
+    yield f"{root}/{device}/peer/made-up", "a device that is no neighbour"
     yield f"{root}/{device}/made-up", "any number of them"
 
 

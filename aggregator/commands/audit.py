@@ -45,20 +45,20 @@ def run(args: Namespace) -> CommandResult:
     with open_store(config.database, read_only=True) as store:
         horizon = store.horizon()
         found = recompute(store, bound.half, bound.spec.shared(bound.bundle.initial))
-        told = judge(lines(Path(args.devices)), books(store)) if args.devices else None
+        deliveries = judge(lines(Path(args.devices)), books(store)) if args.devices else None
     known = {"events since": horizon.first, "events deleted": horizon.updates}
     text = (
         f"run {found.run}: {found.events} events, {found.rounds} rounds, {found.moved} of them "
         f"moved the model, {sum(found.updates.values())} updates used"
     )
-    said = [text, *since(found, horizon), *unlearned(found), *found.faults]
-    said += ["every round was recomputed to the same bits"] if found.is_sound else []
+    report = [text, *since(found, horizon), *unlearned(found), *found.faults]
+    report += ["every round was recomputed to the same bits"] if found.is_sound else []
     data = {**asdict(found), "updates": dict(found.updates), "sound": found.is_sound}
     data |= {"horizon": known}
-    if told is not None:
-        said += [*_summary(told), *told.faults]
-        data |= {"history": asdict(told), "sound": found.is_sound and told.is_sound}
-    return CommandResult(data, "\n".join(said), 0 if data["sound"] else RUNTIME)
+    if deliveries is not None:
+        report += [*_summary(deliveries), *deliveries.faults]
+        data |= {"history": asdict(deliveries), "sound": found.is_sound and deliveries.is_sound}
+    return CommandResult(data, "\n".join(report), 0 if data["sound"] else RUNTIME)
 
 
 def unlearned(found: Audit) -> list[str]:
@@ -68,18 +68,18 @@ def unlearned(found: Audit) -> list[str]:
 
 def since(found: Audit, horizon: Horizon) -> list[str]:
     """Return notes on where the check starts, if older vectors or events were deleted."""
-    said = []
+    notes = []
     if found.since:
-        said.append(
+        notes.append(
             f"rounds up to {found.since} are not recomputed: their vectors were dropped "
             f"(retention.vector_bytes, retention.rounds)"
         )
     if horizon.updates:
-        said.append(
+        notes.append(
             f"{horizon.updates} updates of {len(horizon.pruned)} devices are not listed: their "
             f"events before position {horizon.first} were deleted (retention.journal_bytes)"
         )
-    return said
+    return notes
 
 
 def books(store: Store) -> Books:
@@ -110,14 +110,16 @@ def lines(folder: Path) -> Iterator[link_trace.Line]:
             yield from link_trace.read(text)
 
 
-def _summary(told: DeliveryVerdict) -> list[str]:
-    refused = ", ".join(f"{Reason(code).name} {n}" for code, n in told.refused.items())
+def _summary(deliveries: DeliveryVerdict) -> list[str]:
+    refused = ", ".join(f"{Reason(code).name} {n}" for code, n in deliveries.refused.items())
     counts = (
-        f"{told.devices} devices sent {told.sent} updates, {told.repeats} times again; "
-        f"{told.receipted} were receipted as counting, {told.applied} are in the journal; "
-        f"refused: {refused or 'none'}; {told.unsettled} without a receipt"
+        f"{deliveries.devices} devices sent {deliveries.sent} updates, repeated {deliveries.repeats} times; "
+        f"{deliveries.receipted} were receipted as accepted, {deliveries.applied} are in the journal; "
+        f"refused: {refused or 'none'}; {deliveries.unsettled} without a receipt"
     )
-    if told.pruned:
-        counts += f"; {told.pruned} receipted ones are older than the journal and not compared"
+    if deliveries.pruned:
+        counts += (
+            f"; {deliveries.pruned} receipted ones are older than the journal and not compared"
+        )
     good = "no receipted update was lost, and none was applied twice"
-    return [counts, *([good] if told.is_sound else [])]
+    return [counts, *([good] if deliveries.is_sound else [])]

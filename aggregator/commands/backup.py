@@ -30,5 +30,5 @@ def run(args: Namespace) -> CommandResult:
         begun = store.run()
         after = store.closed_by(begun.run, store.first(begun.run).upto) if begun else 0
     size = target.stat().st_size
-    told = f"{target}: {size} bytes" + (f"; audit after round {after}" if after else "")
-    return CommandResult({"file": str(target), "bytes": size, "audit after": after}, told)
+    result = f"{target}: {size} bytes" + (f"; audit after round {after}" if after else "")
+    return CommandResult({"file": str(target), "bytes": size, "audit after": after}, result)

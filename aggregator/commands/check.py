@@ -53,8 +53,8 @@ def run(args: Namespace) -> CommandResult:
 def _in_force(config: AggregatorConfig, origins: Mapping[str, str]) -> list[tuple[str, str, str]]:
     """List key, value and origin of every setting, including the method's defaults."""
     prefix = "run.settings"
-    said = {key.removeprefix(f"{prefix}."): origin for key, origin in origins.items()}
-    own = shown(settings_of(config), said)
+    from_file = {key.removeprefix(f"{prefix}."): origin for key, origin in origins.items()}
+    own = shown(settings_of(config), from_file)
     rows: list[tuple[str, str, str]] = []
     combines = METHODS[config.run.method].own
     for key, value, origin in shown(config, origins):

@@ -24,7 +24,7 @@ def run(args: Namespace) -> CommandResult:
         return CommandResult({"ready": False, "running": False}, "not running", RUNTIME)
     code = 0 if document["ready"] else RUNTIME
     missing = [name for name, ok in document["checks"].items() if not ok]
-    said = "ready" if document["ready"] else f"not ready: {', '.join(missing) or 'starting'}"
+    state = "ready" if document["ready"] else f"not ready: {', '.join(missing) or 'starting'}"
     return CommandResult(
-        {"ready": document["ready"], "running": True, "missing": missing}, said, code
+        {"ready": document["ready"], "running": True, "missing": missing}, state, code
     )

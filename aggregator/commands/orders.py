@@ -18,11 +18,11 @@ def apply_orders(config: AggregatorConfig, orders: list[ControlOrder]) -> Comman
             done = [apply(order, store) for order in orders]
     except DatabaseBusyError:
         with open_store(config.database, read_only=True) as store:
-            anew = [renewal(order, store) for order in orders]
+            notes = [renewal(order, store) for order in orders]
         for order in orders:
             leave(config.inbox, order)
         done = [
             f"{order.do} {order.device}: queued for the running daemon{more}"
-            for order, more in zip(orders, anew, strict=True)
+            for order, more in zip(orders, notes, strict=True)
         ]
     return CommandResult({"done": done}, "\n".join(done))

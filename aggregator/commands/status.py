@@ -79,13 +79,13 @@ def _from_store(config: AggregatorConfig) -> dict[str, Any]:
         "rounds": [round_line(version) for version in reversed(closed)],
     }
     alarms = {client.id: client.why for client in clients if client.state == "quarantined"}
-    said: dict[str, Any] = {"clusters": clusters, "alarms": alarms}
-    said["store"] = kept
-    said["certificates"] = offline(config)
+    optional: dict[str, Any] = {"clusters": clusters, "alarms": alarms}
+    optional["store"] = kept
+    optional["certificates"] = offline(config)
     letters = DeadLetters(config.state / "dead-letters")
-    said |= {"halted": letters.halted, "dead_letters": letters.count}
-    said["credit"] = next((v.report.get("credit", {}) for v in reversed(closed) if v.moved), {})
-    return document | {name: told for name, told in said.items() if told}
+    optional |= {"halted": letters.halted, "dead_letters": letters.count}
+    optional["credit"] = next((v.report.get("credit", {}) for v in reversed(closed) if v.moved), {})
+    return document | {name: value for name, value in optional.items() if value}
 
 
 def _prose(document: Mapping[str, Any]) -> str:
@@ -112,6 +112,6 @@ def _prose(document: Mapping[str, Any]) -> str:
         lines.append(f"FLOOD {device}: {what}")
     for entry in document.get("rounds", ())[:5]:
         loss = "" if entry["loss"] is None else f", loss {entry['loss']:.5g}"
-        told = f"{entry['result']}, {entry['updates']} updates{loss}"
-        lines.append(f"round {entry['round']}: version {entry['version']}, {told}")
+        outcome = f"{entry['result']}, {entry['updates']} updates{loss}"
+        lines.append(f"round {entry['round']}: version {entry['version']}, {outcome}")
     return "\n".join(lines)

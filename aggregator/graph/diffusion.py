@@ -70,9 +70,9 @@ class Diffusion:
         return p.reshape(self.order, self.features)
 
     def _spread(self, h: Array, present: Array) -> Array:
-        there = np.where(present[:, None, None], h, 0.0).astype(np.float64)
+        masked = np.where(present[:, None, None], h, 0.0).astype(np.float64)
         terms = chebyshev_of_present(self.adjacent, present, self.order)
-        found: Array = np.einsum("kmn,bnfl->kbmfl", terms, there, optimize=True)
+        found: Array = np.einsum("kmn,bnfl->kbmfl", terms, masked, optimize=True)
         return found
 
     def _sum(self, p: Array, spread: Array) -> Array:

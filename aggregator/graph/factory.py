@@ -47,7 +47,7 @@ class GraphSection:
     def __post_init__(self) -> None:
         """Refuse options that the local form does not have."""
         if self.net == "local" and self.residual_ln:
-            raise ValueError("residual_ln goes with full attention only")
+            raise ValueError("residual_ln requires full attention")
 
     @property
     def net(self) -> str:
@@ -99,8 +99,8 @@ def bind(section: GraphSection, activation: tuple[int, int], folder: Path = Path
     >>> seated.model.capacity, seated.places, seated.model.spec.size
     (3, {}, 48)
     """
-    said = SitesFile() if section.sites is None else read_sites(folder / section.sites)
-    stations = said.stations
+    sites = SitesFile() if section.sites is None else read_sites(folder / section.sites)
+    stations = sites.stations
     if len(stations) > section.capacity:
         raise SchemaError(
             "run.graph.capacity", f"room for the {len(stations)} stations of sites", "less"
@@ -109,7 +109,7 @@ def bind(section: GraphSection, activation: tuple[int, int], folder: Path = Path
     if section.sites is None:
         adjacent = 1.0 - np.eye(section.capacity)
     else:
-        adjacent[: len(stations), : len(stations)] = _neighbours(section, said)
+        adjacent[: len(stations), : len(stations)] = _neighbours(section, sites)
     places = {station: slot for slot, station in enumerate(stations)}
     return Seated(_model(section, activation, adjacent), places)
 
@@ -122,12 +122,10 @@ def read_sites(path: Path) -> SitesFile:
     """
     try:
         text = path.read_text("utf-8")
-        said = _rows(text) if path.suffix == ".csv" else tomllib.loads(text)
+        table = _rows(text) if path.suffix == ".csv" else tomllib.loads(text)
     except (OSError, ValueError) as error:
-        raise SchemaError(
-            "run.graph.sites", f"a file of sites that can be read: {error}"
-        ) from error
-    found = build(SitesFile, said, where=path.name)
+        raise SchemaError("run.graph.sites", f"a readable file of sites: {error}") from error
+    found = build(SitesFile, table, where=path.name)
     for edge in found.edges or ():
         if edge[0] == edge[1]:
             raise SchemaError(f"{path.name}.edges", "two different stations", repr(edge[0]))
@@ -149,15 +147,15 @@ def _rows(text: str) -> Mapping[str, Any]:
     return {"sites": {name: {"latitude": a, "longitude": b} for name, a, b in places}}
 
 
-def _neighbours(section: GraphSection, said: SitesFile) -> Matrix:
-    stations = said.stations
+def _neighbours(section: GraphSection, sites: SitesFile) -> Matrix:
+    stations = sites.stations
     out = np.zeros((len(stations), len(stations)))
-    if said.edges is not None:
+    if sites.edges is not None:
         at = {station: slot for slot, station in enumerate(stations)}
-        for one, other in said.edges:
+        for one, other in sites.edges:
             out[at[one], at[other]] = out[at[other], at[one]] = 1.0
         return out
-    far = distances(list(said.sites.values()))
+    far = distances(list(sites.sites.values()))
     if section.nearest is not None:
         return nearest(far, section.nearest)
     return adjacency(far, None if section.threshold == "median" else section.threshold)
@@ -184,8 +182,8 @@ def _check_device(name: str) -> None:
     kind, _, number = name.partition(":")
     found = cuda_devices() if kind == "cuda" else 0
     if kind == "cuda" and int(number or 0) >= found:
-        said = f"'cpu', for torch finds {found or 'no'} CUDA devices here"
-        raise SchemaError("run.graph.device", said, repr(name))
+        expected = f"'cpu', for torch finds {found or 'no'} CUDA devices here"
+        raise SchemaError("run.graph.device", expected, repr(name))
 
 
 def _hosted(section: GraphSection, features: int, steps: int, adjacent: Matrix) -> GraphModel:

@@ -79,15 +79,15 @@ class AdmissionContext:
         return self.is_personal or number >= self.oldest
 
 
-def wanted(turn: AdmissionContext | None) -> AdmissionContext:
+def wanted(context: AdmissionContext | None) -> AdmissionContext:
     """Return the context in which updates are admitted now.
 
     Raises:
         Refused: PAUSED if updates must wait; nothing is recorded meanwhile.
     """
-    if turn is None or turn.is_paused:
-        raise Refused(Reason.PAUSED, "no updates are wanted now")
-    return turn
+    if context is None or context.is_paused:
+        raise Refused(Reason.PAUSED, "no round is open for updates")
+    return context
 
 
 def welcome(
@@ -127,17 +127,19 @@ def welcome(
     )
 
 
-def foreseen(offer: OfferMessage, turn: AdmissionContext) -> Reason | None:
+def foreseen(offer: OfferMessage, context: AdmissionContext) -> Reason | None:
     """Return the final refusal that an offer's header implies, or None; no chunk is needed."""
-    now = turn.opened
+    now = context.opened
     if offer.run != now.run:
         return Reason.WRONG_RUN
-    if offer.spec != turn.limits.spec:
+    if offer.spec != context.limits.spec:
         return Reason.WRONG_SPEC
     if offer.base > now.version or offer.round > now.round:
         return Reason.FROM_FUTURE
-    if now.version - offer.base > (turn.limits.max_staleness or 0) or not turn.keeps(offer.round):
+    if now.version - offer.base > (context.limits.max_staleness or 0) or not context.keeps(
+        offer.round
+    ):
         return Reason.TOO_STALE
-    if turn.limits.max_staleness is None and (offer.round != now.round or not now.is_open):
+    if context.limits.max_staleness is None and (offer.round != now.round or not now.is_open):
         return Reason.LATE
     return None

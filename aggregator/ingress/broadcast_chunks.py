@@ -18,7 +18,7 @@ class _Asked:
     """Recent requests for one chunk, by device, and the time of its last broadcast."""
 
     devices: dict[str, float] = field(default_factory=dict)
-    said: float = float("-inf")
+    broadcast_at: float = float("-inf")
 
 
 class Crowds:
@@ -51,7 +51,7 @@ class Crowds:
     def is_waiting(self, piece: Piece, now: float) -> bool:
         """Return whether the chunk should be broadcast now; if so, record the broadcast."""
         asked = self._asked.setdefault(piece, _Asked())
-        if now - asked.said < WITHIN:
+        if now - asked.broadcast_at < WITHIN:
             return False
-        asked.said = now
+        asked.broadcast_at = now
         return True

@@ -39,8 +39,8 @@ class ContentServer:
             Refused: NOT_FOUND for an unknown or expired body; MALFORMED.
         """
         chunks = self._downloads.wanted(device, have, now, room)
-        said = (self._piece(device, chunk, now) for chunk in chunks)
-        return tuple(answer for answer in said if answer is not None)
+        pieces = (self._piece(device, chunk, now) for chunk in chunks)
+        return tuple(answer for answer in pieces if answer is not None)
 
     def stop(self, device: str, ref: bytes | None) -> None:
         """Cancel a device's download of a body."""

@@ -221,17 +221,17 @@ class DeadLetters:
         return [line for line in lines if len(line) == 64][-DIGESTS:]
 
     def _remember(self, digests: Iterable[str]) -> None:
-        fresh = [one for one in digests if one not in self._digests]
-        self._digests |= dict.fromkeys(fresh)
+        unknown = [one for one in digests if one not in self._digests]
+        self._digests |= dict.fromkeys(unknown)
         while len(self._digests) > DIGESTS:
             del self._digests[next(iter(self._digests))]
-        self._lines += len(fresh)
+        self._lines += len(unknown)
         if self._lines > 2 * DIGESTS:
             self._rewrite()
-        elif fresh:
+        elif unknown:
             make_private_folder(self.folder)
             with open_private(self.folder / "digests", "a", encoding="ascii") as text:
-                text.writelines(f"{one}\n" for one in fresh)
+                text.writelines(f"{one}\n" for one in unknown)
 
     def _rewrite(self) -> None:
         self._lines = len(self._digests)
@@ -271,19 +271,22 @@ def forget(letters: DeadLetters, name: str) -> int:
 
 
 def _packed(letter: Letter) -> bytes:
-    told = asdict(letter) | {
+    fields = asdict(letter) | {
         "payload": b64encode(letter.payload).decode(),
         "proof": letter.proof.hex(),
     }
-    return json.dumps(told, indent=1).encode()
+    return json.dumps(fields, indent=1).encode()
 
 
 def _read(path: Path) -> Letter | None:
     try:
-        told = json.loads(path.read_bytes())
-        told["payload"], told["proof"] = b64decode(told["payload"]), bytes.fromhex(told["proof"])
-        told["digests"] = tuple(told["digests"])
-        told["number"] = tuple(told["number"]) if told["number"] else None
-        return Letter(**told)
+        fields = json.loads(path.read_bytes())
+        fields["payload"], fields["proof"] = (
+            b64decode(fields["payload"]),
+            bytes.fromhex(fields["proof"]),
+        )
+        fields["digests"] = tuple(fields["digests"])
+        fields["number"] = tuple(fields["number"]) if fields["number"] else None
+        return Letter(**fields)
     except (OSError, ValueError, TypeError, KeyError):
         return None

@@ -19,9 +19,9 @@ def is_defect(error: BaseException) -> bool:
         >>> is_defect(ZeroDivisionError()), is_defect(MemoryError()), is_defect(OSError())
         (True, False, False)
     """
-    told = error.__cause__ if isinstance(error, DatabaseError) else error
-    if told is None or is_from_database(told):
-        return told is not None and is_about_values(told)
+    cause = error.__cause__ if isinstance(error, DatabaseError) else error
+    if cause is None or is_from_database(cause):
+        return cause is not None and is_about_values(cause)
     return isinstance(error, Exception) and not isinstance(error, (OSError, MemoryError))
 
 

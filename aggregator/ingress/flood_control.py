@@ -73,7 +73,7 @@ class Flood:
 
     def status(self, device: str, now: float) -> str:
         """Return the status line of this client, with the remedy."""
-        state = f", not heard for {self.until - now:.0f} s" if self.until > now else ""
+        state = f", excluded for {self.until - now:.0f} s" if self.until > now else ""
         return (
             f"{self.rate:.0f} messages/s and {self.volume / 1e6:.1f} MB/s arrived, {self.dropped} "
             f"dropped unread{state}; revoke with: gridfed-aggregator revoke {device}"
@@ -230,19 +230,19 @@ class Subscriptions:
             devices: Enrolled devices. Above ``MOST_NAMED`` no device is excluded.
             excluded: Devices to exclude.
         """
-        heard = frozenset(devices) - excluded
-        wanted = heard if excluded and len(heard) <= MOST_NAMED else None
+        subscribed = frozenset(devices) - excluded
+        wanted = subscribed if excluded and len(subscribed) <= MOST_NAMED else None
         before = self._named
         if wanted == before and (wanted is None or excluded == self.excluded):
             return
-        everybody = topics.aggregator_filters(self._fleet)
+        wildcards = topics.aggregator_filters(self._fleet)
         if wanted is None:
-            self._transport.subscribe(*everybody)
+            self._transport.subscribe(*wildcards)
             self._transport.unsubscribe(*self._filters({*devices, *(before or ())}))
         else:
             known = before or frozenset()
             self._transport.subscribe(*self._filters(wanted - known))
-            self._transport.unsubscribe(*(everybody if before is None else ()))
+            self._transport.unsubscribe(*(wildcards if before is None else ()))
             self._transport.unsubscribe(*self._filters((known - wanted) | excluded))
         self._named = wanted
         self.excluded = excluded if wanted is not None else frozenset()

@@ -173,7 +173,7 @@ class MessageIngress:
         self._context = context
         self._updates.open(context)
 
-    def keep_to(self, terms: WelcomeTerms) -> None:
+    def apply_terms(self, terms: WelcomeTerms) -> None:
         """Apply these terms from now on."""
         self._terms = terms
         self._limiter.follow(terms.quotas)
@@ -258,7 +258,7 @@ class MessageIngress:
                 raise Refused(Reason.UNKNOWN_KIND, kind)  # noqa: TRY301 - one place replies
             sealed = self._unseal(device, kind, payload, now)
             self.at_hand = AtHand(device, kind, sealed)
-            self._registry.heard(device, self._clock.wall())
+            self._registry.record_contact(device, self._clock.wall())
             self._check_set_aside(sealed)
             cls, handler = self._handlers[kind]
             message = codec.decode(cls, sealed.body, on_unknown=self._unknown)

@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 TWO_LIVES = f"{Reason.TWO_LIVES.name}: "
 """Prefix of a quarantine reason under which a hello is refused as well."""
 
-_THERE = frozenset(("online", "sleeping", "draining"))  # a sleeping device is present
+_PRESENT = frozenset(("online", "sleeping", "draining"))  # a sleeping device is present
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,9 +38,9 @@ class Presence:
     seen: int = 0
 
     @property
-    def is_there(self) -> bool:
+    def is_present(self) -> bool:
         """Return whether the device is present."""
-        return self.state in _THERE
+        return self.state in _PRESENT
 
 
 class Registry:
@@ -117,7 +117,7 @@ class Registry:
         if not self.is_quarantined(device):
             self._shut(device, why)
 
-    def part(self, device: str, why: str) -> None:
+    def quarantine_clone(self, device: str, why: str) -> None:
         """Quarantine an identity used by two processes; both are refused and stop."""
         self._shut(device, TWO_LIVES + why)
 
@@ -148,7 +148,7 @@ class Registry:
         """Return the presence of a device."""
         return self._presence.get(device, Presence())
 
-    def heard(self, device: str, wall: int) -> None:
+    def record_contact(self, device: str, wall: int) -> None:
         """Record the time of a verified message from a device."""
         self._presence[device] = replace(self.presence(device), seen=wall)
 
@@ -167,17 +167,17 @@ class Registry:
         life = max(before.life, status.life) if is_last_word else status.life
         after = replace(before, state=status.state, life=life, conn=status.conn)
         self._presence[device] = after
-        if before.state and before.is_there == after.is_there:
+        if before.state and before.is_present == after.is_present:
             return None
-        return Member(device, after.is_there)
+        return Member(device, after.is_present)
 
     def states(self) -> Counter[str]:
         """Count the devices by the state in their last status."""
         return Counter(p.state for p in self._presence.values() if p.state)
 
-    def there(self) -> set[str]:
+    def present(self) -> set[str]:
         """Return the devices that are present and not shut out."""
-        return {name for name, at in self._presence.items() if at.is_there} - self.shut_out()
+        return {name for name, at in self._presence.items() if at.is_present} - self.shut_out()
 
     def shut_out(self) -> set[str]:
         """Return the devices that are quarantined or revoked."""

@@ -111,12 +111,12 @@ def receipt(key: Key, row: LedgerRow) -> ReceiptMessage:
     )
 
 
-def subject(sealed: Sealed | None, said: Message | None) -> tuple[bytes | None, bytes | None]:
+def subject(sealed: Sealed | None, message: Message | None) -> tuple[bytes | None, bytes | None]:
     """Return the reference of a refused message, and the id of a refused transfer."""
-    if isinstance(said, OfferMessage):
-        return None, envelope.ref(said.digest)
-    if isinstance(said, (ChunkMessage, HaveMessage)):
-        return None, said.id
+    if isinstance(message, OfferMessage):
+        return None, envelope.ref(message.digest)
+    if isinstance(message, (ChunkMessage, HaveMessage)):
+        return None, message.id
     return (sealed.ref if sealed else None), None
 
 

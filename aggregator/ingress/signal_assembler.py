@@ -24,7 +24,7 @@ Wants = Callable[[method.Signal, tuple[int, ...]], bool]
 _NOTHING: Any = np.zeros(0, np.float32)
 
 
-def nothing_wanted(_said: method.Signal, _shape: tuple[int, ...]) -> bool:
+def nothing_wanted(_signal: method.Signal, _shape: tuple[int, ...]) -> bool:
     """Refuse every signal: no split round is open."""
     return False
 
@@ -42,7 +42,7 @@ class SignalAssembler:
     wants: Wants = nothing_wanted
     _sheets: dict[tuple[str, str], tuple[tuple[object, ...], Sheet]] = field(default_factory=dict)
 
-    def assemble(self, device: str, said: messages.SignalMessage) -> method.Signal | None:
+    def assemble(self, device: str, fragment: messages.SignalMessage) -> method.Signal | None:
         """Add a fragment; return the whole signal if it is complete, else None.
 
         Raises:
@@ -50,22 +50,24 @@ class SignalAssembler:
                 MALFORMED for a missing required scalar; WRONG_ENCODING; LATE if the signal is not
                 wanted now; BAD_TENSOR, which drops the fragments received so far.
         """
-        ask = self.contract.get(said.ask)
+        ask = self.contract.get(fragment.ask)
         if ask is None or ask.up is not method.Up.SIGNAL:
-            raise Refused(Reason.UNKNOWN_KIND, f"ask {said.ask!r}")
-        _check_numbers(said, ask)
+            raise Refused(Reason.UNKNOWN_KIND, f"ask {fragment.ask!r}")
+        _check_numbers(fragment, ask)
         answer = method.Signal(
             device,
-            said.round,
-            said.ask,
-            said.step,
+            fragment.round,
+            fragment.ask,
+            fragment.step,
             _NOTHING,
-            {name: float(value) for name, value in said.vals.items()},
-            said.attempt,
+            {name: float(value) for name, value in fragment.vals.items()},
+            fragment.attempt,
         )
-        if not self.wants(answer, said.shape):
-            raise Refused(Reason.LATE, f"{said.ask} {said.round}.{said.attempt}.{said.step}")
-        return self._added(device, said, answer) if said.shape else answer
+        if not self.wants(answer, fragment.shape):
+            raise Refused(
+                Reason.LATE, f"{fragment.ask} {fragment.round}.{fragment.attempt}.{fragment.step}"
+            )
+        return self._added(device, fragment, answer) if fragment.shape else answer
 
     def forget(self, device: str) -> None:
         """Drop the incomplete signals of a device."""
@@ -73,18 +75,18 @@ class SignalAssembler:
             del self._sheets[key]
 
     def _added(
-        self, device: str, said: messages.SignalMessage, answer: method.Signal
+        self, device: str, fragment: messages.SignalMessage, answer: method.Signal
     ) -> method.Signal | None:
-        if said.enc == "i4":
+        if fragment.enc == "i4":
             raise Refused(Reason.WRONG_ENCODING, "i4")
-        key = device, said.ask
-        about = (said.round, said.attempt, said.step, said.enc, said.shape)
+        key = device, fragment.ask
+        about = (fragment.round, fragment.attempt, fragment.step, fragment.enc, fragment.shape)
         known, sheet = self._sheets.get(key, (None, None))
         if sheet is None or known != about:
-            sheet = Sheet(said.enc, said.shape)
+            sheet = Sheet(fragment.enc, fragment.shape)
             self._sheets[key] = (about, sheet)
         try:
-            sheet.add(said.off, said.num, said.blob)
+            sheet.add(fragment.off, fragment.num, fragment.blob)
         except Refused:
             del self._sheets[key]
             raise
@@ -102,11 +104,11 @@ class SignalAssembler:
         )
 
 
-def _check_numbers(said: messages.SignalMessage, ask: method.Ask) -> None:
+def _check_numbers(signal: messages.SignalMessage, ask: method.Ask) -> None:
     declared = {number.name: number for number in ask.report}
-    for name, value in said.vals.items():
+    for name, value in signal.vals.items():
         if name not in declared or not declared[name].admits(value):
             raise Refused(Reason.BAD_SCALAR, f"{name} = {value}")
     for number in ask.report:
-        if number.needed and number.name not in said.vals:
-            raise Refused(Reason.MALFORMED, f"{said.ask} without {number.name}")
+        if number.needed and number.name not in signal.vals:
+            raise Refused(Reason.MALFORMED, f"{signal.ask} without {number.name}")

@@ -103,7 +103,7 @@ class UpdateAdmission:
             self._make_room(device, before, ledger)
             return charged(ledger, spent)
         if meaning is Standing.UNKNOWN_LIFE:
-            raise Refused(Reason.SAY_HELLO, f"{device}: life {key[0]} is not known here")
+            raise Refused(Reason.SAY_HELLO, f"{device}: life {key[0]} is unknown; send a hello")
         if ledger != before:
             self._store.save_ledger(device, ledger)
         if meaning is Standing.REPEAT and row is not None:
@@ -118,14 +118,14 @@ class UpdateAdmission:
         )
 
     def update(
-        self, sealed: Sealed, update: UpdateMessage, turn: AdmissionContext | None
+        self, sealed: Sealed, update: UpdateMessage, context: AdmissionContext | None
     ) -> IngressResult:
         """Check a whole update, inline or from chunks, and record the verdict.
 
         Args:
             sealed: The signed body.
             update: The decoded update.
-            turn: The open admission context.
+            context: The open admission context.
 
         Raises:
             Refused: Nothing was recorded: PAUSED, or as ``number``.
@@ -134,7 +134,7 @@ class UpdateAdmission:
         ledger = self.number(sealed, key, update.spent)
         if isinstance(ledger, IngressResult):
             return ledger
-        now = wanted(turn)
+        now = wanted(context)
         row = LedgerRow(sealed.digest, Reason.ACCEPTED, update.run, update.round)
         try:
             self._check_sender(device, ledger, now)
@@ -145,14 +145,14 @@ class UpdateAdmission:
                 raise Refused(Reason.NORM_EXCEEDED, why)  # noqa: TRY301 - one place records
             if not now.keeps(update.round):
                 raise Refused(  # noqa: TRY301 - one place records
-                    Reason.TOO_STALE, f"round {update.round}, kept from {now.oldest} on"
+                    Reason.TOO_STALE, f"round {update.round}, the oldest round kept is {now.oldest}"
                 )
             if now.is_personal:
                 check_asked(update, device, self._store.asked(device, now.opened.run))
         except Refused as refused:
             return self.refuse(device, ledger, key, replace(row, code=refused.reason))
         row, entry = self._store.append(device, ledger, key, row, compact(admitted))
-        taken = self._told(device, key, row)
+        taken = self._receipted(device, key, row)
         return taken if entry is None else replace(taken, entries=(entry,))
 
     def set_aside(self, sealed: Sealed, update: UpdateMessage) -> IngressResult:
@@ -171,14 +171,14 @@ class UpdateAdmission:
     def refuse(self, device: str, ledger: Ledger, key: Key, row: LedgerRow) -> IngressResult:
         """Record a final refusal and return its receipt."""
         self._store.refuse(device, ledger, key, row)
-        return self._told(device, key, row)
+        return self._receipted(device, key, row)
 
     def repeat(self, device: str, key: Key, row: LedgerRow) -> IngressResult:
         """Return the receipt of a settled number again."""
         self._counts["REPLAYED"] += 1
         return IngressResult((self._sealer.receipt(device, key, row),))
 
-    def _told(self, device: str, key: Key, row: LedgerRow) -> IngressResult:
+    def _receipted(self, device: str, key: Key, row: LedgerRow) -> IngressResult:
         """Count a verdict recorded just now, and return its receipt."""
         self._counts[Reason(row.code).name] += 1
         self._note_gap(device, key)
@@ -201,19 +201,21 @@ class UpdateAdmission:
         if not signs:
             return
         self._counts["OUTLIVED"] += 1
-        told = {"device": device, "life": life, "signs": f"{signs} of {SIGNS}"}
-        logger.warning("cloned identity suspected %s", fields(**told))
+        about = {"device": device, "life": life, "signs": f"{signs} of {SIGNS}"}
+        logger.warning("cloned identity suspected %s", fields(**about))
         if signs >= SIGNS:
             self._twins.forget(device)
-            self._registry.part(device, f"life {life} goes on behind newer ones")
+            self._registry.quarantine_clone(
+                device, f"life {life} sends updates although a newer life has begun"
+            )
             self._registry.check_one_life(device)
 
-    def _check_sender(self, device: str, ledger: Ledger, turn: AdmissionContext) -> None:
+    def _check_sender(self, device: str, ledger: Ledger, context: AdmissionContext) -> None:
         if self._registry.is_quarantined(device):
             raise Refused(Reason.QUARANTINED, device)
-        if turn.releases is not None and ledger.spent > turn.releases:
+        if context.releases is not None and ledger.spent > context.releases:
             raise Refused(Reason.BUDGET_SPENT, f"{device}: {ledger.spent} releases")
-        if turn.cohort is not None and not takes_part(turn.cohort, device, turn.share):
+        if context.cohort is not None and not takes_part(context.cohort, device, context.share):
             raise Refused(Reason.NOT_IN_COHORT, device)
 
     def _note_gap(self, device: str, key: Key) -> None:
@@ -234,8 +236,8 @@ def check_asked(update: UpdateMessage, device: str, asked: PendingTask | None) -
     """
     due = None if asked is None else (asked.round, asked.base)
     if due != (update.round, update.base):
-        said = f"round {update.round} of version {update.base}"
-        raise Refused(Reason.LATE, f"{device} answers {said}, asked was {due}")
+        answered = f"round {update.round} of version {update.base}"
+        raise Refused(Reason.LATE, f"{device}: update of {answered}, the open task is {due}")
 
 
 def compact(update: method.Update) -> method.Update:

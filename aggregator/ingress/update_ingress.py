@@ -94,11 +94,13 @@ class UpdateIngress:
         Raises:
             Refused: The chunk does not fit, or has an invalid proof.
         """
-        came = self._uploads.add(device, chunk, now)
-        if isinstance(came, Sealed):
-            return came
+        result = self._uploads.add(device, chunk, now)
+        if isinstance(result, Sealed):
+            return result
         return (
-            IngressResult() if came is None else IngressResult((self._sealer.seal(device, came),))
+            IngressResult()
+            if result is None
+            else IngressResult((self._sealer.seal(device, result),))
         )
 
     def expects(self, device: str, chunk: ChunkMessage) -> bool:

@@ -124,7 +124,7 @@ class Waiting:
     """Queued offer, and the time of its last repeat."""
 
     offer: OfferMessage
-    heard: float
+    repeated_at: float
 
 
 class AnswerTime:
@@ -235,7 +235,7 @@ class Uploads:
             self._recall(now)
         while self._queue:
             device, waiting = next(iter(self._queue.items()))
-            is_over = now - waiting.heard > PATIENCE
+            is_over = now - waiting.repeated_at > PATIENCE
             if not is_over and not self._fits(device, waiting.offer):
                 return None
             del self._queue[device]

@@ -78,7 +78,7 @@ def check_gradient(traced: Traced, loss: Loss, graph: Runnable) -> None:
         value = traced.loss(loss, p, x, y)
         (wanted,) = torch.autograd.grad(value, p)
         got_value, got = graph(p=_array(p), x=_array(x), y=_array(y))
-        _refuse("gradient", batch, _apart(got, wanted))
+        _refuse("gradient", batch, _relative_difference(got, wanted))
         _refuse("loss", batch, _distance(got_value, value) / max(1.0, value.item()))
 
 
@@ -98,9 +98,9 @@ def check_robust(traced: Traced, loss: Loss, graph: Runnable) -> None:
             (wanted,) = torch.autograd.grad(losses.mean() + rho * slope, p, retain_graph=True)
             feeds = {"p": _array(p), "x": _array(x), "y": _array(y), "rho": np.array(rho, "f4")}
             got_value, got, got_slope = graph(**feeds)
-            _refuse(ROBUST_GRADIENT, batch, _apart(got, wanted))
-            _refuse(ROBUST_GRADIENT, batch, _apart(got_slope, slope))
-            _refuse("loss", batch, _apart(got_value, losses.mean()))
+            _refuse(ROBUST_GRADIENT, batch, _relative_difference(got, wanted))
+            _refuse(ROBUST_GRADIENT, batch, _relative_difference(got_slope, slope))
+            _refuse("loss", batch, _relative_difference(got_value, losses.mean()))
 
 
 def check_clipped(traced: Traced, loss: Loss, graph: Runnable) -> None:
@@ -113,15 +113,15 @@ def check_clipped(traced: Traced, loss: Loss, graph: Runnable) -> None:
     each, losses = _each(traced, loss, p, x, y)
     q = p.clone().requires_grad_()
     (mean,) = torch.autograd.grad(traced.loss(loss, q, x, y), q)
-    _refuse(CLIPPED_GRADIENT, len(x), _apart(_array(each.mean(0)), mean))
+    _refuse(CLIPPED_GRADIENT, len(x), _relative_difference(_array(each.mean(0)), mean))
     lengths = each.double().norm(dim=1)
     bound = lengths.median()
     clipped = (bound / lengths).clamp(max=1.0)[:, None] * each
     for batch in BATCHES:
         feeds = {"p": _array(p), "x": _array(x[:batch]), "y": _array(y[:batch])}
         got_value, got = graph(**feeds, bound=np.array(bound.item(), "f4"))
-        _refuse(CLIPPED_GRADIENT, batch, _apart(got, clipped[:batch].sum(0).float()))
-        _refuse("loss", batch, _apart(got_value, losses[:batch].mean()))
+        _refuse(CLIPPED_GRADIENT, batch, _relative_difference(got, clipped[:batch].sum(0).float()))
+        _refuse("loss", batch, _relative_difference(got_value, losses[:batch].mean()))
 
 
 def check_hvp(traced: Traced, loss: Loss, graph: Runnable) -> None:
@@ -137,7 +137,7 @@ def check_hvp(traced: Traced, loss: Loss, graph: Runnable) -> None:
         (slope,) = torch.autograd.grad(traced.loss(loss, p, x, y), p, create_graph=True)
         (wanted,) = torch.autograd.grad(slope @ v, p)
         (got,) = graph(p=_array(p), x=_array(x), y=_array(y), v=_array(v))
-        _refuse(HVP, batch, _apart(got, wanted))
+        _refuse(HVP, batch, _relative_difference(got, wanted))
 
 
 def _each(
@@ -202,7 +202,7 @@ def check_halves(traced: Traced, loss: Loss, graph: Runnable, name: str) -> None
         feeds, wanted = _WANTED[name](_Parts(traced, loss, p, x, h, z, y))
         got = graph(p=_array(p), **{key: _array(value) for key, value in feeds.items()})
         for one, other in zip(got, wanted, strict=True):
-            _refuse(name, batch, _apart(one, other))
+            _refuse(name, batch, _relative_difference(one, other))
 
 
 class _Parts(NamedTuple):
@@ -217,8 +217,8 @@ class _Parts(NamedTuple):
     def half(self, name: str, *inputs: torch.Tensor) -> torch.Tensor:
         """Run the encoder or the decoder with the vector's weights."""
         named = self.traced.weights(self.p).items()
-        mine = {x.removeprefix(f"{name}."): w for x, w in named if x.startswith(f"{name}.")}
-        out: torch.Tensor = functional_call(getattr(self.traced.module, name), mine, inputs)
+        weights = {x.removeprefix(f"{name}."): w for x, w in named if x.startswith(f"{name}.")}
+        out: torch.Tensor = functional_call(getattr(self.traced.module, name), weights, inputs)
         return out
 
 
@@ -262,7 +262,7 @@ def _refuse(what: str, batch: int, error: float) -> None:
         )
 
 
-def _apart(got: NDArray[np.float32], wanted: torch.Tensor) -> float:
+def _relative_difference(got: NDArray[np.float32], wanted: torch.Tensor) -> float:
     """Return the largest difference, relative to the largest value."""
     scale = max(float(wanted.detach().abs().max()), float(np.finfo(np.float32).tiny))
     return _distance(got, wanted) / scale

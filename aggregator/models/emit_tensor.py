@@ -365,8 +365,8 @@ def _variance(call: Call) -> Result:
     correction, keep = options.get("correction"), int(bool(options.get("keepdim")))
     count = math.prod(int(call.shape(0)[axis]) for axis in axes)
     count -= 1 if correction is None else int(correction)
-    apart = e.op("Sub", value, e.op("ReduceMean", value, axes=axes, keepdims=1))
-    total = e.op("ReduceSum", e.op("Mul", apart, apart), e.ints(*axes), keepdims=keep)
+    deviation = e.op("Sub", value, e.op("ReduceMean", value, axes=axes, keepdims=1))
+    total = e.op("ReduceSum", e.op("Mul", deviation, deviation), e.ints(*axes), keepdims=keep)
     variance = e.op("Mul", total, e.scalar(1 / count))
     if call.target is A.var.correction:
         return variance

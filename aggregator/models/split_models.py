@@ -115,11 +115,11 @@ class GruDecoder(nn.Module):
     def forward(self, h: Tensor, z: Tensor) -> Tensor:
         """Forecast ``[B, horizon, levels]``."""
         state = torch.cat([h, z], 1).flatten(1)[None]
-        said = [h.new_zeros(h.shape[0], self.head.out_features)]
+        outputs = [h.new_zeros(h.shape[0], self.head.out_features)]
         for _ in range(self.horizon):
-            out, state = self.cell(said[-1][:, None], state)
-            said.append(self.head(out[:, 0]))
-        return torch.stack(said[1:], 1)
+            out, state = self.cell(outputs[-1][:, None], state)
+            outputs.append(self.head(out[:, 0]))
+        return torch.stack(outputs[1:], 1)
 
 
 class Lstm(nn.Module):

@@ -72,8 +72,8 @@ def recipe(horizon: int, stream: str = "ev.demand.energy") -> Recipe:
     """Return the recipe of ``Weekly``, on half-hours."""
     day = 86_400 // HALF_HOUR
     lags = [(d, d * day - horizon - AROUND + 1) for d in range(1, DAYS + 1)]
-    words = ("hour_sin", "hour_cos", "dow_sin", "dow_cos")
-    waves = (Feature(x.replace("_", "-"), "calendar", "1", -1.0, 1.0, what=x) for x in words)
+    calendar = ("hour_sin", "hour_cos", "dow_sin", "dow_cos")
+    waves = (Feature(x.replace("_", "-"), "calendar", "1", -1.0, 1.0, what=x) for x in calendar)
     return Recipe(
         window=Window(lookback=32, horizon=horizon, step_seconds=HALF_HOUR),
         features=(

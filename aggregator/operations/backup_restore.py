@@ -51,10 +51,10 @@ def put_in_place(config: AggregatorConfig, backup: Path, *, now: int) -> Restore
         DatabaseBusyError: The daemon runs; nothing was changed.
     """
     with alone(config.database):
-        fresh = config.database.with_name(f".{config.database.name}.restored")
-        run, version = _copied(config, backup, fresh)
+        copy = config.database.with_name(f".{config.database.name}.restored")
+        run, version = _copied(config, backup, copy)
         aside = _put_aside(config.database, now)
-        fresh.replace(config.database)
+        copy.replace(config.database)
     return Restored(run, version, aside)
 
 

@@ -52,7 +52,7 @@ RESTART: Mapping[str, str] = {
 """Keys that need a restart, with reasons; a section covers all its keys not in ``LIVE``."""
 
 _DEFINES = "it defines the run; begin another run: gridfed-aggregator announce"
-_TURNS = "the turns of the open round are timed by it"
+_TURNS = "the deadlines of the open round depend on it"
 
 
 class ReloadError(Failure):
@@ -134,10 +134,10 @@ def _check(keys: Iterable[str], run: BoundRun) -> None:
     refused = {key: why_not(key) for key in keys}
     if "run.deadline" in refused and run.half.play is not None:
         refused["run.deadline"] = _TURNS
-    said = [f"{key}: {why}" for key, why in refused.items() if why]
-    if said:
+    reasons = [f"{key}: {why}" for key, why in refused.items() if why]
+    if reasons:
         raise ReloadError(
-            f"{run.config.file.name} needs a restart: {'; '.join(said)}",
+            f"{run.config.file.name} needs a restart: {'; '.join(reasons)}",
             hint="restart the daemon, or undo the change",
         )
 
@@ -170,7 +170,7 @@ def hang_ups(stopping: StopSignal) -> Iterator[HangUps]:
     before = signal.getsignal(signal.SIGHUP)
     is_seen = before != signal.SIG_IGN and _has_terminal()  # ignored under nohup
 
-    def hung_up(_number: int, _frame: FrameType | None) -> None:
+    def hung_up(_signal: int, _frame: FrameType | None) -> None:
         if is_seen and not _has_terminal():
             stopping.set()
         else:

@@ -138,10 +138,10 @@ def check_args(op: str, args: Mapping[str, float]) -> None:
             "releases: required for the command budget, and only there",
             hint="gridfed-aggregator command ID budget --releases N",
         )
-    said = args.get("releases", 0.0)
-    if not (0 <= said <= RELEASES_LIMIT and said == int(said)):
+    releases = args.get("releases", 0.0)
+    if not (0 <= releases <= RELEASES_LIMIT and releases == int(releases)):
         raise OrderError(
-            f"releases: expected a whole number from 0 to {RELEASES_LIMIT}, got {said:g}"
+            f"releases: expected a whole number from 0 to {RELEASES_LIMIT}, got {releases:g}"
         )
 
 
@@ -156,9 +156,9 @@ def _enrol(order: ControlOrder, store: Any, before: EnrolledDevice | None) -> st
     if before.sign == (public,):
         store.put_client(EnrolledDevice(order.device, (public,), generation))
         return f"{order.device} is enrolled again with the same key, generation {generation}"
-    told = renewal(order, store)
+    note = renewal(order, store)
     store.renew(EnrolledDevice(order.device, (public,), generation), spent=order.spent)
-    return f"{order.device} is enrolled again, generation {generation}{told}"
+    return f"{order.device} is enrolled again, generation {generation}{note}"
 
 
 def renewal(order: ControlOrder, store: Any) -> str:  # noqa: ANN401 - as ``apply``
@@ -181,8 +181,8 @@ def leave(folder: Path, order: ControlOrder) -> Path:
     """Write an order for the daemon atomically."""
     make_private_folder(folder)
     path = folder / f"{secrets.token_hex(8)}.json"
-    told = {name: getattr(order, name) for name in order.__dataclass_fields__}
-    raw = json.dumps({name: value for name, value in told.items() if value not in (None, {})})
+    fields = {name: getattr(order, name) for name in order.__dataclass_fields__}
+    raw = json.dumps({name: value for name, value in fields.items() if value not in (None, {})})
     beside = path.with_suffix(".part")
     with open_private(beside, encoding="utf-8") as file:
         file.write(raw)
@@ -199,7 +199,9 @@ def waiting(folder: Path) -> Iterator[tuple[Path, ControlOrder | None]]:
         yield path, _read(path)
 
 
-def carry_out(folder: Path, do: Callable[[ControlOrder], str], tell: Callable[[str], None]) -> int:
+def carry_out(
+    folder: Path, do: Callable[[ControlOrder], str], report: Callable[[str], None]
+) -> int:
     """Apply and remove every order; return the number applied.
 
     An order that cannot be carried out is reported and removed.
@@ -207,13 +209,13 @@ def carry_out(folder: Path, do: Callable[[ControlOrder], str], tell: Callable[[s
     done = 0
     for path, order in waiting(folder):
         if order is None:
-            tell(f"{path.name} is not an order")
+            report(f"{path.name} is not an order")
         else:
             try:
-                tell(do(order))
+                report(do(order))
                 done += 1
             except OrderError as error:
-                tell(str(error))
+                report(str(error))
         path.unlink(missing_ok=True)
     return done
 

@@ -98,8 +98,8 @@ def verify_claim(claim: Claim, fleet: str, *, where: str = "enrol") -> Claim:
             f"{where}: {claim.device}: the public key {claim.public.hex()} {found}",
             hint="create the key on the device: gridfed-edge enrol",
         )
-    said = statement(fleet, claim.device, claim.public)
-    if claim.proof and not verify(claim.public, claim.proof, said):
+    signed = statement(fleet, claim.device, claim.public)
+    if claim.proof and not verify(claim.public, claim.proof, signed):
         raise EnrolError(
             f"{where}: {claim.device}: the proof does not match this key, id and fleet",
             hint="check the fleet and the id in the device's configuration",

@@ -250,13 +250,13 @@ class _Server:
     def _read(self, selector: selectors.BaseSelector, connection: socket.socket) -> None:
         reading = self._reading[connection]
         try:
-            came = connection.recv(LARGEST)
+            received = connection.recv(LARGEST)
         except BlockingIOError:
             return
         except OSError:
-            came = b""
-        reading.head += came
-        if not came or len(reading.head) > LARGEST:
+            received = b""
+        reading.head += received
+        if not received or len(reading.head) > LARGEST:
             self._drop(selector, connection)
         elif reading.is_complete:
             selector.unregister(connection)
@@ -315,7 +315,7 @@ class _Request(BaseHTTPRequestHandler):
         now = self._page.snapshot()
         match path:
             case "/healthz":
-                return _verdict(("the loop turns", now.is_alive(time.monotonic())))
+                return _verdict(("the main loop runs", now.is_alive(time.monotonic())))
             case "/readyz":
                 return _verdict(*now.checks.items())
         pages: Mapping[str, tuple[str, Callable[[], bytes]]] = {
@@ -372,12 +372,12 @@ _CREDIT = "<p>Weights of devices over rounds: <code>gridfed-aggregator credit</c
 def _upkeep(document: Mapping[str, Any]) -> str:
     """Render the table of operator alerts; empty if there are none."""
     named = {"halted": "run halted", "dead_letters": "dead letters"}
-    said = {told: document[name] for name, told in named.items() if name in document}
-    said |= {"configuration": document["configuration"]} if "configuration" in document else {}
-    said |= {
+    alerts = {label: document[name] for name, label in named.items() if name in document}
+    alerts |= {"configuration": document["configuration"]} if "configuration" in document else {}
+    alerts |= {
         f"{one['kind']} {one['file']}": one["status"] for one in document.get("certificates", ())
     }
-    return f"<table><caption>Upkeep</caption>{_rows(said)}</table>" if said else ""
+    return f"<table><caption>Upkeep</caption>{_rows(alerts)}</table>" if alerts else ""
 
 
 def _sizes(clusters: Mapping[str, Sequence[str]]) -> dict[str, int]:

@@ -27,8 +27,8 @@ _RENEW = {
 
 def tls_files(config: AggregatorConfig) -> tuple[File, ...]:
     """Return every configured file with an expiry date."""
-    said = config.broker
-    return files(said.url, said.ca_file, said.cert_file, said.crl_file)
+    broker = config.broker
+    return files(broker.url, broker.ca_file, broker.cert_file, broker.crl_file)
 
 
 def refuse_expired(config: AggregatorConfig, now: float) -> list[TlsFileState]:
@@ -101,8 +101,8 @@ class OperatorAlerts:
     def warn(self) -> None:
         """Log the files that expire soon, once a day."""
         for seen in self.watch.warnings(self._now):
-            told = {"kind": seen.file.kind, "file": seen.file.path, "is": seen.told(self._now)}
-            logger.warning("certificate expiring %s", fields(**told))
+            about = {"kind": seen.file.kind, "file": seen.file.path, "is": seen.told(self._now)}
+            logger.warning("certificate expiring %s", fields(**about))
 
     def measure(self, metrics: Metrics) -> None:
         """Update the gauges."""
@@ -118,8 +118,8 @@ class OperatorAlerts:
     def status(self) -> dict[str, Any]:
         """Return the alerts for the status document."""
         found = rows(self.watch.look(), self._now, self.watch.horizon)
-        told: dict[str, Any] = {"certificates": found} if found else {}
-        return told | ({"configuration": f"refused: {self.refused}"} if self.refused else {})
+        status: dict[str, Any] = {"certificates": found} if found else {}
+        return status | ({"configuration": f"refused: {self.refused}"} if self.refused else {})
 
     @property
     def _now(self) -> float:

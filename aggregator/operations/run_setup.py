@@ -61,11 +61,11 @@ def definition(run: config.BoundRun) -> str:
 
     The deadline is not included: its effects are in the journal.
     """
-    said = run.config.run
+    section = run.config.run
     method = config.settings_of(run.config)
-    told = {
+    found = {
         "settings": dataclasses.asdict(method),
-        "rule": dict(said.rule),
+        "rule": dict(section.rule),
         "rounds": {
             "quorum": run.rounds.quorum,
             "least": run.rounds.least,
@@ -75,9 +75,9 @@ def definition(run: config.BoundRun) -> str:
         },
         "admission": {"max_norm": said_norm(run), "n_cap": run.limits.n_cap},
     }
-    if said.graph is not None:
-        told["graph"] = dataclasses.asdict(said.graph)
-    return json.dumps(told, sort_keys=True, default=str)
+    if section.graph is not None:
+        found["graph"] = dataclasses.asdict(section.graph)
+    return json.dumps(found, sort_keys=True, default=str)
 
 
 def said_norm(run: config.BoundRun) -> float | None:
@@ -129,18 +129,18 @@ def set_up(
 
 def differences(run: config.BoundRun, store: Store, begun: types.RunRecord) -> list[str]:
     """Return the differences between the configuration and the run in force, as sentences."""
-    said = _announced(run, store, "bundle", BundleMessage)
+    announced = _announced(run, store, "bundle", BundleMessage)
     wanted = announce.bundle_message(run, number=begun.run, serial=1)
     found = [
-        f"{name}: {_short(getattr(said, name))} was announced, now {_short(getattr(wanted, name))}"
+        f"{name}: {_short(getattr(announced, name))} was announced, now {_short(getattr(wanted, name))}"
         for name in ("name", "version", "digest", "spec", "method", "shared", "encs")
-        if getattr(said, name) != getattr(wanted, name)
+        if getattr(announced, name) != getattr(wanted, name)
     ]
     before, after = json.loads(begun.settings), json.loads(definition(run))
     return found + _changed(_renamed(before, _names(begun.method)), after)
 
 
-def signer(said: config.AggregatorConfig) -> SigningKey:
+def signer(configured: config.AggregatorConfig) -> SigningKey:
     """Read the online key.
 
     Raises:
@@ -148,12 +148,13 @@ def signer(said: config.AggregatorConfig) -> SigningKey:
         PermissionsError: Other users can read it.
     """
     try:
-        key = load_signing_key(said.signing_key)
+        key = load_signing_key(configured.signing_key)
     except KeyFileError as error:
         raise RunSetupError(
-            str(error), hint=f"put it back, or create another: gridfed-aggregator init {said.file}"
+            str(error),
+            hint=f"put it back, or create another: gridfed-aggregator init {configured.file}",
         ) from error
-    require_private(said.signing_key)
+    require_private(configured.signing_key)
     return key
 
 

@@ -23,20 +23,20 @@ def terms_of(config: AggregatorConfig) -> WelcomeTerms:
 
     A single download may be larger: the largest bundle and the largest model, after data loss.
     """
-    said = config.admission
+    admission = config.admission
     return WelcomeTerms(
-        inline=said.max_inline_bytes,
-        quota=said.daily_bytes,
-        hold=said.max_pending_updates,
+        inline=admission.max_inline_bytes,
+        quota=admission.daily_bytes,
+        hold=admission.max_pending_updates,
         caps=("b1", "b2"),
         quotas=RateLimits(
-            control=said.messages_per_minute,
-            volume=max(said.daily_bytes // 8, 2 * CHUNK_LIMIT),
-            download=max(said.daily_bytes // 8, 2 * BODY_LIMIT),
-            refill=said.daily_bytes / 8 / 3600,
+            control=admission.messages_per_minute,
+            volume=max(admission.daily_bytes // 8, 2 * CHUNK_LIMIT),
+            download=max(admission.daily_bytes // 8, 2 * BODY_LIMIT),
+            refill=admission.daily_bytes / 8 / 3600,
             downlink=config.pacing.broadcast_bytes_per_second,
         ),
-        room=UploadCapacity(in_flight=said.max_in_flight_bytes),
+        room=UploadCapacity(in_flight=admission.max_in_flight_bytes),
     )
 
 

@@ -226,8 +226,8 @@ def salt(seed: int, run: int, number: int) -> bytes:
     >>> salt(0, 1, 1) == salt(0, 1, 1), salt(0, 1, 1) == salt(0, 1, 2)
     (True, False)
     """
-    said = b"".join(value.to_bytes(8, "big") for value in (seed, run, number))
-    return hashlib.sha256(b"gridfed/1/cohort\0" + said).digest()[:16]
+    numbers = b"".join(value.to_bytes(8, "big") for value in (seed, run, number))
+    return hashlib.sha256(b"gridfed/1/cohort\0" + numbers).digest()[:16]
 
 
 def spread(devices: int, size: int, *, down_rate: float, up_rate: float) -> int:

@@ -79,7 +79,7 @@ class Isolation:
             self.backlog.clear()
             self.backlog.extend(backlog)
             self.registry.reload()
-            self.ingress.open(self.engine.turn)
+            self.ingress.open(self.engine.context)
             if not is_defect(error):
                 raise
             return error
@@ -181,6 +181,6 @@ class Isolation:
         )
         is_kept = self.letters.keep(letter)
         if self.faults.is_news(site):
-            told: dict[str, object] = {"where": where, "device": device or "-", "site": site}
-            told |= {"letter": letter.name if is_kept else "-", "times": self.faults.sites[site]}
-            logger.error("internal error %s", fields(**told), exc_info=error)
+            about: dict[str, object] = {"where": where, "device": device or "-", "site": site}
+            about |= {"letter": letter.name if is_kept else "-", "times": self.faults.sites[site]}
+            logger.error("internal error %s", fields(**about), exc_info=error)

@@ -110,12 +110,12 @@ class RoundEngine:
         self._saved = flatten(state)
         self._opened_at: float | None = None
         self._alarms = [self._restored_alarm(timer) for timer in timers]
-        said = self._last_manifest()
-        self._is_paused = said is not None and said.phase == "pause"
+        manifest = self._last_manifest()
+        self._is_paused = manifest is not None and manifest.phase == "pause"
         self.halted = ""
         self._values = self._last_values()
-        self._announced_at = -SHOW_EVERY if said is None else clock.monotonic()
-        self._announced_version = said.version if said is not None else -1
+        self._announced_at = -SHOW_EVERY if manifest is None else clock.monotonic()
+        self._announced_version = manifest.version if manifest is not None else -1
 
     @property
     def is_done(self) -> bool:
@@ -138,12 +138,12 @@ class RoundEngine:
         vars(self).update(mark)
 
     @property
-    def turn(self) -> AdmissionContext:
+    def context(self) -> AdmissionContext:
         """Return the context against which updates are admitted."""
-        said, state = self.run.config.run, self.state
+        section, state = self.run.config.run, self.state
         salt = (
-            announce.salt(said.seed, self.number, state.round)
-            if said.client_fraction < 1.0
+            announce.salt(section.seed, self.number, state.round)
+            if section.client_fraction < 1.0
             else None
         )
         opened = OpenRound(self.number, state.round, state.version, is_open=state.is_open)
@@ -151,7 +151,7 @@ class RoundEngine:
             opened,
             self.run.limits,
             is_paused=self.phase == "pause",
-            share=said.client_fraction,
+            share=section.client_fraction,
             cohort=salt,
             releases=self.run.config.admission.max_updates,
             is_personal=self.run.ask.personal,
@@ -233,10 +233,10 @@ class RoundEngine:
         """Sign, save and return the announcements of the present state again."""
         task = self._task(self.state)
         task = replace(task, values={**self._values, **task.values})
-        said, contents = self._announcements(task, self.phase, self._remaining(), anew=True)
-        self._store.announce({one.topic: one.payload for one in said}, contents)
-        self._note_announced(self.state, said)
-        return said
+        publications, contents = self._announcements(task, self.phase, self._remaining(), anew=True)
+        self._store.announce({one.topic: one.payload for one in publications}, contents)
+        self._note_announced(self.state, publications)
+        return publications
 
     def pause(self, *, is_paused: bool) -> tuple[Publication, ...]:
         """Pause or resume the fleet; the open round's deadline starts again on resuming.
@@ -254,10 +254,10 @@ class RoundEngine:
             topics.common(self._ends.fleet, ModelMessage.kind), b""
         )
         try:
-            said = decode(ModelMessage, unproved(payload))
+            message = decode(ModelMessage, unproved(payload))
         except Refused:  # none yet
             return {}
-        return said.vals if said.run == self.number else {}
+        return message.vals if message.run == self.number else {}
 
     def _last_manifest(self) -> ModelMessage | None:
         """Return the last manifest of this run, if the current key signed it."""
@@ -272,16 +272,16 @@ class RoundEngine:
                 fleet=ends.fleet,
                 key_of=lambda _sender, _kid: ends.signer.public,
             )
-            said = decode(ModelMessage, sealed.body)
+            message = decode(ModelMessage, sealed.body)
         except Refused:  # none yet, or by a key that was replaced since
             return None
-        return said if said.run == self.number else None
+        return message if message.run == self.number else None
 
     def _commit(self, state: Course, effects: Effects, position: int) -> AppliedEvent:
         closed = next((e for e in effects if isinstance(e, Closed)), None)
         wanted = [e for e in effects if isinstance(e, Due)]
         version = self._version(closed, state) if closed else None
-        said, contents = self._announcements_after(state, effects, closed)
+        publications, contents = self._announcements_after(state, effects, closed)
         asked, bodies = self._device_tasks(effects)
         alarms = self._pending(closed) + [self._started_alarm(due) for due in wanted]
         leaves = flatten(state)
@@ -291,7 +291,7 @@ class RoundEngine:
             position,
             closed=version,
             timers=[alarm.timer for alarm in alarms],
-            published={one.topic: one.payload for one in said},
+            published={one.topic: one.payload for one in publications},
             contents=(*contents, *bodies),
             asked=asked,
             keep=self.run.config.retention.bounds,
@@ -299,9 +299,9 @@ class RoundEngine:
         self._saved, self._alarms = leaves, alarms
         if any(isinstance(e, Task) for e in effects) and (closed or self._opened_at is None):
             self._opened_at = self._clock.monotonic()
-        self._note_announced(state, said)
+        self._note_announced(state, publications)
         _log(version)
-        return AppliedEvent(said, version, asked)
+        return AppliedEvent(publications, version, asked)
 
     def _needed(self, event: Event, effects: Effects) -> Effects:
         """Omit the new task of a returning device that still has an open one.
@@ -339,8 +339,8 @@ class RoundEngine:
         contract, spec = CONTRACTS[self.run.config.run.method], self.run.spec
         return task_dispatch.recorded(tasks, contract, spec, run=self.number, chunk=self.chunk)
 
-    def _note_announced(self, state: Course, said: tuple[Publication, ...]) -> None:
-        if said:
+    def _note_announced(self, state: Course, publications: tuple[Publication, ...]) -> None:
+        if publications:
             self._announced_version, self._announced_at = state.version, self._clock.monotonic()
 
     def _announcements(
@@ -364,9 +364,9 @@ class RoundEngine:
         parts = announce.slots(self._ends, body, chunk=self.chunk)
         prefix = topics.part(self.run.config.fleet, 0)[:-1]
         used = [t for t, payload in self._store.announcements().items() if payload and prefix in t]
-        gone = announce.cleared(self.run.config.fleet, len(parts), len(used))
+        cleared = announce.cleared(self.run.config.fleet, len(parts), len(used))
         content = DownloadBody("model", body.id, body.data, self.chunk)
-        return (*parts, *gone, manifest), (content,)
+        return (*parts, *cleared, manifest), (content,)
 
     def _spread(self, body: Body) -> int:
         pacing = self.run.config.pacing
@@ -382,9 +382,9 @@ class RoundEngine:
     def _task(self, state: Course) -> Task:
         """Return the published task of a state: its vector and its scalars."""
         name, ask = answered(CONTRACTS[self.run.config.run.method])
-        told = self.run.half.model(state)
-        values = {one.name: float(told[one.name]) for one in ask.numbers if one.name in told}
-        arrays = {ask.down[0] if ask.down else "w": told["p"]}
+        model = self.run.half.model(state)
+        values = {one.name: float(model[one.name]) for one in ask.numbers if one.name in model}
+        arrays = {ask.down[0] if ask.down else "w": model["p"]}
         return Task(ALL, state.round, name, base=state.version, values=values, arrays=arrays)
 
     def _version(self, closed: Closed, state: Course) -> Version:
@@ -430,9 +430,9 @@ def _log(version: Version | None) -> None:
     if version is None:
         return
     report = version.report
-    told = {"run": version.run, "round": version.round, "version": version.version}
-    told |= {"cohort": len(report.get("cohort", ())), "seconds": report.get("seconds", "")}
+    about = {"run": version.run, "round": version.round, "version": version.version}
+    about |= {"cohort": len(report.get("cohort", ())), "seconds": report.get("seconds", "")}
     if version.moved:
-        logger.info("round closed %s", fields(**told, loss=report.get("loss", "")))
+        logger.info("round closed %s", fields(**about, loss=report.get("loss", "")))
     else:
-        logger.warning("round abandoned %s", fields(**told, why=report.get("why", "")))
+        logger.warning("round abandoned %s", fields(**about, why=report.get("why", "")))

@@ -64,7 +64,7 @@ class RunDriver:
         def begin() -> None:
             for applied in self._engine.begin(upto):
                 self._follow(applied)
-            self._ingress.open(self._engine.turn)
+            self._ingress.open(self._engine.context)
             self.send(self._split.follow(self._engine.state))
 
         error = self._isolation.attempt(begin)
@@ -79,7 +79,7 @@ class RunDriver:
         engine = self._engine
         engine.halted = f"{where}: {type(error).__name__} in {site_of(error).partition(' ')[2]}"
         self._letters.halted = engine.halted
-        self._ingress.open(engine.turn)
+        self._ingress.open(engine.context)
         known = {"run": engine.number, "round": engine.state.round, "why": engine.halted}
         hint = f"see gridfed-aggregator dead-letters list {engine.run.config.file}"
         logger.error("run halted %s", fields(**known, hint=hint))
@@ -95,7 +95,7 @@ class RunDriver:
             if not self._is_begun:
                 self.begin(self._upto)
         self._publisher.announce(self._engine.pause(is_paused=is_paused))
-        self._ingress.open(self._engine.turn)
+        self._ingress.open(self._engine.context)
 
     def report_closed(self) -> None:
         """Pass on the rounds that were closed since."""
@@ -164,13 +164,13 @@ class RunDriver:
         engine = self._engine
         if engine.phase != "train" or not engine.run.ask.personal:
             return
-        there, shut_out = self._registry.there(), self._registry.shut_out()
+        present, shut_out = self._registry.present(), self._registry.shut_out()
         self._publisher.reply(
-            self.sealed(device, task) for device, task in self.tasks.due(now, there)
+            self.sealed(device, task) for device, task in self.tasks.due(now, present)
         )
         refused = self._store.tasks(engine.number, "refused")
         free = {one.device for one in refused if one.round < engine.state.round} - shut_out
-        for device in sorted(free | (there - self._store.ever_asked(engine.number))):
+        for device in sorted(free | (present - self._store.ever_asked(engine.number))):
             self._journal(engine.meet, Member(device, present=True))
         for device in sorted(shut_out - self._shut_out):
             self._journal(engine.meet, Member(device, present=False))
@@ -243,7 +243,7 @@ class RunDriver:
         """Publish and send what follows from an applied event."""
         if applied.closed is not None:
             self._closed.append(applied.closed)
-        self._ingress.open(self._engine.turn)
+        self._ingress.open(self._engine.context)
         self._publisher.announce(applied.publications)
         for task in applied.tasks:
             self._send_task(task.device)

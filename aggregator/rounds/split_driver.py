@@ -87,11 +87,11 @@ class SplitDriver:
         """Apply a signal or a membership change; return the messages to send."""
         return self._apply(event) if self._act is not None else ()
 
-    def wants(self, said: Signal, shape: tuple[int, ...]) -> bool:
+    def wants(self, signal: Signal, shape: tuple[int, ...]) -> bool:
         """Return whether a signal is wanted now."""
         if self.play is None or self._act is None:
             return False
-        return self.play.wants(self._act, said, shape)
+        return self.play.wants(self._act, signal, shape)
 
     def wake(self) -> TaskMessages:
         """Apply every timer that is due; return the messages to send."""

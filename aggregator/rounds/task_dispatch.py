@@ -202,12 +202,12 @@ class OpenTasks:
         if device in self._reminders:
             self._reminders[device] = _Reminder(now, REMIND)
 
-    def due(self, now: float, there: Container[str]) -> list[tuple[str, messages.TaskMessage]]:
+    def due(self, now: float, present: Container[str]) -> list[tuple[str, messages.TaskMessage]]:
         """Return the due reminders, for devices that are present."""
         names = [
             name
             for name, one in self._reminders.items()
-            if one.at <= now and (one.anyway or name in there)
+            if one.at <= now and (one.anyway or name in present)
         ]
         messages_due = []
         for device in sorted(names):

@@ -37,9 +37,9 @@ _TILE = 64  # rows turned into columns at a time
 
 def threads() -> int:
     """Return the number of threads of a pass: ``OMP_NUM_THREADS``, or the available cores."""
-    said = os.environ.get("OMP_NUM_THREADS", "")
-    if said.isdecimal() and int(said) > 0:
-        return int(said)
+    configured = os.environ.get("OMP_NUM_THREADS", "")
+    if configured.isdecimal() and int(configured) > 0:
+        return int(configured)
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
 
 
@@ -192,9 +192,9 @@ def _is_fine(about: Matrix) -> bool:
     squared = np.diag(about)
     if not np.isfinite(about).all():
         return False
-    apart = squared[:, None] + squared[None, :] - 2.0 * about
-    apart.partition(len(apart) // 2, axis=1)
-    return bool((1e-4 * squared <= np.maximum(apart[:, len(apart) // 2], 0.0)).all())
+    distances = squared[:, None] + squared[None, :] - 2.0 * about
+    distances.partition(len(distances) // 2, axis=1)
+    return bool((1e-4 * squared <= np.maximum(distances[:, len(distances) // 2], 0.0)).all())
 
 
 def ordered(block: Block, width: int, count: int, statistic: Callable[[Values], Values]) -> Matrix:

@@ -121,8 +121,8 @@ class BoundRule:
             raise TooFewRows(self.least, len(rows))
         draw = int(memory[DRAWS]) if DRAWS in memory else 0
         mixed = self._mixed(rows, draw)
-        told = not self.f and len(mixed) == len(rows)  # else no claimed share counts
-        counted = shares if told else uniform(len(mixed))
+        has_shares = not self.f and len(mixed) == len(rows)  # else no claimed share counts
+        counted = shares if has_shares else uniform(len(mixed))
         given = {"rows": mixed, "shares": counted, "memory": memory}
         verdict: RuleVerdict = _called(self.entry.function, given, self.settings)
         kept = verdict.memory
@@ -143,7 +143,7 @@ def bound(
     rules: Mapping[str, RuleSpec],
     steps: Mapping[str, PreaggregationSpec],
     name: str,
-    said: Mapping[str, Any],
+    parameters: Mapping[str, Any],
 ) -> BoundRule:
     """Return the named rule with its parameters filled in.
 
@@ -151,13 +151,13 @@ def bound(
         rules: The rules by name.
         steps: The pre-aggregations by name.
         name: Name of the rule.
-        said: Its parameters, ``f``, and ``preaggregation``: names, or tables with a ``name``.
+        parameters: Its parameters, ``f``, and ``preaggregation``: names, or tables with a ``name``.
 
     Raises:
         UnknownRuleError: A key does not fit; the error names it.
     """
     entry = _found(rules, "name", "rule", name)
-    settings = _read(_settings(entry.function, is_rule=True), said, "")
+    settings = _read(_settings(entry.function, is_rule=True), parameters, "")
     tables = [_table(i, one) for i, one in enumerate(settings.preaggregation)]
     found = [
         _found(steps, f"preaggregation[{i}]", "pre-aggregation", table.pop("name"))
@@ -176,19 +176,19 @@ def _found(table: Mapping[str, Any], key: str, kind: str, name: object) -> Any: 
     return table[str(name)]
 
 
-def _table(number: int, said: object) -> dict[str, Any]:
-    if isinstance(said, str):
-        return {"name": said}
-    if isinstance(said, Mapping) and "name" in said:
-        return dict(said)
+def _table(number: int, entry: object) -> dict[str, Any]:
+    if isinstance(entry, str):
+        return {"name": entry}
+    if isinstance(entry, Mapping) and "name" in entry:
+        return dict(entry)
     raise UnknownRuleError(
-        f"preaggregation[{number}]", f"expected a name or a table with one, got {said!r}"
+        f"preaggregation[{number}]", f"expected a name or a table with one, got {entry!r}"
     )
 
 
-def _read(cls: type[Any], said: Mapping[str, Any], where: str) -> Settings:
+def _read(cls: type[Any], values: Mapping[str, Any], where: str) -> Settings:
     try:
-        return build(cls, said, where=where)
+        return build(cls, values, where=where)
     except SchemaError as misfit:
         why = str(misfit).removeprefix(f"{misfit.path}: ")
         raise UnknownRuleError(misfit.path, why) from misfit

@@ -65,7 +65,7 @@ def fltrust(rows: Rows, *, root: Client) -> RuleVerdict:
         2021, equations 2 to 4.
     """
     if root not in rows.senders:
-        raise TooFewRows(1, 0, f"the trusted client {root!r} has not answered")
+        raise TooFewRows(1, 0, f"no update of the trusted client {root!r}")
     yardstick = rows.values[rows.senders.index(root)]
     others = rows.without(root) if root in rows.ids else rows
     norms, length = others.norms(), float(np.linalg.norm(yardstick.astype(np.float64)))
@@ -78,24 +78,24 @@ def fltrust(rows: Rows, *, root: Client) -> RuleVerdict:
     return RuleVerdict(value, counted, dropped, {"trust": float(trust.sum())})
 
 
-def larger_cluster(apart: Matrix) -> NDArray[np.bool_]:
+def larger_cluster(distances: Matrix) -> NDArray[np.bool_]:
     """Return a mask of the larger of two clusters by average linkage; of equals, the tighter.
 
     Args:
-        apart: Distances, shape ``(n, n)``, symmetric, zero on the diagonal.
+        distances: Distances, shape ``(n, n)``, symmetric, zero on the diagonal.
     """
-    labels = two_clusters(apart)
+    labels = two_clusters(distances)
     one = np.asarray(labels == 0)
     if 2 * one.sum() != len(one):
         return one if 2 * one.sum() > len(one) else ~one
-    return one if _looseness(apart, one) <= _looseness(apart, ~one) else ~one
+    return one if _looseness(distances, one) <= _looseness(distances, ~one) else ~one
 
 
-def two_clusters(apart: Matrix) -> NDArray[np.intp]:
+def two_clusters(distances: Matrix) -> NDArray[np.intp]:
     """Return labels 0 and 1: join the two closest clusters, on average, until two are left."""
-    n = len(apart)
+    n = len(distances)
     labels, sizes = np.arange(n), np.ones(n)
-    linked = apart.astype(np.float64)
+    linked = distances.astype(np.float64)
     np.fill_diagonal(linked, np.inf)
     for _ in range(n - 2):
         i, j = sorted(divmod(int(np.argmin(linked)), n))
@@ -115,5 +115,5 @@ def _unlike(gram: Matrix, norms: Matrix) -> Matrix:
     return np.clip(out, 0.0, 2.0)
 
 
-def _looseness(apart: Matrix, members: NDArray[np.bool_]) -> float:
-    return float(apart[np.ix_(members, members)].mean())
+def _looseness(distances: Matrix, members: NDArray[np.bool_]) -> float:
+    return float(distances[np.ix_(members, members)].mean())

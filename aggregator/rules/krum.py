@@ -193,8 +193,8 @@ def _near_middle(columns: Values, keep: int) -> NDArray[Any]:
         high = np.where(right, high, at)
     near = columns[low + np.arange(keep)[:, None], every].mean(axis=0, dtype=np.float64)
     beyond = np.minimum(low + keep, n - 1)
-    apart = columns[beyond, every] - centre
-    tied = (low < n - keep) & (centre - columns[low, every] == apart) & (apart > 0)
+    differences = columns[beyond, every] - centre
+    tied = (low < n - keep) & (centre - columns[low, every] == differences) & (differences > 0)
     return np.where(tied, np.nan, near)
 
 

@@ -190,8 +190,8 @@ def keep(db: sqlite3.Connection, kept: Kept, closed: Version, position: int, rep
     before = kept.whole or kept.bare
     after = before[-1].position if before else 0
     vectors, facts, kept.unclosed = kept.unclosed, _ROUND + report, 0
-    for _, vector, told in journal.sizes(db, after, position):
-        vectors, facts = vectors + vector, facts + _EVENT + told
+    for _, vector, report_size in journal.sizes(db, after, position):
+        vectors, facts = vectors + vector, facts + _EVENT + report_size
     added = Block(closed.run, position, closed.round, 1, vectors, facts)
     kept.add(added)
     bared, dropped = kept.due(added)
@@ -209,8 +209,8 @@ def horizon(db: sqlite3.Connection) -> Horizon:
 def used(db: sqlite3.Connection) -> Mapping[str, int]:
     """Measure and return the size of each kind, in bytes."""
     vectors = facts = 0
-    for _, vector, told in journal.sizes(db):
-        vectors, facts = vectors + vector, facts + _EVENT + told
+    for _, vector, report_size in journal.sizes(db):
+        vectors, facts = vectors + vector, facts + _EVENT + report_size
     reports = sum(_ROUND + report for *_, report in runs.closed(db))
     return {
         "vectors": vectors + sum(size for _, size in states.sizes(db)),

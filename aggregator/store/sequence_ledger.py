@@ -147,7 +147,7 @@ def charged(ledger: Ledger, spent: int) -> Ledger:
     return replace(ledger, spent=max(ledger.spent, spent))
 
 
-def check_leap(name: str, said: int, known: int, most: int) -> None:
+def check_leap(name: str, stated: int, known: int, most: int) -> None:
     """Refuse a device's counter that is more than ``most`` ahead of the known value.
 
     Raises:
@@ -159,8 +159,8 @@ def check_leap(name: str, said: int, known: int, most: int) -> None:
         Traceback (most recent call last):
         edge_sdk.wire.errors.Refused: MALFORMED: life 1099511627776 is more than 1048576 above 5
     """
-    if said > known + most:
-        raise Refused(Reason.MALFORMED, f"{name} {said} is more than {most} above {known}")
+    if stated > known + most:
+        raise Refused(Reason.MALFORMED, f"{name} {stated} is more than {most} above {known}")
 
 
 def renewed(before: Ledger, *, life: int, cmd: int, spent: int = 0) -> Ledger:

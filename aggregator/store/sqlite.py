@@ -135,8 +135,8 @@ class SqliteStore:
         """Continue from a backup: increase the numbers that devices may have seen since."""
         with self._transactions.writing() as db:
             announcements.leap(db, SERIAL_LEAP)
-            everybody = [client.id for client in devices.clients(db)]
-            ledgers.raise_commands(db, everybody, SERIAL_LEAP)
+            ids = [client.id for client in devices.clients(db)]
+            ledgers.raise_commands(db, ids, SERIAL_LEAP)
             put_fact(db, connection.RESTORED, 0)
         self._serials = iter(range(0))
 

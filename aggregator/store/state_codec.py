@@ -1,7 +1,8 @@
 """Convert a half's state to named leaves and back, so that only changed leaves are written.
 
 A leaf is an array, a number, a text, a bool or None; its name is the path of fields and keys to
-it, joined by dots: ``moments.m``, ``pending.meter-0042``. Device ids contain no dots.
+it, joined by dots: ``moments.m``, ``pending.meter-0042``. Device ids contain no dots. A field that
+was renamed keeps the name of its leaves: ``field(metadata={"leaf": "old"})``.
 """
 
 from __future__ import annotations
@@ -103,8 +104,13 @@ def _walk(path: str, node: Any) -> list[tuple[str, Leaf]]:  # noqa: ANN401
 
 def _children(node: Any) -> Mapping[str, Any] | None:  # noqa: ANN401
     if dataclasses.is_dataclass(node) and not isinstance(node, type):
-        return {f.name: getattr(node, f.name) for f in dataclasses.fields(node)}
+        return {_saved_name(f): getattr(node, f.name) for f in dataclasses.fields(node)}
     return node if isinstance(node, Mapping) else None
+
+
+def _saved_name(field: dataclasses.Field[Any]) -> str:
+    name: str = field.metadata.get("leaf", field.name)
+    return name
 
 
 def _fill(path: str, template: Any, leaves: Leaves, used: set[str]) -> Any:  # noqa: ANN401
@@ -117,7 +123,8 @@ def _fill(path: str, template: Any, leaves: Leaves, used: set[str]) -> Any:  # n
     children = _children(template)
     if children is not None:
         built = {k: _fill(_join(path, k), child, leaves, used) for k, child in children.items()}
-        return dataclasses.replace(template, **built)
+        names = {_saved_name(f): f.name for f in dataclasses.fields(template)}
+        return dataclasses.replace(template, **{names[k]: value for k, value in built.items()})
     if path not in leaves:
         raise LeafError(path, "is missing")
     if _form(leaves[path]) != _form(template):

@@ -196,8 +196,8 @@ class Horizon:
         False
         """
         device, life, seq = number
-        gone = self.pruned.get(device)
-        return gone is not None and (life, seq) <= (gone.life, gone.seq)
+        pruned = self.pruned.get(device)
+        return pruned is not None and (life, seq) <= (pruned.life, pruned.seq)
 
 
 @dataclass(frozen=True, slots=True)

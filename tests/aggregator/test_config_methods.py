@@ -17,7 +17,11 @@ def refused(path):
     ("said", "key", "says"),
     [
         (("fedasync", 2, ""), "run.quorum", "expected 1"),
-        (("fedasync", 1, 'rule = { name = "median" }'), "run.rule", "combines answers by itself"),
+        (
+            ("fedasync", 1, 'rule = { name = "median" }'),
+            "run.rule",
+            "combines updates without a rule",
+        ),
         (("fedasync", 1, "client_fraction = 0.5"), "run.client_fraction", "expected 1"),
         (("fedasync", 1, "settings = { alpha = 2.0 }"), "run.settings.alpha", "to 1.0"),
         (
@@ -37,7 +41,7 @@ def refused(path):
         (("fedbuff", 4, 'rule = { name = "median", f = 1 }'), "run.quorum", "at least 5 for f = 1"),
         (("fedbuff", 2, 'weighting = "samples"'), "run.weighting", "expected uniform"),
         (("afl", 2, 'weighting = "samples"'), "run.weighting", "expected uniform"),
-        (("afl", 2, 'rule = { name = "median" }'), "run.rule", "combines answers by itself"),
+        (("afl", 2, 'rule = { name = "median" }'), "run.rule", "combines updates without a rule"),
         (("afl", 2, "settings = { loss_cap = 0.0 }"), "run.settings.loss_cap", "from 1.0"),
         (
             ("fedatt", 2, 'rule = { name = "mean", preaggregation = ["nnm"] }'),

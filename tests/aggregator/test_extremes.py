@@ -72,7 +72,7 @@ def test_a_status_does_not_outlive_later_ones_by_its_number(desk, device):
     device.say(device.status("offline", conn=1, life=LARGEST))
     device.greet()
     device.say(device.status("online", conn=2))
-    assert desk.registry.presence("meter-1").is_there
+    assert desk.registry.presence("meter-1").is_present
 
 
 # --- commands -------------------------------------------------------------------------------------

@@ -130,7 +130,7 @@ SQL = {
         INSERT INTO journal (kind, run, round, device, life, seq, turn, facts, vector)
         SELECT kind, run, round, device, life, seq + 900, turn, facts, vector FROM journal
         WHERE position = {last}""",
-    "made up": "UPDATE journal SET seq = seq + 900 WHERE position = {last}",
+    "journal entry without matching upload": "UPDATE journal SET seq = seq + 900 WHERE position = {last}",
     "altered": "UPDATE journal SET vector = zeroblob(length(vector)) WHERE position = {last}",
     "altered, moved": "UPDATE journal SET turn = turn + 900 WHERE position = {last}",
     "altered, settled": "UPDATE rows SET digest = zeroblob(32)",
@@ -186,8 +186,11 @@ def test_updates_without_a_link_record_are_reported(case):
     (case / "diaries" / "home-1.jsonl").unlink()
     faults = checked(case).faults
     assert all("home-1" in fault or "more" in fault for fault in faults)
-    assert sum(fault.startswith("made up: ") for fault in faults) <= SHOWN + 1
-    assert any(fault.startswith("made up: ") for fault in faults)
+    assert (
+        sum(fault.startswith("journal entry without matching upload: ") for fault in faults)
+        <= SHOWN + 1
+    )
+    assert any(fault.startswith("journal entry without matching upload: ") for fault in faults)
 
 
 def test_a_missing_update_without_a_receipt_is_no_finding(case):

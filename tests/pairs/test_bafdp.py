@@ -293,7 +293,7 @@ class TestWhoWhen:
         again = consensus(server(2, **LIGHT), consensus_half, TARGETS)
         said = []
         for name in order:
-            if name in once.state.who.arrived:
+            if name in once.state.quorum.arrived:
                 continue
             once.deliver(once.answer(name))
             said.append(again.answer(name))

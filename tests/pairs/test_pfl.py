@@ -106,7 +106,7 @@ class TestServer:
             assert (len(state.held) == 3) == (silent[-1] == [] and "b" in state.held)
         assert silent == [[], ["b"], []]
         assert set(state.mixed) == {"a", "c"}
-        assert "b" not in state.who.present
+        assert "b" not in state.quorum.present
 
     def test_at_the_deadline_fewer_updates_suffice_or_all_wait(self):
         half = server(4, least=2)
@@ -125,7 +125,7 @@ class TestServer:
         half = server(sites=SITES)
         one, _ = feed(half, opened(half), MODELS)
         other, _ = feed(half, opened(half), {name: MODELS[name] for name in order})
-        assert state_codec.digest(replace(one, who=other.who)) == state_codec.digest(other)
+        assert state_codec.digest(replace(one, quorum=other.quorum)) == state_codec.digest(other)
 
     def test_the_newest_update_counts_and_a_replay_does_not(self):
         half = server(2)

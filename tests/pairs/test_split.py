@@ -409,7 +409,7 @@ def test_the_stored_arrays_of_a_round_are_bounded():
     act = replace(
         joint.act,
         known={("a", k): np.zeros(1) for k in range(KNOWN + 50)},
-        heard={},
+        received={},
     )
 
     assert len(remembered_activations(act).known) == KNOWN

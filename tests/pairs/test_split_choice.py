@@ -203,7 +203,7 @@ class TestSilence:
 
     def test_a_window_without_graph_output_sends_no_gradient(self):
         joint = Joint(NAMES, turns={"z_dropout": 0.5})
-        joint.run(until=lambda j: j.act.phase == "decode" and len(j.act.heard) == 3)
+        joint.run(until=lambda j: j.act.phase == "decode" and len(j.act.received) == 3)
         quiet = silenced(joint.act, score_of(joint))
         assert 0 < quiet.sum() < quiet.size
         task = next(t for t, _ in joint.sent if t.ask == "decode" and t.to == "a")

@@ -28,11 +28,11 @@ class SpatialAttention(nn.Module):
         self.v = nn.Parameter(torch.empty(stations, stations))
         self.b = nn.Parameter(torch.empty(stations, stations))
 
-    def forward(self, h: Tensor, there: Tensor) -> Tensor:
+    def forward(self, h: Tensor, present: Tensor) -> Tensor:
         """Return ``(B, N, N)`` for ``h (B, N, F, L)`` and ``there (N,)`` of bool."""
         product = (h @ self.w1 @ self.w2) @ (self.w3 @ h).transpose(1, 2)
-        seen = torch.sigmoid(product + self.b) * there[:, None]
-        return torch.softmax((self.v @ seen).masked_fill(~there, -torch.inf), 2)
+        seen = torch.sigmoid(product + self.b) * present[:, None]
+        return torch.softmax((self.v @ seen).masked_fill(~present, -torch.inf), 2)
 
 
 class TemporalAttention(nn.Module):

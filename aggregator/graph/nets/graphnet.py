@@ -31,8 +31,8 @@ class GraphNetLayer(nn.Module):
     def forward(self, x: Tensor, edges: Tensor, degree: Tensor) -> Tensor:
         """Map ``x (M, N, F)``; ``edges (2, E)`` go from the second end to the first."""
         to, of = edges
-        heard = torch.relu(self.mine(x)[:, to] + self.theirs(x)[:, of])
-        total = torch.zeros_like(x).index_add(1, to, heard)
+        messages = torch.relu(self.mine(x)[:, to] + self.theirs(x)[:, of])
+        total = torch.zeros_like(x).index_add(1, to, messages)
         mean = self.message(total / degree.clamp_min(1)[:, None]) * (degree > 0)[:, None]
         found: Tensor = self.out(torch.relu(self.gather(torch.cat([x, mean], 2))))
         return found

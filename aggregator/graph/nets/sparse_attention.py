@@ -98,14 +98,14 @@ class LocalAttention(nn.Module):
         """Return the neighbourhoods."""
         return Pattern(**{field.name: getattr(self, field.name) for field in fields(Pattern)})
 
-    def forward(self, h: Tensor, there: Tensor) -> Tensor:
+    def forward(self, h: Tensor, present: Tensor) -> Tensor:
         """Return ``(B, N, D)`` for ``h (B, N, F, L)``: the weight of near[i, j] for i."""
         pattern = self.pattern
         near, real, pairs = pattern.near, pattern.real, pattern.pairs
         left, right = h @ self.w1 @ self.w2, self.w3 @ h
         offsets = torch.cat([self.b.flatten(), self.b.new_zeros(1)])[pairs]
         seen = torch.sigmoid(left[:, near] @ right[:, near].transpose(2, 3) + offsets)
-        here = real & there[near]
+        here = real & present[near]
         found = torch.einsum("nm,bnmj->bnj", self.v * here, seen)
         here = here | ~here.any(1, keepdim=True)  # an empty row has any value and is not read
         return torch.softmax(found.masked_fill(~here, -torch.inf), 2)
@@ -129,19 +129,19 @@ class LocalBlock(nn.Module):
         """Map ``(B, N, F, L)`` to the same shape; zero where absent before, zero after."""
         weighted = h @ self.temporal(h)[:, None]
         looked_at, read = (weighted, h) if self.swapped else (h, weighted)
-        looks = self.spatial(looked_at, around.there)
-        spread = torch.relu(self.spread(read, looks, around.terms))
+        weights = self.spatial(looked_at, around.there)
+        spread = torch.relu(self.spread(read, weights, around.terms))
         out = torch.relu(self.conv(spread.flatten(0, 1)))
         found: Tensor = out.view(h.shape) * around.there[:, None, None]
         return found
 
-    def spread(self, h: Tensor, looks: Tensor, terms: Tensor) -> Tensor:
+    def spread(self, h: Tensor, weights: Tensor, terms: Tensor) -> Tensor:
         """Return ``sum_k (T_k * S) h Theta_k`` over the pattern."""
         pattern = self.spatial.pattern
         here = torch.arange(len(pattern.near), device=h.device)[:, None]
         found: Tensor | None = None
         for term, theta in zip(terms, self.theta, strict=True):
-            values = (term[here, pattern.near] * looks)[:, pattern.real]
+            values = (term[here, pattern.near] * weights)[:, pattern.real]
             mixed = torch.stack(
                 [_mixed(v, x, pattern) for v, x in zip(values, h.flatten(2), strict=True)]
             )

@@ -61,8 +61,8 @@ class SpatioTemporalBlock(nn.Module):
         """Map ``(B, N, F, L)`` to the same shape; zero where absent before, zero after."""
         weighted = h @ self.temporal(h)[:, None]
         looked_at, read = (weighted, h) if self.swapped else (h, weighted)
-        looks = self.spatial(looked_at, around.there)
-        spread = torch.relu(self.spread(read, looks, around.terms))
+        weights = self.spatial(looked_at, around.there)
+        spread = torch.relu(self.spread(read, weights, around.terms))
         out = self.conv(spread.flatten(0, 1))
         if self.residual is None or self.norm is None:
             out = torch.relu(out)
@@ -72,13 +72,13 @@ class SpatioTemporalBlock(nn.Module):
         found: Tensor = out.view(h.shape) * around.there[:, None, None]
         return found
 
-    def spread(self, h: Tensor, looks: Tensor, terms: Tensor) -> Tensor:
+    def spread(self, h: Tensor, weights: Tensor, terms: Tensor) -> Tensor:
         """Return ``sum_k (T_k * S) h Theta_k``; ``T_0`` is a diagonal and is not multiplied out."""
-        own = (terms[0].diagonal() * looks.diagonal(dim1=1, dim2=2))[:, :, None, None] * h
+        own = (terms[0].diagonal() * weights.diagonal(dim1=1, dim2=2))[:, :, None, None] * h
         found = functional.linear(own.transpose(2, 3), self.theta[0].T)
         flat = h.flatten(2)
         for term, theta in zip(terms[1:], list(self.theta)[1:], strict=True):
-            mixed = ((term * looks) @ flat).view(h.shape)
+            mixed = ((term * weights) @ flat).view(h.shape)
             found = found + functional.linear(mixed.transpose(2, 3), theta.T)
         return found.transpose(2, 3)
 

@@ -109,7 +109,7 @@ class AnalyticFleet:
 
     def counts(self, state: Statistics, update: Update) -> bool:
         """Return whether an update is a statistic for a task after the client's last counted one."""
-        is_new = state.who.counts(update.sender, update.base, state.version)
+        is_new = state.quorum.counts(update.sender, update.base, state.version)
         return is_new and update.vector.shape == (self.size,)
 
     def weighted(self, version: int) -> float:
@@ -279,16 +279,16 @@ def _unlearned(
     after which no device is drawn towards a vector that contains the client's windows. Sums are taken in
     order of name over what is held, so they have the bits of a fleet that never had this client.
     """
-    if client not in state.held and client not in state.who.arrived:
+    if client not in state.held and client not in state.quorum.arrived:
         return state, ()
     state = replace(
         state,
         held={name: one for name, one in state.held.items() if name != client},
         losses={name: one for name, one in state.losses.items() if name != client},
         others={},  # they contain its windows
-        who=replace(
-            state.who,
-            arrived={name: base for name, base in state.who.arrived.items() if name != client},
+        quorum=replace(
+            state.quorum,
+            arrived={name: base for name, base in state.quorum.arrived.items() if name != client},
         ),
     )
     if state.is_open:

@@ -45,14 +45,14 @@ class Buffered(RoundState):
         pending: Updates in the buffer, one a client; the newest counts.
         bases: Version that each pending update started from.
         losses: Reported losses of the pending updates, where reported.
-        heard: Round of each client's newest update; 0 for a client without one.
+        last_round: Round of each client's newest update; 0 for a client without one.
     """
 
     memory: Memory = field(default_factory=dict)
     pending: Mapping[str, Array] = field(default_factory=dict)
     bases: Mapping[str, int] = field(default_factory=dict)
     losses: Mapping[str, float] = field(default_factory=dict)
-    heard: Mapping[str, int] = field(default_factory=dict)
+    last_round: Mapping[str, int] = field(default_factory=dict, metadata={"leaf": "heard"})
 
     @property
     def senders(self) -> Collection[str]:
@@ -120,7 +120,7 @@ def buffered(fire: Fire, settings: Buffering) -> Half[Buffered]:
         combine=partial(_combined, fire, settings),
         discard=_discarded,
         tasks=tasks,
-        clients=lambda state: state.heard,
+        clients=lambda state: state.last_round,
         join=_joined,
         extend=lambda due: replace(due, step=due.step + 1, after=settings.rounds.deadline),
     )
@@ -131,13 +131,13 @@ def buffered(fire: Fire, settings: Buffering) -> Half[Buffered]:
 
 def _joined(state: Buffered, client: str) -> Buffered:
     """Record a client until the first round opens; later it is recorded with its update."""
-    return state if state.round else replace(state, heard={**state.heard, client: 0})
+    return state if state.round else replace(state, last_round={**state.last_round, client: 0})
 
 
 def _counts(settings: Buffering, state: Buffered, update: Update) -> bool:
     """Return True if the update may enter the buffer: not future, too stale or repeated."""
     return (
-        state.heard.get(update.sender, 0) < update.round <= state.round
+        state.last_round.get(update.sender, 0) < update.round <= state.round
         and 0 <= state.version - update.base <= settings.max_staleness
         and update.vector.shape == state.w.shape
     )
@@ -151,7 +151,7 @@ def _with(state: Buffered, update: Update) -> Buffered:
         state,
         pending={**state.pending, update.sender: update.vector},
         bases={**state.bases, update.sender: update.base},
-        heard={**state.heard, update.sender: update.round},
+        last_round={**state.last_round, update.sender: update.round},
         losses=losses,
     )
 

@@ -103,9 +103,7 @@ def fedasync(setup: Setup) -> Half[Buffered]:
     """
     has_no_use(setup, "rule", "weighting", "share")
     if setup.rounds.quorum != 1:
-        raise SchemaError(
-            "run.quorum", "1, for every answer moves the model", str(setup.rounds.quorum)
-        )
+        raise SchemaError("run.quorum", "1: every update moves the model", str(setup.rounds.quorum))
     return buffered(mixing(setup.settings.alpha), setup.settings.bound(setup.rounds))
 
 
@@ -117,10 +115,12 @@ def fedbuff(setup: Setup) -> Half[Buffered]:
             ``2 f + 3``), or a setting that the method does not use.
     """
     has_no_use(setup, "weighting", "share")
-    liars = getattr(setup.rule, "f", 0)
-    if liars and setup.rounds.enough < 2 * liars + 3:
+    byzantine = getattr(setup.rule, "f", 0)
+    if byzantine and setup.rounds.enough < 2 * byzantine + 3:
         raise SchemaError(
-            "run.quorum", f"at least {2 * liars + 3} for f = {liars}", str(setup.rounds.enough)
+            "run.quorum",
+            f"at least {2 * byzantine + 3} for f = {byzantine}",
+            str(setup.rounds.enough),
         )
     settings: FedBuff = setup.settings
     return buffered(stepping(setup.rule, settings.server_rate), settings.bound(setup.rounds))
@@ -134,10 +134,10 @@ def mixing(alpha: float) -> Fire:
     """
 
     def fire(state: Buffered, factors: Mapping[str, float]) -> Fired:
-        ((name, theirs),) = state.pending.items()
+        ((name, received),) = state.pending.items()
         share = alpha * factors[name]
-        w = (1.0 - share) * state.w + share * np.asarray(theirs, np.float64)
-        lengths = {name: float(np.linalg.norm(theirs))}
+        w = (1.0 - share) * state.w + share * np.asarray(received, np.float64)
+        lengths = {name: float(np.linalg.norm(received))}
         step = float(np.linalg.norm(w - state.w))
         return Fired(w, state.memory, {"norms": lengths, "weights": {name: share}, "step": step})
 

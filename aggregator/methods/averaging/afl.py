@@ -123,8 +123,8 @@ def capped(losses: Sequence[float], most: float) -> Vector64:
     >>> capped([1.0, 2.0, 0.5], 10.0).tolist(), capped([1.0, 2.0, 1e30], 10.0).tolist()
     ([1.0, 2.0, 0.5], [1.0, 2.0, 20.0])
     """
-    told = np.maximum(np.asarray(losses, np.float64), 0.0)
-    short: Vector64 = np.minimum(told, most * np.median(told))
+    claimed = np.maximum(np.asarray(losses, np.float64), 0.0)
+    short: Vector64 = np.minimum(claimed, most * np.median(claimed))
     return short
 
 

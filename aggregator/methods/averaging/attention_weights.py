@@ -88,11 +88,11 @@ def towards(w: Vector64, anchor: Vector64, slices: Slices) -> Vector64:
     >>> towards(np.zeros(2), np.ones(2), (slice(0, 2),)).tolist()
     [-1.0, -1.0]
     """
-    strayed = w - anchor
-    pulls = softmax([_length(strayed[part]) for part in slices])
-    out = np.empty_like(strayed)
+    difference = w - anchor
+    pulls = softmax([_length(difference[part]) for part in slices])
+    out = np.empty_like(difference)
     for pull, part in zip(pulls, slices, strict=True):
-        out[part] = pull * strayed[part]
+        out[part] = pull * difference[part]
     return out
 
 

@@ -191,9 +191,9 @@ class Discounted(Claims):
         del w
         plan = float(state.kept.get("plan", np.array(self.rounds.limit or math.inf)))
         before = float(state.kept.get("loss", np.array(math.inf)))
-        told = [state.losses[name] for name in sorted(state.losses)]
-        loss = float(np.median(told)) if told else before
-        if told and before < math.inf and loss >= before:
+        losses = [state.losses[name] for name in sorted(state.losses)]
+        loss = float(np.median(losses)) if losses else before
+        if losses and before < math.inf and loss >= before:
             plan = max(math.ceil(self.factor * plan), state.version + 1)
         return {"plan": np.array(plan), "loss": np.array(loss)}
 

@@ -28,8 +28,8 @@ def normal(secret: bytes, number: int, size: int) -> NDArray[np.float64]:
         (True, False)
     """
     pairs = (size + 1) // 2
-    said = b"gridfed/1/noise\0" + secret + number.to_bytes(8, "big")
-    raw = np.frombuffer(hashlib.shake_256(said).digest(16 * pairs), ">u8")
+    text = b"gridfed/1/noise\0" + secret + number.to_bytes(8, "big")
+    raw = np.frombuffer(hashlib.shake_256(text).digest(16 * pairs), ">u8")
     uniform = ((raw >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53  # in (0, 1)
     radius = np.sqrt(-2.0 * np.log(uniform[:pairs]))
     angle = 2.0 * np.pi * uniform[pairs:]

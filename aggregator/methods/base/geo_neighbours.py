@@ -85,21 +85,17 @@ def read(path: Path, threshold: float | None = None) -> NeighbourGraph:
     try:
         lines = list(csv.reader(path.read_text("utf-8").splitlines()))
     except (OSError, UnicodeDecodeError) as error:
-        raise SchemaError(
-            "run.settings.neighbours", "a CSV that can be read", str(error)
-        ) from error
+        raise SchemaError("run.settings.neighbours", "a readable CSV file", str(error)) from error
     head, rows = (lines[0], [line for line in lines[1:] if line]) if lines else ([], [])
     if head == _SITES:
         return within({row[0]: _site(row, path) for row in rows}, threshold)
     if head != _PAIRS:
-        said = f"a first line {','.join(_SITES)} or {','.join(_PAIRS)} in {path.name}"
-        raise SchemaError("run.settings.neighbours", said, repr(",".join(head)))
+        expected = f"a first line {','.join(_SITES)} or {','.join(_PAIRS)} in {path.name}"
+        raise SchemaError("run.settings.neighbours", expected, repr(",".join(head)))
     if threshold is not None:
-        raise SchemaError(
-            "run.settings.threshold", "none, for pairs have no distance", f"{threshold}"
-        )
+        raise SchemaError("run.settings.threshold", "none: pairs have no distance", f"{threshold}")
     if any(len(row) != len(_PAIRS) for row in rows):
-        raise SchemaError("run.settings.neighbours", "two names a line", path.name)
+        raise SchemaError("run.settings.neighbours", "two different names in each line", path.name)
     return paired((row[0], row[1]) for row in rows)
 
 
@@ -110,8 +106,8 @@ def checked(client: str, site: Site) -> Site:
         SchemaError: The latitude or longitude is out of range.
     """
     if not (abs(site[0]) <= 90.0 and abs(site[1]) <= 180.0):
-        said = "latitude from -90 to 90 and longitude from -180 to 180"
-        raise SchemaError(f"run.settings.sites.{client}", said, str(list(site)))
+        expected = "latitude from -90 to 90 and longitude from -180 to 180"
+        raise SchemaError(f"run.settings.sites.{client}", expected, str(list(site)))
     return site
 
 
@@ -120,5 +116,5 @@ def _site(row: list[str], path: Path) -> Site:
         client, latitude, longitude = row
         return checked(client, (float(latitude), float(longitude)))
     except ValueError as error:
-        said = f"a name and two numbers a line in {path.name}"
-        raise SchemaError("run.settings.neighbours", said, repr(",".join(row))) from error
+        expected = f"a name and two numbers in each line of {path.name}"
+        raise SchemaError("run.settings.neighbours", expected, repr(",".join(row))) from error

@@ -33,19 +33,19 @@ class LatestUpdates(RoundState):
     """State that every half of this kind has. Mappings are by client.
 
     Attributes:
-        who: Participating clients and waiting updates.
+        quorum: Participating clients and waiting updates.
         held: Each client's newest vector, float32.
         losses: Losses reported with the waiting updates.
     """
 
-    who: QuorumState = field(default_factory=QuorumState, kw_only=True)
+    quorum: QuorumState = field(default_factory=QuorumState, kw_only=True, metadata={"leaf": "who"})
     held: Mapping[str, Array] = field(default_factory=dict, kw_only=True)
     losses: Mapping[str, float] = field(default_factory=dict, kw_only=True)
 
     @property
     def senders(self) -> Collection[str]:
         """Return the clients whose update waits for the round to close."""
-        return self.who.arrived.keys()
+        return self.quorum.arrived.keys()
 
 
 S = TypeVar("S", bound=LatestUpdates)
@@ -72,7 +72,7 @@ def latest_update_hooks(
         combine=combine,
         discard=lambda state, why: outcome(state, {}, why),
         tasks=tasks,
-        clients=lambda state: state.who.present,
+        clients=lambda state: state.quorum.present,
         join=joined,
         leave=left,
         extend=lambda due: Due(due.round, due.ask, after=rounds.deadline),
@@ -87,17 +87,17 @@ def outcome(state: S, report: Mapping[str, Any], why: str = "") -> RoundOutcome[
         report: Report of the round, plain values only.
         why: Reason that nothing moved; empty if the model moved.
     """
-    who, arrived = state.who, state.who.arrived
+    quorum, arrived = state.quorum, state.quorum.arrived
     cohort = sorted(arrived)
     staleness = {name: state.version - arrived[name] for name in cohort}
     common = {"cohort": cohort, "staleness": staleness, **mean_loss(state.losses)}
-    who = replace(who, arrived={}) if why else who.counted(state.version + 1)
-    return RoundOutcome(replace(state, who=who, losses={}), {**common, **report}, cohort, why)
+    quorum = replace(quorum, arrived={}) if why else quorum.counted(state.version + 1)
+    return RoundOutcome(replace(state, quorum=quorum, losses={}), {**common, **report}, cohort, why)
 
 
 def counts(state: LatestUpdates, update: Update) -> bool:
     """Return True if the update is for a task sent after the client's last counted update."""
-    is_new = state.who.counts(update.sender, update.base, state.version)
+    is_new = state.quorum.counts(update.sender, update.base, state.version)
     return is_new and update.vector.shape == state.w.shape
 
 
@@ -106,7 +106,7 @@ def accepted(state: S, update: Update) -> S:
     return replace(
         state,
         held={**state.held, update.sender: clipped(update.vector)},
-        who=state.who.received(update.sender, update.base),
+        quorum=state.quorum.received(update.sender, update.base),
         losses=reported(state.losses, update, "loss"),
     )
 
@@ -118,35 +118,35 @@ def clipped(vector: Array) -> Array:
 
 def joined(state: S, client: str) -> S:
     """Return the state with a client present."""
-    who = state.who
-    if client not in who.told:
-        return replace(state, who=who.joined(client, state.version))
-    if not who.present[client]:
-        return replace(state, who=replace(who, present={**who.present, client: True}))
+    quorum = state.quorum
+    if client not in quorum.task_version:
+        return replace(state, quorum=quorum.joined(client, state.version))
+    if not quorum.present[client]:
+        return replace(state, quorum=replace(quorum, present={**quorum.present, client: True}))
     return state
 
 
 def left(state: S, client: str) -> S:
     """Return the state with a client absent."""
-    is_present = state.who.present.get(client, False)
-    return replace(state, who=state.who.left(client)) if is_present else state
+    is_present = state.quorum.present.get(client, False)
+    return replace(state, quorum=state.quorum.left(client)) if is_present else state
 
 
 def without_silent(state: S, staleness_bound: int) -> tuple[S, list[str]]:
     """Remove the weights of clients silent for over ``staleness_bound`` versions; return their ids."""
-    late = state.who.overdue(state.version + 1, QuorumSettings(staleness_bound=staleness_bound))
-    gone = frozenset(late) & frozenset(state.held)
-    held = {name: vector for name, vector in state.held.items() if name not in gone}
-    return replace(state, held=held, who=state.who.without(late)), sorted(gone)
+    late = state.quorum.overdue(state.version + 1, QuorumSettings(staleness_bound=staleness_bound))
+    removed = frozenset(late) & frozenset(state.held)
+    held = {name: vector for name, vector in state.held.items() if name not in removed}
+    return replace(state, held=held, quorum=state.quorum.without(late)), sorted(removed)
 
 
-def reported(said: Mapping[str, float], update: Update, name: str) -> dict[str, float]:
+def reported(values: Mapping[str, float], update: Update, name: str) -> dict[str, float]:
     """Return reported numbers with only the client's newest value.
 
     >>> reported({"a": 1.0, "b": 2.0}, Update("a", 1, 0, np.zeros(1)), "loss")
     {'b': 2.0}
     """
-    others = {client: value for client, value in said.items() if client != update.sender}
+    others = {client: value for client, value in values.items() if client != update.sender}
     if name in update.values:
         others[update.sender] = float(update.values[name])
     return others

@@ -18,7 +18,7 @@ class QuorumSettings:
 
     Attributes:
         enough: S, number of different clients that suffices.
-        everybody: True waits for all present clients as well (the synchronous variant).
+        waits_for_all: True waits for all present clients as well (the synchronous variant).
         staleness_bound: Number of versions that a client may fall behind (the papers' bound on staleness).
             The firing at which it reaches the bound may happen without it, the next may not.
         overdue: Action on such a client. ``drop``: its part in the consensus ends until its next
@@ -27,7 +27,7 @@ class QuorumSettings:
     """
 
     enough: int = 1
-    everybody: bool = False
+    waits_for_all: bool = False
     staleness_bound: int = 20
     overdue: Literal["drop", "wait"] = "drop"
 
@@ -38,13 +38,13 @@ class QuorumState:
 
     Attributes:
         present: True for a linked client; the keys are all known clients, R of them.
-        told: Version of the consensus that the client works on.
+        task_version: Version of the consensus that the client works on.
         since: Version at which its last update was counted, or at which it first joined.
         arrived: Version that its waiting update started from.
     """
 
     present: Mapping[str, bool] = field(default_factory=dict)
-    told: Mapping[str, int] = field(default_factory=dict)
+    task_version: Mapping[str, int] = field(default_factory=dict, metadata={"leaf": "told"})
     since: Mapping[str, int] = field(default_factory=dict)
     arrived: Mapping[str, int] = field(default_factory=dict)
 
@@ -52,7 +52,9 @@ class QuorumState:
         """Return the state with a client present and at work on a version."""
         since = self.since if client in self.since else {**self.since, client: version}
         present = {**self.present, client: True}
-        return replace(self, present=present, told={**self.told, client: version}, since=since)
+        return replace(
+            self, present=present, task_version={**self.task_version, client: version}, since=since
+        )
 
     def left(self, client: str) -> QuorumState:
         """Return the state with a client absent: its updates stay, and no round waits for it."""
@@ -87,30 +89,43 @@ class QuorumState:
         """Return True if enough clients have sent an update, and none must be waited for.
 
         >>> seen = QuorumState({"a": True, "b": True}, since={"a": 3, "b": 0}, arrived={"a": 3})
-        >>> seen.is_ready(3, QuorumSettings(1)), seen.is_ready(3, QuorumSettings(1, everybody=True))
+        >>> seen.is_ready(3, QuorumSettings(1)), seen.is_ready(3, QuorumSettings(1, waits_for_all=True))
         (True, False)
         >>> seen.is_ready(3, QuorumSettings(1, staleness_bound=2, overdue="wait"))
         False
         """
         if len(self.arrived) < quorum.enough:
             return False
-        awaited = self._here(self.present) if quorum.everybody else ()
+        awaited = self._here(self.present) if quorum.waits_for_all else ()
         if quorum.overdue == "wait":
             awaited = (*awaited, *self._here(self.overdue(version, quorum)))
         return all(client in self.arrived for client in awaited)
 
     def counted(self, version: int) -> QuorumState:
         """Return the state after a firing: its clients work on the version that it produced."""
-        fresh = dict.fromkeys(self.arrived, version)
-        return replace(self, told={**self.told, **fresh}, since={**self.since, **fresh}, arrived={})
+        versions = dict.fromkeys(self.arrived, version)
+        return replace(
+            self,
+            task_version={**self.task_version, **versions},
+            since={**self.since, **versions},
+            arrived={},
+        )
 
     def without(self, clients: Iterable[str]) -> QuorumState:
         """Return the state without those of some clients that are absent."""
-        gone = {client for client in clients if not self.present.get(client, False)}
-        present = {client: here for client, here in self.present.items() if client not in gone}
-        told = {client: version for client, version in self.told.items() if client not in gone}
-        since = {client: version for client, version in self.since.items() if client not in gone}
-        return QuorumState(present, told, since, self.arrived)
+        removed = {client for client in clients if not self.present.get(client, False)}
+        present = {
+            client: is_present
+            for client, is_present in self.present.items()
+            if client not in removed
+        }
+        task_version = {
+            client: version
+            for client, version in self.task_version.items()
+            if client not in removed
+        }
+        since = {client: version for client, version in self.since.items() if client not in removed}
+        return QuorumState(present, task_version, since, self.arrived)
 
     def _here(self, clients: Iterable[str]) -> tuple[str, ...]:
         return tuple(client for client in clients if self.present.get(client, False))

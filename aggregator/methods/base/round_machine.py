@@ -24,10 +24,10 @@ OPEN = Due(round=0, ask="open")
 ABANDON = "abandon"
 """The ``ask`` of a ``Due`` that abandons a round after a defect; no update of it is used."""
 
-DEFECT = "an internal error when it was to close; see the dead letters"
+DEFECT = "internal error while closing the round; see the dead letters"
 """Reported reason of a round that was abandoned after a defect."""
 
-NOT_FINITE = "the step left the finite numbers"
+NOT_FINITE = "model contains non-finite values"
 """Reported reason of a round whose result is not finite."""
 
 

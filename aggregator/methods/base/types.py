@@ -153,11 +153,11 @@ def has_no_use(setup: Setup, *unused: Unused) -> None:
     weighting, share = setup.rounds.weighting, setup.share
     if "rule" in unused and (name != "mean" or mixes):
         raise SchemaError(
-            "run.rule", "none, for this method combines answers by itself", repr(name)
+            "run.rule", "none: this method combines updates without a rule", repr(name)
         )
     if "weighting" in unused and weighting != "uniform":
-        said = "uniform, for this method says itself what an answer counts"
-        raise SchemaError("run.weighting", said, repr(weighting))
+        expected = "uniform: this method defines the weight of an update"
+        raise SchemaError("run.weighting", expected, repr(weighting))
     if "share" in unused and share < 1.0:
-        said = "1, for this method asks every device by itself"
-        raise SchemaError("run.client_fraction", said, str(share))
+        expected = "1: this method selects the devices of a round"
+        raise SchemaError("run.client_fraction", expected, str(share))

@@ -104,7 +104,9 @@ class BiGFL:
     def __post_init__(self) -> None:
         """Refuse contradictory settings; the error names the key."""
         if self.sites and self.neighbours is not None:
-            raise ValueError("neighbours: expected none beside sites, for both say who is near")
+            raise ValueError(
+                "neighbours: expected none beside sites: both define the neighbourhood"
+            )
         if self.threshold is not None and not (self.sites or self.neighbours is not None):
             raise ValueError("threshold: expected none without sites or neighbours")
         if self.map_rate * self.map_regularisation >= 2.0:
@@ -113,7 +115,9 @@ class BiGFL:
                 f"from the identity, got {self.map_rate:g}"
             )
         if self.coupled_solves and self.solver == "first_order":
-            raise ValueError("coupled_solves: expected 0 where devices solve nothing (first_order)")
+            raise ValueError(
+                'coupled_solves: expected 0 with solver = "first_order", which solves nothing'
+            )
 
     @property
     def max_staleness(self) -> int:
@@ -135,7 +139,7 @@ class BiGFL:
         if self.neighbours is not None:
             return read(folder / self.neighbours, self.threshold).among
         if not self.sites:
-            return everybody
+            return all_adjacent
         sites: dict[str, Site] = {k: checked(k, site) for k, site in self.sites.items()}
         return within(sites, self.threshold).among
 
@@ -199,7 +203,7 @@ def bigfl(setup: Setup) -> Half[Bilevel]:
     return bilevel(settings.bound(setup, settings.near(setup.folder)))
 
 
-def everybody(ids: tuple[str, ...]) -> NDArray[np.bool_]:
+def all_adjacent(ids: tuple[str, ...]) -> NDArray[np.bool_]:
     """Return the adjacency matrix in which all are neighbours.
 
     >>> everybody(("a", "b")).tolist()
@@ -241,9 +245,9 @@ def _check_size(settings: BiGFL, spec: ParamSpec) -> None:
     width = spec.shared_size
     side = {"full": width, "last_layer": last_layer(spec)[1]}.get(settings.map, 0)
     if side > WIDEST:
-        said = f"a smaller form: any matrix of {side} numbers has too many (at most {WIDEST})"
-        raise SchemaError("run.settings.map", said, repr(settings.map))
+        expected = f"a smaller form: any matrix of {side} numbers has too many (at most {WIDEST})"
+        raise SchemaError("run.settings.map", expected, repr(settings.map))
     numbers = {"diagonal": width, "low_rank": 2 * settings.rank * width}.get(settings.map, side**2)
     if 4 * (numbers + 2 * width) > BODY_LIMIT - HEADER_LIMIT:
-        said = f"a smaller form: {4 * numbers} bytes cannot be sent to a device at once"
-        raise SchemaError("run.settings.map", said, repr(settings.map))
+        expected = f"a smaller form: {4 * numbers} bytes cannot be sent to a device at once"
+        raise SchemaError("run.settings.map", expected, repr(settings.map))

@@ -123,7 +123,7 @@ class Bilevel(LatestUpdates):
     @property
     def waiting(self) -> int:
         """Return the number of updates that wait for the turn to close."""
-        return len(self.solved) if self.turn else len(self.who.arrived)
+        return len(self.solved) if self.turn else len(self.quorum.arrived)
 
 
 def bilevel(settings: Levels) -> Half[Bilevel]:
@@ -173,13 +173,13 @@ class _Shell:
         state = replace(state, w=_average(state))
         if self.settings.map_rate == 0.0:
             return outcome(state, _report(state, self.settings))
-        ids, told = _upper(state, self.settings)
-        cohort = [name for name in ids if name in state.who.arrived]
+        ids, gradients = _upper(state, self.settings)
+        cohort = [name for name in ids if name in state.quorum.arrived]
         if self.settings.solve == "server":
             at = {name: i for i, name in enumerate(ids)}
-            found = {x: published(told.p[at[x]] / self.settings.curvature) for x in cohort}
+            found = {x: published(gradients.p[at[x]] / self.settings.curvature) for x in cohort}
             return self._stepped(replace(state, solved=found))
-        return self._asking(state, dict(zip(ids, told.p, strict=True)), cohort, turn=1)
+        return self._asking(state, dict(zip(ids, gradients.p, strict=True)), cohort, turn=1)
 
     def _asking(
         self, state: Bilevel, right: Mapping[str, Matrix], cohort: list[str], *, turn: int
@@ -210,20 +210,20 @@ class _Shell:
         """Send solving tasks again if neighbours' solutions count; else take the map's step."""
         if state.turn > self.settings.outer or not state.solved:
             return self._stepped(state)
-        ids, told = _upper(state, self.settings)
+        ids, gradients = _upper(state, self.settings)
         graph, basis = _graph(ids, self.settings), self.basis(state)
-        right = coupled(told.p, _stacked(state, ids), graph, basis, self.settings.smooth)
+        right = coupled(gradients.p, _stacked(state, ids), graph, basis, self.settings.smooth)
         named, cohort = dict(zip(ids, right, strict=True)), sorted(state.solved)
         return self._asking(state, named, cohort, turn=state.turn + 1)
 
     def _stepped(self, state: Bilevel) -> tuple[Bilevel, Effects]:
         """Take one step of the map with the solutions, and end the round."""
-        ids, told = _upper(state, self.settings)
-        report = _report(state, self.settings, told)
+        ids, gradients = _upper(state, self.settings)
+        report = _report(state, self.settings, gradients)
         report |= {"solved": sorted(state.solved), "unsolved": sorted(_unsolved(state))}
         if state.solved:
             after = gradient_step(
-                self.basis(state), self._slopes(state, ids, told), self.settings.map_rate
+                self.basis(state), self._slopes(state, ids, gradients), self.settings.map_rate
             )
             if all(np.isfinite(published(leaf)).all() for leaf in after.leaves().values()):
                 state = replace(state, phi=after.leaves(), moved=state.moved + 1)
@@ -231,7 +231,9 @@ class _Shell:
         state = replace(state, turn=0, right={}, solved={})
         return concluded(self.hooks, outcome(state, report))
 
-    def _slopes(self, state: Bilevel, ids: tuple[str, ...], told: Upper) -> Mapping[str, Matrix]:
+    def _slopes(
+        self, state: Bilevel, ids: tuple[str, ...], gradients: Upper
+    ) -> Mapping[str, Matrix]:
         graph, theta = _graph(ids, self.settings), _theta(state, ids)
         cross = crossed(
             graph @ theta,
@@ -241,7 +243,7 @@ class _Shell:
             q=_stacked(state, ids),
             weight=self.settings.smooth,
         )
-        return hypergradient(told.slopes, cross)
+        return hypergradient(gradients.slopes, cross)
 
     def basis(self, state: Bilevel) -> Basis:
         """Return the present map."""
@@ -340,11 +342,11 @@ def _upper(state: Bilevel, settings: Levels) -> tuple[tuple[str, ...], Upper]:
     """Return the upper loss of all clients with known weights, and their ids."""
     ids = tuple(sorted(state.held))
     near = settings.near(ids)
-    strange = sampled(near, settings.non_neighbours, draws(state.seed, state.version))
+    unlike = sampled(near, settings.non_neighbours, draws(state.seed, state.version))
     basis = settings.first(len(state.w)).with_leaves(state.phi)
     theta = _theta(state, ids)
-    told = upper(theta, normalised(near), basis, near, strange=strange, pull=settings.map_pull)
-    return ids, told
+    gradients = upper(theta, normalised(near), basis, near, strange=unlike, pull=settings.map_pull)
+    return ids, gradients
 
 
 def _believable(q: Array, right: Array, settings: Levels) -> Array:
@@ -359,11 +361,11 @@ def _unsolved(state: Bilevel) -> frozenset[str]:
     return frozenset(state.right) - frozenset(state.solved)
 
 
-def _report(state: Bilevel, settings: Levels, told: Upper | None = None) -> dict[str, Any]:
+def _report(state: Bilevel, settings: Levels, gradients: Upper | None = None) -> dict[str, Any]:
     """Return the report of a round; plain values only, for a page or JSON."""
-    told = _upper(state, settings)[1] if told is None else told
+    gradients = _upper(state, settings)[1] if gradients is None else gradients
     return {
-        "upper": told.value,
-        "apart": told.likeness.neighbours,
-        "alike": told.likeness.non_neighbours,
+        "upper": gradients.value,
+        "apart": gradients.likeness.neighbours,
+        "alike": gradients.likeness.non_neighbours,
     }

@@ -97,13 +97,15 @@ def fesem(setup: Setup) -> Half[Centres]:
     has_no_use(setup, "weighting", "share")
     settings: FeSEM = setup.settings
     if getattr(getattr(setup.rule, "settings", None), "root", None) is not None:
-        said = "a rule without a trusted device, which is in one cluster only"
-        raise SchemaError("run.rule.name", said, repr(getattr(setup.rule, "name", "")))
+        expected = "a rule without a trusted device: the device is in one cluster only"
+        raise SchemaError("run.rule.name", expected, repr(getattr(setup.rule, "name", "")))
     each, rows = int(getattr(setup.rule, "least", 1)), setup.rounds.enough
     if settings.centres * each > rows:
         needs = f", {each} for each" if each > 1 else ""
-        said = f"at most {rows // each}, for a round may have {rows} answers{needs}"
+        expected = f"at most {rows // each}, for a round may have {rows} answers{needs}"
         raise SchemaError(
-            "run.settings.centres", f"{said} (run.quorum, run.min_updates)", str(settings.centres)
+            "run.settings.centres",
+            f"{expected} (run.quorum, run.min_updates)",
+            str(settings.centres),
         )
     return multicentre(setup.rule, settings.bound(setup))

@@ -87,8 +87,8 @@ def layered(slices: Slices) -> Matrix:
 
 def draws(seed: int, version: int, count: int) -> Matrix:
     """Return uniform numbers in [0, 1) for one seeding, fixed by the arguments."""
-    words = f"fesem {seed} {version}".encode()
-    key = int.from_bytes(hashlib.sha256(words).digest()[:16], "little")
+    text = f"fesem {seed} {version}".encode()
+    key = int.from_bytes(hashlib.sha256(text).digest()[:16], "little")
     return np.random.Generator(np.random.Philox(key=key)).random(count)
 
 

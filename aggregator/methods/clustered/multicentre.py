@@ -37,8 +37,8 @@ def multicentre(rule: Rule, settings: Clustering) -> Half[Centres]:
         fit = fitted(known, rule, settings)
         why, report = _why_not(fit), report_of(known, fit, settings) | {"silent": silent}
         if why:
-            told = {key: report[key] for key in ("silent", "kept")}
-            return outcome(known, told, why)
+            kept = {key: report[key] for key in ("silent", "kept")}
+            return outcome(known, kept, why)
         return outcome(fit.state, report)
 
     def init(w: Vector) -> Centres:

@@ -106,12 +106,12 @@ class ConsensusServerState(LatestUpdates):
     Attributes:
         own: State of the family.
         dual: The server's copy of each dual, float32: bit for bit the client's.
-        owed: Clients whose next task carries the dual, because the copies may differ.
+        resent_duals: Clients whose next task carries the dual, because the copies may differ.
     """
 
     own: Any
     dual: Mapping[str, Array] = field(default_factory=dict)
-    owed: Mapping[str, bool] = field(default_factory=dict)
+    resent_duals: Mapping[str, bool] = field(default_factory=dict, metadata={"leaf": "owed"})
 
 
 def consensus_half(consensus: ConsensusSettings) -> Half[ConsensusServerState]:
@@ -123,8 +123,8 @@ def consensus_half(consensus: ConsensusSettings) -> Half[ConsensusServerState]:
 
     def is_ready(state: ConsensusServerState, at_deadline: bool) -> bool:  # noqa: FBT001 - as the hook
         quorum, enough = consensus.quorum, consensus.rounds.enough
-        fewer = replace(quorum, enough=enough, everybody=False) if at_deadline else quorum
-        return state.who.is_ready(state.version, fewer)
+        fewer = replace(quorum, enough=enough, waits_for_all=False) if at_deadline else quorum
+        return state.quorum.is_ready(state.version, fewer)
 
     def init(w: Vector) -> ConsensusServerState:
         z = np.asarray(w, np.float64).copy()
@@ -138,7 +138,7 @@ def consensus_half(consensus: ConsensusSettings) -> Half[ConsensusServerState]:
         discard=partial(_discarded, consensus),
         tasks=partial(_tasks, consensus, frozenset()),
         ask=ASK,
-        clients=lambda state: state.who.present,
+        clients=lambda state: state.quorum.present,
         join=joined,
         leave=left,
         is_ready=is_ready,
@@ -191,25 +191,25 @@ def _accepted(
     """Keep an update; never a dual."""
     client = update.sender
     if _is_adrift(state, update):
-        state = replace(state, owed={**state.owed, client: True})
+        state = replace(state, resent_duals={**state.resent_duals, client: True})
     if "loss" in update.values:
         state = replace(state, losses={**state.losses, client: float(update.values["loss"])})
     return replace(
         state,
         held={**state.held, client: clipped(consensus.family.kept(update.vector))},
         own=consensus.family.accepted(state.own, update),
-        who=state.who.received(client, update.base),
+        quorum=state.quorum.received(client, update.base),
     )
 
 
 def _is_adrift(state: ConsensusServerState, update: Update) -> bool:
     """Return True if a client's dual may differ: unknown, for another task, or reported so."""
     client = update.sender
-    if state.who.told.get(client) != update.base:
+    if state.quorum.task_version.get(client) != update.base:
         return True
-    ours = state.dual.get(client)
-    mine = np.zeros(state.w.shape, np.float32) if ours is None else ours
-    return bool(update.check) and update.check != dual_digest(mine)
+    kept = state.dual.get(client)
+    dual = np.zeros(state.w.shape, np.float32) if kept is None else kept
+    return bool(update.check) and update.check != dual_digest(dual)
 
 
 # --- a firing -------------------------------------------------------------------------------------
@@ -220,14 +220,16 @@ def _combined(
 ) -> RoundOutcome[ConsensusServerState]:
     """Move the consensus; clients whose copy of the dual may differ receive the server's."""
     state, dropped = _dropped(state, consensus)
-    z, cohort = _moved(state, consensus), sorted(state.who.arrived)
+    z, cohort = _moved(state, consensus), sorted(state.quorum.arrived)
     report = _report(state, consensus, z) | {"dropped": dropped}
     if not np.isfinite(published(z)).all():
         return replace(_discarded(consensus, state, NOT_FINITE), report=report)
     state = consensus.family.closed(_climbed(replace(state, w=z), consensus, cohort), cohort)
-    adrift = frozenset(name for name in cohort if name in state.owed)
-    owed = {name: True for name in state.owed if name not in adrift}
-    state = replace(state, who=state.who.counted(state.version + 1), owed=owed, losses={})
+    adrift = frozenset(name for name in cohort if name in state.resent_duals)
+    resent_duals = {name: True for name in state.resent_duals if name not in adrift}
+    state = replace(
+        state, quorum=state.quorum.counted(state.version + 1), resent_duals=resent_duals, losses={}
+    )
     tasks = partial(_tasks, consensus, frozenset(cohort) - adrift)
     return RoundOutcome(state, report, cohort, tasks=tasks)
 
@@ -236,9 +238,9 @@ def _discarded(
     consensus: ConsensusSettings, state: ConsensusServerState, why: str
 ) -> RoundOutcome[ConsensusServerState]:
     """Keep the consensus; the clients of the failed firing begin again without held updates."""
-    cohort = sorted(state.who.arrived)
+    cohort = sorted(state.quorum.arrived)
     state = _forgotten(state, consensus, cohort)
-    state = replace(state, who=replace(state.who, arrived={}))
+    state = replace(state, quorum=replace(state.quorum, arrived={}))
     return RoundOutcome(state, {"cohort": cohort}, cohort, why)
 
 
@@ -246,15 +248,15 @@ def _dropped(
     state: ConsensusServerState, consensus: ConsensusSettings
 ) -> tuple[ConsensusServerState, dict[str, str]]:
     """Drop clients too far behind: their pull ends, their dual restarts with their next update."""
-    quorum, present = consensus.quorum, state.who.present
-    late = state.who.overdue(state.version, quorum)
-    gone = [name for name in late if quorum.overdue == "drop" or not present.get(name, False)]
-    if not gone:
+    quorum, present = consensus.quorum, state.quorum.present
+    late = state.quorum.overdue(state.version, quorum)
+    removed = [name for name in late if quorum.overdue == "drop" or not present.get(name, False)]
+    if not removed:
         return state, {}
-    lost = [name for name in gone if name in state.held or name in state.dual]
-    state = replace(_forgotten(state, consensus, gone), who=state.who.without(gone))
-    state = replace(state, owed={**state.owed, **dict.fromkeys(gone, True)})
-    return state, dict.fromkeys(lost, f"silent for {quorum.staleness_bound} firings")
+    lost = [name for name in removed if name in state.held or name in state.dual]
+    state = replace(_forgotten(state, consensus, removed), quorum=state.quorum.without(removed))
+    state = replace(state, resent_duals={**state.resent_duals, **dict.fromkeys(removed, True)})
+    return state, dict.fromkeys(lost, f"no update for {quorum.staleness_bound} firings")
 
 
 def _forgotten(
@@ -275,8 +277,8 @@ def without(mapping: Mapping[str, Any], clients: Iterable[str]) -> dict[str, Any
     >>> without({"a": 1, "b": 2}, ["b"])
     {'a': 1}
     """
-    gone = frozenset(clients)
-    return {name: value for name, value in mapping.items() if name not in gone}
+    removed = frozenset(clients)
+    return {name: value for name, value in mapping.items() if name not in removed}
 
 
 def _moved(state: ConsensusServerState, consensus: ConsensusSettings) -> NDArray[np.float64]:
@@ -290,7 +292,7 @@ def _moved(state: ConsensusServerState, consensus: ConsensusSettings) -> NDArray
     for client in sorted(state.dual):
         pull = pull + state.dual[client]
     if consensus.normalise == "mean":
-        pull = pull / len(state.who.present)
+        pull = pull / len(state.quorum.present)
     rate = consensus.rate / (state.version + 1.0) ** consensus.decay
     moved: NDArray[np.float64] = state.w - rate * (pull + consensus.weight * state.w)
     return moved
@@ -315,13 +317,13 @@ def _report(
     state: ConsensusServerState, consensus: ConsensusSettings, z: NDArray[np.float64]
 ) -> dict[str, Any]:
     """Return the report of a firing; plain values only, for a page or JSON."""
-    cohort = sorted(state.who.arrived)
+    cohort = sorted(state.quorum.arrived)
     return {
         "cohort": cohort,
-        "staleness": {name: state.version - state.who.arrived[name] for name in cohort},
+        "staleness": {name: state.version - state.quorum.arrived[name] for name in cohort},
         "norms": {name: _length(state.held[name]) for name in cohort},
-        "known": len(state.who.present),
-        "adrift": sorted(frozenset(state.owed) & frozenset(cohort)),
+        "known": len(state.quorum.present),
+        "adrift": sorted(frozenset(state.resent_duals) & frozenset(cohort)),
         "step": float(np.linalg.norm(z - state.w)),
         **mean_loss(state.losses),
         **consensus.family.report(state.own),

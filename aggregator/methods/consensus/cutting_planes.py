@@ -58,10 +58,10 @@ class Cut:
         """Return the weight of a client's loss; before the first firing the total weight."""
         if not self.is_begun:
             return self.share(PRIOR, client)
-        mine = 0.0
+        total = 0.0
         for name in sorted(self.multiplier):
-            mine += self.multiplier[name] * self.share(name, client)
-        return mine
+            total += self.multiplier[name] * self.share(name, client)
+        return total
 
     def share(self, plane: str, client: str) -> float:
         """Return a client's weight in a plane."""
@@ -214,10 +214,10 @@ class Worst:
 
 
 def _cut(own: Cut, planes: Iterable[str]) -> Cut:
-    gone = frozenset(planes)
+    removed = frozenset(planes)
     return replace(
         own,
-        planes=without(own.planes, gone),
-        multiplier=without(own.multiplier, gone),
-        idle=without(own.idle, gone),
+        planes=without(own.planes, removed),
+        multiplier=without(own.multiplier, removed),
+        idle=without(own.idle, removed),
     )

@@ -127,8 +127,8 @@ class L1:
 
     def without(self, own: Budgets, clients: Iterable[str]) -> Budgets:
         """Remove some clients' budgets."""
-        gone = frozenset(clients)
-        return Budgets(without(own.eps, gone), without(own.dual, gone))
+        removed = frozenset(clients)
+        return Budgets(without(own.eps, removed), without(own.dual, removed))
 
     def report(self, own: Budgets) -> Mapping[str, Any]:
         """Return the mean budget."""

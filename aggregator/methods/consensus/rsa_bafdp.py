@@ -118,7 +118,9 @@ class Bafdp:
     def __post_init__(self) -> None:
         """Refuse contradictory settings; the error names the key."""
         if self.dual_rate * self.kappa_min > 1.0:
-            raise ValueError("kappa_min: times dual_rate it is above 1, which drives duals apart")
+            raise ValueError(
+                "kappa_min: expected kappa_min * dual_rate of at most 1, else the duals diverge"
+            )
         if not self.lowest <= self.first <= self.eps_cap:
             raise ValueError(
                 f"eps_start: expected eps_min <= eps_start <= eps_cap, got {self.lowest:g}, "
@@ -255,12 +257,12 @@ class DpRsa(Rsa):
 
 def bafdp(setup: Setup) -> Half[ConsensusServerState]:
     """Return BAFDP's server half: it fires after ``quorum`` different updates."""
-    return consensus_half(_bafdp(setup, everybody=False))
+    return consensus_half(_bafdp(setup, waits_for_all=False))
 
 
 def bsfdp(setup: Setup) -> Half[ConsensusServerState]:
     """Return BSFDP's (also SRFDP's) server half: BAFDP that waits for all present devices."""
-    return consensus_half(_bafdp(setup, everybody=True))
+    return consensus_half(_bafdp(setup, waits_for_all=True))
 
 
 def rsa(setup: Setup) -> Half[ConsensusServerState]:
@@ -273,10 +275,10 @@ def rsa_weights(setup: Setup) -> Half[ConsensusServerState]:
     return consensus_half(_rsa(setup, votes=False))
 
 
-def _bafdp(setup: Setup, *, everybody: bool) -> ConsensusSettings:
+def _bafdp(setup: Setup, *, waits_for_all: bool) -> ConsensusSettings:
     has_no_use(setup, "rule", "weighting", "share")
     o: Bafdp = setup.settings
-    quorum = QuorumSettings(setup.rounds.quorum, everybody, o.staleness_bound, o.overdue)
+    quorum = QuorumSettings(setup.rounds.quorum, waits_for_all, o.staleness_bound, o.overdue)
     return ConsensusSettings(
         L1(o.l1, o.numbers, o.budget()),
         quorum,
@@ -291,7 +293,10 @@ def _rsa(setup: Setup, *, votes: bool) -> ConsensusSettings:
     has_no_use(setup, "rule", "weighting", "share")
     o: Rsa = setup.settings
     quorum = QuorumSettings(
-        setup.rounds.quorum, everybody=True, staleness_bound=o.staleness_bound, overdue=o.overdue
+        setup.rounds.quorum,
+        waits_for_all=True,
+        staleness_bound=o.staleness_bound,
+        overdue=o.overdue,
     )
     gain = o.gain if isinstance(o, DpRsa) else 1.0
     return ConsensusSettings(
@@ -323,8 +328,8 @@ def climbing(ascent: Ascent, check_every: int) -> dict[str, float]:
     >>> climbing(Ascent(0.05, math.inf), 50)
     {'cons_rate': 0.05, 'check_every': 50.0}
     """
-    said = {"cons_rate": ascent.rate, "cons_max": ascent.most, "kappa_min": ascent.least}
-    kept = {name: value for name, value in said.items() if math.isfinite(value)}
+    values = {"cons_rate": ascent.rate, "cons_max": ascent.most, "kappa_min": ascent.least}
+    kept = {name: value for name, value in values.items() if math.isfinite(value)}
     if ascent.least == 0.0:
         del kept["kappa_min"]
     if ascent.fading != _FADING:

@@ -167,7 +167,7 @@ class TopologyState:
     Attributes:
         round: Epoch; 0 before ``OPEN``, 1 before there were links.
         w: First model of all; it never moves here.
-        here: 1 for a present device, 0 for one that has left.
+        present: 1 for a present device, 0 for one that has left.
         links: Weight of each neighbour for every device, in the present epoch.
         weighs: True if devices receive the weights; else they compute them from degrees.
     """
@@ -175,7 +175,7 @@ class TopologyState:
     round: int
     w: Array
     weighs: bool = False
-    here: Mapping[str, int] = field(default_factory=dict)
+    present: Mapping[str, int] = field(default_factory=dict, metadata={"leaf": "here"})
     links: Links = field(default_factory=dict)
 
     @property
@@ -224,10 +224,10 @@ def hosting(setup: Setup) -> Half[TopologyState]:
                 return replace(state, round=1), ()
             case Member(client=name, present=True) if state.round:
                 return _came(state, name, street)
-            case Member(client=name) if state.here.get(name):
+            case Member(client=name) if state.present.get(name):
                 return _left(state, name, settings)
             case Due(ask="gone") if settings.drop_after is not None:
-                return _relinked(state, [n for n in state.links if state.here.get(n)], street)
+                return _relinked(state, [n for n in state.links if state.present.get(n)], street)
         return state, ()
 
     def init(w: Vector) -> TopologyState:
@@ -237,18 +237,18 @@ def hosting(setup: Setup) -> Half[TopologyState]:
 
 
 def _came(state: TopologyState, name: str, street: _Street) -> tuple[TopologyState, Effects]:
-    if not state.here.get(name):
-        state = replace(state, here={**state.here, name: 1})
+    if not state.present.get(name):
+        state = replace(state, present={**state.present, name: 1})
     if name in state.links:
         return state, _told(state, [name], street.settings)
-    there = [one for one, present in state.here.items() if present]
-    return _relinked(state, [*state.links, *there], street)
+    linked_now = [one for one, present in state.present.items() if present]
+    return _relinked(state, [*state.links, *linked_now], street)
 
 
 def _left(
     state: TopologyState, name: str, settings: ExchangeSettings
 ) -> tuple[TopologyState, Effects]:
-    state = replace(state, here={**state.here, name: 0})
+    state = replace(state, present={**state.present, name: 0})
     after = settings.drop_after
     return state, () if after is None else (Due(state.round + 1, GONE, after=after),)
 
@@ -265,15 +265,17 @@ def _relinked(
     if links == state.links or (not state.links and len(names) < street.quorum):
         return state, ()
     after = replace(state, round=state.round + 1, links=links)
-    told = [name for name in names if links[name] or state.links.get(name)]
-    return after, _told(after, told, street.settings)  # also devices that lost their last neighbour
+    informed = [name for name in names if links[name] or state.links.get(name)]
+    return after, _told(
+        after, informed, street.settings
+    )  # also devices that lost their last neighbour
 
 
 def _told(state: TopologyState, names: list[str], settings: ExchangeSettings) -> Effects:
     return tuple(
         Task(name, state.round, BEGIN, values=settings.values)
         for name in names
-        if state.here.get(name)
+        if state.present.get(name)
     )
 
 
@@ -344,6 +346,6 @@ def _near(setup: Setup) -> NeighbourGraph | None:
     except mixing_matrix.TopologyError as error:
         raise SchemaError("run.settings.neighbours", "a connected graph", str(error)) from error
     if names and degrees.max() > NEIGHBOURS_LIMIT:
-        said = f"at most {NEIGHBOURS_LIMIT} neighbours for each device"
-        raise SchemaError("run.settings.neighbours", said, f"{int(degrees.max())}")
+        expected = f"at most {NEIGHBOURS_LIMIT} neighbours for each device"
+        raise SchemaError("run.settings.neighbours", expected, f"{int(degrees.max())}")
     return near

@@ -112,7 +112,7 @@ def personal(settings: Personalising) -> Half[Personalised]:
         moved, report = _moved(known, settings, made)
         if not all(np.isfinite(vector).all() for vector in moved.mixed.values()):
             known = replace(known, judged={})
-            return outcome(known, {}, "a mixture left the finite numbers")
+            return outcome(known, {}, "a mixture contains non-finite values")
         return outcome(moved, report | {"silent": silent})
 
     def init(w: Vector) -> Personalised:

@@ -121,7 +121,9 @@ class PFL:
                 f"min_similarity: expected at least 0 and less than 1, got {self.min_similarity:g}"
             )
         if self.sites and self.neighbours is not None:
-            raise ValueError("neighbours: expected none beside sites, for both say who is near")
+            raise ValueError(
+                "neighbours: expected none beside sites: both define the neighbourhood"
+            )
         near = bool(self.sites) or self.neighbours is not None
         if self.threshold is not None and not near:
             raise ValueError("threshold: expected none without sites or neighbours")

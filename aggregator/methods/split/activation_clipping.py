@@ -31,14 +31,14 @@ FADING = 0.9
 _TINY = 1e-12
 
 
-def clipped_features(h: Array, said: Mask, most: float = MEDIANS) -> tuple[Array, Array]:
+def clipped_features(h: Array, sent: Mask, most: float = MEDIANS) -> tuple[Array, Array]:
     """Clip each station's activations, window by window, to a number of medians over the stations.
 
     Zeros, of windows that a station lacks, are not counted in the median.
 
     Args:
         h: Activations, ``(B, N, F, L)``.
-        said: Mask of the stations that sent theirs this turn, ``(N,)``: others are clipped, but not
+        sent: Mask of the stations that sent theirs this turn, ``(N,)``: others are clipped, but not
             counted.
         most: Limit in medians; infinity clips nothing.
 
@@ -51,11 +51,11 @@ def clipped_features(h: Array, said: Mask, most: float = MEDIANS) -> tuple[Array
         [1.0, 2.0, 6.0, 0.0]
     """
     factors = np.ones(h.shape[:2], h.dtype)
-    if not np.isfinite(most) or not said.any():
+    if not np.isfinite(most) or not sent.any():
         return h, factors
     norms = np.sqrt(np.sum(np.square(h, dtype=np.float64), axis=(2, 3)))
     for b, row in enumerate(norms):
-        counted = row[said & (row > 0)]
+        counted = row[sent & (row > 0)]
         if counted.size:
             limit = most * float(np.median(counted))
             long = row > limit
@@ -133,12 +133,12 @@ def remembered(
     return {**past, **{n: max(v, FADING * past.get(n, 0.0)) for n, v in taken.items()}}
 
 
-def clipped_gradients(gz: Array, said: Mask, most: float = MEDIANS) -> Array:
+def clipped_gradients(gz: Array, sent: Mask, most: float = MEDIANS) -> Array:
     """Clip each station's gradient, of the whole batch, to a number of medians over the stations.
 
     Args:
         gz: Gradients, ``(B, N, F, L)``.
-        said: Mask of the stations that sent theirs this turn, ``(N,)``.
+        sent: Mask of the stations that sent theirs this turn, ``(N,)``.
         most: Limit in medians; infinity clips nothing.
 
     Example:
@@ -146,10 +146,10 @@ def clipped_gradients(gz: Array, said: Mask, most: float = MEDIANS) -> Array:
         >>> clipped_gradients(gz, np.array([True, True, True])).ravel().tolist()
         [1.0, 1.0, -3.0]
     """
-    if not np.isfinite(most) or not said.any():
+    if not np.isfinite(most) or not sent.any():
         return gz
     norms = np.sqrt(np.sum(np.square(gz, dtype=np.float64), axis=(0, 2, 3)))
-    limit = most * float(np.median(norms[said]))
-    factors = np.where(said & (norms > limit), limit / np.maximum(norms, _TINY), 1.0)
+    limit = most * float(np.median(norms[sent]))
+    factors = np.where(sent & (norms > limit), limit / np.maximum(norms, _TINY), 1.0)
     shorter: Array = gz * factors.astype(gz.dtype)[None, :, None, None]
     return shorter

@@ -50,16 +50,18 @@ class PFGL(PFL):
         """Refuse a choice that needs a graph for each device."""
         PFL.__post_init__(self)
         if self.model_selection not in _CHOICES:
-            said = "'fleet' or 'last', for all forecast through one graph"
-            raise ValueError(f"model_selection: expected {said}, got {self.model_selection!r}")
+            expected = "'fleet' or 'last': all devices forecast through one graph"
+            raise ValueError(f"model_selection: expected {expected}, got {self.model_selection!r}")
 
     def numbers(self, client: str) -> dict[str, float]:
         """Return the numbers of a client's task."""
-        told = {"prox": self.prox_by_device.get(client, self.prox), "rate": self.rate}
-        told["optimiser"] = _OPTIMISERS[self.optimiser]
+        values = {"prox": self.prox_by_device.get(client, self.prox), "rate": self.rate}
+        values["optimiser"] = _OPTIMISERS[self.optimiser]
         flags = {"received": self.start == "received", "fresh": self.optimiser_state == "fresh"}
-        told |= {"choice": _CHOICES[self.model_selection]} if _CHOICES[self.model_selection] else {}
-        return told | {name: 1.0 for name, is_set in flags.items() if is_set}
+        values |= (
+            {"choice": _CHOICES[self.model_selection]} if _CHOICES[self.model_selection] else {}
+        )
+        return values | {name: 1.0 for name, is_set in flags.items() if is_set}
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,8 +94,8 @@ class SplitAveraging:
 
     def numbers(self, _client: str) -> dict[str, float]:
         """Return the numbers of a client's task: every device begins at the average."""
-        told = {"prox": self.prox, "rate": self.rate, "received": 1.0}
-        return told | {"optimiser": _OPTIMISERS[self.optimiser]}
+        values = {"prox": self.prox, "rate": self.rate, "received": 1.0}
+        return values | {"optimiser": _OPTIMISERS[self.optimiser]}
 
 
 def pfgl(setup: Setup) -> Half[Any]:
@@ -138,8 +140,8 @@ def averaged(rows: Rows) -> Mixed:
     """
     n = len(rows.ids)
     mean = rows.combine(np.full(n, 1.0 / n))
-    everybody = np.ones((n, n), np.bool_)
-    return Mixed(dict.fromkeys(rows.ids, mean), np.full((n, n), 1.0 / n), everybody)
+    admitted = np.ones((n, n), np.bool_)
+    return Mixed(dict.fromkeys(rows.ids, mean), np.full((n, n), 1.0 / n), admitted)
 
 
 def _check_sizes(lent: BoundGraph, turns: SplitTurns) -> None:
@@ -150,20 +152,18 @@ def _check_sizes(lent: BoundGraph, turns: SplitTurns) -> None:
     """
     features, rows = lent.shape
     if 4 * features * rows > PIECE:
-        said = f"activations of at most {PIECE // 4} numbers a window, for a piece must hold one"
-        raise SchemaError("run.bundle", said, f"{features} by {rows}")
+        expected = f"activations of at most {PIECE // 4} numbers for each window, the capacity of one message"
+        raise SchemaError("run.bundle", expected, f"{features} by {rows}")
     wanted = 4 * 4 * lent.model.capacity * turns.batch * features * rows
     if wanted > MEMORY:
-        said = f"so few stations that one turn fits into {MEMORY >> 20} MiB"
-        raise SchemaError("run.graph.capacity", said, f"{wanted >> 20} MiB")
+        expected = f"few enough stations for one turn to fit into {MEMORY >> 20} MiB"
+        raise SchemaError("run.graph.capacity", expected, f"{wanted >> 20} MiB")
 
 
 def _woven(setup: Setup, inner: Personalising) -> Half[Any]:
     lent, settings = setup.graph, setup.settings
     if lent is None:
-        raise SchemaError(
-            "run.graph", "a graph model, for this method has turns through one", "none"
-        )
+        raise SchemaError("run.graph", "a graph model, which this method requires", "none")
     _check_sizes(lent, settings.turns)
     binding = SplitBinding(
         lent.model,

@@ -59,7 +59,7 @@ class SplitServerState(Personalised):
             ``w``.
         astray: Norm of the weights that left the range of their past in the open round.
         early: Updates that arrived before the turns were over.
-        told: Part of the round's report on its turns.
+        turns_report: Part of the round's report on its turns.
     """
 
     net: Mapping[str, Array] = field(default_factory=dict)
@@ -73,12 +73,12 @@ class SplitServerState(Personalised):
     past: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     astray: Mapping[str, float] = field(default_factory=dict)
     early: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    told: Mapping[str, Any] = field(default_factory=dict)
+    turns_report: Mapping[str, Any] = field(default_factory=dict, metadata={"leaf": "told"})
 
     @property
-    def here(self) -> tuple[str, ...]:
+    def linked(self) -> tuple[str, ...]:
         """Return the linked stations."""
-        return tuple(name for name, present in self.who.present.items() if present)
+        return tuple(name for name, present in self.quorum.present.items() if present)
 
     @property
     def is_settled(self) -> bool:
@@ -143,17 +143,17 @@ def _between(
     """
     closed = next((e for e in effects if isinstance(e, Closed)), None)
     if closed is not None:
-        report = {**closed.report, **state.told}
+        report = {**closed.report, **state.turns_report}
         if state.astray and closed.moved:
-            stray = dict.fromkeys(sorted(state.astray), "out of range")
-            report["dropped"] = {**report.get("dropped", {}), **stray}
-        told = closed = Closed(closed.round, closed.version, closed.moved, report)
-        effects = tuple(told if isinstance(effect, Closed) else effect for effect in effects)
+            out_of_range = dict.fromkeys(sorted(state.astray), "out of range")
+            report["dropped"] = {**report.get("dropped", {}), **out_of_range}
+        closed = Closed(closed.round, closed.version, closed.moved, report)
+        effects = tuple(closed if isinstance(effect, Closed) else effect for effect in effects)
         if binding.by_fleet and closed.moved and state.kept == closed.round:
             state = replace(state, chosen={"p": state.net["p"]})
         dropped = closed.report.get("dropped", {}) if binding.turns.mask_excluded else {}
         masked = dict.fromkeys(sorted(dropped), True) if closed.moved else state.masked
-        state = replace(state, attempt=0, masked=masked, told={}, astray={})
+        state = replace(state, attempt=0, masked=masked, turns_report={}, astray={})
     if not state.is_settled:
         effects = tuple(e for e in effects if not (isinstance(e, Due) and e.ask == ASK))
     return state, effects
@@ -168,7 +168,7 @@ def _placed(
     """
     if client in state.slots:
         return state
-    slots = {n: at for n, at in state.slots.items() if n in state.who.present}
+    slots = {n: at for n, at in state.slots.items() if n in state.quorum.present}
     taken = {*slots.values(), *places.values()}
     at = places.get(client, next((k for k in range(capacity) if k not in taken), None))
     return state if at is None else replace(state, slots={**slots, client: at})
@@ -196,8 +196,8 @@ def _within_range(state: SplitServerState, update: Update) -> tuple[SplitServerS
     if not length <= bound(update.sender, known, WEIGHTS_RANGE):
         before = state.held.get(update.sender, state.w)
         values = {name: v for name, v in update.values.items() if name != "validation"}
-        strayed = {**state.astray, update.sender: length}
-        return replace(state, astray=strayed), replace(update, vector=before, values=values)
+        astray = {**state.astray, update.sender: length}
+        return replace(state, astray=astray), replace(update, vector=before, values=values)
     longest = remembered(past, {update.sender: length}, ())[update.sender]
     own = {**state.past.get(update.sender, {}), "w": longest}
     return replace(state, past={**state.past, update.sender: own}), update
@@ -206,16 +206,16 @@ def _within_range(state: SplitServerState, update: Update) -> tuple[SplitServerS
 def _taken_over(state: SplitServerState, event: Played) -> SplitServerState:
     net = {name: event.arrays[name] for name in ("p", "first", "second")}
     means = {n.partition(".")[2]: a for n, a in event.arrays.items() if n.startswith("mean.")}
-    told: dict[str, Any] = {"turns": event.record, "attempt": event.attempt}
+    report: dict[str, Any] = {"turns": event.record, "attempt": event.attempt}
     past = {name: dict(one) for name, one in state.past.items()}
     for of, _, name in (key.partition(".") for key in sorted(event.values)):
         if name and of in ("h", "g"):
             past[name] = {**past.get(name, {}), of: event.values[f"{of}.{name}"]}
     pairs = ((key.partition("."), n) for key, n in event.values.items())
-    stray = {name: int(n) for (of, _, name), n in pairs if of == "astray"}
-    told |= {"astray": stray} if stray else {}
+    counts = {name: int(n) for (of, _, name), n in pairs if of == "astray"}
+    report |= {"astray": counts} if counts else {}
     if "loss" in event.values:
-        told["turns_loss"] = event.values["loss"]
+        report["turns_loss"] = event.values["loss"]
     small = sum(mean.size for mean in means.values()) <= MEANS
     return replace(
         state,
@@ -224,7 +224,7 @@ def _taken_over(state: SplitServerState, event: Played) -> SplitServerState:
         settled=event.round,
         means=means if small else {},
         past=past,
-        told=told,
+        turns_report=report,
     )
 
 

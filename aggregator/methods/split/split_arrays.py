@@ -18,13 +18,13 @@ KNOWN = 4096
 def filled(state: SplitRoundState, binding: SplitBinding) -> Array:
     """Combine all activations: of late stations the last known of each window, else zeros."""
     shape = (len(state.ids), binding.graph.capacity, *binding.shape)
-    kinds = [np.asarray(said.array).dtype for said in state.heard.values()]
+    kinds = [np.asarray(signal.array).dtype for signal in state.received.values()]
     h = np.zeros(shape, np.result_type(state.p.dtype, *kinds))
     for name, at in state.slots.items():
         if name in state.masked:
             h[:, at] = state.means.get(name, 0.0)
-        elif name in state.heard:
-            h[:, at] = state.heard[name].array
+        elif name in state.received:
+            h[:, at] = state.received[name].array
         elif name in state.spans:
             for b, number in enumerate(state.ids):
                 h[b, at] = state.known.get((name, int(number)), 0.0)
@@ -34,8 +34,8 @@ def filled(state: SplitRoundState, binding: SplitBinding) -> Array:
 def remembered_activations(state: SplitRoundState) -> SplitRoundState:
     """Keep the newest activations of single windows, and the mean of each accepted station's."""
     known, means = dict(state.known), dict(state.means)
-    for name in sorted(state.heard.keys() - state.masked):
-        rows = np.asarray(state.heard[name].array)
+    for name in sorted(state.received.keys() - state.masked):
+        rows = np.asarray(state.received[name].array)
         means[name] = rows.mean(0).astype(np.float32)
         for number, row in zip(state.ids, rows, strict=True):
             known.pop((name, int(number)), None)

@@ -31,8 +31,8 @@ def drawn(state: SplitRoundState, binding: SplitBinding) -> Ids:
 
 def keyed(purpose: str, *numbers: int) -> np.random.Generator:
     """Return a generator for these numbers: every attempt, and every restart, draws the same."""
-    said = "\0".join((f"gridfed/1/{purpose}", *map(str, numbers)))
-    key = int.from_bytes(hashlib.sha256(said.encode()).digest()[:16], "big")
+    text = "\0".join((f"gridfed/1/{purpose}", *map(str, numbers)))
+    key = int.from_bytes(hashlib.sha256(text.encode()).digest()[:16], "big")
     return np.random.Generator(np.random.Philox(key=key))
 
 

@@ -29,13 +29,13 @@ from edge_sdk.wire.contract.method import (
 
 
 def queued(
-    state: SplitRoundState, binding: SplitBinding, said: Signal
+    state: SplitRoundState, binding: SplitBinding, signal: Signal
 ) -> tuple[SplitRoundState, Effects]:
     """Keep a request until those of some seconds can be served together."""
     before = state.serving
     serving = ForecastRequests(
-        {**before.latest, said.sender: (said.step, said.array[0])},
-        {**before.asking, said.sender: said.step},
+        {**before.latest, signal.sender: (signal.step, signal.array[0])},
+        {**before.asking, signal.sender: signal.step},
     )
     effects = (
         () if before.asking else (Due(0, "serve", 0, after=binding.turns.forecast_batch_delay),)
@@ -60,7 +60,7 @@ def sent(state: SplitRoundState, binding: SplitBinding) -> tuple[SplitRoundState
 
     A masked station's activations are its mean here too: what it sends affects no other forecast.
     """
-    asking, told = state.serving.asking, []
+    asking, tasks = state.serving.asking, []
     for number in sorted(set(asking.values())):
         of = {
             n: h for n, (at, h) in state.serving.latest.items() if at == number and n in state.slots
@@ -75,7 +75,7 @@ def sent(state: SplitRoundState, binding: SplitBinding) -> tuple[SplitRoundState
         )
         p = state.p if state.served is None else state.served
         z = binding.graph.forward(p, h, marked(state, binding, of))
-        told += [
+        tasks += [
             Task(
                 name,
                 0,
@@ -87,4 +87,4 @@ def sent(state: SplitRoundState, binding: SplitBinding) -> tuple[SplitRoundState
             for name, at in sorted(asking.items())
             if at == number and name in of
         ]
-    return replace(state, serving=replace(state.serving, asking={})), tuple(told)
+    return replace(state, serving=replace(state.serving, asking={})), tuple(tasks)

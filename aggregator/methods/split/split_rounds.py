@@ -61,7 +61,7 @@ def play(binding: SplitBinding) -> Play[Any]:
             case Signal(ask="serve"):
                 return split_forecasts.queued(state, binding, event)
             case Signal():
-                return _heard(state, binding, event)
+                return _received(state, binding, event)
             case Member(client=client, present=present):
                 return _met(state, client, present=present)
             case Due():
@@ -101,7 +101,7 @@ def opened(state: RoundView, before: SplitRoundState | None) -> SplitRoundState:
         frozenset(name for name, is_masked in state.masked.items() if is_masked),
         state.means,
         {of: {n: one[of] for n, one in state.past.items() if of in one} for of in ("h", "g")},
-        here=frozenset(state.here),
+        linked=frozenset(state.linked),
         served=state.chosen.get("p"),
         kept=state.kept,
         serving=before.serving if before is not None else ForecastRequests(),
@@ -112,21 +112,21 @@ def wants(binding: SplitBinding) -> Any:  # noqa: ANN401 - the shape of Play.wan
     """Return the predicate that accepts a signal by its turn, its sender and its shape."""
     features = binding.shape
 
-    def judge(state: SplitRoundState, said: Signal, shape: tuple[int, ...]) -> bool:
-        if said.sender not in state.slots:
+    def judge(state: SplitRoundState, signal: Signal, shape: tuple[int, ...]) -> bool:
+        if signal.sender not in state.slots:
             return False
-        if said.ask == "serve":
-            return said.round == 0 and shape == (1, *features)
-        if said.round != state.round or said.sender in state.heard:
+        if signal.ask == "serve":
+            return signal.round == 0 and shape == (1, *features)
+        if signal.round != state.round or signal.sender in state.received:
             return False
-        if said.ask == "ready":
-            return said.attempt <= state.attempt and not shape
-        if (said.attempt, said.step) != (state.attempt, state.step):
+        if signal.ask == "ready":
+            return signal.attempt <= state.attempt and not shape
+        if (signal.attempt, signal.step) != (state.attempt, state.step):
             return False
-        if said.ask == state.phase == "decode":
-            is_awaited = said.sender in state.took
+        if signal.ask == state.phase == "decode":
+            is_awaited = signal.sender in state.participants
         else:  # a late signal shows at least that its station is back
-            is_awaited = said.ask == "encode" and said.sender not in state.took
+            is_awaited = signal.ask == "encode" and signal.sender not in state.participants
         return is_awaited and shape == (len(state.ids), *features)
 
     return judge
@@ -140,72 +140,76 @@ def _begin(state: SplitRoundState, binding: SplitBinding) -> tuple[SplitRoundSta
     if state.phase == "idle":
         return state, ()
     due = Due(state.round, state.phase, 0, after=binding.turns.deadline)
-    return replace(state, step=-1), (*_said(state, state.here, state.phase), due)
+    return replace(state, step=-1), (*_message(state, state.linked, state.phase), due)
 
 
 def _met(state: SplitRoundState, client: str, *, present: bool) -> tuple[SplitRoundState, Effects]:
-    here = state.here | {client} if present else state.here - {client}
-    state = replace(state, here=here, cast=state.cast if present else state.cast - {client})
+    linked = state.linked | {client} if present else state.linked - {client}
+    state = replace(
+        state, linked=linked, awaited=state.awaited if present else state.awaited - {client}
+    )
     asks = "share" if state.phase == "share" else "ready"
     is_asked = present and state.phase != "idle"
-    return state, _said(state, [client], asks) if is_asked else ()
+    return state, _message(state, [client], asks) if is_asked else ()
 
 
-def _said(state: SplitRoundState, clients: Iterable[str], ask: str) -> Effects:
+def _message(state: SplitRoundState, clients: Iterable[str], ask: str) -> Effects:
     return tuple(
         Task(name, state.round, ask, attempt=state.attempt)
         for name in sorted(set(clients) & set(state.slots))
     )
 
 
-def _heard(
-    state: SplitRoundState, binding: SplitBinding, said: Signal
+def _received(
+    state: SplitRoundState, binding: SplitBinding, signal: Signal
 ) -> tuple[SplitRoundState, Effects]:
-    if said.ask == "ready":
-        return _ready(state, binding, said)
-    if said.ask != state.phase:  # activations after their turn: waited for again from the next on
-        return replace(state, joining=state.joining | {said.sender}), ()
+    if signal.ask == "ready":
+        return _ready(state, binding, signal)
+    if signal.ask != state.phase:  # activations after their turn: waited for again from the next on
+        return replace(state, joining=state.joining | {signal.sender}), ()
     state = replace(
-        state, heard={**state.heard, said.sender: said}, cast=state.cast | {said.sender}
+        state,
+        received={**state.received, signal.sender: signal},
+        awaited=state.awaited | {signal.sender},
     )
-    awaited = state.cast if state.phase == "encode" else state.took & state.cast
-    if not awaited <= state.heard.keys():
+    awaited = state.awaited if state.phase == "encode" else state.participants & state.awaited
+    if not awaited <= state.received.keys():
         return state, ()
     return _forward(state, binding) if state.phase == "encode" else _backward(state, binding)
 
 
 def _ready(
-    state: SplitRoundState, binding: SplitBinding, said: Signal
+    state: SplitRoundState, binding: SplitBinding, signal: Signal
 ) -> tuple[SplitRoundState, Effects]:
     """Admit a station: at once where the round has not begun, else from the next turn on."""
-    spans = {"spans": said_span(said, ""), "held": said_span(said, "held_")}
+    spans = {"spans": reported_span(signal, ""), "held": reported_span(signal, "held_")}
     if state.phase == "share" or spans["spans"] is None:
         return state, ()
-    note = f"ready {said.sender} {max(state.step, -1)}"
+    note = f"ready {signal.sender} {max(state.step, -1)}"
     state = replace(
         state,
-        spans={**state.spans, said.sender: spans["spans"]},
-        held=state.held if spans["held"] is None else {**state.held, said.sender: spans["held"]},
-        joining=state.joining | {said.sender},
+        spans={**state.spans, signal.sender: spans["spans"]},
+        held=state.held if spans["held"] is None else {**state.held, signal.sender: spans["held"]},
+        joining=state.joining | {signal.sender},
         record=(*state.record, note) if state.phase != "ready" else state.record,
     )
     if state.phase != "ready":
         return state, ()
-    everybody = state.here & state.slots.keys()
-    is_full = len(state.spans) >= binding.quorum and everybody <= state.spans.keys()
+    linked = state.linked & state.slots.keys()
+    is_full = len(state.spans) >= binding.quorum and linked <= state.spans.keys()
     return _turn(state, binding) if is_full else (state, ())
 
 
-def said_span(said: Signal, before: str) -> tuple[int, int] | None:
+def reported_span(signal: Signal, before: str) -> tuple[int, int] | None:
     """Return the first and last window that a station reports; None if it names none.
 
     >>> said_span(Signal("a", 1, "ready", 0, np.zeros(0), {"first": 3.0, "last": 7.0}), "")
     (3, 7)
     >>> said_span(Signal("a", 1, "ready", 0, np.zeros(0), {"first": 7.0, "last": 3.0}), "")
     """
-    if not {f"{before}first", f"{before}last"} <= said.values.keys():
+    if not {f"{before}first", f"{before}last"} <= signal.values.keys():
         return None
-    first, last = (int(said.values[f"{before}{end}"]) for end in ("first", "last"))
+    first, last = (int(signal.values[f"{before}{end}"]) for end in ("first", "last"))
     return (first, last) if first <= last else None
 
 
@@ -217,12 +221,12 @@ def _late(state: SplitRoundState, binding: SplitBinding) -> tuple[SplitRoundStat
         if len(state.spans) < max(1, binding.enough):
             return _begin(state, binding)
         return _turn(state, binding)
-    state = replace(state, cast=frozenset(state.heard))
+    state = replace(state, awaited=frozenset(state.received))
     if state.phase == "decode":
         return _backward(state, binding)
-    if state.heard:
+    if state.received:
         return _forward(state, binding)
-    return _turn(replace(state, joining=state.here & state.spans.keys()), binding)
+    return _turn(replace(state, joining=state.linked & state.spans.keys()), binding)
 
 
 # --- turns ----------------------------------------------------------------------------------------
@@ -235,15 +239,15 @@ def _turn(state: SplitRoundState, binding: SplitBinding) -> tuple[SplitRoundStat
         return _played(state)
     what, step = program[state.at], state.step + 1
     if what == "local":
-        told = {"steps": float(binding.steps), "batch": float(binding.turns.batch)}
+        values = {"steps": float(binding.steps), "batch": float(binding.turns.batch)}
         state = replace(state, step=step, at=state.at + 1)
-        local = _each(state, state.spans, "local", values=told)
+        local = _each(state, state.spans, "local", values=values)
         state, effects = _turn(state, binding)
         return state, (*local, *effects)
     asked_of = state.held if what == "judge" else state.spans
-    cast = (state.cast | state.joining) & state.here & asked_of.keys()
-    state = replace(state, phase="encode", step=step, heard={}, took=frozenset())
-    state = replace(state, cast=cast, joining=frozenset())
+    awaited = (state.awaited | state.joining) & state.linked & asked_of.keys()
+    state = replace(state, phase="encode", step=step, received={}, participants=frozenset())
+    state = replace(state, awaited=awaited, joining=frozenset())
     state = replace(state, ids=drawn(state, binding))
     flags = {"joint": {}, "judge": {"held": 1.0}}.get(what, {"frozen": 1.0})
     asked = _each(state, asked_of, "encode", values=numbers(binding) | flags, ids=state.ids)
@@ -255,18 +259,18 @@ def _forward(state: SplitRoundState, binding: SplitBinding) -> tuple[SplitRoundS
     what = binding.program[state.at]
     if state.phase == "encode":
         state = _within_range(state, binding, "h")
-    took = frozenset(state.heard)
+    senders = frozenset(state.received)
     h = filled(state, binding)
     state = state if what == "judge" else remembered_activations(state)
     h, factors = clipped_features(
-        h, marked(state, binding, took - state.masked), binding.turns.most
+        h, marked(state, binding, senders - state.masked), binding.turns.most
     )
     z = binding.graph.forward(state.p, h, participants(state, binding))
     z[silenced(state, binding)] = 0.0
     ask = {"refresh": "keep", "judge": "judge"}.get(what, "decode")
-    state = _noted(state, "encode" if ask == "decode" else ask, took)
-    state = replace(state, h=h, factors=factors, took=took, heard={})
-    told = tuple(
+    state = _noted(state, "encode" if ask == "decode" else ask, senders)
+    state = replace(state, h=h, factors=factors, participants=senders, received={})
+    tasks = tuple(
         Task(
             name,
             state.round,
@@ -276,25 +280,25 @@ def _forward(state: SplitRoundState, binding: SplitBinding) -> tuple[SplitRoundS
             values=numbers(binding),
             arrays={"z": z[:, state.slots[name]]},
         )
-        for name in sorted(took)
+        for name in sorted(senders)
     )
     if ask != "decode":
         state, effects = _turn(replace(state, at=state.at + 1), binding)
-        return state, (*told, *effects)
+        return state, (*tasks, *effects)
     due = Due(state.round, "decode", state.step, after=binding.turns.deadline)
-    return replace(state, phase="decode"), (*told, due)
+    return replace(state, phase="decode"), (*tasks, due)
 
 
 def _backward(state: SplitRoundState, binding: SplitBinding) -> tuple[SplitRoundState, Effects]:
     """Step the graph, and send each participating station the gradient of its activations."""
-    state = replace(state, cast=state.cast - (state.took - state.heard.keys()))
+    state = replace(state, awaited=state.awaited - (state.participants - state.received.keys()))
     state = _within_range(state, binding, "g")
-    answered = sorted(state.heard)
+    answered = sorted(state.received)
     state = _noted(state, "decode", answered)
     gz = np.zeros(state.h.shape, state.h.dtype)
     for name in answered:
         if name not in state.masked:
-            gz[:, state.slots[name]] = state.heard[name].array
+            gz[:, state.slots[name]] = state.received[name].array
     gz[silenced(state, binding)] = 0.0
     gz = clipped_gradients(
         gz, marked(state, binding, set(answered) - state.masked), binding.turns.most
@@ -306,7 +310,9 @@ def _backward(state: SplitRoundState, binding: SplitBinding) -> tuple[SplitRound
     if answered and np.isfinite(gp).all():
         p, memory = optimiser_step(corrected_adam(binding.turns.rate), state.p, gp, state.memory)
         state = replace(state, p=p, memory=memory)
-    losses = [state.heard[n].values["loss"] for n in answered if "loss" in state.heard[n].values]
+    losses = [
+        state.received[n].values["loss"] for n in answered if "loss" in state.received[n].values
+    ]
     state = replace(state, losses=(*state.losses, *([float(np.mean(losses))] if losses else [])))
     is_joint = binding.program[state.at] == "joint"
     finish = _finish(state, binding, gh) if is_joint else ()
@@ -318,41 +324,43 @@ def _within_range(state: SplitRoundState, binding: SplitBinding, of: str) -> Spl
     """Treat stations out of the range of their past as late in this phase.
 
     Args:
-        state: State in the phase whose signals are here.
+        state: State in the phase whose signals have arrived.
         binding: Settings, with the guard.
         of: ``h`` for activations, ``g`` for gradients.
     """
     if not np.isfinite(binding.turns.most):
         return state
-    judged = sorted(state.heard.keys() - state.masked)  # a masked station's signal is not used
-    lengths = {name: longest(np.asarray(state.heard[name].array)) for name in judged}
+    judged = sorted(state.received.keys() - state.masked)  # a masked station's signal is not used
+    lengths = {name: longest(np.asarray(state.received[name].array)) for name in judged}
     out = astray(lengths, state.past.get(of, {}))
     past = {**state.past, of: remembered(state.past.get(of, {}), lengths, out)}
     state = replace(state, past=past)
     if not out:
         return state
     counts = {**state.astray, **{name: state.astray.get(name, 0) + 1 for name in sorted(out)}}
-    heard = {name: said for name, said in state.heard.items() if name not in out}
-    return _noted(replace(state, astray=counts, heard=heard), f"astray-{of}", out)
+    received = {name: signal for name, signal in state.received.items() if name not in out}
+    return _noted(replace(state, astray=counts, received=received), f"astray-{of}", out)
 
 
 def _noted(state: SplitRoundState, phase: str, names: Iterable[str]) -> SplitRoundState:
     """Record the participants of a phase, if they differ from the last time."""
-    said = f"{phase} {' '.join(sorted(names))}"
+    record = f"{phase} {' '.join(sorted(names))}"
     of_phase = [one.partition(" ")[2] for one in state.record if one.split(" ")[1] == phase]
-    if of_phase and of_phase[-1] == said:
+    if of_phase and of_phase[-1] == record:
         return state
-    return replace(state, record=(*state.record, f"{state.step} {said}"))
+    return replace(state, record=(*state.record, f"{state.step} {record}"))
 
 
 def _finish(state: SplitRoundState, binding: SplitBinding, gh: Array) -> Effects:
     """Return the end of an iteration: without a gradient where none arrived, or none is finite."""
-    told = []
-    for name in sorted(state.took):
-        mine = gh[:, state.slots[name]]
-        arrays = {"hgrad": mine} if name in state.heard and np.isfinite(mine).all() else {}
+    tasks = []
+    for name in sorted(state.participants):
+        gradient = gh[:, state.slots[name]]
+        arrays = (
+            {"hgrad": gradient} if name in state.received and np.isfinite(gradient).all() else {}
+        )
         values = numbers(binding) if arrays else {}
-        told.append(
+        tasks.append(
             Task(
                 name,
                 state.round,
@@ -363,13 +371,13 @@ def _finish(state: SplitRoundState, binding: SplitBinding, gh: Array) -> Effects
                 arrays=arrays,
             )
         )
-    return tuple(told)
+    return tuple(tasks)
 
 
 def _own(state: SplitRoundState, binding: SplitBinding, gz: Array) -> Array:
     """Return the gradient of each station's own loss only."""
     gh, present = np.zeros_like(state.h), participants(state, binding)
-    for name in sorted(state.heard):
+    for name in sorted(state.received):
         at = state.slots[name]
         alone = np.zeros_like(gz)
         alone[:, at] = gz[:, at]

@@ -118,8 +118,8 @@ class SplitTurns:
         393216
         """
         program = self.program(steps)
-        said = 2 * sum(what in {"joint", "server"} for what in program) + program.count("refresh")
-        return said * self.batch * shape[0] * shape[1] * (2 if self.float16 else 4)
+        arrays = 2 * sum(what in {"joint", "server"} for what in program) + program.count("refresh")
+        return arrays * self.batch * shape[0] * shape[1] * (2 if self.float16 else 4)
 
     @property
     def most(self) -> float:
@@ -174,7 +174,7 @@ class RoundView(Protocol):
     past: Mapping[str, Mapping[str, float]]
 
     @property
-    def here(self) -> Iterable[str]:
+    def linked(self) -> Iterable[str]:
         """Return the linked stations."""
 
 
@@ -209,16 +209,16 @@ class SplitRoundState:
         means: Mean activations of each, in the last turns.
         past: Largest accepted norms of each station's activations ``h`` and gradients ``g``.
         astray: Number of phases in which each was left out for leaving the range of its past.
-        here: Linked stations.
+        linked: Linked stations.
         served: Parameters to forecast with, where these are not ``p``.
         kept: Round of those parameters.
         spans: First and last window of the participants.
         held: The same of held-back windows, of stations that have some.
-        cast: Stations that are waited for.
+        awaited: Stations that are waited for.
         joining: Stations that are waited for from the next turn on.
         ids: Windows of this turn.
-        took: Stations whose activations are in it.
-        heard: Signals of this phase.
+        participants: Stations whose activations are in it.
+        received: Signals of this phase.
         h: All activations, as the graph receives them, ``(B, N, F, L)``.
         factors: Factor that clipping left of each, ``(B, N)``.
         known: Activations of windows of earlier turns, by station and number.
@@ -239,16 +239,16 @@ class SplitRoundState:
     astray: Mapping[str, int] = field(default_factory=dict)
     at: int = 0
     step: int = -1
-    here: frozenset[str] = frozenset()
+    linked: frozenset[str] = frozenset()
     served: Array | None = None
     kept: int = 0
     spans: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     held: Mapping[str, tuple[int, int]] = field(default_factory=dict)
-    cast: frozenset[str] = frozenset()
+    awaited: frozenset[str] = frozenset()
     joining: frozenset[str] = frozenset()
     ids: Ids = field(default_factory=lambda: np.zeros(0, np.int32))
-    took: frozenset[str] = frozenset()
-    heard: Mapping[str, Signal] = field(default_factory=dict)
+    participants: frozenset[str] = frozenset()
+    received: Mapping[str, Signal] = field(default_factory=dict)
     h: Array = field(default_factory=lambda: np.zeros((0, 0, 0, 0)))
     factors: Array = field(default_factory=lambda: np.zeros((0, 0)))
     known: Mapping[tuple[str, int], Array] = field(default_factory=dict)

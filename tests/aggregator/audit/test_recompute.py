@@ -134,7 +134,7 @@ def test_no_run_is_no_fault(store):
         ("DELETE FROM journal WHERE round = 2 AND device = 'm-2'", "announced"),
         ("DELETE FROM versions WHERE round = 4", "never announced"),
         ("UPDATE versions SET version = 9 WHERE round = 1", "announced version 9"),
-        ("UPDATE journal SET vector = NULL WHERE round = 2", "lost its vector"),
+        ("UPDATE journal SET vector = NULL WHERE round = 2", "has no vector"),
         (
             """UPDATE leaves SET value =
             (SELECT value FROM leaves WHERE path = 'w' AND position = 0)

@@ -73,7 +73,7 @@ def test_check_shows_what_the_method_takes_where_nothing_was_said(workplace):
     assert rows["run.settings.l1"] == ("0.25", "GRIDFED_AGGREGATOR_RUN__SETTINGS__L1")
     assert rows["run.settings.staleness_bound"][1] == "default"
     assert "run.settings" not in rows
-    assert "run.rule.name" not in rows, "the method combines answers by itself"
+    assert "run.rule.name" not in rows, "the method combines updates without a rule"
     assert told["bytes_per_update"] == 1, "two bits for each of two signs"
 
 

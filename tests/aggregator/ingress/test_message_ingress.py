@@ -196,7 +196,7 @@ class TestPresence:
         device.say(device.status(conn=5))
         device.say(device.status("lost", conn=4))
         assert desk.taken.member is None
-        assert desk.registry.presence("meter-1").is_there
+        assert desk.registry.presence("meter-1").is_present
         assert desk.intake.counts["STALE_STATUS"] == 1
 
     def test_last_seen_is_server_time(self, desk, device):

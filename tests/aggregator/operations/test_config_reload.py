@@ -259,7 +259,7 @@ def test_split_learning_keeps_its_deadline(fleet):
     write(path, ('"60s"', '"10s"'))
     turned = replace(run, half=SimpleNamespace(play=object()))
     with pytest.raises(
-        config_reload.ReloadError, match=r"run\.deadline: the turns of the open round"
+        config_reload.ReloadError, match=r"run\.deadline: the deadlines of the open round"
     ):
         config_reload.again(turned, daemon._store, {})
 

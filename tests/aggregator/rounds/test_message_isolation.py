@@ -63,7 +63,7 @@ class Fleet:
         tables = ("journal", "leaves", "versions", "runs", "announcements", "contents")
         db = self.daemon._store._db
         kept = {t: db.execute(f"SELECT * FROM {t}").fetchall() for t in tables}
-        return state_codec.digest(self.daemon.state), self.daemon._engine.turn, kept
+        return state_codec.digest(self.daemon.state), self.daemon._engine.context, kept
 
     def letters(self):
         return self.daemon._letters.letters()
@@ -297,7 +297,7 @@ def test_a_round_whose_deadline_meets_a_defect_is_abandoned(fleet, plant):
     assert plant.calls == 1
     assert (one.last(ModelMessage).round, one.last(ModelMessage).version) == (2, 0)
     line = made.daemon.snapshot.status["rounds"][0]
-    assert line["result"].startswith("abandoned: an internal error")
+    assert line["result"].startswith("abandoned: internal error")
     assert made.errors("deadline") == 1
     for puppet in (one, three):
         puppet.answer([1.0, 1.0])

@@ -1,6 +1,6 @@
 """States as named leaves: there and back to the bit, and an error that names the leaf."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 import numpy as np
 import pytest
@@ -8,6 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aggregator.methods import METHODS, OPEN, Rounds, Setup
+from aggregator.methods.asynchronous.buffered import Buffered
+from aggregator.methods.base.latest_update_rounds import LatestUpdates
+from aggregator.methods.base.quorum import QuorumState
+from aggregator.methods.consensus.consensus_engine import ConsensusServerState
+from aggregator.methods.peers.peer_topology import TopologyState
+from aggregator.methods.split.split import SplitServerState
 from aggregator.rules import bind
 from aggregator.store import state_codec
 from aggregator.store.state_codec import LeafError
@@ -117,3 +123,34 @@ def test_arrays_by_client_come_back_from_an_empty_template():
     assert state_codec.digest(again) == state_codec.digest(state)
     assert again.rows["m-2"]["w"].dtype == np.float32
     assert (again.last, again.rows["m-1"]["eps"]) == ({"m-1": 3}, 0.5)
+
+
+@dataclass(frozen=True)
+class Renamed:
+    round: int = 0
+    newest: dict = field(default_factory=dict, metadata={"leaf": "heard"})
+
+
+def test_a_renamed_field_keeps_the_name_of_its_leaves():
+    leaves = state_codec.flatten(Renamed(2, {"m-1": 5}))
+    assert leaves == {"round": 2, "heard.m-1": 5}
+    assert state_codec.rebuild(Renamed(), leaves) == Renamed(2, {"m-1": 5})
+    with pytest.raises(LeafError, match="newest"):
+        state_codec.rebuild(Renamed(), {"round": 2, "newest.m-1": 5})
+
+
+SAVED = {
+    QuorumState: ("present", "told", "since", "arrived"),
+    LatestUpdates: ("round", "version", "is_open", "w", "who", "held", "losses"),
+    Buffered: ("round", "version", "is_open", "w", "pending", "heard"),
+    ConsensusServerState: ("who", "dual", "owed"),
+    SplitServerState: ("who", "masked", "astray", "early", "told"),
+    TopologyState: ("here", "links"),
+}
+
+
+@pytest.mark.parametrize("state", SAVED)
+def test_the_saved_names_of_a_state_never_change(state):
+    """A database from before a field was renamed opens, and digests stay the same."""
+    names = {one.metadata.get("leaf", one.name) for one in fields(state)}
+    assert names >= set(SAVED[state])

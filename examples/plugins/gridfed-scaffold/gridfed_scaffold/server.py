@@ -82,19 +82,19 @@ def scaffold(setup: Setup) -> Half[Controlled]:
         )
 
     def combine(state: Controlled) -> RoundOutcome[Controlled]:
-        rows = Rows.of({name: state.held[name] for name in state.who.arrived})
+        rows = Rows.of({name: state.held[name] for name in state.quorum.arrived})
         try:
             verdict = setup.rule(rows, uniform(len(rows)))
         except TooFewRows as error:
             return outcome(state, {}, str(error))
         change = verdict.value
-        share = len(rows) / len(state.who.present)
+        share = len(rows) / len(state.quorum.present)
         c = state.c + share * (change / (settings.steps * settings.rate) - state.c)
         w = state.w - settings.server_rate * change
         if not (np.isfinite(published(w)).all() and np.isfinite(published(c)).all()):
             return outcome(state, {}, NOT_FINITE)
         report = {"weights": dict(verdict.weights), "dropped": dict(verdict.dropped)}
-        used = {name: float(base + 1) for name, base in state.who.arrived.items()}
+        used = {name: float(base + 1) for name, base in state.quorum.arrived.items()}
         moved = replace(state, w=w, c=c, held={}, counted={**state.counted, **used})
         return outcome(moved, report)
 

@@ -18,7 +18,7 @@ def joined(*names, version=0):
 def test_a_client_that_comes_again_keeps_when_it_was_counted():
     seen = joined("a").received("a", 0).counted(1)
     again = seen.left("a").joined("a", 5)
-    assert (again.since, again.told, again.present) == ({"a": 1}, {"a": 5}, {"a": True})
+    assert (again.since, again.task_version, again.present) == ({"a": 1}, {"a": 5}, {"a": True})
 
 
 def test_answers_from_before_the_last_counted_one_or_from_the_future_are_no_news():
@@ -35,13 +35,13 @@ def test_a_stranger_who_answers_is_known_from_then_on():
 def test_a_quorum_of_absent_answers_counts_but_is_not_waited_for():
     seen = joined("a", "b").received("a", 0).left("a")
     assert seen.is_ready(0, QuorumSettings(1))
-    assert not seen.is_ready(0, QuorumSettings(1, everybody=True))  # b is there
-    assert seen.left("b").is_ready(0, QuorumSettings(1, everybody=True))
+    assert not seen.is_ready(0, QuorumSettings(1, waits_for_all=True))  # b is there
+    assert seen.left("b").is_ready(0, QuorumSettings(1, waits_for_all=True))
 
 
 def test_only_the_absent_are_forgotten():
     seen = joined("a", "b").left("b").without(["a", "b"])
-    assert seen.present.keys() == seen.told.keys() == seen.since.keys() == {"a"}
+    assert seen.present.keys() == seen.task_version.keys() == seen.since.keys() == {"a"}
 
 
 @given(st.lists(st.tuples(NAMES, st.booleans()), max_size=40), st.integers(1, 4))
@@ -53,8 +53,8 @@ def test_nobody_is_counted_twice_and_nobody_waits_beyond_the_bound(events, stale
         0,
     )
     for name, answers in events:
-        if answers and seen.told[name] <= version:
-            seen = seen.received(name, seen.told[name])
+        if answers and seen.task_version[name] <= version:
+            seen = seen.received(name, seen.task_version[name])
         if seen.is_ready(version, quorum):
             assert len(seen.arrived) >= 2
             assert all(version - base <= staleness_bound + 1 for base in seen.arrived.values())
@@ -62,4 +62,4 @@ def test_nobody_is_counted_twice_and_nobody_waits_beyond_the_bound(events, stale
             counted = sorted(seen.arrived)
             seen = seen.counted(version)
             assert not seen.arrived
-            assert all(seen.told[one] == seen.since[one] == version for one in counted)
+            assert all(seen.task_version[one] == seen.since[one] == version for one in counted)
