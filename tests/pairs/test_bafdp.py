@@ -337,7 +337,7 @@ class TestWhoWhen:
             fleet.activate("a")
         assert "b" in fleet.state.held  # two behind at the last firing: still counted
         fleet.activate("a")
-        assert fleet.closed[-1].report["dropped"] == {"b": "silent for 2 firings"}
+        assert fleet.closed[-1].report["dropped"] == {"b": "no update for 2 firings"}
         assert "b" not in fleet.state.held
         assert fleet.closed[-1].report["known"] == 2
         fleet.deliver(late)

@@ -6,7 +6,7 @@ from functools import partial
 import numpy as np
 import pytest
 
-from aggregator.methods import Rounds, Setup
+from aggregator.methods import ABANDON, Rounds, Setup
 from aggregator.methods.base.geo_neighbours import paired
 from aggregator.methods.bilevel.bigfl import BiGFL, bigfl
 from aggregator.methods.bilevel.bilevel import SOLVE, Bilevel
@@ -289,6 +289,19 @@ class TestFaults:
         three.deliver(Due(three.state.round, SOLVE))
         assert (three.state.version, three.state.moved) == (1, 0)
 
+    def test_a_round_that_is_abandoned_while_devices_solve_leaves_no_open_solving_task(self, fleet):
+        three = fleet()
+        three.activate(*NAMES)
+        late = three.answer("b")
+        three.deliver(Due(three.state.round, ABANDON))
+        assert three.closed[-1].moved is False
+        assert (three.state.turn, dict(three.state.right), dict(three.state.solved)) == (0, {}, {})
+        three.deliver(late)
+        assert asks(three) == dict.fromkeys(NAMES, "train")
+        three.activate(*NAMES)
+        three.activate(*NAMES)
+        assert three.state.version == 1
+
     def test_a_late_solution_is_not_used_as_a_model(self, fleet):
         three = fleet()
         three.activate(*NAMES)
@@ -481,7 +494,7 @@ class TestSettings:
         del server
         (tmp_path / "n.csv").write_text(PATH)
         setup = Setup(bind("median"), BiGFL(neighbours="n.csv"), Rounds(3), SPEC, folder=tmp_path)
-        with pytest.raises(SchemaError, match="combines answers by itself"):
+        with pytest.raises(SchemaError, match="combines updates without a rule"):
             bigfl(setup)
 
     @pytest.mark.parametrize(

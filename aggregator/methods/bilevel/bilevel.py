@@ -147,7 +147,10 @@ class _Shell:
     @property
     def hooks(self) -> RoundHooks[Bilevel]:
         """Return the hooks of the lower level."""
-        return latest_update_hooks(self.settings.rounds, self._asked, self._closed, _accepted)
+        hooks = latest_update_hooks(self.settings.rounds, self._asked, self._closed, _accepted)
+        return replace(
+            hooks, discard=lambda state, why: hooks.discard(_without_solving_task(state), why)
+        )
 
     def apply(self, state: Bilevel, event: Event) -> tuple[Bilevel, Effects]:
         """Apply one event."""
@@ -228,8 +231,7 @@ class _Shell:
             if all(np.isfinite(published(leaf)).all() for leaf in after.leaves().values()):
                 state = replace(state, phi=after.leaves(), moved=state.moved + 1)
         report |= {"map": float(np.sqrt(self.basis(state).excess()))}
-        state = replace(state, turn=0, right={}, solved={})
-        return concluded(self.hooks, outcome(state, report))
+        return concluded(self.hooks, outcome(_without_solving_task(state), report))
 
     def _slopes(
         self, state: Bilevel, ids: tuple[str, ...], gradients: Upper
@@ -248,6 +250,11 @@ class _Shell:
     def basis(self, state: Bilevel) -> Basis:
         """Return the present map."""
         return self.settings.first(len(state.w)).with_leaves(state.phi)
+
+
+def _without_solving_task(state: Bilevel) -> Bilevel:
+    """Return the state at the end of a round: no solving task is open."""
+    return replace(state, turn=0, right={}, solved={})
 
 
 def _accepted(state: Bilevel, update: Update) -> Bilevel:

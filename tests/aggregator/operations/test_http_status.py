@@ -38,7 +38,7 @@ def test_alive_while_the_loop_turns_and_not_when_it_hangs(served):
     page, held, _ = served
     assert get(page, "/healthz")[0] == 200
     held["now"] = Snapshot(time.monotonic() - pages.STALE - 1, {"broker": True})
-    assert get(page, "/healthz") == (503, "NOT the loop turns\n")
+    assert get(page, "/healthz") == (503, "NOT the main loop runs\n")
 
 
 def test_ready_only_when_every_check_holds(served):
