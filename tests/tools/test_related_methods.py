@@ -13,6 +13,7 @@ from tools.experiments import (
     real_graphs,
     related_methods_pages,
     synthetic_graph,
+    synthetic_graph_pages,
 )
 from tools.experiments.located_devices import beside
 from tools.experiments.nets import Net
@@ -100,13 +101,13 @@ def told(method, losses, **way):
 def test_rounds_are_counted_to_a_loss_that_all_reach():
     runs = [told("fedavg", [5.0, 2.0, 1.0]), told("dfl_gt", [5.0, 4.0, 3.0])]
     runs += [told("dfl_sgd", [5.0, 3.5, 2.5])]
-    needed = related_methods_pages._needed(runs, [0], related_methods_pages.HELD)
+    needed = synthetic_graph_pages._needed(runs, [0], synthetic_graph_pages.HELD)
     assert needed == {"fedavg": [2.0], "dfl_gt": [3.0], "dfl_sgd": [3.0]}
     runs[1] = told("dfl_gt", [5.0, 4.0, np.inf])
     assert np.isnan(
-        related_methods_pages._needed(runs, [0], related_methods_pages.HELD)["fedavg"]
+        synthetic_graph_pages._needed(runs, [0], synthetic_graph_pages.HELD)["fedavg"]
     ).all()
-    claim = related_methods_pages._faster(runs, [0], related_methods_pages.HELD, "order")
+    claim = synthetic_graph_pages._faster(runs, [0], synthetic_graph_pages.HELD, "order")
     assert not claim.holds
 
 
@@ -115,7 +116,7 @@ def test_steps_that_are_too_long_are_tried_and_named():
     assert {rate for net, fading, rate in made if not fading} == set(synthetic_graph.RATES)
     runs = [told(x, [1.0, 0.5], rate=rate) for x in synthetic_graph.SPEEDS for rate in (0.1, 0.2)]
     runs[1] = told("fedavg", [1.0, 1e9], rate=0.2)
-    lines = related_methods_pages._by_step(runs, [0])
+    lines = synthetic_graph_pages._by_step(runs, [0])
     assert lines[2].endswith("| 0 of 1 |")
     assert lines[3].endswith("| 1 of 1 |")
 
@@ -146,8 +147,8 @@ def test_real_runs_are_judged_in_every_seed():
     lines = related_methods_pages.real(runs).lines
     (row,) = [x for x in lines if x.startswith("| FeSEM")]
     assert row.endswith("| **no** | yes |  |")
-    assert "- FeSEM does not help against local." in lines
-    assert "- BiG-FL is better than all marks." in lines
+    assert "- FeSEM is not better than local." in lines
+    assert "- BiG-FL is better than all baselines." in lines
     assert real_graphs.file("milan", "BiG-FL, phi = I", 0, 5) == "milan-BiG-FL,phi=I-r5-s0.json"
 
 
@@ -194,6 +195,6 @@ def test_the_language_page_judges_every_claim():
         return {"method": method, "seed": 0, "domains": 15, "size": 7, "shown": shown}
 
     ends = {"fedavg": 3.0, "fesem": 2.0, "bigfl": 2.5, "local": 4.0}
-    page = related_methods_pages.spoken([run(*pair) for pair in ends.items()])
+    page = related_methods_pages.language_models([run(*pair) for pair in ends.items()])
     assert [x.holds for x in page.claims] == [False, True, True]
-    assert related_methods_pages.spoken([]).lines == ()
+    assert related_methods_pages.language_models([]).lines == ()

@@ -19,13 +19,13 @@ SHOWN = ("PFGL", "No_FL", "No_FL converged", "week, alone", OURS)
 """Rows of the tables by station."""
 
 _HINDSIGHT = (
-    "Worst stations, as served; before: as told. MIL equal is that of the told intervals, each end "
-    "moved outwards by a multiple known in hindsight, until they miss no more."
+    "Worst stations, as served; before: as forecast. MIL equal is that of the forecast intervals, "
+    "each end moved outwards by a multiple known in hindsight, until they miss no more."
 )
 
 _OWN_MODEL = (
-    "QS at p=6 over all eight stations; each is scored with its **own** model, a liar with its "
-    "honest one. In brackets the rise, that of the honest stations, and the paper's."
+    "QS at p=6 over all eight stations; each is scored with its **own** model, a Byzantine station "
+    "with its honest one. In brackets the rise, that of the honest stations, and the paper's."
 )
 
 
@@ -132,11 +132,18 @@ def _marked(results: Results, marks: Marks) -> list[str]:
         found = where(results, name=OURS, dataset=task[0], horizon=task[1])
         if not found or task not in marks:
             continue
-        told = float(np.mean([qs(r) for r in found]))
+        forecast = float(np.mean([qs(r) for r in found]))
         served = float(np.mean([r.get("served", r["mean"])["QS"] for r in found]))
         said = [f"{marks[task][k][1]:.4g} ({marks[task][k][0]})" for k in marks[task]]
-        body.append([called(task), f"{told:.4g}", f"{served:.4g}", *said])
-    head = ("", f"{OURS}: told", "as served", "must beat", "same window", "with a week of lags")
+        body.append([called(task), f"{forecast:.4g}", f"{served:.4g}", *said])
+    head = (
+        "",
+        f"{OURS}: as forecast",
+        "as served",
+        "must beat",
+        "same window",
+        "with a week of lags",
+    )
     return table(head, body)
 
 
@@ -147,7 +154,17 @@ def _served(results: Results) -> list[str]:
             found = where(results, name=name, dataset=task[0], horizon=task[1])
             if found := [r for r in found if "served" in r]:
                 body.append([called(task), name, *_misses(found)])
-    head = ("", "", "below, worst", "above, worst", "before", "ICP", "MIL", "MIL told", "MIL equal")
+    head = (
+        "",
+        "",
+        "below, worst",
+        "above, worst",
+        "before",
+        "ICP",
+        "MIL",
+        "MIL forecast",
+        "MIL equal",
+    )
     return [
         _HINDSIGHT,
         "",
@@ -161,9 +178,16 @@ def _misses(found: Results) -> list[str]:
 
     before = f"{worst('stations', 'below'):.3f}, {worst('stations', 'above'):.3f}"
     means = [float(np.mean([r["served"][k] for r in found])) for k in ("ICP", "MIL", "MIL equal")]
-    told = float(np.mean([r["mean"]["MIL"] for r in found]))
+    forecast = float(np.mean([r["mean"]["MIL"] for r in found]))
     ends = [f"{worst('calibrated', side):.3f}" for side in ("below", "above")]
-    return [*ends, before, f"{means[0]:.3f}", f"{means[1]:.4g}", f"{told:.4g}", f"{means[2]:.4g}"]
+    return [
+        *ends,
+        before,
+        f"{means[0]:.3f}",
+        f"{means[1]:.4g}",
+        f"{forecast:.4g}",
+        f"{means[2]:.4g}",
+    ]
 
 
 def _stations(results: Results) -> list[str]:
@@ -210,7 +234,7 @@ def _attacked(results: Results) -> list[str]:
     for attack, crowd in kinds:
         cells = [_hit(results, x, attack, crowd) for x in names]
         body.append([attack, str(crowd), "", *cells])
-    return table(("attack", "liars", "No_FL", *names), body)
+    return table(("attack", "Byzantine", "No_FL", *names), body)
 
 
 def _calm(results: Results, name: str) -> str:
@@ -236,7 +260,7 @@ def _hit(results: Results, name: str, attack: str, crowd: int) -> str:
 
 
 def _weights(hit: Results) -> list[str]:
-    """What honest stations give to liars, on average and at most, in the last round."""
+    """Return the weight that honest stations give to Byzantine ones in the last round."""
     body = []
     for r in hit:
         if r["credits"]:
@@ -247,8 +271,12 @@ def _weights(hit: Results) -> list[str]:
             body.append(
                 [arm["name"], arm["attack"], str(arm["liars"]), str(arm["seed"]), mean, most]
             )
-    head = ("", "attack", "liars", "seed", "liars' weight, mean", "at most")
-    return ["### Weight of liars in the last round", "", *table(head, body)] if body else []
+    head = ("", "attack", "Byzantine", "seed", "weight of Byzantine stations, mean", "at most")
+    return (
+        ["### Weight of Byzantine stations in the last round", "", *table(head, body)]
+        if body
+        else []
+    )
 
 
 def e3(results: Results) -> Page:
@@ -263,7 +291,7 @@ def e3(results: Results) -> Page:
         body.append([f"{r['arm']['credit']:g}", str(len(last)), *cells, f"{qs(r):.4f}"])
         images += _curves(r, honest)
     if rows:
-        names = [x + (" (lies)" if x in rows[0]["liars"] else "") for x in rows[0]["stations"]]
+        names = [x + (" (Byzantine)" if x in rows[0]["liars"] else "") for x in rows[0]["stations"]]
         first = next(iter(rows[0]["stations"]))
         lines += [f"What {first} makes of each other in the last round.", ""]
         lines += table(("sigma", "let in", *names, "QS"), body)
@@ -275,7 +303,7 @@ def _curves(r: Mapping[str, Any], honest: str) -> list[str]:
     lines = {
         x: [(float(i), c[honest].get(x, 0.0)) for i, c in enumerate(r["credits"], 1)] for x in names
     }
-    title = f"{honest}, sigma {sigma:g}; {', '.join(r['liars'])} lies"
+    title = f"{honest}, sigma {sigma:g}; {', '.join(r['liars'])} Byzantine"
     last = {(a, b): w for a, row in r["credits"][-1].items() for b, w in row.items()}
     return [
         pictures.curves(lines, x="round", y="weight", title=title),

@@ -27,7 +27,7 @@ TABLE_II: Mapping[float, tuple[str, str]] = {  # Milan by a: H=1, H=24
 }
 
 TABLE_IV = (
-    "| liars | RSA | DP-RSA | BAFDP |",
+    "| Byzantine | RSA | DP-RSA | BAFDP |",
     "|---|---|---|---|",
     "| 0 % | | | 55.6839 / 28.0826; 87.9505 / 43.5820 |",
     (

@@ -1,37 +1,21 @@
-"""E7 and E8 from a command line: which runs, kept where, and what is said of the paper's curves."""
+"""Run E7 and E8 from a command line, and write their reports."""
 
 from __future__ import annotations
 
 import argparse
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
 from tools.experiments import language, located_devices, real_graphs, synthetic_graph
-from tools.experiments.claims import Claim
 from tools.experiments.pages import Page, counted, table
 from tools.experiments.pictures import curves
 from tools.experiments.robust import written
+from tools.experiments.synthetic_graph_pages import NAMES, Run, ordered, spread, synthetic_graphs
 
 EXPERIMENTS: Final = ("e7", "e8")
-Run = Mapping[str, Any]
-ROUND, SAID, LOSS, APART, MEAN = range(5)
-WHAT: Final = ("loss", "consensus error")
-HELD: Final = {"fading": False, "linear": False, "rate": synthetic_graph.RATE}
-FADED: Final = {**HELD, "fading": True}
-LINE: Final = {**HELD, "linear": True}
-NAMES: Final = {
-    "fedavg": "FedAvg",
-    "dfl_sgd": "DFL-SGD",
-    "dfl_gt": "DFL-GT",
-    "fesem": "FeSEM",
-    "bigfl": "BiG-FL",
-    "local": "alone",
-}
-MEANS: Final = {"dfl_sgd": "DFL-SGD's average", "dfl_gt": "DFL-GT's average"}
-"""What a method without a server is judged by where it is to agree, as the chapter's figures do."""
 
 
 def main(options: argparse.Namespace) -> int:
@@ -39,11 +23,11 @@ def main(options: argparse.Namespace) -> int:
     options.out.mkdir(parents=True, exist_ok=True)
     pages = {}
     if "e7" in options.experiments:
-        pages["e7"] = made_up(_made_up(options))
+        pages["e7"] = synthetic_graphs(_synthetic_runs(options))
         for place in located_devices.there(options.data):
-            pages[f"e7-{place}"] = real(_real(options, place))
+            pages[f"e7-{place}"] = real(_real_runs(options, place))
     if "e8" in options.experiments:
-        pages["e8"] = spoken(_spoken(options))
+        pages["e8"] = language_models(_language_runs(options))
     made = {name: page for name, page in pages.items() if page.lines}
     for name, page in made.items():
         written(name, page, options)
@@ -53,7 +37,7 @@ def main(options: argparse.Namespace) -> int:
     return 0 if made else 2
 
 
-def _made_up(options: argparse.Namespace) -> list[Run]:
+def _synthetic_runs(options: argparse.Namespace) -> list[Run]:
     """Return the seeds of which every part is there; of others there is nothing to compare."""
     found: list[Run] = []
     for seed in range(options.seeds):
@@ -69,7 +53,7 @@ def _made_up(options: argparse.Namespace) -> list[Run]:
     return found
 
 
-def _real(options: argparse.Namespace, place: str) -> list[Run]:
+def _real_runs(options: argparse.Namespace, place: str) -> list[Run]:
     found: list[Run] = []
     rounds = 5 if options.quick else real_graphs.ROUNDS
     for seed in range(options.seeds):
@@ -81,7 +65,7 @@ def _real(options: argparse.Namespace, place: str) -> list[Run]:
     return found
 
 
-def _spoken(options: argparse.Namespace) -> list[Run]:
+def _language_runs(options: argparse.Namespace) -> list[Run]:
     """Return the seeds of which every arm is there."""
     found: list[Run] = []
     for seed in range(options.seeds):
@@ -96,7 +80,7 @@ def _spoken(options: argparse.Namespace) -> list[Run]:
 # --- text -----------------------------------------------------------------------------------------
 
 
-def spoken(runs: Sequence[Run]) -> Page:
+def language_models(runs: Sequence[Run]) -> Page:
     """Judge figure 10.4 on a reduced task, and show its curves."""
     title = "E8, reduced: a language model for many domains"
     if not runs:
@@ -107,17 +91,17 @@ def spoken(runs: Sequence[Run]) -> Page:
         for name in language.KINDS
     }
     claims = [
-        _ordered("BiG-FL at or below FeSEM", ends, [("bigfl", "fesem")]),
-        _ordered("FeSEM at or below FedAvg", ends, [("fesem", "fedavg")]),
-        _ordered("a mark of ours: BiG-FL below learning alone", ends, [("bigfl", "local")]),
+        ordered("BiG-FL at or below FeSEM", ends, [("bigfl", "fesem")]),
+        ordered("FeSEM at or below FedAvg", ends, [("fesem", "fedavg")]),
+        ordered("own target: BiG-FL below learning alone", ends, [("bigfl", "local")]),
     ]
     said = (
         f"{counted(len(seeds))}. {runs[0]['domains']} domains are parts of Python's standard "
         f"library, {runs[0]['size']} numbers, {runs[0]['shown'][-1][0]} rounds of "
-        f"{language.STEPS} steps. Losses are on text that nobody learned from. The paper's "
+        f"{language.STEPS} steps. Losses are on text that no device has trained on. The paper's "
         "sixteen domains of reviews, its 63 144 words and its map of all of them are not repeated."
     )
-    rows = [[NAMES[x], _spread(values)] for x, values in ends.items()]
+    rows = [[NAMES[x], spread(values)] for x, values in ends.items()]
     first = {x["method"]: x["shown"] for x in runs if x["seed"] == seeds[0]}
     lines = {NAMES[x]: [(p[0], p[2]) for p in points] for x, points in first.items()}
     return Page(
@@ -129,224 +113,6 @@ def spoken(runs: Sequence[Run]) -> Page:
 
 def _is(run: Run, method: str, seed: int) -> bool:
     return (run["method"], run["seed"]) == (method, seed)
-
-
-# --- made-up data ---------------------------------------------------------------------------------
-
-
-def made_up(runs: Sequence[Run]) -> Page:
-    """Judge figures 10.1 and 10.3 and show their curves."""
-    if not runs:
-        return Page("E7: made-up graphs", (), ())
-    seeds = sorted({x["seed"] for x in runs})
-    rounds = _of(runs, "local", seeds[0], part="train")[-1][ROUND]
-    said = (
-        f"{counted(len(seeds))}. Five nodes on a ring, whole data sets, {synthetic_graph.STEPS} "
-        f"local steps a round, {runs[0]['rounds']} rounds; fifty nodes with the four nearest as "
-        f"neighbours, minibatches of 32, {rounds:.0f} rounds on either graph. Losses are on "
-        "examples that nobody learned from. The step is the same for all."
-    )
-    lines = [said, "", *_first(runs, seeds), "", *_third(runs, seeds)]
-    claims = [*_of_speeds(runs, seeds), *_of_kinds(runs, seeds)]
-    return Page("E7: made-up graphs", claims, lines)
-
-
-def _of_speeds(runs: Sequence[Run], seeds: Sequence[int]) -> list[Claim]:
-    """Judge figure 10.1."""
-    text = (
-        "rounds to a loss that all reach, averaged over seeds: FedAvg fewer than DFL-GT, DFL-GT "
-        "fewer than DFL-SGD; "
-    )
-    held = f"steps of {synthetic_graph.RATE:g}, near the longest that is stable"
-    faded = f"steps of {synthetic_graph.RATE:g} over the root of their number"
-    return [
-        _faster(runs, seeds, HELD, text + held),
-        _faster(runs, seeds, FADED, text + faded),
-        _agreeing(runs, seeds),
-    ]
-
-
-def _faster(runs: Sequence[Run], seeds: Sequence[int], way: Run, text: str) -> Claim:
-    needed = _needed(runs, seeds, way)
-    means = [float(np.mean(needed[x])) for x in synthetic_graph.SPEEDS]
-    each = zip(*(needed[x] for x in synthetic_graph.SPEEDS), strict=True)
-    agree = sum(fedavg < gt < sgd for fedavg, gt, sgd in each)
-    said = ", ".join(f"{NAMES[x]} {_spread(needed[x])}" for x in synthetic_graph.SPEEDS)
-    holds = means[0] < means[1] < means[2]
-    return Claim(text, holds, f"{said}; so in {agree} of {counted(len(seeds))}")
-
-
-def _agreeing(runs: Sequence[Run], seeds: Sequence[int]) -> Claim:
-    """Trackers make models agree at a constant step; without, a difference stays."""
-    apart = {x: [_last(runs, x, s, APART, **LINE) for s in seeds] for x in ("dfl_gt", "dfl_sgd")}
-    halves = [_half(runs, "dfl_sgd", s) for s in seeds]
-    fades = all(gt < 0.01 * sgd for gt, sgd in zip(apart["dfl_gt"], apart["dfl_sgd"], strict=True))
-    stays = all(last > 0.5 * half for last, half in zip(apart["dfl_sgd"], halves, strict=True))
-    return Claim(
-        "with a constant step and a linear model, which comes to an end, DFL-GT's consensus error "
-        "goes to zero (below a hundredth of DFL-SGD's), DFL-SGD's stays (above half of what it was "
-        "at half the run)",
-        fades and stays,
-        f"DFL-GT {_spread(apart['dfl_gt'])}, DFL-SGD {_spread(apart['dfl_sgd'])}",
-    )
-
-
-def _of_kinds(runs: Sequence[Run], seeds: Sequence[int]) -> list[Claim]:
-    """Judge figure 10.3: methods that are to agree by their average, and by each one's own."""
-    claims = []
-    for part, where in (("train", ""), ("test", "on the test graph: ")):
-        ends = {x: [_last(runs, x, s, LOSS, part=part) for s in seeds] for x in NAMES}
-        ends |= {
-            name: [_last(runs, x, s, MEAN, part=part) for s in seeds] for x, name in MEANS.items()
-        }
-        common = ("fedavg", *MEANS.values())
-        claims += [
-            _ordered(f"{where}BiG-FL at or below FeSEM", ends, [("bigfl", "fesem")]),
-            _ordered(
-                f"{where}FeSEM below FedAvg and the average of DFL's models",
-                ends,
-                [("fesem", x) for x in common],
-            ),
-            _ordered(
-                f"{where}BiG-FL below FedAvg and the average of DFL's models",
-                ends,
-                [("bigfl", x) for x in common],
-            ),
-            _ordered(
-                f"{where}FeSEM below what each device of DFL makes for itself",
-                ends,
-                [("fesem", x) for x in MEANS],
-            ),
-        ]
-        text = f"{where}a mark of ours: BiG-FL below learning alone"
-        claims.append(_ordered(text, ends, [("bigfl", "local")]))
-    return claims
-
-
-def _ordered(
-    text: str, ends: Mapping[str, Sequence[float]], pairs: Sequence[tuple[str, str]]
-) -> Claim:
-    holds = all(a <= b for x, y in pairs for a, b in zip(ends[x], ends[y], strict=True))
-    named = dict.fromkeys(name for pair in pairs for name in pair)
-    return Claim(text, holds, ", ".join(f"{NAMES.get(x, x)} {_spread(ends[x])}" for x in named))
-
-
-def _needed(runs: Sequence[Run], seeds: Sequence[int], way: Run) -> dict[str, list[float]]:
-    """Rounds to the loss that the slowest ends with, by method and seed; NaN where one diverged."""
-    out: dict[str, list[float]] = {x: [] for x in synthetic_graph.SPEEDS}
-    for seed in seeds:
-        shown = {x: _of(runs, x, seed, **way) for x in out}
-        level = max(min(point[LOSS] for point in points) for points in shown.values())
-        ended = all(_is_sound(points) for points in shown.values())
-        for name, points in shown.items():
-            first = next((p[ROUND] for p in points if p[LOSS] <= level), np.nan)
-            out[name].append(float(first) if ended else np.nan)
-    return out
-
-
-def _is_sound(points: Sequence[Sequence[float]]) -> bool:
-    """Whether a run ended no worse than it began."""
-    return bool(np.isfinite(points[-1][LOSS]) and points[-1][LOSS] <= points[0][LOSS])
-
-
-def _of(runs: Sequence[Run], method: str, seed: int, **said: Any) -> list[list[float]]:  # noqa: ANN401
-    wanted = {"method": method, "seed": seed, **said}
-    found: list[list[float]] = next(
-        x["shown"] for x in runs if all(x.get(k) == v for k, v in wanted.items())
-    )
-    return found
-
-
-def _last(runs: Sequence[Run], method: str, seed: int, what: int, **said: Any) -> float:  # noqa: ANN401
-    return float(_of(runs, method, seed, **said)[-1][what])
-
-
-def _half(runs: Sequence[Run], method: str, seed: int) -> float:
-    points = _of(runs, method, seed, **LINE)
-    half = points[-1][ROUND] / 2
-    return float(next(p[APART] for p in points if p[ROUND] >= half))
-
-
-def _spread(values: Sequence[float]) -> str:
-    if not values:
-        return ""
-    spread = f" ± {np.std(values):.1g}" if len(values) > 1 else ""
-    return f"{np.mean(values):.3g}{spread}"
-
-
-def _first(runs: Sequence[Run], seeds: Sequence[int]) -> list[str]:
-    ways = (FADED, HELD, LINE)
-    rows = [
-        [
-            NAMES[method],
-            *(
-                _spread([_last(runs, method, s, what, **way) for s in seeds])
-                for way in ways
-                for what in (LOSS, APART)
-            ),
-        ]
-        for method in synthetic_graph.SPEEDS
-    ]
-    head = ["", *(f"{what}, {way}" for way in ("fading", "constant", "linear") for what in WHAT)]
-    pictures = []
-    for way, title in ((HELD, "Figure 10.1"), (FADED, "Figure 10.1, fading steps")):
-        lines = {
-            NAMES[x]: [(p[ROUND], p[LOSS]) for p in _of(runs, x, seeds[0], **way)]
-            for x in synthetic_graph.SPEEDS
-        }
-        pictures.append(curves(lines, x="round", y="loss of the average model", title=title))
-    apart = {
-        NAMES[x]: [(p[ROUND], max(p[APART], 1e-16)) for p in _of(runs, x, seeds[0], **LINE)]
-        for x in ("dfl_sgd", "dfl_gt")
-    }
-    pictures.append(
-        curves(
-            apart, x="round", y="consensus error", title="constant step, linear model", is_log=True
-        )
-    )
-    return [*_by_step(runs, seeds), "", *table(head, rows), "", *pictures]
-
-
-def _by_step(runs: Sequence[Run], seeds: Sequence[int]) -> list[str]:
-    """Show that the order does not hang on one step, and where steps are too long."""
-    bent = [x for x in runs if x.get("linear") is False and x["fading"] is False]
-    rows = []
-    for rate in sorted({x["rate"] for x in bent}):
-        needed = _needed(runs, seeds, {**HELD, "rate": rate})
-        sound = [s for s, n in zip(seeds, needed["fedavg"], strict=True) if np.isfinite(n)]
-        cells = [_spread([n for n in needed[x] if np.isfinite(n)]) for x in needed]
-        rows.append([f"{rate:g}", *cells, f"{len(seeds) - len(sound)} of {len(seeds)}"])
-    head = ("constant step", *(f"{NAMES[x]}, rounds" for x in synthetic_graph.SPEEDS))
-    return table((*head, "seeds in which one diverged"), rows)
-
-
-def _third(runs: Sequence[Run], seeds: Sequence[int]) -> list[str]:
-    rows = []
-    for method, name in NAMES.items():
-        said = [_last(runs, method, s, SAID, part="train") / 1e6 for s in seeds]
-        ends = [
-            _spread([_last(runs, method, s, what, part=part) for s in seeds])
-            if what == LOSS or method in MEANS
-            else ""
-            for part in ("train", "test")
-            for what in (LOSS, MEAN)
-        ]
-        rows.append([name, *ends, f"{np.mean(said):.3g}"])
-    of = {x: _of(runs, x, seeds[0], part="train") for x in NAMES}
-    by_round = {NAMES[x]: [(p[ROUND], p[LOSS]) for p in points] for x, points in of.items()}
-    by_round |= {name: [(p[ROUND], p[MEAN]) for p in of[method]] for method, name in MEANS.items()}
-    by_byte = {
-        NAMES[x]: [(p[SAID] / 1e6, p[LOSS]) for p in points]
-        for x, points in of.items()
-        if points[-1][SAID]
-    }
-    head = ("", "loss", "of the average", "loss, test graph", "of the average", "MB a device")
-    return [
-        *table(head, rows),
-        "",
-        curves(by_round, x="round", y="loss", title="Figure 10.3", is_log=True),
-        curves(by_byte, x="MB said and heard by a device", y="loss", is_log=True),
-    ]
 
 
 # --- real data ------------------------------------------------------------------------------------
@@ -376,7 +142,7 @@ def real(runs: Sequence[Run]) -> Page:
         *_verdicts(ends, score),
         "",
         curves(_curves(runs, "round"), x="round", y=score, title=title, is_log=True),
-        curves(_curves(runs, "said"), x="MB said and heard by a device", y=score, is_log=True),
+        curves(_curves(runs, "said"), x="MB sent and received by a device", y=score, is_log=True),
     ]
     return Page(title, (), lines)
 
@@ -386,13 +152,13 @@ Ends = Mapping[str, Mapping[int, Mapping[str, float]]]
 
 
 def _verdicts(ends: Ends, score: str) -> list[str]:
-    """Say of each method whether it helped, and whom it lost against."""
+    """Return a line for each method: better than all baselines, or not better than which."""
     lines = []
     for name, found in ends.items():
         if name in MARKS:
             continue
         lost = [x for x in MARKS if x in ends and not _is_better(found, ends[x], score)]
-        said = f"does not help against {', '.join(lost)}" if lost else "is better than all marks"
+        said = f"is not better than {', '.join(lost)}" if lost else "is better than all baselines"
         lines.append(f"- {name} {said}.")
     return lines
 
@@ -402,7 +168,7 @@ def _is_better(
     mark: Mapping[int, Mapping[str, float]],
     score: str,
 ) -> bool:
-    """Whether a method is better in every seed that both have."""
+    """Return whether a method is better in every seed that both have."""
     common = found.keys() & mark.keys()
     return bool(common) and all(found[s][score] < mark[s][score] for s in common)
 
@@ -420,8 +186,8 @@ def _row(
         marks.append(better if is_judged else "")
     return [
         f"{name} ({counted(len(found))})",
-        _spread([x[score] for x in found.values()]),
-        _spread([x["MAE"] for x in found.values()]),
+        spread([x[score] for x in found.values()]),
+        spread([x["MAE"] for x in found.values()]),
         ", ".join(f"{rate:g}" for rate in rates),
         f"{said:.3g}",
         *marks,
@@ -436,5 +202,5 @@ def _curves(runs: Sequence[Run], along: str) -> dict[str, list[tuple[float, floa
         for x in first
     }
     return {name: points for name, points in lines.items() if points and points[-1][0] > 0} or {
-        "nothing said": []
+        "no bytes": []
     }

@@ -1,4 +1,4 @@
-"""The reports of E12 (liars) and E13 (rules against attacks)."""
+"""The reports of E12 (Byzantine devices) and E13 (rules against attacks)."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from tools.experiments.claims import Claim, Results
 from tools.experiments.pages import Page, counted, said, states, table
 from tools.experiments.rankings import where
 
-LIARS = (
-    "At least the stated share of the devices lies from the first round to the last; errors are "
-    "those of the devices that do not, and a rise compares with the same devices in a run without "
-    "liars. Everybody learns from clean readings, so that nothing else differs."
+SETTING = (
+    "At least the stated share of the devices is Byzantine in every round. Errors are those of the "
+    "honest devices; a rise compares with the same devices in a run without an attack. All devices "
+    "train on clean readings, so that nothing else differs."
 )
 
 
 def e12(results: Results, found: dict[str, float]) -> Page:
-    """Liars."""
+    """Return the report of E12: Byzantine devices."""
     lines = states(results)
     lines += [
         "",
-        LIARS,
+        SETTING,
     ]
     for horizon in sorted({r["arm"]["horizon"] for r in results}):
         here = where(results, horizon=horizon)
@@ -32,7 +32,7 @@ def e12(results: Results, found: dict[str, float]) -> Page:
         kinds = sorted({(r["arm"]["attack"], r["arm"]["ratio"]) for r in here})
         rows = [
             [
-                attack or "nobody lies",
+                attack or "no attack",
                 f"{ratio:.0%}",
                 *(_hit(here, x, attack, ratio) for x in names),
             ]
@@ -40,10 +40,10 @@ def e12(results: Results, found: dict[str, float]) -> Page:
         ]
         lines += ["", f"### Milan, H={horizon}", ""]
         lines += ["RMSE / MAE, and by how much the RMSE rises.", ""]
-        lines += table(("attack", "liars", *names), rows)
+        lines += table(("attack", "Byzantine", *names), rows)
     lines += ["", "The paper (kind of attack not stated), H=1 and H=24:", "", *papers.TABLE_IV]
     paths = {
-        f"{r['arm']['ratio']:.0%} lie": [(x["time"], x["RMSE"]) for x in r["path"]]
+        f"{r['arm']['ratio']:.0%} Byzantine": [(x["time"], x["RMSE"]) for x in r["path"]]
         for r in where(results, name="BAFDP", horizon=1, seed=0)
         if r["arm"]["attack"] in {"", "flipping"}
     }
@@ -53,7 +53,7 @@ def e12(results: Results, found: dict[str, float]) -> Page:
     if found:
         lines += wire.lines(found)
         claims.append(wire.judge(found))
-    return Page("E12: liars (Table IV, Figures 7 and 8)", claims, lines)
+    return Page("E12: Byzantine devices (Table IV, Figures 7 and 8)", claims, lines)
 
 
 def _hit(results: Results, name: str, attack: str, ratio: float) -> str:
@@ -110,9 +110,9 @@ def matrix_lines(results: Sequence[Mapping[str, Any]]) -> list[str]:
     rounds = max((r["square"]["rounds"] for r in results), default=0)
     lines = [
         (
-            f"{matrix.CLIENTS} clients, {matrix.LIARS} of them lie; FedAvg, {rounds} rounds of "
+            f"{matrix.CLIENTS} clients, {matrix.LIARS} of them Byzantine; FedAvg, {rounds} rounds of "
             f"{matrix.STEPS} steps on the synthetic task, {counted(seeds)}. A number is the error "
-            "of the honest clients' common model over that of the plain mean with nobody lying: "
+            "of the honest clients' common model over that of the plain mean without an attack: "
             "1.00 is undisturbed."
         )
     ]
@@ -129,12 +129,12 @@ def _one_table(
     found: matrix.Ratios, before: str, rules: Sequence[str], attacks: Sequence[str]
 ) -> list[str]:
     means = {
-        (rule, attack or "nobody lies"): float(np.mean(found[rule, attack, before]))
+        (rule, attack or "no attack"): float(np.mean(found[rule, attack, before]))
         for rule in rules
         for attack in attacks
         if (rule, attack, before) in found
     }
-    named = [x or "nobody lies" for x in attacks]
+    named = [x or "no attack" for x in attacks]
     rows = [
         [
             f"`{rule}`",
@@ -148,7 +148,7 @@ def _one_table(
 
 
 def _short(results: Sequence[Mapping[str, Any]], before: str) -> list[str]:
-    """Say which rules have too few clients to decide on."""
+    """Return a line on the rules that need more clients; none if no rule does."""
     needs = {
         r["square"]["rule"]: r["needs"]
         for r in results
@@ -157,7 +157,10 @@ def _short(results: Sequence[Mapping[str, Any]], before: str) -> list[str]:
     if not needs:
         return []
     said = ", ".join(f"`{rule}` ({count})" for rule, count in sorted(needs.items()))
-    return ["", f"Refused {'after ' + before if before else 'alone'}, for want of answers: {said}."]
+    return [
+        "",
+        f"Refused {'after ' + before if before else 'alone'}, because of too few updates: {said}.",
+    ]
 
 
 def _ratio(value: float | None) -> str:

@@ -74,7 +74,7 @@ def lines(found: dict[str, float]) -> list[str]:
         "",
         (
             f"BAFDP over a real broker, {ROUNDS} firings, a model of {size:.0f} bytes. Counted on "
-            "the devices' links, bundle, envelopes and receipts included; a liar sends no less."
+            "the devices' links, bundle, envelopes and receipts included; a Byzantine device sends no less."
         ),
         "",
         "| devices | counted, MB | 2 x size x devices x firings, MB |",
