@@ -26,9 +26,9 @@ from aggregator.audit.recompute import recompute
 from aggregator.methods import METHODS, OPEN, Rounds, Setup
 from aggregator.rules import bind
 from aggregator.store import state_codec
+from aggregator.store.opener import open_store
 from aggregator.store.sequence_ledger import Ledger
 from aggregator.store.sequence_ledger import LedgerRow as Settled
-from aggregator.store.opener import open_store
 from aggregator.store.types import JournalEntry, Retention, RunRecord, Store, Version
 from edge_sdk.forecasting.series import Reading, Series, SeriesRow
 from edge_sdk.privacy.event import PrivacyCharge

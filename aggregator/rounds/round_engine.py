@@ -16,13 +16,13 @@ from aggregator.config import BoundRun
 from aggregator.ingress.admission_context import AdmissionContext
 from aggregator.methods import ABANDON, AGAIN, OPEN, Course
 from aggregator.rounds import announcements as announce
-from aggregator.rounds import task_dispatch
-from aggregator.rounds.announcements import OVERLAP, Body, Ends, Opening, Phase, Publication
+from aggregator.rounds import run_timers, task_dispatch
+from aggregator.rounds.announcements import Ends, Phase, Publication
+from aggregator.rounds.run_announcer import RunAnnouncer
 from aggregator.store.state_codec import changed, digest, flatten
 from aggregator.store.types import DownloadBody, JournalEntry, PendingTask, Store, Timer, Version
 from edge_sdk.app.cli import fields
 from edge_sdk.app.clock import Clock
-from edge_sdk.app.settings import seconds
 from edge_sdk.wire.contract.method import (
     ALL,
     CONTRACTS,
@@ -31,16 +31,10 @@ from edge_sdk.wire.contract.method import (
     Effects,
     Event,
     Member,
-    Scalars,
     Task,
-    answered,
 )
-from edge_sdk.wire.errors import Refused
-from edge_sdk.wire.protocol import topics
 from edge_sdk.wire.protocol.admission_policy import OpenRound
-from edge_sdk.wire.protocol.codec import decode
-from edge_sdk.wire.protocol.envelope import AGGREGATOR, unproved, unseal
-from edge_sdk.wire.protocol.messages import CHUNK_LIMIT, SPAN_LIMIT, TIME_LIMIT, ModelMessage
+from edge_sdk.wire.protocol.messages import CHUNK_LIMIT
 
 logger = logging.getLogger(__name__)
 
@@ -60,14 +54,6 @@ class AppliedEvent:
     publications: tuple[Publication, ...] = ()
     closed: Version | None = None
     tasks: tuple[PendingTask, ...] = ()
-
-
-@dataclass(slots=True)
-class _Alarm:
-    """A timer: its due time on this process's monotonic clock, and its saved form."""
-
-    at: float
-    timer: Timer
 
 
 class RoundEngine:
@@ -109,13 +95,19 @@ class RoundEngine:
         self._devices = devices
         self._saved = flatten(state)
         self._opened_at: float | None = None
-        self._alarms = [self._restored_alarm(timer) for timer in timers]
-        manifest = self._last_manifest()
+        self._timers = [run_timers.resumed(timer, clock) for timer in timers]
+        manifest = self._announcer.last_manifest()
         self._is_paused = manifest is not None and manifest.phase == "pause"
         self.halted = ""
-        self._values = self._last_values()
+        self._values = self._announcer.last_values()
         self._announced_at = -SHOW_EVERY if manifest is None else clock.monotonic()
         self._announced_version = manifest.version if manifest is not None else -1
+
+    @property
+    def _announcer(self) -> RunAnnouncer:
+        return RunAnnouncer(
+            self.run, self.number, self._store, self._ends, self._clock, self._devices
+        )
 
     @property
     def is_done(self) -> bool:
@@ -164,7 +156,7 @@ class RoundEngine:
         """Return the due time of the next timer, on the monotonic clock."""
         if self.phase == "pause":
             return None
-        return min((alarm.at for alarm in self._alarms), default=None)
+        return min((one.at for one in self._timers), default=None)
 
     def begin(self, upto: int) -> list[AppliedEvent]:
         """Apply the journal entries after the saved state, or open the first round.
@@ -177,7 +169,7 @@ class RoundEngine:
         elif self.run.half.play is not None and self.state.is_open:
             again = Due(self.state.round, AGAIN)  # transient state of the last process
             done.append(self.apply(self._store.record(self.number, again)))
-        if self._last_manifest() is None:
+        if self._announcer.last_manifest() is None:
             self.announced()
         return done
 
@@ -192,12 +184,12 @@ class RoundEngine:
         if self.phase == "pause":
             return []
         now = self._clock.monotonic()
-        return [alarm.timer.due for alarm in self._alarms if alarm.at <= now]
+        return [one.timer.due for one in self._timers if one.at <= now]
 
     def wake(self, due: Event) -> JournalEntry:
         """Journal a due timer; ``apply`` it next."""
         entry = self._store.record(self.number, due)
-        self._alarms = [alarm for alarm in self._alarms if alarm.timer.due != due]
+        self._timers = [one for one in self._timers if one.timer.due != due]
         return entry
 
     def abandon(self) -> JournalEntry:
@@ -231,9 +223,11 @@ class RoundEngine:
 
     def announced(self) -> tuple[Publication, ...]:
         """Sign, save and return the announcements of the present state again."""
-        task = self._task(self.state)
+        task = self._announcer.task(self.state)
         task = replace(task, values={**self._values, **task.values})
-        publications, contents = self._announcements(task, self.phase, self._remaining(), anew=True)
+        publications, contents = self._announcer.announcements(
+            task, self.phase, self._remaining(), chunk=self.chunk, anew=True
+        )
         self._store.announce({one.topic: one.payload for one in publications}, contents)
         self._note_announced(self.state, publications)
         return publications
@@ -244,38 +238,9 @@ class RoundEngine:
         The saved announcement preserves the pause over a restart.
         """
         if self._is_paused and not is_paused:
-            self._alarms = [self._started_alarm(alarm.timer.due) for alarm in self._alarms]
+            self._timers = [run_timers.started(one.timer.due, self._clock) for one in self._timers]
         self._is_paused = is_paused
         return self.announced()
-
-    def _last_values(self) -> Scalars:
-        """Return the scalars of the newest common task, under any signing key."""
-        payload = self._store.announcements().get(
-            topics.common(self._ends.fleet, ModelMessage.kind), b""
-        )
-        try:
-            message = decode(ModelMessage, unproved(payload))
-        except Refused:  # none yet
-            return {}
-        return message.vals if message.run == self.number else {}
-
-    def _last_manifest(self) -> ModelMessage | None:
-        """Return the last manifest of this run, if the current key signed it."""
-        ends, kind = self._ends, ModelMessage.kind
-        payload = self._store.announcements().get(topics.common(ends.fleet, kind), b"")
-        try:
-            sealed = unseal(
-                payload,
-                kind=kind,
-                sender=AGGREGATOR,
-                recipient=ALL,
-                fleet=ends.fleet,
-                key_of=lambda _sender, _kid: ends.signer.public,
-            )
-            message = decode(ModelMessage, sealed.body)
-        except Refused:  # none yet, or by a key that was replaced since
-            return None
-        return message if message.run == self.number else None
 
     def _commit(self, state: Course, effects: Effects, position: int) -> AppliedEvent:
         closed = next((e for e in effects if isinstance(e, Closed)), None)
@@ -283,20 +248,22 @@ class RoundEngine:
         version = self._version(closed, state) if closed else None
         publications, contents = self._announcements_after(state, effects, closed)
         asked, bodies = self._device_tasks(effects)
-        alarms = self._pending(closed) + [self._started_alarm(due) for due in wanted]
+        alarms = run_timers.pending(self._timers, closed) + [
+            run_timers.started(due, self._clock) for due in wanted
+        ]
         leaves = flatten(state)
         self._store.commit(
             self.number,
             changed(self._saved, leaves),
             position,
             closed=version,
-            timers=[alarm.timer for alarm in alarms],
+            timers=[one.timer for one in alarms],
             published={one.topic: one.payload for one in publications},
             contents=(*contents, *bodies),
             asked=asked,
             keep=self.run.config.retention.bounds,
         )
-        self._saved, self._alarms = leaves, alarms
+        self._saved, self._timers = leaves, alarms
         if any(isinstance(e, Task) for e in effects) and (closed or self._opened_at is None):
             self._opened_at = self._clock.monotonic()
         self._note_announced(state, publications)
@@ -324,13 +291,23 @@ class RoundEngine:
         if task is not None:
             dues = [e.after for e in effects if isinstance(e, Due)]
             self._values = task.values
-            return self._announcements(task, "train", dues[0] if dues else self.run.rounds.deadline)
+            return self._announcer.announcements(
+                task, "train", dues[0] if dues else self.run.rounds.deadline, chunk=self.chunk
+            )
         if closed is None:
             return (), ()
         if self.run.ask.personal and state.is_open:  # informative only: rate-limited
             is_due = self._clock.monotonic() - self._announced_at >= SHOW_EVERY
-            return self._announcements(self._task(state), "train", 0.0) if is_due else ((), ())
-        return self._announcements(self._task(state), "stop", 0.0)
+            return (
+                self._announcer.announcements(
+                    self._announcer.task(state), "train", 0.0, chunk=self.chunk
+                )
+                if is_due
+                else ((), ())
+            )
+        return self._announcer.announcements(
+            self._announcer.task(state), "stop", 0.0, chunk=self.chunk
+        )
 
     def _device_tasks(
         self, effects: Effects
@@ -342,50 +319,6 @@ class RoundEngine:
     def _note_announced(self, state: Course, publications: tuple[Publication, ...]) -> None:
         if publications:
             self._announced_version, self._announced_at = state.version, self._clock.monotonic()
-
-    def _announcements(
-        self, task: Task, phase: Phase, after: float, *, anew: bool = False
-    ) -> tuple[tuple[Publication, ...], tuple[DownloadBody, ...]]:
-        """Return the slots, if the model has changed, and then the manifest."""
-        body = announce.body(self.run, task, number=self.number)
-        lasts = OVERLAP if self.run.ask.personal else int(after * 1000)
-        opening = Opening(
-            serial=self._store.next_serial(),
-            until=min(self._clock.wall() + lasts, TIME_LIMIT),
-            spread=self._spread(body),
-            inline=self.run.config.admission.max_inline_bytes,
-            chunk=self.chunk,
-        )
-        message = announce.manifest(self.run, task, body, opening, number=self.number, phase=phase)
-        manifest = announce.model(self._ends, message)
-        before = self._store.content(body.id)
-        if before is not None and not anew:
-            return (manifest,), ()
-        parts = announce.slots(self._ends, body, chunk=self.chunk)
-        prefix = topics.part(self.run.config.fleet, 0)[:-1]
-        used = [t for t, payload in self._store.announcements().items() if payload and prefix in t]
-        cleared = announce.cleared(self.run.config.fleet, len(parts), len(used))
-        content = DownloadBody("model", body.id, body.data, self.chunk)
-        return (*parts, *cleared, manifest), (content,)
-
-    def _spread(self, body: Body) -> int:
-        pacing = self.run.config.pacing
-        if pacing.jitter != "auto":
-            return min(int(1000 * seconds(pacing.jitter)), SPAN_LIMIT)
-        return announce.spread(
-            self._devices(),
-            len(body.data),
-            down_rate=pacing.broadcast_bytes_per_second,
-            up_rate=pacing.updates_per_second,
-        )
-
-    def _task(self, state: Course) -> Task:
-        """Return the published task of a state: its vector and its scalars."""
-        name, ask = answered(CONTRACTS[self.run.config.run.method])
-        model = self.run.half.model(state)
-        values = {one.name: float(model[one.name]) for one in ask.numbers if one.name in model}
-        arrays = {ask.down[0] if ask.down else "w": model["p"]}
-        return Task(ALL, state.round, name, base=state.version, values=values, arrays=arrays)
 
     def _version(self, closed: Closed, state: Course) -> Version:
         began, report = self._opened_at, dict(closed.report)
@@ -400,20 +333,6 @@ class RoundEngine:
             report=report,
             time=self._clock.wall(),
         )
-
-    def _pending(self, closed: Closed | None) -> list[_Alarm]:
-        """Return the pending timers without those of a closed round."""
-        return [a for a in self._alarms if closed is None or a.timer.due.round > closed.round]
-
-    def _started_alarm(self, due: Due) -> _Alarm:
-        at = self._clock.wall() + int(due.after * 1000)
-        return _Alarm(self._clock.monotonic() + due.after, Timer(due, at))
-
-    def _restored_alarm(self, timer: Timer) -> _Alarm:
-        """Convert a saved timer to the monotonic clock; a jump of the wall clock matters little."""
-        left = (timer.at - self._clock.wall()) / 1000
-        left = min(max(left, 0.0), timer.due.after)
-        return _Alarm(self._clock.monotonic() + left, timer)
 
     def _remaining(self) -> float:
         due = self.next_due

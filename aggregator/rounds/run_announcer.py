@@ -1,0 +1,122 @@
+"""Announcements of a run: the common task and its slots, as they are signed and last saved."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from aggregator.config import BoundRun
+from aggregator.methods import Course
+from aggregator.rounds import announcements as announce
+from aggregator.rounds.announcements import OVERLAP, Body, Ends, Opening, Phase, Publication
+from aggregator.store.types import DownloadBody, Store
+from edge_sdk.app.clock import Clock
+from edge_sdk.app.settings import seconds
+from edge_sdk.wire.contract.method import ALL, CONTRACTS, Scalars, Task, answered
+from edge_sdk.wire.errors import Refused
+from edge_sdk.wire.protocol import topics
+from edge_sdk.wire.protocol.codec import decode
+from edge_sdk.wire.protocol.envelope import AGGREGATOR, unproved, unseal
+from edge_sdk.wire.protocol.messages import SPAN_LIMIT, TIME_LIMIT, ModelMessage
+
+
+@dataclass(frozen=True, slots=True)
+class RunAnnouncer:
+    """Announcer of one run. It saves nothing: its caller saves and publishes what it returns.
+
+    Attributes:
+        run: The bound configuration.
+        number: Number of the run.
+        store: Database with the last announcements.
+        ends: Signer and fleet of announcements.
+        clock: Wall time.
+        devices: Returns the number of enrolled devices, which sets their pacing.
+    """
+
+    run: BoundRun
+    number: int
+    store: Store
+    ends: Ends
+    clock: Clock
+    devices: Callable[[], int]
+
+    def last_values(self) -> Scalars:
+        """Return the scalars of the newest common task, under any signing key."""
+        payload = self.store.announcements().get(
+            topics.common(self.ends.fleet, ModelMessage.kind), b""
+        )
+        try:
+            message = decode(ModelMessage, unproved(payload))
+        except Refused:  # none yet
+            return {}
+        return message.vals if message.run == self.number else {}
+
+    def last_manifest(self) -> ModelMessage | None:
+        """Return the last manifest of this run, if the current key signed it."""
+        ends, kind = self.ends, ModelMessage.kind
+        payload = self.store.announcements().get(topics.common(ends.fleet, kind), b"")
+        try:
+            sealed = unseal(
+                payload,
+                kind=kind,
+                sender=AGGREGATOR,
+                recipient=ALL,
+                fleet=ends.fleet,
+                key_of=lambda _sender, _kid: ends.signer.public,
+            )
+            message = decode(ModelMessage, sealed.body)
+        except Refused:  # none yet, or by a key that was replaced since
+            return None
+        return message if message.run == self.number else None
+
+    def task(self, state: Course) -> Task:
+        """Return the published task of a state: its vector and its scalars."""
+        name, ask = answered(CONTRACTS[self.run.config.run.method])
+        model = self.run.half.model(state)
+        values = {one.name: float(model[one.name]) for one in ask.numbers if one.name in model}
+        arrays = {ask.down[0] if ask.down else "w": model["p"]}
+        return Task(ALL, state.round, name, base=state.version, values=values, arrays=arrays)
+
+    def announcements(
+        self, task: Task, phase: Phase, after: float, *, chunk: int, anew: bool = False
+    ) -> tuple[tuple[Publication, ...], tuple[DownloadBody, ...]]:
+        """Return the slots, if the model has changed, and then the manifest.
+
+        Args:
+            task: The common task.
+            phase: Phase of the run.
+            after: Seconds until the round's deadline.
+            chunk: Bytes of a chunk.
+            anew: True signs and returns the slots again, although the model is the announced one.
+        """
+        body = announce.body(self.run, task, number=self.number)
+        lasts = OVERLAP if self.run.ask.personal else int(after * 1000)
+        opening = Opening(
+            serial=self.store.next_serial(),
+            until=min(self.clock.wall() + lasts, TIME_LIMIT),
+            spread=self._spread(body),
+            inline=self.run.config.admission.max_inline_bytes,
+            chunk=chunk,
+        )
+        message = announce.manifest(self.run, task, body, opening, number=self.number, phase=phase)
+        manifest = announce.model(self.ends, message)
+        before = self.store.content(body.id)
+        if before is not None and not anew:
+            return (manifest,), ()
+        parts = announce.slots(self.ends, body, chunk=chunk)
+        prefix = topics.part(self.run.config.fleet, 0)[:-1]
+        used = [t for t, payload in self.store.announcements().items() if payload and prefix in t]
+        cleared = announce.cleared(self.run.config.fleet, len(parts), len(used))
+        content = DownloadBody("model", body.id, body.data, chunk)
+        return (*parts, *cleared, manifest), (content,)
+
+    def _spread(self, body: Body) -> int:
+        pacing = self.run.config.pacing
+        if pacing.jitter != "auto":
+            return min(int(1000 * seconds(pacing.jitter)), SPAN_LIMIT)
+        return announce.spread(
+            self.devices(),
+            len(body.data),
+            down_rate=pacing.broadcast_bytes_per_second,
+            up_rate=pacing.updates_per_second,
+        )
