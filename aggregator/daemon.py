@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import Any, Protocol, Self
 
 from aggregator.config import AggregatorConfig, BoundRun, bind
-from aggregator.ingress.dead_letters import DeadLetters, LetterError, forget
+from aggregator.ingress.dead_letters import DeadLetters
 from aggregator.ingress.flood_control import FloodControl, Subscriptions
 from aggregator.ingress.message_ingress import MessageIngress
 from aggregator.ingress.registry import Registry
@@ -25,15 +25,9 @@ from aggregator.ingress.signal_assembler import SignalAssembler
 from aggregator.metrics import Metrics
 from aggregator.operations import config_reload, run_setup
 from aggregator.operations.config_reload import HangUps, hang_ups
-from aggregator.operations.control_queue import (
-    ControlOrder,
-    OrderError,
-    apply,
-    carry_out,
-    refuse_unlearning,
-)
 from aggregator.operations.http_status import Page, Snapshot
 from aggregator.operations.operator_alerts import OperatorAlerts
+from aggregator.operations.order_executor import OrderExecutor
 from aggregator.operations.startup import link_to, started_broker, terms_of
 from aggregator.operations.status_snapshot import StatusView
 from aggregator.rounds.announcements import Ends
@@ -172,6 +166,15 @@ class Daemon:
         )
         self._driver = RunDriver(self._isolation, self._ends, self._show_closed)
         self._processor = MessageProcessor(self._isolation, self._driver)
+        self._orders = OrderExecutor(
+            self._store,
+            self._registry,
+            self._engine,
+            self._driver,
+            self._processor,
+            self._publisher,
+            self._letters,
+        )
         self._link = LinkSession(
             self._transport, self._subscriptions, self._isolation, self._driver, self._ends
         )
@@ -203,13 +206,13 @@ class Daemon:
         stopping: StopRequest,
         *,
         exit_when_done: bool = False,
-        hang_ups: HangUps | None = None,
+        reloads: HangUps | None = None,
         environ: Mapping[str, str] = os.environ,
     ) -> None:
         """Serve until a stop request or the last round; reload the configuration on request."""
         while not stopping.is_set() and not (exit_when_done and self.is_done):
             self.turn(self._longest_wait())
-            if hang_ups is not None and hang_ups.consume():
+            if reloads is not None and reloads.consume():
                 self.reload(environ)
         self._finish()
 
@@ -351,7 +354,7 @@ class Daemon:
             logger.warning("broker restarted")
         step = self._isolation.step
         if self.config.inbox.is_dir():
-            step("orders", self._carry_out_orders, in_transaction=False)
+            step("orders", lambda: self._orders.apply(self.config.inbox), in_transaction=False)
         self._link.retry()
         self._link.announce_time()
         if self._transport.is_up and not self._engine.halted:
@@ -370,52 +373,6 @@ class Daemon:
     def _measure(self) -> None:
         self._view.measure()
         self._show()
-
-    def _carry_out_orders(self) -> None:
-        """Carry out queued control orders; a present device receives its command at once."""
-        if not carry_out(self.config.inbox, self._carry_out, _log_order):
-            return
-        self._registry.reload()
-        for client in self._registry.clients():
-            self._publisher.reply(
-                self._driver.sealed(client.id, command) for command in self._store.issued(client.id)
-            )
-
-    def _carry_out(self, order: ControlOrder) -> str:
-        if order.do in ("retry", "clear"):
-            return self._carry_out_letter(order)
-        if order.do == "unlearn":
-            return self._unlearn(order.device)
-        if order.do not in ("pause", "resume"):
-            return apply(order, self._store)
-        self._driver.pause(is_paused=order.do == "pause")
-        return f"the fleet's phase is {self._engine.phase}"
-
-    def _unlearn(self, device: str) -> str:
-        """Remove everything that a device has contributed to the open run's model.
-
-        Raises:
-            OrderError: The method does not keep contributions apart, or the device is not enrolled.
-        """
-        refuse_unlearning(self._engine.run.config.run.method)
-        if device not in {client.id for client in self._registry.clients()}:
-            raise OrderError(f"{device!r} is not enrolled")
-        if not self._driver.unlearn(device):
-            return f"{device} has no statistic in run {self._engine.number}"
-        moment = "with the open round" if self.state.is_open else f"version {self.state.version}"
-        return f"{device} is unlearned in run {self._engine.number}: {moment}"
-
-    def _carry_out_letter(self, order: ControlOrder) -> str:
-        """Process a dead letter again, or delete it."""
-        try:
-            if order.do == "clear":
-                return f"{forget(self._letters, order.device)} dead letters forgotten"
-            letter = self._letters.letter(order.device)
-            self._letters.remove(letter.name)
-        except LetterError as error:
-            raise OrderError(str(error)) from error
-        self._processor.process_again(letter)
-        return f"dead letter {letter.name} of {letter.device or letter.where} handled again"
 
     def _longest_wait(self) -> float:
         """Return how long the link may be served before the next timer, in seconds."""
@@ -446,12 +403,6 @@ def serve(
     environ: Mapping[str, str] = os.environ,
 ) -> dict[str, Any]:
     """Run a daemon until a signal; return its final status."""
-    with stop_signals() as stopping, hang_ups(stopping) as hung_up, Daemon(config) as daemon:
-        daemon.run(stopping, exit_when_done=exit_when_done, hang_ups=hung_up, environ=environ)
+    with stop_signals() as stopping, hang_ups(stopping) as reloads, Daemon(config) as daemon:
+        daemon.run(stopping, exit_when_done=exit_when_done, reloads=reloads, environ=environ)
         return {"round": daemon.state.round, "version": daemon.state.version}
-
-
-def _log_order(text: str) -> None:
-    """Log the result of a control order in one line."""
-    result = "; ".join(line.strip() for line in text.splitlines())
-    logger.info("order executed %s", fields(result=result))

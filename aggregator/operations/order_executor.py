@@ -1,0 +1,101 @@
+"""Execute the operator's control orders in a running daemon."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+
+from aggregator.ingress.dead_letters import DeadLetters, LetterError, forget
+from aggregator.ingress.registry import Registry
+from aggregator.operations.control_queue import (
+    ControlOrder,
+    OrderError,
+    apply,
+    carry_out,
+    refuse_unlearning,
+)
+from aggregator.rounds.message_processor import MessageProcessor
+from aggregator.rounds.publisher import Publisher
+from aggregator.rounds.round_engine import RoundEngine
+from aggregator.rounds.run_driver import RunDriver
+from aggregator.store.types import Store
+from edge_sdk.app.cli import fields
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class OrderExecutor:
+    """Executor of queued orders.
+
+    Attributes:
+        store: Database that an order changes.
+        registry: Enrolled devices, read again after an order.
+        engine: Engine of the open run.
+        driver: Pauses the run, and removes a device's contribution.
+        processor: Processes a dead letter again.
+        publisher: Sends commands to the devices.
+        letters: Dead letters.
+    """
+
+    store: Store
+    registry: Registry
+    engine: RoundEngine
+    driver: RunDriver
+    processor: MessageProcessor
+    publisher: Publisher
+    letters: DeadLetters
+
+    def apply(self, inbox: Path) -> None:
+        """Execute the orders in a folder; a connected device receives its command at once."""
+        if not carry_out(inbox, self._execute, _log_order):
+            return
+        self.registry.reload()
+        for client in self.registry.clients():
+            self.publisher.reply(
+                self.driver.sealed(client.id, command) for command in self.store.issued(client.id)
+            )
+
+    def _execute(self, order: ControlOrder) -> str:
+        if order.do in ("retry", "clear"):
+            return self._process_letter(order)
+        if order.do == "unlearn":
+            return self._unlearn(order.device)
+        if order.do not in ("pause", "resume"):
+            return apply(order, self.store)
+        self.driver.pause(is_paused=order.do == "pause")
+        return f"the fleet's phase is {self.engine.phase}"
+
+    def _unlearn(self, device: str) -> str:
+        """Remove everything that a device has contributed to the open run's model.
+
+        Raises:
+            OrderError: The method does not keep contributions apart, or the device is not enrolled.
+        """
+        refuse_unlearning(self.engine.run.config.run.method)
+        if device not in {client.id for client in self.registry.clients()}:
+            raise OrderError(f"{device!r} is not enrolled")
+        if not self.driver.unlearn(device):
+            return f"{device} has no statistic in run {self.engine.number}"
+        state = self.engine.state
+        moment = "with the open round" if state.is_open else f"version {state.version}"
+        return f"{device} is unlearned in run {self.engine.number}: {moment}"
+
+    def _process_letter(self, order: ControlOrder) -> str:
+        """Process a dead letter again, or delete it."""
+        try:
+            if order.do == "clear":
+                return f"{forget(self.letters, order.device)} dead letters deleted"
+            letter = self.letters.letter(order.device)
+            self.letters.remove(letter.name)
+        except LetterError as error:
+            raise OrderError(str(error)) from error
+        self.processor.process_again(letter)
+        return f"dead letter {letter.name} of {letter.device or letter.where} processed again"
+
+
+def _log_order(text: str) -> None:
+    """Log the result of a control order in one line."""
+    result = "; ".join(line.strip() for line in text.splitlines())
+    logger.info("order executed %s", fields(result=result))
