@@ -1,1 +1,1 @@
-"""What is run from a checkout: fetch, reproduce, measure, generate. Not installed."""
+"""Tools that run from a checkout: fetch, reproduce, measure, generate. Not installed."""

@@ -202,7 +202,7 @@ def medians(rows: list[dict[str, float]]) -> dict[str, float]:
 
 
 def installed(names: tuple[str, ...]) -> float:
-    """MiB on disk of these distributions and all they need, as their own records list them."""
+    """Return the MiB on disk of these distributions and their dependencies, by their own records."""
     total, waiting, seen = 0, list(names), set[str]()
     while waiting:
         name = waiting.pop().lower().replace("_", "-")

@@ -175,7 +175,7 @@ class Cost:
 
 
 def measure(options: argparse.Namespace, folder: Path) -> Cost:
-    """Run one fleet and listen to it.
+    """Run one fleet and record its messages.
 
     Raises:
         SystemExit: The simulator failed; what it said is printed.

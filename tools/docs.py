@@ -203,7 +203,7 @@ def _section(cls: type[Any], field: Field[Any]) -> type[Any] | None:
 
 
 def _tables(cls: type[Any], at: str = "") -> Iterator[str]:
-    """One table for the plain keys of a section, then one for each section inside."""
+    """Return a table of a section's plain keys, then one for each section inside."""
     plain = [field for field in _fields(cls) if _section(cls, field) is None]
     said = meanings(cls)
     if at:
@@ -228,7 +228,7 @@ def _table(rows: Iterable[tuple[str, str, str, str]]) -> str:
 
 
 def _type(hint: Any) -> str:  # noqa: ANN401 - any annotation
-    """Say in words what a value may be.
+    """Describe a type in words.
 
     Example:
         >>> _type(Duration), _type(Literal[4, 5]), _type(tuple[str, ...] | None)
@@ -311,7 +311,7 @@ def _sources() -> str:
 
 
 def _interfaces() -> Iterator[str]:
-    """Tables of the interfaces: what they share, then what each has, then their inner tables."""
+    """Return tables of the interfaces: shared keys, own keys, and inner tables."""
     yield "Every interface takes, besides its own keys:\n"
     yield _own(LiveSection, ())
     common = {f.name for f in _fields(LiveSection)}
@@ -325,7 +325,7 @@ def _interfaces() -> Iterator[str]:
 
 
 def _own(cls: type[Any], less: Iterable[str]) -> str:
-    """One table of a section's keys, without those said before."""
+    """Return a table of a section's keys without those of the base."""
     said, hidden = meanings(cls), {*less, "type", "point"}
     rows = [f for f in _fields(cls) if f.name not in hidden]
     return _table((f.name, _type(_hint(cls, f)), _default(f), said.get(f.name, "")) for f in rows)

@@ -94,7 +94,7 @@ def check_set(name: str, chosen: DataSet, out: Path) -> None:
 
 
 def download(url: str, target: Path, sha256: str, *, connect: Connect | None = None) -> None:
-    """Fetch one file over HTTPS and keep it only if it is the one that was meant.
+    """Fetch one file over HTTPS and keep it only if its digest matches.
 
     Args:
         url: ``https://…``; redirects are followed to other HTTPS addresses only.

@@ -113,7 +113,7 @@ def run_all(todo: Sequence[Arm], options: argparse.Namespace) -> list[dict[str, 
 
 
 def kept(options: argparse.Namespace) -> list[dict[str, Any]]:
-    """Read what is finished of the tables that were asked for, for an early look."""
+    """Read the finished results of the requested tables."""
     found = []
     for arm in arms(options):
         tuned = replace(arm, name=f"{arm.name} tuned")
@@ -150,7 +150,7 @@ def _pair(value: tuple[float, float] | None) -> str:
 
 
 def judged(found: Iterable[claims.Claim]) -> str:
-    """Return one line a claim."""
+    """Return one line for each claim."""
     rows = [f"| {x.text} | **{x.verdict}** | {x.detail} |" for x in found]
     return "\n".join(["| claim | on our data | by |", "|---|---|---|", *rows])
 

@@ -229,19 +229,19 @@ def flower_new(x: Any) -> Cases:  # noqa: ANN401
 
 
 class Fresh:
-    """A call that empties what it is given: it gets it anew each time, off the clock."""
+    """Call that consumes its argument, which is made again before each call, outside the timing."""
 
     def __init__(self, strategy: Any, make: Callable[[], list[Any]]) -> None:  # noqa: ANN401
-        """Remember how to make what it wants."""
+        """Store the function that makes the argument."""
         self._strategy, self._make = strategy, make
         self._given: list[Any] = []
 
     def before(self) -> None:
-        """Make it."""
+        """Make the argument."""
         self._given = self._make()
 
     def __call__(self) -> None:
-        """Use it up."""
+        """Call the function with the argument."""
         self._strategy.aggregate_train(1, self._given)
 
 
@@ -308,7 +308,7 @@ def tell(**said: Any) -> None:  # noqa: ANN401
 
 
 def main() -> None:
-    """Print what the library is, its yardsticks or why it is absent, then one line a case."""
+    """Print the library, its yardsticks or the reason of its absence, then one line for each case."""
     warnings.simplefilter("ignore")
     library, size, *rest = sys.argv[1:]
     n, d = map(int, size.split("x"))

@@ -58,7 +58,7 @@ class WanderingClock:
 
 
 def main(plan: dict[str, Any]) -> None:
-    """Serve the crew until SIGTERM."""
+    """Run the devices of this process until SIGTERM."""
     stopping: list[int] = []
     signal.signal(signal.SIGTERM, lambda number, _frame: stopping.append(number))
     start_logging("warning")
@@ -78,7 +78,7 @@ def main(plan: dict[str, Any]) -> None:
 def _start(
     fleet: Fleet, plan: dict[str, Any], clock: WanderingClock, is_hushed: Callable[[], bool]
 ) -> None:
-    """Start every device; while hushed they start no training, and send their pending messages."""
+    """Start every device; while training is paused they only send their pending messages."""
     samples = sample_set("homes")
     chosen = Scenario("chaos", until=HISTORY_UNTIL)
     own = dict(assigned(samples.samples, plan["of"]))
@@ -109,7 +109,7 @@ def _over_mqtt(seed: int) -> Connect:
 
 
 def _around(plan: dict[str, Any], config: Config, number: int) -> Callable[[Any], Any]:
-    """Wrap a link: the record next to the device, the tampering behind it."""
+    """Wrap a link: the recorder at the device, the fault injection behind it."""
     bound = bind("duplicate") if number % 2 else bind("reorder", {"within": "1.0"})
     rng = np.random.default_rng([plan["seed"], number])
     public = read_public(config.keys.device.with_suffix(".pub"))
@@ -124,7 +124,7 @@ def _around(plan: dict[str, Any], config: Config, number: int) -> Callable[[Any]
 
 
 def _tell(clients: list[Client], status: Path) -> None:
-    """Write the status of the crew; a reader finds the old file or the new one."""
+    """Write the status of the devices atomically."""
     each = [client.status() for client in clients]
     said = {
         "owed": sum(one["outbox"] for one in each),

@@ -77,7 +77,7 @@ def silence(world: World, rng: random.Random) -> Struck:
 
 
 def clock_jump(world: World, rng: random.Random) -> Struck:
-    """Move ten devices' clocks: to 1970, a day back, ten years on."""
+    """Move ten devices' clocks: to 1970, one day back, or ten years ahead."""
     number = rng.randrange(len(world.crews))
     where = rng.choice(sorted(_CLOCKS))
     (world.folder / f"crew-{number}.off").write_text(str(_CLOCKS[where]))

@@ -54,7 +54,7 @@ class Outcome:
         return self.audit.is_sound and self.verdict.is_sound and not self.broken
 
     def data(self) -> dict[str, Any]:
-        """Return all of it as plain JSON values."""
+        """Return the outcome as plain JSON values."""
         return {**asdict(self), "sound": self.is_sound}
 
     def _span(self) -> str:
@@ -62,7 +62,7 @@ class Outcome:
         return f"{self.devices} devices, {self.storm:.0f} s of storm, {calm}; seed {self.seed}."
 
     def page(self) -> str:
-        """Return it as Markdown."""
+        """Return the outcome as Markdown."""
         told = self.verdict
         refused = ", ".join(f"`{Reason(code).name}` {n}" for code, n in told.refused.items())
         lines = [

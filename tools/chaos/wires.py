@@ -26,7 +26,7 @@ class Wire:
         self._sound.set()
 
     async def carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Join one connection to the broker; if there is no broker, it is refused."""
+        """Forward one connection to the broker; refuse it if there is no broker."""
         try:
             there, back = await asyncio.open_connection("127.0.0.1", self._target)
         except OSError:
@@ -69,7 +69,7 @@ class Wire:
 
 
 async def serve(target: int, control: int, ports: dict[str, int]) -> None:
-    """Carry until killed."""
+    """Forward connections until the process is killed."""
     wires = {name: Wire(target) for name in ports}
     for name, port in ports.items():
         await asyncio.start_server(wires[name].carry, "127.0.0.1", port, backlog=512)

@@ -1,4 +1,4 @@
-"""Programs of the chaos test: a broker, an aggregator, proxies, and crews of ten devices each."""
+"""Programs of the chaos test: a broker, an aggregator, proxies, and processes of ten devices each."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _MEBI = 2**20
 
 
 class Mount:
-    """A small disk of its own, if this machine lets us mount one; ``why_not`` says why it did not.
+    """A small mounted disk, if this machine permits it; ``why_not`` is the reason if it does not.
 
     Its space can be taken and given back.
     """
@@ -56,7 +56,7 @@ class Mount:
             self.why_not = done.stderr.strip() if done.returncode else ""
 
     def fill(self) -> None:
-        """Take every byte that is left."""
+        """Fill the disk."""
         with self._ballast.open("ab", buffering=0) as out:
             for size in (_MEBI, 4096, 1):
                 try:
@@ -66,11 +66,11 @@ class Mount:
                     continue
 
     def free(self) -> None:
-        """Give the space back."""
+        """Free the space that ``fill`` took."""
         self._ballast.unlink(missing_ok=True)
 
     def close(self) -> None:
-        """Unmount, whatever is still open on it."""
+        """Unmount, even with open files."""
         if not self.why_not:
             program = shutil.which("umount") or "umount"
             subprocess.run([program, "-l", str(self.folder)], check=False)
@@ -102,7 +102,7 @@ class World:
     doomed: set[int] = field(default_factory=set)  # pids that we killed ourselves
 
     def start(self) -> None:
-        """Start it all.
+        """Start all programs.
 
         Raises:
             Failure: A program does not start.
@@ -167,7 +167,7 @@ class World:
 
     @property
     def diaries(self) -> Path:
-        """Where the devices' links write what they saw."""
+        """Return the folder of the devices' link traces."""
         return self.folder / "diaries"
 
     # --- starting again
@@ -180,16 +180,16 @@ class World:
         self.broker = self.family.start("broker", arguments)
 
     def start_aggregator(self) -> None:
-        """Start the aggregator, again if need be."""
+        """Start the aggregator; restart it if it ended."""
         arguments = command("gridfed-aggregator", "run", str(self.prepared.aggregator))
         self.aggregator = self.family.start("aggregator", arguments)
 
     def start_crew(self, number: int) -> None:
-        """Start a crew again."""
+        """Restart a process of ten devices."""
         self.crews[number] = self._crew(number)
 
     def _crew(self, number: int) -> RunningProgram:
-        """Every other crew has no engine but numpy: a mixed fleet is the usual one."""
+        """Return the command of a process of devices; every second one uses the numpy engine."""
         engine = {"GRIDFED_ENGINE": "numpy"} if number % 2 else {}
         plan = str(self.folder / f"crew-{number}.plan")
         return self._module(f"crew-{number}", "tools.chaos.device_processes", plan, environ=engine)
@@ -231,7 +231,7 @@ class World:
         return int(run["version"]) if "version" in run else None
 
     def crew_status(self) -> list[dict[str, Any]]:
-        """Return what every crew last said."""
+        """Return the last status of every process of devices."""
         files = (self.folder / f"crew-{n}.json" for n in range(len(self.crews)))
         return [json.loads(f.read_text()) if f.exists() else {"owed": -1} for f in files]
 
@@ -253,7 +253,7 @@ class World:
         raise Failure(f"after {limit:.0f} s of calm, devices still owe updates: {owing}")
 
     def close(self) -> None:
-        """Unmount what was mounted."""
+        """Unmount all disks."""
         for disk in (self.server_disk, self.crew_disk):
             disk.close()
 

@@ -81,7 +81,7 @@ def budgets(kind: str) -> dict[str, int]:
 
 
 def live(folder: Path, plan: Plan, pace: float) -> Day:
-    """Run a day.
+    """Run one day.
 
     Raises:
         Failure: A program ended, or the device never came up.
@@ -118,7 +118,7 @@ def _until_up(family: ProcessGroup, line: Counted) -> None:
 
 
 def _pass(street: Street, device: RunningProgram, day: Day) -> None:
-    """Let time run until a day is over; look at the process now and then."""
+    """Advance the clock until the day is over; sample the process at intervals."""
     town = street.town
     town.go()
     until, looked, met = town.now + _DAY, 0.0, 2
@@ -150,7 +150,7 @@ def page(day: Day, kind: str) -> str:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Live a day, print what it came to, and return an exit code."""
+    """Run a day, print its measurements, and return an exit code."""
     usual = Plan()
     parser = argparse.ArgumentParser(
         prog="python -m tools.day",

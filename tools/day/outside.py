@@ -1,4 +1,4 @@
-"""What the kernel says of another process: memory, bytes written, how it ended."""
+"""Measurements of another process by the kernel: memory, bytes written, exit status."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from firmware_sim.fleet.processes import RunningProgram
 
 @dataclass(slots=True)
 class Seen:
-    """One process, seen from outside of it.
+    """Measurements of one process, taken from outside.
 
     Attributes:
         data: Most bytes of data (``VmData``: what ``RLIMIT_DATA`` limits) at any look.
@@ -31,11 +31,11 @@ class Seen:
 
     @property
     def flash(self) -> int:
-        """Bytes of flash: what reached disks; where that is none (a RAM disk), what was written."""
+        """Return the bytes that reached disks; on a RAM disk, the bytes written."""
         return self.written or self.said
 
     def look(self, pid: int) -> None:
-        """Take in what is so now."""
+        """Update the measurements."""
         status = _table(Path(f"/proc/{pid}/status"))
         self.data = max(self.data, 1024 * status.get("VmData", 0))
         self.resident = max(self.resident, 1024 * status.get("VmHWM", 0))
@@ -45,7 +45,7 @@ class Seen:
 
 
 def see_off(process: RunningProgram, seen: Seen, patience: float) -> None:
-    """Ask a process to stop, and read its counters when it has ended, before it is forgotten."""
+    """Stop a process, and read its counters before it is reaped."""
     pid, until = process.process.pid, time.monotonic() + patience
     os.kill(pid, signal.SIGTERM)
     left = os.WEXITED | os.WNOHANG | os.WNOWAIT
@@ -57,7 +57,7 @@ def see_off(process: RunningProgram, seen: Seen, patience: float) -> None:
 
 
 def _table(path: Path) -> dict[str, int]:
-    """Read ``name: number …`` lines; nothing of a process that is gone."""
+    """Read ``name: number …`` lines; empty for a process that has ended."""
     try:
         lines = path.read_text("ascii", errors="replace").splitlines()
     except OSError:

@@ -1,4 +1,4 @@
-"""One device and all it needs: files, a month of readings behind it, broker, aggregator, meter."""
+"""One device and its environment: files, a month of past readings, broker, aggregator, meter."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _SEED = 4
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What the day is like.
+    """Settings of the day.
 
     Attributes:
         bundle: What the device works with.
@@ -60,7 +60,7 @@ class Street:
 
     @classmethod
     def build(cls, folder: Path, family: ProcessGroup, town: Town, plan: Plan) -> Street:
-        """Start a broker, write all files, put a month of readings behind the device."""
+        """Start a broker, write all files, and store a month of past readings."""
         url = start_broker(family, folder / "broker")
         port = int(url.rpartition(":")[2])
         line, other = lines = (
@@ -89,11 +89,11 @@ class Street:
 
     @property
     def state(self) -> Path:
-        """The device's folder."""
+        """Return the device's folder."""
         return Config.load(self.config).state
 
     def _look_back(self) -> None:
-        """Let the device have had readings for a month, as if it had been there."""
+        """Store a month of past readings for the device."""
         with Client(Config.load(self.config)) as client:
             for time, kwh in _hours(self.town.now, _SEED):
                 client.observe(Reading("elec.import.energy", time, kwh))
@@ -102,7 +102,7 @@ class Street:
                 client.observe(Reading("weather.wind_speed", time, wind))
 
     def _begin(self, port: int) -> None:
-        """Start the aggregator and the meter; both live by the town's clock."""
+        """Start the aggregator and the meter on the simulated clock."""
         environ, config = self.town.environ, str(self.federation.prepared.aggregator)
         self.family.start(
             "aggregator", command("gridfed-aggregator", "run", config), environ=environ
@@ -127,7 +127,7 @@ def _hours(now: float, seed: int) -> Iterator[tuple[float, float]]:
 
 
 def _skies(now: float) -> Iterator[tuple[int, float, float]]:
-    """Yield what the weather was at every hour so far, and will be to the end of the day."""
+    """Yield the weather of every hour until the end of the day."""
     first = (int(now) // _DAY - _BEHIND) * _DAY
     for time in range(first, int(now) // _HOUR * _HOUR + 1, _HOUR):
         yield time, 8.0 + time // _HOUR % 24 / 4, 3.0
@@ -148,6 +148,6 @@ def _at(line: Counted) -> dict[str, str]:
 
 
 def _rewrite(path: Path, **changes: object) -> None:
-    """Replace tables of a configuration; None takes one out."""
+    """Replace tables of a configuration; None removes one."""
     table = tomllib.loads(path.read_text("utf-8")) | changes
     path.write_text(toml(table), encoding="utf-8")

@@ -1,4 +1,4 @@
-"""A town where time runs fast while nothing is said: its clock, and the line that is counted."""
+"""Simulated clock that runs fast while no message is in transit, and a proxy that counts bytes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _PING, _PONG = b"\xc0\x00", b"\xd0\x00"
 
 
 class Town:
-    """A clock that programs on ``environ`` live by.
+    """Simulated clock of the programs that are started with ``environ``.
 
     Args:
         file: Where the clock is kept.
@@ -45,45 +45,45 @@ class Town:
 
     @property
     def environ(self) -> Mapping[str, str]:
-        """What a program's environment needs to live here."""
+        """Return the environment variables that put a program on this clock."""
         paths = [str(Path(__file__).with_name("clock")), os.environ.get("PYTHONPATH", "")]
         joined = os.pathsep.join(filter(None, paths))
         return {"GRIDFED_TOWN_CLOCK": str(self._file.absolute()), "PYTHONPATH": joined}
 
     @property
     def now(self) -> float:
-        """Unix seconds in the town."""
+        """Return the simulated Unix seconds."""
         with self._lock:
             return self._wall + self._town + (time.monotonic() - self._ours) * self._pace
 
     def go(self) -> None:
-        """Let time run from here on."""
+        """Start the clock."""
         self._alert_until = 0.0
 
     def hear(self) -> None:
-        """Somebody speaks: live as slowly as the machine, so that an answer finds its hour."""
+        """Run at real time while a message is in transit, so that its reply has the right time."""
         self._alert_until = max(self._alert_until, time.monotonic() + _ALERT)
         self._set(1.0)
 
     def ping(self) -> None:
-        """Somebody asks whether the line is alive: wait for the answer, as ``hear``."""
+        """Run at real time until the reply to a ping, as ``hear``."""
         self._ping_until = time.monotonic() + _ALERT
         self._set(1.0)
 
     def pong(self) -> None:
-        """There it is."""
+        """Record the reply to a ping."""
         self._ping_until = 0.0
 
     def tire(self) -> None:
-        """Somebody could not keep up: quiet hours pass at two thirds of the pace for a while."""
+        """Reduce the rate to two thirds for a while, because a program was too slow."""
         self.quiet = max(_SLOWEST, self.quiet / 1.5)
 
     def rest(self) -> None:
-        """Everybody kept up since the last look: try a little more."""
+        """Increase the rate a little, because all programs kept up."""
         self.quiet = min(self._most, self.quiet * 1.005)
 
     def look(self) -> None:
-        """Run fast again once everybody has been quiet for a moment."""
+        """Run fast again after a moment without messages."""
         if time.monotonic() > max(self._alert_until, self._ping_until):
             self._set(self.quiet)
 
@@ -96,7 +96,7 @@ class Town:
                 self._write()
 
     def _write(self) -> None:
-        """Counter first, numbers, counter again: a reader that sees two counts looks again."""
+        """Write the counter, the numbers, and the counter again; a reader that sees two counts retries."""
         self._turn += 1
         whole = _FORM.pack(self._turn, self._ours, self._town, self._pace, self._turn)
         self._map[:8] = whole[:8]
@@ -134,7 +134,7 @@ class Counted:
                 threading.Thread(target=self._join, args=(near,), daemon=True).start()
 
     def _join(self, near: socket.socket) -> None:
-        """Carry both ways until one end has gone."""
+        """Forward both directions until one end closes."""
         with near, suppress(OSError), socket.create_connection(self._target) as far:
             for end in (near, far):
                 end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -163,7 +163,7 @@ class Counted:
             self._town.hear()
 
     def __enter__(self) -> Self:
-        """Carry until the block is left."""
+        """Forward connections until the block ends."""
         return self
 
     def __exit__(
@@ -172,7 +172,7 @@ class Counted:
         error: BaseException | None,
         at: TracebackType | None,
     ) -> None:
-        """Take no more connections."""
+        """Accept no more connections."""
         with suppress(OSError):
             self._server.shutdown(socket.SHUT_RDWR)  # which wakes who waits in it
         self._greeter.join(1.0)

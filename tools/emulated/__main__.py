@@ -55,7 +55,7 @@ class Found:
 
 
 def judged(cpu: str, done: subprocess.CompletedProcess[str], wanted: Mapping[str, str]) -> Found:
-    """Read what a probe wrote, up to where it ended; ``wanted`` are the locked versions."""
+    """Read the output of a probe; ``wanted`` are the locked versions."""
     found = Found(cpu)
     for line in done.stdout.splitlines():
         told = json.loads(line)
@@ -82,12 +82,12 @@ def _ending(done: subprocess.CompletedProcess[str]) -> str:
 
 
 def with_engine(lock: str, version: str) -> str:
-    """Return what a lock file names, with another version of the engine."""
+    """Return the packages of a lock file with another version of the engine."""
     return "".join(f"{name}=={v}\n" for name, v in (pins(lock) | {_ENGINE: version}).items())
 
 
 def here() -> dict[str, float]:
-    """Return the pace of this machine, with what is installed in this environment."""
+    """Return the durations on this machine, with the packages of this environment."""
     alone = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
     probe = [sys.executable, "-m", "tools.emulated.probe"]
     done = subprocess.run(
@@ -97,7 +97,7 @@ def here() -> dict[str, float]:
 
 
 def page(found: Found) -> str:
-    """Return it as tables: a check a row, then how many times as long as here things took."""
+    """Return tables: one check in each row, then durations relative to this machine."""
     rows = [f"on an emulated {found.cpu}", "", "| check | found |", "| --- | --- |"]
     rows += [f"| {name} | {said} |" for name, said in found.said.items()]
     ratios = {
@@ -114,7 +114,7 @@ def page(found: Found) -> str:
 
 
 def _tried(args: argparse.Namespace) -> Found:
-    """Make what is missing of the board, run the probe and then the agent, and doubt the board."""
+    """Make what is missing of the board, run the probe and the agent, and verify the board."""
     board, lock = Board(args.board), LOCK.read_text("utf-8")
     if args.onnxruntime:
         lock = with_engine(lock, args.onnxruntime)
@@ -135,7 +135,7 @@ def _tried(args: argparse.Namespace) -> Found:
 
 
 def _doubt(board: Board, lock: str, found: Found) -> None:
-    """Try a known bad engine: it must die here, and here only, or this board proves nothing."""
+    """Run an engine that is known to fail: it must fail on this board only, or the board proves nothing."""
     fatal = with_engine(lock, FATAL)
     try:
         board.install(fatal)

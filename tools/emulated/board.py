@@ -1,4 +1,4 @@
-"""A board that is not there: an emulator, Debian's Python for its core, and the device's wheels.
+"""Emulated board: an emulator, Debian's Python for its core, and the device's wheels.
 
 Everything lies in one folder and nothing is installed: packages are fetched with apt from this
 machine's own sources, wheels with pip from its own index, and both are unpacked. No root is needed.
@@ -61,7 +61,7 @@ class Board:
 
     @property
     def emulator(self) -> Path:
-        """The emulator that was unpacked for it."""
+        """Return the path of the unpacked emulator."""
         return self.folder / _EMULATOR
 
     def wheels(self, lock: str) -> Path:
@@ -101,7 +101,7 @@ class Board:
         return [str(self.emulator), "-L", str(root), "-cpu", cpu, str(python), "-sB", *arguments]
 
     def environ(self, lock: str) -> dict[str, str]:
-        """Return the environment in which it imports the wheels and this checkout, and no more."""
+        """Return the environment in which it imports the wheels and this checkout, and nothing else."""
         paths = os.pathsep.join((str(self.wheels(lock)), str(ROOT)))
         alone = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
         return {"PYTHONPATH": paths, "LC_ALL": "C.UTF-8", **alone}
@@ -117,14 +117,14 @@ class Board:
 
 @contextmanager
 def _aside(folder: Path) -> Iterator[Path]:
-    """Work beside what is there, on the same disk, and leave nothing half made."""
+    """Yield a temporary folder on the same disk, which replaces the target when complete."""
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="making-", dir=folder) as made:
         yield Path(made)
 
 
 def _packages(apt: Path) -> list[Path]:
-    """Download emulator and system with apt, into a state of its own."""
+    """Download emulator and system with apt, in a separate apt state."""
     if not (shutil.which("apt-get") and shutil.which("dpkg-deb")):
         raise Absent("no apt-get and dpkg-deb here: the board is made of Debian's packages")
     for name in ("lists/partial", "cache/archives/partial"):
@@ -141,7 +141,7 @@ def _packages(apt: Path) -> list[Path]:
 
 
 def _options(apt: Path, ours: str) -> Iterator[str]:
-    """Yield what keeps apt away from this machine's own packages, but for where they come from."""
+    """Yield the options that separate apt's state from this machine's packages, except its sources."""
     settings = {
         "Dir::State": apt,
         "Dir::State::lists": apt / "lists",
@@ -161,7 +161,7 @@ def _options(apt: Path, ours: str) -> Iterator[str]:
 
 
 def why_not_apt(install: str, update: str) -> str:
-    """Return in one line why apt has not got the packages, and what it had said before."""
+    """Return in one line why apt could not get the packages, and its first message."""
     errors = [line[3:] for line in install.splitlines() if line.startswith("E: ")]
     before = [line[3:] for line in update.splitlines() if line.startswith(("E: ", "W: "))]
     why = errors[0] if errors else "it could not download"
@@ -169,7 +169,7 @@ def why_not_apt(install: str, update: str) -> str:
 
 
 def _unpack(packages: Sequence[Path], aside: Path) -> None:
-    """Lay out the system; of the emulator's package only the emulator."""
+    """Unpack the system; of the emulator's package only the emulator."""
     root = aside / "root"
     for name in ("lib", "bin", "sbin"):
         (root / "usr" / name).mkdir(parents=True)
@@ -205,7 +205,7 @@ def _pip(lock: str, aside: Path) -> None:
 
 
 def why_not_pip(said: str) -> Absent | Unfit:
-    """Tell an index that does not answer from a lock file that no board can install.
+    """Distinguish an index that does not respond from a lock file that no board can install.
 
     An index that knows other versions of a package has answered.
     """
@@ -225,7 +225,7 @@ def _said(*command: str) -> subprocess.CompletedProcess[str]:
 def _ended(
     command: Sequence[str], environ: Mapping[str, str], patience: float = _PATIENCE
 ) -> subprocess.CompletedProcess[str]:
-    """Run to the end, whatever that is, or until our patience has one."""
+    """Run a command to its end, or until a time-out."""
     try:
         return subprocess.run(
             command, env=environ, capture_output=True, text=True, timeout=patience, check=False

@@ -1,4 +1,4 @@
-"""A run of two: the agent itself on the board, beside one on this machine, over a real broker."""
+"""Run of two devices over a real broker: an agent on the board and one on this machine."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _PAIR = Scenario(
 
 
 def learned(board: Board, lock: str, cpu: str) -> str:
-    """Let both learn until the model has moved; each move needs both.
+    """Train both until the model has moved; each move needs both.
 
     Raises:
         Failure: A program ended, or the model did not move in time.
@@ -49,7 +49,7 @@ def learned(board: Board, lock: str, cpu: str) -> str:
 
 
 def judged(code: int | None, last: str) -> str:
-    """Say what the agent's last line comes to.
+    """Return the result in the agent's last line.
 
     Raises:
         Wrong: Less than it must.

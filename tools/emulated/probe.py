@@ -48,7 +48,7 @@ privacy = {{ mechanism = {{ name = "none" }} }}
 
 
 def engine(_: Path) -> str:
-    """The engine loads, and is the one that the SDK takes here."""
+    """Check that the engine loads and is the one that the SDK selects."""
     import onnxruntime  # noqa: PLC0415 - may end the process: that is the check
 
     if engine_name() != "onnxruntime":
@@ -57,7 +57,7 @@ def engine(_: Path) -> str:
 
 
 def bundles(_: Path) -> str:
-    """Every shipped bundle: its signature, every digest, and its golden forecast."""
+    """Check the signature, digests and golden forecast of every shipped bundle."""
     names = shipped_names()
     for name in names:
         _opened(name)
@@ -65,7 +65,7 @@ def bundles(_: Path) -> str:
 
 
 def forecast(folder: Path) -> str:
-    """A device without a link takes readings in and forecasts from them."""
+    """Check that a device without a link stores readings and forecasts from them."""
     keys.save_signing_key(folder / "meter.key", keys.generate())
     keys.save_public(folder / "root.pub", keys.generate().public)
     (folder / "meter.toml").write_text(_CONFIG, "utf-8")
@@ -82,7 +82,7 @@ def forecast(folder: Path) -> str:
 
 
 def training(_: Path) -> str:
-    """A step of the bundle's own training makes its loss on the same windows smaller."""
+    """Check that a training step of the bundle reduces its loss on the same windows."""
     bundle = _opened(_MODEL)
     feeds, rule = _windows(bundle), adam(bundle.manifest.training.rate)
     before, g = bundle.gradient(p=bundle.initial, **feeds)
@@ -94,7 +94,7 @@ def training(_: Path) -> str:
 
 
 def numpy_alone(_: Path) -> str:
-    """Numpy alone forecasts, and gives gradients, as the engine does, on every shipped bundle."""
+    """Check that the numpy engine's forecasts and gradients equal the engine's on every shipped bundle."""
     apart = max(_apart(name) for name in shipped_names())
     if not apart <= CLOSE:
         raise Wrong(f"{apart:.1e} apart, and {CLOSE:.0e} is allowed")
@@ -112,7 +112,7 @@ def _apart(name: str) -> float:
 
 
 def store(folder: Path) -> str:
-    """What was learned and measured is there when the device's file is opened again."""
+    """Check that model and readings are there after the device's file is opened again."""
     p, place = _opened(_MODEL).initial, folder / "kept"
     rows = [SeriesRow("elec.import.energy", slot, slot / 7, 0) for slot in range(500)]
     with DeviceStore.open(place) as kept:
@@ -139,7 +139,7 @@ CHECKS: dict[str, Callable[[Path], str]] = {
 
 
 def pace() -> dict[str, float]:
-    """Return processor seconds of what a device does most, each the median of nine."""
+    """Return the processor seconds of a device's most frequent operations, each the median of nine."""
     one, other, said = _opened(_MODEL), _opened(_MODEL, "numpy"), update()
     feeds, newest = _windows(one), {"x": _windows(one, 1)["x"]}
     return {
@@ -160,7 +160,7 @@ def _seconds(do: Callable[[], object]) -> float:
 
 
 def _opened(name: str, wanted: str = "onnxruntime") -> Bundle:
-    """Open a shipped bundle for an engine, which a device is told by its environment."""
+    """Open a shipped bundle for an engine, which an environment variable selects."""
     os.environ[ENGINE] = wanted
     bundle = Bundle.open(name, trust=TrustedKeys())
     made = {type(graph).__name__ for graph in (bundle.gradient, bundle.forecast)}  # loaded now
@@ -177,7 +177,7 @@ def _windows(bundle: Bundle, batch: int = 64) -> dict[str, Array]:
 
 
 def main() -> int:
-    """Do everything once, and return an exit code."""
+    """Run every check once, and return an exit code."""
     with tempfile.TemporaryDirectory(prefix="gridfed-probe-") as folder:
         for name, check in CHECKS.items():
             try:

@@ -1,4 +1,4 @@
-"""Checks of what leaves a device: signed to its last bit, and encrypted on its way."""
+"""Checks of a device's messages: signed to the last bit, and encrypted in transit."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ _WAY = {"kind": "update", "sender": "meter-0042", "recipient": "_agg", "fleet": 
 
 
 class Wrong(Exception):  # noqa: N818 - what a check has found, as a sentence
-    """A check ran to its end and did not find what it must."""
+    """A check that failed."""
 
 
 def update(size: int = 5760) -> UpdateMessage:
-    """Return an answer to a round, as long as the shared layers of ``load-lstm-week``."""
+    """Return an update with the length of the shared layers of ``load-lstm-week``."""
     return UpdateMessage(
         run=1,
         round=2,
@@ -48,12 +48,12 @@ def update(size: int = 5760) -> UpdateMessage:
 
 
 def sealed(said: UpdateMessage) -> bytes:
-    """Encode and sign it."""
+    """Encode and sign an update."""
     return envelope.seal(encode(said), signer=KEY, **_WAY)
 
 
 def unsealed(raw: bytes) -> UpdateMessage:
-    """Check who said it, and read it.
+    """Verify the signature of an update, and decode it.
 
     Raises:
         Refused: Nobody we know has signed these bytes.
@@ -62,7 +62,7 @@ def unsealed(raw: bytes) -> UpdateMessage:
 
 
 def signing(_: Path) -> str:
-    """An update proves its sender, and with one bit turned it proves nothing."""
+    """Check that a signed update verifies, and that it does not with one bit flipped."""
     said, raw = update(), bytearray(sealed(update()))
     if unsealed(bytes(raw)) != said:
         raise Wrong("another update came out")
@@ -75,7 +75,7 @@ def signing(_: Path) -> str:
 
 
 def encryption(folder: Path) -> str:
-    """By the SDK's own TLS settings, an update crosses to who asks for our certificate."""
+    """Check that an update crosses a mutual TLS connection with the SDK's settings."""
     file, key = _certificate(folder)
     broker = Broker(url="mqtts://localhost", client_id="meter-0042", ca_file=file)
     ours = tls_context(replace(broker, cert_file=file, key_file=key))
@@ -110,7 +110,7 @@ def _echo(context: ssl.SSLContext, end: socket.socket, size: int) -> None:
 
 
 def _certificate(folder: Path) -> tuple[Path, Path]:
-    """Make one that is its own authority, on P-256 as is usual in the field."""
+    """Make a self-signed certificate on P-256."""
     key, now = ec.generate_private_key(ec.SECP256R1()), dt.datetime.now(dt.UTC)
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "localhost")])
     hour, names = dt.timedelta(hours=1), x509.SubjectAlternativeName([x509.DNSName("localhost")])

@@ -1,1 +1,1 @@
-"""The papers' experiments on real data: loaders, a driver without a wire, judged claims."""
+"""The papers' experiments on real data: loaders, a driver without a network, and judged claims."""

@@ -37,7 +37,7 @@ SWEEP = (
 
 
 def e9(results: Results, *, marks: Mapping[str, Mapping[str, str]], missing: Sequence[str]) -> Page:
-    """Accuracy: as the paper has it, and with the controls that it lacks."""
+    """Return the report of E9: accuracy as in the paper, and with controls."""
     paper = [r for r in results if _is_papers(r["arm"])]
     clean = where(results, net="mlp", budget=None)
     noisy = [r for r in where(results, net="mlp") if r["arm"]["budget"] is not None]
@@ -58,7 +58,7 @@ def e9(results: Results, *, marks: Mapping[str, Mapping[str, str]], missing: Seq
 
 
 def _is_papers(arm: Mapping[str, Any]) -> bool:
-    """Whether an arm is a cell of the paper's own table."""
+    """Return whether an arm is a cell of the paper's table."""
     name = arm["name"]
     if name not in verdicts.NINE or name not in FIELD or arm["net"] != FIELD[name].net:
         return False
@@ -66,7 +66,7 @@ def _is_papers(arm: Mapping[str, Any]) -> bool:
 
 
 def _exposed(results: Results) -> list[str]:
-    """Say what an attacker gets out of the noisy readings: never accuracy without that."""
+    """Return lines on what an attacker learns from the noisy readings."""
     lines = []
     for a in sorted({_a(r) for r in results if "attack" in r}):
         seen = [r["attack"] for r in results if "attack" in r and _a(r) == a]
@@ -80,7 +80,7 @@ def _exposed(results: Results) -> list[str]:
 
 
 def _accuracy(results: Results) -> list[str]:
-    """RMSE / MAE by method and task, the paper's beside it where it has the task."""
+    """Return a table of RMSE / MAE by method and task, with the paper's values."""
     if not results:
         return ["Nothing of it has been run."]
     names = list(dict.fromkeys(r["arm"]["name"] for r in results))
@@ -97,7 +97,7 @@ def _accuracy(results: Results) -> list[str]:
 
 
 def e10(results: Results) -> Page:
-    """The budget sweep, with what an attacker gets at every level."""
+    """Return the report of E10: the budget sweep, with an attacker's success at every level."""
     lines = states(results)
     budgets = sorted({_a(r) for r in results})
     found = tasks(results)
@@ -169,7 +169,7 @@ def _sweep_pictures(results: Results, found: Sequence[rankings.Task]) -> list[st
 
 
 def e11(results: Results) -> Page:
-    """Synchronous against asynchronous on the simulated clock."""
+    """Return the report of E11: synchronous against asynchronous on the simulated clock."""
     lines = states(results)
     lines += [
         "",

@@ -1,4 +1,4 @@
-"""E9 to E12: BAFDP and everything it is compared with, on real cellular traffic.
+"""E9 to E12: BAFDP and the methods it is compared with, on real cellular traffic.
 
 Clients are cells. Both halves of every method are the product's own, on a simulated clock; the
 readings a model learns from may carry noise that was drawn once, the ones it forecasts from do not.
@@ -43,7 +43,7 @@ LOOKS = 40
 
 
 def run(arm: Arm, folder: Path) -> dict[str, Any]:
-    """Train one arm, look at it on its way, and score every cell."""
+    """Train one arm, evaluate it at intervals, and score every cell."""
     began = time.perf_counter()
     base = ground(arm, folder)
     alone = {"local long": _converged, "pooled": _pooled}.get(arm.name)
@@ -66,7 +66,7 @@ def run(arm: Arm, folder: Path) -> dict[str, Any]:
 
 
 def _attacked(arm: Arm, base: Ground) -> dict[str, float]:
-    """Return what an attacker gets out of the noisy readings, averaged over cells."""
+    """Return an attacker's success on the noisy readings, averaged over cells."""
     sigma = 0.0 if arm.budget is None else spread(arm.budget)
     rows = [
         rebuilt(cell, replace(cell, traffic=base.learnt[name].raw), sigma)
@@ -78,7 +78,7 @@ def _attacked(arm: Arm, base: Ground) -> dict[str, float]:
 
 
 def _liars(arm: Arm, base: Ground) -> list[str]:
-    """Choose who lies: at least the stated share, by seed."""
+    """Choose the Byzantine clients by seed: at least the stated share."""
     names = sorted(base.cells)
     count = math.ceil(arm.ratio * len(names) - 1e-9) if arm.attack else 0
     picked = key(arm.seed, "_liars", "who", 0).permutation(len(names))[:count]
@@ -119,7 +119,7 @@ def _looked_at(arm: Arm, base: Ground, moments: Iterable[Moment]) -> Iterator[tu
 
 
 def _look(arm: Arm, base: Ground, moment: Moment, number: int, common: Vector) -> dict[str, float]:
-    """Note how good the common model is by now, for the devices that do not lie."""
+    """Record the error of the common model on the honest devices."""
     lied = set(_liars(arm, base))
     honest = {name: common for name in base.cells if name not in lied}
     seen = {"time": moment.time, "firing": float(number), **together(judged(base, honest))}
@@ -131,7 +131,7 @@ def _look(arm: Arm, base: Ground, moment: Moment, number: int, common: Vector) -
 
 
 def _loss(base: Ground, p: Vector) -> float:
-    """Return the mean training loss over everything that is learnt from."""
+    """Return the mean training loss over all training windows."""
     total, count = 0.0, 0
     for windows in base.windows().values():
         batch = windows.select(windows.origins)
@@ -186,7 +186,7 @@ def _given(windows: Windows) -> Callable[[], Windows]:
 
 
 def _alone(arm: Arm, base: Ground, windows: Mapping[str, Windows]) -> Iterator[dict[str, Vector]]:
-    """Train everybody in ``windows`` alone and yield the vectors every 50 steps, the first too."""
+    """Train each device of ``windows`` alone and yield the vectors every 50 steps, the first too."""
     plan = Plan("fedavg", {"steps": 50, "rate": 1e-3}, (), LONG // 50, BATCH, "fresh", arm.seed)
     parts: dict[str, Any] = {
         "layout": base.bundle.manifest.spec(("",)),
@@ -212,7 +212,7 @@ def _converged(arm: Arm, base: Ground) -> dict[str, Vector]:
 
 
 def _pooled(arm: Arm, base: Ground) -> dict[str, Vector]:
-    """Train one model on everybody's readings in one place, which nobody may have."""
+    """Train one model on the pooled readings of all devices."""
     choosing = replace(base, part="choose")
     learn = base.windows("learn")
     everybody = Pooled(tuple(learn[x] for x in sorted(learn)))

@@ -1,4 +1,4 @@
-"""Forecasts that learn nothing, and strong methods by others, on the same windows as ours."""
+"""Untrained forecasts, and strong methods by others, on the same windows."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Marks = Mapping[str, Mapping[str, str]]
 
 
 def marks(options: argparse.Namespace) -> Marks:
-    """Score what needs no learning, and read what the anchors reached on the same windows."""
+    """Score untrained forecasts, and read the anchors' scores on the same windows."""
     out: dict[str, dict[str, str]] = {}
     for dataset in options.cellular:
         for horizon in HORIZONS:

@@ -1,4 +1,4 @@
-"""The simulator's attacks, fitted to an experiment: who lies, about what, in which space."""
+"""The simulator's attacks in an experiment: Byzantine clients, targets and spaces."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ KEPT = 8
 
 @dataclass(slots=True, eq=False)
 class Liar:
-    """One device that trains as told and then sends what an attack says.
+    """One Byzantine device: it trains as instructed and then sends the attack's result.
 
     Attributes:
         name: Its id.
@@ -43,7 +43,7 @@ class Liar:
     past: list[Row] = field(default_factory=list)
 
     def __call__(self, own: Update, task: Task, honest: Mapping[str, Update]) -> Update:
-        """Return what is uploaded in place of an honest answer."""
+        """Return the update that replaces the honest one."""
         ask = self.contract[task.ask]
         received = np.asarray(task.arrays[ask.down[0]], np.float64)
         vector = np.asarray(own.vector, np.float64)
@@ -64,7 +64,7 @@ class Liar:
         return replace(own, vector=lie)
 
     def _lie(self, scene: AttackContext, part: Up) -> Row:
-        """Compute the lie; where votes are sent, it is the votes of what would have been said."""
+        """Compute the attack; where votes are sent, return the votes of the attack's vector."""
         known, _, options = self.attack.partition(":")
         words = dict(x.split("=") for x in options.split(",") if x)
         bound = bind(known, words)
@@ -76,7 +76,7 @@ class Liar:
 def liars(
     attack: str, names: Sequence[str], devices: int, contract: Contract, seed: int
 ) -> dict[str, Tamper]:
-    """Return what is done to whose answers; nothing where there is no attack on answers."""
+    """Return the attack of each Byzantine client; empty without an attack on updates."""
     if not attack or ATTACKS[attack.partition(":")[0]].kind != "model":
         return {}
     return {x: Liar(x, attack, contract, devices, len(names), seed) for x in names}

@@ -51,7 +51,7 @@ class Cell:
 
     @property
     def day(self) -> int:
-        """Rows in a day."""
+        """Return the number of rows in a day."""
         return DAY // self.step
 
     def rows(self, part: Split) -> tuple[int, int]:
@@ -68,7 +68,7 @@ class Cell:
 
     @property
     def scale(self) -> Scale:
-        """The unit interval of the training part: what the cell declares as its public range."""
+        """Return the range of the training part, which the cell declares as its public range."""
         return Scale.of(self.traffic[: self.rows("train")[1]])
 
     def series(self, stream: str) -> Series:
@@ -90,7 +90,7 @@ def load(folder: Path, name: str, clients: int | None = None) -> list[Cell]:
 
 
 def present(folder: Path, names: Sequence[str] = SETS) -> tuple[list[str], list[str]]:
-    """Part the sets into those that are there and those that are not."""
+    """Return the sets that are present and those that are missing."""
     there = [x for x in names if (folder / x).is_dir()]
     return there, [x for x in names if x not in there]
 
@@ -182,7 +182,7 @@ def scored(told: Mapping[str, Floats], truth: Mapping[str, Floats]) -> dict[str,
 
 
 def repeated(cut: ChannelFrame, rows: Ints, lag: int) -> Floats:
-    """Repeat what was measured ``lag`` rows before each target, or whole seasons earlier."""
+    """Repeat the value ``lag`` rows before each target, or whole seasons earlier."""
     return _repeated(cut.last, rows, cut.window.horizon, lag)
 
 
@@ -198,7 +198,7 @@ def _repeated(values: Floats, rows: Ints, horizon: int, lag: int) -> Floats:
 
 
 def by_hour(cell: Cell, cut: ChannelFrame, rows: Ints) -> Floats:
-    """Forecast the training median of the slot of the day, weekends apart: no learning at all."""
+    """Forecast the training median of the slot of the day, weekends separately, without training."""
     at = rows[:, None] + 1 + np.arange(cut.window.horizon)
     learnt = np.arange(cell.rows("train")[1])
     usual = pd.Series(cell.traffic[learnt]).groupby(_slot(cell, learnt)).median()

@@ -55,7 +55,7 @@ class Arm:
 
     @property
     def file(self) -> str:
-        """Where its result is kept, below the output folder."""
+        """Return the file of its result, below the output folder."""
         noise = "clean" if self.budget is None else f"a{self.budget:g}"
         liars = f"{self.attack}{self.ratio:g}" if self.attack else "honest"
         many = "all" if self.clients is None else f"n{self.clients}"
@@ -66,7 +66,7 @@ class Arm:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Ground:
-    """What an arm stands on.
+    """Data and bundle of an arm.
 
     Attributes:
         bundle: Graphs and initial vector.
@@ -83,7 +83,7 @@ class Ground:
     part: Split
 
     def windows(self, part: Split | None = None) -> dict[str, Drawable]:
-        """Return what each device may learn from; nothing of what is scored."""
+        """Return the training windows of each device; none is scored."""
         kept: Split = part or ("train" if self.part == "test" else "learn")
         return {
             name: Drawable(cut, data.origins(self.cells[name], cut, kept))
@@ -114,7 +114,7 @@ def judged(base: Ground, vectors: Mapping[str, Vector]) -> dict[str, dict[str, f
 
 
 def scored(base: Ground, cut: ChannelFrame, name: str, p: Vector) -> dict[str, float]:
-    """Score one cell; a forecast that left the finite numbers is infinitely wrong."""
+    """Score one cell; a non-finite forecast has infinite error."""
     rows = data.origins(base.cells[name], cut, base.part)
     truth = cut.truth(rows)
     with np.errstate(over="ignore", invalid="ignore"):
@@ -125,7 +125,7 @@ def scored(base: Ground, cut: ChannelFrame, name: str, p: Vector) -> dict[str, f
 
 
 def together(rows: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
-    """Pool cells' scores as if all errors lay in one list.
+    """Pool the cells' scores over all errors.
 
     >>> some = {"a": {"RMSE": 3.0, "MAE": 3.0, "n": 1.0}, "b": {"RMSE": 1.0, "MAE": 1.0, "n": 3.0}}
     >>> {k: round(v, 4) for k, v in together(some).items()}
@@ -141,7 +141,7 @@ def together(rows: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
 
 
 def plain(arm: Arm, base: Ground) -> dict[str, dict[str, float]]:
-    """Score the forecasts that need no learning, on the arm's windows."""
+    """Score the untrained forecasts on the arm's windows."""
     told: dict[str, dict[str, NDArray[np.float64]]] = {}
     truth = {}
     for name, cell in base.cells.items():

@@ -1,4 +1,4 @@
-"""E1 to E4: PFGL and everything it is compared with, on real charging sites.
+"""E1 to E4: PFGL and the methods it is compared with, on real charging sites.
 
 Both halves of every method are the product's own, driven in one queue (``stage``). Each device
 forecasts with its own model, a liar too: what it uploads is another matter. Paper values are
@@ -57,7 +57,7 @@ Scored = Mapping[str, Mapping[str, float]]
 
 
 def run(arm: Arm, folder: Path) -> dict[str, Any]:
-    """Train one arm and score every station, as it was told and as it would have been served."""
+    """Train one arm and score every station: forecasts of the model, and as served."""
     began = time.perf_counter()
     base = ground(arm, folder)
     learnt, history = TRAINERS[arm.row.way](arm, base)
@@ -98,7 +98,7 @@ def _fan(base: Ground, test: Mapping[str, ev.Floats], days: int = 3) -> dict[str
 
 
 def lying(arm: Arm, base: Ground) -> list[str]:
-    """Choose who lies, by seed; in E3 the last station does, as in the paper's figure."""
+    """Choose the Byzantine stations by seed; in E3 the last station, as in the paper's figure."""
     names = list(base.frames)
     if arm.experiment == "e3":
         return names[len(names) - arm.liars :]
@@ -120,7 +120,7 @@ def _alone(
     every: int = 100,
     starts: Mapping[str, Vector] | None = None,
 ) -> Iterator[dict[str, Vector]]:
-    """Train everybody in ``windows`` alone; yield the vectors at the start and ``every`` steps."""
+    """Train each station of ``windows`` alone; yield the vectors at the start and ``every`` steps."""
     values = {"steps": min(every, steps), "rate": rate}
     turns = max(1, steps // every)
     plan = Plan("fedavg", values, (), turns, batch, "fresh", arm.seed, own_heads=False)
@@ -136,18 +136,18 @@ def _alone(
 
 
 def _brief(arm: Arm, base: Ground) -> tuple[Learnt, list[Any]]:
-    """No_FL as the paper has it: as many steps as the others, and nothing to choose from."""
+    """Train No_FL as in the paper: as many steps as the others, without choosing a checkpoint."""
     *_, last = _alone(arm, base, base.windows(), arm.rounds * arm.steps, rate=arm.row.rate)
     return Learnt(last), []
 
 
 def _converged(arm: Arm, base: Ground) -> tuple[Learnt, list[Any]]:
-    """Alone, long enough, each station's best checkpoint."""
+    """Train each station alone to convergence; keep its best checkpoint."""
     return Learnt(_best(base, _alone(arm, base, base.windows(), LONG, rate=arm.row.rate))), []
 
 
 def _pooled(arm: Arm, base: Ground) -> tuple[Learnt, list[Any]]:
-    """Train one model on everybody's windows in one place, which nobody may have."""
+    """Train one model on the pooled windows of all stations."""
     windows = base.windows()
     everybody = Pooled(tuple(windows[x] for x in sorted(windows)))
     best: tuple[float, Vector] | None = None
@@ -163,13 +163,13 @@ def _pooled(arm: Arm, base: Ground) -> tuple[Learnt, list[Any]]:
 
 
 def _tuned(arm: Arm, base: Ground) -> tuple[Learnt, list[Any]]:
-    """Pooled, then tuned alone."""
+    """Train on pooled windows, then tune each station alone."""
     pooled, _ = _pooled(arm, base)
     return Learnt(_fitted(arm, base, pooled.vectors, BATCH)), []
 
 
 def _fitted(arm: Arm, base: Ground, starts: Mapping[str, Vector], batch: int) -> dict[str, Vector]:
-    """Tune everybody alone, gently, and keep what helps on the choosing part."""
+    """Tune each station alone at a low rate, and keep what improves the choosing part."""
     course = _alone(
         replace(arm, seed=arm.seed + 1000),
         base,
@@ -218,14 +218,14 @@ def _federated(arm: Arm, base: Ground) -> tuple[Learnt, list[Any]]:
 
 
 def _honest_mean(arm: Arm, base: Ground, scores: Mapping[str, float]) -> float:
-    """Liars have no say in which round was best."""
+    """Return the mean score of the honest stations, which chooses the best round."""
     out = lying(arm, base)
     score = float(np.mean([value for x, value in scores.items() if x not in out or len(out) == 8]))
     return score if math.isfinite(score) else math.inf
 
 
 def _seen(arm: Arm, base: Ground, step: Step, stage: Stage) -> Learnt:
-    """What each device would forecast with: its own model, or the common one."""
+    """Return the model of each device: its own, or the common one."""
     if not arm.row.graph and not arm.row.is_personal:
         common = np.asarray(stage.server.model(step.state)["p"], np.float32)
         return Learnt(dict.fromkeys(base.frames, common))
@@ -299,7 +299,7 @@ def _given(windows: Drawable) -> Callable[[], Drawable]:
 
 
 def _staged(arm: Arm, base: Ground) -> tuple[Learnt, list[Any]]:
-    """Runs one after the other at falling rates, from mixtures of all; then everybody tunes alone.
+    """Run stages at falling rates, from mixtures of all; then tune each station alone.
 
     Credit is near 1 and steps begin at the mixture, so that models stay together; optimisers keep
     their memory over rounds, as they would not under FedAvg.
@@ -326,7 +326,7 @@ def _staged(arm: Arm, base: Ground) -> tuple[Learnt, list[Any]]:
 
 
 def _lonely(arm: Arm, base: Ground) -> tuple[Learnt, list[Any]]:
-    """The steps, batches, rates and tuning of ``staged``, and nothing from anybody else."""
+    """Train each station alone with the steps, batches, rates and tuning of ``_staged``."""
     starts: Mapping[str, Vector] | None = None
     best: dict[str, tuple[float, Vector]] = {}
     for number, (limit, rate) in enumerate(STAGES):

@@ -1,4 +1,4 @@
-"""What an arm of E1 to E4 is and stands on: stations, a bundle, windows, and how it is scored."""
+"""Arms of E1 to E4: stations, bundle, windows, and scores."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ LOOK = 7
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """How a row of the tables is trained.
+    """Training of a row of the tables.
 
     Attributes:
         bundle: Its model, without the horizon.
@@ -135,7 +135,7 @@ class Arm:
 
     @property
     def file(self) -> str:
-        """Where its result is kept, below the output folder."""
+        """Return the file of its result, below the output folder."""
         words = [self.experiment, self.dataset, f"h{self.horizon}", self.name.replace(" ", "")]
         if self.attack:
             words.append(f"{self.attack.replace('@', '_').replace(':', '_')}{self.liars}")
@@ -145,18 +145,18 @@ class Arm:
 
     @property
     def row(self) -> Row:
-        """How it is trained."""
+        """Return its training."""
         return FIELD[self.name]
 
     @property
     def sigma(self) -> float:
-        """The credit of the nearest."""
+        """Return the credit of the nearest model."""
         return (0.8 if self.horizon == 1 else 0.9) if self.credit is None else self.credit
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Ground:
-    """What an arm stands on. Mappings are by station.
+    """Data and bundle of an arm. Mappings are by station.
 
     Attributes:
         bundle: Graphs and initial vector.
@@ -175,19 +175,19 @@ class Ground:
         return ev.origins(self.stations[name], self.frames[name], part)[::every]
 
     def windows(self) -> dict[str, Drawable]:
-        """Return what each device may learn from."""
+        """Return the training windows of each device."""
         return {x: Drawable(cut, self.origins(x, "learn")) for x, cut in self.frames.items()}
 
     @property
     def sites(self) -> dict[str, tuple[float, float]]:
-        """Public coordinates of those that have some."""
+        """Return the public coordinates of the stations that have some."""
         places = {x: station.site for x, station in self.stations.items()}
         return {x: (at.latitude, at.longitude) for x, at in places.items() if at is not None}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Learnt:
-    """What a run came to.
+    """Result of a run.
 
     Attributes:
         vectors: Each station's own whole vector.
@@ -201,7 +201,7 @@ class Learnt:
 
 
 def ground(arm: Arm, folder: Path) -> Ground:
-    """Read the set, open the bundle, seat the stations."""
+    """Read the set, open the bundle, and place the stations on the graph."""
     bundle = opened(f"{arm.row.bundle}-{arm.horizon}")
     stations = {x.name: x for x in ev.load(folder, arm.dataset, arm.stations)}
     frames = {name: ev.frame(x, bundle.manifest) for name, x in stations.items()}
@@ -294,7 +294,7 @@ def _through(
 
 
 def _aided(base: Ground, name: str, p: Vector, rows: Ints, z: NDArray[Any]) -> Floats:
-    """Forecast with the graph's word, by the product's own road to a fan."""
+    """Forecast with the graph's output, as the product does."""
     spoken = iter([z])
 
     def graph(**feeds: NDArray[Any]) -> tuple[NDArray[Any], ...]:
@@ -304,7 +304,7 @@ def _aided(base: Ground, name: str, p: Vector, rows: Ints, z: NDArray[Any]) -> F
 
 
 def chosen_by(base: Ground, learnt: Learnt) -> dict[str, float]:
-    """Return each station's QS on the choosing part, in deviations of what it learnt from."""
+    """Return each station's QS on the choosing part, in standard deviations of its training part."""
     found = told(base, learnt, "choose", LOOK)
     out = {}
     for x, f in found.items():
@@ -314,7 +314,7 @@ def chosen_by(base: Ground, learnt: Learnt) -> dict[str, float]:
 
 
 def spread(station: Station) -> float:
-    """Return the deviation of what a station learns from."""
+    """Return the standard deviation of a station's training part."""
     return float(np.std(station.demand[: station.rows("learn")[1]])) or 1.0
 
 
@@ -331,7 +331,7 @@ def judged(base: Ground, forecasts: Mapping[str, Floats]) -> dict[str, dict[str,
 def calibrated(
     base: Ground, choose: Mapping[str, Floats], test: Mapping[str, Floats]
 ) -> dict[str, dict[str, float]]:
-    """Score the test part as devices would have served it that had been on duty since ``choose``.
+    """Score the test part as served by devices that run since the start of ``choose``.
 
     ``MIL equal`` is the mean length of the uncalibrated intervals, each end moved outwards by one
     multiple of their width that is known in hindsight only: the least at which no more readings
@@ -355,7 +355,7 @@ def calibrated(
 
 
 def stretched(y: Floats, told: Floats, served: Floats, narrowest: float) -> float:
-    """Return how long ``told`` intervals are, widened until they miss as few as ``served``.
+    """Return the length of ``told`` intervals, widened until they miss as few as ``served``.
 
     >>> y = np.array([[1.0], [2.0], [3.0], [4.0]])
     >>> told = np.tile([0.0, 1.0, 2.0], (4, 1, 1))

@@ -14,7 +14,7 @@ Results = Sequence[Mapping[str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """One qualitative statement and what our runs say of it.
+    """One qualitative statement, and the result of our runs.
 
     Attributes:
         text: The statement.
@@ -28,7 +28,7 @@ class Claim:
 
     @property
     def verdict(self) -> str:
-        """The word for the table."""
+        """Return the verdict for the table."""
         return "reproduced" if self.holds else "NOT reproduced"
 
 
@@ -107,7 +107,7 @@ def of_e6(results: Results) -> list[Claim]:
 
 
 def gains(results: Results) -> list[Claim]:
-    """A federated gain counts only against local training to convergence."""
+    """Return the claims on federated gains, against local training to convergence."""
     scaled = cells(results, "MASE")
     claims = []
     for arm in ("FL", "cfg 1", "cfg 2", "FL tuned", "cfg 1 tuned"):

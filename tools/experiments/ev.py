@@ -81,7 +81,7 @@ class Station:
 
     @property
     def scale(self) -> Scale:
-        """The unit interval of what it learns from."""
+        """Return the range of its training part."""
         return Scale.of(self.demand[: self.rows("learn")[1]])
 
     def series(self, stream: str) -> Series:
@@ -114,7 +114,7 @@ def _site(places: pd.DataFrame, name: str) -> Site | None:
 
 
 def present(folder: Path, names: tuple[str, ...] | list[str] = SETS) -> tuple[list[str], list[str]]:
-    """Part the sets into those that are there and those that are not."""
+    """Return the sets that are present and those that are missing."""
     there = [x for x in names if (folder / x).is_dir()]
     return there, [x for x in names if x not in there]
 
@@ -161,7 +161,7 @@ def origins(station: Station, cut: ChannelFrame, part: Part) -> Ints:
 
 
 def served(told: Floats) -> Floats:
-    """Return quantiles as they are served: none below nothing, and in order.
+    """Return quantiles as they are served: not negative, and in order.
 
     Neither makes a pinball loss of demand larger.
 

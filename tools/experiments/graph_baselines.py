@@ -1,4 +1,4 @@
-"""What PFGL's paper prints, and what strong methods by others reach on the same windows as ours."""
+"""Results in PFGL's paper, and scores of strong methods by others on the same windows."""
 
 from __future__ import annotations
 

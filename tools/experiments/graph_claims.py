@@ -1,4 +1,4 @@
-"""Judging PFGL's claims over seeds, and ours: reproduced or not, with the numbers that say so."""
+"""Judge PFGL's claims and ours over seeds: reproduced or not, with the numbers."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def less(results: Results, one: str, other: str, text: str = "") -> list[Claim]:
 
 
 def _spread(gaps: Sequence[float]) -> str:
-    """Say a mean over seeds, and how far it goes.
+    """Format a mean over seeds and its range.
 
     >>> _spread([-0.05]), _spread([-0.05, 0.01])
     ('-5.0%', '-2.0% (-5.0% to +1.0%, 2 seeds)')
@@ -105,7 +105,7 @@ def of_longer(longer: Results, results: Results) -> list[Claim]:
 
 
 def _growing(results: Results) -> list[Claim]:
-    """The gain is larger at six steps than at one."""
+    """Return the claim that the gain is larger at six steps than at one."""
     said, holds = [], []
     for dataset in ev.SETS:
         near, far = (paired(results, "PFGL", "No_FL", (dataset, h)) for h in (1, 6))
@@ -117,7 +117,7 @@ def _growing(results: Results) -> list[Claim]:
 
 
 def _everywhere(results: Results) -> list[Claim]:
-    """PFGL is better than No_FL on every station."""
+    """Return the claim that PFGL is better than No_FL on every station."""
     better, count = 0, 0
     for ours in where(results, name="PFGL"):
         arm = ours["arm"]
@@ -130,7 +130,7 @@ def _everywhere(results: Results) -> list[Claim]:
 
 
 def _closest(results: Results) -> list[Claim]:
-    """PFGL's coverage is the closest to 0.8 of the paper's rows."""
+    """Return the claim that PFGL's coverage is the closest to 0.8 of the paper's rows."""
     said, holds = [], []
     for task in tasks(results):
         here = [r for r in results if (r["arm"]["dataset"], r["arm"]["horizon"]) == task]
@@ -225,7 +225,7 @@ def _free(results: Results, name: str) -> list[Mapping[str, Any]]:
 
 
 def of_e2(results: Results) -> list[Claim]:
-    """Judge what liars do, set by set; the attacks on each are of eight stations."""
+    """Judge the attacks, set by set; each has eight stations."""
     sets = dict.fromkeys(r["arm"]["dataset"] for r in results if r["arm"]["experiment"] == "e2")
     return [
         replace(claim, text=f"{ev.TITLES[dataset]}: {claim.text}")
@@ -251,7 +251,7 @@ def _of_attacks(results: Results) -> list[Claim]:
 
 
 def _hardly_worse(results: Results, name: str, attack: str, crowd: int) -> list[Claim]:
-    """Over all stations, as in the paper; and over those that do not harm themselves."""
+    """Return the claims over all stations, as in the paper, and over the honest ones."""
     claims = []
     for honest, whose in ((False, "all stations"), (True, "honest stations")):
         found = rises(results, name, attack, crowd, honest=honest)
@@ -280,7 +280,7 @@ def _still_better(results: Results, name: str, attack: str, crowd: int) -> list[
 
 
 def _shut_out(results: Iterable[Mapping[str, Any]], name: str = "PFGL") -> list[Claim]:
-    """Honest stations give liars no weight from round 2 on."""
+    """Return the claim that honest stations give Byzantine ones no weight from round 2 on."""
     heaviest, rounds = 0.0, 0
     for r in results:
         for credit in r["credits"][1:]:
@@ -294,7 +294,7 @@ def _shut_out(results: Iterable[Mapping[str, Any]], name: str = "PFGL") -> list[
 def weights_of_liars(
     credit: Mapping[str, Mapping[str, float]], liars: Sequence[str]
 ) -> list[float]:
-    """Return what each honest station gives to all liars together.
+    """Return the weight that each honest station gives to all Byzantine ones together.
 
     >>> weights_of_liars({"a": {"a": 0.75, "c": 0.25}, "b": {"b": 1.0}, "c": {"c": 1.0}}, ["c"])
     [0.25, 0.0]
@@ -304,7 +304,7 @@ def weights_of_liars(
 
 
 def of_e3(results: Results) -> list[Claim]:
-    """Judge what the credit does."""
+    """Judge the claims on the credit."""
     rows = sorted(where(results, experiment="e3"), key=lambda r: float(r["arm"]["credit"]))
     if not rows:
         return []

@@ -30,7 +30,7 @@ _OWN_MODEL = (
 
 
 def e1(results: Results, marks: Marks, missing: Sequence[str] = ()) -> Page:
-    """Accuracy, the paper's and ours."""
+    """Return the report of E1: accuracy, the paper's and ours."""
     results, *lengths = parted(results)
     claims = [
         *graph_claims.of_e1(results),
@@ -106,7 +106,7 @@ def _paper(name: str, horizon: int) -> str:
 
 
 def _gains(results: Results) -> list[str]:
-    """Relative QS of PFGL, against each control."""
+    """Return the relative QS of PFGL against each control."""
     controls = ("No_FL", "No_FL converged", "pooled", "pooled, tuned", OURS)
     body = []
     for task in tasks(results):
@@ -217,7 +217,7 @@ def _fans(results: Results) -> list[str]:
 
 
 def e2(results: Results) -> Page:
-    """Attacks."""
+    """Return the report of E2: attacks."""
     hit = [r for r in results if r["arm"]["experiment"] == "e2"]
     lines = [_states(results), "", _OWN_MODEL]
     for dataset in dict.fromkeys(r["arm"]["dataset"] for r in hit):
@@ -280,7 +280,7 @@ def _weights(hit: Results) -> list[str]:
 
 
 def e3(results: Results) -> Page:
-    """Credit."""
+    """Return the report of E3: credit."""
     rows = sorted(where(results, experiment="e3"), key=lambda r: float(r["arm"]["credit"]))
     lines = [_states(rows), ""] if rows else []
     body, images = [], []
@@ -312,7 +312,7 @@ def _curves(r: Mapping[str, Any], honest: str) -> list[str]:
 
 
 def e4(results: Results) -> Page:
-    """Encoders and the number of stations."""
+    """Return the report of E4: encoders and the number of stations."""
     body = []
     for r in results:
         arm = r["arm"]

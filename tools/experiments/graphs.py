@@ -1,4 +1,4 @@
-"""E1 to E4 from a command line: which arms, in which order, kept where, told how."""
+"""Run E1 to E4 from a command line: their arms, order, files and reports."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def _longer(options: argparse.Namespace, seed: int) -> Iterator[Arm]:
 
 
 def _e2(options: argparse.Namespace, seed: int) -> Iterator[Arm]:
-    """Six steps ahead, on the stand-in for the paper's set; unharmed runs are those of E1.
+    """Yield E2's arms, six steps ahead; those without an attack are E1's.
 
     What has a residual path also on the set where neighbours help.
     """
@@ -167,7 +167,7 @@ def kept(options: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add what E1 to E4 can be told."""
+    """Add the options of E1 to E4."""
     group = parser.add_argument_group("e1 to e4")
     group.add_argument("--turns", type=int, default=12, help="rounds of a federated run (100)")
     group.add_argument("--pace", type=int, default=20, help="iterations of a round (656)")
@@ -198,7 +198,7 @@ def main(options: argparse.Namespace) -> int:
 
 
 def of(name: str, found: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return what a page is made of: unharmed runs on the main set are E1's, and count again.
+    """Return the results of a page; runs without an attack on the main set are E1's.
 
     A page whose own runs are all missing is made of nothing.
     """

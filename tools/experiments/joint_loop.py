@@ -1,4 +1,4 @@
-"""Both halves of a method in one loop: the product's own learning, without a wire or a clock.
+"""Both halves of a method in one loop, without a network or a clock.
 
 What it leaves out (links, restarts, receipts) changes no number: the same halves, fed the same
 events, are what devices and daemon drive. Bytes are therefore never taken from here.
@@ -53,12 +53,12 @@ class Plan:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Pooled:
-    """Everybody's windows in one place: what federated learning exists to avoid, as a mark."""
+    """Pooled windows of all devices, as a centralised baseline."""
 
     parts: tuple[Drawable, ...]
 
     def __len__(self) -> int:
-        """How many windows there are in all."""
+        """Return the number of windows."""
         return sum(len(part) for part in self.parts)
 
     def draw(self, rng: np.random.Generator, size: int) -> Batch:
@@ -107,7 +107,7 @@ class Fleet:
     common: Vector
 
     def vectors(self) -> dict[str, Vector]:
-        """What each device would forecast with: its own layers around the newest common ones."""
+        """Return the model of each device: its own layers and the newest common ones."""
         return {
             name: self.spec.place(np.asarray(half.model(self.states[name])["p"]), self.common)
             for name, half in self.halves.items()
@@ -164,7 +164,7 @@ def rounds(plan: Plan, fleet: Fleet) -> Iterator[tuple[int, Fleet]]:
 
 
 def _alone(plan: Plan, fleet: Fleet) -> Iterator[tuple[int, Fleet]]:
-    """Configuration 3: nobody is asked, everybody asks oneself."""
+    """Train every device alone (configuration 3)."""
     values = {k: float(v) for k, v in plan.settings.items() if k in {"steps", "rate", "prox"}}
     for number in range(1, plan.rounds + 1):
         task = Task(ALL, number, "train", values=values, arrays={"w": fleet.common})

@@ -39,13 +39,13 @@ HELD = 1000
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Words:
-    """Windows of one domain: so many words and the one that follows, as numbers."""
+    """Windows of one domain: some words and the word that follows, as numbers."""
 
     x: NDArray[np.int64]
     y: NDArray[np.int64]
 
     def __len__(self) -> int:
-        """How many windows there are."""
+        """Return the number of windows."""
         return len(self.x)
 
     def draw(self, rng: np.random.Generator, size: int) -> Batch:
@@ -56,7 +56,7 @@ class Words:
 
 @dataclass(frozen=True, slots=True)
 class Speaker:
-    """A net that tells the next word: an embedding, a hidden layer of tanh, a word's odds.
+    """Net that predicts the next word: an embedding, a hidden layer of tanh, a softmax.
 
     Attributes:
         words: How many it knows.
@@ -66,7 +66,7 @@ class Speaker:
 
     @property
     def spec(self) -> ParamSpec:
-        """The layout of its vector."""
+        """Return the layout of its vector."""
         return ParamSpec.of(
             [("embed", (self.words, WIDTH)), *((x.name, x.shape) for x in self._net.spec.layers)]
         )
@@ -81,7 +81,7 @@ class Speaker:
         return np.concatenate([embed, self._net.first(rng)])
 
     def loss(self, p: Vector, x: NDArray[np.int64], y: NDArray[np.int64]) -> float:
-        """Return the mean negative logarithm of the next word's odds."""
+        """Return the mean negative log-likelihood of the next word."""
         return float(self.gradient(p, x[:, None], y[:, None])[0])
 
     def gradient(
@@ -130,20 +130,20 @@ class Speaker:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Spoken:
-    """The domains, their model and what they are judged by."""
+    """The domains, their model and their test text."""
 
     field: Field
     speaker: Speaker
     held: Mapping[str, Words]
 
     def loss(self, vectors: Mapping[str, Vector]) -> float:
-        """Return the mean loss on text that nobody has learned from."""
+        """Return the mean loss on held-out text."""
         told = [self.speaker.loss(vectors[x], some.x, some.y) for x, some in self.held.items()]
         return float(np.mean(told))
 
 
 def spoken(seed: int, words: int = 300) -> Spoken:
-    """Read the domains, and cut each at the end of what is learned from."""
+    """Read the domains, and split each into training and test text."""
     texts = {name: _text(name) for name in DOMAINS}
     counted = Counter(word for text in texts.values() for word in text)
     known = {word: i + 1 for i, (word, _) in enumerate(counted.most_common(words - 1))}

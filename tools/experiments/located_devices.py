@@ -65,11 +65,11 @@ class Place:
     judged: Callable[[Mapping[str, Floats], Mapping[str, Floats]], dict[str, float]]
 
     def windows(self, part: Part) -> dict[str, Drawable]:
-        """Return what each device learns from."""
+        """Return the training windows of each device."""
         return {x: Drawable(frame, self.origins(x, part)) for x, frame in self.frames.items()}
 
     def errors(self, vectors: Mapping[str, Vector], part: Part) -> dict[str, float]:
-        """Score everybody's forecasts of a part with its own vector; infinite where one is lost."""
+        """Score each device's forecasts of a part with its own vector; infinite if not finite."""
         told, truth = {}, {}
         for name, frame in self.frames.items():
             rows = self.origins(name, part)
@@ -113,7 +113,7 @@ def milan(folder: Path) -> Place:
 
 
 def beside(one: str, other: str) -> bool:
-    """Whether two squares of the grid, a hundred to a row, have a common side."""
+    """Return whether two squares of the grid, a hundred to a row, have a common side."""
     (up, right), (down, left) = (divmod(int(x.removeprefix("cell_")), 100) for x in (one, other))
     return abs(up - down) + abs(right - left) == 1
 
@@ -149,7 +149,7 @@ def boulder(folder: Path) -> Place:
 
 
 def on_the_globe(sites: Sequence[Site]) -> Floats:
-    """Turn coordinates into points of the unit sphere, ``(N, 3)``: what is near stays near.
+    """Turn coordinates into points of the unit sphere, ``(N, 3)``: near points stay near.
 
     >>> on_the_globe([Site(0.0, 0.0), Site(0.0, 90.0), Site(90.0, 0.0)]).round(12).tolist()
     [[1.0, 0.0, 0.0], [0.0, 1.0, 0.0], [0.0, 0.0, 1.0]]
@@ -167,7 +167,7 @@ PLACES: Final[Mapping[str, Callable[[Path], Place]]] = {
 
 
 def there(folder: Path | None) -> list[str]:
-    """Name the sets that are in a folder.
+    """Return the names of the sets in a folder.
 
     >>> there(None)
     []

@@ -1,4 +1,4 @@
-"""E13: every rule against every attack, with what may stand before a rule.
+"""E13: every rule against every attack, with every pre-aggregation.
 
 Eleven clients of the synthetic task learn together by FedAvg; two of them lie. A cell of the table
 is the error of the common model on the nine that do not, over that of the same mean with nobody
@@ -90,7 +90,7 @@ class Square:
 
     @property
     def file(self) -> str:
-        """Where its result is kept, below the output folder."""
+        """Return the file of its result, below the output folder."""
         words = ("e13", self.rule, self.attack or "none", self.before or "bare")
         return "-".join((*words, f"r{self.rounds}", f"s{self.seed}")) + ".json"
 
@@ -113,7 +113,7 @@ def squares(
 
 
 def bound(square: Square) -> BoundRule:
-    """Return the rule of a square as a configuration would name it, told of two liars."""
+    """Return the rule of a square as configured, with f = 2."""
     said: dict[str, Any] = {"preaggregation": [square.before] if square.before else []}
     if square.rule == "fltrust":
         said["root"] = TRUSTED
@@ -123,7 +123,7 @@ def bound(square: Square) -> BoundRule:
 
 
 def run(square: Square) -> dict[str, Any]:
-    """Learn under attack and score the common model on the cells that do not lie."""
+    """Train under attack and score the common model on the honest cells."""
     began = time.perf_counter()
     rule = bound(square)
     result = {"square": {name: getattr(square, name) for name in Square.__slots__}}
@@ -142,7 +142,7 @@ def run(square: Square) -> dict[str, Any]:
 
 
 def _named(square: Square) -> list[str]:
-    """Choose the liars by seed, the trusted device never."""
+    """Choose the Byzantine clients by seed, never the trusted device."""
     names = [f"cell-{i:02d}" for i in range(CLIENTS)]
     picked = key(square.seed, "_liars", "who", 0).permutation(CLIENTS - 1)[:LIARS] + 1
     return sorted(names[i] for i in picked) if square.attack else []
@@ -177,7 +177,7 @@ def _learnt(
 
 
 def _spoilt(square: Square, cell: Cell, bundle: Bundle) -> ChannelFrame:
-    """Return what a liar learns from: its own readings, unless its attack is on readings."""
+    """Return the readings of a Byzantine client: its own, unless its attack changes readings."""
     attack, cut = ATTACKS[square.attack], data.frame(cell, bundle.manifest)
     if attack.kind != "data":
         return cut
@@ -206,7 +206,7 @@ Ratios = Mapping[tuple[str, str, str], list[float]]
 
 
 def ratios(results: Sequence[Mapping[str, Any]]) -> dict[tuple[str, str, str], list[float]]:
-    """Divide every error by that of the plain mean that nobody lied to, seed by seed."""
+    """Divide every error by that of the plain mean without an attack, seed by seed."""
     free = {
         r["square"]["seed"]: r["error"]
         for r in results
@@ -222,12 +222,12 @@ def ratios(results: Sequence[Mapping[str, Any]]) -> dict[tuple[str, str, str], l
 
 
 def _limited(value: float) -> float:
-    """A model that left the finite numbers counts as a thousand times worse."""
+    """Limit the ratio of a non-finite model to a thousand."""
     return min(value, 1e3) if np.isfinite(value) else 1e3
 
 
 def rank_table(found: Ratios) -> dict[tuple[str, str], tuple[float, float]]:
-    """Rank every rule, with what stands before it, over all attacks.
+    """Rank every rule, with each pre-aggregation, over all attacks.
 
     Returns:
         ``(rule, before)`` to its average rank over the attacks (no attack among them) and to the

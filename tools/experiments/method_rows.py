@@ -45,7 +45,7 @@ CLIP = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """What a row may want to know of the arm it is run for.
+    """Facts of the arm that a row is run for.
 
     Attributes:
         names: The devices, sorted.
@@ -72,7 +72,7 @@ def _open(_: Case) -> PrivacySection | None:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """How a method is run.
+    """Settings with which a method is run.
 
     Attributes:
         method: A key of both ``METHODS``.
@@ -95,7 +95,7 @@ class Row:
     plain: str = ""
 
     def quorum(self, devices: int) -> int:
-        """How many answers make a firing.
+        """Return the number of updates of a firing.
 
         >>> Row("bafdp", share=0.5).quorum(25), Row("fedavg").quorum(25)
         (13, 25)
@@ -103,7 +103,7 @@ class Row:
         return max(1, math.ceil(self.share * devices - 1e-9))
 
     def firings(self, work: int, devices: int) -> int:
-        """How many firings an average device's ``work`` gradient steps make.
+        """Return the number of firings for ``work`` gradient steps of an average device.
 
         >>> Row("bafdp", steps=1, share=0.5).firings(1000, 4)
         2000
@@ -167,7 +167,7 @@ def _aspire(_: Case) -> Mapping[str, Any]:
 
 
 def _rsa(_: Case) -> Mapping[str, Any]:
-    """Adam and constant steps, as BAFDP has them; the published falling rates stand still here."""
+    """Adam and constant steps, as BAFDP has them; the published falling rates do not converge here."""
     steady = {"decay": "none", "normalise": "mean"}
     return {"steps": 1, "rate": RATE, "optimiser": "adam", **steady, **TIED}
 

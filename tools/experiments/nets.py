@@ -1,4 +1,4 @@
-"""Dense nets in numpy: loss, gradient and curvature of small models, for made-up experiments.
+"""Dense nets in numpy: loss, gradient and curvature of small models, for synthetic experiments.
 
 They stand where a bundle's graphs stand: ``gradient(p, x, y)`` and ``hvp(p, x, y, v)`` over one
 flat vector. Inputs and targets come in a batch's shapes ``(B, 1, inputs)`` and ``(B, outputs)``.
@@ -54,7 +54,7 @@ class Net:
 
     @property
     def spec(self) -> ParamSpec:
-        """The layout of its vector."""
+        """Return the layout of its vector."""
         shapes = []
         for i, (into, out) in enumerate(zip(self.widths, self.widths[1:], strict=False)):
             shapes.append((f"layer{i}.weight", (into, out)))
@@ -64,7 +64,7 @@ class Net:
 
     @property
     def graphs(self) -> dict[str, Graph]:
-        """What stands for a bundle's graphs."""
+        """Return the functions that replace a bundle's graphs."""
         return {"gradient": self.gradient, "hvp": self.hvp}
 
     def first(self, rng: np.random.Generator) -> Vector:
@@ -133,7 +133,7 @@ class Net:
     def _forward(
         self, p: Vector, x: NDArray[Any]
     ) -> Iterator[tuple[Floats, Floats, tuple[Floats, Floats | float]]]:
-        """Yield of each layer what enters it, its sums, and its numbers."""
+        """Yield the input, the sums and the parameters of each layer."""
         a = np.asarray(x, np.float64).reshape(len(x), -1)
         for w, b in self._layers(p):
             z = a @ w + b

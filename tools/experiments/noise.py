@@ -1,4 +1,4 @@
-"""The device's own mechanisms in an experiment, and what an attacker still gets out of them.
+"""The device's own mechanisms in an experiment, and an attacker's success against them.
 
 At the input every reading is clipped to the cell's declared range and noised once; inputs and
 targets of every window come from that one noisy series. Here randomness has a seed, so that
@@ -45,7 +45,7 @@ def spread(budget: float) -> float:
 
 @dataclass(slots=True)
 class Shelf:
-    """Perturbed readings in memory, where a device has its store."""
+    """Perturbed readings in memory instead of a device's store."""
 
     rows: dict[tuple[str, int], float] = field(default_factory=dict)
 
@@ -54,12 +54,12 @@ class Shelf:
         return self.rows
 
     def add_noised(self, rows: list[SeriesRow], charge: PrivacyCharge) -> None:  # noqa: ARG002 - nobody asks here
-        """Keep new ones; one that is there stays."""
+        """Add readings; a stored one is not replaced."""
         for row in rows:
             self.rows.setdefault((row.stream, row.slot), row.value)
 
     def noised_since(self) -> int:
-        """Nothing was lost."""
+        """Return nothing: no reading was lost."""
         return 0
 
 
@@ -102,7 +102,7 @@ def told_apart(budget: float | None, seed: int) -> float:
 
 
 def promised(budget: float) -> float:
-    """Return the most right answers that ``(budget, DELTA)`` allows anybody in that game.
+    """Return the most right answers that ``(budget, DELTA)`` allows in that game.
 
     >>> round(promised(1.0), 4)
     0.7311
@@ -122,7 +122,7 @@ def bound_by_sigma(budget: float) -> float:
 
 
 def rebuilt(cell: Cell, noisy: Cell, sigma: float) -> tuple[float, float]:
-    """Rebuild a cell's readings from the noisy ones as whoever holds them would.
+    """Reconstruct a cell's readings from the noisy ones, as an attacker would.
 
     The attacker knows the noise level, that days resemble each other and that hours do: it takes
     for each reading the best linear mix of the noisy reading and the noisy usual value of that slot
@@ -150,6 +150,6 @@ def rebuilt(cell: Cell, noisy: Cell, sigma: float) -> tuple[float, float]:
 
 
 def _usual(values: Floats, day: int) -> Floats:
-    """The mean of each slot of the day."""
+    """Return the mean of each slot of the day."""
     slots = np.arange(len(values)) % day
     return np.array([np.nanmean(values[slots == x]) for x in range(day)])[slots]

@@ -1,4 +1,4 @@
-"""What the reports of E9 to E13 are made of: claims first, then tables, then pictures."""
+"""Parts of the reports of E9 to E13: claims, tables, pictures."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ class Page:
         return re.sub(r"\n{3,}", "\n\n", text).rstrip() + "\n"
 
     def html(self) -> str:
-        """Return the page for a browser; it loads nothing from anywhere."""
+        """Return the page for a browser; it loads no other file."""
         return as_html("\n".join([f"# {self.title}", "", *judged(self.claims), "", *self.lines]))
 
 
 def judged(claims: Iterable[Claim]) -> list[str]:
-    """One row a claim."""
+    """Return a table with one claim in each row."""
     rows = [f"| {x.text} | **{x.verdict}** | {x.detail} |" for x in claims]
     return ["| claim | on our data | by |", "|---|---|---|", *rows] if rows else []
 
@@ -93,7 +93,7 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
 
 
 def said(results: Results) -> str:
-    """RMSE / MAE over seeds."""
+    """Format RMSE / MAE over seeds."""
     if not results:
         return ""
     rmse, mae = (np.array([score(r)[x] for r in results]) for x in ("RMSE", "MAE"))
@@ -120,7 +120,7 @@ def counted(seeds: int) -> str:
 
 
 def states(results: Results, missing: Sequence[str] = ()) -> list[str]:
-    """Say what was run."""
+    """Return a paragraph on the runs."""
     if not results:
         return ["Nothing of it has been run."]
     work = sorted({r["arm"]["work"] for r in results})

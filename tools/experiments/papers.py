@@ -1,4 +1,4 @@
-"""What BAFDP's paper prints, to stand beside ours; never asserted."""
+"""Results in BAFDP's paper, for comparison; no test asserts them."""
 
 from __future__ import annotations
 

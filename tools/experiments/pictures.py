@@ -82,7 +82,7 @@ def fan(
     title: str = "",
     hours: float = 0.5,
 ) -> str:
-    """Draw what came over a band of what was told.
+    """Draw readings over a band of forecasts.
 
     Args:
         truth: A value a step.

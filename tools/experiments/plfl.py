@@ -97,14 +97,14 @@ class Arm:
 
     @property
     def file(self) -> str:
-        """Where its result is kept, below the output folder."""
+        """Return the file of its result, below the output folder."""
         words = (self.experiment, self.dataset, self.form, self.name.replace(" ", ""))
         return "-".join((*words, f"k{self.rounds}x{self.steps}", f"s{self.seed}")) + ".json"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Ground:
-    """What all arms of a set stand on.
+    """Data and bundle of all arms of a set.
 
     Attributes:
         bundle: Graphs and initial vector.
@@ -246,7 +246,7 @@ def _scored(bundle: Bundle, p: Vector, frame: ChannelFrame) -> dict[str, float |
 
 
 def _told(bundle: Bundle, p: Vector, frame: ChannelFrame) -> dict[str, list[float]]:
-    """Forecasts by target row, for a scorer that is not ours."""
+    """Return the forecasts by target row, for an external scorer."""
     origins = frame.origins(data.PARTS["test"], observed=False)
     told = rolling(bundle.forecast, p, frame, origins)[:, 0]
     return {"target_index": (origins + 1).tolist(), "point": np.round(told, 6).tolist()}

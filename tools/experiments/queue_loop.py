@@ -1,4 +1,4 @@
-"""Both ends of any method in one queue, perishable turns and Byzantine devices included.
+"""Both ends of any method in one queue, with transient turns and Byzantine devices.
 
 The halves are the product's own, driven as the two shells drive them, in order and at once. Bytes
 are therefore never taken from here, and deadlines do not pass unless nobody has anything to say.
@@ -102,7 +102,7 @@ class Stage:
                     return
 
     def _handled(self, what: Effect | Event) -> Closed | None:
-        """Give one thing to whom it belongs; return a round that it closed."""
+        """Deliver one event; return the round that it closed."""
         match what:
             case Task(to=to):
                 for name in sorted(self.devices) if to == ALL else [to]:
@@ -120,7 +120,7 @@ class Stage:
         return None
 
     def _is_early(self) -> bool:
-        """Whether an honest answer is still to come."""
+        """Return whether an honest update is still missing."""
         honest = self.devices.keys() - self.liars.keys()
         senders = {x.sender for x in self._queue if isinstance(x, Update)}
         asked = {x.to for x in self._queue if isinstance(x, Task)}
@@ -135,7 +135,7 @@ class Stage:
             self._queue.append(self.twists[name](one) if is_twisted else one)  # type: ignore[arg-type]
 
     def _uploaded(self, update: Update) -> Update | None:
-        """Let a liar lie, then screen as the product's door does: finite numbers only, float64."""
+        """Apply an attack, then screen as the product's ingress does: finite numbers, float64."""
         name = update.sender
         told: Update | None = update
         if name in self.liars:
@@ -147,7 +147,7 @@ class Stage:
         return replace(told, vector=np.asarray(told.vector, np.float64))
 
     def _folded(self, event: Event | None) -> Closed | None:
-        """Let the server half take an event, and its play follow."""
+        """Apply an event to the server half and to its split rounds."""
         if event is None:
             return None
         before = self._mark()
@@ -179,7 +179,7 @@ class Stage:
         return state.round, getattr(state, "attempt", 0), getattr(state, "settled", 0)
 
     def _heard(self, said: Signal) -> None:
-        """Take a signal in as the door does: finite, in its turn, of its shape."""
+        """Admit a signal as the ingress does: finite, of this turn and shape."""
         play = self.server.play
         shape = said.array.shape if said.array.size else ()
         if play is None or not np.isfinite(said.array).all():
@@ -197,7 +197,7 @@ class Stage:
                 self._queue.append(effect)
 
     def _late(self) -> None:
-        """Let the newest deadline pass, at both: one of them waits for it."""
+        """Expire the newest deadline at both ends."""
         if not self._dues:
             return
         due = self._dues.pop()
@@ -209,7 +209,7 @@ class Stage:
 
 
 def twisted(part: str, act: Callable[[Array], Array]) -> Twist:
-    """Do something to every activation (``encode``) or every gradient (``decode``) that is sent."""
+    """Change every activation (``encode``) or gradient (``decode``) that is sent."""
 
     def twist(said: Signal) -> Signal:
         if said.ask != part:

@@ -15,7 +15,7 @@ Task = tuple[str, int]
 
 
 def score(result: Mapping[str, Any], leave: Iterable[str] = ()) -> dict[str, float]:
-    """Return the error over all cells that do not lie, here or in ``leave``."""
+    """Return the error over all honest cells that are not in ``leave``."""
     out = {*result["liars"], *leave}
     return together({name: row for name, row in result["cells"].items() if name not in out})
 
@@ -27,7 +27,7 @@ def where(results: Results, **wanted: Any) -> list[Mapping[str, Any]]:  # noqa: 
 
 
 def tasks(results: Results) -> list[Task]:
-    """Return the sets and horizons there are."""
+    """Return the sets and horizons of the results."""
     return sorted({(r["arm"]["dataset"], r["arm"]["horizon"]) for r in results})
 
 
@@ -49,7 +49,7 @@ def ranks(results: Results, names: Sequence[str]) -> dict[str, float]:
 
 
 def ranked(values: Sequence[float]) -> list[float]:
-    """Give the lowest value rank 1, equal ones the mean of their places.
+    """Give the lowest value rank 1, equal ones the mean of their ranks.
 
     >>> ranked([3.0, 1.0, 3.0])
     [2.5, 1.0, 2.5]

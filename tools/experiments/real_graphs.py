@@ -1,4 +1,4 @@
-"""The five methods of the graph chapter on real devices that are near each other, and their marks.
+"""The five methods of the graph chapter and three baselines on real neighbouring devices.
 
 Marks are learning alone, FedAvg, and FedAvg with a personal head (PL-FL). Each method's step is
 chosen on a part before the test; who is near whom and what is learned is ``near``'s.
@@ -23,7 +23,7 @@ HEAD = "head."
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """One method as it is run here.
+    """Settings with which one method is run.
 
     Attributes:
         method: A key of ``METHODS``, or ``local``.
@@ -57,14 +57,14 @@ KINDS: Final[Mapping[str, Kind]] = {
 
 
 def file(place: str, name: str, seed: int, rounds: int) -> str:
-    """Return where a run is kept, below the output folder."""
+    """Return the file of a run, below the output folder."""
     return f"{place}-{name.replace(' ', '')}-r{rounds}-s{seed}.json"
 
 
 def run(
     place: str, name: str, seed: int, folder: Path, out: Path, *, rounds: int = ROUNDS
 ) -> dict[str, Any]:
-    """Choose the step before the test, learn again, judge on the test; unless it is there.
+    """Choose the step on the part before the test, train again, and score on the test.
 
     Steps are tried for a third of the rounds; seeds after the first take the first one's.
     """
@@ -93,7 +93,7 @@ def run(
 def _learned(
     kind: Kind, rate: float, seed: int, place: Place, *, judge: Part, rounds: int
 ) -> list[dict[str, float]]:
-    """Learn from all before the part that judges; the errors now and then and at the end."""
+    """Train on everything before the scored part; return errors at intervals and at the end."""
     bundle, windows = place.bundle, place.windows("train" if judge == "test" else "learn")
     layout = bundle.manifest.spec(())
     layers = [layer.name for layer in layout.layers]
@@ -113,7 +113,7 @@ def _learned(
 
 
 def _settings(kind: Kind, place: Place) -> Mapping[str, Any]:
-    """Solve nothing where a model has no graph of its curvature."""
+    """Return settings without a solver where a model has no curvature graph."""
     if kind.method != "bigfl" or "hvp" in place.bundle.graphs:
         return kind.settings
     return {**kind.settings, "solver": "first_order"}

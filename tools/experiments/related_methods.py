@@ -1,4 +1,4 @@
-"""Round after round of any method on a graph: with a server, or between neighbours.
+"""Rounds of any method on a graph: with a server, or between neighbours.
 
 The halves are the product's own. Bytes are those of the vectors that devices say and hear, four a
 number; envelopes, receipts and what a lossy link costs are what the links' counters are for.
@@ -37,7 +37,7 @@ Links = frozenset[tuple[str, str]]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Field:
-    """What is learned, by whom, and who is near whom.
+    """Devices, their data and model, and their neighbourhood.
 
     Attributes:
         spec: Layout of the model, with its shared layers.
@@ -85,11 +85,11 @@ class Course:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Shown:
-    """Where an arm stands after a round.
+    """State of an arm after a round.
 
     Attributes:
         round: Its number, from 1.
-        said: Bytes that an average device has said and heard so far.
+        said: Bytes that an average device has sent and received so far.
         vectors: What each device forecasts with.
         common: What stands for all: the server's model, or the average.
         state: The server half's state; None without a server.
@@ -103,7 +103,7 @@ class Shown:
 
 
 def course(plan: Course, ground: Field) -> Iterator[Shown]:
-    """Yield where an arm stands after each round."""
+    """Yield the state of an arm after each round."""
     if plan.method == "local":
         yield from _alone(plan, ground)
     elif plan.method in AMONG:
@@ -152,7 +152,7 @@ def _alone(plan: Course, ground: Field) -> Iterator[Shown]:
 
 @dataclass(slots=True, eq=False)
 class _Counter:
-    """Counts the numbers that devices say and hear, and shortens their steps where asked."""
+    """Counts the numbers that devices send and receive, and shortens their steps if configured."""
 
     plan: Course
     numbers: int = 0
@@ -230,7 +230,7 @@ def _among(plan: Course, ground: Field) -> Iterator[Shown]:
 
 @dataclass(slots=True, eq=False)
 class _Street:
-    """Devices and a mixing matrix, in the place of their shells."""
+    """Devices and a mixing matrix, instead of their shells."""
 
     plan: Course
     spec: ParamSpec
@@ -241,7 +241,7 @@ class _Street:
 
     @property
     def values(self) -> dict[str, float]:
-        """Numbers of every task."""
+        """Return the numbers of every task."""
         said = {"rate": self.plan.rate, "fading": float(self.plan.fading)}
         return {**said, "steps": float(self.plan.steps), **self.plan.settings}
 
@@ -252,7 +252,7 @@ class _Street:
         heard: Mapping[str, Mapping[str, Any]] | None = None,
         turn: int = 0,
     ) -> None:
-        """Let every device take one turn."""
+        """Run one turn of every device."""
         values = {**self.values, "turn": float(turn)}
         for name in self.names:
             arrays = {} if heard is None else heard[name]
@@ -260,7 +260,7 @@ class _Street:
             self.states[name], _ = self.halves[name].apply(self.states[name], task)
 
     def exchange(self, step: int) -> None:
-        """Let all offer, hear and mix."""
+        """Exchange and mix the models of all devices."""
         for turn, parts in enumerate(exchange_parts(self.plan.method, self.values)):
             self.each(ADAPT, step, turn=turn)
             said = {x: {p: self.states[x].offered(self.spec, p) for p in parts} for x in self.names}

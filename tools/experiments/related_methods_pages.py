@@ -38,7 +38,7 @@ def main(options: argparse.Namespace) -> int:
 
 
 def _synthetic_runs(options: argparse.Namespace) -> list[Run]:
-    """Return the seeds of which every part is there; of others there is nothing to compare."""
+    """Return the runs of the seeds for which every part exists."""
     found: list[Run] = []
     for seed in range(options.seeds):
         paths = [
@@ -66,7 +66,7 @@ def _real_runs(options: argparse.Namespace, place: str) -> list[Run]:
 
 
 def _language_runs(options: argparse.Namespace) -> list[Run]:
-    """Return the seeds of which every arm is there."""
+    """Return the runs of the seeds for which every arm exists."""
     found: list[Run] = []
     for seed in range(options.seeds):
         names = [language.file(x, seed, quick=options.quick) for x in language.KINDS]
@@ -119,7 +119,7 @@ def _is(run: Run, method: str, seed: int) -> bool:
 
 
 def real(runs: Sequence[Run]) -> Page:
-    """Set every method beside learning alone, FedAvg and PL-FL."""
+    """Compare every method with local training, FedAvg and PL-FL."""
     if not runs:
         return Page("The same methods on real devices", (), ())
     title, score = f"The same methods on {runs[0]['title']}", runs[0]["score"]

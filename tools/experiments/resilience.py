@@ -72,14 +72,14 @@ def _rise(value: float) -> str:
 
 
 def e13(results: Sequence[Mapping[str, Any]]) -> Page:
-    """The matrix of rules and attacks."""
+    """Return the report of E13: the matrix of rules and attacks."""
     return Page(
         "E13: every rule against every attack", matrix_claims(results), matrix_lines(results)
     )
 
 
 def matrix_claims(results: Sequence[Mapping[str, Any]]) -> list[Claim]:
-    """Judge what an operator must be able to rely on."""
+    """Judge the claims that an operator relies on."""
     found = matrix.ratios(results)
     if not found:
         return []

@@ -1,4 +1,4 @@
-"""E9 to E13 from a command line: which arms, in which order, kept where, told how."""
+"""Run E9 to E13 from a command line: their arms, order, files and reports."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def _arm(options: argparse.Namespace, experiment: str, seed: int, **more: Any) -
 
 
 def _e9(options: argparse.Namespace, seed: int) -> list[Arm]:
-    """As the paper has it; then one net for all; then one net and one noise for all."""
+    """Yield E9's arms: as in the paper; one net for all; one net and one noise for all."""
     out = []
     for dataset in options.cellular:
         for horizon in HORIZONS:
@@ -106,7 +106,7 @@ def _e12(options: argparse.Namespace, seed: int) -> list[Arm]:
 
 
 def squares(options: argparse.Namespace) -> list[Square]:
-    """List the squares of the matrix, a corner of it when in a hurry."""
+    """List the squares of the matrix, a part of it with ``--quick``."""
     if "e13" not in options.experiments:
         return []
     if options.quick:
@@ -160,7 +160,7 @@ def kept(options: argparse.Namespace) -> dict[str, list[dict[str, Any]]]:
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add what E9 to E13 can be told."""
+    """Add the options of E9 to E13."""
     group = parser.add_argument_group("e9 to e13")
     group.add_argument("--work", type=int, default=WORK, help="gradient steps of an average device")
     group.add_argument("--cells", type=int, help="at most so many cells of a set")
@@ -198,7 +198,7 @@ def main(options: argparse.Namespace) -> int:
 
 
 def written(name: str, one: Page, options: argparse.Namespace) -> None:
-    """Write a page to the output folder, and between its marks where there are any."""
+    """Write a page to the output folder, and between its markers in the documentation, if any."""
     (options.out / f"{name.upper()}.md").write_text(one.markdown())
     (options.out / f"{name.upper()}.html").write_text(one.html())
     for path in sorted(options.docs.glob("*.md")) if options.docs else ():

@@ -1,4 +1,4 @@
-"""Both halves of any method on a simulated clock: who answers when, and who lies.
+"""Both halves of any method on a simulated clock, with latencies and Byzantine clients.
 
 The halves are the product's own. Nothing sleeps: an event carries its time, and events are handled
 in order of (time, client), so that a run repeats to the bit. Every client does one thing at a time;
@@ -124,7 +124,7 @@ class World:
                 self._freed(client, now)
 
     def _uploaded(self, event: Event) -> Event | None:
-        """Let a liar lie, then screen as the product's door does: finite numbers only, float64."""
+        """Apply an attack, then screen as the product's ingress does: finite numbers, float64."""
         if not isinstance(event, Update):
             return event
         lie = self.liars.get(event.sender)
@@ -189,7 +189,7 @@ class World:
 
 
 def drawn(names: Sequence[str], count: int, seed: int) -> Partakes:
-    """Let ``count`` clients take part in each round, drawn anew for every round.
+    """Select ``count`` clients at random for each round.
 
     >>> some = drawn(["a", "b", "c"], 2, seed=0)
     >>> sum(some(x, Task("_all", 1, "train")) for x in "abc")
@@ -223,5 +223,5 @@ def log_normal(
 
 
 def at_once(client: str, number: int) -> float:  # noqa: ARG001 - a Latency
-    """Everybody takes one second: the clock of an experiment that does not ask about time."""
+    """Return latencies of one second for all clients."""
     return 1.0

@@ -1,4 +1,4 @@
-"""The synthetic task of the specification: made-up cells whose truth is known, for every matrix.
+"""Synthetic task of the specification: cells with a known truth.
 
 Daily, half-daily and weekly waves with an amplitude and a phase of each client's own, a cluster
 that shifts the phase, and noise that remembers the step before. Seeded.

@@ -1,4 +1,4 @@
-"""E7: five nodes that see different functions, and fifty whose near ones are alike.
+"""E7: five nodes with different functions, and fifty nodes whose neighbours are similar.
 
 The paper's figures 10.1 and 10.3. It prints no numbers: what is judged is the order of its curves.
 """
@@ -40,25 +40,25 @@ class Samples:
     y: NDArray[np.float32]
 
     def __len__(self) -> int:
-        """How many there are."""
+        """Return the number of examples."""
         return len(self.x)
 
     def draw(self, rng: np.random.Generator, size: int) -> Batch:
-        """Draw some without repetition."""
+        """Draw examples without replacement."""
         some = rng.choice(len(self.x), min(size, len(self.x)), replace=False)
         return Batch(self.x[some], self.y[some])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Made:
-    """A made-up fleet: what its devices learn from and are judged by."""
+    """Synthetic fleet: training and test examples of its devices."""
 
     field: Field
     net: Net
     held: Mapping[str, Samples]
 
     def loss(self, shown: Shown, *, common: bool) -> float:
-        """Return the mean loss on what nobody has seen: of the common model, or of each one's."""
+        """Return the mean test loss of the common model, or of each device's own."""
         losses = []
         for name, some in self.held.items():
             p = shown.common if common else shown.vectors[name]
@@ -103,7 +103,7 @@ def fifty(seed: int, *, part: str = "train", nodes: int = 50) -> Made:
 
 
 def nearest(names: Sequence[str], points: Floats, count: int) -> Links:
-    """Return the links of everybody to its nearest, either way; parts are joined where closest.
+    """Return the links of each node to its nearest, symmetric; components are joined at their closest nodes.
 
     >>> sorted(nearest("abcd", np.array([[0.0], [1.0], [9.0], [10.0]]), 1))
     [('a', 'b'), ('b', 'c'), ('c', 'd')]
@@ -168,7 +168,7 @@ KINDS: Final[Mapping[str, Mapping[str, Any]]] = {
 
 
 def parts() -> Iterator[tuple[str, str]]:
-    """Name what a seed consists of: figures and methods."""
+    """Return the parts of a seed: figures and methods."""
     yield from (("10.1", method) for method in SPEEDS)
     yield from (("10.3", method) for method in KINDS)
 
@@ -182,13 +182,13 @@ RATE: Final = 0.1
 
 
 def ways(*, quick: bool) -> Iterator[tuple[Net, bool, float]]:
-    """Name what figure 10.1 is run with: a net, whether steps fade, and how long they are."""
+    """Return the variants of figure 10.1: net, decay of the steps, and their length."""
     yield from ((FIVE, False, rate) for rate in ((RATE,) if quick else RATES))
     yield from ((FIVE, True, RATE), (LINE, False, RATE))
 
 
 def _speeds(method: str, seed: int, *, quick: bool) -> Iterator[dict[str, Any]]:
-    """Figure 10.1, over whole data sets, so that nothing but the methods differs.
+    """Run figure 10.1 on whole data sets, so that only the methods differ.
 
     Also once with a linear model, which comes to an end.
     """
@@ -203,7 +203,7 @@ def _speeds(method: str, seed: int, *, quick: bool) -> Iterator[dict[str, Any]]:
 
 
 def _kinds(method: str, seed: int, *, quick: bool) -> Iterator[dict[str, Any]]:
-    """Figure 10.3; what was learned of all devices goes over to a graph of others.
+    """Run figure 10.3, and transfer the result to a graph of other devices.
 
     That is a model, or centres, or a model and a map; of the methods without a server the average.
     """
@@ -234,13 +234,13 @@ def _looked_at(plan: Course, ground: Field) -> Iterator[Shown]:
 
 
 def _both(made: Made, one: Shown, method: str) -> tuple[float, ...]:
-    """Return a point with one more loss: that of everybody's average."""
+    """Return a point with the loss of the average model added."""
     own = _point(made, one, common=method == "fedavg")
     return (*own, made.loss(one, common=True))
 
 
 def carried(before: Any, state: Any) -> Any:  # noqa: ANN401 - each half has its own
-    """Begin on other devices with what was learned of all: a model, centres, a map."""
+    """Start on other devices with the trained model, centres or map."""
     if isinstance(state, Centres):
         return replace(state, w=before.w, centres=before.centres, seeded=True)
     if isinstance(state, Bilevel):
@@ -263,7 +263,7 @@ def _kept(figure: str, method: str, seed: int, shown: Sequence[Any], **more: Any
 
 
 def file(figure: str, method: str, seed: int, *, quick: bool) -> str:
-    """Return where a part of a seed is kept, below the output folder."""
+    """Return the file of a part of a seed, below the output folder."""
     return f"e7-{figure}-{method}-{'quick-' if quick else ''}s{seed}.json"
 
 

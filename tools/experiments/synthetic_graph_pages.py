@@ -73,7 +73,7 @@ def _faster(runs: Sequence[Run], seeds: Sequence[int], way: Run, text: str) -> C
 
 
 def _agreeing(runs: Sequence[Run], seeds: Sequence[int]) -> Claim:
-    """Trackers make models agree at a constant step; without, a difference stays."""
+    """Return the claim that tracking makes models agree at a constant step."""
     apart = {x: [_last(runs, x, s, APART, **LINE) for s in seeds] for x in ("dfl_gt", "dfl_sgd")}
     halves = [_half(runs, "dfl_sgd", s) for s in seeds]
     fades = all(gt < 0.01 * sgd for gt, sgd in zip(apart["dfl_gt"], apart["dfl_sgd"], strict=True))
@@ -88,7 +88,7 @@ def _agreeing(runs: Sequence[Run], seeds: Sequence[int]) -> Claim:
 
 
 def _of_kinds(runs: Sequence[Run], seeds: Sequence[int]) -> list[Claim]:
-    """Judge figure 10.3: methods that are to agree by their average, and by each one's own."""
+    """Judge figure 10.3, by the average model and by each device's own."""
     claims = []
     for part, where in (("train", ""), ("test", "on the test graph: ")):
         ends = {x: [_last(runs, x, s, LOSS, part=part) for s in seeds] for x in NAMES}
@@ -206,7 +206,7 @@ def _first(runs: Sequence[Run], seeds: Sequence[int]) -> list[str]:
 
 
 def _by_step(runs: Sequence[Run], seeds: Sequence[int]) -> list[str]:
-    """Show that the order does not hang on one step, and where steps are too long."""
+    """Show the order of the methods at several steps, and the steps that diverge."""
     bent = [x for x in runs if x.get("linear") is False and x["fading"] is False]
     rows = []
     for rate in sorted({x["rate"] for x in bent}):

@@ -1,4 +1,4 @@
-"""Table V: what a round costs on the link, read from the counters of a real fleet's links."""
+"""Table V: bytes of a round on the link, from the counters of a real fleet's links."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ROUNDS = 10
 
 
 def counted(shared: str) -> dict[str, float]:
-    """Run four devices over a real broker; bytes a device and round, up and down."""
+    """Run four devices over a real broker; return bytes for each device and round, up and down."""
     command = [sys.executable, "-m", "firmware_sim", "fleet", "--json", "--processes"]
     command += ["--devices", "4", "--rounds", str(ROUNDS), "--shared", shared]
     done = subprocess.run(
@@ -37,7 +37,7 @@ def counted(shared: str) -> dict[str, float]:
 
 
 def table() -> str:
-    """Ours, with everything a protocol adds, beside the paper's bare scalars."""
+    """Return a table of measured bytes beside the paper's scalars."""
     lines = [
         "| | up, bytes | down, bytes | both, kbit | paper, kbit of scalars | ours / paper |",
         "|---|---|---|---|---|---|",

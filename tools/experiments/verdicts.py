@@ -1,4 +1,4 @@
-"""Judging BAFDP's claims over seeds: reproduced or not, with the numbers that say so."""
+"""Judge BAFDP's claims over seeds: reproduced or not, with the numbers."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ RISE, DOUBLE = 0.15, 2.0
 
 
 def of_e9(paper: Results, clean: Results, noisy: Results) -> list[Claim]:
-    """Judge E9: as the paper has it, then with one net, then with one net and one noise."""
+    """Judge E9: as in the paper, then with one net, then with one net and one noise."""
     claims = [_rank_claim("as the paper has it", paper)]
     claims.append(_group_claim(paper))
     claims.append(_rank_claim("every method with the same net, no noise on the readings", clean))
@@ -90,7 +90,7 @@ def _rmse(results: Results, name: str) -> dict[int, float]:
 
 
 def of_e10(results: Results) -> list[Claim]:
-    """Judge E10: more budget, no more error; and the budget's path."""
+    """Judge E10: the error does not increase with the budget; the path of the budget."""
     claims = []
     for dataset, horizon in tasks(results):
         here = [
@@ -153,7 +153,7 @@ def of_e11(results: Results) -> list[Claim]:
 
 
 def _race(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> tuple[float, float]:
-    """How many times sooner, and by how much worse in the end."""
+    """Return the speed-up and the final difference in error."""
     level = theirs["path"][-1]["loss"]
     slow = reached(theirs["path"], "loss", level)
     fast = reached(ours["path"], "loss", level)
@@ -161,7 +161,7 @@ def _race(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> tuple[float, fl
 
 
 def rises(results: Results, name: str, attack: str, ratio: float, horizon: int) -> list[float]:
-    """Return by how much a method's RMSE rises under an attack, one number a seed.
+    """Return the relative rise of a method's RMSE under an attack, for each seed.
 
     Both runs are scored on the cells that do not lie in the attacked one.
     """
@@ -178,7 +178,7 @@ def rises(results: Results, name: str, attack: str, ratio: float, horizon: int) 
 
 
 def of_e12(results: Results) -> list[Claim]:
-    """Judge E12: what three tenths of liars do, and who stands where at one tenth."""
+    """Judge E12: errors with three tenths of Byzantine devices, and ranks with one tenth."""
     claims = []
     horizons = sorted({r["arm"]["horizon"] for r in results})
     for horizon in horizons:
@@ -226,7 +226,7 @@ def _huge(results: Results) -> list[Claim]:
 
 
 def _shares(values: Sequence[float]) -> str:
-    """Return rises as shares; a hundredfold error has diverged.
+    """Format rises in per cent; a hundredfold error counts as diverged.
 
     >>> _shares([0.072, 1e30])
     '+7.2%, diverged'

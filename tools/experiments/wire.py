@@ -1,4 +1,4 @@
-"""Figure 7: what a firing costs on the link, read from the counters of real fleets' links.
+"""Figure 7: bytes of a firing on the link, from the counters of real fleets' links.
 
 The paper multiplies: twice the model's size, times participants, times rounds. We run BAFDP over a
 real broker with ever more devices and set what was counted beside that product.
@@ -23,7 +23,7 @@ SLACK = 1.25
 
 
 def counted(devices: int) -> float:
-    """Run a fleet over a real broker; bytes on its devices' links, both ways, in all."""
+    """Run a fleet over a real broker; return the bytes on its devices' links, both directions."""
     command = [sys.executable, "-m", "firmware_sim", "fleet", "--json", "--in-process"]
     command += ["--method", "bafdp", "--bundle", BUNDLE, "--like", "cells"]
     command += ["--devices", str(devices), "--rounds", str(ROUNDS)]
@@ -51,7 +51,7 @@ def measured(options: argparse.Namespace) -> dict[str, float]:
 
 
 def judge(found: dict[str, float]) -> Claim:
-    """Say whether traffic follows the product, at this model's size."""
+    """Judge whether the traffic follows the paper's product."""
     size = 4.0 * Bundle.open(BUNDLE, trust=TrustedKeys()).manifest.size
     shares = {n: total / product(size, int(n), ROUNDS) for n, total in found.items()}
     said = ", ".join(f"{n} devices: {x:.3f} of the product" for n, x in shares.items())
@@ -61,7 +61,7 @@ def judge(found: dict[str, float]) -> Claim:
 
 
 def lines(found: dict[str, float]) -> list[str]:
-    """Return the table, and what the paper's own case would be."""
+    """Return the table, and the product for the paper's case."""
     size = 4.0 * Bundle.open(BUNDLE, trust=TrustedKeys()).manifest.size
     rows = [
         f"| {n} | {total / 1e6:.3f} | {product(size, int(n), ROUNDS) / 1e6:.3f} |"

@@ -1,4 +1,4 @@
-"""A town's clock: every Python program that finds this on its path lives as fast as a file says.
+"""Accelerated clock of a Python process, whose rate a shared file sets.
 
 The file holds, twice a counter around them, three numbers: a moment of this machine's monotonic
 clock, the town's moment then, and how many of the town's seconds pass in one of ours. Whoever runs
@@ -26,7 +26,7 @@ _file: mmap.mmap | None = None
 
 
 def _town() -> tuple[float, float]:
-    """Return the town's moment, and its pace."""
+    """Return the simulated time and its rate."""
     assert _file is not None
     while True:
         before, ours, town, pace, after = _FORM.unpack(_file[: _FORM.size])
@@ -39,7 +39,7 @@ def _moment() -> float:
 
 
 def _waiting(look: Callable[[float], Any], seconds: float | None) -> Any:  # noqa: ANN401
-    """Call ``look`` with slices of our seconds until it finds something, or the time is over."""
+    """Call ``look`` with slices of real seconds until it returns a result or the time is over."""
     until = float("inf") if seconds is None else _moment() + max(0.0, seconds)
     while True:
         now, pace = _town()
@@ -50,7 +50,7 @@ def _waiting(look: Callable[[float], Any], seconds: float | None) -> Any:  # noq
 
 
 class _Poll:
-    """``select.poll``, in the town's milliseconds."""
+    """``select.poll`` in simulated milliseconds."""
 
     def __init__(self) -> None:
         self._real = _REAL_POLL()
