@@ -187,7 +187,7 @@ def test_neighbours_come_from_a_file_relative_to_the_configuration(world, tmp_pa
 def test_a_file_that_is_missing_is_refused_before_anything_connects(world, tmp_path):
     one = personal(world, settings=beside(tmp_path))
     (tmp_path / "near.csv").unlink()
-    with pytest.raises(SettingsError, match=r"run\.settings\.neighbours: expected a CSV"):
+    with pytest.raises(SettingsError, match=r"run\.settings\.neighbours: expected a readable CSV"):
         one.start_daemon()
 
 

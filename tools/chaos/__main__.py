@@ -50,7 +50,7 @@ def main(argv: list[str] | None = None) -> int:
         world = World(family, args.out, args.devices, args.seed, args.kind, quorum, args.deadline)
         try:
             _run(world, outcome)
-            family.stop([*world.crews])
+            family.stop([*world.processes])
             family.stop([world.aggregator])
             _judge(world, outcome)
         finally:
@@ -73,8 +73,8 @@ def _run(world: World, outcome: Outcome) -> None:
             raise Failure("the model did not move before the storm", hint=str(world.alone))
         time.sleep(_LOOK)
     _storm(world, outcome)
-    for number in range(len(world.crews)):
-        (world.folder / f"crew-{number}.off").unlink(missing_ok=True)
+    for number in range(len(world.processes)):
+        (world.folder / f"process-{number}.off").unlink(missing_ok=True)
     outcome.version = world.version() or 0
     outcome.calm = world.settle(_CALM)
     outcome.alone = dict(world.alone)
@@ -124,7 +124,7 @@ def _judge(world: World, outcome: Outcome) -> None:
     if copy.exists():
         with open_store(copy, read_only=True) as store:
             outcome.broken += [f"the backup: {x}" for x in store.integrity()]
-    stopped = [why for crew in world.crew_status() for why in crew.get("stopped", [])]
+    stopped = [why for process in world.device_status() for why in process.get("stopped", [])]
     outcome.broken += [f"a device stopped for good: {why}" for why in stopped]
 
 

@@ -3,7 +3,7 @@
     python -m tools.chaos.device_processes PLAN
 
 ``PLAN`` is JSON, written by ``tools.chaos.world``. Half of the devices' links send everything
-twice, the other half out of order. Every second the crew replaces a file that says how it is.
+twice, the other half out of order. Every second the process replaces a file that says how it is.
 """
 
 from __future__ import annotations

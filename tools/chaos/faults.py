@@ -12,7 +12,7 @@ from typing import Final
 from firmware_sim.fleet.processes import command, run
 from tools.chaos.hostile import Stranger
 from tools.chaos.wires import tell
-from tools.chaos.world import CREW, World, answers, is_listening, opened
+from tools.chaos.world import PER_PROCESS, World, answers, is_listening, opened
 
 _VOLLEY = 150
 _HALF_OPEN = 50
@@ -31,13 +31,13 @@ class Struck:
 Strike = Callable[[World, random.Random], Struck]
 
 
-def kill_crew(world: World, rng: random.Random) -> Struck:
+def kill_devices(world: World, rng: random.Random) -> Struck:
     """Kill ten devices at once, and restart them."""
-    number = rng.randrange(len(world.crews))
-    world.kill(world.crews[number])
+    number = rng.randrange(len(world.processes))
+    world.kill(world.processes[number])
     time.sleep(rng.uniform(0.0, 1.5))
-    world.start_crew(number)
-    return Struck(CREW, "devices")
+    world.start_devices(number)
+    return Struck(PER_PROCESS, "devices")
 
 
 def kill_aggregator(world: World, rng: random.Random) -> Struck:
@@ -78,10 +78,10 @@ def silence(world: World, rng: random.Random) -> Struck:
 
 def clock_jump(world: World, rng: random.Random) -> Struck:
     """Move ten devices' clocks: to 1970, one day back, or ten years ahead."""
-    number = rng.randrange(len(world.crews))
+    number = rng.randrange(len(world.processes))
     where = rng.choice(sorted(_CLOCKS))
-    (world.folder / f"crew-{number}.off").write_text(str(_CLOCKS[where]))
-    return Struck(CREW, f"devices, to {where}")
+    (world.folder / f"process-{number}.off").write_text(str(_CLOCKS[where]))
+    return Struck(PER_PROCESS, f"devices, to {where}")
 
 
 def hostile(world: World, rng: random.Random) -> Struck:
@@ -117,11 +117,11 @@ def fill_server(world: World, rng: random.Random) -> Struck:
 
 def fill_devices(world: World, rng: random.Random) -> Struck:
     """Fill the disk of ten devices for seconds."""
-    if world.crew_disk.why_not:
-        return Struck(0, "disk", f"skipped: {world.crew_disk.why_not}")
-    world.crew_disk.fill()
+    if world.device_disk.why_not:
+        return Struck(0, "disk", f"skipped: {world.device_disk.why_not}")
+    world.device_disk.fill()
     time.sleep(rng.uniform(2.0, 5.0))
-    world.crew_disk.free()
+    world.device_disk.free()
     return Struck(1, "disk")
 
 
@@ -140,7 +140,7 @@ def backup_of(folder: Path) -> Path:
 
 
 FAULTS: Final[Mapping[str, tuple[Strike, int]]] = {
-    "kill -9 of ten devices": (kill_crew, 6),
+    "kill -9 of ten devices": (kill_devices, 6),
     "kill -9 of the aggregator": (kill_aggregator, 4),
     "kill -9 of the broker": (kill_broker, 2),
     "all devices' links cut": (cut_devices, 2),

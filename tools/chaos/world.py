@@ -25,7 +25,7 @@ from firmware_sim.scenario import RunSettings, Scenario
 from tools.chaos.device_processes import HISTORY_UNTIL
 
 FLEET = "storm"
-CREW = 10
+PER_PROCESS = 10
 _TIMEOUTS = 'timeouts = { reply = "500ms", retained_model = "1s" }\n'
 _MEBI = 2**20
 
@@ -97,7 +97,7 @@ class World:
     deadline: str
     prepared: Prepared = field(init=False)
     aggregator: RunningProgram = field(init=False)
-    crews: list[RunningProgram] = field(default_factory=list)
+    processes: list[RunningProgram] = field(default_factory=list)
     alone: dict[str, int] = field(default_factory=dict)
     doomed: set[int] = field(default_factory=set)  # pids that we killed ourselves
 
@@ -108,7 +108,7 @@ class World:
             Failure: A program does not start.
         """
         self.server_disk = Mount(self.folder / "fleet" / "aggregator", 1024)
-        self.crew_disk = Mount(self.folder / "crew-disk", 64)
+        self.device_disk = Mount(self.folder / "process-disk", 64)
         self.url = start_broker(self.family, self.folder / "broker", self.kind)
         self.broker = self.family.members[-1]
         first, names = free_port(4), ("control", "devices", "aggregator", "page")
@@ -121,8 +121,8 @@ class World:
         until = time.monotonic() + START_TIMEOUT  # else two hundred devices begin by waiting for it
         while self.version() is None and time.monotonic() < until:
             time.sleep(0.1)
-        for number in range(-(-self.devices // CREW)):
-            self.crews.append(self._crew(number))
+        for number in range(-(-self.devices // PER_PROCESS)):
+            self.processes.append(self._run_devices(number))
 
     def _prepare(self) -> None:
         settings = {"steps": 2, "rate": 0.001}
@@ -141,29 +141,29 @@ class World:
         config.write_text(config.read_text().replace(broker, self._via("aggregator")))
         for number, device in enumerate(self.prepared.devices):
             text = _TIMEOUTS + device.config.read_text().replace("timeouts = {  }\n", "")
-            if number < CREW and not self.crew_disk.why_not:
-                own = f'state = "{self.crew_disk.folder.absolute() / device.id}"'
+            if number < PER_PROCESS and not self.device_disk.why_not:
+                own = f'state = "{self.device_disk.folder.absolute() / device.id}"'
                 text = text.replace(f'state = "{device.id}"', own)
             device.config.write_text(text)
-        for number in range(-(-self.devices // CREW)):
+        for number in range(-(-self.devices // PER_PROCESS)):
             self._plan(number)
 
     def _via(self, wire: str) -> str:
         return f"mqtt://127.0.0.1:{self.ports[wire]}"
 
     def _plan(self, number: int) -> None:
-        crew = self.prepared.devices[number * CREW : (number + 1) * CREW]
+        members = self.prepared.devices[number * PER_PROCESS : (number + 1) * PER_PROCESS]
         plan = {
-            "devices": [str(device.config) for device in crew],
+            "devices": [str(device.config) for device in members],
             "of": self.devices,
             "diaries": str(self.diaries),
             "aggregator": str(self.prepared.folder / "aggregator" / "aggregator.pub"),
-            "orders": str(self.folder / f"crew-{number}.off"),
+            "orders": str(self.folder / f"process-{number}.off"),
             "hush": str(self.folder / "hush"),
-            "status": str(self.folder / f"crew-{number}.json"),
+            "status": str(self.folder / f"process-{number}.json"),
             "seed": self.seed + number,
         }
-        (self.folder / f"crew-{number}.plan").write_text(json.dumps(plan))
+        (self.folder / f"process-{number}.plan").write_text(json.dumps(plan))
 
     @property
     def diaries(self) -> Path:
@@ -184,15 +184,17 @@ class World:
         arguments = command("gridfed-aggregator", "run", str(self.prepared.aggregator))
         self.aggregator = self.family.start("aggregator", arguments)
 
-    def start_crew(self, number: int) -> None:
+    def start_devices(self, number: int) -> None:
         """Restart a process of ten devices."""
-        self.crews[number] = self._crew(number)
+        self.processes[number] = self._run_devices(number)
 
-    def _crew(self, number: int) -> RunningProgram:
-        """Return the command of a process of devices; every second one uses the numpy engine."""
+    def _run_devices(self, number: int) -> RunningProgram:
+        """Run a process of ten devices; every second process uses the numpy engine."""
         engine = {"GRIDFED_ENGINE": "numpy"} if number % 2 else {}
-        plan = str(self.folder / f"crew-{number}.plan")
-        return self._module(f"crew-{number}", "tools.chaos.device_processes", plan, environ=engine)
+        plan = str(self.folder / f"process-{number}.plan")
+        return self._module(
+            f"process-{number}", "tools.chaos.device_processes", plan, environ=engine
+        )
 
     def _module(self, name: str, module: str, *words: str, environ: Any = None) -> RunningProgram:  # noqa: ANN401
         root = str(Path(__file__).resolve().parents[2])
@@ -210,11 +212,14 @@ class World:
 
     def tend(self) -> None:
         """Restart programs that ended by themselves, as a service manager does, and record them."""
-        crews = enumerate(self.crews)
+        processes = enumerate(self.processes)
         watched: list[tuple[str, RunningProgram, Callable[[], None]]] = [
             ("broker", self.broker, self.start_broker),
             ("aggregator", self.aggregator, self.start_aggregator),
-            *((f"crew-{n}", crew, partial(self.start_crew, n)) for n, crew in crews),
+            *(
+                (f"process-{n}", process, partial(self.start_devices, n))
+                for n, process in processes
+            ),
         ]
         for name, program, again in watched:
             if program.poll() is None or program.process.pid in self.doomed:
@@ -230,9 +235,9 @@ class World:
         run = {} if said is None else json.loads(said).get("run", {})
         return int(run["version"]) if "version" in run else None
 
-    def crew_status(self) -> list[dict[str, Any]]:
+    def device_status(self) -> list[dict[str, Any]]:
         """Return the last status of every process of devices."""
-        files = (self.folder / f"crew-{n}.json" for n in range(len(self.crews)))
+        files = (self.folder / f"process-{n}.json" for n in range(len(self.processes)))
         return [json.loads(f.read_text()) if f.exists() else {"owed": -1} for f in files]
 
     def settle(self, limit: float) -> float:
@@ -245,16 +250,16 @@ class World:
         began = time.monotonic()
         while time.monotonic() - began < limit:
             self.tend()
-            said, fresh = self.crew_status(), time.time() - 5
+            said, fresh = self.device_status(), time.time() - 5
             if all(one["owed"] == 0 and one["time"] > fresh for one in said):
                 return time.monotonic() - began
             time.sleep(0.5)
-        owing = [(n, one) for n, one in enumerate(self.crew_status()) if one["owed"]]
+        owing = [(n, one) for n, one in enumerate(self.device_status()) if one["owed"]]
         raise Failure(f"after {limit:.0f} s of calm, devices still owe updates: {owing}")
 
     def close(self) -> None:
         """Unmount all disks."""
-        for disk in (self.server_disk, self.crew_disk):
+        for disk in (self.server_disk, self.device_disk):
             disk.close()
 
 
