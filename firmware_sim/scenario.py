@@ -31,7 +31,7 @@ RENAMED: Mapping[str, str] = {
 Count = Annotated[int, Between(1, 100_000)]
 
 DEFAULT_BUNDLES: Mapping[str, str] = {
-    "homes": "load-lstm-week",
+    "homes": "load-week-1",
     "cells": "cells-mlp-1",
     "chargers": "chargers-1",
 }

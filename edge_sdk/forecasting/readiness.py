@@ -75,8 +75,7 @@ def _source_of(
     stream = feature.stream or manifest.target.stream
     source = given.get(stream, "")
     if source and feature.lag_steps is not None:
-        days = (feature.lag_steps - 1) * manifest.window.step_seconds / 86_400
-        source = f"{source}, {days:.3g} days earlier"
+        source = f"{source}, earlier readings"
     return ChannelSource(feature.name, stream, source, "" if source else lost)
 
 

@@ -158,7 +158,8 @@ def sim(*arguments, folder):
 
 def test_the_command_refuses_homes_without_weather_before_a_broker_starts(tmp_path):
     folder_of(tmp_path / "data", columns=("load_kwh",), devices=5)
-    done = sim("fleet", "--like", "homes", "--data", "data", folder=tmp_path)
+    words = ["fleet", "--like", "homes", "--data", "data", "--bundle", "load-lstm-week"]
+    done = sim(*words, folder=tmp_path)
     assert done.returncode == 2, done.stderr
     assert "windows: 0 on 5 of 5 devices" in done.stderr
     assert "no source for temperature, wind" in done.stderr
