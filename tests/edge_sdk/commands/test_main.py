@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -12,6 +13,8 @@ import time
 
 import pytest
 
+from edge_sdk.agent import ChannelReminder
+from edge_sdk.bundle import Bundle, TrustedKeys
 from edge_sdk.client import Client
 from edge_sdk.commands.main import main
 from edge_sdk.commands.status import plain
@@ -80,6 +83,32 @@ def test_check_names_the_source_of_every_channel(config, capsys):
     channels = json.loads(said(capsys).out)["channels"]
     assert channels["load"] == {"reads": "elec.import.energy", "source": "source[0], csv"}
     assert len(channels) == 8
+
+
+ENERGY = TOML.replace("load-lstm", "load-week-weather-1").replace(
+    ', t = "weather.temperature", w = "weather.wind_speed"', ""
+)
+
+
+def test_check_and_run_name_an_optional_channel_without_source(config, capsys, caplog):
+    enrolled(config)
+    config.write_text(ENERGY)
+    assert main(["check", str(config)]) == 0
+    out = said(capsys).out
+    assert re.search(
+        r"^temperature +weather.temperature +no source: optional: the model", out, re.MULTILINE
+    )
+    assert out.endswith("warning: no source for temperature\n")
+    reminder = ChannelReminder(Config.load(config))
+    manifest = Bundle.open("load-week-weather-1", trust=TrustedKeys()).manifest
+    for _ in range(3):
+        reminder.turn(manifest)
+    (logged,) = (x.getMessage() for x in caplog.records if "channel without source" in x.message)
+    assert "channel=temperature reads=weather.temperature" in logged
+    reminder.turn(Bundle.open("load-lstm", trust=TrustedKeys()).manifest)  # the run has another
+    lost = [x.getMessage() for x in caplog.records if "bundle=load-lstm " in x.message]
+    assert len(lost) == 2
+    assert all("no model forecast and no training" in line for line in lost)
 
 
 def test_a_forecast_before_any_reading_says_what_is_missing_and_no_date(config, capsys):
