@@ -31,12 +31,21 @@ _PROOF = 72
 
 @dataclass(slots=True)
 class DeviceInspection:
-    """A device's model runtime and state, read beside a running agent."""
+    """A device's model runtime and state, read beside a running agent.
+
+    Attributes:
+        config: Configuration of the device.
+        learner: Model runtime of the bundle.
+        state: Learned state of the device half.
+        candidates: Saved candidates for the forecast; empty where none are compared.
+        is_trained: Whether a trained state was saved; else ``state`` is the bundle's first.
+    """
 
     config: Config
     learner: ModelRuntime
     state: Any
     candidates: DeviceCandidates = field(default_factory=DeviceCandidates)
+    is_trained: bool = False
 
     @classmethod
     def of(cls, config: Config, *, beyond: bool = False) -> DeviceInspection:
@@ -54,7 +63,7 @@ class DeviceInspection:
             announced = announced_of(store)
             bundle = bootstrap.open_bundle(config, announced)
             learner = bootstrap.set_up(config, store, bundle, announced, METHODS)
-            state, _ = bootstrap.recall(learner, store)
+            state, learned = bootstrap.recall(learner, store)
             candidates = DeviceCandidates()
             if not why_fleet(config, learner):
                 candidates = DeviceCandidates.recall(learner, store)
@@ -63,7 +72,7 @@ class DeviceInspection:
             whole = tuple({k: v for k, v in s.items() if k != "until"} for s in config.source)
             sources = open_sources(replace(config, source=whole))
             read_all(sources, lambda reading: learner.observe(reading, np.inf))
-        return cls(config, learner, state, candidates)
+        return cls(config, learner, state, candidates, learned is not None)
 
     def forecast(self) -> Forecast:
         """Forecast the values after the newest reading."""

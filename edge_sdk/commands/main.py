@@ -28,6 +28,7 @@ COMMANDS = {
         "run": "Record readings, train, share updates and forecast until SIGTERM.",
         "check": "Check configuration, keys, bundle and sources.",
         "forecast": "Forecast the next values, or a span of the past.",
+        "backtest": "Score forecasts of this device's own record against naive ones.",
         "status": "Show the state of the device.",
         "budget": "Show the cost of a round, the privacy budget and the resource limits.",
         "source": "Test one source.",

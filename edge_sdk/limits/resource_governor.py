@@ -62,6 +62,7 @@ class ResourceGovernor:
         self._looked = now
         written = self._written()
         self.flash = self.flash.use(written - self._counted, server)
+        self.wake = self.wake.use(0, server)  # a new day begins with none used
         self._counted = written
         present = MachineState(wall, load_by_processor(), on_battery())
         spent = self.is_flash_spent, self.is_wake_spent

@@ -90,6 +90,28 @@ def test_a_used_daily_wake_time_forbids_training():
     assert thrift.look(140.0, 0.0, NOW + DAY) == "", "another day"
 
 
+def test_a_new_day_allows_training_again_also_for_a_device_that_did_nothing_since():
+    thrift = ResourceGovernor(
+        LimitsSection(daily_wake_time="30s"), DailyQuota(), now=0.0, written=lambda: 0
+    )
+    thrift.live(31.0, NOW, awake=True)
+    assert thrift.look(40.0, 0.0, NOW) == "wake time"
+    assert not thrift.has_wake_time(1.0, NOW)
+    assert thrift.has_wake_time(0.1, NOW + DAY)
+    assert thrift.look(60.0, 0.0, NOW + DAY) == ""
+
+
+def test_a_share_of_the_days_wake_time_is_kept_for_other_work():
+    thrift = ResourceGovernor(
+        LimitsSection(daily_wake_time="30s"), DailyQuota(), now=0.0, written=lambda: 0
+    )
+    thrift.live(14.0, NOW, awake=True)
+    assert thrift.has_wake_time(0.5, NOW)
+    thrift.live(16.0, NOW, awake=True)
+    assert not thrift.has_wake_time(0.5, NOW)
+    assert thrift.look(60.0, 0.0, NOW) == ""
+
+
 def test_battery_operation_is_detected_from_the_mains_supplies(tmp_path):
     assert on_battery(tmp_path) is None
     for name, kind, online in (("AC", "Mains", "0"), ("BAT0", "Battery", "1")):
