@@ -4,6 +4,10 @@ The half is pure and independent of the neighbours: the shell passes the vectors
 exchange and their weights (``edge_sdk.peers.exchange``). A step is either *alone*, or an exchange
 of one or two turns; in each turn the half first prepares its offer and then mixes the vectors
 received.
+
+The loop of ``local_sgd.train`` is not used: the shell asks for every single step and saves it, and
+a step may start elsewhere than where its gradient was taken (at the mixed model), or follow a
+tracker instead of a gradient.
 """
 
 from __future__ import annotations
@@ -14,9 +18,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from edge_sdk.methods.local_sgd import LocalSgd
+from edge_sdk.methods.local_sgd import LocalSgd, loss_gradient
 from edge_sdk.methods.peer_mixing import mix
 from edge_sdk.methods.training_context import TrainingContext
+from edge_sdk.shared_math.optim import optimiser_step, scale
 from edge_sdk.wire.contract.method import Array, Effects, Event, Half, Scalars, Task
 from edge_sdk.wire.contract.parameter_layout import ParamSpec, Vector
 
@@ -165,7 +170,7 @@ def _gradient(
     """Draw the next minibatch and return its gradient; None without windows or if not finite."""
     after = replace(state, draws=state.draws + 1)
     for batch in local.batches(1, state.draws, fresh=True):
-        _, g = local.run("gradient", p=at, x=batch.x, y=batch.y)
+        _, g = loss_gradient(local, at, batch)
         return after, g if bool(np.isfinite(g).all()) else None
     return after, None
 
@@ -175,9 +180,12 @@ def _descended(
 ) -> GossipState:
     """Step from ``start`` along the gradient at the state's own point."""
     after, g = _gradient(local, state, state.p)
-    return replace(
-        after, p=start if g is None else (start - step_length(task) * g).astype(start.dtype)
-    )
+    return replace(after, p=start if g is None else _stepped(start, g, task))
+
+
+def _stepped(p: Vector, g: Vector, task: Task) -> Vector:
+    """Return the parameters after the step of a task along ``g``."""
+    return optimiser_step(scale(-step_length(task)), p, g, {})[0]
 
 
 def _tracking_anew(local: TrainingContext, state: GossipState) -> GossipState:
@@ -202,7 +210,7 @@ def _followed(spec: ParamSpec, state: GossipState, task: Task) -> GossipState:
     assert state.seen is not None
     assert state.tracker is not None
     along = spec.place(state.seen, state.tracker)
-    return replace(state, p=(state.p - step_length(task) * along).astype(state.p.dtype))
+    return replace(state, p=_stepped(state.p, along, task))
 
 
 def _mixed(spec: ParamSpec, state: GossipState, task: Task) -> Vector:

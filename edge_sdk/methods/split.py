@@ -5,6 +5,10 @@ Source: the PFGL paper, algorithm 1, as ``algorithms.md`` section 6.4 of the spe
 encode, decode, finish. Their effect on this device's model is kept in ``live`` until ``share``
 turns it into the round's one answer. A process that restarts, or receives a restarted round,
 returns to its last answer. So a round is applied as a whole, or not at all.
+
+The loop of ``local_sgd.train`` is not used: an iteration is spread over several messages, its
+gradient is put together from two parts of which one may never arrive, and the server, not the
+device, chooses its windows. The step itself is the common one, ``optim.optimiser_step``.
 """
 
 from __future__ import annotations
