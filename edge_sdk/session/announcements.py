@@ -1,4 +1,49 @@
-"""Receive the announcements of the fleet: keys of the aggregator, and bundles with their runs."""
+"""Receive the announcements of the fleet: keys of the aggregator, and bundles with their runs.
+
+Announcements are retained, so a broker can replay, reorder or withhold them. One takes effect only
+if it passes every rule that applies to it, in this order; the first broken rule refuses it, with
+the reason given, and changes nothing. After each rule stands the function that enforces it.
+
+Every announcement:
+
+1. Its topic is one of this fleet's: MALFORMED. (``session.signed_link.SignedLink._open``)
+2. Its envelope has an allowed size, form and protocol version, the topic's kind and the topic's
+   sender (root for keys and bundles): TOO_LARGE, MALFORMED, UNKNOWN_WIRE, WRONG_SENDER.
+   (``wire.protocol.envelope.unseal``)
+3. The sender's key is known and valid now; the operator's root key is pinned and an aggregator key
+   is announced by root: UNKNOWN_CLIENT. (``session.key_ring.KeyRing.key``)
+4. The signature covers fleet, kind, sender, recipient and body: MALFORMED, UNKNOWN_CLIENT,
+   BAD_SIGNATURE. (``wire.protocol.envelope.check_proof``)
+5. Its body is not encrypted: CANNOT_OPEN. (``wire.protocol.envelope.unseal``)
+6. Its fields have the types and bounds of their kind: MALFORMED, UNKNOWN_FIELD, UNKNOWN_KIND,
+   TOO_LARGE. (``wire.protocol.codec.decode``)
+
+A list of keys:
+
+7. Its serial number is not lower than that of the list in force: ROLLBACK.
+   (``session.key_ring.KeyRing.accept``)
+
+A bundle:
+
+8. Its serial number and run are not lower than those in force, nor is its version if the name is
+   the same: ROLLBACK. (``session.manifest_checks.judge_bundle``)
+9. The configuration accepts its method: UNKNOWN_KIND. (``session.manifest_checks.judge_bundle``)
+10. It allows the encoding of the method's updates: WRONG_ENCODING.
+    (``session.manifest_checks.judge_bundle``)
+11. It requires no encrypted messages: PLAIN_REFUSED. (``session.manifest_checks.judge_bundle``)
+12. Its archive has a size that can be transferred: MALFORMED, TOO_LARGE.
+    (``wire.protocol.transfer.check_sizes``)
+13. Each chunk of the archive has the right index and length: BAD_CHUNK.
+    (``wire.protocol.transfer.Receiving.add``)
+14. The whole archive has the announced digest: NOT_FOUND, BAD_DIGEST.
+    (``wire.protocol.transfer.Receiving.body``)
+15. Root has signed the archive, its version is not older than an installed one, and it passes its
+    golden sample: BundleError. (``bundle.install``)
+
+The rules of a common model are those of ``session.manifest_checks.judge_model``, and of a task
+those of ``session.manifest_checks.judge_task``; rules 1 to 6 come first there too. A bundle with
+the serial number in force passes rules 8 to 11 and is then ignored.
+"""
 
 from __future__ import annotations
 
