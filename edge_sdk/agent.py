@@ -109,8 +109,8 @@ def parted(sources: Iterable[Source]) -> tuple[list[Source], dict[str, ThreadedS
         for number, source in enumerate(sources)
         if isinstance(source, ThreadedSource) and not source.is_finite
     }
-    going_on = {id(source) for source in live.values()}
-    return [source for source in sources if id(source) not in going_on], live
+    running = {id(source) for source in live.values()}
+    return [source for source in sources if id(source) not in running], live
 
 
 class SourceSet:

@@ -143,7 +143,7 @@ FAULTS = [
     ({"broker": {"keepalive": "long"}}, "broker.keepalive: expected"),
     ({"broker": {"protocol": 3}}, "broker.protocol: unknown 3; known: 4, 5"),
     ({"fleet": "no rth"}, "fleet: expected"),
-    ({"broker": {"url": "mqtt://broker.example"}}, "in the clear"),
+    ({"broker": {"url": "mqtt://broker.example"}}, "unencrypted"),
 ]
 
 

@@ -136,31 +136,31 @@ def _fits(vector: Array, spec: ParamSpec) -> bool:
 
 
 def _lean(
-    form: tuple[float, ...], rows: Array, asked: Scalars, width: int
+    form: tuple[float, ...], rows: Array, values: Scalars, width: int
 ) -> BilevelPenalty | None:
     numbers = dict(zip(_FORM, form, strict=True))
     basis = unpack_map(numbers, rows if len(rows) else None, width)
     if basis is None:
         return None
-    own, smooth = asked.get("own", 1.0), asked.get("smooth", 0.0)
-    return BilevelPenalty(basis, own, smooth, asked.get("ridge", 0.0))
+    own, smooth = values.get("own", 1.0), values.get("smooth", 0.0)
+    return BilevelPenalty(basis, own, smooth, values.get("ridge", 0.0))
 
 
 def _trained(
     local: TrainingContext, settings: LocalSgd, state: BilevelState, task: Task
 ) -> tuple[BilevelState, Effects]:
-    asked, spec = task.values, local.spec
-    form = tuple(float(asked.get(name, 0.0)) for name in _FORM)
+    values, spec = task.values, local.spec
+    form = tuple(float(values.get(name, 0.0)) for name in _FORM)
     rows = task.arrays.get("phi", _EMPTY)
-    lean = _lean(form, rows, asked, spec.shared_size)
+    lean = _lean(form, rows, values, spec.shared_size)
     if lean is None:
         return state, ()
     with np.errstate(over="ignore", invalid="ignore"):  # the device then answers nothing
         trained = _stepped(local, settings, state.p, task, lean)
     if not (trained.report and trained.is_finite):
         return state, ()
-    said = answer(local, task, spec.shared(trained.p), trained.report)
-    return BilevelState(trained.p, task.round, form, rows), (said,)
+    update = answer(local, task, spec.shared(trained.p), trained.report)
+    return BilevelState(trained.p, task.round, form, rows), (update,)
 
 
 def _stepped(
@@ -183,17 +183,17 @@ def _stepped(
 
 def _solved(local: TrainingContext, state: BilevelState, task: Task) -> Effects:
     """Answer with q; with nothing without a curvature, or at another model."""
-    asked, spec = task.values, local.spec
-    if not state.answered or asked.get("of", float(state.answered)) != state.answered:
+    values, spec = task.values, local.spec
+    if not state.answered or values.get("of", float(state.answered)) != state.answered:
         return ()
-    lean = _lean(state.form, state.rows, asked, spec.shared_size)
-    batches = list(local.batches(int(asked.get("batches", 1.0)), task.round, fresh=True))
+    lean = _lean(state.form, state.rows, values, spec.shared_size)
+    batches = list(local.batches(int(values.get("batches", 1.0)), task.round, fresh=True))
     if lean is None or not batches:
         return ()
-    product = _curvature(local, state.p, batches, lean, float(asked.get("damping", 0.0)))
+    product = _curvature(local, state.p, batches, lean, float(values.get("damping", 0.0)))
     p = np.asarray(task.arrays["p"], np.float64)
     with np.errstate(over="ignore", invalid="ignore"):
-        q = _found(product, p, asked).astype(np.float32)
+        q = _found(product, p, values).astype(np.float32)
     if not np.isfinite(q).all():
         return ()
     return (answer(local, task, q, {"n": float(sum(map(len, batches)))}),)
@@ -215,13 +215,13 @@ def _curvature(
     return product
 
 
-def _found(product: Product, p: Wide, asked: Scalars) -> Wide:
+def _found(product: Product, p: Wide, values: Scalars) -> Wide:
     """Solve as asked; with a first direction of negative curvature, scale the slope instead."""
-    count = int(asked.get("iterations", 10.0))
-    if asked.get("solver", 0.0) == NEUMANN:
-        step = float(asked.get("step", 0.0)) or 0.9 / max(largest_eigenvalue(product, p), 1e-12)
+    count = int(values.get("iterations", 10.0))
+    if values.get("solver", 0.0) == NEUMANN:
+        step = float(values.get("step", 0.0)) or 0.9 / max(largest_eigenvalue(product, p), 1e-12)
         return neumann_series(product, p, count, step).q
-    found: Solution = conjugate_gradients(product, p, count, float(asked.get("tolerance", 1e-3)))
+    found: Solution = conjugate_gradients(product, p, count, float(values.get("tolerance", 1e-3)))
     if found.why == "negative" and not found.q.any():
-        return p / float(asked.get("curvature", 1.0))
+        return p / float(values.get("curvature", 1.0))
     return found.q

@@ -55,14 +55,14 @@ class ChosenModel:
 Chooser = TypeVar("Chooser", bound=ChosenModel)
 
 
-def fleet_choice(state: Chooser, asked: Scalars) -> Chooser:
+def fleet_choice(state: Chooser, values: Scalars) -> Chooser:
     """Keep the model of the last answer if the fleet chose its round; else return the same state.
 
     >>> state = ChosenModel(np.ones(1, np.float32), answered=3)
     >>> fleet_choice(state, {"kept": 3.0}).kept, fleet_choice(state, {"kept": 2.0}) is state
     (array([1.], dtype=float32), True)
     """
-    is_ours = bool(state.answered) and asked.get("kept", 0.0) == state.answered
-    if not is_ours or (state.kept is not None and np.array_equal(state.kept, state.p)):
+    is_best_round = bool(state.answered) and values.get("kept", 0.0) == state.answered
+    if not is_best_round or (state.kept is not None and np.array_equal(state.kept, state.p)):
         return state
     return replace(state, kept=state.p)

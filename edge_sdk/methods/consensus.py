@@ -105,19 +105,19 @@ def _answered(
     local: TrainingContext, settings: LocalSgd, state: ConsensusState, task: Task, content: Content
 ) -> tuple[ConsensusState, Effects]:
     spec, z = local.spec, task.arrays["z"]
-    begun = _begun(spec, settings, state, task)
-    moved, report = _activated(local, settings, begun, task)
+    start = _start(spec, settings, state, task)
+    moved, report = _activated(local, settings, start, task)
     if not report:
         return state, ()
     if not (np.isfinite(moved.p).all() and all(map(math.isfinite, report.values()))):
-        moved = replace(begun, p=spec.place(begun.p, z), moments=None)
-        report = {"n": report["n"]} | _shown(begun.eps)
+        moved = replace(start, p=spec.place(start.p, z), moments=None)
+        report = {"n": report["n"]} | _shown(start.eps)
     is_jacobi = task.values.get("jacobi", 0.0) == 1.0
-    w = spec.shared(begun.p if is_jacobi else moved.p)
+    w = spec.shared(start.p if is_jacobi else moved.p)
     every = int(task.values.get("check_every", 0.0))
-    said = dual_digest(begun.dual) if every and begun.answered % every == 0 else b""
-    update = answer(local, task, _leaving(w, z, content), report, said)
-    return replace(moved, answered=begun.answered + 1), (update,)
+    check = dual_digest(start.dual) if every and start.answered % every == 0 else b""
+    update = answer(local, task, _leaving(w, z, content), report, check)
+    return replace(moved, answered=start.answered + 1), (update,)
 
 
 def _leaving(w: Vector, z: Vector, content: Content) -> Vector:
@@ -126,7 +126,7 @@ def _leaving(w: Vector, z: Vector, content: Content) -> Vector:
     return z - w if content == "difference" else np.sign(z - w)
 
 
-def _begun(
+def _start(
     spec: ParamSpec, settings: LocalSgd, state: ConsensusState, task: Task
 ) -> ConsensusState:
     """Return the state before its steps: the dual updated, the first task's weights adopted.
@@ -134,37 +134,37 @@ def _begun(
     The server's copy of the dual has precedence where it is sent. Else, where the server counted
     the last answer, both ends take the same step; otherwise the dual restarts at both ends.
     """
-    z, asked = task.arrays["z"], task.values
-    told = task.arrays.get("dual")
-    if told is not None and told.shape == state.dual.shape:
-        dual = told.astype(state.dual.dtype)
-    elif asked.get("counted", 0.0) == 1.0 and state.answered:
-        dual = next_dual(state.dual, z, spec.shared(state.p), task.base - 1, dual_ascent(asked))
+    z, values = task.arrays["z"], task.values
+    dual_sent = task.arrays.get("dual")
+    if dual_sent is not None and dual_sent.shape == state.dual.shape:
+        dual = dual_sent.astype(state.dual.dtype)
+    elif values.get("counted", 0.0) == 1.0 and state.answered:
+        dual = next_dual(state.dual, z, spec.shared(state.p), task.base - 1, dual_ascent(values))
     else:
         dual = np.zeros_like(state.dual)
     is_first = state.answered == 0 and settings.start == "received"
     p = spec.place(state.p, z) if is_first else state.p
-    return replace(state, p=p, dual=dual, eps=state.eps or asked.get("eps_start", 0.0))
+    return replace(state, p=p, dual=dual, eps=state.eps or values.get("eps_start", 0.0))
 
 
 def _activated(
     local: TrainingContext, settings: LocalSgd, state: ConsensusState, task: Task
 ) -> tuple[ConsensusState, dict[str, float]]:
     """Take the local steps, then the budget's at the new weights; no report without windows."""
-    asked, spec, z, eps = task.values, local.spec, task.arrays["z"], state.eps
-    steps, rate = int(asked.get("steps", 1.0)), settings.rate_of(asked)
+    values, spec, z, eps = task.values, local.spec, task.arrays["z"], state.eps
+    steps, rate = int(values.get("steps", 1.0)), settings.rate_of(values)
     if not steps:
         return state, {}
-    pull = consensus_pull(spec, z, state.dual, asked.get("prox", 0.0), asked.get("weight", 1.0))
+    pull = consensus_pull(spec, z, state.dual, values.get("prox", 0.0), values.get("weight", 1.0))
     trained = train(
         local,
-        chain(pull, settings.optimiser_of(asked)),
+        chain(pull, settings.optimiser_of(values)),
         state.p,
         state.moments,
         steps=steps,
         of_round=task.round,
         gradient=lambda p, batch: _slope(local, task, p, batch, eps)[:2],
-        after=l1_penalty(spec, z, rate * asked.get("l1", 0.0), asked.get("l1_mode", 0.0)),
+        after=l1_penalty(spec, z, rate * values.get("l1", 0.0), values.get("l1_mode", 0.0)),
     )
     if trained.batch is None:
         return state, {}

@@ -85,7 +85,7 @@ class GossipState:
     def offered(self, spec: ParamSpec, part: str) -> Vector:
         """Return the part of this state sent to neighbours, shape ``(P,)`` of shared layers."""
         if part == TRACKER:
-            assert self.tracker is not None, "a tracker is told after 'begin'"
+            assert self.tracker is not None, "a tracker is sent after 'begin'"
             return self.tracker
         return spec.shared(self.p)
 
@@ -216,8 +216,8 @@ def _followed(spec: ParamSpec, state: GossipState, task: Task) -> GossipState:
 def _mixed(spec: ParamSpec, state: GossipState, task: Task) -> Vector:
     """Return the whole vector with its shared layers mixed."""
     own = spec.shared(state.p)
-    theirs, weights = task.arrays[THETA], task.arrays["weights"]
-    return spec.place(state.p, mix(own, theirs, weights, task.values))
+    received, weights = task.arrays[THETA], task.arrays["weights"]
+    return spec.place(state.p, mix(own, received, weights, task.values))
 
 
 def _mixed_in(spec: ParamSpec, state: GossipState, task: Task) -> GossipState:
@@ -225,6 +225,6 @@ def _mixed_in(spec: ParamSpec, state: GossipState, task: Task) -> GossipState:
     if THETA in task.arrays:
         state = replace(state, p=_mixed(spec, state, task))
     if TRACKER in task.arrays and state.tracker is not None:
-        theirs, weights = task.arrays[TRACKER], task.arrays["weights"]
-        state = replace(state, tracker=mix(state.tracker, theirs, weights, {}))
+        received, weights = task.arrays[TRACKER], task.arrays["weights"]
+        state = replace(state, tracker=mix(state.tracker, received, weights, {}))
     return state

@@ -71,18 +71,18 @@ class LocalSgd:
         optimiser = partial(adam, **betas) if training.optimiser == "adam" else sgd
         return cls(optimiser, training.rate, training.steps, minibatch=training.minibatch)
 
-    def rate_of(self, asked: Scalars) -> float:
+    def rate_of(self, values: Scalars) -> float:
         """Return the learning rate of a task."""
-        return float(asked.get("rate", self.rate))
+        return float(values.get("rate", self.rate))
 
-    def steps_of(self, asked: Scalars) -> int:
+    def steps_of(self, values: Scalars) -> int:
         """Return the number of steps of a task."""
-        return int(asked.get("steps", self.steps))
+        return int(values.get("steps", self.steps))
 
-    def optimiser_of(self, asked: Scalars) -> Transform:
+    def optimiser_of(self, values: Scalars) -> Transform:
         """Return the optimiser of a task, at its rate."""
-        rated = OPTIMISERS.get(asked.get("optimiser", 0.0), self.optimiser)
-        return rated(self.rate_of(asked))
+        rated = OPTIMISERS.get(values.get("optimiser", 0.0), self.optimiser)
+        return rated(self.rate_of(values))
 
 
 class TrainingResult(NamedTuple):
@@ -132,9 +132,9 @@ def train(
         after: Applied to the weights after every step.
     """
     moments, losses, used, batch = resumed(optimiser, p, moments), [], 0, None
-    slope = partial(loss_gradient, local) if gradient is None else gradient
+    gradient_of = partial(loss_gradient, local) if gradient is None else gradient
     for batch in local.batches(max(steps, 1), of_round, fresh=fresh):
-        loss, g = slope(p, batch)
+        loss, g = gradient_of(p, batch)
         losses.append(loss)
         used = used + len(batch) if fresh else len(batch)
         if steps:

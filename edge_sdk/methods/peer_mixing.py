@@ -14,12 +14,12 @@ PLAIN, CLIPPED, TRIMMED = 0.0, 1.0, 2.0
 Matrix = NDArray[np.float64]
 
 
-def mix(own: Vector, theirs: Matrix, weights: Matrix, values: Scalars) -> Vector:
+def mix(own: Vector, received: Matrix, weights: Matrix, values: Scalars) -> Vector:
     """Mix the device's vector with the neighbours', by the task's ``robust``.
 
     Args:
         own: Device's own vector, shape ``(P,)``.
-        theirs: One row per neighbour that counts, shape ``(n, P)``.
+        received: One row per neighbour that counts, shape ``(n, P)``.
         weights: Weight of each neighbour, shape ``(n,)``; the device's own is the rest to 1.
         values: Numbers of the task: ``robust``, and its ``radius`` or ``trim``.
 
@@ -28,26 +28,26 @@ def mix(own: Vector, theirs: Matrix, weights: Matrix, values: Scalars) -> Vector
     """
     robust = values.get("robust", PLAIN)
     if robust == CLIPPED:
-        mixed = clipped_average(own, theirs, weights, float(values.get("radius", np.inf)))
+        mixed = clipped_average(own, received, weights, float(values.get("radius", np.inf)))
     elif robust == TRIMMED:
-        mixed = trimmed_mean(own, theirs, int(values.get("trim", 0)))
+        mixed = trimmed_mean(own, received, int(values.get("trim", 0)))
     else:
-        mixed = average(own, theirs, weights)
+        mixed = average(own, received, weights)
     return mixed.astype(own.dtype)
 
 
-def average(own: Vector, theirs: Matrix, weights: Matrix) -> Matrix:
+def average(own: Vector, received: Matrix, weights: Matrix) -> Matrix:
     """Return ``w_own own + sum_j w_j theirs_j``, where ``w_own`` is 1 minus the other weights.
 
     >>> average(np.array([0.0]), np.array([[3.0], [6.0]]), np.array([0.5, 0.25])).tolist()
     [3.0]
     """
-    mine = own.astype(np.float64)
-    mixed: Matrix = (1.0 - float(weights.sum())) * mine + weights @ theirs
+    local = own.astype(np.float64)
+    mixed: Matrix = (1.0 - float(weights.sum())) * local + weights @ received
     return mixed
 
 
-def clipped_average(own: Vector, theirs: Matrix, weights: Matrix, radius: float) -> Matrix:
+def clipped_average(own: Vector, received: Matrix, weights: Matrix, radius: float) -> Matrix:
     """Average, with each neighbour's difference clipped to ``radius`` (Euclidean norm).
 
     A Byzantine neighbour moves this device by at most its weight times the radius in one exchange.
@@ -62,32 +62,32 @@ def clipped_average(own: Vector, theirs: Matrix, weights: Matrix, radius: float)
         He, Karimireddy and Jaggi, Byzantine-Robust Decentralized Learning via ClippedGossip, 2022,
         equation (4).
     """
-    mine = own.astype(np.float64)
-    differ = theirs - mine
+    local = own.astype(np.float64)
+    differ = received - local
     lengths = np.sqrt(np.einsum("ij,ij->i", differ, differ))
     factors = np.minimum(1.0, radius / np.maximum(lengths, 1e-300))
-    mixed: Matrix = mine + (weights * factors) @ differ
+    mixed: Matrix = local + (weights * factors) @ differ
     return mixed
 
 
-def trimmed_mean(own: Vector, theirs: Matrix, trim: int) -> Matrix:
+def trimmed_mean(own: Vector, received: Matrix, trim: int) -> Matrix:
     """Average coordinates over the device and its neighbours, without ``trim`` at either end.
 
     The remaining values have equal weights. With too few neighbours to leave any value, the
     device's own vector is returned.
 
-    >>> theirs = np.array([[1.0], [2.0], [99.0]])
-    >>> trimmed_mean(np.array([4.0]), theirs, 1).tolist(), trimmed_mean(np.array([4.0]), theirs, 2).tolist()
+    >>> received = np.array([[1.0], [2.0], [99.0]])
+    >>> trimmed_mean(np.array([4.0]), received, 1).tolist(), trimmed_mean(np.array([4.0]), received, 2).tolist()
     ([3.0], [4.0])
 
     Reference:
         Fang, Yang and Bajwa, BRIDGE: Byzantine-Resilient Decentralized Gradient Descent, 2022,
         algorithm 1 with the trimmed mean.
     """
-    mine = own.astype(np.float64)
-    left = len(theirs) - 2 * trim
+    local = own.astype(np.float64)
+    left = len(received) - 2 * trim
     if left < 1:
-        return mine
-    inner = np.sort(theirs, axis=0)[trim : trim + left]
-    mixed: Matrix = (mine + inner.sum(axis=0)) / (left + 1)
+        return local
+    inner = np.sort(received, axis=0)[trim : trim + left]
+    mixed: Matrix = (local + inner.sum(axis=0)) / (left + 1)
     return mixed

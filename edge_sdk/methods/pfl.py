@@ -81,32 +81,32 @@ def pfl_half(local: TrainingContext, settings: LocalSgd) -> Half[PersonalState]:
 def _answered(
     local: TrainingContext, settings: LocalSgd, state: PersonalState, task: Task, w: Vector
 ) -> tuple[PersonalState, Effects]:
-    asked, spec = task.values, local.spec
-    state = _told(state, asked)
-    begins_there = not state.answered or asked.get("received", 0.0) == 1.0
-    begun = replace(state, p=spec.place(state.p, w)) if begins_there else state
-    if asked.get("fresh", 0.0) == 1.0:
-        begun = replace(begun, moments=None)
-    trained = _trained(local, settings, begun, task, w)
+    values, spec = task.values, local.spec
+    state = _with_choice(state, values)
+    is_received = not state.answered or values.get("received", 0.0) == 1.0
+    start = replace(state, p=spec.place(state.p, w)) if is_received else state
+    if values.get("fresh", 0.0) == 1.0:
+        start = replace(start, moments=None)
+    trained = _trained(local, settings, start, task, w)
     if not trained.report:
-        return (state if state.answered else begun), ()
+        return (state if state.answered else start), ()
     if not trained.is_finite:
         return replace(state, p=spec.place(state.p, w), moments=None), ()
-    moved = replace(begun, p=trained.p, moments=trained.moments)
-    moved, loss = _chosen(local, moved, asked.get("choice", LAST))
-    tune = settings.steps_of(asked) if asked.get("tune", 0.0) == 1.0 else 0
-    moved = replace(moved, answered=task.round, tune=tune, rate=settings.rate_of(asked))
+    moved = replace(start, p=trained.p, moments=trained.moments)
+    moved, loss = _chosen(local, moved, values.get("choice", LAST))
+    tune = settings.steps_of(values) if values.get("tune", 0.0) == 1.0 else 0
+    moved = replace(moved, answered=task.round, tune=tune, rate=settings.rate_of(values))
     report = dict(trained.report)
     if loss is not None and math.isfinite(loss):
         report["validation"] = loss
     return moved, (answer(local, task, spec.shared(moved.p), report),)
 
 
-def _told(state: PersonalState, asked: Scalars) -> PersonalState:
+def _with_choice(state: PersonalState, values: Scalars) -> PersonalState:
     """Apply the fleet's choice, and drop a choice that no longer exists."""
-    choice = asked.get("choice", LAST)
+    choice = values.get("choice", LAST)
     if choice == FLEET:
-        return fleet_choice(state, asked)
+        return fleet_choice(state, values)
     return replace(state, kept=None) if choice == LAST and state.kept is not None else state
 
 
@@ -131,14 +131,14 @@ def _chosen(
 def _trained(
     local: TrainingContext, settings: LocalSgd, state: PersonalState, task: Task, w: Vector
 ) -> TrainingResult:
-    asked = task.values
-    pull = add_proximal(local.spec, asked.get("prox", settings.prox), w)
+    values = task.values
+    pull = add_proximal(local.spec, values.get("prox", settings.prox), w)
     return train(
         local,
-        chain(pull, settings.optimiser_of(asked)),
+        chain(pull, settings.optimiser_of(values)),
         state.p,
         state.moments,
-        steps=settings.steps_of(asked),
+        steps=settings.steps_of(values),
         of_round=task.round,
     )
 
@@ -150,8 +150,8 @@ def _tuned(
     base = replace(state, p=state.chosen, kept=None, tune=0, moments=None)
     if not state.tune:
         return base if state.kept is not None else state
-    alone = replace(task, values={"steps": float(state.tune), "rate": state.rate, "prox": 0.0})
-    tuned = _trained(local, settings, base, alone, local.spec.shared(base.p))
+    final = replace(task, values={"steps": float(state.tune), "rate": state.rate, "prox": 0.0})
+    tuned = _trained(local, settings, base, final, local.spec.shared(base.p))
     if not tuned.report or not np.isfinite(tuned.p).all():
         return base
     before, after = local.judged(base.p), local.judged(tuned.p)

@@ -137,9 +137,9 @@ def split_half(local: TrainingContext, settings: LocalSgd) -> Half[SplitState]:
             case Task(ask=ask, arrays={"w": w}) if ask == END:
                 return _ended(local, fleet_choice(state, event.values), w), ()
             case Task(ask="serve", arrays={"z": z}):
-                return _spoken_of(state, event, z), ()
+                return _with_graph_output(state, event, z), ()
             case Task() if state.live is not None:
-                return _played(local, settings, state, event)
+                return _answered(local, settings, state, event)
             case Due(ask="serve"):
                 return state, _served(local, state)
         return state, ()
@@ -165,11 +165,11 @@ def _opened(
         state = replace(state, kept=None) if state.kept is not None else state
     else:
         state = fleet_choice(state, task.values)
-    live = _begun(local, settings, state, task, 0)
+    live = _start(local, settings, state, task, 0)
     return replace(state, live=live), _ready(local, live)
 
 
-def _begun(
+def _start(
     local: TrainingContext, settings: LocalSgd, state: SplitState, task: Task, attempt: int
 ) -> SplitRound:
     """Start from the last answer; at ``w`` in the first round of all, or if so configured."""
@@ -185,14 +185,14 @@ def _ready(local: TrainingContext, live: SplitRound) -> Effects:
     span = local.span()
     if span is None:
         return ()
-    told, task = {"first": float(span[0]), "last": float(span[1])}, live.task
+    values, task = {"first": float(span[0]), "last": float(span[1])}, live.task
     held = local.span(held=True) if task.values.get("choice", LAST) == FLEET else None
     if held is not None:
-        told |= {"held_first": float(held[0]), "held_last": float(held[1])}
-    return (Signal(local.client, task.round, "ready", 0, _NONE, told, live.attempt),)
+        values |= {"held_first": float(held[0]), "held_last": float(held[1])}
+    return (Signal(local.client, task.round, "ready", 0, _NONE, values, live.attempt),)
 
 
-def _played(
+def _answered(
     local: TrainingContext, settings: LocalSgd, state: SplitState, task: Task
 ) -> tuple[SplitState, Effects]:
     """Answer a transient task of the round in progress; a newer attempt restarts it."""
@@ -200,7 +200,7 @@ def _played(
     if live is None or task.round != live.task.round or task.attempt < live.attempt:
         return state, ()
     if task.attempt > live.attempt:
-        live = _begun(local, settings, state, live.task, task.attempt)
+        live = _start(local, settings, state, live.task, task.attempt)
     if task.ask == SHARE:
         return _shared(local, settings, replace(state, live=live))
     effects: Effects = ()
@@ -212,11 +212,11 @@ def _played(
         case "decode":
             live, effects = _decoded(local, live, task)
         case "keep" | "judge":
-            live = _kept(live, task) if task.ask == "keep" else _judged(local, live, task)
+            live = _stored(live, task) if task.ask == "keep" else _validated(local, live, task)
         case "finish":
             live = _finished(local, settings, live, task)
         case "local":
-            live = _alone(local, settings, live, task)
+            live = _local_steps(local, settings, live, task)
     return replace(state, live=live), effects
 
 
@@ -225,11 +225,11 @@ def _shared(
 ) -> tuple[SplitState, Effects]:
     """Turn the round into one answer; without any turn, answer with the earlier model."""
     assert state.live is not None
-    live, spec = _settled(local, settings, state.live), local.spec
+    live, spec = _ended_iteration(local, settings, state.live), local.spec
     task = live.task
     if not (np.isfinite(live.p).all() and all(map(math.isfinite, live.losses[-1:]))):
-        begun = spec.place(state.p, task.arrays["w"])
-        return replace(state, p=begun, moments=None, live=None), ()
+        received = spec.place(state.p, task.arrays["w"])
+        return replace(state, p=received, moments=None, live=None), ()
     report = {"n": float(live.used)}
     if live.losses:
         report["loss"] = float(np.mean(live.losses))
@@ -257,7 +257,7 @@ def _encoded(
     ids = task.arrays.get("ids")
     if ids is None or ids.ndim != 1 or task.step <= live.last:
         return live, ()
-    live = replace(_settled(local, settings, live), last=task.step)
+    live = replace(_ended_iteration(local, settings, live), last=task.step)
     is_held = task.values.get("held", 0.0) == 1.0
     here, batch = local.named(ids, held=is_held)
     if not here.any():
@@ -265,35 +265,35 @@ def _encoded(
     (h,) = local.run("encode", p=live.p, x=batch.x)
     is_frozen = is_held or task.values.get("frozen", 0.0) == 1.0
     turn = SplitIteration(task.step, ids, here, batch, h, is_frozen)
-    said = _signal(local, live, task, _spread(h, here))
-    return replace(live, turn=turn), said
+    signals = _signal(local, live, task, _expanded(h, here))
+    return replace(live, turn=turn), signals
 
 
 def _decoded(local: TrainingContext, live: SplitRound, task: Task) -> tuple[SplitRound, Effects]:
     """Send the gradient of the loss in the graph's output."""
-    turn, z = _fits(live, task, "z")
+    turn, z = _matching(live, task, "z")
     if turn is None or z is None or turn.g is not None:
         return live, ()
-    turn, gz = _through(local, live, turn, z)
-    said = _signal(local, live, task, _spread(gz, turn.here), {"loss": turn.loss})
-    return replace(live, turn=turn), said if np.isfinite(gz).all() else ()
+    turn, gz = _decoder_gradient(local, live, turn, z)
+    signals = _signal(local, live, task, _expanded(gz, turn.here), {"loss": turn.loss})
+    return replace(live, turn=turn), signals if np.isfinite(gz).all() else ()
 
 
-def _kept(live: SplitRound, task: Task) -> SplitRound:
+def _stored(live: SplitRound, task: Task) -> SplitRound:
     """Store the graph's output, for later steps without the server."""
-    turn, z = _fits(live, task, "z")
+    turn, z = _matching(live, task, "z")
     if turn is None or z is None:
         return live
     known = {int(number): row for number, row in zip(turn.ids[turn.here], z, strict=True)}
     return replace(live, turn=None, known={**live.known, **known})
 
 
-def _judged(local: TrainingContext, live: SplitRound, task: Task) -> SplitRound:
+def _validated(local: TrainingContext, live: SplitRound, task: Task) -> SplitRound:
     """Record the loss on held-back windows, with the graph's output; take no step."""
-    turn, z = _fits(live, task, "z")
+    turn, z = _matching(live, task, "z")
     if turn is None or z is None or not turn.frozen:
         return live
-    loss = _through(local, live, turn, z)[0].loss
+    loss = _decoder_gradient(local, live, turn, z)[0].loss
     judged = ((loss, len(turn.batch)),) if math.isfinite(loss) else ()
     return replace(live, turn=None, judged=(*live.judged, *judged))
 
@@ -302,17 +302,19 @@ def _finished(
     local: TrainingContext, settings: LocalSgd, live: SplitRound, task: Task
 ) -> SplitRound:
     """Take the iteration's one step, with the gradient from the graph if it arrived."""
-    turn, hgrad = _fits(live, task, "hgrad")
+    turn, hgrad = _matching(live, task, "hgrad")
     if turn is None:
         return live
-    return _stepped(local, settings, live, turn, hgrad if turn.g is not None else None)
+    return _after_step(local, settings, live, turn, hgrad if turn.g is not None else None)
 
 
-def _alone(local: TrainingContext, settings: LocalSgd, live: SplitRound, task: Task) -> SplitRound:
+def _local_steps(
+    local: TrainingContext, settings: LocalSgd, live: SplitRound, task: Task
+) -> SplitRound:
     """Take steps on windows with a stored graph output, without a new request."""
     if task.step <= live.last:
         return live
-    live = _settled(local, settings, live)
+    live = _ended_iteration(local, settings, live)
     numbers = np.array(sorted(live.known), np.int64)
     size = min(int(task.values.get("batch", len(numbers))), len(numbers))
     for k in range(int(task.values.get("steps", 0.0)) if size else 0):
@@ -322,29 +324,29 @@ def _alone(local: TrainingContext, settings: LocalSgd, live: SplitRound, task: T
             break
         (h,) = local.run("encode", p=live.p, x=batch.x)
         z = np.stack([live.known[int(number)] for number in ids[here]])
-        turn, _ = _through(local, live, SplitIteration(task.step, ids, here, batch, h), z)
-        live = _stepped(local, settings, live, turn, None)
+        turn, _ = _decoder_gradient(local, live, SplitIteration(task.step, ids, here, batch, h), z)
+        live = _after_step(local, settings, live, turn, None)
     return replace(live, last=max(live.last, task.step))
 
 
-def _settled(local: TrainingContext, settings: LocalSgd, live: SplitRound) -> SplitRound:
+def _ended_iteration(local: TrainingContext, settings: LocalSgd, live: SplitRound) -> SplitRound:
     """End an unfinished iteration: with the direct path's gradient, or at ``z = 0`` without one."""
     turn = live.turn
     if turn is None:
         return live
     if turn.frozen:
         return replace(live, turn=None)
-    return _stepped(local, settings, live, turn, None)
+    return _after_step(local, settings, live, turn, None)
 
 
-def _through(
+def _decoder_gradient(
     local: TrainingContext, live: SplitRound, turn: SplitIteration, z: Array
 ) -> tuple[SplitIteration, Array]:
     loss, g, gh, gz = local.run("decode", p=live.p, h=turn.h, z=z, y=turn.batch.y)
     return replace(turn, g=g, gh=gh, loss=float(loss)), gz
 
 
-def _stepped(
+def _after_step(
     local: TrainingContext,
     settings: LocalSgd,
     live: SplitRound,
@@ -353,7 +355,7 @@ def _stepped(
 ) -> SplitRound:
     """Step along the loss's whole gradient, with the proximal term."""
     if turn.g is None:
-        turn, _ = _through(local, live, turn, np.zeros_like(turn.h))
+        turn, _ = _decoder_gradient(local, live, turn, np.zeros_like(turn.h))
     assert turn.g is not None
     gh = turn.gh if hgrad is None else turn.gh + hgrad
     (ge,) = local.run("encode_vjp", p=live.p, x=turn.batch.x, gh=gh)
@@ -368,7 +370,9 @@ def _stepped(
 # --- arrays sent and received ---------------------------------------------------------------------
 
 
-def _fits(live: SplitRound, task: Task, name: str) -> tuple[SplitIteration | None, Array | None]:
+def _matching(
+    live: SplitRound, task: Task, name: str
+) -> tuple[SplitIteration | None, Array | None]:
     """Return the iteration a task belongs to, and its array's rows of this device's windows."""
     turn = live.turn
     if turn is None or turn.step != task.step:
@@ -379,10 +383,10 @@ def _fits(live: SplitRound, task: Task, name: str) -> tuple[SplitIteration | Non
     return turn, array[turn.here].astype(turn.h.dtype, copy=False)
 
 
-def _spread(rows: Array, here: NDArray[np.bool_]) -> Array:
+def _expanded(rows: Array, here: NDArray[np.bool_]) -> Array:
     """Return an array with a row for every requested window, zero where the device has none.
 
-    >>> _spread(np.ones((1, 1)), np.array([False, True])).ravel().tolist()
+    >>> _expanded(np.ones((1, 1)), np.array([False, True])).ravel().tolist()
     [0.0, 1.0]
     """
     out = np.zeros((len(here), *rows.shape[1:]), rows.dtype)
@@ -397,14 +401,14 @@ def _signal(
     array: Array,
     values: Scalars = MappingProxyType({}),
 ) -> Effects:
-    said = Signal(local.client, task.round, task.ask, task.step, array, values, live.attempt)
-    return (said,)
+    signals = Signal(local.client, task.round, task.ask, task.step, array, values, live.attempt)
+    return (signals,)
 
 
-def _spoken_of(state: SplitState, task: Task, z: Array) -> SplitState:
+def _with_graph_output(state: SplitState, task: Task, z: Array) -> SplitState:
     """Store the graph's output for a window; ignore one requested with another model."""
-    told = fleet_choice(state, task.values)
-    return told if told is not state else replace(state, served=(task.step, z[0]))
+    values = fleet_choice(state, task.values)
+    return values if values is not state else replace(state, served=(task.step, z[0]))
 
 
 def _served(local: TrainingContext, state: SplitState) -> Effects:

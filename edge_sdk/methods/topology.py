@@ -101,13 +101,13 @@ def settings_of_section(section: NeighboursSection, method: str) -> PeerSettings
             "neighbours.weights", "one for each of neighbours.keys, or none", "others"
         )
     if method == "dfl_gt" and section.robust != "none":
-        said = "none with dfl_gt: trackers that are cut no longer add up to the gradients"
-        raise SchemaError("neighbours.robust", said, section.robust)
+        expected = "none with dfl_gt: trackers that are cut no longer add up to the gradients"
+        raise SchemaError("neighbours.robust", expected, section.robust)
     keys = {name: bytes.fromhex(key) for name, key in sorted(section.keys.items())}
     for name, key in keys.items():
         if found := weakness(key):
             raise SchemaError(
-                f"neighbours.keys.{name}", "a sound Ed25519 public key", f"one that {found}"
+                f"neighbours.keys.{name}", "a valid Ed25519 public key", f"one that {found}"
             )
     values: dict[str, float] = {
         "steps": float(section.steps),

@@ -185,7 +185,7 @@ class ShellContext:
                 bundle does not contain it.
         """
         if graph not in self.graphs:
-            raise GraphError(f"this bundle has no graph {graph!r}, which the task asks for")
+            raise GraphError(f"this bundle has no graph {graph!r}, which the task requires")
         return self.graphs[graph](**feeds)
 
     def judged(self, p: Vector) -> float | None:

@@ -38,7 +38,7 @@ def bounded_difference(local: TrainingContext, settings: LocalSgd) -> Half[Local
 def _answering(
     local: TrainingContext,
     settings: LocalSgd,
-    said: Callable[[Vector, Vector, Task], Vector],
+    vector_of: Callable[[Vector, Vector, Task], Vector],
     *needs: str,
 ) -> Half[LocalState]:
     """Train as ``fedavg`` does and put ``said(trained, difference, task)`` into its answer.
@@ -55,7 +55,7 @@ def _answering(
         after, effects = inner.apply(state, event)
         trained = local.spec.shared(after.p)
         return after, tuple(
-            replace(e, vector=said(trained, e.vector, event)) if isinstance(e, Update) else e
+            replace(e, vector=vector_of(trained, e.vector, event)) if isinstance(e, Update) else e
             for e in effects
         )
 

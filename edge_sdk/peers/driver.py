@@ -100,7 +100,7 @@ class PeerDriver:
         self._turns = exchange_parts(method, settings.values)
         self._place = ExchangePosition()
         self._began = self._heard_at = self._linked_at = session.now
-        self._is_mixed = self._has_begun = False
+        self._is_mixed = self._is_started = False
         empty = PeerLink(PeerChunks(spec.shared_size))
         self._x = PeerExchange(
             me,
@@ -126,7 +126,7 @@ class PeerDriver:
         """Time of the next action of ``serve`` if nothing arrives."""
         if not self._session.is_linked or self._is_finished:
             return self._session.now + self.settings.deadline
-        if not self._has_begun:
+        if not self._is_started:
             return self._session.now
         if self._is_mixed:
             return self._session.now if self._x.is_behind else self._began + self.settings.interval
@@ -163,7 +163,7 @@ class PeerDriver:
             self._linked_at = now = session.linked_at
             quiet = now + min(_QUIET * self.settings.deadline, _QUIET_MOST)
             self._x = replace(self._x, began=now, quiet=quiet)
-            if self._has_begun:
+            if self._is_started:
                 self._follow(gossip.repeated(self._x))
         while self._agenda.letters:
             letter = self._agenda.letters.popleft()
@@ -175,7 +175,7 @@ class PeerDriver:
                 session.count(f"neighbours refused {refused.reason.name}")
                 continue
             self._follow(turn)
-        if self._has_begun:
+        if self._is_started:
             self._follow(gossip.tick(self._x, session.now, session.inputs().draw))
         self._catch_up()
         self._go_on()
@@ -188,11 +188,11 @@ class PeerDriver:
 
     def _go_on(self) -> None:
         """Mix when every link is settled; begin the next exchange when it is due."""
-        if self._has_begun and not self._is_mixed and self._x.is_over:
+        if self._is_started and not self._is_mixed and self._x.is_over:
             self._mix()
         if self._is_finished or self._session.participation.why_stopped:
             return
-        if not self._has_begun:
+        if not self._is_started:
             self._join(self._x.epoch, self._place)
         if self._is_mixed and (self._place.turn or self._is_time):
             self._offer(self._shell.state())
@@ -243,7 +243,7 @@ class PeerDriver:
         self._shell.save(state, self._leaves(turn.exchange), 1)
         if not before.turn:
             self._began = self._session.now
-        self._has_begun, self._is_mixed = True, False
+        self._is_started, self._is_mixed = True, False
         self._follow(turn)
 
     @property
@@ -285,7 +285,7 @@ class PeerDriver:
         empty = PeerLink(PeerChunks(self._x.size))
         links = dict.fromkeys(self._x.links, empty)
         self._x = replace(self._x, epoch=epoch, links=links, step=-1, offers={})
-        self._place, self._has_begun = place, False
+        self._place, self._is_started = place, False
         self._offer(self._apply(self._shell.state(), BEGIN))
 
     def _catch_up(self) -> None:
@@ -296,7 +296,7 @@ class PeerDriver:
         store was lost receives a decision about an exchange that it was never in.
         """
         stride = len(self._turns) * self.settings.steps  # a peer may be one exchange ahead
-        if not self._is_new or not self._has_begun or self._ahead <= self._x.step + stride:
+        if not self._is_new or not self._is_started or self._ahead <= self._x.step + stride:
             return
         if all(link.used is False for link in self._x.links.values()):
             self._join_late()
@@ -329,7 +329,7 @@ class PeerDriver:
 
     def _resume(self, kept: Mapping[str, Leaf]) -> None:
         """Restore the position of the previous process."""
-        self._is_new, self._has_begun = False, True
+        self._is_new, self._is_started = False, True
         self._place = ExchangePosition(*kept["place"])
         offers: dict[int, Offered] = {int(number): parts for number, parts in kept["said"]}
         step = max(offers)

@@ -49,7 +49,9 @@ def begin(x: PeerExchange, step: int, offered: Offered, now: float) -> ExchangeS
     x = replace(
         x, step=step, parts=tuple(offered), offers={**offers, step: offered}, links=links, began=now
     )
-    messages = [say for name in links if _is_told(x, name) for say in _peers(x, name, step)]
+    messages = [
+        outgoing for name in links if _may_offer(x, name) for outgoing in _peers(x, name, step)
+    ]
     return ExchangeStep(x, messages=tuple(messages))
 
 
@@ -62,11 +64,11 @@ def receive(
         Refused: UNKNOWN_CLIENT: not a peer; WRONG_RUN, WRONG_SPEC; or as ``PeerChunks.with_``.
     """
     if name not in x.links:
-        raise Refused(Reason.UNKNOWN_CLIENT, f"{name} is no peer of this device")
+        raise Refused(Reason.UNKNOWN_CLIENT, f"{name} is not a peer of this device")
     if message.run != x.run:
-        raise Refused(Reason.WRONG_RUN, f"run {message.run}, here {x.run}")
+        raise Refused(Reason.WRONG_RUN, f"run {message.run}, expected {x.run}")
     if isinstance(message, PeerMessage) and message.spec != x.spec:
-        raise Refused(Reason.WRONG_SPEC, f"layout {message.spec.hex()}, here {x.spec.hex()}")
+        raise Refused(Reason.WRONG_SPEC, f"layout {message.spec.hex()}, expected {x.spec.hex()}")
     if message.epoch > x.epoch + EPOCH_LEAP:
         raise Refused(Reason.FROM_FUTURE, f"epoch {message.epoch} is far above {x.epoch}")
     if message.step > max(x.step, 0) + STEP_LEAP:
@@ -74,7 +76,7 @@ def receive(
     if message.epoch > x.epoch:
         return ExchangeStep(x, notes=(NewerEpoch(message.epoch, message.step),))
     if message.epoch < x.epoch:
-        return ExchangeStep(x, messages=_epoch_told(x, name, message))
+        return ExchangeStep(x, messages=_epoch_notice(x, name, message))
     link = x.links[name]
     back = message.step >= x.step - 1  # otherwise it is still catching up
     link = replace(link, ahead=max(link.ahead, message.step), is_up=link.is_up or back)
@@ -100,7 +102,9 @@ def tick(x: PeerExchange, now: float, draw: Callable[[], float]) -> ExchangeStep
 def repeated(x: PeerExchange) -> ExchangeStep:
     """Repeat the offer on every unsettled link, after a lost connection or a restart."""
     open_ = [name for name, link in x.links.items() if link.used is None]
-    return ExchangeStep(x, messages=tuple(say for name in open_ for say in _peers(x, name, x.step)))
+    return ExchangeStep(
+        x, messages=tuple(outgoing for name in open_ for outgoing in _peers(x, name, x.step))
+    )
 
 
 def next_due(x: PeerExchange) -> float | None:
@@ -144,12 +148,12 @@ def _fresh(link: PeerLink, step: int, size: int, now: float) -> PeerLink:
     return replace(link, received=early, early=kept, used=None, attempts=1, due=now)
 
 
-def _is_told(x: PeerExchange, name: str) -> bool:
+def _may_offer(x: PeerExchange, name: str) -> bool:
     """Return whether to offer at once: the link is up, or this end must wait for a decision."""
     return x.links[name].is_up or (x.is_strict and not x.decides(name))
 
 
-def _epoch_told(
+def _epoch_notice(
     x: PeerExchange, name: str, message: PeerMessage | SettleMessage
 ) -> tuple[tuple[str, PeerMessage | SettleMessage], ...]:
     """Return the present epoch and exchange, for an end that is in a lower epoch.

@@ -63,7 +63,7 @@ class PeerMembership:
             return
         self._store.drop_papers(LINK, but=[f"{LINK}{name}" for name in settings.keys])
         learned = self._store.learned()
-        is_ours = learned is not None and learned.run == seen.run
+        is_same_run = learned is not None and learned.run == seen.run
         self.driver = PeerDriver(
             settings,
             role.method,
@@ -82,7 +82,7 @@ class PeerMembership:
             pace=RetryPolicy(
                 max(seconds(self._config.timeouts.reply), settings.deadline / 4), _LONGEST
             ),
-            kept=learned.leaves.get("gossip") if learned is not None and is_ours else None,
+            kept=learned.leaves.get("gossip") if learned is not None and is_same_run else None,
         )
 
     def exchange(self) -> None:

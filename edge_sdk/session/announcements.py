@@ -128,13 +128,13 @@ class Announcements:
         Raises:
             Refused: As ``manifest_checks.judge_bundle``, or sizes that no archive has.
         """
-        newest, coming = self.bundle, self._downloads.manifest
+        newest, pending = self.bundle, self._downloads.manifest
         manifest_checks.judge_bundle(announced, newest, self._methods)
         if newest is not None and announced.serial == newest.serial:
             return
         if announced.digest == self._installed:
             yield BundleAnnounced(FoundBundle(announced, body, None))
-        elif not isinstance(coming, BundleMessage) or coming.serial < announced.serial:
+        elif not isinstance(pending, BundleMessage) or pending.serial < announced.serial:
             self._downloads.begin(announced, announced=body)
 
     @staticmethod

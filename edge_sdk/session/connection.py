@@ -48,8 +48,8 @@ class Connection:
 
     def link_down(self, link: LinkDown) -> None:
         """Stop sending; log the loss once, and further attempts at debug level."""
-        is_news = self._parts.outbox.state.is_linked or not self._is_loss_logged
-        level = logging.INFO if is_news else logging.DEBUG
+        is_first = self._parts.outbox.state.is_linked or not self._is_loss_logged
+        level = logging.INFO if is_first else logging.DEBUG
         logger.log(level, "link down %s", fields(why=link.why))
         self._is_loss_logged = True
         self._parts.outbox.link_down()

@@ -65,17 +65,17 @@ class Dispatcher:
         except Refused as refused:
             self._refuse(refused, "model or task")
 
-    def receive(self, letter: VerifiedMessage) -> Events:
+    def receive(self, verified: VerifiedMessage) -> Events:
         """Process a verified message; a defect is recorded, and the message skipped from now on."""
-        if letter.sender in self.peers:
+        if verified.sender in self.peers:
             self.heard_at = self._parts.time.uptime
-            yield PeerMessageReceived(letter)
+            yield PeerMessageReceived(verified)
             return
-        kind, body = letter.message.kind, digest_of(letter.message.kind, letter.ref)
+        kind, body = verified.message.kind, digest_of(verified.message.kind, verified.ref)
         if self._parts.set_aside.holds(body):
             return
         try:
-            yield from self._follow(self._dispatch(letter))
+            yield from self._follow(self._dispatch(verified))
         except Refused as refused:
             self._refuse(refused, kind)
         except Exception as error:
@@ -91,7 +91,7 @@ class Dispatcher:
             else:
                 yield event
 
-    def _dispatch(self, letter: VerifiedMessage) -> Events:
+    def _dispatch(self, verified: VerifiedMessage) -> Events:
         """Pass one verified message to its part.
 
         Raises:
@@ -99,7 +99,7 @@ class Dispatcher:
         """
         parts = self._parts
         self.heard_at = parts.time.uptime
-        match letter.message:
+        match verified.message:
             case (
                 m.WelcomeMessage()
                 | m.FloorMessage()
@@ -113,17 +113,17 @@ class Dispatcher:
             case m.PartMessage() | m.ChunkMessage() as piece:
                 yield from self._receive_piece(piece)
             case m.ModelMessage() | m.TaskMessage() as request:
-                yield from self._receive_request(request, len(letter.body))
+                yield from self._receive_request(request, len(verified.body))
             case m.BundleMessage() as bundle:
-                yield from parts.announcements.receive_bundle(bundle, letter.body)
+                yield from parts.announcements.receive_bundle(bundle, verified.body)
             case m.KeysMessage() as keys:
-                self._receive_keys(keys, letter.body)
+                self._receive_keys(keys, verified.body)
             case m.TimeMessage(t=t):
                 self._receive_time(t)
             case m.CommandMessage() as command:
-                yield from self._commands.receive(command, letter.ref)
+                yield from self._commands.receive(command, verified.ref)
             case _:
-                raise Refused(Reason.UNKNOWN_KIND, letter.message.kind)
+                raise Refused(Reason.UNKNOWN_KIND, verified.message.kind)
 
     def _receive_request(self, request: m.ModelMessage | m.TaskMessage, size: int) -> Events:
         """Pass on a request addressed to all devices, or to this device alone."""
@@ -200,8 +200,8 @@ class Dispatcher:
         """Count a verified message that is not followed; log an operator's error once."""
         self._parts.link.count_refused(refused.reason)
         why = str(refused)
-        is_news = refused.reason is Reason.BAD_SCALAR and why != self._last_refusal
-        if is_news:
+        is_first = refused.reason is Reason.BAD_SCALAR and why != self._last_refusal
+        if is_first:
             self._last_refusal = why
-        level = logging.WARNING if is_news else logging.DEBUG
+        level = logging.WARNING if is_first else logging.DEBUG
         logger.log(level, "announcement refused %s", fields(kind=kind, why=why))

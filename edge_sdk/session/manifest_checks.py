@@ -133,7 +133,9 @@ def judge_task(task: TaskMessage, seen: NewestAnnouncements, wanted: ManifestExp
     if task.base < seen.version:
         raise Refused(Reason.ROLLBACK, f"version {task.base} is below {seen.version}, in use")
     if bool(ask.down) != (task.digest is not None):
-        raise Refused(Reason.MALFORMED, f"ask {task.ask!r} has the vectors {ask.down}")
+        raise Refused(
+            Reason.MALFORMED, f"ask {task.ask!r}: expected {len(ask.down)} vectors {ask.down}"
+        )
     judge_numbers(task.vals, ask, wanted.limits)
 
 
@@ -159,7 +161,10 @@ def vectors(
     """
     count = len(joined) // size if size else 0
     if count * size != len(joined) or not 1 <= count <= (count if stacked else len(names)):
-        raise Refused(Reason.WRONG_SIZE, f"{len(joined)} scalars for {', '.join(names)}")
+        raise Refused(
+            Reason.WRONG_SIZE,
+            f"{len(joined)} scalars, expected vectors of {size} for {', '.join(names)}",
+        )
     if stacked and count >= len(names):
         single = (len(names) - 1) * size
         found = dict(zip(names, np.split(joined[:single], max(len(names) - 1, 1)), strict=False))
@@ -213,8 +218,10 @@ def judge_bundle(
     if bundle.method not in methods:
         raise Refused(Reason.UNKNOWN_KIND, f"method {bundle.method!r} is not accepted here")
     contract = CONTRACTS.get(bundle.method)
-    if (answered(contract)[1].enc if contract else "f4") not in bundle.encs:
-        raise Refused(Reason.WRONG_ENCODING, ", ".join(bundle.encs))
+    enc = answered(contract)[1].enc if contract else "f4"
+    if enc not in bundle.encs:
+        why = f"updates of {bundle.method!r} need {enc!r}; allowed: {', '.join(bundle.encs)}"
+        raise Refused(Reason.WRONG_ENCODING, why)
     if bundle.seal:
         why = f"{', '.join(bundle.seal)} must be sealed, which this version cannot do"
         raise Refused(Reason.PLAIN_REFUSED, why)

@@ -235,7 +235,9 @@ class SignedLink:
     def _open(self, publish: Publish, key_of: KeyOf) -> VerifiedMessage:
         address = topics.parse(publish.topic)
         if address is None or address.fleet != self._fleet:
-            raise Refused(Reason.MALFORMED, f"topic {publish.topic!r} is none of this device")
+            raise Refused(
+                Reason.MALFORMED, f"topic {publish.topic!r} is not addressed to this device"
+            )
         if address.direction == "peer":
             return self._open_peer(publish, address, key_of)
         recipient = ALL if address.direction == "all" else self._device

@@ -152,7 +152,7 @@ class TaskInbox:
             self.seen = replace(self.seen, serial=manifest.serial)
         self.phase = manifest.phase
         yield InlineLimitAnnounced(manifest.inline)
-        if self._is_wanted(manifest, is_held=is_held) and not self._is_coming(manifest):
+        if self._is_wanted(manifest, is_held=is_held) and not self._is_pending(manifest):
             yield from self._fetch_model(manifest)
 
     def _is_early(self, run: int) -> bool:
@@ -169,16 +169,16 @@ class TaskInbox:
         drawn = takes_part(manifest.cohort or b"", self._device, manifest.share)
         return manifest.phase == "train" and is_new and drawn and not self.is_over
 
-    def _is_coming(self, manifest: m.ModelMessage) -> bool:
+    def _is_pending(self, manifest: m.ModelMessage) -> bool:
         """Return whether the same round is being fetched, waiting for training, or in training."""
         ask = END if manifest.phase == "stop" else self.wanted.name if self.wanted else ""
         if any((t.round, t.ask) == (manifest.round, ask) for t in self._agenda.tasks):
             return True
-        coming = self._downloads.manifest
+        pending = self._downloads.manifest
         return (
-            isinstance(coming, m.ModelMessage)
-            and coming.round == manifest.round
-            and coming.digest == manifest.digest
+            isinstance(pending, m.ModelMessage)
+            and pending.round == manifest.round
+            and pending.digest == manifest.digest
         )
 
     def _fetch_model(self, manifest: m.ModelMessage) -> Events:
@@ -224,8 +224,8 @@ class TaskInbox:
         for known in self._agenda.tasks:
             if known.ask != END and (known.round, known.attempt, known.step) == task.turn:
                 return True
-        coming = self._downloads.manifest
-        return isinstance(coming, m.TaskMessage) and coming.turn == task.turn and not task.blob
+        pending = self._downloads.manifest
+        return isinstance(pending, m.TaskMessage) and pending.turn == task.turn and not task.blob
 
     def _fetch_task(self, task: m.TaskMessage) -> Events:
         """Return a task when its body, if it has one, is here."""
@@ -260,7 +260,7 @@ class TaskInbox:
         content = decode(m.ContentBody, body)
         found = (content.run, content.version, content.part, content.spec, content.enc)
         if found != (manifest.run, manifest.version, manifest.part, manifest.spec, manifest.enc):
-            raise Refused(Reason.MALFORMED, "the content is not what its manifest announces")
+            raise Refused(Reason.MALFORMED, "the content differs from its manifest")
         assert self.wanted is not None
         vector = unpack_tensor(content.blob, content.enc, self.wanted.size)
         return vector.astype(np.float32)
@@ -284,7 +284,7 @@ class TaskInbox:
     def _read_task(self, task: m.TaskMessage, body: bytes) -> TaskReceived:
         content = decode(m.ContentBody, body)
         if (content.run, content.version, content.spec) != (task.run, task.base, task.spec):
-            raise Refused(Reason.MALFORMED, "the content is not what its task announces")
+            raise Refused(Reason.MALFORMED, "the content differs from its task")
         assert self.wanted is not None
         whole = self.wanted.size * max(1, len(content.blob) // max(1, 4 * self.wanted.size))
         joined = unpack_tensor(content.blob, content.enc, whole).astype(np.float32)

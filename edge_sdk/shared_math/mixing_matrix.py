@@ -41,7 +41,7 @@ def adjacency(names: Iterable[str], links: Iterable[tuple[str, str]]) -> Matrix:
         if one not in at or other not in at:
             raise TopologyError(f"{one} - {other}: {one if one not in at else other} is unknown")
         if one == other:
-            raise TopologyError(f"{one} - {other}: a device is no neighbour of its own")
+            raise TopologyError(f"{one} - {other}: a device cannot be its own neighbour")
         out[at[one], at[other]] = out[at[other], at[one]] = 1.0
     lost = [name for name, number in at.items() if number not in _reached(out)]
     if lost:
@@ -64,8 +64,8 @@ def metropolis_row(degree: int, neighbours: Mapping[str, int]) -> tuple[float, d
         TopologyError: Numbers that are not valid degrees.
 
     Example:
-        >>> own, theirs = metropolis_row(1, {"b": 2})
-        >>> round(own, 6), {name: round(weight, 6) for name, weight in theirs.items()}
+        >>> own, others = metropolis_row(1, {"b": 2})
+        >>> round(own, 6), {name: round(weight, 6) for name, weight in others.items()}
         (0.666667, {'b': 0.333333})
 
     Reference:
@@ -73,8 +73,8 @@ def metropolis_row(degree: int, neighbours: Mapping[str, int]) -> tuple[float, d
     """
     if degree != len(neighbours) or any(d < 1 for d in neighbours.values()):
         raise TopologyError(f"degree {degree} and neighbours of degrees {dict(neighbours)}")
-    theirs = {name: 1.0 / (1.0 + max(degree, neighbours[name])) for name in sorted(neighbours)}
-    return 1.0 - sum(theirs.values()), theirs
+    others = {name: 1.0 / (1.0 + max(degree, neighbours[name])) for name in sorted(neighbours)}
+    return 1.0 - sum(others.values()), others
 
 
 def metropolis(adjacent: Matrix) -> Matrix:
@@ -152,15 +152,17 @@ def require_convergent(weights: Matrix, *, negative: bool = False) -> None:
     if weights.ndim != 2 or weights.shape[0] != weights.shape[1]:
         raise TopologyError(f"a mixing matrix is square, not of shape {weights.shape}")
     if (weights != weights.T).any():
-        raise TopologyError("what one takes of the other is not what the other takes of it")
+        raise TopologyError("a mixing matrix must be symmetric")
     for axis, what in ((1, "row"), (0, "column")):
         off = float(np.max(np.abs(weights.sum(axis=axis) - 1.0)))
         if not off <= EXACT:
-            raise TopologyError(f"the sum of a {what} misses 1 by {off:g}")
+            raise TopologyError(f"the sum of a {what} differs from 1 by {off:g}")
     if not negative and (weights < 0.0).any():
-        raise TopologyError("a model counts less than nothing")
+        raise TopologyError("a mixing matrix must have no negative weight")
     if not second_eigenvalue(weights) < 1.0 - EXACT:
-        raise TopologyError("differences between devices never fade: not connected, or swapped")
+        raise TopologyError(
+            "differences between devices do not shrink: the graph is not connected, or bipartite without self-weights"
+        )
 
 
 def _with_own(taken: Matrix) -> Matrix:
@@ -174,10 +176,10 @@ def _with_own(taken: Matrix) -> Matrix:
 def _reached(adjacent: Matrix) -> frozenset[int]:
     """Return the nodes reachable from the first, the first included."""
     seen: set[int] = set()
-    coming = [0] if len(adjacent) else []
-    while coming:
-        number = coming.pop()
+    queue = [0] if len(adjacent) else []
+    while queue:
+        number = queue.pop()
         if number not in seen:
             seen.add(number)
-            coming += map(int, np.flatnonzero(adjacent[number]))
+            queue += map(int, np.flatnonzero(adjacent[number]))
     return frozenset(seen)

@@ -76,10 +76,10 @@ def nbafl_downlink(
         ValueError: A number outside its range; the message names it.
 
     Example:
-        >>> told = dict(clip=1.0, samples=1000, uploads=1, clients=50)
-        >>> f"{nbafl_downlink(10.0, 1e-5, rounds=25, **told):.5e}"
+        >>> settings = dict(clip=1.0, samples=1000, uploads=1, clients=50)
+        >>> f"{nbafl_downlink(10.0, 1e-5, rounds=25, **settings):.5e}"
         '4.64697e-04'
-        >>> nbafl_downlink(10.0, 1e-5, rounds=7, **told)
+        >>> nbafl_downlink(10.0, 1e-5, rounds=7, **settings)
         0.0
     """
     _check(epsilon, delta, clip=clip, samples=samples, uploads=uploads)

@@ -72,7 +72,7 @@ class DeviceStore:
     def __init__(self, connection: sqlite3.Connection, path: Path, held: ExitStack) -> None:
         """Take an open connection and what closes it; use ``open``."""
         self._db = connection
-        self._held = held
+        self._resources = held
         self.path = path
         self.found: dict[str, str] = {}
 
@@ -139,11 +139,11 @@ class DeviceStore:
         facts: Mapping[str, int] | None = None,
     ) -> None:
         """Save outbox changes: numbers, attempts, and the removal of receipted entries."""
-        gone = {entry.key for entry in before} - {entry.key for entry in after}
+        removed = {entry.key for entry in before} - {entry.key for entry in after}
         old = {entry.key: entry for entry in before}
         with self._writing() as db:
             write_numbers(db, numbers)
-            for key in gone:
+            for key in removed:
                 db.execute("DELETE FROM outbox WHERE life = ? AND seq = ?", key)
             for entry in after:
                 if entry.key not in old:
@@ -347,7 +347,7 @@ class DeviceStore:
 
     def close(self) -> None:
         """Close the file and release its lock."""
-        self._held.close()
+        self._resources.close()
 
     def __enter__(self) -> Self:
         """Return the store itself, for a ``with`` block."""

@@ -46,8 +46,8 @@ def replace_unusable(db: sqlite3.Connection) -> None:
     numbers, wrong = read_numbers(db)
     if wrong:
         write_numbers(db, numbers)
-    gone = [entry.key for entry in read_entries(db) if not can_be_sent(entry)]
-    db.executemany("DELETE FROM outbox WHERE life = ? AND seq = ?", gone)
+    unsendable = [entry.key for entry in read_entries(db) if not can_be_sent(entry)]
+    db.executemany("DELETE FROM outbox WHERE life = ? AND seq = ?", unsendable)
     now = int(time.time())
     rows = db.execute("SELECT name, value FROM facts").fetchall()
     wrong_facts = [(name, value) for name, value in rows if usable_fact(name, value) is None]

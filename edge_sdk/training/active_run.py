@@ -197,8 +197,8 @@ class ActiveRun:
         if self.learner.spec.whole_digest != layout:
             self.local_state = None  # it fits the old layout only
         announced = found.announced
-        told = {"run": announced.run, "bundle": announced.name, "method": announced.method}
-        logger.info("run joined %s", fields(**told))
+        details = {"run": announced.run, "bundle": announced.name, "method": announced.method}
+        logger.info("run joined %s", fields(**details))
         return True
 
     def recall(self) -> None:

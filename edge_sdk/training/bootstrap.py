@@ -60,7 +60,7 @@ def load_signer(path: Path) -> SigningKey:
     try:
         if path.exists() and stat.S_IMODE(path.stat().st_mode) & 0o077:
             raise ConfigError(
-                f"{path}: the device key can be read by others", hint=f"chmod 600 {path}"
+                f"{path}: other users can read the device key", hint=f"chmod 600 {path}"
             )
         return load_signing_key(path)
     except KeyFileError as error:
@@ -77,7 +77,7 @@ def load_ring(keys: KeysSection) -> KeyRing:
         pinned = None if keys.aggregator is None else read_public(keys.aggregator)
         return KeyRing(read_public(keys.root), pinned)
     except KeyFileError as error:
-        raise ConfigError(str(error), hint="the operator hands out root.pub") from error
+        raise ConfigError(str(error), hint="copy root.pub from the operator") from error
 
 
 def open_bundle(config: Config, announced: m.BundleMessage | None) -> RunnableBundle:

@@ -33,12 +33,12 @@ def record(
         learner: Model runtime of the bundle.
         seen: The run, and the last task of it.
     """
-    is_ours, scale = task.round >= OWN, learner.scale
-    turn = (seen.attempt, seen.step) if is_ours else (task.attempt, task.step)
+    is_local, scale = task.round >= OWN, learner.scale
+    turn = (seen.attempt, seen.step) if is_local else (task.attempt, task.step)
     return LearnedState(
         run=seen.run,
-        round=seen.round if is_ours else task.round,
-        version=seen.version if is_ours else task.base,
+        round=seen.round if is_local else task.round,
+        version=seen.version if is_local else task.base,
         spec=learner.spec.whole_digest,
         leaves={
             "half": state.arrays(),

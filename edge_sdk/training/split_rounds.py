@@ -53,7 +53,7 @@ class SplitRounds:
     ) -> None:
         self._device, self._session, self._agenda = device, session, agenda
         self._active, self._transaction, self._serve = active, transaction, serve
-        self._asked_for, self._half, self._not_served = (-1, 0.0), 0.0, ""
+        self._requested, self._half, self._not_served = (-1, 0.0), 0.0, ""
 
     @property
     def has_perishable_steps(self) -> bool:
@@ -89,12 +89,12 @@ class SplitRounds:
     def _ask_for_the_graph(self) -> None:
         """Request the graph output for the newest window, at intervals until it arrives."""
         learner, now = self._active.learner, self._session.now
-        newest, (number, at) = learner.newest, self._asked_for
+        newest, (number, at) = learner.newest, self._requested
         if newest is None or (newest == number and now - at < _ASK_AGAIN):
             return
         if learner.helped_at(self._active.state) == newest:
             return
-        self._asked_for = newest, now
+        self._requested = newest, now
         why = self._why_not_served()
         state, effects = self._active.state, Effects()
         if not why:  # draws and charges the noise of readings that have none yet

@@ -63,7 +63,7 @@ class TrainingTransaction:
 
         Without a complete window the device adopts the model, sends no update, and says so.
         """
-        session, begun = self._session, self._session.now
+        session, started_at = self._session, self._session.now
         learner = self._active.learner
         has_windows = task.ask == END or len(learner.windows()) > 0
         self._agenda.start(task)
@@ -91,7 +91,7 @@ class TrainingTransaction:
             task_fields = {"run": run, "round": task.round, "base": task.base}
             logger.info(
                 "final model adopted %s" if is_final else "round trained %s",
-                fields(**task_fields, seconds=session.now - begun),
+                fields(**task_fields, seconds=session.now - started_at),
             )
         finally:
             self._agenda.finish()

@@ -182,7 +182,7 @@ def test_without_a_complete_window_the_model_is_adopted_without_training(fleet, 
     assert client.status()["missing"] == ""
 
 
-def test_before_the_first_reading_a_forecast_has_no_time_and_says_what_is_missing(fleet):
+def test_before_the_first_reading_a_forecast_has_no_time_and_names_the_missing_readings(fleet):
     forecast = fleet.device.start().forecast()
     assert forecast.source == "none"
     assert forecast.times.shape == forecast.values.shape == (0,)
@@ -263,7 +263,7 @@ def test_a_device_forecasts_before_its_first_connection(fleet):
     assert np.isfinite(forecast.median).all()
 
 
-def test_the_status_counts_connections_and_the_will_says_lost(fleet):
+def test_the_status_counts_connections_and_the_will_states_lost(fleet):
     fleet.device.start()
     fleet.run()
     fleet.broker.cut("meter-1")

@@ -103,11 +103,11 @@ def _check_entries(entries: Sequence[zipfile.ZipInfo], size: int) -> None:
         if name in names:
             raise ArchiveError(f"not a bundle archive: {name!r} occurs twice")
         if entry.flag_bits:
-            said = "encrypted" if entry.flag_bits & 1 else f"flagged 0x{entry.flag_bits:x}"
-            raise ArchiveError(f"not a bundle archive: {name!r} is {said}, expected no flags")
+            flaw = "encrypted" if entry.flag_bits & 1 else f"flagged 0x{entry.flag_bits:x}"
+            raise ArchiveError(f"not a bundle archive: {name!r} is {flaw}, expected no flags")
         if entry.compress_type != zipfile.ZIP_STORED or entry.compress_size != entry.file_size:
-            said = f"compression method {entry.compress_type}"
-            raise ArchiveError(f"not a bundle archive: {name!r} has {said}, expected stored bytes")
+            flaw = f"compression method {entry.compress_type}"
+            raise ArchiveError(f"not a bundle archive: {name!r} has {flaw}, expected stored bytes")
         names.add(name)
     declared = sum(entry.file_size for entry in entries)
     if declared > size:

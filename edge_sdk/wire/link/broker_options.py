@@ -64,7 +64,7 @@ class Broker:
 
     >>> Broker(url="mqtt://broker.example", client_id="meter-1")
     Traceback (most recent call last):
-    edge_sdk.wire.errors.LinkError: mqtt:// to broker.example would send everything in the clear; \
+    edge_sdk.wire.errors.LinkError: mqtt:// to broker.example would send everything unencrypted; \
 use mqtts:// (plain MQTT is for loopback, or insecure = true)
     """
 
@@ -98,14 +98,16 @@ use mqtts:// (plain MQTT is for loopback, or insecure = true)
         if not 1 <= self.keepalive <= 65_535:
             raise LinkError(f"keepalive {self.keepalive} is outside 1 to 65535 seconds")
         if self.reconnect_max <= 0:
-            raise LinkError("reconnect_max is 0: a broker that is gone would be asked without end")
+            raise LinkError(
+                "reconnect_max is 0; expected more: without a wait, reconnecting never pauses"
+            )
         if not self.client_id:
-            raise LinkError("a client id is needed: the broker's session hangs on it")
+            raise LinkError("a client id is required: the broker stores the session under it")
         if self.is_tls:
             self._check_files()
         elif not (self.insecure or _is_loopback(parts.hostname)):
             raise LinkError(
-                f"mqtt:// to {parts.hostname} would send everything in the clear; use mqtts:// "
+                f"mqtt:// to {parts.hostname} would send everything unencrypted; use mqtts:// "
                 "(plain MQTT is for loopback, or insecure = true)"
             )
 
@@ -113,7 +115,7 @@ use mqtts:// (plain MQTT is for loopback, or insecure = true)
         if self.ca_file is None:
             raise LinkError("mqtts:// needs ca_file: the authority that signed the broker")
         if (self.cert_file is None) != (self.key_file is None):
-            raise LinkError("cert_file and key_file come together")
+            raise LinkError("cert_file and key_file must be set together")
 
     @property
     def is_tls(self) -> bool:
@@ -166,20 +168,22 @@ class _Dated(ssl.SSLSocket):
                 context.dates_by = name
                 return
         context.dates_by = ""
-        told = "; ".join(f"{name} {_said(at)}" for name, at in tried.items() if at is not None)
+        tried_times = "; ".join(
+            f"{name} {_utc(at)}" for name, at in tried.items() if at is not None
+        )
         raise ssl.SSLCertVerificationError(
             f"the certificate is valid from {leaf['notBefore']} to {leaf['notAfter']}; "
-            f"this machine's clock is wrong, or the time that was signed; none fits: {told}"
+            f"this machine's clock is wrong, or the signed time is; outside that range: {tried_times}"
         )
 
 
 _second = ssl.cert_time_to_seconds
 
 
-def _said(at: float) -> str:
+def _utc(at: float) -> str:
     """Format a moment for the operator.
 
-    >>> _said(0.0)
+    >>> _utc(0.0)
     '1970-01-01 00:00 UTC'
     """
     return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(at))

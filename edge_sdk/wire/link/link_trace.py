@@ -133,43 +133,52 @@ class PublishedBodies:
                 fleet=where.fleet,
                 key_of=self._key_of,
             )
-            said = codec.decode(where.kind, proved.body)
+            message = codec.decode(where.kind, proved.body)
         except Refused:  # corrupted on purpose: not a release
             return None
-        if isinstance(said, ChunkMessage):
-            return self._joined(said, at)
-        if isinstance(said, UpdateMessage):
-            return _sent(where.id, said, digest(proved.body), at)
-        return self._promised(where.id, said, at) if isinstance(said, OfferMessage) else None
+        if isinstance(message, ChunkMessage):
+            return self._assembled(message, at)
+        if isinstance(message, UpdateMessage):
+            return _sent(where.id, message, digest(proved.body), at)
+        return self._offer_of(where.id, message, at) if isinstance(message, OfferMessage) else None
 
-    def _promised(self, device: str, said: OfferMessage, at: float) -> Sent | None:
-        if said.of != "update":
+    def _offer_of(self, device: str, message: OfferMessage, at: float) -> Sent | None:
+        if message.of != "update":
             return None
-        name = said.digest.hex()
-        sent = Sent(device, said.life, said.seq, name, said.run, said.round, said.spent, at=at)
-        self._offered = {ref(said.digest): (sent, said.size)}  # one transfer at a time
+        name = message.digest.hex()
+        sent = Sent(
+            device,
+            message.life,
+            message.seq,
+            name,
+            message.run,
+            message.round,
+            message.spent,
+            at=at,
+        )
+        self._offered = {ref(message.digest): (sent, message.size)}  # one transfer at a time
         self._pieces = {i: kept for i, kept in self._pieces.items() if i in self._offered}
         return sent
 
-    def _joined(self, said: ChunkMessage, at: float) -> Sent | None:
-        promised = self._offered.get(said.id)
-        if promised is None:
+    def _assembled(self, message: ChunkMessage, at: float) -> Sent | None:
+        offered = self._offered.get(message.id)
+        if offered is None:
             return None
-        sent, size = promised
-        pieces = self._pieces.setdefault(said.id, {})
-        pieces[said.i] = said.blob
+        sent, size = offered
+        pieces = self._pieces.setdefault(message.id, {})
+        pieces[message.i] = message.blob
         if sum(map(len, pieces.values())) != size:
             return None
-        body = b"".join(blob for _, blob in sorted(self._pieces.pop(said.id).items()))
+        body = b"".join(blob for _, blob in sorted(self._pieces.pop(message.id).items()))
         return _sent(sent.device, codec.decode(UpdateMessage, body), digest(body), at)
 
 
 _RELEASES = frozenset({"update", "offer", "chunk"})
 
 
-def _sent(device: str, said: UpdateMessage, whole: bytes, at: float) -> Sent:
-    numbers = said.life, said.seq, whole.hex(), said.run, said.round, said.spent
-    return Sent(device, *numbers, _vector(said), at)
+def _sent(device: str, message: UpdateMessage, whole: bytes, at: float) -> Sent:
+    numbers = message.life, message.seq, whole.hex(), message.run, message.round, message.spent
+    return Sent(device, *numbers, _vector(message), at)
 
 
 def came(topic: str, payload: bytes, *, key_of: KeyOf, at: float) -> Receipted | None:
@@ -189,10 +198,10 @@ def came(topic: str, payload: bytes, *, key_of: KeyOf, at: float) -> Receipted |
             fleet=where.fleet,
             key_of=key_of,
         )
-        said = codec.decode(ReceiptMessage, proved.body)
+        message = codec.decode(ReceiptMessage, proved.body)
     except Refused:
         return None
-    return Receipted(where.id, said.life, said.seq, said.ref.hex(), said.code, at)
+    return Receipted(where.id, message.life, message.seq, message.ref.hex(), message.code, at)
 
 
 def _vector(update: UpdateMessage) -> str:

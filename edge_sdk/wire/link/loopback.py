@@ -327,7 +327,7 @@ class LoopbackLink:
         """
         if len(payload) > self._broker.max_payload:
             raise LinkError(
-                f"{len(payload)} bytes for {topic}: at most {self._broker.max_payload} fit"
+                f"{len(payload)} bytes for {topic}: the broker accepts at most {self._broker.max_payload}"
             )
         if not self._is_up or (qos and self.room() <= 0):
             return False

@@ -109,7 +109,7 @@ class MqttLink:
             ("publishes", "connects", "refused_publishes", "unheard_publishes", "abandoned",
              "refused_filters", "unreadable"), 0)  # fmt: skip
         self._sent_before = self._received_before = 0
-        self._held: set[int] = set()  # packet ids of QoS 1 publishes without a PUBACK
+        self._unacknowledged: set[int] = set()  # packet ids of QoS 1 publishes without a PUBACK
         self._unsent: set[int] = set()  # packet ids of QoS 0 publishes not yet on the socket
         self._window = WINDOW
         self._max_payload = LARGEST
@@ -191,7 +191,9 @@ class MqttLink:
             LinkError: The payload is larger than this broker accepts; a retry cannot succeed.
         """
         if len(payload) > self._max_payload:
-            raise LinkError(f"{len(payload)} bytes for {topic}: at most {self._max_payload} fit")
+            raise LinkError(
+                f"{len(payload)} bytes for {topic}: the broker accepts at most {self._max_payload}"
+            )
         if not self._is_up or (self.room() <= 0 if qos else len(self._unsent) >= QOS_0_PENDING):
             return False
         info = self._client.publish(
@@ -199,13 +201,13 @@ class MqttLink:
         )
         if info.rc not in {paho.MQTT_ERR_SUCCESS, paho.MQTT_ERR_NO_CONN}:
             return False
-        (self._held if qos else self._unsent).add(info.mid)
+        (self._unacknowledged if qos else self._unsent).add(info.mid)
         self._counts["publishes"] += 1
         return True
 
     def room(self) -> int:
         """Return how many more QoS 1 publishes the link accepts now (its in-flight window)."""
-        return max(0, self._window - len(self._held)) if self._is_up else 0
+        return max(0, self._window - len(self._unacknowledged)) if self._is_up else 0
 
     def acknowledge(self, message: Message) -> None:
         """Acknowledge a message after it is stored.
@@ -246,7 +248,7 @@ class MqttLink:
             if writable:
                 self._client.loop_write()
         except _WindowShrankError:
-            self._counts["abandoned"] += len(self._held)
+            self._counts["abandoned"] += len(self._unacknowledged)
             self._lost("the broker's window is smaller than what was in flight")
             self._client = self._new_client()
         except _UNREADABLE as error:
@@ -301,7 +303,7 @@ class MqttLink:
             clean_start=False,  # paho's default wipes the session at the first connect
             properties=self._connect_properties() if five else None,
         )
-        self._held.clear()
+        self._unacknowledged.clear()
         self._unsent.clear()
         return client
 
@@ -336,7 +338,7 @@ class MqttLink:
         if before is not None:
             self._tls = renewed(before, self.broker)
         if self._tls is not before:
-            self._counts["abandoned"] += len(self._held)  # the sender repeats them
+            self._counts["abandoned"] += len(self._unacknowledged)  # the sender repeats them
             self._client = self._new_client()
 
     def _connect(self, now: float) -> None:
@@ -397,7 +399,7 @@ class MqttLink:
             self._why = f"the broker refused the connection: {reason}"
             return
         self._window = min(WINDOW, getattr(properties, "ReceiveMaximum", WINDOW))
-        if len(self._held) > self._window:
+        if len(self._unacknowledged) > self._window:
             raise _WindowShrankError
         packet = getattr(properties, "MaximumPacketSize", LARGEST + OVERHEAD)
         self._max_payload = max(0, min(LARGEST, packet - OVERHEAD))
@@ -413,17 +415,20 @@ class MqttLink:
         self, _c: object, _u: object, _f: object, reason: ReasonCode, _p: object
     ) -> None:
         self._lost(
-            self._why or (self._turned_away() if self._is_connecting else f"disconnected: {reason}")
+            self._why
+            or (
+                self._refusal_before_connack() if self._is_connecting else f"disconnected: {reason}"
+            )
         )
 
-    def _turned_away(self) -> str:
+    def _refusal_before_connack(self) -> str:
         """Explain a disconnect before CONNACK: TLS 1.3 checks the client certificate late."""
-        told = "the broker closed the connection before CONNACK"
+        text = "the broker closed the connection before CONNACK"
         if self._tls is None:
-            return told
+            return text
         if self.broker.cert_file is None:
-            return f"{told}; it may require a client certificate; broker.cert_file is not set"
-        return f"{told}; it may not accept the certificate {self.broker.cert_file}"
+            return f"{text}; it may require a client certificate; broker.cert_file is not set"
+        return f"{text}; it may not accept the certificate {self.broker.cert_file}"
 
     def _on_message(self, _c: object, _u: object, message: paho.MQTTMessage) -> None:
         try:
@@ -436,8 +441,8 @@ class MqttLink:
         self._happened.append(Message(topic, bytes(message.payload), message.retain, receipt))
 
     def _on_publish(self, _c: object, _u: object, mid: int, reason: ReasonCode, _p: object) -> None:
-        self._has_progress |= mid in self._held
-        self._held.discard(mid)
+        self._has_progress |= mid in self._unacknowledged
+        self._unacknowledged.discard(mid)
         self._unsent.discard(mid)
         if reason.value >= REFUSED:
             self._counts["refused_publishes"] += 1

@@ -195,8 +195,8 @@ class Watch:
 
     def look(self) -> list[TlsFileState]:
         """Read new and changed files; return the state of every file."""
-        for gone in set(self.seen) - set(self.files):
-            del self.seen[gone]
+        for removed in set(self.seen) - set(self.files):
+            del self.seen[removed]
         for file in self.files:
             mark = mark_of(file.path)
             if file not in self.seen or self._marks.get(file) != mark:

@@ -152,8 +152,8 @@ def _moment(dated: Any, name: str) -> float:  # noqa: ANN401 - a certificate or 
     A list may leave out its next update: then it never expires.
     """
     aware = f"{name}_utc"
-    said: datetime | None = getattr(dated, aware if hasattr(dated, aware) else name)
-    return math.inf if said is None else said.replace(tzinfo=UTC).timestamp()
+    date: datetime | None = getattr(dated, aware if hasattr(dated, aware) else name)
+    return math.inf if date is None else date.replace(tzinfo=UTC).timestamp()
 
 
 def day_of(moment: float) -> str:

@@ -85,7 +85,7 @@ def _answered(update: messages.UpdateMessage, limits: Limits) -> method.Ask:
         if update.part == ask.up.value:
             return ask
     parts = " or ".join(repr(ask.up.value) for ask in asks)
-    raise Refused(Reason.WRONG_ENCODING, f"part {update.part!r}, asked for {parts}")
+    raise Refused(Reason.WRONG_ENCODING, f"part {update.part!r}, expected {parts}")
 
 
 def _vector(update: messages.UpdateMessage, limits: Limits) -> NDArray[np.float64]:

@@ -81,8 +81,8 @@ def prove(
     whole: bytes, *, kind: str, sender: str, recipient: str, fleet: str, signer: Signer
 ) -> bytes:
     """Sign a body's digest: 8 bytes of key id and 64 bytes of signature."""
-    said = _signed(whole, kind=kind, sender=sender, recipient=recipient, fleet=fleet)
-    return kid_of(signer.public) + signer.sign(said)
+    signed = _signed(whole, kind=kind, sender=sender, recipient=recipient, fleet=fleet)
+    return kid_of(signer.public) + signer.sign(signed)
 
 
 def check_proof(
@@ -106,8 +106,8 @@ def check_proof(
     public = key_of(sender, kid)
     if public is None:
         raise Refused(Reason.UNKNOWN_CLIENT, f"{sender}, key {kid.hex()}")
-    said = _signed(whole, kind=kind, sender=sender, recipient=recipient, fleet=fleet)
-    if kid_of(public) != kid or not verify(public, signature, said):
+    signed = _signed(whole, kind=kind, sender=sender, recipient=recipient, fleet=fleet)
+    if kid_of(public) != kid or not verify(public, signature, signed):
         raise Refused(Reason.BAD_SIGNATURE, f"{sender}, key {kid.hex()}")
 
 
@@ -131,13 +131,15 @@ def unseal(
     """
     if len(raw) > PAYLOAD_LIMIT:
         raise Refused(Reason.TOO_LARGE, f"{len(raw)} bytes")
-    wire, said_kind, said_sender, body, proof = _outer(raw)
+    wire, claimed_kind, claimed_sender, body, proof = _outer(raw)
     if wire != WIRE:
         raise Refused(Reason.UNKNOWN_WIRE, str(wire))
-    if said_kind != kind:
-        raise malformed(f"{said_kind} under a topic for {kind}")
-    if said_sender != sender:
-        raise Refused(Reason.WRONG_SENDER, f"{said_sender} under the topic of {sender}")
+    if claimed_kind != kind:
+        raise malformed(f"kind {claimed_kind!r}, expected {kind!r} as in the topic")
+    if claimed_sender != sender:
+        raise Refused(
+            Reason.WRONG_SENDER, f"sender {claimed_sender!r}, expected {sender!r} as in the topic"
+        )
     whole = digest(body)
     check_proof(
         whole, proof, kind=kind, sender=sender, recipient=recipient, fleet=fleet, key_of=key_of

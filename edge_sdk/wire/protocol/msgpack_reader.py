@@ -121,7 +121,7 @@ class Cursor:
             return [self.value(depth - 1) for _ in range(self.array())]
         if tag & 0xF0 == 0x80 or tag in _MAP:
             return self.pairs(depth - 1, 64)
-        raise malformed(f"tag 0x{tag:02x} has no place in a message")
+        raise malformed(f"tag 0x{tag:02x} is not allowed in a message")
 
     def _negative(self) -> int:
         tag = self._tag()
@@ -161,7 +161,7 @@ class Cursor:
 
     def _peek(self) -> int:
         if self._at >= self._end:
-            raise malformed("cut short")
+            raise malformed("the message ends too early")
         return self._data[self._at]
 
     def _tag(self) -> int:
@@ -171,7 +171,7 @@ class Cursor:
 
     def _take(self, size: int) -> bytes:
         if size > self._end - self._at:
-            raise malformed("cut short")
+            raise malformed("the message ends too early")
         self._at += size
         return self._data[self._at - size : self._at]
 

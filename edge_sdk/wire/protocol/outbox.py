@@ -168,9 +168,11 @@ def receive(
         case WelcomeMessage():
             return _welcomed(outbox, message, inputs)
         case FloorMessage():
-            is_ours = outbox.hello is not None and message.hello == outbox.hello.ref
+            is_current = outbox.hello is not None and message.hello == outbox.hello.ref
             return (
-                propose_life(outbox, inputs, above=message.life) if is_ours else OutboxStep(outbox)
+                propose_life(outbox, inputs, above=message.life)
+                if is_current
+                else OutboxStep(outbox)
             )
         case GrantMessage() | HaveMessage():
             return _send_chunks(outbox, message, inputs)

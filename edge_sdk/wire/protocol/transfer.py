@@ -122,9 +122,9 @@ class Sending:
         self.digest = hashlib.sha256(body).digest()
         self.count = count_of(len(body), chunk)
         self._has = 0  # chunks the receiver has, as a mask
-        self._flying = 0  # chunks sent since, as a mask
+        self._in_flight = 0  # chunks sent since, as a mask
         self._window = 0
-        self._heard = now
+        self._last_arrival = now
 
     @property
     def id(self) -> bytes:
@@ -148,8 +148,8 @@ class Sending:
         """
         mask = _unpack(having, self.count)
         is_gap = not mask & ~self._has or window < self._window
-        self._flying = 0 if is_gap else self._flying & ~mask
-        self._has, self._window, self._heard = mask, max(1, window), now
+        self._in_flight = 0 if is_gap else self._in_flight & ~mask
+        self._has, self._window, self._last_arrival = mask, max(1, window), now
 
     def due(self, limit: int, now: float) -> tuple[int, ...]:
         """Return the chunks to publish now; they count as in flight from here on.
@@ -158,13 +158,13 @@ class Sending:
             limit: Largest number to return, for instance ``Transport.room()``.
             now: Seconds on any monotonic clock, the same for every call.
         """
-        limit = min(limit, self._window - self._flying.bit_count())
-        missing = (i for i in range(self.count) if not (self._has | self._flying) >> i & 1)
+        limit = min(limit, self._window - self._in_flight.bit_count())
+        missing = (i for i in range(self.count) if not (self._has | self._in_flight) >> i & 1)
         chosen = tuple(i for i, _ in zip(missing, range(max(0, limit)), strict=False))
         for i in chosen:
-            self._flying |= 1 << i
+            self._in_flight |= 1 << i
         if chosen:
-            self._heard = max(self._heard, now)
+            self._last_arrival = max(self._last_arrival, now)
         return chosen
 
     def piece(self, index: int) -> bytes:
@@ -179,7 +179,7 @@ class Sending:
 
     def is_stalled(self, now: float) -> bool:
         """Return whether no report came within 10 s after the last chunk: time to offer again."""
-        return now - self._heard >= SILENCE
+        return now - self._last_arrival >= SILENCE
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,7 +249,7 @@ class Receiving:
         self._first_gap = self._gap = gap
         self._arrived = now
         self._ask_at = now  # at once: the first report is the grant
-        self._has_asked = False
+        self._has_reported = False
 
     @property
     def id(self) -> bytes:
@@ -338,10 +338,10 @@ class Receiving:
         return min(self._ask_at, self._arrived + IDLE)
 
     def _ask_again(self, now: float) -> TransferReport:
-        if self._has_asked:  # the first report is no gap
+        if self._has_reported:  # the first report is no gap
             self._window = max(1, self._window // 2)
             self._gap = min(self._gap * 2, LONGEST_GAP)
-        self._has_asked = True
+        self._has_reported = True
         self._clean = self._fresh = 0
         self._ask_at = now + self._spread(self._gap)
         return TransferReport(self.having, self._window)

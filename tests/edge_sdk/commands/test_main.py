@@ -155,7 +155,7 @@ def enrolled(config):
         (("load.csv", "lood.csv"), "no such file"),
         ((', w = "weather.wind_speed"', ""), "none gives weather.wind_speed, which bundle"),
         (('type = "csv"', 'type = "cvs"'), "source[0].type: unknown 'cvs'"),
-        (("mqtt://127.0.0.1:1", "mqtt://broker.example"), "in the clear"),
+        (("mqtt://127.0.0.1:1", "mqtt://broker.example"), "unencrypted"),
         (("fleet =", "fleat ="), "fleat: unknown key; did you mean 'fleet'?"),
     ],
 )

@@ -73,7 +73,7 @@ def test_the_answer_is_received_minus_trained_with_its_coordinates_and_loss():
     assert state.p == pytest.approx([0.6, 0.1])
 
 
-def test_no_steps_change_nothing_and_say_how_good_the_received_model_is():
+def test_a_task_of_no_steps_changes_nothing_and_reports_the_loss_of_the_received_model():
     half = fedavg(lend([1.0]), PLAIN)
     state, (update,) = half.apply(half.init(vector(0, 7)), ask([0.5], count=0))
     assert update.vector.tolist() == [0.0]
@@ -211,7 +211,7 @@ def test_the_gradient_half_is_one_plain_step_of_the_other_one():
     assert two.p.tolist() == [np.float32(0.3), one.p[1]]  # personal moved, shared is the server's
 
 
-def test_what_a_bundle_recommends_becomes_settings():
+def test_the_bundles_training_section_becomes_the_settings():
     assert LocalSgd.of(Training(optimiser="sgd", rate=0.5, steps=7)).optimiser is sgd
     own = LocalSgd.of(Training(beta1=0.5, eps=1e-3))
     opt, same = own.optimiser(0.1), partial(adam, beta1=0.5, eps=1e-3)(0.1)

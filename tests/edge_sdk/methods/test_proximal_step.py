@@ -83,7 +83,7 @@ class TestGuard:
         guard = WassersteinGuard.of({"radius": 0.2, "noise": 1.0, "radius_scale": 1.0}, 10, 1)
         assert [guard.rho(eps) for eps in (1.0, 2.0)] == pytest.approx([1.2, 0.7])
 
-    def test_what_is_left_out_is_computed_from_the_devices_own_numbers(self):
+    def test_missing_numbers_are_computed_from_the_devices_own(self):
         level = math.log(2 / 0.05)
         said = {"radius_level": level, "noise": 4.84480526, "noise_by_width": 1.0}
         guard = WassersteinGuard.of(said, 1000, 7)

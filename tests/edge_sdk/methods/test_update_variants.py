@@ -82,7 +82,7 @@ def test_a_task_without_a_bound_is_not_answered_and_changes_nothing(factory):
 
 
 @pytest.mark.parametrize("factory", [whole_weights, bounded_weights, bounded_difference])
-def test_what_is_no_training_is_left_to_the_steps(factory):
+def test_events_other_than_training_are_passed_on_unchanged(factory):
     half = factory(Parabola(), PLAIN)
     state = half.init(np.ones(3, np.float32))
     assert half.apply(state, Member("m-1", present=True)) == (state, ())

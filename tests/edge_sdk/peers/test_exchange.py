@@ -111,7 +111,7 @@ def test_undisturbed_every_link_counts_in_every_exchange():
 
 @settings(max_examples=25)
 @given(st.integers(0, 10**6), st.booleans(), st.sampled_from([1, 2]), st.sampled_from([2, 8200]))
-def test_a_bad_link_makes_nobody_disagree_where_one_waits(seed, late, parts, size):
+def test_a_bad_link_never_makes_two_ends_disagree_if_one_waits(seed, late, parts, size):
     faults = {"drop": 0.2, "double": 0.2, "late": 1.5 if late else 0.0}
     street = Street(RING, strict=True, seed=seed, parts=parts, size=size, **faults)
     street.until(lambda: all(x.step >= 6 for x in street.nodes.values()))
@@ -121,7 +121,7 @@ def test_a_bad_link_makes_nobody_disagree_where_one_waits(seed, late, parts, siz
 
 @settings(max_examples=25)
 @given(st.integers(0, 10**6))
-def test_who_gives_up_says_so_and_what_may_differ_is_counted(seed):
+def test_a_missed_deadline_is_announced_and_a_possible_disagreement_is_counted(seed):
     street = Street(RING, strict=False, seed=seed, drop=0.3, double=0.1, late=0.5)
     street.until(lambda: all(x.step >= 12 for x in street.nodes.values()))
     street.check_rows()
@@ -145,7 +145,7 @@ def test_the_rest_go_on_without_a_dead_neighbour(lost):
 
 @pytest.mark.parametrize("strict", [False, True])
 @pytest.mark.parametrize("lost", ["a", "c", "e"])
-def test_who_comes_back_takes_part_again(lost, strict):
+def test_a_returning_peer_takes_part_again(lost, strict):
     street = Street(RING, strict=strict, seed=3)
     street.until(lambda: all(x.step >= 3 for x in street.nodes.values()))
     street.cut.add(lost)
@@ -161,7 +161,7 @@ def test_who_comes_back_takes_part_again(lost, strict):
     street.check_rows()
 
 
-def test_where_one_waits_a_dead_decider_holds_its_neighbours_up():
+def test_with_strict_links_a_dead_decider_blocks_its_neighbours():
     street = Street({"a": "b", "b": "a"}, strict=True, seed=4)
     street.cut.add("a")
     for _ in range(300):
@@ -194,13 +194,13 @@ def peer(step=0, **more):
         ("b", peer(blob=np.array([1, np.nan], "f4").tobytes()), Reason.NOT_FINITE),
     ],
 )
-def test_what_is_refused(name, message, reason):
+def test_an_invalid_peer_message_is_refused_with_its_reason(name, message, reason):
     with pytest.raises(Refused) as refused:
         gossip.receive(pair(), name, message, 0.0)
     assert refused.value.reason is reason
 
 
-def test_a_higher_epoch_is_reported_and_a_lower_one_told_of_ours():
+def test_a_higher_epoch_is_reported_and_a_lower_one_receives_the_present_epoch():
     assert gossip.receive(pair(), "b", peer(epoch=3, step=7), 0.0).notes == (NewerEpoch(3, 7),)
     older = replace(pair(size=SLICE + 2), epoch=5)
     ((name, slice_),) = gossip.receive(older, "b", peer(), 0.0).messages
@@ -212,7 +212,7 @@ def test_a_higher_epoch_is_reported_and_a_lower_one_told_of_ours():
     )
 
 
-def test_what_tells_of_an_epoch_is_not_taken_for_a_decision():
+def test_an_epoch_notice_is_not_a_decision():
     """Two old messages are answered; the second answer comes when the first has been followed."""
     offered = {"theta": np.zeros(2, "f4")}
     ahead = replace(exchange("a", "b", strict=True), epoch=2)
@@ -264,7 +264,7 @@ def test_an_old_question_is_answered_as_it_was_settled():
     )
 
 
-def test_who_is_behind_the_last_that_counted_is_told_that_its_store_is_lost():
+def test_a_peer_behind_the_last_counted_exchange_has_lost_its_store():
     x = pair()
     for step in range(4):
         x = gossip.begin(x, step, {"theta": np.full(2, step, "f4")}, step).exchange

@@ -52,7 +52,7 @@ def config(authority):
     return path
 
 
-def test_check_tells_the_days_that_are_left(authority, config, capsys):
+def test_check_prints_the_days_until_expiry(authority, config, capsys):
     assert main(["check", str(config), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)["found"]
     assert (found["ca"], found["certificate"]) == ("400 days left", "90 days left")
@@ -70,7 +70,7 @@ def test_check_tells_the_days_that_are_left(authority, config, capsys):
         (lambda a: (a.folder / "meter-1.crt").unlink(), "cert_file: {}/meter-1.crt: No such"),
     ],
 )  # fmt: skip
-def test_check_refuses_what_no_broker_lets_in(authority, config, capsys, spoil, why):
+def test_check_refuses_certificates_that_no_broker_accepts(authority, config, capsys, spoil, why):
     spoil(authority)
     assert main(["check", str(config)]) == 2
     said = capsys.readouterr().err
@@ -78,13 +78,13 @@ def test_check_refuses_what_no_broker_lets_in(authority, config, capsys, spoil, 
     assert "Traceback" not in said
 
 
-def test_a_clock_at_1970_is_doubted_and_not_the_certificate(config, capsys, monkeypatch):
+def test_a_clock_at_1970_is_reported_instead_of_the_certificate(config, capsys, monkeypatch):
     monkeypatch.setattr("edge_sdk.commands.check.time.time", lambda: 3600.0)
     assert main(["check", str(config)]) == 0
     assert "is this machine's clock right?" in capsys.readouterr().out
 
 
-def test_status_tells_them_beside_a_running_agent(authority, config, capsys):
+def test_status_prints_the_days_until_expiry_beside_a_running_agent(authority, config, capsys):
     DeviceStore.open(config.parent / "state").close()
     assert main(["status", str(config)]) == 0
     assert "certificate days left: ca 400, certificate 90" in capsys.readouterr().out
@@ -92,7 +92,7 @@ def test_status_tells_them_beside_a_running_agent(authority, config, capsys):
     assert days_left(Config.load(config, {}))["ca"] == "No such file or directory"
 
 
-def test_where_there_is_no_tls_nothing_is_told(config, capsys):
+def test_without_tls_no_expiry_is_printed(config, capsys):
     config.write_text(TOML.partition("url =")[0] + 'url = "mqtt://127.0.0.1:1"\n')
     DeviceStore.open(config.parent / "state").close()
     assert main(["status", str(config)]) == 0
@@ -101,7 +101,9 @@ def test_where_there_is_no_tls_nothing_is_told(config, capsys):
     assert ExpiryReminder(Config.load(config, {})).status() == {}
 
 
-def test_it_is_looked_once_a_minute_and_warned_once_a_day(authority, config, caplog, monkeypatch):
+def test_the_monitor_checks_once_a_minute_and_warns_once_a_day(
+    authority, config, caplog, monkeypatch
+):
     authority.issue("meter-1", days=(-400.0, 20.5))
     reminder, start = ExpiryReminder(Config.load(config, {})), time.time()
     looks = []

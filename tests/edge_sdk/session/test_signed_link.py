@@ -45,7 +45,7 @@ def unknown(_sender, _kid):
     return None
 
 
-def test_what_the_disk_had_no_room_for_comes_again_and_first(post):
+def test_an_event_that_met_a_full_disk_is_yielded_again_before_later_ones(post):
     one = post(LinkUp(65_536), LinkDown("cut"))
     with pytest.raises(StoreFull):  # noqa: PT012 - the loop is the consumer that fails
         for happening in one.poll(1.0, unknown):
@@ -57,7 +57,7 @@ def test_what_the_disk_had_no_room_for_comes_again_and_first(post):
     assert list(one.poll(1.0, unknown)) == []
 
 
-def test_what_cannot_be_proved_is_acknowledged_and_gone(post):
+def test_an_unverified_message_is_acknowledged_and_dropped(post):
     noise = Message("gf/1/north/meter/down/receipt", b"noise")
     one = post(noise)
     assert list(one.poll(0.0, unknown)) == []

@@ -67,7 +67,7 @@ def test_single_precision_does_not_show_in_a_check_and_a_missed_firing_does():
     assert dual_digest(missed) != dual_digest(dual)
 
 
-def test_a_check_is_what_the_protocol_says():
+def test_the_check_bytes_are_those_of_the_protocol():
     said = hashlib.sha256(struct.pack("<2i", 5000, -713)).digest()[:8]
     assert dual_digest(np.array([0.5, -0.0713])) == said
     assert said.hex() == "d4cc731fd521aa20"

@@ -134,7 +134,7 @@ def test_an_empty_chain_is_the_identity():
     assert state == {}
 
 
-def test_what_follows_the_step_receives_the_moved_weights_and_those_before():
+def test_the_transform_after_a_step_receives_the_weights_after_and_before():
     halfway = stateless(lambda moved, before: (moved + before) / 2)
     assert optimiser_step(scale(-1.0), np.ones(1), np.ones(1), {}, halfway)[0].tolist() == [0.5]
 

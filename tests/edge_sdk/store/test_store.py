@@ -27,7 +27,7 @@ def learned(round_: int) -> LearnedState:
     )
 
 
-def test_what_was_saved_comes_back_bit_for_bit(tmp_path):
+def test_saved_values_are_restored_bit_for_bit(tmp_path):
     p = np.array([0.1, -0.0, 1e-45], np.float32)
     with DeviceStore.open(tmp_path) as store:
         kept = LearnedState(2, 7, 6, b"x" * 16, {"half": {"p": p}, "scale": [0.25, 3.0]})
@@ -105,7 +105,7 @@ def test_a_failed_save_changes_nothing(tmp_path):
         assert store.learned().round == 1
 
 
-def test_on_a_full_disk_the_error_says_so_and_the_outbox_is_kept(tmp_path):
+def test_on_a_full_disk_the_error_names_the_cause_and_the_outbox_is_kept(tmp_path):
     with DeviceStore.open(tmp_path) as store:
         store.save(learned=learned(1), numbers=UplinkCounters(3, 1, 1, lost=False), entry=entry(1))
         pages = store._db.execute("PRAGMA page_count").fetchone()[0]

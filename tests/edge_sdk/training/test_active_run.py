@@ -99,7 +99,7 @@ def test_a_bundle_that_cannot_run_here_leaves_everything_as_it_was(started, monk
     assert session.counts["bundles refused"] == 1
 
 
-def test_what_a_round_of_the_fleet_made_is_newer_than_what_was_learned_alone(started):
+def test_the_state_of_a_fleet_round_replaces_that_of_local_rounds(started):
     active = started.device.client._active
     learn_alone(active)
     active.adopt(active.state)

@@ -23,7 +23,7 @@ def test_many_readings_are_written_at_once_without_waiting(fleet):
     assert client._store.count_readings() == 1024
 
 
-def test_a_note_is_written_after_the_readings_it_speaks_of_and_outlives_the_process(fleet):
+def test_a_note_is_written_after_its_readings_and_survives_the_process(fleet):
     client = fleet.device.start()
     fleet.device.observe(5)
     assert client.remembered("p1") is None
@@ -33,7 +33,7 @@ def test_a_note_is_written_after_the_readings_it_speaks_of_and_outlives_the_proc
     assert fleet.device.start().remembered("p1") == b"where I was"
 
 
-def test_what_was_written_and_how_long_it_was_awake_is_booked_at_the_end(fleet):
+def test_bytes_written_and_time_awake_are_recorded_at_the_end(fleet):
     client = fleet.device.start()
     fleet.run(20, seconds=1.0)
     client._scheduler.count_time(awake=False)

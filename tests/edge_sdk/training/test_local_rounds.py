@@ -7,7 +7,7 @@ import numpy as np
 W0 = np.array([0.1, 0.2, 0.3, 0.4], np.float32)
 
 
-def test_with_nothing_shared_the_device_learns_alone_and_says_nothing(make):
+def test_with_nothing_shared_the_device_trains_locally_and_sends_nothing(make):
     fleet = make(timeouts={"reply": "1s"}, local_rounds={"interval": "1s"})
     fleet.server.publish_bundle(serial=2, shared=())
     client = fleet.device.start()
@@ -20,7 +20,7 @@ def test_with_nothing_shared_the_device_learns_alone_and_says_nothing(make):
     assert fleet.server.updates == []
 
 
-def test_without_an_aggregator_it_learns_on_a_copy_and_forgets_it_after(make):
+def test_without_an_aggregator_a_copy_is_trained_and_discarded_afterwards(make):
     fleet = make(timeouts={"reply": "1s"}, local_rounds={"after": "60s", "interval": "10s"})
     client = fleet.device.start()
     fleet.device.observe()
@@ -37,7 +37,7 @@ def test_without_an_aggregator_it_learns_on_a_copy_and_forgets_it_after(make):
     assert len(fleet.server.updates) == 1
 
 
-def test_it_learns_alone_no_oftener_than_it_is_told_and_counts_on_over_a_restart(make):
+def test_local_rounds_keep_their_interval_and_their_count_over_a_restart(make):
     fleet = make(timeouts={"reply": "1s"}, local_rounds={"after": "60s", "interval": "100s"})
     fleet.device.start()
     fleet.device.observe()

@@ -28,7 +28,7 @@ def spend(session, releases):
     session.adopt_numbers(replace(session.outbox.numbers, spent=releases))
 
 
-def test_what_left_unseen_before_a_store_was_lost_is_charged_with_the_next_round(make):
+def test_releases_before_a_lost_store_are_charged_with_the_next_round(make):
     accountant, session = parts(started(make))
     spend(session, 3)
     charges, account = accountant.cost(1)
@@ -40,7 +40,7 @@ def test_what_left_unseen_before_a_store_was_lost_is_charged_with_the_next_round
     assert [charge.releases for charge in charges] == [1]
 
 
-def test_beyond_the_budget_nothing_is_released_and_what_is_not_told_costs_nothing(make):
+def test_beyond_the_budget_nothing_is_released_and_an_unsent_update_costs_nothing(make):
     accountant, _ = parts(started(make, max_releases=1))
     _, account = accountant.cost(1)
     accountant.adopt_account(replace(account, most=1))
@@ -51,7 +51,7 @@ def test_beyond_the_budget_nothing_is_released_and_what_is_not_told_costs_nothin
     assert account.released == 1
 
 
-def test_a_spent_budget_stops_once_and_an_operator_who_allows_more_lifts_it(make, caplog):
+def test_an_exhausted_budget_stops_releases_once_until_the_operator_raises_it(make, caplog):
     accountant, session = parts(started(make))
     session.participation.allow(2)
     spend(session, 2)

@@ -63,7 +63,7 @@ def test_old_readings_are_dropped_by_the_day_and_the_rest_comes_back(make):
     assert client.forecast().source == "model"
 
 
-def test_status_and_check_tell_what_is_kept(make):
+def test_status_and_check_print_the_history_that_is_kept(make):
     fleet = make(**KEEP)
     client = fleet.device.start()
     observe(client, START, 5 * DAY)

@@ -17,7 +17,7 @@ SIGNATURE = bytes.fromhex(
 )
 
 
-def test_it_signs_as_rfc_8032_does():
+def test_signatures_equal_those_of_rfc_8032():
     key = keys.from_seed(SEED)
     assert (key.public, key.sign(b"\x72")) == (PUBLIC, SIGNATURE)
     assert keys.verify(PUBLIC, SIGNATURE, b"\x72")
@@ -87,7 +87,7 @@ def test_a_public_key_is_read_from_hex_or_from_its_file(tmp_path):
 
 
 @pytest.mark.parametrize("content", [b"", b"xyz", b"00" * 31, b"00" * 33, b"\xff\xfe"])
-def test_what_is_no_public_key_is_said_to_be_none(tmp_path, content):
+def test_an_invalid_public_key_is_refused(tmp_path, content):
     path = tmp_path / "bad.pub"
     path.write_bytes(content)
     with pytest.raises(KeyFileError, match="64 hex digits"):

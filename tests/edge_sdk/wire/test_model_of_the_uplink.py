@@ -272,7 +272,7 @@ def test_repeated_losses_stay_covered_by_the_margin():
     assert model.wrong(lost_twice().w) is None
 
 
-def test_a_margin_that_is_told_but_not_saved_undercounts():
+def test_a_margin_that_is_sent_but_not_saved_undercounts():
     assert model.wrong(lost_twice("unsaved_margin").w) == "privacy ledger under-counts"
 
 

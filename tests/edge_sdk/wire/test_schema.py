@@ -47,7 +47,7 @@ def misfit(mapping, **options):
     return str(caught.value)
 
 
-def test_it_builds_every_kind_of_field():
+def test_every_kind_of_field_is_built():
     assert build(
         Settings,
         {
@@ -101,7 +101,7 @@ def test_a_missing_key_is_named():
     assert misfit({}) == "quorum: missing"
 
 
-def test_the_reserved_word_is_read_without_its_underscore():
+def test_a_field_named_by_a_keyword_is_read_without_its_underscore():
     assert build(Settings, {"quorum": 1, "from": "here"}).from_ == "here"
     assert "unknown key" in misfit({"quorum": 1, "from_": "here"})
 
@@ -124,7 +124,7 @@ def test_the_reserved_word_is_read_without_its_underscore():
         ("raw", "x", "expected bytes"),
     ],
 )
-def test_each_misfit_says_what_was_expected(key, value, says):
+def test_each_misfit_names_the_expected_value(key, value, says):
     assert says in misfit({"quorum": 1, key: value})
 
 

@@ -42,7 +42,7 @@ def parse(name):
     return second.parse(case["kind"], body)
 
 
-def test_it_imports_nothing_of_ours():
+def test_the_second_decoder_imports_nothing_of_the_product():
     tree = ast.parse((HERE / "second_decoder.py").read_text())
     modules = {n.module for n in ast.walk(tree) if isinstance(n, ast.ImportFrom)}
     modules |= {a.name for n in ast.walk(tree) if isinstance(n, ast.Import) for a in n.names}
@@ -50,7 +50,7 @@ def test_it_imports_nothing_of_ours():
 
 
 @pytest.mark.parametrize("name", sorted(INDEX["payloads"]))
-def test_both_decoders_say_the_same_of_a_payload(name):
+def test_both_decoders_agree_on_a_payload(name):
     case = INDEX["payloads"][name]
     if not case["refused"]:
         assert {key: plain(value) for key, value in parse(name).items()} == case["fields"]

@@ -169,7 +169,7 @@ def test_a_number_of_the_answer_costs_its_name_and_nine_bytes():
     assert more == len("vals") + 1 + 1 + len("loss") + 1 + 9
 
 
-def test_a_name_is_said_three_times():
+def test_a_name_occurs_three_times():
     """In the topic and the envelope of the update, and in the topic of its receipt."""
     short, long = inline(5760), inline(5760, "m" * 64)
     assert sum(long) - sum(short) == 3 * 54 + 1  # and one: beyond 31 letters a length takes a byte

@@ -61,7 +61,7 @@ def test_every_built_kind_has_a_vector():
 
 
 @pytest.mark.parametrize("name", GOOD)
-def test_a_good_payload_says_what_the_index_says(name):
+def test_a_valid_payload_decodes_to_the_index_entry(name):
     message = receive(name)
     plain = generator().said(message)
     assert plain == INDEX["payloads"][name]["fields"]
@@ -149,7 +149,7 @@ def test_the_part_is_the_content_its_manifest_announces():
 
 
 @pytest.mark.parametrize("name", sorted(INDEX["tensors"]))
-def test_a_tensor_reads_as_the_index_says(name):
+def test_a_tensor_decodes_to_the_index_entry(name):
     case = INDEX["tensors"][name]
     blob = (FOLDER / f"tensor-{name}.bin").read_bytes()
     got = codec.unpack_tensor(blob, case["enc"], len(case["vector"]))

@@ -84,7 +84,9 @@ class Manifest:
     def __post_init__(self) -> None:
         """Refuse fields that contradict one another."""
         if (self.target.output == "quantiles") != (self.loss.levels is not None):
-            raise ValueError("an output of quantiles goes with a pinball loss, and with no other")
+            raise ValueError(
+                "output quantiles requires the loss pinball, and pinball requires quantiles"
+            )
         self._check_features()
         self._check_golden()
         if self.analytic is None:
@@ -105,7 +107,7 @@ class Manifest:
                 f"a mask names {wrong[0]!r}, which is no stream, lag or static feature"
             )
         if len(set(masked)) != len(masked):
-            raise ValueError(f"a feature has one mask: {', '.join(masked)}")
+            raise ValueError(f"two masks name one feature: {', '.join(masked)}")
 
     @property
     def optional(self) -> frozenset[str]:
@@ -144,7 +146,9 @@ class Manifest:
 
     def _check_graphs(self) -> None:
         if self.loss.name == "absolute":
-            raise ValueError("an absolute loss belongs to an analytic section, and to nothing else")
+            raise ValueError(
+                "the loss absolute is for models in closed form only (section analytic)"
+            )
         for role in (GRADIENT, FORECAST):
             if role not in self.graphs:
                 raise ValueError(f"graph {role!r} is missing")
@@ -222,4 +226,4 @@ def _plain(value: object) -> object:
 
 
 def _no_constant(text: str) -> float:
-    raise ValueError(f"{text} is not a number here")
+    raise ValueError(f"{text} is not a number that JSON allows")

@@ -74,15 +74,15 @@ def answered(contract: Contract) -> tuple[str, Ask]:
     'share'
     """
     if not (durable := answers(contract)):
-        raise ValueError("a contract has an ask with an update")
+        raise ValueError("the contract has no ask that is answered with an update")
     return next((name, ask) for name, ask in contract.items() if ask is durable[0])
 
 
 def answers(contract: Contract) -> tuple[Ask, ...]:
     """Return all asks of a contract that are answered with updates; each has a part of its own.
 
-    >>> told = answers({"train": Ask(up=Up.WEIGHTS), "ready": Ask(), "solve": Ask(up=Up.SOLUTION)})
-    >>> [ask.up.value for ask in told]
+    >>> found = answers({"train": Ask(up=Up.WEIGHTS), "ready": Ask(), "solve": Ask(up=Up.SOLUTION)})
+    >>> [ask.up.value for ask in found]
     ['weights', 'q']
     """
     return tuple(ask for ask in contract.values() if ask.up not in _PERISHABLE)

@@ -65,7 +65,7 @@ class TaskMessage:
         if len({self.digest is None, self.size is None, self.chunk is None}) > 1:
             raise ValueError("digest, size and chunk belong together")
         if self.shape and self.digest is not None:
-            raise ValueError("a task brings a content or rows, not both")
+            raise ValueError("a task carries content or rows, not both")
         check_fragment(self.enc, self.shape, self.off, self.num, self.blob if self.shape else b"")
         if not self.shape and self.blob and len(self.blob) != self.size:
             raise ValueError("the blob must be the whole content body, or empty")

@@ -70,13 +70,13 @@ def test_the_paper_model_has_the_papers_counts():
         ({"loss__name": "huber"}, "delta is required for the loss huber"),
         ({"loss__name": "pinball"}, "levels are required for the loss pinball"),
         ({"loss__levels": [0.1, 0.5, 0.9]}, "levels are required for the loss pinball"),
-        ({"loss": {"name": "pinball", "levels": [0.1, 0.5, 0.9]}}, "an output of quantiles goes"),
+        ({"loss": {"name": "pinball", "levels": [0.1, 0.5, 0.9]}}, "output quantiles requires"),
         ({"loss": {"name": "pinball", "levels": [0.1, 0.5]}}, "levels"),
         ({"loss": {"name": "pinball", "levels": [0.1, 0.9, 0.5]}}, "levels must rise"),
         ({"loss": {"name": "pinball", "levels": [0.1, 0.4, 0.9]}}, "the median 0.5"),
         ({"loss": {"name": "pinball", "levels": [0.5, 0.8, 0.9]}}, "on either side"),
         ({"loss": {"name": "pinball", "levels": [0.1, 0.5, 1.0]}}, "levels"),
-        ({"target__output": "quantiles"}, "an output of quantiles goes"),
+        ({"target__output": "quantiles"}, "output quantiles requires"),
         ({"training__optimiser": "lbfgs"}, "known: adam, sgd"),
         ({"golden__yhat": [0.0, 1.0]}, "golden.yhat must have 1"),
         ({"graphs__gradient__file": "../gradient.onnx"}, "file"),
@@ -86,7 +86,7 @@ def test_the_paper_model_has_the_papers_counts():
         ({"graphs__gradient__inputs": ["p", "y", "x"]}, "graph 'gradient' must take and give"),
     ],
 )
-def test_what_does_not_fit_is_refused_by_name(changes, says):
+def test_an_invalid_manifest_is_refused_with_the_name_of_the_field(changes, says):
     with pytest.raises(ManifestError, match="manifest") as refused:
         Manifest.parse(edited(**changes))
     assert says in str(refused.value)
@@ -106,7 +106,7 @@ def test_what_does_not_fit_is_refused_by_name(changes, says):
         RAW.replace(b'{"features"', b'{"features":[],"features"'),
     ],
 )
-def test_what_is_not_canonical_json_is_refused(raw):
+def test_json_that_is_not_canonical_is_refused(raw):
     with pytest.raises(ManifestError):
         Manifest.parse(raw)
 
@@ -187,5 +187,5 @@ def test_a_feature_has_at_most_one_mask():
     for row in content["golden"]["x"]:
         row.append(1.0)
     raw = json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
-    with pytest.raises(ManifestError, match="one mask"):
+    with pytest.raises(ManifestError, match="two masks"):
         Manifest.parse(raw)

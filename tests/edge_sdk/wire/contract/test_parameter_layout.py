@@ -61,7 +61,7 @@ def test_a_layout_that_cannot_be_meant_is_refused(shapes, shared, why):
         ParamSpec.of(shapes, shared)
 
 
-def test_nothing_shared_is_allowed_when_said_aloud():
+def test_an_explicitly_empty_share_is_allowed():
     assert ParamSpec.of([("w", (2,))], shared=()).shared_size == 0
 
 

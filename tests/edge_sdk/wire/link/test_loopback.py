@@ -25,7 +25,7 @@ def heard(link, *, keep: bool = False) -> list[bytes]:
     return [m.payload for m in messages]
 
 
-def test_it_is_a_transport():
+def test_a_loopback_link_is_a_transport():
     link: Transport = LoopbackBroker().link("a")
     assert not link.is_up
     assert link.room() == 0
@@ -85,7 +85,7 @@ def test_a_session_keeps_what_came_while_its_client_was_away():
     assert heard(ear) == [b"1"]
 
 
-def test_what_was_not_acknowledged_comes_again_and_what_was_does_not():
+def test_only_unacknowledged_messages_are_delivered_again():
     broker = LoopbackBroker()
     ear, mouth = up(broker, "ear", "t"), up(broker, "mouth")
     mouth.publish("t", b"1")
@@ -116,7 +116,7 @@ def test_a_writer_runs_out_of_room_until_its_next_poll():
     assert mouth.room() == 2
 
 
-def test_the_will_is_said_at_a_loss_and_not_at_a_goodbye():
+def test_the_will_is_published_after_a_loss_and_not_after_a_close():
     broker = LoopbackBroker()
     ear = up(broker, "ear", "s/#")
     up(broker, "a", will=("s/a", b"lost", True))
@@ -160,7 +160,7 @@ def test_a_restart_forgets_sessions_and_retained_or_does_not():
         assert bool(broker.retained()) is not forget
 
 
-def test_a_stopped_broker_takes_nobody():
+def test_a_stopped_broker_accepts_no_connection():
     broker = LoopbackBroker()
     link = up(broker, "a")
     broker.is_running = False
@@ -172,7 +172,7 @@ def test_a_stopped_broker_takes_nobody():
 
 def test_a_payload_beyond_the_limit_is_refused_aloud():
     link = up(LoopbackBroker(max_payload=10), "a")
-    with pytest.raises(LinkError, match="at most 10 fit"):
+    with pytest.raises(LinkError, match="accepts at most 10"):
         link.publish("t", bytes(11))
 
 
@@ -192,7 +192,7 @@ def faulty(seed: int, **faults: float) -> list[int]:
     return got
 
 
-def test_each_fault_does_what_it_says_and_the_seed_repeats_it():
+def test_each_fault_has_its_effect_and_the_seed_repeats_it():
     assert faulty(1) == list(range(100))
     assert 30 < len(faulty(1, drop=0.5)) < 70
     assert len(faulty(1, duplicate=0.5)) > 120

@@ -48,7 +48,7 @@ def test_no_device_writes_under_a_wildcard(text):
 
 
 @pytest.mark.parametrize("text", FILES.values(), ids=FILES)
-def test_what_is_tried_is_as_the_protocol_says(text):
+def test_the_tested_access_rules_are_those_of_the_protocol(text):
     assert findings(text) == []
 
 
@@ -76,7 +76,7 @@ def test_a_name_with_a_slash_writes_nothing_that_anybody_reads(text, name):
             assert not rules.may(name, topic, write=True)
 
 
-def test_neighbours_write_to_each_other_and_to_nobody_else():
+def test_neighbours_may_write_to_each_other_only():
     rules = read(FILES["devices and neighbours"])
     assert rules.may("m1", f"{ROOT}/m1/peer/m2", write=True)
     assert rules.may("m2", f"{ROOT}/m1/peer/m2", write=False)

@@ -123,14 +123,14 @@ def only(link: MqttLink, kind: type, patience: float = 60.0):
 @pytest.mark.parametrize(
     ("settings", "complaint"),
     [
-        ({"url": "mqtt://broker.example"}, "in the clear"),
-        ({"url": "mqtt://10.0.0.1:1883"}, "in the clear"),
+        ({"url": "mqtt://broker.example"}, "unencrypted"),
+        ({"url": "mqtt://10.0.0.1:1883"}, "unencrypted"),
         ({"url": "http://127.0.0.1"}, "not a broker address"),
         ({"url": "mqtts://broker.example"}, "needs ca_file"),
-        ({"url": "mqtts://b", "ca_file": "a", "cert_file": "c"}, "come together"),
+        ({"url": "mqtts://b", "ca_file": "a", "cert_file": "c"}, "set together"),
         ({"url": "mqtt://localhost", "protocol": 3}, "protocol 3"),
         ({"url": "mqtt://localhost", "keepalive": 0}, "keepalive 0"),
-        ({"url": "mqtt://localhost", "reconnect_max": 0.0}, "without end"),
+        ({"url": "mqtt://localhost", "reconnect_max": 0.0}, "never pauses"),
         ({"url": "mqtt://localhost", "client_id": ""}, "client id"),
     ],
 )
@@ -241,7 +241,7 @@ def test_nothing_is_taken_while_the_link_is_down(make):
     assert not link.publish("t", b"x", qos=0)
 
 
-def test_what_was_in_flight_is_sent_again_and_still_counts(puppet, make):
+def test_publishes_in_flight_are_sent_again_and_count_against_the_window(puppet, make):
     link = make()
     greet(puppet, link)
     link.poll(1)
@@ -277,7 +277,7 @@ def test_a_smaller_window_after_a_reconnect_is_not_overrun(puppet, make):
     assert link.room() == 2
 
 
-def test_refused_and_unheard_publishes_are_told_apart(puppet, make):
+def test_refused_publishes_and_those_without_subscriber_are_counted_apart(puppet, make):
     link = make()
     greet(puppet, link)
     link.poll(1)
@@ -376,7 +376,7 @@ def test_bytes_that_are_not_mqtt_end_the_connection_and_not_the_program(puppet, 
     only(link, LinkUp)
 
 
-def test_a_refusal_is_reported_in_the_brokers_words(puppet, make):
+def test_a_refused_connection_is_reported_with_the_brokers_reason(puppet, make):
     link = make()
     greet(puppet, link, connack(reason=0x87))
     assert "Not authorized" in only(link, LinkDown).why
@@ -459,7 +459,7 @@ def test_only_so_many_connect_at_once(puppet, make):
     assert sum(link.is_up for link in links) == 1
 
 
-def test_goodbye_is_said(puppet, make):
+def test_closing_sends_a_disconnect(puppet, make):
     link = make()
     greet(puppet, link)
     link.poll(1)

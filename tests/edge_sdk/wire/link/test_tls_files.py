@@ -33,7 +33,7 @@ def test_every_file_that_is_named_is_read(authority):
     assert files("mqtts://broker") == ()
 
 
-def test_it_is_warned_once_a_day_and_only_near_the_end(authority):
+def test_an_expiring_file_is_reported_once_a_day_and_only_near_its_end(authority):
     watch, now = Watch(of(authority)), time.time()
     assert [one.file.kind for one in watch.warnings(now)] == ["crl"]
     assert watch.warnings(now + DAY / 2) == []

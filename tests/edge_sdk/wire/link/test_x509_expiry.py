@@ -52,7 +52,7 @@ REVOKED = revoked(1_000, 2_000)  # made once: an ECDSA signature has another len
 
 @settings(max_examples=50)
 @given(spans)
-def test_what_was_signed_is_what_is_read(span):
+def test_the_dates_read_are_those_signed(span):
     since, until = span
     for kind in ("ca", "certificate"):
         assert expiry(certificate(*span), kind) == Expiry(kind, since, until, until)
@@ -113,7 +113,7 @@ def test_a_list_without_a_next_one_never_expires():
 
 
 @given(st.floats(0, 1e9), st.floats(0, 1e4), st.floats(0, 60))
-def test_days_left_words_and_warning_agree(now, left, horizon):
+def test_days_left_text_and_warning_agree(now, left, horizon):
     one = Expiry("certificate", now - 1e12, now + left * DAY, now + left * DAY)
     assert one.days(now) == math.floor((one.until - now) / DAY)
     assert one.is_near(now, horizon * DAY) == (now >= one.until - horizon * DAY)
@@ -121,7 +121,7 @@ def test_days_left_words_and_warning_agree(now, left, horizon):
 
 
 @given(st.floats(0.1, 1e4), st.floats(0, 60), st.floats(0, 1))
-def test_what_lives_briefly_is_warned_of_in_its_last_third(life, horizon, spent):
+def test_a_short_lived_certificate_is_reported_in_its_last_third(life, horizon, spent):
     one = Expiry("crl", 0.0, life * DAY, life * DAY)
     now = spent * one.until
     assert one.is_near(now, horizon * DAY) == (now >= one.until - min(horizon * DAY, one.until / 3))

@@ -41,7 +41,7 @@ def test_a_sound_update_becomes_what_a_method_sees():
     assert got.values == {"loss": 0.25, "n": 64.0}
 
 
-def test_the_sender_is_who_the_envelope_proves():
+def test_the_sender_is_the_one_that_the_envelope_proves():
     assert "sender" not in messages.UpdateMessage.__slots__
 
 

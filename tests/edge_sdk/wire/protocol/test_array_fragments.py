@@ -57,7 +57,7 @@ def test_a_piece_with_a_scalar_that_is_not_finite_changes_nothing():
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 1e39])
-def test_what_is_not_finite_is_not_sent(value):
+def test_a_scalar_that_is_not_finite_is_not_sent(value):
     with pytest.raises(Refused, match="BAD_TENSOR"):
         list(cut(np.array([[value]], np.float64), "f4"))
 
@@ -88,7 +88,7 @@ def test_a_row_may_be_as_long_as_a_piece_and_no_longer():
     st.integers(0, 6),
     st.binary(max_size=64),
 )
-def test_what_check_lets_through_a_sheet_can_take(enc, shape, off, num, blob):
+def test_every_fragment_that_passes_the_check_fits_an_assembler(enc, shape, off, num, blob):
     try:
         check_fragment(enc, shape, off, num, blob)
     except ValueError:

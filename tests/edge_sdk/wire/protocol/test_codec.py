@@ -42,7 +42,7 @@ def test_an_unset_optional_field_is_left_out():
     assert codec.decode("update", codec.encode(UPDATE)) == UPDATE
 
 
-def test_an_empty_list_without_default_is_said():
+def test_an_empty_list_without_default_is_written():
     public = from_seed(bytes(32)).public
     keys = messages.KeysMessage(
         serial=1, sign=(public,), open=(), from_=(0,), until=(9,), min_wire=1
@@ -151,7 +151,7 @@ def test_a_chunk_holds_32768_bytes_and_no_more():
     "changed",
     [{"life": 0}, {"seq": 2**63}, {"spec": bytes(15)}, {"part": "x" * 17}, {"n": 1.0}, {"n": True}],
 )
-def test_what_no_receiver_may_take_is_not_encoded(changed):
+def test_a_message_that_no_receiver_accepts_is_not_encoded(changed):
     assert reason(codec.encode, replace(UPDATE, **changed)) is Reason.MALFORMED
 
 
@@ -245,7 +245,7 @@ def test_tk_cannot_keep_more_than_there_is(kept):
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
-def test_what_is_not_finite_neither_leaves_nor_arrives(bad):
+def test_a_value_that_is_not_finite_is_neither_encoded_nor_decoded(bad):
     for enc in codec.ENCODINGS:
         assert reason(codec.pack_tensor, np.array([bad]), enc) is Reason.NOT_FINITE
     assert reason(codec.unpack_tensor, np.float32(bad).tobytes(), "f4", 1) is Reason.NOT_FINITE

@@ -24,7 +24,7 @@ def refusal(raw, key=key_of, **changed):
     return caught.value.reason
 
 
-def test_what_is_sealed_comes_back_with_its_identity():
+def test_a_sealed_body_opens_with_its_identity():
     got = envelope.unseal(sealed(), key_of=key_of, **WAY)
     whole = envelope.digest(BODY)
     assert got == Sealed("update", "meter-0042", BODY, whole, got.proof)
@@ -56,7 +56,7 @@ def test_lengths_keep_fields_apart():
     assert one != other
 
 
-def test_a_stranger_and_a_wrong_key_are_told_apart():
+def test_an_unknown_sender_and_a_wrong_key_have_different_reasons():
     assert refusal(sealed(signer=OTHER)) is Reason.UNKNOWN_CLIENT
     assert refusal(sealed(), key=lambda *_: OTHER.public) is Reason.BAD_SIGNATURE
 

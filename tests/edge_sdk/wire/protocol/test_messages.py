@@ -30,7 +30,7 @@ def test_every_field_has_a_sentence_of_meaning(cls):
         assert "  # " in line, f"{cls.__name__}.{f.name} says nothing"
 
 
-def test_a_kind_is_the_word_its_class_carries():
+def test_each_kind_is_the_kind_of_its_class():
     assert all(cls.kind == kind for kind, cls in KINDS.items())
     assert all(re.fullmatch("[a-z]{1,16}", kind) for kind in {*KINDS, *RESERVED})
 

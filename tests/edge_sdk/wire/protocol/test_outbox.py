@@ -62,7 +62,7 @@ def receipt(of: OutboxEntry, code: int = 0) -> m.ReceiptMessage:
     return m.ReceiptMessage(of.life, of.seq, of.id, code, 1, of.round)
 
 
-def test_a_first_send_that_fits_goes_whole_and_every_later_one_asks():
+def test_a_first_attempt_that_fits_is_sent_whole_and_later_ones_are_offered():
     up = ready()
     turn = outbox.release(up, entry(), chance())
     assert [type(s) for s in turn.messages] == [SendWhole]
@@ -71,14 +71,14 @@ def test_a_first_send_that_fits_goes_whole_and_every_later_one_asks():
     assert later.outbox.entries[0].attempts == 2
 
 
-def test_what_does_not_fit_is_offered():
+def test_a_body_above_the_inline_limit_is_offered():
     up = ready(inline=99)
     assert [type(s) for s in outbox.release(up, entry(size=100), chance()).messages] == [
         m.OfferMessage
     ]
 
 
-def test_nothing_numbered_leaves_before_the_welcome():
+def test_no_entry_is_sent_before_the_welcome():
     up = outbox.linked(Outbox(entries=(entry(),)), chance(), max_payload=65536, conn=1)
     assert [type(s) for s in up.messages] == [m.HelloMessage]
     assert not up.outbox.may_release
@@ -187,7 +187,7 @@ def test_two_lives_stops_this_process():
     assert outbox.tick(up, chance(now=1e6)).messages == ()
 
 
-def test_say_hello_starts_a_new_life_and_a_repeat_of_it_does_not():
+def test_the_refusal_say_hello_starts_a_new_life_once():
     refusal = m.RefusalMessage(code=Reason.SAY_HELLO, wait=0, id=entry().id)
     turn = outbox.receive(ready(), refusal, chance(nonce=2))
     assert [s.life for s in turn.messages] == [2]
@@ -216,7 +216,7 @@ def test_only_missing_chunks_go_and_no_more_than_the_window():
     assert sent(second) == [2]  # 1 is still flying
 
 
-def test_what_a_later_chunk_has_overtaken_is_sent_again():
+def test_a_chunk_overtaken_by_a_later_one_is_sent_again():
     up, of = sending()
     turn = outbox.receive(up, grant(of, win=3), chance())
     assert sent(turn) == [0, 1, 2]
@@ -244,7 +244,7 @@ def test_after_a_silence_it_asks_again():
     assert [type(s) for s in outbox.tick(up, chance(now=15.0)).messages] == [m.OfferMessage]
 
 
-def test_a_link_too_narrow_for_chunks_uploads_nothing_and_says_why():
+def test_a_link_too_narrow_for_chunks_stops_uploads_with_a_reason():
     up = outbox.linked(Outbox(), chance(), max_payload=8000, conn=1).outbox
     assert up.stopped == Reason.UNUSABLE_LINK
     wider = outbox.linked(up, chance(), max_payload=65536, conn=2).outbox

@@ -17,7 +17,7 @@ from edge_sdk.wire.protocol.topics import TopicAddress
         ("gf/1/north/m1/peer/m2", TopicAddress("north", "m1", "peer", "", "m2")),
     ],
 )
-def test_what_is_built_is_parsed(topic, address):
+def test_a_built_topic_is_parsed_to_the_same_address(topic, address):
     assert topics.parse(topic) == address
 
 
@@ -91,7 +91,7 @@ EVERY = [
 ]
 
 
-def test_a_device_hears_its_own_down_and_what_is_for_all_once():
+def test_a_device_receives_its_own_topics_and_common_ones_once():
     filters = topics.device_filters("north", "m1")
     heard = [[f for f in filters if matches(f, topic)] for topic in EVERY]
     assert [len(hits) for hits in heard] == [0, 0, 0, 1, 1, 1, 1, 1, 0]
@@ -100,7 +100,7 @@ def test_a_device_hears_its_own_down_and_what_is_for_all_once():
 
 
 @pytest.mark.parametrize("group", [None, "agg"])
-def test_the_aggregator_hears_what_devices_write_once(group):
+def test_the_aggregator_receives_each_devices_messages_once(group):
     filters = [*topics.aggregator_filters("north", group), "gf/1/north/+/up/chunk/w1"]
     heard = [sum(matches(f, topic) for f in filters) for topic in EVERY]
     assert heard == [1, 1, 1, 0, 0, 0, 0, 0, 0]
