@@ -23,7 +23,7 @@ Array = NDArray[Any]
 Floats = NDArray[np.float64]
 Vector = NDArray[np.float32]
 
-CHUNK = 512
+CHUNK = 128
 """Windows whose design rows are in memory at once."""
 
 LEAST = 1e-6

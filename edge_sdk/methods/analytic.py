@@ -12,7 +12,7 @@ from edge_sdk.methods.training_context import TrainingContext
 from edge_sdk.wire.contract.method import END, Array, Effects, Event, Half, Task
 from edge_sdk.wire.contract.parameter_layout import Vector
 
-CHUNK = 512
+CHUNK = 128
 """Windows whose inputs are in memory at once."""
 
 

@@ -141,6 +141,7 @@ def page(day: Day, kind: str) -> str:
     met = f"{source.get('accepted', 0)} telegrams, {day.connections} connections"
     rows = [
         f"{day.rounds} rounds, {met}, {seen.resident / 2**20:.1f} MiB resident at most",
+        f"{seen.processor:.1f} s of processor time, {day.up:,} bytes up, {day.down:,} bytes down",
         "",
         "| a day | measured | budget |",
         "| --- | ---: | ---: |",
@@ -160,10 +161,21 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--every", type=float, default=10.0, help="seconds between telegrams (10)")
     parser.add_argument("--pace", type=float, default=1200.0, help="of the quiet hours (1200)")
     parser.add_argument("--bundle", default=usual.bundle, help=f"({usual.bundle})")
+    parser.add_argument("--method", default=usual.method, help=f"({usual.method})")
+    parser.add_argument("--rounds", type=int, default=usual.rounds, help=f"({usual.rounds})")
+    parser.add_argument("--behind", type=int, default=usual.behind, help="days of readings (28)")
+    parser.add_argument("--python", default="", help="interpreter of the device; this one")
     parser.add_argument("--json", action="store_true", help="print all of it")
     parser.add_argument("--keep", type=Path, help="folder for logs and files")
     args = parser.parse_args(argv)
-    plan = Plan(args.bundle, every=args.every)
+    plan = Plan(
+        args.bundle,
+        every=args.every,
+        rounds=args.rounds,
+        method=args.method,
+        behind=args.behind,
+        python=args.python,
+    )
     with tempfile.TemporaryDirectory(prefix="gridfed-day-") as spare:
         folder = args.keep or Path(spare)
         folder.mkdir(parents=True, exist_ok=True)

@@ -20,6 +20,7 @@ class Seen:
         resident: Most bytes resident, ever.
         written: Bytes it had sent to disks (``write_bytes``), to its very end.
         said: Bytes it handed to ``write`` and its kin, whatever the medium (``wchar``).
+        processor: Seconds of processor time, user and system.
         code: How it ended.
     """
 
@@ -27,6 +28,7 @@ class Seen:
     resident: int = 0
     written: int = 0
     said: int = 0
+    processor: float = 0.0
     code: int | None = None
 
     @property
@@ -42,6 +44,7 @@ class Seen:
         counts = _table(Path(f"/proc/{pid}/io"))
         self.written = max(self.written, counts.get("write_bytes", 0))
         self.said = max(self.said, counts.get("wchar", 0))
+        self.processor = max(self.processor, _processor(Path(f"/proc/{pid}/stat")))
 
 
 def see_off(process: RunningProgram, seen: Seen, patience: float) -> None:
@@ -54,6 +57,15 @@ def see_off(process: RunningProgram, seen: Seen, patience: float) -> None:
         time.sleep(0.01)
     seen.look(pid)
     seen.code = process.wait(1.0)
+
+
+def _processor(path: Path) -> float:
+    """Return the processor seconds of a process; 0 of one that is gone."""
+    try:
+        fields = path.read_text("ascii", errors="replace").rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    except (OSError, IndexError, ValueError):
+        return 0.0
 
 
 def _table(path: Path) -> dict[str, int]:

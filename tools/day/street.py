@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import os
 import sys
 import tomllib
 from collections.abc import Iterator
@@ -21,7 +22,6 @@ from firmware_sim.scenario import RunSettings, Scenario
 from tools.day.town import Counted, Town
 
 _HOUR, _DAY = 3600, 86_400
-_BEHIND = 28  # days of readings that are there already
 _SEED = 4
 
 
@@ -36,6 +36,9 @@ class Plan:
         rounds: Of learning; then its run is over.
         spread: Its fleet's answers are spread over so long.
         steps: Of learning, a round.
+        method: The run's method.
+        behind: Days of readings that the device has already.
+        python: Interpreter of the device; this one if empty.
     """
 
     bundle: str = "load-lstm-week"
@@ -44,6 +47,9 @@ class Plan:
     rounds: int = 8
     spread: str = "2h"
     steps: int = 20
+    method: str = "fedavg"
+    behind: int = 28
+    python: str = ""
 
 
 @dataclass(slots=True)
@@ -67,8 +73,8 @@ class Street:
             Counted(port, town, is_watched=True),
             Counted(port, town, is_watched=False),
         )
-        settings = {"steps": plan.steps}
-        learning = RunSettings("fedavg", rounds=plan.rounds, settings=settings, deadline="12h")
+        settings = {} if plan.method == "analytic" else {"steps": plan.steps}
+        learning = RunSettings(plan.method, rounds=plan.rounds, settings=settings, deadline="12h")
         scenario = Scenario("a day", "homes", 1, plan.bundle, learning, until="2018-02-01")
         page = f"127.0.0.1:{free_port()}"
         ready = prepare(
@@ -77,7 +83,10 @@ class Street:
         pacing = {"jitter": plan.spread}
         _rewrite(ready.aggregator, pacing=pacing, admission=None, broker=_at(other))
         config, meter = ready.devices[0].config, free_port()
-        sources = [{"type": "p1", "url": f"tcp://127.0.0.1:{meter}"}, _weather(folder, town)]
+        sources = [
+            {"type": "p1", "url": f"tcp://127.0.0.1:{meter}"},
+            _weather(folder, town, plan.behind),
+        ]
         # Learning takes this machine's time, at the town's pace: of wake time nothing is measured.
         limits = {"device_class": plan.kind, "daily_wake_time": "1d"}
         _rewrite(config, broker=_at(line), timeouts=None, limits=limits, source=sources)
@@ -93,11 +102,11 @@ class Street:
         return Config.load(self.config).state
 
     def _look_back(self) -> None:
-        """Store a month of past readings for the device."""
+        """Store past readings for the device."""
         with Client(Config.load(self.config)) as client:
-            for time, kwh in _hours(self.town.now, _SEED):
+            for time, kwh in _hours(self.town.now, _SEED, self.plan.behind):
                 client.observe(Reading("elec.import.energy", time, kwh))
-            for time, warm, wind in _skies(self.town.now):
+            for time, warm, wind in _skies(self.town.now, self.plan.behind):
                 client.observe(Reading("weather.temperature", time, warm))
                 client.observe(Reading("weather.wind_speed", time, wind))
 
@@ -114,31 +123,35 @@ class Street:
     def start_device(self) -> RunningProgram:
         """Start the agent itself, by its installed command's module."""
         run = command("gridfed-edge", "run", str(self.config), "--json", "--log", "info")
-        return self.family.start("device", run, environ=self.town.environ)
+        if not self.plan.python:
+            return self.family.start("device", run, environ=self.town.environ)
+        paths = [self.town.environ.get("PYTHONPATH", ""), str(Path(__file__).parents[2])]
+        environ = {**self.town.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
+        return self.family.start("device", [self.plan.python, *run[1:]], environ=environ)
 
 
-def _hours(now: float, seed: int) -> Iterator[tuple[float, float]]:
+def _hours(now: float, seed: int, behind: int) -> Iterator[tuple[float, float]]:
     """Yield kWh of every whole hour of the last weeks."""
-    first = (int(now) // _DAY - _BEHIND) * _DAY
+    first = (int(now) // _DAY - behind) * _DAY
     meter: Meter = MeterSettings(first, 0.0, seed=seed).meter()
     for time in range(first, int(now) // _HOUR * _HOUR, _HOUR):
         before = meter.wh(time)
         yield time, (meter.wh(time + _HOUR) - before) / 1000
 
 
-def _skies(now: float) -> Iterator[tuple[int, float, float]]:
+def _skies(now: float, behind: int) -> Iterator[tuple[int, float, float]]:
     """Yield the weather of every hour until the end of the day."""
-    first = (int(now) // _DAY - _BEHIND) * _DAY
+    first = (int(now) // _DAY - behind) * _DAY
     for time in range(first, int(now) // _HOUR * _HOUR + 1, _HOUR):
         yield time, 8.0 + time // _HOUR % 24 / 4, 3.0
 
 
-def _weather(folder: Path, town: Town) -> dict[str, Any]:
+def _weather(folder: Path, town: Town, behind: int) -> dict[str, Any]:
     path = folder / "weather.csv"
     with path.open("w", newline="", encoding="utf-8") as out:
         rows = csv.writer(out)
         rows.writerow(("time", "temperature", "wind"))
-        rows.writerows(_skies(town.now))
+        rows.writerows(_skies(town.now, behind))
     columns = {"temperature": "weather.temperature", "wind": "weather.wind_speed"}
     return {"type": "csv", "path": path.absolute(), "time_format": "epoch", "columns": columns}
 

@@ -52,7 +52,8 @@ SETS: Mapping[str, str] = {
 MARKER = "<!-- attacks -->"
 SHARE, CLIPPED, WINDOWS, PASSES, UNITS = 0.2, 4.0, 2500, 3, 60
 VOTES = ("median", "trimmed_mean", "multi_krum", "geometric_median", "centred_clipping")
-LIES = ("none", "opposite", "invented", "scale", "outage", "bias")
+DATA_ATTACKS = tuple(name for name, attack in ATTACKS.items() if attack.kind == "data")
+LIES = ("none", "opposite", "invented", *DATA_ATTACKS)
 """Lies about data; ``opposite`` negates the changes, ``invented`` also enlarges them fourfold."""
 
 MODEL_ATTACKS = tuple(name for name, attack in ATTACKS.items() if attack.kind == "model")
@@ -103,7 +104,7 @@ def poisoned(home: Home, lie: str, seed: int) -> Home:
     if lie in ("opposite", "invented"):
         factor = -4.0 if lie == "invented" else -1.0
         return replace(home, targets=np.clip(factor * home.targets, -CLIPPED, CLIPPED))
-    if lie in ATTACKS and ATTACKS[lie].kind == "data":
+    if lie in DATA_ATTACKS:
         rng = np.random.default_rng(seed)
         low, high = home.targets.min(), home.targets.max()
         unit = (home.targets[:, 0] - low) / max(high - low, 1e-9)
