@@ -140,7 +140,8 @@ def page(day: Day, kind: str) -> str:
     source = day.told.get("sources", [{}])[0]
     met = f"{source.get('accepted', 0)} telegrams, {day.connections} connections"
     rows = [
-        f"{day.rounds} rounds, {met}, {seen.resident / 2**20:.1f} MiB resident at most",
+        f"{day.rounds} rounds, {met}",
+        f"{seen.resident / 2**20:.1f} MiB resident at most; {seen.anonymous / 2**20:.1f} MiB without files",
         f"{seen.processor:.1f} s of processor time, {day.up:,} bytes up, {day.down:,} bytes down",
         "",
         "| a day | measured | budget |",

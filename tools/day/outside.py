@@ -18,6 +18,7 @@ class Seen:
     Attributes:
         data: Most bytes of data (``VmData``: what ``RLIMIT_DATA`` limits) at any look.
         resident: Most bytes resident, ever.
+        anonymous: Most bytes resident that are not pages of files, at any look.
         written: Bytes it had sent to disks (``write_bytes``), to its very end.
         said: Bytes it handed to ``write`` and its kin, whatever the medium (``wchar``).
         processor: Seconds of processor time, user and system.
@@ -26,6 +27,7 @@ class Seen:
 
     data: int = 0
     resident: int = 0
+    anonymous: int = 0
     written: int = 0
     said: int = 0
     processor: float = 0.0
@@ -41,6 +43,7 @@ class Seen:
         status = _table(Path(f"/proc/{pid}/status"))
         self.data = max(self.data, 1024 * status.get("VmData", 0))
         self.resident = max(self.resident, 1024 * status.get("VmHWM", 0))
+        self.anonymous = max(self.anonymous, 1024 * status.get("RssAnon", 0))
         counts = _table(Path(f"/proc/{pid}/io"))
         self.written = max(self.written, counts.get("write_bytes", 0))
         self.said = max(self.said, counts.get("wchar", 0))
