@@ -328,6 +328,8 @@ class Client:
         self._guard.run("turns", self._split_rounds.answer)
         self._guard.run("neighbours", self._membership.exchange)
         task = agenda.waiting
+        if task is not None:
+            self._transaction.report_waiting(task)
         if task is not None and self._is_answerable(task):
             agenda.pop_waiting()
             number = (session.seen.run, task.round, task.attempt, task.step, task.ask)

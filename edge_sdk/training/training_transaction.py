@@ -44,6 +44,7 @@ class TrainingTransaction:
         """Keep the parts that a transaction uses."""
         self._store, self._session, self._agenda = store, session, agenda
         self._active, self._scheduler, self._sealer = active, scheduler, sealer
+        self._waiting: tuple[int, int, int] | None = None
 
     def is_ready(self, task: Task) -> bool:
         """Return whether a task may run now: adopting the final model is always allowed.
@@ -57,6 +58,18 @@ class TrainingTransaction:
         if not is_allowed or self._scheduler.blocking_limit():
             return False
         return active.is_common or len(active.learner.windows()) > 0
+
+    def report_waiting(self, task: Task) -> None:
+        """Log and report once that a task for this device alone waits for a complete window."""
+        turn = task.round, task.attempt, task.step
+        if turn == self._waiting or task.ask == END or self._active.is_common:
+            return
+        learner = self._active.learner
+        if self._session.participation.may_train and not len(learner.windows()):
+            self._waiting = turn
+            self._session.refuse_round(Reason.NO_WINDOWS)
+            why = learner.missing or "the targets were not all observed"
+            logger.warning("round waiting %s", fields(round=task.round, why=why))
 
     def attempt(self, task: Task) -> None:
         """Train one round; abandon it without a trace if it cannot be finished or released.

@@ -100,6 +100,18 @@ def test_content_that_was_not_sent_along_is_requested(asked):
     assert update.round == 1
 
 
+def test_a_task_without_windows_waits_and_is_reported_once(asked, caplog):
+    """The aggregator hears of it where a manifest of the common model is there to refer to."""
+    one = asked(hours=2)
+    one.server.open_round(1, 0, W0)
+    assert tell(one, task_of(one.server), turns=30) == []
+    assert [refusal.code for refusal in one.server.refusals] == [Reason.NO_WINDOWS]
+    waits = [x.getMessage() for x in caplog.records if x.message.startswith("round waiting")]
+    assert waits == ['round waiting round=1 why="2 more readings without a gap (2 hours)"']
+    one.device.observe(60)
+    assert [update.round for update in tell(one)] == [1]
+
+
 def test_a_repeated_task_is_trained_once(asked):
     one = asked()
     task = task_of(one.server)
