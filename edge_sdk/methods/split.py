@@ -15,16 +15,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from types import MappingProxyType
 
 import numpy as np
 from numpy.typing import NDArray
 
-from edge_sdk.methods.chosen_model import FLEET, LAST, ChosenModel, fleet_choice
+from edge_sdk.methods.chosen_model import FLEET, LAST, fleet_choice
 from edge_sdk.methods.local_sgd import TRAIN, LocalSgd, answer
-from edge_sdk.methods.training_context import Batch, TrainingContext
-from edge_sdk.shared_math.optim import State, add_proximal, chain, optimiser_step, resumed
+from edge_sdk.methods.split_state import NO_ARRAY, SplitIteration, SplitRound, SplitState
+from edge_sdk.methods.training_context import TrainingContext
+from edge_sdk.shared_math.optim import add_proximal, chain, optimiser_step, resumed
 from edge_sdk.wire.contract.method import (
     END,
     Array,
@@ -43,77 +44,6 @@ SERVE = "serve"
 
 SHARE = "share"
 """The ask for a round's answer."""
-
-_NONE: NDArray[np.float32] = np.zeros(0, np.float32)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class SplitIteration:
-    """The current iteration: one batch on its way through the graph.
-
-    Attributes:
-        step: Number of the iteration in the round.
-        ids: Numbers of the requested windows, ``(B,)``.
-        here: Mask of those that this device has, ``(B,)``.
-        batch: Those windows, ``B' <= B``.
-        h: Activations of those windows, ``(B', F, L)``.
-        frozen: Whether the device takes no step: only the server learns from the iteration.
-        g: Decoder's gradient, ``(P,)``, once ``z`` has arrived; with it ``gh`` and ``loss``.
-        gh: Gradient of the loss in ``h`` on the direct path, ``(B', F, L)``.
-        loss: Mean loss of the batch.
-    """
-
-    step: int
-    ids: Array
-    here: NDArray[np.bool_]
-    batch: Batch
-    h: Array
-    frozen: bool = False
-    g: Array | None = None
-    gh: Array = field(default_factory=lambda: _NONE)
-    loss: float = math.nan
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class SplitRound:
-    """State of a round in progress; never saved.
-
-    Attributes:
-        task: Task that opened the round.
-        attempt: How often the round was restarted.
-        p: Present whole vector.
-        moments: Present moments of the optimiser.
-        turn: Current iteration, if any.
-        last: Number of the newest iteration; -1 before the first.
-        losses: Losses of the iterations that ended with a step.
-        used: Number of windows in these iterations.
-        known: The graph's output for windows, by their numbers; kept for one round.
-        judged: Losses on held-back windows, each with their number.
-    """
-
-    task: Task
-    attempt: int
-    p: Vector
-    moments: State
-    turn: SplitIteration | None = None
-    last: int = -1
-    losses: tuple[float, ...] = ()
-    used: int = 0
-    known: Mapping[int, Array] = field(default_factory=dict)
-    judged: tuple[tuple[float, int], ...] = ()
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class SplitState(ChosenModel):
-    """State of a device. ``live`` and ``served`` are not persistent.
-
-    Attributes:
-        live: Round in progress.
-        served: Number of the last window that the graph answered for, and its output.
-    """
-
-    live: SplitRound | None = None
-    served: tuple[int, Array] | None = None
 
 
 def split_half(local: TrainingContext, settings: LocalSgd) -> Half[SplitState]:
@@ -153,7 +83,7 @@ def _model(state: SplitState) -> Mapping[str, Array]:
     return {"p": state.chosen, "window": np.array(state.served[0]), "z": state.served[1][None]}
 
 
-# --- a round --------------------------------------------------------------------------------------
+# --- a round ---------------------------------------------------------------------------------------
 
 
 def _opened(
@@ -173,11 +103,11 @@ def _start(
     local: TrainingContext, settings: LocalSgd, state: SplitState, task: Task, attempt: int
 ) -> SplitRound:
     """Start from the last answer; at ``w`` in the first round of all, or if so configured."""
-    asked, p = task.values, state.p
-    if not state.answered or asked.get("received", 0.0) == 1.0:
+    values, p = task.values, state.p
+    if not state.answered or values.get("received", 0.0) == 1.0:
         p = local.spec.place(p, task.arrays["w"])
-    moments = None if asked.get("fresh", 0.0) == 1.0 else state.moments
-    return SplitRound(task, attempt, p, resumed(settings.optimiser_of(asked), p, moments))
+    moments = None if values.get("fresh", 0.0) == 1.0 else state.moments
+    return SplitRound(task, attempt, p, resumed(settings.optimiser_of(values), p, moments))
 
 
 def _ready(local: TrainingContext, live: SplitRound) -> Effects:
@@ -189,7 +119,7 @@ def _ready(local: TrainingContext, live: SplitRound) -> Effects:
     held = local.span(held=True) if task.values.get("choice", LAST) == FLEET else None
     if held is not None:
         values |= {"held_first": float(held[0]), "held_last": float(held[1])}
-    return (Signal(local.client, task.round, "ready", 0, _NONE, values, live.attempt),)
+    return (Signal(local.client, task.round, "ready", 0, NO_ARRAY, values, live.attempt),)
 
 
 def _answered(
@@ -247,7 +177,7 @@ def _ended(local: TrainingContext, state: SplitState, w: Vector) -> SplitState:
     return replace(state, p=local.spec.place(state.p, w), live=None)
 
 
-# --- its turns ------------------------------------------------------------------------------------
+# --- its turns -------------------------------------------------------------------------------------
 
 
 def _encoded(
@@ -367,7 +297,7 @@ def _after_step(
     return replace(live, p=p, moments=moments, turn=None, losses=losses, used=used)
 
 
-# --- arrays sent and received ---------------------------------------------------------------------
+# --- arrays sent and received ----------------------------------------------------------------------
 
 
 def _matching(
@@ -401,14 +331,14 @@ def _signal(
     array: Array,
     values: Scalars = MappingProxyType({}),
 ) -> Effects:
-    signals = Signal(local.client, task.round, task.ask, task.step, array, values, live.attempt)
-    return (signals,)
+    signal = Signal(local.client, task.round, task.ask, task.step, array, values, live.attempt)
+    return (signal,)
 
 
 def _with_graph_output(state: SplitState, task: Task, z: Array) -> SplitState:
     """Store the graph's output for a window; ignore one requested with another model."""
-    values = fleet_choice(state, task.values)
-    return values if values is not state else replace(state, served=(task.step, z[0]))
+    chosen = fleet_choice(state, task.values)
+    return chosen if chosen is not state else replace(state, served=(task.step, z[0]))
 
 
 def _served(local: TrainingContext, state: SplitState) -> Effects:

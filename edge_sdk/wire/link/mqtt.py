@@ -4,6 +4,9 @@ This is the only file that imports paho. It implements what paho leaves to its c
 window that the server announced, its largest packet, reconnecting with jitter, manual
 acknowledgements, and the distinction between a refused and an accepted publish. Rules:
 ``docs/brokers.md``.
+
+The module is one class in one file: connection, window and callbacks share the state of one socket.
+Options, event loop and TLS files have modules of their own.
 """
 
 from __future__ import annotations
