@@ -7,8 +7,9 @@ until another candidate is better by more than ``MARGIN``.
 
 The weighted mean has weights proportional to the inverse squared errors of its members (Bates and
 Granger 1969, doi:10.1057/jors.1969.103, without covariances: Timmermann 2006,
-doi:10.1016/S1574-0706(05)01004-9, section 3.2). Its own error on a day is that of the weights of the
-days before, so it is judged as it would have been served.
+doi:10.1016/S1574-0706(05)01004-9, section 3.2); a member that is much worse than the best has none. Its
+own error on a day is that of the weights of the days before, so it is judged as it would have been
+served, and only from the day on which there are weights.
 """
 
 from __future__ import annotations
@@ -45,6 +46,8 @@ LEAST: Final = 7
 """Number of held-back days below which a candidate is not compared."""
 LONGEST: Final = 56
 """Number of newest held-back days that are kept."""
+CLOSE: Final = 1.25
+"""Largest ratio of a member's error to the least one in the weighted mean."""
 MARGIN: Final = 0.01
 """Share of its error by which the present choice must be beaten."""
 
@@ -114,8 +117,7 @@ class HeldBackErrors:
         losses = _losses(forecasts, truth, levels)
         for day in np.unique(days[np.isfinite(truth)]).tolist():
             here = np.isfinite(truth) & (days == day)
-            weights = table.before(day).inverse_weights()
-            mean = blended(weights or dict.fromkeys(CANDIDATES, 1.0), forecasts)
+            mean = blended(table.before(day).inverse_weights(), forecasts)
             own = [column[here].sum() for column in losses]
             own.append(_losses(mean[None], truth, levels)[0][here].sum())
             table = table._with_day(day, np.array(own), int(here.sum()))
@@ -142,12 +144,16 @@ class HeldBackErrors:
         return {}
 
     def inverse_weights(self) -> dict[str, float]:
-        """Return the weights of the mean, with sum 1; empty without comparable candidates."""
+        """Return the weights of the mean, with sum 1; empty without comparable candidates.
+
+        Candidates whose error exceeds the least one by more than the factor ``CLOSE`` have none.
+        """
         errors = {name: error for name, error in self.compared().items() if name != MEAN}
         if not errors:
             return {}
         smallest = min(errors.values())
-        shares = {n: 1.0 if e <= smallest else (smallest / e) ** 2 for n, e in errors.items()}
+        close = {name: error for name, error in errors.items() if error <= CLOSE * smallest}
+        shares = {n: 1.0 if e <= smallest else (smallest / e) ** 2 for n, e in close.items()}
         return {name: share / sum(shares.values()) for name, share in shares.items()}
 
     def _rows(self, which: NDArray[np.bool_]) -> HeldBackErrors:

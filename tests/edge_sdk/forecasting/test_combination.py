@@ -27,7 +27,7 @@ from edge_sdk.forecasting.combination import (
 )
 from edge_sdk.wire.protocol.codec import pack_leaves, unpack_leaves
 
-DAYS = np.arange(LEAST + 3)
+DAYS = np.arange(2 * LEAST + 2)
 
 
 def table_of(**columns):
@@ -112,9 +112,19 @@ def test_candidates_that_err_to_opposite_sides_are_served_as_their_weighted_mean
 
 
 def test_weights_are_those_of_inverse_squared_errors():
-    weights = table_of(fleet=1.0, own=2.0).inverse_weights()
-    assert weights == pytest.approx({FLEET: 0.8, OWN: 0.2})
-    assert table_of(fleet=0.0, own=2.0).inverse_weights() == pytest.approx({FLEET: 1.0, OWN: 0.0})
+    weights = table_of(fleet=1.0, own=1.2).inverse_weights()
+    assert weights == pytest.approx({FLEET: 1.44 / 2.44, OWN: 1.0 / 2.44})
+    assert table_of(fleet=0.0, own=2.0).inverse_weights() == {FLEET: 1.0}
+
+
+def test_a_candidate_that_is_much_worse_has_no_weight():
+    assert set(table_of(fleet=1.0, own=1.2, last_day=1.3).inverse_weights()) == {FLEET, OWN}
+
+
+def test_the_mean_is_not_judged_before_it_has_weights():
+    table = table_of(fleet=1.0, own=-1.0)
+    known = np.isfinite(table.errors[:, COLUMNS.index(MEAN)])
+    assert known.tolist() == [day >= LEAST for day in DAYS.tolist()]
 
 
 def test_the_error_of_the_mean_is_that_of_the_weights_of_earlier_days():
@@ -130,7 +140,8 @@ def test_one_long_day_is_not_decisive():
     forecasts[0, :, 0, 0] = np.where(days[:, 0] == 0, 3.0, 1.0)
     forecasts[3, :, 0, 0] = np.where(days[:, 0] == 0, 0.0, 2.0)
     table = HeldBackErrors.empty().extended(forecasts, np.zeros((len(days), 1)), days)
-    assert choose(table).errors[FLEET] == pytest.approx((3.0 + 9 * 1.0) / 10)
+    count = len(DAYS)
+    assert table.before(count).errors[:, 0].mean() == pytest.approx((3.0 + count - 1) / count)
     assert choose(table).name in {FLEET, MEAN}
 
 
@@ -143,13 +154,14 @@ def test_a_candidate_that_may_not_be_chosen_is_not():
 def test_a_day_that_arrives_in_parts_counts_as_one():
     whole, parts = HeldBackErrors.empty(), HeldBackErrors.empty()
     rng = np.random.default_rng(3)
-    forecasts, truth = rng.normal(size=(5, 40, 2, 1)), rng.normal(size=(40, 2))
-    days = np.repeat(np.arange(4), 20).reshape(40, 2)
+    forecasts, truth = rng.normal(size=(5, 100, 2, 1)), rng.normal(size=(100, 2))
+    days = np.repeat(np.arange(10), 20).reshape(100, 2)
     whole = whole.extended(forecasts, truth, days)
-    for part in (slice(0, 13), slice(13, 25), slice(25, 40)):
+    for part in (slice(0, 33), slice(33, 85), slice(85, 100)):
         parts = parts.extended(forecasts[:, part], truth[part], days[part])
     assert parts.days.tolist() == whole.days.tolist()
-    assert np.allclose(parts.sums, whole.sums)
+    assert np.allclose(parts.sums, whole.sums, equal_nan=True)
+    assert np.isfinite(whole.sums[LEAST:]).all()
     assert parts.counts.tolist() == whole.counts.tolist()
 
 
