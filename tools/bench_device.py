@@ -167,8 +167,8 @@ def process(python: str, code: str, *arguments: str) -> dict[str, float]:
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environ)  # noqa: PLW1510 - judged below
     if done.returncode or not done.stdout:
         raise SystemExit(f"bench_device: a program failed: {done.stderr.strip()[-600:]}")
-    told: dict[str, float] = json.loads(done.stdout.splitlines()[0])
-    return told
+    document: dict[str, float] = json.loads(done.stdout.splitlines()[0])
+    return document
 
 
 def agents(python: str, name: str, runs: int, rounds: int) -> list[dict[str, float]]:
@@ -246,14 +246,14 @@ def fleet(name: str, devices: int, rounds: int) -> dict[str, float]:
     """Run a real fleet, one process a device, all layers shared, four steps a round."""
     program = [sys.executable, "-m", "firmware_sim", "fleet", "--processes", "--json"]
     options = ["--bundle", name, "--devices", str(devices), "--rounds", str(rounds)]
-    told = told_in_json([*program, *options, "--shared", "all", "--steps", "4"], "the fleet")
-    each, weighed = told["per_device_and_round"], told["device_process"]
+    result = told_in_json([*program, *options, "--shared", "all", "--steps", "4"], "the fleet")
+    each, weighed = result["per_device_and_round"], result["device_process"]
     return {
         "peak": weighed["peak_mib"],
         "cpu_ms": 1e3 * weighed["cpu_s"] / rounds,
         "up": each["bytes_up"],
         "down": each["bytes_down"],
-        "wall_ms": 1e3 * told["seconds"] / rounds,
+        "wall_ms": 1e3 * result["seconds"] / rounds,
     }
 
 
@@ -261,13 +261,13 @@ def flower(peers: Path, python: Path, devices: int, rounds: int) -> dict[str, fl
     """Run Flower's gRPC client on the same job: 42,003 parameters, batch 64, four steps."""
     script = str(peers / "flower_grpc" / "run.py")
     options = ["--clients", str(devices), "--rounds", str(rounds), "--steps", "4"]
-    told = told_in_json([str(python), script, *options], "the peer")
+    result = told_in_json([str(python), script, *options], "the peer")
     return {
-        "peak": told["client"]["median_max_rss_mib"],
-        "cpu_ms": 1e3 * told["client"]["median_cpu_s"] / rounds,
-        "up": told["bytes_per_client_round"]["up"],
-        "down": told["bytes_per_client_round"]["down"],
-        "wall_ms": told["round_wall_ms"]["median"],
+        "peak": result["client"]["median_max_rss_mib"],
+        "cpu_ms": 1e3 * result["client"]["median_cpu_s"] / rounds,
+        "up": result["bytes_per_client_round"]["up"],
+        "down": result["bytes_per_client_round"]["down"],
+        "wall_ms": result["round_wall_ms"]["median"],
     }
 
 
@@ -334,28 +334,28 @@ def options() -> argparse.Namespace:
 
 def main() -> int:
     """Measure, print, and keep the numbers if asked to."""
-    told = options()
+    args = options()
     found: dict[str, Any] = {"load_average": os.getloadavg()[0]}
-    found["agent"] = medians(agents(told.device, told.bundle, told.starts, 20))
+    found["agent"] = medians(agents(args.device, args.bundle, args.starts, 20))
     found["torch"] = medians(
-        [process(sys.executable, FRAMEWORK, "20", told.bundle) for _ in range(told.starts)]
+        [process(sys.executable, FRAMEWORK, "20", args.bundle) for _ in range(args.starts)]
     )
-    folder = str(ROOT / "edge_sdk" / "bundles" / told.bundle)
+    folder = str(ROOT / "edge_sdk" / "bundles" / args.bundle)
     for what, which in (("floor", "engine"), ("libraries", "all")):
-        found[what] = process(told.device, FLOOR, folder, which)
+        found[what] = process(args.device, FLOOR, folder, which)
     found["installed"] = (installed(DEVICE), installed(TORCH))
-    found |= {f"b{batch}": steps(batch, told.bundle, told.runs) for batch in (64, 8)}
+    found |= {f"b{batch}": steps(batch, args.bundle, args.runs) for batch in (64, 8)}
     show_alone(found)
-    if not told.no_fleet:
+    if not args.no_fleet:
         found["fleet"], found["flower"] = [], []
-        for _ in range(told.repeats):
-            found["fleet"].append(fleet(told.bundle, told.devices, told.rounds))
-            if told.peers and told.flower:
-                peer = flower(told.peers, told.flower, told.devices, told.rounds)
+        for _ in range(args.repeats):
+            found["fleet"].append(fleet(args.bundle, args.devices, args.rounds))
+            if args.peers and args.flower:
+                peer = flower(args.peers, args.flower, args.devices, args.rounds)
                 found["flower"].append(peer)
             show_fleets(found["fleet"][-1], found["flower"][-1] if found["flower"] else {})
-    if told.json:
-        told.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    if args.json:
+        args.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     return 0
 
 

@@ -128,17 +128,17 @@ def main() -> None:
     parser.add_argument("--memory", type=int, default=1024, help="MB, as [run.graph] has it")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
-    said = parser.parse_args()
-    if said.child:
-        features, steps = (int(part) for part in said.activation.split("x"))
+    options = parser.parse_args()
+    if options.child:
+        features, steps = (int(part) for part in options.activation.split("x"))
         shape = (features, steps)
-        found = measure(said.kinds, int(said.stations), said.batch, shape, said.memory)
+        found = measure(options.kinds, int(options.stations), options.batch, shape, options.memory)
         print(json.dumps(found))
         return
     rows = [
-        _child(kind, stations, said)
-        for kind in said.kinds.split(",")
-        for stations in said.stations.split(",")
+        _child(kind, stations, options)
+        for kind in options.kinds.split(",")
+        for stations in options.stations.split(",")
     ]
     print(table(rows))
 

@@ -96,16 +96,16 @@ def _one_child(
     )
     current = None
     for line in _lines(child, limit):
-        said = json.loads(line)
-        if "absent" in said:
-            found.absent[library] = said["absent"]
-        elif "yardsticks" in said:
-            for name, value in said["yardsticks"].items():
+        document = json.loads(line)
+        if "absent" in document:
+            found.absent[library] = document["absent"]
+        elif "yardsticks" in document:
+            for name, value in document["yardsticks"].items():
                 found.yardsticks[name] = max(value, found.yardsticks.get(name, 0.0))
-        elif "begins" in said:
-            current = said["begins"]
+        elif "begins" in document:
+            current = document["begins"]
         else:
-            done[said.pop("case")] = said
+            done[document.pop("case")] = document
             current = None
     if current is not None:
         why = "killed" if child.returncode and child.returncode != -9 else f"over {limit:g} s"
@@ -154,11 +154,11 @@ def table(found: Found) -> str:
 
 
 def _cell(found: Found, library: str, case: str) -> str:
-    said = found.cases[library].get(case)
-    if said is None:
+    case_result = found.cases[library].get(case)
+    if case_result is None:
         return ""
     took = found.seconds(library, case)
-    return f"{1e3 * took:.3g}" if took is not None else str(said.get("failed", ""))[:32]
+    return f"{1e3 * took:.3g}" if took is not None else str(case_result.get("failed", ""))[:32]
 
 
 def judged(found: Found) -> list[str]:

@@ -199,8 +199,8 @@ def measure(options: argparse.Namespace, folder: Path) -> Cost:
 
 
 def _command(options: argparse.Namespace, url: str) -> list[str]:
-    said = ("devices", "rounds", "shared", "steps", "limit")
-    given = [part for key in said for part in (f"--{key}", str(getattr(options, key)))]
+    parts = ("devices", "rounds", "shared", "steps", "limit")
+    given = [part for key in parts for part in (f"--{key}", str(getattr(options, key)))]
     return [
         sys.executable, "-m", "firmware_sim", "fleet", "--in-process", "--json",
         "--broker", url, *given,

@@ -158,16 +158,18 @@ def meanings(cls: type[Any]) -> dict[str, str]:
     """
     source = textwrap.dedent(inspect.getsource(cls))
     lines = source.splitlines()
-    said = {k: v for base in cls.__bases__ if is_dataclass(base) for k, v in meanings(base).items()}
-    said |= _attributes(inspect.getdoc(cls) or "")
+    values = {
+        k: v for base in cls.__bases__ if is_dataclass(base) for k, v in meanings(base).items()
+    }
+    values |= _attributes(inspect.getdoc(cls) or "")
     body = ast.parse(source).body[0]
     assert isinstance(body, ast.ClassDef)
     for node in body.body:
         if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
             comment = lines[(node.end_lineno or node.lineno) - 1][node.end_col_offset or 0 :]
             if "#" in comment:
-                said[node.target.id] = comment.partition("#")[2].strip()
-    return {name: text.replace("``", "`") for name, text in said.items()}
+                values[node.target.id] = comment.partition("#")[2].strip()
+    return {name: text.replace("``", "`") for name, text in values.items()}
 
 
 def _attributes(doc: str) -> dict[str, str]:
@@ -205,13 +207,13 @@ def _section(cls: type[Any], field: Field[Any]) -> type[Any] | None:
 def _tables(cls: type[Any], at: str = "") -> Iterator[str]:
     """Return a table of a section's plain keys, then one for each section inside."""
     plain = [field for field in _fields(cls) if _section(cls, field) is None]
-    said = meanings(cls)
+    described = meanings(cls)
     if at:
         yield f"### `[{at}]`\n"
         yield (inspect.getdoc(cls) or "").partition("\n")[0].replace("``", "`") + "\n"
     if plain:
         yield _table(
-            (f.name, _type(_hint(cls, f)), _default(f), said.get(f.name, "")) for f in plain
+            (f.name, _type(_hint(cls, f)), _default(f), described.get(f.name, "")) for f in plain
         )
     for field in _fields(cls):
         inner = _section(cls, field)
@@ -281,7 +283,7 @@ def _toml(value: Any) -> str:  # noqa: ANN401 - any default
 
 def _sources() -> str:
     """Return the keys of a CSV source, which are the fields of ``CsvFile``."""
-    said = meanings(CsvFile)
+    described = meanings(CsvFile)
     kinds = {
         "path": "path",
         "columns": "table: text",
@@ -300,7 +302,7 @@ def _sources() -> str:
             CSV_KEYS.get(f.name, f.name),
             kinds[f.name],
             defaults.get(f.name) or _default(f),
-            said[f.name],
+            described[f.name],
         )
         for f in _fields(CsvFile)
         if f.name != "rejected"
@@ -345,13 +347,13 @@ def _methods() -> str:
 
 def _settings(cls: type[Any], at: str = "") -> Iterator[tuple[str, str, str, str]]:
     """Return the rows of a method's settings, those of a section in them by its path."""
-    said = meanings(cls)
+    described = meanings(cls)
     for f in _fields(cls):
         inner = _section(cls, f)
         if inner is not None:
             yield from _settings(inner, f"{at}{f.name}.")
         else:
-            yield f"{at}{f.name}", _type(_hint(cls, f)), _default(f), said.get(f.name, "")
+            yield f"{at}{f.name}", _type(_hint(cls, f)), _default(f), described.get(f.name, "")
 
 
 def _commands(program: str) -> str:

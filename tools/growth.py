@@ -137,8 +137,8 @@ def aggregator(
         found = recompute(store, fleet.half, fleet.initial)
     assert found.is_sound, found.faults
     audit = f"rounds {found.since + 1} to {found.since + found.rounds}"
-    told = f"vectors {used['vectors']:,}, journal {used['journal']:,}; audit {audit}"
-    return sizes[:4], f"{told}; {each:.0f} us of processor an update"
+    text = f"vectors {used['vectors']:,}, journal {used['journal']:,}; audit {audit}"
+    return sizes[:4], f"{text}; {each:.0f} us of processor an update"
 
 
 def line(what: str, sizes: Sequence[int], more: str = "") -> str:
@@ -161,23 +161,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--journal", type=int, default=10_000_000, help="bytes: retention.journal_bytes"
     )
-    said = parser.parse_args(arguments)
-    history = KeptHistory(int(said.keep_days * A_DAY), STEP, 2)
-    keep = Retention(said.vectors, said.journal)
-    print(f"| a device's file, bytes after | {' | '.join(_quarters(said.days, 'days'))} | bound |")
+    options = parser.parse_args(arguments)
+    history = KeptHistory(int(options.keep_days * A_DAY), STEP, 2)
+    keep = Retention(options.vectors, options.journal)
+    print(
+        f"| a device's file, bytes after | {' | '.join(_quarters(options.days, 'days'))} | bound |"
+    )
     print("| --- " * 6 + "|")
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        print(line("without bounds", device(folder / "a", said.days, None), "none"))
-        ring = device(folder / "b", said.days, history)
-        print(line(f"history_days = {said.keep_days:g}", ring, f"{history.bytes:,} of readings"))
+        print(line("without bounds", device(folder / "a", options.days, None), "none"))
+        ring = device(folder / "b", options.days, history)
+        print(line(f"history_days = {options.keep_days:g}", ring, f"{history.bytes:,} of readings"))
         print()
-        quarters = " | ".join(_quarters(said.updates, "updates"))
+        quarters = " | ".join(_quarters(options.updates, "updates"))
         print(f"| an aggregator's file, bytes after | {quarters} | at the end |")
         print("| --- " * 6 + "|")
         for what, kept in (("without bounds", None), ("with bounds", keep)):
             there = folder / what
-            print(line(what, *aggregator(there, said.updates, said.scalars, kept)), flush=True)
+            print(
+                line(what, *aggregator(there, options.updates, options.scalars, kept)), flush=True
+            )
     return 0
 
 

@@ -65,8 +65,8 @@ def ways() -> Iterator[Way]:
         ("joint, float16", {"float16": True}),
         ("joint", {}),
     ):
-        told = {"steps": ITERATIONS, "turns": _TURNS | turns}
-        yield Way(f"PFGL, {name}", "chargers-6", "pfgl", told)
+        values = {"steps": ITERATIONS, "turns": _TURNS | turns}
+        yield Way(f"PFGL, {name}", "chargers-6", "pfgl", values)
 
 
 @dataclass(frozen=True, slots=True)

@@ -116,13 +116,13 @@ def main(args: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--workers", default="2", help="of pytest-xdist; 0 runs one test after another"
     )
-    told = parser.parse_args(args)
-    unknown = [one for one in told.settings if one not in (*CORES, BASELINE)]
+    options = parser.parse_args(args)
+    unknown = [one for one in options.settings if one not in (*CORES, BASELINE)]
     if unknown:
         raise Failure(f"unknown setting {unknown[0]!r} (settings: {', '.join((*CORES, BASELINE))})")
     found, reducible = dispatched()
     failed = []
-    for setting in told.settings:
+    for setting in options.settings:
         more = environment(setting, found, reducible)
         if isinstance(more, str):
             print(f"left out: {more}", flush=True)
@@ -130,7 +130,7 @@ def main(args: Sequence[str] | None = None) -> int:
         shown = " ".join(f"{name}='{value}'" for name, value in more.items())
         print(f"{setting}: {shown}", flush=True)
         begun = time.monotonic()
-        chosen = ["-n", told.workers, "--dist", "worksteal", "-q", "-r", "fE"]
+        chosen = ["-n", options.workers, "--dist", "worksteal", "-q", "-r", "fE"]
         done = subprocess.run(
             [
                 sys.executable,

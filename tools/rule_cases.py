@@ -208,11 +208,11 @@ def flower_new(x: Any) -> Cases:  # noqa: ANN401
         out = []
         for row in x:
             asked = Message(content=RecordDict(), dst_node_id=1, message_type="train")
-            said: dict[str, Any] = {
+            values: dict[str, Any] = {
                 "arrays": ArrayRecord(_layers(row)),
                 "metrics": MetricRecord({"num-examples": 2000}),
             }
-            out.append(Message(content=RecordDict(said), reply_to=asked))
+            out.append(Message(content=RecordDict(values), reply_to=asked))
         return out
 
     bulyan: Any = s.Bulyan(num_malicious_nodes=fb)

@@ -84,9 +84,9 @@ def given(weighed: Credits, by: str) -> Heat:
     """
     if not any(by in rows for rows in weighed.values()):
         raise KeyError(by)
-    mine = {version: rows for version, rows in weighed.items() if by in rows}
+    own = {version: rows for version, rows in weighed.items() if by in rows}
     title = f"weight that {by} gives each device's model"
-    return _heat(title, mine, lambda rows, one: rows[by].get(one, 0.0))
+    return _heat(title, own, lambda rows, one: rows[by].get(one, 0.0))
 
 
 def _heat(title: str, weighed: Credits, weigh: Callable[[Rows, str], float]) -> Heat:

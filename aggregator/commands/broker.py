@@ -80,11 +80,11 @@ def start_broker(args: Namespace) -> CommandResult:
         broker_process.start(args.kind, folder=Path(args.folder), port=args.port) as started,
     ):
         print(started.sentence, flush=True)  # noqa: T201 - printed while it runs, not at its end
-        looked = time.monotonic()
+        checked_at = time.monotonic()
         while not stopping.is_set():
             time.sleep(0.1)
-            if time.monotonic() - looked >= CHECK:
-                looked = time.monotonic()
+            if time.monotonic() - checked_at >= CHECK:
+                checked_at = time.monotonic()
                 if started.ensure():
                     print("broker restarted", file=sys.stderr, flush=True)  # noqa: T201 - as above
     return CommandResult({"kind": started.kind, "url": started.url})

@@ -144,9 +144,9 @@ class _Left:
     def _neighbours(self) -> int:
         return max(int(np.count_nonzero(~self._gone)) - self._f - 2, 1)
 
-    def _forget(self, gone: int, *, shrinks: bool) -> None:
+    def _forget(self, row: int, *, shrinks: bool) -> None:
         """Remove one row from all others' neighbours, or the farthest neighbour if it was none."""
-        place = self._place[:, gone]
+        place = self._place[:, row]
         counted = place <= self._last
         if shrinks:
             out = np.where(counted, place, self._last)

@@ -126,14 +126,14 @@ def _around(plan: dict[str, Any], config: Config, number: int) -> Callable[[Any]
 def _tell(clients: list[Client], status: Path) -> None:
     """Write the status of the devices atomically."""
     each = [client.status() for client in clients]
-    said = {
+    values = {
         "owed": sum(one["outbox"] for one in each),
         "linked": sum(one["linked"] for one in each),
         "stopped": [one["stopped"] for one in each if one["stopped"]],
         "time": time.time(),
     }
     beside = status.with_suffix(".part")
-    beside.write_text(json.dumps(said))
+    beside.write_text(json.dumps(values))
     beside.replace(status)
 
 

@@ -63,8 +63,8 @@ class Outcome:
 
     def page(self) -> str:
         """Return the outcome as Markdown."""
-        told = self.verdict
-        refused = ", ".join(f"`{Reason(code).name}` {n}" for code, n in told.refused.items())
+        verdict = self.verdict
+        refused = ", ".join(f"`{Reason(code).name}` {n}" for code, n in verdict.refused.items())
         lines = [
             self._span(),
             "",
@@ -74,13 +74,13 @@ class Outcome:
             "",
             "| what the links saw and the journal has | |",
             "|---|---|",
-            f"| updates sent | {told.sent} |",
-            f"| sent again | {told.repeats} |",
-            f"| receipted as counting | {told.receipted} |",
+            f"| updates sent | {verdict.sent} |",
+            f"| sent again | {verdict.repeats} |",
+            f"| receipted as counting | {verdict.receipted} |",
             f"| receipted as not counting | {refused or 'none'} |",
-            f"| without any receipt | {told.unsettled} |",
-            f"| in the journal | {told.applied} |",
-            f"| of them compared bit for bit with what was sent | {told.applied - told.unproved} |",
+            f"| without any receipt | {verdict.unsettled} |",
+            f"| in the journal | {verdict.applied} |",
+            f"| of them compared bit for bit with what was sent | {verdict.applied - verdict.unproved} |",
             f"| rounds recomputed, of them moved | {self.audit.rounds}, {self.audit.moved} |",
             "",
             *(f"- {note}" for note in self.notes),

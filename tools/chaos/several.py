@@ -44,8 +44,8 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def _refused(report: Report) -> str:
-    told = report["verdict"]["refused"].items()
-    return ", ".join(f"`{Reason(int(code)).name}` {n}" for code, n in told) or "0"
+    refused = report["verdict"]["refused"].items()
+    return ", ".join(f"`{Reason(int(code)).name}` {n}" for code, n in refused) or "0"
 
 
 _ROWS: tuple[tuple[str, Callable[[Report], str]], ...] = (

@@ -114,8 +114,8 @@ class World:
         first, names = free_port(4), ("control", "devices", "aggregator", "page")
         self.ports = {name: first + i for i, name in enumerate(names)}
         wires = [f"{name}={self.ports[name]}" for name in ("devices", "aggregator")]
-        told = [self.url.rpartition(":")[2], str(self.ports["control"]), *wires]
-        self._module("wires", "tools.chaos.wires", *told)
+        parts = [self.url.rpartition(":")[2], str(self.ports["control"]), *wires]
+        self._module("wires", "tools.chaos.wires", *parts)
         self._prepare()
         self.start_aggregator()
         until = time.monotonic() + START_TIMEOUT  # else two hundred devices begin by waiting for it
@@ -231,8 +231,8 @@ class World:
 
     def version(self) -> int | None:
         """Return the number of model moves; None while the page does not answer."""
-        said = fetched(self.prepared.page, "/status")
-        run = {} if said is None else json.loads(said).get("run", {})
+        page = fetched(self.prepared.page, "/status")
+        run = {} if page is None else json.loads(page).get("run", {})
         return int(run["version"]) if "version" in run else None
 
     def device_status(self) -> list[dict[str, Any]]:

@@ -58,13 +58,13 @@ def judged(cpu: str, done: subprocess.CompletedProcess[str], wanted: Mapping[str
     """Read the output of a probe; ``wanted`` are the locked versions."""
     found = Found(cpu)
     for line in done.stdout.splitlines():
-        told = json.loads(line)
-        found.versions.update(told.get("versions", {}))
-        found.pace.update(told.get("pace", {}))
-        if "said" in told:
-            found.said[told["check"]] = told["said"]
-        if "wrong" in told:
-            found.wrong.append(f"{told['check']}: {told['wrong']}")
+        document = json.loads(line)
+        found.versions.update(document.get("versions", {}))
+        found.pace.update(document.get("pace", {}))
+        if "said" in document:
+            found.said[document["check"]] = document["said"]
+        if "wrong" in document:
+            found.wrong.append(f"{document['check']}: {document['wrong']}")
     missing = [name for name in (*CHECKS, "the pace") if name not in found.said]
     if not found.wrong and (done.returncode or not found.pace or missing != ["the pace"]):
         found.wrong.append(f"{missing[0]}: {_ending(done)}")

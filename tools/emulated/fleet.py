@@ -56,8 +56,12 @@ def judged(code: int | None, last: str) -> str:
     """
     if code != 0:
         raise Wrong(f"the agent ended with {code}: {last}")
-    told = json.loads(last)
-    accepted, version, owed = told["counts"].get("accepted"), told["version"], told["outbox"]
+    document = json.loads(last)
+    accepted, version, owed = (
+        document["counts"].get("accepted"),
+        document["version"],
+        document["outbox"],
+    )
     if (accepted, version, owed) != (_ROUNDS, _ROUNDS, 0):
         raise Wrong(f"{accepted} updates accepted, {owed} owed, at version {version} of {_ROUNDS}")
     return f"{accepted} of {_ROUNDS} updates accepted, beside a device of this machine"

@@ -75,10 +75,10 @@ def forecast(folder: Path) -> str:
             client.observe(Reading("elec.import.energy", hour, 0.3 + hour // 3600 % 24 / 50))
             client.observe(Reading("weather.temperature", hour, 12.0))
             client.observe(Reading("weather.wind_speed", hour, 3.0))
-        told = client.forecast()
-    if told.source != "model":
-        raise Wrong(f"it forecast by {told.source}")
-    return f"{told.median[0]:.3f} {told.unit} in the next hour, by the model"
+        result = client.forecast()
+    if result.source != "model":
+        raise Wrong(f"it forecast by {result.source}")
+    return f"{result.median[0]:.3f} {result.unit} in the next hour, by the model"
 
 
 def training(_: Path) -> str:
@@ -181,11 +181,11 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="gridfed-probe-") as folder:
         for name, check in CHECKS.items():
             try:
-                said = check(Path(folder))
+                finding = check(Path(folder))
             except Exception as error:  # noqa: BLE001 - whatever it is, the check has failed
                 print(json.dumps({"check": name, "wrong": f"{type(error).__name__}: {error}"}))
                 return 1
-            print(json.dumps({"check": name, "said": said}), flush=True)
+            print(json.dumps({"check": name, "said": finding}), flush=True)
     versions = {name: metadata.version(name) for name in LOCKED}
     print(json.dumps({"versions": versions, "pace": pace()}))
     return 0

@@ -54,9 +54,9 @@ def run(arm: Arm, folder: Path) -> dict[str, Any]:
     else:
         vectors, path = _federated(arm, base)
     is_noisy = arm.experiment == "e10" or arm.budget is not None
-    told = {"attack": _attacked(arm, base)} if is_noisy else {}
+    values = {"attack": _attacked(arm, base)} if is_noisy else {}
     return {
-        **told,
+        **values,
         "arm": {name: getattr(arm, name) for name in Arm.__slots__},
         "seconds": round(time.perf_counter() - began, 1),
         "liars": _liars(arm, base),

@@ -118,9 +118,9 @@ def scored(base: Ground, cut: ChannelFrame, name: str, p: Vector) -> dict[str, f
     rows = data.origins(base.cells[name], cut, base.part)
     truth = cut.truth(rows)
     with np.errstate(over="ignore", invalid="ignore"):
-        told = rolling(base.bundle.forecast, p, cut, rows)
-        scores = data.scored({name: told}, {name: truth})
-    errors = scores if np.isfinite(told).all() else dict.fromkeys(scores, math.inf)
+        forecasts = rolling(base.bundle.forecast, p, cut, rows)
+        scores = data.scored({name: forecasts}, {name: truth})
+    errors = scores if np.isfinite(forecasts).all() else dict.fromkeys(scores, math.inf)
     return {"RMSE": errors["RMSE"], "MAE": errors["MAE"], "n": float(np.isfinite(truth).sum())}
 
 
@@ -142,14 +142,14 @@ def together(rows: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
 
 def plain(arm: Arm, base: Ground) -> dict[str, dict[str, float]]:
     """Score the untrained forecasts on the arm's windows."""
-    told: dict[str, dict[str, NDArray[np.float64]]] = {}
+    values: dict[str, dict[str, NDArray[np.float64]]] = {}
     truth = {}
     for name, cell in base.cells.items():
         cut = base.served[name]
         rows = data.origins(cell, cut, arm.part)
         truth[name] = cut.truth(rows)
-        told.setdefault("persistence", {})[name] = data.repeated(cut, rows, 1)
-        told.setdefault("same hour yesterday", {})[name] = data.repeated(cut, rows, cell.day)
-        told.setdefault("same hour last week", {})[name] = data.repeated(cut, rows, 7 * cell.day)
-        told.setdefault("median of the hour", {})[name] = data.by_hour(cell, cut, rows)
-    return {name: data.scored(some, truth) for name, some in told.items()}
+        values.setdefault("persistence", {})[name] = data.repeated(cut, rows, 1)
+        values.setdefault("same hour yesterday", {})[name] = data.repeated(cut, rows, cell.day)
+        values.setdefault("same hour last week", {})[name] = data.repeated(cut, rows, 7 * cell.day)
+        values.setdefault("median of the hour", {})[name] = data.by_hour(cell, cut, rows)
+    return {name: data.scored(some, truth) for name, some in values.items()}

@@ -69,9 +69,9 @@ def _states(results: Results) -> str:
     arms = [r["arm"] for r in results]
     seeds = counted(len({a["seed"] for a in arms}))
     paces = sorted({(a["rounds"], a["steps"]) for a in arms if a["rounds"]})
-    said = ", ".join(f"{k} rounds of {n} iterations" for k, n in paces)
+    text = ", ".join(f"{k} rounds of {n} iterations" for k, n in paces)
     return (
-        f"{seeds} at most; federated rows {said}, batch 32 (the paper: 100 rounds of 656). QS is "
+        f"{seeds} at most; federated rows {text}, batch 32 (the paper: 100 rounds of 656). QS is "
         "the sum over 0.1, 0.5 and 0.9 of the mean pinball loss in kWh, MIL the mean length of the "
         "80 % interval, ICP its coverage; all are means over stations, on the last fifth."
     )
@@ -91,10 +91,10 @@ def _cell(results: Results) -> str:
     if not results:
         return ""
     mean = {k: np.mean([r["mean"][k] for r in results]) for k in ("QS", "MIL", "ICP")}
-    said = f"{mean['QS']:.4g} / {mean['MIL']:.3g} / {mean['ICP']:.2f}"
+    text = f"{mean['QS']:.4g} / {mean['MIL']:.3g} / {mean['ICP']:.2f}"
     if len(results) == 1:
-        return said
-    return f"{said} (QS ± {np.std([qs(r) for r in results]):.2g}, {len(results)} seeds)"
+        return text
+    return f"{text} (QS ± {np.std([qs(r) for r in results]):.2g}, {len(results)} seeds)"
 
 
 def _paper(name: str, horizon: int) -> str:
@@ -112,9 +112,9 @@ def _gains(results: Results) -> list[str]:
     for task in tasks(results):
         gaps = [graph_claims.paired(results, "PFGL", other, task) for other in controls]
         alone = _without_graph(results, task)
-        said = [f"{np.mean(g):+.1%}" if g else "" for g in gaps]
-        if any(said):
-            body.append([called(task), *said, alone])
+        parts = [f"{np.mean(g):+.1%}" if g else "" for g in gaps]
+        if any(parts):
+            body.append([called(task), *parts, alone])
     paper = "paper: -5.7 % at p=1, -12.8 % at p=6"
     head = ("against", f"No_FL, as brief ({paper})", *controls[1:], "its own, without the graph")
     return table(head, body)
@@ -134,8 +134,8 @@ def _marked(results: Results, marks: Marks) -> list[str]:
             continue
         forecast = float(np.mean([qs(r) for r in found]))
         served = float(np.mean([r.get("served", r["mean"])["QS"] for r in found]))
-        said = [f"{marks[task][k][1]:.4g} ({marks[task][k][0]})" for k in marks[task]]
-        body.append([called(task), f"{forecast:.4g}", f"{served:.4g}", *said])
+        parts = [f"{marks[task][k][1]:.4g} ({marks[task][k][0]})" for k in marks[task]]
+        body.append([called(task), f"{forecast:.4g}", f"{served:.4g}", *parts])
     head = (
         "",
         f"{OURS}: as forecast",
@@ -242,8 +242,8 @@ def _calm(results: Results, name: str) -> str:
     if not found:
         return ""
     theirs = TABLE_V["", 0].get(name)
-    said = f"{np.mean([qs(r) for r in found]):.4f}"
-    return f"{said} (paper {theirs})" if theirs else said
+    text = f"{np.mean([qs(r) for r in found]):.4f}"
+    return f"{text} (paper {theirs})" if theirs else text
 
 
 def _hit(results: Results, name: str, attack: str, crowd: int) -> str:
@@ -251,12 +251,12 @@ def _hit(results: Results, name: str, attack: str, crowd: int) -> str:
     if not found:
         return ""
     rise = graph_claims.rises(results, name, attack, crowd)
-    said = f"{np.mean([qs(r) for r in found]):.4f}"
+    text = f"{np.mean([qs(r) for r in found]):.4f}"
     kind = graph_claims.rises(results, name, attack, crowd, honest=True)
     ours = f"{np.mean(rise):+.1%}, honest {np.mean(kind):+.1%}" if rise else ""
     paper = TABLE_V.get((attack, crowd), {}).get(name)
     theirs = f", paper {paper / TABLE_V['', 0][name] - 1.0:+.1%}" if paper else ""
-    return f"{said} ({ours}{theirs})"
+    return f"{text} ({ours}{theirs})"
 
 
 def _weights(hit: Results) -> list[str]:

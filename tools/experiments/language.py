@@ -138,8 +138,8 @@ class Spoken:
 
     def loss(self, vectors: Mapping[str, Vector]) -> float:
         """Return the mean loss on held-out text."""
-        told = [self.speaker.loss(vectors[x], some.x, some.y) for x, some in self.held.items()]
-        return float(np.mean(told))
+        parts = [self.speaker.loss(vectors[x], some.x, some.y) for x, some in self.held.items()]
+        return float(np.mean(parts))
 
 
 def spoken(seed: int, words: int = 300) -> Spoken:
@@ -199,9 +199,9 @@ def run(method: str, seed: int, out: Path, *, quick: bool) -> dict[str, Any]:
         made, rounds = spoken(seed), 2 if quick else ROUNDS
         plan = Course(method, rounds, STEPS, RATE, KINDS[method], seed=seed)
         shown = [(x.round, x.said, made.loss(x.vectors)) for x in course(plan, made.field)]
-        told = {"method": method, "seed": seed, "domains": len(made.held), "shown": shown}
+        values = {"method": method, "seed": seed, "domains": len(made.held), "shown": shown}
         draft = path.with_suffix(".part")
-        draft.write_text(json.dumps({**told, "size": made.field.spec.size}))
+        draft.write_text(json.dumps({**values, "size": made.field.spec.size}))
         draft.replace(path)
     result: dict[str, Any] = json.loads(path.read_text())
     return result

@@ -114,12 +114,12 @@ def squares(
 
 def bound(square: Square) -> BoundRule:
     """Return the rule of a square as configured, with f = 2."""
-    said: dict[str, Any] = {"preaggregation": [square.before] if square.before else []}
+    values: dict[str, Any] = {"preaggregation": [square.before] if square.before else []}
     if square.rule == "fltrust":
-        said["root"] = TRUSTED
+        values["root"] = TRUSTED
     if square.rule != "mean" or square.before == "nnm":
-        said["f"] = LIARS
-    return bind(square.rule, **said)
+        values["f"] = LIARS
+    return bind(square.rule, **values)
 
 
 def run(square: Square) -> dict[str, Any]:
@@ -192,9 +192,9 @@ def _error(bundle: Bundle, common: Vector, cell: Cell, cut: ChannelFrame) -> flo
     """Return the RMSE on the test week in units of the cell's range."""
     rows = data.origins(cell, cut, "test")
     with np.errstate(over="ignore", invalid="ignore"):
-        told = rolling(bundle.forecast, common, cut, rows)
-        error = rmse(cut.truth(rows), told)
-    return error / cell.scale.width if np.isfinite(told).all() else float("inf")
+        forecasts = rolling(bundle.forecast, common, cut, rows)
+        error = rmse(cut.truth(rows), forecasts)
+    return error / cell.scale.width if np.isfinite(forecasts).all() else float("inf")
 
 
 def _given(windows: Windows) -> Callable[[], Windows]:

@@ -130,8 +130,8 @@ def _nbafl_noise(case: Case) -> PrivacySection:
 
 
 def _udp_noise(case: Case) -> PrivacySection:
-    told = {"rate": RATE, "steps": float(STEPS), "rounds": float(case.rounds)}
-    return _paper("udp", 1.0, {"samples": float(case.samples), **told})
+    values = {"rate": RATE, "steps": float(STEPS), "rounds": float(case.rounds)}
+    return _paper("udp", 1.0, {"samples": float(case.samples), **values})
 
 
 def _paper(

@@ -143,9 +143,9 @@ def rebuilt(cell: Cell, noisy: Cell, sigma: float) -> tuple[float, float]:
     left = seen - usual
     signal = max(float(np.nanvar(left)) - sigma**2, 0.0)
     trust = signal / (signal + sigma**2) if signal + sigma**2 > 0 else 1.0
-    told = np.clip(usual + trust * left, 0.0, 1.0)
+    estimate = np.clip(usual + trust * left, 0.0, 1.0)
     known = np.isfinite(truth)
-    close = [float((np.abs(x - truth)[known] <= CLOSE).mean()) for x in (told, usual)]
+    close = [float((np.abs(x - truth)[known] <= CLOSE).mean()) for x in (estimate, usual)]
     return close[0], close[1]
 
 

@@ -126,9 +126,9 @@ def states(results: Results, missing: Sequence[str] = ()) -> list[str]:
     work = sorted({r["arm"]["work"] for r in results})
     seeds = len({r["arm"]["seed"] for r in results})
     many = sorted({(r["arm"]["dataset"], len(r["cells"])) for r in results})
-    said = ", ".join(f"{cells.TITLES[d]} with {n} cells" for d, n in many)
+    text = ", ".join(f"{cells.TITLES[d]} with {n} cells" for d, n in many)
     line = (
-        f"{said}; {counted(seeds)} at most; {' and '.join(map(str, work))} gradient steps of an "
+        f"{text}; {counted(seeds)} at most; {' and '.join(map(str, work))} gradient steps of an "
         "average device (alone: to convergence); batch 64. Errors are on the raw scale, over all "
         "cells and windows of the test part at once. ± is the deviation over seeds."
     )

@@ -65,9 +65,9 @@ def shades(
         axis.set_yticks(range(len(rows)), rows, fontsize=8)
         for i, line in enumerate(grid):
             for j, value in enumerate(line):
-                said = "" if math.isnan(value) else f"{value:.2f}" if value < 100 else "≫"
+                text = "" if math.isnan(value) else f"{value:.2f}" if value < 100 else "≫"
                 ink = "white" if value > (1.0 + most) / 2 else "black"
-                axis.text(j, i, said, ha="center", va="center", fontsize=7, color=ink)
+                axis.text(j, i, text, ha="center", va="center", fontsize=7, color=ink)
         axis.set_title(title, fontsize=10, loc="left")
 
     return _image(draw, size=(9.0, 0.38 * len(rows) + 1.2))
@@ -122,8 +122,8 @@ def heat(
         for i, line in enumerate(grid):
             for j, value in enumerate(line):
                 ink = "white" if value > 0.5 else "black"
-                said = f"{value:.2f}" if value else "0"
-                axis.text(j, i, said, ha="center", va="center", fontsize=7, color=ink)
+                text = f"{value:.2f}" if value else "0"
+                axis.text(j, i, text, ha="center", va="center", fontsize=7, color=ink)
         axis.set_title(title, fontsize=10, loc="left")
 
     return _image(draw, size=(8.0, 0.38 * len(rows) + 1.4))

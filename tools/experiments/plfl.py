@@ -248,8 +248,8 @@ def _scored(bundle: Bundle, p: Vector, frame: ChannelFrame) -> dict[str, float |
 def _told(bundle: Bundle, p: Vector, frame: ChannelFrame) -> dict[str, list[float]]:
     """Return the forecasts by target row, for an external scorer."""
     origins = frame.origins(data.PARTS["test"], observed=False)
-    told = rolling(bundle.forecast, p, frame, origins)[:, 0]
-    return {"target_index": (origins + 1).tolist(), "point": np.round(told, 6).tolist()}
+    forecasts = rolling(bundle.forecast, p, frame, origins)[:, 0]
+    return {"target_index": (origins + 1).tolist(), "point": np.round(forecasts, 6).tolist()}
 
 
 def completed(told: Mapping[str, list[float]], house: data.Building) -> dict[int, float]:

@@ -137,14 +137,14 @@ class Stage:
     def _uploaded(self, update: Update) -> Update | None:
         """Apply an attack, then screen as the product's ingress does: finite numbers, float64."""
         name = update.sender
-        told: Update | None = update
+        uploaded: Update | None = update
         if name in self.liars:
-            told = self.liars[name](update, self._asked[name], self._honest)
+            uploaded = self.liars[name](update, self._asked[name], self._honest)
         else:
             self._honest[name] = update
-        if told is None or not np.isfinite(told.vector).all():
+        if uploaded is None or not np.isfinite(uploaded.vector).all():
             return None
-        return replace(told, vector=np.asarray(told.vector, np.float64))
+        return replace(uploaded, vector=np.asarray(uploaded.vector, np.float64))
 
     def _folded(self, event: Event | None) -> Closed | None:
         """Apply an event to the server half and to its split rounds."""

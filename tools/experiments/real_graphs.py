@@ -81,10 +81,10 @@ def run(
                 tried[rate] = found[-1][ground.score]
             best = min(tried, key=lambda rate: tried[rate])
         shown = _learned(kind, best, seed, ground, judge="test", rounds=rounds)
-        told = {"name": name, "seed": seed, "rate": best, "tried": list(tried.items())}
-        told |= {"title": ground.title, "said": ground.said, "score": ground.score}
+        values = {"name": name, "seed": seed, "rate": best, "tried": list(tried.items())}
+        values |= {"title": ground.title, "said": ground.said, "score": ground.score}
         draft = path.with_suffix(".part")
-        draft.write_text(json.dumps({**told, "shown": shown}))
+        draft.write_text(json.dumps({**values, "shown": shown}))
         draft.replace(path)
     result: dict[str, Any] = json.loads(path.read_text())
     return result

@@ -185,9 +185,9 @@ def _served(plan: Course, ground: Field) -> Iterator[Shown]:
         vectors = _vectors(plain, world.states)
         if CONSENSUS.get(plan.method):
             vectors = {x: ground.spec.place(p, common) for x, p in vectors.items()}
-        said = 4.0 * counter.numbers / len(halves)
+        sent = 4.0 * counter.numbers / len(halves)
         whole = ground.spec.place(_average(vectors), common)
-        yield Shown(moment.closed.version, said, vectors, whole, moment.state)
+        yield Shown(moment.closed.version, sent, vectors, whole, moment.state)
 
 
 CONSENSUS: Final[Mapping[str, bool]] = {"fedavg": True, "fedprox": True}
@@ -242,8 +242,8 @@ class _Street:
     @property
     def values(self) -> dict[str, float]:
         """Return the numbers of every task."""
-        said = {"rate": self.plan.rate, "fading": float(self.plan.fading)}
-        return {**said, "steps": float(self.plan.steps), **self.plan.settings}
+        values = {"rate": self.plan.rate, "fading": float(self.plan.fading)}
+        return {**values, "steps": float(self.plan.steps), **self.plan.settings}
 
     def each(
         self,
@@ -263,13 +263,15 @@ class _Street:
         """Exchange and mix the models of all devices."""
         for turn, parts in enumerate(exchange_parts(self.plan.method, self.values)):
             self.each(ADAPT, step, turn=turn)
-            said = {x: {p: self.states[x].offered(self.spec, p) for p in parts} for x in self.names}
-            heard = {x: self._heard(i, said, parts) for i, x in enumerate(self.names)}
+            values = {
+                x: {p: self.states[x].offered(self.spec, p) for p in parts} for x in self.names
+            }
+            heard = {x: self._heard(i, values, parts) for i, x in enumerate(self.names)}
             self.each(MIX, step, heard, turn)
 
     def _heard(
         self, number: int, said: Mapping[str, Mapping[str, Vector]], parts: tuple[str, ...]
     ) -> dict[str, Any]:
         near = [j for j in np.flatnonzero(self.weights[number]) if j != number]
-        told = {p: np.stack([said[self.names[j]][p] for j in near]) for p in parts}
-        return {"weights": self.weights[number, near], **told}
+        values = {p: np.stack([said[self.names[j]][p] for j in near]) for p in parts}
+        return {"weights": self.weights[number, near], **values}

@@ -95,7 +95,7 @@ def language_models(runs: Sequence[Run]) -> Page:
         ordered("FeSEM at or below FedAvg", ends, [("fesem", "fedavg")]),
         ordered("own target: BiG-FL below learning alone", ends, [("bigfl", "local")]),
     ]
-    said = (
+    text = (
         f"{counted(len(seeds))}. {runs[0]['domains']} domains are parts of Python's standard "
         f"library, {runs[0]['size']} numbers, {runs[0]['shown'][-1][0]} rounds of "
         f"{language.STEPS} steps. Losses are on text that no device has trained on. The paper's "
@@ -107,7 +107,7 @@ def language_models(runs: Sequence[Run]) -> Page:
     return Page(
         title,
         claims,
-        [said, "", *table(("", "loss"), rows), "", curves(lines, x="round", y="loss", title="E8")],
+        [text, "", *table(("", "loss"), rows), "", curves(lines, x="round", y="loss", title="E8")],
     )
 
 
@@ -130,12 +130,12 @@ def real(runs: Sequence[Run]) -> Page:
     ends = {name: found for name, found in ends.items() if found}
     rows = [_row(name, found, ends, runs) for name, found in ends.items()]
     head = ("", score, "MAE", "step", "MB a device", *(f"better than {x}" for x in MARKS))
-    said = (
+    text = (
         f"{runs[0]['said']} {runs[0]['shown'][-1]['round']} rounds of {real_graphs.STEPS} steps. "
         f"Better means: in {score}, in every seed."
     )
     lines = [
-        said,
+        text,
         "",
         *table(head, rows),
         "",
@@ -158,8 +158,8 @@ def _verdicts(ends: Ends, score: str) -> list[str]:
         if name in MARKS:
             continue
         lost = [x for x in MARKS if x in ends and not _is_better(found, ends[x], score)]
-        said = f"is not better than {', '.join(lost)}" if lost else "is better than all baselines"
-        lines.append(f"- {name} {said}.")
+        text = f"is not better than {', '.join(lost)}" if lost else "is better than all baselines"
+        lines.append(f"- {name} {text}.")
     return lines
 
 
@@ -178,7 +178,7 @@ def _row(
 ) -> list[str]:
     score = runs[0]["score"]
     rates = sorted({x["rate"] for x in runs if x["name"] == name})
-    said = np.mean([x["said"] for x in found.values()]) / 1e6
+    megabytes = np.mean([x["said"] for x in found.values()]) / 1e6
     marks = []
     for mark in MARKS:
         is_judged = mark != name and found.keys() & ends.get(mark, {}).keys()
@@ -189,7 +189,7 @@ def _row(
         spread([x[score] for x in found.values()]),
         spread([x["MAE"] for x in found.values()]),
         ", ".join(f"{rate:g}" for rate in rates),
-        f"{said:.3g}",
+        f"{megabytes:.3g}",
         *marks,
     ]
 

@@ -156,10 +156,10 @@ def _short(results: Sequence[Mapping[str, Any]], before: str) -> list[str]:
     }
     if not needs:
         return []
-    said = ", ".join(f"`{rule}` ({count})" for rule, count in sorted(needs.items()))
+    text = ", ".join(f"`{rule}` ({count})" for rule, count in sorted(needs.items()))
     return [
         "",
-        f"Refused {'after ' + before if before else 'alone'}, because of too few updates: {said}.",
+        f"Refused {'after ' + before if before else 'alone'}, because of too few updates: {text}.",
     ]
 
 

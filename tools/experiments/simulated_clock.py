@@ -128,11 +128,11 @@ class World:
         if not isinstance(event, Update):
             return event
         lie = self.liars.get(event.sender)
-        told = lie(event, self._asked_of[event.sender], self._newest) if lie else event
-        if told is None:
+        uploaded = lie(event, self._asked_of[event.sender], self._newest) if lie else event
+        if uploaded is None:
             return None
-        vector = np.asarray(told.vector, np.float64)
-        return replace(told, vector=vector) if np.isfinite(vector).all() else None
+        vector = np.asarray(uploaded.vector, np.float64)
+        return replace(uploaded, vector=vector) if np.isfinite(vector).all() else None
 
     def _told(
         self,

@@ -36,13 +36,13 @@ def synthetic_graphs(runs: Sequence[Run]) -> Page:
         return Page("E7: made-up graphs", (), ())
     seeds = sorted({x["seed"] for x in runs})
     rounds = _of(runs, "local", seeds[0], part="train")[-1][ROUND]
-    said = (
+    text = (
         f"{counted(len(seeds))}. Five nodes on a ring, whole data sets, {synthetic_graph.STEPS} "
         f"local steps a round, {runs[0]['rounds']} rounds; fifty nodes with the four nearest as "
         f"neighbours, minibatches of 32, {rounds:.0f} rounds on either graph. Losses are on "
         "examples that no device has trained on. The step is the same for all."
     )
-    lines = [said, "", *_first(runs, seeds), "", *_third(runs, seeds)]
+    lines = [text, "", *_first(runs, seeds), "", *_third(runs, seeds)]
     claims = [*_of_speeds(runs, seeds), *_of_kinds(runs, seeds)]
     return Page("E7: made-up graphs", claims, lines)
 
@@ -221,7 +221,7 @@ def _by_step(runs: Sequence[Run], seeds: Sequence[int]) -> list[str]:
 def _third(runs: Sequence[Run], seeds: Sequence[int]) -> list[str]:
     rows = []
     for method, name in NAMES.items():
-        said = [_last(runs, method, s, SAID, part="train") / 1e6 for s in seeds]
+        parts = [_last(runs, method, s, SAID, part="train") / 1e6 for s in seeds]
         ends = [
             spread([_last(runs, method, s, what, part=part) for s in seeds])
             if what == LOSS or method in MEANS
@@ -229,7 +229,7 @@ def _third(runs: Sequence[Run], seeds: Sequence[int]) -> list[str]:
             for part in ("train", "test")
             for what in (LOSS, MEAN)
         ]
-        rows.append([name, *ends, f"{np.mean(said):.3g}"])
+        rows.append([name, *ends, f"{np.mean(parts):.3g}"])
     of = {x: _of(runs, x, seeds[0], part="train") for x in NAMES}
     by_round = {NAMES[x]: [(p[ROUND], p[LOSS]) for p in points] for x, points in of.items()}
     by_round |= {name: [(p[ROUND], p[MEAN]) for p in of[method]] for method, name in MEANS.items()}

@@ -45,9 +45,9 @@ def of_e9(paper: Results, clean: Results, noisy: Results) -> list[Claim]:
 def _rank_claim(how: str, results: Results) -> Claim:
     found = ranks(results, [x for x in NINE if where(results, name=x)])
     ours = found.get("BAFDP", float("nan"))
-    said = ", ".join(f"{x} {r:.2f}" for x, r in sorted(found.items(), key=lambda item: item[1]))
+    text = ", ".join(f"{x} {r:.2f}" for x, r in sorted(found.items(), key=lambda item: item[1]))
     few = f"{len(found)} of the nine were run: " if 0 < len(found) < len(NINE) else ""
-    return Claim(f"average rank of BAFDP is at most 2 ({how})", ours <= 2.0, few + said)
+    return Claim(f"average rank of BAFDP is at most 2 ({how})", ours <= 2.0, few + text)
 
 
 def _group_claim(results: Results) -> Claim:
@@ -206,8 +206,8 @@ def _order(results: Results, horizon: int) -> list[Claim]:
     if len(means) < len(names):
         return []
     holds = means["BAFDP"] <= means["RSA"] <= means["DP-RSA"]
-    said = ", ".join(f"{x} {means[x]:.1f}" for x in names)
-    return [Claim(f"BAFDP <= RSA <= DP-RSA at 10 % flipping, H={horizon}", holds, said)]
+    text = ", ".join(f"{x} {means[x]:.1f}" for x in names)
+    return [Claim(f"BAFDP <= RSA <= DP-RSA at 10 % flipping, H={horizon}", holds, text)]
 
 
 def _huge(results: Results) -> list[Claim]:
@@ -221,8 +221,8 @@ def _huge(results: Results) -> list[Claim]:
         return []
     pairs = [(score(a)["RMSE"], score(b)["RMSE"]) for a, b in zip(big, same, strict=False)]
     holds = all(a == b for a, b in pairs)
-    said = ", ".join(f"{a:.6f} and {b:.6f}" for a, b in pairs)
-    return [Claim("one attacker with 1e30 moves z no more than one with 1e3", holds, said)]
+    text = ", ".join(f"{a:.6f} and {b:.6f}" for a, b in pairs)
+    return [Claim("one attacker with 1e30 moves z no more than one with 1e3", holds, text)]
 
 
 def _shares(values: Sequence[float]) -> str:

@@ -55,10 +55,10 @@ def sampled(near: NDArray[np.bool_], count: int, rng: np.random.Generator) -> Ma
     """
     out = np.zeros(near.shape)
     for i, row in enumerate(near):
-        strange = np.flatnonzero(~row & (np.arange(len(near)) != i))
-        if len(strange) > count:
-            strange = rng.choice(strange, count, replace=False)
-        out[i, strange] = 1.0 / max(len(strange), 1)
+        others = np.flatnonzero(~row & (np.arange(len(near)) != i))
+        if len(others) > count:
+            others = rng.choice(others, count, replace=False)
+        out[i, others] = 1.0 / max(len(others), 1)
     return out
 
 
@@ -101,12 +101,12 @@ def likeness(h: Matrix, near: NDArray[np.bool_], strange: Matrix) -> Likeness:
     unit = h / np.maximum(length, SHORTEST)
     cosine = unit @ unit.T
     gap = np.where(near, 1.0 - cosine, 0.0).sum() / n
-    told = (strange * np.maximum(cosine, 0.0)).sum() / n
+    non_neighbours = (strange * np.maximum(cosine, 0.0)).sum() / n
     weights = (strange * (cosine > 0.0) - near) / n
     pull = (weights + weights.T) @ unit
     turning = pull - np.sum(pull * unit, axis=1, keepdims=True) * unit
     slope = np.where(length > SHORTEST, turning, pull) / np.maximum(length, SHORTEST)
-    return Likeness(float(gap), float(told), slope)
+    return Likeness(float(gap), float(non_neighbours), slope)
 
 
 class Upper(NamedTuple):
@@ -145,10 +145,10 @@ def upper(
         pull: Weight of ``|phi - I|² / 2`` (u).
     """
     mixed = graph @ theta
-    told = likeness(basis.forth(mixed), near, strange)
-    value = told.neighbours + told.non_neighbours + 0.5 * pull * basis.excess()
-    slopes = weighted_sum((1.0, basis.slopes(mixed, told.slope)), (pull, basis.excess_slopes()))
-    return Upper(value, told, graph.T @ basis.back(told.slope), slopes)
+    alike = likeness(basis.forth(mixed), near, strange)
+    value = alike.neighbours + alike.non_neighbours + 0.5 * pull * basis.excess()
+    slopes = weighted_sum((1.0, basis.slopes(mixed, alike.slope)), (pull, basis.excess_slopes()))
+    return Upper(value, alike, graph.T @ basis.back(alike.slope), slopes)
 
 
 def off(mixed: Matrix, theta: Matrix, basis: Basis) -> Matrix:

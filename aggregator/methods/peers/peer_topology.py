@@ -223,7 +223,7 @@ def hosting(setup: Setup) -> Half[TopologyState]:
             case Due() if event == OPEN and state.round == 0:
                 return replace(state, round=1), ()
             case Member(client=name, present=True) if state.round:
-                return _came(state, name, street)
+                return _joined_street(state, name, street)
             case Member(client=name) if state.present.get(name):
                 return _left(state, name, settings)
             case Due(ask="gone") if settings.drop_after is not None:
@@ -236,11 +236,13 @@ def hosting(setup: Setup) -> Half[TopologyState]:
     return Half(init, apply, model=lambda state: {"p": state.w})
 
 
-def _came(state: TopologyState, name: str, street: _Street) -> tuple[TopologyState, Effects]:
+def _joined_street(
+    state: TopologyState, name: str, street: _Street
+) -> tuple[TopologyState, Effects]:
     if not state.present.get(name):
         state = replace(state, present={**state.present, name: 1})
     if name in state.links:
-        return state, _told(state, [name], street.settings)
+        return state, _informed(state, [name], street.settings)
     linked_now = [one for one, present in state.present.items() if present]
     return _relinked(state, [*state.links, *linked_now], street)
 
@@ -266,12 +268,12 @@ def _relinked(
         return state, ()
     after = replace(state, round=state.round + 1, links=links)
     informed = [name for name in names if links[name] or state.links.get(name)]
-    return after, _told(
+    return after, _informed(
         after, informed, street.settings
     )  # also devices that lost their last neighbour
 
 
-def _told(state: TopologyState, names: list[str], settings: ExchangeSettings) -> Effects:
+def _informed(state: TopologyState, names: list[str], settings: ExchangeSettings) -> Effects:
     return tuple(
         Task(name, state.round, BEGIN, values=settings.values)
         for name in names
