@@ -102,13 +102,13 @@ PAPER = {
         "clip_norm": 30.0,
         "epsilon": 50.0,
         "calibration": "nbafl",
-        "formula": {"min_samples": 300},
+        "formula": {"samples": 300},
     },
     "udp": {
         "clip_norm": 0.5,
         "epsilon": 10.0,
         "calibration": "udp",
-        "formula": {"min_samples": 300, "rate": 0.003, "steps": 4, "rounds": 4},
+        "formula": {"samples": 300, "rate": 0.003, "steps": 4, "rounds": 4},
     },
 }
 
