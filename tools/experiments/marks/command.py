@@ -26,6 +26,7 @@ from tools.experiments.marks import charging, points, tables
 from tools.experiments.marks.tasks import MARKS, read, use
 
 EXPERIMENT = "accuracy"
+WEEK = 7
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +64,8 @@ def one(job: Job, options: argparse.Namespace) -> None:
         return
     use(options.anchors)
     task = read(options.data, job.task)
+    if any(s.train_end < (job.history + WEEK) * task.day for s in task.series if job.history):
+        return  # no device of this set has so long a history and the week that its features read
     if job.is_charging:
         result = charging.run(
             task, charging.ChargingForm(), options.data, options.out, seed=job.seed

@@ -35,9 +35,6 @@ STRENGTHS = (3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 0.1, 0.3, 1.0, 3.0)
 SIMPLE = ("day:1:0", "day:7:0", "slot:7")
 LOSS = QuantileLoss()
 
-SHORT = 60
-"""Days below which a record is short."""
-
 
 @dataclass(frozen=True, slots=True)
 class PointForm:
@@ -50,7 +47,6 @@ class PointForm:
         trees: Form of the trees; none if their number is 0.
         windows: Most windows of a device that are learnt from.
         pooled: Most rows of all devices that the centralised trees are grown on.
-        draws: Draws of random units and of trees whose forecasts are averaged, in every arm.
     """
 
     units: int = 400
@@ -59,7 +55,6 @@ class PointForm:
     trees: TreeForm = field(default_factory=TreeForm)
     windows: int = 15_000
     pooled: int = 40_000
-    draws: int = 1
 
 
 NEW = PointForm(units=200, trees=TreeForm(trees=0), windows=4000)
@@ -69,15 +64,13 @@ NEW = PointForm(units=200, trees=TreeForm(trees=0), windows=4000)
 def form_of(task: Any) -> PointForm:  # noqa: ANN401 - the anchors' type
     """Return the form of a task; sizes are bounded by the time that all devices together take.
 
-    Many steps share one set of trees and have fewer units; quarter-hours have a year of 35,040 rows;
-    short records can afford the mean of three draws.
+    Many steps share one set of trees and have fewer units; quarter-hours have a year of 35,040 rows.
     """
     if task.p > 1:
         return PointForm(units=100, passes=2, trees=TreeForm(trees=80, rate=0.1), windows=6000)
     if task.day > 24:
         return PointForm(passes=2, trees=TreeForm(trees=80, rate=0.1), windows=10_000)
-    longest = max(series.train_end for series in task.series)
-    return PointForm(draws=3 if longest < SHORT * task.day else 1)
+    return PointForm()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -386,19 +379,11 @@ def _centralised(
 def run(task: Any, form: PointForm, *, seed: int, history: int = 0) -> dict[str, Any]:  # noqa: ANN401
     """Return the scores of every arm on the test part, with what they cost."""
     begin = time.process_time()
-    found: dict[str, dict[str, Floats]] = {}
-    weights: dict[str, dict[str, float]] = {}
-    width = 0
-    for draw in range(form.draws):
-        one, weights, width = forecasts(task, form, seed=seed * form.draws + draw, history=history)
-        for arm, told in one.items():
-            mean = found.setdefault(arm, {name: np.zeros_like(f) for name, f in told.items()})
-            for name, values in told.items():
-                mean[name] += values / form.draws
+    found, weights, width = forecasts(task, form, seed=seed, history=history)
     result: dict[str, Any] = {"seconds": round(time.process_time() - begin, 1)}
     result |= {"devices": len(task.series), "width": width, "weights": weights}
-    result["sent"] = form.draws * (1 + form.passes) * task.p * payload_bytes(width, 1)
-    result["received"] = form.draws * (2 + form.passes) * task.p * 4 * width
+    result["sent"] = (1 + form.passes) * task.p * payload_bytes(width, 1)
+    result["received"] = (2 + form.passes) * task.p * 4 * width
     for arm, told in found.items():
         score, by_device = scored(task, told)
         result[arm] = {"score": score, "by device": by_device}
