@@ -188,6 +188,15 @@ def test_another_fleet_changes_its_model_and_what_is_served(anchors):
     assert not np.allclose(whole["fleet"]["s0"], other["fleet"]["s0"])
 
 
+def test_a_history_that_was_not_run_is_an_empty_cell():
+    arms = {arm: {"score": 0.5, "by device": {"a": 1.0}} for arm in points.ARMS}
+    results = [{"task": TASK, "seed": 0, "history": 7} | arms]
+    results += [{"task": "building_fontana_ca:1", "seed": 0, "history": 14} | arms]
+    found = tables.cold_start(results)
+    assert "| BDG2 | 0.500 | 0.500 | **0.500** |  |  |  |" in found
+    assert "| Fontana |  |  |  | 0.500 |" in found
+
+
 def test_worse_devices_are_counted_by_the_mean_over_seeds():
     def seed(number, served, alone):
         arms = {"served": served, "alone": alone}

@@ -92,7 +92,7 @@ def cold_start(results: Results, pages: Sequence[str] = PAGES) -> str:
         for d in days:
             one = found.get((name, d))
             scores = [_number(one[a.strip("*")]["score"]) if one else "" for a in arms]
-            cells += [*scores[:2], f"**{scores[2]}**"]
+            cells += [*scores[:2], f"**{scores[2]}**" if one else ""]
         lines.append("| " + " | ".join([MARKS[name].title, *cells]) + " |")
     return "\n".join(lines)
 
