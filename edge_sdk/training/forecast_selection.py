@@ -114,7 +114,7 @@ class ForecastSelection:
         except GivenUp:
             self._is_interrupted = True
             self._session.count("selections given up")
-        except (StoreFull, GraphError) as error:
+        except (StoreFull, GraphError, MemoryError) as error:
             self._session.count("selections failed")
             logger.warning("forecast not chosen %s", fields(why=error))
         else:

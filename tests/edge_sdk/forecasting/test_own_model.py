@@ -19,7 +19,7 @@ from edge_sdk.forecasting.combination import (
     ForecastChoice,
     HeldBackErrors,
 )
-from edge_sdk.forecasting.own_model import FEWEST, OwnModel, fit
+from edge_sdk.forecasting.own_model import FEWEST, OwnModel, _forecasts, _product, _ridge, fit
 from edge_sdk.forecasting.seasonal_naive import seasonal_naive
 from edge_sdk.forecasting.series import Series, SeriesRow
 from edge_sdk.forecasting.windows import ChannelFrame
@@ -80,6 +80,16 @@ def test_a_constant_series_is_forecast_as_it_is():
     frame = frame_of(np.full(24 * 30, 2.5))
     model = fit(frame, frame.origins())
     assert model.forecast(frame, frame.origins()[-5:]) == pytest.approx(2.5)
+
+
+def test_its_products_and_solutions_are_those_of_linear_algebra():
+    rng = np.random.default_rng(1)
+    design, goals = rng.normal(size=(50, 7)), rng.normal(size=(50, 3))
+    gram, cross = _product(design, design), _product(goals, design)
+    assert np.allclose(gram, design.T @ design)
+    wanted = np.linalg.solve(gram + 0.5 * np.eye(7), cross.T).T
+    assert np.allclose(_ridge(gram, cross, 0.5), wanted)
+    assert np.allclose(_forecasts(design, wanted), design @ wanted.T)
 
 
 def test_it_survives_being_saved_and_ignores_other_windows():
