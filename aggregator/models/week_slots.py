@@ -22,6 +22,7 @@ GAIN = 8.0
 """Ratio of a series' range to its deviation, about: weights expect deviations."""
 
 CLOCK = ("hour_sin", "hour_cos", "dow_sin", "dow_cos")
+AGO = {1: "a-day", 2: "two-days", 3: "three-days", 7: "a-week"}
 WARMTH = ("temperature", "temperature-known")
 
 
@@ -104,6 +105,7 @@ def harmonics(now: Tensor) -> list[Tensor]:
 
 
 def recipe(
+    name: str,
     stream: str,
     unit: str,
     *,
@@ -119,6 +121,7 @@ def recipe(
     """Return the recipe of ``WeekSlots`` for a series of sums over ``step`` seconds.
 
     Args:
+        name: Name of the series' channel.
         stream: Canonical name of the series.
         unit: Unit of its values.
         horizon: Rows ahead.
@@ -130,7 +133,7 @@ def recipe(
         shared: Prefixes of the layers that a run shares by default.
         graphs: Graphs besides gradient and forecast.
     """
-    lags = [(f"{d}-days-ago", d * DAY // step - horizon - AROUND + 1) for d in days]
+    lags = [(f"{name}-{AGO[d]}-ago", d * DAY // step - horizon - AROUND + 1) for d in days]
     warm = (
         Feature(WARMTH[0], "stream", "°C", low=-20.0, high=45.0, stream="weather.temperature"),
         Feature(WARMTH[1], "mask", "1", of=WARMTH[0]),
@@ -138,9 +141,9 @@ def recipe(
     return Recipe(
         window=Window(lookback=lookback, horizon=horizon, step_seconds=step),
         features=(
-            Feature("now", "target", unit),
-            *(Feature(name, "lag", unit, lag_steps=steps) for name, steps in lags),
-            *(Feature(f"{name}-known", "mask", "1", of=name) for name, _ in lags),
+            Feature(name, "target", unit),
+            *(Feature(lag, "lag", unit, lag_steps=steps) for lag, steps in lags),
+            *(Feature(f"{lag}-known", "mask", "1", of=lag) for lag, _ in lags),
             *(Feature(x.replace("_", "-"), "calendar", "1", -1.0, 1.0, what=x) for x in CLOCK),
             Feature("weekend", "calendar", "1", what="weekend"),
             *(warm if weather else ()),
