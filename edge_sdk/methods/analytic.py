@@ -143,10 +143,16 @@ def _windows(local: TrainingContext, p: Vector) -> tuple[Array, Array] | None:
     ends = local.span()
     if ends is None:
         return None
-    designs, targets = [], []
+    design: Array | None = None
+    targets, filled = [], 0
     for first in range(ends[0], ends[1] + 1, CHUNK):
         _, batch = local.named(np.arange(first, min(first + CHUNK, ends[1] + 1)))
-        if len(batch):
-            designs.append(local.run("design", p=p, x=batch.x)[0])
-            targets.append(batch.y)
-    return np.concatenate(designs), np.concatenate(targets)
+        if not len(batch):
+            continue
+        (rows,) = local.run("design", p=p, x=batch.x)
+        if design is None:  # one array for all: joining chunks would take their memory twice
+            design = np.empty((ends[1] + 1 - ends[0], *rows.shape[1:]), rows.dtype)
+        design[filled : filled + len(rows)] = rows
+        filled += len(rows)
+        targets.append(batch.y)
+    return None if design is None else (design[:filled], np.concatenate(targets))
