@@ -222,7 +222,7 @@ def table(results: Mapping[str, Mapping[str, Any]]) -> str:
                 else:
                     worse = 100 * (fleet / calm[0] - 1), 100 * (own / calm[1] - 1)
                     cells.append("{:+.1f} / {:+.1f}".format(*worse))
-            lines.append(f"| {'no liar' if lie == 'none' else lie} | " + " | ".join(cells) + " |")
+            lines.append(f"| {'no attack' if lie == 'none' else lie} | " + " | ".join(cells) + " |")
         lines.append("")
     return "\n".join(lines).strip()
 
