@@ -394,6 +394,22 @@ class TestDevice:
         again = AnalyticState.from_arrays(state.arrays())
         assert (again.own == state.own).all()
 
+    def test_a_state_saved_before_a_device_kept_its_choice_is_rebuilt_without_one(self):
+        again = AnalyticState.from_arrays({"p": FIRST, "own": FIRST + 1})
+        assert (again.base, again.upto) == (-1, -1)
+        assert set(again.model()) == {"p"}
+        after, _ = device(Windows(MANIFEST, 0)).apply(again, asked(FIRST + 0.01, END))
+        assert after.towards.tobytes() == after.p.tobytes()
+
+    def test_a_choice_is_saved_and_rebuilt(self):
+        half, w = device(Windows(MANIFEST, 0)), FIRST.copy()
+        w[2 * FEATURES :] = 0.01
+        state, _ = half.apply(half.init(FIRST), asked(w))
+        again = AnalyticState.from_arrays(state.arrays())
+        assert (again.base, again.upto) == (1, 199)
+        for name, array in state.model().items():
+            np.testing.assert_array_equal(again.model()[name], array)
+
     def test_a_record_beyond_the_cap_is_scaled_down(self):
         manifest, first = bundle(windows=50)
         half = device(Windows(manifest, 0), manifest)

@@ -11,10 +11,16 @@ from hypothesis import strategies as st
 
 from edge_sdk.analytic.private_release import released, sensitivity, stable_penalty
 from edge_sdk.analytic.solve import fleet_solution, ridge
+from edge_sdk.analytic.statistic_vector import from_vector
 from edge_sdk.analytic.statistics import gather, packed, total
-from edge_sdk.analytic.validation import StatisticBounds, statistic_fault
+from edge_sdk.analytic.validation import (
+    StatisticBounds,
+    noisy_statistic_fault,
+    statistic_fault,
+)
 from edge_sdk.analytic.votes import prediction_root, votes
 from edge_sdk.privacy.analytic_gaussian import sigma_for
+from edge_sdk.wire.contract.analytic import statistic_layout
 
 seeds = st.integers(0, 2**32 - 1)
 BOUNDS = StatisticBounds(width=6, outputs=2, groups=2, row=5.0, target=3.0, windows=500.0)
@@ -201,3 +207,29 @@ def test_more_privacy_costs_accuracy_and_none_costs_nothing():
         errors.append(float(np.abs(found).mean()))
     assert errors[0] > 2 * errors[1] > 4 * errors[2]
     assert errors[2] < 0.05
+
+
+@given(seeds, st.floats(0.0, 100.0), st.booleans())
+def test_any_vector_of_the_layouts_size_is_judged_without_an_error(seed, sigma, is_wild):
+    """Received numbers may be anything, also infinite and not a number."""
+    draw = np.random.default_rng(seed)
+    size = statistic_layout(2, 6).size
+    vector = draw.normal(size=size) * 10.0 ** draw.integers(-30, 38)
+    if is_wild:
+        vector[draw.integers(0, size, 5)] = draw.choice([np.inf, -np.inf, np.nan, 0.0, 3e38], 5)
+    statistic = from_vector(vector.astype(np.float32), 2, 6)
+    with np.errstate(all="ignore"):
+        for found in (
+            statistic_fault(statistic, BOUNDS),
+            noisy_statistic_fault(statistic, BOUNDS, sigma),
+        ):
+            assert found is None or isinstance(found, str)
+
+
+@given(seeds, st.floats(0.1, 50.0))
+def test_an_honest_statistic_with_noise_is_admitted_also_in_float32(seed, sigma):
+    own = honest(seed, 60, weighted=False)
+    own = replace(own, gram=np.repeat(own.gram, 2, axis=0))
+    normal = np.random.default_rng(seed).standard_normal
+    sent = released(own, sigma, row=BOUNDS.row, target=BOUNDS.target, normal=normal)
+    assert noisy_statistic_fault(as_sent(sent), BOUNDS, sigma) is None
