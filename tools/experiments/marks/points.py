@@ -64,10 +64,11 @@ NEW = PointForm(units=200, trees=TreeForm(trees=0), windows=4000)
 def form_of(task: Any) -> PointForm:  # noqa: ANN401 - the anchors' type
     """Return the form of a task; sizes are bounded by the time that all devices together take.
 
-    Many steps share one set of trees and have fewer units; quarter-hours have a year of 35,040 rows.
+    Many steps share one set of trees and have no random units, which made them worse;
+    quarter-hours have a year of 35,040 rows.
     """
     if task.p > 1:
-        return PointForm(units=100, passes=2, trees=TreeForm(trees=80, rate=0.1), windows=6000)
+        return PointForm(units=0, passes=2, trees=TreeForm(trees=80, rate=0.1), windows=6000)
     if task.day > 24:
         return PointForm(passes=2, trees=TreeForm(trees=80, rate=0.1), windows=10_000)
     return PointForm()
