@@ -197,13 +197,13 @@ def test_a_pause_keeps_every_task(world):
     one.start_all()
     one.until(lambda: one.version >= 2)
     one.daemon._publisher.announce(one.daemon._engine.pause(is_paused=True))
-    one.daemon._ingress.open(one.daemon._engine.turn)
+    one.daemon._ingress.open(one.daemon._engine.context)
     for _ in range(100):
         one.turn()
     assert one.version <= 3
     held = one.version
     one.daemon._publisher.announce(one.daemon._engine.pause(is_paused=False))
-    one.daemon._ingress.open(one.daemon._engine.turn)
+    one.daemon._ingress.open(one.daemon._engine.context)
     assert finish(one).tobytes() == together(world).tobytes()
     assert held < ROUNDS
 

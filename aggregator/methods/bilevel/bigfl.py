@@ -206,7 +206,7 @@ def bigfl(setup: Setup) -> Half[Bilevel]:
 def all_adjacent(ids: tuple[str, ...]) -> NDArray[np.bool_]:
     """Return the adjacency matrix in which all are neighbours.
 
-    >>> everybody(("a", "b")).tolist()
+    >>> all_adjacent(("a", "b")).tolist()
     [[False, True], [True, False]]
     """
     return ~np.eye(len(ids), dtype=np.bool_)

@@ -203,9 +203,9 @@ def _ready(
 def reported_span(signal: Signal, before: str) -> tuple[int, int] | None:
     """Return the first and last window that a station reports; None if it names none.
 
-    >>> said_span(Signal("a", 1, "ready", 0, np.zeros(0), {"first": 3.0, "last": 7.0}), "")
+    >>> reported_span(Signal("a", 1, "ready", 0, np.zeros(0), {"first": 3.0, "last": 7.0}), "")
     (3, 7)
-    >>> said_span(Signal("a", 1, "ready", 0, np.zeros(0), {"first": 7.0, "last": 3.0}), "")
+    >>> reported_span(Signal("a", 1, "ready", 0, np.zeros(0), {"first": 7.0, "last": 3.0}), "")
     """
     if not {f"{before}first", f"{before}last"} <= signal.values.keys():
         return None
