@@ -1,17 +1,17 @@
 /* A gridfed device in C, from hello to receipt, written from edge_sdk/wire/PROTOCOL.md alone.
  *
- * It connects, says hello, fetches the common model, answers one round with an update, and ends when
- * the aggregator's receipt says that the update is committed. The numbers in its update are one step
- * of weight decay: put your own training into `train`. Section numbers (§) are those of PROTOCOL.md;
- * README.md beside this file says how to build it, how to run it, and what it leaves out.
+ * It connects, sends a hello, fetches the common model, answers one round with an update, and exits
+ * when the aggregator's receipt confirms that the update is committed. Its update is one step of
+ * weight decay: replace `train` with your own training. Section numbers (§) are those of PROTOCOL.md.
+ * README.md in this folder explains how to build and run the program, and lists its limits.
  *
  *     cc -O2 -Wall -Wextra -o device device.c -lmosquitto -lcrypto -lm
  *     ./device keygen STATE                     # prints the public key, to enrol
  *     ./device run STATE HOST PORT FLEET ID ROOT_PUBLIC_KEY_HEX
  *
- * STATE is a folder of the device's own. What must survive a power cut is on disk before a byte of
- * it is sent (§8, §9). Ends with 0 after a receipt ACCEPTED, 2 after another receipt, 4 if the
- * aggregator shuts this device out, 1 after any other failure.
+ * STATE is a folder that only this device uses. State that must survive a power cut is on disk before
+ * a byte of it is sent (§8, §9). The exit status is 0 after a receipt ACCEPTED, 2 after another
+ * receipt, 4 if the aggregator excludes this device, 1 after any other failure.
  */
 #include <fcntl.h>
 #include <math.h>
@@ -30,7 +30,7 @@ enum { BODY_MAX = 8 << 20, PAYLOAD_MAX = 65536, HEADER_MAX = 4096, FIELDS_MAX = 
 enum { KEYS_MAX = 8, CHUNKS_MAX = 256, CHUNK = 32768, AT_ONCE = 20 };
 
 typedef struct { uint8_t *p; size_t n, cap; } Buf;   /* bytes being written */
-typedef struct { const uint8_t *p; size_t n; } View; /* bytes being read; p == NULL after an error */
+typedef struct { const uint8_t *p; size_t n; } View; /* bytes being read; p is NULL after an error */
 
 static void die(const char *what) { fprintf(stderr, "device: %s\n", what); exit(1); }
 
@@ -53,7 +53,7 @@ static void put_uint(Buf *b, uint64_t v) {
   else if (v >> 32 == 0) put_head(b, 0xce, v, 4);
   else put_head(b, 0xcf, v, 8);
 }
-static void put_str(Buf *b, const char *s) { /* shorter than 256: all of the protocol's are */
+static void put_str(Buf *b, const char *s) { /* shorter than 256 bytes, as all strings of the protocol */
   size_t n = strlen(s);
   if (n < 32) put_head(b, 0xa0 | (int)n, 0, 0);
   else put_head(b, 0xd9, n, 1);
@@ -68,7 +68,7 @@ static void put_bin(Buf *b, const void *data, size_t n) {
 static void key_uint(Buf *b, const char *key, uint64_t v) { put_str(b, key), put_uint(b, v); }
 static void key_str(Buf *b, const char *key, const char *s) { put_str(b, key), put_str(b, s); }
 static void key_bin(Buf *b, const char *key, const void *p, size_t n) { put_str(b, key), put_bin(b, p, n); }
-static void put_body(Buf *b, int keys) { put_head(b, 0x92, 0, 0), put_head(b, 0x80 | keys, 0, 0); } /* keys ascending */
+static void put_body(Buf *b, int keys) { put_head(b, 0x92, 0, 0), put_head(b, 0x80 | keys, 0, 0); } /* keys must ascend */
 static uint64_t take_be(View *v, size_t size) {
   uint64_t value = 0;
   if (!v->p || v->n < size) { v->p = NULL; return 0; }
@@ -81,8 +81,8 @@ static View take_bytes(View *v, uint64_t n) {
   if (v->p && n <= v->n) { out.p = v->p, out.n = n; v->p += n, v->n -= n; } else v->p = NULL;
   return out;
 }
-/* Read any value the protocol allows. A number lands in *number (of a float, its bits), str and bin
- * are the result; of arrays and maps the result is all of their bytes. Containers nest three deep. */
+/* Read any value that the protocol allows. A number is stored in *number (a float as its bits). The
+ * result is the bytes of a str or bin, or all bytes of an array or map. Containers nest three deep. */
 static View take(View *v, uint64_t *number, int depth) {
   const uint8_t *start = v->p;
   uint64_t t = take_be(v, 1), count = 0, n;
@@ -105,7 +105,7 @@ static View take(View *v, uint64_t *number, int depth) {
   out.p = v->p ? start : NULL, out.n = v->p ? (size_t)(v->p - start) : 0;
   return out;
 }
-static char type_of(uint8_t t) { /* int, str, bin, array, map, float; 0 for the rest */
+static char type_of(uint8_t t) { /* int, str, bin, array, map or float; 0 for other types */
   if (t < 0x80 || (t >= 0xcc && t <= 0xcf)) return 'i';
   if ((t >= 0xa0 && t < 0xc0) || t == 0xd9) return 's';
   if (t >= 0xc4 && t <= 0xc6) return 'b';
@@ -126,7 +126,8 @@ static uint64_t array_size(View *v, int is_map) {
 }
 static int same(View v, const void *data, size_t n) { return v.p && v.n == n && !memcmp(v.p, data, n); }
 
-/* What a decoder must refuse of a header: too long, too many keys, one twice, one not understood. */
+/* Return 0 for a header that a decoder must refuse: it is too long, or has too many keys, a key twice or
+ * a critical key (first letter A to Z) that this device does not know. */
 static int is_header(View h) {
   View names[FIELDS_MAX];
   uint64_t ignored, count = h.n <= HEADER_MAX ? array_size(&h, 1) : FIELDS_MAX + 1;
@@ -137,7 +138,7 @@ static int is_header(View h) {
   }
   return h.p && count <= FIELDS_MAX;
 }
-static int misfit; /* a key that is missing, or of another type; whoever reads a message looks */
+static int misfit; /* set if a key is missing or has another type; the reader of a message checks it */
 static View field(View header, const char *key, char type, uint64_t *number) {
   uint64_t count = array_size(&header, 1), ignored = 0;
   View none = {NULL, 0};
@@ -163,7 +164,7 @@ static double float_of(View header, const char *key) {
   field(header, key, 'f', &bits), memcpy(&value, &bits, 8);
   return value;
 }
-static View bytes_of(View header, const char *key, size_t size) { /* a bin; of any size with 0 */
+static View bytes_of(View header, const char *key, size_t size) { /* a bin; size 0 allows any size */
   uint64_t ignored;
   View v = field(header, key, 'b', &ignored);
   misfit |= size && v.n != size;
@@ -186,7 +187,7 @@ static void sha256(const void *data, size_t n, uint8_t out[32]) {
 }
 static void signed_bytes(Buf *b, const char *kind, const char *sender, const char *to, const uint8_t digest[32]) {
   const char *parts[] = {fleet, kind, sender, to};
-  put(b, "gridfed/1/sig", 14); /* its final 0 included */
+  put(b, "gridfed/1/sig", 14); /* includes the final 0 */
   for (int i = 0; i < 4; i++) { uint8_t n = (uint8_t)strlen(parts[i]); put(b, &n, 1); put(b, parts[i], n); }
   put(b, digest, 32);
 }
@@ -221,13 +222,13 @@ static Buf envelope(const char *kind, Buf body, const uint8_t proof[72]) {
   return out;
 }
 
-/* ---- what must survive (§8, §9) --------------------------------------------------------------- */
+/* ---- persistent state (§8, §9) ---------------------------------------------------------------- */
 
-static struct { /* `confirmed`: the last life welcomed, 0 before. `run`, `round`: the last answered */
+static struct { /* `confirmed`: life of the last welcome, 0 before. `run`, `round`: of the last update */
   uint64_t life, confirmed, spent, seq, conn, keys, bundle, run, round;
 } at;
 
-static void save(const char *name, const void *data, size_t n) { /* whole or not at all */
+static void save(const char *name, const void *data, size_t n) { /* atomic: the old or the new content */
   char path[512], beside[520];
   snprintf(path, sizeof path, "%s/%s", folder, name), snprintf(beside, sizeof beside, "%s.new", path);
   int file = open(beside, O_WRONLY | O_CREAT | O_TRUNC, 0600), dir = open(folder, O_RDONLY);
@@ -246,10 +247,10 @@ static long load(const char *name, void *data, size_t most) {
 }
 static void save_numbers(void) { save("state", &at, sizeof at); }
 
-/* ---- when to speak ------------------------------------------------------------------------------ */
+/* ---- timers and quota --------------------------------------------------------------------------- */
 
 static int is_ready, tries, leaving;         /* `leaving`: 1 + the exit status */
-static double due, not_before, day_end, told_at, chunk_at, leave_by; /* s of the monotonic clock; due 0: nothing is */
+static double due, not_before, day_end, told_at, chunk_at, leave_by; /* s of the monotonic clock; due 0: no step is planned */
 static uint64_t told_time, quota, used, sent, acknowledged;
 
 static double now(void) {
@@ -263,25 +264,25 @@ static double uniform(double most) {
   return most * draw / 4294967296.0;
 }
 static uint64_t server_time(void) { return told_time ? told_time + (uint64_t)((now() - told_at) * 1000) : 0; }
-static void soon(void) { if (!due) due = now(); } /* unless an answer is waited for */
-static void wait_for_answer(void) { /* uniform in 0…x (§8), and 1 s: a `have` a second is answered (§13) */
+static void soon(void) { if (!due) due = now(); } /* keep a running timer */
+static void wait_for_answer(void) { /* uniform in 0…x (§8), plus 1 s: one `have` a second is answered (§13) */
   double x = 10.0 * (1 << (tries < 7 ? tries : 7));
   due = now() + 1 + uniform(x > 900 ? 900 : x), tries++;
 }
-static int is_spent(void) {  /* the day's quota is used; a day begins with the process */
+static int is_spent(void) {  /* the daily quota is used; a day begins with the process */
   if (now() >= day_end) used = 0, day_end = now() + 86400;
   return quota && used >= quota;
 }
-static int must_wait(void) { /* or a refusal's `wait` is not over */
+static int must_wait(void) { /* the quota is used, or a refusal's `wait` is not over */
   if (is_spent() && not_before < day_end) not_before = day_end;
   if (now() < not_before) { due = not_before; return 1; }
   return 0;
 }
 
-/* ---- the conversation --------------------------------------------------------------------------- */
+/* ---- messages ----------------------------------------------------------------------------------- */
 
 static struct mosquitto *link_;
-static Buf hello, outbox;                    /* the hello that waits; the update that waits (its body) */
+static Buf hello, outbox;                    /* the pending hello; the body of the pending update */
 static uint8_t hello_ref[32], out_digest[32], out_proof[72], flown[CHUNKS_MAX];
 static uint64_t out_life, out_seq, inline_limit, sign_from[KEYS_MAX], sign_until[KEYS_MAX];
 static View out;                             /* header of `outbox` */
@@ -313,12 +314,12 @@ static Buf status(const char *state) {
   key_str(&b, "state", state), put_bin(&b, "", 0);
   return b;
 }
-static void leave(int code) {                /* a clean end: the will is not published, so say it */
+static void leave(int code) {                /* the broker publishes no will after a clean exit: send the status */
   Buf b = status("offline");
   say("status", b), free(b.p), fflush(stdout);
   leaving = 1 + code, leave_by = now() + 5;
 }
-static void make_hello(uint64_t above) {     /* propose a life above this one, saved before it is sent */
+static void make_hello(uint64_t above) {     /* propose a life above `above`; save it before it is sent */
   uint8_t nonce[16];
   RAND_bytes(nonce, 16);
   is_ready = tries = 0, hello.n = 0, at.life = (above > at.life ? above : at.life) + 1, save_numbers();
@@ -326,14 +327,14 @@ static void make_hello(uint64_t above) {     /* propose a life above this one, s
   key_uint(&hello, "conn", at.conn), key_uint(&hello, "life", at.life);
   put_str(&hello, "lost"), put_head(&hello, at.confirmed ? 0xc2 : 0xc3, 0, 0);
   key_bin(&hello, "nonce", nonce, 16);
-  put_str(&hello, "open"), put_head(&hello, outbox.n ? 0x91 : 0x90, 0, 0); /* what waits for a receipt */
+  put_str(&hello, "open"), put_head(&hello, outbox.n ? 0x91 : 0x90, 0, 0); /* updates without a receipt */
   if (outbox.n) put_head(&hello, 0x92, 0, 0), put_uint(&hello, out_life), put_uint(&hello, out_seq);
   key_str(&hello, "sdk", "device.c 1"), key_uint(&hello, "spent", at.spent);
   put_str(&hello, "wire"), put_head(&hello, 0x92, 0, 0), put_uint(&hello, 1), put_uint(&hello, 1);
   put_bin(&hello, "", 0);
   sha256(hello.p, hello.n, hello_ref), due = now();
 }
-static void know_outbox(void) {              /* number, digest and proof of the bytes that wait */
+static void know_outbox(void) {              /* set number, digest and proof of the pending update */
   View v = {outbox.p, outbox.n};
   uint64_t ignored;
   if (outbox.n > BODY_MAX) die("an update has at most 8 MiB");
@@ -341,11 +342,11 @@ static void know_outbox(void) {              /* number, digest and proof of the 
   out_life = number_of(out, "life"), out_seq = number_of(out, "seq");
   sha256(outbox.p, outbox.n, out_digest), proof_of("update", out_digest, out_proof);
 }
-/* The local learning. `delta` = received minus trained; here: trained = 0.99 × received. */
+/* Local training. `delta` = received - trained; here: trained = 0.99 × received. */
 static void train(const float *received, float *delta, size_t n) {
   for (size_t i = 0; i < n; i++) delta[i] = 0.01f * received[i];
 }
-static void release(const float *weights, size_t n) { /* charge, number, encode, sign, save: then send */
+static void release(const float *weights, size_t n) { /* charge, number, encode, sign and save; then send */
   float *delta = malloc(4 * n + 4);
   if (!delta) die("out of memory");
   train(weights, delta, n);
@@ -354,10 +355,10 @@ static void release(const float *weights, size_t n) { /* charge, number, encode,
   key_uint(&outbox, "life", at.confirmed), key_uint(&outbox, "n", 1), key_str(&outbox, "part", "delta");
   key_uint(&outbox, "round", at.round), key_uint(&outbox, "run", at.run), key_uint(&outbox, "seq", at.seq);
   key_bin(&outbox, "spec", offered.spec, 16), key_uint(&outbox, "spent", at.spent);
-  put_bin(&outbox, delta, 4 * n);            /* as they lie in memory: little-endian machines only */
+  put_bin(&outbox, delta, 4 * n);            /* bytes as in memory: little-endian machines only */
   free(delta), know_outbox();
-  save_numbers(), save("outbox", outbox.p, outbox.n); /* a cut between leaves a gap, and a charge too many */
-#ifdef CRASH_AFTER_RELEASE                   /* the tests' power cut: charged and saved, nothing sent */
+  save_numbers(), save("outbox", outbox.p, outbox.n); /* a power cut between the two leaves a gap and one excess charge */
+#ifdef CRASH_AFTER_RELEASE                   /* the tests' power cut: charged and saved, not sent */
   _exit(3);
 #endif
 }
@@ -365,7 +366,7 @@ static void send_update(bool is_first) {
   if (is_first && outbox.n <= inline_limit) {
     Buf payload = envelope("update", outbox, out_proof);
     publish("update", payload, false), free(payload.p);
-  } else {                                   /* every later attempt, and every larger body (§9) */
+  } else {                                   /* every later attempt, and every larger body: an offer (§9) */
     Buf b = {0};
     put_body(&b, 12), key_uint(&b, "base", number_of(out, "base")), key_uint(&b, "chunk", CHUNK);
     key_bin(&b, "digest", out_digest, 32), key_uint(&b, "life", out_life), key_str(&b, "of", "update");
@@ -376,14 +377,14 @@ static void send_update(bool is_first) {
   }
   wait_for_answer();
 }
-static void send_chunks(View have, uint64_t window) { /* what the bitmap lacks and is not on its way (§10) */
+static void send_chunks(View have, uint64_t window) { /* chunks that the bitmap lacks and that are not in flight (§10) */
   size_t count = (outbox.n + CHUNK - 1) / CHUNK, flying = 0, news = 0;
   if (have.n && have.n != (count + 7) / 8) return;
   uint8_t bits[CHUNKS_MAX / 8] = {0};
   if (have.n) memcpy(bits, have.p, have.n);
   for (size_t i = 0; i < sizeof bits; i++) news |= bits[i] & ~got_bits[i];
   memcpy(got_bits, bits, sizeof bits);
-  int is_lost = !news && now() - chunk_at > 1; /* what was on its way; else the report crossed with it */
+  int is_lost = !news && now() - chunk_at > 1; /* chunks in flight are lost; otherwise the report crossed with them */
   for (size_t i = 0; i < count; i++) {
     if (is_lost || bits[i / 8] >> (i % 8) & 1) flown[i] = 0;
     flying += flown[i];
@@ -406,7 +407,7 @@ static void ask_for_model(void) {
   put_body(&b, 3), key_bin(&b, "have", bitmap, (count + 7) / 8), key_bin(&b, "id", offered.digest, 16);
   key_uint(&b, "win", 16), put_bin(&b, "", 0), say("have", b), free(b.p), fresh = 0, wait_for_answer();
 }
-static int wants_model(void) {               /* of our run and layout, not answered yet, and still open */
+static int wants_model(void) {               /* a round of this run and layout, open and without an answer */
   return has_model && bundle.run && offered.run == bundle.run && !memcmp(offered.spec, bundle.spec, 16) &&
          (offered.run > at.run || (offered.run == at.run && offered.round > at.round)) &&
          server_time() < offered.until;
@@ -414,7 +415,7 @@ static int wants_model(void) {               /* of our run and layout, not answe
 static void next_step(void) {
   due = 0;
   if (must_wait()) return;
-  if (!is_ready) say("hello", hello), wait_for_answer(); /* the same bytes until answered */
+  if (!is_ready) say("hello", hello), wait_for_answer(); /* the same bytes until the answer */
   else if (outbox.n) send_update(false);
   else if (wants_model() && now() < offered.start) due = offered.start;
   else if (wants_model()) ask_for_model();
@@ -425,7 +426,7 @@ static void on_chunk(View header, View blob) {
   if (i >= CHUNKS_MAX || begin >= offered.size || arrived[i]) return;
   if (blob.n != (offered.size - begin < offered.chunk ? offered.size - begin : offered.chunk)) return;
   memcpy(model + begin, blob.p, blob.n), arrived[i] = 1, tries = 0, due = now() + 2;
-  if (++fresh == 8) due = now();             /* half of the window: report at once */
+  if (++fresh == 8) due = now();             /* half of the window arrived: report at once */
   for (uint64_t k = 0; k * offered.chunk < offered.size; k++) if (!arrived[k]) return;
   uint8_t digest[32];
   View body = {model, offered.size}, head, vector;
@@ -451,7 +452,7 @@ static void on_keys(View header) {
   uint64_t serial = number_of(header, "serial"), ignored;
   View list = field(header, "sign", 'a', &ignored), from = field(header, "from", 'a', &ignored);
   View until = field(header, "until", 'a', &ignored);
-  if (misfit || serial < at.keys) return;    /* never back */
+  if (misfit || serial < at.keys) return;    /* serials never decrease */
   uint64_t count = array_size(&list, 0);
   if (count > KEYS_MAX || array_size(&from, 0) != count || array_size(&until, 0) != count) return;
   for (sign_count = 0; sign_count < count; sign_count++) {
@@ -461,9 +462,9 @@ static void on_keys(View header) {
     memcpy(sign_keys[sign_count], key.p, 32);
   }
   if (serial > at.keys) at.keys = serial, save_numbers();
-  subscribe("gf/1/%s/%s/down/#"), soon();    /* whatever else is said can be judged from now on */
+  subscribe("gf/1/%s/%s/down/#"), soon();    /* every other message can be verified from now on */
   subscribe("gf/1/%s/_all/bundle"), subscribe("gf/1/%s/_all/model");
-  if (is_online++) return;                   /* nothing was said before: REVOKED is told once an hour */
+  if (is_online++) return;                   /* first message: REVOKED comes once an hour and needs the keys */
   Buf online = status("online");
   say("status", online), free(online.p);
 }
@@ -497,7 +498,7 @@ static int is_drawn(View header) {           /* u < share (§11) */
     View first = {hash, 8};
     u = (double)take_be(&first, 8) / 18446744073709551616.0;
   }
-  misfit = 0;                                /* `cohort` may be left out */
+  misfit = 0;                                /* `cohort` is optional */
   return u < share;
 }
 static void on_model(View header) {
@@ -521,8 +522,8 @@ static void on_refusal(View header) {
   printf("refusal code=%llu\n", (unsigned long long)code);
   if (code == 7 || code == 80 || code == 82) { leave(4); return; } /* REVOKED, UPGRADE_REQUIRED, TWO_LIVES */
   if (code == 42) { if (is_ready) make_hello(at.life); return; }   /* SAY_HELLO */
-  if (code <= 6) return;                     /* only reported; the time-out says it again (§12) */
-  if (code == 60 && !outbox.n) has_model = 0; /* NOT_FOUND: a newer model follows */
+  if (code <= 6) return;                     /* report it; the timer repeats the message (§12) */
+  if (code == 60 && !outbox.n) has_model = 0; /* NOT_FOUND: a newer model will follow */
   int is_known = (code <= 11) || code == 36 || (code >= 40 && code <= 44) || (code >= 60 && code <= 66);
   due = not_before = now() + (is_known && wait < 86400000 ? (double)wait / 1000 : 900);
 }
@@ -533,7 +534,7 @@ static void on_message(struct mosquitto *m, void *data, const struct mosquitto_m
   char word[17] = "", own[256];
   const char *slash = strrchr(message->topic, '/');
   (void)m, (void)data, used += v.n;
-  if (!v.n || v.n > PAYLOAD_MAX || !slash || array_size(&v, 0) != 5) return; /* in the order of §3 */
+  if (!v.n || v.n > PAYLOAD_MAX || !slash || array_size(&v, 0) != 5) return; /* checks in the order of §3 */
   take_as(&v, 'i', &wire, 0), kind = take_as(&v, 's', &ignored, 0), sender = take_as(&v, 's', &ignored, 0);
   body = take_as(&v, 'b', &ignored, 0), proof = take_as(&v, 'b', &ignored, 0);
   if (!v.p || v.n || kind.n > 16 || sender.n > 64 || proof.n != 72 || wire != 1) return;
@@ -545,7 +546,7 @@ static void on_message(struct mosquitto *m, void *data, const struct mosquitto_m
   if (!same(sender, from_root ? "_root" : "_agg", from_root ? 5 : 4)) return;
   sha256(body.p, body.n, digest);
   if (from_root) ok = is_proved(root, proof, word, "_root", to, digest);
-  for (size_t i = 0; i < sign_count && !from_root && !ok; i++) /* without a clock validity is not judged */
+  for (size_t i = 0; i < sign_count && !from_root && !ok; i++) /* without server time the period of validity is not checked */
     ok = (!t || (sign_from[i] <= t && t < sign_until[i])) && is_proved(sign_keys[i], proof, word, "_agg", to, digest);
   if (!ok || !body.n || body.p[0] != 0x92) return;
   array_size(&body, 0), header = take_as(&body, 'm', &ignored, 0), blob = take_as(&body, 'b', &ignored, 0);
@@ -567,7 +568,7 @@ static void on_message(struct mosquitto *m, void *data, const struct mosquitto_m
     if (!strcmp(word, "grant") && (worker = field(header, "to", 's', &ignored)).p)
       snprintf(chunk_topic, sizeof chunk_topic, "chunk/%.*s", (int)worker.n, (const char *)worker.p);
     send_chunks(have, window);
-  } else if (outbox.n && !strcmp(word, "receipt")) { /* it settles these very bytes, or nothing */
+  } else if (outbox.n && !strcmp(word, "receipt")) { /* a receipt counts only for exactly these bytes */
     uint64_t code = number_of(header, "code"), round = number_of(header, "round");
     if (number_of(header, "life") != out_life || number_of(header, "seq") != out_seq) return;
     if (!same(bytes_of(header, "ref", 16), out_digest, 16) || misfit) return;
@@ -579,11 +580,11 @@ static void on_message(struct mosquitto *m, void *data, const struct mosquitto_m
 static void on_connect(struct mosquitto *m, void *data, int code) {
   (void)m, (void)data;
   if (code) { fprintf(stderr, "device: the broker refused: %s\n", mosquitto_connack_string(code)); return; }
-  subscribe("gf/1/%s/_all/keys");            /* keys first: without them nothing can be judged */
+  subscribe("gf/1/%s/_all/keys");            /* keys first: no message can be verified without them */
   is_online = 0;
 }
 static void on_publish(struct mosquitto *m, void *data, int mid) { (void)m, (void)data, (void)mid, acknowledged++; }
-static void next_connection(void) {          /* `conn` is one more for each, and the will says it too */
+static void next_connection(void) {          /* `conn` increases by one; the will contains it */
   char topic[256];
   at.conn++, save_numbers();
   Buf gone = status("lost"), will = sealed("status", gone);
@@ -608,7 +609,7 @@ int main(int count, char **words) {
   fleet = words[5], id = words[6], from_hex(words[7], root), strcpy(chunk_topic, "chunk");
   if (strlen(fleet) > 32 || strlen(id) > 64) die("a fleet has at most 32 letters, a device 64");
   load("state", &at, sizeof at);
-  uint8_t *body = malloc(BODY_MAX);          /* the very bytes that wait since the last process */
+  uint8_t *body = malloc(BODY_MAX);          /* the pending update of the last process, byte for byte */
   long waiting = body ? load("outbox", body, BODY_MAX) : -1;
   if (waiting > 0) put(&outbox, body, (size_t)waiting), know_outbox();
   free(body);
