@@ -17,7 +17,8 @@ from edge_sdk.runtime.onnx_reader import OnnxModel, OnnxNode, TensorInfo, read_o
 from edge_sdk.runtime.operator_registry import Run, build
 from edge_sdk.wire.contract.method import Array
 
-_AT_RUN = (ValueError, TypeError, IndexError, OverflowError, ZeroDivisionError, MemoryError)
+_FROM_NUMPY = (ValueError, TypeError, IndexError, OverflowError, ZeroDivisionError, MemoryError)
+"""Errors of an operator whose arrays or attributes contradict each other."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -52,7 +53,7 @@ class NumpyGraph:
             raise GraphError(
                 f"numpy cannot load the graph: no operator produces {error}"
             ) from error
-        except GraphError as error:
+        except (*_FROM_NUMPY, GraphError) as error:
             raise GraphError(f"numpy cannot load the graph: {error}") from error
         self._feeds = tuple((feed, slots[feed.name]) for feed in model.inputs)
         self.inputs = tuple(feed.name for feed in model.inputs)
@@ -77,7 +78,7 @@ class NumpyGraph:
 def _take(step: _Step, values: list[Array | None]) -> None:
     try:
         made = step.run(*[values[slot] if slot >= 0 else None for slot in step.reads])
-    except (*_AT_RUN, GraphError) as error:
+    except (*_FROM_NUMPY, GraphError) as error:
         raise GraphError(f"the graph could not run: {step.kind}: {error}") from error
     if len(step.writes) == 1 and not isinstance(made, tuple):
         values[step.writes[0]] = made
