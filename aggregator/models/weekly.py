@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from aggregator.models.export_spec import Recipe
+from aggregator.models.week_slots import harmonics
 from edge_sdk.wire.contract.manifest import Feature, Loss, Target, Training, Window
 
 LEVELS = (0.1, 0.5, 0.9)
@@ -50,22 +51,9 @@ class Weekly(nn.Module):
         is_busy = torch.relu(4 * demand) - torch.relu(4 * demand - 1)
         read = (demand, is_busy, near[:, :, 0], near[:, :, 1], near[:, :, DAYS - 1])
         means = (near.mean(2), days.mean((1, 2))[:, None])
-        seen = torch.cat([*read, *means, *_calendar(2 * x[:, -1, 1 + DAYS :] - 1)], 1)
+        seen = torch.cat([*read, *means, *harmonics(2 * x[:, -1, 1 + DAYS :] - 1)], 1)
         out: Tensor = self.head(self.body(seen)) + self.path(seen)
         return (out / GAIN).view(out.shape[0], *self.shape)
-
-
-def _calendar(now: Tensor) -> list[Tensor]:
-    """Return the hour's sine and cosine and their first three harmonics, then the rest of ``now``.
-
-    >>> quarter = torch.tensor([[1.0, 0.0, 0.0]])  # six o'clock
-    >>> torch.cat(_calendar(quarter), 1).tolist()[0][:4]
-    [1.0, 0.0, 0.0, -1.0]
-    """
-    s, c, rest = now[:, :1], now[:, 1:2], now[:, 2:]
-    twice = (2 * s * c, c * c - s * s)
-    thrice = (twice[0] * c + twice[1] * s, twice[1] * c - twice[0] * s)
-    return [s, c, *twice, *thrice, 2 * twice[0] * twice[1], twice[1] ** 2 - twice[0] ** 2, rest]
 
 
 def recipe(horizon: int, stream: str = "ev.demand.energy") -> Recipe:

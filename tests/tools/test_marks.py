@@ -14,6 +14,7 @@ import pytest
 pytest.importorskip("pandas", reason="pandas is in the dev extra")
 
 from edge_sdk.analytic.trees import TreeForm
+from tools.experiments.marked_block import replace_block
 from tools.experiments.marks import charging, command, points, tables, tasks
 
 DATASETS = """
@@ -143,8 +144,11 @@ def test_tables_go_between_the_marks_of_each_page(anchors, quick, tmp_path):
     assert buildings.endswith("after\n")
     assert "Boulder" in (docs / "charging-demand.md").read_text()
     assert "old" in (docs / "cells.md").read_text()  # nothing was run for it
+    page = docs / "cells.md"
+    page.write_text("nothing")
     with pytest.raises(ValueError, match="has 0 lines"):
-        tables.between("nothing", "new")
+        replace_block(page, tables.MARKER, "new")
+    assert page.read_text() == "nothing"
 
 
 @pytest.mark.parametrize("history", [0, 7])

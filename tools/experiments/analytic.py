@@ -42,6 +42,7 @@ from edge_sdk.analytic.reweighting import QuantileLoss
 from edge_sdk.analytic.solve import fleet_solution, leave_one_out, predicted, ridge
 from edge_sdk.analytic.standardise import FeatureSums, Standardiser
 from edge_sdk.analytic.statistics import DesignRows, Statistic, gather, payload_bytes, total
+from tools.experiments.marked_block import replace_block
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -404,9 +405,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     text = tables(results)
     (options.out / "RESULTS.md").write_text(text + "\n", "utf-8")
     if options.docs:
-        before, _, rest = PAGE.read_text("utf-8").partition(MARKER)
-        _, _, after = rest.partition(MARKER)
-        PAGE.write_text(f"{before}{MARKER}\n\n{text}\n\n{MARKER}{after}", "utf-8")
+        replace_block(PAGE, MARKER, text)
     print(text)
     return 0
 

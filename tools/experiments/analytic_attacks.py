@@ -42,6 +42,7 @@ from firmware_sim.attacks import ATTACKS
 from firmware_sim.attacks import bind as bound_attack
 from firmware_sim.attacks.attack_context import AttackContext
 from tools.experiments.analytic import PAGE, AnalyticForm, device_rows
+from tools.experiments.marked_block import replace_block
 
 Floats = NDArray[np.float64]
 
@@ -249,9 +250,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         results[name] = json.loads(path.read_text())
     text = table(results)
     if options.docs:
-        before, _, rest = PAGE.read_text("utf-8").partition(MARKER)
-        _, _, after = rest.partition(MARKER)
-        PAGE.write_text(f"{before}{MARKER}\n\n{text}\n\n{MARKER}{after}", "utf-8")
+        replace_block(PAGE, MARKER, text)
     print(text)
     return 0
 

@@ -38,6 +38,7 @@ from edge_sdk.analytic.statistics import gather, total
 from edge_sdk.privacy.analytic_gaussian import sigma_for
 from tools.experiments.analytic import PAGE, AnalyticForm
 from tools.experiments.analytic_attacks import CLIPPED, SETS, Home, homes
+from tools.experiments.marked_block import replace_block
 from tools.experiments.noise import TRIALS, promised
 
 Floats = NDArray[np.float64]
@@ -226,9 +227,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         results[name] = json.loads(path.read_text())
     text = table(results)
     if options.docs:
-        before, _, rest = PAGE.read_text("utf-8").partition(MARKER)
-        _, _, after = rest.partition(MARKER)
-        PAGE.write_text(f"{before}{MARKER}\n\n{text}\n\n{MARKER}{after}", "utf-8")
+        replace_block(PAGE, MARKER, text)
     print(text)
     return 0
 

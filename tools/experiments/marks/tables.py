@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from tools.experiments.marked_block import replace_block
 from tools.experiments.marks.tasks import MARKS, theirs
 
 MARKER = "<!-- accuracy -->"
@@ -112,19 +113,7 @@ def write(results: Results, anchors: Path | None, docs: Path) -> None:
         if new := cold_start(results, (page,)):
             parts += ["", "### A new device", "", new]
         path = docs / "domains" / f"{page}.md"
-        path.write_text(between(path.read_text("utf-8"), "\n".join(parts), str(path)), "utf-8")
-
-
-def between(text: str, new: str, name: str = "the page") -> str:
-    r"""Return ``text`` with what lies between its two marks replaced.
-
-    >>> between(f"a\n{MARKER}\nold\n{MARKER}\nb", "new").split("\n\n")[1]
-    'new'
-    """
-    parts = text.split(MARKER)
-    if len(parts) != 3:
-        raise ValueError(f"{name} has {len(parts) - 1} lines {MARKER!r}; 2 are needed")
-    return f"{parts[0]}{MARKER}\n\n{new}\n\n{MARKER}{parts[2]}"
+        replace_block(path, MARKER, "\n".join(parts))
 
 
 def _by_task(results: Iterable[Mapping[str, Any]]) -> dict[str, list[Mapping[str, Any]]]:
