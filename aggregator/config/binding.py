@@ -21,6 +21,7 @@ from aggregator.methods.analytic.settings import Analytic
 from aggregator.methods.analytic.settings import fault_of as statistic_problem
 from aggregator.methods.base.rate_stages import in_stages, takes_stages
 from aggregator.methods.base.types import BoundGraph
+from aggregator.methods.split.pfgl import KINDS
 from aggregator.rules import BoundRule, UnknownRuleError
 from aggregator.rules import bind as bind_rule
 from aggregator.store.state_codec import flatten
@@ -190,6 +191,10 @@ def _graph(config: AggregatorConfig, bundle: ModelBundle) -> BoundGraph | None:
         raise SchemaError(
             "run.graph", f"none: method {config.run.method!r} has no graph", "a graph"
         )
+    kinds = KINDS.get(config.run.method, (section.kind,))
+    if section.kind not in kinds:
+        expected = f"{' or '.join(kinds)} for method {config.run.method!r}"
+        raise SchemaError("run.graph.kind", expected, repr(section.kind))
     bound = bind_graph(section, activation, config.file.parent)
     return BoundGraph(bound.model, activation, bound.places)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import tomllib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -24,6 +24,18 @@ Station = Annotated[str, Matches(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")]
 Few = Annotated[int, Between(1, 16)]
 MOST = 4096
 """Largest number of slots of a dense graph: its tables grow with their square."""
+
+_TORCH = frozenset({"blocks", "dtype", "device", "memory_mb"})
+_EDGES = frozenset({"threshold", "nearest"})
+OPTIONS: Mapping[str, frozenset[str]] = MappingProxyType(
+    {
+        "pfgl": _TORCH | _EDGES | {"order", "attention", "residual_ln", "astgcn_order"},
+        "conv2d": _TORCH,
+        "graphnet": _TORCH | _EDGES,
+        "diffusion": _EDGES | {"order"},
+    }
+)
+"""Options of ``[run.graph]`` that have an effect on each kind, beside ``sites`` and ``capacity``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +57,23 @@ class GraphSection:
     memory_mb: Annotated[int, Between(16, 1_000_000)] = 1024  # MB for the arrays between h and z
 
     def __post_init__(self) -> None:
-        """Refuse options that the local form does not have."""
+        """Refuse options that have no effect, and those that the local form does not have."""
+        effective, changed = OPTIONS[self.kind], self._changed()
+        for option in sorted(changed - {"kind", "sites", "capacity"} - effective):
+            suited = ", ".join(kind for kind, options in OPTIONS.items() if option in options)
+            raise ValueError(
+                f"{option}: has no effect on kind {self.kind!r}; remove it, or use {suited}"
+            )
+        for option in sorted(changed & _EDGES) if self.sites is None else ():
+            raise ValueError(f"{option}: has no effect without sites; remove it, or name sites")
+        if changed >= _EDGES:
+            raise ValueError("threshold: has no effect beside nearest; remove one of them")
         if self.net == "local" and self.residual_ln:
             raise ValueError("residual_ln requires full attention")
+
+    def _changed(self) -> frozenset[str]:
+        """Return the options with another value than their default."""
+        return frozenset(one.name for one in fields(self) if getattr(self, one.name) != one.default)
 
     @property
     def net(self) -> str:
@@ -105,6 +131,11 @@ def bind(section: GraphSection, activation: tuple[int, int], folder: Path = Path
         raise SchemaError(
             "run.graph.capacity", f"room for the {len(stations)} stations of sites", "less"
         )
+    for option in ("threshold", "nearest") if sites.edges is not None else ():
+        if getattr(section, option) not in {None, "median"}:
+            raise SchemaError(
+                f"run.graph.{option}", f"none: {section.sites} has edges, which take precedence"
+            )
     adjacent = np.zeros((section.capacity, section.capacity))
     if section.sites is None:
         adjacent = 1.0 - np.eye(section.capacity)

@@ -21,7 +21,14 @@ from aggregator.methods.consensus.aspire import AspireEase, aspire_ease
 from aggregator.methods.consensus.rsa_bafdp import Bafdp, DpRsa, Rsa, bafdp, bsfdp, rsa, rsa_weights
 from aggregator.methods.peers.peer_topology import DflGt, DflSgd, hosting
 from aggregator.methods.personalised.pfl import PFL, pfl
-from aggregator.methods.split.pfgl import PFGL, SplitAveraging, averaged_through, pfgl
+from aggregator.methods.split.pfgl import (
+    PFGL,
+    SplitAveraging,
+    averaged_through,
+    lstm_cnn_fedavg,
+    lstm_cnn_pfl,
+    pfgl,
+)
 from aggregator.methods.split.split import AGAIN
 from edge_sdk.wire.contract.method import METHODS_GROUP
 from edge_sdk.wire.contract.plugin import server_half
@@ -70,8 +77,8 @@ METHODS: PluginRegistry[Method] = PluginRegistry(
         "bigfl": Method(BiGFL, bigfl, own=True),
         "pfgl": Method(PFGL, pfgl, own=True),
         "cnfgnn": Method(SplitAveraging, averaged_through, own=True),
-        "lstm_cnn_fedavg": Method(SplitAveraging, averaged_through, own=True),
-        "lstm_cnn_pfl": Method(PFGL, pfgl, own=True),
+        "lstm_cnn_fedavg": Method(SplitAveraging, lstm_cnn_fedavg, own=True),
+        "lstm_cnn_pfl": Method(PFGL, lstm_cnn_pfl, own=True),
         "analytic": Method(Analytic, analytic),
         "bafdp": Method(Bafdp, bafdp, own=True),
         "bsfdp": Method(Bafdp, bsfdp, own=True),

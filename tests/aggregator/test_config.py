@@ -9,6 +9,7 @@ import pytest
 
 from aggregator.config import AggregatorConfig, bind, broker_of, load_with_origins
 from aggregator.methods import METHODS
+from aggregator.methods.split.pfgl import KINDS
 from edge_sdk.app.cli import Failure
 from edge_sdk.app.settings import SettingsError, shown
 from edge_sdk.wire import keys
@@ -150,6 +151,43 @@ def test_a_method_takes_a_rule_or_says_that_it_has_its_own(tmp_path, method):
         assert refused(file).startswith("aggregator.toml: run.rule: expected none")
     else:
         assert bind(AggregatorConfig.load(file, {})).config.run.rule["name"] == "median"
+
+
+@pytest.mark.parametrize(
+    ("method", "kind", "known"),
+    [
+        ("pfgl", "conv2d", "pfgl or diffusion"),
+        ("pfgl", "graphnet", "pfgl or diffusion"),
+        ("cnfgnn", "pfgl", "graphnet or diffusion"),
+        ("lstm_cnn_fedavg", "pfgl", "conv2d"),
+        ("lstm_cnn_pfl", "diffusion", "conv2d"),
+    ],
+)
+def test_a_graph_that_the_methods_name_does_not_allow_is_refused(tmp_path, method, kind, known):
+    said = refused(split(tmp_path, method, kind))
+    assert f"run.graph.kind: expected {known} for method {method!r}, got {kind!r}" in said
+
+
+def test_every_split_method_states_its_graphs():
+    assert set(KINDS) == set(SPLIT)
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("method", ["lstm_cnn_fedavg", "lstm_cnn_pfl"])
+def test_an_lstm_method_refuses_a_model_without_lstm_layers(tmp_path, method):
+    pytest.importorskip("torch")
+    said = refused(split(tmp_path, method, "conv2d"))
+    assert "run.bundle: expected a model with a layer 'lstm', got encoder" in said
+
+
+def split(tmp_path, method, kind):
+    file = tmp_path / "aggregator.toml"
+    file.write_text(
+        f'fleet = "north"\nstate = "state"\n[run]\nmethod = "{method}"\nquorum = 3\n'
+        f'bundle = "chargers-1"\ngraph = {{ kind = "{kind}", capacity = 4 }}\n'
+        f"[admission]\ndaily_bytes = {2**36}\n"
+    )
+    return file
 
 
 def closed_form(tmp_path, bundle="load-analytic", more=""):

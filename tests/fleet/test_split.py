@@ -237,7 +237,7 @@ def test_a_device_killed_in_a_round_rejoins_at_a_later_step(world, seed):
 
 
 def test_split_averaging_ends_with_one_model_for_all(world):
-    one = sites(world, method="lstm_cnn_fedavg")
+    one = sites(world, method="cnfgnn")
     start_all(one)
     state = finish(one)
     assert len({vector.tobytes() for vector in state.mixed.values()}) == 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -10,6 +11,8 @@ import pytest
 
 pytest.importorskip("torch")
 
+from aggregator.methods import METHODS
+from aggregator.methods.split.pfgl import KINDS
 from tools import reproduce
 from tools.experiments import chargers, charging, ev, graph_claims, graph_pages, graphs
 from tools.experiments.charging import Arm
@@ -56,6 +59,13 @@ SLOW = [
     pytest.param(name, marks=pytest.mark.slow)
     for name in ("LSTM-FedAvg", "LSTM-PFL", "LSTM-CNN-PFL", "CNFGNN", "pooled, tuned")
 ]
+
+
+@pytest.mark.parametrize("name", [name for name, row in charging.FIELD.items() if row.graph])
+def test_a_rows_turns_are_settings_of_its_method(name):
+    row = charging.FIELD[name]
+    assert replace(METHODS[row.method].settings().turns, **row.turns)
+    assert row.graph == "residual" or row.graph in KINDS[row.method]
 
 
 @pytest.mark.usefixtures("hasty")

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import argparse
 import json
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
 import pytest
 
 from edge_sdk.bundle import Bundle, TrustedKeys
+from edge_sdk.errors import ConfigError
+from edge_sdk.privacy.method_compatibility import refuse_method
+from edge_sdk.privacy.noise_calibration import DeviceFacts
+from edge_sdk.privacy.validation import plan_of
 from edge_sdk.wire.contract.method import CONTRACTS, Task, Update
 from tools import reproduce
 from tools.experiments import (
@@ -27,7 +32,10 @@ from tools.experiments import (
 from tools.experiments.byzantine import liars
 from tools.experiments.cellular_setup import Arm
 from tools.experiments.matrix import Square
+from tools.experiments.method_rows import FIELD, Case
 from tools.experiments.synthetic import cells as made_up
+
+CASE = Case(("cell-00", "cell-01"), samples=100, rounds=10, budget=None)
 
 
 @pytest.fixture(scope="module")
@@ -77,6 +85,20 @@ def test_a_reading_carries_the_same_noise_wherever_it_occurs(folder):
     window, target = cut.inputs(rows), cut.targets(rows)
     assert window[1, -2, -1] == window[0, -1, -1]
     assert window[1, -1, -1] == pytest.approx(target[0, 0], rel=1e-5)
+
+
+@pytest.mark.parametrize("name", [name for name, row in FIELD.items() if row.privacy(CASE)])
+def test_a_rows_noise_is_one_that_a_device_accepts_for_its_method(name):
+    row = FIELD[name]
+    plan = plan_of(row.privacy(CASE), DeviceFacts(None, keep=8760, max_steps=64, shared=100))
+    refuse_method(plan, row.method, CONTRACTS[row.method])
+
+
+def test_an_experiment_refuses_noise_that_a_device_refuses():
+    manifest = Bundle.open("cells-mlp-1", trust=TrustedKeys()).manifest
+    section = replace(FIELD["UDP"].privacy(CASE), metrics="sent")
+    with pytest.raises(ConfigError, match=r"privacy\.metrics"):
+        noise.mechanism(section, manifest, made_up(1, seed=0, days=35)[0], seed=0)
 
 
 def test_at_least_the_stated_share_lies_and_is_not_scored(folder):

@@ -90,7 +90,7 @@ FIELD: Mapping[str, Row] = {
     "PFGL": _pfgl(),
     "PFGL, unmasked": _pfgl(mask_excluded=False),
     "PFGL, residual": replace(_pfgl(mask_excluded=False), graph="residual", prox=0.01),
-    "PFGL, float16": _pfgl(half=True),
+    "PFGL, float16": _pfgl(float16=True),
     "PFGL, alternating": _pfgl(schedule="alternating"),
     "PFGL, LSTM encoder": _pfgl(bundle=_MIXED),
     "No_FL converged": Row("chargers-paper", "converged", rate=1e-3),

@@ -146,7 +146,7 @@ def _paper(
         calibration=calibration,
         formula=told,
     )
-    return PrivacySection(at_update, "paper", metrics="sent")
+    return PrivacySection(at_update, "paper")
 
 
 def _noisy_signs(_: Case) -> PrivacySection:
@@ -154,7 +154,7 @@ def _noisy_signs(_: Case) -> PrivacySection:
     at_sign = MechanismSection(
         "sign_gaussian", point="sign", coordinate_bound=0.01, noise_multiplier=1.0
     )
-    return PrivacySection(at_sign, "paper", metrics="sent")
+    return PrivacySection(at_sign, "paper")
 
 
 def _bafdp(case: Case) -> Mapping[str, Any]:

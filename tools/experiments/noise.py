@@ -19,8 +19,9 @@ from edge_sdk.forecasting.series import SeriesRow
 from edge_sdk.privacy.analytic_gaussian import sigma_for
 from edge_sdk.privacy.event import PrivacyCharge
 from edge_sdk.privacy.factory import Mechanism, mechanism_of
-from edge_sdk.privacy.noise_calibration import DeviceFacts, calibrate
+from edge_sdk.privacy.noise_calibration import DeviceFacts
 from edge_sdk.privacy.settings import BudgetSection, MechanismSection, PrivacySection
+from edge_sdk.privacy.validation import plan_of
 from edge_sdk.wire.contract.manifest import Manifest
 from tools.experiments.cells import Cell
 from tools.experiments.joint_loop import key
@@ -66,11 +67,15 @@ class Shelf:
 def mechanism(
     section: PrivacySection, manifest: Manifest, cell: Cell, seed: int, shared: int = 1
 ) -> Mechanism:
-    """Return the device's mechanism for a privacy section, with seeded randomness."""
+    """Return the device's mechanism for a privacy section, with seeded randomness.
+
+    Raises:
+        ConfigError: A section that a device would refuse.
+    """
     facts = DeviceFacts(manifest, len(cell.traffic), max_steps=64, shared=shared)
     entropy = key(seed, cell.name, "noise", 0).bytes
     told = frozenset[str]()
-    return mechanism_of(calibrate(section, facts), Shelf(), int, measured=told, entropy=entropy)
+    return mechanism_of(plan_of(section, facts), Shelf(), int, measured=told, entropy=entropy)
 
 
 def noised(cell: Cell, budget: float, seed: int, manifest: Manifest) -> Cell:

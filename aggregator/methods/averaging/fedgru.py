@@ -55,11 +55,20 @@ def fedntp(setup: Setup) -> Half[Averaged]:
     return _averaging(setup, "lstm")
 
 
-def _averaging(setup: Setup, layer: str) -> Half[Averaged]:
+def require_recurrent(setup: Setup, layer: str) -> None:
+    """Refuse a model without such a recurrent layer (``gru`` or ``lstm``).
+
+    Raises:
+        SchemaError: The model has none; the error names its layers.
+    """
     layers = () if setup.spec is None else setup.spec.layers
     if layers and not any(_is(layer, one) for one in layers):
         names = tuple(one.name for one in layers)
         raise SchemaError("run.bundle", f"a model with a layer {layer!r}", ", ".join(names)[:60])
+
+
+def _averaging(setup: Setup, layer: str) -> Half[Averaged]:
+    require_recurrent(setup, layer)
     if setup.share < LEAST_SHARE:
         raise SchemaError("run.client_fraction", f"from {LEAST_SHARE} to 1", str(setup.share))
     return averaging(setup.rule, setup.settings.bound(setup.rounds))

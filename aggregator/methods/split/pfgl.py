@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
+from aggregator.methods.averaging.fedgru import require_recurrent
 from aggregator.methods.base.parameters import Prox, Rate, Steps
 from aggregator.methods.base.types import BoundGraph, Setup, has_no_use
 from aggregator.methods.personalised.credit import Mixed
@@ -21,6 +24,16 @@ from edge_sdk.wire.schema import SchemaError
 
 MEMORY = 4 << 30
 """Largest size in bytes of four arrays of all stations: activations, results, and gradients."""
+
+KINDS: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "pfgl": ("pfgl", "diffusion"),
+        "cnfgnn": ("graphnet", "diffusion"),
+        "lstm_cnn_fedavg": ("conv2d",),
+        "lstm_cnn_pfl": ("conv2d",),
+    }
+)
+"""Kinds of ``[run.graph]`` that each method's name allows; ``diffusion`` needs no torch."""
 
 _CHOICES = {"last": 0.0, "fleet": 2.0}
 _OPTIMISERS = {"bundle": 0.0, "sgd": 1.0, "adam": 2.0}
@@ -98,8 +111,30 @@ class SplitAveraging:
         return values | {"optimiser": _OPTIMISERS[self.optimiser]}
 
 
+def lstm_cnn_pfl(setup: Setup) -> Half[Any]:
+    """Return the server half of LSTM-CNN-PFL: PFGL's, for a model with LSTM layers.
+
+    Raises:
+        SchemaError: As for ``pfgl``, or the model has no LSTM layer.
+    """
+    half = pfgl(setup)
+    require_recurrent(setup, "lstm")
+    return half
+
+
+def lstm_cnn_fedavg(setup: Setup) -> Half[Any]:
+    """Return the server half of LSTM-CNN-FedAvg: CNFGNN's, for a model with LSTM layers.
+
+    Raises:
+        SchemaError: As for ``averaged_through``, or the model has no LSTM layer.
+    """
+    half = averaged_through(setup)
+    require_recurrent(setup, "lstm")
+    return half
+
+
 def pfgl(setup: Setup) -> Half[Any]:
-    """Return the server half of PFGL and of LSTM-CNN-PFL, which have different graph models.
+    """Return the server half of PFGL: credit attention, and turns through a graph model.
 
     Raises:
         SchemaError: Settings contradict each other, or there is no graph model.
@@ -122,7 +157,7 @@ def pfgl(setup: Setup) -> Half[Any]:
 
 
 def averaged_through(setup: Setup) -> Half[Any]:
-    """Return the server half of CNFGNN and of LSTM-CNN-FedAvg: the mean of the round's updates.
+    """Return the server half of CNFGNN: the mean of the round's updates, and turns through a graph.
 
     Raises:
         SchemaError: Settings contradict each other, or there is no graph model.

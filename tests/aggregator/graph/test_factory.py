@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
+from typing import get_args, get_type_hints
+
 import numpy as np
 import pytest
 
-from aggregator.graph.factory import GraphSection, bind, examples_at_once, kept, read_sites
+from aggregator.graph.factory import OPTIONS, GraphSection, bind, examples_at_once, kept, read_sites
 from aggregator.methods.base.geo_neighbours import read
 from edge_sdk.wire.schema import SchemaError, build
 
@@ -97,6 +100,40 @@ def test_without_a_file_all_are_neighbours():
 def test_refuses_what_cannot_be_meant(text, said, match, tmp_path):
     with pytest.raises(SchemaError, match=match):
         bound(tmp_path, text, **said)
+
+
+@pytest.mark.parametrize(
+    ("given", "match"),
+    [
+        ({"kind": "diffusion", "blocks": 3}, "blocks: has no effect on kind 'diffusion'"),
+        ({"kind": "diffusion", "dtype": "float64"}, "dtype: .*pfgl, conv2d, graphnet"),
+        ({"kind": "diffusion", "memory_mb": 64}, "memory_mb: "),
+        ({"kind": "diffusion", "device": "cuda"}, "device: "),
+        ({"kind": "diffusion", "residual_ln": True}, "residual_ln: .*use pfgl"),
+        ({"kind": "conv2d", "order": 4}, "order: .*use pfgl, diffusion"),
+        ({"kind": "conv2d", "sites": "s", "nearest": 2}, "nearest: "),
+        ({"kind": "graphnet", "order": 2}, "order: "),
+        ({"kind": "graphnet", "attention": "local"}, "attention: "),
+        ({"kind": "conv2d", "astgcn_order": True}, "astgcn_order: "),
+        ({"kind": "pfgl", "threshold": 2.0}, "threshold: has no effect without sites"),
+        ({"kind": "pfgl", "nearest": 2}, "nearest: has no effect without sites"),
+        ({"sites": "s", "nearest": 2, "threshold": 2.0}, "threshold: .* beside nearest"),
+    ],
+)
+def test_an_option_without_effect_is_refused_by_name(given, match):
+    with pytest.raises(SchemaError, match=rf"run\.graph: {match}"):
+        build(GraphSection, given, where="run.graph")
+
+
+def test_a_distance_beside_edges_is_refused(tmp_path):
+    with pytest.raises(SchemaError, match=r"run\.graph\.nearest: .*has edges"):
+        bound(tmp_path, 'edges = [["a", "c"]]\n' + NEAR, nearest=1)
+
+
+def test_the_table_of_options_names_every_kind_and_option_once():
+    options = {one.name for one in fields(GraphSection)} - {"kind", "sites", "capacity"}
+    assert set().union(*OPTIONS.values()) == options
+    assert list(OPTIONS) == list(get_args(get_type_hints(GraphSection)["kind"]))
 
 
 def test_a_missing_file_is_named(tmp_path):
