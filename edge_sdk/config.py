@@ -192,7 +192,7 @@ class Config:
         (64, 'none')
     """
 
-    id: DeviceId  # also user name, client id and certificate's common name
+    id: DeviceId  # also the last part of its client id and of its certificate's common name
     fleet: FleetId  # fleet of the device
     state: Path  # folder of the persistent state
     bundle: str  # name of a shipped bundle, or a path

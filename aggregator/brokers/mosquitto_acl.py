@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from edge_sdk.wire.link.client_names import unqualified
 from edge_sdk.wire.protocol.topics import AGGREGATOR, ALL, ROOT, UPLINK, is_device_id
 
 _MODES = {"read": (True, False), "write": (False, True), "readwrite": (True, True)}
@@ -126,42 +127,99 @@ def findings(text: str) -> list[str]:
     fleets = sorted(set(_FLEET.findall(text)))
     if not fleets:
         return [f"no rule names a fleet's topics ({ROOT}/FLEET/…)"]
-    return [finding for fleet in fleets for finding in _tried(rules, f"{ROOT}/{fleet}")]
+    return [
+        *(finding for fleet in fleets for finding in _tried(rules, fleet)),
+        *(finding for fleet in fleets for finding in _shared(rules, fleet, fleets)),
+    ]
 
 
-def _tried(rules: Rules, root: str) -> Iterator[str]:
-    listed = sorted(name for name in rules.users if is_device_id(name))
-    own = [name for name in listed if rules.may(name, f"{root}/{name}/up/hello", write=True)]
+@dataclass(frozen=True, slots=True)
+class FleetUsers:
+    """Names of a fleet's users in an access file.
+
+    Attributes:
+        fleet: The fleet.
+        is_qualified: True if they are named with it, as in ``north.meter-1``.
+    """
+
+    fleet: str
+    is_qualified: bool
+
+    @classmethod
+    def of(cls, rules: Rules, fleet: str) -> FleetUsers:
+        """Return how a file names the users of a fleet."""
+        return cls(fleet, any(unqualified(user)[0] == fleet for user in rules.users))
+
+    def user(self, name: str) -> str:
+        """Return the user name of a device or aggregator."""
+        return f"{self.fleet}.{name}" if self.is_qualified else name
+
+    def devices(self, rules: Rules) -> list[str]:
+        """Return the ids of the devices that the file lists."""
+        wanted = self.fleet if self.is_qualified else ""
+        found = (unqualified(user) for user in rules.users)
+        return sorted(name for fleet, name in found if fleet == wanted and is_device_id(name))
+
+
+def _tried(rules: Rules, fleet: str) -> Iterator[str]:
+    root, names = f"{ROOT}/{fleet}", FleetUsers.of(rules, fleet)
+    listed = names.devices(rules)
+    own = [n for n in listed if rules.may(names.user(n), f"{root}/{n}/up/hello", write=True)]
     device, other = (own or ["device-a"])[0], (own[1:] or ["device-b"])[0]
-    if missing := sorted(_missing(rules, root, device)):
+    user = names.user(device)
+    has_devices = bool(listed) or not names.is_qualified
+    if has_devices and (missing := sorted(_missing(rules, root, device, user))):
         yield f"a device cannot use {', '.join(missing)}"
-    for topic, why in _unbounded(root, device):
-        if rules.may(device, topic, write=True):
-            yield (
-                f"a device may write any topic like {topic}: {why}; every retained message stays "
-                "in the broker's memory and on its disk. Name the topics one by one"
-            )
+    yield from _retained(rules, root, device, user)
     forbidden = (f"{other}/up/hello", f"{other}/status", f"{ALL}/model", f"{device}/down/task")
     for topic in (f"{root}/{rest}" for rest in forbidden):
-        if rules.may(device, topic, write=True):
+        if rules.may(user, topic, write=True):
             yield f"device {device} may write {topic}"
-    if rules.may(device, f"{root}/{other}/down/task", write=False):
+    if rules.may(user, f"{root}/{other}/down/task", write=False):
         yield f"device {device} may read {root}/{other}/down/task"
     for name, topic in _disguised(root, other):
         if rules.may(name, topic, write=True):
             yield f"a certificate named {name} may write {topic}: deny it, or list the devices"
-    if not rules.may(AGGREGATOR, f"{root}/{device}/down/task", write=True):
-        yield f"user {AGGREGATOR} cannot write {root}/{device}/down/task"
+    if not rules.may(names.user(AGGREGATOR), f"{root}/{device}/down/task", write=True):
+        yield f"user {names.user(AGGREGATOR)} cannot write {root}/{device}/down/task"
 
 
-def _missing(rules: Rules, root: str, device: str) -> Iterator[str]:
+def _shared(rules: Rules, fleet: str, fleets: list[str]) -> Iterator[str]:
+    """Yield what users of a fleet may do with the topics of the others."""
+    names = FleetUsers.of(rules, fleet)
+    users = [names.user(AGGREGATOR), *(names.user(one) for one in names.devices(rules))]
+    for other in fleets:
+        if other == fleet:
+            continue
+        device = (FleetUsers.of(rules, other).devices(rules) or ["device-a"])[0]
+        for rest in (f"{device}/up/hello", f"{device}/down/task", f"{ALL}/model"):
+            topic = f"{ROOT}/{other}/{rest}"
+            for user in users:
+                if any(rules.may(user, topic, write=write) for write in (False, True)):
+                    yield (
+                        f"user {user} of fleet {fleet} may use {topic}: issue certificates with "
+                        "ca issue --fleet, and write the rules with --shared"
+                    )
+                    break
+
+
+def _missing(rules: Rules, root: str, device: str, user: str) -> Iterator[str]:
     writes = (*(f"up/{kind}" for kind in UPLINK), "status")
     for rest in writes:
-        if not rules.may(device, f"{root}/{device}/{rest}", write=True):
+        if not rules.may(user, f"{root}/{device}/{rest}", write=True):
             yield f"{root}/ID/{rest}"
     for topic, name in ((f"{device}/down/task", "ID/down/#"), (f"{ALL}/part/0", f"{ALL}/#")):
-        if not rules.may(device, f"{root}/{topic}", write=False):
+        if not rules.may(user, f"{root}/{topic}", write=False):
             yield f"{root}/{name}"
+
+
+def _retained(rules: Rules, root: str, device: str, user: str) -> Iterator[str]:
+    for topic, why in _unbounded(root, device):
+        if rules.may(user, topic, write=True):
+            yield (
+                f"a device may write any topic like {topic}: {why}; every retained message stays "
+                "in the broker's memory and on its disk. Name the topics one by one"
+            )
 
 
 def _unbounded(root: str, device: str) -> Iterator[tuple[str, str]]:

@@ -4,23 +4,25 @@ gridfed-aggregator broker find                        the broker that `url = "au
 gridfed-aggregator broker start --kind mosquitto      run one on loopback until SIGTERM
 gridfed-aggregator broker config --fleet north --ca ca.pem --cert broker.pem --key broker.key
 gridfed-aggregator broker access --file access.acl    rules for the enrolled devices only
+gridfed-aggregator broker access --file access.acl --shared    the same, beside other fleets' rules
 gridfed-aggregator broker check --file mosquitto.conf settings that lose messages or admit anyone
 """
 
 from __future__ import annotations
 
 import csv
+import fcntl
 import os
-import re
 import sys
 import time
 from argparse import ArgumentParser, Namespace
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 
 from aggregator.brokers import broker_process
+from aggregator.brokers.shared_access import fleets_in, joined
 from aggregator.commands.arguments import add_config_option
 from edge_sdk.app.cli import RUNTIME, USAGE, CommandResult, Failure, stop_signals
 from edge_sdk.wire.link.mosquitto_access import mosquitto_access
@@ -56,6 +58,11 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--cert", default="", help="config: certificate of the broker (PEM)")
     parser.add_argument("--key", default="", help="config: private key of the broker (PEM)")
     parser.add_argument("--crl", default="", help="config: revoked certificates of devices (PEM)")
+    parser.add_argument(
+        "--shared",
+        action="store_true",
+        help="config, access: several fleets share the broker; certificates name FLEET.DEVICE",
+    )
     add_config_option(parser)
 
 
@@ -105,13 +112,20 @@ def write_config(args: Namespace) -> CommandResult:
         tls = broker_process.TlsFiles(authority, certificate, key, revoked)
     access = folder / "access.acl" if args.fleet else None
     try:
-        rules = mosquitto_access(args.fleet, neighbours=_pairs(args.pairs)) if args.fleet else ""
+        known = () if args.shared else None  # a shared broker's rules list the enrolled devices
+        rules = (
+            mosquitto_access(
+                args.fleet, known, neighbours=_pairs(args.pairs), is_shared=args.shared
+            )
+            if args.fleet
+            else ""
+        )
         text = broker_process.mosquitto_config(args.port, folder, tls=tls, access=access)
     except ValueError as error:
         raise BrokerCommandError(f"broker config: {error}") from error
     if access is not None:
         folder.mkdir(parents=True, exist_ok=True)
-        _write_rules(access, args.fleet, rules)
+        _write_rules(access, args.fleet, rules, is_shared=args.shared)
     return CommandResult({"config": text, "access": str(access or "")}, text.rstrip())
 
 
@@ -141,37 +155,51 @@ def write_access_rules(args: Namespace) -> CommandResult:
         if settings.neighbours is not None:
             pairs = read(config.file.parent / settings.neighbours, settings.threshold).pairs
             near = _linked((one, other) for one, other in pairs if {one, other} <= set(devices))
-    text = mosquitto_access(config.fleet, devices, neighbours=near)
+    try:
+        text = mosquitto_access(config.fleet, devices, neighbours=near, is_shared=args.shared)
+    except ValueError as error:
+        raise BrokerCommandError(f"broker access: {error}") from error
     if args.file:
-        _write_rules(Path(args.file), config.fleet, text)
+        _write_rules(Path(args.file), config.fleet, text, is_shared=args.shared)
     shown = f"{args.file}: rules for {len(devices)} devices" if args.file else text.rstrip()
     return CommandResult({"devices": devices, "access": text}, shown)
 
 
-def _write_rules(path: Path, fleet: str, rules: str) -> None:
+def _write_rules(path: Path, fleet: str, rules: str, *, is_shared: bool) -> None:
     """Replace a file of access rules at once, for Mosquitto may read it at any time.
 
     The file has mode 0640: Mosquitto warns of one that everybody can read. A file that exists keeps
-    its group.
+    its group. The rules of other fleets in it are kept on a shared broker, and a reason to refuse
+    on any other.
     """
-    if path.exists():
-        named = set(_FLEET.findall(path.read_text("utf-8", errors="replace"))) - {fleet}
-        if named:
+    with _locked(path) if is_shared else nullcontext():
+        before = path.read_text("utf-8", errors="replace") if path.exists() else ""
+        if is_shared:
+            try:
+                rules = joined(before, fleet, rules)
+            except ValueError as error:
+                raise BrokerCommandError(f"{path}: {error}") from error
+        elif named := fleets_in(before) - {fleet}:
             raise BrokerCommandError(
                 f"{path}: holds the access rules of fleet {min(named)}, not of {fleet}",
-                hint="choose another --folder or --file; a broker reads one acl_file, so join both "
-                "texts by hand where two fleets share a broker",
+                hint="choose another --folder or --file; or, where the fleets share a broker and "
+                "their certificates name FLEET.DEVICE, add --shared",
             )
-    beside = path.with_name(f"{path.name}.part")
-    beside.write_text(rules, "utf-8")
-    beside.chmod(0o640)
-    if path.exists():
-        with suppress(PermissionError):
-            os.chown(beside, -1, path.stat().st_gid)
-    beside.replace(path)
+        beside = path.with_name(f"{path.name}.part")
+        beside.write_text(rules, "utf-8")
+        beside.chmod(0o640)
+        if path.exists():
+            with suppress(PermissionError):
+                os.chown(beside, -1, path.stat().st_gid)
+        beside.replace(path)
 
 
-_FLEET = re.compile(r"^(?:pattern|topic) \w+ gf/1/([^/\s]+)/", re.MULTILINE)
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """Let one command at a time change a file of several fleets."""
+    with path.with_name(f"{path.name}.lock").open("ab") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 def _pairs(name: str) -> dict[str, set[str]]:

@@ -5,6 +5,7 @@ gridfed-aggregator ca issue broker --role broker --host mqtt.example.org --folde
 gridfed-aggregator ca issue _agg --role aggregator --folder ca
 gridfed-aggregator ca issue meter-1 --folder ca                a device: certificate and key
 gridfed-aggregator ca issue meter-1 --folder ca --csr meter-1.csr    the key stays on the device
+gridfed-aggregator ca issue meter-1 --fleet north --folder ca    named north.meter-1, for a broker that fleets share
 gridfed-aggregator ca revoke meter-1 --folder ca               revoke, and write revoked.pem
 gridfed-aggregator ca crl --folder ca                          write revoked.pem again, before it expires
 gridfed-aggregator ca list --folder ca                         everything issued, with its state
@@ -21,7 +22,8 @@ from aggregator.authority import folder as authority
 from aggregator.authority.certificates import Role
 from aggregator.authority.folder import AuthorityError
 from edge_sdk.app.cli import CommandResult
-from edge_sdk.wire.protocol.topics import is_device_id
+from edge_sdk.wire.link.client_names import qualified
+from edge_sdk.wire.protocol.topics import is_device_id, is_fleet_id
 
 AGGREGATOR = "_agg"
 """Common name of an aggregator's certificate: the broker's access rules know it by this name."""
@@ -39,6 +41,8 @@ def add_arguments(parser: ArgumentParser) -> None:
     add("--folder", type=Path, default=Path("ca"), help="folder of the authority (ca)")
     add("--title", default="gridfed authority", help="init: common name of the authority")
     add("--role", choices=ROLES, default="device", help="issue: holder of the certificate (device)")
+    words = "issue, revoke: the holder's fleet, where fleets share a broker: the name is FLEET.NAME"
+    add("--fleet", default="", help=words)
     words = "issue: host name or address of a broker; may be repeated"
     add("--host", action="append", default=[], help=words)
     add("--csr", type=Path, help="issue: a request of the holder, who keeps the key")
@@ -74,9 +78,10 @@ def make_authority(args: Namespace) -> CommandResult:
 def issue_certificate(args: Namespace) -> CommandResult:
     """Issue a certificate."""
     _check_name(args.name, args.role)
+    name = _full_name(args)
     certificate, key = authority.issue(
         args.folder,
-        args.name,
+        name,
         cast("Role", args.role),
         _now(),
         timedelta(days=args.days or DAYS),
@@ -86,24 +91,25 @@ def issue_certificate(args: Namespace) -> CommandResult:
         is_renewal=args.renew,
         passphrase=_passphrase(args),
     )
-    lines = [f"{certificate}: certificate of {args.name} ({args.role})"]
+    lines = [f"{certificate}: certificate of {name} ({args.role})"]
     if key is not None:
         lines.append(f"{key}: its private key; give it to no other program")
-    data = {"certificate": str(certificate), "key": str(key or ""), "name": args.name}
+    data = {"certificate": str(certificate), "key": str(key or ""), "name": name}
     return CommandResult(data, "\n".join(lines))
 
 
 def revoke_certificate(args: Namespace) -> CommandResult:
     """Revoke the certificates of a name."""
     lifetime = timedelta(days=args.days or LIST_DAYS)
-    gone = authority.revoke(args.folder, args.name, _now(), lifetime, _passphrase(args))
+    name = _full_name(args)
+    gone = authority.revoke(args.folder, name, _now(), lifetime, _passphrase(args))
     file = args.folder / authority.REVOKED
     text = (
-        f"{args.name}: {len(gone)} certificate{'s' * (len(gone) != 1)} revoked\n"
+        f"{name}: {len(gone)} certificate{'s' * (len(gone) != 1)} revoked\n"
         f"{file}: give it to the broker (crlfile) and reload the broker; an open connection ends "
         "with the device's access rules: gridfed-aggregator revoke, then broker access"
     )
-    data = {"name": args.name, "serials": [one.serial for one in gone], "list": str(file)}
+    data = {"name": name, "serials": [one.serial for one in gone], "list": str(file)}
     return CommandResult(data, text)
 
 
@@ -145,6 +151,20 @@ def _check_name(name: str, role: str) -> None:
             f"ca issue {name!r}: expected letters, digits, - and _, at most 64, not beginning with _",
             hint="a device's certificate has the device's id as its common name",
         )
+
+
+def _full_name(args: Namespace) -> str:
+    """Return the common name: with the fleet, where one is given."""
+    if not args.fleet:
+        return str(args.name)
+    if not is_fleet_id(args.fleet):
+        raise AuthorityError(f"ca: --fleet {args.fleet!r}: expected letters, digits, - and _")
+    if args.role == "broker":
+        raise AuthorityError("ca: --fleet: expected none for a broker, which fleets share")
+    try:
+        return qualified(args.fleet, args.name)
+    except ValueError as error:
+        raise AuthorityError(f"ca: {error}") from error
 
 
 def _passphrase(args: Namespace) -> bytes:

@@ -32,9 +32,11 @@ from edge_sdk.wire.contract.method import CONTRACTS, Ask, Half, Update, answered
 from edge_sdk.wire.contract.parameter_layout import ParamSpec
 from edge_sdk.wire.errors import LinkError
 from edge_sdk.wire.keys import KeyFileError, read_public
+from edge_sdk.wire.link.client_names import client_id_of
 from edge_sdk.wire.plugin_registry import known_names
 from edge_sdk.wire.protocol.admission_policy import Limits
 from edge_sdk.wire.protocol.codec import pack_leaves
+from edge_sdk.wire.protocol.topics import AGGREGATOR
 from edge_sdk.wire.schema import SchemaError, build
 
 
@@ -373,7 +375,7 @@ def broker_of(config: AggregatorConfig, url: str) -> Any:  # noqa: ANN401 - ``ed
     try:
         return Broker(
             url=url,
-            client_id="_agg",
+            client_id=client_id_of(config.fleet, AGGREGATOR, section.cert_file),
             ca_file=section.ca_file,
             cert_file=section.cert_file,
             key_file=section.key_file,

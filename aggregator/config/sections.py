@@ -67,7 +67,9 @@ class ServerBrokerSection:
 
     url: str = "auto"  # mqtts://host:8883, or auto
     ca_file: Path | None = None  # authority that signed the broker's certificate
-    cert_file: Path | None = None  # this aggregator's certificate, with the common name _agg
+    cert_file: Path | None = (
+        None  # this aggregator's certificate, with the common name _agg or FLEET._agg
+    )
     key_file: Path | None = None  # private key of that certificate
     crl_file: Path | None = None  # the broker's revocation list; only its expiry date is read here
     protocol: Literal[4, 5] = 5  # MQTT 5, or 4 for 3.1.1

@@ -38,6 +38,7 @@ from edge_sdk.wire.contract.method import CONTRACTS, Up, answered
 from edge_sdk.wire.errors import LinkError, WireError
 from edge_sdk.wire.keys import KeyFileError, SigningKey, load_signing_key, read_public
 from edge_sdk.wire.link.broker_options import Broker
+from edge_sdk.wire.link.client_names import client_id_of
 from edge_sdk.wire.link.transport import Transport
 from edge_sdk.wire.plugin_registry import known_names
 from edge_sdk.wire.protocol import messages as m
@@ -325,7 +326,7 @@ def broker_of(
     try:
         return Broker(
             url=section.url,
-            client_id=config.id,
+            client_id=client_id_of(config.fleet, config.id, section.cert_file),
             ca_file=section.ca_file,
             cert_file=section.cert_file,
             key_file=section.key_file,

@@ -90,7 +90,7 @@ def over_mqtt(seed: int = 0) -> Connect:
     def connect(config: Config, will: Callable[[], Will]) -> Transport:
         broker = Broker(
             url=config.broker.url,
-            client_id=config.id,
+            client_id=f"{config.fleet}.{config.id}",
             protocol=config.broker.protocol,
             keepalive=config.broker.keepalive,
             reconnect_max=seconds(config.broker.reconnect_max),

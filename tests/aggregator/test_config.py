@@ -268,7 +268,7 @@ def test_plain_mqtt_to_another_host_is_refused(workplace):
     config = AggregatorConfig.load(workplace(), {})
     with pytest.raises(SettingsError, match=r"aggregator\.toml: broker: mqtt:// to far\.example"):
         broker_of(config, "mqtt://far.example")
-    assert broker_of(config, "mqtt://127.0.0.1").client_id == "_agg"
+    assert broker_of(config, "mqtt://127.0.0.1").client_id == "north._agg"
 
 
 def test_a_fleet_does_not_wait_long_for_the_aggregator_after_its_broker_is_back(workplace):

@@ -101,7 +101,10 @@ def _over_mqtt(seed: int) -> Connect:
 
     def connect(config: Config, will: Callable[[], Will]) -> MqttLink:
         broker = Broker(
-            url=config.broker.url, client_id=config.id, will=will, reconnect_max=RECONNECT_MAX
+            url=config.broker.url,
+            client_id=f"{config.fleet}.{config.id}",
+            will=will,
+            reconnect_max=RECONNECT_MAX,
         )
         return MqttLink(broker, poller=poller, rng=random.Random(rng.random()))  # noqa: S311
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from types import MappingProxyType
 
+from edge_sdk.wire.link.client_names import qualified
 from edge_sdk.wire.protocol.topics import AGGREGATOR, ALL, ROOT, UPLINK, is_device_id, is_fleet_id
 
 _NONE: Mapping[str, Collection[str]] = MappingProxyType({})
@@ -20,6 +21,7 @@ def mosquitto_access(
     devices: Collection[str] | None = None,
     *,
     neighbours: Mapping[str, Collection[str]] = _NONE,
+    is_shared: bool = False,
 ) -> str:
     """Return the text of an ``acl_file``.
 
@@ -32,19 +34,30 @@ def mosquitto_access(
             certificate. None writes patterns instead, which give access to every certificate of the
             authority.
         neighbours: For each device, the neighbours with which it may exchange ``peer`` messages.
+        is_shared: Several fleets share the broker: users are named with their fleet, as in
+            ``north.meter-1``, so that a device of another fleet with the same id has no rights.
 
     Raises:
-        ValueError: A name is not a valid id.
+        ValueError: A name is not a valid id, is too long with its fleet, or patterns are asked for
+            on a shared broker: they would grant every fleet's certificates access to this one.
 
     >>> print(mosquitto_access("north", ["meter-1"]).splitlines()[-1])
     topic readwrite gf/1/north/#
+    >>> [line for line in mosquitto_access("north", ["m"], is_shared=True).splitlines() if "user " in line]
+    ['user north.m', 'user north._agg']
     """
     if not is_fleet_id(fleet):
         raise ValueError(f"fleet {fleet!r}: expected [A-Za-z0-9][A-Za-z0-9_-]{{0,31}}")
     for name in {*(devices or ()), *neighbours, *(n for near in neighbours.values() for n in near)}:
         if not is_device_id(name):
             raise ValueError(f"device {name!r}: expected [A-Za-z0-9][A-Za-z0-9_-]{{0,63}}")
+    if is_shared and devices is None:
+        raise ValueError("patterns grant access to every certificate; list the devices instead")
     root = f"{ROOT}/{fleet}"
+
+    def user(name: str) -> str:
+        return qualified(fleet, name) if is_shared else name
+
     lines = [
         "# with: require_certificate true, use_identity_as_username true,",
         "#       use_username_as_clientid true",
@@ -55,8 +68,8 @@ def mosquitto_access(
         rules = [] if devices is None else _own(root, name)
         for other in sorted(neighbours.get(name, ())):
             rules += [f"write {root}/{name}/peer/{other}", f"read {root}/{other}/peer/{name}"]
-        lines += [f"user {name}", *(f"topic {rule}" for rule in rules)]
-    lines += [f"user {AGGREGATOR}", f"topic readwrite {root}/#"]
+        lines += [f"user {user(name)}", *(f"topic {rule}" for rule in rules)]
+    lines += [f"user {user(AGGREGATOR)}", f"topic readwrite {root}/#"]
     return "".join(f"{line}\n" for line in lines)
 
 

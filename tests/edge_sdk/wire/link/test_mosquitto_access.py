@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from aggregator.brokers.mosquitto_acl import covers, findings, read
+from aggregator.brokers.shared_access import joined
 from edge_sdk.wire.link.mosquitto_access import mosquitto_access
 from edge_sdk.wire.protocol import messages, topics
 
@@ -97,3 +98,31 @@ def test_neighbours_may_write_to_each_other_only():
 def test_a_name_that_is_no_id_gets_no_rule(given):
     with pytest.raises(ValueError, match=r"expected \[A-Za-z0-9\]"):
         mosquitto_access(**given)
+
+
+def test_rules_of_a_shared_broker_name_users_with_their_fleet():
+    north = mosquitto_access("north", ["m1", "m2"], neighbours=NEAR, is_shared=True)
+    south = mosquitto_access("south", ["m1"], is_shared=True)
+    both = joined(joined("", "north", north), "south", south)
+    assert findings(north) == findings(both) == []
+    rules = read(both)
+    assert rules.may("north.m1", f"{ROOT}/m1/peer/m2", write=True)
+    for user in ("south.m1", "m1", "_agg", "south._agg"):
+        assert not rules.may(user, f"{ROOT}/m1/down/task", write=False)
+        assert not rules.may(user, f"{ROOT}/_all/model", write=False)
+
+
+def test_a_shared_broker_has_no_patterns_and_no_unqualified_users():
+    with pytest.raises(ValueError, match="patterns grant access to every certificate"):
+        mosquitto_access("north", is_shared=True)
+    for loose in (FILES["patterns"], FILES["devices"]):
+        with pytest.raises(ValueError, match="rules of fleet north in it are not for a shared"):
+            joined(loose, "south", mosquitto_access("south", ["m1"], is_shared=True))
+    assert joined(FILES["devices"], "north", "user north.m1\n").count("user m1") == 0
+
+
+def test_fleets_that_can_see_each_other_are_found():
+    both = FILES["devices"] + mosquitto_access("south", ["m1"])
+    found = "\n".join(findings(both))
+    assert "user _agg of fleet north may use gf/1/south/m1/up/hello" in found
+    assert "user _agg of fleet south may use gf/1/north/m1/up/hello" in found
