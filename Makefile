@@ -12,7 +12,7 @@ unexport PYTHONDONTWRITEBYTECODE
 PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all busy portable check format lint types contracts docs bench chaos lowest emulated torch oracles clean
+.PHONY: help demo test test-all busy portable check format lint types contracts docs bench chaos lowest emulated torch oracles dist clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -69,8 +69,11 @@ torch: $(VENV)/.torch ## add torch and onnx, to author models and run the tests 
 
 oracles: $(VENV)/.oracles ## add second oracles: peers for rules, privacy, graphs, telegrams and charge points, torch-geometric for graphs
 
+dist: $(VENV)/.publish ## build the three distributions with man pages and completion into dist/, and check them for an index
+	@$(BIN)/python -m tools.distributions --out dist
+
 clean: ## remove what the targets above made
-	rm -rf $(VENV) $(VENV)-lowest $(VENV)-arm64 site demo-run chaos-run runs build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-lowest $(VENV)-arm64 site demo-run chaos-run runs build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "gridfed needs Python 3.11 or newer; this is %d.%d. Try: make PYTHON=python3.11 demo" % sys.version_info[:2])'
@@ -84,6 +87,10 @@ $(VENV)/.sim: $(VENV)/bin/python pyproject.toml constraints/dev.txt
 $(VENV)/.dev: $(VENV)/.sim
 	@echo "installing the development tools into $(VENV) (once)"
 	@$(PIP) install -c constraints/dev.txt -e '.[dev]'
+	@touch $@
+
+$(VENV)/.publish: $(VENV)/.sim
+	@$(PIP) install -c constraints/dev.txt -e '.[publish]'
 	@touch $@
 
 # torch first, and by exact version: a looser request can pull several GB of GPU libraries.

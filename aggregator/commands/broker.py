@@ -39,7 +39,7 @@ class BrokerCommandError(Failure):
 
 def add_arguments(parser: ArgumentParser) -> None:
     """Add the action, and the options of each."""
-    parser.add_argument("what", choices=ACTIONS, help="action")
+    parser.add_argument("what", choices=tuple(ACTIONS), help="action")
     parser.add_argument(
         "--kind",
         default="auto",

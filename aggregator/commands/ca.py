@@ -35,7 +35,7 @@ ROLES = ("device", "aggregator", "broker")
 def add_arguments(parser: ArgumentParser) -> None:
     """Add the action, and the options of each."""
     add = parser.add_argument
-    add("what", choices=ACTIONS, help="action")
+    add("what", choices=tuple(ACTIONS), help="action")
     words = "init: the folder; issue, revoke: the name (a device's id, _agg, a broker's file name)"
     add("name", nargs="?", default="", help=words)
     add("--folder", type=Path, default=Path("ca"), help="folder of the authority (ca)")

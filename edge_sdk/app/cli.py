@@ -11,7 +11,7 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
@@ -130,8 +130,17 @@ class CommandLine:
             _print(shown)
         return answer.code
 
-    def _parser(self, words: Sequence[str]) -> ArgumentParser:
-        """Return the parser, with the arguments of the one subcommand that the words name."""
+    def parser(self) -> ArgumentParser:
+        """Return the parser with the arguments of all subcommands, for manuals and completion."""
+        return self._parser(self.commands, tuple(self.commands))
+
+    def _parser(self, words: Iterable[str], complete: Sequence[str] = ()) -> ArgumentParser:
+        """Return the parser, with the arguments of the one subcommand that the words name.
+
+        Args:
+            words: The command line.
+            complete: Further subcommands whose arguments are added.
+        """
         from argparse import ArgumentParser, RawDescriptionHelpFormatter  # noqa: PLC0415 - 8 ms
 
         shape: Any = RawDescriptionHelpFormatter
@@ -146,7 +155,7 @@ class CommandLine:
             sub = table.add_parser(
                 name, help=command.summary, description=description, formatter_class=shape
             )
-            if name == chosen:
+            if name == chosen or name in complete:
                 command.arguments(sub)
             sub.add_argument("--json", action="store_true", help="print JSON instead of prose")
         return parser

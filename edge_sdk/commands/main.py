@@ -38,6 +38,11 @@ COMMANDS = {
 }
 
 
+def program() -> CommandLine:
+    """Return the command line."""
+    return CommandLine("gridfed-edge", ABOUT, COMMANDS, EPILOGUE)
+
+
 def main(argv: list[str] | None = None) -> int:
     """Run one subcommand; return its exit code."""
-    return CommandLine("gridfed-edge", ABOUT, COMMANDS, EPILOGUE).main(argv)
+    return program().main(argv)

@@ -1,0 +1,222 @@
+"""Build the three distributions of this repository, as an index and a device receive them.
+
+    python -m tools.distributions [--out dist] [--only NAME ...] [--no-isolation]
+
+``gridfed`` is what a device installs; ``gridfed-aggregator`` and ``gridfed-sim`` need it. Each has a source
+distribution, from which its wheel is built. Metadata come from ``pyproject.toml``, which installs a checkout as one
+project. Needs the extra ``publish``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tools.manuals import write
+
+ROOT = Path(__file__).resolve().parents[1]
+OUT = ROOT / "dist"
+
+
+@dataclass(frozen=True, slots=True)
+class Distribution:
+    """One distribution.
+
+    Attributes:
+        name: Name on an index.
+        package: Import package that it contains.
+        description: One line.
+        requires: Requirements.
+        extras: Requirements by extra.
+    """
+
+    name: str
+    package: str
+    description: str
+    requires: Sequence[str]
+    extras: Mapping[str, Sequence[str]] = field(default_factory=dict)
+
+
+def distributions(project: Mapping[str, Any]) -> tuple[Distribution, ...]:
+    """Return the distributions of a ``[project]`` table.
+
+    The extras of ``gridfed`` have the names that they have in a checkout.
+
+    Args:
+        project: The table of ``pyproject.toml``.
+    """
+    version, extras = project["version"], project["optional-dependencies"]
+    pinned = {name: f"{name}=={version}" for name in ("gridfed", "gridfed-aggregator")}
+    sim = [one for one in extras["sim"] if not one.startswith("gridfed[")]
+    interfaces = {name: extras[name] for name in ("p1", "modbus", "ocpp", "pm3gpp")}
+    return (
+        Distribution(
+            "gridfed",
+            "edge_sdk",
+            project["description"],
+            project["dependencies"],
+            {
+                **interfaces,
+                "aggregator": [pinned["gridfed-aggregator"]],
+                "train": [f"gridfed-aggregator[train]=={version}"],
+                "sim": [f"gridfed-sim=={version}"],
+                "evaluate": [f"gridfed-sim[evaluate]=={version}"],
+            },
+        ),
+        Distribution(
+            "gridfed-aggregator",
+            "aggregator",
+            "The aggregator of gridfed: one daemon for a fleet of devices, and its operator's commands.",
+            [pinned["gridfed"], *extras["aggregator"]],
+            {"train": extras["train"]},
+        ),
+        Distribution(
+            "gridfed-sim",
+            "firmware_sim",
+            "Simulated devices and fleets of gridfed, its demo, and the comparison on your own records.",
+            [*pinned.values(), *sim],
+            {"evaluate": extras["evaluate"]},
+        ),
+    )
+
+
+def write_tree(distribution: Distribution, document: Mapping[str, Any], out: Path) -> None:
+    """Write the sources of a distribution: an ordinary setuptools project.
+
+    Args:
+        distribution: The distribution.
+        document: The repository's ``pyproject.toml``.
+        out: Empty folder.
+    """
+    package = distribution.package
+    shutil.copytree(ROOT / package, out / package, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "LICENSE", out)
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    (out / "README.md").write_text(without_local_links(readme), encoding="utf-8")
+    shared = [path.relative_to(out) for path in write(package, out)]
+    text = pyproject(distribution, document, shared)
+    (out / "pyproject.toml").write_text(text, encoding="utf-8")
+    (out / "MANIFEST.in").write_text("graft share\n", encoding="utf-8")
+
+
+def pyproject(
+    distribution: Distribution, document: Mapping[str, Any], shared: Sequence[Path]
+) -> str:
+    """Return the ``pyproject.toml`` of a distribution.
+
+    Args:
+        distribution: The distribution.
+        document: The repository's ``pyproject.toml``.
+        shared: Manual pages and completion, relative to the tree.
+    """
+    project, package = document["project"], distribution.package
+    scripts = {
+        name: target
+        for name, target in project["scripts"].items()
+        if target.split(".")[0] == package
+    }
+    metadata = {
+        "name": distribution.name,
+        "version": project["version"],
+        "description": distribution.description,
+        "readme": "README.md",
+        **{key: project[key] for key in ("license", "license-files", "requires-python")},
+        **{key: project[key] for key in ("authors", "keywords")},
+        "classifiers": [one for one in project["classifiers"] if not one.startswith("Private")],
+        "dependencies": list(distribution.requires),
+    }
+    setuptools = document["tool"]["setuptools"]
+    return "".join(
+        (
+            _table("build-system", document["build-system"]),
+            _table("project", metadata),
+            _table("project.optional-dependencies", distribution.extras),
+            _table("project.scripts", scripts),
+            _table("tool.setuptools.packages.find", {"include": [f"{package}*"]}),
+            _table("tool.setuptools.package-data", {package: setuptools["package-data"][package]}),
+            _table(
+                "tool.setuptools.data-files",
+                {path.parent.as_posix(): [path.as_posix()] for path in shared},
+            ),
+        )
+    )
+
+
+def without_local_links(text: str) -> str:
+    """Return Markdown with links into the repository as plain text; an index page has no such files.
+
+    >>> without_local_links("See [devices](docs/devices.md) and [numpy](https://numpy.org).")
+    'See devices and [numpy](https://numpy.org).'
+    """
+    return re.sub(r"\[([^\]]+)\]\((?!https?:)[^)]*\)", r"\1", text)
+
+
+def _table(name: str, entries: Mapping[str, Any]) -> str:
+    """Return a TOML table; JSON's strings, arrays and the inline tables of authors are TOML."""
+    lines = [f"{json.dumps(key)} = {_value(value)}" for key, value in entries.items()]
+    return "\n".join((f"[{name}]", *lines, "", ""))
+
+
+def _value(value: object) -> str:
+    """Return a value in TOML."""
+    if isinstance(value, Mapping):
+        pairs = ", ".join(f"{key} = {_value(one)}" for key, one in value.items())
+        return f"{{ {pairs} }}"
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(_value, value))}]"
+    return json.dumps(value)
+
+
+def build(out: Path, names: Sequence[str] = (), *, isolated: bool = True) -> tuple[Path, ...]:
+    """Build distributions, each wheel from its source distribution; return the files.
+
+    Args:
+        out: Folder of the files.
+        names: Distributions to build; all if empty.
+        isolated: Build in a fresh environment with setuptools from the index, not in this one.
+
+    Raises:
+        subprocess.CalledProcessError: A build failed; its output was printed.
+    """
+    document = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    out.mkdir(parents=True, exist_ok=True)
+    built = []
+    for distribution in distributions(document["project"]):
+        if names and distribution.name not in names:
+            continue
+        with tempfile.TemporaryDirectory() as place:
+            tree = Path(place) / distribution.name
+            tree.mkdir()
+            write_tree(distribution, document, tree)
+            switches = [] if isolated else ["--no-isolation"]
+            command = [sys.executable, "-m", "build", *switches, "--outdir", str(out), str(tree)]
+            subprocess.run(command, check=True, cwd=place)
+        stem = f"{distribution.name.replace('-', '_')}-{document['project']['version']}"
+        built += [out / f"{stem}.tar.gz", out / f"{stem}-py3-none-any.whl"]
+    return tuple(built)
+
+
+def main() -> None:
+    """Build the distributions of the command line and check them with twine."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--out", type=Path, default=OUT, help="folder of the files (dist)")
+    parser.add_argument("--only", nargs="+", default=(), metavar="NAME", help="distributions")
+    parser.add_argument("--no-isolation", action="store_true", help="use this setuptools")
+    args = parser.parse_args()
+    built = build(args.out, args.only, isolated=not args.no_isolation)
+    command = [sys.executable, "-m", "twine", "check", "--strict", *map(str, built)]
+    subprocess.run(command, check=True)
+
+
+if __name__ == "__main__":
+    main()
