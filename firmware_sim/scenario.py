@@ -201,7 +201,26 @@ def scenario(name: str) -> Scenario:
     shipped = SCENARIOS / f"{name}.toml"
     file = shipped if shipped.is_file() else Path(name)
     found = load(Scenario, file).value
-    return replace(found, bundle=bundle_at(found.bundle, file.parent, f"{file.name}: bundle"))
+    bundle = bundle_at(found.bundle, file.parent, f"{file.name}: bundle")
+    runs = [located(one, file.parent) for one in (found.run, *found.comparisons)]
+    return replace(found, bundle=bundle, run=runs[0], comparisons=tuple(runs[1:]))
+
+
+def located(run: RunSettings, folder: Path) -> RunSettings:
+    """Return the settings with the files of sites and neighbours as absolute paths.
+
+    Args:
+        run: Settings of a run.
+        folder: Base of a relative path.
+
+    >>> located(RunSettings(graph={"sites": "a.csv"}), Path("/x")).graph["sites"]
+    '/x/a.csv'
+    """
+    settings, graph = dict(run.settings), dict(run.graph)
+    for table, key in ((settings, "neighbours"), (graph, "sites")):
+        if isinstance(table.get(key), str):
+            table[key] = str((folder / table[key]).absolute())
+    return replace(run, settings=settings, graph=graph)
 
 
 def bundle_at(bundle: str, folder: Path, key: str) -> str:

@@ -53,6 +53,7 @@ def test_every_example_has_a_test():
         "charging.toml",
         "charging-graph.toml",
         "charging-site.toml",
+        "charging-sites.csv",
         "clusters.toml",
         "gateway.toml",
         "mosquitto.conf",
@@ -161,9 +162,15 @@ def test_defaults_stated_in_the_clusters_example_are_defaults(tmp_path):
 def test_the_charging_example_is_valid_and_states_its_differences(tmp_path):
     pytest.importorskip("torch")
     path = tmp_path / "charging-graph.toml"
-    path.write_text((EXAMPLES / "charging-graph.toml").read_text("utf-8"), "utf-8")
+    for name in ("charging-graph.toml", "charging-sites.csv"):
+        (tmp_path / name).write_text((EXAMPLES / name).read_text("utf-8"), "utf-8")
     config = AggregatorConfig.load(path, {})
-    bind(config)
+    bound = bind(config)
+    listed = (EXAMPLES / "charging-sites.csv").read_text("utf-8").splitlines()[1:]
+    assert len(listed) == config.run.quorum
+    said = settings_of(config)
+    assert (said.alpha, said.neighbours) == (0.9, config.run.graph.sites.name)  # equation (17)
+    assert bound.config.run.graph.kind == "pfgl"
     turns = settings_of(config).turns
     assert (turns.schedule, turns.float16) == ("alternating", True)
     assert config.run.graph.capacity >= config.run.quorum

@@ -24,6 +24,7 @@ SETTINGS = {
 QUORUM = {"fedasync": 1}
 NOISY = {"dp_rsa"}  # a device takes part with a mechanism at its signs only
 SPLIT = {name for name, asks in CONTRACTS.items() if "encode" in asks}
+RECURRENT = {"lstm_cnn_fedavg", "lstm_cnn_pfl"}  # with exported models: test_paper_models.py
 HOSTED = {"dfl_sgd", "dfl_gt"}  # no common model moves: test_neighbours.py
 
 
@@ -68,7 +69,7 @@ def chosen(method):
 QUICK = "fedavg"
 EACH = [
     pytest.param(method, marks=[] if method == QUICK else pytest.mark.slow)
-    for method in sorted(METHODS.keys() - NOISY - HOSTED)
+    for method in sorted(METHODS.keys() - NOISY - HOSTED - RECURRENT)
 ]
 
 
