@@ -8,12 +8,15 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Self
 
 from edge_sdk.app.cli import fields, notify, stop_signals, watchdog_seconds
+from edge_sdk.app.heartbeat import Heartbeat, default_path
 from edge_sdk.client import Client
 from edge_sdk.config import Config
 from edge_sdk.forecasting.readiness import channel_sources, unsupplied
 from edge_sdk.forecasting.series import Reading
 from edge_sdk.limits.resource_governor import limit_memory
 from edge_sdk.limits.resource_limits import limits_of
+from edge_sdk.outputs import ThreadedOutput, open_output
+from edge_sdk.outputs.issuer import ForecastIssuer
 from edge_sdk.session.certificate_monitor import ExpiryReminder
 from edge_sdk.sources import Source, ThreadedSource, open_source
 from edge_sdk.wire.contract.manifest import Manifest
@@ -38,19 +41,36 @@ def run(config: Config, *, until_done: bool = False) -> dict[str, object]:
     Raises:
         EdgeError: The device cannot start.
     """
-    sources = open_sources(config)
+    sources, outputs = open_sources(config), open_outputs(config)
     limit_memory(limits_of(config.limits).memory)
     reminder, channels = ExpiryReminder(config), ChannelReminder(config)
-    with stop_signals() as stopping, Client(config, stopping=stopping.is_set) as client:
-        channels.turn(client.learner.manifest)
-        finite, live = parted(sources)
-        read_all(finite, client.observe, stopping.is_set)
-        client.flush()
-        with SourceSet(live, client) as source_set:
-            _serve(client, source_set, reminder, channels, stopping.is_set, until_done=until_done)
-        notify("STOPPING=1")
-        has_arrived = {"sources": source_set.health()} if live else {}
-        return client.status() | has_arrived | reminder.status()
+    heartbeat = Heartbeat(config.heartbeat or default_path(config.state))
+    with stop_signals() as signalled:
+
+        def is_stopping() -> bool:
+            heartbeat.beat()  # also between two minibatches, and between two readings of a file
+            return signalled.is_set()
+
+        with Client(config, stopping=is_stopping) as client:
+            channels.turn(client.learner.manifest)
+            finite, live = parted(sources)
+            read_all(finite, client.observe, is_stopping)
+            client.flush()
+            with (
+                SourceSet(live, client) as source_set,
+                ForecastIssuer(outputs, client, source_set.health) as issuer,
+            ):
+                turns = (
+                    lambda: reminder.turn(client.now),
+                    lambda: channels.turn(client.learner.manifest),
+                    issuer.turn,
+                )
+                _serve(client, source_set, turns, is_stopping, until_done=until_done)
+            notify("STOPPING=1")
+            heartbeat.close()
+            has_arrived = {"sources": source_set.health()} if live else {}
+            written = {"outputs": issuer.health()} if outputs else {}
+            return client.status() | has_arrived | written | reminder.status()
 
 
 def open_sources(config: Config) -> list[Source]:
@@ -60,6 +80,15 @@ def open_sources(config: Config) -> list[Source]:
         ConfigError: An unknown type, or invalid keys.
     """
     return [open_source(row, f"source[{number}]") for number, row in enumerate(config.source)]
+
+
+def open_outputs(config: Config) -> list[ThreadedOutput]:
+    """Create the configured outputs.
+
+    Raises:
+        ConfigError: An unknown type, or invalid keys.
+    """
+    return [open_output(row, number, config.id) for number, row in enumerate(config.output)]
 
 
 def streams_given(config: Config, manifest: Manifest) -> dict[str, str]:
@@ -187,18 +216,17 @@ def read_all(
 def _serve(
     client: Client,
     source_set: SourceSet,
-    reminder: ExpiryReminder,
-    channels: ChannelReminder,
+    turns: Iterable[Callable[[], object]],
     is_stopping: Callable[[], bool],
     *,
     until_done: bool,
 ) -> None:
-    """Read, tick, notify the service manager, and stop when requested."""
+    """Read, tick, do the other turns, notify the service manager, and stop when requested."""
     every, notified, is_announced, stopped = watchdog_seconds(), client.now, False, ""
     while not is_stopping() and not (until_done and client.is_settled):
         client.tick(0.0 if source_set.turn() else _TURN)
-        reminder.turn(client.now)
-        channels.turn(client.learner.manifest)
+        for turn in turns:
+            turn()
         if not is_announced and client.is_linked:
             is_announced = notify("READY=1", "STATUS=linked") or True
         if client.why_stopped != stopped:

@@ -18,6 +18,7 @@ from edge_sdk.app.clock import Clock, SystemClock
 from edge_sdk.config import Config
 from edge_sdk.errors import StoreFull
 from edge_sdk.forecasting.forecast import Forecast
+from edge_sdk.forecasting.issued_forecast import IssuedForecast
 from edge_sdk.forecasting.series import Reading
 from edge_sdk.methods import METHODS, Factory
 from edge_sdk.peers.membership import PeerMembership
@@ -30,6 +31,7 @@ from edge_sdk.training.bootstrap import connect, load_ring, load_signer, open_bu
 from edge_sdk.training.defect_guard import DefectGuard
 from edge_sdk.training.flush_scheduler import FlushScheduler
 from edge_sdk.training.forecast_selection import ForecastSelection
+from edge_sdk.training.issue import issued_forecast
 from edge_sdk.training.local_rounds import LocalRounds
 from edge_sdk.training.model_runtime import ModelRuntime
 from edge_sdk.training.outbox_entry import SignedSealer, UpdateSealer
@@ -199,6 +201,29 @@ class Client:
         """Forecast the values after the newest reading; ``source`` names what predicted them."""
         self._selection.follow()
         return self.learner.forecast(self._active.latest)
+
+    def issue(self) -> IssuedForecast:
+        """Forecast as ``forecast`` does, with issue time, model version and quality."""
+        found, seen = self.forecast(), self._session.seen
+        choice, now = self._selection.candidates.selection.choice, self._clock.wall() / 1000
+        return issued_forecast(
+            self.learner, found, choice, now=now, run=seen.run, version=seen.version
+        )
+
+    def forecast_marks(self) -> tuple[object, ...]:
+        """Return what the forecast depends on: another one is due when any of it changes."""
+        learner, seen = self.learner, self._session.seen
+        selection = self._selection.candidates.selection
+        newest = learner.series.newest if len(learner.series) else None
+        return (
+            newest,
+            learner.manifest.digest,
+            seen.run,
+            seen.version,
+            selection.judged,
+            selection.choice.name,
+            id(self._active.latest),
+        )
 
     def flush(self) -> None:
         """Write buffered readings, and the interval calibration derived from them, to the store."""

@@ -94,8 +94,18 @@ class KeysSection:
     aggregator: Path | None = None  # pinned aggregator key besides those that root announces
 
 
-_PATHS = ("path", "folder", "spool", "ca_file", "cert_file", "key_file", "ocmf_key")
-"""Keys of a ``[[source]]`` whose value is a file path."""
+_PATHS = (
+    "path",
+    "folder",
+    "spool",
+    "ca_file",
+    "cert_file",
+    "key_file",
+    "ocmf_key",
+    "password_file",
+    "token_file",
+)
+"""Keys of a ``[[source]]`` or an ``[[output]]`` whose value is a file path."""
 
 _REQUIRED = ("privacy", "privacy.mechanism", "privacy.mechanism.name")
 _HINT = (
@@ -209,6 +219,8 @@ class Config:
     neighbours: NeighboursSection = field(default_factory=NeighboursSection)
     site: Mapping[str, float] = field(default_factory=dict)  # constants of the location
     source: Annotated[tuple[Mapping[str, Any], ...], Length(0, 16)] = ()  # sources of readings
+    output: Annotated[tuple[Mapping[str, Any], ...], Length(0, 16)] = ()  # outputs of forecasts
+    heartbeat: Path | None = None  # file by which `health` sees the agent; unset: in memory
     renamed: ClassVar[Mapping[str, str]] = RENAMED
 
     @classmethod
@@ -234,14 +246,18 @@ def load_with_origins(path: str | Path, environ: Mapping[str, str] = os.environ)
             raise SettingsError(str(error), hint=_HINT) from error.__cause__
         raise
     folder = Path(path).parent.absolute()
-    sources = tuple(_rooted_source(section, folder) for section in loaded.value.source)
+    sources, outputs = (
+        tuple(_with_rooted_paths(section, folder) for section in sections)
+        for sections in (loaded.value.source, loaded.value.output)
+    )
     beside = folder / Path(loaded.value.bundle).expanduser()
     bundle = str(beside) if beside.is_dir() else loaded.value.bundle
-    return replace(loaded, value=replace(loaded.value, source=sources, bundle=bundle))
+    value = replace(loaded.value, source=sources, output=outputs, bundle=bundle)
+    return replace(loaded, value=value)
 
 
-def _rooted_source(section: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """Resolve a source's file paths against the configuration's folder, like every other path."""
+def _with_rooted_paths(section: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """Resolve a section's file paths against the configuration's folder, like every other path."""
     named = {key: section[key] for key in _PATHS if isinstance(section.get(key), str)}
     where = {key: str(folder / Path(name).expanduser()) for key, name in named.items() if name}
     return {**section, **where}

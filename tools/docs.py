@@ -32,6 +32,8 @@ from aggregator import config as aggregator_config
 from aggregator.methods import METHODS
 from edge_sdk import config as device_config
 from edge_sdk.app.settings import Duration
+from edge_sdk.outputs import OUTPUTS
+from edge_sdk.outputs.sections import OutputSection
 from edge_sdk.sources.csvfile import CsvFile
 from edge_sdk.sources.factory import INTERFACES, LiveSection
 from edge_sdk.sources.register_map import RegisterPoint
@@ -90,6 +92,13 @@ keys of that type. Plain bytes of a P1 port are a recording, too.
 """
 
 
+OUTPUTS_INTRO = """\
+### `[[output]]`
+
+Where forecasts go; [outputs](outputs.md) explains each type.
+"""
+
+
 def page() -> str:
     """Return the whole page."""
     parts = [
@@ -97,6 +106,7 @@ def page() -> str:
         "## A device: `meter.toml`\n",
         *_tables(device_config.Config),
         _sources(),
+        _outputs(),
         "## An aggregator: `aggregator.toml`\n",
         *_tables(aggregator_config.AggregatorConfig),
         _methods(),
@@ -324,6 +334,15 @@ def _interfaces() -> Iterator[str]:
     yield _own(StreamName, ())
     yield "`[[source.point]]`, one value in a device's registers:\n"
     yield _own(RegisterPoint, ())
+
+
+def _outputs() -> str:
+    """Return the keys that every output takes, and those of each type."""
+    common = {f.name for f in _fields(OutputSection)}
+    parts = [OUTPUTS_INTRO, _own(OutputSection, ())]
+    for name, (section, _) in OUTPUTS.items():
+        parts += [f'`type = "{name}"`:\n', _own(section, common)]
+    return "\n".join(parts)
 
 
 def _own(cls: type[Any], less: Iterable[str]) -> str:

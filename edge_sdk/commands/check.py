@@ -12,8 +12,9 @@ from __future__ import annotations
 import time
 from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
+from pathlib import Path
 
-from edge_sdk.agent import open_sources, streams_given
+from edge_sdk.agent import open_outputs, open_sources, streams_given
 from edge_sdk.app.cli import OK, TEMPORARY, CommandResult
 from edge_sdk.app.clock import DAY
 from edge_sdk.app.settings import shown
@@ -105,6 +106,8 @@ def check_device(config: Config) -> dict[str, str]:
     shared, history = manifest.spec().shared_size, history_of(config, manifest)
     plan = bootstrap.plan(config, manifest, config.accept.methods[0], shared)
     sources = open_sources(config)
+    outputs = open_outputs(config)
+    _check_output_folders(config)
     _check_streams(sources, manifest)
     bootstrap.broker_of(config)
     kept = _kept(config)
@@ -113,6 +116,7 @@ def check_device(config: Config) -> dict[str, str]:
         "bundle": f"{manifest.name} version {manifest.version}, {manifest.size} scalars",
         "reads": ", ".join(_reads(manifest)),
         "sources": str(len(sources)),
+        "outputs": ", ".join(x.name for x in outputs) or "none",
         "keeps": f"{history.days:.4g} days of readings, at most {history.bytes} bytes of flash "
         f"({history.limit})",
         **({"neighbours": str(neighbours)} if neighbours else {}),
@@ -183,6 +187,16 @@ def _check_streams(sources: Sequence[Source], manifest: Manifest) -> None:
             f"source: none gives {', '.join(missing)}, which bundle {manifest.name} reads",
             hint='map a column of a file to each stream: columns = { column = "stream" }',
         )
+
+
+def _check_output_folders(config: Config) -> None:
+    """Refuse a file in a folder that does not exist. A running agent waits for it instead."""
+    for number, section in enumerate(config.output):
+        folder = Path(str(section.get("path", "."))).parent
+        if section.get("type") == "file" and not folder.is_dir():
+            raise ConfigError(
+                f"output[{number}].path: no such folder: {str(folder)!r}", hint=f"mkdir -p {folder}"
+            )
 
 
 def reach_broker(config: Config) -> tuple[str, bool]:

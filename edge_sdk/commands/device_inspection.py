@@ -15,6 +15,7 @@ from edge_sdk.app.permissions import open_private
 from edge_sdk.config import Config
 from edge_sdk.forecasting.calendar_features import Floats
 from edge_sdk.forecasting.forecast import Forecast
+from edge_sdk.forecasting.issued_forecast import IssuedForecast
 from edge_sdk.methods import METHODS
 from edge_sdk.privacy.ledger import PrivacyAccount
 from edge_sdk.privacy.noise_calibration import NoisePlan
@@ -22,6 +23,7 @@ from edge_sdk.session.announcements import saved_message
 from edge_sdk.store.store import DeviceStore
 from edge_sdk.training import bootstrap
 from edge_sdk.training.fine_tuning import why_fleet
+from edge_sdk.training.issue import issued_forecast
 from edge_sdk.training.model_runtime import ModelRuntime
 from edge_sdk.training.saved_selection import DeviceCandidates
 from edge_sdk.wire.protocol import messages as m
@@ -39,6 +41,8 @@ class DeviceInspection:
         state: Learned state of the device half.
         candidates: Saved candidates for the forecast; empty where none are compared.
         is_trained: Whether a trained state was saved; else ``state`` is the bundle's first.
+        run: Training run of the saved state; 0 without one.
+        version: Version of its common model; -1 without one.
     """
 
     config: Config
@@ -46,6 +50,8 @@ class DeviceInspection:
     state: Any
     candidates: DeviceCandidates = field(default_factory=DeviceCandidates)
     is_trained: bool = False
+    run: int = 0
+    version: int = -1
 
     @classmethod
     def of(cls, config: Config, *, beyond: bool = False) -> DeviceInspection:
@@ -72,11 +78,28 @@ class DeviceInspection:
             whole = tuple({k: v for k, v in s.items() if k != "until"} for s in config.source)
             sources = open_sources(replace(config, source=whole))
             read_all(sources, lambda reading: learner.observe(reading, np.inf))
-        return cls(config, learner, state, candidates, learned is not None)
+        run, version = (learned.run, learned.version) if learned is not None else (0, -1)
+        return cls(config, learner, state, candidates, learned is not None, run, version)
 
     def forecast(self) -> Forecast:
         """Forecast the values after the newest reading."""
         return self.learner.forecast(self.state)
+
+    def issue(self, issued: float) -> IssuedForecast:
+        """Forecast, with issue time, model version and quality.
+
+        Args:
+            issued: Unix seconds now.
+        """
+        choice = self.candidates.selection.choice
+        return issued_forecast(
+            self.learner,
+            self.forecast(),
+            choice,
+            now=issued,
+            run=self.run,
+            version=self.version,
+        )
 
     def write_rolling(self, begin: float, end: float, out: Path) -> int:
         """Write forecasts of every complete window whose first target is in a time span as CSV.

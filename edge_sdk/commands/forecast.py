@@ -4,11 +4,14 @@ Reads the store, also beside a running agent. --rolling writes a CSV file with t
 step, forecast and truth, and with lower and upper where the model forecasts quantiles.
 
   gridfed-edge forecast meter.toml
+  gridfed-edge forecast meter.toml --plot
   gridfed-edge forecast meter.toml --rolling 2014-10-01 2014-10-08 --out week.csv
 """
 
 from __future__ import annotations
 
+import shutil
+import time
 from argparse import ArgumentParser, Namespace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -16,15 +19,20 @@ from pathlib import Path
 from edge_sdk.app.cli import CommandResult
 from edge_sdk.commands.arguments import add_config
 from edge_sdk.commands.device_inspection import DeviceInspection
+from edge_sdk.commands.terminal_plot import drawn
 from edge_sdk.config import Config
 from edge_sdk.errors import ConfigError
 from edge_sdk.forecasting.combination import ForecastChoice
 from edge_sdk.forecasting.forecast import Forecast
+from edge_sdk.forecasting.issued_forecast import IssuedForecast
 
 
 def add_arguments(parser: ArgumentParser) -> None:
     """Add the arguments of this subcommand."""
     add_config(parser)
+    parser.add_argument(
+        "--plot", action="store_true", help="draw the newest readings and the forecast"
+    )
     parser.add_argument(
         "--rolling",
         nargs=2,
@@ -43,12 +51,26 @@ def run(args: Namespace) -> CommandResult:
     """Return the forecast, or write the rolling forecasts."""
     inspection = DeviceInspection.of(Config.load(args.config), beyond=args.beyond)
     if args.rolling is None:
-        return result_of(inspection.forecast(), inspection.candidates.selection.choice)
+        issued = inspection.issue(time.time())
+        result = result_of(issued.forecast, inspection.candidates.selection.choice)
+        data = issued.document() | dict(result.data)
+        text = f"{result.text}\n\n{_plot(inspection, issued)}" if args.plot else result.text
+        return CommandResult(data, text, result.code)
     if args.out is None:
         raise ConfigError("--rolling needs --out CSV", hint="name the file to write")
     begin, end = map(_moment, args.rolling)
     count = inspection.write_rolling(begin, end, args.out)
     return CommandResult({"windows": count, "out": str(args.out)}, f"{count} windows in {args.out}")
+
+
+def _plot(inspection: DeviceInspection, issued: IssuedForecast) -> str:
+    """Return the plot of the newest readings and the forecast, as wide as the terminal."""
+    series = inspection.learner.series
+    if not len(series):
+        return drawn([], issued)
+    values = series.values(issued.stream).tolist()
+    measured = list(zip(series.times().tolist(), values, strict=True))
+    return drawn(measured, issued, shutil.get_terminal_size().columns)
 
 
 def result_of(forecast: Forecast, choice: ForecastChoice | None = None) -> CommandResult:

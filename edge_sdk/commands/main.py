@@ -29,6 +29,7 @@ COMMANDS = {
         "check": "Check configuration, keys, bundle and sources.",
         "forecast": "Forecast the next values, or a span of the past.",
         "backtest": "Score forecasts of this device's own record against naive ones.",
+        "health": "Exit with 0 if the agent runs, else with 1.",
         "status": "Show the state of the device.",
         "budget": "Show the cost of a round, the privacy budget and the resource limits.",
         "source": "Test one source.",

@@ -1,0 +1,184 @@
+"""Serve the newest forecast and the agent's metrics over HTTP; on loopback unless told otherwise."""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any, cast
+from urllib.parse import urlsplit
+
+from edge_sdk.outputs.base import AgentReport
+from edge_sdk.outputs.metrics_text import metrics_text
+
+STALE = 600.0  # s without a report after which the agent counts as dead
+DEADLINE = 5.0  # s for a request
+AT_ONCE = 8  # requests served concurrently; further ones are closed at once
+
+
+class HttpSink:
+    """HTTP server of the newest report.
+
+    ``/forecast`` is the forecast as JSON, ``/metrics`` is for Prometheus, and ``/health`` answers
+    200, or 503 when the agent has reported nothing for ten minutes.
+
+    Args:
+        host: Address to bind.
+        port: Port; 0 selects a free one.
+        clock: Monotonic seconds.
+
+    Raises:
+        OSError: The address cannot be bound.
+    """
+
+    def __init__(self, host: str, port: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._report: AgentReport | None = None
+        self._reported = clock()
+        try:
+            self._server = _Server((host, port), self)
+        except OSError as error:
+            raise OSError(f"cannot bind {host}:{port}: {error.strerror or error}") from error
+        self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
+        self._thread.start()
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """Return the bound address."""
+        host, port = self._server.server_address[:2]
+        return str(host), int(port)
+
+    def send(self, report: AgentReport, *, is_new: bool) -> bool:
+        """Take a report; requests are answered from it."""
+        del is_new
+        self._report, self._reported = report, self._clock()
+        return True
+
+    def serve(self, patience: float) -> None:
+        """Wait: requests are served by threads."""
+        time.sleep(patience)
+
+    def close(self) -> None:
+        """Stop serving, and free the port."""
+        self._server.shutdown()
+        self._server.server_close()
+
+    def page(self, path: str) -> tuple[HTTPStatus, str, str]:
+        """Return status, media type and text of a path."""
+        report, age = self._report, self._clock() - self._reported
+        if path == "/health":
+            is_alive = report is not None and age < STALE
+            found = {"alive": is_alive, "seconds_since_report": round(age, 1)}
+            code = HTTPStatus.OK if is_alive else HTTPStatus.SERVICE_UNAVAILABLE
+            return code, _JSON, json.dumps(found)
+        if path not in ("/forecast", "/metrics"):
+            return HTTPStatus.NOT_FOUND, _TEXT, "known: /forecast /metrics /health\n"
+        if report is None:
+            return HTTPStatus.SERVICE_UNAVAILABLE, _TEXT, "the agent has reported nothing yet\n"
+        if path == "/metrics":
+            return HTTPStatus.OK, _METRICS, metrics_text(report)
+        return HTTPStatus.OK, _JSON, json.dumps(report.issued.document(), ensure_ascii=False)
+
+
+_JSON = "application/json; charset=utf-8"
+_TEXT = "text/plain; charset=utf-8"
+_METRICS = "text/plain; version=0.0.4; charset=utf-8"
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether a host is this machine's loopback.
+
+    >>> is_loopback("127.0.0.1"), is_loopback("localhost"), is_loopback("0.0.0.0")
+    (True, True, False)
+    """
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    block_on_close = False
+    request_queue_size = 16
+
+    def __init__(self, address: tuple[str, int], sink: HttpSink) -> None:
+        self.sink = sink
+        self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
+        self.is_local = is_loopback(address[0])
+        self._slots = threading.BoundedSemaphore(AT_ONCE)
+        super().__init__(address, _Handler)
+
+    def process_request(self, request: Any, client_address: Any) -> None:  # noqa: ANN401 - as the base has it
+        """Serve a request in a thread, or close it if all threads are busy."""
+        if not self._slots.acquire(blocking=False):
+            self.shutdown_request(request)
+            return
+        super().process_request(request, client_address)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:  # noqa: ANN401 - as above
+        """Serve a request, with a deadline for all of it."""
+        timer = threading.Timer(DEADLINE, _shut, (request,))
+        timer.daemon = True
+        timer.start()
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            timer.cancel()
+            self._slots.release()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:  # noqa: ANN401 - as above
+        """Drop a request that failed: a client that goes away is not an event."""
+
+
+def _shut(request: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        request.shutdown(socket.SHUT_RDWR)
+
+
+class _Handler(BaseHTTPRequestHandler):
+    """Answers GET and HEAD."""
+
+    server_version = "gridfed"
+    sys_version = ""
+
+    def do_GET(self) -> None:
+        """Answer with the page of the path."""
+        self._answer(has_body=True)
+
+    def do_HEAD(self) -> None:
+        """Answer without a body."""
+        self._answer(has_body=False)
+
+    def _answer(self, *, has_body: bool) -> None:
+        server = cast("_Server", self.server)
+        if server.is_local and not self._is_named_locally():
+            # a web page in a browser on this machine must not read it under a name of its own
+            code, kind, text = HTTPStatus.FORBIDDEN, _TEXT, "Host must be a loopback address\n"
+        else:
+            code, kind, text = server.sink.page(urlsplit(self.path).path)
+        body = text.encode()
+        self.send_response(code)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(body)))
+        self.send_header("Cache-Control", "no-store")
+        self.send_header("X-Content-Type-Options", "nosniff")
+        self.end_headers()
+        if has_body:
+            self.wfile.write(body)
+
+    def _is_named_locally(self) -> bool:
+        try:
+            host = urlsplit(f"//{self.headers.get('Host', 'localhost')}").hostname or ""
+        except ValueError:
+            return False
+        return is_loopback(host)
+
+    def log_message(self, *_: object) -> None:
+        """Log nothing: a request is not an event."""
