@@ -70,7 +70,7 @@ def distributions(project: Mapping[str, Any]) -> tuple[Distribution, ...]:
                 "aggregator": [pinned["gridfed-aggregator"]],
                 "train": [f"gridfed-aggregator[train]=={version}"],
                 "sim": [f"gridfed-sim=={version}"],
-                "evaluate": [f"gridfed-sim[evaluate]=={version}"],
+                **{name: [f"gridfed-sim[{name}]=={version}"] for name in ("evaluate", "compare")},
             },
         ),
         Distribution(
@@ -85,7 +85,7 @@ def distributions(project: Mapping[str, Any]) -> tuple[Distribution, ...]:
             "firmware_sim",
             "Simulated devices and fleets of gridfed, its demo, and the comparison on your own records.",
             [*pinned.values(), *sim],
-            {"evaluate": extras["evaluate"]},
+            {name: extras[name] for name in ("evaluate", "compare")},
         ),
     )
 

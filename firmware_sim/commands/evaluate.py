@@ -7,6 +7,7 @@ gridfed-sim evaluate --data meters.csv --zone Europe/Berlin --ahead 15min,24h
 from __future__ import annotations
 
 import re
+import time
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
@@ -36,7 +37,8 @@ def add_arguments(parser: ArgumentParser) -> None:
     add("--ahead", metavar="SPANS", help=words)
     words = "days at the end that are judged (a quarter of the record, at most 56)"
     add("--test-days", type=int, metavar="N", help=words)
-    add("--seed", type=int, default=0, help="seed of the random features (0)")
+    add("--quick", action="store_true", help="leave out the networks and the centralised mark")
+    add("--seed", type=int, default=0, help="seed of random features and minibatches (0)")
     add("--out", type=Path, default=Path("evaluation"), help="folder of the page (evaluation)")
 
 
@@ -44,6 +46,7 @@ def run(args: Namespace) -> CommandResult:
     """Read the tables, compare, write the page, and return the tables."""
     if args.test_days is not None and args.test_days < 1:
         raise SettingsError(f"--test-days {args.test_days}: at least 1 is needed")
+    began = time.monotonic()
     with display(is_quiet=args.json) as shown:
         shown.note(f"reading {args.data}")
         read = read_tables(
@@ -60,6 +63,9 @@ def run(args: Namespace) -> CommandResult:
             def progress(line: str, name: str = name) -> None:
                 shown.note(f"{name} ahead: {line}")
 
+            def on_round(way: str, done: int, rounds: int, name: str = name) -> None:
+                shown.advance(f"{name} ahead, {way}", done, rounds)
+
             found.append(
                 compare(
                     records,
@@ -67,7 +73,9 @@ def run(args: Namespace) -> CommandResult:
                     cold=COLD,
                     test_days=args.test_days,
                     seed=args.seed,
+                    is_quick=args.quick,
                     progress=progress,
+                    on_round=on_round,
                 )
             )
     args.out.mkdir(parents=True, exist_ok=True)
@@ -76,6 +84,7 @@ def run(args: Namespace) -> CommandResult:
     text = [*records.notes, ""]
     for one in found:
         text += [table(one, records), "", cold_start(one), "", *verdict(one, records), ""]
+    text.append(f"{time.monotonic() - began:.0f} seconds; nothing left this machine")
     return CommandResult(
         as_json(found, records) | {"page": str(path)}, "\n".join([*text, f"page: {path}"])
     )

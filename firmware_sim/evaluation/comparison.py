@@ -6,44 +6,58 @@
 | ``yesterday`` | the reading at the same time of the day before |
 | ``last week`` | the reading at the same time a week before |
 | ``alone`` | ridge regression on the device's own record |
+| ``local net`` | a shipped network, trained on the device's own record |
 | ``fleet`` | one ridge regression from the sums of all devices |
 | ``personal`` | the fleet's model fitted to the device, or its own where that was better |
+| ``FedAvg`` | the network, all layers shared |
+| ``PL-FL`` | the network, its body shared, its output layers personal |
+| ``served`` | what a device's gate chooses by its held-back days |
+| ``LightGBM`` | one model of all devices' readings, collected in one place |
 
-The last three use the features and solutions of ``edge_sdk.analytic``; λ of ``alone`` and
-``personal`` is chosen on the newest part of the training record. No way sees a test row.
+No way sees a test row. The federated way that an operator would run, and the local one that it is
+compared with, are those with the least error on the held-back days before the test days.
 """
 
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-from numpy.typing import NDArray
 
-from edge_sdk.analytic.features import LoadRecord, columns, standard_names
-from edge_sdk.analytic.personal import fit_personal
-from edge_sdk.analytic.random_units import RandomUnits
-from edge_sdk.analytic.reweighting import QuantileLoss
-from edge_sdk.analytic.solve import fleet_solution, predicted
-from edge_sdk.analytic.standardise import FeatureSums, Standardiser
-from edge_sdk.analytic.statistics import Statistic, gather, payload_bytes, total
-from firmware_sim.evaluation.records import DeviceRecord, FleetRecords
+from firmware_sim.evaluation import centralised
+from firmware_sim.evaluation.centralised import LIGHTGBM
+from firmware_sim.evaluation.closed_form import ALONE, FLEET, PERSONAL, ClosedFormFleet
+from firmware_sim.evaluation.gate import candidates_of, served
+from firmware_sim.evaluation.networks import (
+    FEDAVG,
+    LOCAL_NET,
+    NETWORKS,
+    PLFL,
+    NetworkFleet,
+    OnRound,
+    bundle_for,
+    network_forecasts,
+    open_bundle,
+    stages,
+)
+from firmware_sim.evaluation.records import DAY, DeviceRecord, FleetRecords, span
 from firmware_sim.evaluation.tables import TableError
+from firmware_sim.evaluation.windows import DeviceWindows, Floats, RecordParts, windows
 
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
+REPEATED = ("last value", "yesterday", "last week")
+LOCAL = (ALONE, LOCAL_NET)
+FEDERATED = (PERSONAL, FLEET, FEDAVG, PLFL)
+SERVED = "served"
+WAYS = (*REPEATED, *LOCAL, *FEDERATED, SERVED, LIGHTGBM)
+"""All ways in the order of a table."""
 
-WAYS = ("last value", "yesterday", "last week", "alone", "fleet", "personal")
-LEARNT = ("alone", "fleet", "personal")
-TEST_SHARE, TEST_DAYS = 0.25, 56  # the newest quarter of a record, at most eight weeks
-UNITS, FAN_IN, PASSES = 100, 4, 2
-LOSS = QuantileLoss()
 LEAST_WINDOWS = 100  # of a device's training record
 COLD_DEVICES = 12  # devices, evenly chosen, of the cold-start curve
-COLD = (7, 14, 28)
-"""Days of own history of the cold-start curve."""
+COLD = (7, 14, 28, 56, 112)
+"""Days of own history of the cold-start curve; more than every device has are left out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,19 +66,19 @@ class DeviceScore:
 
     Attributes:
         device: Name.
-        windows: Number of test forecasts.
-        mae: Mean absolute error by way, in the unit of the readings; not a number where a way has
-            no forecast.
+        windows: Number of test forecasts, the same for every way.
+        mae: Mean absolute error by way, in the unit of the readings.
+        chosen: Candidate that the device's gate serves.
     """
 
     device: str
     windows: int
     mae: Mapping[str, float]
+    chosen: str
 
-    @property
-    def worth(self) -> float:
-        """Error of ``personal`` over that of ``alone``; below 1 the fleet helps."""
-        return self.mae["personal"] / self.mae["alone"] if self.mae["alone"] else float("nan")
+    def ratio(self, way: str, base: str) -> float:
+        """Return the error of a way over that of another; not a number where that is zero."""
+        return self.mae[way] / self.mae[base] if self.mae[base] else float("nan")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -74,7 +88,7 @@ class ExampleWeek:
     device: str
     start: int
     actual: Floats
-    personal: Floats
+    served: Floats
     last_week: Floats
 
 
@@ -84,45 +98,85 @@ class HorizonComparison:
 
     Attributes:
         ahead: Rows from origin to target.
+        ways: Ways compared, in the order of ``WAYS``.
         scores: By device, in order of name.
         cold: Days of history → mean error alone and with the fleet, relative to yesterday's
             reading, over the first two weeks of the test days; empty if not asked for.
-        bytes_up: Bytes that a device sends, all passes.
-        bytes_down: Bytes that a device receives.
+        traffic: Bytes that a device sends and receives, by way; ways without are left out.
+        federated: The federated way with the least held-back error.
+        local: The local way with the least held-back error.
         seconds: Processor seconds.
+        notes: Ways that were left out, and why.
         examples: One for each of some devices.
     """
 
     ahead: int
+    ways: tuple[str, ...]
     scores: list[DeviceScore]
     cold: Mapping[int, tuple[float, float]]
-    bytes_up: int
-    bytes_down: int
+    traffic: Mapping[str, tuple[int, int]]
+    federated: str
+    local: str
     seconds: float
+    notes: list[str] = field(default_factory=list)
     examples: list[ExampleWeek] = field(default_factory=list)
 
     def relative(self, way: str, base: str = "last week") -> float:
         """Return the mean over devices of a way's error over that of another."""
-        ratios = [s.mae[way] / s.mae[base] for s in self.scores if s.mae[base] > 0.0]
+        ratios = [s.ratio(way, base) for s in self.scores if s.mae[base] > 0.0]
         return float(np.nanmean(ratios)) if ratios else float("nan")
+
+    def counts(self, way: str, margin: float) -> tuple[int, int]:
+        """Return on how many devices a way is better and worse than local by more than a margin."""
+        ratios = [score.ratio(way, self.local) for score in self.scores]
+        return sum(r < 1.0 - margin for r in ratios), sum(r > 1.0 + margin for r in ratios)
 
     @property
     def best(self) -> str:
-        """The way with the smallest mean relative error."""
-        return min(WAYS, key=lambda way: (np.isnan(self.relative(way)), self.relative(way)))
+        """The way with the smallest mean relative error that leaves the readings on the devices."""
+        ways = [way for way in self.ways if way != LIGHTGBM]
+        return min(ways, key=lambda way: (np.isnan(self.relative(way)), self.relative(way)))
+
+    @property
+    def served_by(self) -> Counter[str]:
+        """Number of devices by the candidate that their gate serves."""
+        return Counter(score.chosen for score in self.scores)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Windows:
-    """A device's rows for one horizon; features before standardisation."""
+@dataclass(slots=True, eq=False)
+class _Course:
+    """Forecasts of the held-back and the test windows, while they are computed.
 
-    record: DeviceRecord
-    scale: float
-    learn_rows: Floats
-    learn_targets: Floats  # scaled change, shape (n, 1)
-    test: Ints  # rows of the targets
-    test_rows: Floats
-    told: dict[str, Floats]  # forecasts of the ways that learn nothing, shape (m,)
+    Attributes:
+        early: Windows that are judged on the held-back days, by device.
+        late: Windows that are judged on the test days, by device.
+        held: Forecasts of the held-back days by device and way.
+        test: Forecasts of the test days by device and way.
+        traffic: As in ``HorizonComparison``.
+        notes: As in ``HorizonComparison``.
+    """
+
+    early: Mapping[str, DeviceWindows]
+    late: Mapping[str, DeviceWindows]
+    held: dict[str, dict[str, Floats]] = field(default_factory=dict)
+    test: dict[str, dict[str, Floats]] = field(default_factory=dict)
+    traffic: dict[str, tuple[int, int]] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+    def best_of(self, ways: Sequence[str]) -> str:
+        """Return the way with the least mean held-back error relative to yesterday's reading."""
+        known = [way for way in ways if all(way in found for found in self.test.values())]
+        errors = {way: self._error(way) for way in known}
+        return min(known, key=lambda way: (np.isnan(errors[way]), errors[way]))
+
+    def _error(self, way: str) -> float:
+        ratios = []
+        for name, w in self.early.items():
+            found = self.held[name]
+            base = np.abs(found["yesterday"] - w.truth).sum()
+            if base > 0.0:
+                ratios.append(np.abs(found[way] - w.truth).sum() / base)
+        return float(np.mean(ratios)) if ratios else float("nan")
 
 
 def compare(
@@ -132,7 +186,9 @@ def compare(
     cold: Sequence[int] = COLD,
     test_days: int | None = None,
     seed: int = 0,
+    is_quick: bool = False,
     progress: Callable[[str], None] = lambda _: None,
+    on_round: OnRound = lambda _way, _round, _rounds: None,
 ) -> HorizonComparison:
     """Compare all ways at one horizon.
 
@@ -141,181 +197,216 @@ def compare(
         ahead: Rows from origin to target, at least 1.
         cold: Days of history of the cold-start curve; none if empty.
         test_days: Days at the end that are judged; a quarter, at most 56, if left out.
-        seed: Seed of the random units.
+        seed: Seed of the random units and the minibatches.
+        is_quick: Whether to leave out the networks and the centralised mark.
         progress: Called with a line about what begins.
+        on_round: Called after every round of a network.
 
     Raises:
         TableError: No device has enough windows at this horizon.
     """
     begin = time.process_time()
     progress("cutting windows")
-    tests = {d.device: _test_rows(d, records.day, test_days) for d in records.devices}
-    every = {d.device: _windows(d, records.day, ahead, tests[d.device]) for d in records.devices}
-    devices = {n: w for n, w in every.items() if len(w.learn_rows) >= LEAST_WINDOWS and len(w.test)}
-    if not devices:
-        raise TableError(
-            f"no device has {LEAST_WINDOWS} windows of {ahead} rows ahead before its test days",
-            hint="a longer record, fewer --test-days, or a shorter --ahead",
-        )
-    standard = Standardiser.of_fleet({n: FeatureSums.of(w.learn_rows) for n, w in devices.items()})
-    width = next(iter(devices.values())).learn_rows.shape[1]
-    units = RandomUnits.draw("evaluate", seed, width, UNITS, FAN_IN)
-
-    def design(rows: Floats) -> Floats:
-        return np.asarray(units.design(standard.apply(rows)), np.float64)
-
-    fleet: Floats | None = None
-    sums: dict[str, Statistic] = {}
-    for number in range(1 + PASSES):
-        progress(f"pass {number + 1} of {1 + PASSES} over {len(devices)} devices")
-        for name, w in devices.items():
-            rows, weights = design(w.learn_rows), None
-            if fleet is not None:
-                weights = LOSS.weights(w.learn_targets - predicted(rows, fleet))
-            sums[name] = gather(rows, w.learn_targets, weights)
-        fleet = fleet_solution(total(sums))
-    assert fleet is not None
-    progress("solving every device's own model")
+    parts = {d.device: RecordParts.of(d, records.day, test_days) for d in records.devices}
+    late, early = _cut(records, ahead, parts)
+    course = _Course(early, late)
+    closed = _closed_form(course, seed, progress)
+    if is_quick:
+        course.notes.append("--quick: no network was trained")
+    else:
+        _networks(course, records, parts, ahead, seed=seed, on_round=on_round)
+        _centralised(course, seed, progress)
+    federated, local = course.best_of(FEDERATED), course.best_of(LOCAL)
+    course.traffic[SERVED] = course.traffic[federated]
     scores, examples = [], []
-    for name, w in devices.items():
-        told = w.told | _learnt(w, design, fleet)
-        scores.append(_score(name, w, told))
-        examples.append(_example(name, w, told, records.day))
+    for name, w in late.items():
+        scores.append(_scored(course, name, federated, local, records.step))
+        examples.append(_example(name, w, course.test[name], records.day))
     curve = {}
     for days in cold:
         progress(
             f"cold start: {days} days of history, each device without its own part of the sums"
         )
-        found = _cold(records, tests, ahead, days, design=design, sums=sums)
+        found = _cold(records, parts, ahead, days, closed)
         if found is not None:
             curve[days] = found
-    size = width + UNITS + 1
     return HorizonComparison(
         ahead,
+        tuple(way for way in WAYS if way in scores[0].mae),
         scores,
         curve,
-        bytes_up=(1 + PASSES) * payload_bytes(size, 1) + 8 * width,
-        bytes_down=(1 + PASSES) * 4 * size + 8 * width,
+        course.traffic,
+        federated,
+        local,
         seconds=time.process_time() - begin,
+        notes=course.notes,
         examples=examples,
     )
 
 
-def _test_rows(record: DeviceRecord, day: int, test_days: int | None) -> tuple[int, int]:
-    """Return the rows that are judged, from one to before the other."""
-    length = len(record.values)
-    wanted = (
-        int(min(TEST_SHARE * length, TEST_DAYS * day)) if test_days is None else test_days * day
-    )
-    return length - min(wanted, length // 2), length
+def _cut(
+    records: FleetRecords, ahead: int, parts: Mapping[str, RecordParts]
+) -> tuple[dict[str, DeviceWindows], dict[str, DeviceWindows]]:
+    """Return the windows that are judged on the test days, and those on the held-back days.
 
-
-def _windows(
-    record: DeviceRecord, day: int, ahead: int, test: tuple[int, int], start: int = 0
-) -> _Windows:
-    """Cut a device's windows for one horizon; rows before ``start`` are not known to it."""
-    values, cut = record.values[start : test[1]], test[0] - start
-    known, filled = np.isfinite(values), _filled(values)
-    early = values[:cut][known[:cut]]
-    middle, scale = float(early.mean()), float(early.std()) or 1.0
-    load = LoadRecord(
-        (filled - middle) / scale, *_clock(record, start, len(values) + ahead, day), day
-    )
-    names = standard_names(day, lookback=max(12, min(day // 2, 24)))
-    deep = (7 if cut > 28 * day else 1) * day + ahead
-    origins = np.arange(deep, len(values) - ahead)
-    origins = origins[known[origins] & known[origins + ahead]]
-    learn, judge = origins[origins + ahead < cut], origins[origins >= cut]
-    goal = judge + ahead
-    back = {"yesterday": day * -(-ahead // day), "last week": 7 * day * -(-ahead // (7 * day))}
-    told = {way: filled[np.maximum(goal - rows, 0)] for way, rows in back.items()}
-    return _Windows(
-        record,
-        scale,
-        columns(load, names, learn, ahead),
-        ((values[learn + ahead] - values[learn]) / scale)[:, None],
-        goal + start,
-        columns(load, names, judge, ahead),
-        {"last value": values[judge]} | told,
-    )
-
-
-def _clock(record: DeviceRecord, start: int, length: int, day: int) -> tuple[Ints, Ints]:
-    """Return slots and weekdays from row ``start`` on, also after the record's last row."""
-    rows = np.arange(start, start + length)
-    inside = np.minimum(rows, len(record.slots) - 1)
-    later = record.slots[inside] + (rows - inside)
-    return later % day, (record.weekdays[inside] + later // day) % 7
-
-
-def _filled(values: Floats) -> Floats:
-    """Return readings with each gap filled by the newest one before it; the start by the first.
-
-    >>> _filled(np.array([np.nan, 2.0, np.nan, 4.0])).tolist()
-    [2.0, 2.0, 2.0, 4.0]
+    A device whose record is too short to learn before its held-back days has none of these.
     """
-    known = np.isfinite(values)
-    at = np.maximum.accumulate(np.where(known, np.arange(len(values)), -1))
-    return np.asarray(values[np.where(at < 0, int(np.argmax(known)), at)])
+    late, early = {}, {}
+    for record in records.devices:
+        part = parts[record.device]
+        w = windows(record, records.day, ahead, (part.test, part.end))
+        if len(w.learn_rows) < LEAST_WINDOWS or not len(w.goals):
+            continue
+        late[record.device] = w
+        if part.held > (1 + ahead // records.day) * records.day:
+            w = windows(record, records.day, ahead, (part.held, part.test))
+            if len(w.learn_rows) >= LEAST_WINDOWS // 2 and len(w.goals):
+                early[record.device] = w
+    if not late:
+        raise TableError(
+            f"no device has {LEAST_WINDOWS} windows of {ahead} rows ahead before its test days",
+            hint="a longer record, fewer --test-days, or a shorter --ahead",
+        )
+    return late, early
 
 
-def _learnt(w: _Windows, design: Callable[[Floats], Floats], fleet: Floats) -> dict[str, Floats]:
-    """Return the forecasts of the ways that learn, shape ``(m,)`` each."""
-    rows, judged = design(w.learn_rows), design(w.test_rows)
-    personal = fit_personal(rows, w.learn_targets, fleet, LOSS).coefficients
-    alone = fit_personal(rows, w.learn_targets, 0.0 * fleet, LOSS, strengths=()).coefficients
-    models = {"alone": alone, "fleet": fleet, "personal": personal}
-    last = w.told["last value"]
-    return {way: last + w.scale * predicted(judged, m)[:, 0] for way, m in models.items()}
+def _closed_form(course: _Course, seed: int, progress: Callable[[str], None]) -> ClosedFormFleet:
+    """Add the ridge regressions: without the held-back days for these, with them for the test."""
+    if course.early:
+        held = ClosedFormFleet.of(course.early, seed, progress)
+        for name, w in course.early.items():
+            course.held[name] = w.repeated | held.forecasts(name)
+    found = ClosedFormFleet.of(course.late, seed, progress)
+    progress("closed form: every device's own model")
+    for name, w in course.late.items():
+        course.test[name] = w.repeated | found.forecasts(name)
+    course.traffic |= {FLEET: found.traffic, PERSONAL: found.traffic}
+    return found
 
 
-def _score(name: str, w: _Windows, told: Mapping[str, Floats]) -> DeviceScore:
-    actual = w.record.values[w.test]
-    return DeviceScore(
-        name, len(w.test), {way: float(np.abs(told[way] - actual).mean()) for way in WAYS}
-    )
+def _networks(
+    course: _Course,
+    records: FleetRecords,
+    parts: Mapping[str, RecordParts],
+    ahead: int,
+    *,
+    seed: int,
+    on_round: OnRound,
+) -> None:
+    """Add the networks, or a note that no shipped bundle has this step and horizon."""
+    name = bundle_for(records.step, ahead)
+    if name is None:
+        course.notes.append(
+            f"no network: no shipped bundle forecasts {span(ahead * records.step)} ahead"
+            f" in steps of {span(records.step)}"
+        )
+        return
+    course.notes.append(f"network: bundle {name}, {len(stages(len(course.late)))} rounds")
+    devices = {d.device: d for d in records.devices if d.device in course.late}
+    fleet = NetworkFleet(open_bundle(name), devices, parts, zone=records.zone, seed=seed)
+    nothing = np.zeros(0, np.int64), np.zeros(0)
+    held = {
+        n: (course.early[n].origins, course.early[n].truth) if n in course.early else nothing
+        for n in course.late
+    }
+    test = {n: w.origins for n, w in course.late.items()}
+    for way, shared in NETWORKS.items():
+        found = network_forecasts(fleet, way, ahead, held=held, test=test, on_round=on_round)
+        for n, forecasts in found.items():
+            course.test[n][way] = _or_yesterday(forecasts.test, course.late[n])
+            if n in course.early:
+                course.held[n][way] = _or_yesterday(forecasts.held, course.early[n])
+        if shared:
+            course.traffic[way] = fleet.traffic(shared, len(stages(len(course.late))))
 
 
-def _example(name: str, w: _Windows, told: Mapping[str, Floats], day: int) -> ExampleWeek:
+def _or_yesterday(forecasts: Floats, w: DeviceWindows) -> Floats:
+    """Replace missing forecasts by yesterday's reading, as a device with a gap in its window does."""
+    return np.where(np.isfinite(forecasts), forecasts, w.repeated["yesterday"])
+
+
+def _centralised(course: _Course, seed: int, progress: Callable[[str], None]) -> None:
+    """Add the centralised mark, or a note that its library is not installed."""
+    if not centralised.is_available():
+        course.notes.append(centralised.MISSING)
+        return
+    progress("LightGBM on the readings of all devices")
+    for name, forecasts in centralised.centralised(course.late, seed).items():
+        course.test[name][LIGHTGBM] = forecasts
+    readings = [len(w.learn_rows) for w in course.late.values()]
+    course.traffic[LIGHTGBM] = 4 * round(float(np.mean(readings))), 0
+
+
+def _scored(course: _Course, name: str, federated: str, local: str, step: int) -> DeviceScore:
+    """Add the forecasts that a device serves, and return its errors."""
+    w, found = course.late[name], course.test[name]
+    held = course.held.get(name, {way: np.zeros(0) for way in found})
+    early = course.early.get(name)
+    truth = np.zeros(0) if early is None else early.truth
+    goals = np.zeros(0, np.int64) if early is None else early.goals
+    days = (w.record.start + step * goals) // DAY
+    found[SERVED], chosen = served(candidates_of(federated, local), held, truth, days, found)
+    mae = {way: float(np.abs(values - w.truth).mean()) for way, values in found.items()}
+    return DeviceScore(name, len(w.goals), mae, chosen)
+
+
+def _example(name: str, w: DeviceWindows, forecasts: Mapping[str, Floats], day: int) -> ExampleWeek:
     """Return the newest week of a device, a row for each slot of the grid."""
-    first = int(max(w.test[-1] - 7 * day + 1, w.test[0]))
-    rows = np.full((3, int(w.test[-1]) + 1 - first), np.nan)
-    inside = w.test >= first
-    at = w.test[inside] - first
-    rows[0, at] = w.record.values[w.test[inside]]
-    rows[1, at], rows[2, at] = told["personal"][inside], told["last week"][inside]
+    first = int(max(w.goals[-1] - 7 * day + 1, w.goals[0]))
+    rows = np.full((3, int(w.goals[-1]) + 1 - first), np.nan)
+    inside = w.goals >= first
+    at = w.goals[inside] - first
+    rows[0, at] = w.truth[inside]
+    rows[1, at], rows[2, at] = forecasts[SERVED][inside], forecasts["last week"][inside]
     return ExampleWeek(name, first, *rows)
 
 
 def _cold(
     records: FleetRecords,
-    tests: Mapping[str, tuple[int, int]],
+    parts: Mapping[str, RecordParts],
     ahead: int,
     days: int,
-    *,
-    design: Callable[[Floats], Floats],
-    sums: Mapping[str, Statistic],
+    fleet: ClosedFormFleet,
 ) -> tuple[float, float] | None:
     """Return the error alone and with the fleet after so many days, relative to yesterday's reading.
 
-    The fleet's model is solved without the device's own part. The two weeks after are judged.
+    The fleet's model is solved without the device's own part. The two weeks after are judged. None
+    if a device that has a week of history before its test days does not have so many days.
     """
     ratios = []
-    chosen = [d for d in records.devices if d.device in sums]
+    chosen = [d for d in records.devices if d.device in fleet.sums]
+    if days > COLD[0] and any(parts[d.device].test < days * records.day for d in chosen):
+        return None
     for record in chosen[:: 1 + (len(chosen) - 1) // COLD_DEVICES]:
-        cut = tests[record.device][0]
-        start, end = cut - days * records.day, min(tests[record.device][1], cut + 14 * records.day)
-        if start < 0 or len(sums) < 2 or not np.isfinite(record.values[start:cut]).any():
-            continue
-        w = _windows(record, records.day, ahead, (cut, end), start)
-        if len(w.learn_rows) < LEAST_WINDOWS // 2 or not len(w.test):
-            continue
-        others = {name: one for name, one in sums.items() if name != record.device}
-        error = _score(record.device, w, w.told | _learnt(w, design, fleet_solution(total(others))))
-        if error.mae["yesterday"] > 0.0:
-            base = error.mae["yesterday"]
-            ratios.append((error.mae["alone"] / base, error.mae["personal"] / base))
+        cut = parts[record.device].test
+        errors = cold_errors(record, records.day, ahead, cut, days=days, fleet=fleet)
+        if errors is not None and errors["yesterday"] > 0.0:
+            base = errors["yesterday"]
+            ratios.append((errors[ALONE] / base, errors[PERSONAL] / base))
     if not ratios:
         return None
     alone, helped = np.mean(ratios, axis=0)
     return float(alone), float(helped)
+
+
+def cold_errors(
+    record: DeviceRecord, day: int, ahead: int, cut: int, *, days: int, fleet: ClosedFormFleet
+) -> dict[str, float] | None:
+    """Return a device's errors by way in the two weeks after so many days of history, or None.
+
+    Args:
+        record: Its record.
+        day: Rows in a day.
+        ahead: Rows from origin to target.
+        cut: First row after the history.
+        days: Days of history.
+        fleet: The fleet; the device's own part is taken out of its sums.
+    """
+    start, end = cut - days * day, min(len(record.values), cut + 14 * day)
+    if start < 0 or len(fleet.sums) < 2 or not np.isfinite(record.values[start:cut]).any():
+        return None
+    w = windows(record, day, ahead, (cut, end), start)
+    if len(w.learn_rows) < LEAST_WINDOWS // 2 or not len(w.goals):
+        return None
+    found = w.repeated | fleet.forecasts(record.device, w)
+    return {way: float(np.abs(values - w.truth).mean()) for way, values in found.items()}

@@ -9,12 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from firmware_sim.evaluation.comparison import WAYS, ExampleWeek, HorizonComparison
+from firmware_sim.evaluation.comparison import ExampleWeek, HorizonComparison
 from firmware_sim.evaluation.records import FleetRecords, span
-from firmware_sim.evaluation.verdict import verdict
+from firmware_sim.evaluation.verdict import MATTERS, verdict
+from firmware_sim.results import short
 
 PLOTS = 12  # devices with a plot
-_ACTUAL, _PERSONAL, _WEEK = "#222222", "#0b6e4f", "#b0b0b0"
+_ACTUAL, _SERVED, _WEEK = "#222222", "#0b6e4f", "#b0b0b0"
 
 
 def page(found: Sequence[HorizonComparison], records: FleetRecords, title: str) -> str:
@@ -26,15 +27,12 @@ def page(found: Sequence[HorizonComparison], records: FleetRecords, title: str) 
 
 def _section(one: HorizonComparison, records: FleetRecords) -> str:
     answer = "".join(f"<p>{html.escape(line)}</p>" for line in verdict(one, records))
-    head = "".join(f"<th>{way}</th>" for way in WAYS)
+    head = "".join(f"<th>{way}</th>" for way in one.ways) + "<th>serves</th>"
     body = []
     for score in one.scores:
         best = min(score.mae.values())
-        cells = "".join(_cell(score.mae[way], f"{score.mae[way]:.4g}", best) for way in WAYS)
-        body.append(f"<tr><th>{html.escape(score.device)}</th>{cells}</tr>")
-    means = [one.relative(way) for way in WAYS]
-    cells = "".join(_cell(mean, f"{mean:.3f}", min(means)) for mean in means)
-    body.append(f'<tr class="mean"><th>relative to last week</th>{cells}</tr>')
+        cells = "".join(_cell(score.mae[way], f"{score.mae[way]:.4g}", best) for way in one.ways)
+        body.append(f"<tr><th>{html.escape(score.device)}</th>{cells}<td>{score.chosen}</td></tr>")
     curve = "".join(
         f"<tr><th>{days} days</th><td>{alone:.3f}</td><td>{helped:.3f}</td></tr>"
         for days, (alone, helped) in one.cold.items()
@@ -49,11 +47,40 @@ def _section(one: HorizonComparison, records: FleetRecords) -> str:
     return (
         f"<h2>{html.escape(span(one.ahead * records.step))} ahead</h2>"
         f'<div class="verdict">{answer}</div>'
-        f'<div class="wide"><table><thead><tr><th>mean absolute error</th>{head}</tr></thead>'
-        f"{''.join(body)}</table></div>"
-        + (cold if curve else "")
+        f"{_summary(one)}"
+        + (cold + _cold_plot(one) if curve else "")
         + _plots(one.examples[:PLOTS], records)
+        + f'<h3>Every device</h3><div class="wide"><table><thead><tr><th>mean absolute error</th>{head}'
+        f"</tr></thead>{''.join(body)}</table></div>"
     )
+
+
+def _summary(one: HorizonComparison) -> str:
+    """Return a table with a row for each way, as the command prints it."""
+    head = "".join(
+        f"<th>{text}</th>"
+        for text in (
+            "way",
+            "error to last week",
+            f"error to {one.local}",
+            f"better on, of {len(one.scores)}",
+            "worse on",
+            "a device sends",
+            "receives",
+        )
+    )
+    means = {way: one.relative(way) for way in one.ways}
+    rows = []
+    for way, mean in means.items():
+        better, worse = one.counts(way, MATTERS)
+        up, down = one.traffic.get(way, (0, 0))
+        rows.append(
+            f"<tr><th>{way}</th>{_cell(mean, f'{mean:.3f}', min(means.values()))}"
+            f"<td>{one.relative(way, one.local):.3f}</td><td>{better}</td><td>{worse}</td>"
+            f"<td>{short(up) if up else '-'}</td><td>{short(down) if down else '-'}</td></tr>"
+        )
+    notes = "".join(f"<p>{html.escape(note)}</p>" for note in one.notes)
+    return f'<div class="wide"><table><thead><tr>{head}</tr></thead>{"".join(rows)}</table></div>{notes}'
 
 
 def _cell(value: float, text: str, best: float) -> str:
@@ -62,12 +89,10 @@ def _cell(value: float, text: str, best: float) -> str:
 
 def _plots(examples: Sequence[ExampleWeek], records: FleetRecords) -> str:
     """Return the newest week of some devices as one SVG; a sentence without matplotlib."""
-    try:
-        from matplotlib.figure import Figure  # noqa: PLC0415 - only the simulator's extra has it
-    except ImportError:
+    figure = _figure(12, 2.0 * (-(-len(examples) // 2)) + 0.5)
+    if figure is None:
         return "<p>No plots: matplotlib is not installed.</p>"
     rows = -(-len(examples) // 2)
-    figure = Figure(figsize=(12, 2.0 * rows + 0.5), layout="constrained")
     axes: Any = figure.subplots(rows, 2, squeeze=False)
     starts = {one.device: one.start for one in records.devices}
     for axis, one in zip(axes.flat, examples, strict=False):
@@ -75,7 +100,7 @@ def _plots(examples: Sequence[ExampleWeek], records: FleetRecords) -> str:
         when = (first + records.step * np.arange(len(one.actual))).astype("datetime64[s]")
         axis.plot(when, one.last_week, color=_WEEK, lw=1.0, label="last week")
         axis.plot(when, one.actual, color=_ACTUAL, lw=1.3, label="reading")
-        axis.plot(when, one.personal, color=_PERSONAL, lw=1.0, label="personal forecast")
+        axis.plot(when, one.served, color=_SERVED, lw=1.0, label="served forecast")
         axis.set_title(one.device, fontsize=8, loc="left")
         axis.tick_params(labelsize=6)
         axis.margins(x=0.01)
@@ -84,13 +109,42 @@ def _plots(examples: Sequence[ExampleWeek], records: FleetRecords) -> str:
         axis.set_visible(False)
     handles, labels = axes.flat[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside upper center", ncols=3, frameon=False, fontsize=8)
+    return f'<h3>The newest week of test days (UTC)</h3><div class="wide">{_svg(figure)}</div>'
+
+
+def _cold_plot(one: HorizonComparison) -> str:
+    """Return the cold-start curve as SVG; empty without matplotlib."""
+    figure = _figure(6, 2.6)
+    if figure is None:
+        return ""
+    axis = figure.subplots()
+    days = list(one.cold)
+    alone, helped = zip(*one.cold.values(), strict=True)
+    axis.plot(days, alone, "o-", color=_WEEK, label="alone")
+    axis.plot(days, helped, "o-", color=_SERVED, label="with the fleet")
+    axis.set_xlabel("days of history", fontsize=8)
+    axis.set_ylabel("error to yesterday's reading", fontsize=8)
+    axis.set_xticks(days)
+    axis.tick_params(labelsize=7)
+    axis.spines[["top", "right"]].set_visible(False)
+    axis.legend(frameon=False, fontsize=8)
+    return f'<div class="wide">{_svg(figure)}</div>'
+
+
+def _figure(width: float, height: float) -> Any:  # noqa: ANN401 - an optional library
+    """Return an empty figure, or None without matplotlib."""
+    try:
+        from matplotlib.figure import Figure  # noqa: PLC0415 - only the simulator's extra has it
+    except ImportError:
+        return None
+    return Figure(figsize=(width, height), layout="constrained")
+
+
+def _svg(figure: Any) -> str:  # noqa: ANN401 - as above
     out = io.StringIO()
     figure.savefig(out, format="svg", metadata={"Date": None})
     drawn = out.getvalue()
-    return (
-        "<h3>The newest week of test days (UTC)</h3>"
-        f'<div class="wide">{drawn[drawn.index("<svg") :]}</div>'
-    )
+    return drawn[drawn.index("<svg") :]
 
 
 _PAGE = """<!doctype html>
@@ -113,9 +167,13 @@ _PAGE = """<!doctype html>
 <ul>{notes}</ul>
 <h2>The ways compared</h2>
 <p><b>last value</b>, <b>yesterday</b> and <b>last week</b> repeat an earlier reading. <b>alone</b> is a
-ridge regression on the device's own record. <b>fleet</b> is one model from the sums of all devices.
-<b>personal</b> is the fleet's model fitted to the device, or a model of its own where that was better
-on the newest part of its training record. All were trained on the readings before the test days.</p>
+ridge regression on the device's own record, <b>local net</b> a small network on it. <b>fleet</b> is one
+regression from the sums of all devices. <b>personal</b> is that model fitted to the device, or a model of
+its own where that was better on held-back readings. <b>FedAvg</b> is the network with all layers shared,
+<b>PL-FL</b> the network with personal output layers. <b>served</b> is what each device's gate chooses on
+its held-back days from the best federated way, the best local one, yesterday and last week.
+<b>LightGBM</b> needs the readings of all devices in one place. All were trained on the readings before
+the test days.</p>
 <footer>Written by gridfed-sim. This file is complete and loads nothing; no reading left this machine
 except into this file.</footer>
 </body></html>

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from firmware_sim.evaluation.comparison import LEARNT, WAYS, HorizonComparison
+from firmware_sim.evaluation.centralised import LIGHTGBM
+from firmware_sim.evaluation.comparison import REPEATED, SERVED, HorizonComparison
 from firmware_sim.evaluation.records import FleetRecords, span
 from firmware_sim.results import short
 
@@ -16,44 +17,81 @@ def verdict(found: HorizonComparison, records: FleetRecords) -> list[str]:
     """Return the sentences for one horizon, the answer first."""
     devices = len(found.scores)
     ahead = span(found.ahead * records.step)
-    ratios = [score.worth for score in found.scores]
-    better = sum(ratio < 1.0 - MATTERS for ratio in ratios)
-    worse = sum(ratio > 1.0 + MATTERS for ratio in ratios)
-    mean = sum(ratios) / devices - 1.0
-    naive = min((way for way in WAYS if way not in LEARNT), key=found.relative)
-    gain = 1.0 - found.relative("personal") / found.relative(naive)
+    change = found.relative(SERVED, found.local) - 1.0
+    better, worse = found.counts(SERVED, MATTERS)
+    naive = min(REPEATED, key=found.relative)
+    gain = 1.0 - found.relative(SERVED) / found.relative(naive)
     lines = [
-        f"{ahead} ahead: {found.best} forecasts best on {devices} devices.",
-        f"The fleet's model fitted to each device has an error {_change(mean)} than learning alone.",
-        f"{better} of {devices} devices gain more than 1 %, {worse} lose more than 1 %.",
-        f"Against the best forecast without learning ({naive}) its error is {_change(-gain)}.",
+        f"{ahead} ahead: {_answer(change, better, worse)}",
+        (
+            f"Best on held-back days: {found.federated} with a fleet, {found.local} without one."
+            f" Best on the test days: {found.best}."
+        ),
+        (
+            f"Served with the fleet, the error is {_change(change)} than alone ({found.local}):"
+            f" {better} of {devices} devices gain more than 1 %, {worse} lose more than 1 %."
+        ),
+        f"Against the best forecast without learning ({naive}) it is {_change(-gain)}.",
     ]
-    if found.cold:
-        days, (alone, helped) = next(iter(found.cold.items()))
+    if LIGHTGBM in found.ways:
+        share = found.relative(SERVED, LIGHTGBM) - 1.0
         lines.append(
-            f"A device with {days} days of history has an error {_change(helped / alone - 1.0)}"
-            " with the fleet than alone."
+            f"Against {LIGHTGBM}, trained on all readings in one place, it is {_change(share)}."
         )
-    lines.append(
-        f"Each device sends {short(found.bytes_up)} and receives {short(found.bytes_down)}, once."
-    )
+    if found.cold:
+        lines.append(_history(found))
+    up, down = found.traffic[SERVED]
+    lines.append(f"A device sends {short(up)} and receives {short(down)} in all.")
     return lines
 
 
+def _answer(change: float, better: int, worse: int) -> str:
+    """Return the answer to whether a fleet would help, by a fixed rule.
+
+    >>> _answer(-0.03, 5, 1), _answer(-0.001, 2, 2)[:32], _answer(0.02, 0, 4)[:22]
+    ('a fleet would help.', 'a fleet would make no difference', 'a fleet would not help')
+    """
+    if change < -MATTERS and better > worse:
+        return "a fleet would help."
+    if change > MATTERS:
+        return "a fleet would not help; let every device learn alone."
+    return "a fleet would make no difference to devices with this much history."
+
+
+def _history(found: HorizonComparison) -> str:
+    """Return the sentence about the history that a new device needs."""
+    days, (alone, helped) = next(iter(found.cold.items()))
+    text = (
+        f"A new device with {days} days of history has an error {_change(helped / alone - 1.0)}"
+        " with the fleet than alone"
+    )
+    enough = next((d for d, (error, _) in found.cold.items() if error <= helped), None)
+    if helped >= alone:
+        return text + "."
+    wait = f"{enough} days" if enough else f"more than {max(found.cold)} days"
+    return f"{text}; alone it needs {wait} to reach that."
+
+
 def table(found: HorizonComparison, records: FleetRecords) -> str:
-    """Return the errors as text: a row for each device, at most 20, and their mean."""
-    width = max(12, *(len(score.device) for score in found.scores))
-    head = f"{'MAE, ' + span(found.ahead * records.step) + ' ahead':{width}}"
-    lines = [head + "".join(f"{way:>12}" for way in WAYS)]
-    lines += [
-        f"{score.device:{width}}" + "".join(f"{score.mae[way]:12.4g}" for way in WAYS)
-        for score in found.scores[:SHOWN]
+    """Return one row for each way: its error, the devices that it helps, its bytes."""
+    head = "MAE, " + span(found.ahead * records.step) + " ahead"
+    devices = f"of {len(found.scores)} devices"
+    lines = [
+        f"{head:22}{'to last':>9}{'to':>12}{devices:>18}{'bytes a':>12}{'bytes':>12}",
+        f"{'':22}{'week':>9}{found.local:>12}{'better':>9}{'worse':>9}{'device sends':>14}{'receives':>10}",
     ]
-    if len(found.scores) > SHOWN:
-        lines.append(f"… and {len(found.scores) - SHOWN} more devices: see the page")
-    relative = "".join(f"{found.relative(way):12.3f}" for way in WAYS)
-    lines.append(f"{'to last week':{width}}{relative}")
-    return "\n".join(lines)
+    for way in found.ways:
+        better, worse = found.counts(way, MATTERS)
+        up, down = found.traffic.get(way, (0, 0))
+        sent = short(up) if up else "-"
+        taken = short(down) if down else "-"
+        lines.append(
+            f"{way:22}{found.relative(way):9.3f}{found.relative(way, found.local):12.3f}"
+            f"{better:9}{worse:9}{sent:>14}{taken:>10}"
+        )
+    gates = ", ".join(f"{name} on {count}" for name, count in found.served_by.most_common())
+    lines.append(f"{SERVED} is the choice of each device's gate: {gates}")
+    return "\n".join([*lines, *found.notes])
 
 
 def cold_start(found: HorizonComparison) -> str:
@@ -67,9 +105,6 @@ def cold_start(found: HorizonComparison) -> str:
     return f"{title:16}{days}\n{'alone':16}{alone}\n{'with the fleet':16}{helped}"
 
 
-SHOWN = 20  # devices in the printed table
-
-
 def as_json(found: Sequence[HorizonComparison], records: FleetRecords) -> dict[str, object]:
     """Return everything as plain data."""
     return {
@@ -80,18 +115,25 @@ def as_json(found: Sequence[HorizonComparison], records: FleetRecords) -> dict[s
             {
                 "ahead_seconds": one.ahead * records.step,
                 "best": one.best,
+                "federated": one.federated,
+                "local": one.local,
                 "verdict": verdict(one, records),
-                "relative_to_last_week": {way: one.relative(way) for way in WAYS},
+                "notes": one.notes,
+                "relative_to_last_week": {way: one.relative(way) for way in one.ways},
                 "devices": [
-                    {"device": s.device, "windows": s.windows, "mae": dict(s.mae)}
+                    {
+                        "device": s.device,
+                        "windows": s.windows,
+                        "mae": dict(s.mae),
+                        "serves": s.chosen,
+                    }
                     for s in one.scores
                 ],
                 "cold_start": {
                     str(days): {"alone": alone, "with_fleet": helped}
                     for days, (alone, helped) in one.cold.items()
                 },
-                "bytes_up": one.bytes_up,
-                "bytes_down": one.bytes_down,
+                "bytes": {way: {"up": up, "down": down} for way, (up, down) in one.traffic.items()},
                 "processor_seconds": one.seconds,
             }
             for one in found

@@ -24,6 +24,9 @@ class Display(Protocol):
     def update(self, run: str, state: str, progress: Progress) -> None:
         """Show the progress of a run; ``state`` is a word such as ``training`` or ``done``."""
 
+    def advance(self, work: str, done: int, rounds: int) -> None:
+        """Show how many rounds of a computation in this process are done."""
+
     def __enter__(self) -> Self:
         """Start the display."""
 
@@ -57,6 +60,16 @@ def cells(run: str, state: str, now: Progress) -> tuple[str, ...]:
     )
 
 
+def bar(done: int, rounds: int, width: int = 24) -> str:
+    """Return a bar as text.
+
+    >>> bar(3, 12, 8)
+    '##...... 3 / 12'
+    """
+    full = width * done // max(rounds, 1)
+    return f"{'#' * full}{'.' * (width - full)} {done} / {rounds}"
+
+
 class PlainDisplay:
     """Prints a line at a change, at most one every few seconds and run."""
 
@@ -79,6 +92,15 @@ class PlainDisplay:
         pairs = zip(HEAD[2:], cells(run, state, progress)[2:], strict=True)
         known = (f"{name} {value}" for name, value in pairs if value)  # a loss may be withheld
         self.note(f"{run}: {state}; " + ", ".join(known))
+
+    def advance(self, work: str, done: int, rounds: int) -> None:
+        """Write a line at the end, or if the last line is older than the interval."""
+        _, when = self._printed.setdefault(work, ("", time.monotonic()))
+        now = time.monotonic()
+        if done < rounds and now - when < self._every:
+            return
+        self._printed[work] = ("", now)
+        self.note(f"{work}: round {done} of {rounds}")
 
     def __enter__(self) -> Self:
         """Return the display; nothing is prepared."""
@@ -119,6 +141,12 @@ class LiveDisplay:
         for row in self._rows.values():
             table.add_row(*row)
         self._live.update(table)
+
+    def advance(self, work: str, done: int, rounds: int) -> None:
+        """Redraw the bar; it goes when all rounds are done."""
+        self._live.update("" if done >= rounds else f"{work}  {bar(done, rounds)}")
+        if done >= rounds:
+            self.note(f"{work}: {rounds} rounds")
 
     def __enter__(self) -> Self:
         """Start drawing."""

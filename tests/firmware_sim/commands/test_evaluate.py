@@ -32,13 +32,15 @@ def folder(tmp_path):
 
 def test_a_folder_becomes_a_table_and_a_page(folder, tmp_path, capfd):
     out = tmp_path / "out"
-    assert main(["evaluate", "--data", str(folder), "--ahead", "1h", "--out", str(out)]) == 0
+    assert main(["evaluate", "--data", str(folder), "--ahead", "1h", "--quick", "--out", str(out)]) == 0
     shown = capfd.readouterr()
     assert "separator ;" in shown.out
     assert "1 h ahead: cutting windows" in shown.err
     assert "MAE, 1 h ahead" in shown.out
     assert "with the fleet" in shown.out
     assert "of 4 devices gain more than 1 %" in shown.out
+    assert "1 h ahead: a fleet would " in shown.out
+    assert "--quick: no network was trained" in shown.out
     page = (out / "evaluation.html").read_text("utf-8")
     assert "<svg" in page or "matplotlib is not installed" in page
     assert "http" not in page.replace("http://www.w3.org", "").replace(
@@ -50,12 +52,12 @@ def test_a_folder_becomes_a_table_and_a_page(folder, tmp_path, capfd):
 
 def test_json_output_contains_json_only(folder, tmp_path, capsys):
     where = ["--out", str(tmp_path / "out")]
-    assert main(["evaluate", "--data", str(folder), "--ahead", "24h", *where, "--json"]) == 0
+    assert main(["evaluate", "--data", str(folder), "--ahead", "24h", "--quick", *where, "--json"]) == 0
     data = json.loads(capsys.readouterr().out)
     assert [one["ahead_seconds"] for one in data["horizons"]] == [86_400]
     relative = data["horizons"][0]["relative_to_last_week"]
     assert relative["personal"] < min(relative["yesterday"], relative["last week"])
-    assert data["horizons"][0]["bytes_up"] > 100_000
+    assert data["horizons"][0]["bytes"]["personal"]["up"] > 100_000
 
 
 @pytest.mark.parametrize(

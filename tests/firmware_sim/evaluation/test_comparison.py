@@ -3,18 +3,30 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
 
-from firmware_sim.evaluation.comparison import WAYS, compare
+from edge_sdk.analytic.personal import fit_personal
+from firmware_sim.evaluation import closed_form, networks
+from firmware_sim.evaluation.comparison import (
+    FEDERATED,
+    LOCAL,
+    REPEATED,
+    SERVED,
+    WAYS,
+)
+from firmware_sim.evaluation.comparison import compare as compare_all
 from firmware_sim.evaluation.page import page
 from firmware_sim.evaluation.records import DeviceRecord, FleetRecords
 from firmware_sim.evaluation.tables import TableError
 from firmware_sim.evaluation.verdict import as_json, table, verdict
 
 DAY = 24
+compare = partial(compare_all, is_quick=True)
 
 
 def home(name, seed, days, noise=0.2):
@@ -37,7 +49,8 @@ def test_every_way_is_scored_on_the_same_windows_and_learning_beats_repeating():
     assert {score.windows for score in found.scores} == {15 * DAY - 24}
     assert found.relative("last value") == found.relative("yesterday")
     assert found.relative("personal") < 0.85 < found.relative("last week") == 1.0
-    assert found.best in {"fleet", "personal"}
+    assert found.best in {"fleet", "personal", "served"}
+    assert found.ways == (*REPEATED, "alone", "personal", "fleet", SERVED)
 
 
 def test_a_short_record_gains_from_the_fleet():
@@ -55,8 +68,8 @@ def test_no_forecast_depends_on_later_readings():
         record.values[-DAY:] = 1e6
     after = compare(FleetRecords(changed, 3600, "UTC", []), 1, cold=())
     for one, two in zip(before.examples, after.examples, strict=True):
-        np.testing.assert_array_equal(one.personal[: -DAY + 1], two.personal[: -DAY + 1])
-        assert not np.array_equal(one.personal, two.personal)
+        np.testing.assert_array_equal(one.served[: -DAY + 1], two.served[: -DAY + 1])
+        assert not np.array_equal(one.served, two.served)
 
 
 def test_missing_readings_are_neither_learnt_nor_judged():
@@ -81,9 +94,86 @@ def test_the_texts_say_who_gains_and_the_page_escapes_names():
     lines = verdict(found, records)
     assert lines[0].startswith("1 h ahead: ")
     assert "of 3 devices gain more than 1 %" in " ".join(lines)
-    assert "h1" in table(found, records)
+    assert [line.split("  ")[0] for line in table(found, records).splitlines()][2:9] == [
+        *found.ways
+    ]
     text = page([found], records, "a & b")
     assert "<script>" not in text
     assert "a &amp; b" in text
     data = json.loads(json.dumps(as_json([found], records)))
-    assert set(data["horizons"][0]["relative_to_last_week"]) == set(WAYS)
+    assert list(data["horizons"][0]["relative_to_last_week"]) == list(found.ways)
+    assert data["horizons"][0]["devices"][0]["serves"] in found.served_by
+
+
+@pytest.fixture
+def few_rounds(monkeypatch):
+    monkeypatch.setattr(networks, "STAGES", ((6, 2e-3), (2, 5e-4)))
+
+
+@pytest.mark.usefixtures("few_rounds")
+def test_networks_are_trained_alone_and_as_a_fleet_and_their_bytes_are_counted():
+    rounds = []
+    found = compare_all(fleet(count=3), 1, cold=(), on_round=lambda *seen: rounds.append(seen))
+    assert {"local net", "FedAvg", "PL-FL"} < set(found.ways) <= set(WAYS)
+    assert rounds[-1] == ("PL-FL", 8, 8)
+    assert len(rounds) == 24
+    assert found.relative("PL-FL") < found.relative("last value")
+    whole = found.traffic["FedAvg"][0]
+    assert found.traffic["PL-FL"][0] < whole == 8 * 4 * 9514
+    assert "network: bundle load-week-1, 8 rounds" in found.notes
+    assert found.federated in FEDERATED
+    assert found.local in LOCAL
+
+
+@pytest.mark.usefixtures("few_rounds")
+def test_a_step_without_a_bundle_is_compared_without_networks_and_says_so():
+    rows = np.arange(40 * 12)
+    values = 3 + np.sin(2 * np.pi * rows / 12) + np.random.default_rng(0).normal(size=len(rows)) / 5
+    records = FleetRecords(
+        [DeviceRecord("a", 0, values, rows % 12, rows // 12 % 7)], 7200, "UTC", []
+    )
+    found = compare_all(records, 1, cold=())
+    assert "FedAvg" not in found.ways
+    assert any("no shipped bundle forecasts 2 h ahead in steps of 2 h" in n for n in found.notes)
+
+
+def test_without_lightgbm_the_extra_is_named(monkeypatch):
+    monkeypatch.setattr(networks, "STAGES", ((1, 1e-3),))
+    monkeypatch.setitem(sys.modules, "lightgbm", None)
+    found = compare_all(fleet(count=2), 1, cold=())
+    assert "LightGBM" not in found.ways
+    assert any("pip install 'gridfed[compare]'" in note for note in found.notes)
+
+
+@pytest.mark.usefixtures("few_rounds")
+def test_lightgbm_is_a_mark_and_never_the_answer():
+    pytest.importorskip("lightgbm", reason="a centralised mark (extra: compare)")
+    found = compare_all(fleet(count=3), 1, cold=())
+    assert found.ways[-1] == "LightGBM"
+    assert found.relative("LightGBM") < found.relative("last value")
+    assert found.best != "LightGBM"
+    assert "in one place" in " ".join(verdict(found, fleet(count=3)))
+
+
+def test_the_gate_serves_no_fleet_model_that_held_back_days_show_to_be_worse():
+    """Seven equal homes and one that lives the other way round: its gate leaves the fleet."""
+    records = fleet(count=7, noise=0.05)
+    rows = np.arange(60 * DAY)
+    odd = 5.0 + 3.0 * (rows // 7 % 2) + np.random.default_rng(9).normal(size=len(rows)) / 10
+    records.devices.append(DeviceRecord("odd", 0, odd, rows % DAY, rows // DAY % 7))
+    found = compare(records, 1, cold=())
+    score = next(s for s in found.scores if s.device == "odd")
+    assert score.mae["served"] <= 1.01 * min(score.mae["alone"], score.mae[found.federated])
+
+
+def test_the_penalty_is_chosen_over_seasons_where_the_record_is_long(monkeypatch):
+    given = []
+
+    def spy(*args, days, **options):
+        given.append(days)
+        return fit_personal(*args, days=days, **options)
+
+    monkeypatch.setattr(closed_form, "fit_personal", spy)
+    compare(fleet(count=2, days=260), 1, cold=(7,))
+    assert max(given) == pytest.approx(260 - 56)
+    assert min(given) == pytest.approx(7)
