@@ -30,6 +30,7 @@ import numpy as np
 from firmware_sim.evaluation import centralised
 from firmware_sim.evaluation.centralised import LIGHTGBM
 from firmware_sim.evaluation.closed_form import ALONE, FLEET, PERSONAL, ClosedFormFleet
+from firmware_sim.evaluation.cold_start import COLD, cold_start
 from firmware_sim.evaluation.gate import candidates_of, served
 from firmware_sim.evaluation.networks import (
     FEDAVG,
@@ -43,7 +44,7 @@ from firmware_sim.evaluation.networks import (
     open_bundle,
     stages,
 )
-from firmware_sim.evaluation.records import DAY, DeviceRecord, FleetRecords, span
+from firmware_sim.evaluation.records import DAY, FleetRecords, span
 from firmware_sim.evaluation.tables import TableError
 from firmware_sim.evaluation.windows import DeviceWindows, Floats, RecordParts, windows
 
@@ -55,9 +56,6 @@ WAYS = (*REPEATED, *LOCAL, *FEDERATED, SERVED, LIGHTGBM)
 """All ways in the order of a table."""
 
 LEAST_WINDOWS = 100  # of a device's training record
-COLD_DEVICES = 12  # devices, evenly chosen, of the cold-start curve
-COLD = (7, 14, 28, 56, 112)
-"""Days of own history of the cold-start curve; more than every device has are left out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,7 +225,7 @@ def compare(
         progress(
             f"cold start: {days} days of history, each device without its own part of the sums"
         )
-        found = _cold(records, parts, ahead, days, closed)
+        found = cold_start(records, parts, ahead, days, closed)
         if found is not None:
             curve[days] = found
     return HorizonComparison(
@@ -359,54 +357,3 @@ def _example(name: str, w: DeviceWindows, forecasts: Mapping[str, Floats], day: 
     rows[0, at] = w.truth[inside]
     rows[1, at], rows[2, at] = forecasts[SERVED][inside], forecasts["last week"][inside]
     return ExampleWeek(name, first, *rows)
-
-
-def _cold(
-    records: FleetRecords,
-    parts: Mapping[str, RecordParts],
-    ahead: int,
-    days: int,
-    fleet: ClosedFormFleet,
-) -> tuple[float, float] | None:
-    """Return the error alone and with the fleet after so many days, relative to yesterday's reading.
-
-    The fleet's model is solved without the device's own part. The two weeks after are judged. None
-    if a device that has a week of history before its test days does not have so many days.
-    """
-    ratios = []
-    chosen = [d for d in records.devices if d.device in fleet.sums]
-    if days > COLD[0] and any(parts[d.device].test < days * records.day for d in chosen):
-        return None
-    for record in chosen[:: 1 + (len(chosen) - 1) // COLD_DEVICES]:
-        cut = parts[record.device].test
-        errors = cold_errors(record, records.day, ahead, cut, days=days, fleet=fleet)
-        if errors is not None and errors["yesterday"] > 0.0:
-            base = errors["yesterday"]
-            ratios.append((errors[ALONE] / base, errors[PERSONAL] / base))
-    if not ratios:
-        return None
-    alone, helped = np.mean(ratios, axis=0)
-    return float(alone), float(helped)
-
-
-def cold_errors(
-    record: DeviceRecord, day: int, ahead: int, cut: int, *, days: int, fleet: ClosedFormFleet
-) -> dict[str, float] | None:
-    """Return a device's errors by way in the two weeks after so many days of history, or None.
-
-    Args:
-        record: Its record.
-        day: Rows in a day.
-        ahead: Rows from origin to target.
-        cut: First row after the history.
-        days: Days of history.
-        fleet: The fleet; the device's own part is taken out of its sums.
-    """
-    start, end = cut - days * day, min(len(record.values), cut + 14 * day)
-    if start < 0 or len(fleet.sums) < 2 or not np.isfinite(record.values[start:cut]).any():
-        return None
-    w = windows(record, day, ahead, (cut, end), start)
-    if len(w.learn_rows) < LEAST_WINDOWS // 2 or not len(w.goals):
-        return None
-    found = w.repeated | fleet.forecasts(record.device, w)
-    return {way: float(np.abs(values - w.truth).mean()) for way, values in found.items()}

@@ -32,7 +32,10 @@ def folder(tmp_path):
 
 def test_a_folder_becomes_a_table_and_a_page(folder, tmp_path, capfd):
     out = tmp_path / "out"
-    assert main(["evaluate", "--data", str(folder), "--ahead", "1h", "--quick", "--out", str(out)]) == 0
+    assert (
+        main(["evaluate", "--data", str(folder), "--ahead", "1h", "--quick", "--out", str(out)])
+        == 0
+    )
     shown = capfd.readouterr()
     assert "separator ;" in shown.out
     assert "1 h ahead: cutting windows" in shown.err
@@ -52,7 +55,10 @@ def test_a_folder_becomes_a_table_and_a_page(folder, tmp_path, capfd):
 
 def test_json_output_contains_json_only(folder, tmp_path, capsys):
     where = ["--out", str(tmp_path / "out")]
-    assert main(["evaluate", "--data", str(folder), "--ahead", "24h", "--quick", *where, "--json"]) == 0
+    assert (
+        main(["evaluate", "--data", str(folder), "--ahead", "24h", "--quick", *where, "--json"])
+        == 0
+    )
     data = json.loads(capsys.readouterr().out)
     assert [one["ahead_seconds"] for one in data["horizons"]] == [86_400]
     relative = data["horizons"][0]["relative_to_last_week"]
