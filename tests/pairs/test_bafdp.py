@@ -37,8 +37,8 @@ ORACLE = {
     "radius_scale": 1.0,
 }
 PLAIN = {"optimiser": "sgd", "l1_mode": "sign", "regulariser": "off"}
-HEAVY = {**PLAIN, "rate": 0.05, "server_rate": 0.05, "dual_rate": 0.05, "l1": 1.0}
-LIGHT = {**PLAIN, "rate": 0.1, "l1": 0.3, "server_rate": 0.1}
+HEAVY = {**PLAIN, "rate": 0.05, "server_rate": 0.05, "dual_rate": 0.05, "l1": 1.0, "dual_max": 1.0}
+LIGHT = {**PLAIN, "rate": 0.1, "l1": 0.3, "dual_max": 0.3, "server_rate": 0.1}
 CHECKED = {**LIGHT, "check_every": 5}
 HONEST = {"a": 0.0, "b": 1.0, "c": 2.0, "d": 3.0}
 TARGETS = {"a": 0.0, "b": 1.0, "c": 5.0}

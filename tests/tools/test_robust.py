@@ -35,6 +35,7 @@ from tools.experiments.matrix import Square
 from tools.experiments.method_rows import FIELD, Case
 from tools.experiments.synthetic import cells as made_up
 
+FORMER = {"l1": 0.01, "server_rate": 0.1, "dual_max": 0.01}
 CASE = Case(("cell-00", "cell-01"), samples=100, rounds=10, budget=None)
 
 
@@ -112,6 +113,36 @@ def test_how_large_a_lie_is_does_not_matter_to_bafdp(folder):
     lies = ("constant:value=1e3", "constant:value=1e30")
     one, two = (bafdp.run(arm(attack=x, ratio=0.25), folder)["cells"] for x in lies)
     assert one == two
+
+
+def test_bafdps_defaults_hold_under_flipped_models(tmp_path, monkeypatch):
+    """Ten made-up cells, three of which flip: +3.8 %; with the former defaults +22.8 %."""
+    (tmp_path / cells.MILAN).mkdir()
+    table = {x.name: x.traffic for x in made_up(10, seed=0, days=35)}
+    hours = pd.date_range("2013-11-01", periods=35 * 24, freq="h")
+    path = tmp_path / cells.MILAN / "internet_hourly.parquet"
+    pd.DataFrame({"ts_local": hours, **table}).to_parquet(path)
+    rises = {}
+    for name, given in {"now": {}, "before": FORMER}.items():
+        row = replace(FIELD["BAFDP"], settings=lambda _, given=given: {"rate": 1e-3, **given})
+        monkeypatch.setattr(bafdp, "FIELD", {"BAFDP": row})
+        free = bafdp.run(arm(work=60), tmp_path)
+        hit = bafdp.run(arm(work=60, attack="flipping", ratio=0.3), tmp_path)
+        without = rankings.score(free, leave=hit["liars"])["RMSE"]
+        rises[name] = rankings.score(hit)["RMSE"] / without - 1.0
+    assert rises["now"] < 0.1
+    assert rises["before"] > 2.0 * rises["now"]
+
+
+def test_bafdps_parts_work_together(folder):
+    """Noise on readings, a device ten times slower, and flipped models, all in one run."""
+    one = bafdp.run(
+        arm("BAFDP, defaults", budget=30.0, clock="straggler", attack="flipping", ratio=0.25),
+        folder,
+    )
+    assert one["liars"]
+    assert set(one["liars"]).isdisjoint(one["cells"].keys() - set(one["liars"]))
+    assert one["path"][-1]["RMSE"] < 3.0 * one["path"][0]["RMSE"]
 
 
 def test_a_liar_sees_honest_answers_and_keeps_its_header():
@@ -269,7 +300,7 @@ def test_every_experiment_lists_each_run_once():
     options.cellular = [cells.MILAN, cells.BARCELONA]
     listed = robust.arms(options)
     assert len({x.file for x in listed}) == len(listed)
-    assert {x.experiment for x in listed} == {"e9", "e10", "e11", "e12"}
+    assert {x.experiment for x in listed} == {"e9", "e10", "e11", "e12", "e14"}
     assert len(robust.squares(options)) == 2 * 11 * 9 * 3
 
 

@@ -162,6 +162,11 @@ def _bafdp(case: Case) -> Mapping[str, Any]:
     return {"steps": 1, "rate": RATE, "eps_cap": case.budget or 30.0, "dual_max": DUAL, **tied}
 
 
+def _defaults(case: Case) -> Mapping[str, Any]:
+    """Return what an operator has who sets nothing but the budget that devices noise with."""
+    return {"eps_cap": case.budget or 30.0}
+
+
 def _aspire(_: Case) -> Mapping[str, Any]:
     return {"steps": 1, "rate": RATE, "optimiser": "adam", "server_rate": 0.5, "kappa": 0.1}
 
@@ -183,6 +188,7 @@ FIELD: Mapping[str, Row] = {
     "NbAFL": Row("nbafl", settings=_nbafl, privacy=_nbafl_noise),
     "UDP": Row("udp", privacy=_udp_noise),
     "BAFDP": Row("bafdp", settings=_bafdp, steps=1, share=0.5),
+    "BAFDP, defaults": Row("bafdp", settings=_defaults, steps=1, share=0.5),
     "BSFDP": Row("bsfdp", settings=_bafdp, steps=1),
     "RSA": Row("rsa", settings=_rsa, steps=1),
     "DP-RSA": Row("dp_rsa", settings=_rsa, steps=1, privacy=_noisy_signs),

@@ -18,6 +18,13 @@ SETTING = (
     "train on clean readings, so that nothing else differs."
 )
 
+TOGETHER = (
+    "BAFDP has the settings that an operator has who sets nothing. Noise: every reading once, analytic "
+    "Gaussian, delta = 1e-5. Straggler: log-normal answers, one device ten times slower, half of the "
+    "devices make a firing; the run ends by the clock, after more steps than on the even one. FedAvg has "
+    "no straggler, for it waits for everybody."
+)
+
 
 def e12(results: Results, found: dict[str, float]) -> Page:
     """Return the report of E12: Byzantine devices."""
@@ -69,6 +76,45 @@ def _hit(results: Results, name: str, attack: str, ratio: float) -> str:
 
 def _rise(value: float) -> str:
     return f"{value:+.0%}" if value < 100 else "diverged"
+
+
+def e14(results: Results) -> Page:
+    """Return the report of E14: noise on readings, a straggler and attackers, one by one and together."""
+    lines = [*states(results), "", TOGETHER, ""]
+    head = ("method", "noise", "clock", "without attack", "30 % flipping", "rise")
+    rows = []
+    for name in ("BAFDP, defaults", "FedAvg"):
+        for budget in (None, 30.0):
+            for clock in ("even", "straggler"):
+                free = where(results, name=name, budget=budget, clock=clock, attack="")
+                hit = where(results, name=name, budget=budget, clock=clock, attack="flipping")
+                if free or hit:
+                    noise = "none" if budget is None else f"a={budget:g}"
+                    change = " ".join(f"{x:+.1%}" for x in together(results, name, budget, clock))
+                    rows.append([name, noise, clock, said(free), said(hit), change])
+    return Page("E14: BAFDP's parts together", together_claims(results), lines + table(head, rows))
+
+
+def together(results: Results, name: str, budget: float | None, clock: str) -> list[float]:
+    """Return the relative rise of the RMSE under attack, for each seed, in one setting."""
+    some = where(results, name=name, budget=budget, clock=clock)
+    return verdicts.rises(some, name, "flipping", 0.3, 1)
+
+
+def together_claims(results: Results) -> list[Claim]:
+    """Judge the combination: the attack costs no more beside noise and a straggler."""
+    out = []
+    for text, budget, clock in (
+        ("attackers alone", None, "even"),
+        ("attackers, noise on readings (a=30) and a straggler together", 30.0, "straggler"),
+    ):
+        if found := together(results, "BAFDP, defaults", budget, clock):
+            shares = ", ".join(f"{x:+.1%}" for x in found)
+            bound = (
+                f"BAFDP with its defaults: RMSE rises by at most {verdicts.RISE:.0%} under {text}"
+            )
+            out.append(Claim(bound, max(found) <= verdicts.RISE, shares))
+    return out
 
 
 def e13(results: Sequence[Mapping[str, Any]]) -> Page:

@@ -1,4 +1,4 @@
-"""Run E9 to E13 from a command line: their arms, order, files and reports."""
+"""Run E9 to E14 from a command line: their arms, order, files and reports."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tools.experiments.method_rows import FIELD
 from tools.experiments.pages import Page, pasted
 from tools.experiments.verdicts import NINE
 
-EXPERIMENTS = ("e9", "e10", "e11", "e12", "e13")
+EXPERIMENTS = ("e9", "e10", "e11", "e12", "e13", "e14")
 CONTROLS = ("FedAvg", "local long", "pooled")
 PAPER_A = {1: 30.0, 24: 40.0}
 """The budgets of the paper's table on Milan; its own sweep has better ones, chosen on the test."""
@@ -47,7 +47,7 @@ QUICK = {"work": 24, "clients": 5, "rounds": 3}
 
 def arms(options: argparse.Namespace) -> list[Arm]:
     """List every run of the experiments that were asked for, each once, seed by seed."""
-    makers = {"e9": _e9, "e10": _e10, "e11": _e11, "e12": _e12}
+    makers = {"e9": _e9, "e10": _e10, "e11": _e11, "e12": _e12, "e14": _e14}
     found: dict[Arm, None] = {}
     for seed in range(options.seeds):
         for name in options.experiments:
@@ -102,6 +102,19 @@ def _e12(options: argparse.Namespace, seed: int) -> list[Arm]:
     out += [make(name=x, horizon=24, attack=a, ratio=r) for a, r in far for x in TABLE_IV]
     if seed == 0:
         out += [make(name="BAFDP", attack="flipping", ratio=r) for r in FIGURE_8]
+    return out
+
+
+def _e14(options: argparse.Namespace, seed: int) -> list[Arm]:
+    """Yield the parts of BAFDP one by one and together, and FedAvg where it has them."""
+    few = min(options.cells or ROUND, ROUND)
+    make = partial(_arm, options, "e14", seed, clients=few)
+    out = []
+    for budget in (None, PAPER_A[1]):
+        for attack, ratio in (("", 0.0), ("flipping", MOST)):
+            common = {"budget": budget, "attack": attack, "ratio": ratio}
+            out += [make(name="BAFDP, defaults", clock=x, **common) for x in ("even", "straggler")]
+            out.append(make(name="FedAvg", **common))
     return out
 
 
@@ -160,8 +173,8 @@ def kept(options: argparse.Namespace) -> dict[str, list[dict[str, Any]]]:
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options of E9 to E13."""
-    group = parser.add_argument_group("e9 to e13")
+    """Add the options of E9 to E14."""
+    group = parser.add_argument_group("e9 to e14")
     group.add_argument("--work", type=int, default=WORK, help="gradient steps of an average device")
     group.add_argument("--cells", type=int, help="at most so many cells of a set")
     group.add_argument("--cellular", nargs="+", default=list(cells.SETS), choices=cells.SETS)
@@ -225,4 +238,5 @@ def page(
         found = {} if options.no_traffic else wire.measured(options)
         return resilience.e12(results, found)
     makers = {"e10": accuracy.e10, "e11": accuracy.e11, "e13": resilience.e13}
+    makers["e14"] = resilience.e14
     return makers[name](results)
