@@ -5,6 +5,7 @@ A new key for an enrolled device begins a new ledger of sequence numbers; its co
 starts at --spent. The privacy ledger on the device is kept.
 
   gridfed-aggregator enrol meter-1 --public meter-1.pub --proof HEX
+  gridfed-aggregator enrol meter-1 --public meter-1.pub --label region=north,kind=meter
   gridfed-aggregator enrol --from-file devices.csv
 """
 
@@ -29,7 +30,13 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--public", metavar="HEX|FILE", help="its public key")
     parser.add_argument("--proof", metavar="HEX", default="", help="its proof of possession")
     parser.add_argument(
-        "--from-file", metavar="CSV", help="many devices: columns id, public, proof"
+        "--from-file", metavar="CSV", help="many devices: columns id, public, proof, labels"
+    )
+    parser.add_argument(
+        "--label",
+        metavar="NAME=VALUE,…",
+        default="",
+        help="its labels, by which runs choose their cohorts",
     )
     parser.add_argument(
         "--spent",
@@ -45,20 +52,28 @@ def run(args: Namespace) -> CommandResult:
     """Check one claim or a file of claims, and enrol the devices."""
     if bool(args.from_file) == bool(args.id):
         raise CommandError("enrol: give an id with --public, or --from-file")
+    if args.from_file and args.label:
+        raise CommandError("enrol: --label: give labels in the column labels of --from-file")
     if args.id and not args.public:
         raise CommandError("enrol: give the device's public key: --public HEX or FILE")
     config = AggregatorConfig.load(args.config)
     claims = (
         list(read_claims(Path(args.from_file)))
         if args.from_file
-        else [claim_of(args.id, args.public, args.proof)]
+        else [claim_of(args.id, args.public, args.proof, args.label)]
     )
     for claim in claims:
         verify_claim(claim, config.fleet)
     if not 0 <= args.spent <= RELEASES_LIMIT:
         raise CommandError(f"enrol: --spent: expected 0 to {RELEASES_LIMIT}, got {args.spent}")
     orders = [
-        ControlOrder("enrol", claim.device, public=claim.public.hex(), spent=args.spent)
+        ControlOrder(
+            "enrol",
+            claim.device,
+            public=claim.public.hex(),
+            spent=args.spent,
+            labels=claim.labels,
+        )
         for claim in claims
     ]
     return apply_orders(config, orders)

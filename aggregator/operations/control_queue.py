@@ -10,10 +10,17 @@ import json
 import os
 import secrets
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+from aggregator.operations.labels import (
+    LabelError,
+    Labels,
+    changed_labels,
+    label_text,
+    parse_labels,
+)
 from aggregator.store.types import EnrolledDevice
 from edge_sdk.app.cli import RUNTIME, Failure
 from edge_sdk.app.permissions import make_private_folder, open_private
@@ -38,7 +45,7 @@ class ControlOrder:
     """One order of an operator.
 
     Attributes:
-        do: ``enrol``, ``revoke``, ``unlearn`` or ``command`` a device; ``pause`` or ``resume`` the
+        do: ``enrol``, ``revoke``, ``label``, ``unlearn`` or ``command`` a device; ``pause`` or ``resume`` the
             fleet; ``retry`` or ``clear`` a dead letter.
         device: Id of the device; ``_all`` for the fleet, or for every dead letter.
         public: Raw public key as hex, for ``enrol``.
@@ -47,9 +54,12 @@ class ControlOrder:
         args: Numeric arguments of the command.
         until: Expiry, server time in Unix milliseconds.
         spent: Initial count of releases in the new ledger, for ``enrol`` with another key.
+        labels: Changes of labels, ``name=value`` between commas, for ``enrol`` and ``label``.
     """
 
-    do: Literal["enrol", "revoke", "command", "pause", "resume", "retry", "clear", "unlearn"]
+    do: Literal[
+        "enrol", "revoke", "command", "pause", "resume", "retry", "clear", "unlearn", "label"
+    ]
     device: Annotated[str, Length(1, 64)]
     public: Annotated[str, Length(0, 64)] = ""
     op: str = ""
@@ -57,13 +67,14 @@ class ControlOrder:
     args: Scalars = field(default_factory=dict)
     until: Moment | None = None
     spent: Releases = 0
+    labels: Annotated[str, Length(0, 2000)] = ""
 
 
 def apply(order: ControlOrder, store: Any) -> str:  # noqa: ANN401 - a Store that also issues commands
     """Carry out an order and return a one-line result.
 
     Raises:
-        OrderError: The device is not enrolled, or the command is unknown.
+        OrderError: The device is not enrolled, the command is unknown, or a label is malformed.
     """
     if order.do in ("pause", "resume"):
         raise OrderError(f"only a running daemon can {order.do} its fleet")
@@ -77,10 +88,13 @@ def apply(order: ControlOrder, store: Any) -> str:  # noqa: ANN401 - a Store tha
     if order.device not in known:
         raise OrderError(f"{order.device!r} is not enrolled")
     if order.do == "revoke":
-        before = known[order.device]
-        revoked = EnrolledDevice(before.id, before.sign, before.generation, "revoked", order.why)
-        store.put_client(revoked)
+        store.put_client(replace(known[order.device], state="revoked", why=order.why))
         return f"{order.device} is revoked"
+    if order.do == "label":
+        before = known[order.device]
+        labelled = replace(before, labels=_labels(before.labels, order))
+        store.put_client(labelled)
+        return f"{order.device} is labelled {label_text(labelled.labels) or 'with nothing'}"
     if order.op not in OPS:
         raise OrderError(f"unknown command {order.op!r}; known: {', '.join(OPS)}")
     check_args(order.op, order.args)
@@ -147,18 +161,29 @@ def check_args(op: str, args: Mapping[str, float]) -> None:
 
 def _enrol(order: ControlOrder, store: Any, before: EnrolledDevice | None) -> str:  # noqa: ANN401 - as ``apply``
     public = bytes.fromhex(order.public)
+    labels = _labels(() if before is None else before.labels, order)
     if before is None:
-        store.renew(EnrolledDevice(order.device, (public,)), spent=order.spent)
+        store.renew(EnrolledDevice(order.device, (public,), labels=labels), spent=order.spent)
         return f"{order.device} is enrolled"
     if before.sign == (public,) and before.state == "enrolled":
+        if labels != before.labels:
+            store.put_client(replace(before, labels=labels))
         return f"{order.device} is already enrolled with this key"
     generation = before.generation + 1
+    again = EnrolledDevice(order.device, (public,), generation, labels=labels)
     if before.sign == (public,):
-        store.put_client(EnrolledDevice(order.device, (public,), generation))
+        store.put_client(again)
         return f"{order.device} is enrolled again with the same key, generation {generation}"
     note = renewal(order, store)
-    store.renew(EnrolledDevice(order.device, (public,), generation), spent=order.spent)
+    store.renew(again, spent=order.spent)
     return f"{order.device} is enrolled again, generation {generation}{note}"
+
+
+def _labels(before: Labels, order: ControlOrder) -> Labels:
+    try:
+        return changed_labels(before, parse_labels(order.labels))
+    except LabelError as error:
+        raise OrderError(f"{order.device}: {error}") from error
 
 
 def renewal(order: ControlOrder, store: Any) -> str:  # noqa: ANN401 - as ``apply``

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from aggregator.operations.labels import LabelError, parse_labels
 from edge_sdk.app.cli import USAGE, Failure
 from edge_sdk.app.permissions import make_private_folder, require_private
 from edge_sdk.wire.keys import (
@@ -47,11 +48,13 @@ class Claim:
         device: The requested id: certificate name, user name, topic and sender at once.
         public: Raw Ed25519 public key.
         proof: Signature of ``statement`` by that key; empty if the operator vouches for the key.
+        labels: Labels of the device, ``name=value`` between commas.
     """
 
     device: str
     public: bytes
     proof: bytes = b""
+    labels: str = ""
 
 
 def statement(
@@ -107,7 +110,9 @@ def verify_claim(claim: Claim, fleet: str, *, where: str = "enrol") -> Claim:
     return claim
 
 
-def claim_of(device: str, public: str, proof: str = "", *, where: str = "enrol") -> Claim:
+def claim_of(
+    device: str, public: str, proof: str = "", labels: str = "", *, where: str = "enrol"
+) -> Claim:
     """Parse a claim: the key as 64 hex digits or a file, the proof as 128 hex digits or nothing.
 
     Raises:
@@ -123,11 +128,15 @@ def claim_of(device: str, public: str, proof: str = "", *, where: str = "enrol")
         raise EnrolError(f"{where}: {device}: expected a proof of 128 hex digits") from error
     if signature and len(signature) != SIGNATURE_SIZE:
         raise EnrolError(f"{where}: {device}: expected a proof of 128 hex digits, got {len(proof)}")
-    return Claim(device, raw, signature)
+    try:
+        parse_labels(labels)
+    except LabelError as error:
+        raise EnrolError(f"{where}: {device}: {error}") from error
+    return Claim(device, raw, signature, labels)
 
 
 def read_claims(path: Path) -> Iterator[Claim]:
-    """Read a CSV file with the columns ``id``, ``public`` and, optionally, ``proof``.
+    """Read a CSV file with the columns ``id``, ``public`` and, optionally, ``proof`` and ``labels``.
 
     Raises:
         EnrolError: The file or a column is missing, or a line, given by number, cannot be parsed.
@@ -139,7 +148,7 @@ def read_claims(path: Path) -> Iterator[Claim]:
                 raise EnrolError(f"{path}: expected the columns id and public in the first line")
             for row in rows:
                 where = f"{path}, line {rows.line_num}"
-                given = (row["id"] or "", row["public"] or "", row.get("proof") or "")
+                given = [row.get(name) or "" for name in ("id", "public", "proof", "labels")]
                 yield claim_of(*(text.strip() for text in given), where=where)
     except OSError as error:
         raise EnrolError(f"{path}: {error.strerror or error}") from error

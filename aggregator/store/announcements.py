@@ -10,7 +10,7 @@ from aggregator.store.types import DownloadBody
 
 _SERIAL = "serial"  # fact: the highest serial ever reserved
 _SERIALS = 256  # serials reserved at a time
-_CONTENTS = 2  # bodies kept per kind for download: the current and the previous one
+_CONTENTS = 2  # bodies kept per kind and run for download: the current and the previous one
 
 
 def retained(db: sqlite3.Connection) -> dict[str, bytes]:
@@ -59,7 +59,7 @@ def content(db: sqlite3.Connection, ref: bytes) -> DownloadBody | None:
 def put_contents(db: sqlite3.Connection, contents: Iterable[DownloadBody]) -> None:
     """Store bodies for download, and delete older ones of their kind that are not needed.
 
-    The last two of a kind are kept, and every one that an open task refers to.
+    The last two of a kind and a run are kept, and every one that an open task refers to.
     """
     for one in contents:
         if one.kind == "task":
@@ -74,11 +74,18 @@ def _put_common(db: sqlite3.Connection, content: DownloadBody) -> None:
         "INSERT OR REPLACE INTO contents (id, kind, rank, chunk, body) VALUES (?, ?, ?, ?, ?)",
         (content.id, content.kind, rank, content.chunk, content.body),
     )
+    db.execute("INSERT OR IGNORE INTO content_names VALUES (?, ?)", (content.id, content.name))
     db.execute(
-        "DELETE FROM contents WHERE kind = ? AND rank NOT IN"
-        " (SELECT rank FROM contents WHERE kind = ? ORDER BY rank DESC LIMIT ?)"
+        "DELETE FROM content_names WHERE name = ?"
+        " AND id IN (SELECT id FROM contents WHERE kind = ?)"
+        " AND id NOT IN (SELECT id FROM contents JOIN content_names USING (id)"
+        " WHERE kind = ? AND name = ? ORDER BY rank DESC LIMIT ?)",
+        (content.name, content.kind, content.kind, content.name, _CONTENTS),
+    )
+    db.execute(
+        "DELETE FROM contents WHERE kind = ? AND id NOT IN (SELECT id FROM content_names)"
         " AND id NOT IN (SELECT content FROM tasks WHERE state = 'open')",
-        (content.kind, content.kind, _CONTENTS),
+        (content.kind,),
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sqlite3
 
+from aggregator.store.schema import has_runs
 from aggregator.store.types import EnrolledDevice
 from edge_sdk.wire.errors import Refused
 from edge_sdk.wire.protocol.codec import encode
@@ -15,9 +16,22 @@ _COMMANDS = 64  # receipted commands kept per device
 
 def clients(db: sqlite3.Connection) -> list[EnrolledDevice]:
     """Return all enrolled devices, by id."""
+    labels: dict[str, list[tuple[str, str]]] = {}
+    if has_runs(db):
+        for device, name, value in db.execute(
+            "SELECT device, name, value FROM labels ORDER BY device, name"
+        ):
+            labels.setdefault(device, []).append((name, value))
     return [
-        EnrolledDevice(name, tuple(bytes.fromhex(key) for key in json.loads(sign)), *rest)
-        for name, sign, *rest in db.execute(
+        EnrolledDevice(
+            name,
+            tuple(bytes.fromhex(key) for key in json.loads(sign)),
+            generation,
+            state,
+            why,
+            tuple(labels.get(name, ())),
+        )
+        for name, sign, generation, state, why in db.execute(
             "SELECT id, sign, generation, state, why FROM clients ORDER BY id"
         )
     ]
@@ -29,6 +43,10 @@ def save(db: sqlite3.Connection, client: EnrolledDevice) -> None:
     db.execute(
         "INSERT OR REPLACE INTO clients VALUES (?, ?, ?, ?, ?)",
         (client.id, sign, client.generation, client.state, client.why),
+    )
+    db.execute("DELETE FROM labels WHERE device = ?", (client.id,))
+    db.executemany(
+        "INSERT INTO labels VALUES (?, ?, ?)", [(client.id, *pair) for pair in client.labels]
     )
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 from typing import Any
 
 from aggregator.store.event_codec import pack_event, unpack_event
@@ -13,9 +14,11 @@ from aggregator.store.types import Applied, JournalEntry, Pruned
 from edge_sdk.wire.contract.method import Due, Event, Member, Played, Unlearned, Update
 from edge_sdk.wire.link.link_trace import vector_digest
 
+NONE_HELD: Mapping[int, int] = MappingProxyType({})
 _BARE = "bare"  # fact: position up to which no event has a vector
-_ROUND = "pruned run"  # fact: the newest run with deleted updates
-_TURN = "pruned round"  # fact: the highest round among those updates
+_TURN_OF = "pruned round of"  # fact, by run: the highest round with deleted updates
+_ROUND = "pruned run"  # fact of schema 3: the newest run with deleted updates
+_TURN = "pruned round"  # fact of schema 3: the highest round among those updates
 
 _KINDS: dict[type[Any], str] = {
     Due: "due",
@@ -91,18 +94,33 @@ def end(db: sqlite3.Connection) -> int:
     return int(found[0]) if found else 0
 
 
-def forget(db: sqlite3.Connection, upto: int) -> None:
-    """Delete the vectors up to a position; the events remain."""
+def forget(db: sqlite3.Connection, upto: int, held: Mapping[int, int] = NONE_HELD) -> None:
+    """Delete the vectors up to a position; the events remain.
+
+    Args:
+        db: Connection.
+        upto: The position.
+        held: Runs that still need vectors before it, each with its own, lower position.
+    """
     db.execute(
-        "UPDATE journal SET vector = NULL WHERE position > ? AND position <= ?"
-        " AND vector IS NOT NULL",
+        "UPDATE journal SET vector = NULL WHERE position > ? AND position <= ?"  # noqa: S608 - numbers
+        f" AND vector IS NOT NULL{_but(held)}",
         (fact(db, _BARE), upto),
     )
-    put_fact(db, _BARE, upto)
+    put_fact(db, _BARE, max(fact(db, _BARE), min((upto, *held.values()))))
 
 
-def drop(db: sqlite3.Connection, upto: int) -> None:
+def _but(held: Mapping[int, int]) -> str:
+    return "".join(f" AND NOT (run = {run} AND position > {at})" for run, at in held.items())
+
+
+def drop(db: sqlite3.Connection, upto: int, held: Mapping[int, int] = NONE_HELD) -> None:
     """Delete the events up to a position; keep each device's highest number and a count.
+
+    Args:
+        db: Connection.
+        upto: The position.
+        held: Runs that still need events before it, each with its own, lower position.
 
     Example:
         >>> import numpy as np
@@ -117,9 +135,10 @@ def drop(db: sqlite3.Connection, upto: int) -> None:
         >>> dict(pruned(db)), oldest_round(db, 1), first(db)
         ({'meter-1': Pruned(life=1, seq=2, updates=2)}, 3, 3)
     """
+    chosen = f"position <= ?{_but(held)}"
+    updates = f"FROM journal WHERE {chosen} AND kind = 'update'"
     for device, life, seq, count in db.execute(
-        "SELECT device, life, max(seq), count(*) FROM journal"
-        " WHERE position <= ? AND kind = 'update' GROUP BY device, life",
+        f"SELECT device, life, max(seq), count(*) {updates} GROUP BY device, life",
         (upto,),
     ).fetchall():
         db.execute(
@@ -131,12 +150,10 @@ def drop(db: sqlite3.Connection, upto: int) -> None:
             (device, life, seq, count),
         )
     for run, turn in db.execute(
-        "SELECT run, max(turn) FROM journal WHERE position <= ? AND kind = 'update' GROUP BY run",
-        (upto,),
+        f"SELECT run, max(turn) {updates} GROUP BY run", (upto,)
     ).fetchall():
-        put_fact(db, _ROUND, run)
-        put_fact(db, _TURN, int(turn))
-    db.execute("DELETE FROM journal WHERE position <= ?", (upto,))
+        put_fact(db, f"{_TURN_OF} {run}", int(turn))
+    db.execute(f"DELETE FROM journal WHERE {chosen}", (upto,))  # noqa: S608 - numbers
 
 
 def pruned(db: sqlite3.Connection) -> Iterator[tuple[str, Pruned]]:
@@ -149,7 +166,9 @@ def pruned(db: sqlite3.Connection) -> Iterator[tuple[str, Pruned]]:
 
 def oldest_round(db: sqlite3.Connection, run: int) -> int:
     """Return the first round of a run without deleted updates."""
-    return fact(db, _TURN) + 1 if fact(db, _ROUND) == run else 0
+    before = fact(db, _TURN) if fact(db, _ROUND) == run else 0
+    last = max(before, fact(db, f"{_TURN_OF} {run}"))
+    return last + 1 if last else 0
 
 
 def first(db: sqlite3.Connection) -> int:

@@ -223,19 +223,39 @@ def _strip(db: sqlite3.Connection, block: Block) -> None:
     for run, position in _anchored(db, block):
         runs.lift_anchor(db, run, position)
         states.forget(db, run, position)
-    journal.forget(db, block.position)
+    journal.forget(db, block.position, _held(db, block))
 
 
 def _anchored(db: sqlite3.Connection, block: Block) -> Iterator[tuple[int, int]]:
-    """Yield each run whose anchor moves, with its new anchor; older runs go to their last state."""
+    """Yield each run whose anchor moves, with its new anchor.
+
+    A finished run goes to its last state. One that continues beside the block's run goes to the
+    state after the last round that it closed by then; its events after that are held.
+    """
+    live = runs.live(db)
     for run, anchor, upto in runs.reaches(db):
-        wanted = min(block.position, upto) if run == block.run else upto
-        if run <= block.run and anchor < wanted:
+        wanted = min(block.position, upto)
+        if run != block.run and (run in live or upto > block.position):
+            wanted = runs.last_closing(db, run, wanted)
+        if anchor < wanted:
             yield run, wanted
+
+
+def _held(db: sqlite3.Connection, block: Block) -> dict[int, int]:
+    """Return the other runs whose events before a block's end are needed, with their anchors."""
+    live = runs.live(db)
+    return {
+        run: anchor
+        for run, anchor, upto in runs.reaches(db)
+        if run != block.run and anchor < block.position and (run in live or upto > block.position)
+    }
 
 
 def _drop(db: sqlite3.Connection, block: Block) -> None:
     """Delete a block's events and rounds; keep each device's highest number and a count."""
-    journal.drop(db, block.position)
-    runs.drop_closed(db, block.run, block.position)
-    states.drop_before(db, block.run)
+    held, live = _held(db, block), runs.live(db)
+    journal.drop(db, block.position, held)
+    runs.drop_closed(db, block.position, held)
+    for run, _, upto in runs.reaches(db):
+        if run not in live and run != block.run and upto <= block.position:
+            states.drop(db, run)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Iterator, Sequence
-from dataclasses import astuple
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import astuple, replace
 from typing import NamedTuple
 
 from aggregator.store.event_codec import pack_timers, unpack_timers
+from aggregator.store.schema import has_runs
 from aggregator.store.types import RunRecord, Timer, Version
 
 
@@ -26,12 +27,37 @@ class Reach(NamedTuple):
     timers: tuple[Timer, ...]
 
 
-def latest(db: sqlite3.Connection) -> RunRecord | None:
-    """Return the latest run."""
-    found = db.execute(
-        "SELECT run, method, settings, bundle, spec, layout FROM runs ORDER BY run DESC LIMIT 1"
-    ).fetchone()
-    return None if found is None else RunRecord(*found)
+def latest(db: sqlite3.Connection, name: str | None = None) -> RunRecord | None:
+    """Return the latest run of a name, or of all."""
+    names = _names(db)
+    for number, *rest in db.execute(
+        "SELECT run, method, settings, bundle, spec, layout FROM runs ORDER BY run DESC"
+    ):
+        if name is None or names.get(number, "") == name:
+            return replace(RunRecord(number, *rest), name=names.get(number, ""))
+    return None
+
+
+def live(db: sqlite3.Connection) -> set[int]:
+    """Return the latest run of each name.
+
+    Example:
+        >>> from pathlib import Path
+        >>> from aggregator.store.schema import prepare
+        >>> db = sqlite3.connect(":memory:", isolation_level=None)
+        >>> prepare(db, Path("fleet.db"))
+        >>> for number, name in enumerate(("", "meters", "meters", "cells"), 1):
+        ...     begin(db, RunRecord(number, "fedavg", "{}", "toy", bytes(16), bytes(16), name), at=0)
+        >>> sorted(live(db)), latest(db, "meters").run, latest(db).run, latest(db, "other")
+        ([1, 3, 4], 3, 4, None)
+    """
+    names = _names(db)
+    newest = {names.get(number, ""): number for number in numbers(db)}
+    return set(newest.values())
+
+
+def _names(db: sqlite3.Connection) -> dict[int, str]:
+    return dict(db.execute("SELECT run, name FROM run_names")) if has_runs(db) else {}
 
 
 def numbers(db: sqlite3.Connection) -> list[int]:
@@ -43,8 +69,10 @@ def begin(db: sqlite3.Connection, run: RunRecord, at: int) -> None:
     """Insert a run whose first state is at a position of the journal."""
     db.execute(
         "INSERT INTO runs VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
-        (*astuple(run), at, at, pack_timers(())),
+        (*astuple(run)[:6], at, at, pack_timers(())),
     )
+    if run.name:
+        db.execute("INSERT INTO run_names VALUES (?, ?)", (run.run, run.name))
 
 
 def reach(db: sqlite3.Connection, run: int) -> Reach | None:
@@ -124,14 +152,27 @@ def lift_anchor(db: sqlite3.Connection, run: int, anchor: int) -> None:
 def closed(db: sqlite3.Connection) -> Iterator[tuple[int, int, int, int]]:
     """Return run, round, position and report size in bytes of every closed round, in order."""
     yield from db.execute(
-        "SELECT run, round, position, length(report) FROM versions ORDER BY run, round"
+        "SELECT run, round, position, length(report) FROM versions ORDER BY position, run, round"
     )
 
 
-def drop_closed(db: sqlite3.Connection, run: int, upto: int) -> None:
-    """Delete the closed rounds of older runs, and of this run up to a position."""
-    db.execute("DELETE FROM versions WHERE run < ?", (run,))
-    db.execute("DELETE FROM versions WHERE run = ? AND position <= ?", (run, upto))
+def last_closing(db: sqlite3.Connection, run: int, upto: int) -> int:
+    """Return the position at which a run last closed a round, up to a position; 0 for none."""
+    found = db.execute(
+        "SELECT max(position) FROM versions WHERE run = ? AND position <= ?", (run, upto)
+    ).fetchone()[0]
+    return int(found or 0)
+
+
+def drop_closed(db: sqlite3.Connection, upto: int, held: Mapping[int, int]) -> None:
+    """Delete the closed rounds up to a position, of held runs up to their own position."""
+    others = ", ".join(map(str, held))
+    db.execute(
+        f"DELETE FROM versions WHERE position <= ? AND run NOT IN ({others})",  # noqa: S608 - numbers
+        (upto,),
+    )
+    for run, position in held.items():
+        db.execute("DELETE FROM versions WHERE run = ? AND position <= ?", (run, position))
 
 
 def closed_by(db: sqlite3.Connection, run: int, position: int) -> int:

@@ -9,13 +9,14 @@ from aggregator.store.errors import DatabaseError, DatabaseNewerError
 from edge_sdk.app import sqlite_file
 
 APPLICATION = 0x47464147  # "GFAG"
-SCHEMA = 3
+SCHEMA = 4
 
 _TASKS = """
-CREATE TABLE IF NOT EXISTS tasks (device TEXT PRIMARY KEY, run INTEGER NOT NULL,
+CREATE TABLE IF NOT EXISTS tasks (device TEXT NOT NULL, run INTEGER NOT NULL,
     round INTEGER NOT NULL, attempt INTEGER NOT NULL, step INTEGER NOT NULL,
     base INTEGER NOT NULL, ask TEXT NOT NULL,
-    vals TEXT NOT NULL, content BLOB NOT NULL, state TEXT NOT NULL) WITHOUT ROWID;
+    vals TEXT NOT NULL, content BLOB NOT NULL, state TEXT NOT NULL,
+    PRIMARY KEY (device, run)) WITHOUT ROWID;
 CREATE INDEX IF NOT EXISTS tasks_content ON tasks (content) WHERE state = 'open';
 """
 
@@ -24,6 +25,27 @@ CREATE TABLE IF NOT EXISTS pruned (device TEXT PRIMARY KEY, life INTEGER NOT NUL
     seq INTEGER NOT NULL, updates INTEGER NOT NULL) WITHOUT ROWID;
 """
 """Since schema 3: each device's highest number with a deleted update, and their count."""
+
+_RUNS = """
+CREATE TABLE IF NOT EXISTS labels (device TEXT NOT NULL, name TEXT NOT NULL, value TEXT NOT NULL,
+    PRIMARY KEY (device, name)) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS run_names (run INTEGER PRIMARY KEY, name TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS content_names (id BLOB NOT NULL, name TEXT NOT NULL,
+    PRIMARY KEY (id, name)) WITHOUT ROWID;
+"""
+"""Since schema 4: labels of devices, names of runs, and the runs that a downloadable body is of."""
+
+_TASKS_BEFORE = """
+ALTER TABLE tasks RENAME TO tasks_of_devices;
+DROP INDEX IF EXISTS tasks_content;
+"""
+_TASKS_AFTER = """
+INSERT INTO tasks SELECT * FROM tasks_of_devices;
+DROP TABLE tasks_of_devices;
+"""
+"""Schemas 2 and 3 kept one task of a device, schema 4 keeps one of each of its runs."""
+
+_CONTENT_NAMES = "INSERT INTO content_names SELECT id, '' FROM contents WHERE kind <> 'task';"
 
 _TABLES = """
 CREATE TABLE facts (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
@@ -56,7 +78,7 @@ CREATE TABLE commands (device TEXT NOT NULL, num INTEGER NOT NULL, op TEXT NOT N
     PRIMARY KEY (device, num)) WITHOUT ROWID;
 """
 
-_FORMAT = sqlite_file.FileFormat(APPLICATION, SCHEMA, f"{_TABLES}{_TASKS}{_PRUNED}")
+_FORMAT = sqlite_file.FileFormat(APPLICATION, SCHEMA, f"{_TABLES}{_TASKS}{_PRUNED}{_RUNS}")
 
 
 def prepare(db: sqlite3.Connection, path: Path, *, read_only: bool = False) -> None:
@@ -81,14 +103,25 @@ def prepare(db: sqlite3.Connection, path: Path, *, read_only: bool = False) -> N
             hint="run that version, or restore a backup from before it",
         ) from error
     if schema < SCHEMA and not read_only:  # schema 2 added tasks of single devices, 3 the pruned
+        tasks = _TASKS if schema < 2 else f"{_TASKS_BEFORE}{_TASKS}{_TASKS_AFTER}"
         db.executescript(
-            f"BEGIN IMMEDIATE; {_TASKS}{_PRUNED} PRAGMA user_version = {SCHEMA}; COMMIT;"
+            f"BEGIN IMMEDIATE; {tasks}{_PRUNED}{_RUNS}{_CONTENT_NAMES}"
+            f" PRAGMA user_version = {SCHEMA}; COMMIT;"
         )
 
 
 def has_pruned(db: sqlite3.Connection) -> bool:
     """Return whether the file has the table of deleted updates, which older schemas lack."""
-    return int(db.execute("PRAGMA user_version").fetchone()[0]) >= SCHEMA
+    return _schema_of(db) >= 3
+
+
+def has_runs(db: sqlite3.Connection) -> bool:
+    """Return whether the file has labels and names of runs, which older schemas lack."""
+    return _schema_of(db) >= 4
+
+
+def _schema_of(db: sqlite3.Connection) -> int:
+    return int(db.execute("PRAGMA user_version").fetchone()[0])
 
 
 def fact(db: sqlite3.Connection, name: str) -> int:

@@ -295,9 +295,9 @@ class SqliteStore:
 
     # --- runs and their state
 
-    def run(self) -> RunRecord | None:
-        """Return the latest run."""
-        return runs.latest(self._db)
+    def run(self, name: str | None = None) -> RunRecord | None:
+        """Return the latest run of this name; None asks for the latest of all."""
+        return runs.latest(self._db, name)
 
     def runs(self) -> list[int]:
         """Return the numbers of all runs, oldest first."""
@@ -339,7 +339,7 @@ class SqliteStore:
             runs.begin(db, run, at)
             states.save(db, run.run, at, leaves)
             announcements.save(db, published or {})
-            tasks.forget(db, but=run.run)
+            tasks.forget(db, but=runs.live(db))
 
     def commit(
         self,

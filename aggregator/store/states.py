@@ -55,9 +55,9 @@ def forget(db: sqlite3.Connection, run: int, before: int) -> None:
     )
 
 
-def drop_before(db: sqlite3.Connection, run: int) -> None:
-    """Delete the states of all runs older than this one."""
-    db.execute("DELETE FROM leaves WHERE run < ?", (run,))
+def drop(db: sqlite3.Connection, run: int) -> None:
+    """Delete the states of a run."""
+    db.execute("DELETE FROM leaves WHERE run = ?", (run,))
 
 
 def sizes(db: sqlite3.Connection) -> list[tuple[int, int]]:

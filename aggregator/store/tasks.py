@@ -54,11 +54,11 @@ def save(db: sqlite3.Connection, asked: Iterable[PendingTask]) -> None:
         'answered'
     """
     db.executemany(
-        "INSERT INTO tasks VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (device) DO UPDATE"
-        " SET run = excluded.run, round = excluded.round, attempt = excluded.attempt,"
+        "INSERT INTO tasks VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (device, run) DO UPDATE"
+        " SET round = excluded.round, attempt = excluded.attempt,"
         " step = excluded.step, base = excluded.base, ask = excluded.ask, vals = excluded.vals,"
-        " content = excluded.content, state = excluded.state WHERE (excluded.run,"
-        " excluded.round, excluded.attempt, excluded.step) <> (run, round, attempt, step)",
+        " content = excluded.content, state = excluded.state WHERE"
+        " (excluded.round, excluded.attempt, excluded.step) <> (round, attempt, step)",
         [
             (*astuple(one)[:7], json.dumps(dict(one.values)), one.content, one.state)
             for one in asked
@@ -74,9 +74,10 @@ def finish(db: sqlite3.Connection, device: str, run: int, number: int, state: st
     )
 
 
-def forget(db: sqlite3.Connection, *, but: int) -> None:
-    """Delete the tasks of all runs except one."""
-    db.execute("DELETE FROM tasks WHERE run <> ?", (but,))
+def forget(db: sqlite3.Connection, *, but: Iterable[int]) -> None:
+    """Delete the tasks of all runs except these."""
+    kept = ", ".join(str(int(run)) for run in but)
+    db.execute(f"DELETE FROM tasks WHERE run NOT IN ({kept})")  # noqa: S608 - numbers
 
 
 def _asked(row: Sequence[Any]) -> PendingTask:

@@ -25,6 +25,7 @@ class EnrolledDevice:
         generation: Number of its enrolments.
         state: ``enrolled``, ``quarantined`` or ``revoked``.
         why: Reason for a state other than enrolled.
+        labels: Pairs of name and value, sorted, by which runs choose their cohorts.
     """
 
     id: str
@@ -32,6 +33,7 @@ class EnrolledDevice:
     generation: int = 1
     state: str = "enrolled"
     why: str = ""
+    labels: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +47,8 @@ class RunRecord:
         bundle: Name of the bundle.
         spec: Digest of the shared layout (16 bytes).
         layout: Digest of the state's leaves (16 bytes).
+        name: Name of the run in the configuration, which its successors continue; empty for the
+            run of a ``[run]`` table without a name.
     """
 
     run: int
@@ -53,6 +57,7 @@ class RunRecord:
     bundle: str
     spec: bytes
     layout: bytes
+    name: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,12 +215,14 @@ class DownloadBody:
         id: First 16 bytes of its SHA-256.
         body: The bytes.
         chunk: Size of one chunk, bytes.
+        name: Name of the run that it is of. The newest bodies of each run are kept.
     """
 
     kind: str
     id: bytes
     body: bytes
     chunk: int
+    name: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -413,8 +420,8 @@ class Store(Protocol):
 
     # --- runs and their state
 
-    def run(self) -> RunRecord | None:
-        """Return the latest run."""
+    def run(self, name: str | None = None) -> RunRecord | None:
+        """Return the latest run of this name; None asks for the latest of all."""
 
     def runs(self) -> list[int]:
         """Return the numbers of all runs, oldest first."""

@@ -227,8 +227,9 @@ class MemoryStore:
 
     # --- runs and their state
 
-    def run(self) -> RunRecord | None:
-        return self._tables.runs[max(self._tables.runs)][0] if self._tables.runs else None
+    def run(self, name: str | None = None) -> RunRecord | None:
+        every = (self._tables.runs[number][0] for number in sorted(self._tables.runs, reverse=True))
+        return next((run for run in every if name in (None, run.name)), None)
 
     def runs(self) -> list[int]:
         return sorted(self._tables.runs)

@@ -29,37 +29,37 @@ def half_of(quorum):
 class Fleet:
     """Devices and a shell that closes rounds, on a store with small budgets."""
 
-    def __init__(self, store, keep, *, devices=20, size=64):
-        self.store, self.keep, self.size = store, keep, size
-        self.devices = [f"meter-{number:04}" for number in range(devices)]
+    def __init__(self, store, keep, *, devices=20, size=64, run=1, name=""):
+        self.store, self.keep, self.size, self.run = store, keep, size, run
+        self.devices = [f"meter{name}-{number:04}" for number in range(devices)]
         self.half = half_of(devices)
         self.initial = np.zeros(size, np.float32)
         self.state = self.half.init(self.initial)
         self.saved = state_codec.flatten(self.state)
-        if store.run() is None:
-            run = RunRecord(1, "fedavg", "{}", "toy", bytes(16), state_codec.layout(self.state))
-            store.begin(run, self.saved)
-            self.take(store.record(1, OPEN))
+        if store.run(name) is None:
+            layout = state_codec.layout(self.state)
+            store.begin(RunRecord(run, "fedavg", "{}", "toy", bytes(16), layout, name), self.saved)
+            self.take(store.record(run, OPEN))
         else:
-            saved = store.load(1)
+            saved = store.load(run)
             self.state = state_codec.rebuild(self.state, saved.leaves)
             self.saved = state_codec.flatten(self.state)
-            for entry in list(store.journal(1, saved.upto)):
+            for entry in list(store.journal(run, saved.upto)):
                 self.take(entry)
 
     def rounds(self, count):
         for _ in range(count):
             self.round()
 
-    def round(self):
+    def round(self, devices=None):
         number = self.state.round
-        for device in self.devices:
+        for device in self.devices if devices is None else devices:
             if self.store.row(device, (number, 1)) is not None:  # settled before it was killed
                 continue
             vector = np.full(self.size, 1.0 / number, np.float32)
             values = {"n": 1.0, "loss": 0.5}
             update = Update(device, number, self.state.version, vector, values)
-            row = LedgerRow(bytes(32), 0, 1, number)
+            row = LedgerRow(bytes(32), 0, self.run, number)
             # a life for each round: the rows of settled numbers are not what is measured here
             _, entry = self.store.append(device, Ledger(cur=number), (number, 1), row, update)
             if entry is not None:
@@ -71,7 +71,7 @@ class Fleet:
         if not effects:
             return
         version = closed and Version(
-            1,
+            self.run,
             closed.round,
             closed.version,
             closed.moved,
@@ -80,11 +80,11 @@ class Fleet:
         )
         now = state_codec.flatten(self.state)
         changed = state_codec.changed(self.saved, now)
-        self.store.commit(1, changed, entry.position, closed=version, keep=self.keep)
+        self.store.commit(self.run, changed, entry.position, closed=version, keep=self.keep)
         self.saved = now
 
     def audit(self):
-        return recompute(self.store, self.half, self.initial)
+        return recompute(self.store, self.half, self.initial, self.run)
 
 
 KILLED = """
@@ -250,6 +250,33 @@ def test_a_file_of_schema_2_opens_reads_and_is_kept_within_budget(path):
         assert store.used()["vectors"] <= keep.vectors * 65 / 64 + 20 * 256 + 2000
         assert store.horizon().updates > 0
         assert fleet.audit().is_sound
+
+
+def test_a_slow_run_stays_recomputable_beside_a_fast_one(path):
+    """The fast run drops its oldest rounds; the slow one closes one in fifty, and one is half open."""
+    keep = Retention(vectors=30_000, journal=40_000)
+    with open_store(path) as store:
+        fast = Fleet(store, keep, devices=4, run=1, name="fast")
+        slow = Fleet(store, keep, devices=4, run=2, name="slow")
+        for _ in range(4):
+            slow.round(slow.devices[:2])
+            fast.rounds(50)
+            slow.round(slow.devices[2:])
+        slow.round(slow.devices[:3])  # the open round stays open
+        fast.rounds(60)
+        assert store.horizon().updates > 0
+        for fleet in (fast, slow):
+            assert fleet.audit().is_sound, fleet.audit().faults
+        assert store.waiting(2, slow.state.round) == 3
+        assert store.first(2).upto < store.first(1).upto
+        assert store.oldest_round(1) > 100
+        assert store.oldest_round(2) <= 5
+    with open_store(path) as store:
+        again = Fleet(store, keep, devices=4, run=2, name="slow")
+        assert state_codec.digest(again.state) == state_codec.digest(slow.state)
+        again.round(again.devices[3:])
+        assert again.state.round == slow.state.round + 1
+        assert again.audit().is_sound
 
 
 def test_every_table_of_an_aggregator_has_a_bound_in_the_docs(path):
