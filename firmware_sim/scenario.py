@@ -11,6 +11,7 @@ from typing import Annotated, Any, ClassVar
 from edge_sdk.app.settings import Duration, SettingsError, load
 from edge_sdk.bundle import shipped_names
 from edge_sdk.wire.contract.archive import MANIFEST
+from edge_sdk.wire.protocol.block_quantisation import UpdateEncoding
 from edge_sdk.wire.schema import Between, Length
 from firmware_sim.attacks.attack_plan import AttackPlan
 from firmware_sim.samples import SampleSet
@@ -64,6 +65,7 @@ class RunSettings:
         deadline: Time from opening a round to closing or abandoning it.
         rule: Aggregation rule: the aggregator's table ``run.rule``; left out: the mean.
         graph: Model between the devices: its table ``run.graph``, for methods that have one.
+        encoding: Encoding of the updates: its key ``run.encoding``.
     """
 
     method: str = "fedavg"
@@ -74,6 +76,7 @@ class RunSettings:
     deadline: Duration = "60s"
     rule: Mapping[str, Any] = field(default_factory=dict)
     graph: Mapping[str, Any] = field(default_factory=dict)
+    encoding: UpdateEncoding = "f4"
 
     def awaits(self, present: int) -> int:
         """Return the quorum: as configured, or the method's own.

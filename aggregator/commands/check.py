@@ -37,7 +37,7 @@ def run(args: Namespace) -> CommandResult:
         "bundle": f"{manifest.name} {manifest.version}, {bound.bundle.digest.hex()[:12]}",
         "scalars": bound.spec.size,
         "shared": bound.spec.shared_size,
-        "bytes_per_update": len(pack_tensor(ones(bound.limits.size), bound.ask.enc)),
+        "bytes_per_update": len(pack_tensor(ones(bound.limits.size), bound.limits.encs[-1])),
     }
     said = _in_force(loaded.value, loaded.origins)
     width = max(len(key) for key, _, _ in said)

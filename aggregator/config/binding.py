@@ -125,7 +125,7 @@ def bind(config: AggregatorConfig) -> BoundRun:
         size=answer_size(bundle.manifest, spec, ask),
         contract=ask,
         further=answers(CONTRACTS[run.method])[1:],
-        encs=(ask.enc,),
+        encs=_encodings(config, ask),
         max_staleness=settings.max_staleness if ask.patient else None,
         max_norm=_max_norm(config.admission),
         n_cap=config.admission.max_samples,
@@ -133,6 +133,20 @@ def bind(config: AggregatorConfig) -> BoundRun:
     bound = BoundRun(config, bundle, spec, half, ask, rounds, limits)
     _check_retention(bound)
     return bound
+
+
+def _encodings(config: AggregatorConfig, ask: Ask) -> tuple[str, ...]:
+    """Return the encodings of updates that the run allows; the last one is preferred."""
+    wanted = config.run.encoding
+    if wanted == "f4":
+        return (ask.enc,)
+    if not ask.is_quantisable:
+        why = (
+            f"{wanted!r} does not fit method {config.run.method!r}: only updates that are "
+            "differences of weights are quantised; leave it out"
+        )
+        raise _wrong(config, "run.encoding", why)
+    return ask.enc, wanted
 
 
 def answer_size(manifest: Manifest, spec: ParamSpec, ask: Ask) -> int:

@@ -18,6 +18,7 @@ from aggregator.ingress.uploads import IN_FLIGHT
 from aggregator.methods.base.rate_stages import RateStage
 from aggregator.store.types import Retention
 from edge_sdk.app.settings import Duration, Loaded, load
+from edge_sdk.wire.protocol.block_quantisation import UpdateEncoding
 from edge_sdk.wire.protocol.messages import CHUNK_LIMIT
 from edge_sdk.wire.schema import Between, Length, Matches
 
@@ -163,6 +164,9 @@ class RunSection:
     weighting: Literal["uniform", "samples"] = "uniform"  # weight of a device
     weight_cap: float | None = None  # largest sample count, as a multiple of the median
     client_fraction: Fraction = 1.0  # probability that a device takes part in a round
+    encoding: UpdateEncoding = (
+        "f4"  # of updates: f4 is exact; q8 and q4 send a quarter and an eighth
+    )
     seed: Annotated[int, Between(0, 2**63 - 1)] = 0  # seed of the server's random draws
     graph: GraphSection | None = None  # graph model between the devices, where the method has one
 

@@ -12,6 +12,7 @@ from aggregator.ingress.uploads import UploadCapacity
 from edge_sdk.app.cli import fields
 from edge_sdk.wire.link.transport import Transport
 from edge_sdk.wire.protocol.messages import BODY_LIMIT, CHUNK_LIMIT
+from edge_sdk.wire.protocol.outbox import CAPS
 
 logger = logging.getLogger(__name__)
 
@@ -28,7 +29,7 @@ def terms_of(config: AggregatorConfig) -> WelcomeTerms:
         inline=admission.max_inline_bytes,
         quota=admission.daily_bytes,
         hold=admission.max_pending_updates,
-        caps=("b1", "b2"),
+        caps=CAPS,
         quotas=RateLimits(
             control=admission.messages_per_minute,
             volume=max(admission.daily_bytes // 8, 2 * CHUNK_LIMIT),

@@ -19,6 +19,7 @@ from edge_sdk.session.manifest_checks import ManifestExpectation
 from edge_sdk.session.session import Session
 from edge_sdk.store.store import DeviceStore
 from edge_sdk.training.bootstrap import recall, set_up, take_over
+from edge_sdk.training.error_feedback import Residual
 from edge_sdk.training.model_runtime import ModelRuntime
 from edge_sdk.training.privacy_accountant import PrivacyAccountant
 from edge_sdk.training.run_role import RunnableBundle
@@ -47,6 +48,7 @@ class ActiveRun:
         accountant: Privacy account under the mechanism of that role.
         state: Learned state of the device half.
         local_state: State of the local rounds since, on a copy; None if there were none.
+        residual: What the encoding of the run's updates has lost; None if nothing.
     """
 
     learner: ModelRuntime
@@ -84,6 +86,7 @@ class ActiveRun:
         self.accountant = PrivacyAccountant(store, session, clock)
         self.state: Any = None
         self.local_state: LocalState | None = None
+        self.residual: Residual | None = None
         self._is_judged, self._returns_before = False, store.fact(RETURNS)
         self._put(bundle, session.announced)
         self.recall()
@@ -204,6 +207,8 @@ class ActiveRun:
     def recall(self) -> None:
         """Restore the saved state, if it was trained for this layout."""
         self.state, learned = recall(self.learner, self._store)
+        saved = learned.leaves.get("residual") if learned is not None else None
+        self.residual = Residual.from_leaves(saved) if saved is not None else None
         self._is_judged = False
         if learned is not None and learned.run == self._session.seen.run:
             turn = (learned.round, *learned.leaves.get("turn", (0, 0)))

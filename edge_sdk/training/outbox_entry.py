@@ -7,11 +7,12 @@ from typing import Any, Protocol
 from edge_sdk.config import Config
 from edge_sdk.session.manifest_checks import NewestAnnouncements
 from edge_sdk.store.store import LearnedState
+from edge_sdk.training.error_feedback import Residual, UplinkEncoding
 from edge_sdk.training.model_runtime import ModelRuntime
 from edge_sdk.wire.contract.method import CONTRACTS, Task, Update
 from edge_sdk.wire.keys import Signer
 from edge_sdk.wire.protocol import messages as m
-from edge_sdk.wire.protocol.codec import encode, pack_tensor
+from edge_sdk.wire.protocol.codec import encode
 from edge_sdk.wire.protocol.envelope import AGGREGATOR, digest, prove
 from edge_sdk.wire.protocol.outbox_state import OutboxEntry, UplinkCounters
 
@@ -24,6 +25,7 @@ def record(
     task: Task,
     learner: ModelRuntime,
     seen: NewestAnnouncements,
+    residual: Residual | None = None,
 ) -> LearnedState:
     """Return the state to be saved; a local round does not count as one of the run's.
 
@@ -32,6 +34,7 @@ def record(
         task: Task that led to it.
         learner: Model runtime of the bundle.
         seen: The run, and the last task of it.
+        residual: What the encoding of the updates has lost; None if nothing.
     """
     is_local, scale = task.round >= OWN, learner.scale
     turn = (seen.attempt, seen.step) if is_local else (task.attempt, task.step)
@@ -45,6 +48,7 @@ def record(
             "scale": [scale.low, scale.high] if scale else [],
             "turn": list(turn),
             "noise": learner.mechanism.origin,
+            **({} if residual is None else {"residual": residual.leaves()}),
         },
     )
 
@@ -60,6 +64,7 @@ class UpdateSealer(Protocol):
         *,
         run: int,
         learner: ModelRuntime,
+        encoding: UplinkEncoding,
     ) -> OutboxEntry:
         """Number, encode and sign an update.
 
@@ -69,6 +74,7 @@ class UpdateSealer(Protocol):
             numbers: Last sequence number used, and the release count including this update.
             run: Run of the task.
             learner: Model runtime of the bundle.
+            encoding: Encoding of the update's vector.
         """
 
 
@@ -91,9 +97,10 @@ class SignedSealer:
         *,
         run: int,
         learner: ModelRuntime,
+        encoding: UplinkEncoding,
     ) -> OutboxEntry:
         """Number, encode and sign an update, as ``UpdateSealer``."""
-        message = update_message(update, task, numbers, run=run, learner=learner)
+        message = update_message(update, task, numbers, run=run, learner=learner, encoding=encoding)
         body, proof = signed(message, config=self._config, signer=self._signer)
         return OutboxEntry(
             life=message.life,
@@ -109,7 +116,13 @@ class SignedSealer:
 
 
 def update_message(
-    update: Update, task: Task, numbers: UplinkCounters, *, run: int, learner: ModelRuntime
+    update: Update,
+    task: Task,
+    numbers: UplinkCounters,
+    *,
+    run: int,
+    learner: ModelRuntime,
+    encoding: UplinkEncoding,
 ) -> m.UpdateMessage:
     """Return the message of an update, with the numbers that its contract declares."""
     ask = CONTRACTS[learner.role.method][task.ask]
@@ -124,11 +137,11 @@ def update_message(
         spent=numbers.spent,
         spec=learner.spec.digest,
         part=ask.up.value,
-        enc=ask.enc,
+        enc=encoding.enc,
         n=int(values.pop("n", 0)),
         vals={name: value for name, value in values.items() if abs(value) <= m.FLOAT_LIMIT},
         check=update.check or None,
-        blob=pack_tensor(update.vector, ask.enc),
+        blob=encoding.encode(update.vector),
     )
 
 

@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 from edge_sdk.app.cli import fields
 from edge_sdk.errors import StoreFull
 from edge_sdk.privacy.ledger import BudgetSpent
@@ -19,10 +21,12 @@ from edge_sdk.session.agenda import Agenda
 from edge_sdk.session.session import Session
 from edge_sdk.store.store import DeviceStore
 from edge_sdk.training.active_run import ActiveRun, GivenUp
+from edge_sdk.training.error_feedback import UplinkEncoding, rounding_seed, uplink_encoding
 from edge_sdk.training.flush_scheduler import FlushScheduler
 from edge_sdk.training.outbox_entry import UpdateSealer, record
 from edge_sdk.wire.contract.method import END, Task, Update
 from edge_sdk.wire.errors import Reason
+from edge_sdk.wire.protocol.block_quantisation import LARGEST_STEP
 from edge_sdk.wire.protocol.codec import Leaf
 
 logger = logging.getLogger(__name__)
@@ -143,13 +147,20 @@ class TrainingTransaction:
         released = [accountant.mechanism.release(update) for update in updates]
         numbers = session.outbox.numbers
         numbers = replace(numbers, spent=numbers.spent + len(released))
-        entry = None
+        entry, residual = None, active.residual
         if released:
+            encoding = self._encoding(released[0], task)
             entry = self._sealer.seal(
-                released[0], task, numbers, run=session.seen.run, learner=active.learner
+                released[0],
+                task,
+                numbers,
+                run=session.seen.run,
+                learner=active.learner,
+                encoding=encoding,
             )
+            residual = encoding.residual(released[0], run=session.seen.run)
         numbers = replace(numbers, seq=entry.seq) if entry is not None else numbers
-        learned = record(state, task, active.learner, session.seen)
+        learned = record(state, task, active.learner, session.seen, residual)
         self._store.save(
             learned=learned,
             numbers=numbers,
@@ -158,10 +169,30 @@ class TrainingTransaction:
             facts=active.returns if is_returned else None,
         )
         active.adopt(state)
+        active.residual = residual
         accountant.adopt_account(account)
         session.record_trained((learned.round, *learned.leaves["turn"]), learned.version)
         if entry is not None:
             session.release(entry)
+
+    def _encoding(self, update: Update, task: Task) -> UplinkEncoding:
+        """Return the encoding of an update, with the residual of earlier ones."""
+        active, session = self._active, self._session
+        announced, welcome = session.announced, session.outbox.welcome
+        ask = active.contract[task.ask]
+        enc = uplink_encoding(
+            ask,
+            announced.encs if announced is not None else (),
+            welcome.caps if welcome is not None else (),
+        )
+        if enc not in LARGEST_STEP:
+            return UplinkEncoding(enc)
+        run, size = session.seen.run, update.vector.size
+        carried = np.zeros(size)
+        if active.residual is not None:
+            carried = active.residual.carried(run=run, round_=update.round, enc=enc, size=size)
+        seed = rounding_seed(active.learner.config.id, run=run, task=task)
+        return UplinkEncoding(enc, carried, seed)
 
     def _may_send_faulty(self, state: Any, task: Task) -> bool:  # noqa: ANN401 - as above
         """Return whether an update is sent although its parameters are at fault.
@@ -192,7 +223,7 @@ class TrainingTransaction:
         numbers = replace(numbers, spent=numbers.spent + releases)
         me = active.learner.config.id
         here = Task(me, seen.round, "", seen.step, seen.version, attempt=seen.attempt)
-        learned = record(state, here, active.learner, seen)
+        learned = record(state, here, active.learner, seen, active.residual)
         learned = replace(learned, leaves={**learned.leaves, "gossip": leaves})
         self._store.save(learned=learned, numbers=numbers, charges=charges)
         session.adopt_numbers(numbers)

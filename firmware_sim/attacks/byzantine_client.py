@@ -11,6 +11,7 @@ import numpy as np
 
 from edge_sdk import Client, Config
 from edge_sdk.training.bootstrap import load_signer
+from edge_sdk.training.error_feedback import UplinkEncoding
 from edge_sdk.training.model_runtime import ModelRuntime
 from edge_sdk.training.outbox_entry import SignedSealer, signed
 from edge_sdk.wire.contract.method import Task, Update
@@ -67,9 +68,12 @@ class ByzantineSealer:
         *,
         run: int,
         learner: ModelRuntime,
+        encoding: UplinkEncoding,
     ) -> OutboxEntry:
         """Seal an update; the entry keeps the honest numbers, whatever its body says."""
-        honest = self._sealer.seal(update, task, numbers, run=run, learner=learner)
+        honest = self._sealer.seal(
+            update, task, numbers, run=run, learner=learner, encoding=encoding
+        )
         if self._attacker.bound.attack.kind != "body" or not self._attacker.is_attacking(
             honest.round
         ):

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from argparse import Namespace
 from dataclasses import replace
+from typing import get_args
 
 from edge_sdk.app.settings import SettingsError
 from edge_sdk.wire.contract.method import CONTRACTS, Up
+from edge_sdk.wire.protocol.block_quantisation import UpdateEncoding
 from edge_sdk.wire.schema import SchemaError, build
 from firmware_sim.attacks.attack_plan import AttackPlan
 from firmware_sim.commands.options import pairs, rule, words
@@ -58,19 +60,28 @@ def with_trial(chosen: Scenario, args: Namespace) -> Scenario:
     f = max((one.count(chosen.devices) for one in given), default=0) if args.f is None else args.f
     options = pairs(args.rule_option, "--rule-option")
     rules = [rule(text, options, f) for text in words(args.rule)]
-    methods = words(args.method)
+    methods, encodings = words(args.method), _encodings(args)
     ways = (chosen.run, *chosen.comparisons)
-    if rules or methods:
+    if rules or methods or encodings:
         ways = tuple(
-            replace(chosen.run, method=method, rule=table)
+            replace(chosen.run, method=method, rule=table, encoding=encoding)
             for method in methods or (chosen.run.method,)
             for table in rules or (chosen.run.rule,)
+            for encoding in encodings or (chosen.run.encoding,)
         )
     for way in ways:
         _check_signs(way.method, chosen)
         for one in given:
             _check(way.method, one)
     return replace(chosen, run=ways[0], comparisons=ways[1:], attacks=given)
+
+
+def _encodings(args: Namespace) -> list[UpdateEncoding]:
+    known: tuple[UpdateEncoding, ...] = get_args(UpdateEncoding)
+    names = words(args.encoding)
+    if unknown := set(names) - set(known):
+        raise SettingsError(f"--encoding {unknown.pop()}: expected {', '.join(known)}")
+    return [name for name in known if name in names]
 
 
 def _check(method: str, plan: AttackPlan) -> None:

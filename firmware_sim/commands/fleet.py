@@ -45,6 +45,8 @@ def add_arguments(parser: ArgumentParser) -> None:
     add("--devices", type=int, metavar="N", help="number of devices (8; with --data one a file)")
     add("--rounds", type=int, metavar="N", help="number of rounds (20)")
     add("--method", metavar="NAMES", help="method; several with commas are compared (fedavg)")
+    words = "encoding of the updates: f4, q8, q4; several with commas are compared (f4)"
+    add("--encoding", metavar="NAMES", help=words)
     words = "devices whose updates close a round (all; half for asynchronous methods)"
     add("--quorum", type=int, metavar="N", help=words)
     add("--setting", action="append", default=[], metavar="K=V", help="setting of the method")

@@ -53,6 +53,7 @@ class TrialRow:
         devices: Number of devices.
         credit: Credit report, where the method weighs models for one another.
         byzantine: Ids of the Byzantine devices.
+        sent: Payload bytes that a device sent per round, on average; 0 if the run did not end.
     """
 
     run: RunSettings
@@ -64,6 +65,7 @@ class TrialRow:
     devices: int = 0
     credit: CreditReport | None = None
     byzantine: frozenset[str] = frozenset()
+    sent: int = 0
 
     @property
     def rise(self) -> float | None:
@@ -101,6 +103,8 @@ class TrialRow:
         return {
             "method": self.run.method,
             "rule": self.run.rule_name,
+            "encoding": self.run.encoding,
+            "bytes_sent_a_round": self.sent,
             "attack": self.attack_plan.attack if self.attack_plan else None,
             "mae": _number(self.errors.mae),
             "rmse": _number(self.errors.rmse),
@@ -216,9 +220,10 @@ class Trial:
             attack_plan=attack_plan,
             evaluated=self.evaluated,
         )
-        rounds = learning.rounds
+        rounds, sent = learning.rounds, 0
         try:
-            run.run()
+            cost = run.run()
+            sent = round(cost.up / cost.devices / max(1, cost.rounds))
         except TooSlow as slow:
             if attack_plan is None:
                 raise
@@ -237,6 +242,7 @@ class Trial:
             devices=devices,
             credit=run.credit,
             byzantine=attack_plan.malicious(ids) if attack_plan else frozenset(),
+            sent=sent,
         )
 
 
@@ -249,15 +255,16 @@ def available_updates(chosen: Scenario, attack_plan: AttackPlan | None) -> int:
 
 def table(rows: Sequence[TrialRow], unit: str) -> str:
     """Return the rows as text, with one line on every configuration."""
-    names = [(row.run.method, row.run.rule_name) for row in rows]
+    names = [(_method(row), row.run.rule_name) for row in rows]
     wide = [max(map(len, column)) + 2 for column in zip(*names, ("method", "rule"), strict=True)]
     head = f"{'method':{wide[0]}}{'rule':{wide[1]}}{'attack':16}"
-    lines = [f"{head}{'MAE':>10}{'RMSE':>10}{'rise':>12}{'refused':>9}  "]
+    lines = [f"{head}{'MAE':>10}{'RMSE':>10}{'rise':>12}{'refused':>9}{'B a round':>11}  "]
     for (method, rule), row in zip(names, rows, strict=True):
         attack = row.attack_plan.attack if row.attack_plan else "none"
         lines.append(
             f"{method:{wide[0]}}{rule:{wide[1]}}{attack:16}{row.errors.mae:10.4g}"
-            f"{row.errors.rmse:10.4g}{_rise(row.rise):>12}{sum(row.refused.values()):9}  {row.outcome}"
+            f"{row.errors.rmse:10.4g}{_rise(row.rise):>12}{sum(row.refused.values()):9}"
+            f"{row.sent or '':>11}  {row.outcome}"
         )
     evaluated = len(rows[0].errors.each) if rows else 0
     lines += [f"means over the {evaluated} devices that are honest in every run, {unit}", ""]
@@ -266,6 +273,12 @@ def table(rows: Sequence[TrialRow], unit: str) -> str:
         row.details_text(unit) for row in rows if row.attack_plan is not None or len(rows) == 1
     ]
     return "\n\n".join([text, *filter(None, details)])
+
+
+def _method(row: TrialRow) -> str:
+    """Return the method, with the encoding of its updates where that is not float32."""
+    encoding = row.run.encoding
+    return row.run.method if encoding == "f4" else f"{row.run.method} {encoding}"
 
 
 def _rise(share: float | None) -> str:
@@ -293,7 +306,7 @@ def verdicts(rows: Sequence[TrialRow]) -> list[str]:
     for row in rows:
         if row.attack_plan is not None:
             share = f"{row.attack_plan.share(row.devices):.0%}".replace("%", " %")
-            words = outcomes.setdefault((row.run.method, row.run.rule_name), {})
+            words = outcomes.setdefault((_method(row), row.run.rule_name), {})
             words.setdefault((row.outcome, share), []).append(row.attack_plan.attack)
     return [f"{method} with {rule}: {_joined(words)}" for (method, rule), words in outcomes.items()]
 

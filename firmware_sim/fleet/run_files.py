@@ -215,6 +215,7 @@ def _aggregator(fleet: str, chosen: Scenario, broker: str, page: str) -> dict[st
             "deadline": learning.deadline,
             "rule": dict(learning.rule) or None,
             "graph": dict(learning.graph) or None,
+            "encoding": learning.encoding,
         },
     }
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, Field, fields
+from functools import partial
 from types import ModuleType
 from typing import Any, Final, TypeVar, overload
 
@@ -17,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge_sdk.wire.errors import Reason, Refused, WireError
+from edge_sdk.wire.protocol.block_quantisation import dequantise, quantise
 from edge_sdk.wire.protocol.messages import BODY_LIMIT, HEADER_LIMIT, KINDS, ContentBody, Message
 from edge_sdk.wire.protocol.msgpack_reader import Cursor, malformed
 from edge_sdk.wire.schema import SchemaError, build, key_of
@@ -157,7 +159,7 @@ def _msgpack() -> ModuleType:
 
 # --- tensors --------------------------------------------------------------------------------------
 
-ENCODINGS: Final = ("f4", "f2", "i1", "b1", "b2", "tk")
+ENCODINGS: Final = ("f4", "f2", "i1", "b1", "b2", "tk", "q8", "q4")
 _BLOCK: Final = 1024  # scalars that share one scale in i1
 _HALF_MAX: Final = 65504.0
 _TWO_BITS: Final = np.array([0.0, 1.0, np.nan, -1.0])  # code 10 is invalid
@@ -170,7 +172,8 @@ def pack_tensor(vector: Array, enc: str) -> bytes:
         vector: Shape ``(P,)``, finite. For ``b1`` all ±1; for ``b2`` all -1, 0 or +1. ``tk`` keeps
             exactly the non-zero scalars: the caller sets the others to zero.
         enc: One of ``ENCODINGS``. ``f2`` saturates at ±65,504, ``i1`` rounds to 1/127 of the
-            largest of each 1,024 scalars; ``f4`` of float32 input is exact.
+            largest of each 1,024 scalars, ``q8`` and ``q4`` to 1/127 and 1/7 of the largest of each
+            64; ``f4`` of float32 input is exact.
 
     Raises:
         Refused: NOT_FINITE (also when float32 overflows); WRONG_ENCODING for an unknown name or
@@ -320,6 +323,8 @@ _PACKERS: Final[Mapping[str, Callable[[NDArray[np.float64]], bytes]]] = {
     "b1": _pack_b1,
     "b2": _pack_b2,
     "tk": _pack_tk,
+    "q8": partial(quantise, enc="q8"),
+    "q4": partial(quantise, enc="q4"),
 }
 _UNPACKERS: Final[Mapping[str, Callable[[bytes, int], NDArray[np.float64]]]] = {
     "f4": _unpack_f4,
@@ -328,6 +333,8 @@ _UNPACKERS: Final[Mapping[str, Callable[[bytes, int], NDArray[np.float64]]]] = {
     "b1": _unpack_b1,
     "b2": _unpack_b2,
     "tk": _unpack_tk,
+    "q8": lambda blob, size: dequantise(blob, "q8", size),
+    "q4": lambda blob, size: dequantise(blob, "q4", size),
 }
 
 

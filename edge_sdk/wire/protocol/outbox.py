@@ -42,8 +42,8 @@ from edge_sdk.wire.protocol.outbox_state import (
 )
 from edge_sdk.wire.protocol.transfer import FIRST_GAP, chunk_size, count_of, indices
 
-CAPS = ("b1", "b2")
-"""Optional abilities of a device: tensor encodings of signs."""
+CAPS = ("b1", "b2", "q8", "q4")
+"""Optional abilities of a device: tensor encodings of signs, and quantised ones."""
 
 SOONEST_GAP = FIRST_GAP / 2
 """Shortest time in seconds that a receiver waits for chunks before it reports a gap."""

@@ -7,6 +7,7 @@ import pytest
 
 from edge_sdk import Client
 from edge_sdk.session.manifest_checks import NewestAnnouncements
+from edge_sdk.training.error_feedback import UplinkEncoding
 from edge_sdk.training.outbox_entry import OWN, SignedSealer, record
 from edge_sdk.wire import keys
 from edge_sdk.wire.contract.method import Task, Update
@@ -47,7 +48,10 @@ def test_an_answer_is_numbered_and_signed_and_the_same_twice(client):
     sealer = SignedSealer(client.config, KEY)
     numbers = UplinkCounters(life=2, seq=10, spent=11, lost=False)
     entry, again = (
-        sealer.seal(update, task, numbers, run=3, learner=client.learner) for _ in range(2)
+        sealer.seal(
+            update, task, numbers, run=3, learner=client.learner, encoding=UplinkEncoding("f4")
+        )
+        for _ in range(2)
     )
     assert (entry.body, entry.proof) == (again.body, again.proof)
     proved = unseal(
@@ -70,9 +74,9 @@ class LaterSealer:
     def __init__(self, config):
         self.honest, self.rounds = SignedSealer(config, DEVICE_KEY), []
 
-    def seal(self, update, task, numbers, *, run, learner):
+    def seal(self, update, task, numbers, *, run, learner, encoding):
         self.rounds.append((run, task.round, numbers.spent))
-        return self.honest.seal(update, task, numbers, run=run, learner=learner)
+        return self.honest.seal(update, task, numbers, run=run, learner=learner, encoding=encoding)
 
 
 def test_a_client_answers_when_its_policy_allows_it_and_seals_with_its_sealer(fleet):

@@ -347,6 +347,16 @@ def tensor(blob, enc, size):
     if enc == "b2":
         expect(blob, (size + 3) // 4)
         return [{0: 0.0, 1: 1.0, 3: -1.0}[blob[i // 4] >> 2 * (i % 4) & 3] for i in range(size)]
+    if enc in ("q8", "q4"):
+        blocks = (size + 63) // 64
+        expect(blob, 2 * blocks + (size if enc == "q8" else (size + 1) // 2))
+        scales, rest = struct.unpack_from(f"<{blocks}e", blob), blob[2 * blocks :]
+        if enc == "q8":
+            steps = struct.unpack(f"<{size}b", rest)
+        else:
+            halves = [rest[i // 2] >> 4 * (i % 2) & 15 for i in range(size)]
+            steps = [half - 16 if half > 7 else half for half in halves]
+        return [scales[i // 64] * step for i, step in enumerate(steps)]
     kept = struct.unpack_from("<I", blob)[0]
     expect(blob, 4 + 8 * kept)
     out = [0.0] * size

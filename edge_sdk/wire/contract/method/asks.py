@@ -60,6 +60,15 @@ class Ask:
     has_statistic: bool = False  # the answer has the layout of the bundle's statistic
     perishable: bool = False  # sent once, inside an open round; not stored, not repeated
 
+    @property
+    def is_quantisable(self) -> bool:
+        """Return whether a run may ask for its answers in ``q8`` or ``q4``.
+
+        Both ends compute with a mirrored answer, and weights, signs, gradients of activations and
+        statistics lose more than a difference does.
+        """
+        return self.up is Up.DELTA and self.enc == "f4" and not self.mirrored
+
 
 Contract = Mapping[str, Ask]
 

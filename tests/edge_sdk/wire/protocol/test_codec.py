@@ -231,6 +231,10 @@ def test_one_byte_more_or_less_is_a_wrong_size(enc):
         ("tk", np.array([1, 5], "<u4").tobytes() + np.float32(1).tobytes(), 5),  # beyond the end
         ("tk", np.array([2, 1, 1], "<u4").tobytes() + bytes(8), 5),  # an index twice
         ("tk", np.array([2, 3, 1], "<u4").tobytes() + bytes(8), 5),  # falling
+        ("q8", np.float16(1).tobytes() + b"\x80", 1),  # -128
+        ("q8", np.float16(-1).tobytes() + b"\x01", 1),  # a negative scale
+        ("q4", np.float16(1).tobytes() + b"\x08", 1),  # -8
+        ("q4", np.float16(1).tobytes() + b"\x11", 1),  # a spare half
         ("zz", b"", 0),
     ],
 )
@@ -250,6 +254,9 @@ def test_a_value_that_is_not_finite_is_neither_encoded_nor_decoded(bad):
         assert reason(codec.pack_tensor, np.array([bad]), enc) is Reason.NOT_FINITE
     assert reason(codec.unpack_tensor, np.float32(bad).tobytes(), "f4", 1) is Reason.NOT_FINITE
     assert reason(codec.unpack_tensor, np.float16(bad).tobytes(), "f2", 1) is Reason.NOT_FINITE
+    for enc in ("q8", "q4"):
+        blob = np.float16(bad).tobytes() + b"\x00"
+        assert reason(codec.unpack_tensor, blob, enc, 1) is Reason.NOT_FINITE
 
 
 def test_a_float64_beyond_float32_is_refused_not_turned_into_infinity():

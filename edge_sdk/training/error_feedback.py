@@ -1,0 +1,167 @@
+"""Encode an update in few bits, and add what the encoding lost to the next update.
+
+Error feedback (Seide et al. 2014; Karimireddy et al. 2019, algorithm 1): a device sends
+C(x + e) and keeps e ← x + e - C(x + e). The sum of what was sent then differs from the sum of the
+updates by one residual only. Everything here is a function of the update as it was released, so
+that privacy noise added before is unchanged (post-processing).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge_sdk.wire.contract.method import Ask, Task, Update
+from edge_sdk.wire.protocol.admission_policy import QUANTISED_NORM
+from edge_sdk.wire.protocol.block_quantisation import LARGEST_STEP, dequantise, quantise
+from edge_sdk.wire.protocol.codec import Leaf, pack_tensor
+
+RESIDUAL_LIMIT: Final = 0.25
+"""Largest length of the residual that is added, as a share of the update's length."""
+
+_SEED: Final = b"gridfed/1/rounding\0"
+
+
+@dataclass(frozen=True, slots=True)
+class Residual:
+    """What the encoding of a device's updates has lost so far.
+
+    Attributes:
+        run: Run of the updates.
+        round: Round of the last one.
+        enc: Encoding of the updates.
+        values: Shape ``(P,)``, float32.
+    """
+
+    run: int
+    round: int
+    enc: str
+    values: NDArray[np.float32]
+
+    def leaves(self) -> dict[str, Leaf]:
+        """Return the residual as it is saved."""
+        return {"run": self.run, "round": self.round, "enc": self.enc, "values": self.values}
+
+    @classmethod
+    def from_leaves(cls, leaves: Mapping[str, Any]) -> Residual:
+        """Read a saved residual."""
+        values = np.asarray(leaves["values"], np.float32)
+        return cls(int(leaves["run"]), int(leaves["round"]), str(leaves["enc"]), values)
+
+    def carried(self, *, run: int, round_: int, enc: str, size: int) -> NDArray[np.float64]:
+        """Return what is added to the update of a round, halved for every round in between.
+
+        A residual of another run, encoding or layout counts for nothing.
+
+        >>> kept = Residual(1, 4, "q4", np.array([8.0], np.float32))
+        >>> [kept.carried(run=1, round_=r, enc="q4", size=1).tolist() for r in (5, 6, 7)]
+        [[8.0], [4.0], [2.0]]
+        >>> kept.carried(run=2, round_=5, enc="q4", size=1).tolist()
+        [0.0]
+        """
+        if (self.run, self.enc, self.values.size) != (run, enc, size) or round_ < self.round:
+            return np.zeros(size)
+        missed = min(max(0, round_ - self.round - 1), 64)
+        return np.asarray(self.values, np.float64) * 0.5**missed
+
+
+def encode_with_feedback(
+    vector: NDArray[Any], carried: NDArray[np.float64], enc: str, seed: bytes
+) -> tuple[bytes, NDArray[np.float32]]:
+    """Encode an update together with the residual of earlier ones.
+
+    Args:
+        vector: Update, shape ``(P,)``.
+        carried: Residual of earlier updates, shape ``(P,)``; at most ``RESIDUAL_LIMIT`` times the
+            update's length of it is used, so that the aggregator's bound on lengths still holds.
+        enc: ``"q8"`` or ``"q4"``.
+        seed: Seed of the rounding; the same seed gives the same bytes.
+
+    Returns:
+        The bytes to send, and the new residual, shape ``(P,)``.
+
+    Example:
+        Half a step is sent as 0 or as 1, and the next update makes up for it.
+
+        >>> x, kept, sent = np.array([7.0, 0.5]), np.zeros(2), np.zeros(2)
+        >>> for i in range(8):
+        ...     blob, kept = encode_with_feedback(x, kept, "q4", bytes([i]))
+        ...     sent += dequantise(blob, "q4", 2)
+        >>> bool(np.abs(sent - 8 * x).max() <= 1.0)
+        True
+    """
+    values = np.asarray(vector, np.float64)
+    length = float(np.linalg.norm(values))
+    wanted = values + bounded(carried, RESIDUAL_LIMIT * length)
+    draws = np.random.Generator(np.random.Philox(key=int.from_bytes(seed[:16], "little")))
+    blob = quantise(wanted, enc, draws.random(len(wanted)))
+    if np.linalg.norm(dequantise(blob, enc, len(wanted))) > QUANTISED_NORM * length:
+        blob, wanted = quantise(values, enc), values  # a few large scalars among many small ones
+    residual = (wanted - dequantise(blob, enc, len(wanted))).astype(np.float32)
+    return blob, residual
+
+
+def bounded(vector: NDArray[np.float64], most: float) -> NDArray[np.float64]:
+    """Shorten a vector to a length of at most ``most``."""
+    length = float(np.linalg.norm(vector))
+    return vector if length <= most else vector * (most / length)
+
+
+def rounding_seed(device: str, *, run: int, task: Task) -> bytes:
+    """Return the seed of the rounding of a task's answer: a digest of device and task.
+
+    A task that is answered again after a crash gives the same bytes; no two tasks share a seed. The
+    rounding hides nothing, so the seed may be known.
+    """
+    turn = (run, task.round, task.base, task.attempt, task.step)
+    number = b"".join(n.to_bytes(8, "big", signed=True) for n in turn)
+    return hashlib.sha256(_SEED + device.encode() + b"\0" + number).digest()
+
+
+def uplink_encoding(ask: Ask, announced: tuple[str, ...], allowed: tuple[str, ...]) -> str:
+    """Return the encoding of the updates that answer an ask.
+
+    Args:
+        ask: Ask of the contract.
+        announced: Encodings that the announced bundle allows; a quantised one is a wish.
+        allowed: Encodings that the aggregator's welcome allows.
+
+    >>> from edge_sdk.wire.contract.method import Up
+    >>> uplink_encoding(Ask(up=Up.DELTA), ("f4", "q4"), ("b1", "q4"))
+    'q4'
+    >>> uplink_encoding(Ask(up=Up.DELTA), ("f4", "q4"), ("b1",))
+    'f4'
+    """
+    wished = [enc for enc in announced if enc in LARGEST_STEP and enc in allowed]
+    return wished[-1] if wished and ask.is_quantisable else ask.enc
+
+
+@dataclass(frozen=True, slots=True)
+class UplinkEncoding:
+    """Encoding of one update: a name, and the residual that is added before a quantised one."""
+
+    enc: str
+    carried: NDArray[np.float64] | None = None
+    seed: bytes = b""
+
+    def encode(self, vector: NDArray[Any]) -> bytes:
+        """Return the bytes of an update.
+
+        Raises:
+            Refused: The vector cannot be encoded.
+        """
+        if self.carried is None:
+            return pack_tensor(vector, self.enc)
+        return encode_with_feedback(vector, self.carried, self.enc, self.seed)[0]
+
+    def residual(self, update: Update, *, run: int) -> Residual | None:
+        """Return what the encoding of an update has lost; None where it loses nothing."""
+        if self.carried is None:
+            return None
+        _, values = encode_with_feedback(update.vector, self.carried, self.enc, self.seed)
+        return Residual(run, update.round, self.enc, values)
