@@ -164,9 +164,7 @@ class RunSection:
     weighting: Literal["uniform", "samples"] = "uniform"  # weight of a device
     weight_cap: float | None = None  # largest sample count, as a multiple of the median
     client_fraction: Fraction = 1.0  # probability that a device takes part in a round
-    encoding: UpdateEncoding = (
-        "f4"  # of updates: f4 is exact; q8 and q4 send a quarter and an eighth
-    )
+    encoding: UpdateEncoding = "f4"  # encoding of updates: float32, 8 or 4 bits
     seed: Annotated[int, Between(0, 2**63 - 1)] = 0  # seed of the server's random draws
     graph: GraphSection | None = None  # graph model between the devices, where the method has one
 

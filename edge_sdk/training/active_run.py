@@ -48,7 +48,7 @@ class ActiveRun:
         accountant: Privacy account under the mechanism of that role.
         state: Learned state of the device half.
         local_state: State of the local rounds since, on a copy; None if there were none.
-        residual: What the encoding of the run's updates has lost; None if nothing.
+        residual: Rounding error of the run's updates that has not been sent yet; None if exact.
     """
 
     learner: ModelRuntime
@@ -96,9 +96,9 @@ class ActiveRun:
         """State to forecast with."""
         return self.state if self.local_state is None else self.local_state
 
-    def adopt(self, state: Any) -> None:  # noqa: ANN401 - the half's own type
+    def adopt(self, state: Any, residual: Residual | None = None) -> None:  # noqa: ANN401 - as above
         """Adopt the state after a round of the fleet; the state of local rounds is discarded."""
-        self.state, self.local_state = state, None
+        self.state, self.local_state, self.residual = state, None, residual
 
     def advance(self, state: Any) -> None:  # noqa: ANN401 - the half's own type
         """Adopt the state within a round; the state of local rounds is kept."""

@@ -1,4 +1,4 @@
-"""Encode an update in few bits, and add what the encoding lost to the next update.
+"""Encode an update in few bits, and add its rounding error to the next update.
 
 Error feedback (Seide et al. 2014; Karimireddy et al. 2019, algorithm 1): a device sends
 C(x + e) and keeps e ← x + e - C(x + e). The sum of what was sent then differs from the sum of the
@@ -29,7 +29,7 @@ _SEED: Final = b"gridfed/1/rounding\0"
 
 @dataclass(frozen=True, slots=True)
 class Residual:
-    """What the encoding of a device's updates has lost so far.
+    """The rounding error of a device's updates that has not been sent yet.
 
     Attributes:
         run: Run of the updates.
@@ -160,7 +160,7 @@ class UplinkEncoding:
         return encode_with_feedback(vector, self.carried, self.enc, self.seed)[0]
 
     def residual(self, update: Update, *, run: int) -> Residual | None:
-        """Return what the encoding of an update has lost; None where it loses nothing."""
+        """Return the rounding error after an update; None for an exact encoding."""
         if self.carried is None:
             return None
         _, values = encode_with_feedback(update.vector, self.carried, self.enc, self.seed)

@@ -34,7 +34,7 @@ def record(
         task: Task that led to it.
         learner: Model runtime of the bundle.
         seen: The run, and the last task of it.
-        residual: What the encoding of the updates has lost; None if nothing.
+        residual: Rounding error of the updates that has not been sent yet; None if exact.
     """
     is_local, scale = task.round >= OWN, learner.scale
     turn = (seen.attempt, seen.step) if is_local else (task.attempt, task.step)

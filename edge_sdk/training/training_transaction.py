@@ -168,8 +168,7 @@ class TrainingTransaction:
             charges=charges,
             facts=active.returns if is_returned else None,
         )
-        active.adopt(state)
-        active.residual = residual
+        active.adopt(state, residual)
         accountant.adopt_account(account)
         session.record_trained((learned.round, *learned.leaves["turn"]), learned.version)
         if entry is not None:
