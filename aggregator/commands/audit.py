@@ -1,9 +1,13 @@
 """Recompute every round from the journal, and compare the results bit for bit.
 
+The newest run is recomputed, or that of --run. An earlier run needs the configuration under which it
+was begun; the database does not contain the bundle.
+
 With --devices, link traces of devices (*.jsonl, as the simulator writes them) are compared with
 the database: no receipted update may be lost, and none applied twice.
 
   gridfed-aggregator audit aggregator.toml
+  gridfed-aggregator audit aggregator.toml --run 1
   gridfed-aggregator audit aggregator.toml --devices traces
 """
 
@@ -20,6 +24,7 @@ from aggregator.audit.recompute import Audit, recompute
 from aggregator.commands.arguments import add_config
 from aggregator.commands.errors import CommandError, require_database
 from aggregator.store.opener import open_store
+from aggregator.store.state_codec import LeafError
 from aggregator.store.types import Horizon, Store
 from edge_sdk.app.cli import RUNTIME, CommandResult
 from edge_sdk.wire.errors import Reason
@@ -29,6 +34,7 @@ from edge_sdk.wire.link import link_trace
 def add_arguments(parser: ArgumentParser) -> None:
     """Add the configuration and the folder of traces."""
     add_config(parser)
+    parser.add_argument("--run", type=int, metavar="N", help="number of the run (the newest)")
     parser.add_argument(
         "--devices", metavar="FOLDER", help="also compare link traces (*.jsonl) with the database"
     )
@@ -43,18 +49,33 @@ def run(args: Namespace) -> CommandResult:
     config = require_database(configs.AggregatorConfig.load(args.config))
     bound = configs.bind(config)
     with open_store(config.database, read_only=True) as store:
-        horizon = store.horizon()
-        found = recompute(store, bound.half, bound.spec.shared(bound.bundle.initial))
+        horizon, runs = store.horizon(), sorted(store.runs())
+        number = args.run if args.run is not None else (runs[-1] if runs else 0)
+        if number not in runs and args.run is not None:
+            listed = ", ".join(map(str, runs)) or "none"
+            raise CommandError(f"audit: --run: no run {number}; the database has: {listed}")
+        try:
+            found = recompute(store, bound.half, bound.spec.shared(bound.bundle.initial), number)
+        except LeafError as error:
+            raise CommandError(
+                f"audit: the state of run {number} is not one of this configuration: {error}",
+                hint="give the configuration under which the run was begun",
+            ) from error
         deliveries = judge(lines(Path(args.devices)), books(store)) if args.devices else None
     known = {"events since": horizon.first, "events deleted": horizon.updates}
     text = (
         f"run {found.run}: {found.events} events, {found.rounds} rounds, {found.moved} of them "
         f"moved the model, {sum(found.updates.values())} updates used"
     )
+    others = [run for run in runs if run != number]
+    if others:
+        text += f"\nnot recomputed: runs {', '.join(map(str, others))} (--run N)"
+    if found.faults and runs and number != runs[-1]:
+        text += f"\nwas run {number} begun under this configuration? another rule or setting differs too"
     report = [text, *since(found, horizon), *unlearned(found), *found.faults]
     report += ["every round was recomputed to the same bits"] if found.is_sound else []
     data = {**asdict(found), "updates": dict(found.updates), "sound": found.is_sound}
-    data |= {"horizon": known}
+    data |= {"horizon": known, "runs": runs}
     if deliveries is not None:
         report += [*_summary(deliveries), *deliveries.faults]
         data |= {"history": asdict(deliveries), "sound": found.is_sound and deliveries.is_sound}

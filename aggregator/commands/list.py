@@ -1,4 +1,7 @@
-"""List the devices with state, count of releases and labels.
+"""List the devices with state, labels, software, last message and count of releases.
+
+Software and last message come from the running daemon's page; it knows them since its start, for the
+1000 devices heard last.
 
 gridfed-aggregator list aggregator.toml --json
 gridfed-aggregator list aggregator.toml --label region=north,kind=meter
@@ -7,10 +10,13 @@ gridfed-aggregator list aggregator.toml --label region=north,kind=meter
 from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
+from collections.abc import Mapping
+from datetime import UTC, datetime
 from typing import Any
 
 from aggregator.commands.arguments import add_config
 from aggregator.commands.errors import require_database
+from aggregator.commands.status import read_page
 from aggregator.config import AggregatorConfig
 from aggregator.operations.labels import label_text, parse_labels
 from aggregator.store.opener import open_store
@@ -28,6 +34,8 @@ def add_arguments(parser: ArgumentParser) -> None:
 def run(args: Namespace) -> CommandResult:
     """List the devices and their state."""
     config, wanted = require_database(AggregatorConfig.load(args.config)), parse_labels(args.label)
+    page = read_page(config)
+    contacts: Mapping[str, Any] = page.get("contacts", {}) if page else {}
     with open_store(config.database, read_only=True) as store:
         unusable = store.unusable()
         rows: list[dict[str, Any]] = [
@@ -39,16 +47,22 @@ def run(args: Namespace) -> CommandResult:
                 "labels": dict(client.labels),
                 "life": store.ledger(client.id).cur,
                 "spent": store.ledger(client.id).spent,
+                "presence": contacts.get(client.id, {}).get("state") or None,
+                "version": contacts.get(client.id, {}).get("sdk") or None,
+                "last seen": _time(contacts.get(client.id, {}).get("seen")),
                 "unusable": unusable.get(client.id, []),
             }
             for client in store.clients()
             if wanted.items() <= dict(client.labels).items()
         ]
     text = "\n".join(
-        f"{r['id']:<24} {r['state']:<12} releases {r['spent']}  "
+        f"{r['id']:<24} {r['state']:<12} {r['presence'] or '-':<9} version {r['version'] or '-':<8} "
+        f"seen {r['last seen'] or '-':<20} releases {r['spent']}  "
         f"{label_text(r['labels'].items())}  {r['why']}".rstrip()
         for r in rows
     )
+    if rows and page is None:
+        text += "\nno version or last message: the daemon does not answer on http.listen"
     if unusable:
         text += "\n" + "\n".join(
             f"warning: {device}: stored numbers out of bounds: {', '.join(names)}; "
@@ -57,3 +71,12 @@ def run(args: Namespace) -> CommandResult:
         )
     nothing = f"no device has {args.label}" if wanted else "no device is enrolled"
     return CommandResult({"devices": rows}, text or nothing)
+
+
+def _time(seen: int | None) -> str | None:
+    """Format Unix milliseconds.
+
+    >>> _time(1_700_000_000_000), _time(0)
+    ('2023-11-14T22:13:20Z', None)
+    """
+    return f"{datetime.fromtimestamp(seen // 1000, UTC):%Y-%m-%dT%H:%M:%SZ}" if seen else None

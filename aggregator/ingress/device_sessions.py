@@ -85,6 +85,7 @@ class DeviceSessions:
                 f"{device}: wire versions {hello.wire[0]} to {hello.wire[1]}, expected {WIRE}",
             )
         self._registry.check_one_life(device)
+        self._registry.record_version(device, hello.sdk)
         before = self._store.ledger(device)
         ledger, is_welcome = after_hello(before, hello, sealed.digest, terms.hold)
         if not is_welcome:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from dataclasses import dataclass, replace
+from heapq import nlargest
+from typing import Any
 
 from aggregator.store.types import EnrolledDevice, Store
 from edge_sdk.app.cli import fields
@@ -30,12 +32,14 @@ class Presence:
         life: Life in the last status.
         conn: Session counter in the last status; the larger ``(life, conn)`` is newer.
         seen: Server time of the last verified message, Unix milliseconds.
+        sdk: Version of its software, from its last hello; empty before the first.
     """
 
     state: str = ""
     life: int = 0
     conn: int = 0
     seen: int = 0
+    sdk: str = ""
 
     @property
     def is_present(self) -> bool:
@@ -152,6 +156,19 @@ class Registry:
         """Record the time of a verified message from a device."""
         self._presence[device] = replace(self.presence(device), seen=wall)
 
+    def record_version(self, device: str, sdk: str) -> None:
+        """Record the version of a device's software, from its hello."""
+        self._presence[device] = replace(self.presence(device), sdk=sdk)
+
+    def contacts(self, most: int) -> dict[str, dict[str, Any]]:
+        """Return state, software and time of the last message of the devices heard last.
+
+        Args:
+            most: Number of devices at most.
+        """
+        newest = nlargest(most, self._presence.items(), key=lambda item: item[1].seen)
+        return {name: {"state": at.state, "sdk": at.sdk, "seen": at.seen} for name, at in newest}
+
     def follow(self, device: str, status: StatusMessage) -> Member | None:
         """Apply a status; return the membership change it causes, or None.
 
@@ -172,8 +189,9 @@ class Registry:
         return Member(device, after.is_present)
 
     def states(self) -> Counter[str]:
-        """Count the devices by the state in their last status."""
-        return Counter(p.state for p in self._presence.values() if p.state)
+        """Count the devices that are not revoked by the state in their last status."""
+        enrolled = self.enrolled()
+        return Counter(p.state for n, p in self._presence.items() if p.state and n in enrolled)
 
     def present(self) -> set[str]:
         """Return the devices that are present and not shut out."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import secrets
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -74,7 +74,8 @@ def apply(order: ControlOrder, store: Any) -> str:  # noqa: ANN401 - a Store tha
     """Carry out an order and return a one-line result.
 
     Raises:
-        OrderError: The device is not enrolled, the command is unknown, or a label is malformed.
+        OrderError: As ``check_order``; a label is malformed; or only a running daemon can carry it
+            out.
     """
     if order.do in ("pause", "resume"):
         raise OrderError(f"only a running daemon can {order.do} its fleet")
@@ -82,11 +83,10 @@ def apply(order: ControlOrder, store: Any) -> str:  # noqa: ANN401 - a Store tha
         raise OrderError(f"only a running daemon can {order.do} a dead letter")
     if order.do == "unlearn":
         raise OrderError("only a running daemon can unlearn a device")
+    check_order(order, store)
     known = {client.id: client for client in store.clients()}
     if order.do == "enrol":
         return _enrol(order, store, known.get(order.device))
-    if order.device not in known:
-        raise OrderError(f"{order.device!r} is not enrolled")
     if order.do == "revoke":
         store.put_client(replace(known[order.device], state="revoked", why=order.why))
         return f"{order.device} is revoked"
@@ -95,9 +95,6 @@ def apply(order: ControlOrder, store: Any) -> str:  # noqa: ANN401 - a Store tha
         labelled = replace(before, labels=_labels(before.labels, order))
         store.put_client(labelled)
         return f"{order.device} is labelled {label_text(labelled.labels) or 'with nothing'}"
-    if order.op not in OPS:
-        raise OrderError(f"unknown command {order.op!r}; known: {', '.join(OPS)}")
-    check_args(order.op, order.args)
     if store.ledger(order.device).cmd >= LARGEST:
         raise OrderError(
             f"{order.device}: all command numbers are used",
@@ -112,6 +109,40 @@ def apply(order: ControlOrder, store: Any) -> str:  # noqa: ANN401 - a Store tha
         waiting[0] if waiting else store.issue(order.device, order.op, order.args, order.until)
     )
     return f"command {command.num} for {order.device}: {order.op}"
+
+
+def check_order(order: ControlOrder, store: Any, before: Iterable[ControlOrder] = ()) -> None:  # noqa: ANN401 - as ``apply``
+    """Refuse an order about a device that cannot be carried out.
+
+    Args:
+        order: The order.
+        store: Store, open for reading or writing.
+        before: Orders that are carried out before it.
+
+    Raises:
+        OrderError: The device is not enrolled, its key is enrolled under another id, or the command
+            is unknown.
+    """
+    keys = {key: client.id for client in store.clients() for key in client.sign}
+    devices = {client.id for client in store.clients()}
+    for one in before:
+        if one.do == "enrol":
+            devices.add(one.device)
+            keys.setdefault(bytes.fromhex(one.public), one.device)
+    if order.do == "enrol":
+        other = keys.get(bytes.fromhex(order.public), order.device)
+        if other != order.device:
+            raise OrderError(
+                f"{order.device}: this key is already enrolled as {other!r}; a key names one device",
+                hint="create a key on the device itself: gridfed-edge enrol",
+            )
+        return
+    if order.do in ("revoke", "command", "label", "unlearn") and order.device not in devices:
+        raise OrderError(f"{order.device!r} is not enrolled", hint="gridfed-aggregator list")
+    if order.do == "command":
+        if order.op not in OPS:
+            raise OrderError(f"unknown command {order.op!r}; known: {', '.join(OPS)}")
+        check_args(order.op, order.args)
 
 
 def refuse_unlearning(method: str) -> None:
@@ -219,7 +250,7 @@ def leave(folder: Path, order: ControlOrder) -> Path:
 
 def waiting(folder: Path) -> Iterator[tuple[Path, ControlOrder | None]]:
     """Return the orders in a folder, oldest first; None for a file that is no order."""
-    paths = sorted(folder.glob("*.json"), key=lambda path: (path.stat().st_mtime_ns, path.name))
+    paths = sorted(folder.glob("*.json"), key=_age)
     for path in paths:
         yield path, _read(path)
 
@@ -243,6 +274,14 @@ def carry_out(
                 report(str(error))
         path.unlink(missing_ok=True)
     return done
+
+
+def _age(path: Path) -> tuple[int, str]:
+    """Return the sorting key of an order: its time, then its name; 0 if it was just removed."""
+    try:
+        return path.stat().st_mtime_ns, path.name
+    except FileNotFoundError:
+        return 0, path.name
 
 
 def _read(path: Path) -> ControlOrder | None:

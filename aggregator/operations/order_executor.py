@@ -8,6 +8,7 @@ from pathlib import Path
 
 from aggregator.ingress.dead_letters import DeadLetters, LetterError, forget
 from aggregator.ingress.registry import Registry
+from aggregator.ingress.replies import pause
 from aggregator.operations.control_queue import (
     ControlOrder,
     OrderError,
@@ -21,6 +22,8 @@ from aggregator.rounds.round_engine import RoundEngine
 from aggregator.rounds.run_driver import RunDriver
 from aggregator.store.types import Store
 from edge_sdk.app.cli import fields
+from edge_sdk.wire.errors import Reason
+from edge_sdk.wire.protocol.messages import RefusalMessage
 
 logger = logging.getLogger(__name__)
 
@@ -48,10 +51,17 @@ class OrderExecutor:
     letters: DeadLetters
 
     def apply(self, inbox: Path) -> None:
-        """Execute the orders in a folder; a connected device receives its command at once."""
+        """Execute the orders in a folder; a connected device hears of its command at once.
+
+        A revoked device receives its refusal at once, before its topics are unsubscribed.
+        """
+        before = self.registry.enrolled()
         if not carry_out(inbox, self._execute, _log_order):
             return
         self.registry.reload()
+        refusal = RefusalMessage(Reason.REVOKED, pause(Reason.REVOKED))
+        for device in sorted(before - self.registry.enrolled()):
+            self.publisher.reply([self.driver.sealed(device, refusal)])
         for client in self.registry.clients():
             self.publisher.reply(
                 self.driver.sealed(client.id, command) for command in self.store.issued(client.id)

@@ -23,6 +23,7 @@ from aggregator.store.types import Store, Version
 from edge_sdk.wire.link.transport import Transport
 
 DISK_FLOOR = 64 * 1024 * 1024  # free bytes below which the daemon is not ready
+LISTED = 1000  # devices whose last message the status document shows, those heard last
 REMEMBERED = 10  # closed rounds on the page
 
 _STATES = ("online", "sleeping", "draining", "offline", "lost")
@@ -156,6 +157,7 @@ class StatusView:
                 "updates": f"{state.waiting} of {run.quorum}",
             },
             "devices": {"enrolled": len(self.registry), **self.registry.states()},
+            "contacts": self.registry.contacts(LISTED),
             "refused": self.metrics.refusals(),
             "rounds": [round_line(version) for version in reversed(self.closed)],
         }

@@ -20,7 +20,7 @@ from aggregator.store.types import JournalEntry, Version
 from edge_sdk.app.cli import fields
 from edge_sdk.wire.contract.method import Event, Member, Unlearned
 from edge_sdk.wire.protocol import codec, envelope, topics
-from edge_sdk.wire.protocol.messages import CommandMessage, TaskMessage
+from edge_sdk.wire.protocol.messages import Message
 
 logger = logging.getLogger(__name__)
 
@@ -176,7 +176,7 @@ class RunDriver:
             self._journal(engine.meet, Member(device, present=False))
         self._shut_out = shut_out
 
-    def sealed(self, device: str, message: CommandMessage | TaskMessage) -> Reply:
+    def sealed(self, device: str, message: Message) -> Reply:
         """Seal a message to one device."""
         payload = envelope.seal(
             codec.encode(message),

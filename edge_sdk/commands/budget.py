@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from edge_sdk.app.cli import OK, RUNTIME, CommandResult
@@ -19,7 +20,7 @@ from edge_sdk.bundle import SDK_VERSION
 from edge_sdk.commands.arguments import add_config
 from edge_sdk.commands.device_inspection import account_of, announced_of, plan_of
 from edge_sdk.config import Config
-from edge_sdk.limits.resource_limits import limits_of
+from edge_sdk.limits.resource_limits import lesser, limits_of
 from edge_sdk.privacy import datasheet as sheets
 from edge_sdk.privacy.ledger import PrivacyAccount
 from edge_sdk.store.schema import FILE
@@ -52,7 +53,7 @@ def run(args: Namespace) -> CommandResult:
     prose = (
         f"{found['bundle']}: {found['shared']} scalars shared, {found['personal']} stay here\n"
         f"a round costs {found['bytes_up']} bytes up and about {found['bytes_down']} down\n"
-        f"{found.pop('text')}\n{rows}"
+        f"{found.pop('text')}\n{_allowance_line(found)}\n{rows}"
     )
     return CommandResult(found, prose, RUNTIME if found["spent"] else OK)
 
@@ -65,12 +66,14 @@ def budget(config: Config) -> dict[str, Any]:
     Raises:
         EdgeError: The bundle is missing, or the privacy section cannot be satisfied.
     """
-    announced, account = None, None
+    announced, account, allowed = None, None, -1
     if (config.state / FILE).exists():
         with DeviceStore.open(config.state, read_only=True) as store:
             announced = announced_of(store)
             plan = plan_of(config, announced)
-            account = account_of(store, plan)
+            allowed = store.fact("releases allowed", -1)
+            most = plan.most(None if allowed < 0 else allowed)
+            account = replace(account_of(store, plan), most=most)
     else:
         plan = plan_of(config, None)
     account = account or PrivacyAccount.of((), plan.limit, most=plan.most(None))
@@ -87,6 +90,7 @@ def budget(config: Config) -> dict[str, Any]:
         "privacy": sheets.guarantee(plan),
         "budget": account.summary(plan.release()),
         "spent": not account.has_room(plan.release()),
+        "allowed by the operator": None if allowed < 0 else allowed,
         "charges": sheets.charges_table(account),
         "not protected": sheets.gaps(plan),
         "text": sheets.explain_budget(plan, account),
@@ -100,15 +104,16 @@ def resource_usage(config: Config) -> dict[str, dict[str, float | None]]:
     ``limit`` is None where there is none; ``used`` is of the last recorded day, and for memory the
     peak. Bytes, and seconds of wake time.
     """
-    facts = dict.fromkeys(("used", "flash", "wake", "peak"), 0)
+    facts = dict.fromkeys(("used", "flash", "wake", "peak", "quota announced"), 0)
     if (config.state / FILE).exists():
         with DeviceStore.open(config.state, read_only=True) as store:
             facts = {name: store.fact(name) for name in facts}
     limits = limits_of(config.limits)
+    link = lesser(facts["quota announced"] or None, limits.daily_link_bytes)
     return {
         "memory": {"limit": limits.memory, "used": 1024 * facts["peak"]},
         "flash a day": {"limit": limits.daily_flash_bytes, "used": facts["flash"]},
-        "link a day": {"limit": limits.daily_link_bytes, "used": facts["used"]},
+        "link a day": {"limit": link, "used": facts["used"]},
         "wake time a day": {"limit": limits.daily_wake_time, "used": facts["wake"] / 1000},
     }
 
@@ -158,6 +163,17 @@ def _layers(spec: ParamSpec) -> list[dict[str, Any]]:
         {"name": layer.name, "scalars": layer.size, "shared": layer.name in spec.shared_names}
         for layer in spec.layers
     ]
+
+
+def _allowance_line(found: Mapping[str, Any]) -> str:
+    """Format the operator's limit on the number of releases.
+
+    >>> _allowance_line({"allowed by the operator": 500, "releases": 12})
+    'limit of the operator: 500 releases; 12 used'
+    """
+    allowed = found["allowed by the operator"]
+    limit = "none" if allowed is None else f"{allowed} releases; {found['releases']} used"
+    return f"limit of the operator: {limit}"
 
 
 def _usage_line(row: tuple[str, Mapping[str, float | None]]) -> str:

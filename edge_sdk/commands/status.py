@@ -20,12 +20,14 @@ from edge_sdk.config import Config
 from edge_sdk.methods import METHODS
 from edge_sdk.privacy.datasheet import guarantee
 from edge_sdk.session.certificate_monitor import days_left
+from edge_sdk.session.durable_outbox import REMEDIES
 from edge_sdk.session.participation import BUDGET_EXHAUSTED
 from edge_sdk.store.store import DeviceStore, LearnedState
 from edge_sdk.training import bootstrap
 from edge_sdk.training.active_run import RETURNS
 from edge_sdk.training.retention import history_of
 from edge_sdk.training.saved_selection import DeviceCandidates, summary_of
+from edge_sdk.wire.errors import Reason
 from edge_sdk.wire.protocol import messages as m
 
 add_arguments = add_config
@@ -64,7 +66,7 @@ def status(config: Config) -> dict[str, Any]:
             "models returned": store.fact(RETURNS),
             "starts": store.fact("starts"),
             "connections": store.fact("conn"),
-            "stopped": "command" if store.fact("stopped") else exhausted,
+            "stopped": "command" if store.fact("stopped") else _refused(store) or exhausted,
             "readings": store.count_readings(),
             "bytes": store.size(),
             "history": kept(config, store, announced),
@@ -74,6 +76,12 @@ def status(config: Config) -> dict[str, Any]:
             **({"certificate days left": days} if days else {}),
             **_peer_exchange(learned),
         }
+
+
+def _refused(store: DeviceStore) -> str:
+    """Return the aggregator's refusal after which the device sends nothing, with the remedy."""
+    code = store.fact("refused")
+    return f"{Reason(code).name}: {REMEDIES[Reason(code)]}" if code else ""
 
 
 def kept(config: Config, store: DeviceStore, announced: m.BundleMessage | None) -> dict[str, Any]:
@@ -107,13 +115,15 @@ def _peer_exchange(learned: LearnedState | None) -> dict[str, Any]:
 def plain(value: object) -> str:
     """Format a value of the status.
 
-    >>> plain({"epsilon": 29.99999999998864, "left": None}), plain([])
-    ('epsilon 30, left unlimited', 'none')
+    >>> plain({"epsilon": 29.99999999998864, "left": None}), plain([]), plain("")
+    ('epsilon 30, left unlimited', 'none', 'no')
     """
     if isinstance(value, Mapping):
         return ", ".join(f"{key} {plain(item)}" for key, item in value.items())
     if value is None:
         return "unlimited"
+    if value == "":
+        return "no"
     if isinstance(value, list):
         return "; ".join(map(plain, value)) or "none"
     return f"{value:.6g}" if isinstance(value, float) else str(value)

@@ -11,6 +11,9 @@ from edge_sdk.wire.link.transport import LinkDown, LinkUp
 
 logger = logging.getLogger(__name__)
 
+_REASONS_LOGGED = 16
+"""Most reasons that are remembered; a further one is logged at each attempt."""
+
 
 class Connection:
     """The connection of one device to its broker.
@@ -25,7 +28,8 @@ class Connection:
     def __init__(self, parts: SessionParts) -> None:
         self._parts = parts
         self.linked_at = parts.time.uptime
-        self._is_counted = self._is_loss_logged = False
+        self._is_counted = False
+        self._logged: set[str] = set()  # reasons logged since the link last came up
 
     def will(self) -> Will:
         """Return the last will and count the connection; called before every CONNECT."""
@@ -39,6 +43,7 @@ class Connection:
         if not self._is_counted:
             parts.outbox.count_connection()
         self._is_counted, self.linked_at = False, parts.time.uptime
+        self._logged.clear()
         dates = {"certificate_dates_by": link.dates_by} if link.dates_by else {}
         logger.info("link up %s", fields(conn=parts.outbox.state.conn, **dates))
         parts.link.subscribe()
@@ -47,10 +52,10 @@ class Connection:
         parts.participation.follow(parts.outbox.link_up(link.max_payload))
 
     def link_down(self, link: LinkDown) -> None:
-        """Stop sending; log the loss once, and further attempts at debug level."""
-        is_first = self._parts.outbox.state.is_linked or not self._is_loss_logged
-        level = logging.INFO if is_first else logging.DEBUG
+        """Stop sending; log each reason once, and its repetitions at debug level."""
+        level = logging.DEBUG if link.why in self._logged else logging.INFO
         logger.log(level, "link down %s", fields(why=link.why))
-        self._is_loss_logged = True
+        if len(self._logged) < _REASONS_LOGGED:
+            self._logged.add(link.why)
         self._parts.outbox.link_down()
         self._parts.link.discard_queue()

@@ -32,7 +32,7 @@ from edge_sdk.wire.protocol.outbox_state import (
 
 logger = logging.getLogger(__name__)
 
-_REMEDIES = {
+REMEDIES = {
     Reason.TWO_LIVES: "another process uses this name and key: stop it, and enrol this one again",
     Reason.UPGRADE_REQUIRED: "install a newer version",
     Reason.REVOKED: "ask the operator; enrol this device again",
@@ -209,10 +209,18 @@ class DurableOutbox:
         if after.numbers != self.state.numbers or after.entries != self._saved:
             self._store.keep(after.numbers, before=self._saved, after=after.entries)
             self._saved = after.entries
-        self.state = after
+        welcome, self.state = self.state.welcome, after
+        if after.welcome is not None and after.welcome != welcome:
+            self._record_welcome(after.welcome)
         for message in step.messages:
             self._send(message)
         return tuple(found for note in step.notes for found in self._note(note))
+
+    def _record_welcome(self, welcome: m.WelcomeMessage) -> None:
+        """Save the quota of a welcome, which also ends an earlier refusal."""
+        facts = {"refused": 0, "quota announced": welcome.quota}
+        if any(self._store.fact(name) != value for name, value in facts.items()):
+            self._store.set_facts(**facts)
 
     def _send(self, message: OutgoingMessage) -> None:
         match message:
@@ -243,8 +251,10 @@ class DurableOutbox:
                     yield BudgetRefused(self.state.numbers.spent)
             case RefusalReceived(code=code, wait=wait):
                 self._counts[f"told {_name_of(code)}"] += 1
-                if code in _REMEDIES and self._counts[f"told {_name_of(code)}"] == 1:
-                    remedy = {"reason": _name_of(code), "do": _REMEDIES[Reason(code)]}
+                if code in REMEDIES and self._store.fact("refused") != code:
+                    self._store.set_facts(refused=code)
+                if code in REMEDIES and self._counts[f"told {_name_of(code)}"] == 1:
+                    remedy = {"reason": _name_of(code), "do": REMEDIES[Reason(code)]}
                     logger.error("participation stopped %s", fields(**remedy))
                 logger.debug("refusal received %s", fields(reason=_name_of(code), wait=wait))
 

@@ -12,6 +12,10 @@ from edge_sdk.store.store import DeviceStore
 logger = logging.getLogger(__name__)
 
 
+SAVE_AFTER = 8_192
+"""Bytes that cross the link until the count is saved again, also between the hourly saves."""
+
+
 class LinkQuota:
     """The daily quota of one device's link.
 
@@ -23,6 +27,7 @@ class LinkQuota:
     def __init__(self, store: DeviceStore, own: int | None) -> None:
         self._store, self._own = store, own
         self._day, self._counted = DailyQuota(store.fact("day"), store.fact("used")), 0
+        self._saved = self._day
 
     def is_spent(self, announced: int | None) -> bool:
         """Return whether the quota is used up; the lower of the announced and the own one holds."""
@@ -42,7 +47,10 @@ class LinkQuota:
         if self.is_spent(announced) and not was_spent:
             logger.warning("daily quota exhausted %s", fields(bytes=self._day.used))
             self.save()
+        elif self._day.day != self._saved.day or self._day.used - self._saved.used >= SAVE_AFTER:
+            self.save()
 
     def save(self) -> None:
-        """Save the count for the next process."""
+        """Save the count for the next process, and for ``gridfed-edge budget`` beside this one."""
+        self._saved = self._day
         self._store.set_facts(day=self._day.day, used=self._day.used)

@@ -21,6 +21,7 @@ from edge_sdk.wire.protocol.messages import (
     PartMessage,
     ReceiptMessage,
     RefusalMessage,
+    StatusMessage,
     TimeMessage,
     WelcomeMessage,
 )
@@ -394,3 +395,27 @@ def test_killed_at_any_step_the_run_takes_the_same_path(play, step, nth, *, befo
     assert len(calm[1][0]) == 3
     assert manifest == (3, 3, "stop", manifest[3])
     assert (digests, manifest) == calm[1:]
+
+
+def test_a_revoked_device_hears_of_it_at_once_and_is_not_counted(
+    founded, serve, puppets, still_clock
+):
+    config, broker = founded(), LoopbackBroker()
+    daemon = serve(config, broker)
+    one, two = puppets(broker)
+    greeted(daemon, [one, two])
+    for puppet in (one, two):
+        puppet.say(StatusMessage(state="online", life=1, conn=1))
+    still_clock.now += 2
+    turns(daemon, one, two)
+    assert daemon.snapshot.status["devices"] == {"enrolled": 3, "online": 2}
+    leave(config.inbox, ControlOrder("revoke", "meter-1"))
+    still_clock.now += 2
+    turns(daemon, one, two)
+    assert one.last(RefusalMessage).code == Reason.REVOKED
+    assert two.last(RefusalMessage) is None
+    still_clock.now += 2
+    turns(daemon, one, two)
+    assert daemon.snapshot.status["devices"] == {"enrolled": 2, "online": 1}
+    seen = daemon.snapshot.status["contacts"]["meter-2"]
+    assert (seen["state"], bool(seen["sdk"]), seen["seen"] > 0) == ("online", True, True)

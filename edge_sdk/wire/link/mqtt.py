@@ -418,10 +418,7 @@ class MqttLink:
         self, _c: object, _u: object, _f: object, reason: ReasonCode, _p: object
     ) -> None:
         self._lost(
-            self._why
-            or (
-                self._refusal_before_connack() if self._is_connecting else f"disconnected: {reason}"
-            )
+            self._why or (self._refusal_before_connack() if self._is_connecting else _ended(reason))
         )
 
     def _refusal_before_connack(self) -> str:
@@ -431,7 +428,10 @@ class MqttLink:
             return text
         if self.broker.cert_file is None:
             return f"{text}; it may require a client certificate; broker.cert_file is not set"
-        return f"{text}; it may not accept the certificate {self.broker.cert_file}"
+        return (
+            f"{text}; it may not accept the certificate {self.broker.cert_file} "
+            "(revoked, expired, or of another authority)"
+        )
 
     def _on_message(self, _c: object, _u: object, message: paho.MQTTMessage) -> None:
         try:
@@ -477,3 +477,14 @@ class MqttLink:
     def _on_written(self, _c: object, _u: object, _s: object) -> None:
         if self._descriptor >= 0:
             self._poller.watch(self._descriptor, self)
+
+
+def _ended(reason: object) -> str:
+    """Say why an established connection ended; "Unspecified error" is paho's word for no reason.
+
+    >>> _ended("Unspecified error"), _ended("Server shutting down")
+    ('the broker closed the connection without a reason', 'disconnected: Server shutting down')
+    """
+    if str(reason) == "Unspecified error":
+        return "the broker closed the connection without a reason"
+    return f"disconnected: {reason}"

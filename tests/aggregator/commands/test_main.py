@@ -16,6 +16,7 @@ import pytest
 from aggregator.brokers.broker_process import start
 from aggregator.commands import main as cli
 from aggregator.operations.enrolment import statement
+from aggregator.store.opener import open_store
 from edge_sdk.wire import keys
 from firmware_sim.fleet.federation import free_port
 
@@ -240,3 +241,26 @@ def test_access_rules_name_the_enrolled_devices_and_nobody_else(workplace):
     assert users == ["user meter-1", "user meter-3", "user _agg"]
     assert "pattern" not in rules
     assert "peer" not in rules  # this run's method has no neighbours
+
+
+def test_orders_about_unknown_devices_fail_also_beside_a_running_daemon(workplace):
+    folder = workplace().parent
+    call(folder, "init")
+    call(folder, "enrol", "meter-1", "--public", KEY.public.hex())
+    with open_store(folder / "state" / "aggregator.db"):  # as the daemon holds it
+        for words in (("command", "meter-9", "report"), ("revoke", "meter-9")):
+            assert "'meter-9' is not enrolled" in call(folder, *words, code=1)
+        assert "already enrolled as 'meter-1'" in call(
+            folder, "enrol", "meter-2", "--public", KEY.public.hex(), code=1
+        )
+        assert "queued for the running daemon" in call(folder, "command", "meter-1", "report")
+
+
+def test_audit_names_the_runs_and_recomputes_the_chosen_one(workplace):
+    folder = workplace().parent
+    call(folder, "init")
+    call(folder, "announce", "--fresh")
+    assert "not recomputed: runs 1 (--run N)" in call(folder, "audit")
+    told = json.loads(call(folder, "audit", "--run", "1", "--json"))
+    assert (told["run"], told["runs"], told["sound"]) == (1, [1, 2], True)
+    assert "no run 9; the database has: 1, 2" in call(folder, "audit", "--run", "9", code=2)

@@ -7,6 +7,7 @@ from aggregator.operations.control_queue import (
     OrderError,
     apply,
     carry_out,
+    check_order,
     leave,
     waiting,
 )
@@ -83,3 +84,20 @@ def test_the_folder_is_emptied_whatever_lies_in_it(store, tmp_path):
     assert [path.name for path in folder.iterdir()] == ["half.part"]
     assert len(told) == 4
     assert list(waiting(folder)) == []
+
+
+def test_one_key_names_one_device(store):
+    apply(ControlOrder("enrol", "meter-1", public=PUBLIC), store)
+    apply(ControlOrder("revoke", "meter-1"), store)
+    with pytest.raises(OrderError, match="this key is already enrolled as 'meter-1'"):
+        apply(ControlOrder("enrol", "meter-2", public=PUBLIC), store)
+    assert states(store) == {"meter-1": ("revoked", 1)}
+
+
+def test_an_order_may_follow_the_enrolment_that_waits_before_it(store):
+    enrolment = ControlOrder("enrol", "meter-1", public=PUBLIC)
+    check_order(ControlOrder("command", "meter-1", op="report"), store, [enrolment])
+    with pytest.raises(OrderError, match="already enrolled as 'meter-1'"):
+        check_order(ControlOrder("enrol", "meter-2", public=PUBLIC), store, [enrolment])
+    with pytest.raises(OrderError, match="'meter-2' is not enrolled"):
+        check_order(ControlOrder("command", "meter-2", op="report"), store, [enrolment])

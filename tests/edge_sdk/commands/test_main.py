@@ -14,12 +14,15 @@ import time
 import pytest
 
 from edge_sdk.agent import ChannelReminder
+from edge_sdk.app.cli import RUNTIME
 from edge_sdk.bundle import Bundle, TrustedKeys
 from edge_sdk.client import Client
 from edge_sdk.commands.main import main
 from edge_sdk.commands.status import plain
 from edge_sdk.config import Config
+from edge_sdk.store.store import DeviceStore
 from edge_sdk.wire import keys
+from edge_sdk.wire.errors import Reason
 
 TOML = """
 id = "meter-1"
@@ -274,3 +277,16 @@ def test_without_a_broker_the_agent_forecasts_and_exits_on_sigterm(config, capsy
     lines = out_file.read_text().splitlines()
     assert lines[0] == "origin,step,forecast,truth"
     assert len(lines) == 1 + 12  # both ends lie on the grid; the later one is not in
+
+
+def test_status_and_budget_show_what_the_operator_decided(config, capsys):
+    enrolled(config)
+    with DeviceStore.open(config.parent / "state") as store:
+        store.set_facts(**{"refused": Reason.REVOKED, "releases allowed": 0, "used": 9_000})
+        store.set_facts(**{"quota announced": 64_000})
+    assert main(["status", str(config)]) == 0
+    assert "stopped: REVOKED: ask the operator; enrol this device again" in said(capsys).out
+    assert main(["budget", str(config)]) == RUNTIME
+    out = said(capsys).out
+    assert "limit of the operator: 0 releases; 0 used" in out
+    assert "link a day: at most 64000 bytes; 9000 bytes used so far" in out

@@ -23,10 +23,11 @@ from edge_sdk.session.command_log import (
     CommandRepeated,
     CommandSuperseded,
 )
+from edge_sdk.session.connection import Connection
 from edge_sdk.session.download import Downloader
 from edge_sdk.session.durable_outbox import BudgetRefused, DurableOutbox
 from edge_sdk.session.key_ring import KeyRing
-from edge_sdk.session.link_quota import LinkQuota
+from edge_sdk.session.link_quota import SAVE_AFTER, LinkQuota
 from edge_sdk.session.manifest_checks import ManifestExpectation
 from edge_sdk.session.participation import Participation
 from edge_sdk.session.parts import SessionParts
@@ -36,6 +37,7 @@ from edge_sdk.session.task_inbox import TaskInbox
 from edge_sdk.store.store import DeviceStore
 from edge_sdk.wire.contract.method import CONTRACTS, Task
 from edge_sdk.wire.errors import Reason, Refused
+from edge_sdk.wire.link.transport import LinkDown
 from edge_sdk.wire.protocol import messages as m
 from edge_sdk.wire.protocol.codec import encode, pack_tensor
 from edge_sdk.wire.protocol.envelope import digest
@@ -74,6 +76,9 @@ class Link:
 
     def send_sealed(self, kind, _body, _proof):
         self.log.append(kind)
+
+    def discard_queue(self):
+        self.log.append("discarded")
 
     def subscribe_parts(self, *, wanted):
         self.log.append(f"parts {wanted}")
@@ -337,3 +342,38 @@ def test_a_newer_bundle_replaces_the_one_in_download_and_arrives(parts, store):
     (event,) = announcements.downloaded(completed)
     assert event == events.BundleAnnounced(events.FoundBundle(newer, b"two", whole))
     assert list(parts.inbox.downloaded(completed)) == [], "it is no task"
+
+
+# --- what another process reads -------------------------------------------------------------------
+
+
+def test_a_refusal_that_ends_participation_is_kept_until_the_next_welcome(parts, store):
+    parts.outbox.receive(welcomed(parts))
+    parts.outbox.receive(m.RefusalMessage(code=Reason.REVOKED, wait=0))
+    assert store.fact("refused") == Reason.REVOKED
+    again = DurableOutbox(
+        store, parts.link, parts.rng, parts.clock.monotonic, Counter(), sdk="1", base=1.0
+    )
+    later = SimpleNamespace(outbox=again)
+    again.receive(welcomed(later, life=2))
+    assert store.fact("refused") == 0
+    assert store.fact("quota announced") == 2**30
+
+
+def test_the_count_of_the_link_moves_while_the_agent_runs(store):
+    quota = LinkQuota(store, None)
+    quota.count(SAVE_AFTER - 1, None, announced=None)
+    assert store.fact("used") == 0
+    quota.count(SAVE_AFTER, None, announced=None)
+    assert store.fact("used") == SAVE_AFTER
+
+
+def test_each_reason_of_a_lost_link_is_logged_once_until_the_link_is_up(parts, caplog):
+    connection = Connection(parts)
+    refused = "the broker closed the connection before CONNACK; it may not accept the certificate"
+    with caplog.at_level("INFO"):
+        for why in ("the broker closed the connection without a reason", refused, refused):
+            connection.link_down(LinkDown(why))
+    lines = [one.getMessage() for one in caplog.records if "link down" in one.getMessage()]
+    assert len(lines) == 2
+    assert refused in lines[1]
