@@ -28,6 +28,7 @@ from edge_sdk.app.settings import SettingsError
 from edge_sdk.commands import main as cli
 from edge_sdk.config import load_with_origins
 from edge_sdk.errors import StoreNewer
+from edge_sdk.sources import open_source
 from edge_sdk.wire import keys
 from firmware_sim.devices.base_station import FileFaultRates, FileWriter
 from firmware_sim.profiles.station import CellSite
@@ -47,6 +48,7 @@ def test_every_example_has_a_test():
         "gridfed-edge.service",
         "meter.toml",
         "meter-analytic.toml",
+        "meter-weather.toml",
         "aggregator.toml",
         "analytic.toml",
         "charger.toml",
@@ -148,6 +150,24 @@ def test_a_device_of_a_fleet_in_closed_form_is_enrolled_and_checked(tmp_path, ca
     assert cli.main(["enrol", str(path)]) == 0
     assert cli.main(["check", str(path)]) == 0
     assert "reads: elec.import.energy" in capsys.readouterr().out
+
+
+def test_a_meter_with_live_weather_is_enrolled_and_checked(tmp_path, capsys):
+    path = tmp_path / "meter-weather.toml"
+    path.write_text((EXAMPLES / "meter-weather.toml").read_text("utf-8"), "utf-8")
+    keys.save_public(tmp_path / "root.pub", ROOT.public)
+    certified(path)
+    assert cli.main(["enrol", str(path)]) == 0
+    assert cli.main(["check", str(path)]) == 0
+    out = capsys.readouterr().out
+    assert re.search(r"temperature +weather.temperature +source\[1\], mqtt", out)
+    assert "outputs: 0 mqtt" in out
+    commented = path.read_text("utf-8").split("Its token is in the first line of a file.\n")[1]
+    section = "".join(
+        line.removeprefix("# ") for line in commented.split("\n\n")[0].splitlines(True)
+    )
+    found = tomllib.loads(section)["source"][0]
+    assert open_source(found, "source[0]").streams == {"weather.temperature"}
 
 
 def test_defaults_stated_in_the_clusters_example_are_defaults(tmp_path):

@@ -36,6 +36,7 @@ from edge_sdk.outputs import OUTPUTS
 from edge_sdk.outputs.sections import OutputSection
 from edge_sdk.sources.csvfile import CsvFile
 from edge_sdk.sources.factory import INTERFACES, LiveSection
+from edge_sdk.sources.json_values import JsonValue
 from edge_sdk.sources.register_map import RegisterPoint
 from edge_sdk.sources.stream_map import StreamName
 
@@ -332,6 +333,8 @@ def _interfaces() -> Iterator[str]:
         yield _own(interface.section, common)
     yield "`[source.map]`, name of the interface to a stream, to `false`, or to a table:\n"
     yield _own(StreamName, ())
+    yield "`[[source.value]]`, one value in a JSON document:\n"
+    yield _own(JsonValue, ())
     yield "`[[source.point]]`, one value in a device's registers:\n"
     yield _own(RegisterPoint, ())
 
@@ -347,7 +350,7 @@ def _outputs() -> str:
 
 def _own(cls: type[Any], less: Iterable[str]) -> str:
     """Return a table of a section's keys without those of the base."""
-    said, hidden = meanings(cls), {*less, "type", "point"}
+    said, hidden = meanings(cls), {*less, "type", "point", "value"}
     rows = [f for f in _fields(cls) if f.name not in hidden]
     return _table((f.name, _type(_hint(cls, f)), _default(f), said.get(f.name, "")) for f in rows)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, tzinfo
 from functools import cached_property
 from types import MappingProxyType
@@ -144,6 +144,23 @@ class ChannelFrame:
     def __len__(self) -> int:
         """Return the number of rows."""
         return len(self.times)
+
+    def without_open_row(self) -> ChannelFrame:
+        """Return the frame without its newest row while the target of that row is not observed.
+
+        An instant, such as a temperature, opens a slot when it begins; the energy of the slot is
+        known when it ends. Meanwhile the forecast follows the newest energy.
+        """
+        if len(self) < 2 or np.isfinite(self.raw[-1]):
+            return self
+        rows = slice(0, -1)
+        return replace(
+            self,
+            times=self.times[rows],
+            channels=self.channels[rows],
+            raw=self.raw[rows],
+            last=self.last[rows],
+        )
 
     def origins(
         self, span: Span = WHOLE, *, observed: bool = True, reach_back: bool = True

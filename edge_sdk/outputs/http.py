@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ipaddress
 import json
 import socket
 import threading
@@ -16,6 +15,7 @@ from urllib.parse import urlsplit
 
 from edge_sdk.outputs.base import AgentReport
 from edge_sdk.outputs.metrics_text import metrics_text
+from edge_sdk.wire.link.broker_options import is_loopback
 
 STALE = 600.0  # s without a report after which the agent counts as dead
 DEADLINE = 5.0  # s for a request
@@ -89,18 +89,6 @@ class HttpSink:
 _JSON = "application/json; charset=utf-8"
 _TEXT = "text/plain; charset=utf-8"
 _METRICS = "text/plain; version=0.0.4; charset=utf-8"
-
-
-def is_loopback(host: str) -> bool:
-    """Return whether a host is this machine's loopback.
-
-    >>> is_loopback("127.0.0.1"), is_loopback("localhost"), is_loopback("0.0.0.0")
-    (True, True, False)
-    """
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 class _Server(ThreadingHTTPServer):

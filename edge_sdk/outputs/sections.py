@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from edge_sdk.app.settings import Duration, seconds
-from edge_sdk.outputs.http import is_loopback
+from edge_sdk.wire.link.broker_options import is_loopback
 from edge_sdk.wire.schema import Between, Matches
 
 TopicName = Annotated[str, Matches(r"[^+#\x00/]+(/[^+#\x00/]+)*")]

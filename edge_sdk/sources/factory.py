@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -12,7 +14,11 @@ from edge_sdk.errors import ConfigError
 from edge_sdk.sources.base import Decoder, FramedLink, Framer
 from edge_sdk.sources.byte_links import ListeningFeed, SourceAddress
 from edge_sdk.sources.drop_folder import DropFolder
+from edge_sdk.sources.http_poll import HttpPoll, HttpService
+from edge_sdk.sources.json_values import JsonValue, names_of
+from edge_sdk.sources.json_values import decoder as json_decoder
 from edge_sdk.sources.modbus import PollingFeed
+from edge_sdk.sources.mqtt_feed import MqttFeed
 from edge_sdk.sources.normaliser import Normaliser
 from edge_sdk.sources.ocpp import OcppDecoder
 from edge_sdk.sources.p1 import TelegramFramer, telegram
@@ -20,9 +26,11 @@ from edge_sdk.sources.pm3gpp import decoder
 from edge_sdk.sources.recording import RecordedFeed
 from edge_sdk.sources.register_map import RegisterPoint, block
 from edge_sdk.sources.spool import SpoolReader
-from edge_sdk.sources.stream_map import names
+from edge_sdk.sources.stream_map import StreamName, names
 from edge_sdk.sources.threaded_source import ThreadedSource
-from edge_sdk.wire.schema import Between, Length
+from edge_sdk.wire.errors import LinkError
+from edge_sdk.wire.link.broker_options import Broker
+from edge_sdk.wire.schema import Between, Length, Matches
 
 S = TypeVar("S", bound="LiveSection")
 
@@ -85,6 +93,44 @@ class OcppSection(LiveSection):
     ocmf_key: str = ""  # public key of the meter: signed readings are then verified
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JsonSourceSection(LiveSection):
+    """Keys common to the sources of JSON documents."""
+
+    url: str  # address of the service or broker
+    value: Annotated[tuple[JsonValue, ...], Length(1, 64)]  # values of a document
+    ca_file: Path | None = None  # authority that signed the other end's certificate
+    insecure: bool = False  # allow an unencrypted link to another host
+
+    def __post_init__(self) -> None:
+        """Refuse the map of other interfaces: each value names its stream."""
+        if self.map:
+            raise ValueError("map: not used here; [[source.value]] names the stream of each value")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HttpSourceSection(JsonSourceSection):
+    """``type = "http"``: JSON of a service on the local network, polled."""
+
+    poll_interval: Duration = "15m"  # polling interval, at least 1s
+    timeout: Duration = "10s"  # longest wait for a whole answer
+    token_file: Path | None = None  # file with a bearer token in its first line
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MqttSourceSection(JsonSourceSection):
+    """``type = "mqtt"``: JSON messages, or plain numbers, of a local broker."""
+
+    topic: Annotated[str, Matches(r"[^\x00]{1,512}")]  # topic filter; + and # are wildcards
+    retained: bool = False  # accept retained messages without a time of their own
+    username: str = ""  # user name of the broker
+    password_file: Path | None = None  # file whose first line is the password
+    cert_file: Path | None = None  # certificate of this client
+    key_file: Path | None = None  # private key of that certificate
+    client_id: Annotated[str, Length(0, 64)] = ""  # empty: one made from the topic
+    protocol: Literal[4, 5] = 5  # MQTT 5, or 4 for 3.1.1
+
+
 @dataclass(frozen=True, slots=True)
 class Interface(Generic[S]):
     """A factory for one type of source.
@@ -97,6 +143,7 @@ class Interface(Generic[S]):
         framer: Factory of the framer of plain bytes, where the interface is a line.
         ahead: Largest number of frames that wait for the agent.
         is_retold: True if the medium delivers everything again after a restart.
+        names: Meaning of each name of the interface; None reads ``streams.toml`` and ``map``.
     """
 
     name: str
@@ -106,6 +153,7 @@ class Interface(Generic[S]):
     framer: Callable[[], Framer] | None = None
     ahead: int = 512
     is_retold: bool = False
+    names: Callable[[S], Mapping[str, StreamName]] | None = None
 
     def __call__(self, table: Mapping[str, Any]) -> ThreadedSource:
         """Build a source from its section of a configuration; nothing is opened yet.
@@ -128,7 +176,11 @@ class Interface(Generic[S]):
         return replace(self._with(section, RecordedFeed(path, self.name, framer)), is_finite=True)
 
     def _with(self, section: S, feed: FramedLink) -> ThreadedSource:
-        table = names(self.name, section.map, f"source {self.name}")
+        table = (
+            names(self.name, section.map, f"source {self.name}")
+            if self.names is None
+            else self.names(section)
+        )
         step = 0.0 if section.step is None else seconds(section.step)
         gap = 0.0 if section.max_gap is None else seconds(section.max_gap)
         normaliser = Normaliser(table, step, gap, section.max_power, section.rollover)
@@ -190,6 +242,53 @@ def _ocpp_decoder(section: OcppSection) -> Decoder:
     return OcppDecoder(verifier(Path(section.ocmf_key)))
 
 
+def _http_feed(section: HttpSourceSection) -> FramedLink:
+    interval = seconds(section.poll_interval)
+    if interval < 1.0:
+        raise ConfigError(f"source http: poll_interval: {section.poll_interval} is below 1s")
+    service = HttpService(section.url, section.ca_file, section.token_file, section.insecure)
+    return HttpPoll(service, interval, seconds(section.timeout))
+
+
+def _mqtt_feed(section: MqttSourceSection) -> FramedLink:
+    topic = section.topic
+    if topic.startswith("gf/"):
+        raise ConfigError("source mqtt: topic: 'gf/...' belongs to the fleet's protocol")
+    name = hashlib.sha256(topic.encode()).hexdigest()[:12]
+    try:
+        broker = Broker(
+            url=section.url,
+            client_id=section.client_id or f"gridfed-source-{name}-{secrets.token_hex(4)}",
+            ca_file=section.ca_file,
+            cert_file=section.cert_file,
+            key_file=section.key_file,
+            protocol=section.protocol,
+            username=section.username or None,
+            password=_password(section.password_file),
+            session_expiry=0,
+            insecure=section.insecure,
+        )
+    except LinkError as error:
+        raise ConfigError(f"source mqtt: {error}") from error
+    has_times = all(value.time for value in section.value)
+    return MqttFeed(broker, topic, takes_retained=section.retained or has_times)
+
+
+def _password(path: Path | None) -> str | None:
+    try:
+        return None if path is None else path.read_text("utf-8").partition("\n")[0]
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"source mqtt: password_file: cannot read {str(path)!r}") from error
+
+
+def _json_decoder(section: JsonSourceSection) -> Decoder:
+    return json_decoder(section.value)
+
+
+def _json_names(section: JsonSourceSection) -> Mapping[str, StreamName]:
+    return names_of(section.value)
+
+
 P1 = Interface("p1", P1Section, _p1_feed, _p1_decoder, TelegramFramer)
 
 MODBUS = Interface("modbus", ModbusSection, _modbus_feed, _modbus_decoder)
@@ -198,9 +297,15 @@ PM3GPP = Interface("pm3gpp", PmSection, _pm_feed, _pm_decoder, ahead=16)
 
 OCPP = Interface("ocpp", OcppSection, _ocpp_feed, _ocpp_decoder, is_retold=True)
 
+HTTP = Interface("http", HttpSourceSection, _http_feed, _json_decoder, ahead=16, names=_json_names)
+
+MQTT = Interface("mqtt", MqttSourceSection, _mqtt_feed, _json_decoder, names=_json_names)
+
 INTERFACES: dict[str, Interface[Any]] = {
     "p1": P1,
     "modbus": MODBUS,
+    "http": HTTP,
+    "mqtt": MQTT,
     "ocpp": OCPP,
     "pm3gpp": PM3GPP,
 }

@@ -31,9 +31,18 @@ UNITS: Mapping[str, tuple[str, float]] = {
     "MB": ("Mbit", 8.0),
     "kbit/s": ("Mbit/s", 1e-3),
     "Mbit/s": ("Mbit/s", 1.0),
+    "°F": ("°C", 5 / 9),
+    "K": ("°C", 1.0),
+    "km/h": ("m/s", 1 / 3.6),
+    "mph": ("m/s", 0.44704),
+    "kn": ("m/s", 1852 / 3600),
+    "W/m2": ("W/m²", 1.0),
     "1": ("1", 1.0),
 }
 """Canonical unit and factor of each interface unit. Any other unit is refused, never guessed."""
+
+ZEROS: Mapping[str, float] = {"°F": 32.0, "K": 273.15}
+"""Value of an interface unit at which the canonical unit is zero, where that is not zero."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +73,8 @@ class StreamName:
         Example:
             >>> StreamName("elec.import.energy").canonical(1500, "Wh")
             1.5
+            >>> StreamName("weather.temperature").canonical(50, "°F")
+            10.0
             >>> StreamName("elec.import.energy").canonical(1500, "W")
             Traceback (most recent call last):
             ValueError: elec.import.energy is in kWh, not in 'W'
@@ -75,7 +86,7 @@ class StreamName:
         own_unit, factor = UNITS.get(named, (named, 1.0)) if named else (wanted, 1.0)
         if own_unit != wanted:
             raise ValueError(f"{self.stream} is in {wanted}, not in {named!r}")
-        return value * factor * self.scale
+        return value * factor * self.scale - ZEROS.get(named, 0.0) * factor
 
 
 def names(interface: str, more: Mapping[str, Any], where: str) -> dict[str, StreamName]:

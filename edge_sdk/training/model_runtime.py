@@ -393,13 +393,14 @@ class ModelRuntime:
         self._frame = self._learnable = None
 
     def _framed(self, series: Series) -> ChannelFrame:
-        return ChannelFrame.of(
+        frame = ChannelFrame.of(
             series,
             self.manifest,
             site=self.config.site,
             scale=self.scale,
             span=self._trained,
         )
+        return frame.without_open_row()
 
     def _learnable_frame(self) -> ChannelFrame:
         if self._learnable is None:

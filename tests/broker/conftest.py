@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import time
 from collections.abc import Callable, Iterable
 
@@ -10,6 +11,7 @@ import pytest
 from aggregator.brokers.broker_process import BrokerProcess, has_embedded, mosquitto_program, start
 from edge_sdk.wire.link.mqtt import Broker, MqttLink, Poller
 from edge_sdk.wire.link.transport import Happening, Message
+from tests.broker.single_meter import Meter
 
 
 def require(kind: str) -> None:
@@ -132,3 +134,16 @@ def protocol(request) -> int:
 @pytest.fixture
 def url(broker: BrokerProcess, protocol: int) -> str:
     return broker.url if protocol == 5 else broker.url_v4
+
+
+@pytest.fixture
+def meter(tmp_path):
+    made = []
+
+    def make(more, **how):
+        made.append(Meter(tmp_path, more, **how))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.stop(signal.SIGKILL)

@@ -3,115 +3,15 @@
 from __future__ import annotations
 
 import csv
-import http.client
 import json
-import math
 import re
 import signal
-import subprocess
-import sys
 import time
 
 import pytest
 
-from edge_sdk.wire import keys
 from firmware_sim.fleet.federation import free_port
-
-PATIENCE = 120.0
-HOUR = 3600
-
-TOML = """
-id = "meter-1"
-fleet = "north"
-state = "state"
-bundle = "load-week-1"
-heartbeat = "beat"
-broker = { url = "mqtt://127.0.0.1:1" }
-keys = { device = "meter.key", root = "root.pub" }
-privacy = { mechanism = { name = "none" } }
-[[source]]
-type = "csv"
-path = "load.csv"
-time_format = "epoch"
-columns = { kwh = "elec.import.energy" }
-"""
-
-
-class Meter:
-    """A folder with a configuration, eight days of readings, and the agent on it."""
-
-    def __init__(self, folder, outputs):
-        self.folder, self.config = folder, folder / "meter.toml"
-        self.config.write_text(TOML + outputs)
-        keys.save_public(folder / "root.pub", keys.from_seed(b"r" * 32).public)
-        self.end = int(time.time()) // HOUR * HOUR
-        rows = [
-            f"{self.end - HOUR * i},{1 + math.sin(i / 24 * math.tau) / 2:.3f}\n"
-            for i in range(8 * 24, 0, -1)
-        ]
-        (folder / "load.csv").write_text("time,kwh\n" + "".join(rows))
-        assert self.edge("enrol").returncode == 0
-        self.process = None
-
-    def edge(self, *words):
-        return subprocess.run(
-            [sys.executable, "-m", "edge_sdk", *words[:1], str(self.config), *words[1:]],
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=PATIENCE,
-        )
-
-    def start(self):
-        self.log = (self.folder / "log").open("wb")
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "edge_sdk", "run", str(self.config)],
-            stdout=self.log,
-            stderr=self.log,
-        )
-
-    def stop(self, number=signal.SIGTERM):
-        if self.process is not None:
-            self.process.send_signal(number)
-            self.process.wait(PATIENCE)
-            self.process = None
-            self.log.close()
-
-    @property
-    def said(self):
-        return (self.folder / "log").read_text()
-
-    def until(self, done, serve=lambda: time.sleep(0.05)):
-        end = time.monotonic() + PATIENCE
-        while not done():
-            assert time.monotonic() < end, self.said
-            assert self.process.poll() is None, self.said
-            serve()
-
-
-@pytest.fixture
-def meter(tmp_path):
-    made = []
-
-    def make(outputs):
-        made.append(Meter(tmp_path, outputs))
-        return made[-1]
-
-    yield make
-    for one in made:
-        one.stop(signal.SIGKILL)
-
-
-def fetched(port, path):
-    link = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
-    try:
-        link.request("GET", path)
-        answer = link.getresponse()
-        return answer.status, answer.read()
-    except OSError:
-        return 0, b""
-    finally:
-        link.close()
+from tests.broker.single_meter import PATIENCE, fetched
 
 
 @pytest.mark.broker

@@ -105,7 +105,7 @@ use mqtts:// (plain MQTT is for loopback, or insecure = true)
             raise LinkError("a client id is required: the broker stores the session under it")
         if self.is_tls:
             self._check_files()
-        elif not (self.insecure or _is_loopback(parts.hostname)):
+        elif not (self.insecure or is_loopback(parts.hostname)):
             raise LinkError(
                 f"mqtt:// to {parts.hostname} would send everything unencrypted; use mqtts:// "
                 "(plain MQTT is for loopback, or insecure = true)"
@@ -133,7 +133,12 @@ use mqtts:// (plain MQTT is for loopback, or insecure = true)
         return urlsplit(self.url).port or (8883 if self.is_tls else 1883)
 
 
-def _is_loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
+    """Return whether a host is this machine's loopback.
+
+    >>> is_loopback("127.0.0.1"), is_loopback("localhost"), is_loopback("0.0.0.0")
+    (True, True, False)
+    """
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

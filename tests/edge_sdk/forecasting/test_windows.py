@@ -235,3 +235,21 @@ def test_an_optional_static_feature_may_be_absent_from_the_site():
     assert given.channels[:, 1:].tolist() == [[0.5, 1.0]] * 5
     with pytest.raises(ConfigError, match="floor-area"):
         frame_of(np.arange(5.0), area)
+
+
+def test_the_newest_row_waits_for_its_energy():
+    heat = Feature("heat", "stream", "°C", -20, 40, stream=HEAT)
+    begun = frame_of(np.arange(5.0), heat, heat=np.full(6, 8.0))
+    assert len(begun) == 6
+    closed = begun.without_open_row()
+    assert closed.times.tolist() == begun.times[:5].tolist()
+    assert closed.channels.shape == (5, 2)
+    assert closed.is_ready
+    assert closed.without_open_row() is closed
+    assert closed.origins().tolist() == begun.origins().tolist()
+
+
+def test_one_missing_row_of_energy_is_still_carried_forward():
+    heat = Feature("heat", "stream", "°C", -20, 40, stream=HEAT)
+    frame = frame_of([1.0, 2.0, 3.0, np.nan], heat, heat=np.full(5, 8.0)).without_open_row()
+    assert (len(frame), frame.is_ready) == (4, True)
