@@ -114,6 +114,7 @@ class Daemon:
             ends=self._ends,
             clock=clock,
             devices=lambda: len(self._registry),
+            upto=saved.upto,
         )
         contract = CONTRACTS[config.run.method]
         self._split = SplitDriver(run.half.play, contract, begun.run, run.spec.digest, clock)
@@ -357,6 +358,8 @@ class Daemon:
             step("orders", lambda: self._orders.apply(self.config.inbox), in_transaction=False)
         self._link.retry()
         self._link.announce_time()
+        if self._engine.is_waiting:
+            step("schedule", self._driver.open_if_due)
         if self._transport.is_up and not self._engine.halted:
             step("reminders", lambda: self._driver.remind(now))
         step("unwritten", lambda: self._driver.send(()))  # left over from a full disk
@@ -379,7 +382,7 @@ class Daemon:
         now = self._clock.monotonic()
         if self._ingress.is_full or self._isolation.faults.is_waiting(now):
             return TURN
-        stage = self._split.next_due if self._engine.phase != "pause" else None
+        stage = self._split.next_due if not self._engine.is_paused else None
         due = [self._periodic_at, self._engine.next_due, self._ingress.next_due, stage]
         return max(0.0, min(at for at in due if at is not None) - now)
 

@@ -118,7 +118,12 @@ class Metrics:
         )
         self.training = Gauge(
             "gridfed_training",
-            "1 while rounds are opened, 0 while paused or finished.",
+            "1 while a round is open; 0 before its start, while paused, and after the last one.",
+            registry=own,
+        )
+        self.next_round = Gauge(
+            "gridfed_next_round_timestamp_seconds",
+            "Start of the next round by the schedule, Unix time; 0 while a round is open.",
             registry=own,
         )
         self.moved_at = Gauge(

@@ -36,7 +36,7 @@ from edge_sdk.training.local_rounds import LocalRounds
 from edge_sdk.training.model_runtime import ModelRuntime
 from edge_sdk.training.outbox_entry import SignedSealer, UpdateSealer
 from edge_sdk.training.split_rounds import SplitRounds
-from edge_sdk.training.training_transaction import TrainingTransaction
+from edge_sdk.training.training_transaction import TRAINED_UNTIL, TrainingTransaction
 from edge_sdk.wire.contract.method import END, Task
 from edge_sdk.wire.keys import kid_of
 from edge_sdk.wire.link.transport import Transport
@@ -169,6 +169,7 @@ class Client:
             scheduler=scheduler,
             clock=self._clock,
         )
+        session.count_windows(self._new_windows)
         active.accountant.charge_start(config.privacy.budget.releases_per_start)
 
     # --- public operations ------------------------------------------------------------------------
@@ -363,6 +364,10 @@ class Client:
             self._local_rounds.train()
         elif self._selection.is_due:
             self._guard.run("selection", self._selection.run)
+
+    def _new_windows(self) -> int:
+        """Return the number of windows recorded since the last update."""
+        return self.learner.windows().after(self._store.fact(TRAINED_UNTIL))
 
     def _serve(self, timeout: float) -> None:
         """Serve the network, and record what arrives."""

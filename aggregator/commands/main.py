@@ -36,6 +36,7 @@ COMMANDS = {
     "command": _command("command", "Send a signed command to one device."),
     "pause": _command("pause", "Pause training in the whole fleet; devices keep forecasting."),
     "resume": _command("resume", "Resume a paused or halted run."),
+    "round": _command("round", "Open the next round before its start."),
     "status": _command("status", "Show the state of the run."),
     "health": _command("health", "Exit with 0 if the daemon is ready, else with 1."),
     "audit": _command("audit", "Recompute every round from the journal, and compare."),

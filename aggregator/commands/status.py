@@ -15,12 +15,13 @@ from typing import Any
 
 from aggregator.commands.arguments import add_config
 from aggregator.commands.errors import require_database
-from aggregator.config import AggregatorConfig
+from aggregator.config import AggregatorConfig, config_schedule
 from aggregator.ingress.dead_letters import DeadLetters
 from aggregator.operations.http_status import SCHEMA, round_line
 from aggregator.operations.operator_alerts import offline
 from aggregator.store.opener import open_store
 from edge_sdk.app.cli import CommandResult
+from edge_sdk.app.clock import SystemClock
 from edge_sdk.app.settings import SettingsError
 
 add_arguments = add_config
@@ -63,7 +64,7 @@ def _from_store(config: AggregatorConfig) -> dict[str, Any]:
     last = closed[-1] if closed else None
     moved = [version.report for version in closed if version.moved]
     clusters = moved[-1].get("clusters", {}) if moved else {}
-    document = {
+    document: dict[str, Any] = {
         "schema": SCHEMA,
         "running": False,
         "ready": False,
@@ -78,6 +79,10 @@ def _from_store(config: AggregatorConfig) -> dict[str, Any]:
         "devices": {"enrolled": sum(client.state != "revoked" for client in clients)},
         "rounds": [round_line(version) for version in reversed(closed)],
     }
+    schedule = config_schedule(config)
+    if not schedule.is_continuous:
+        due = schedule.due(last.time if last else None, SystemClock().wall())
+        document["schedule"] = {"rounds a day": schedule.rounds, "next round": schedule.text(due)}
     alarms = {client.id: client.why for client in clients if client.state == "quarantined"}
     optional: dict[str, Any] = {"clusters": clusters, "alarms": alarms}
     optional["store"] = kept
@@ -91,7 +96,7 @@ def _from_store(config: AggregatorConfig) -> dict[str, Any]:
 def _prose(document: Mapping[str, Any]) -> str:
     head = "running" if document["running"] else "not running; from the database"
     lines = [f"fleet {document['fleet']}: {head}"]
-    for name in ("checks", "run", "devices", "refused", "store"):
+    for name in ("checks", "run", "schedule", "devices", "refused", "store"):
         pairs = document.get(name) or {}
         if pairs:
             lines.append(f"{name}: " + ", ".join(f"{key} {value}" for key, value in pairs.items()))

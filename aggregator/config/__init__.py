@@ -4,11 +4,12 @@ from aggregator.config.binding import (
     BoundRun,
     answer_size,
     bind,
-    broker_of,
     renamed_settings,
     root_of,
     settings_of,
 )
+from aggregator.config.broker_link import broker_of
+from aggregator.config.schedule_binding import config_schedule
 from aggregator.config.sections import (
     PREFIX,
     RENAMED,
@@ -30,6 +31,7 @@ __all__ = [
     "answer_size",
     "bind",
     "broker_of",
+    "config_schedule",
     "load_with_origins",
     "renamed_settings",
     "root_of",

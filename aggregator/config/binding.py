@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, is_dataclass, replace
+from dataclasses import dataclass, field, is_dataclass, replace
 from typing import Any, get_type_hints
 
 import numpy as np
 
 from aggregator.bundles import BundleFileError, ModelBundle, open_bundle
+from aggregator.config.schedule import Schedule
+from aggregator.config.schedule_binding import config_schedule
 from aggregator.config.sections import AdmissionSection, AggregatorConfig
 from aggregator.graph.factory import bind as bind_graph
 from aggregator.methods import METHODS, Course, Rounds, Setup
@@ -30,13 +32,10 @@ from edge_sdk.wire.contract.analytic import STATISTIC, statistic_layout
 from edge_sdk.wire.contract.manifest import Manifest, ManifestError
 from edge_sdk.wire.contract.method import CONTRACTS, Ask, Half, Update, answered, answers
 from edge_sdk.wire.contract.parameter_layout import ParamSpec
-from edge_sdk.wire.errors import LinkError
 from edge_sdk.wire.keys import KeyFileError, read_public
-from edge_sdk.wire.link.client_names import client_id_of
 from edge_sdk.wire.plugin_registry import known_names
 from edge_sdk.wire.protocol.admission_policy import Limits
 from edge_sdk.wire.protocol.codec import pack_leaves
-from edge_sdk.wire.protocol.topics import AGGREGATOR
 from edge_sdk.wire.schema import SchemaError, build
 
 
@@ -52,6 +51,7 @@ class BoundRun:
         ask: The round's question, as the contract defines it.
         rounds: Quorum, deadline and number of rounds.
         limits: Bounds on an update.
+        schedule: When rounds begin.
     """
 
     config: AggregatorConfig
@@ -61,6 +61,7 @@ class BoundRun:
     ask: Ask
     rounds: Rounds
     limits: Limits
+    schedule: Schedule = field(default_factory=Schedule)
 
     def fault(self, update: Update) -> str:
         """Return why a well-formed update cannot be of honest readings; empty if it can."""
@@ -130,7 +131,7 @@ def bind(config: AggregatorConfig) -> BoundRun:
         max_norm=_max_norm(config.admission),
         n_cap=config.admission.max_samples,
     )
-    bound = BoundRun(config, bundle, spec, half, ask, rounds, limits)
+    bound = BoundRun(config, bundle, spec, half, ask, rounds, limits, config_schedule(config))
     _check_retention(bound)
     return bound
 
@@ -375,32 +376,6 @@ def _check_faulty(config: AggregatorConfig, rule: BoundRule, rounds: Rounds) -> 
 def _max_norm(admission: AdmissionSection) -> float:
     """Return the norm limit; ``auto`` is the clipping bound, or infinity without one."""
     return np.inf if admission.max_norm == "auto" else admission.max_norm
-
-
-def broker_of(config: AggregatorConfig, url: str) -> Any:  # noqa: ANN401 - ``edge_sdk.wire.link.broker_options.Broker``
-    """Return the link's settings for a broker URL.
-
-    Raises:
-        SettingsError: The settings contradict each other.
-    """
-    from edge_sdk.wire.link.broker_options import Broker  # noqa: PLC0415 - TLS is loaded when a link is wanted
-
-    section = config.broker
-    try:
-        return Broker(
-            url=url,
-            client_id=client_id_of(config.fleet, AGGREGATOR, section.cert_file),
-            ca_file=section.ca_file,
-            cert_file=section.cert_file,
-            key_file=section.key_file,
-            protocol=section.protocol,
-            keepalive=section.keepalive,
-            session_expiry=604_800,
-            reconnect_max=seconds(section.reconnect_max),
-            insecure=section.insecure,
-        )
-    except LinkError as error:
-        raise _wrong(config, "broker", str(error)) from error
 
 
 def _wrong(config: AggregatorConfig, key: str, why: str, *, hint: str = "") -> SettingsError:

@@ -13,6 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
+from aggregator.config.schedule import ScheduleSection
 from aggregator.graph.factory import GraphSection
 from aggregator.ingress.uploads import IN_FLIGHT
 from aggregator.methods.base.rate_stages import RateStage
@@ -166,6 +167,7 @@ class RunSection:
     client_fraction: Fraction = 1.0  # probability that a device takes part in a round
     encoding: UpdateEncoding = "f4"  # encoding of updates: float32, 8 or 4 bits
     seed: Annotated[int, Between(0, 2**63 - 1)] = 0  # seed of the server's random draws
+    schedule: ScheduleSection = field(default_factory=ScheduleSection)  # when rounds begin
     graph: GraphSection | None = None  # graph model between the devices, where the method has one
 
 

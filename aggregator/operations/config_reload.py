@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import fields, is_dataclass, replace
 from types import FrameType
+from typing import Any
 
 from aggregator.config import AggregatorConfig, BoundRun, bind
 from aggregator.operations import run_setup
@@ -35,6 +36,11 @@ LIVE: Mapping[str, str] = {
     "retention.journal_bytes": "with the next closed round",
     "retention.rounds": "with the next closed round",
     "run.deadline": "with the next round",
+    "run.schedule.rounds_per_day": "at once; an open round continues",
+    "run.schedule.windows": "at once; an open round continues",
+    "run.schedule.time_zone": "at once; an open round continues",
+    "run.schedule.jitter": "at once; an open round continues",
+    "run.schedule.min_new_windows": "at once; an open round continues",
 }
 """Keys that may change while the daemon runs, each with the time at which a change applies."""
 
@@ -63,16 +69,17 @@ class ReloadError(Failure):
 
 def changed(before: AggregatorConfig, after: AggregatorConfig) -> list[str]:
     """Return the dotted keys in which two configurations differ, in order."""
+    return _changed(before, after, "")
+
+
+def _changed(before: Any, after: Any, at: str) -> list[str]:  # noqa: ANN401 - any settings
     found = []
-    for section in fields(before):
-        old, new = getattr(before, section.name), getattr(after, section.name)
-        if is_dataclass(old):
-            names = [
-                one.name for one in fields(old) if getattr(old, one.name) != getattr(new, one.name)
-            ]
-            found += [f"{section.name}.{name}" for name in names]
+    for one in fields(before):
+        old, new, key = getattr(before, one.name), getattr(after, one.name), at + one.name
+        if is_dataclass(old) and type(old) is type(new):
+            found += _changed(old, new, f"{key}.")
         elif old != new:
-            found.append(section.name)
+            found.append(key)
     return found
 
 
@@ -108,8 +115,10 @@ def again(run: BoundRun, store: Store, environ: Mapping[str, str] = os.environ) 
     bound = bind(wanted)
     run_setup.verified_run(bound, store, run_setup.signer(wanted))
     if "run.deadline" not in keys:
-        return replace(run, config=wanted)
-    return replace(run, config=wanted, half=bound.half, rounds=bound.rounds)
+        return replace(run, config=wanted, schedule=bound.schedule)
+    return replace(
+        run, config=wanted, half=bound.half, rounds=bound.rounds, schedule=bound.schedule
+    )
 
 
 def is_foreseen(error: Exception) -> bool:

@@ -33,6 +33,15 @@ OPS = ("stop", "resume", "reenrol", "report", "budget", "hello", "wipe")
 
 LIMIT = 65_536  # bytes per order
 
+_BY_THE_DAEMON = {
+    "pause": "pause its fleet",
+    "resume": "resume its fleet",
+    "round": "open a round",
+    "retry": "retry a dead letter",
+    "clear": "clear a dead letter",
+    "unlearn": "unlearn a device",
+}
+
 
 class OrderError(Failure):
     """An order that cannot be carried out."""
@@ -45,8 +54,9 @@ class ControlOrder:
     """One order of an operator.
 
     Attributes:
-        do: ``enrol``, ``revoke``, ``label``, ``unlearn`` or ``command`` a device; ``pause`` or ``resume`` the
-            fleet; ``retry`` or ``clear`` a dead letter.
+        do: ``enrol``, ``revoke``, ``label``, ``unlearn`` or ``command`` a device; ``pause`` or
+            ``resume`` the fleet; open a ``round`` before its start; ``retry`` or ``clear`` a dead
+            letter.
         device: Id of the device; ``_all`` for the fleet, or for every dead letter.
         public: Raw public key as hex, for ``enrol``.
         op: Command for the device, for ``command``.
@@ -58,7 +68,16 @@ class ControlOrder:
     """
 
     do: Literal[
-        "enrol", "revoke", "command", "pause", "resume", "retry", "clear", "unlearn", "label"
+        "enrol",
+        "revoke",
+        "command",
+        "pause",
+        "resume",
+        "round",
+        "retry",
+        "clear",
+        "unlearn",
+        "label",
     ]
     device: Annotated[str, Length(1, 64)]
     public: Annotated[str, Length(0, 64)] = ""
@@ -77,12 +96,8 @@ def apply(order: ControlOrder, store: Any) -> str:  # noqa: ANN401 - a Store tha
         OrderError: As ``check_order``; a label is malformed; or only a running daemon can carry it
             out.
     """
-    if order.do in ("pause", "resume"):
-        raise OrderError(f"only a running daemon can {order.do} its fleet")
-    if order.do in ("retry", "clear"):
-        raise OrderError(f"only a running daemon can {order.do} a dead letter")
-    if order.do == "unlearn":
-        raise OrderError("only a running daemon can unlearn a device")
+    if order.do in _BY_THE_DAEMON:
+        raise OrderError(f"only a running daemon can {_BY_THE_DAEMON[order.do]}")
     check_order(order, store)
     known = {client.id: client for client in store.clients()}
     if order.do == "enrol":

@@ -355,7 +355,7 @@ def html(document: Mapping[str, Any]) -> str:
         fleet=escape(str(document.get("fleet", ""))),
         ready="yes" if document["ready"] else "no",
         headline="ready" if document["ready"] else escape(f"not ready: {missing or 'starting'}"),
-        run=_rows(document.get("run", {})),
+        run=_rows(document.get("run", {})) + _rows(document.get("schedule", {})),
         devices=_rows(document.get("devices", {})) + _rows(alarms),
         upkeep=_upkeep(document),
         clusters=_rows(_sizes(document.get("clusters", {}))),

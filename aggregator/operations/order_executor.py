@@ -72,10 +72,27 @@ class OrderExecutor:
             return self._process_letter(order)
         if order.do == "unlearn":
             return self._unlearn(order.device)
+        if order.do == "round":
+            return self._open_round()
         if order.do not in ("pause", "resume"):
             return apply(order, self.store)
         self.driver.pause(is_paused=order.do == "pause")
         return f"the fleet's phase is {self.engine.phase}"
+
+    def _open_round(self) -> str:
+        """Open the round that waits for its start.
+
+        Raises:
+            OrderError: The fleet is paused, or no round waits.
+        """
+        number = self.engine.state.round
+        if self.engine.is_paused:
+            raise OrderError("the fleet is paused: gridfed-aggregator resume")
+        if not self.driver.open_round():
+            raise OrderError(
+                f"no round waits for its start: round {number} is open, or was the last"
+            )
+        return f"round {number} is open"
 
     def _unlearn(self, device: str) -> str:
         """Remove everything that a device has contributed to the open run's model.

@@ -109,6 +109,8 @@ class StatusView:
         metrics.dead_letters.set(self.letters.count)
         metrics.halted.set(bool(self.engine.halted))
         metrics.version.set(state.version)
+        start = self.engine.next_round_at
+        metrics.next_round.set(0 if start is None else start / 1000)
         metrics.pending.set(state.waiting)
         metrics.clusters.clear()
         for label, members in self._clusters().items():
@@ -156,6 +158,7 @@ class StatusView:
                 "version": state.version,
                 "updates": f"{state.waiting} of {run.quorum}",
             },
+            "schedule": self._schedule(),
             "devices": {"enrolled": len(self.registry), **self.registry.states()},
             "contacts": self.registry.contacts(LISTED),
             "refused": self.metrics.refusals(),
@@ -178,6 +181,18 @@ class StatusView:
         if flooding := self.floods.status(self.alerts.clock.monotonic()):
             status["flooding"] = flooding
         return Snapshot(time.monotonic(), checks, status)
+
+    def _schedule(self) -> dict[str, Any]:
+        """Return the schedule, and the start of the next round while none is open."""
+        schedule, start = self.engine.run.schedule, self.engine.next_round_at
+        if schedule.is_continuous:
+            return {"rounds a day": "continuous"}
+        found: dict[str, Any] = {"rounds a day": schedule.rounds}
+        if start is None or self.engine.is_paused:
+            return found
+        now = self.alerts.clock.wall()
+        moment = schedule.text(start) if start > now else "when enough devices have new data"
+        return found | {"next round": moment}
 
     def _credit(self) -> dict[str, dict[str, float]]:
         """Return the newest credit weights, if the method has them."""

@@ -36,6 +36,9 @@ OVERLAP = 400 * 86_400_000
 
 Phase = Literal["train", "pause", "stop"]
 
+BETWEEN = 0
+"""End of the round in a manifest of phase ``pause`` that announces the time between two rounds."""
+
 
 @dataclass(frozen=True, slots=True)
 class Publication:

@@ -16,7 +16,8 @@ from edge_sdk.wire.protocol.transfer import chunk_size
 
 logger = logging.getLogger(__name__)
 
-TIME_EVERY = 60.0  # s
+TIME_EVERY = 60.0  # s between two announcements of server time
+TIME_BETWEEN = 3600.0  # s, while the next round waits for its start
 REMIND_AFTER = 1.0  # s after a new connection until open tasks are sent again
 
 
@@ -46,7 +47,7 @@ class LinkSession:
         self._isolation, self._driver, self._ends = isolation, driver, ends
         self._clock = isolation.clock
         self._max_payload: int | None = None
-        self._time_at = self._clock.monotonic()
+        self._timed_at = -TIME_BETWEEN
         self.was_up = False
 
     def connected(self, max_payload: int) -> None:
@@ -64,7 +65,8 @@ class LinkSession:
 
     def announce_time(self) -> None:
         """Announce server time if it is due."""
-        if self._clock.monotonic() >= self._time_at and self._transport.is_up:
+        every = TIME_BETWEEN if self._isolation.engine.is_waiting else TIME_EVERY
+        if self._clock.monotonic() >= self._timed_at + every and self._transport.is_up:
             self._isolation.step("time", self._announce_time)
 
     def exclude(self, floods: FloodControl) -> None:
@@ -97,4 +99,4 @@ class LinkSession:
     def _announce_time(self) -> None:
         serial, now = self._isolation.store.next_serial(), self._clock.wall()
         self._isolation.publisher.announce([announce.time(self._ends, serial=serial, now=now)])
-        self._time_at = self._clock.monotonic() + TIME_EVERY
+        self._timed_at = self._clock.monotonic()

@@ -17,8 +17,10 @@ from aggregator.ingress.admission_context import AdmissionContext
 from aggregator.methods import ABANDON, AGAIN, OPEN, Course
 from aggregator.rounds import announcements as announce
 from aggregator.rounds import run_timers, task_dispatch
-from aggregator.rounds.announcements import Ends, Phase, Publication
+from aggregator.rounds.announcements import BETWEEN, Ends, Phase, Publication
+from aggregator.rounds.round_starts import RoundStarts
 from aggregator.rounds.run_announcer import RunAnnouncer
+from aggregator.store.errors import DatabaseFullError
 from aggregator.store.state_codec import changed, digest, flatten
 from aggregator.store.types import DownloadBody, JournalEntry, PendingTask, Store, Timer, Version
 from edge_sdk.app.cli import fields
@@ -68,9 +70,11 @@ class RoundEngine:
         ends: Signer and fleet of announcements.
         clock: Wall and monotonic time.
         devices: Returns the number of enrolled devices, which sets their pacing.
+        upto: Journal position of the saved state.
 
     Attributes:
         halted: Reason for which the run is halted until an operator resumes it; else empty.
+        is_waiting: True between two rounds of a schedule: the next round is ready and not opened.
     """
 
     def __init__(
@@ -84,6 +88,7 @@ class RoundEngine:
         ends: Ends,
         clock: Clock,
         devices: Callable[[], int],
+        upto: int = 0,
     ) -> None:
         self.run = run
         self.number = number
@@ -95,9 +100,13 @@ class RoundEngine:
         self._devices = devices
         self._saved = flatten(state)
         self._opened_at: float | None = None
+        self._opened_wall = 0
         self._timers = [run_timers.resumed(timer, clock) for timer in timers]
         manifest = self._announcer.last_manifest()
-        self._is_paused = manifest is not None and manifest.phase == "pause"
+        self._upto = upto
+        self.is_waiting = state.is_open and self._starts.waited(manifest)
+        is_pause = manifest is not None and manifest.phase == "pause"
+        self._is_paused = is_pause and manifest is not None and manifest.until != BETWEEN
         self.halted = ""
         self._values = self._announcer.last_values()
         self._announced_at = -SHOW_EVERY if manifest is None else clock.monotonic()
@@ -110,6 +119,10 @@ class RoundEngine:
         )
 
     @property
+    def _starts(self) -> RoundStarts:
+        return RoundStarts(self.run, self.number, self._store, self._clock, self._devices())
+
+    @property
     def is_done(self) -> bool:
         """Return whether the run has completed its configured number of rounds."""
         return self.state.round > 0 and not self.state.is_open
@@ -119,7 +132,19 @@ class RoundEngine:
         """Return the announced phase: train, pause or stop."""
         if self.is_done:
             return "stop"
-        return "pause" if self._is_paused or self.halted else "train"
+        return "pause" if self.is_paused or self.is_waiting else "train"
+
+    @property
+    def is_paused(self) -> bool:
+        """Return whether an operator paused the fleet, or a defect halted the run."""
+        return self._is_paused or bool(self.halted)
+
+    @property
+    def next_round_at(self) -> int | None:
+        """Return when the next round begins, Unix milliseconds; None while one is open."""
+        if not self.is_waiting or self.is_done:
+            return None
+        return self._starts.next()
 
     def mark(self) -> Mapping[str, Any]:
         """Return a mark for ``rewind``; every value in it is replaced, never changed in place."""
@@ -138,11 +163,12 @@ class RoundEngine:
             if section.client_fraction < 1.0
             else None
         )
-        opened = OpenRound(self.number, state.round, state.version, is_open=state.is_open)
+        is_open = state.is_open and (not self.is_waiting or self.run.ask.patient)
+        opened = OpenRound(self.number, state.round, state.version, is_open=is_open)
         return AdmissionContext(
             opened,
             self.run.limits,
-            is_paused=self.phase == "pause",
+            is_paused=self.is_paused and not self.is_done,
             share=section.client_fraction,
             cohort=salt,
             releases=self.run.config.admission.max_updates,
@@ -217,20 +243,57 @@ class RoundEngine:
             return AppliedEvent()
         state, effects = self.run.half.apply(self.state, entry.event)
         effects = self._needed(entry.event, effects)
-        applied = self._commit(state, effects, entry.position) if effects else AppliedEvent()
+        applied = self._commit(state, effects, entry) if effects else AppliedEvent()
         self.state = state
         return applied
 
     def announced(self) -> tuple[Publication, ...]:
         """Sign, save and return the announcements of the present state again."""
-        task = self._announcer.task(self.state)
-        task = replace(task, values={**self._values, **task.values})
-        publications, contents = self._announcer.announcements(
-            task, self.phase, self._remaining(), chunk=self.chunk, anew=True
-        )
+        publications, contents = self._present_announcements()
         self._store.announce({one.topic: one.payload for one in publications}, contents)
         self._note_announced(self.state, publications)
         return publications
+
+    def open_round(self) -> tuple[Publication, ...]:
+        """Open the round that waits for its start; save and return its announcements.
+
+        Its deadline begins now, in the same transaction.
+        """
+        is_waiting, before = self.is_waiting, self._timers
+        self.is_waiting = False
+        self._restart_timers()
+        publications, contents = self._present_announcements()
+        try:
+            self._store.commit(
+                self.number,
+                {},
+                self._upto,
+                timers=[one.timer for one in self._timers],
+                published={one.topic: one.payload for one in publications},
+                contents=contents,
+            )
+        except DatabaseFullError:
+            self.is_waiting, self._timers = is_waiting, before
+            raise
+        self._opened_at, self._opened_wall = self._clock.monotonic(), self._clock.wall()
+        self._note_announced(self.state, publications)
+        return publications
+
+    @property
+    def split_state(self) -> Any:  # noqa: ANN401 - the half's own
+        """Return the state as a split driver follows it: a round that waits is not open."""
+        state: Any = self.state
+        return replace(state, is_open=False) if self.is_waiting and state.is_open else state
+
+    def _present_announcements(self) -> tuple[tuple[Publication, ...], tuple[DownloadBody, ...]]:
+        task = self._announcer.task(self.state)
+        task = replace(task, values={**self._values, **task.values})
+        is_between = self.is_waiting and not self.is_paused and not self.is_done
+        after = None if is_between else self._remaining()
+        return self._announcer.announcements(task, self.phase, after, chunk=self.chunk, anew=True)
+
+    def _restart_timers(self) -> None:
+        self._timers = [run_timers.started(one.timer.due, self._clock) for one in self._timers]
 
     def pause(self, *, is_paused: bool) -> tuple[Publication, ...]:
         """Pause or resume the fleet; the open round's deadline starts again on resuming.
@@ -238,15 +301,18 @@ class RoundEngine:
         The saved announcement preserves the pause over a restart.
         """
         if self._is_paused and not is_paused:
-            self._timers = [run_timers.started(one.timer.due, self._clock) for one in self._timers]
+            self._restart_timers()
         self._is_paused = is_paused
         return self.announced()
 
-    def _commit(self, state: Course, effects: Effects, position: int) -> AppliedEvent:
+    def _commit(self, state: Course, effects: Effects, entry: JournalEntry) -> AppliedEvent:
         closed = next((e for e in effects if isinstance(e, Closed)), None)
         wanted = [e for e in effects if isinstance(e, Due)]
         version = self._version(closed, state) if closed else None
-        publications, contents = self._announcements_after(state, effects, closed)
+        is_waiting = self._waits_after(entry, state, version)
+        publications, contents = self._announcements_after(
+            state, effects, closed, is_waiting=is_waiting
+        )
         asked, bodies = self._device_tasks(effects)
         alarms = run_timers.pending(self._timers, closed) + [
             run_timers.started(due, self._clock) for due in wanted
@@ -255,7 +321,7 @@ class RoundEngine:
         self._store.commit(
             self.number,
             changed(self._saved, leaves),
-            position,
+            entry.position,
             closed=version,
             timers=[one.timer for one in alarms],
             published={one.topic: one.payload for one in publications},
@@ -263,7 +329,8 @@ class RoundEngine:
             asked=asked,
             keep=self.run.config.retention.bounds,
         )
-        self._saved, self._timers = leaves, alarms
+        self._saved, self._timers, self._upto = leaves, alarms, entry.position
+        self.is_waiting = is_waiting
         if any(isinstance(e, Task) for e in effects) and (closed or self._opened_at is None):
             self._opened_at = self._clock.monotonic()
         self._note_announced(state, publications)
@@ -284,25 +351,33 @@ class RoundEngine:
         return tuple(e for e in effects if not (isinstance(e, Task) and e.to == event.client))
 
     def _announcements_after(
-        self, state: Course, effects: Effects, closed: Closed | None
+        self, state: Course, effects: Effects, closed: Closed | None, *, is_waiting: bool
     ) -> tuple[tuple[Publication, ...], tuple[DownloadBody, ...]]:
         """Return the announcements: the common task, or an informative manifest of the model."""
         task = next((e for e in effects if isinstance(e, Task) and e.to == ALL), None)
         if task is not None:
             dues = [e.after for e in effects if isinstance(e, Due)]
             self._values = task.values
+            after = dues[0] if dues else self.run.rounds.deadline
             return self._announcer.announcements(
-                task, "train", dues[0] if dues else self.run.rounds.deadline, chunk=self.chunk
+                task,
+                "pause" if is_waiting else "train",
+                None if is_waiting else after,
+                chunk=self.chunk,
             )
         if closed is None:
             return (), ()
+        if is_waiting and not self.is_waiting:
+            return self._announcer.announcements(
+                self._announcer.task(state), "pause", None, chunk=self.chunk
+            )
         if self.run.ask.personal and state.is_open:  # informative only: rate-limited
             is_due = self._clock.monotonic() - self._announced_at >= SHOW_EVERY
             return (
                 self._announcer.announcements(
                     self._announcer.task(state), "train", 0.0, chunk=self.chunk
                 )
-                if is_due
+                if is_due and not is_waiting
                 else ((), ())
             )
         return self._announcer.announcements(
@@ -331,12 +406,19 @@ class RoundEngine:
             moved=closed.moved,
             digest=digest(state),
             report=report,
-            time=self._clock.wall(),
+            time=max(self._clock.wall(), self._opened_wall),  # a clock set back repeats no start
         )
 
     def _remaining(self) -> float:
         due = self.next_due
         return 0.0 if due is None else max(0.0, due - self._clock.monotonic())
+
+    def _waits_after(self, entry: JournalEntry, state: Course, closed: Version | None) -> bool:
+        """Return whether the state after an event waits for the start of the next round."""
+        if not state.is_open:
+            return False
+        is_ready = closed is not None or entry.event == OPEN
+        return self._starts.waits(closed) if is_ready else self.is_waiting
 
 
 def restored(version: Version) -> Version:

@@ -8,7 +8,15 @@ from dataclasses import dataclass
 from aggregator.config import BoundRun
 from aggregator.methods import Course
 from aggregator.rounds import announcements as announce
-from aggregator.rounds.announcements import OVERLAP, Body, Ends, Opening, Phase, Publication
+from aggregator.rounds.announcements import (
+    BETWEEN,
+    OVERLAP,
+    Body,
+    Ends,
+    Opening,
+    Phase,
+    Publication,
+)
 from aggregator.store.types import DownloadBody, Store
 from edge_sdk.app.clock import Clock
 from edge_sdk.app.settings import seconds
@@ -78,28 +86,32 @@ class RunAnnouncer:
         return Task(ALL, state.round, name, base=state.version, values=values, arrays=arrays)
 
     def announcements(
-        self, task: Task, phase: Phase, after: float, *, chunk: int, anew: bool = False
+        self, task: Task, phase: Phase, after: float | None, *, chunk: int, anew: bool = False
     ) -> tuple[tuple[Publication, ...], tuple[DownloadBody, ...]]:
         """Return the slots, if the model has changed, and then the manifest.
 
         Args:
             task: The common task.
             phase: Phase of the run.
-            after: Seconds until the round's deadline.
+            after: Seconds until the round's deadline; None between two rounds of a schedule, when
+                the slots are left as they are.
             chunk: Bytes of a chunk.
             anew: True signs and returns the slots again, although the model is the announced one.
         """
         body = announce.body(self.run, task, number=self.number)
-        lasts = OVERLAP if self.run.ask.personal else int(after * 1000)
+        lasts = OVERLAP if self.run.ask.personal else int((after or 0.0) * 1000)
+        until = BETWEEN if after is None else min(self.clock.wall() + lasts, TIME_LIMIT)
         opening = Opening(
             serial=self.store.next_serial(),
-            until=min(self.clock.wall() + lasts, TIME_LIMIT),
+            until=until,
             spread=self._spread(body),
             inline=self.run.config.admission.max_inline_bytes,
             chunk=chunk,
         )
         message = announce.manifest(self.run, task, body, opening, number=self.number, phase=phase)
         manifest = announce.model(self.ends, message)
+        if after is None:
+            return (manifest,), ()
         before = self.store.content(body.id)
         if before is not None and not anew:
             return (manifest,), ()

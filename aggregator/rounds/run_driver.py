@@ -54,6 +54,7 @@ class RunDriver:
         self._upto = 0
         self._failed_rounds = 0
         self._shut_out: set[str] = set()
+        self._postponed = 0
 
     # --- life cycle
 
@@ -65,7 +66,7 @@ class RunDriver:
             for applied in self._engine.begin(upto):
                 self._follow(applied)
             self._ingress.open(self._engine.context)
-            self.send(self._split.follow(self._engine.state))
+            self.send(self._split.follow(self._engine.split_state))
 
         error = self._isolation.attempt(begin)
         self.report_closed()
@@ -130,11 +131,47 @@ class RunDriver:
                 self._isolation.faults.worked("deadline")  # abandoned, not postponed
                 self._abandon(met[0])
                 break
-        if self._engine.phase != "pause":
+        if not self._engine.is_paused:
             met = step("turns", lambda: self.send(self._split.wake()))
             if met is not None and met[1] >= ATTEMPTS:
                 self.halt("turns", met[0])
         self.report_closed()
+
+    def open_if_due(self) -> None:
+        """Open the next round if its start has come and enough devices have new data."""
+        engine, now = self._engine, self._clock.wall()
+        start = engine.next_round_at
+        if start is None or start > now or engine.is_paused:
+            return
+        ready, needed = len(self.ready()), engine.run.rounds.enough
+        if ready >= needed:
+            self.open_round()
+        elif self._postponed != engine.state.round:
+            self._postponed = engine.state.round
+            about = {"run": engine.number, "round": engine.state.round}
+            logger.info("round postponed %s", fields(**about, ready=ready, needed=needed))
+
+    def open_round(self) -> bool:
+        """Open the round that waits for its start; return False if none does."""
+        engine = self._engine
+        if not engine.is_waiting or engine.is_done:
+            return False
+        self._publisher.announce(engine.open_round())
+        self._ingress.open(engine.context)
+        self.send(self._split.follow(engine.split_state))
+        logger.info("round opened %s", fields(run=engine.number, round=engine.state.round))
+        return True
+
+    def ready(self) -> set[str]:
+        """Return the enrolled devices that may have new data: all but those that reported too little."""
+        least = self._engine.run.schedule.min_new
+        reports = self._registry.metrics
+        enrolled = self._registry.enrolled() - self._registry.shut_out()
+        return {
+            name
+            for name in enrolled
+            if (report := reports.get(name)) is None or report.new is None or report.new >= least
+        }
 
     def send(self, messages: TaskMessages) -> None:
         """Send transient messages; journal the result of a split round first."""
@@ -247,7 +284,7 @@ class RunDriver:
         self._publisher.announce(applied.publications)
         for task in applied.tasks:
             self._send_task(task.device)
-        self.send(self._split.follow(self._engine.state))
+        self.send(self._split.follow(self._engine.split_state))
 
     def _send_task(self, device: str) -> None:
         message = self.tasks.message_to(device, self._clock.monotonic())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import resource
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from edge_sdk.session.durable_outbox import DurableOutbox
 from edge_sdk.session.server_clock import ServerClock
@@ -34,10 +34,15 @@ class MetricsReporter:
         self._store, self._link, self._counts = store, link, counts
         self._time, self._outbox = time, outbox
         self._exchanged: Mapping[str, int] = {}
+        self._new_windows: Callable[[], int] | None = None
 
     def record_exchange(self, counters: Mapping[str, int]) -> None:
         """Set the counters of the exchange with peers."""
         self._exchanged = counters
+
+    def count_windows(self, new: Callable[[], int]) -> None:
+        """Report the number of windows recorded since the last update from now on."""
+        self._new_windows = new
 
     def send(self) -> None:
         """Send the present counters; a report that is lost is not repeated."""
@@ -53,5 +58,6 @@ class MetricsReporter:
             flash=self._store.size() // 1024,
             rss=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss,
             **self._exchanged,
+            new=None if self._new_windows is None else self._new_windows(),
         )
         self._link.send(report, qos=0)

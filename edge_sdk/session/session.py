@@ -240,6 +240,10 @@ class Session:
         """Set the counters of the exchange with peers, for the hourly report."""
         self._parts.reporter.record_exchange(counters)
 
+    def count_windows(self, new: Callable[[], int]) -> None:
+        """Report the number of windows recorded since the last update every hour."""
+        self._parts.reporter.count_windows(new)
+
     # --- the link ---------------------------------------------------------------------------------
 
     def connect(self, make: Connect) -> None:

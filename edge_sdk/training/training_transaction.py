@@ -31,6 +31,9 @@ from edge_sdk.wire.protocol.codec import Leaf
 
 logger = logging.getLogger(__name__)
 
+TRAINED_UNTIL = "trained until"
+"""Saved fact: time of the newest window at the last update, Unix seconds."""
+
 
 class TrainingTransaction:
     """Processes a task: new state and, if it is released, one update in the outbox."""
@@ -166,7 +169,10 @@ class TrainingTransaction:
             numbers=numbers,
             entry=entry,
             charges=charges,
-            facts=active.returns if is_returned else None,
+            facts={
+                **(active.returns if is_returned else {}),
+                **({} if entry is None else {TRAINED_UNTIL: active.learner.windows().until}),
+            },
         )
         active.adopt(state, residual)
         accountant.adopt_account(account)

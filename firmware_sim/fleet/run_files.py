@@ -216,6 +216,7 @@ def _aggregator(fleet: str, chosen: Scenario, broker: str, page: str) -> dict[st
             "rule": dict(learning.rule) or None,
             "graph": dict(learning.graph) or None,
             "encoding": learning.encoding,
+            "schedule": {"rounds_per_day": "continuous"},
         },
     }
 

@@ -79,6 +79,7 @@ bundle = "toy"
 method = "fedavg"
 quorum = 2
 deadline = "60s"
+schedule = {{ rounds_per_day = "continuous" }}
 {more}
 """
 

@@ -77,7 +77,13 @@ class World:
 
     def _found(self):
         self.config = self.folder / "aggregator.toml"
-        run = {"bundle": "load-mlp", "method": "fedavg", "quorum": self.devices, "deadline": "30s"}
+        run = {
+            "bundle": "load-mlp",
+            "method": "fedavg",
+            "quorum": self.devices,
+            "deadline": "30s",
+            "schedule": {"rounds_per_day": "continuous"},
+        }
         run |= {"settings": {"steps": 4, "rate": 0.003}} | self.run
         table = {"fleet": "north", "state": "aggregator", "http": {"listen": "off"}, "run": run}
         table["pacing"] = {

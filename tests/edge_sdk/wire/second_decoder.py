@@ -139,10 +139,10 @@ TABLE = {
     "metrics": (
         0,
         dict.fromkeys(
-            "up sent resent refused bytes_up bytes_down outbox flash rss step mixed missed".split(),
+            "up sent resent refused bytes_up bytes_down outbox flash rss step mixed missed new".split(),
             ANY,
         ),
-        "step mixed missed",
+        "step mixed missed new",
     ),
     "time": (0, {"serial": ONE, "t": TIME}, ""),
 }  # fmt: skip

@@ -109,7 +109,7 @@ class PartMessage:
 
 @dataclass(frozen=True, slots=True)
 class TimeMessage:
-    """Server time, every minute. May be replayed, so it only raises a clock's lower bound."""
+    """Server time, at intervals. May be replayed, so it only raises a clock's lower bound."""
 
     kind: ClassVar[str] = "time"
     serial: Ordinal  # rises with every announcement

@@ -1,0 +1,27 @@
+"""Open the next round now, before the start that the schedule gives it.
+
+The rounds after it begin at the times of the schedule.
+
+  gridfed-aggregator round now aggregator.toml
+"""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser, Namespace
+
+from aggregator.commands.arguments import add_config
+from aggregator.commands.orders import apply_orders
+from aggregator.config import AggregatorConfig
+from aggregator.operations.control_queue import ControlOrder
+from edge_sdk.app.cli import CommandResult
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    """Add the time and the configuration."""
+    parser.add_argument("when", choices=("now",), help="now")
+    add_config(parser)
+
+
+def run(args: Namespace) -> CommandResult:
+    """Open the next round."""
+    return apply_orders(AggregatorConfig.load(args.config), [ControlOrder("round", "_all")])
