@@ -157,6 +157,7 @@ class ForecastSection:
     choose_best: bool = True  # serve the candidate with the least held-back error
     choice_interval: Duration = "7d"  # interval between two choices
     own_model: bool = True  # a linear model of this device alone is a candidate
+    trees: bool = True  # trees of this device, and blends with them, are candidates
     calibrate: bool = True  # conformal calibration on this device's own readings
     coverage: Annotated[float, Between(0.5, 0.98)] | None = None  # unset: that of the bundle
     calibration_windows: Windows = 672  # newest windows that initialise a calibration

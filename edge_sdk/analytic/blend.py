@@ -62,13 +62,13 @@ def least_loss_weights(forecasts: Floats, targets: Floats, *, level: float = 0.5
     unit = float(np.abs(targets[:, None] - forecasts).mean()) or 1.0
     least, best = np.inf, weights
     for number in range(_ROUNDS):
-        missed = targets - forecasts @ weights
+        missed = targets - np.einsum("nc,c->n", forecasts, weights)
         loss = float(np.maximum(level * missed, (level - 1.0) * missed).mean())
         if loss < least:
             least, best = loss, weights
         side = np.where(missed > 0.0, level, level - 1.0)
-        slope = -(side @ forecasts) / len(targets)
-        slope -= slope @ weights
+        slope = -np.einsum("n,nc->c", side, forecasts) / len(targets)
+        slope -= (slope * weights).sum()
         weights = weights * np.exp(-2.0 * _STEP / unit / np.sqrt(1.0 + number / 10.0) * slope)
         weights = weights / weights.sum()
     return best

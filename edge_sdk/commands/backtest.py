@@ -65,7 +65,7 @@ def backtest(config: Config, days: float | None = None) -> CommandResult:
     origins, held = _newest(frame, days, begin), frame.origins((begin, 1.0))
     is_held = bool(len(held) and len(origins) and origins[0] >= held[0])
     rows, count = scored(
-        inspection.candidates.models(learner),
+        inspection.candidates.models(learner, inspection.state),
         choice,
         learner.vector(inspection.state),
         frame,

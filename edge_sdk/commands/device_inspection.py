@@ -73,7 +73,7 @@ class DeviceInspection:
             candidates = DeviceCandidates()
             if not why_fleet(config, learner):
                 candidates = DeviceCandidates.recall(learner, store)
-                learner.serve(candidates.served(learner))
+                learner.serve(candidates.served(learner, state))
         if beyond:
             whole = tuple({k: v for k, v in s.items() if k != "until"} for s in config.source)
             sources = open_sources(replace(config, source=whole))

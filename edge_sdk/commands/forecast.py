@@ -22,7 +22,7 @@ from edge_sdk.commands.device_inspection import DeviceInspection
 from edge_sdk.commands.terminal_plot import drawn
 from edge_sdk.config import Config
 from edge_sdk.errors import ConfigError
-from edge_sdk.forecasting.combination import ForecastChoice
+from edge_sdk.forecasting.combination import ForecastChoice, by_steps
 from edge_sdk.forecasting.forecast import Forecast
 from edge_sdk.forecasting.issued_forecast import IssuedForecast
 
@@ -111,18 +111,20 @@ def result_of(forecast: Forecast, choice: ForecastChoice | None = None) -> Comma
     if choice is not None and choice.errors:
         data["candidates"] = dict(choice.errors)
         data["days compared"] = choice.days
-        lines += ["", *_compared(choice, forecast.unit)]
+        data |= {"steps": steps} if (steps := by_steps(choice, len(times))) else {}
+        lines += ["", *_compared(choice, forecast.unit, len(times))]
     return CommandResult(data, "\n".join((f"{head}:", *lines)))
 
 
-def _compared(choice: ForecastChoice, unit: str) -> list[str]:
+def _compared(choice: ForecastChoice, unit: str, horizon: int) -> list[str]:
     """Return the held-back error of each candidate, the least first; the served one is marked."""
     lines = [f"held-back error of {choice.days} days, {unit}:"]
     for name, error in sorted(choice.errors.items(), key=lambda item: item[1]):
         mark = "  served" if name == choice.name else ""
         share = choice.weights.get(name, 0.0) if len(choice.weights) > 1 else 0.0
         weight = f"  weight {share:.2f}" if share else ""
-        lines.append(f"  {name:<14}{error:.6g}{weight}{mark}")
+        lines.append(f"  {name:<16}{error:.6g}{weight}{mark}")
+    lines += [f"  steps {steps}: {name}" for steps, name in by_steps(choice, horizon).items()]
     return lines
 
 

@@ -7,17 +7,24 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from edge_sdk.forecasting import boosted_fit
+from edge_sdk.forecasting.boosted_fit import FleetForecasts
+from edge_sdk.forecasting.boosted_model import BoostedModel
 from edge_sdk.forecasting.calendar_features import Floats, Ints
-from edge_sdk.forecasting.candidates import CandidateModels
+from edge_sdk.forecasting.candidates import CandidateModels, chosen
 from edge_sdk.forecasting.combination import (
+    BLEND,
+    BY_STEP,
     CANDIDATES,
+    COMMON,
     FLEET,
+    FLEET_TREES,
     MEAN,
     TUNED,
     ForecastChoice,
-    blended,
     mean_loss,
 )
+from edge_sdk.forecasting.forecast import fan
 from edge_sdk.forecasting.forecast_metrics import mae, mase, naive_lag1, rmse
 from edge_sdk.forecasting.own_model import fit
 from edge_sdk.forecasting.windows import ChannelFrame
@@ -59,8 +66,8 @@ def scored(
 ) -> tuple[list[BacktestRow], int]:
     """Score every way to forecast that the record allows, the least error first.
 
-    All are scored on the same windows: those that each of them can forecast. The device's own model
-    is fitted again, on the windows before the first scored one.
+    All are scored on the same windows: those that each of them can forecast. The device's own models
+    are fitted again, on the windows before the first scored one.
 
     Args:
         models: The candidates.
@@ -77,12 +84,13 @@ def scored(
         return [], 0
     before = frame.origins()
     before = before[before + frame.window.horizon < origins[0]]
-    fans = replace(models, own=fit(frame, before)).fans(p, frame, origins)
+    again = replace(models, own=fit(frame, before), boosted=_boosted(models, p, frame, before))
+    fans = again.fans(p, frame, origins)
     found = dict(zip(CANDIDATES, fans, strict=True))
     if models.tuned is None:
         del found[TUNED]
-    if choice.name == MEAN:
-        found[MEAN] = blended(choice.weights, fans)
+    if choice.name in (MEAN, BY_STEP):
+        found[choice.name] = chosen(choice, fans)
     around = found[FLEET] - found[FLEET][:, :, [models.levels.index(0.5)]]
     found[LAST_VALUE] = frame.last[origins, None, None] + around
     found = {name: one for name, one in found.items() if np.isfinite(one).any()}
@@ -91,12 +99,31 @@ def scored(
     for one in found.values():
         known &= np.isfinite(one).all(axis=(1, 2))
     step = naive_lag1(frame.raw)
-    learned = {FLEET, TUNED, MEAN} if is_trained else set()
+    of_fleet = {FLEET, COMMON, TUNED, FLEET_TREES, BLEND, MEAN, BY_STEP}
+    learned = of_fleet if is_trained else set()
     rows = [
         _row(name, one[known], truth[known], models, step, is_trained=name in learned)
         for name, one in found.items()
     ]
     return sorted(rows, key=lambda row: row.error), int(known.sum())
+
+
+def _boosted(
+    models: CandidateModels, p: Vector, frame: ChannelFrame, before: Ints
+) -> BoostedModel | None:
+    """Return trees and blend fitted to some windows; None where the device has none."""
+    if models.boosted is None:
+        return None
+
+    def of(vector: Vector) -> FleetForecasts:
+        def quantiles(origins: Ints) -> Floats:
+            return fan(models.graph, vector, frame, origins, models.levels)
+
+        return FleetForecasts(quantiles, quantiles)
+
+    named = {FLEET: p} if models.common is None else {FLEET: p, COMMON: models.common}
+    fleet = {name: of(vector) for name, vector in named.items()}
+    return boosted_fit.fit(frame, before, models.levels, lambda _early, _late: fleet)
 
 
 def _row(

@@ -9,18 +9,25 @@ from typing import Final
 
 import numpy as np
 
+from edge_sdk.forecasting.boosted_model import BoostedModel
 from edge_sdk.forecasting.calendar_features import DAY, Floats, Ints
 from edge_sdk.forecasting.combination import (
+    BLEND,
+    BY_STEP,
     CANDIDATES,
+    COMMON,
     FLEET,
+    FLEET_TREES,
     LAST_DAY,
     LAST_WEEK,
     MEAN,
     OWN,
+    TREES,
     TUNED,
     ForecastChoice,
     HeldBackErrors,
     blended,
+    blocks_of,
 )
 from edge_sdk.forecasting.forecast import SourceOf, fan, least
 from edge_sdk.forecasting.intervals import complete, row_numbers
@@ -33,14 +40,21 @@ from edge_sdk.wire.contract.parameter_layout import Vector
 SOURCES: Final[Mapping[str, SourceOf]] = MappingProxyType(
     {
         FLEET: "model",
+        COMMON: "common model",
         TUNED: "tuned model",
         OWN: "own model",
+        TREES: "trees",
+        FLEET_TREES: "fleet and trees",
+        BLEND: "blend",
         LAST_DAY: "last day",
         LAST_WEEK: "last week",
         MEAN: "weighted mean",
+        BY_STEP: "by step",
     }
 )
 """A forecast's source by the name of the choice."""
+
+_BOOSTED = (TREES, FLEET_TREES, BLEND)
 
 MOST = 2048
 """Most windows that are forecast to compare candidates: the newest ones."""
@@ -57,6 +71,8 @@ class CandidateModels:
         is_tuned: Whether fine-tuning has run: without a copy it found the fleet's model no worse,
             which then stands for the tuned one.
         own: Linear model of this device; None if there is none.
+        common: Whole vector of the fleet's solution, where ``p`` is this device's; None elsewhere.
+        boosted: Wide model of this device with its trees and blend; None if there is none.
     """
 
     graph: Graph
@@ -64,18 +80,22 @@ class CandidateModels:
     tuned: Vector | None = None
     is_tuned: bool = False
     own: OwnModel | None = None
+    common: Vector | None = None
+    boosted: BoostedModel | None = None
 
     @property
     def available(self) -> tuple[str, ...]:
         """Return the names that may be chosen, the weighted mean among them."""
         missing = {TUNED} if self.tuned is None else set()
+        missing |= {COMMON} if self.common is None else set()
         missing |= {OWN} if self.own is None else set()
+        missing |= set(_BOOSTED) if self.boosted is None else set()
         return tuple(name for name in (*CANDIDATES, MEAN) if name not in missing)
 
     def fans(
         self, p: Vector, frame: ChannelFrame, origins: Ints, names: Collection[str] = CANDIDATES
     ) -> Floats:
-        """Forecast from origins with every named candidate, ``(5, n, horizon, levels)``.
+        """Forecast from origins with every named candidate, ``(candidates, n, horizon, levels)``.
 
         A candidate without quantiles of its own has those of the fleet's model, moved to its
         median.
@@ -97,6 +117,16 @@ class CandidateModels:
                 if self.tuned is None
                 else fan(self.graph, self.tuned, frame, origins, self.levels)
             )
+        has_blend = self.boosted is not None and BLEND in names
+        if self.common is not None and (COMMON in names or has_blend):
+            found[CANDIDATES.index(COMMON)] = fan(
+                self.graph, self.common, frame, origins, self.levels
+            )
+        if self.boosted is not None and {*_BOOSTED} & {*names}:
+            known = {FLEET: fleet, COMMON: found[CANDIDATES.index(COMMON)]}
+            boosted = self.boosted.fans(frame, origins, self.levels, known)
+            for name, values in zip(_BOOSTED, boosted, strict=True):
+                found[CANDIDATES.index(name)] = np.maximum(values, least(frame))
         around = fleet - fleet[:, :, [self.levels.index(0.5)]]
         for name in names:
             if (middle := self._middle(name, frame, origins)) is not None:
@@ -117,7 +147,8 @@ class CandidateModels:
     def compared_on(self, p: Vector, frame: ChannelFrame, origins: Ints) -> HeldBackErrors:
         """Return the errors of all candidates on windows that none of them has learned."""
         origins = origins[-MOST:]
-        return self._extended(HeldBackErrors.empty(), p, frame, origins, frame.truth(origins))
+        table = HeldBackErrors.empty(len(blocks_of(frame.window.horizon)))
+        return self._extended(table, p, frame, origins, frame.truth(origins))
 
     def compared_since(
         self, table: HeldBackErrors, upto: int, p: Vector, frame: ChannelFrame
@@ -180,6 +211,18 @@ class ServedForecast:
             frame: Channels and readings.
             origins: Rows with complete windows.
         """
-        fans = self.models.fans(p, frame, origins, {FLEET, *self.choice.weights})
-        found = blended(self.choice.weights, fans)
+        fans = self.models.fans(p, frame, origins, {FLEET, *self.choice.used})
+        found = chosen(self.choice, fans)
         return np.where(np.isfinite(found), found, fans[CANDIDATES.index(FLEET)])
+
+
+def chosen(choice: ForecastChoice, fans: Floats) -> Floats:
+    """Return the quantiles of a choice, ``(n, horizon, levels)``; NaN where it has no forecast.
+
+    Args:
+        choice: The choice, perhaps one for each block of steps.
+        fans: Quantiles of every candidate, ``(candidates, n, horizon, levels)``.
+    """
+    spans = blocks_of(fans.shape[2]) if choice.parts else (slice(None),)
+    pairs = zip(choice.by_block, spans, strict=True)
+    return np.concatenate([blended(one.weights, fans[:, :, span]) for one, span in pairs], axis=1)

@@ -3,7 +3,8 @@
 Candidates are compared on held-back values only: on values that none of the models had learned when
 it forecast them. Errors are averaged within a day first and then over days, so that one long stretch
 of readings is not decisive; days older than ``LONGEST`` are forgotten. The present choice stays
-until another candidate is better by more than ``MARGIN``.
+until another candidate is better by more than ``MARGIN``. Over a long horizon every block of steps has
+a table and a choice of its own: the newest value matters for the next hour, and hardly for tomorrow.
 
 The weighted mean has weights proportional to the inverse squared errors of its members (Bates and
 Granger 1969, doi:10.1057/jors.1969.103, without covariances: Timmermann 2006,
@@ -16,10 +17,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from edge_sdk.forecasting.calendar_features import Floats, Ints
 from edge_sdk.wire.contract.method import Array
@@ -28,8 +29,16 @@ FLEET: Final = "fleet"
 """The model of the run's method, as the device adopted it last."""
 TUNED: Final = "tuned"
 """A copy of that model, tuned on this device's windows; never sent."""
+COMMON: Final = "common"
+"""The fleet's solution without this device's own: of a method in closed form only."""
 OWN: Final = "own"
 """A linear model of this device alone, in closed form; never sent."""
+TREES: Final = "trees"
+"""A wider model of this device alone, and trees fitted to what it leaves; never sent."""
+FLEET_TREES: Final = "fleet and trees"
+"""The model of the run's method, and trees of this device fitted to what it leaves; never sent."""
+BLEND: Final = "blend"
+"""The mean of models, trees and seasons with the least loss on blocks of the whole record."""
 LAST_DAY: Final = "last day"
 """The same slots of the last known day."""
 LAST_WEEK: Final = "last week"
@@ -37,7 +46,20 @@ LAST_WEEK: Final = "last week"
 MEAN: Final = "weighted mean"
 """The weighted mean of the candidates."""
 
-CANDIDATES: Final = (FLEET, TUNED, OWN, LAST_DAY, LAST_WEEK)
+BY_STEP: Final = "by step"
+"""Not a candidate: different choices for the blocks of steps."""
+
+CANDIDATES: Final = (
+    FLEET,
+    COMMON,
+    TUNED,
+    OWN,
+    TREES,
+    FLEET_TREES,
+    BLEND,
+    LAST_DAY,
+    LAST_WEEK,
+)
 """The candidates in order: where two are equally good, the earlier one is preferred."""
 COLUMNS: Final = (*CANDIDATES, MEAN)
 """The names of an error table's columns."""
@@ -50,6 +72,23 @@ CLOSE: Final = 1.25
 """Largest ratio of a member's error to the least one in the weighted mean."""
 MARGIN: Final = 0.01
 """Share of its error by which the present choice must be beaten."""
+ONE_BLOCK: Final = 6
+"""Number of steps below which a horizon has one choice for all of them."""
+
+
+def blocks_of(horizon: int) -> tuple[slice, ...]:
+    """Return the blocks of steps with a choice of their own, each twice as long as those before it.
+
+    Example:
+        >>> blocks_of(4), [block.stop for block in blocks_of(24)], [b.stop for b in blocks_of(96)]
+        ((slice(0, 4, None),), [1, 3, 7, 24], [1, 3, 7, 15, 31, 96])
+    """
+    if horizon < ONE_BLOCK:
+        return (slice(0, horizon),)
+    edges = [0, 1]
+    while 2 * edges[-1] + 1 <= horizon // 2:
+        edges.append(2 * edges[-1] + 1)
+    return tuple(slice(a, b) for a, b in pairwise((*edges, horizon)))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -58,9 +97,10 @@ class HeldBackErrors:
 
     Attributes:
         days: Numbers of the days since 1970, rising, ``(n,)``.
-        sums: Sum of the absolute errors, or pinball losses, of each column of ``COLUMNS``,
-            ``(n, 6)``; NaN where a candidate had no forecast of some value of that day.
-        counts: Number of values of each day, ``(n,)``.
+        sums: Sum of the absolute errors, or pinball losses, of each column of ``COLUMNS`` in each
+            block of steps, ``(n, blocks, columns)``; NaN where a candidate had no forecast of some
+            value of that day.
+        counts: Number of values of each day and block, ``(n, blocks)``.
     """
 
     days: Ints
@@ -68,32 +108,57 @@ class HeldBackErrors:
     counts: Ints
 
     @classmethod
-    def empty(cls) -> HeldBackErrors:
+    def empty(cls, blocks: int = 1) -> HeldBackErrors:
         """Return a table without a day."""
-        nothing = np.zeros(0, np.int64)
-        return cls(nothing, np.zeros((0, len(COLUMNS))), nothing)
+        days, counts = np.zeros(0, np.int64), np.zeros((0, blocks), np.int64)
+        return cls(days, np.zeros((0, blocks, len(COLUMNS))), counts)
+
+    @property
+    def blocks(self) -> int:
+        """Return the number of blocks of steps."""
+        return int(self.counts.shape[1])
 
     @property
     def errors(self) -> Floats:
-        """Return the mean error of each column on each day, ``(n, 6)``; NaN where unknown."""
-        return np.asarray(self.sums / np.maximum(self.counts, 1)[:, None])
+        """Return the mean error of each column on each day, ``(n, columns)``; NaN where unknown."""
+        known = self.counts.sum(axis=1)
+        return np.asarray(self.sums.sum(axis=1) / np.maximum(known, 1)[:, None])
 
     def arrays(self) -> dict[str, Array]:
         """Return the table as named arrays, to be saved; ``from_arrays`` is the inverse."""
         return {"days": self.days, "sums": self.sums, "counts": self.counts}
 
     @classmethod
-    def from_arrays(cls, arrays: Mapping[str, Array]) -> HeldBackErrors:
+    def from_arrays(
+        cls, arrays: Mapping[str, Array], columns: Sequence[str] = COLUMNS
+    ) -> HeldBackErrors:
         """Rebuild from what ``arrays`` returned.
+
+        Args:
+            arrays: Saved arrays; those from before there were blocks have one.
+            columns: Names of the saved columns; candidates that are not among them are unknown.
 
         Raises:
             KeyError: An array is missing.
-            ValueError: The arrays do not fit each other.
+            ValueError: The arrays do not fit each other, or no errors have such values.
         """
         days, sums, counts = arrays["days"], arrays["sums"], arrays["counts"]
-        if days.ndim != 1 or counts.shape != days.shape or sums.shape != (len(days), len(COLUMNS)):
+        if counts.ndim == 1:
+            sums, counts = sums[:, None], counts[:, None]
+        shape = (len(days), counts.shape[-1], len(columns))
+        if days.ndim != 1 or counts.ndim != 2 or not counts.shape[1] or sums.shape != shape:
             raise ValueError("held-back errors: the arrays do not fit each other")
-        return cls(days, sums, counts)
+        if len(days) != len(counts) or {days.dtype.kind, counts.dtype.kind} != {"i"}:
+            raise ValueError(
+                "held-back errors: days and counts are not whole numbers of one length"
+            )
+        if (np.diff(days) <= 0).any() or (counts < 0).any() or (sums < 0.0).any():
+            raise ValueError("held-back errors: days fall, or a sum or count is below 0")
+        if set(columns) - set(COLUMNS) or np.isinf(sums).any():
+            raise ValueError("held-back errors: an unknown candidate, or a sum that is infinite")
+        found = np.full((*counts.shape, len(COLUMNS)), np.nan)
+        found[:, :, [COLUMNS.index(name) for name in columns]] = sums
+        return cls(days[-LONGEST:], found[-LONGEST:], counts[-LONGEST:])
 
     def extended(
         self, forecasts: Floats, truth: Floats, days: Ints, levels: Sequence[float] = (0.5,)
@@ -101,31 +166,50 @@ class HeldBackErrors:
         """Add the errors of forecasts.
 
         Args:
-            forecasts: Quantiles of every candidate, ``(5, n, horizon, levels)``; NaN for none.
+            forecasts: Quantiles of every candidate, ``(candidates, n, horizon, levels)``; NaN for
+                none.
             truth: Observed values, ``(n, horizon)``; NaN where none counts.
             days: Day of every value, ``(n, horizon)``.
             levels: Levels of the quantiles.
 
+        Raises:
+            ValueError: A horizon of another number of blocks.
+
         Example:
             >>> truth, day = np.array([[1.0], [2.0]]), np.array([[7], [8]])
-            >>> seen = np.full((5, 2, 1, 1), np.nan)
-            >>> seen[0], seen[3] = 1.5, truth[:, :, None]
-            >>> HeldBackErrors.empty().extended(seen, truth, day).errors[:, [0, 1, 3]].tolist()
+            >>> seen = np.full((len(CANDIDATES), 2, 1, 1), np.nan)
+            >>> seen[0], seen[-2] = 1.5, truth[:, :, None]
+            >>> HeldBackErrors.empty().extended(seen, truth, day).errors[:, [0, 1, -3]].tolist()
             [[0.5, nan, 0.0], [0.5, nan, 0.0]]
         """
-        table = self
+        spans = blocks_of(truth.shape[1])
+        if len(spans) != self.blocks:
+            raise ValueError(f"a table of {self.blocks} blocks of steps, a horizon of {len(spans)}")
+        table, known = self, np.isfinite(truth)
         losses = _losses(forecasts, truth, levels)
-        for day in np.unique(days[np.isfinite(truth)]).tolist():
-            here = np.isfinite(truth) & (days == day)
-            mean = blended(table.before(day).inverse_weights(), forecasts)
-            own = [column[here].sum() for column in losses]
-            own.append(_losses(mean[None], truth, levels)[0][here].sum())
-            table = table._with_day(day, np.array(own), int(here.sum()))
+        for day in np.unique(days[known]).tolist():
+            some = (known & (days == day)).any(axis=1)
+            here = known[some] & (days[some] == day)
+            before, sums, counts = table.before(day), [], []
+            for number, span in enumerate(spans):
+                mean = blended(before.block(number).inverse_weights(), forecasts[:, some, span])
+                own = np.where(here[:, span], losses[:, some, span], 0.0).sum(axis=(1, 2))
+                missed = _losses(mean[None], truth[some, span], levels)[0]
+                sums.append([*own, missed[here[:, span]].sum()])
+                counts.append(int(here[:, span].sum()))
+            table = table._with_day(day, np.array(sums), np.array(counts))
         return table
 
     def before(self, day: int) -> HeldBackErrors:
         """Return the days before one."""
-        return self._rows(self.days < day)
+        which = self.days < day
+        return HeldBackErrors(self.days[which], self.sums[which], self.counts[which])
+
+    def block(self, number: int) -> HeldBackErrors:
+        """Return the table of one block of steps; only of days with a value in it."""
+        some = self.counts[:, number] > 0
+        one = slice(number, number + 1)
+        return HeldBackErrors(self.days[some], self.sums[some, one], self.counts[some, one])
 
     def compared(self) -> dict[str, float]:
         """Return the mean error of each comparable column, over the days that all of them know.
@@ -133,12 +217,13 @@ class HeldBackErrors:
         A column is compared if it knows at least ``LEAST`` days. While the comparable columns have
         fewer days than that in common, the one that knows the fewest is left out.
         """
-        known = np.isfinite(self.sums)
+        errors = self.errors
+        known = np.isfinite(errors)
         columns = [c for c in range(len(COLUMNS)) if known[:, c].sum() >= LEAST]
         while columns:
             common = known[:, columns].all(axis=1)
             if common.sum() >= LEAST:
-                means = self.errors[common][:, columns].mean(axis=0).tolist()
+                means = errors[common][:, columns].mean(axis=0).tolist()
                 return {COLUMNS[c]: mean for c, mean in zip(columns, means, strict=True)}
             columns.remove(min(reversed(columns), key=lambda c: known[:, c].sum()))
         return {}
@@ -156,20 +241,17 @@ class HeldBackErrors:
         shares = {n: 1.0 if e <= smallest else (smallest / e) ** 2 for n, e in close.items()}
         return {name: share / sum(shares.values()) for name, share in shares.items()}
 
-    def _rows(self, which: NDArray[np.bool_]) -> HeldBackErrors:
-        return HeldBackErrors(self.days[which], self.sums[which], self.counts[which])
-
-    def _with_day(self, day: int, sums: Floats, count: int) -> HeldBackErrors:
+    def _with_day(self, day: int, sums: Floats, counts: Ints) -> HeldBackErrors:
         at = int(np.searchsorted(self.days, day))
         if at < len(self.days) and self.days[at] == day:
-            total, counts = self.sums.copy(), self.counts.copy()
+            total, known = self.sums.copy(), self.counts.copy()
             total[at] += sums
-            counts[at] += count
-            return replace(self, sums=total, counts=counts)
+            known[at] += counts
+            return replace(self, sums=total, counts=known)
         days = np.insert(self.days, at, day)
         grown = np.insert(self.sums, at, sums, axis=0)
-        counts = np.insert(self.counts, at, count)
-        return HeldBackErrors(days[-LONGEST:], grown[-LONGEST:], counts[-LONGEST:])
+        known = np.insert(self.counts, at, counts, axis=0)
+        return HeldBackErrors(days[-LONGEST:], grown[-LONGEST:], known[-LONGEST:])
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,22 +259,35 @@ class ForecastChoice:
     """A choice between the candidates.
 
     Attributes:
-        name: One of ``COLUMNS``.
-        weights: Weight of each candidate used; at least 0, with sum 1.
-        errors: Held-back error of each compared column; empty without enough days.
+        name: One of ``COLUMNS``; ``by step`` where blocks of steps differ.
+        weights: Weight of each candidate used; at least 0, with sum 1. Empty for ``by step``.
+        errors: Held-back error of each compared column; empty without enough days. For ``by step``
+            also that of the choice itself.
         days: Number of held-back days.
+        parts: The choice for each block of steps; empty where there is one choice for all.
     """
 
     name: str = FLEET
     weights: Mapping[str, float] = field(default_factory=lambda: {FLEET: 1.0})
     errors: Mapping[str, float] = field(default_factory=dict)
     days: int = 0
+    parts: tuple[ForecastChoice, ...] = ()
+
+    @property
+    def by_block(self) -> tuple[ForecastChoice, ...]:
+        """Return the choice for each block of steps; this one where there is one for all."""
+        return self.parts or (self,)
+
+    @property
+    def used(self) -> frozenset[str]:
+        """Return the candidates with a weight in any block."""
+        return frozenset(name for part in self.by_block for name in part.weights)
 
 
 def choose(
     table: HeldBackErrors, present: str = FLEET, available: Collection[str] = COLUMNS
 ) -> ForecastChoice:
-    """Choose the candidate, or the weighted mean, with the least held-back error.
+    """Choose the candidate, or the weighted mean, with the least held-back error over all steps.
 
     A choice is beaten only by more than ``MARGIN``. A present choice that cannot be compared is
     replaced by the fleet's model; that too is beaten only by the margin. Without comparable
@@ -204,8 +299,8 @@ def choose(
         available: Names that may be chosen now.
 
     Example:
-        >>> seen = np.full((5, 7, 1, 1), np.nan)
-        >>> seen[0], seen[3] = 2.0, 1.1
+        >>> seen = np.full((len(CANDIDATES), 7, 1, 1), np.nan)
+        >>> seen[0], seen[-2] = 2.0, 1.1
         >>> table = HeldBackErrors.empty().extended(seen, np.ones((7, 1)), np.arange(7)[:, None])
         >>> choose(table).name, choose(table.before(6)).name
         ('last day', 'fleet')
@@ -222,18 +317,60 @@ def choose(
     return ForecastChoice(name, weights, errors, days)
 
 
+def choose_by_step(
+    table: HeldBackErrors, before: ForecastChoice, available: Collection[str] = COLUMNS
+) -> ForecastChoice:
+    """Choose for every block of steps by ``choose``; one choice where they all agree.
+
+    Args:
+        table: Held-back errors.
+        before: The present choice.
+        available: Names that may be chosen now.
+    """
+    if table.blocks == 1:
+        return choose(table, before.name, available)
+    present = before.parts or table.blocks * (before,)
+    if len(present) != table.blocks:
+        present = table.blocks * (ForecastChoice(),)
+    parts = tuple(
+        choose(table.block(number), one.name, available) for number, one in enumerate(present)
+    )
+    errors, days = table.compared(), len(table.days)
+    names = {part.name for part in parts}
+    if len(names) == 1 and MEAN not in names:
+        return replace(parts[0], errors=errors, days=days)
+    known = [part.errors.get(part.name, np.nan) for part in parts]
+    shares = table.counts.sum(axis=0) / max(int(table.counts.sum()), 1)
+    errors = {**errors, BY_STEP: float(np.sum(shares * np.array(known)))}
+    return ForecastChoice(BY_STEP, {}, errors, days, parts)
+
+
+def by_steps(choice: ForecastChoice, horizon: int) -> dict[str, str]:
+    """Return the name of the choice for each block of steps; empty where there is one for all.
+
+    >>> parts = (ForecastChoice("own"), *(2 * (ForecastChoice(),)))
+    >>> by_steps(ForecastChoice(BY_STEP, {}, parts=parts), 6)
+    {'1': 'own', '2-3': 'fleet', '4-6': 'fleet'}
+    """
+    spans = blocks_of(horizon) if choice.parts else ()
+    ends = [(span.start + 1, span.stop) for span in spans]
+    names = [str(a) if a == b else f"{a}-{b}" for a, b in ends]
+    return dict(zip(names, (part.name for part in choice.parts), strict=True))
+
+
 def blended(weights: Mapping[str, float], forecasts: Floats) -> Floats:
     """Return the weighted mean of the candidates that have a forecast, window by window.
 
     Args:
         weights: Weights by candidate, at least 0.
-        forecasts: Quantiles of every candidate, ``(5, n, horizon, levels)``; NaN for none.
+        forecasts: Quantiles of every candidate, ``(candidates, n, horizon, levels)``; NaN for none.
 
     Returns:
         Quantiles, ``(n, horizon, levels)``; NaN where no weighted candidate has a forecast.
 
     Example:
-        >>> both = np.array([1.0, np.nan, 3.0, np.nan, np.nan]).reshape(5, 1, 1, 1)
+        >>> both = np.full((len(CANDIDATES), 1, 1, 1), np.nan)
+        >>> both[CANDIDATES.index("fleet")], both[CANDIDATES.index("own")] = 1.0, 3.0
         >>> blended({"fleet": 0.5, "own": 0.5}, both).item(), blended({"own": 0.2}, both).item()
         (2.0, 3.0)
     """

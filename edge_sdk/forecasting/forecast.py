@@ -18,11 +18,16 @@ from edge_sdk.wire.contract.parameter_layout import Vector
 SourceOf = Literal[
     "model",
     "without graph",
+    "common model",
     "tuned model",
     "own model",
+    "trees",
+    "fleet and trees",
+    "blend",
     "last day",
     "last week",
     "weighted mean",
+    "by step",
     "none",
 ]
 
@@ -40,9 +45,12 @@ class Forecast:
         values: The medians, in ``unit``, shape ``(horizon,)``; NaN when the source is ``none``.
         unit: Unit of the values.
         source: ``model``; ``without graph``, the model of a split method without the server's
-            graph; ``tuned model``, a copy tuned on this device; ``own model``, one of this device
-            alone; ``last day`` and ``last week``, the same slots that much earlier; ``weighted
-            mean`` of several of them; or ``none``.
+            graph; ``common model``, the fleet's solution in closed form; ``tuned model``, a copy
+            tuned on this device; ``own model``, one of this device alone; ``trees``, a wider one
+            with trees; ``fleet and trees``, the model with trees of this device; ``blend`` of
+            models, trees and seasons; ``last day`` and ``last week``, the same slots that much
+            earlier; ``weighted mean`` of several of them; ``by step``, a choice for each block of
+            steps; or ``none``.
         interval: Lower and upper ends, shape ``(horizon, 2)``, where the model predicts quantiles.
         coverage: Intended share of readings inside the interval; None without an interval.
         quantiles: The model's quantiles in order, shape ``(horizon, levels)``; not calibrated.

@@ -16,6 +16,7 @@ import numpy as np
 
 from edge_sdk.analytic.reweighting import QuantileLoss
 from edge_sdk.forecasting.calendar_features import DAY, Floats, Ints
+from edge_sdk.forecasting.plain_products import outputs_of, product, ridge_solution
 from edge_sdk.forecasting.seasonal_naive import WEEK, rows_of, seasonal_naive
 from edge_sdk.forecasting.windows import ChannelFrame
 from edge_sdk.wire.contract.method import Array
@@ -77,7 +78,7 @@ class OwnModel:
         shape = (frame.window.horizon, raw.shape[1] + 1)
         if self.coefficients.shape != shape or len(self.centre) != raw.shape[1]:
             return np.full((len(origins), frame.window.horizon), np.nan)
-        change = _forecasts(self.design(raw), self.coefficients)
+        change = outputs_of(self.design(raw), self.coefficients)
         return np.asarray(frame.last[origins, None] + frame.scale.width * change)
 
     def design(self, raw: Floats) -> Floats:
@@ -107,55 +108,24 @@ def fit(frame: ChannelFrame, origins: Ints) -> OwnModel | None:
     design = empty.design(raw)
     early = len(design) - max(1, round(TAIL * len(design)))
     old, goals = design[:early], change[:early]
-    gram, cross = _product(old, old), _product(goals, old)
+    gram, cross = product(old, old), product(goals, old)
     tried = {
         penalty: np.abs(
-            change[early:] - _forecasts(design[early:], _ridge(gram, cross, penalty * early))
+            change[early:]
+            - outputs_of(design[early:], ridge_solution(gram, cross, penalty * early))
         ).mean()
         for penalty in PENALTIES
     }
     penalty = min(tried, key=lambda one: tried[one])
     weight = penalty * len(design)
-    found = _ridge(_product(design, design), _product(change, design), weight)
+    found = ridge_solution(product(design, design), product(change, design), weight)
     for _ in range(PASSES):
-        weights = QuantileLoss().weights(change - _forecasts(design, found))
+        weights = QuantileLoss().weights(change - outputs_of(design, found))
         for output in range(len(found)):
             heavy = design * weights[:, [output]]
-            goal = _product(change[:, [output]], heavy)
-            found[output] = _ridge(_product(design, heavy), goal, weight)[0]
+            goal = product(change[:, [output]], heavy)
+            found[output] = ridge_solution(product(design, heavy), goal, weight)[0]
     return OwnModel(empty.centre, empty.spread, found, penalty)
-
-
-def _product(left: Floats, right: Floats) -> Floats:
-    """Return leftᵀ right by numpy's own loops.
-
-    A BLAS takes tens of megabytes at its first product, and ends the process where a limit of
-    memory forbids that.
-    """
-    return np.asarray(np.einsum("ni,nj->ij", left, right, optimize=False))
-
-
-def _forecasts(design: Floats, coefficients: Floats) -> Floats:
-    """Return design coefficientsᵀ, ``(n, horizon)``, as ``_product`` without a BLAS."""
-    return np.asarray(np.einsum("np,hp->nh", design, coefficients, optimize=False))
-
-
-def _ridge(gram: Floats, cross: Floats, penalty: float) -> Floats:
-    """Return the solutions of (gram + penalty I) w = cross, ``(outputs, P)``, by Gauss-Jordan steps.
-
-    Args:
-        gram: Symmetric and positive semidefinite, ``(P, P)``.
-        cross: Right-hand sides, ``(outputs, P)``.
-        penalty: Above 0, so that every pivot is.
-    """
-    width = len(gram)
-    rows = np.concatenate([gram + penalty * np.eye(width), cross.T], axis=1)
-    for at in range(width):
-        rows[at] /= rows[at, at]
-        factors = rows[:, at].copy()
-        factors[at] = 0.0
-        rows -= factors[:, None] * rows[at]
-    return np.ascontiguousarray(rows[:, width:].T)
 
 
 def inputs(frame: ChannelFrame, origins: Ints) -> Floats:

@@ -19,17 +19,19 @@ from edge_sdk.app.clock import Clock
 from edge_sdk.app.settings import seconds
 from edge_sdk.config import Config
 from edge_sdk.errors import StoreFull
-from edge_sdk.forecasting.combination import FLEET, choose
+from edge_sdk.forecasting.combination import FLEET, choose_by_step
 from edge_sdk.forecasting.own_model import fit
 from edge_sdk.forecasting.windows import Scale
 from edge_sdk.runtime import GraphError
 from edge_sdk.session.session import Session
 from edge_sdk.store.store import DeviceStore
 from edge_sdk.training.active_run import ActiveRun, GivenUp
+from edge_sdk.training.boosting import fit_trees
 from edge_sdk.training.fine_tuning import digest_of, tuned, why_fleet, why_not_tuned
 from edge_sdk.training.flush_scheduler import FlushScheduler
 from edge_sdk.training.model_runtime import ModelRuntime
 from edge_sdk.training.saved_selection import (
+    BOOSTED_MODEL,
     OWN_MODEL,
     SELECTION,
     TUNED_MODEL,
@@ -81,7 +83,7 @@ class ForecastSelection:
             return
         self.candidates = DeviceCandidates.recall(learner, self._store)
         learner.call_before_training(self._compare)
-        learner.serve(self.candidates.served(learner))
+        learner.serve(self.candidates.served(learner, self._active.latest))
 
     @property
     def why_off(self) -> str:
@@ -110,6 +112,7 @@ class ForecastSelection:
         try:
             self._tune()
             self._fit()
+            self._fit_trees()
             self._choose()
         except GivenUp:
             self._is_interrupted = True
@@ -183,19 +186,49 @@ class ForecastSelection:
             save(self._store, learner, OWN_MODEL, found.arrays())
             self.candidates = replace(self.candidates, own=found)
 
+    def _fit_trees(self) -> None:
+        """Fit trees and blend, at the first choice, a week of readings later, and after a run.
+
+        A device without the memory for it goes on without them.
+        """
+        learner, before = self._active.learner, self.candidates.boosted
+        if not self._config.forecast.trees or not self._is_outdated():
+            return
+        try:
+            found = fit_trees(learner, self._active.latest, self._digest())
+        except MemoryError as error:
+            logger.warning("trees not fitted %s", fields(why=error))
+            return
+        if found is None:
+            return
+        save(self._store, learner, BOOSTED_MODEL, found.arrays())
+        self.candidates = replace(self.candidates, boosted=found)
+        self._session.count("trees fitted")
+        logger.info("trees fitted %s", fields(first=before is None, windows=found.model.windows))
+
+    def _is_outdated(self) -> bool:
+        """Return whether trees and blend are to be fitted to newer readings, or a final model."""
+        learner, before = self._active.learner, self.candidates.boosted
+        if before is None:
+            return True
+        age = (learner.series.newest - before.row) * learner.series.step
+        if not 0 <= age < seconds(self._config.forecast.choice_interval):
+            return True
+        return self._session.is_done and before.base != self._digest()
+
     def _choose(self) -> None:
-        learner = self._active.learner
-        p, frame = learner.vector(self._active.latest), learner.frame()
+        learner, state = self._active.learner, self._active.latest
+        p, frame = learner.vector(state), learner.frame()
         self._compare(p)
-        before, models = self.candidates.selection, self.candidates.models(learner)
+        before, models = self.candidates.selection, self.candidates.models(learner, state)
         holdout, table = self._config.training.holdout_fraction, before.table
         if holdout:
             table = models.compared_on(p, frame, frame.origins((1.0 - holdout, 1.0)))
-        choice = choose(table, before.choice.name, models.available)
+        choice = choose_by_step(table, before.choice, models.available)
         newest, judged = learner.series.newest, int(self._clock.wall() / 1000)
         found = SavedSelection(table, choice, before.upto, judged, newest, self._digest())
         self._save(found)
-        learner.serve(self.candidates.served(learner))
+        learner.serve(self.candidates.served(learner, state))
         if choice.name != before.choice.name:
             names = {"served": choice.name, "before": before.choice.name, "days": choice.days}
             errors = {name: choice.errors.get(name, np.nan) for name in (choice.name, FLEET)}
@@ -215,7 +248,7 @@ class ForecastSelection:
             return
         table = before.table
         if 0 <= before.upto < newest:
-            models = self.candidates.models(learner)
+            models = self.candidates.models(learner, self._active.latest)
             table = models.compared_since(table, before.upto, p, learner.frame())
         with suppress(StoreFull):
             self._save(replace(before, table=table, upto=newest))

@@ -413,6 +413,13 @@ class ModelRuntime:
             return Drawable(frame, np.zeros(0, np.int64))
         return Drawable(frame, frame.origins(self._trained))
 
+    def common(self, state: Any) -> Vector | None:  # noqa: ANN401 - as above
+        """Return the fleet's solution beside this device's own; None but for closed form."""
+        if self.manifest.analytic is None or isinstance(state, LocalState):
+            return None
+        found = self.half.model(state).get("fleet")
+        return None if found is None else np.asarray(found, np.float32)
+
     def vector(self, state: Any) -> Vector:  # noqa: ANN401 - as above
         """Return the parameter vector to forecast with: the half's, or that of the local rounds."""
         half = self.local_half if isinstance(state, LocalState) else self.half

@@ -2,23 +2,38 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, TypeVar
 
+from edge_sdk.app.cli import fields
 from edge_sdk.config import Config
 from edge_sdk.forecasting.candidates import CandidateModels, ServedForecast
-from edge_sdk.forecasting.combination import COLUMNS, FLEET, ForecastChoice, HeldBackErrors
+from edge_sdk.forecasting.combination import (
+    BY_STEP,
+    CANDIDATES,
+    COLUMNS,
+    FLEET,
+    ForecastChoice,
+    HeldBackErrors,
+    blocks_of,
+    by_steps,
+)
 from edge_sdk.forecasting.own_model import OwnModel
 from edge_sdk.store.store import DeviceStore
+from edge_sdk.training.boosting import FittedTrees
 from edge_sdk.training.fine_tuning import TunedModel, why_fleet, why_not_tuned
 from edge_sdk.training.model_runtime import ModelRuntime
 from edge_sdk.wire.errors import WireError
 from edge_sdk.wire.protocol.codec import Leaf, pack_leaves, unpack_leaves
 
 SELECTION, TUNED_MODEL, OWN_MODEL = "forecast selection", "tuned model", "own model"
+BOOSTED_MODEL = "boosted model"
 """Names under which the store keeps them."""
+
+logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -49,10 +64,8 @@ class SavedSelection:
         return {
             "columns": list(COLUMNS),
             "table": self.table.arrays(),
-            "name": choice.name,
-            "weights": dict(choice.weights),
-            "errors": dict(choice.errors),
-            "days": choice.days,
+            **_choice_leaves(choice),
+            "parts": [_choice_leaves(part) for part in choice.parts],
             "upto": self.upto,
             "judged": self.judged,
             "judged_row": self.judged_row,
@@ -65,16 +78,45 @@ class SavedSelection:
 
         Raises:
             KeyError: A leaf is missing.
-            ValueError: The columns are those of another version.
+            ValueError: A value that no selection has.
+            TypeError: A leaf of another type.
         """
-        if list(leaves["columns"]) != list(COLUMNS) or leaves["name"] not in COLUMNS:
-            raise ValueError("forecast selection: other candidates")
-        table = HeldBackErrors.from_arrays(leaves["table"])
-        choice = ForecastChoice(
-            leaves["name"], leaves["weights"], leaves["errors"], int(leaves["days"])
-        )
+        table = HeldBackErrors.from_arrays(leaves["table"], leaves["columns"])
+        parts = tuple(_choice_of(part) for part in leaves.get("parts", ()))
+        choice = _choice_of(leaves, parts)
+        if len(parts) not in (0, table.blocks):
+            raise ValueError(f"{len(parts)} choices for {table.blocks} blocks of steps")
         upto, judged, row = (int(leaves[name]) for name in ("upto", "judged", "judged_row"))
-        return cls(table, choice, upto, judged, row, leaves["base"])
+        return cls(table, choice, upto, judged, row, bytes(leaves["base"]))
+
+
+def _choice_leaves(choice: ForecastChoice) -> dict[str, Leaf]:
+    return {
+        "name": choice.name,
+        "weights": dict(choice.weights),
+        "errors": dict(choice.errors),
+        "days": choice.days,
+    }
+
+
+def _choice_of(
+    leaves: Mapping[str, Leaf], parts: tuple[ForecastChoice, ...] = ()
+) -> ForecastChoice:
+    """Rebuild a choice.
+
+    Raises:
+        KeyError: A leaf is missing.
+        ValueError: An unknown name, or weights that are no mean.
+    """
+    name, weights, errors = leaves["name"], dict(leaves["weights"]), dict(leaves["errors"])
+    if name not in COLUMNS and not (name == BY_STEP and parts):
+        raise ValueError(f"choice {name!r} is none of {', '.join(COLUMNS)}")
+    if set(weights) - set(CANDIDATES) or set(errors) - {*COLUMNS, BY_STEP}:
+        raise ValueError("a weight or an error of an unknown candidate")
+    wanted = 0.0 if name == BY_STEP else 1.0
+    if min(weights.values(), default=0.0) < 0.0 or not abs(sum(weights.values()) - wanted) < 1e-6:
+        raise ValueError(f"weights {weights} are below 0, or their sum is not {wanted:g}")
+    return ForecastChoice(name, weights, errors, int(leaves["days"]), parts)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -85,38 +127,56 @@ class DeviceCandidates:
         selection: State of the choice.
         tuned: Result of the last fine-tuning; None before the first.
         own: Linear model of this device; None before the first fit.
+        boosted: Wide model of this device with trees and a blend; None before the first fit.
     """
 
     selection: SavedSelection = field(default_factory=SavedSelection)
     tuned: TunedModel | None = None
     own: OwnModel | None = None
+    boosted: FittedTrees | None = None
 
     @classmethod
     def recall(cls, learner: ModelRuntime, store: DeviceStore) -> DeviceCandidates:
         """Return what is saved for this bundle, and models for this scale; no other is used."""
+        empty = SavedSelection(HeldBackErrors.empty(blocks_in(learner)))
+        selection = _read(store, learner, SELECTION, SavedSelection.from_leaves)
+        if selection is None or selection.table.blocks != empty.table.blocks:
+            selection = empty
         return cls(
-            _read(store, learner, SELECTION, SavedSelection.from_leaves) or SavedSelection(),
+            selection,
             _read(store, learner, TUNED_MODEL, TunedModel.from_arrays),
             _read(store, learner, OWN_MODEL, OwnModel.from_arrays),
+            _read(store, learner, BOOSTED_MODEL, FittedTrees.from_arrays),
         )
 
-    def models(self, learner: ModelRuntime) -> CandidateModels:
-        """Return the candidates' models."""
+    def models(self, learner: ModelRuntime, state: Any) -> CandidateModels:  # noqa: ANN401 - the half's own type
+        """Return the candidates' models, with those of the fleet in a state."""
         tuned = None if self.tuned is None else self.tuned.p
         if tuned is not None and len(tuned) != learner.spec.size:
             tuned = None
-        graph, is_tuned = learner.bundle.graphs["forecast"], self.tuned is not None
-        return CandidateModels(graph, learner.levels, tuned, is_tuned, self.own)
+        return CandidateModels(
+            learner.bundle.graphs["forecast"],
+            learner.levels,
+            tuned,
+            is_tuned=self.tuned is not None,
+            own=self.own,
+            common=learner.common(state),
+            boosted=None if self.boosted is None else self.boosted.model,
+        )
 
-    def served(self, learner: ModelRuntime) -> ServedForecast | None:
+    def served(self, learner: ModelRuntime, state: Any) -> ServedForecast | None:  # noqa: ANN401 - as above
         """Return what to serve instead of the fleet's model; None if that is the choice."""
-        models, choice = self.models(learner), self.selection.choice
-        if choice.name == FLEET or choice.name not in models.available:
+        models, choice = self.models(learner, state), self.selection.choice
+        if choice.name == FLEET or not choice.used & {*models.available}:
             return None
         return ServedForecast(models, choice)
 
-    def summary(self) -> dict[str, Any]:
-        """Return the choice in plain words: errors are relative to the fleet's model."""
+    def summary(self, steps: int) -> dict[str, Any]:
+        """Return the choice in plain words: errors are relative to the fleet's model.
+
+        Args:
+            steps: Steps of the horizon.
+        """
         choice = self.selection.choice
         fleet = choice.errors.get(FLEET, 0.0)
         moment = datetime.fromtimestamp(self.selection.judged, UTC).isoformat()
@@ -129,9 +189,15 @@ class DeviceCandidates:
                 name: round(error / fleet, 4) for name, error in choice.errors.items() if fleet
             },
             **({"weights": dict(choice.weights)} if len(choice.weights) > 1 else {}),
+            **({"steps": by_steps(choice, steps)} if choice.parts else {}),
             "chosen at": moment if self.selection.judged else "never",
             **({} if gain is None else {"gain of tuning": round(gain, 4)}),
         }
+
+
+def blocks_in(learner: ModelRuntime) -> int:
+    """Return the number of blocks of steps in a bundle's horizon."""
+    return len(blocks_of(learner.manifest.window.horizon))
 
 
 def summary_of(config: Config, learner: ModelRuntime, found: DeviceCandidates) -> dict[str, Any]:
@@ -139,7 +205,10 @@ def summary_of(config: Config, learner: ModelRuntime, found: DeviceCandidates) -
     if why := why_fleet(config, learner):
         return {"served": FLEET, "why": why}
     why = why_not_tuned(config, learner)
-    return {**found.summary(), **({"fine-tuning": why} if why else {})}
+    return {
+        **found.summary(learner.manifest.window.horizon),
+        **({"fine-tuning": why} if why else {}),
+    }
 
 
 def save(store: DeviceStore, learner: ModelRuntime, name: str, leaves: Mapping[str, Leaf]) -> None:
@@ -174,5 +243,6 @@ def _read(
         if {key: leaves.pop(key) for key in marks} != marks:
             return None
         return build(leaves)
-    except (WireError, KeyError, ValueError, TypeError):
+    except (WireError, KeyError, ValueError, TypeError, AttributeError, IndexError) as error:
+        logger.warning("saved record refused %s", fields(record=name, why=error))
         return None

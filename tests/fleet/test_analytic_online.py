@@ -20,6 +20,8 @@ from edge_sdk.analytic.online_vector import OnlineVector, TrainedVector
 from edge_sdk.analytic.personal import fit_personal
 from edge_sdk.analytic.solve import ridge
 from edge_sdk.analytic.statistics import gather
+from edge_sdk.forecasting.combination import CANDIDATES, COMMON, FLEET
+from edge_sdk.training import boosting
 from edge_sdk.wire.link.loopback import LoopbackBroker
 from tests.fleet.conftest import HOURS, history
 
@@ -146,6 +148,8 @@ def test_online_false_serves_the_trained_vector(finished):
 CHILD = """
 import sys
 from edge_sdk import Client, Config
+from edge_sdk.forecasting.combination import CANDIDATES, COMMON, FLEET
+from edge_sdk.training import boosting
 from edge_sdk.wire.link.loopback import LoopbackBroker
 from tests.fleet.test_analytic_online import fed, later, served
 client = Client(Config.load(sys.argv[1]), transport=lambda will: LoopbackBroker().link("home-0", will))
@@ -191,3 +195,34 @@ def test_a_killed_process_continues_with_the_solution_of_the_readings_it_kept(fi
             fed(client, rows)
             client.forecast()
         assert served(client).tobytes() == told[killed_at]
+
+
+def test_the_fleets_solution_and_the_devices_own_are_candidates_each(finished):
+    client = next(iter(finished.clients.values()))
+    learner, state = client.learner, client.state
+    models = client._selection.candidates.models(learner, state)
+    assert COMMON in models.available
+    frame = learner.frame()
+    late = frame.origins()[-24:]
+    fans = models.fans(learner.vector(state), frame, late)
+    own, common = (fans[CANDIDATES.index(name)] for name in (FLEET, COMMON))
+    assert np.isfinite(own).all()
+    assert np.isfinite(common).all()
+    assert not np.array_equal(own, common)
+    assert np.array_equal(models.common, np.asarray(learner.half.model(state)["fleet"]))
+
+
+def test_trees_beside_closed_form_leave_the_held_back_weeks_out_of_the_own_solution(finished):
+    client = next(iter(finished.clients.values()))
+    learner, state = client.learner, client.state
+    frame = learner.frame()
+    origins = frame.origins()
+    early, late = origins[: len(origins) // 2], origins[len(origins) // 2 :]
+    found = boosting._fleet_models(learner, state, frame, early, late)
+    assert set(found) == {FLEET, COMMON}
+    some = late[-5:]
+    assert not np.array_equal(found[FLEET].early(some), found[FLEET].final(some))
+    assert np.array_equal(found[COMMON].early(some), found[COMMON].final(some))
+    changed = replace(frame, raw=np.where(np.arange(len(frame)) > early[-1] + 1, 9.9, frame.raw))
+    again = boosting._fleet_models(learner, state, changed, early, late)
+    assert np.array_equal(found[FLEET].early(some), again[FLEET].early(some))

@@ -9,7 +9,17 @@ import pytest
 
 from edge_sdk.commands.backtest import backtest
 from edge_sdk.errors import ConfigError
-from edge_sdk.forecasting.combination import FLEET, LAST_DAY, LAST_WEEK, OWN, TUNED
+from edge_sdk.forecasting.combination import (
+    BLEND,
+    CANDIDATES,
+    COMMON,
+    FLEET,
+    FLEET_TREES,
+    LAST_DAY,
+    LAST_WEEK,
+    OWN,
+    TUNED,
+)
 from edge_sdk.forecasting.forecast_metrics import naive_lag1
 from edge_sdk.training import bootstrap
 from tests.edge_sdk.training.test_forecast_selection import DAY, NEAR, live, load, observe
@@ -33,7 +43,7 @@ def test_naive_forecasts_are_scored_as_by_hand(make, read_only):
     config, _ = trained(make)
     found = backtest(config, 7.0).data
     rows = {row["name"]: row for row in found["rows"]}
-    assert set(rows) == {FLEET, TUNED, OWN, LAST_DAY, LAST_WEEK, "last value"}
+    assert set(rows) == {*CANDIDATES, "last value"} - {COMMON}
     values = np.array([load(hour) for hour in range(61 * DAY)])
     late = np.arange(len(values) - found["windows"], len(values))
     for name, back in ((LAST_DAY, DAY), (LAST_WEEK, 7 * DAY), ("last value", 1)):
@@ -49,7 +59,7 @@ def test_what_was_trained_on_the_windows_is_marked(make, read_only):
     config, _ = trained(make)
     found = backtest(config)
     marked = {row["name"] for row in found.data["rows"] if row["trained on these windows"]}
-    assert marked == {FLEET, TUNED}
+    assert marked == {FLEET, TUNED, FLEET_TREES, BLEND}
     assert "trained on these windows" in found.text
     json.dumps(found.data)
 

@@ -8,7 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from edge_sdk.forecasting.candidates import chosen
 from edge_sdk.forecasting.combination import (
+    BY_STEP,
     CANDIDATES,
     COLUMNS,
     FLEET,
@@ -20,9 +22,13 @@ from edge_sdk.forecasting.combination import (
     MEAN,
     OWN,
     TUNED,
+    ForecastChoice,
     HeldBackErrors,
     blended,
+    blocks_of,
+    by_steps,
     choose,
+    choose_by_step,
     mean_loss,
 )
 from edge_sdk.wire.protocol.codec import pack_leaves, unpack_leaves
@@ -48,7 +54,7 @@ errors = hnp.arrays(
 
 
 def table_from(sums):
-    return HeldBackErrors(np.arange(len(sums)), sums, np.ones(len(sums), np.int64))
+    return HeldBackErrors(np.arange(len(sums)), sums[:, None], np.ones((len(sums), 1), np.int64))
 
 
 @settings(deadline=None)
@@ -138,7 +144,7 @@ def test_one_long_day_is_not_decisive():
     days = np.repeat(DAYS, np.where(DAYS == 0, 500, 1))[:, None]
     forecasts = np.full((len(CANDIDATES), len(days), 1, 1), np.nan)
     forecasts[0, :, 0, 0] = np.where(days[:, 0] == 0, 3.0, 1.0)
-    forecasts[3, :, 0, 0] = np.where(days[:, 0] == 0, 0.0, 2.0)
+    forecasts[CANDIDATES.index(LAST_DAY), :, 0, 0] = np.where(days[:, 0] == 0, 0.0, 2.0)
     table = HeldBackErrors.empty().extended(forecasts, np.zeros((len(days), 1)), days)
     count = len(DAYS)
     assert table.before(count).errors[:, 0].mean() == pytest.approx((3.0 + count - 1) / count)
@@ -154,7 +160,8 @@ def test_a_candidate_that_may_not_be_chosen_is_not():
 def test_a_day_that_arrives_in_parts_counts_as_one():
     whole, parts = HeldBackErrors.empty(), HeldBackErrors.empty()
     rng = np.random.default_rng(3)
-    forecasts, truth = rng.normal(size=(5, 100, 2, 1)), rng.normal(size=(100, 2))
+    count = len(CANDIDATES)
+    forecasts, truth = rng.normal(size=(count, 100, 2, 1)), rng.normal(size=(100, 2))
     days = np.repeat(np.arange(10), 20).reshape(100, 2)
     whole = whole.extended(forecasts, truth, days)
     for part in (slice(0, 33), slice(33, 85), slice(85, 100)):
@@ -168,7 +175,7 @@ def test_a_day_that_arrives_in_parts_counts_as_one():
 def test_old_days_are_forgotten():
     days = np.arange(LONGEST + 9)[:, None]
     found = HeldBackErrors.empty().extended(
-        np.ones((5, len(days), 1, 1)), np.zeros_like(days) * 1.0, days
+        np.ones((len(CANDIDATES), len(days), 1, 1)), np.zeros_like(days) * 1.0, days
     )
     assert found.days.tolist() == list(range(9, LONGEST + 9))
     assert len(found.sums) == len(found.counts) == LONGEST
@@ -183,8 +190,8 @@ def test_a_table_survives_being_saved():
 
 
 @given(
-    st.lists(st.floats(0.0, 1.0), min_size=5, max_size=5),
-    hnp.arrays(np.float64, (5, 3, 2, 1), elements=st.floats(-1e6, 1e6)),
+    st.lists(st.floats(0.0, 1.0), min_size=len(CANDIDATES), max_size=len(CANDIDATES)),
+    hnp.arrays(np.float64, (len(CANDIDATES), 3, 2, 1), elements=st.floats(-1e6, 1e6)),
 )
 def test_a_mean_lies_between_its_candidates(weights, forecasts):
     shares = dict(zip(CANDIDATES, weights, strict=True))
@@ -202,3 +209,80 @@ def test_the_loss_of_quantiles_is_twice_their_mean_pinball_loss():
     quantiles, truth = np.array([[[0.0, 1.0, 4.0]]]), np.array([[2.0]])
     expected = 2 * (0.1 * 2.0 + 0.5 * 1.0 + 0.1 * 2.0) / 3
     assert mean_loss(quantiles, truth, (0.1, 0.5, 0.9)) == pytest.approx(expected)
+
+
+# --- blocks of steps ------------------------------------------------------------------------------
+
+STEPS = 24
+blocks = len(blocks_of(STEPS))
+by_block = hnp.arrays(
+    np.float64,
+    st.tuples(st.integers(1, 12), st.just(blocks), st.just(len(COLUMNS))),
+    elements=st.one_of(finite, finite, finite, st.just(float("nan"))),
+)
+
+
+def far_and_near(count=2 * LEAST):
+    """A table whose fleet's model is best for the first step, and yesterday for all later ones."""
+    forecasts = np.full((len(CANDIDATES), count, STEPS, 1), np.nan)
+    forecasts[CANDIDATES.index(FLEET), ..., 0] = np.arange(STEPS)
+    forecasts[CANDIDATES.index(LAST_DAY)] = 2.5
+    days = np.repeat(np.arange(count)[:, None], STEPS, axis=1)
+    return HeldBackErrors.empty(blocks).extended(
+        forecasts, np.zeros((count, STEPS)), days
+    ), forecasts
+
+
+def test_the_steps_of_a_day_have_a_choice_each():
+    table, forecasts = far_and_near()
+    choice = choose_by_step(table, ForecastChoice())
+    assert choice.name == BY_STEP
+    assert by_steps(choice, STEPS) == {
+        "1": FLEET,
+        "2-3": FLEET,
+        "4-7": LAST_DAY,
+        "8-24": LAST_DAY,
+    }
+    fans = forecasts[:, :1]
+    assert chosen(choice, fans)[0, :, 0].tolist() == [0.0, 1.0, 2.0, *[2.5] * 21]
+    alone = {name: choice.errors[name] for name in (FLEET, LAST_DAY)}
+    assert choice.errors[BY_STEP] == pytest.approx((3.0 + 21 * 2.5) / STEPS)
+    assert choice.errors[BY_STEP] < min(alone.values())
+
+
+def test_one_choice_for_all_steps_is_named_as_such():
+    table, _ = far_and_near()
+    choice = choose_by_step(table, ForecastChoice(), (FLEET,))
+    assert (choice.name, choice.parts, by_steps(choice, STEPS)) == (FLEET, (), {})
+    assert choose_by_step(HeldBackErrors.empty(blocks), ForecastChoice()).name == FLEET
+
+
+@settings(deadline=None)
+@given(by_block, st.lists(st.sampled_from(COLUMNS), min_size=blocks, max_size=blocks))
+def test_no_block_is_served_by_what_was_worse_on_it(sums, present):
+    counts = np.ones(sums.shape[:2], np.int64)
+    table = HeldBackErrors(np.arange(len(sums)), sums, counts)
+    before = ForecastChoice(BY_STEP, {}, parts=tuple(ForecastChoice(name) for name in present))
+    found = choose_by_step(table, before)
+    for number, part in enumerate(found.by_block * (1 if found.parts else blocks)):
+        held = table.block(number).compared()
+        assert all((1.0 - MARGIN) * held[part.name] <= error for error in held.values())
+        assert part.name == FLEET or held
+
+
+@given(st.integers(1, 300))
+def test_blocks_cover_every_step_once(horizon):
+    spans = blocks_of(horizon)
+    assert [step for span in spans for step in range(span.start, span.stop)] == list(range(horizon))
+
+
+def test_a_table_from_before_there_were_blocks_is_read():
+    old = {
+        "days": np.array([3, 4]),
+        "sums": np.array([[1.0, np.nan], [2.0, 5.0]]),
+        "counts": np.array([24, 24]),
+    }
+    table = HeldBackErrors.from_arrays(old, [FLEET, LAST_DAY])
+    assert table.blocks == 1
+    assert table.errors[:, COLUMNS.index(LAST_DAY)].tolist()[1] == 5.0 / 24
+    assert np.isnan(table.errors[:, COLUMNS.index(OWN)]).all()

@@ -19,7 +19,8 @@ from edge_sdk.forecasting.combination import (
     ForecastChoice,
     HeldBackErrors,
 )
-from edge_sdk.forecasting.own_model import FEWEST, OwnModel, _forecasts, _product, _ridge, fit
+from edge_sdk.forecasting.own_model import FEWEST, OwnModel, fit
+from edge_sdk.forecasting.plain_products import outputs_of, product, ridge_solution
 from edge_sdk.forecasting.seasonal_naive import seasonal_naive
 from edge_sdk.forecasting.series import Series, SeriesRow
 from edge_sdk.forecasting.windows import ChannelFrame
@@ -85,11 +86,11 @@ def test_a_constant_series_is_forecast_as_it_is():
 def test_its_products_and_solutions_are_those_of_linear_algebra():
     rng = np.random.default_rng(1)
     design, goals = rng.normal(size=(50, 7)), rng.normal(size=(50, 3))
-    gram, cross = _product(design, design), _product(goals, design)
+    gram, cross = product(design, design), product(goals, design)
     assert np.allclose(gram, design.T @ design)
     wanted = np.linalg.solve(gram + 0.5 * np.eye(7), cross.T).T
-    assert np.allclose(_ridge(gram, cross, 0.5), wanted)
-    assert np.allclose(_forecasts(design, wanted), design @ wanted.T)
+    assert np.allclose(ridge_solution(gram, cross, 0.5), wanted)
+    assert np.allclose(outputs_of(design, wanted), design @ wanted.T)
 
 
 def test_it_survives_being_saved_and_ignores_other_windows():
@@ -121,14 +122,14 @@ def test_every_candidate_forecasts_where_it_can():
     known = dict(zip(CANDIDATES, np.isfinite(fans).all(axis=(2, 3)).tolist(), strict=True))
     assert known[FLEET] == known[TUNED] == known[LAST_DAY] == [True] * 3
     assert known[OWN] == known[LAST_WEEK] == [False, False, True]
-    assert not np.array_equal(fans[0], fans[1])
+    assert not np.array_equal(fans[0], fans[CANDIDATES.index(TUNED)])
 
 
 def test_the_fleets_model_stands_for_a_copy_that_did_not_help():
     frame, late = frame_of(waves()), np.array([200])
     fans = models(is_tuned=True).fans(ZERO, frame, late)
-    assert np.array_equal(fans[0], fans[1])
-    assert np.isnan(models().fans(ZERO, frame, late)[1]).all()
+    assert np.array_equal(fans[0], fans[CANDIDATES.index(TUNED)])
+    assert np.isnan(models().fans(ZERO, frame, late)[CANDIDATES.index(TUNED)]).all()
 
 
 def test_a_candidate_without_quantiles_has_those_of_the_fleet_around_its_median():
@@ -170,6 +171,7 @@ def test_a_weighted_mean_names_its_weights():
     choice = ForecastChoice(MEAN, {FLEET: 0.25, LAST_DAY: 0.75})
     served, frame, late = ServedForecast(models(), choice), frame_of(waves()), np.array([200])
     fans = models().fans(ZERO, frame, late)
-    assert np.allclose(served.quantiles(ZERO, frame, late), 0.25 * fans[0] + 0.75 * fans[3])
+    wanted = 0.25 * fans[0] + 0.75 * fans[CANDIDATES.index(LAST_DAY)]
+    assert np.allclose(served.quantiles(ZERO, frame, late), wanted)
     assert served.weights == {FLEET: 0.25, LAST_DAY: 0.75}
     assert served.source == "weighted mean"

@@ -14,9 +14,26 @@ import pytest
 
 from edge_sdk.app.settings import SettingsError
 from edge_sdk.commands.forecast import result_of
-from edge_sdk.forecasting.combination import FLEET, LAST_DAY, LAST_WEEK, OWN, TUNED, ForecastChoice
+from edge_sdk.forecasting.candidates import SOURCES
+from edge_sdk.forecasting.combination import (
+    BLEND,
+    CANDIDATES,
+    FLEET,
+    FLEET_TREES,
+    LAST_DAY,
+    LAST_WEEK,
+    OWN,
+    TREES,
+    TUNED,
+    ForecastChoice,
+)
 from edge_sdk.forecasting.series import Reading
-from edge_sdk.training.saved_selection import SELECTION, TUNED_MODEL, DeviceCandidates
+from edge_sdk.training.saved_selection import (
+    BOOSTED_MODEL,
+    SELECTION,
+    TUNED_MODEL,
+    DeviceCandidates,
+)
 
 STREAM, DAY, BEGUN = "elec.import.energy", 24, 1_700_006_400  # a midnight
 WRONG = np.array([-0.9, 0.4, -0.8, 0.1], np.float32)
@@ -78,14 +95,13 @@ def test_a_federation_that_makes_a_device_worse_is_not_served(make):
             best = min(held[OWN], held[LAST_DAY], held[LAST_WEEK])
             assert held[choice.name] <= 1.01 * best
             assert held[FLEET] > 3 * best
-            models = client._selection.candidates.models(client.learner)
+            models = client._selection.candidates.models(client.learner, client.state)
             p, frame = client.learner.vector(client.state), client.learner.frame()
             later = frame.origins()[-7 * DAY :]
+            fans = dict(zip(CANDIDATES, models.fans(p, frame, later), strict=True))
             alone = {
-                name: np.nanmean(np.abs(fan[:, :, 0] - frame.truth(later)))
-                for name, fan in zip(
-                    (OWN, LAST_DAY, LAST_WEEK), models.fans(p, frame, later)[2:], strict=True
-                )
+                name: np.nanmean(np.abs(fans[name][:, :, 0] - frame.truth(later)))
+                for name in (OWN, LAST_DAY, LAST_WEEK)
             }
             assert errors[name] <= 1.01 * min(alone.values())
     assert errors["gate"] < 0.2 * errors["none"]
@@ -128,7 +144,7 @@ def test_values_count_only_if_they_came_after_the_training_before(fleet):
     table = client._selection.candidates.selection.table
     days = (BEGUN // 86_400 + np.array([11, 12, 13])).tolist()
     assert table.days.tolist() == days  # nothing of the record before, nor of the first training
-    assert table.counts.tolist() == [DAY] * 3
+    assert table.counts.tolist() == [[DAY]] * 3
 
 
 def test_the_choice_survives_a_restart_and_a_power_cut(fleet):
@@ -220,10 +236,139 @@ def test_a_person_reads_what_is_served_and_why(fleet):
     assert found.data["candidates"] == {FLEET: 2.0, LAST_DAY: 0.5}
     assert found.text.splitlines()[-3:] == [
         "held-back error of 12 days, kWh:",
-        "  last day      0.5  served",
-        "  fleet         2",
+        "  last day        0.5  served",
+        "  fleet           2",
     ]
     json.dumps(found.data)
+
+
+# --- trees and blend ----------------------------------------------------------------------------------
+
+
+def steps_of_work(hour):
+    """A load that is high on working days from 9 to 17 after a cold night."""
+    cold = np.random.default_rng(hour // DAY).integers(0, 2)
+    is_on = 9 <= hour % DAY < 17 and hour // DAY % 7 < 5 and cold
+    noise = 0.05 * np.random.default_rng(10_000 + hour).normal()
+    return float(2.0 + 0.5 * cold * (hour % DAY < 6) + 4.0 * is_on + noise)
+
+
+def with_trees(make, name="trees", **forecast):
+    fleet = make(name, training={"holdout_fraction": 0.2}, forecast=forecast)
+    client = fleet.device.start()
+    observe(client, 120, value=steps_of_work)
+    live(fleet, 120, 1, w=NEAR, value=steps_of_work)
+    return fleet, client
+
+
+def test_trees_are_served_where_they_were_best(make):
+    _, client = with_trees(make)
+    choice = client._selection.candidates.selection.choice
+    assert choice.used & {TREES, FLEET_TREES, BLEND}
+    without = {name: choice.errors[name] for name in (FLEET, OWN, LAST_DAY, LAST_WEEK)}
+    assert choice.errors[choice.name] < 0.9 * min(without.values())
+    assert client.forecast().source == SOURCES[choice.name]
+    assert client.status()["counts"]["trees fitted"] == 1
+    assert client.status()["forecast"]["served"] == choice.name
+
+
+def test_without_trees_by_configuration_nothing_is_fitted(make):
+    _, client = with_trees(make, trees=False)
+    choice = client._selection.candidates.selection.choice
+    assert not {TREES, FLEET_TREES, BLEND} & {*choice.errors}
+    assert client._store.paper(BOOSTED_MODEL) is None
+    assert "trees fitted" not in client.status()["counts"]
+
+
+def test_trees_survive_a_power_cut_and_are_not_grown_again(make):
+    fleet, client = with_trees(make)
+    told, choice = client.forecast(), client._selection.candidates.selection.choice
+    client.flush()
+    fleet.device.kill()
+    again = fleet.device.start()
+    assert again._selection.candidates.selection.choice == choice
+    assert np.array_equal(again.forecast().values, told.values)
+    live(fleet, 121, 1, w=NEAR, value=steps_of_work)
+    assert "trees fitted" not in again.status()["counts"]
+    live(fleet, 122, 8, w=NEAR, value=steps_of_work)
+    assert again.status()["counts"]["trees fitted"] == 1
+
+
+def test_without_the_memory_for_trees_the_choice_is_made_without_them(make, monkeypatch, caplog):
+    def no_memory(*_args):
+        raise MemoryError("64 MiB")
+
+    monkeypatch.setattr("edge_sdk.training.forecast_selection.fit_trees", no_memory)
+    _, client = with_trees(make)
+    choice = client._selection.candidates.selection.choice
+    assert choice.days >= 7
+    assert OWN in choice.errors
+    assert TREES not in choice.errors
+    assert "trees not fitted" in caplog.text
+
+
+def test_trees_that_lead_astray_on_held_back_days_are_not_served(make):
+    """The load changes its kind at the held-back days: what was learned before is wrong there."""
+
+    def changed(hour):
+        return steps_of_work(hour) if hour < 96 * DAY else 3.0 + 0.01 * (hour % DAY)
+
+    fleet = make(training={"holdout_fraction": 0.2})
+    client = fleet.device.start()
+    observe(client, 120, value=changed)
+    live(fleet, 120, 1, w=NEAR, value=changed)
+    choice = client._selection.candidates.selection.choice
+    assert choice.errors[TREES] > 2 * choice.errors[choice.name]
+    assert 0.99 * choice.errors[choice.name] <= min(choice.errors.values())
+    assert not choice.used & {TREES, FLEET_TREES, BLEND}
+
+
+TREES_KILLED = """
+import os, signal, sys
+from pathlib import Path
+from edge_sdk import client as client_module
+from edge_sdk.training import forecast_selection
+from tests.edge_sdk.conftest import NumpyBundle, make_fleet
+from tests.edge_sdk.training.test_forecast_selection import NEAR, live, observe, steps_of_work
+client_module.open_bundle = lambda _config, _announced: NumpyBundle()
+fleet = make_fleet(Path(sys.argv[1]), forecast={"choice_interval": "2d"})
+client = fleet.device.start()
+observe(client, 30, value=steps_of_work)
+live(fleet, 30, 1, w=NEAR, value=steps_of_work)
+client.flush()
+print(client._selection.candidates.boosted.row, flush=True)
+batches = []
+def between():
+    batches.append(1)
+    if client._agenda.current is None and fits:
+        os.kill(os.getpid(), signal.SIGKILL)
+fits = []
+grow = forecast_selection.fit_trees
+def growing(*args):
+    fits.append(1)
+    return grow(*args)
+forecast_selection.fit_trees = growing
+client.learner.between_batches = between
+live(fleet, 31, 4, w=NEAR, value=steps_of_work)
+print("not killed", flush=True)
+"""
+
+
+def test_killed_while_trees_grow_the_last_ones_are_in_use(tmp_path, numpy_bundle, make):
+    folder = tmp_path / "killed"
+    ended = subprocess.run(
+        [sys.executable, "-c", TREES_KILLED, str(folder)],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=Path(__file__).parents[3],
+        timeout=120,
+    )
+    assert ended.returncode == -9, ended.stderr
+    (row,) = ended.stdout.split()
+    client = make("killed").device.start()
+    assert client._selection.candidates.boosted.row == int(row)
+    assert client._selection.candidates.boosted.model.windows > 0
 
 
 # --- fine-tuning --------------------------------------------------------------------------------------
@@ -253,7 +398,7 @@ def test_a_copy_that_does_not_help_is_discarded(make):
     tuned = client._selection.candidates.tuned
     assert tuned.p is None
     assert tuned.before == tuned.after
-    assert TUNED not in client._selection.candidates.models(client.learner).available
+    assert TUNED not in client._selection.candidates.models(client.learner, client.state).available
 
 
 def test_the_tuned_copy_is_served_and_no_update_changes_by_it(make):

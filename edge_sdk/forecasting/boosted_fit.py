@@ -1,0 +1,290 @@
+"""Fit a device's own wide model, trees on what models leave, and the weights of their blend.
+
+Every fifth week of the record is held back from a first fit of everything. What these models miss
+there gives the weights of the blend. The second fit, of all windows, forecasts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge_sdk.analytic.blend import blocks_held_back, served_weights
+from edge_sdk.analytic.reweighting import QuantileLoss
+from edge_sdk.analytic.standardise import CONSTANT
+from edge_sdk.analytic.trees import TreeForm, Trees, binned, boosted
+from edge_sdk.forecasting.boosted_model import (
+    CLOSED,
+    FLEET,
+    NOTHING,
+    BoostedModel,
+    blend_members,
+    tree_start,
+)
+from edge_sdk.forecasting.calendar_features import DAY, Floats, Ints
+from edge_sdk.forecasting.own_features import (
+    ClosedForm,
+    FeatureRows,
+    Single,
+    SparseUnits,
+    closed_sums,
+    predicted_changes,
+    stepped,
+    with_coefficients,
+)
+from edge_sdk.forecasting.plain_products import ridge_solution
+from edge_sdk.forecasting.windows import ChannelFrame
+from edge_sdk.methods.training_context import do_nothing
+
+Flags = NDArray[np.bool_]
+Fan = Callable[[Ints], Floats]
+"""A function from origins to quantiles in the series' unit, ``(n, horizon, levels)``."""
+
+STRENGTHS: Final = (3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 0.1, 0.3, 1.0)
+"""Ridge penalties per window that are tried."""
+FEWEST = 336
+"""Windows below which nothing is fitted."""
+SHORTEST = 21
+"""Days of record below which nothing is fitted: each fold would have less than a week."""
+LOSS = QuantileLoss()
+
+
+@dataclass(frozen=True, slots=True)
+class BoostedForm:
+    """Sizes of a fit; with them a year of hourly readings takes seconds.
+
+    Attributes:
+        windows: Most windows times steps; thinned evenly.
+        fewest: Windows that are used at least, whatever the number of steps.
+        of_fleet: Most windows that the fleet's model forecasts to grow trees on its residuals.
+        units: Random units of the closed form of one step; of several steps it has none.
+        trees: Form of the trees.
+    """
+
+    windows: int = 12_000
+    fewest: int = 2_000
+    of_fleet: int = 4_000
+    units: int = 200
+    trees: TreeForm = field(default_factory=TreeForm)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FleetForecasts:
+    """The forecasts of a model of the fleet.
+
+    Attributes:
+        early: Those of the model without the windows that ``fit`` holds back, where that exists.
+        final: Those of the model as it is.
+    """
+
+    early: Fan
+    final: Fan
+
+
+def fit(
+    frame: ChannelFrame,
+    origins: Ints,
+    levels: Sequence[float],
+    common: Callable[[Ints, Ints], Mapping[str, FleetForecasts]],
+    *,
+    form: BoostedForm | None = None,
+    turn: Callable[[], None] = do_nothing,
+) -> BoostedModel | None:
+    """Fit everything on windows; None on a short record, or a step that does not divide a day.
+
+    Args:
+        frame: Channels and readings.
+        origins: Windows with observed targets, oldest first.
+        levels: Levels of the quantiles.
+        common: From the windows that are not held back, and those that are, to the models of the
+            fleet by name; ``fleet`` at least.
+        form: Sizes.
+        turn: Called every second or so; may raise to stop.
+    """
+    form = form or BoostedForm()
+    horizon, step = frame.window.horizon, frame.window.step_seconds
+    most = max(form.fewest, form.windows // horizon)
+    thin = 1 + max(len(origins) - 1, 0) // most
+    origins = origins[::thin]
+    if len(origins) < FEWEST or (origins[-1] - origins[0]) * step < SHORTEST * DAY:
+        return None
+    seen = frame.last[: origins[-1] + 1]
+    unit = float(np.nanstd(seen)) or frame.scale.width
+    place = FeatureRows.of(frame, float(np.nanmean(seen)), unit)
+    if place is None:
+        return None
+    late = blocks_held_back(len(origins), max(1, 7 * place.day // thin))
+    work = _Work(frame, place, tuple(levels), form, turn, origins, late)
+    closed, early_changes, predicted = work.closed_forms()
+    fleet = common(origins[~late], origins[late])
+    bases = (CLOSED, NOTHING, FLEET) if len(levels) == 1 else (NOTHING, FLEET)
+    first = {base: work.ensembles(base, early_changes, fleet, is_early=True) for base in bases}
+    members, weights = work.weights(first, early_changes, fleet)
+    final = [t for b in bases for t in work.ensembles(b, predicted, fleet, is_early=False)]
+    return BoostedModel(
+        place.shift,
+        place.unit,
+        np.stack([one.mean for one in closed]),
+        np.stack([one.deviation for one in closed]),
+        np.stack([one.coefficients for one in closed]),
+        np.stack([one.edges for one in final]).astype(np.float32),
+        np.stack([one.asked for one in final]),
+        np.stack([one.above for one in final]),
+        np.stack([one.values for one in final]).astype(np.float32),
+        bases,
+        members,
+        weights,
+        len(origins),
+    )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Work:
+    """One fit."""
+
+    frame: ChannelFrame
+    place: FeatureRows
+    levels: tuple[float, ...]
+    form: BoostedForm
+    turn: Callable[[], None]
+    origins: Ints
+    late: Flags
+
+    @property
+    def horizon(self) -> int:
+        """Return the number of steps."""
+        return self.frame.window.horizon
+
+    def changes(self) -> Floats:
+        """Return the targets' changes in own units, ``(n, horizon)``."""
+        last = self.frame.last[self.origins, None]
+        return np.asarray((self.frame.truth(self.origins) - last) / self.place.unit)
+
+    def closed_forms(self) -> tuple[list[ClosedForm], Floats, Floats]:
+        """Return the models of all windows, and changes predicted by those of early and of all windows."""
+        changes, late = self.changes(), self.late
+        units = SparseUnits.of(len(self.place.names), self.form.units if self.horizon == 1 else 0)
+        found, first, final = [], np.empty(changes.shape), np.empty(changes.shape)
+        for step in range(self.horizon):
+            rows, goal = self.place.features(self.origins, step + 1), changes[:, step]
+            mean, spread = rows.mean(axis=0, dtype=np.float64), rows.std(axis=0, dtype=np.float64)
+            spread = np.where(spread > CONSTANT, spread, np.inf)
+            blank = ClosedForm(mean.astype(np.float32), spread.astype(np.float32), units, mean)
+            strength, early = self._early(blank, rows, goal)
+            first[:, step] = predicted_changes(rows, with_coefficients(blank, early))
+            weights = LOSS.weights((goal - first[:, step])[:, None])[:, 0]
+            gram, cross = closed_sums(blank, rows, goal, weights)
+            model = with_coefficients(blank, ridge_solution(gram, cross, strength * len(rows)))
+            final[:, step] = predicted_changes(rows, model)
+            found.append(model)
+            self.turn()
+        assert late.any()
+        return found, first, final
+
+    def _early(self, blank: ClosedForm, rows: Single, goal: Floats) -> tuple[float, Floats]:
+        """Return the penalty that misses least on held-back windows, and the model without them."""
+        late, some = self.late, rows[~self.late]
+        y, count = goal[~late], int((~late).sum())
+        gram, cross = closed_sums(blank, some, y)
+        models = np.concatenate([ridge_solution(gram, cross, s * count) for s in STRENGTHS])
+        predicted = predicted_changes(rows[late], blank, models.astype(np.float32))
+        best = int(np.abs(goal[late, None] - predicted).mean(axis=0).argmin())
+        found = models[[best]]
+        for _ in range(2):
+            missed = y - predicted_changes(some, with_coefficients(blank, found))
+            gram, cross = closed_sums(blank, some, y, LOSS.weights(missed[:, None])[:, 0])
+            found = ridge_solution(gram, cross, STRENGTHS[best] * count)
+            self.turn()
+        return STRENGTHS[best], found
+
+    def ensembles(
+        self, base: str, predicted: Floats, fleet: Mapping[str, FleetForecasts], *, is_early: bool
+    ) -> list[Trees]:
+        """Return trees on what a model leaves, one ensemble for each level.
+
+        Args:
+            base: The model.
+            predicted: Changes predicted by the closed form, ``(n, horizon)``.
+            fleet: Models of the fleet.
+            is_early: Whether to leave out the windows that are held back.
+        """
+        which = np.flatnonzero(~self.late) if is_early else np.arange(len(self.origins))
+        most = self.form.of_fleet if base == FLEET else self.form.windows
+        which = which[:: 1 + (len(which) * self.horizon - 1) // most]
+        origins, left = (
+            self.origins[which],
+            self._left(base, which, predicted, fleet, is_early=is_early),
+        )
+        rows = np.concatenate(
+            [
+                stepped(self.place.features(origins, step + 1), step + 1, self.horizon)
+                for step in range(self.horizon)
+            ]
+        )
+        grown = []
+        for at, level in enumerate(self.levels):
+            grown.append(boosted(rows, left[:, :, at].T.ravel(), self.form.trees, level=level))
+            self.turn()
+        return grown
+
+    def _left(
+        self,
+        base: str,
+        which: Ints,
+        predicted: Floats,
+        fleet: Mapping[str, FleetForecasts],
+        *,
+        is_early: bool,
+    ) -> Floats:
+        """Return what a model leaves of some windows, in own units, ``(n, horizon, levels)``."""
+        truth, wide = self.frame.truth(self.origins[which]), len(self.levels)
+        if base == FLEET:
+            of = fleet[FLEET].early if is_early else fleet[FLEET].final
+            return (truth[:, :, None] - of(self.origins[which])) / self.place.unit
+        start = tree_start(self.frame, self.origins[which], wide)
+        left = (truth - start) / self.place.unit - (predicted[which] if base == CLOSED else 0.0)
+        return np.repeat(left[:, :, None], wide, axis=2)
+
+    def weights(
+        self,
+        grown: Mapping[str, Sequence[Trees]],
+        predicted: Floats,
+        fleet: Mapping[str, FleetForecasts],
+    ) -> tuple[tuple[str, ...], Floats]:
+        """Return the members of the blend and their weights at each level, by what they missed."""
+        origins = self.origins[self.late]
+        truth = self.frame.truth(origins)
+        common = {name: one.early(origins) for name, one in fleet.items()}
+        added = {base: np.zeros(common[FLEET].shape) for base in grown}
+        for step in range(self.horizon):
+            rows = stepped(self.place.features(origins, step + 1), step + 1, self.horizon)
+            for base, ensembles in grown.items():
+                bins = binned(rows, ensembles[0].edges)
+                for at, one in enumerate(ensembles):
+                    added[base][:, step, at] = one.of_bins(bins)
+        found = blend_members(
+            self.place,
+            origins,
+            closed=predicted[self.late],
+            added=added,
+            common=common,
+            middle=self.levels.index(0.5),
+        )
+        known = {
+            n: one for n, one in found.items() if np.isfinite(one).all(axis=(1, 2)).mean() > 0.8
+        }
+        whole = np.all([np.isfinite(one).all(axis=(1, 2)) for one in known.values()], axis=0)
+        self.turn()
+        weights = [
+            served_weights(
+                np.stack([one[whole, :, at].ravel() for one in known.values()], axis=1),
+                truth[whole].ravel(),
+                level=level,
+            )
+            for at, level in enumerate(self.levels)
+        ]
+        return tuple(known), np.stack(weights)

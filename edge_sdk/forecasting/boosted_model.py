@@ -1,0 +1,276 @@
+"""Forecast with a device's own wide model, its trees, and the blend of all that it has.
+
+The forecast of a load is the sum of a model that is linear in named features and random units, in
+closed form, and of boosted trees on its residuals; other trees were grown on the residuals of the
+fleet's model. The blend is their mean with seasons. ``boosted_fit`` fits all of it. Nothing leaves the
+device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from edge_sdk.analytic.trees import Trees
+from edge_sdk.forecasting.calendar_features import DAY, Floats, Ints
+from edge_sdk.forecasting.own_features import (
+    ClosedForm,
+    FeatureRows,
+    Single,
+    SparseUnits,
+    predicted_changes,
+    stepped,
+)
+from edge_sdk.forecasting.seasonal_naive import WEEK, rows_of, seasonal_naive
+from edge_sdk.forecasting.windows import ChannelFrame
+from edge_sdk.wire.contract.method import Array
+
+FLEET, CLOSED, NOTHING = "fleet", "closed form", "nothing"
+"""What trees are grown on: residuals of the fleet's model, of the own closed form, and of no model."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BoostedModel:
+    """The fitted models of a device.
+
+    Attributes:
+        shift: Load that counts as 0, in the series' unit.
+        unit: Load that counts as 1.
+        mean: Mean of each feature at each step, ``(horizon, k)``, float32.
+        deviation: Deviation of each feature, infinity where it is constant; as ``mean``.
+        coefficients: Of the closed form at each step, ``(horizon, P)``, float32.
+        edges: Thresholds of the features of each ensemble, ``(ensembles, k', bins)``, float32.
+        asked: Feature of each question, ``(ensembles, trees, depth)``.
+        above: Threshold of each question, as ``asked``.
+        values: Value of each leaf, ``(ensembles, trees, leaves)``, float32.
+        bases: What the ensembles were grown on, one for each level of the quantiles each.
+        members: Members of the blend.
+        weights: Their weights at each level, ``(levels, members)``.
+        windows: Number of windows of the fit.
+    """
+
+    shift: float
+    unit: float
+    mean: Single
+    deviation: Single
+    coefficients: Single
+    edges: Single
+    asked: Ints
+    above: Ints
+    values: Single
+    bases: tuple[str, ...]
+    members: tuple[str, ...]
+    weights: Floats
+    windows: int
+
+    def arrays(self) -> dict[str, Array]:
+        """Return the model as named arrays, to be saved; ``from_arrays`` is the inverse."""
+        numbers: dict[str, Array] = {"numbers": np.array([self.shift, self.unit, self.windows])}
+        trees = {"edges": self.edges, "values": self.values}
+        asked: dict[str, Array] = {
+            "asked": self.asked.astype(np.uint16),
+            "above": self.above.astype(np.uint8),
+        }
+        closed = {"mean": self.mean, "deviation": self.deviation, "coefficients": self.coefficients}
+        names: dict[str, Array] = {"bases": _packed(self.bases), "members": _packed(self.members)}
+        return {**numbers, **closed, **trees, **asked, **names, "weights": self.weights}
+
+    @classmethod
+    def from_arrays(cls, arrays: Mapping[str, Array]) -> BoostedModel:
+        """Rebuild from what ``arrays`` returned.
+
+        Raises:
+            KeyError: An array is missing.
+            ValueError: The arrays do not fit each other, or have values that no fit gives.
+        """
+        shift, unit, windows = arrays["numbers"].tolist()
+        asked, above = (arrays[name].astype(np.int64) for name in ("asked", "above"))
+        found = cls(
+            float(shift),
+            float(unit),
+            arrays["mean"],
+            arrays["deviation"],
+            arrays["coefficients"],
+            arrays["edges"],
+            asked,
+            above,
+            arrays["values"],
+            _unpacked(arrays["bases"]),
+            _unpacked(arrays["members"]),
+            arrays["weights"],
+            int(windows),
+        )
+        found._check()
+        return found
+
+    def _check(self) -> None:
+        """Refuse arrays that no fit gives.
+
+        Raises:
+            ValueError: As ``from_arrays``.
+        """
+        mean, edges, asked, levels = self.mean, self.edges, self.asked, len(self.weights)
+        count = levels * len(self.bases)
+        shapes = (
+            mean.ndim == 2 and self.deviation.shape == mean.shape,
+            self.coefficients.ndim == 2 and len(self.coefficients) == len(mean),
+            edges.ndim == asked.ndim == self.values.ndim == 3 and len(edges) == count,
+            asked.shape == self.above.shape and len(asked) == count,
+            self.values.shape == (count, asked.shape[1], 2 ** asked.shape[-1]),
+            self.weights.shape == (levels, len(self.members)) and levels > 0,
+        )
+        if not all(shapes):
+            raise ValueError("boosted model: the arrays do not fit each other")
+        if not set(self.bases) <= {FLEET, CLOSED, NOTHING}:
+            raise ValueError(f"boosted model: trees on an unknown model in {self.bases}")
+        finite = (mean, self.coefficients, self.values, self.weights, [self.shift, self.unit])
+        if not all(np.isfinite(one).all() for one in finite) or not self.unit > 0.0:
+            raise ValueError("boosted model: a number is not finite, or the unit is not above 0")
+        if not (self.deviation > 0.0).all() or np.isnan(edges).any():
+            raise ValueError(
+                "boosted model: a deviation is not above 0, or a threshold not a number"
+            )
+        if asked.size and (asked.max() >= edges.shape[1] or self.above.max() >= edges.shape[2]):
+            raise ValueError("boosted model: a question about an unknown feature or threshold")
+        if (self.weights < 0.0).any() or (np.abs(self.weights.sum(axis=1) - 1.0) > 1e-6).any():
+            raise ValueError("boosted model: weights are below 0, or their sum is not 1")
+
+    def fans(
+        self,
+        frame: ChannelFrame,
+        origins: Ints,
+        levels: Sequence[float],
+        common: Mapping[str, Floats],
+    ) -> BoostedFans:
+        """Forecast from origins.
+
+        A model of another bundle, whose features or steps differ, forecasts NaN.
+
+        Args:
+            frame: Channels and readings.
+            origins: Rows with complete windows.
+            levels: Levels of the quantiles.
+            common: Quantiles of the fleet's models from these origins, each ``(n, horizon,
+                levels)``; ``fleet`` at least.
+        """
+        fleet = common[FLEET]
+        nothing = np.full(fleet.shape, np.nan)
+        place = FeatureRows.of(frame, self.shift, self.unit)
+        shape = (frame.window.horizon, 0 if place is None else len(place.names))
+        if place is None or self.mean.shape != shape or len(self.weights) != len(levels):
+            return BoostedFans(nothing, nothing, nothing)
+        if len(self.edges) and self.edges.shape[1] != shape[1] + (shape[0] > 1):
+            return BoostedFans(nothing, nothing, nothing)
+        closed = np.empty(fleet.shape[:2])
+        added = {base: np.zeros(fleet.shape) for base in self.bases}
+        units = SparseUnits.of(shape[1], self.coefficients.shape[1] - shape[1] - 1)
+        for step in range(shape[0]):
+            rows = place.features(origins, step + 1)
+            closed[:, step] = predicted_changes(rows, self._closed(step, units))
+            wide = stepped(rows, step + 1, shape[0])
+            for number, base in enumerate(self.bases):
+                for at in range(len(levels)):
+                    grown = self._ensemble(number * len(levels) + at)
+                    added[base][:, step, at] = grown.predicted(wide)
+        members = blend_members(
+            place,
+            origins,
+            closed=closed,
+            added=added,
+            common=common,
+            middle=list(levels).index(0.5),
+        )
+        own = CLOSED if CLOSED in self.bases else NOTHING
+        found = {name: members.get(f"{name} and trees", nothing) for name in (own, FLEET)}
+        parts = np.stack([members.get(name, nothing) for name in self.members], axis=-1)
+        return BoostedFans(found[own], found[FLEET], _ordered(_mean(parts, self.weights)))
+
+    def _closed(self, step: int, units: SparseUnits) -> ClosedForm:
+        return ClosedForm(self.mean[step], self.deviation[step], units, self.coefficients[step])
+
+    def _ensemble(self, number: int) -> Trees:
+        edges = np.asarray(self.edges[number], np.float64)
+        values = np.asarray(self.values[number], np.float64)
+        return Trees(edges, self.asked[number], self.above[number], values)
+
+
+class BoostedFans(NamedTuple):
+    """Quantiles of a device's own models, each ``(n, horizon, levels)``; NaN for none.
+
+    Attributes:
+        trees: The own closed form and its trees.
+        fleet_trees: The fleet's model and its trees.
+        blend: The mean of all members.
+    """
+
+    trees: Floats
+    fleet_trees: Floats
+    blend: Floats
+
+
+def blend_members(
+    place: FeatureRows,
+    origins: Ints,
+    *,
+    closed: Floats,
+    added: Mapping[str, Floats],
+    common: Mapping[str, Floats],
+    middle: int,
+) -> dict[str, Floats]:
+    """Return the quantiles of everything that can be blended, each ``(n, horizon, levels)``.
+
+    Args:
+        place: The record in own units.
+        origins: Rows with complete windows.
+        closed: Changes predicted by the closed form, in own units, ``(n, horizon)``.
+        added: What trees add to their model, in own units, by the model.
+        common: Quantiles of the fleet's models by name.
+        middle: Place of the median among the levels.
+    """
+    frame, around = place.frame, common[FLEET] - common[FLEET][:, :, [middle]]
+    last, horizon = frame.last[origins, None], frame.window.horizon
+    own = last + place.unit * closed
+    middles = {CLOSED: own, "last value": np.repeat(last, horizon, axis=1)}
+    for name, period in (("last day", DAY), ("last week", WEEK)):
+        rows = rows_of(period, frame.window.step_seconds)
+        middles[name] = seasonal_naive(frame.last, origins, horizon, rows)
+    found = {**common, **{name: one[:, :, None] + around for name, one in middles.items()}}
+    start = tree_start(frame, origins, around.shape[2])[:, :, None]
+    below = {FLEET: common[FLEET], CLOSED: own[:, :, None], NOTHING: start}
+    for base, more in added.items():
+        found[f"{base} and trees"] = _ordered(below[base] + place.unit * more)
+    return found
+
+
+def tree_start(frame: ChannelFrame, origins: Ints, levels: int) -> Floats:
+    """Return what trees without a model begin at, ``(n, 1)``: the last value, or 0 for quantiles.
+
+    Quantiles of a load that is often exactly 0 are steps of the load itself, not of its change.
+    """
+    last = frame.last[origins, None]
+    return last if levels == 1 else np.zeros_like(last)
+
+
+def _mean(parts: Floats, weights: Floats) -> Floats:
+    """Return the weighted mean of the members that have a forecast, window by window."""
+    known = np.asarray(np.isfinite(parts).all(axis=(1, 2)))[:, None, :]
+    used = weights * known
+    total = used.sum(axis=2, keepdims=True)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        used = np.where(total > 0.0, used / total, np.nan)
+    return np.asarray((used[:, None] * np.where(known[:, None], parts, 0.0)).sum(axis=-1))
+
+
+def _ordered(fan: Floats) -> Floats:
+    return np.sort(fan, axis=2)
+
+
+def _packed(names: Sequence[str]) -> Array:
+    return np.frombuffer("\n".join(names).encode(), np.uint8)
+
+
+def _unpacked(names: Array) -> tuple[str, ...]:
+    return tuple(names.tobytes().decode().split("\n"))

@@ -1,0 +1,113 @@
+"""Fit the device's trees and blend to its readings and to the fleet's models of the active run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from edge_sdk.forecasting.boosted_fit import Fan, FleetForecasts, fit
+from edge_sdk.forecasting.boosted_model import BoostedModel
+from edge_sdk.forecasting.calendar_features import Floats, Ints
+from edge_sdk.forecasting.combination import COMMON, FLEET
+from edge_sdk.forecasting.forecast import fan
+from edge_sdk.forecasting.windows import ChannelFrame
+from edge_sdk.training.model_runtime import ModelRuntime
+from edge_sdk.wire.contract.method import Array
+from edge_sdk.wire.contract.parameter_layout import Vector
+
+CHUNK = 128
+"""Windows whose inputs are in memory at once."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FittedTrees:
+    """A fitted model, and what it was fitted to.
+
+    Attributes:
+        model: The model.
+        row: Number of the newest row of readings at the fit.
+        base: Digest of the fleet's model at the fit.
+    """
+
+    model: BoostedModel
+    row: int
+    base: bytes
+
+    def arrays(self) -> dict[str, Array]:
+        """Return it as named arrays, to be saved; ``from_arrays`` is the inverse."""
+        base = np.frombuffer(self.base, np.uint8)
+        return {**self.model.arrays(), "row": np.array(self.row), "base": base}
+
+    @classmethod
+    def from_arrays(cls, arrays: Mapping[str, Array]) -> FittedTrees:
+        """Rebuild from what ``arrays`` returned.
+
+        Raises:
+            KeyError: An array is missing.
+            ValueError: The arrays do not fit each other.
+        """
+        base = arrays["base"].tobytes()
+        return cls(BoostedModel.from_arrays(arrays), int(arrays["row"]), base)
+
+
+def fit_trees(learner: ModelRuntime, state: Any, base: bytes) -> FittedTrees | None:  # noqa: ANN401 - the half's own type
+    """Fit the models to the windows that are not held back; None on a short record.
+
+    Args:
+        learner: Bundle and readings. Its ``between_batches`` may raise: then nothing has changed.
+        state: State of the method.
+        base: Digest of the fleet's model in that state.
+    """
+    frame = learner.frame()
+    origins = frame.origins((0.0, 1.0 - learner.config.training.holdout_fraction))
+    if not len(origins):
+        return None
+    models = partial(_fleet_models, learner, state, frame)
+    model = fit(frame, origins, learner.levels, models, turn=learner.between_batches)
+    return None if model is None else FittedTrees(model, learner.series.newest, base)
+
+
+def _fleet_models(
+    learner: ModelRuntime,
+    state: Any,  # noqa: ANN401 - as above
+    frame: ChannelFrame,
+    early: Ints,
+    _late: Ints,
+) -> dict[str, FleetForecasts]:
+    """Return the forecasts of the fleet's models by name.
+
+    A device's own solution in closed form is solved again without the windows that are held back.
+    Of any other method the model has learned them as a part of the fleet's readings.
+    """
+    final, common = _fan(learner, frame, learner.vector(state)), learner.common(state)
+    if common is None:
+        return {FLEET: FleetForecasts(final, final)}
+    others = _fan(learner, frame, common)
+    own = _fan(learner, frame, _personal(learner, frame, common, early))
+    return {FLEET: FleetForecasts(own, final), COMMON: FleetForecasts(others, others)}
+
+
+def _fan(learner: ModelRuntime, frame: ChannelFrame, p: Vector) -> Fan:
+    def quantiles(origins: Ints) -> Floats:
+        found = fan(learner.bundle.graphs["forecast"], p, frame, origins, learner.levels)
+        learner.between_batches()
+        return found
+
+    return quantiles
+
+
+def _personal(learner: ModelRuntime, frame: ChannelFrame, p: Vector, origins: Ints) -> Vector:
+    """Return the device's own solution of some windows, drawn towards a vector."""
+    graphs = learner.bundle.graphs
+    design: Array | None = None
+    for start in range(0, len(origins), CHUNK):
+        (rows,) = graphs["design"](p=p, x=frame.inputs(origins[start : start + CHUNK]))
+        if design is None:
+            design = np.empty((len(origins), *rows.shape[1:]), np.float32)
+        design[start : start + CHUNK] = rows
+    found = graphs["personal"](p=p, design=design, y=frame.targets(origins))[0]
+    return np.asarray(found, np.float32)
