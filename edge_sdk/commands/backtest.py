@@ -22,7 +22,7 @@ from edge_sdk.config import Config
 from edge_sdk.errors import ConfigError
 from edge_sdk.forecasting.backtest import BacktestRow, as_json, scored
 from edge_sdk.forecasting.calendar_features import DAY, Ints
-from edge_sdk.forecasting.combination import ForecastChoice
+from edge_sdk.forecasting.forecast_choice import ForecastChoice
 from edge_sdk.forecasting.windows import ChannelFrame
 
 DAYS = 28

@@ -22,8 +22,8 @@ from edge_sdk.commands.device_inspection import DeviceInspection
 from edge_sdk.commands.terminal_plot import drawn
 from edge_sdk.config import Config
 from edge_sdk.errors import ConfigError
-from edge_sdk.forecasting.combination import ForecastChoice, by_steps
 from edge_sdk.forecasting.forecast import Forecast
+from edge_sdk.forecasting.forecast_choice import ForecastChoice, by_steps
 from edge_sdk.forecasting.issued_forecast import IssuedForecast
 
 

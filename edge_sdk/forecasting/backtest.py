@@ -21,10 +21,10 @@ from edge_sdk.forecasting.combination import (
     FLEET_TREES,
     MEAN,
     TUNED,
-    ForecastChoice,
     mean_loss,
 )
 from edge_sdk.forecasting.forecast import fan
+from edge_sdk.forecasting.forecast_choice import ForecastChoice
 from edge_sdk.forecasting.forecast_metrics import mae, mase, naive_lag1, rmse
 from edge_sdk.forecasting.own_model import fit
 from edge_sdk.forecasting.windows import ChannelFrame

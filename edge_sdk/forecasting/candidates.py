@@ -24,12 +24,12 @@ from edge_sdk.forecasting.combination import (
     OWN,
     TREES,
     TUNED,
-    ForecastChoice,
     HeldBackErrors,
     blended,
     blocks_of,
 )
 from edge_sdk.forecasting.forecast import SourceOf, fan, least
+from edge_sdk.forecasting.forecast_choice import ForecastChoice
 from edge_sdk.forecasting.intervals import complete, row_numbers
 from edge_sdk.forecasting.own_model import OwnModel
 from edge_sdk.forecasting.seasonal_naive import WEEK, rows_of, seasonal_naive

@@ -19,7 +19,8 @@ from edge_sdk.app.clock import Clock
 from edge_sdk.app.settings import seconds
 from edge_sdk.config import Config
 from edge_sdk.errors import StoreFull
-from edge_sdk.forecasting.combination import FLEET, choose_by_step
+from edge_sdk.forecasting.combination import FLEET
+from edge_sdk.forecasting.forecast_choice import choose_by_step
 from edge_sdk.forecasting.own_model import fit
 from edge_sdk.forecasting.windows import Scale
 from edge_sdk.runtime import GraphError

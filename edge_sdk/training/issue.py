@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from edge_sdk.forecasting.combination import FLEET, ForecastChoice
+from edge_sdk.forecasting.combination import FLEET
 from edge_sdk.forecasting.forecast import Forecast
+from edge_sdk.forecasting.forecast_choice import ForecastChoice
 from edge_sdk.forecasting.issued_forecast import ForecastQuality, IssuedForecast
 from edge_sdk.training.model_runtime import ModelRuntime
 

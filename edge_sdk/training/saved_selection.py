@@ -16,11 +16,10 @@ from edge_sdk.forecasting.combination import (
     CANDIDATES,
     COLUMNS,
     FLEET,
-    ForecastChoice,
     HeldBackErrors,
     blocks_of,
-    by_steps,
 )
+from edge_sdk.forecasting.forecast_choice import ForecastChoice, by_steps
 from edge_sdk.forecasting.own_model import OwnModel
 from edge_sdk.store.store import DeviceStore
 from edge_sdk.training.boosting import FittedTrees

@@ -15,8 +15,8 @@ from edge_sdk.forecasting.combination import (
     OWN,
     HeldBackErrors,
     blended,
-    choose,
 )
+from edge_sdk.forecasting.forecast_choice import choose
 from firmware_sim.evaluation.windows import Floats, Ints
 
 

@@ -22,15 +22,12 @@ from edge_sdk.forecasting.combination import (
     MEAN,
     OWN,
     TUNED,
-    ForecastChoice,
     HeldBackErrors,
     blended,
     blocks_of,
-    by_steps,
-    choose,
-    choose_by_step,
     mean_loss,
 )
+from edge_sdk.forecasting.forecast_choice import ForecastChoice, by_steps, choose, choose_by_step
 from edge_sdk.wire.protocol.codec import pack_leaves, unpack_leaves
 
 DAYS = np.arange(2 * LEAST + 2)

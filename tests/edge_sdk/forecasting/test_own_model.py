@@ -16,9 +16,9 @@ from edge_sdk.forecasting.combination import (
     MEAN,
     OWN,
     TUNED,
-    ForecastChoice,
     HeldBackErrors,
 )
+from edge_sdk.forecasting.forecast_choice import ForecastChoice
 from edge_sdk.forecasting.own_model import FEWEST, OwnModel, fit
 from edge_sdk.forecasting.plain_products import outputs_of, product, ridge_solution
 from edge_sdk.forecasting.seasonal_naive import seasonal_naive

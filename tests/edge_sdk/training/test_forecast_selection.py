@@ -25,8 +25,8 @@ from edge_sdk.forecasting.combination import (
     OWN,
     TREES,
     TUNED,
-    ForecastChoice,
 )
+from edge_sdk.forecasting.forecast_choice import ForecastChoice
 from edge_sdk.forecasting.series import Reading
 from edge_sdk.training.saved_selection import (
     BOOSTED_MODEL,

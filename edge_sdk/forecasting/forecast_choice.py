@@ -1,0 +1,123 @@
+"""Choose the forecast that a device serves, for all steps or for each block of steps."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from edge_sdk.forecasting.combination import (
+    BY_STEP,
+    COLUMNS,
+    FLEET,
+    MARGIN,
+    MEAN,
+    HeldBackErrors,
+    blocks_of,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ForecastChoice:
+    """A choice between the candidates.
+
+    Attributes:
+        name: One of ``COLUMNS``; ``by step`` where blocks of steps differ.
+        weights: Weight of each candidate used; at least 0, with sum 1. Empty for ``by step``.
+        errors: Held-back error of each compared column; empty without enough days. For ``by step``
+            also that of the choice itself.
+        days: Number of held-back days.
+        parts: The choice for each block of steps; empty where there is one choice for all.
+    """
+
+    name: str = FLEET
+    weights: Mapping[str, float] = field(default_factory=lambda: {FLEET: 1.0})
+    errors: Mapping[str, float] = field(default_factory=dict)
+    days: int = 0
+    parts: tuple[ForecastChoice, ...] = ()
+
+    @property
+    def by_block(self) -> tuple[ForecastChoice, ...]:
+        """Return the choice for each block of steps; this one where there is one for all."""
+        return self.parts or (self,)
+
+    @property
+    def used(self) -> frozenset[str]:
+        """Return the candidates with a weight in any block."""
+        return frozenset(name for part in self.by_block for name in part.weights)
+
+
+def choose(
+    table: HeldBackErrors, present: str = FLEET, available: Collection[str] = COLUMNS
+) -> ForecastChoice:
+    """Choose the candidate, or the weighted mean, with the least held-back error over all steps.
+
+    A choice is beaten only by more than ``MARGIN``. A present choice that cannot be compared is
+    replaced by the fleet's model; that too is beaten only by the margin. Without comparable
+    candidates the fleet's model is chosen.
+
+    Args:
+        table: Held-back errors.
+        present: Name of the present choice.
+        available: Names that may be chosen now.
+
+    Example:
+        >>> from edge_sdk.forecasting.combination import CANDIDATES
+        >>> seen = np.full((len(CANDIDATES), 7, 1, 1), np.nan)
+        >>> seen[0], seen[-2] = 2.0, 1.1
+        >>> table = HeldBackErrors.empty().extended(seen, np.ones((7, 1)), np.arange(7)[:, None])
+        >>> choose(table).name, choose(table.before(6)).name
+        ('last day', 'fleet')
+    """
+    errors, days = table.compared(), len(table.days)
+    rivals = {name: error for name, error in errors.items() if name in available}
+    incumbent = present if present in rivals else FLEET
+    if not rivals:
+        return ForecastChoice(errors=errors, days=days)
+    best = min(rivals, key=lambda name: rivals[name])
+    is_beaten = incumbent not in rivals or rivals[best] < (1.0 - MARGIN) * rivals[incumbent]
+    name = best if is_beaten else incumbent
+    weights = table.inverse_weights() if name == MEAN else {name: 1.0}
+    return ForecastChoice(name, weights, errors, days)
+
+
+def choose_by_step(
+    table: HeldBackErrors, before: ForecastChoice, available: Collection[str] = COLUMNS
+) -> ForecastChoice:
+    """Choose for every block of steps by ``choose``; one choice where they all agree.
+
+    Args:
+        table: Held-back errors.
+        before: The present choice.
+        available: Names that may be chosen now.
+    """
+    if table.blocks == 1:
+        return choose(table, before.name, available)
+    present = before.parts or table.blocks * (before,)
+    if len(present) != table.blocks:
+        present = table.blocks * (ForecastChoice(),)
+    parts = tuple(
+        choose(table.block(number), one.name, available) for number, one in enumerate(present)
+    )
+    errors, days = table.compared(), len(table.days)
+    names = {part.name for part in parts}
+    if len(names) == 1 and MEAN not in names:
+        return replace(parts[0], errors=errors, days=days)
+    known = [part.errors.get(part.name, np.nan) for part in parts]
+    shares = table.counts.sum(axis=0) / max(int(table.counts.sum()), 1)
+    errors = {**errors, BY_STEP: float(np.sum(shares * np.array(known)))}
+    return ForecastChoice(BY_STEP, {}, errors, days, parts)
+
+
+def by_steps(choice: ForecastChoice, horizon: int) -> dict[str, str]:
+    """Return the name of the choice for each block of steps; empty where there is one for all.
+
+    >>> parts = (ForecastChoice("own"), *(2 * (ForecastChoice(),)))
+    >>> by_steps(ForecastChoice(BY_STEP, {}, parts=parts), 6)
+    {'1': 'own', '2-3': 'fleet', '4-6': 'fleet'}
+    """
+    spans = blocks_of(horizon) if choice.parts else ()
+    ends = [(span.start + 1, span.stop) for span in spans]
+    names = [str(a) if a == b else f"{a}-{b}" for a, b in ends]
+    return dict(zip(names, (part.name for part in choice.parts), strict=True))
