@@ -2,12 +2,14 @@
 
     python tools/reproduce.py e5 e6 --data DATA --out runs
     python tools/reproduce.py e1 e2 e3 e4 --data DATA --out runs/ev
-    python tools/reproduce.py e9 e10 e11 e12 e13 --data DATA --out runs
+    python tools/reproduce.py e9 e10 e11 e12 e13 e14 --data DATA --out runs
     python tools/reproduce.py e7 e8 --data DATA --out runs/graph           # made up; Milan if there
     python tools/reproduce.py e13 --quick                                   # a corner, without data
     python tools/reproduce.py e6 --data DATA --rounds 2000 --seeds 5        # the paper's length
     python tools/reproduce.py e6 --data DATA --anchors ANCHORS              # beside other methods
     python tools/reproduce.py accuracy --data DATA --anchors ANCHORS        # beside the marks
+    python tools/reproduce.py list                       # every table and figure of the papers
+    python tools/reproduce.py list --docs docs           # and their pages and pictures
 
 One JSON per arm and seed is kept in --out; an interrupted call continues where it stopped. Tables
 are printed and written to RESULTS.md and RESULTS.html there (all but e5 and e6: one of each
@@ -49,6 +51,7 @@ from tools.experiments import (
 )
 from tools.experiments.marks import command as accuracy
 from tools.experiments.plfl import Arm
+from tools.papers import pages as papers
 
 EXPERIMENTS = (
     *graphs.EXPERIMENTS,
@@ -58,6 +61,7 @@ EXPERIMENTS = (
     *robust.EXPERIMENTS,
     accuracy.EXPERIMENT,
 )
+LIST = "list"
 E6_PAPER = ("pooled", "FL", "cfg 1", "cfg 2", "cfg 3")
 E6_WEEK = ("local long", "FL", "cfg 1")
 
@@ -256,7 +260,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("experiments", nargs="+", choices=EXPERIMENTS)
+    parser.add_argument("experiments", nargs="+", choices=(*EXPERIMENTS, LIST))
     parser.add_argument("--data", type=Path, help="folder of data sets (tools/fetch.py)")
     parser.add_argument("--out", type=Path, default=Path("runs"))
     parser.add_argument("--rounds", type=int, default=300, help="e5, e6: server rounds K (2000)")
@@ -275,7 +279,9 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     graphs.add_options(parser)
     accuracy.add_options(parser)
     options = parser.parse_args(arguments)
-    if options.data is None and set(options.experiments) - {"e7", "e8", "e13"}:
+    if LIST in options.experiments and len(options.experiments) > 1:
+        parser.error(f"{LIST} stands alone")
+    if options.data is None and set(options.experiments) - {"e7", "e8", "e13", LIST}:
         parser.error("--data is needed for all experiments but e7, e8 and e13")
     if accuracy.EXPERIMENT in options.experiments and options.anchors is None:
         parser.error(
@@ -287,6 +293,11 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run what was asked for, print and write the pages."""
     options = parse(arguments)
+    if options.experiments == [LIST]:
+        print(papers.listing(), end="")
+        for path in papers.write(options.docs) if options.docs else ():
+            print(f"changed: {path}")
+        return 0
     code = graphs.main(options) if set(options.experiments) & set(graphs.EXPERIMENTS) else 0
     if not code and set(options.experiments) & set(related_methods_pages.EXPERIMENTS):
         code = related_methods_pages.main(options)

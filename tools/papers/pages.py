@@ -1,0 +1,208 @@
+"""Make the list, the pages and the pictures of the papers from their records."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+from tools.papers.records import PAPERS, Exhibit, Paper, read
+
+HEAD = ("paper", "table or figure", "state", "date", "command")
+ROW, LEFT, WIDE = 20, 210, 330
+
+
+def listed() -> list[tuple[str, ...]]:
+    """Return a row for every table and figure: paper, name, state, date, command."""
+    return [
+        (paper.name, one.name, one.state, one.date, one.command)
+        for paper in map(read, PAPERS)
+        for one in paper.exhibit
+    ]
+
+
+def listing() -> str:
+    """Return the list as aligned text."""
+    rows = [HEAD, *listed()]
+    widths = [max(len(row[i]) for row in rows) for i in range(len(HEAD))]
+    lines = ("  ".join(x.ljust(w) for x, w in zip(r, widths, strict=True)).rstrip() for r in rows)
+    return "\n".join(lines) + "\n"
+
+
+def files(docs: Path) -> dict[Path, str]:
+    """Return the path and the content of every page and picture below a docs folder."""
+    out = {docs / "papers" / "index.md": overview()}
+    for name in PAPERS:
+        paper = read(name)
+        out[docs / "papers" / f"{name}.md"] = page(paper, name)
+        for one in paper.exhibit:
+            if one.bars:
+                out[docs / "papers" / picture_name(name, one)] = picture(one)
+    return out
+
+
+def overview() -> str:
+    """Return the page that lists all tables and figures."""
+    rows = []
+    for name in PAPERS:
+        paper = read(name)
+        rows += [
+            (f"[{paper.name}]({name}.md)", one.name, one.what, f"**{one.state}**", one.date)
+            for one in paper.exhibit
+        ]
+    head = ("paper", "table or figure", "shows", "state", "date")
+    return "\n".join(
+        [
+            "# The four papers",
+            "",
+            "What do the papers say, where is it in the code, and does it hold? One page a paper:",
+            "its equations with their functions, its tables and figures with ours beside them, its",
+            "claims with the paper's own criteria, and what is corrected here. `definition` stands",
+            "where there is nothing to measure, `not run` where the code exists and no run does.",
+            "",
+            "```console",
+            "$ .venv/bin/python tools/reproduce.py list",
+            "```",
+            "",
+            *_table(head, rows),
+            "",
+        ]
+    )
+
+
+def page(paper: Paper, name: str) -> str:
+    """Return a paper's page."""
+    return "\n".join(
+        [
+            f"# {paper.title}",
+            "",
+            f"{paper.source}. Here: {paper.method}. The data sets differ from the paper's:",
+            "[data](../data.md). All tables and figures of the four papers: [list](index.md).",
+            "",
+            "## What it proposes",
+            "",
+            *(f"{number}. {line}" for number, line in enumerate(paper.proposes, 1)),
+            "",
+            "## Equations and code",
+            "",
+            *_table(
+                ("equation", "what", "where"),
+                (
+                    (x.number, x.what, ", ".join(map(_code, x.where)) or "none")
+                    for x in paper.equation
+                ),
+            ),
+            "",
+            "## Claims",
+            "",
+            "Each with the paper's own criterion.",
+            "",
+            *_table(
+                ("the paper says", "here", "by"),
+                ((x.says, f"**{x.verdict}**", x.by) for x in paper.claim),
+            ),
+            "",
+            "## Tables and figures",
+            "",
+            *(line for one in paper.exhibit for line in _shown(one, name)),
+            "## What is corrected",
+            "",
+            *_table(
+                ("printed", "here", "why"),
+                ((x.printed, x.here, x.why) for x in paper.correction),
+            ),
+            "",
+            "## Repeat it",
+            "",
+            "```console",
+            f"$ .venv/bin/{paper.repeat}",
+            "```",
+            "",
+            paper.cost,
+            "",
+        ]
+    )
+
+
+def _shown(one: Exhibit, name: str) -> list[str]:
+    lines = [
+        f"### {one.name}: {one.what}",
+        "",
+        *_table(
+            ("state", "the paper", "ours", "date"),
+            [(f"**{one.state}**", one.paper, f"{one.ours} ([page](../{one.where}))", one.date)],
+        ),
+        "",
+    ]
+    if one.command != "none":
+        lines += [f"Command: `{one.command}`", ""]
+    if one.bars:
+        lines += [f"![{one.unit}]({Path(picture_name(name, one)).name})", ""]
+    return lines
+
+
+def picture_name(name: str, one: Exhibit) -> str:
+    """Return the file of an exhibit's picture, below ``docs/papers``.
+
+    >>> picture_name("bafdp", read("bafdp").exhibit[0])
+    'bafdp-table-i.svg'
+    """
+    words = "".join(x if x.isalnum() else "-" for x in one.name.lower())
+    return f"{name}-{'-'.join(filter(None, words.split('-')))}.svg"
+
+
+def picture(one: Exhibit) -> str:
+    """Return an exhibit's numbers as horizontal bars, in SVG without other files.
+
+    Bars begin at zero; a negative one is drawn to the same side and is paler.
+    """
+    most = max(map(abs, one.bars.values())) or 1.0
+    height = ROW * (len(one.bars) + 1) + 10
+    size = f'width="{LEFT + WIDE + 70}" height="{height}"'
+    lines = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" {size} font-family="sans-serif" font-size="12">',
+        f'<text x="4" y="14" font-weight="bold">{html.escape(one.unit)}</text>',
+    ]
+    for number, (label, value) in enumerate(one.bars.items(), 1):
+        lines += _bar(label, value, most, ROW * number + 4)
+    return "\n".join([*lines, "</svg>", ""])
+
+
+def _bar(label: str, value: float, most: float, top: int) -> list[str]:
+    width, colour = WIDE * abs(value) / most, "#3a6ea5" if value >= 0 else "#a8c4e0"
+    return [
+        f'<text x="{LEFT - 6}" y="{top + 12}" text-anchor="end">{html.escape(label)}</text>',
+        f'<rect x="{LEFT}" y="{top}" width="{width:.1f}" height="15" fill="{colour}"/>',
+        f'<text x="{LEFT + width + 5:.1f}" y="{top + 12}">{value:g}</text>',
+    ]
+
+
+def _code(where: str) -> str:
+    path, _, name = where.partition(":")
+    return f"`{path}`: `{name}`"
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+    return lines + ["| " + " | ".join(row) + " |" for row in rows]
+
+
+def write(docs: Path) -> list[Path]:
+    """Write all pages and pictures that differ, and remove pictures that are no longer made.
+
+    Returns:
+        The paths that changed, sorted.
+    """
+    made: Mapping[Path, str] = files(docs)
+    (docs / "papers").mkdir(exist_ok=True)
+    stale = [x for x in (docs / "papers").glob("*.svg") if x not in made]
+    changed = [path for path, text in made.items() if not _is(path, text)]
+    for path in changed:
+        path.write_text(made[path], "utf-8")
+    for path in stale:
+        path.unlink()
+    return sorted([*changed, *stale])
+
+
+def _is(path: Path, text: str) -> bool:
+    return path.is_file() and path.read_text("utf-8") == text
