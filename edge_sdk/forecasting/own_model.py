@@ -65,9 +65,19 @@ class OwnModel:
 
         Raises:
             KeyError: An array is missing.
+            ValueError: The arrays do not fit each other, or have values that no fit gives.
         """
-        inputs = arrays["centre"], arrays["spread"]
-        return cls(*inputs, arrays["coefficients"], float(arrays["penalty"]))
+        centre, spread, found = (arrays[name] for name in ("centre", "spread", "coefficients"))
+        penalty = float(arrays["penalty"])
+        if centre.ndim != 1 or spread.shape != centre.shape or found.ndim != 2:
+            raise ValueError("own model: the arrays do not fit each other")
+        if found.shape[1] != len(centre) + 1:
+            raise ValueError(f"own model: {found.shape[1]} coefficients of {len(centre)} inputs")
+        if not all(np.isfinite(one).all() for one in (centre, spread, found, penalty)):
+            raise ValueError("own model: a number is not finite")
+        if not (spread > 0.0).all():
+            raise ValueError("own model: a deviation is not above 0")
+        return cls(centre, spread, found, penalty)
 
     def forecast(self, frame: ChannelFrame, origins: Ints) -> Floats:
         """Forecast from origins, in the series' unit, ``(n, horizon)``; NaN where an input is.

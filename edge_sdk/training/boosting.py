@@ -50,8 +50,10 @@ class FittedTrees:
             KeyError: An array is missing.
             ValueError: The arrays do not fit each other.
         """
-        base = arrays["base"].tobytes()
-        return cls(BoostedModel.from_arrays(arrays), int(arrays["row"]), base)
+        row, base = int(arrays["row"]), arrays["base"].tobytes()
+        if abs(row) >= 2**53:
+            raise ValueError(f"boosted model: row {row} is not below 2^53")
+        return cls(BoostedModel.from_arrays(arrays), row, base)
 
 
 def fit_trees(learner: ModelRuntime, state: Any, base: bytes) -> FittedTrees | None:  # noqa: ANN401 - the half's own type

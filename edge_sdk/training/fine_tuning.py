@@ -70,10 +70,19 @@ class TunedModel:
 
         Raises:
             KeyError: An array is missing.
+            ValueError: Values that no tuning gives.
         """
         before, after = arrays["losses"].tolist()
-        base, tunings = arrays["base"].tobytes(), int(arrays["tunings"])
-        return cls(base, arrays.get("p"), before, after, tunings)
+        base, tunings, p = arrays["base"].tobytes(), int(arrays["tunings"]), arrays.get("p")
+        if p is not None and (p.ndim != 1 or p.dtype != np.float32 or not np.isfinite(p).all()):
+            raise ValueError("tuned model: the vector is not one of finite float32 numbers")
+        if (
+            not after <= before
+            or not 1 <= tunings < 2**53
+            or len(base) != hashlib.sha256().digest_size
+        ):
+            raise ValueError("tuned model: the losses, the count or the digest are impossible")
+        return cls(base, p, before, after, tunings)
 
 
 def digest_of(p: Vector) -> bytes:

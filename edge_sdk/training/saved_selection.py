@@ -85,7 +85,7 @@ class SavedSelection:
         choice = _choice_of(leaves, parts)
         if len(parts) not in (0, table.blocks):
             raise ValueError(f"{len(parts)} choices for {table.blocks} blocks of steps")
-        upto, judged, row = (int(leaves[name]) for name in ("upto", "judged", "judged_row"))
+        upto, judged, row = (_whole(leaves[name]) for name in ("upto", "judged", "judged_row"))
         return cls(table, choice, upto, judged, row, bytes(leaves["base"]))
 
 
@@ -115,7 +115,18 @@ def _choice_of(
     wanted = 0.0 if name == BY_STEP else 1.0
     if min(weights.values(), default=0.0) < 0.0 or not abs(sum(weights.values()) - wanted) < 1e-6:
         raise ValueError(f"weights {weights} are below 0, or their sum is not {wanted:g}")
-    return ForecastChoice(name, weights, errors, int(leaves["days"]), parts)
+    return ForecastChoice(name, weights, errors, _whole(leaves["days"]), parts)
+
+
+def _whole(number: Leaf) -> int:
+    """Return a whole number.
+
+    Raises:
+        ValueError: One of 2^53 or more, either way.
+    """
+    if not abs(number) < 2**53:
+        raise ValueError(f"{number} is not below 2^53")
+    return int(number)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -219,6 +230,28 @@ def save(store: DeviceStore, learner: ModelRuntime, name: str, leaves: Mapping[s
     store.file_paper(name, pack_leaves({**leaves, **_marks(learner, name)}))
 
 
+def read_record(
+    paper: bytes, marks: Mapping[str, Leaf], build: Callable[[dict[str, Leaf]], T]
+) -> T | None:
+    """Return a record from its bytes; None if it belongs to another bundle or scale.
+
+    Args:
+        paper: Bytes as ``save`` wrote them.
+        marks: What the record must belong to.
+        build: From the other leaves to the record.
+
+    Raises:
+        WireError: The bytes have changed since they were written.
+        LookupError: A leaf is missing.
+        ValueError: A leaf has a value that no record has.
+        TypeError: A leaf is of another type; likewise AttributeError and OverflowError.
+    """
+    leaves = unpack_leaves(paper)
+    if {key: leaves.pop(key) for key in marks} != marks:
+        return None
+    return build(leaves)
+
+
 def _marks(learner: ModelRuntime, name: str) -> dict[str, Leaf]:
     """Return what a record belongs to; errors are in the series' unit and fit any scale."""
     marks: dict[str, Leaf] = {"of bundle": learner.manifest.digest}
@@ -237,11 +270,7 @@ def _read(
     if paper is None:
         return None
     try:
-        leaves = unpack_leaves(paper)
-        marks = _marks(learner, name)
-        if {key: leaves.pop(key) for key in marks} != marks:
-            return None
-        return build(leaves)
-    except (WireError, KeyError, ValueError, TypeError, AttributeError, IndexError) as error:
+        return read_record(paper, _marks(learner, name), build)
+    except (WireError, LookupError, ValueError, TypeError, AttributeError, OverflowError) as error:
         logger.warning("saved record refused %s", fields(record=name, why=error))
         return None

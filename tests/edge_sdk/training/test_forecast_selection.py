@@ -30,6 +30,7 @@ from edge_sdk.forecasting.forecast_choice import ForecastChoice
 from edge_sdk.forecasting.series import Reading
 from edge_sdk.training.saved_selection import (
     BOOSTED_MODEL,
+    OWN_MODEL,
     SELECTION,
     TUNED_MODEL,
     DeviceCandidates,
@@ -165,16 +166,20 @@ def test_the_choice_survives_a_restart_and_a_power_cut(fleet):
 
 
 @pytest.mark.parametrize("damage", [b"rust", b"gfl1" + bytes(40)])
-def test_a_damaged_record_begins_anew_with_the_fleets_model(fleet, damage):
+def test_a_damaged_record_begins_anew_with_the_fleets_model(fleet, damage, caplog):
     client = fleet.device.start()
     observe(client, 14)
     live(fleet, 14, 10)
     client.flush()
-    for name in (SELECTION, TUNED_MODEL):
+    names = (SELECTION, TUNED_MODEL, OWN_MODEL, BOOSTED_MODEL)
+    for name in names:
         client._store.file_paper(name, damage)
     fleet.device.kill()
     again = fleet.device.start()
-    assert again._selection.candidates.tuned is None
+    found = again._selection.candidates
+    assert (found.tuned, found.own, found.boosted) == (None, None, None)
+    refused = [r.getMessage() for r in caplog.records if "saved record refused" in r.getMessage()]
+    assert len(refused) == len(names)
     assert again.status()["forecast"]["served"] == FLEET
     assert again.forecast().source == "model"
 

@@ -1,0 +1,256 @@
+"""Saved records of the candidates: their bytes are fixed, and damaged ones are refused.
+
+``python -m tests.edge_sdk.training.test_saved_records`` writes vectors that do not exist yet.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from edge_sdk.forecasting.boosted_model import BoostedModel
+from edge_sdk.forecasting.combination import (
+    BLEND,
+    BY_STEP,
+    COLUMNS,
+    FLEET,
+    LAST_DAY,
+    OWN,
+    TREES,
+    HeldBackErrors,
+)
+from edge_sdk.forecasting.forecast_choice import ForecastChoice
+from edge_sdk.forecasting.own_model import OwnModel
+from edge_sdk.forecasting.windows import Scale
+from edge_sdk.training.boosting import FittedTrees
+from edge_sdk.training.fine_tuning import TunedModel
+from edge_sdk.training.saved_selection import (
+    BOOSTED_MODEL,
+    OWN_MODEL,
+    SELECTION,
+    TUNED_MODEL,
+    SavedSelection,
+    _read,
+    save,
+)
+from edge_sdk.wire.protocol.codec import pack_leaves, unpack_leaves
+
+VECTORS = Path(__file__).parents[2] / "vectors" / "records"
+DIGEST = hashlib.sha256(b"model").digest()
+LEARNER = SimpleNamespace(
+    manifest=SimpleNamespace(digest=hashlib.sha256(b"bundle").digest()),
+    spec=SimpleNamespace(whole_digest=hashlib.sha256(b"layout").digest()),
+    scale=Scale(0.5, 2.5),
+)
+BUILD = {
+    SELECTION: SavedSelection.from_leaves,
+    TUNED_MODEL: TunedModel.from_arrays,
+    OWN_MODEL: OwnModel.from_arrays,
+    BOOSTED_MODEL: FittedTrees.from_arrays,
+}
+
+
+class Papers(dict):
+    """A store that keeps records in memory."""
+
+    file_paper = dict.__setitem__
+    paper = dict.get
+
+
+def table(blocks):
+    sums = np.arange(3.0 * blocks * len(COLUMNS)).reshape(3, blocks, len(COLUMNS)) / 4
+    sums[0, :, COLUMNS.index(OWN)] = np.nan
+    return HeldBackErrors(np.array([20_000, 20_001, 20_003]), sums, np.full((3, blocks), 24))
+
+
+def boosted():
+    rng = np.random.default_rng(0)
+    deviation = np.array([[1.0, np.inf, 0.5]], np.float32)
+    edges = np.sort(rng.normal(size=(2, 3, 4)), axis=2).astype(np.float32)
+    edges[0, 1] = np.inf
+    model = BoostedModel(
+        1.5,
+        0.25,
+        np.array([[0.0, 3.0, -1.0]], np.float32),
+        deviation,
+        rng.normal(size=(1, 6)).astype(np.float32),
+        edges,
+        np.array([[[0, 2]], [[1, 1]]]),
+        np.array([[[3, 0]], [[2, 1]]]),
+        rng.normal(size=(2, 1, 4)).astype(np.float32),
+        ("closed form", "fleet"),
+        ("fleet", "last day"),
+        np.array([[0.25, 0.75]]),
+        900,
+    )
+    return FittedTrees(model, 481_000, DIGEST)
+
+
+def records():
+    """Every record by the name of its vector: the name in the store, and its leaves."""
+    errors = {FLEET: 0.5, LAST_DAY: 0.75}
+    parts = (
+        ForecastChoice(FLEET, {FLEET: 1.0}, errors, 3),
+        ForecastChoice(TREES, {TREES: 1.0}, errors, 3),
+        ForecastChoice("weighted mean", {BLEND: 0.5, OWN: 0.5}, errors, 3),
+        ForecastChoice(LAST_DAY, {LAST_DAY: 1.0}, errors, 3),
+    )
+    by_step = ForecastChoice(BY_STEP, {}, {**errors, BY_STEP: 0.25}, 3, parts)
+    numbers = (481_000, 1_790_000_000, 480_990, DIGEST)
+    own = OwnModel(np.array([0.0, 1.0]), np.array([1.0, 2.0]), np.array([[0.5, -1.0, 2.0]]), 1e-3)
+    tuned = TunedModel(DIGEST, np.array([1.0, -2.0], np.float32), 0.5, 0.25, 7)
+    return {
+        "forecast-selection": (SELECTION, SavedSelection(table(1), parts[1], *numbers).leaves()),
+        "forecast-selection-by-step": (
+            SELECTION,
+            SavedSelection(table(4), by_step, *numbers).leaves(),
+        ),
+        "tuned-model": (TUNED_MODEL, tuned.arrays()),
+        "tuned-model-none": (TUNED_MODEL, TunedModel(DIGEST, None, 0.5, 0.5, 1).arrays()),
+        "own-model": (OWN_MODEL, own.arrays()),
+        "boosted-model": (BOOSTED_MODEL, boosted().arrays()),
+    }
+
+
+def written(name):
+    kind, leaves = records()[name]
+    store = Papers()
+    save(store, LEARNER, kind, leaves)
+    return kind, store[kind]
+
+
+def leaves_of(found):
+    return found.leaves() if hasattr(found, "leaves") else found.arrays()
+
+
+@pytest.mark.parametrize("name", sorted(records()))
+def test_a_record_has_the_bytes_of_its_vector_and_is_read_back(name):
+    kind, paper = written(name)
+    golden = (VECTORS / f"{name}.bin").read_bytes()
+    assert paper == golden
+    found = _read(Papers({kind: golden}), LEARNER, kind, BUILD[kind])
+    again = Papers()
+    save(again, LEARNER, kind, leaves_of(found))
+    assert again[kind] == golden
+
+
+def test_a_selection_from_before_trees_and_blocks_is_read():
+    """Its vector was written by the version before: five candidates, one choice for all steps."""
+    paper = (VECTORS / "forecast-selection-of-five.bin").read_bytes()
+    found = _read(Papers({SELECTION: paper}), LEARNER, SELECTION, SavedSelection.from_leaves)
+    assert found.choice == ForecastChoice(LAST_DAY, {LAST_DAY: 1.0}, {FLEET: 2.0, LAST_DAY: 0.5}, 9)
+    assert found.table.days.tolist() == list(range(20_000, 20_009))
+    assert found.table.compared() == {FLEET: 2.0, LAST_DAY: 0.5}
+    assert (found.upto, found.judged) == (481_000, 1_790_000_000)
+
+
+@pytest.mark.parametrize("name", sorted(records()))
+def test_a_record_of_another_bundle_or_scale_is_passed_over(name, caplog):
+    kind, paper = written(name)
+    other = SimpleNamespace(manifest=SimpleNamespace(digest=b""), spec=LEARNER.spec, scale=None)
+    assert _read(Papers({kind: paper}), other, kind, BUILD[kind]) is None
+    assert not caplog.records
+
+
+@pytest.mark.parametrize("name", sorted(records()))
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_changed_bytes_are_refused(name, data):
+    kind, paper = written(name)
+    at = data.draw(st.integers(0, len(paper) - 1))
+    cut = data.draw(st.booleans())
+    flipped = paper[:at] + bytes([paper[at] ^ data.draw(st.integers(1, 255))]) + paper[at + 1 :]
+    damaged = paper[:at] if cut else flipped
+    assert _read(Papers({kind: damaged}), LEARNER, kind, BUILD[kind]) is None
+
+
+STRANGE = (
+    st.none()
+    | st.integers(-3, 2**40)
+    | st.floats()
+    | st.text(max_size=3)
+    | st.binary(max_size=3)
+    | st.lists(st.integers(0, 3), max_size=3)
+    | st.dictionaries(st.sampled_from((*COLUMNS, "x")), st.floats(), max_size=3)
+    | st.sampled_from(
+        [
+            np.zeros(0),
+            np.zeros((2, 2)),
+            np.array(-1),
+            np.array(np.nan),
+            np.full(3, np.inf),
+            np.array([9, 8, 7]),
+            np.zeros((1, 1, 1), np.float32),
+            np.zeros(3, np.complex128),
+        ]
+    )
+)
+
+
+def places(leaves):
+    """Every path to a leaf, of tables and choices inside too."""
+    for key, value in leaves.items():
+        yield (key,)
+        if isinstance(value, dict):
+            yield from ((key, *rest) for rest in places(value))
+
+
+def changed(leaves, path, value, *, is_missing):
+    found = {k: dict(v) if isinstance(v, dict) else v for k, v in leaves.items()}
+    inner = found
+    for key in path[:-1]:
+        inner = inner[key]
+    if is_missing:
+        del inner[path[-1]]
+    else:
+        inner[path[-1]] = value
+    return found
+
+
+@pytest.mark.parametrize("name", sorted(records()))
+@settings(max_examples=150, deadline=None)
+@given(st.data())
+def test_a_strange_leaf_is_refused_or_harmless(name, data):
+    """Whatever is read is a record that can be saved again; anything else is None, never an error."""
+    kind, paper = written(name)
+    leaves = unpack_leaves(paper)
+    path = data.draw(st.sampled_from(sorted(places(leaves))))
+    value = data.draw(STRANGE)
+    strange = changed(leaves, path, value, is_missing=data.draw(st.booleans()))
+    try:
+        damaged = pack_leaves(strange)
+    except TypeError:
+        return
+    found = _read(Papers({kind: damaged}), LEARNER, kind, BUILD[kind])
+    if found is not None:
+        save(Papers(), LEARNER, kind, leaves_of(found))
+        if kind == SELECTION:
+            assert found.choice.used <= set(COLUMNS)
+            assert len(found.choice.by_block) in (1, found.table.blocks)
+
+
+def test_a_refusal_names_the_record_and_the_reason(caplog):
+    own = OwnModel(np.zeros(2), np.ones(2), np.full((1, 3), np.nan), 1e-3)
+    store = Papers()
+    save(store, LEARNER, OWN_MODEL, own.arrays())
+    assert _read(store, LEARNER, OWN_MODEL, OwnModel.from_arrays) is None
+    (line,) = [one.getMessage() for one in caplog.records]
+    assert line == 'saved record refused record="own model" why="own model: a number is not finite"'
+
+
+def write() -> None:
+    VECTORS.mkdir(exist_ok=True)
+    for name in records():
+        path = VECTORS / f"{name}.bin"
+        if not path.exists():
+            path.write_bytes(written(name)[1])
+
+
+if __name__ == "__main__":
+    write()
