@@ -180,3 +180,54 @@ def test_paper_input_noise_works_with_split_rounds(world):
     one.until(lambda: one.clients[0].forecast().source == "model")
     assert windows(line, "home-0")
     assert one.version == 1
+
+
+LAPLACE = {
+    "mode": "honest",
+    "mechanism": {"name": "laplace", "point": "update", "clip_norm": 1.0, "noise_multiplier": 8.0},
+    "budget": {"epsilon": 2.0, "max_releases": 4},
+}
+GRADIENT = {
+    "mode": "honest",
+    "mechanism": {
+        "name": "gaussian",
+        "point": "gradient",
+        "range": [0.0, 10.0],
+        "clip_norm": 0.5,
+        "noise_multiplier": 4.0,
+    },
+    "budget": {"epsilon": 30.0, "delta": 1e-5, "unit": "window"},
+}
+LAPLACE_INPUT = {
+    "mode": "honest",
+    "mechanism": {
+        "name": "laplace",
+        "point": "input",
+        "range": [0.0, 10.0],
+        "public_streams": PUBLIC,
+    },
+    "budget": {"epsilon": 5.0},
+}
+
+
+@pytest.mark.parametrize(
+    ("privacy", "bundle"),
+    [(LAPLACE, "load-mlp"), (LAPLACE_INPUT, "load-mlp"), (GRADIENT, "load-week-1")],
+    ids=["laplace at the update", "laplace at the input", "gradient"],
+)
+def test_a_fleet_learns_with_laplace_and_with_gradient_noise(world, privacy, bundle):
+    """Every release is charged before it leaves, and a restarted device keeps its account."""
+    one = world(run={"rounds": 3, "bundle": bundle, "settings": {"steps": 2, "rate": 0.003}})
+    hide(one, privacy)
+    one.start_all()
+    one.until(lambda: one.version >= 1)
+    one.die(1)
+    one.start(1)
+    one.until(lambda: one.version >= 3)
+    assert one.daemon.metrics.refusals() == {}
+    for number, client in one.clients.items():
+        told = client.status()
+        assert told["budget"]["epsilon"] > 0.0
+        releases, spent = charged(one, number)
+        assert releases == spent == told["spent"] >= 3
+        assert np.isfinite(client.state.p).all()
