@@ -16,7 +16,7 @@ from torch import nn
 
 from aggregator.commands.main import main
 from aggregator.models.catalogue import MODELS
-from aggregator.models.check import reference_engine
+from aggregator.models.check import check_gradient, reference_engine
 from aggregator.models.errors import ExportError
 from aggregator.models.export import asked_by, export, export_command, make
 from aggregator.models.mlp import LoadMlp
@@ -339,3 +339,64 @@ def test_a_users_mistake_is_named_and_not_called_a_defect(tmp_path, text, says):
     (tmp_path / "own.py").write_text(text)
     with pytest.raises(ExportError, match=says):
         make(f"{tmp_path}/own.py:Net")
+
+
+class Kinked(nn.Module):
+    """A dense net whose third unit may lie on the kink of its ReLU."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Linear(8, 6)
+        self.last = nn.Linear(6, 1)
+
+    def forward(self, x):
+        return self.last(torch.relu(self.first(x[:, -1])))
+
+
+def traced_with_kink(*, is_kinked):
+    """Return the model; with a kink, one unit's input at batch size 17 is zero but for rounding."""
+    torch.manual_seed(0)
+    module = Kinked()
+    x, _ = Traced(module, (12, 8), 1).example(17, seed=17)
+    if is_kinked:
+        with torch.no_grad():
+            module.first.bias[2] -= module.first(x[:, -1])[5, 2]
+    return Traced(module, (12, 8), 1)
+
+
+def gradient_of(traced, *, shift=0.0, factor=1.0):
+    """Return a graph that computes by torch, at a bias moved by rounding, or scaled by a factor."""
+    index = [name for name, _ in traced.sizes].index("first.bias")
+    at = sum(size for _, size in traced.sizes[:index]) + 2
+
+    def run(p, x, y):
+        moved = torch.tensor(p)
+        moved[at] += shift
+        moved.requires_grad_()
+        value = traced.loss(RECIPE.loss, moved, torch.tensor(x), torch.tensor(y))
+        (gradient,) = torch.autograd.grad(value, moved)
+        return value.detach().numpy(), factor * gradient.numpy()
+
+    return run
+
+
+def test_a_unit_on_its_kink_may_take_either_side(monkeypatch):
+    traced = traced_with_kink(is_kinked=True)
+    moves = [2.0**-22, -(2.0**-22)]
+    for shift in moves:
+        check_gradient(traced, RECIPE.loss, gradient_of(traced, shift=shift))
+    monkeypatch.setattr("aggregator.models.check.KINK_LIMIT", 0.0)
+    refused = 0
+    for shift in moves:
+        try:
+            check_gradient(traced, RECIPE.loss, gradient_of(traced, shift=shift))
+        except ExportError:
+            refused += 1
+    assert refused >= 1, "one of the moves is on the other side than torch itself"
+
+
+@pytest.mark.parametrize("is_kinked", [True, False])
+def test_a_gradient_of_another_size_is_refused_with_and_without_a_kink(is_kinked):
+    traced = traced_with_kink(is_kinked=is_kinked)
+    with pytest.raises(ExportError, match="'gradient' differs from torch by"):
+        check_gradient(traced, RECIPE.loss, gradient_of(traced, factor=1 + 3e-5))
