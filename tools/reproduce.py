@@ -8,6 +8,7 @@
     python tools/reproduce.py e6 --data DATA --rounds 2000 --seeds 5        # the paper's length
     python tools/reproduce.py e6 --data DATA --anchors ANCHORS              # beside other methods
     python tools/reproduce.py accuracy --data DATA --anchors ANCHORS        # beside the marks
+    python tools/reproduce.py loads --data DATA           # PL-FL's Table I and Figure 2
     python tools/reproduce.py list                       # every table and figure of the papers
     python tools/reproduce.py list --docs docs           # and their pages and pictures
 
@@ -43,6 +44,7 @@ from tools.experiments import (
     buildings,
     claims,
     graphs,
+    heterogeneity,
     pages,
     plfl,
     related_methods_pages,
@@ -60,6 +62,7 @@ EXPERIMENTS = (
     *related_methods_pages.EXPERIMENTS,
     *robust.EXPERIMENTS,
     accuracy.EXPERIMENT,
+    heterogeneity.EXPERIMENT,
 )
 LIST = "list"
 E6_PAPER = ("pooled", "FL", "cfg 1", "cfg 2", "cfg 3")
@@ -305,6 +308,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         code = robust.main(options)
     if not code and accuracy.EXPERIMENT in options.experiments:
         code = accuracy.main(options)
+    if not code and heterogeneity.EXPERIMENT in options.experiments:
+        code = heterogeneity.main(options)
     return code or (_buildings(options) if set(options.experiments) & {"e5", "e6"} else 0)
 
 

@@ -153,7 +153,18 @@ def test_runs_of_different_lengths_are_judged_apart():
     held = {claim.text: claim.holds for claim in page.claims}
     assert not held["QS of PFGL is below No_FL's"]
     for rounds in (48, 480):
-        assert held[f"in {rounds} rounds, QS of PFGL is below No_FL's of the same length"]
+        text = f"in {rounds} rounds, QS of PFGL is below No_FL's of the same length"
+        assert held[f"{text} (PFGL at its best held-back round, No_FL at its last step)"]
+
+
+@pytest.mark.parametrize(("near", "far", "holds"), [(0.9, 0.8, True), (1.2, 1.1, False)])
+def test_the_headline_needs_a_gain_that_grows_with_the_horizon(near, far, holds):
+    """A smaller loss six steps ahead is no gain."""
+    rows = [told("PFGL", qs, horizon=h, rounds=48) for h, qs in ((1, near), (6, far))]
+    rows += [told("No_FL", 1.0, horizon=h, rounds=48) for h in (1, 6)]
+    (claim,) = graph_claims._growing(rows)
+    assert claim.text.startswith("in 48 rounds, PFGL gains over No_FL at p=6")
+    assert claim.holds is holds
 
 
 def test_a_rise_is_counted_against_the_same_seed_unharmed():

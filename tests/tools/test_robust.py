@@ -222,6 +222,16 @@ def test_more_budget_must_not_cost_accuracy():
     assert [verdicts.of_e10(x)[0].holds for x in (good, bad)] == [True, False]
 
 
+def test_a_plateau_needs_a_rise_before_it_and_none_after():
+    def judged(after):
+        errors = {10.0: 90.0, 30.0: 80.0, 50.0: 70.0, 70.0: after}
+        claims = verdicts.of_e10([result("BAFDP", e, budget=a) for a, e in errors.items()])
+        return claims[1].holds
+
+    assert judged(71.0)
+    assert not judged(60.0)
+
+
 def test_bytes_are_judged_against_the_papers_product():
     size = 4.0 * Bundle.open(wire.BUNDLE, trust=TrustedKeys()).manifest.size
     fair = {"2": 1.1 * wire.product(size, 2, wire.ROUNDS)}

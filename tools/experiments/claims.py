@@ -64,13 +64,19 @@ def every_seed(
 def of_e5(results: Results) -> list[Claim]:
     """Judge the claims of E5."""
     errors, scaled = cells(results, "MAE"), cells(results, "MASE")
-    beaten = every_seed(errors, lambda r: min(r["fedavg"], r["fedadam"]) < r["fedavgm"])
+    beaten = every_seed(errors, lambda r: max(r["fedavg"], r["fedadam"]) < r["fedavgm"])
+    adaptive = every_seed(errors, lambda r: r["fedadam"] < r["fedavg"])
     above = every_seed(scaled, lambda r: min(r.values()) > 1.0)
     return [
         Claim(
-            "min(FedAvg, FedAdam) < FedAvgM in MAE on at least 2 of 3 sets",
-            sum(beaten.values()) >= min(2, len(beaten)),
+            "FedAvg and FedAdam are both below FedAvgM in MAE on every set",
+            all(beaten.values()),
             _said(beaten),
+        ),
+        Claim(
+            "FedAdam is below FedAvg in MAE on at least 2 of 3 sets",
+            sum(adaptive.values()) >= min(2, len(adaptive)),
+            _said(adaptive),
         ),
         Claim(
             "every MASE > 1 without personalisation (magnitudes differ)",
