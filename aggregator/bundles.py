@@ -54,6 +54,12 @@ def shipped() -> list[str]:
     return sorted(x.name for x in folder.iterdir() if x.is_dir() and (x / MANIFEST).is_file())
 
 
+def release_keys() -> tuple[bytes, ...]:
+    """Return the raw public keys that sign the shipped bundles."""
+    with as_file(files("edge_sdk").joinpath("bundles")) as home:
+        return tuple(read_public(path) for path in sorted(home.glob("release*.pub")))
+
+
 def open_bundle(where: str, *, folder: Path, trusted: Iterable[bytes] = ()) -> ModelBundle:
     """Read and verify a shipped bundle by name, or any bundle by path.
 
@@ -67,8 +73,7 @@ def open_bundle(where: str, *, folder: Path, trusted: Iterable[bytes] = ()) -> M
     """
     if where in shipped():
         with as_file(files("edge_sdk").joinpath("bundles")) as home:
-            keys = tuple(read_public(path) for path in sorted(home.glob("release*.pub")))
-            return _read(home / where, keys)
+            return _read(home / where, release_keys())
     path = folder / Path(where).expanduser()
     if not (path / MANIFEST).is_file():
         known = ", ".join(shipped()) or "none in this installation"

@@ -126,6 +126,12 @@ class Metrics:
             "Start of the next round by the schedule, Unix time; 0 while a round is open.",
             registry=own,
         )
+        self.bundle_refused = Gauge(
+            "gridfed_bundle_refused_devices",
+            "Devices that refuse the announced bundle, by reason.",
+            ["reason"],
+            registry=own,
+        )
         self.moved_at = Gauge(
             "gridfed_last_moved_timestamp_seconds",
             "Unix time at which a round last moved the model.",

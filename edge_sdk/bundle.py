@@ -52,6 +52,10 @@ class BundleError(EdgeError):
     exit_code = 2
 
 
+class BundleRollbackError(BundleError):
+    """A bundle of which a newer version, or other content of the same version, is installed."""
+
+
 @dataclass(frozen=True, slots=True)
 class TrustedKeys:
     """Public keys that are trusted to sign a manifest.
@@ -381,7 +385,7 @@ def _refuse_rollback(folder: Path, bundle: Bundle) -> None:
         if other.name != bundle.manifest.name or same:
             continue
         if bundle.manifest.version <= other.version:
-            raise BundleError(
+            raise BundleRollbackError(
                 f"bundle {other.name} version {other.version} is installed; "
                 f"another version {bundle.manifest.version} is refused",
                 hint="release it again under a higher version",

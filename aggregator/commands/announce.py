@@ -14,11 +14,12 @@ from argparse import ArgumentParser, Namespace
 from dataclasses import asdict
 from pathlib import Path
 
+from aggregator.bundles import shipped
 from aggregator.commands.arguments import add_config, add_root_key
 from aggregator.commands.errors import require_database
-from aggregator.config import AggregatorConfig, bind
+from aggregator.config import AggregatorConfig, BoundRun, bind
 from aggregator.operations.enrolment import keys_of
-from aggregator.operations.run_setup import set_up
+from aggregator.operations.run_setup import RunSetup, set_up
 from aggregator.store.opener import open_store
 from edge_sdk.app.cli import CommandResult
 from edge_sdk.app.clock import SystemClock
@@ -50,6 +51,7 @@ def sign_announcements(args: Namespace, config: AggregatorConfig) -> CommandResu
     root, online = load_keys(args, config)
     bound = bind(config)
     with open_store(config.database) as store:
+        devices = sum(client.state != "revoked" for client in store.clients())
         done = set_up(
             bound,
             store,
@@ -66,6 +68,7 @@ def sign_announcements(args: Namespace, config: AggregatorConfig) -> CommandResu
     what = f"run {done.number} begins {model}" if done.is_new else f"run {done.number} continues"
     text = (
         f"fleet {config.fleet}: {what}\n"
+        f"devices ({devices} enrolled): {_effect(done, bound)}\n"
         f"signed by root {root.kid.hex()} for aggregator {online.kid.hex()}\n"
         f"copy to every device: {config.root_public}\n"
         f"keep offline, the daemon does not need it: {args.root_key or config.state / 'root.key'}"
@@ -78,3 +81,16 @@ def sign_announcements(args: Namespace, config: AggregatorConfig) -> CommandResu
         "root_public": str(config.root_public),
     }
     return CommandResult(data, text)
+
+
+def _effect(done: RunSetup, bound: BoundRun) -> str:
+    """Return what devices do when they receive the announcement."""
+    manifest = bound.bundle.manifest
+    name = f"{manifest.name} version {manifest.version}"
+    if done.installs:
+        size = len(bound.bundle.archive)
+        source = "or have it from the package" if bound.config.run.bundle in shipped() else "once"
+        return f"fetch bundle {name} ({size} bytes, {source}), then join run {done.number}"
+    if done.is_new:
+        return f"join run {done.number} with bundle {name}, which they have"
+    return f"continue run {done.number} with bundle {name}"

@@ -105,18 +105,27 @@ def _prose(document: Mapping[str, Any]) -> str:
         lines.append(f"cluster {label}: {', '.join(names[:SHOWN]) or 'none'}{more}")
     found = document.get("certificates", ())
     lines += [f"{one['kind']} {one['file']}: {one['status']}" for one in found]
+    lines += _alarms(document)
+    for entry in document.get("rounds", ())[:5]:
+        loss = "" if entry["loss"] is None else f", loss {entry['loss']:.5g}"
+        outcome = f"{entry['result']}, {entry['updates']} updates{loss}"
+        lines.append(f"round {entry['round']}: version {entry['version']}, {outcome}")
+    return "\n".join(lines)
+
+
+def _alarms(document: Mapping[str, Any]) -> list[str]:
+    """Return the lines that need an operator."""
+    lines: list[str] = []
     if "halted" in document:
         lines.append(f"RUN HALTED {document['halted']}")
     if "dead_letters" in document:
         lines.append(f"dead letters: {document['dead_letters']}")
+    for reason, count in document.get("bundle_refused", {}).items():
+        lines.append(f"BUNDLE REFUSED by {count} devices: {reason}")
     if "configuration" in document:
         lines.append(f"configuration {document['configuration']}")
     for device, why in document.get("alarms", {}).items():
         lines.append(f"ALARM {device}: quarantined, {why}")
     for device, what in document.get("flooding", {}).items():
         lines.append(f"FLOOD {device}: {what}")
-    for entry in document.get("rounds", ())[:5]:
-        loss = "" if entry["loss"] is None else f", loss {entry['loss']:.5g}"
-        outcome = f"{entry['result']}, {entry['updates']} updates{loss}"
-        lines.append(f"round {entry['round']}: version {entry['version']}, {outcome}")
-    return "\n".join(lines)
+    return lines

@@ -9,6 +9,7 @@ from aggregator.config.binding import (
     settings_of,
 )
 from aggregator.config.broker_link import broker_of
+from aggregator.config.bundle_registry import registry_of
 from aggregator.config.schedule_binding import config_schedule
 from aggregator.config.sections import (
     PREFIX,
@@ -33,6 +34,7 @@ __all__ = [
     "broker_of",
     "config_schedule",
     "load_with_origins",
+    "registry_of",
     "renamed_settings",
     "root_of",
     "settings_of",

@@ -14,6 +14,7 @@ from typing import Any, get_type_hints
 import numpy as np
 
 from aggregator.bundles import BundleFileError, ModelBundle, open_bundle
+from aggregator.config.bundle_registry import registry_of
 from aggregator.config.schedule import Schedule
 from aggregator.config.schedule_binding import config_schedule
 from aggregator.config.sections import AdmissionSection, AggregatorConfig
@@ -187,6 +188,8 @@ def _open(config: AggregatorConfig) -> ModelBundle:
     public = config.root_public
     trusted = (read_public(public),) if public.is_file() else ()
     try:
+        if "@" in config.run.bundle:
+            return registry_of(config).resolve(config.run.bundle)
         return open_bundle(config.run.bundle, folder=config.file.parent, trusted=trusted)
     except BundleFileError as error:
         raise BundleFileError(

@@ -150,7 +150,7 @@ class PacingSection:
 class RunSection:
     """The model, the method, and the conditions that close a round."""
 
-    bundle: Annotated[str, Length(1, 255)]  # a shipped name, or a path
+    bundle: Annotated[str, Length(1, 255)]  # a shipped name, a path, or NAME@ALIAS
     method: str  # fedavg, fedbuff, bafdp, …: see the methods page
     quorum: int  # distinct devices whose updates close a round at once
     shared: tuple[str, ...] | None = None  # prefixes of the shared layers; left out: the bundle's

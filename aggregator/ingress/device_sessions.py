@@ -91,6 +91,7 @@ class DeviceSessions:
         if not is_welcome:
             return IngressResult((self._sealer.seal(device, FloorMessage(sealed.ref, ledger.top)),))
         if ledger != before:
+            self._registry.forget_bundle_refusal(device)
             self._admission.greeted(device, hello, ledger)
             self._uploads.leave(device)  # the device repeats its open offers
         run = context.opened.run if context else 0
@@ -131,9 +132,16 @@ class DeviceSessions:
         self._counts["REFUSED_BY_DEVICE"] += 1
         if refusal.code == Reason.NO_WINDOWS:
             self._counts["NO_WINDOWS_ON_DEVICE"] += 1
+        if refusal.id is not None and self._is_bundle(refusal.id):
+            reason = next((one for one in Reason if one == refusal.code), Reason.INTERNAL)
+            self._registry.record_bundle_refusal(sealed.sender, reason)
         if refusal.code == Reason.SUPERSEDED and refusal.ref is not None:
             return self._renumber(sealed.sender, refusal.ref)
         return IngressResult()
+
+    def _is_bundle(self, ref: bytes) -> bool:
+        content = self._store.content(ref)
+        return content is not None and content.kind == "bundle"
 
     def _renumber(self, device: str, ref: bytes) -> IngressResult:
         """Renumber a command that the device refused as old, at most ``RENUMBERED`` times a life."""

@@ -60,6 +60,7 @@ class Registry:
         self._keys: dict[tuple[str, bytes], bytes] = {}
         self._presence: dict[str, Presence] = {}
         self.metrics: dict[str, MetricsMessage] = {}
+        self._bundle_refusals: dict[str, str] = {}
         self.reload()
 
     def reload(self) -> None:
@@ -200,6 +201,24 @@ class Registry:
     def shut_out(self) -> set[str]:
         """Return the devices that are quarantined or revoked."""
         return {client.id for client in self._clients.values() if client.state != "enrolled"}
+
+    def record_bundle_refusal(self, device: str, reason: Reason) -> None:
+        """Record that a device does not follow the announced bundle; log growing numbers only."""
+        if self._bundle_refusals.get(device) == reason.name:
+            return
+        self._bundle_refusals[device] = reason.name
+        count = self.bundle_refusals()[reason.name]
+        if count & (count - 1) == 0:  # 1, 2, 4, 8 … devices
+            about = {"reason": reason.name, "devices": count, "device": device}
+            logger.warning("bundle refused by devices %s", fields(**about))
+
+    def forget_bundle_refusal(self, device: str) -> None:
+        """Forget a refusal: the device begins a session, and repeats it if it holds."""
+        self._bundle_refusals.pop(device, None)
+
+    def bundle_refusals(self) -> Counter[str]:
+        """Return the number of devices that do not follow the announced bundle, by reason."""
+        return Counter(self._bundle_refusals.values())
 
     def _shut(self, device: str, why: str) -> None:
         logger.error("device quarantined %s", fields(device=device, why=why))

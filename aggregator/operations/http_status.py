@@ -373,6 +373,8 @@ def _upkeep(document: Mapping[str, Any]) -> str:
     """Render the table of operator alerts; empty if there are none."""
     named = {"halted": "run halted", "dead_letters": "dead letters"}
     alerts = {label: document[name] for name, label in named.items() if name in document}
+    refused = document.get("bundle_refused", {})
+    alerts |= {f"bundle refused: {why}": f"{count} devices" for why, count in refused.items()}
     alerts |= {"configuration": document["configuration"]} if "configuration" in document else {}
     alerts |= {
         f"{one['kind']} {one['file']}": one["status"] for one in document.get("certificates", ())

@@ -49,11 +49,13 @@ class RunSetup:
         number: The run now in force.
         is_new: True if it was just begun.
         continued: True if it continues from the model of the previous run.
+        installs: True if devices need another bundle than the one announced before.
     """
 
     number: int
     is_new: bool
     continued: bool
+    installs: bool = False
 
 
 def definition(run: config.BoundRun) -> str:
@@ -103,9 +105,13 @@ def set_up(
         online: The aggregator's public key.
         now: Unix milliseconds.
         fresh: Begin another run in any case, from the bundle's initial vector.
+
+    Raises:
+        RunSetupError: Devices would refuse the bundle.
     """
     ends = announce.Ends(run.config.fleet, root)
     before = store.run()
+    installs = before is None or _replaces(run, store)
     is_new = fresh or store.was_restored or before is None or bool(differences(run, store, before))
     number = (before.run if before else 0) + (RUN_LEAP if store.was_restored else is_new)
     if store.was_restored:
@@ -124,7 +130,33 @@ def set_up(
     state, continued = _start(run, store, None if fresh else before)
     store.begin(_record(run, number), flatten(state), published)
     store.announce({}, [archive])
-    return RunSetup(number, is_new=True, continued=continued)
+    return RunSetup(number, is_new=True, continued=continued, installs=installs)
+
+
+def _replaces(run: config.BoundRun, store: Store) -> bool:
+    """Return whether the bundle is another one than the announced one.
+
+    Raises:
+        RunSetupError: Devices would refuse it: an older version, or other content of the same.
+    """
+    try:
+        announced = _announced(run, store, "bundle", BundleMessage)
+    except RunSetupError:  # of another root key, which no device of this one trusts
+        return True
+    name, version = run.bundle.manifest.name, run.bundle.manifest.version
+    if run.bundle.digest == announced.digest:
+        return False
+    if announced.name == name and version <= announced.version:
+        what = "a lower version" if version < announced.version else "other content of a version"
+        raise RunSetupError(
+            f"{run.config.file.name}: run.bundle: {name} version {version}: devices have version "
+            f"{announced.version} and refuse {what} (ROLLBACK)",
+            hint=f"release the old content again: gridfed-aggregator bundle rollback {name} --to "
+            f"{version}"
+            if version < announced.version
+            else "export it under a higher --bundle-version",
+        )
+    return True
 
 
 def differences(run: config.BoundRun, store: Store, begun: types.RunRecord) -> list[str]:

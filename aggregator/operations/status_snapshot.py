@@ -125,6 +125,9 @@ class StatusView:
         metrics.links.labels("missed").set(sum(one.missed or 0 for one in reports))
         metrics.connected.set(self.link.is_up)
         metrics.enrolled.set(len(self.registry))
+        metrics.bundle_refused.clear()
+        for reason, count in self.registry.bundle_refusals().items():
+            metrics.bundle_refused.labels(reason).set(count)
         metrics.quarantined.set(len(self.registry.quarantined()))
         metrics.store.set(self.store.size())
         kept = self.store.kept
@@ -176,6 +179,8 @@ class StatusView:
             status["halted"] = f"{engine.halted}; see {self.letters.folder}"
         if self.letters.count:
             status["dead_letters"] = self.letters.count
+        if refusals := self.registry.bundle_refusals():
+            status["bundle_refused"] = dict(refusals)
         if alarms := self.registry.quarantined():
             status["alarms"] = alarms
         if flooding := self.floods.status(self.alerts.clock.monotonic()):

@@ -26,6 +26,8 @@ logger = logging.getLogger(__name__)
 
 Events = Iterator[SessionEvent]
 
+_REPORT_AGAIN = 60.0  # seconds until the same refused bundle is reported again
+
 
 class Dispatcher:
     """The arrivals of one device.
@@ -44,6 +46,7 @@ class Dispatcher:
         self.heard_at = parts.time.uptime
         self.peers: Mapping[str, bytes] = {}
         self._last_refusal = ""
+        self._reported = 0, 0.0
 
     def accept_peers(self, peers: Mapping[str, bytes]) -> None:
         """Accept messages from these peers only: their raw public keys by id."""
@@ -78,6 +81,8 @@ class Dispatcher:
             yield from self._follow(self._dispatch(verified))
         except Refused as refused:
             self._refuse(refused, kind)
+            if isinstance(verified.message, m.BundleMessage):
+                self.report_refused(verified.message, refused.reason)
         except Exception as error:
             if not is_defect(error):
                 raise
@@ -196,11 +201,20 @@ class Dispatcher:
         if adopted.is_changed and parts.link.is_refusing_unknown:
             parts.link.subscribe()
 
+    def report_refused(self, bundle: m.BundleMessage, reason: Reason) -> None:
+        """Report to the aggregator that this device does not follow a bundle; once a minute."""
+        parts, now = self._parts, self._parts.time.uptime
+        is_new = bundle.serial != self._reported[0] or now - self._reported[1] >= _REPORT_AGAIN
+        if is_new and parts.link.is_up and not parts.participation.is_rationed:
+            self._reported = bundle.serial, now
+            parts.link.send(m.RefusalMessage(code=reason, wait=0, id=bundle.digest[:16]))
+
     def _refuse(self, refused: Refused, kind: str) -> None:
         """Count a verified message that is not followed; log an operator's error once."""
         self._parts.link.count_refused(refused.reason)
         why = str(refused)
-        is_first = refused.reason is Reason.BAD_SCALAR and why != self._last_refusal
+        is_error = refused.reason is Reason.BAD_SCALAR or kind == m.BundleMessage.kind
+        is_first = is_error and why != self._last_refusal
         if is_first:
             self._last_refusal = why
         level = logging.WARNING if is_first else logging.DEBUG

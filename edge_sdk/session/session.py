@@ -209,6 +209,10 @@ class Session:
         if manifest is not None and self.is_linked and not self.participation.is_rationed:
             self._parts.link.send(m.RefusalMessage(code=reason, wait=0, id=manifest.digest[:16]))
 
+    def refuse_bundle(self, bundle: m.BundleMessage, reason: Reason) -> None:
+        """Tell the aggregator that this device does not follow a bundle; once a minute."""
+        self._arrivals.report_refused(bundle, reason)
+
     def send_signal(self, signal: Signal, enc: str) -> None:
         """Send a perishable signal; what cannot be sent is dropped.
 

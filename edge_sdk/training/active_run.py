@@ -8,6 +8,7 @@ from typing import Any
 
 from edge_sdk.app.cli import fields
 from edge_sdk.app.clock import Clock
+from edge_sdk.bundle import BundleRollbackError
 from edge_sdk.config import Config
 from edge_sdk.errors import EdgeError
 from edge_sdk.forecasting.series import Series
@@ -24,7 +25,7 @@ from edge_sdk.training.model_runtime import ModelRuntime
 from edge_sdk.training.privacy_accountant import PrivacyAccountant
 from edge_sdk.training.run_role import RunnableBundle
 from edge_sdk.wire.contract.method import CONTRACTS, Ask, Contract, answered
-from edge_sdk.wire.errors import Refused
+from edge_sdk.wire.errors import Reason, Refused
 from edge_sdk.wire.protocol import messages as m
 
 logger = logging.getLogger(__name__)
@@ -192,6 +193,7 @@ class ActiveRun:
         except (EdgeError, Refused) as error:
             self._session.count("bundles refused")
             logger.warning("bundle refused %s", fields(name=found.announced.name, why=error))
+            self._session.refuse_bundle(found.announced, _reason_of(error))
             return False
         if found.announced.run != self._session.seen.run:
             self._agenda.begin_run()
@@ -244,3 +246,11 @@ class ActiveRun:
         signed = learner.manifest.training.limits
         wanted = ManifestExpectation(spec.digest, spec.shared_size, self.contract, most, signed)
         self._session.expect(wanted, installed=bundle.digest)
+
+
+def _reason_of(error: EdgeError | Refused) -> Reason:
+    """Return the reason that is reported for a bundle that cannot be used here."""
+    if isinstance(error, Refused):
+        return error.reason
+    is_older = isinstance(error, BundleRollbackError)
+    return Reason.ROLLBACK if is_older else Reason.UPGRADE_REQUIRED

@@ -16,6 +16,7 @@ from edge_sdk.wire.protocol.messages import (
     ModelMessage,
     PartMessage,
     ReceiptMessage,
+    RefusalMessage,
     TimeMessage,
 )
 
@@ -270,3 +271,22 @@ def test_a_kill_around_the_opening_neither_repeats_nor_forgets_the_round(
     assert (daemon.state.round, daemon.state.version) == (3, 2)
     later(daemon, still_clock, 3600, *found)
     assert found[0].last(ModelMessage).phase == "pause"
+
+
+def test_devices_that_refuse_the_bundle_are_counted_by_reason(
+    founded, serve, puppets, still_clock, caplog
+):
+    _, daemon, found = begun(serve, founded, puppets, LoopbackBroker(), 3)
+    digest = daemon._engine.run.bundle.digest[:16]
+    with caplog.at_level("WARNING"):
+        for puppet in found:
+            puppet.say(RefusalMessage(Reason.ROLLBACK, 0, id=digest))
+        later(daemon, still_clock, 2, *found)
+        found[0].say(RefusalMessage(Reason.ROLLBACK, 0, id=bytes(16)))  # of nothing announced
+        later(daemon, still_clock, 2, *found)
+    assert daemon.snapshot.status["bundle_refused"] == {"ROLLBACK": 3}
+    assert 'gridfed_bundle_refused_devices{reason="ROLLBACK"} 3.0' in daemon.metrics.text().decode()
+    assert caplog.text.count("bundle refused by devices") == 2  # at one and at two
+    found[0].hello(2)  # a new process, which reports again if it still refuses
+    later(daemon, still_clock, 2, *found)
+    assert daemon.snapshot.status["bundle_refused"] == {"ROLLBACK": 2}

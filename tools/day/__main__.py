@@ -1,6 +1,6 @@
 """Run one simulated day of one device, and compare it with the committed budgets.
 
-    python -m tools.day [--every 1] [--pace 1200] [--keep FOLDER]
+    python -m tools.day [--every 1] [--pace 1200] [--rounds-per-day 1] [--keep FOLDER]
 
 A real agent under a real limit of memory (``RLIMIT_DATA``, set from outside), a simulated meter on
 a TCP port, a real broker and a real aggregator with rounds all day. Agent, meter and aggregator
@@ -164,6 +164,9 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--bundle", default=usual.bundle, help=f"({usual.bundle})")
     parser.add_argument("--method", default=usual.method, help=f"({usual.method})")
     parser.add_argument("--rounds", type=int, default=usual.rounds, help=f"({usual.rounds})")
+    parser.add_argument(
+        "--rounds-per-day", type=int, default=0, help="of the schedule; 0: back to back (0)"
+    )
     parser.add_argument("--behind", type=int, default=usual.behind, help="days of readings (28)")
     parser.add_argument("--python", default="", help="interpreter of the device; this one")
     parser.add_argument("--json", action="store_true", help="print all of it")
@@ -176,6 +179,7 @@ def main(argv: list[str] | None = None) -> int:
         method=args.method,
         behind=args.behind,
         python=args.python,
+        rounds_per_day=args.rounds_per_day,
     )
     with tempfile.TemporaryDirectory(prefix="gridfed-day-") as spare:
         folder = args.keep or Path(spare)

@@ -39,6 +39,7 @@ class Plan:
         method: The run's method.
         behind: Days of readings that the device has already.
         python: Interpreter of the device; this one if empty.
+        rounds_per_day: Of the aggregator's schedule; 0 runs all of ``rounds`` back to back.
     """
 
     bundle: str = "load-lstm-week"
@@ -50,6 +51,7 @@ class Plan:
     method: str = "fedavg"
     behind: int = 28
     python: str = ""
+    rounds_per_day: int = 0
 
 
 @dataclass(slots=True)
@@ -81,7 +83,9 @@ class Street:
             folder / "fleet", "day", scenario, sample_set("homes"), broker=url, page=page
         )
         pacing = {"jitter": plan.spread}
-        _rewrite(ready.aggregator, pacing=pacing, admission=None, broker=_at(other))
+        run = tomllib.loads(ready.aggregator.read_text("utf-8"))["run"]
+        run["schedule"] = _schedule(plan, town.now)
+        _rewrite(ready.aggregator, pacing=pacing, admission=None, broker=_at(other), run=run)
         config, meter = ready.devices[0].config, free_port()
         sources = [
             {"type": "p1", "url": f"tcp://127.0.0.1:{meter}"},
@@ -154,6 +158,15 @@ def _weather(folder: Path, town: Town, behind: int) -> dict[str, Any]:
         rows.writerows(_skies(town.now, behind))
     columns = {"temperature": "weather.temperature", "wind": "weather.wind_speed"}
     return {"type": "csv", "path": path.absolute(), "time_format": "epoch", "columns": columns}
+
+
+def _schedule(plan: Plan, now: float) -> dict[str, Any]:
+    """Return the schedule: in a window ten hours away, so that no round begins with the run."""
+    if not plan.rounds_per_day:
+        return {"rounds_per_day": "continuous"}
+    hour = int(now) // _HOUR % 24
+    window = f"{(hour + 10) % 24:02}:00-{(hour + 14) % 24:02}:00"
+    return {"rounds_per_day": plan.rounds_per_day, "windows": [window]}
 
 
 def _at(line: Counted) -> dict[str, str]:
