@@ -113,7 +113,7 @@ def _growing(results: Results) -> list[Claim]:
     for dataset in ev.SETS:
         near, far = (paired(results, "PFGL", "No_FL", (dataset, h)) for h in (1, 6))
         if near and far:
-            holds.append(np.mean(far) < min(0.0, np.mean(near)))
+            holds.append(float(np.mean(far)) < min(0.0, float(np.mean(near))))
             said.append(f"{ev.TITLES[dataset]} {np.mean(near):+.1%} and {np.mean(far):+.1%}")
     text = (
         f"in {results[0]['arm']['rounds']} rounds, PFGL gains over No_FL at p=6, and more than at p=1 "

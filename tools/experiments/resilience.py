@@ -22,7 +22,7 @@ TOGETHER = (
     "BAFDP has the settings that an operator has who sets nothing. Noise: every reading once, analytic "
     "Gaussian, delta = 1e-5. Straggler: log-normal answers, one device ten times slower, half of the "
     "devices make a firing; the run ends by the clock, after more steps than on the even one. FedAvg has "
-    "no straggler, for it waits for everybody."
+    "no straggler, because it waits for every device."
 )
 
 
