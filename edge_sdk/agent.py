@@ -207,6 +207,9 @@ def read_all(
             if is_stopping():
                 break
         rejected += source.rejected
+        for reason, line in getattr(source, "offending", {}).items():
+            at = line.partition(":")[0].removeprefix("line ")  # its text has readings in it
+            logger.warning("line rejected %s", fields(reason=reason, line=at))
     if rejected:
         reasons = {reason.replace(" ", "_"): count for reason, count in rejected.items()}
         logger.warning("readings rejected %s", fields(**reasons))

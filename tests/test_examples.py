@@ -33,6 +33,7 @@ from edge_sdk.wire import keys
 from firmware_sim.devices.base_station import FileFaultRates, FileWriter
 from firmware_sim.profiles.station import CellSite
 from tests.broker.authority import Authority
+from tests.container_recipes import faults
 from tools import docs
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
@@ -43,9 +44,12 @@ def test_every_example_has_a_test():
     found = {path.name for path in EXAMPLES.iterdir() if path.is_file()}
     assert found == {
         "Containerfile",
+        "Containerfile.aggregator",
         "alerts.yml",
         "gridfed-aggregator.service",
         "gridfed-edge.service",
+        "gridfed-edge@.service",
+        "gridfed-tap@.service",
         "meter.toml",
         "meter-analytic.toml",
         "meter-weather.toml",
@@ -84,6 +88,16 @@ def meter(tmp_path):
     certified(path)
     (tmp_path / "load.csv").write_text("time,kwh\n2018-01-01T08:00Z,4.6\n")
     return path
+
+
+@pytest.mark.parametrize("package", ["edge_sdk", "aggregator"])
+def test_the_examples_of_a_package_are_those_of_the_repository(package):
+    """They are links, and a wheel contains what they point to."""
+    packed = sorted((EXAMPLES.parent / package / "examples").iterdir())
+    assert len(packed) >= 8
+    for path in packed:
+        assert path.is_symlink()
+        assert path.resolve() == EXAMPLES / path.name
 
 
 def leaves(config, at=""):
@@ -349,14 +363,22 @@ def test_the_neighbourhood_example_is_valid(tmp_path):
 # --- the service and the image -----------------------------------------------------------------
 
 
-@pytest.fixture(params=["gridfed-edge", "gridfed-aggregator"])
+UNITS = ["gridfed-edge", "gridfed-aggregator", "gridfed-edge@", "gridfed-tap@"]
+
+
+@pytest.fixture(params=UNITS)
 def unit(tmp_path, request):
     """A unit with programs that are there: a check looks for them."""
     if shutil.which("systemd-analyze") is None:
         pytest.skip("systemd-analyze is not installed")
     text = (EXAMPLES / f"{request.param}.service").read_text("utf-8")
-    copy = tmp_path / f"{request.param}.service"
-    for program in (f"/opt/gridfed/bin/{request.param}", "/bin/kill"):
+    instance = f"{request.param}test" if request.param.endswith("@") else request.param
+    copy = tmp_path / f"{instance}.service"
+    for program in (
+        "/opt/gridfed/bin/gridfed-edge",
+        "/opt/gridfed/bin/gridfed-aggregator",
+        "/bin/kill",
+    ):
         text = text.replace(program, sys.executable)
     copy.write_text(text)
     return copy
@@ -397,6 +419,36 @@ def test_the_unit_names_existing_keys_and_exit_codes(tmp_path):
     assert "RestartPreventExitStatus=2 3" in text
 
 
+@pytest.mark.parametrize("name", ["gridfed-edge@", "gridfed-tap@"])
+def test_a_template_keeps_two_instances_apart(name):
+    text = (EXAMPLES / f"{name}.service").read_text("utf-8")
+    body = "\n".join(line for line in text.splitlines() if not line.startswith("#"))
+    for key in ("ExecStart", "StateDirectory", "Description"):
+        (found,) = re.findall(rf"^{key}=(.*)$", body, re.MULTILINE)
+        assert "%i" in found, key
+    command = re.search(r"ExecStart=\S+ (\w+) /etc/gridfed/%i.toml", body)
+    assert command[1] in docs.commands("gridfed-edge")
+    assert "meter.toml" not in body
+    for variable, value in re.findall(r"(GRIDFED_EDGE_\w+)=(\S+)", body):
+        assert "%i" in value or "%d" in value, variable
+
+
+def test_the_template_of_a_device_names_existing_keys():
+    text = (EXAMPLES / "gridfed-edge@.service").read_text("utf-8")
+    named = dict(re.findall(r"(GRIDFED_EDGE_\w+)=(\S+)", text))
+    loaded = load_with_origins(EXAMPLES / "meter.toml", named)
+    assert str(loaded.value.state) == "/var/lib/gridfed/%i"
+    assert str(loaded.value.heartbeat) == "/run/gridfed/%i/heartbeat"
+    assert re.findall(r"^RuntimeDirectory=(.*)$", text, re.MULTILINE) == ["gridfed/%i"]
+
+
+def test_the_proxy_starts_again_whatever_happens():
+    text = (EXAMPLES / "gridfed-tap@.service").read_text("utf-8")
+    assert "Restart=always\n" in text
+    assert "StartLimitIntervalSec=0\n" in text
+    assert "time-sync" not in text, "a charger must not wait for a clock"
+
+
 def test_the_unit_of_the_aggregator_names_existing_keys_and_files():
     text = (EXAMPLES / "gridfed-aggregator.service").read_text("utf-8")
     named = dict(re.findall(r"(GRIDFED_AGGREGATOR_\w+)=(\S+)", text))
@@ -407,12 +459,65 @@ def test_the_unit_of_the_aggregator_names_existing_keys_and_files():
     assert "RestartPreventExitStatus=2 3" in text
 
 
-def test_the_image_runs_commands_that_parse():
-    text = (EXAMPLES / "Containerfile").read_text("utf-8")
+IMAGES = {
+    "Containerfile": ("gridfed-edge", "GRIDFED_EDGE_STATE"),
+    "Containerfile.aggregator": ("gridfed-aggregator", "GRIDFED_AGGREGATOR_STATE"),
+}
+
+
+@pytest.mark.parametrize("name", IMAGES)
+def test_a_recipe_has_no_fault(name):
+    assert faults((EXAMPLES / name).read_text("utf-8")) == []
+
+
+@pytest.mark.parametrize("name", IMAGES)
+def test_an_image_runs_commands_that_parse(name):
+    text = (EXAMPLES / name).read_text("utf-8")
+    program, state = IMAGES[name]
     commands = [json.loads(found) for found in re.findall(r"CMD (\[.*\])", text)]
     words = [[w for w in words if not w.startswith("/opt")] for words in commands]
-    assert sorted(line[0] for line in words) == ["run", "status"]
-    assert all(line[0] in docs.commands("gridfed-edge") for line in words)
+    assert sorted(line[0] for line in words) == ["health", "run"]
+    assert all(line[0] in docs.commands(program) for line in words)
+    (folder,) = re.findall(rf"{state}=(\S+)", text)
+    assert f"VOLUME {folder}\n" in text
+    assert f"--home-dir {folder} --create-home" in text, "the volume belongs to the user"
+    entry = json.loads(re.search(r"ENTRYPOINT (\[.*\])", text)[1])
+    assert entry == [f"/opt/gridfed/bin/{program}"]
+
+
+GOOD = """\
+FROM docker.io/library/python:3.11-slim-bookworm AS built
+RUN python -m venv /opt/x && /opt/x/bin/pip install --no-cache-dir /tmp/x.whl
+FROM docker.io/library/python:3.11-slim-bookworm
+COPY --from=built /opt/x /opt/x
+USER 10001
+HEALTHCHECK CMD ["/opt/x/bin/x", "health"]
+ENTRYPOINT ["/opt/x/bin/x"]
+"""
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "fault"),
+    [
+        ("USER 10001\n", "", "the last stage runs as root"),
+        ("USER 10001\n", "USER root\n", "the last stage runs as root"),
+        ("USER 10001\n", "USER gridfed\n", "USER is no number"),
+        (":3.11-slim-bookworm\n", "\n", "no version: docker.io/library/python"),
+        (":3.11-slim-bookworm\n", ":latest\n", "no version: docker.io/library/python:latest"),
+        ("--from=built", "--from=other", "no stage 'other'"),
+        ("--no-cache-dir ", "", "pip keeps its cache"),
+        ('["/opt/x/bin/x"]', "/opt/x/bin/x", "ENTRYPOINT is not a JSON list"),
+        ("HEALTHCHECK CMD", "HEALTHCHEK CMD", "unknown instruction HEALTHCHEK"),
+        ('HEALTHCHECK CMD ["/opt/x/bin/x", "health"]\n', "", "no HEALTHCHECK"),
+        ("COPY", "ADD", "ADD: use COPY"),
+        ("USER 10001", "ENV PASSWORD=x\nUSER 10001", "a secret in ENV"),
+        ("FROM", "RUN true\nFROM", "an instruction before FROM"),
+    ],
+)
+def test_the_check_of_recipes_finds_each_fault(old, new, fault):
+    assert faults(GOOD) == []
+    assert old in GOOD
+    assert fault in faults(GOOD.replace(old, new, 1) if old == "FROM" else GOOD.replace(old, new))
 
 
 def test_the_image_copies_and_starts_existing_files():

@@ -299,13 +299,14 @@ def _sources() -> str:
         "path": "path",
         "columns": "table: text",
         "time_column": "text",
-        "time_format": '`"iso"` or `"epoch"`',
+        "time_format": '`"auto"`, `"iso"`, `"epoch"` or a pattern',
         "time_zone": "text, such as `Europe/London`",
         "start": "moment",
         "until": "moment",
         "interval_seconds": "number",
         "filter": "table: text",
         "delimiter": "text",
+        "decimal": '`"auto"`, `"."` or `","`',
     }
     defaults = {"time_zone": '`"UTC"`', "start": "none", "until": "none"}
     rows = [
@@ -316,7 +317,7 @@ def _sources() -> str:
             described[f.name],
         )
         for f in _fields(CsvFile)
-        if f.name != "rejected"
+        if f.name not in ("rejected", "offending", "dialect")
     ]
     first = ("type", '`"csv"`', "**required**", "kind of source")
     live = "\n".join(_interfaces())

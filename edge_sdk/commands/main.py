@@ -12,6 +12,7 @@ Forecasts are computed here, with or without a connection."""
 
 EPILOGUE = """\
 a new device:
+  gridfed-edge init meter.toml      write a commented configuration
   gridfed-edge enrol meter.toml     create this device's key; give the printed line to the operator
   gridfed-edge check meter.toml     check configuration, keys, bundle and sources
   gridfed-edge run meter.toml       record, train, share and forecast until SIGTERM
@@ -25,6 +26,7 @@ exit codes: 0 done · 1 failed · 2 wrong usage or configuration · 3 state need
 COMMANDS = {
     name: subcommand(f"edge_sdk.commands.{name}", summary)
     for name, summary in {
+        "init": "Write a commented configuration of a new device.",
         "run": "Record readings, train, share updates and forecast until SIGTERM.",
         "check": "Check configuration, keys, bundle and sources.",
         "forecast": "Forecast the next values, or a span of the past.",

@@ -27,6 +27,7 @@ from edge_sdk.errors import ConfigError
 from edge_sdk.forecasting.series import STREAMS, Reading
 from edge_sdk.sources import Source, ThreadedSource, open_source
 from edge_sdk.sources.base import RawFrame
+from edge_sdk.sources.csvfile import CsvFile
 from edge_sdk.sources.recording import record, title
 
 _TURN = 0.05
@@ -87,8 +88,18 @@ def listen(source: Source, count: int, patience: float, out: Path | None) -> dic
         ``values`` as last received from the interface, ``readings`` after conversion, and health.
     """
     if not isinstance(source, ThreadedSource) or source.is_finite:
-        readings = [_shown(reading) for reading in islice(source, count)]
-        return {"values": [], "readings": readings, "rejected": dict(source.rejected)}
+        every = iter(source)
+        readings = [_shown(reading) for reading in islice(every, count)]
+        more = sum(1 for _ in every)  # to its end: every rejected line is counted
+        found = {
+            "values": [],
+            "readings": readings,
+            "more": more,
+            "rejected": dict(source.rejected),
+        }
+        if isinstance(source, CsvFile):
+            found |= {"detected": source.detect(), "offending": dict(source.offending)}
+        return found
     with ExitStack() as opened:
         if out is not None:
             file = opened.enter_context(open_private(out, "wb"))
@@ -141,6 +152,12 @@ def lines(found: dict[str, Any]) -> Iterator[str]:
         at = datetime.fromtimestamp(reading["time"], UTC).isoformat()
         span = f" over {reading['seconds']:g} s" if reading["seconds"] else ""
         yield f"{at}  {reading['stream']} = {reading['value']:.6g} {reading['unit']}{span}"
+    if found.get("more"):
+        yield f"and {found['more']} more readings"
+    if "detected" in found:
+        yield "read as: " + ", ".join(f"{what} {how!r}" for what, how in found["detected"].items())
+    for reason, line in found.get("offending", {}).items():
+        yield f"first {reason}: {line}"
     for reason, times in {**found["rejected"], **found.get("noticed", {})}.items():
         yield f"{reason}: {times}"
     if "waited" in found:

@@ -11,7 +11,6 @@ from edge_sdk.app.settings import from_table, seconds
 from edge_sdk.errors import ConfigError
 from edge_sdk.outputs.base import AgentReport, OutputSink
 from edge_sdk.outputs.file import FileSink
-from edge_sdk.outputs.http import HttpSink
 from edge_sdk.outputs.mqtt import MqttTopics, open_mqtt
 from edge_sdk.outputs.sections import (
     FileOutputSection,
@@ -40,6 +39,8 @@ def _file(section: FileOutputSection, where: str, device: str) -> Callable[[], O
 
 def _http(section: HttpOutputSection, where: str, device: str) -> Callable[[], OutputSink]:
     del where, device
+    from edge_sdk.outputs.http import HttpSink  # noqa: PLC0415 - http.server: only where it serves
+
     return partial(HttpSink, *section.address)
 
 

@@ -9,18 +9,22 @@ import math
 import zlib
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, fields
+from contextlib import contextmanager
+from dataclasses import dataclass, field, fields, replace
 from datetime import UTC, date, datetime, tzinfo
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
 from edge_sdk.errors import ConfigError
 from edge_sdk.forecasting.series import Reading
+from edge_sdk.sources.csv_dialect import EPOCH, ISO, ROWS, CsvDialect, detected
 
+_SHOWN = 120  # letters of an offending line that are shown
 ABSENT = frozenset({"", "na", "n/a", "nan", "null", "none", "nil"})
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class CsvFile:
     """A file with a header line, one time column, and one column per stream.
 
@@ -28,27 +32,34 @@ class CsvFile:
         path: File; one whose name ends in ``.gz`` is decompressed.
         columns: Canonical stream by column.
         time_column: Name of the time column.
-        time_format: ``iso`` (a date and time, with or without an offset) or ``epoch`` (Unix seconds).
+        time_format: ``auto``, ``iso`` (with or without an offset), ``epoch`` (Unix seconds), or a
+            pattern such as ``%d.%m.%Y %H:%M``.
         time_zone: Time zone of times without an offset.
         start: First moment to read, Unix seconds.
         until: End of the span to read, exclusive.
         interval_seconds: Length of the interval of each row, where it is shorter than the bundle's step.
         filter: Required text by column, for a file with several devices.
-        delimiter: Separator of fields.
+        delimiter: Separator of fields; empty detects it.
+        decimal: Decimal mark: ``auto``, ``.`` or ``,``.
         rejected: Rows and fields dropped, by reason.
+        offending: First line that was rejected for each reason, with its number.
+        dialect: How the file is written, as last read.
     """
 
     path: Path
     columns: Mapping[str, str]
     time_column: str = "time"
-    time_format: Literal["iso", "epoch"] = "iso"
+    time_format: str = "auto"
     time_zone: tzinfo = UTC
     start: float = -math.inf
     until: float = math.inf
     interval_seconds: float | None = None
     filter: Mapping[str, str] = field(default_factory=dict)
-    delimiter: str = ","
+    delimiter: str = ""
+    decimal: Literal["auto", ".", ","] = "auto"
     rejected: Counter[str] = field(default_factory=Counter)
+    offending: dict[str, str] = field(default_factory=dict)
+    dialect: CsvDialect = field(default_factory=CsvDialect)
 
     @property
     def streams(self) -> frozenset[str]:
@@ -58,21 +69,50 @@ class CsvFile:
     def __iter__(self) -> Iterator[Reading]:
         """Yield the file's readings in file order; unreadable ones are counted and skipped."""
         try:
-            with (
-                gzip.open(self.path)
-                if self.path.suffix == ".gz"
-                else self.path.open("rb") as packed
-            ):
-                lines = io.TextIOWrapper(packed, "utf-8-sig", errors="replace", newline="")
-                yield from self._readings(csv.reader(lines, delimiter=self.delimiter))
+            with self._opened() as lines:
+                self.dialect = self._dialect([*islice(lines, ROWS + 1)])
+            with self._opened() as lines:
+                rows = csv.reader(lines, delimiter=self.dialect.delimiter)
+                yield from self._readings(rows)
         except (OSError, EOFError, zlib.error, csv.Error):
             self.rejected["unreadable file"] += 1
 
-    def _readings(self, rows: Iterator[list[str]]) -> Iterator[Reading]:
-        header = next(rows, [])
+    def detect(self) -> dict[str, str]:
+        """Return how the file is written, as it was last read, for people."""
+        found = self.dialect
+        times = found.time_format or "ambiguous"
+        return {"separator": found.delimiter, "decimal mark": found.decimal, "times": times}
+
+    @contextmanager
+    def _opened(self) -> Iterator[io.TextIOWrapper]:
+        is_packed = self.path.suffix == ".gz"
+        with gzip.open(self.path) if is_packed else self.path.open("rb") as packed:
+            yield io.TextIOWrapper(packed, "utf-8-sig", errors="replace", newline="")
+
+    def _dialect(self, lines: list[str]) -> CsvDialect:
+        """Return the dialect of the first lines; what the configuration names is not detected."""
+        numbers = [name for name in self.columns if name != self.time_column]
+        found = detected(lines, self.time_column, numbers, self.delimiter)
+        return replace(
+            found,
+            decimal=found.decimal if self.decimal == "auto" else self.decimal,
+            time_format=found.time_format if self.time_format == "auto" else self.time_format,
+        )
+
+    def _reject(self, reason: str, number: int, row: list[str]) -> None:
+        """Count a rejected row or field, and keep the first line of each reason."""
+        self.rejected[reason] += 1
+        text = self.dialect.delimiter.join(row)
+        self.offending.setdefault(reason, f"line {number}: {text[:_SHOWN]}")
+
+    def _readings(self, rows: Any) -> Iterator[Reading]:  # noqa: ANN401 - a csv reader
+        header: list[str] = next(rows, [])
         at = {name: place for place, name in enumerate(header)}
         if missing := {self.time_column, *self.columns, *self.filter} - set(at):
-            self.rejected[f"no column {min(missing)}"] += 1
+            self._reject(f"no column {min(missing)}", 1, header)
+            return
+        if not self.dialect.time_format:
+            self._reject("ambiguous dates", 2, next(rows, []))
             return
         when, width = at[self.time_column], len(header)
         where = [(at[column], text) for column, text in self.filter.items()]
@@ -86,33 +126,38 @@ class CsvFile:
                 continue
             moment = self._moment(row[when], before)
             if moment is None:
-                self.rejected["bad time"] += 1
+                self._reject("bad time", rows.line_num, row)
                 continue
             before = moment
             if self.start <= moment < self.until:
                 for place, stream in streams:
                     value = self._value(row[place])
-                    if value is not None:
+                    if value is None:
+                        is_absent = row[place].strip().lower() in ABSENT
+                        self._reject("no value" if is_absent else "bad value", rows.line_num, row)
+                    else:
                         yield Reading(stream, moment, value, 0, self.interval_seconds)
 
     def _value(self, text: str) -> float | None:
-        """Parse a number; count an invalid one."""
+        """Parse a number; None for anything else."""
         try:
-            value = float(text)
+            value = self.dialect.number(text)
         except ValueError:
-            value = math.nan
-        if math.isfinite(value):
-            return value
-        self.rejected["no value" if text.strip().lower() in ABSENT else "bad value"] += 1
-        return None
+            return None
+        return value if math.isfinite(value) else None
 
     def _moment(self, text: str, before: float) -> float | None:
         """Parse a time. In the repeated hour of a clock change, the later follows the earlier."""
         try:
-            if self.time_format == "epoch":
+            form = self.dialect.time_format
+            if form == EPOCH:
                 moment = float(text)
                 return moment if math.isfinite(moment) else None
-            read = datetime.fromisoformat(text.strip())
+            read = (
+                datetime.fromisoformat(text.strip())
+                if form == ISO
+                else datetime.strptime(text.strip(), form)  # noqa: DTZ007 - the zone follows
+            )
             if read.tzinfo is not None:
                 return read.timestamp()
             first, second = (read.replace(tzinfo=self.time_zone, fold=fold) for fold in (0, 1))
@@ -127,7 +172,7 @@ def csv_file(section: Mapping[str, Any]) -> CsvFile:
 
     Keys: ``path``, ``columns`` (column to stream; or ``column`` and ``stream`` for one),
     ``time_column``, ``time_format``, ``time_zone``, ``from``, ``until``, ``interval_seconds``,
-    ``filter``, ``delimiter``.
+    ``filter``, ``delimiter``, ``decimal``.
 
     Raises:
         ConfigError: A missing, unknown or invalid key, or a missing file.
@@ -136,15 +181,23 @@ def csv_file(section: Mapping[str, Any]) -> CsvFile:
     if "column" in keys and "stream" in keys:
         keys.setdefault("columns", {keys.pop("column"): keys.pop("stream")})
     keys["start"] = keys.pop("from", -math.inf)
-    known = {f.name for f in fields(CsvFile)} - {"rejected"}
+    known = {f.name for f in fields(CsvFile)} - {"rejected", "offending", "dialect"}
     if unknown := set(keys) - known:
         raise ConfigError(f"source csv: unknown key {min(unknown)!r}")
     if not keys.get("columns") or "path" not in keys:
         raise ConfigError("source csv: needs 'path', and 'columns' that map a column to its stream")
-    if keys.get("time_format", "iso") not in ("iso", "epoch"):
+    form = str(keys.get("time_format", "auto"))
+    if form not in ("auto", ISO, EPOCH) and "%" not in form:
         raise ConfigError(
-            f"source csv: time_format must be 'iso' or 'epoch', not {keys['time_format']!r}"
+            f"source csv: time_format must be 'auto', 'iso', 'epoch' or a pattern such as "
+            f"'%d.%m.%Y %H:%M', not {form!r}"
         )
+    if keys.get("decimal", "auto") not in ("auto", ".", ","):
+        raise ConfigError(
+            f"source csv: decimal must be 'auto', '.' or ',', not {keys['decimal']!r}"
+        )
+    if len(str(keys.get("delimiter", ""))) > 1:
+        raise ConfigError(f"source csv: delimiter must be one character, not {keys['delimiter']!r}")
     keys["path"] = Path(keys["path"])
     if not keys["path"].is_file():
         raise ConfigError(f"source csv: path: no such file: {str(keys['path'])!r}")

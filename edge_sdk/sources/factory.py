@@ -14,7 +14,6 @@ from edge_sdk.errors import ConfigError
 from edge_sdk.sources.base import Decoder, FramedLink, Framer
 from edge_sdk.sources.byte_links import ListeningFeed, SourceAddress
 from edge_sdk.sources.drop_folder import DropFolder
-from edge_sdk.sources.http_poll import HttpPoll, HttpService
 from edge_sdk.sources.json_values import JsonValue, names_of
 from edge_sdk.sources.json_values import decoder as json_decoder
 from edge_sdk.sources.modbus import PollingFeed
@@ -243,6 +242,8 @@ def _ocpp_decoder(section: OcppSection) -> Decoder:
 
 
 def _http_feed(section: HttpSourceSection) -> FramedLink:
+    from edge_sdk.sources.http_poll import HttpPoll, HttpService  # noqa: PLC0415 - http.client
+
     interval = seconds(section.poll_interval)
     if interval < 1.0:
         raise ConfigError(f"source http: poll_interval: {section.poll_interval} is below 1s")

@@ -250,8 +250,8 @@ static void save_numbers(void) { save("state", &at, sizeof at); }
 /* ---- timers and quota --------------------------------------------------------------------------- */
 
 static int is_ready, tries, leaving;         /* `leaving`: 1 + the exit status */
-static double due, not_before, day_end, told_at, chunk_at, leave_by; /* s of the monotonic clock; due 0: no step is planned */
-static uint64_t told_time, quota, used, sent, acknowledged;
+static double due, not_before, day_end, time_received, chunk_at, leave_by; /* s of the monotonic clock; due 0: no step is planned */
+static uint64_t welcome_time, quota, used, sent, acknowledged;
 
 static double now(void) {
   struct timespec t;
@@ -263,8 +263,8 @@ static double uniform(double most) {
   RAND_bytes((uint8_t *)&draw, sizeof draw);
   return most * draw / 4294967296.0;
 }
-static uint64_t server_time(void) { return told_time ? told_time + (uint64_t)((now() - told_at) * 1000) : 0; }
-static void soon(void) { if (!due) due = now(); } /* keep a running timer */
+static uint64_t server_time(void) { return welcome_time ? welcome_time + (uint64_t)((now() - time_received) * 1000) : 0; }
+static void schedule_step(void) { if (!due) due = now(); } /* keep a running timer */
 static void wait_for_answer(void) { /* uniform in 0…x (§8), plus 1 s: one `have` a second is answered (§13) */
   double x = 10.0 * (1 << (tries < 7 ? tries : 7));
   due = now() + 1 + uniform(x > 900 ? 900 : x), tries++;
@@ -283,7 +283,7 @@ static int must_wait(void) { /* the quota is used, or a refusal's `wait` is not 
 
 static struct mosquitto *link_;
 static Buf hello, outbox;                    /* the pending hello; the body of the pending update */
-static uint8_t hello_ref[32], out_digest[32], out_proof[72], flown[CHUNKS_MAX];
+static uint8_t hello_ref[32], out_digest[32], out_proof[72], sent_chunks[CHUNKS_MAX];
 static uint64_t out_life, out_seq, inline_limit, sign_from[KEYS_MAX], sign_until[KEYS_MAX];
 static View out;                             /* header of `outbox` */
 static char chunk_topic[80];
@@ -304,7 +304,7 @@ static Buf sealed(const char *kind, Buf body) {
   sha256(body.p, body.n, digest), proof_of(kind, digest, proof);
   return envelope(kind, body, proof);
 }
-static void say(const char *kind, Buf body) {
+static void send_message(const char *kind, Buf body) {
   Buf payload = sealed(kind, body);
   publish(strcmp(kind, "chunk") ? kind : chunk_topic, payload, !strcmp(kind, "status")), free(payload.p);
 }
@@ -314,9 +314,9 @@ static Buf status(const char *state) {
   key_str(&b, "state", state), put_bin(&b, "", 0);
   return b;
 }
-static void leave(int code) {                /* the broker publishes no will after a clean exit: send the status */
+static void stop_with(int code) {                /* the broker publishes no will after a clean exit: send the status */
   Buf b = status("offline");
-  say("status", b), free(b.p), fflush(stdout);
+  send_message("status", b), free(b.p), fflush(stdout);
   leaving = 1 + code, leave_by = now() + 5;
 }
 static void make_hello(uint64_t above) {     /* propose a life above `above`; save it before it is sent */
@@ -334,7 +334,7 @@ static void make_hello(uint64_t above) {     /* propose a life above `above`; sa
   put_bin(&hello, "", 0);
   sha256(hello.p, hello.n, hello_ref), due = now();
 }
-static void know_outbox(void) {              /* set number, digest and proof of the pending update */
+static void load_outbox(void) {              /* set number, digest and proof of the pending update */
   View v = {outbox.p, outbox.n};
   uint64_t ignored;
   if (outbox.n > BODY_MAX) die("an update has at most 8 MiB");
@@ -356,7 +356,7 @@ static void release(const float *weights, size_t n) { /* charge, number, encode,
   key_uint(&outbox, "round", at.round), key_uint(&outbox, "run", at.run), key_uint(&outbox, "seq", at.seq);
   key_bin(&outbox, "spec", offered.spec, 16), key_uint(&outbox, "spent", at.spent);
   put_bin(&outbox, delta, 4 * n);            /* bytes as in memory: little-endian machines only */
-  free(delta), know_outbox();
+  free(delta), load_outbox();
   save_numbers(), save("outbox", outbox.p, outbox.n); /* a power cut between the two leaves a gap and one excess charge */
 #ifdef CRASH_AFTER_RELEASE                   /* the tests' power cut: charged and saved, not sent */
   _exit(3);
@@ -373,12 +373,12 @@ static void send_update(bool is_first) {
     key_uint(&b, "round", number_of(out, "round")), key_uint(&b, "run", number_of(out, "run"));
     key_uint(&b, "seq", out_seq), key_bin(&b, "sig", out_proof, 72), key_uint(&b, "size", outbox.n);
     key_bin(&b, "spec", bytes_of(out, "spec", 16).p, 16), key_uint(&b, "spent", number_of(out, "spent"));
-    put_bin(&b, "", 0), say("offer", b), free(b.p);
+    put_bin(&b, "", 0), send_message("offer", b), free(b.p);
   }
   wait_for_answer();
 }
 static void send_chunks(View have, uint64_t window) { /* chunks that the bitmap lacks and that are not in flight (§10) */
-  size_t count = (outbox.n + CHUNK - 1) / CHUNK, flying = 0, news = 0;
+  size_t count = (outbox.n + CHUNK - 1) / CHUNK, in_flight = 0, news = 0;
   if (have.n && have.n != (count + 7) / 8) return;
   uint8_t bits[CHUNKS_MAX / 8] = {0};
   if (have.n) memcpy(bits, have.p, have.n);
@@ -386,16 +386,16 @@ static void send_chunks(View have, uint64_t window) { /* chunks that the bitmap 
   memcpy(got_bits, bits, sizeof bits);
   int is_lost = !news && now() - chunk_at > 1; /* chunks in flight are lost; otherwise the report crossed with them */
   for (size_t i = 0; i < count; i++) {
-    if (is_lost || bits[i / 8] >> (i % 8) & 1) flown[i] = 0;
-    flying += flown[i];
+    if (is_lost || bits[i / 8] >> (i % 8) & 1) sent_chunks[i] = 0;
+    in_flight += sent_chunks[i];
   }
-  for (size_t i = 0; i < count && flying < window && flying < AT_ONCE; i++) {
-    if (flown[i] || bits[i / 8] >> (i % 8) & 1) continue;
+  for (size_t i = 0; i < count && in_flight < window && in_flight < AT_ONCE; i++) {
+    if (sent_chunks[i] || bits[i / 8] >> (i % 8) & 1) continue;
     Buf b = {0};
     put_body(&b, 4), key_uint(&b, "i", i), key_bin(&b, "id", out_digest, 16);
     key_uint(&b, "life", out_life), key_uint(&b, "seq", out_seq);
     put_bin(&b, outbox.p + i * CHUNK, outbox.n - i * CHUNK < CHUNK ? outbox.n - i * CHUNK : CHUNK);
-    say("chunk", b), free(b.p), flown[i] = 1, flying++, chunk_at = now();
+    send_message("chunk", b), free(b.p), sent_chunks[i] = 1, in_flight++, chunk_at = now();
   }
   tries = news ? 0 : tries, wait_for_answer();
 }
@@ -405,7 +405,7 @@ static void ask_for_model(void) {
   Buf b = {0};
   for (size_t i = 0; i < count; i++) if (arrived[i]) bitmap[i / 8] |= (uint8_t)(1 << (i % 8));
   put_body(&b, 3), key_bin(&b, "have", bitmap, (count + 7) / 8), key_bin(&b, "id", offered.digest, 16);
-  key_uint(&b, "win", 16), put_bin(&b, "", 0), say("have", b), free(b.p), fresh = 0, wait_for_answer();
+  key_uint(&b, "win", 16), put_bin(&b, "", 0), send_message("have", b), free(b.p), fresh = 0, wait_for_answer();
 }
 static int wants_model(void) {               /* a round of this run and layout, open and without an answer */
   return has_model && bundle.run && offered.run == bundle.run && !memcmp(offered.spec, bundle.spec, 16) &&
@@ -415,7 +415,7 @@ static int wants_model(void) {               /* a round of this run and layout, 
 static void next_step(void) {
   due = 0;
   if (must_wait()) return;
-  if (!is_ready) say("hello", hello), wait_for_answer(); /* the same bytes until the answer */
+  if (!is_ready) send_message("hello", hello), wait_for_answer(); /* the same bytes until the answer */
   else if (outbox.n) send_update(false);
   else if (wants_model() && now() < offered.start) due = offered.start;
   else if (wants_model()) ask_for_model();
@@ -440,7 +440,7 @@ static void on_chunk(View header, View blob) {
   float *weights = malloc(vector.n + 4);
   if (!weights) die("out of memory");
   memcpy(weights, vector.p, vector.n);
-  for (size_t k = 0; k < vector.n / 4; k++) if (!isfinite(weights[k])) die("the model is not finite");
+  for (size_t k = 0; k < vector.n / 4; k++) if (!isfinite(weights[k])) die("the model contains non-finite values");
   release(weights, vector.n / 4), free(weights), tries = 0, send_update(true);
 }
 static void subscribe(const char *pattern) {
@@ -462,19 +462,19 @@ static void on_keys(View header) {
     memcpy(sign_keys[sign_count], key.p, 32);
   }
   if (serial > at.keys) at.keys = serial, save_numbers();
-  subscribe("gf/1/%s/%s/down/#"), soon();    /* every other message can be verified from now on */
+  subscribe("gf/1/%s/%s/down/#"), schedule_step();    /* every other message can be verified from now on */
   subscribe("gf/1/%s/_all/bundle"), subscribe("gf/1/%s/_all/model");
   if (is_online++) return;                   /* first message: REVOKED comes once an hour and needs the keys */
   Buf online = status("online");
-  say("status", online), free(online.p);
+  send_message("status", online), free(online.p);
 }
 static void on_welcome(View header) {
-  uint64_t told = number_of(header, "spent"), life = number_of(header, "life"), ms = number_of(header, "time");
+  uint64_t announced = number_of(header, "spent"), life = number_of(header, "life"), ms = number_of(header, "time");
   uint64_t most = number_of(header, "inline"), day = number_of(header, "quota");
   if (misfit || is_ready || !same(bytes_of(header, "hello", 16), hello_ref, 16)) return;
-  if (told > at.spent + (1 << 24)) { fprintf(stderr, "device: told of %llu releases\n", (unsigned long long)told); return; }
-  at.spent = told > at.spent ? told : at.spent, at.seq = 0, at.life = at.confirmed = life, save_numbers();
-  inline_limit = most, quota = day, told_time = ms, told_at = now();
+  if (announced > at.spent + (1 << 24)) { fprintf(stderr, "device: the welcome announces %llu releases, implausibly many\n", (unsigned long long)announced); return; }
+  at.spent = announced > at.spent ? announced : at.spent, at.seq = 0, at.life = at.confirmed = life, save_numbers();
+  inline_limit = most, quota = day, welcome_time = ms, time_received = now();
   is_ready = 1, tries = 0, due = now(), printf("welcome life=%llu\n", (unsigned long long)life);
 }
 static void on_bundle(View header) {
@@ -484,7 +484,7 @@ static void on_bundle(View header) {
                   text_is(header, "method", "fedavgm") || text_is(header, "method", "fedadam");
   if (misfit || serial < at.bundle) return;
   if (serial > at.bundle) at.bundle = serial, save_numbers();
-  bundle.run = is_served ? run : 0, memcpy(bundle.spec, layout.p, 16), soon();
+  bundle.run = is_served ? run : 0, memcpy(bundle.spec, layout.p, 16), schedule_step();
 }
 static int is_drawn(View header) {           /* u < share (§11) */
   double share = float_of(header, "share"), u = uniform(1);
@@ -520,7 +520,7 @@ static void on_refusal(View header) {
   uint64_t code = number_of(header, "code"), wait = number_of(header, "wait");
   if (misfit) return;
   printf("refusal code=%llu\n", (unsigned long long)code);
-  if (code == 7 || code == 80 || code == 82) { leave(4); return; } /* REVOKED, UPGRADE_REQUIRED, TWO_LIVES */
+  if (code == 7 || code == 80 || code == 82) { stop_with(4); return; } /* REVOKED, UPGRADE_REQUIRED, TWO_LIVES */
   if (code == 42) { if (is_ready) make_hello(at.life); return; }   /* SAY_HELLO */
   if (code <= 6) return;                     /* report it; the timer repeats the message (§12) */
   if (code == 60 && !outbox.n) has_model = 0; /* NOT_FOUND: a newer model will follow */
@@ -573,7 +573,7 @@ static void on_message(struct mosquitto *m, void *data, const struct mosquitto_m
     if (number_of(header, "life") != out_life || number_of(header, "seq") != out_seq) return;
     if (!same(bytes_of(header, "ref", 16), out_digest, 16) || misfit) return;
     printf("receipt code=%llu round=%llu\n", (unsigned long long)code, (unsigned long long)round);
-    save("outbox", "", 0), leave(code ? 2 : 0);
+    save("outbox", "", 0), stop_with(code ? 2 : 0);
   }
   fflush(stdout);
 }
@@ -611,7 +611,7 @@ int main(int count, char **words) {
   load("state", &at, sizeof at);
   uint8_t *body = malloc(BODY_MAX);          /* the pending update of the last process, byte for byte */
   long waiting = body ? load("outbox", body, BODY_MAX) : -1;
-  if (waiting > 0) put(&outbox, body, (size_t)waiting), know_outbox();
+  if (waiting > 0) put(&outbox, body, (size_t)waiting), load_outbox();
   free(body);
   mosquitto_lib_init();
   if (!(link_ = mosquitto_new(id, false, NULL))) die("out of memory");

@@ -156,3 +156,68 @@ def test_a_short_row_under_a_repeated_header_name_has_no_value(source):
     csv = source("note,note,time,kwh\na,b,0,1\nc,d,3600\n", time_format="epoch")
     assert pairs(csv) == [(0.0, 1.0)]
     assert csv.rejected == {"no value": 1}
+
+
+GERMAN = "Zeit;kWh\n31.12.2026 23:00;1,5\n31.12.2026 23:15;2\n01.01.2027 00:00;0,25\n"
+
+
+def test_a_spreadsheet_of_another_country_is_read_as_it_is(source):
+    csv = source(GERMAN, time_column="Zeit", columns={"kWh": LOAD})
+    assert pairs(csv) == [(1_798_758_000, 1.5), (1_798_758_900, 2.0), (1_798_761_600, 0.25)]
+    assert csv.detect() == {
+        "separator": ";",
+        "decimal mark": ",",
+        "times": "%d.%m.%Y %H:%M",
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "first"),
+    [
+        ("time\tkwh\n2024-01-01T00:00Z\t1.5\n", (1_704_067_200, 1.5)),
+        ("time|kwh\n2024/01/01 00:00|1.5\n", (1_704_067_200, 1.5)),
+        ("time,kwh\n01/13/2024 00:00,1.5\n", (1_705_104_000, 1.5)),
+        ("time,kwh\n13/01/2024,1.5\n", (1_705_104_000, 1.5)),
+        ("time,kwh\n1704067200,1.5\n", (1_704_067_200, 1.5)),
+        ('time,kwh\n"1704067200",1.5\n', (1_704_067_200, 1.5)),
+        ('time,kwh\n2024-01-01T00:00Z,"1,5"\n', None),
+        ("time;kwh\n2024-01-01T00:00Z;1.234,5\n", None),
+    ],
+)
+def test_forms_are_detected_and_never_guessed(source, text, first):
+    found = pairs(source(text))
+    assert found == ([] if first is None else [first])
+
+
+def test_days_and_months_that_could_be_exchanged_are_told_apart_by_their_steps(source):
+    rows = "".join(f"{day:02d}/02/2024,{day}\n" for day in range(1, 9))
+    assert pairs(source("time,kwh\n" + rows))[0][0] == 1_706_745_600  # 1 February
+    rows = "".join(f"02/{day:02d}/2024,{day}\n" for day in range(1, 9))
+    assert pairs(source("time,kwh\n" + rows))[0][0] == 1_706_745_600
+
+
+def test_dates_that_nothing_decides_are_refused_and_may_be_named(source):
+    csv = source("time,kwh\n01/02/2024,1\n")
+    assert pairs(csv) == []
+    assert csv.offending == {"ambiguous dates": "line 2: 01/02/2024,1"}
+    assert pairs(source("time,kwh\n01/02/2024,1\n", time_format="%m/%d/%Y")) == [
+        (1_704_153_600, 1.0)
+    ]
+
+
+def test_the_first_offending_line_of_each_reason_is_kept(source):
+    csv = source(
+        "time,kwh\n2024-01-01,1\nbananas,2\npears,2\n2024-01-03,lots\n2024-01-04," + "x" * 500
+    )
+    list(csv)
+    assert csv.offending["bad time"] == "line 3: bananas,2"
+    assert csv.offending["bad value"] == "line 5: 2024-01-03,lots"
+    assert len(csv.offending) == 2
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("time_format", "german"), ("decimal", ";"), ("delimiter", "::")]
+)
+def test_a_key_of_another_form_is_refused(source, key, value):
+    with pytest.raises(ConfigError, match=key):
+        source("time,kwh\n", **{key: value})

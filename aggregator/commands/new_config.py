@@ -1,0 +1,90 @@
+"""Write a commented configuration of a new aggregator."""
+
+from __future__ import annotations
+
+import json
+from argparse import ArgumentParser, Namespace
+from pathlib import Path
+
+from aggregator.config import AggregatorConfig, bind
+from edge_sdk.app.wizard import Wizard, write_new
+
+BUNDLES = {"meter": "load-week-1", "charger": "chargers-week-1", "station": "cells-week-1"}
+"""Shipped bundle of each kind of device: it needs nothing but the device's own readings."""
+
+
+def add_new_config_arguments(parser: ArgumentParser) -> None:
+    """Add the values of a file that does not exist yet."""
+    new = parser.add_argument_group("for a configuration that does not exist yet")
+    new.add_argument("--kind", choices=tuple(BUNDLES), help="kind of the fleet's devices (meter)")
+    new.add_argument("--fleet", help="name of the fleet (north)")
+    new.add_argument("--broker", metavar="URL", help="the fleet's broker (auto)")
+    new.add_argument("--quorum", type=int, help="devices that close a round at once (3)")
+    new.add_argument("--yes", action="store_true", help="ask nothing; take the defaults")
+
+
+def is_wanted(args: Namespace) -> bool:
+    """Return whether a missing configuration is to be written: by an option, or at a terminal."""
+    asked = (args.kind, args.fleet, args.broker, args.quorum)
+    return (
+        args.yes
+        or any(x is not None for x in asked)
+        or Wizard.of(accept_defaults=False).is_interactive
+    )
+
+
+def write_config(path: Path, args: Namespace) -> None:
+    """Write the configuration, once it is valid.
+
+    Raises:
+        Failure: A value is invalid, or the file cannot be written.
+    """
+    wizard = Wizard.of(accept_defaults=args.yes)
+    kind = wizard.choice(args.kind, "kind of devices", tuple(BUNDLES), "meter")
+    fleet = wizard.value(args.fleet, "name of the fleet", "north")
+    broker = wizard.value(args.broker, "broker: auto, or an address", "auto")
+    given = None if args.quorum is None else str(args.quorum)
+    quorum = wizard.value(given, "devices that close a round", "3")
+    write_new(
+        path, written(kind, fleet, broker, quorum), lambda new: bind(AggregatorConfig.load(new, {}))
+    )
+
+
+def written(kind: str, fleet: str, broker: str, quorum: str) -> str:
+    """Return the text of a configuration."""
+    files = (
+        'ca_file = "broker-ca.pem"       # authority that signed the broker\'s certificate\n'
+        'cert_file = "aggregator.pem"    # certificate of this aggregator\n'
+        'key_file = "aggregator-tls.key"\n'
+        if broker.startswith("mqtts:")
+        else '# For a broker on another machine: "mqtts://host:8883" with ca_file, cert_file and key_file.\n'
+    )
+    return f"""\
+# The aggregator of a fleet of {kind}s. Paths are relative to this file's folder.
+# All keys: docs/configuration.md
+fleet = {json.dumps(fleet)}
+state = "aggregator-state"      # folder for the database, the keys and other persistent files
+
+[broker]
+url = {json.dumps(broker)}
+{files}
+[http]
+listen = "127.0.0.1:9464"       # status page and metrics; "off" disables them
+
+[run]
+bundle = "{BUNDLES[kind]}"
+method = "fedadam"              # docs/choosing.md compares the methods
+rule = {{ name = "mean" }}        # against Byzantine devices: docs/rules.md
+quorum = {quorum}                      # devices that close a round at once
+min_updates = {_least(quorum)}                 # devices that suffice at the deadline
+deadline = "15m"
+"""
+
+
+def _least(quorum: str) -> str:
+    """Return half of the quorum, at least one.
+
+    >>> _least("3"), _least("1"), _least("many")
+    ('2', '1', '1')
+    """
+    return str(max(1, (int(quorum) + 1) // 2)) if quorum.isdecimal() else "1"
