@@ -28,6 +28,8 @@ Array = NDArray[Any]
 Floats = NDArray[np.float64]
 
 DAY = 86_400
+BLOCK = 512
+"""Rows that are multiplied at once."""
 SQUARED = 1e9
 """Floor of the residuals under which every weight is the same: least squares."""
 
@@ -180,7 +182,7 @@ class AnalyticModel:
             weights = None
             if bool(weighted):
                 weights = kind.weights(own, is_normalised=is_normalised)
-            found.append(gather(rows, target, weights, own))
+            found.append(gather(rows, target, weights, own, is_exact=True))
             loss += float(kind.objective(own)[0]) / missed.shape[1]
         joined = Statistic(
             np.concatenate([one.gram for one in found]),
@@ -208,7 +210,7 @@ class AnalyticModel:
         _, fleet = self.parts(p)
         days = len(y) / self.day
         chosen = [
-            fit_personal(rows, target, fleet[o : o + 1], kind, days=days)
+            fit_personal(rows, target, fleet[o : o + 1], kind, days=days, is_exact=True)
             for o, rows, target, kind in self.outputs(design, y)
         ]
         own = np.concatenate([one.coefficients for one in chosen])
@@ -238,8 +240,12 @@ class AnalyticModel:
         """Return the forecasts of all outputs, shape ``(n, outputs)``."""
         _, coefficients = self.parts(p)
         steps = coefficients.reshape(self._window.horizon, len(self.levels), -1)
-        told = [design[:, h] @ steps[h].T for h in range(len(steps))]
-        return np.concatenate(told, axis=1)
+        told = np.empty((len(design), len(coefficients)))
+        for start in range(0, len(design), BLOCK):
+            block = design[start : start + BLOCK].astype(np.float64, copy=False)
+            parts = [block[:, h] @ steps[h].T for h in range(len(steps))]
+            told[start : start + BLOCK] = np.concatenate(parts, axis=1)
+        return told
 
     def parts(self, p: Array) -> tuple[Standardiser, Floats]:
         """Return the standardiser and the coefficients ``(outputs, P)`` of a vector."""

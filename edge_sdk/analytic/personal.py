@@ -91,6 +91,7 @@ def fit_personal(
     days: float = 0.0,
     tail: float = TAIL,
     passes: int = 2,
+    is_exact: bool = False,
 ) -> PersonalModel:
     """Choose a model on held-back windows, then solve it on all of them.
 
@@ -112,6 +113,7 @@ def fit_personal(
         days: As for ``held_back``.
         tail: As for ``held_back``.
         passes: Re-weighted passes of the final solution.
+        is_exact: As for ``statistics.gather``.
     """
     parts, outputs = held_back(len(design), days, tail), len(fleet)
     if not parts:
@@ -120,21 +122,25 @@ def fit_personal(
             fleet, np.full(outputs, math.inf), np.zeros(outputs, np.bool_), nothing
         )
     candidates = [*((s, False) for s in strengths), *((s, True) for s in alone)]
-    missed, tried = [], np.zeros((2 * len(candidates), *fleet.shape))
+    tried = np.zeros((2 * len(candidates), *fleet.shape))
+    losses, count = np.zeros((len(tried), outputs)), 0
     weighted = (loss.weights(targets - predicted(design, fleet)), None)
-    known = [gather(design, targets, w) for w in weighted]
+    known = [gather(design, targets, w, is_exact=is_exact) for w in weighted]
     for late in parts:
         rows, goals = design[late], targets[late]
-        held = [gather(rows, goals, None if w is None else w[late]) for w in weighted]
+        held = [
+            gather(rows, goals, None if w is None else w[late], is_exact=is_exact) for w in weighted
+        ]
         models = np.concatenate(
             [
                 _tried(k - h, fleet, shape, strengths, alone)
                 for k, h in zip(known, held, strict=True)
             ]
         )
-        missed.append([loss.pointwise(goals - predicted(rows, m)) for m in models])
+        losses += [loss.pointwise(goals - predicted(rows, m)).sum(axis=0) for m in models]
+        count += len(rows)
         tried += models / len(parts)
-    losses = np.concatenate(missed, axis=1).mean(axis=1)
+    losses /= count
     best = _best(losses, candidates, EQUAL * loss.floor)
     chosen = best % len(candidates)
     levels = np.broadcast_to(np.asarray(loss.levels, np.float64), (outputs,))
@@ -152,6 +158,7 @@ def fit_personal(
                 penalty=strength * len(design) * (np.ones_like(relative) if own else relative),
                 towards=None if own else fleet[mine],
                 passes=passes,
+                is_exact=is_exact,
             )
     picked = np.array([candidates[number][0] for number in chosen])
     is_alone = np.array([candidates[number][1] for number in chosen])

@@ -72,6 +72,7 @@ def reweighted(
     penalty: float | Floats,
     towards: Floats | None = None,
     passes: int = 4,
+    is_exact: bool = False,
 ) -> Floats:
     """Return one device's coefficients after ``passes`` steps of the loss.
 
@@ -83,9 +84,10 @@ def reweighted(
         penalty: As for ``solve.ridge``; not per window.
         towards: As for ``solve.ridge``.
         passes: Number of solutions.
+        is_exact: As for ``statistics.gather``.
     """
     found = start
     for _ in range(passes):
         weights = loss.weights(targets - predicted(design, found))
-        found = ridge(gather(design, targets, weights), penalty, towards)
+        found = ridge(gather(design, targets, weights, is_exact=is_exact), penalty, towards)
     return found

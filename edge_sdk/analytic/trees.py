@@ -118,7 +118,8 @@ def boosted(
 def thresholds(rows: Rows) -> Floats:
     """Return up to ``BINS - 1`` different quantiles of every feature, padded with infinity."""
     found = np.full((rows.shape[1], BINS - 1), np.inf)
-    for number, column in enumerate(np.asarray(rows, np.float64).T):
+    for number, single in enumerate(rows.T):  # one column at a time in float64
+        column = np.asarray(single, np.float64)
         distinct = np.unique(np.quantile(column, np.arange(1, BINS) / BINS, method="lower"))
         distinct = distinct[distinct < column.max(initial=-np.inf)]
         found[number, : len(distinct)] = distinct
@@ -127,8 +128,10 @@ def thresholds(rows: Rows) -> Floats:
 
 def binned(rows: Rows, edges: Floats) -> Bins:
     """Return how many thresholds lie below each entry, shape ``(n, k)``."""
-    pairs = zip(np.asarray(rows, np.float64).T, edges, strict=True)
-    return np.stack([np.searchsorted(e, c, side="left") for c, e in pairs], 1).astype(np.uint8)
+    found = np.empty(rows.shape, np.uint8)
+    for number, (column, edge) in enumerate(zip(rows.T, edges, strict=True)):
+        found[:, number] = np.searchsorted(edge, np.asarray(column, np.float64), side="left")
+    return found
 
 
 def _leaves(columns: Bins, asked: NDArray[np.int64], above: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -31,6 +31,9 @@ SourceOf = Literal[
     "none",
 ]
 
+NUMBERS = 65_536
+"""Most numbers of the windows that a graph reads in one call."""
+
 POINT = (0.5,)
 """The levels of a point model."""
 
@@ -145,7 +148,7 @@ def fan(
     origins: Ints,
     levels: Sequence[float] = POINT,
     *,
-    size: int = 512,
+    size: int | None = None,
 ) -> Floats:
     """Forecast every level from every origin, in the series' unit, ``(origins, horizon, levels)``.
 
@@ -159,9 +162,11 @@ def fan(
         frame: Channels and scale.
         origins: Rows with complete windows before them.
         levels: Levels of the quantiles, as many as the graph predicts.
-        size: Windows in one call of the graph.
+        size: Windows in one call of the graph; as many as ``NUMBERS`` allows if left out.
     """
     horizon, wide = frame.window.horizon, len(levels)
+    numbers = frame.window.lookback * frame.channels.shape[1]
+    size = size or max(1, min(512, NUMBERS // numbers))
     predicted = np.empty((len(origins), horizon, wide))
     for start in range(0, len(origins), size):
         some = origins[start : start + size]
@@ -179,7 +184,7 @@ def rolling(
     origins: Ints,
     levels: Sequence[float] = POINT,
     *,
-    size: int = 512,
+    size: int | None = None,
 ) -> Floats:
     """Forecast the median from every origin, in the series' unit, ``(len(origins), horizon)``."""
     predicted = fan(graph, p, frame, origins, levels, size=size)

@@ -9,10 +9,11 @@ trial solutions did not use. A fit takes a few passes over the windows and no tr
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from edge_sdk.analytic.reweighting import QuantileLoss
 from edge_sdk.forecasting.calendar_features import DAY, Floats, Ints
@@ -33,6 +34,8 @@ PASSES = 3
 """Re-weighted solutions after the first, towards the least absolute error."""
 TAIL = 0.2
 """Share of the windows, the newest ones, that choose the penalty."""
+BLOCK = 256
+"""Windows whose inputs are in memory at once in float64."""
 REACH = 6.0
 """Bound of a standardised input."""
 
@@ -105,37 +108,70 @@ def fit(frame: ChannelFrame, origins: Ints) -> OwnModel | None:
         origins: Windows with observed targets, oldest first.
     """
     origins = origins[-WINDOWS:]
-    raw = inputs(frame, origins)
-    change = (frame.truth(origins) - frame.last[origins, None]) / frame.scale.width
-    known = np.isfinite(raw).all(axis=1) & np.isfinite(change).all(axis=1)
-    raw, change = raw[known], change[known]
-    if len(raw) < FEWEST:
+    design, change = _rows(frame, origins)
+    if len(design) < FEWEST:
         return None
-    width = raw.shape[1]
-    spread = raw.std(axis=0)
-    scales = np.where(spread > 1e-9, spread, 1.0)
-    empty = OwnModel(raw.mean(axis=0), scales, np.zeros((change.shape[1], width + 1)), 0.0)
-    design = empty.design(raw)
+    raw = design[:, :-1]
+    centre = raw.mean(axis=0, dtype=np.float64)
+    spread = raw.std(axis=0, dtype=np.float64)
+    spread = np.where(spread > 1e-9, spread, 1.0)
+    for some in _blocks(len(design)):
+        raw[some] = np.clip((raw[some] - centre) / spread, -REACH, REACH)
     early = len(design) - max(1, round(TAIL * len(design)))
-    old, goals = design[:early], change[:early]
-    gram, cross = product(old, old), product(goals, old)
+    gram, cross = _sums(design[:early], change[:early])
     tried = {
         penalty: np.abs(
-            change[early:]
-            - outputs_of(design[early:], ridge_solution(gram, cross, penalty * early))
+            change[early:] - _changes(design[early:], ridge_solution(gram, cross, penalty * early))
         ).mean()
         for penalty in PENALTIES
     }
     penalty = min(tried, key=lambda one: tried[one])
     weight = penalty * len(design)
-    found = ridge_solution(product(design, design), product(change, design), weight)
+    found = ridge_solution(*_sums(design, change), weight)
     for _ in range(PASSES):
-        weights = QuantileLoss().weights(change - outputs_of(design, found))
+        weights = QuantileLoss().weights(change - _changes(design, found))
         for output in range(len(found)):
-            heavy = design * weights[:, [output]]
-            goal = product(change[:, [output]], heavy)
-            found[output] = ridge_solution(product(design, heavy), goal, weight)[0]
-    return OwnModel(empty.centre, empty.spread, found, penalty)
+            sums = _sums(design, change[:, [output]], weights[:, [output]])
+            found[output] = ridge_solution(*sums, weight)[0]
+    return OwnModel(centre, spread, found, penalty)
+
+
+def _rows(frame: ChannelFrame, origins: Ints) -> tuple[NDArray[np.float32], Floats]:
+    """Return inputs and a constant of the windows where all are known, and their scaled changes."""
+    change = (frame.truth(origins) - frame.last[origins, None]) / frame.scale.width
+    known = np.asarray(np.isfinite(change).all(axis=1))
+    design = np.ones((len(origins), inputs(frame, origins[:1]).shape[1] + 1), np.float32)
+    for some in _blocks(len(origins)):
+        raw = inputs(frame, origins[some])
+        known[some] &= np.isfinite(raw).all(axis=1)
+        design[some, :-1] = raw
+    return (design, change) if known.all() else (design[known], change[known])
+
+
+def _blocks(count: int) -> Iterator[slice]:
+    """Yield slices of rows whose float64 copies are in memory at once."""
+    for start in range(0, count, BLOCK):
+        yield slice(start, start + BLOCK)
+
+
+def _sums(
+    design: NDArray[np.float32], goals: Floats, weights: Floats | None = None
+) -> tuple[Floats, Floats]:
+    """Return Σ w φφᵀ and Σ w φ y in float64."""
+    wide = design.shape[1]
+    gram, cross = np.zeros((wide, wide)), np.zeros((goals.shape[1], wide))
+    for some in _blocks(len(design)):
+        rows = design[some].astype(np.float64)
+        heavy = rows if weights is None else rows * weights[some]
+        gram += product(rows, heavy)
+        cross += product(goals[some], heavy)
+    return gram, cross
+
+
+def _changes(design: NDArray[np.float32], coefficients: Floats) -> Floats:
+    """Return the forecast changes of rows, ``(n, horizon)``."""
+    parts = [outputs_of(design[b].astype(np.float64), coefficients) for b in _blocks(len(design))]
+    return np.concatenate(parts)
 
 
 def inputs(frame: ChannelFrame, origins: Ints) -> Floats:

@@ -151,7 +151,7 @@ def _windows(local: TrainingContext, p: Vector) -> tuple[Array, Array] | None:
             continue
         (rows,) = local.run("design", p=p, x=batch.x)
         if design is None:  # one array for all: joining chunks would take their memory twice
-            design = np.empty((ends[1] + 1 - ends[0], *rows.shape[1:]), rows.dtype)
+            design = np.empty((ends[1] + 1 - ends[0], *rows.shape[1:]), np.float32)
         design[filled : filled + len(rows)] = rows
         filled += len(rows)
         targets.append(batch.y)
