@@ -46,7 +46,7 @@ def measure(
         attention="local" if local else "full",
         capacity=stations,
         sites=folder,
-        nearest=NEIGHBOURS,
+        nearest=None if kind == "conv2d" else NEIGHBOURS,
         memory_mb=memory,
     )
     before = _peak()
