@@ -16,6 +16,9 @@ EVERY = 5
 FEW = 200.0
 """Held-back windows at which weights by least loss and by error alone count the same."""
 
+PRIOR = 100.0
+"""Held-back windows at which the weights of a new device count as much as those it begins with."""
+
 _STEEP = 10.0
 _ROUNDS = 300
 _STEP = 4.0
@@ -32,8 +35,36 @@ def blocks_held_back(windows: int, block: int) -> NDArray[np.bool_]:
         >>> blocks_held_back(15, 1).astype(int).tolist()
         [0, 0, 1, 0, 0, 0, 0, 1, 0, 0, 0, 0, 1, 0, 0]
     """
+    return np.asarray(_folds(windows, block) == EVERY // 2)
+
+
+def parts_held_back(windows: int, block: int) -> list[NDArray[np.bool_]]:
+    """Return the parts of a device's windows that are held back one after the other.
+
+    A record of at least 15 blocks has one part, ``blocks_held_back``'s. A fifth of a shorter one is
+    too little to choose weights by, so each of its five parts is held back once.
+
+    Args:
+        windows: Number of windows, oldest first.
+        block: Windows of a block, best a week's.
+
+    Example:
+        >>> [part.astype(int).tolist() for part in parts_held_back(5, 7)]
+        [[1, 0, 0, 0, 0], [0, 1, 0, 0, 0], [0, 0, 1, 0, 0], [0, 0, 0, 1, 0], [0, 0, 0, 0, 1]]
+        >>> len(parts_held_back(105, 7)), parts_held_back(1, 7)
+        (1, [])
+    """
+    if windows >= 3 * EVERY * block:
+        return [blocks_held_back(windows, block)]
+    folds = _folds(windows, block)
+    parts = [np.asarray(folds == number) for number in range(EVERY)]
+    return [part for part in parts if part.any() and not part.all()]
+
+
+def _folds(windows: int, block: int) -> NDArray[np.int64]:
+    """Return the number of each window's part, from 0 to 4."""
     size = max(1, min(block, windows // (3 * EVERY)))
-    return np.asarray(np.arange(windows) // size % EVERY == EVERY // 2)
+    return np.arange(windows) // size % EVERY
 
 
 def least_loss_weights(forecasts: Floats, targets: Floats, *, level: float = 0.5) -> Floats:
@@ -102,3 +133,21 @@ def served_weights(forecasts: Floats, targets: Floats, *, level: float = 0.5) ->
     alone = (losses / losses.min()) ** -_STEEP
     few = FEW / (FEW + len(targets))
     return np.asarray((1.0 - few) * least + few * alone / alone.sum())
+
+
+def weights_of_a_new_device(weights: Floats, begun: Floats, windows: int) -> Floats:
+    """Return the weights of a device whose few held-back windows count beside a prior.
+
+    A week of windows shows what fitted that week. The prior of a new device is best an equal mean of
+    the fleet's model and its own drawn towards it; it counts as ``PRIOR`` windows do.
+
+    Args:
+        weights: What its held-back windows give, shape ``(candidates,)``.
+        begun: What a device without a window has, at least 0, with sum 1, same shape.
+        windows: Number of held-back windows.
+
+    Example:
+        >>> weights_of_a_new_device(np.array([1.0, 0.0]), np.array([0.0, 1.0]), 300).tolist()
+        [0.75, 0.25]
+    """
+    return np.asarray((windows * weights + PRIOR * begun) / (windows + PRIOR))

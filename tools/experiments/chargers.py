@@ -47,6 +47,16 @@ STAGES = ((100, 2e-3), (50, 5e-4), (30, 1e-4))
 STAGED, WIDE, GENTLE = 20, 64, 3e-4
 """Its steps a round, its batch, and the rate of the tuning at its end."""
 
+TOGETHER: Mapping[str, Any] = {
+    "steps": STAGED,
+    "prox": 0.0,
+    "credit": 0.99,
+    "start": "received",
+    "model_selection": "last",
+    "final_tuning": False,
+}
+"""Settings of a staged run but its rates: models stay together, and begin at the mixture."""
+
 TUNED = 400
 """Steps of tuning alone; the best of the checkpoints, step 0 among them, counts."""
 
@@ -109,7 +119,7 @@ def lying(arm: Arm, base: Ground) -> list[str]:
 # --- alone, and pooled ----------------------------------------------------------------------------
 
 
-def _alone(
+def alone(
     arm: Arm,
     base: Ground,
     windows: Mapping[str, Windows],
@@ -137,13 +147,13 @@ def _alone(
 
 def _brief(arm: Arm, base: Ground) -> tuple[Learnt, list[Any]]:
     """Train No_FL as in the paper: as many steps as the others, without choosing a checkpoint."""
-    *_, last = _alone(arm, base, base.windows(), arm.rounds * arm.steps, rate=arm.row.rate)
+    *_, last = alone(arm, base, base.windows(), arm.rounds * arm.steps, rate=arm.row.rate)
     return Learnt(last), []
 
 
 def _converged(arm: Arm, base: Ground) -> tuple[Learnt, list[Any]]:
     """Train each station alone to convergence; keep its best checkpoint."""
-    return Learnt(_best(base, _alone(arm, base, base.windows(), LONG, rate=arm.row.rate))), []
+    return Learnt(_best(base, alone(arm, base, base.windows(), LONG, rate=arm.row.rate))), []
 
 
 def _pooled(arm: Arm, base: Ground) -> tuple[Learnt, list[Any]]:
@@ -151,7 +161,7 @@ def _pooled(arm: Arm, base: Ground) -> tuple[Learnt, list[Any]]:
     windows = base.windows()
     everybody = Pooled(tuple(windows[x] for x in sorted(windows)))
     best: tuple[float, Vector] | None = None
-    for vectors in _alone(
+    for vectors in alone(
         arm, base, {"_": everybody}, LONG, rate=arm.row.rate, batch=BATCH * len(windows)
     ):
         p = vectors["_"]
@@ -170,7 +180,7 @@ def _tuned(arm: Arm, base: Ground) -> tuple[Learnt, list[Any]]:
 
 def _fitted(arm: Arm, base: Ground, starts: Mapping[str, Vector], batch: int) -> dict[str, Vector]:
     """Tune each station alone at a low rate, and keep what improves the choosing part."""
-    course = _alone(
+    course = alone(
         replace(arm, seed=arm.seed + 1000),
         base,
         base.windows(),
@@ -201,7 +211,7 @@ def _federated(arm: Arm, base: Ground) -> tuple[Learnt, list[Any]]:
     spec = base.bundle.manifest.spec(("",))
     common = redrawn(spec, base.bundle.initial, key(arm.seed, "_agg", "initial", 0))
     settings = _settings(arm, base)
-    stage = _stage(arm, base, settings, arm.rounds, common)
+    stage = stage_of(arm, base, settings, arm.rounds, common)
     best: tuple[float, Learnt] | None = None
     history = []
     for number, step in enumerate(stage.steps(spec.shared(common)), 1):
@@ -254,7 +264,7 @@ def _settings(arm: Arm, base: Ground) -> dict[str, Any]:
     return values
 
 
-def _stage(
+def stage_of(
     arm: Arm,
     base: Ground,
     settings: Mapping[str, Any],
@@ -309,10 +319,9 @@ def _staged(arm: Arm, base: Ground) -> tuple[Learnt, list[Any]]:
     best: tuple[float, Mapping[str, Vector]] | None = None
     states: dict[str, Any] = {}
     for number, (limit, rate) in enumerate(STAGES):
-        settings: dict[str, Any] = {"steps": STAGED, "rate": rate, "prox": 0.0, "credit": 0.99}
-        settings |= {"start": "received", "model_selection": "last", "final_tuning": False}
+        settings = {**TOGETHER, "rate": rate}
         turn = replace(arm, seed=arm.seed + number)
-        stage = _stage(turn, base, settings, limit, common, batch=WIDE, states=states)
+        stage = stage_of(turn, base, settings, limit, common, batch=WIDE, states=states)
         for count, step in enumerate(stage.steps(spec.shared(common)), 1):
             if count % max(1, limit // LOOKS) == 0 or count == limit:
                 vectors = {x: step.state.mixed[x] for x in base.frames}
@@ -332,7 +341,7 @@ def _lonely(arm: Arm, base: Ground) -> tuple[Learnt, list[Any]]:
     for number, (limit, rate) in enumerate(STAGES):
         turn, steps = replace(arm, seed=arm.seed + number), limit * STAGED
         often = max(STAGED, steps // LOOKS)
-        course = _alone(
+        course = alone(
             turn, base, base.windows(), steps, rate=rate, batch=WIDE, every=often, starts=starts
         )
         for vectors in course:

@@ -10,9 +10,12 @@ from hypothesis.extra import numpy as hnp
 
 from edge_sdk.analytic.blend import (
     FEW,
+    PRIOR,
     blocks_held_back,
     least_loss_weights,
+    parts_held_back,
     served_weights,
+    weights_of_a_new_device,
 )
 
 FINITE = st.floats(-100.0, 100.0, allow_nan=False, width=32)
@@ -85,3 +88,25 @@ def test_few_windows_weigh_by_error_and_many_by_least_loss():
     few, many = (served_weights(forecasts[:n], truth[:n])[1] for n in (5, len(truth)))
     assert few > 0.2
     assert many < 0.05
+
+
+@settings(max_examples=100, deadline=None)
+@given(windows=st.integers(0, 3000), block=st.integers(1, 200))
+def test_a_short_record_is_held_back_whole_and_a_long_one_by_a_fifth(windows, block):
+    parts = parts_held_back(windows, block)
+    if windows >= 15 * block:
+        assert [part.tolist() for part in parts] == [blocks_held_back(windows, block).tolist()]
+        return
+    times = np.sum([np.zeros(windows, np.int64), *parts], axis=0)
+    assert (times == 1).all() or windows < 2
+    assert all(not part.all() for part in parts)  # something is left to learn from
+
+
+def test_a_new_device_begins_with_the_prior_and_forgets_it():
+    found, begun = np.array([0.2, 0.8, 0.0]), np.array([0.0, 0.5, 0.5])
+    assert np.array_equal(weights_of_a_new_device(found, begun, 0), begun)
+    half = weights_of_a_new_device(found, begun, int(PRIOR))
+    assert half == pytest.approx((found + begun) / 2.0)
+    late = weights_of_a_new_device(found, begun, 10**6)
+    assert late == pytest.approx(found, abs=1e-3)
+    assert late.sum() == pytest.approx(1.0)

@@ -156,13 +156,10 @@ def blend(candidates: Mapping[str, Mapping[str, Floats]], truth: Floats) -> Floa
 
 
 def run(task: Any, form: ChargingForm, data: Path, out: Path, *, seed: int) -> dict[str, Any]:  # noqa: ANN401
-    """Return the scores of every arm on the test part, with what they cost.
-
-    The net of training alone has seed 0 in every run.
-    """
+    """Return the scores of every arm on the test part, with what they cost."""
     begin = time.process_time()
     together = nets(task.name, "week, federated", seed, data, out)
-    lonely = nets(task.name, "week, alone", 0, data, out)
+    lonely = nets(task.name, "week, alone", seed, data, out)
     arms: dict[str, Fans] = {arm: {} for arm in ARMS}
     middle = time.process_time()
     for series in task.series:

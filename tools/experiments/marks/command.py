@@ -72,7 +72,7 @@ def one(job: Job, options: argparse.Namespace) -> None:
         )
     else:
         form = points.NEW if job.history else points.form_of(task)
-        result = points.run(task, form, seed=job.seed, history=job.history)
+        result = points.run(task, form, seed=job.seed, history=job.history, data=options.data)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024.0
     whole = {"task": job.task, "seed": job.seed, "history": job.history, "peak": round(peak)}
     draft = path.with_suffix(".part")

@@ -10,13 +10,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from edge_sdk.analytic.blend import blocks_held_back, served_weights
+from edge_sdk.analytic.blend import parts_held_back, served_weights, weights_of_a_new_device
 from edge_sdk.analytic.features import LoadRecord, columns, standard_names
 from edge_sdk.analytic.random_units import RandomUnits
 from edge_sdk.analytic.reweighting import QuantileLoss, reweighted
@@ -24,16 +25,19 @@ from edge_sdk.analytic.solve import RidgePath, fleet_solution, leave_one_out, pr
 from edge_sdk.analytic.standardise import FeatureSums, Standardiser
 from edge_sdk.analytic.statistics import DesignRows, Statistic, gather, payload_bytes, total
 from edge_sdk.analytic.trees import TreeForm, boosted
+from tools.experiments.marks import cell_nets
 from tools.experiments.marks.tasks import scored
 
 Floats = NDArray[np.float64]
 Single = NDArray[np.float32]
 Flags = NDArray[np.bool_]
 
-ARMS = ("fleet", "alone", "personal", "served", "centralised")
+ARMS = ("fleet", "alone", "personal", "net", "served", "centralised")
 STRENGTHS = (3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 0.1, 0.3, 1.0, 3.0)
 SIMPLE = ("day:1:0", "day:7:0", "slot:7")
 LOSS = QuantileLoss()
+KINDS = ("personal", "alone", "fleet", "raw")
+"""Models that leave the residuals on which trees are grown; raw: nothing is taken away."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +51,8 @@ class PointForm:
         trees: Form of the trees; none if their number is 0.
         windows: Most windows of a device that are learnt from.
         pooled: Most rows of all devices that the centralised trees are grown on.
+        has_net: Whether the mean of the blend and a federated net is served.
+        is_new: Whether the devices have a short history.
     """
 
     units: int = 400
@@ -55,9 +61,11 @@ class PointForm:
     trees: TreeForm = field(default_factory=TreeForm)
     windows: int = 15_000
     pooled: int = 40_000
+    has_net: bool = False
+    is_new: bool = False
 
 
-NEW = PointForm(units=200, trees=TreeForm(trees=0), windows=4000)
+NEW = PointForm(units=200, trees=TreeForm(trees=0), windows=4000, is_new=True)
 """Form for devices with a short history: a week is too short for trees."""
 
 
@@ -67,11 +75,13 @@ def form_of(task: Any) -> PointForm:  # noqa: ANN401 - the anchors' type
     Many steps share one set of trees and have no random units, which made them worse;
     quarter-hours have a year of 35,040 rows.
     """
+    hourly_cells = task.domain == "cell" and task.day == 24
     if task.p > 1:
-        return PointForm(units=0, passes=2, trees=TreeForm(trees=80, rate=0.1), windows=6000)
+        few = TreeForm(trees=80, rate=0.1)
+        return PointForm(units=0, passes=2, trees=few, windows=6000, has_net=hourly_cells)
     if task.day > 24:
         return PointForm(passes=2, trees=TreeForm(trees=80, rate=0.1), windows=10_000)
-    return PointForm()
+    return PointForm(has_net=hourly_cells)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -97,29 +107,54 @@ class StepPlace:
 
 
 @dataclass(slots=True, eq=False)
-class Gathered:
-    """What a device has over all steps: forecasts of held-back and judged windows, and residuals.
+class HeldPart:
+    """One part of a device's windows, held back, over all steps.
 
     Attributes:
-        held: Forecasts of held-back windows by candidate.
+        forecasts: Of the part, by candidate.
+        residuals: Of the other windows, by the model that leaves them.
+        late: Which windows are held back.
+        truth: Targets of the part.
+    """
+
+    forecasts: dict[str, list[Floats]] = field(default_factory=dict)
+    residuals: dict[str, list[Floats]] = field(default_factory=dict)
+    late: list[Flags] = field(default_factory=list)
+    truth: list[Floats] = field(default_factory=list)
+
+
+@dataclass(slots=True, eq=False)
+class Gathered:
+    """What a device has over all steps.
+
+    Attributes:
+        parts: Its held-back parts.
         told: Forecasts of judged windows by candidate.
-        early: Residuals of the windows that are not held back, by the model they are left by.
-        all: Residuals of all windows under the final model.
-        rows: Features of the early, all, held-back and judged windows.
+        residuals: Of all windows under the final models.
+        every: Features of all windows.
+        judged: Features of judged windows.
+    """
+
+    parts: list[HeldPart] = field(default_factory=list)
+    told: dict[str, list[Floats]] = field(default_factory=dict)
+    residuals: dict[str, list[Floats]] = field(default_factory=dict)
+    every: list[Single] = field(default_factory=list)
+    judged: list[Single] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Candidates:
+    """What a device may blend.
+
+    Attributes:
+        held: Forecasts of held-back windows by candidate, each of shape ``(n,)``.
+        told: Forecasts of judged windows by candidate.
         truth: Targets of held-back windows.
     """
 
-    held: dict[str, list[Floats]] = field(default_factory=dict)
-    told: dict[str, list[Floats]] = field(default_factory=dict)
-    early: dict[str, list[Floats]] = field(default_factory=dict)
-    all: dict[str, list[Floats]] = field(default_factory=dict)
-    rows: tuple[list[Single], ...] = field(default_factory=lambda: ([], [], [], []))
-    truth: list[Floats] = field(default_factory=list)
-
-    def add(self, name: str, held: Floats, told: Floats) -> None:
-        """Keep one step's forecasts of a candidate."""
-        self.held.setdefault(name, []).append(held)
-        self.told.setdefault(name, []).append(told)
+    held: Mapping[str, Floats]
+    told: Mapping[str, Floats]
+    truth: Floats
 
 
 def names_of(task: Any, outside: Sequence[str]) -> list[str]:  # noqa: ANN401 - the anchors' type
@@ -171,25 +206,51 @@ def fleet_of(
 
 
 def own_models(
-    design: DesignRows, y: Floats, late: Flags, fleet: Floats
-) -> dict[str, tuple[Floats, Floats]]:
-    """Return the personal and the lonely model: without the held-back windows, and with all.
+    design: DesignRows, y: Floats, parts: Sequence[Flags], fleet: Floats
+) -> dict[str, tuple[list[Floats], Floats]]:
+    """Return the personal and the lonely model: without each held-back part, and with all windows.
 
-    Penalties are those with the least absolute error on the held-back windows.
+    Penalties are those with the least absolute error on the held-back parts.
     """
-    rows, goals, zero = design[~late], y[~late], np.zeros_like(fleet)
-    weights = LOSS.weights(goals - predicted(rows, fleet))
-    paths = [RidgePath.of(gather(rows, goals, one)) for one in (weights, None)]
+    zero = np.zeros_like(fleet)
+    weights = LOSS.weights(y - predicted(design, fleet))
+    paths = [
+        [RidgePath.of(gather(design[~late], y[~late], w)) for w in (weights[~late], None)]
+        for late in parts
+    ]
     found = {}
     for kind, towards in (("personal", fleet), ("alone", zero)):
-        tried = [(s, p.solution(s * len(rows), towards)) for p in paths for s in STRENGTHS]
-        missed = [np.abs(y[late] - predicted(design[late], model)).mean() for _, model in tried]
-        strength, start = tried[int(np.argmin(missed))]
-        early = reweighted(
-            rows, goals, LOSS, start, penalty=strength * len(rows), towards=towards, passes=2
-        )
+        tried, missed = [], []
+        for late, two in zip(parts, paths, strict=True):
+            count = int((~late).sum())
+            models = [(s, p.solution(s * count, towards)) for p in two for s in STRENGTHS]
+            tried.append(models)
+            missed.append([np.abs(y[late] - predicted(design[late], m)).sum() for _, m in models])
+        best = int(np.argmin(np.sum(missed, axis=0)))
+        early = []
+        for late, models in zip(parts, tried, strict=True):
+            strength, start = models[best]
+            rows, goals = design[~late], y[~late]
+            early.append(
+                reweighted(
+                    rows,
+                    goals,
+                    LOSS,
+                    start,
+                    penalty=strength * len(rows),
+                    towards=towards,
+                    passes=2,
+                )
+            )
+        strength = tried[0][best][0]
         final = reweighted(
-            design, y, LOSS, early, penalty=strength * len(y), towards=towards, passes=1
+            design,
+            y,
+            LOSS,
+            np.mean(early, axis=0),
+            penalty=strength * len(y),
+            towards=towards,
+            passes=1,
         )
         found[kind] = (early, final)
     return found
@@ -202,10 +263,12 @@ def forecasts(
     part: str = "test",
     seed: int = 0,
     history: int = 0,
+    data: Path | None = None,
 ) -> tuple[dict[str, dict[str, Floats]], dict[str, dict[str, float]], int]:
     """Return every arm's forecasts by device, the mean weights of the blends, and the width P.
 
-    With ``history``, a device has its newest days only, and its fleet is all others with all theirs.
+    With ``data``, the folder of the sets, a form's net is trained. With ``history``, a device has its
+    newest days only, and its fleet is all others with all theirs.
     """
     kept: dict[str, Gathered] = {s.name: Gathered() for s in task.series}
     scales: dict[str, tuple[float, Floats]] = {}
@@ -243,14 +306,18 @@ def forecasts(
             pooled.append(_central(devices, design, fleet, step if task.p > 1 else None))
     out: dict[str, dict[str, Floats]] = {arm: {} for arm in ARMS}
     weights: dict[str, list[Floats]] = {"served": [], "alone": []}
+    kinds: list[str] = []
+    nets = _nets(task, form, part, seed, data)
     for name, one in kept.items():
-        changes = _blends(one, form, seed, weights)
+        found = candidates(one, form, seed)
+        kinds = list(found.held)
+        changes = blends(found, form, weights, nets.get(name))
         for arm, change in changes.items():
             out[arm][name] = _told(change, *scales[name], task.p)
     if pooled:
         for name, change in _centralised(pooled, form, seed).items():
             out["centralised"][name] = _told(change, *scales[name], task.p)
-    return {a: f for a, f in out.items() if f}, _means(kept, weights), width
+    return {a: f for a, f in out.items() if f}, _means(kinds, weights), width
 
 
 def _one_step(
@@ -271,25 +338,32 @@ def _one_step(
     """
     others, common = models
     number = place.step if place.steps > 1 else None
-    late = blocks_held_back(len(d.targets), 7 * place.day)
+    held_back = parts_held_back(len(d.targets), 7 * place.day)
     rows, judged, y = design(d.learn), design(d.judge), d.targets[:, 0]
-    own = own_models(rows, d.targets, late, others)
-    for kind, (early, final) in {**own, "fleet": (others, others)}.items():
+    own = own_models(rows, d.targets, held_back, others)
+    models_of = {**own, "fleet": (len(held_back) * [others], others)}
+    into.parts = into.parts or [HeldPart() for _ in held_back]
+    columns_of = {name: place.names.index(name) for name in SIMPLE}
+    for place_of, (late, part) in enumerate(zip(held_back, into.parts, strict=True)):
+        told = {k: predicted(rows, early[place_of])[:, 0] for k, (early, _) in models_of.items()}
+        told |= {k: d.learn[:, c].astype(float) for k, c in columns_of.items()}
+        for kind, forecast in (told | {"last": np.zeros(len(y))}).items():
+            part.forecasts.setdefault(kind, []).append(forecast[late])
+        for kind in KINDS:
+            left = y[~late] - (told[kind][~late] if kind in told else 0.0)
+            part.residuals.setdefault(kind, []).append(left)
+        part.late.append(late)
+        part.truth.append(y[late])
+    for kind, (_, final) in models_of.items():
         ahead = common if kind == "fleet" else final
-        into.add(kind, predicted(rows[late], early)[:, 0], predicted(judged, ahead)[:, 0])
-        into.early.setdefault(kind, []).append(y[~late] - predicted(rows[~late], early)[:, 0])
-        into.all.setdefault(kind, []).append(y - predicted(rows, final)[:, 0])
-    into.early.setdefault("raw", []).append(y[~late])
-    into.all.setdefault("raw", []).append(y)
-    into.add("last", np.zeros(int(late.sum())), np.zeros(len(d.judge)))
-    for name in SIMPLE:
-        column = place.names.index(name)
-        into.add(name, d.learn[late, column].astype(float), d.judge[:, column].astype(float))
-    for rows_of, some in zip(
-        into.rows, (d.learn[~late], d.learn, d.learn[late], d.judge), strict=True
-    ):
-        rows_of.append(_stepped(some, number))
-    into.truth.append(y[late])
+        into.told.setdefault(kind, []).append(predicted(judged, ahead)[:, 0])
+        into.residuals.setdefault(kind, []).append(y - predicted(rows, final)[:, 0])
+    into.residuals.setdefault("raw", []).append(y)
+    into.told.setdefault("last", []).append(np.zeros(len(d.judge)))
+    for name, column in columns_of.items():
+        into.told.setdefault(name, []).append(d.judge[:, column].astype(float))
+    into.every.append(_stepped(d.learn, number))
+    into.judged.append(_stepped(d.judge, number))
 
 
 def _stepped(rows: Single, step: int | None) -> Single:
@@ -303,40 +377,88 @@ def _thinned(count: int, most: int) -> slice:
     return slice(None, None, 1 + count // most)
 
 
-def _blends(
-    one: Gathered, form: PointForm, seed: int, weights: dict[str, list[Floats]]
-) -> dict[str, Floats]:
-    """Grow trees on what every model leaves, blend everything, and return the arms' changes."""
+def candidates(one: Gathered, form: PointForm, seed: int) -> Candidates:
+    """Grow trees on what every model leaves, and return all candidates of a device."""
     join = np.concatenate
-    held = {k: join(v) for k, v in one.held.items()}
-    told = {k: join(v) for k, v in one.told.items()}
-    early, every, late, judge = (join(part) for part in one.rows)
-    for kind in one.early if form.trees.trees else ():
-        some, more = _thinned(len(early), form.windows), _thinned(len(every), form.windows)
-        first = boosted(early[some], join(one.early[kind])[some], form.trees, seed=seed)
-        final = boosted(every[more], join(one.all[kind])[more], form.trees, seed=seed)
-        held[f"{kind}+trees"] = first.predicted(late) + held.get(kind, 0.0)
-        told[f"{kind}+trees"] = final.predicted(judge) + told.get(kind, 0.0)
-    truth = join(one.truth)
-    out = {"fleet": told["fleet"], "personal": told["personal"]}
-    for arm in ("served", "alone"):
-        names = [k for k in held if arm == "served" or not k.startswith(("fleet", "personal"))]
-        found = served_weights(np.stack([held[k] for k in names], axis=1), truth)
-        weights[arm].append(found)
-        out[arm] = np.stack([told[k] for k in names], axis=1) @ found
-    one.held = {key: [] for key in held}
+    told = {kind: join(steps) for kind, steps in one.told.items()}
+    every, judged = join(one.every), join(one.judged)
+    held: dict[str, list[Floats]] = {}
+    for part in one.parts:
+        forecasts = {kind: join(steps) for kind, steps in part.forecasts.items()}
+        late = join(part.late)
+        early = every[~late]
+        some = _thinned(len(early), form.windows)
+        for kind in KINDS if form.trees.trees else ():
+            made = boosted(early[some], join(part.residuals[kind])[some], form.trees, seed=seed)
+            forecasts[f"{kind}+trees"] = made.predicted(every[late]) + forecasts.get(kind, 0.0)
+        for kind, forecast in forecasts.items():
+            held.setdefault(kind, []).append(forecast)
+    some = _thinned(len(every), form.windows)
+    for kind in KINDS if form.trees.trees else ():
+        made = boosted(every[some], join(one.residuals[kind])[some], form.trees, seed=seed)
+        told[f"{kind}+trees"] = made.predicted(judged) + told.get(kind, 0.0)
+    truth = [join(part.truth) for part in one.parts]
+    return Candidates({kind: join(parts) for kind, parts in held.items()}, told, join(truth))
+
+
+def _nets(
+    task: Any,  # noqa: ANN401
+    form: PointForm,
+    part: str,
+    seed: int,
+    data: Path | None,
+) -> dict[str, Floats]:
+    """Return the changes that a form's net forecasts, by device, in the order of the candidates."""
+    if data is None or not form.has_net:
+        return {}
+    made = cell_nets.tuned(data, task.name, "choose" if part == "val" else "test", seed)
+    out = {}
+    for series in task.series:
+        origins = task.origins(series, part)
+        last = pd.Series(series.value).ffill().to_numpy()[origins]
+        change = (made[series.name].at(origins) - last[:, None]) / series.scale
+        out[series.name] = change.T.ravel()
     return out
 
 
-def _means(
-    kept: Mapping[str, Gathered], weights: Mapping[str, Sequence[Floats]]
-) -> dict[str, dict[str, float]]:
-    names = list(next(iter(kept.values())).held)
-    own = [k for k in names if not k.startswith(("fleet", "personal"))]
-    pairs = (("served", names), ("alone", own))
+def blends(
+    one: Candidates,
+    form: PointForm,
+    weights: dict[str, list[Floats]],
+    net: Floats | None = None,
+) -> dict[str, Floats]:
+    """Return the arms' changes; the weights of the blends are appended to ``weights``.
+
+    Args:
+        one: The device's candidates.
+        form: What was chosen.
+        weights: Of every device and arm.
+        net: A net's changes, whose mean with the blend is served; what it lacks is not a number.
+    """
+    names = list(one.held)
+    held = np.stack([one.held[k] for k in names], axis=1)
+    told = np.stack([one.told[k] for k in names], axis=1)
+    arms = {"fleet": one.told["fleet"], "personal": one.told["personal"]}
+    for arm in ("served", "alone"):
+        some = [arm == "served" or not k.startswith(("fleet", "personal")) for k in names]
+        found = np.zeros(len(names))
+        found[some] = served_weights(held[:, some], one.truth)
+        if form.is_new and arm == "served":
+            begun = np.array([k in {"fleet", "personal"} for k in names]) / 2.0
+            found = weights_of_a_new_device(found, begun, len(one.truth))
+        weights[arm].append(found)
+        arms[arm] = told @ found
+    if net is not None:
+        arms["net"] = np.where(np.isfinite(net), net, arms["served"])
+        arms["served"] = (arms["net"] + arms["served"]) / 2.0
+    return arms
+
+
+def _means(names: Sequence[str], weights: Mapping[str, Sequence[Floats]]) -> dict[str, Any]:
+    """Return the mean weight of every candidate by arm."""
     return {
-        a: dict(zip(k, np.mean(weights[a], axis=0).round(3).tolist(), strict=True))
-        for a, k in pairs
+        arm: dict(zip(names, np.mean(found, axis=0).round(3).tolist(), strict=True))
+        for arm, found in weights.items()
     }
 
 
@@ -377,14 +499,24 @@ def _centralised(
     return {name: np.concatenate(parts) for name, parts in found.items()}
 
 
-def run(task: Any, form: PointForm, *, seed: int, history: int = 0) -> dict[str, Any]:  # noqa: ANN401
+def run(
+    task: Any,  # noqa: ANN401
+    form: PointForm,
+    *,
+    seed: int,
+    history: int = 0,
+    data: Path | None = None,
+) -> dict[str, Any]:
     """Return the scores of every arm on the test part, with what they cost."""
     begin = time.process_time()
-    found, weights, width = forecasts(task, form, seed=seed, history=history)
+    found, weights, width = forecasts(task, form, seed=seed, history=history, data=data)
     result: dict[str, Any] = {"seconds": round(time.process_time() - begin, 1)}
     result |= {"devices": len(task.series), "width": width, "weights": weights}
     result["sent"] = (1 + form.passes) * task.p * payload_bytes(width, 1)
     result["received"] = (2 + form.passes) * task.p * 4 * width
+    if form.has_net and data is not None:
+        result["sent"] += cell_nets.payload_bytes(task.name)
+        result["received"] += cell_nets.payload_bytes(task.name)
     for arm, told in found.items():
         score, by_device = scored(task, told)
         result[arm] = {"score": score, "by device": by_device}
