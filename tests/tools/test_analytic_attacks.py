@@ -1,4 +1,4 @@
-"""The experiments on liars and on noise, on a small invented fleet."""
+"""The experiments on attacks and on noise, on a small invented fleet."""
 
 from __future__ import annotations
 
@@ -28,12 +28,14 @@ def known():
     return found
 
 
-LIARS = ("d0", "d5")
+BYZANTINE = ("d0", "d5")
 
 
-def test_liars_who_invent_data_move_the_sum_more_than_the_votes(known):
-    calm = Run(known, LIARS, "none", None).scored()
-    errors = {rule: Run(known, LIARS, "invented", rule).scored() for rule in (None, "trimmed_mean")}
+def test_invented_data_moves_the_sum_more_than_the_votes(known):
+    calm = Run(known, BYZANTINE, "none", None).scored()
+    errors = {
+        rule: Run(known, BYZANTINE, "invented", rule).scored() for rule in (None, "trimmed_mean")
+    }
     assert errors[None][0] > 1.3 * calm[0]
     assert errors["trimmed_mean"][0] < 1.1 * calm[0]
     assert errors[None][1] < 1.02 * calm[1]  # what a device forecasts with is its own
@@ -41,21 +43,21 @@ def test_liars_who_invent_data_move_the_sum_more_than_the_votes(known):
 
 @pytest.mark.parametrize("attack", analytic_attacks.MODEL_ATTACKS)
 def test_every_model_attack_is_refused_or_bounded(known, attack):
-    run = Run(known, LIARS, attack, "trimmed_mean")
+    run = Run(known, BYZANTINE, attack, "trimmed_mean")
     fleet, own = run.scored()
     assert math.isfinite(fleet)
     assert own < 0.5
-    assert 0 <= run.refused <= analytic_attacks.PASSES * len(LIARS)
+    assert 0 <= run.refused <= analytic_attacks.PASSES * len(BYZANTINE)
 
 
 def test_a_negated_statistic_is_refused_in_every_pass(known):
-    run = Run(known, LIARS, "flipping", None)
+    run = Run(known, BYZANTINE, "flipping", None)
     run.fit()
-    assert run.refused == analytic_attacks.PASSES * len(LIARS)
+    assert run.refused == analytic_attacks.PASSES * len(BYZANTINE)
 
 
 @pytest.mark.parametrize("attack", analytic_attacks.DATA_ATTACKS)
-def test_an_attack_on_data_changes_the_targets_of_a_liar(known, attack):
+def test_an_attack_on_data_changes_the_targets_of_a_device(known, attack):
     told = analytic_attacks.poisoned(known["d0"], attack, 1)
     assert not np.array_equal(told.targets, known["d0"].targets)
     assert np.abs(told.targets).max() <= analytic_attacks.CLIPPED

@@ -192,6 +192,24 @@ def test_another_fleet_changes_its_model_and_what_is_served(anchors):
     assert not np.allclose(whole["fleet"]["s0"], other["fleet"]["s0"])
 
 
+def test_half_of_what_a_short_record_serves_owes_nothing_to_the_fleet():
+    truth = np.sin(np.arange(500.0))
+    held = {"fleet": truth, "alone": 0.5 * truth}
+    told = {"fleet": np.ones(3), "alone": np.full(3, 3.0), "personal": np.zeros(3)}
+
+    def served(is_short, form, net=None):
+        one = points.Candidates(held, told, truth, is_short)
+        arms = points.blends(one, form, {"served": [], "alone": []}, net)
+        return arms["served"]
+
+    assert served(False, SMALL) == pytest.approx(np.ones(3), abs=0.05)
+    assert served(True, SMALL) == pytest.approx(np.full(3, 2.0), abs=0.05)
+    new = replace(SMALL, is_new=True)
+    assert (served(True, new) < served(True, SMALL)).all()  # a new device has too little of its own
+    net = np.array([4.0, 4.0, np.nan])
+    assert served(True, SMALL, net) == pytest.approx([3.0, 3.0, 2.0], abs=0.05)
+
+
 def test_a_history_that_was_not_run_is_an_empty_cell():
     arms = {arm: {"score": 0.5, "by device": {"a": 1.0}} for arm in points.ARMS}
     results = [{"task": TASK, "seed": 0, "history": 7} | arms]

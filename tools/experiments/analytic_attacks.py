@@ -1,11 +1,11 @@
-"""Analytic federation under liars: sum and votes, with 20 % of the devices lying.
+"""Analytic federation under attack: sum and votes, with 20 % Byzantine devices.
 
     python -m tools.experiments.analytic_attacks --data DATA --anchors ANCHORS --docs
 
-The windows are those of ``tools.experiments.analytic``, thinned. A liar poisons its readings, sends
-something else in place of its statistic, or invents the statistic of data that nobody has; what
-admission refuses does not count. Scored are honest devices only: the fleet's model, and what a device
-forecasts with. The constants that standardise features are the bundle's.
+The windows are those of ``tools.experiments.analytic``, thinned. A Byzantine device poisons its
+readings, sends something else in place of its statistic, or invents the statistic of data that nobody
+has; what admission refuses does not count. Scored are honest devices only: the fleet's model, and what
+a device forecasts with. The constants that standardise features are the bundle's.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import importlib
 import json
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -54,8 +54,8 @@ MARKER = "<!-- attacks -->"
 SHARE, CLIPPED, WINDOWS, PASSES, UNITS = 0.2, 4.0, 2500, 3, 60
 VOTES = ("median", "trimmed_mean", "multi_krum", "geometric_median", "centred_clipping")
 DATA_ATTACKS = tuple(name for name, attack in ATTACKS.items() if attack.kind == "data")
-LIES = ("none", "opposite", "invented", *DATA_ATTACKS)
-"""Lies about data; ``opposite`` negates the changes, ``invented`` also enlarges them fourfold."""
+READINGS_ATTACKS = ("none", "opposite", "invented", *DATA_ATTACKS)
+"""Attacks on readings; ``opposite`` negates the changes, ``invented`` also enlarges them fourfold."""
 
 MODEL_ATTACKS = tuple(name for name, attack in ATTACKS.items() if attack.kind == "model")
 
@@ -100,36 +100,36 @@ def homes(
     return found
 
 
-def poisoned(home: Home, lie: str, seed: int) -> Home:
-    """Return a liar's own windows after an attack on its data."""
-    if lie in ("opposite", "invented"):
-        factor = -4.0 if lie == "invented" else -1.0
+def poisoned(home: Home, attack: str, seed: int) -> Home:
+    """Return a Byzantine device's own windows after an attack on its data."""
+    if attack in ("opposite", "invented"):
+        factor = -4.0 if attack == "invented" else -1.0
         return replace(home, targets=np.clip(factor * home.targets, -CLIPPED, CLIPPED))
-    if lie in DATA_ATTACKS:
+    if attack in DATA_ATTACKS:
         rng = np.random.default_rng(seed)
         low, high = home.targets.min(), home.targets.max()
         unit = (home.targets[:, 0] - low) / max(high - low, 1e-9)
-        told = np.asarray(bound_attack(lie, {}).act(unit, rng)) * (high - low) + low
+        told = np.asarray(bound_attack(attack, {}).act(unit, rng)) * (high - low) + low
         return replace(home, targets=np.clip(np.nan_to_num(told)[:, None], -CLIPPED, CLIPPED))
     return home
 
 
 class Run:
-    """One run of the method among honest devices and liars.
+    """One run of the method among honest and Byzantine devices.
 
     Args:
         known: Devices by name.
-        liars: Names of those that lie.
-        lie: Attack of the liars.
+        byzantine: Names of the Byzantine devices.
+        attack: Their attack.
         rule: Rule for votes; None adds statistics up.
     """
 
     def __init__(
-        self, known: Mapping[str, Home], liars: Sequence[str], lie: str, rule: str | None
+        self, known: Mapping[str, Home], byzantine: Sequence[str], attack: str, rule: str | None
     ) -> None:
-        self.lie, self.rule, self.liars = lie, rule, frozenset(liars)
+        self.attack, self.rule, self.byzantine = attack, rule, frozenset(byzantine)
         self.known = {
-            name: poisoned(home, lie, i) if name in self.liars else home
+            name: poisoned(home, attack, i) if name in self.byzantine else home
             for i, (name, home) in enumerate(known.items())
         }
         self.width = next(iter(known.values())).learn.shape[1]
@@ -147,7 +147,9 @@ class Run:
                 continue
             names, rows = votes(sent, 1e-3)
             stacked = Rows.of(dict(zip(names, fleet.ravel() - rows, strict=True)))
-            options = {"f": len(self.liars)} if self.rule in ("multi_krum", "trimmed_mean") else {}
+            options = (
+                {"f": len(self.byzantine)} if self.rule in ("multi_krum", "trimmed_mean") else {}
+            )
             verdict = bind(self.rule, **options)(stacked, uniform(len(stacked)), memory)
             memory = verdict.memory
             fleet = fleet - np.asarray(verdict.value, np.float64)[None]
@@ -164,113 +166,146 @@ class Run:
         return found
 
     def _admitted(self, own: Mapping[str, Statistic]) -> dict[str, Statistic]:
-        if self.lie not in MODEL_ATTACKS:
+        if self.attack not in MODEL_ATTACKS:
             return dict(own)
-        honest = np.stack([to_vector(own[n]) for n in own if n not in self.liars]).astype(float)
-        attack, sent = bound_attack(self.lie, {}), {n: own[n] for n in own if n not in self.liars}
+        honest = np.stack([to_vector(own[n]) for n in own if n not in self.byzantine]).astype(float)
+        bound, sent = (
+            bound_attack(self.attack, {}),
+            {n: own[n] for n in own if n not in self.byzantine},
+        )
         bounds = StatisticBounds(
             self.width, 1, 1, np.sqrt(CLIP**2 * (self.width - 1) + 1.0), CLIPPED, 20_000.0
         )
-        for i, name in enumerate(sorted(self.liars)):
+        for i, name in enumerate(sorted(self.byzantine)):
             vector = to_vector(own[name]).astype(np.float64)
             scene = AttackContext(
                 vector, honest, np.zeros_like(vector), tuple(self.past), (), len(own),
-                len(self.liars), np.random.default_rng(i),
+                len(self.byzantine), np.random.default_rng(i),
             )  # fmt: skip
             with np.errstate(all="ignore"):
-                told = np.asarray(attack.act(scene), np.float64)
+                told = np.asarray(bound.act(scene), np.float64)
             statistic = from_vector(told.astype(np.float32), 1, self.width)
             if statistic_fault(statistic, bounds) is None:
                 sent[name] = statistic
             else:
                 self.refused += 1
-        self.past.append(to_vector(own[min(self.liars)]).astype(np.float64))
+        self.past.append(to_vector(own[min(self.byzantine)]).astype(np.float64))
         return sent
 
     def scored(self) -> tuple[float, float]:
         """Return the mean error of honest devices: the fleet's model, and the personal ones."""
         fleet, sent = self.fit()
         others = leave_one_out(sent) if self.rule is None else {}
-        told = []
+        errors = []
         for name, home in self.known.items():
-            if name in self.liars:
+            if name in self.byzantine:
                 continue
             towards = others.get(name, fleet)
             own = fit_personal(home.learn, home.targets, towards, QuantileLoss(), days=home.days)
-            told.append([
+            errors.append([
                 float(np.abs(home.judged - predicted(home.judge, m)).mean()) / home.unit
                 for m in (fleet, own.coefficients)
             ])  # fmt: skip
-        both = np.mean(told, axis=0)
+        both = np.mean(errors, axis=0)
         return float(both[0]), float(both[1])
 
 
 def table(results: Mapping[str, Mapping[str, Any]]) -> str:
-    """Return the tables as Markdown: changes against the same rule without liars, in per cent."""
+    """Return the tables as Markdown: changes against the same rule without an attack, in per cent."""
     lines = []
     for name, found in results.items():
         rules = list(found["none"])
         lines += [f"| {SETS[name]} | " + " | ".join(rules) + " |", "|---|" + "---|" * len(rules)]
-        for lie, row in found.items():
+        for attack, row in found.items():
             cells = []
             for rule in rules:
                 fleet, own, refused = row[rule]
                 calm = found["none"][rule]
-                if lie == "none":
+                if attack == "none":
                     cells.append(f"{fleet:.3f} / {own:.3f}")
                 elif refused:
                     cells.append("refused")
                 else:
                     worse = 100 * (fleet / calm[0] - 1), 100 * (own / calm[1] - 1)
                     cells.append("{:+.1f} / {:+.1f}".format(*worse))
-            lines.append(f"| {'no attack' if lie == 'none' else lie} | " + " | ".join(cells) + " |")
+            lines.append(
+                f"| {'no attack' if attack == 'none' else attack} | " + " | ".join(cells) + " |"
+            )
         lines.append("")
     return "\n".join(lines).strip()
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run every attack against every rule; print and write the tables."""
+
+    def made(options: argparse.Namespace, name: str) -> dict[str, Any]:
+        return attacked(homes(importlib.import_module("datasets").load(options.data, name)))
+
+    out = Path("runs/analytic-attacks")
+    return run_tables(__doc__, out, MARKER, made=made, table=table, arguments=arguments)
+
+
+def run_tables(
+    title: str | None,
+    out: Path,
+    marker: str,
+    *,
+    made: Callable[[argparse.Namespace, str], Any],
+    table: Callable[[dict[str, Any]], str],
+    arguments: Sequence[str] | None,
+) -> int:
+    """Read the options of a command on ``SETS``, make what is not kept, print and write its tables.
+
+    Args:
+        title: Description of the command.
+        out: Folder of the results, one file a set, unless the command line names another.
+        marker: Marks of the tables on the page.
+        made: Returns the results of a set.
+        table: Returns the tables as Markdown.
+        arguments: The command line.
+    """
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        description=title, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--anchors", type=Path, required=True)
-    parser.add_argument("--out", type=Path, default=Path("runs/analytic-attacks"))
+    parser.add_argument("--out", type=Path, default=out)
     parser.add_argument("--tasks", nargs="+", choices=SETS, default=list(SETS))
     parser.add_argument("--docs", action="store_true", help=f"write the tables into {PAGE.name}")
     options = parser.parse_args(arguments)
     sys.path.insert(0, str(options.anchors.resolve()))
     options.out.mkdir(parents=True, exist_ok=True)
-    results: dict[str, dict[str, Any]] = {}
+    results: dict[str, Any] = {}
     for name in options.tasks:
         path = options.out / f"{name.replace(':', '_')}.json"
         if not path.exists():
-            known = homes(importlib.import_module("datasets").load(options.data, name))
-            path.write_text(json.dumps(attacked(known)))
+            path.write_text(json.dumps(made(options, name)))
         results[name] = json.loads(path.read_text())
     text = table(results)
     if options.docs:
-        replace_block(PAGE, MARKER, text)
+        replace_block(PAGE, marker, text)
     print(text)
     return 0
 
 
 def attacked(known: Mapping[str, Home]) -> dict[str, dict[str, tuple[float, float, bool]]]:
-    """Return fleet and personal error, and whether all lies were refused, by attack and rule."""
+    """Return fleet and personal error, and whether all of them were refused, by attack and rule."""
     names = sorted(known)
-    liars = names[:: max(1, round(1 / SHARE))][: round(SHARE * len(names))]
+    byzantine = names[:: max(1, round(1 / SHARE))][: round(SHARE * len(names))]
     found: dict[str, dict[str, tuple[float, float, bool]]] = {}
-    for lie in (*LIES, *MODEL_ATTACKS):
-        found[lie] = {}
+    for attack in (*READINGS_ATTACKS, *MODEL_ATTACKS):
+        found[attack] = {}
         for rule in (None, *(r for r in VOTES if r in RULES)):
-            run = Run(known, liars, lie, rule)
+            run = Run(known, byzantine, attack, rule)
             fleet, own = run.scored()
             title = "sum" if rule is None else f"votes, {rule}"
-            is_refused = run.refused == PASSES * len(liars)
-            found[lie][title] = (fleet, own, is_refused)
-            print(lie, title, f"{fleet:.4f} {own:.4f} {run.refused}", file=sys.stderr, flush=True)
+            is_refused = run.refused == PASSES * len(byzantine)
+            found[attack][title] = (fleet, own, is_refused)
+            print(
+                attack, title, f"{fleet:.4f} {own:.4f} {run.refused}", file=sys.stderr, flush=True
+            )
             if is_refused:
-                found[lie] = dict.fromkeys(found["none"], (fleet, own, True))
+                found[attack] = dict.fromkeys(found["none"], (fleet, own, True))
                 break
     return found
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import json
 import math
 import os
 import sys
@@ -36,9 +35,8 @@ from edge_sdk.analytic.reweighting import QuantileLoss
 from edge_sdk.analytic.solve import predicted, ridge
 from edge_sdk.analytic.statistics import gather, total
 from edge_sdk.privacy.analytic_gaussian import sigma_for
-from tools.experiments.analytic import PAGE, AnalyticForm
-from tools.experiments.analytic_attacks import CLIPPED, SETS, Home, homes
-from tools.experiments.marked_block import replace_block
+from tools.experiments.analytic import AnalyticForm
+from tools.experiments.analytic_attacks import CLIPPED, SETS, Home, homes, run_tables
 from tools.experiments.noise import TRIALS, promised
 
 Floats = NDArray[np.float64]
@@ -203,33 +201,16 @@ def table(results: Mapping[str, Sequence[Mapping[str, float]]]) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run every epsilon on every set; print and write the tables."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--data", type=Path, required=True)
-    parser.add_argument("--anchors", type=Path, required=True)
-    parser.add_argument("--out", type=Path, default=Path("runs/analytic-privacy"))
-    parser.add_argument("--tasks", nargs="+", choices=SETS, default=list(SETS))
-    parser.add_argument("--docs", action="store_true", help=f"write the tables into {PAGE.name}")
-    options = parser.parse_args(arguments)
-    sys.path.insert(0, str(options.anchors.resolve()))
-    options.out.mkdir(parents=True, exist_ok=True)
-    results = {}
-    for name in options.tasks:
-        path = options.out / f"{name.replace(':', '_')}.json"
-        if not path.exists():
-            task = importlib.import_module("datasets").load(options.data, name)
-            tuned, known = (
-                homes(task, units=0, windows=10_000, form=FEW, part=part)
-                for part in ("val", "test")
-            )
-            path.write_text(json.dumps(list(rows_of(tuned, known))))
-        results[name] = json.loads(path.read_text())
-    text = table(results)
-    if options.docs:
-        replace_block(PAGE, MARKER, text)
-    print(text)
-    return 0
+
+    def made(options: argparse.Namespace, name: str) -> list[dict[str, float]]:
+        task = importlib.import_module("datasets").load(options.data, name)
+        tuned, known = (
+            homes(task, units=0, windows=10_000, form=FEW, part=part) for part in ("val", "test")
+        )
+        return list(rows_of(tuned, known))
+
+    out = Path("runs/analytic-privacy")
+    return run_tables(__doc__, out, MARKER, made=made, table=table, arguments=arguments)
 
 
 if __name__ == "__main__":

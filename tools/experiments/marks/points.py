@@ -150,11 +150,13 @@ class Candidates:
         held: Forecasts of held-back windows by candidate, each of shape ``(n,)``.
         told: Forecasts of judged windows by candidate.
         truth: Targets of held-back windows.
+        is_short: Whether the record is so short that each of its parts is held back once.
     """
 
     held: Mapping[str, Floats]
     told: Mapping[str, Floats]
     truth: Floats
+    is_short: bool
 
 
 def names_of(task: Any, outside: Sequence[str]) -> list[str]:  # noqa: ANN401 - the anchors' type
@@ -398,7 +400,9 @@ def candidates(one: Gathered, form: PointForm, seed: int) -> Candidates:
         made = boosted(every[some], join(one.residuals[kind])[some], form.trees, seed=seed)
         told[f"{kind}+trees"] = made.predicted(judged) + told.get(kind, 0.0)
     truth = [join(part.truth) for part in one.parts]
-    return Candidates({kind: join(parts) for kind, parts in held.items()}, told, join(truth))
+    return Candidates(
+        {kind: join(parts) for kind, parts in held.items()}, told, join(truth), len(one.parts) > 1
+    )
 
 
 def _nets(
@@ -429,6 +433,9 @@ def blends(
 ) -> dict[str, Floats]:
     """Return the arms' changes; the weights of the blends are appended to ``weights``.
 
+    The fleet's models have seen the held-back hours of the other devices, so held-back windows of a
+    short record flatter them: half of what such a device serves is its blend alone.
+
     Args:
         one: The device's candidates.
         form: What was chosen.
@@ -448,6 +455,8 @@ def blends(
             found = weights_of_a_new_device(found, begun, len(one.truth))
         weights[arm].append(found)
         arms[arm] = told @ found
+    if one.is_short and not form.is_new:
+        arms["served"] = (arms["served"] + arms["alone"]) / 2.0
     if net is not None:
         arms["net"] = np.where(np.isfinite(net), net, arms["served"])
         arms["served"] = (arms["net"] + arms["served"]) / 2.0
