@@ -83,6 +83,10 @@ def page(paper: Paper, name: str) -> str:
             "",
             *(f"{number}. {line}" for number, line in enumerate(paper.proposes, 1)),
             "",
+            "## What differs here",
+            "",
+            *(f"- {line}" for line in paper.differs),
+            "",
             "## Equations and code",
             "",
             *_table(

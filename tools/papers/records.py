@@ -104,6 +104,7 @@ class Paper:
     repeat: Text
     cost: Text
     proposes: tuple[Text, ...]
+    differs: tuple[Text, ...]
     equation: tuple[Equation, ...]
     exhibit: tuple[Exhibit, ...]
     claim: tuple[PaperClaim, ...]
