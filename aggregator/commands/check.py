@@ -1,7 +1,8 @@
 """Show the configuration in force, with the origin of every value, and check that it can run.
 
-Prints the file or variable that each value came from, the bundle, the size of an update, and
-the expiry of certificates. Exits with 2 at the first invalid value. Connects to nothing.
+Prints the file or variable that each value came from, the bundle, the size of an update, the
+projected traffic of a device, and the expiry of certificates. Exits with 2 at the first invalid
+value. Connects to nothing.
 
   gridfed-aggregator check aggregator.toml
   GRIDFED_AGGREGATOR_RUN__QUORUM=8 gridfed-aggregator check aggregator.toml
@@ -17,10 +18,12 @@ from numpy import ones
 from aggregator.commands.arguments import add_config
 from aggregator.config import AggregatorConfig, bind, load_with_origins, settings_of
 from aggregator.methods import METHODS
+from aggregator.operations.link_projection import projection_of, refuse_excess
 from aggregator.operations.operator_alerts import horizon_of, refuse_expired, rows
 from edge_sdk.app.cli import CommandResult
 from edge_sdk.app.clock import SystemClock
 from edge_sdk.app.settings import shown
+from edge_sdk.wire.contract.method import Up
 from edge_sdk.wire.protocol.codec import pack_tensor
 
 add_arguments = add_config
@@ -33,11 +36,17 @@ def run(args: Namespace) -> CommandResult:
     now = SystemClock().wall() / 1000
     expiring = rows(refuse_expired(loaded.value, now), now, horizon_of(loaded.value))
     manifest = bound.bundle.manifest
+    projection = projection_of(bound)
+    refuse_excess(bound, projection)
+    traffic = projection.text(loaded.value.admission.daily_bytes)
+    if bound.ask.up is Up.PEERS:
+        traffic = "between neighbours: not projected"
     facts = {
         "bundle": f"{manifest.name} {manifest.version}, {bound.bundle.digest.hex()[:12]}",
         "scalars": bound.spec.size,
         "shared": bound.spec.shared_size,
         "bytes_per_update": len(pack_tensor(ones(bound.limits.size), bound.limits.encs[-1])),
+        "traffic": traffic,
     }
     said = _in_force(loaded.value, loaded.origins)
     width = max(len(key) for key, _, _ in said)
@@ -45,8 +54,17 @@ def run(args: Namespace) -> CommandResult:
     lines += ["", *(f"{name:<{width}}  {value}" for name, value in facts.items())]
     lines += [f"{one['kind']:<{width}}  {one['file']}: {one['status']}" for one in expiring]
     lines += [f"warning: {one['file']}: {one['status']}" for one in expiring if one["soon"]]
+    lines += [f"warning: {one}" for one in projection.warnings()]
     settings = [{"key": key, "value": value, "origin": origin} for key, value, origin in said]
     data = {"settings": settings, **facts, "certificates": expiring}
+    data["projection"] = {
+        "up_per_round": projection.up,
+        "down_per_round": projection.down,
+        "rounds_per_day": projection.rounds,
+        "bytes_per_day": projection.day,
+        "bytes_per_month": projection.month,
+        "warnings": projection.warnings(),
+    }
     return CommandResult(data, "\n".join([*lines, f"{args.config}: valid"]))
 
 

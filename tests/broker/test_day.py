@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 
 import pytest
 
@@ -51,3 +52,12 @@ def _counts_what_is_seen_from_outside(day, config):
     if day.seen.written:  # none on a RAM disk
         whole = told["flash a day"]["used"]
         assert 0.1 * day.seen.written < whole <= day.seen.written
+
+
+def test_a_day_of_the_default_schedule_stays_within_its_link_budget(tmp_path):
+    if mosquitto_program() is None:
+        pytest.skip("mosquitto is not installed")
+    day = live(tmp_path, replace(PLAN, every=60.0, rounds_per_day=1), pace=900.0)
+    assert day.seen.code == 0
+    assert (day.rounds, day.told["counts"]["accepted"]) == (1, 1)
+    assert day.up + day.down <= budgets("scheduled")["link"]
