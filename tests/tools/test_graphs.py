@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pandas as pd
@@ -17,6 +18,7 @@ from tools import reproduce
 from tools.experiments import chargers, charging, ev, graph_claims, graph_pages, graphs
 from tools.experiments.charging import Arm
 from tools.experiments.graph_baselines import marks
+from tools.experiments.resumable import Checkpoint
 
 NAMES = ("A", "B", "C")
 
@@ -66,6 +68,29 @@ def test_a_rows_turns_are_settings_of_its_method(name):
     row = charging.FIELD[name]
     assert replace(METHODS[row.method].settings().turns, **row.turns)
     assert row.graph == "residual" or row.graph in KINDS[row.method]
+
+
+@pytest.mark.usefixtures("hasty")
+def test_a_stopped_arm_continues_and_gives_the_same_scores(folder, tmp_path, monkeypatch):
+    whole = chargers.run(arm("PFGL"), folder)
+    monkeypatch.setattr(chargers, "Checkpoint", partial(Checkpoint, seconds=0.0))
+    look, calls = chargers._honest_mean, []
+
+    def stopped(*given):
+        calls.append(1)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return look(*given)
+
+    monkeypatch.setattr(chargers, "_honest_mean", stopped)
+    resume = tmp_path / "arm.resume"
+    with pytest.raises(KeyboardInterrupt):
+        chargers.run(arm("PFGL"), folder, resume)
+    assert resume.is_file()
+    again = chargers.run(arm("PFGL"), folder, resume)
+    assert len(calls) == 4
+    assert (again["stations"], again["credits"]) == (whole["stations"], whole["credits"])
+    assert not resume.exists()
 
 
 @pytest.mark.usefixtures("hasty")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 import numpy as np
+import pytest
 
 from aggregator.graph import Diffusion
 from aggregator.methods import METHODS as SERVER
@@ -21,6 +22,7 @@ from edge_sdk.wire.schema import build
 from tools.experiments.byzantine import liars
 from tools.experiments.joint_loop import key
 from tools.experiments.queue_loop import Stage, twisted
+from tools.experiments.resumable import Checkpoint
 
 NAMES = ("a", "b", "c", "d")
 SPEC = ParamSpec.of([("encoder", (1,)), ("decoder", (2,))])
@@ -156,3 +158,24 @@ def test_a_signal_that_is_not_finite_is_not_let_in_and_the_run_goes_on():
     steps = run(stage("pfgl", limit=2, turns={"batch": 8, "rate": 0.01}, twists={"d": twist}))
     assert len(steps) == 2
     assert all(np.isfinite(steps[-1].states[x].p).all() for x in NAMES)
+
+
+@pytest.mark.parametrize("method", ["pfgl", "cnfgnn", "pfl"])
+def test_a_run_continues_from_a_file_to_the_same_bits(method, tmp_path):
+    said = {} if method == "pfl" else {"turns": {"batch": 8, "rate": 0.01}}
+    whole = run(stage(method, **said))
+    begun = stage(method, **said)
+    course = begun.steps(np.full(3, 0.5, np.float32))
+    next(course), next(course)
+    kept = Checkpoint(tmp_path / "arm.resume", seconds=0.0)
+    kept.save(begun.saved())
+    later = stage(method, **said)
+    later.restore(kept.load())
+    rest = list(later.steps(np.zeros(3, np.float32)))
+    assert len(rest) == len(whole) - 2
+    assert [x.closed.version for x in rest] == [x.closed.version for x in whole[2:]]
+    for name in NAMES:
+        assert rest[-1].states[name].p.tobytes() == whole[-1].states[name].p.tobytes()
+    kept.drop()
+    assert kept.load() is None
+    assert Checkpoint(None).load() is None

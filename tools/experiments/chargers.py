@@ -33,6 +33,7 @@ from tools.experiments.byzantine import liars
 from tools.experiments.charging import Arm, Ground, Learnt, chosen_by, ground, told
 from tools.experiments.joint_loop import Plan, Pooled, gather, key, redrawn, rounds
 from tools.experiments.queue_loop import Stage, Step, Twist, twisted
+from tools.experiments.resumable import Checkpoint
 
 BATCH = 32
 LONG = 2000
@@ -66,11 +67,21 @@ KEPT = ("week, federated", "No_FL converged")
 Scored = Mapping[str, Mapping[str, float]]
 
 
-def run(arm: Arm, folder: Path) -> dict[str, Any]:
-    """Train one arm and score every station: forecasts of the model, and as served."""
+def run(arm: Arm, folder: Path, resume: Path | None = None) -> dict[str, Any]:
+    """Train one arm and score every station: forecasts of the model, and as served.
+
+    Args:
+        arm: The arm.
+        folder: Folder of the data sets.
+        resume: File that a federated arm writes every minute and continues from; removed at the end.
+    """
     began = time.perf_counter()
-    base = ground(arm, folder)
-    learnt, history = TRAINERS[arm.row.way](arm, base)
+    base, kept = ground(arm, folder), Checkpoint(resume)
+    if arm.row.way == "federated":
+        learnt, history = _federated(arm, base, kept)
+    else:
+        learnt, history = TRAINERS[arm.row.way](arm, base)
+    kept.drop()
     trained = time.perf_counter() - began
     test = told(base, learnt, "test")
     scores = charging.judged(base, test)
@@ -206,15 +217,19 @@ def _best(base: Ground, course: Iterable[Mapping[str, Vector]]) -> dict[str, Vec
 # --- federated ------------------------------------------------------------------------------------
 
 
-def _federated(arm: Arm, base: Ground) -> tuple[Learnt, list[Any]]:
+def _federated(arm: Arm, base: Ground, kept: Checkpoint) -> tuple[Learnt, list[Any]]:
     """Drive both halves; keep the round whose models are best on the choosing parts of all."""
     spec = base.bundle.manifest.spec(("",))
     common = redrawn(spec, base.bundle.initial, key(arm.seed, "_agg", "initial", 0))
     settings = _settings(arm, base)
     stage = stage_of(arm, base, settings, arm.rounds, common)
     best: tuple[float, Learnt] | None = None
-    history = []
-    for number, step in enumerate(stage.steps(spec.shared(common)), 1):
+    history: list[Any] = []
+    done = 0
+    if (before := kept.load()) is not None:
+        done, best, history = before["done"], before["best"], before["history"]
+        stage.restore(before["stage"])
+    for number, step in enumerate(stage.steps(spec.shared(common)), done + 1):
         if "credit" in step.closed.report:
             history.append(step.closed.report["credit"])
         if number % max(1, arm.rounds // LOOKS) == 0 or number == arm.rounds:
@@ -222,6 +237,7 @@ def _federated(arm: Arm, base: Ground) -> tuple[Learnt, list[Any]]:
             score = _honest_mean(arm, base, chosen_by(base, learnt))
             if best is None or not best[0] <= score:
                 best = (score, learnt)
+        kept.save({"done": number, "best": best, "history": history, "stage": stage.saved()})
     if best is None:
         raise RuntimeError(f"{arm.file}: no round closed")
     return best[1], history
@@ -357,7 +373,6 @@ TRAINERS: Mapping[str, Callable[[Arm, Ground], tuple[Learnt, list[Any]]]] = {
     "converged": _converged,
     "pooled": _pooled,
     "tuned": _tuned,
-    "federated": _federated,
     "staged": _staged,
     "lonely": _lonely,
 }

@@ -140,7 +140,7 @@ def one(arm: Arm, folder: Path, out: Path) -> Path:
     path = out / arm.file
     if not path.exists():
         draft = path.with_suffix(".part")
-        draft.write_text(json.dumps(chargers.run(arm, folder)))
+        draft.write_text(json.dumps(chargers.run(arm, folder, path.with_suffix(".resume"))))
         draft.replace(path)
     return path
 

@@ -54,6 +54,9 @@ class Step:
     states: Mapping[str, Any]
 
 
+_CHANGING = ("states", "_state", "_act", "_queue", "_dues", "_asked", "_honest")
+
+
 @dataclass(slots=True, eq=False)
 class Stage:
     """All halves of a run; ``steps`` drives it.
@@ -81,13 +84,14 @@ class Stage:
     _honest: dict[str, Update] = field(default_factory=dict)
 
     def steps(self, common: Vector) -> Iterator[Step]:
-        """Start the run from a common vector and yield every round that moved.
+        """Start the run from a common vector, or continue it, and yield every round that moved.
 
         It ends when the method says that it is done, or when nobody speaks any more.
         """
-        self._state = self.server.init(common)
-        self._queue.extend(Member(name, present=True) for name in sorted(self.devices))
-        self._queue.append(OPEN)
+        if self._state is None:
+            self._state = self.server.init(common)
+            self._queue.extend(Member(name, present=True) for name in sorted(self.devices))
+            self._queue.append(OPEN)
         quiet = 0
         while quiet < IDLE:
             if not self._queue:
@@ -100,6 +104,15 @@ class Stage:
                 yield Step(closed, self._state, dict(self.states))
                 if closed.report.get("stop"):
                     return
+
+    def saved(self) -> dict[str, Any]:
+        """Return everything that changes in a run, as it is between two of its rounds."""
+        return {name: getattr(self, name) for name in _CHANGING}
+
+    def restore(self, saved: Mapping[str, Any]) -> None:
+        """Continue from what ``saved`` returned; ``steps`` then yields the rounds after it."""
+        for name in _CHANGING:
+            setattr(self, name, saved[name])
 
     def _handled(self, what: Effect | Event) -> Closed | None:
         """Deliver one event; return the round that it closed."""
