@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from typing import Self
@@ -24,6 +25,9 @@ from edge_sdk.wire.contract.manifest import Manifest
 logger = logging.getLogger(__name__)
 
 _TURN = 0.5  # longest wait for the network per loop in seconds; bounds the delay of a signal
+_STACK = (
+    512 * 1024
+)  # bytes of a thread's stack; the default of 8 MB counts against the memory limit
 _NOTE_EVERY = 300.0  # seconds; spares flash; counter registers bridge what is lost
 
 
@@ -43,6 +47,7 @@ def run(config: Config, *, until_done: bool = False) -> dict[str, object]:
     """
     sources, outputs = open_sources(config), open_outputs(config)
     limit_memory(limits_of(config.limits).memory)
+    threading.stack_size(_STACK)
     reminder, channels = ExpiryReminder(config), ChannelReminder(config)
     heartbeat = Heartbeat(config.heartbeat or default_path(config.state))
     with stop_signals() as signalled:

@@ -100,34 +100,47 @@ class _Server(ThreadingHTTPServer):
         self.sink = sink
         self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
         self.is_local = is_loopback(address[0])
-        self._slots = threading.BoundedSemaphore(AT_ONCE)
+        self._guard = threading.Lock()
+        self._open: dict[socket.socket, float] = {}
         super().__init__(address, _Handler)
 
     def process_request(self, request: Any, client_address: Any) -> None:  # noqa: ANN401 - as the base has it
         """Serve a request in a thread, or close it if all threads are busy."""
-        if not self._slots.acquire(blocking=False):
+        with self._guard:
+            is_full = len(self._open) >= AT_ONCE
+            if not is_full:
+                self._open[request] = time.monotonic() + DEADLINE
+        if is_full:
             self.shutdown_request(request)
             return
-        super().process_request(request, client_address)
+        try:
+            super().process_request(request, client_address)
+        except RuntimeError:  # no memory for a thread
+            self._forget(request)
+            self.shutdown_request(request)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:  # noqa: ANN401 - as above
-        """Serve a request, with a deadline for all of it."""
-        timer = threading.Timer(DEADLINE, _shut, (request,))
-        timer.daemon = True
-        timer.start()
+        """Serve a request."""
         try:
             super().process_request_thread(request, client_address)
         finally:
-            timer.cancel()
-            self._slots.release()
+            self._forget(request)
+
+    def service_actions(self) -> None:
+        """Shut the connections whose request has passed its deadline; called twice a second."""
+        now = time.monotonic()
+        with self._guard:
+            for request, end in self._open.items():
+                if end < now:
+                    with contextlib.suppress(OSError):
+                        request.shutdown(socket.SHUT_RDWR)
+
+    def _forget(self, request: socket.socket) -> None:
+        with self._guard:
+            self._open.pop(request, None)
 
     def handle_error(self, request: Any, client_address: Any) -> None:  # noqa: ANN401 - as above
         """Drop a request that failed: a client that goes away is not an event."""
-
-
-def _shut(request: socket.socket) -> None:
-    with contextlib.suppress(OSError):
-        request.shutdown(socket.SHUT_RDWR)
 
 
 class _Handler(BaseHTTPRequestHandler):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, Self
 
@@ -16,6 +17,7 @@ from edge_sdk.runtime import GraphError
 logger = logging.getLogger(__name__)
 
 _STATUS_EVERY = 15.0  # seconds between two reports of the agent's state
+_FAREWELL = 5.0  # seconds for all outputs to end; a service manager allows some twenty
 _UNUSABLE = (
     GraphError,
     StoreFull,
@@ -117,6 +119,9 @@ class ForecastIssuer:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Write the last forecast, and stop every output."""
+        """Write the last forecast, and stop every output, within a few seconds for all together."""
         for output in self._outputs:
-            output.close()
+            output.stop()
+        end = time.monotonic() + _FAREWELL
+        for output in self._outputs:
+            output.close(max(0.0, end - time.monotonic()))

@@ -59,9 +59,13 @@ class ThreadedOutput:
             "failing": self._trouble,
         }
 
+    def stop(self) -> None:
+        """Ask the thread to write the last report and end; returns at once."""
+        self._stopping.set()
+
     def close(self, patience: float = 5.0) -> None:
         """Write the last report and stop; an output that is blocked is left to the process's end."""
-        self._stopping.set()
+        self.stop()
         if self._thread is not None:
             self._thread.join(patience)
             self._thread = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import math
+import os
 import signal
 import subprocess
 import sys
@@ -57,12 +58,13 @@ class Meter:
             timeout=PATIENCE,
         )
 
-    def start(self):
+    def start(self, **environ):
         self.log = (self.folder / "log").open("wb")
         self.process = subprocess.Popen(
             [sys.executable, "-m", "edge_sdk", "run", str(self.config)],
             stdout=self.log,
             stderr=self.log,
+            env=os.environ | environ,
         )
 
     def stop(self, number=signal.SIGTERM):
@@ -90,7 +92,7 @@ def fetched(port, path):
         link.request("GET", path)
         answer = link.getresponse()
         return answer.status, answer.read()
-    except OSError:
+    except (OSError, http.client.HTTPException):
         return 0, b""
     finally:
         link.close()

@@ -6,12 +6,16 @@ import csv
 import json
 import re
 import signal
+import socket
 import time
+from pathlib import Path
 
 import pytest
 
 from firmware_sim.fleet.federation import free_port
 from tests.broker.single_meter import PATIENCE, fetched
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 @pytest.mark.broker
@@ -119,3 +123,29 @@ def test_health_sees_a_killed_agent_and_one_that_hangs(meter):
     end = time.monotonic() + PATIENCE
     while one.edge("health", "--max-age", "2s").returncode == 0:
         assert time.monotonic() < end
+
+
+def test_a_small_device_serves_idle_connections_within_its_memory(meter):
+    """Class B has 128 MB of data; a thread for each of eight connections must fit in."""
+    port = free_port()
+    one = meter(
+        f"""
+[[output]]
+type = "http"
+listen = "127.0.0.1:{port}"
+[limits]
+device_class = "B"
+"""
+    )
+    unit = (EXAMPLES / "gridfed-edge.service").read_text("utf-8")
+    one.start(
+        **dict(re.findall(r"(OMP_NUM_THREADS|OPENBLAS_NUM_THREADS|MALLOC_ARENA_MAX)=(\d+)", unit))
+    )
+    one.until(lambda: fetched(port, "/forecast")[0] == 200)
+    idle = [socket.create_connection(("127.0.0.1", port)) for _ in range(12)]
+    one.until(lambda: fetched(port, "/forecast")[0] == 200)
+    for connection in idle:
+        connection.close()
+    one.stop()
+    assert "MemoryError" not in one.said
+    assert "output failed" not in one.said

@@ -290,3 +290,31 @@ def test_status_and_budget_show_what_the_operator_decided(config, capsys):
     out = said(capsys).out
     assert "limit of the operator: 0 releases; 0 used" in out
     assert "link a day: at most 64000 bytes; 9000 bytes used so far" in out
+
+
+def test_a_forecast_is_drawn_in_the_terminal(config, capsys, monkeypatch):
+    """The agent records the file and stops; the command draws its readings and the forecast."""
+    text = config.read_text().replace('"load-lstm"', '"load-quarter-hour-1"')
+    config.write_text(text)
+    enrolled(config)
+    agent = subprocess.Popen([sys.executable, "-m", "edge_sdk", "run", str(config)])
+    database = config.parent / "state" / "device.db"
+    end = time.monotonic() + 120
+    while not database.exists():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+    agent.send_signal(signal.SIGTERM)
+    assert agent.wait(120) == 0
+    monkeypatch.setenv("COLUMNS", "70")
+    assert main(["forecast", str(config), "--plot"]) == 0
+    out = said(capsys).out
+    plot = out.split("\n\n")[-1].splitlines()
+    assert all(len(line) <= 70 for line in plot[:-2])
+    assert "•" in out
+    assert "│" in out
+    assert "forecast from 2023-11-" in plot[-2]
+    assert main(["forecast", str(config), "--json"]) == 0
+    found = json.loads(said(capsys).out)
+    assert found["model"]["bundle"] == "load-quarter-hour-1"
+    assert set(found["quality"]) == {"candidate", "error", "fleet_error", "days"}
+    assert len(found["values"]) == len(found["times"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import socket
+import time
 
 import pytest
 
@@ -65,6 +66,17 @@ def test_a_web_page_cannot_read_it_under_another_name(sink, report, host):
     assert get(sink, "/forecast", host=host)[0] == 403
 
 
+def served_again(sink, patience=60.0):
+    """Ask until a thread is free: each ends a moment after its connection."""
+    end = time.monotonic() + patience
+    while True:
+        try:
+            return get(sink, "/forecast")[0]
+        except (OSError, http.client.HTTPException):
+            assert time.monotonic() < end
+            time.sleep(0.05)
+
+
 def test_idle_connections_do_not_stop_it(sink, report):
     sink.send(report, is_new=True)
     idle = [socket.create_connection(sink.address) for _ in range(AT_ONCE + 4)]
@@ -72,10 +84,24 @@ def test_idle_connections_do_not_stop_it(sink, report):
         for one in idle:  # each is closed by the deadline, or at once where no thread is free
             one.settimeout(60)
             assert one.recv(1) == b""
-        assert get(sink, "/forecast")[0] == 200
+        assert served_again(sink) == 200
     finally:
         for one in idle:
             one.close()
+
+
+def test_a_thread_that_cannot_start_costs_one_request_only(sink, report, monkeypatch):
+    sink.send(report, is_new=True)
+
+    def refuse(_thread):
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("threading.Thread.start", refuse)
+        for _ in range(AT_ONCE + 2):
+            with pytest.raises((OSError, http.client.HTTPException)):
+                get(sink, "/forecast")
+    assert served_again(sink) == 200
 
 
 def test_the_network_must_be_asked_for():

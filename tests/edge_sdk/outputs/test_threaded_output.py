@@ -125,6 +125,21 @@ def test_a_blocked_one_does_not_hold_up_the_end():
     gate.set()
 
 
+def test_several_blocked_ones_share_the_time_to_end(monkeypatch):
+    monkeypatch.setattr("edge_sdk.outputs.issuer._FAREWELL", 0.2)
+    gate = threading.Event()
+
+    class Blocked(Sink):
+        def serve(self, _patience):
+            gate.wait(60)
+
+    outputs = [ThreadedOutput(f"{i} file", 1.0, Blocked) for i in range(8)]
+    with ForecastIssuer(outputs, Client()):
+        begun = time.monotonic()
+    assert time.monotonic() - begun < 30
+    gate.set()
+
+
 class Client:
     """A client whose marks and clock the test sets."""
 
