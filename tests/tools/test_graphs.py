@@ -263,3 +263,13 @@ def test_pages_are_made_of_what_is_finished(folder, tmp_path, capsys):
     assert "| QS of PFGL is below No_FL's | **reproduced** | Boulder p=6 -9.1% |" in page
     assert "the entropy of a row's weights rises with sigma" in page
     assert (tmp_path / "E1.html").exists()
+
+
+def test_the_papers_length_is_one_length_of_the_named_rows():
+    words = ["e1", "--data", "x", "--seeds", "1", "--turns", "100", "--pace", "656"]
+    listed = graphs.arms(reproduce.parse([*words, "--rows", "PFGL", "No_FL"]))
+    assert {(x.name, x.rounds, x.steps) for x in listed} == {
+        ("PFGL", 100, 656),
+        ("No_FL", 100, 656),
+    }
+    assert {(x.dataset, x.horizon) for x in listed} == {(d, h) for d in ev.SETS for h in (1, 6)}

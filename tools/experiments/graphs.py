@@ -63,6 +63,8 @@ def arms(options: argparse.Namespace) -> list[Arm]:
         for name in options.experiments:
             if name in makers:
                 found |= dict.fromkeys(makers[name](options, seed))
+    if options.rows:  # these alone, at the given length alone
+        return [x for x in found if x.name in options.rows and x.rounds in {0, options.turns}]
     return list(found)
 
 
@@ -170,6 +172,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of E1 to E4."""
     group = parser.add_argument_group("e1 to e4")
     group.add_argument("--turns", type=int, default=12, help="rounds of a federated run (100)")
+    group.add_argument("--rows", nargs="+", choices=FIELD, help="e1: these rows, at one length")
     group.add_argument("--pace", type=int, default=20, help="iterations of a round (656)")
     group.add_argument("--sites", nargs="+", default=list(ev.SETS), choices=ev.SETS)
 
