@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from edge_sdk.analytic.standardise import CONSTANT
 from edge_sdk.methods.local_sgd import TRAIN, LocalSgd, answer
 from edge_sdk.methods.training_context import TrainingContext
 from edge_sdk.wire.contract.method import END, Array, Effects, Event, Half, Task
@@ -103,6 +104,35 @@ def analytic(local: TrainingContext, _settings: LocalSgd) -> Half[AnalyticState]
         return after, (answer(local, event, vector, report),)
 
     return Half(lambda p: AnalyticState(p, p), apply, model=AnalyticState.model)
+
+
+def solved_alone(local: TrainingContext, p: Vector) -> Vector:
+    """Return the vector of a device that has no fleet now: its own solution of all its windows.
+
+    It is drawn towards the coefficients received last, or towards zero, as its held-back windows
+    recommend. A device that has not received the features' constants takes those of its windows.
+
+    Args:
+        local: Windows and functions of the bundle.
+        p: The vector in use; returned as it is where there is no window.
+    """
+    count = _coefficients(local).start // 2
+    base = np.array(p, np.float32)
+    if not base[count : 2 * count].any():
+        base[:count], base[count : 2 * count] = 0.0, 1.0
+        found = _windows(local, base)
+        if found is None:
+            return p
+        features = found[0][:, :, :count].reshape(-1, count)
+        base[:count] = features.mean(axis=0, dtype=np.float64)
+        spread = features.std(axis=0, dtype=np.float64)
+        base[count : 2 * count] = np.where(spread > CONSTANT, spread, 0.0)
+        del features, found
+    found = _windows(local, base)
+    if found is None:
+        return p
+    own = np.asarray(local.run("personal", p=base, design=found[0], y=found[1])[0], np.float32)
+    return own if np.isfinite(own).all() else p
 
 
 def _others(local: TrainingContext, state: AnalyticState, p: Vector, event: Task) -> Array:

@@ -65,7 +65,7 @@ class LocalRounds:
         self._store.set_facts(alone=number + 1)
 
     def _task(self, number: int) -> Task:
-        """Return the local task with this number: plain SGD steps from the present state."""
+        """Return the local task with this number: plain SGD steps, unused in closed form."""
         learner, local = self._active.learner, self._config.local_rounds
         training = learner.manifest.training
         values = {

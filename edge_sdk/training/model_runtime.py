@@ -20,6 +20,7 @@ from edge_sdk.forecasting.readiness import missing_readings
 from edge_sdk.forecasting.series import Reading, ReadingOutcome, Series, SeriesRow
 from edge_sdk.forecasting.windows import ChannelFrame, Drawable, Scale, Span
 from edge_sdk.methods import Factory
+from edge_sdk.methods.analytic import solved_alone
 from edge_sdk.methods.local_sgd import LocalSgd, LocalState, fedavg
 from edge_sdk.methods.split import SERVE
 from edge_sdk.methods.training_context import Graph, ShellContext, do_nothing
@@ -62,6 +63,7 @@ class ModelRuntime:
     spec: ParamSpec = field(init=False)
     half: Half[Any] = field(init=False)
     local_half: Half[LocalState] = field(init=False)
+    _context: ShellContext = field(init=False)
     _canary: CanaryTest = field(init=False)
     _forecaster: CalibratedForecaster = field(init=False)
     _online: OnlineVector | None = field(init=False)
@@ -88,6 +90,7 @@ class ModelRuntime:
             latest=self.newest_learnable,
             held=self.held_back,
         )
+        self._context = local
         self.half = self.factory(local, LocalSgd.of(manifest.training))
         self.local_half = fedavg(local, LocalSgd.of(manifest.training))
 
@@ -204,10 +207,15 @@ class ModelRuntime:
         return self.half.apply(state, event)
 
     def learn_alone(self, state: Any, task: Task) -> LocalState:  # noqa: ANN401 - as above
-        """Take plain SGD steps from the learned state, whatever the run's method is."""
+        """Solve a bundle in closed form, or take plain SGD steps from the learned state.
+
+        Whatever the run's method is, the result is this device's alone.
+        """
         self.calibrate(state)
         begun = state if isinstance(state, LocalState) else LocalState(self.vector(state))
         self._fix_scale()
+        if self.manifest.analytic is not None:
+            return LocalState(solved_alone(self._context, begun.p))
         return self.local_half.apply(begun, task)[0]
 
     def fault_of(self, candidate: Any, present: Any) -> str:  # noqa: ANN401 - the half's own type
