@@ -16,9 +16,10 @@ ARMS = (PERSISTENCE, LOCAL, FEDERATED, PLFL)
 NAMES = {
     PERSISTENCE: "persistence (the last reading)",
     LOCAL: "local only (no network)",
-    FEDERATED: "federated, all layers shared",
-    PLFL: "PL-FL configuration 1 (LSTM shared, head personal)",
+    FEDERATED: "federated (all layers shared)",
+    PLFL: "PL-FL (body shared, output layers personal)",
 }
+WITH_FLEET = (FEDERATED, PLFL)
 TIE = 0.02
 """Relative difference of mean errors below which they are equal: about that of another seed."""
 
@@ -82,41 +83,62 @@ def wins(rows: Sequence[DeviceResult], arm: str, against: str) -> int:
     return sum(row.scores[arm].mae < row.scores[against].mae for row in rows)
 
 
-def verdict(rows: Sequence[DeviceResult], *, tie: float = TIE) -> str:
-    """Return one paragraph that says by a fixed rule if PL-FL won.
+def chosen_arm(rows: Sequence[DeviceResult]) -> str:
+    """Return the arm with a fleet that has the least mean MASE on validation weeks."""
+    return min(WITH_FLEET, key=lambda arm: mean_mase(rows, arm))
 
-    It won if its mean MASE is below that of every other arm by more than ``tie`` (a fraction); it
-    tied if the difference is smaller; else it lost.
+
+def verdict(rows: Sequence[DeviceResult], arm: str = PLFL, *, tie: float = TIE) -> str:
+    """Return one paragraph that says by a fixed rule if an arm with a fleet won.
+
+    It won if its mean MASE is below those of local training and of persistence by more than ``tie``
+    (a fraction); it tied if the difference is smaller; else it lost.
+
+    Args:
+        rows: Results by device.
+        arm: The arm, chosen on other weeks than those of the rows.
+        tie: Fraction below which means are equal.
 
     Example:
         >>> def row(*mases):
         ...     return DeviceResult("a", 9, {n: ForecastScore(m, m) for n, m in zip(ARMS, mases)})
         >>> print(verdict([row(1.0, 0.80, 0.82, 0.70)]))
         PL-FL won: mean MASE 0.700, which is 12.5 % below local only (better on 1 of 1 devices),
-        14.6 % below federated, all layers shared (1 of 1), 30.0 % below persistence (1 of 1).
-        >>> verdict([row(1.0, 0.80, 0.82, 0.799)]).split(":")[0]
-        'PL-FL did not win; it tied with local only'
+        30.0 % below persistence (1 of 1).
+        >>> verdict([row(1.0, 0.80, 0.795, 0.8)], "federated").split(":")[0]
+        'Federated training did not win; it tied with local only'
         >>> verdict([row(1.0, 0.70, 0.90, 0.80)]).split(":")[0]
         'PL-FL did not win; local only was better'
     """
-    own = mean_mase(rows, PLFL)
-    gain = {arm: 1 - own / mean_mase(rows, arm) for arm in (LOCAL, FEDERATED, PERSISTENCE)}
-    better = [NAMES[arm].split(" (")[0] for arm in gain if gain[arm] < -tie]
-    equal = [NAMES[arm].split(" (")[0] for arm in gain if abs(gain[arm]) <= tie]
-    head = "PL-FL won"
+    own = mean_mase(rows, arm)
+    gain = {other: 1 - own / mean_mase(rows, other) for other in (LOCAL, PERSISTENCE)}
+    better = [brief(other) for other in gain if gain[other] < -tie]
+    equal = [brief(other) for other in gain if abs(gain[other]) <= tie]
+    name = {FEDERATED: "Federated training"}.get(arm, brief(arm))
+    head = f"{name} won"
     if better:
         verb = "was" if len(better) == 1 else "were"
-        head = f"PL-FL did not win; {' and '.join(better)} {verb} better"
+        head = f"{name} did not win; {' and '.join(better)} {verb} better"
     elif equal:
-        head = f"PL-FL did not win; it tied with {' and '.join(equal)}"
+        head = f"{name} did not win; it tied with {' and '.join(equal)}"
     parts: list[str] = []
-    for arm, share in gain.items():
+    for other, share in gain.items():
         side = "below" if share >= 0 else "above"
-        ahead = f"{wins(rows, PLFL, arm)} of {len(rows)}"
+        ahead = f"{wins(rows, arm, other)} of {len(rows)}"
         ahead = ahead if parts else f"better on {ahead} devices"
-        parts.append(f"{abs(share):.1%} {side} {NAMES[arm].split(' (')[0]} ({ahead})")
+        parts.append(f"{abs(share):.1%} {side} {brief(other)} ({ahead})")
     text = ", ".join(parts).replace("%", " %")
-    return f"{head}: mean MASE {own:.3f}, which is {text}.{_saved(rows)}"
+    saved = _saved(rows) if arm == PLFL else ""
+    return f"{head}: mean MASE {own:.3f}, which is {text}.{saved}"
+
+
+def brief(arm: str) -> str:
+    """Return the name of an arm without its explanation.
+
+    >>> brief("local")
+    'local only'
+    """
+    return NAMES[arm].split(" (")[0]
 
 
 def _saved(rows: Sequence[DeviceResult]) -> str:

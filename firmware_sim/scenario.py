@@ -130,6 +130,8 @@ class Scenario:
         start: First reading (ISO 8601).
         until: First reading that is not used for training; empty takes all.
         evaluation: First and last moment of the part that forecasts are evaluated on.
+        validation: First and last moment of the part before it, by which the demo chooses a method.
+        newcomer_days: Days of history of the last device; 0 gives it as many as all others.
         comparisons: Settings of further runs to compare with ``run``.
         attacks: Attacks that are applied to every run, one after the other.
         privacy: ``[privacy]`` of every device.
@@ -144,6 +146,8 @@ class Scenario:
     start: str = ""
     until: str = ""
     evaluation: tuple[str, ...] = ()
+    validation: tuple[str, ...] = ()
+    newcomer_days: Annotated[int, Between(0, 10_000)] = 0
     comparisons: tuple[RunSettings, ...] = ()
     attacks: tuple[AttackPlan, ...] = ()
     privacy: Mapping[str, Any] = field(default_factory=lambda: UNPROTECTED)
@@ -165,10 +169,34 @@ class Scenario:
     @property
     def span(self) -> tuple[float, float]:
         """Return the evaluated part in Unix seconds."""
-        first, last = (datetime.fromisoformat(text) for text in self.evaluation)
-        return first.replace(tzinfo=first.tzinfo or UTC).timestamp(), last.replace(
-            tzinfo=last.tzinfo or UTC
-        ).timestamp()
+        first, last = map(unix_seconds, self.evaluation)
+        return first, last
+
+    @property
+    def validation_span(self) -> tuple[float, float] | None:
+        """Return the validation part in Unix seconds; None without one."""
+        if not self.validation:
+            return None
+        first, last = map(unix_seconds, self.validation)
+        return first, last
+
+    @property
+    def newcomer_start(self) -> str:
+        """Return the first moment of the last device's history; empty for that of all others."""
+        if not self.newcomer_days:
+            return ""
+        end = unix_seconds(self.until) - 86_400 * self.newcomer_days
+        return datetime.fromtimestamp(end, UTC).isoformat()
+
+
+def unix_seconds(moment: str) -> float:
+    """Return an ISO time in Unix seconds; UTC without an offset.
+
+    >>> unix_seconds("1970-01-02T00:00Z"), unix_seconds("1970-01-02T00:00")
+    (86400.0, 86400.0)
+    """
+    found = datetime.fromisoformat(moment)
+    return found.replace(tzinfo=found.tzinfo or UTC).timestamp()
 
 
 @dataclass(frozen=True, slots=True)

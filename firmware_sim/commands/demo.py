@@ -1,8 +1,8 @@
-"""Train eight homes in three ways, and compare their forecasts in a table and on a page.
+"""Train eight homes in three ways, and show what the fleet gives a home with ten days of history.
 
 Starts a broker, an aggregator and eight devices, each a process of its own, and stops all of them.
-Needs no network and no torch. Forecasts are evaluated on later readings. Local training is
-configuration 3 of PL-FL: the same program, data and optimiser, nothing shared.
+Needs no network and no torch. Two weeks after the training part choose the way with a fleet; the
+weeks after them are judged. Local training is the same program, data and optimiser, nothing shared.
 
   gridfed-sim demo
   gridfed-sim demo --scenario ev --out ev-run
@@ -28,11 +28,18 @@ from firmware_sim.fleet.federation import (
     free_port,
     start_broker,
 )
-from firmware_sim.fleet.histories import check_histories
+from firmware_sim.fleet.histories import check_histories, manifest_of
 from firmware_sim.fleet.processes import ProcessGroup, RunningProgram, stoppable
 from firmware_sim.fleet.run_files import Prepared, prepare
 from firmware_sim.reports import html_page
-from firmware_sim.reports.evaluation import evaluate, traffic_of
+from firmware_sim.reports.evaluation import all_rolling, evaluate, traffic_of
+from firmware_sim.reports.newcomer import (
+    EachInTurn,
+    Newcomer,
+    OwnForecasts,
+    each_in_turn,
+    newcomer,
+)
 from firmware_sim.reports.progress_display import Display, display
 from firmware_sim.results import (
     FEDERATED,
@@ -42,12 +49,15 @@ from firmware_sim.results import (
     DeviceResult,
     Traffic,
     as_json,
+    brief,
+    chosen_arm,
+    mean_mase,
     short,
     table,
     verdict,
 )
 from firmware_sim.samples import SampleSet, sample_set
-from firmware_sim.scenario import Scenario, scenario
+from firmware_sim.scenario import Scenario, scenario, unix_seconds
 
 RUNS = (FEDERATED, PLFL, LOCAL)
 
@@ -84,7 +94,11 @@ class Outcome:
 
     Attributes:
         scenario: The scenario.
-        rows: One row a device.
+        rows: One row a device, on the judged weeks.
+        arm: The way with a fleet that the validation weeks chose.
+        validation: Mean MASE of each way on the validation weeks; empty without these.
+        newcomer: The home with little history; None without one.
+        in_turn: Every home in turn with as little history; None without a newcomer.
         panels: Forecasts and truth, for the picture.
         seconds: Wall time of each part.
         rounds: Rounds in each run; the fewest of any device.
@@ -100,16 +114,35 @@ class Outcome:
     rounds: Mapping[str, int]
     cpu: Mapping[str, float]
     peak_kb: int
+    arm: str = PLFL
+    validation: Mapping[str, float] = field(default_factory=dict)
+    newcomer: Newcomer | None = None
+    in_turn: EachInTurn | None = None
 
     @property
     def verdict(self) -> str:
-        """Return the verdict on PL-FL, by a fixed rule."""
-        return verdict(self.rows)
+        """Return the verdict on the chosen way, by a fixed rule."""
+        if self.newcomer is None:
+            return verdict(self.rows, self.arm)
+        older = [row for row in self.rows if row.device != self.newcomer.device]
+        return f"The {len(older)} older devices: {verdict(older, self.arm)}"
+
+    @property
+    def answer(self) -> str:
+        """Return the sentences of the result: the homes with little history first, the choice and the verdict."""
+        parts = [one.sentence for one in (self.in_turn, self.newcomer) if one is not None]
+        if self.validation:
+            errors = ", ".join(f"{brief(a)} {self.validation[a]:.3f}" for a in self.validation)
+            parts.append(
+                f"Chosen on the validation weeks: {brief(self.arm)} (mean MASE: {errors})."
+            )
+        return "\n".join([*parts, self.verdict])
 
     def text(self) -> str:
         """Return the table and the verdict, for a terminal."""
         steps = int(self.scenario.run.settings.get("steps", 0))
         budget = ", ".join(f"{arm} {self.rounds[arm] * steps}" for arm in RUNS)
+        home = [] if self.newcomer is None else [self.newcomer.table(self.samples.unit), ""]
         return "\n".join(
             (
                 f"{self.scenario.title} ({self.samples.kind} readings, {self.samples.licence})",
@@ -117,7 +150,8 @@ class Outcome:
                 table(self.rows, self.samples.unit),
                 f"training steps of every device, at least: {budget}",
                 "",
-                self.verdict,
+                *home,
+                self.answer,
             )
         )
 
@@ -127,11 +161,28 @@ class Outcome:
             "scenario": self.scenario.title,
             "samples": {"name": self.samples.name, "licence": self.samples.licence},
             "verdict": self.verdict,
+            "chosen": self.arm,
+            "validation_mase": dict(self.validation),
+            "newcomer": self._newcomer(),
             "devices": as_json(self.rows),
             "seconds": {name: round(value, 1) for name, value in self.seconds.items()},
             "rounds": dict(self.rounds),
             "device_cpu_seconds": {name: round(value, 1) for name, value in self.cpu.items()},
             "device_peak_kb": self.peak_kb,
+        }
+
+    def _newcomer(self) -> dict[str, Any] | None:
+        one = self.newcomer
+        if one is None:
+            return None
+        return {
+            "device": one.device,
+            "days": one.days,
+            "alone": one.alone,
+            "mae": dict(one.mae),
+            "first_week_mae": one.week_mae,
+            "sentence": one.sentence,
+            "each_home_in_turn": {} if self.in_turn is None else dict(self.in_turn.mae),
         }
 
 
@@ -176,21 +227,50 @@ class Demo:
             fleets = {arm: self._learn(family, url, samples, arm) for arm in RUNS}
         self.shown.note("evaluating forecasts on readings that no device was trained on")
         evaluation_begun = time.monotonic()
-        rows, panels = evaluate(fleets, samples, self.scenario.span, self.traffic)
+        outcome = self._evaluated(fleets, samples)
         self.seconds |= {
             "evaluation": time.monotonic() - evaluation_begun,
             "all": time.monotonic() - begun,
         }
-        return Outcome(
+        return outcome
+
+    def _evaluated(self, fleets: Mapping[str, Prepared], samples: SampleSet) -> Outcome:
+        """Choose a way on the validation weeks, and evaluate every way on the judged ones."""
+        judged, chosen = self.scenario.span, self.scenario.validation_span
+        rolled = all_rolling(fleets, (chosen or judged)[:1] + judged[1:])
+        rows, panels = evaluate(fleets, samples, judged, self.traffic, rolled)
+        found = Outcome(
             self.scenario, samples, rows, panels, self.seconds, self.rounds, self.cpu, self.peak_kb
         )
+        if chosen is None:
+            return found
+        early, early_panels = evaluate(fleets, samples, chosen, self.traffic, rolled)
+        arm = chosen_arm(early)
+        validation = {one: mean_mase(early, one) for one in (LOCAL, FEDERATED, PLFL)}
+        home, in_turn = None, None
+        if self.scenario.newcomer_days:
+            devices = next(iter(fleets.values())).devices
+            records = {one.id: one.sample.column(samples.target) for one in devices}
+            step = manifest_of(self.scenario.bundle).window.step_seconds
+            until = unix_seconds(self.scenario.until)
+            begun = unix_seconds(self.scenario.newcomer_start)
+            own = OwnForecasts.of(
+                *records[devices[-1].id], step, known=(begun, until), end=judged[1]
+            )
+            days = self.scenario.newcomer_days
+            home = newcomer(arm, days, validation=early_panels[-1], judged=panels[-1], own=own)
+            first = unix_seconds(self.scenario.start)
+            in_turn = each_in_turn(records, step, days, start=first, until=until, judged=judged)
+        return replace(found, arm=arm, validation=validation, newcomer=home, in_turn=in_turn)
 
     def _learn(self, family: ProcessGroup, url: str, samples: SampleSet, arm: str) -> Prepared:
         begun = time.monotonic()
         learning = replace(self.scenario.run, shared=shared(self.scenario, arm))
         chosen = replace(self.scenario, run=learning)
         address = f"127.0.0.1:{free_port()}"
-        prepared = prepare(self.out / arm, arm, chosen, samples, broker=url, page=address)
+        prepared = prepare(
+            self.out / arm, arm, chosen, samples, broker=url, page=address, choose_best=False
+        )
         run = Federation(prepared, learning.rounds, family)
         try:
             run.start_aggregator()
@@ -247,7 +327,7 @@ class Demo:
 def shared(chosen: Scenario, arm: str) -> tuple[str, ...] | None:
     """Return the shared layers of a run, by name prefix.
 
-    All when federated, none when local, else those of the scenario or bundle: the recurrent ones.
+    All when federated, none when local, else those of the scenario or bundle.
     """
     return {FEDERATED: ("",), LOCAL: ()}.get(arm, chosen.run.shared)
 
@@ -272,8 +352,13 @@ def publish(outcome: Outcome, out: Path) -> dict[str, Path]:
         ("Seconds", ", ".join(f"{name} {value:.0f}" for name, value in outcome.seconds.items())),
         ("Largest device process", short(outcome.peak_kb * 1024)),
     )
+    home = outcome.newcomer
     png = html_page.picture(outcome.panels, samples.unit)
-    page_text = html_page.PageText(scenario.title, outcome.verdict, samples.unit, facts)
+    week = None if home is None else html_page.week_picture(home.week, samples.unit, outcome.arm)
+    table_text = "" if home is None else home.table(samples.unit)
+    page_text = html_page.PageText(
+        scenario.title, outcome.answer, samples.unit, facts, table_text, week
+    )
     made = {"page": out / "index.html", "numbers": out / "results.json"}
     made["page"].write_text(html_page.page(page_text, outcome.rows, png), encoding="utf-8")
     numbers = json.dumps(outcome.as_json(), indent=1) + "\n"
@@ -281,6 +366,9 @@ def publish(outcome: Outcome, out: Path) -> dict[str, Path]:
     if png is not None:
         made["picture"] = out / "forecasts.png"
         made["picture"].write_bytes(png)
+    if week is not None:
+        made["new home"] = out / "new-home.png"
+        made["new home"].write_bytes(week)
     return made
 
 

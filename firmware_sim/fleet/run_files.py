@@ -180,9 +180,12 @@ def join(
 def _enrolled(
     folder: Path, config: Path, common: Mapping[str, Any], chosen: Scenario, samples: SampleSet
 ) -> tuple[Device, ...]:
+    given = assigned(samples.samples, chosen.devices)
+    starts = [chosen.start] * len(given)
+    starts[-1] = chosen.newcomer_start or chosen.start
     devices = tuple(
-        _device(folder / "devices", name, sample, common, _source(chosen, samples, sample))
-        for name, sample in assigned(samples.samples, chosen.devices)
+        _device(folder / "devices", name, sample, common, _source(chosen, samples, sample, start))
+        for (name, sample), start in zip(given, starts, strict=True)
     )
     claims = folder / "claims.csv"
     with claims.open("w", encoding="utf-8", newline="") as out:
@@ -241,14 +244,16 @@ def _common(
     }
 
 
-def _source(chosen: Scenario, samples: SampleSet, sample: DeviceReadings) -> dict[str, Any]:
+def _source(
+    chosen: Scenario, samples: SampleSet, sample: DeviceReadings, start: str
+) -> dict[str, Any]:
     source: dict[str, Any] = {
         "type": "csv",
         "path": sample.path.absolute(),
         "columns": samples.present(sample),
         "interval_seconds": sample.step(samples.target),
     }
-    bounds = {"from": chosen.start, "until": chosen.until}
+    bounds = {"from": start, "until": chosen.until}
     return source | {key: moment for key, moment in bounds.items() if moment}
 
 

@@ -20,6 +20,9 @@ from firmware_sim.results import PERSISTENCE, DeviceResult, Series, Traffic, sco
 from firmware_sim.samples import SampleSet
 
 Times = NDArray[np.int64]
+Rolled = Mapping[tuple[str, str], tuple[Times, Series]]
+"""Instants and one-step forecasts by arm and device."""
+
 AT_ONCE = 2  # forecasting processes side by side
 
 
@@ -57,6 +60,7 @@ def evaluate(
     samples: SampleSet,
     span: tuple[float, float],
     traffic: Mapping[str, Mapping[str, Traffic]],
+    rolled: Rolled | None = None,
 ) -> tuple[list[DeviceResult], list[Panel]]:
     """Score every device under every arm, and persistence, on the same hours.
 
@@ -65,9 +69,10 @@ def evaluate(
         samples: Set with the target column.
         span: The evaluated part, Unix seconds.
         traffic: Bytes of each device, by arm.
+        rolled: Forecasts of at least this part, as ``all_rolling`` returns; computed if left out.
     """
     devices = next(iter(fleets.values())).devices
-    rolled = _all_rolling(fleets, span)
+    rolled = all_rolling(fleets, span) if rolled is None else rolled
     rows, panels = [], []
     for device in devices:
         times, truth, last = _truth(device, samples, span)
@@ -82,9 +87,8 @@ def evaluate(
     return rows, panels
 
 
-def _all_rolling(
-    fleets: Mapping[str, Prepared], span: tuple[float, float]
-) -> dict[tuple[str, str], tuple[Times, Series]]:
+def all_rolling(fleets: Mapping[str, Prepared], span: tuple[float, float]) -> Rolled:
+    """Return the forecasts of every device under every arm on a span."""
     tasks = {
         (arm, device.id): (device, span, fleet.folder / f"{device.id}.forecast.csv")
         for arm, fleet in fleets.items()

@@ -49,6 +49,8 @@ class PageText:
     verdict: str
     unit: str
     facts: Sequence[tuple[str, str]]  # (what, value): data set, licence, rounds, seconds …
+    newcomer: str = ""  # table of a home with little history, as text
+    week: bytes | None = None  # picture of its first judged week
 
 
 def picture(panels: Sequence[Panel], unit: str) -> bytes | None:
@@ -84,6 +86,31 @@ def _draw(axis: Any, panel: Panel, unit: str) -> None:  # noqa: ANN401 - matplot
     axis.spines[["top", "right"]].set_visible(False)
 
 
+def week_picture(week: Panel, unit: str, arm: str) -> bytes | None:
+    """Draw a home's week: readings, its forecast alone and the fleet's; None without matplotlib."""
+    try:
+        from matplotlib.figure import Figure  # noqa: PLC0415 - as above
+    except ImportError:
+        return None
+    figure = Figure(figsize=(13, 3.4), layout="constrained")
+    axis: Any = figure.subplots()
+    when = [datetime.fromtimestamp(t, UTC) for t in week.times.tolist()]
+    axis.plot(when, week.truth, color=TRUTH, lw=1.6, label="reading")
+    for name, values in week.forecasts.items():
+        label = f"with the fleet ({name})" if name == arm else f"alone ({name})"
+        colour = COLOURS["pl-fl"] if name == arm else COLOURS.get(name, COLOURS["persistence"])
+        axis.plot(when, values, color=colour, lw=1.2, label=label)
+    axis.set_title(week.device, fontsize=9, loc="left")
+    axis.set_ylabel(unit, fontsize=8)
+    axis.tick_params(labelsize=7)
+    axis.margins(x=0.01)
+    axis.spines[["top", "right"]].set_visible(False)
+    figure.legend(loc="outside upper center", ncols=3, frameon=False)
+    out = io.BytesIO()
+    figure.savefig(out, format="png", dpi=110)
+    return out.getvalue()
+
+
 def page(page_text: PageText, rows: Sequence[DeviceResult], png: bytes | None) -> str:
     """Return the whole page as HTML."""
     facts = "".join(
@@ -94,12 +121,25 @@ def page(page_text: PageText, rows: Sequence[DeviceResult], png: bytes | None) -
     image = f'<img alt="forecasts against readings" src="data:image/png;base64,{drawn}">'
     return _PAGE.format(
         title=html.escape(page_text.title),
-        verdict=html.escape(page_text.verdict),
+        verdict=html.escape(page_text.verdict).replace("\n", "<br>"),
+        newcomer=_newcomer(page_text),
         errors=_errors(rows, page_text.unit),
         traffic=_traffic(rows),
         facts=facts,
         image=image if png else "<p>No picture: matplotlib is not installed.</p>",
         shown=SHOWN,
+    )
+
+
+def _newcomer(page_text: PageText) -> str:
+    """Return the section on the home with little history; empty without one."""
+    if not page_text.newcomer:
+        return ""
+    drawn = base64.b64encode(page_text.week or b"").decode()
+    image = f'<img alt="a new home\'s week" src="data:image/png;base64,{drawn}">' if drawn else ""
+    return (
+        "<h2>A new home: its first judged week, alone and with the fleet (UTC)</h2>"
+        f'{image}<pre class="wide">{html.escape(page_text.newcomer)}</pre>'
     )
 
 
@@ -162,6 +202,7 @@ _PAGE = """<!doctype html>
 </style></head><body>
 <h1>{title}</h1>
 <p class="verdict">{verdict}</p>
+{newcomer}
 <h2>Errors on readings that no device learned from</h2>
 <div class="wide"><table>{errors}</table></div>
 <p>MAE is the mean absolute error of the next value. MASE divides it by the mean change from one

@@ -11,6 +11,7 @@ from firmware_sim.results import (
     ForecastScore,
     Traffic,
     as_json,
+    chosen_arm,
     mean_mase,
     score,
     table,
@@ -44,13 +45,20 @@ def test_a_constant_series_has_no_mase():
 def test_a_worse_result_is_reported_as_such():
     rows = [row("a", 1.0, 0.7, 0.6, 0.8), row("b", 1.0, 0.7, 0.6, 0.8)]
     said = verdict(rows)
-    assert said.startswith("PL-FL did not win; local only and federated, all layers shared were")
+    assert said.startswith("PL-FL did not win; local only was better")
     assert "14.3 % above local only (better on 0 of 2 devices)" in said
+    assert verdict(rows, "federated").startswith("Federated training won")
 
 
 def test_a_win_by_less_than_noise_is_a_tie():
-    assert "tied with" in verdict([row("a", 1.0, 0.800, 0.9, 0.79)])
+    assert "tied with local only" in verdict([row("a", 1.0, 0.800, 0.9, 0.79)])
     assert verdict([row("a", 1.0, 0.800, 0.9, 0.78)]).startswith("PL-FL won")
+
+
+def test_the_way_with_a_fleet_is_the_one_with_the_least_mean_error():
+    rows = [row("a", 1.0, 0.1, 0.6, 0.8), row("b", 1.0, 0.1, 0.9, 0.5)]
+    assert chosen_arm(rows) == "pl-fl"
+    assert chosen_arm(rows[:1]) == "federated"
 
 
 def test_means_weigh_devices_equally_and_wins_count_devices():

@@ -24,12 +24,15 @@ pytestmark = [
 SMALL = """
 title = "two homes, two rounds"
 devices = 2
-bundle = "load-mlp"
+bundle = "load-week-1"
 start = "2018-01-01T08:00Z"
 until = "2018-02-01T08:00Z"
-evaluation = ["2018-02-01T08:00Z", "2018-02-03T08:00Z"]
+newcomer_days = 10
+validation = ["2018-02-01T08:00Z", "2018-02-02T08:00Z"]
+evaluation = ["2018-02-02T08:00Z", "2018-02-04T08:00Z"]
 tuning_notes = "small"
 [run]
+shared = ["body."]
 rounds = 2
 settings = { steps = 4, rate = 0.003 }
 """
@@ -138,7 +141,17 @@ def test_the_demo_evaluates_every_device_and_writes_its_page(tmp_path):
         assert row["scores"]["persistence"]["mase"] == pytest.approx(1.0, abs=0.05)
         assert 0 < row["bytes"]["pl-fl"]["up"] <= row["bytes"]["federated"]["up"]
         assert row["bytes"]["local"]["up"] < 2_000, "alone, a device says hello and no more"
-    assert "PL-FL" in told["verdict"]
+    assert told["chosen"] in {"federated", "pl-fl"}
+    assert told["chosen"] == min(("federated", "pl-fl"), key=told["validation_mase"].get)
+    assert told["verdict"].startswith("The 1 older devices: ")
+    new = told["newcomer"]
+    assert (new["device"], new["days"]) == (told["devices"][-1]["device"], 10)
+    assert {"local", "persistence", "own regression", told["chosen"]} <= set(new["mae"])
+    assert set(new["each_home_in_turn"]) == {row["device"] for row in told["devices"]}
+    configs = [out / "local" / "devices" / f"{row['device']}.toml" for row in told["devices"]]
+    histories = [config.read_text(encoding="utf-8") for config in configs]
+    assert "2018-01-22T08:00:00+00:00" in histories[1]
+    assert "2018-01-22T08:00:00+00:00" not in histories[0]
     assert "<table>" in (out / "index.html").read_text(encoding="utf-8")
     assert left_of(tmp_path) == []
 
