@@ -11,7 +11,7 @@ import gzip
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import cache, lru_cache
 from pathlib import Path
@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from edge_sdk.app.cli import USAGE, Failure
 
+SEED = "-seed-"  # between a device's name and the seed of a repeated run
 DATA = Path(__file__).parent / "data"
 
 
@@ -97,6 +98,16 @@ class SampleSet:
                 hint="rename the column of the readings, or name the set it resembles with --like",
             )
         return {name: stream for name, stream in self.columns.items() if name in found}
+
+    def with_seed(self, seed: int) -> SampleSet:
+        """Return the set with devices of other names, which draw other minibatches; 0 is this one.
+
+        >>> [one.device for one in sample_set("homes").with_seed(3).samples][:1]
+        ['home-102040-seed-3']
+        """
+        names = (f"{one.device}{SEED}{seed}" if seed else one.device for one in self.samples)
+        renamed = (replace(one, device=name) for one, name in zip(self.samples, names, strict=True))
+        return replace(self, samples=tuple(renamed))
 
     def of_folder(self, folder: Path) -> SampleSet:
         """Return the same kind of set with the CSV files of ``folder`` as its devices.

@@ -166,6 +166,15 @@ class Scenario:
             self, until=until.isoformat(), evaluation=(until.isoformat(), last.isoformat())
         )
 
+    def with_seed(self, seed: int) -> Scenario:
+        """Return the scenario with a seed for the aggregator's draws and those of the attacks."""
+        return replace(
+            self,
+            run=replace(self.run, seed=seed),
+            comparisons=tuple(replace(one, seed=seed) for one in self.comparisons),
+            attacks=tuple(replace(one, seed=seed) for one in self.attacks),
+        )
+
     @property
     def span(self) -> tuple[float, float]:
         """Return the evaluated part in Unix seconds."""

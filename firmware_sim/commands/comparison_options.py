@@ -11,7 +11,7 @@ from edge_sdk.wire.contract.method import CONTRACTS, Up
 from edge_sdk.wire.protocol.block_quantisation import UpdateEncoding
 from edge_sdk.wire.schema import SchemaError, build
 from firmware_sim.attacks.attack_plan import AttackPlan
-from firmware_sim.commands.options import pairs, rule, words
+from firmware_sim.commands.options import of_methods, pairs, rule, value_of, words
 from firmware_sim.scenario import Scenario
 
 OPTIONS = {"timeout": "patience", "selection": "malicious"}
@@ -69,6 +69,9 @@ def with_trial(chosen: Scenario, args: Namespace) -> Scenario:
             for table in rules or (chosen.run.rule,)
             for encoding in encodings or (chosen.run.encoding,)
         )
+    given_settings = {key: value_of(text) for key, text in pairs(args.setting, "--setting").items()}
+    settings = of_methods(given_settings, (way.method for way in ways), "--setting")
+    ways = tuple(replace(way, settings={**way.settings, **settings[way.method]}) for way in ways)
     for way in ways:
         _check_signs(way.method, chosen)
         for one in given:

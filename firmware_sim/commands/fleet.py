@@ -5,6 +5,7 @@ and a table compares the forecasts of the honest devices.
 
   gridfed-sim fleet --devices 200 --in-process --rounds 20
   gridfed-sim fleet --byzantine 0.2 --attack alie --rule mean,trimmed_mean
+  gridfed-sim fleet --method fedavg,fedprox --setting fedprox.prox=0.1 --seeds 0 1 2 --csv runs.csv
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from edge_sdk.app.settings import SettingsError
 from firmware_sim.commands.comparison_options import is_trial, with_trial
 from firmware_sim.commands.fleet_run import MOST_PROCESSES, FleetRun
 from firmware_sim.commands.options import add_broker_kind, arguments, pairs, value_of
-from firmware_sim.commands.trial import Trial, table, verdicts
+from firmware_sim.commands.tidy_table import over_seeds, write_csv
+from firmware_sim.commands.trial import Trial, TrialRow, table, verdicts
 from firmware_sim.fleet.histories import check_histories
 from firmware_sim.fleet.power_failures import a_minute
 from firmware_sim.fleet.processes import stoppable
@@ -49,7 +51,8 @@ def add_arguments(parser: ArgumentParser) -> None:
     add("--encoding", metavar="NAMES", help=words)
     words = "devices whose updates close a round (all; half for asynchronous methods)"
     add("--quorum", type=int, metavar="N", help=words)
-    add("--setting", action="append", default=[], metavar="K=V", help="setting of the method")
+    words = "setting of every method, or of one: fedprox.prox=0.1"
+    add("--setting", action="append", default=[], metavar="K=V", help=words)
     add(
         "--shared",
         type=_layers,
@@ -68,6 +71,10 @@ def add_arguments(parser: ArgumentParser) -> None:
         help="days after them to evaluate on (7)",
     )
     add("--seed", type=int, default=0, help="seed of the simulator's random draws (0)")
+    words = "repeat every run with each of these seeds: minibatches, the aggregator's draws, attacks"
+    add("--seeds", type=int, nargs="+", metavar="N", help=words)
+    words = "write a table with a row for each run, seed and device, as CSV"
+    add("--csv", type=Path, metavar="FILE", help=words)
     add("--scenario", default="", help="scenario to start from: a shipped name, or a TOML file")
     words = "the shipped set to use, or that --data resembles (homes)"
     add("--like", "--samples", metavar="SET", help=words)
@@ -111,7 +118,7 @@ def run(args: Namespace) -> CommandResult:
             hint="gridfed-sim demo compares local training with shared layers",
         )
     lacking = check_histories(chosen, samples) if args.aggregator is None else []
-    if is_trial(chosen):
+    if is_trial(chosen) or args.seeds or args.csv:
         return _trial(args, chosen, samples)
     inside = chosen.devices > MOST_PROCESSES if args.is_inside is None else args.is_inside
     outages = a_minute({k: value_of(v) for k, v in pairs(args.fault, "--fault").items()})
@@ -161,28 +168,45 @@ def _trial(args: Namespace, chosen: Scenario, samples: SampleSet) -> CommandResu
             "starts its own aggregator",
             hint="leave both out",
         )
+    if args.csv is not None and not args.csv.parent.is_dir():
+        raise SettingsError(f"--csv {args.csv}: no folder {args.csv.parent}", hint="make it first")
+    seeds: list[int] = args.seeds or [args.seed]
+    rows: dict[int, list[TrialRow]] = {}
     with tempfile.TemporaryDirectory(prefix="gridfed-sim-", dir=_memory()) as scratch:
         out = args.out or Path(scratch)
         with stoppable(), display(is_quiet=args.json) as shown:
-            trial = Trial(
-                chosen,
-                samples,
-                out,
-                shown,
-                broker=args.broker,
-                kind=args.kind,
-                limit=args.limit,
-                seed=args.seed,
-            )
-            rows = trial.run()
+            for seed in seeds:
+                trial = Trial(
+                    chosen.with_seed(seed) if args.seeds else chosen,
+                    samples.with_seed(seed) if args.seeds else samples,
+                    out / f"seed-{seed}" if len(seeds) > 1 else out,
+                    shown,
+                    broker=args.broker,
+                    kind=args.kind,
+                    limit=args.limit,
+                    seed=seed,
+                )
+                rows[seed] = trial.run()
+                if args.csv is not None:  # also what a later seed could not finish
+                    write_csv(rows, args.csv)
     data = {
         "devices": chosen.devices,
         "evaluated": list(trial.evaluated),
         "unit": samples.unit,
-        "runs": [row.as_json() for row in rows],
-        "verdicts": verdicts(rows),
+        "seeds": seeds,
+        "runs": [row.as_json() | {"seed": seed} for seed, some in rows.items() for row in some],
+        "verdicts": verdicts(next(iter(rows.values()))),
     }
-    return CommandResult(data, table(rows, samples.unit))
+    parts = [
+        (f"seed {seed}\n" if len(seeds) > 1 else "") + table(some, samples.unit)
+        for seed, some in rows.items()
+    ]
+    if len(seeds) > 1:
+        parts.append(over_seeds(rows))
+    if args.csv is not None:
+        parts.append(f"table: {args.csv}")
+        data["csv"] = str(args.csv)
+    return CommandResult(data, "\n\n".join(parts))
 
 
 def _chosen(args: Namespace) -> tuple[Scenario, SampleSet]:
@@ -194,7 +218,6 @@ def _chosen(args: Namespace) -> tuple[Scenario, SampleSet]:
     learned = {"quorum": args.quorum, "rounds": args.rounds, "shared": args.shared}
     settings = {"steps": args.steps, "rate": args.rate}
     given = {key: value for key, value in settings.items() if value is not None}
-    given |= {key: value_of(text) for key, text in pairs(args.setting, "--setting").items()}
     learning = replace(
         base.run,
         settings={**base.run.settings, **given},

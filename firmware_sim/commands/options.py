@@ -30,6 +30,36 @@ def pairs(texts: Iterable[str], option: str) -> dict[str, str]:
     return read
 
 
+def of_methods(
+    given: Mapping[str, Any], methods: Iterable[str], option: str
+) -> dict[str, dict[str, Any]]:
+    """Return the settings of each method: those without a name, then those of its own name.
+
+    Args:
+        given: Values by ``key`` or ``method.key``.
+        methods: Methods of the runs.
+        option: Option to name in an error.
+
+    Raises:
+        SettingsError: A setting names a method that no run has.
+
+    >>> of_methods({"steps": 4, "fedprox.prox": 0.1}, ["fedavg", "fedprox"], "--setting")
+    {'fedavg': {'steps': 4}, 'fedprox': {'steps': 4, 'prox': 0.1}}
+    """
+    known = list(methods)
+    found = {name: {k: v for k, v in given.items() if "." not in k} for name in known}
+    for key, value in given.items():
+        method, dot, name = key.partition(".")
+        if dot and method not in found:
+            raise SettingsError(
+                f"{option} {key}: no run has the method {method!r} (methods: {', '.join(known)})",
+                hint="METHOD.KEY=VALUE for one method, KEY=VALUE for all",
+            )
+        if dot:
+            found[method][name] = value
+    return found
+
+
 def value_of(text: str) -> Any:  # noqa: ANN401 - what a TOML file would say
     """Return a number, or the text unchanged.
 

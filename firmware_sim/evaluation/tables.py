@@ -32,6 +32,7 @@ _DAY_FIRST = re.compile(r"^\s*(\d{1,2})[./-](\d{1,2})[./-]\d{2,4}")
 _UNIX_SECONDS, _UNIX_MILLISECONDS = (5e8, 5e9), (5e11, 5e12)
 _PARSED = 0.99  # share of a column's entries that must be instants
 _AT = " instant"  # name of the parsed times among a file's columns
+_REPEATED = 0.2  # share of the rows of a long table, at least, whose instant occurred before
 _LONG = 20  # rows a device, at least, before a text column is taken for the device's name
 
 
@@ -295,9 +296,10 @@ def _devices(
 def _label(frame: Any, wanted: str | None) -> str | None:  # noqa: ANN401
     """Return the column that names the device in a long table, or None.
 
-    Every instant occurs several times, and once for each entry of this column.
+    Most instants occur several times, and once for each entry of this column. A few that occur
+    twice are the hour that autumn's change of the clock repeats.
     """
-    if not frame[_AT].duplicated().any():
+    if frame[_AT].duplicated().mean() < _REPEATED:
         return None
     for column in frame.columns:
         if column in {_AT, wanted} or not 1 < frame[column].nunique() <= len(frame) / _LONG:
@@ -383,7 +385,7 @@ def _table(name: str, series: Any, zone: str) -> DeviceTable:  # noqa: ANN401
     pandas = _pandas()
     times = pandas.DatetimeIndex(series.index)
     if times.tz is None:
-        times = times.tz_localize(zone, ambiguous="NaT", nonexistent="NaT")
+        times = _localised(times, zone)
     unix = times.tz_convert("UTC").as_unit("s").asi8
     kept = ~times.isna()
     order = np.argsort(unix[kept], kind="stable")
@@ -391,6 +393,14 @@ def _table(name: str, series: Any, zone: str) -> DeviceTable:  # noqa: ANN401
     fresh = np.concatenate([np.diff(at) > 0, [True]]) if len(at) else np.zeros(0, bool)
     values = np.where(np.isfinite(values), values, np.nan)
     return DeviceTable(name, np.asarray(at[fresh], np.int64), values[fresh])
+
+
+def _localised(times: Any, zone: str) -> Any:  # noqa: ANN401
+    """Return local times as instants; autumn's repeated hour by its order, if both are there."""
+    try:
+        return times.tz_localize(zone, ambiguous="infer", nonexistent="NaT")
+    except ValueError:  # the hour is there once, or not in order
+        return times.tz_localize(zone, ambiguous="NaT", nonexistent="NaT")
 
 
 def _pandas() -> Any:  # noqa: ANN401 - an optional library

@@ -218,6 +218,7 @@ def _aggregator(fleet: str, chosen: Scenario, broker: str, page: str) -> dict[st
             "deadline": learning.deadline,
             "rule": dict(learning.rule) or None,
             "graph": dict(learning.graph) or None,
+            "seed": learning.seed or None,
             "encoding": learning.encoding,
             "schedule": {"rounds_per_day": "continuous"},
         },

@@ -147,6 +147,40 @@ def test_gaps_stay_gaps_and_fine_readings_are_averaged(tmp_path):
     assert record.weekdays[0] == 0
 
 
+def local_year(tmp_path, columns):
+    """Write a wide file as a utility exports it: semicolons, decimal commas, a year of local quarters."""
+    utc = pd.date_range("2025-12-31 23:00", periods=96 * 365, freq="15min", tz="UTC")
+    local = utc.tz_convert("Europe/Berlin").tz_localize(None)
+    table = pd.DataFrame({"Datum/Uhrzeit": local.strftime("%d.%m.%Y %H:%M")})
+    for number in range(columns):
+        values = 1 + number + np.sin(2 * np.pi * np.arange(len(utc)) / 96)
+        table[f"Station {number}"] = np.where(
+            np.arange(len(utc)) % 7 == 0, np.round(values), values
+        )
+    table["Pumpe"] = np.arange(len(utc)) // 30 % 2 * 0.5  # few different values
+    table.to_csv(tmp_path / "Lastgang.csv", sep=";", decimal=",", index=False, encoding="utf-8-sig")
+    return utc, table
+
+
+def test_an_hour_that_autumn_repeats_makes_no_long_table_and_loses_no_reading(tmp_path):
+    utc, table = local_year(tmp_path, 3)
+    read = read_tables(tmp_path)
+    assert read.zone == "Europe/Berlin"
+    assert [one.device for one in read.devices] == ["Pumpe", "Station 0", "Station 1", "Station 2"]
+    assert "wide table: 4 devices" in notes(read)
+    np.testing.assert_array_equal(read.devices[1].times, utc.as_unit("s").asi8)
+    np.testing.assert_allclose(read.devices[1].values, table["Station 0"], atol=1e-9)
+
+
+def test_a_repeated_hour_that_was_left_out_is_missing_and_no_error(tmp_path):
+    _, table = local_year(tmp_path, 2)
+    table = table[~table["Datum/Uhrzeit"].duplicated()]
+    table.to_csv(tmp_path / "Lastgang.csv", sep=";", decimal=",", index=False)
+    read = read_tables(tmp_path)
+    assert len(read.devices) == 3
+    assert len(read.devices[1].times) == 96 * 365 - 8
+
+
 def test_local_slots_follow_the_change_of_the_clock(tmp_path):
     utc = pd.date_range("2026-03-10", periods=24 * 40, freq="h", tz="UTC")
     pd.DataFrame({"time": utc, "kwh": np.arange(len(utc)) % 24}).to_csv(
