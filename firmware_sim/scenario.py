@@ -66,6 +66,7 @@ class RunSettings:
         rule: Aggregation rule: the aggregator's table ``run.rule``; left out: the mean.
         graph: Model between the devices: its table ``run.graph``, for methods that have one.
         encoding: Encoding of the updates: its key ``run.encoding``.
+        seed: Seed of the aggregator's draws.
     """
 
     method: str = "fedavg"
@@ -77,6 +78,7 @@ class RunSettings:
     rule: Mapping[str, Any] = field(default_factory=dict)
     graph: Mapping[str, Any] = field(default_factory=dict)
     encoding: UpdateEncoding = "f4"
+    seed: Annotated[int, Between(0, 2**63 - 1)] = 0
 
     def awaits(self, present: int) -> int:
         """Return the quorum: as configured, or the method's own.

@@ -36,6 +36,20 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+
+def name_missing_package(kind: type[BaseException], error: BaseException, trace: Any) -> None:  # noqa: ANN401
+    """Print which package is not installed; leave any other error to the interpreter."""
+    package = (error.name or "").partition(".")[0] if isinstance(error, ImportError) else ""
+    if not isinstance(error, ModuleNotFoundError) or package in {"", "tools"}:
+        sys.__excepthook__(kind, error, trace)
+        return
+    hint = "torch and onnx: pip install '.[train]'; all others: pip install '.[dev]'"
+    print(f"reproduce: the package {package} is not installed\n  hint: {hint}", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    sys.excepthook = name_missing_package
+
 import numpy as np
 from rich.console import Console
 from rich.progress import Progress

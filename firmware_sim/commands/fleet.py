@@ -71,7 +71,9 @@ def add_arguments(parser: ArgumentParser) -> None:
         help="days after them to evaluate on (7)",
     )
     add("--seed", type=int, default=0, help="seed of the simulator's random draws (0)")
-    words = "repeat every run with each of these seeds: minibatches, the aggregator's draws, attacks"
+    words = (
+        "repeat every run with each of these seeds: minibatches, the aggregator's draws, attacks"
+    )
     add("--seeds", type=int, nargs="+", metavar="N", help=words)
     words = "write a table with a row for each run, seed and device, as CSV"
     add("--csv", type=Path, metavar="FILE", help=words)

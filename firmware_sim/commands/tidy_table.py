@@ -10,7 +10,10 @@ from statistics import fmean, stdev
 from firmware_sim.commands.trial import TrialRow
 from firmware_sim.samples import SEED
 
-COLUMNS = ("seed", "method", "rule", "settings", "attack", "device", "mae", "rmse", "windows")
+COLUMNS = (
+    *("seed", "method", "rule", "encoding", "settings", "attack"),
+    *("device", "mae", "rmse", "windows"),
+)
 """Columns of the table; ``settings`` are ``key=value`` with semicolons, ``attack`` may be none."""
 
 
@@ -29,7 +32,7 @@ def write_csv(rows: Mapping[int, Sequence[TrialRow]], path: Path) -> None:
                 run = row.run
                 settings = ";".join(f"{key}={value}" for key, value in run.settings.items())
                 attack = row.attack_plan.attack if row.attack_plan else "none"
-                head = (seed, run.method, run.rule_name, settings, attack)
+                head = (seed, run.method, run.rule_name, run.encoding, settings, attack)
                 for device, error in row.errors.each.items():
                     name = device.removesuffix(f"{SEED}{seed}")
                     table.writerow((*head, name, error.mae, error.rmse, error.windows))
@@ -41,7 +44,8 @@ def over_seeds(rows: Mapping[int, Sequence[TrialRow]]) -> str:
     for some in zip(*rows.values(), strict=True):
         first = some[0]
         attack = first.attack_plan.attack if first.attack_plan else "none"
-        name = f"{first.run.method} {first.run.rule_name}, attack {attack}"
+        run = first.run
+        name = f"{run.method} {run.rule_name} {run.encoding}, attack {attack}"
         spread = [
             f"{fmean(values):.4g} +- {stdev(values):.2g}"
             for values in ([row.errors.mae for row in some], [row.errors.rmse for row in some])

@@ -6,6 +6,7 @@ from argparse import ArgumentParser
 
 import pytest
 
+from edge_sdk.app.settings import SettingsError
 from firmware_sim.commands.comparison_options import is_trial, with_trial
 from firmware_sim.commands.options import arguments, pairs, rule
 from firmware_sim.scenario import RunSettings, Scenario
@@ -17,6 +18,8 @@ def told(*line):
     parser = ArgumentParser()
     parser.add_argument("--method")
     parser.add_argument("--seed", type=int, default=7)
+    parser.add_argument("--encoding")
+    parser.add_argument("--setting", action="append", default=[])
     arguments(parser)
     return with_trial(TEN, parser.parse_args(line))
 
@@ -67,3 +70,24 @@ def test_the_byzantine_devices_are_fixed_for_the_run(who):
     sets = {one.malicious(ids) for one in chosen.attacks}
     assert len(sets) == 1
     assert len(sets.pop()) == 3
+
+
+def test_a_setting_goes_to_all_methods_or_to_the_one_that_it_names():
+    chosen = told(
+        "--method", "fedavg,fedprox", "--setting", "rate=0.1", "--setting", "fedprox.prox=2"
+    )
+    ways = {way.method: way.settings for way in (chosen.run, *chosen.comparisons)}
+    assert ways == {"fedavg": {"rate": 0.1}, "fedprox": {"rate": 0.1, "prox": 2}}
+
+
+def test_a_setting_of_a_method_without_a_run_is_refused():
+    with pytest.raises(
+        SettingsError, match=r"--setting fedprox\.prox: no run has the method 'fedprox'"
+    ):
+        told("--method", "fedavg", "--setting", "fedprox.prox=2")
+
+
+def test_a_seed_reaches_the_aggregator_and_the_attacks_of_every_run():
+    chosen = told("--method", "fedavg,fedprox", "--attack", "alie").with_seed(5)
+    assert [chosen.run.seed, *(one.seed for one in chosen.comparisons)] == [5, 5]
+    assert [one.seed for one in chosen.attacks] == [5]

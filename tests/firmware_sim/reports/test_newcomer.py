@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 from firmware_sim.reports.html_page import Panel, week_picture
 from firmware_sim.reports.newcomer import DAY, OwnForecasts, each_in_turn, newcomer
+from firmware_sim.samples import sample_set
+from firmware_sim.scenario import scenario, unix_seconds
 
+README = Path(__file__).parents[3] / "README.md"
 START = 1_600_000_000 // DAY * DAY
 HOUR = 3600
 
@@ -112,3 +117,18 @@ def test_each_home_in_turn_gains_from_homes_like_it():
     assert set(found.mae) == set(records)
     assert sum(fleet < alone for alone, fleet in found.mae.values()) >= 4
     assert "smaller than alone" in found.sentence
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not README.exists(), reason="the README is not installed")
+def test_the_readme_shows_what_the_demo_finds_for_each_home_in_turn():
+    chosen, samples = scenario("demo"), sample_set("homes")
+    found = each_in_turn(
+        {one.device: one.column(samples.target) for one in samples.samples},
+        HOUR,
+        chosen.newcomer_days,
+        start=unix_seconds(chosen.start),
+        until=unix_seconds(chosen.until),
+        judged=chosen.span,
+    )
+    assert found.sentence in README.read_text("utf-8")
