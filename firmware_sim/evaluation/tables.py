@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge_sdk.app.cli import USAGE, Failure
+from firmware_sim.evaluation.clock_changes import CHANGES, lacks_the_hours_of, localised
 
 SUFFIXES = (".csv", ".csv.gz", ".tsv", ".txt", ".parquet")
 SEPARATORS = ",;\t|"
@@ -331,17 +332,6 @@ def _one(numbers: Any, path: Path) -> str:  # noqa: ANN401
     )
 
 
-CHANGES = (
-    ("Europe/Berlin", "Central European"),
-    ("Europe/London", "British"),
-    ("America/New_York", "Eastern American"),
-    ("America/Chicago", "Central American"),
-    ("America/Los_Angeles", "Pacific American"),
-    ("Australia/Sydney", "Eastern Australian"),
-)
-"""Zones whose changes of the clock are looked for in times without an offset."""
-
-
 def _zone(series: Sequence[Any], given: str | None, notes: list[str]) -> str:
     """Return the zone of the calendar: given, or detected from a missing hour in spring."""
     pandas = _pandas()
@@ -358,34 +348,18 @@ def _zone(series: Sequence[Any], given: str | None, notes: list[str]) -> str:
         notes.append("times have offsets; the calendar is UTC (--zone NAME for another)")
         return "UTC"
     for zone, text in CHANGES:
-        if _lacks_the_hours_of(series[0], zone):
+        if lacks_the_hours_of(series[0], zone):
             notes.append(f"time zone {zone}: the clock lacks an hour where {text} clocks do")
             return zone
     notes.append("no change of the clock in the times: standard time all year, taken as UTC")
     return "UTC"
 
 
-def _lacks_the_hours_of(series: Any, zone: str) -> bool:  # noqa: ANN401
-    """Return whether times skip the hour that does not exist in a zone, each spring they cover."""
-    pandas = _pandas()
-    times = pandas.DatetimeIndex(series.index.dropna()).sort_values()
-    if times.tz is not None or len(times) < 3:
-        return False
-    hours = pandas.date_range(times[0].floor("h"), times[-1].floor("h"), freq="h")
-    lost = hours[hours.tz_localize(zone, ambiguous=False, nonexistent="NaT").isna()]
-    if not len(lost):
-        return False
-    have = set(times.floor("h"))
-    day = pandas.Timedelta("1D")
-    known = [hour for hour in lost if hour - day in have and hour + day in have]
-    return bool(known) and not any(hour in have for hour in known)
-
-
 def _table(name: str, series: Any, zone: str) -> DeviceTable:  # noqa: ANN401
     pandas = _pandas()
     times = pandas.DatetimeIndex(series.index)
     if times.tz is None:
-        times = _localised(times, zone)
+        times = localised(times, zone)
     unix = times.tz_convert("UTC").as_unit("s").asi8
     kept = ~times.isna()
     order = np.argsort(unix[kept], kind="stable")
@@ -393,14 +367,6 @@ def _table(name: str, series: Any, zone: str) -> DeviceTable:  # noqa: ANN401
     fresh = np.concatenate([np.diff(at) > 0, [True]]) if len(at) else np.zeros(0, bool)
     values = np.where(np.isfinite(values), values, np.nan)
     return DeviceTable(name, np.asarray(at[fresh], np.int64), values[fresh])
-
-
-def _localised(times: Any, zone: str) -> Any:  # noqa: ANN401
-    """Return local times as instants; autumn's repeated hour by its order, if both are there."""
-    try:
-        return times.tz_localize(zone, ambiguous="infer", nonexistent="NaT")
-    except ValueError:  # the hour is there once, or not in order
-        return times.tz_localize(zone, ambiguous="NaT", nonexistent="NaT")
 
 
 def _pandas() -> Any:  # noqa: ANN401 - an optional library

@@ -27,6 +27,7 @@ def test_options_override_a_scenario():
         "devices": 3,
         "bundle": None,
         "method": None,
+        "encoding": None,
         "rounds": 5,
         "shared": ("lstm.",),
         "steps": 7,
@@ -46,7 +47,7 @@ def test_options_override_a_scenario():
     assert (chosen.devices, chosen.run.rounds) == (3, 5)
     assert chosen.run.quorum == 2
     own = {"server_rate": 0.5, "optimiser": "sgd"}
-    assert chosen.run.settings == {"steps": 7, "rate": 0.003} | own
+    assert chosen.run.settings == {"steps": 7, "rate": 0.0005} | own
     assert chosen.until.startswith("2018-06-25"), "the scenario's own history"
     assert samples.name == "homes"
 
