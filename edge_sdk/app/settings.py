@@ -48,11 +48,20 @@ class Loaded(Generic[T]):
 def seconds(text: str) -> float:
     """Return the seconds of a ``Duration``.
 
-    >>> seconds("15m"), seconds("250ms")
-    (900.0, 0.25)
+    Raises:
+        SettingsError: It is none.
+
+    Example:
+        >>> seconds("15m"), seconds("250ms")
+        (900.0, 0.25)
+        >>> seconds("15min")
+        Traceback (most recent call last):
+        edge_sdk.app.settings.SettingsError: '15min': expected a number with ms, s, m, h or d, such as 15m
     """
-    number, unit = re.fullmatch(r"([\d.]+)(\w+)", text).groups()  # type: ignore[union-attr]
-    return float(number) * _UNITS[unit]
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)", text)
+    if found is None:
+        raise SettingsError(f"{text!r}: expected a number with ms, s, m, h or d, such as 15m")
+    return float(found[1]) * _UNITS[found[2]]
 
 
 def load(

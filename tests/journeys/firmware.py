@@ -47,7 +47,9 @@ def readings(path: Path, device: int, column: str = "kwh") -> None:
     rows = [f"time,{column}"]
     for hour in range(24 * 35):
         day, week = 2 * math.pi * hour / 24, 2 * math.pi * hour / 168
-        kwh = 1 + 0.4 * math.sin(day + device) + 0.2 * math.sin(week) + 0.05 * ((hour * 7) % 11 / 11)
+        kwh = (
+            1 + 0.4 * math.sin(day + device) + 0.2 * math.sin(week) + 0.05 * ((hour * 7) % 11 / 11)
+        )
         stamp = f"2026-09-{1 + hour // 24:02d}" if hour < 720 else f"2026-10-{hour // 24 - 29:02d}"
         rows.append(f"{stamp}T{hour % 24:02d}:00:00Z,{kwh:.4f}")
     path.write_text("\n".join(rows) + "\n", encoding="utf-8")
@@ -55,7 +57,9 @@ def readings(path: Path, device: int, column: str = "kwh") -> None:
 
 def read_me(one: Journey, device: Path) -> None:
     """Run the README's ten lines with a meter that knows nothing but its energy."""
-    (snippet,) = re.findall(r"```python\n(from edge_sdk.*?)```", (ROOT / "README.md").read_text(), re.S)
+    (snippet,) = re.findall(
+        r"```python\n(from edge_sdk.*?)```", (ROOT / "README.md").read_text(), re.DOTALL
+    )
     (one.folder / "readme.py").write_text(METER + snippet, encoding="utf-8")
     last = one.run(device / "python", "readme.py").splitlines()[-1]
     one.expect("by model", last)
@@ -71,7 +75,9 @@ def own_csv(one: Journey, device: Path) -> None:
 
     def has_read() -> bool:
         try:
-            return bool(json.loads(one.run(edge, "status", "meter.toml", "--json"))["readings"] > 800)
+            return bool(
+                json.loads(one.run(edge, "status", "meter.toml", "--json"))["readings"] > 800
+            )
         except Exception:  # noqa: BLE001 - no state yet
             return False
 
@@ -122,7 +128,7 @@ def main() -> None:
         (one.folder / "root.pub").write_bytes((one.folder / "server" / "root.pub").read_bytes())
         text = (ROOT / "examples" / "meter.toml").read_text("utf-8")
         text = text.replace("mqtts://broker.example:8883", "mqtt://127.0.0.1:1")
-        text = re.sub(r"^(ca|cert|key)_file = .*\n", "", text, flags=re.M)
+        text = re.sub(r"^(ca|cert|key)_file = .*\n", "", text, flags=re.MULTILINE)
         text = text.replace('"/var/lib/gridfed"', '"state"')
         (one.folder / "meter.toml").write_text(text, encoding="utf-8")
         one.run(device / "gridfed-edge", "enrol", "meter.toml")

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-TIMEOUT = 900.0
+TIMEOUT = 300.0
 """Seconds after which a command counts as hanging."""
 
 
@@ -34,7 +34,7 @@ class Journey:
     """
 
     def __init__(self, title: str, folder: Path, dist: Path) -> None:
-        self.folder, self._dist, self._begun = folder, dist, time.monotonic()
+        self.folder, self.dist, self._begun = folder, dist, time.monotonic()
         self._running: list[subprocess.Popen[bytes]] = []
         print(f"== {title}", flush=True)
 
@@ -56,7 +56,7 @@ class Journey:
         pins = ROOT / "constraints" / "dev.txt"
         self.run(
             *(home / "bin" / "pip", "--disable-pip-version-check", "install", "--quiet"),
-            *("--find-links", self._dist, "-c", pins, *requirements),
+            *("--find-links", self.dist, "-c", pins, *requirements),
         )
         return home / "bin"
 

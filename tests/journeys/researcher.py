@@ -10,6 +10,7 @@ from __future__ import annotations
 import csv
 import json
 import shutil
+from pathlib import Path
 from typing import Any
 
 from journey import ROOT, Journey, journey
@@ -18,7 +19,7 @@ PLUGINS = ("gridfed-fednova", "gridfed-scaffold", "gridfed-meamed")
 SEEDS = (0, 1)
 
 
-def rows(document: Any, seed: int, labels: tuple[str, ...] = ()) -> list[dict[str, Any]]:  # noqa: ANN401 - JSON
+def rows(document: Any, seed: int, labels: tuple[str, ...] = ()) -> list[dict[str, Any]]:
     """Return a row for every run of a comparison: its scalar fields, and the seed."""
     if isinstance(document, list):
         return [row for one in document for row in rows(one, seed, labels)]
