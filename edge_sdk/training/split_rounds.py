@@ -107,10 +107,10 @@ class SplitRounds:
 
     def _why_not_served(self) -> str:
         """Return why the newest window may not be sent now; empty if it may."""
-        stopped = self._session.participation.why_stopped
-        if stopped == "stop":  # forecasts are helped after the end of a run, too
-            return self._session.participation.why_silent
-        return stopped
+        participation = self._session.participation
+        if participation.why_stopped == "stop" or participation.is_between_rounds:
+            return participation.why_silent  # forecasts are helped without an open round, too
+        return participation.why_stopped
 
     def _note_not_served(self, why: str) -> None:
         """Count a window that is not sent, and log the reason when it changes."""
