@@ -12,7 +12,7 @@ unexport PYTHONDONTWRITEBYTECODE
 PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all busy portable check format lint types contracts docs bench chaos lowest emulated torch oracles dist journeys clean
+.PHONY: help demo test test-all busy portable check format lint types contracts docs bench chaos lowest emulated torch oracles dist deb journeys clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -71,6 +71,9 @@ oracles: $(VENV)/.oracles ## add second oracles: peers for rules, privacy, graph
 
 dist: $(VENV)/.publish ## build the three distributions with man pages and completion into dist/, and check them for an index
 	@$(BIN)/python -m tools.distributions --out dist
+
+deb: $(VENV)/.publish ## build Debian packages of device and aggregator into dist/ (needs dpkg-deb)
+	@$(BIN)/python -m tools.deb --out dist
 
 journeys: $(VENV)/.sim dist ## what three new users do, from the wheels, with the time to their first success
 	@for one in firmware researcher operations; do $(BIN)/python tests/journeys/$$one.py --dist dist || exit 1; done
