@@ -16,6 +16,8 @@ Ints = NDArray[np.int64]
 TEST_SHARE, TEST_DAYS = 0.25, 56  # the newest quarter of a record, at most eight weeks
 HELD_SHARE, HELD_DAYS = 0.2, (8, 56)  # of the days before; at least and at most
 
+MOST_LEARNED = 15_000  # training windows of a device: of more, as many are taken at even distances
+
 
 @dataclass(frozen=True, slots=True)
 class RecordParts:
@@ -102,7 +104,7 @@ def windows(
     deep = (7 if cut > 28 * day else 1) * day + ahead
     origins = np.arange(deep, len(values) - ahead)
     origins = origins[known[origins] & known[origins + ahead]]
-    learn, judge = origins[origins + ahead < cut], origins[origins >= cut]
+    learn, judge = thinned(origins[origins + ahead < cut]), origins[origins >= cut]
     goal = judge + ahead
     back = {"yesterday": day * -(-ahead // day), "last week": 7 * day * -(-ahead // (7 * day))}
     repeated = {way: filled[np.maximum(goal - rows, 0)] for way, rows in back.items()}
@@ -117,6 +119,19 @@ def windows(
         columns(load, names, judge, ahead),
         {"last value": values[judge]} | repeated,
     )
+
+
+def thinned(rows: Ints, most: int = MOST_LEARNED) -> Ints:
+    """Return at most so many of some rows, at even distances over all of them.
+
+    The distances are not all equal, so no slot of the day is left out.
+
+    >>> thinned(np.arange(10), 4).tolist(), thinned(np.arange(3), 4).tolist()
+    ([0, 3, 6, 9], [0, 1, 2])
+    """
+    if len(rows) <= most:
+        return rows
+    return np.asarray(rows[np.linspace(0, len(rows) - 1, most).astype(np.int64)])
 
 
 def _clock(record: DeviceRecord, start: int, length: int, day: int) -> tuple[Ints, Ints]:

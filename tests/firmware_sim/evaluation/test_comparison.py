@@ -24,6 +24,7 @@ from firmware_sim.evaluation.page import page
 from firmware_sim.evaluation.records import DeviceRecord, FleetRecords
 from firmware_sim.evaluation.tables import TableError
 from firmware_sim.evaluation.verdict import as_json, table, verdict
+from firmware_sim.evaluation.windows import MOST_LEARNED, thinned
 
 DAY = 24
 compare = partial(compare_all, is_quick=True)
@@ -177,3 +178,13 @@ def test_the_penalty_is_chosen_over_seasons_where_the_record_is_long(monkeypatch
     compare(fleet(count=2, days=260), 1, cold=(7,))
     assert max(given) == pytest.approx(260 - 56)
     assert min(given) == pytest.approx(7)
+
+
+def test_a_long_record_is_thinned_over_its_whole_length_and_every_slot_of_the_day():
+    rows = np.arange(96 * 365)
+    found = thinned(rows)
+    assert len(found) == MOST_LEARNED
+    assert (found[0], found[-1]) == (0, rows[-1])
+    assert np.diff(found).max() <= 3
+    assert len(np.unique(found % 96)) == 96
+    assert np.bincount(found % 96).min() > 100
