@@ -10,13 +10,13 @@ import logging
 import os
 import random
 import time
-from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from types import TracebackType
 from typing import Any, Protocol, Self
 
 from aggregator.config import AggregatorConfig, BoundRun, bind
+from aggregator.ingress.cohort import Cohort
 from aggregator.ingress.dead_letters import DeadLetters
 from aggregator.ingress.flood_control import FloodControl, Subscriptions
 from aggregator.ingress.message_ingress import MessageIngress
@@ -32,17 +32,19 @@ from aggregator.operations.startup import link_to, started_broker, terms_of
 from aggregator.operations.status_snapshot import StatusView
 from aggregator.rounds.announcements import Ends
 from aggregator.rounds.link_session import LinkSession
-from aggregator.rounds.message_isolation import Isolation
+from aggregator.rounds.message_isolation import Isolation, RunParts
 from aggregator.rounds.message_processor import MessageProcessor
 from aggregator.rounds.publisher import Publisher
 from aggregator.rounds.round_engine import RoundEngine
 from aggregator.rounds.run_driver import RunDriver
+from aggregator.rounds.run_drivers import RunDrivers
 from aggregator.rounds.split_driver import SplitDriver
 from aggregator.store.opener import open_store
-from aggregator.store.types import JournalEntry, Store, Version
+from aggregator.store.types import Store, Version
 from edge_sdk.app.cli import fields, notify, stop_signals
 from edge_sdk.app.clock import Clock, SystemClock
 from edge_sdk.wire.contract.method import CONTRACTS
+from edge_sdk.wire.keys import SigningKey
 from edge_sdk.wire.link.transport import Happening, LinkDown, LinkUp, Message, Transport
 from edge_sdk.wire.protocol import topics
 
@@ -98,26 +100,18 @@ class Daemon:
         clock: Clock,
         rng: random.Random | None,
     ) -> None:
-        run, signer = bind(config), run_setup.signer(config)
+        bound, signer = [bind(view) for view in config.views()], run_setup.signer(config)
         self.config, self._clock = config, clock
         self._store = self._closing.enter_context(store or open_store(config.database))
-        begun = run_setup.verified_run(run, self._store, signer)
-        state, saved = run_setup.resumed(run, self._store, begun.run)
         self._registry = Registry(self._store)
-        self._ends = Ends(config.fleet, signer)
-        self._engine = RoundEngine(
-            run,
-            begun.run,
-            state,
-            saved.timers,
-            store=self._store,
-            ends=self._ends,
-            clock=clock,
-            devices=lambda: len(self._registry),
-            upto=saved.upto,
-        )
-        contract = CONTRACTS[config.run.method]
-        self._split = SplitDriver(run.half.play, contract, begun.run, run.spec.digest, clock)
+        cohorts = [Cohort(self._registry, run.config.run.cohort) for run in bound]
+        saved = [
+            self._continued(run, cohort, signer) for run, cohort in zip(bound, cohorts, strict=True)
+        ]
+        for name in run_setup.retire(config, self._store):
+            logger.info("run retired %s", fields(name=name))
+        self._upto = [upto for _, upto in saved]
+        self._runs = tuple(parts for parts, _ in saved)
         self._letters = DeadLetters(config.state / "dead-letters")
         self._ingress = MessageIngress(
             self._store,
@@ -127,26 +121,26 @@ class Daemon:
             clock=clock,
             terms=terms_of(config),
             rng=rng,
-            signals=SignalAssembler(contract, self._split.wants),
             is_set_aside=self._letters.holds,
         )
-        self._upto = saved.upto
+        for parts in self._runs:
+            signals = SignalAssembler(parts.split.contract, parts.split.wants)
+            self._ingress.assemble(parts.engine.number, signals)
         self._broker = None if transport else self._closing.enter_context(started_broker(config))
         self._transport = transport or link_to(config, self._broker)
         self._floods = FloodControl()
         excluded = config.state / "excluded.json"
         self._subscriptions = Subscriptions(self._transport, config.fleet, excluded)
         self._floods.exclude(self._subscriptions.remembered(), clock.monotonic())
-        self._backlog: deque[JournalEntry] = deque()
         self._upkeep = OperatorAlerts(clock)
         self._upkeep.follow(config)
         self._view = StatusView(
-            self._engine,
+            tuple(parts.engine for parts in self._runs),
             self._ingress,
             self._registry,
             self._store,
             self._transport,
-            self._backlog,
+            tuple(parts.backlog for parts in self._runs),
             self._upkeep,
             self._letters,
             floods=self._floods,
@@ -155,33 +149,73 @@ class Daemon:
         self._publisher = Publisher(self._transport, self.metrics)
         self._isolation = Isolation(
             self._store,
-            self._engine,
-            self._split,
+            self._runs,
             self._publisher,
-            self._backlog,
             self._registry,
             self._ingress,
             self._letters,
             self.metrics,
             clock,
         )
-        self._driver = RunDriver(self._isolation, self._ends, self._show_closed)
+        drivers = tuple(
+            RunDriver(
+                self._isolation,
+                parts,
+                cohort,
+                run_setup.ends_of(run.config, signer),
+                self._show_closed,
+            )
+            for run, parts, cohort in zip(bound, self._runs, cohorts, strict=True)
+        )
+        self._driver = RunDrivers(drivers, self._publisher)
         self._processor = MessageProcessor(self._isolation, self._driver)
         self._orders = OrderExecutor(
             self._store,
             self._registry,
-            self._engine,
             self._driver,
             self._processor,
             self._publisher,
             self._letters,
         )
         self._link = LinkSession(
-            self._transport, self._subscriptions, self._isolation, self._driver, self._ends
+            self._transport,
+            self._subscriptions,
+            self._isolation,
+            self._driver,
+            Ends(config.fleet, signer),
         )
         self._snapshot = Snapshot()
         self._periodic_at = clock.monotonic()
         self._done_since: float | None = None
+
+    def _continued(self, run: BoundRun, cohort: Cohort, signer: SigningKey) -> tuple[RunParts, int]:
+        """Return a run in its saved state, and the journal position of that state."""
+        begun = run_setup.verified_run(run, self._store, signer)
+        state, saved = run_setup.resumed(run, self._store, begun.run)
+        engine = RoundEngine(
+            run,
+            begun.run,
+            state,
+            saved.timers,
+            store=self._store,
+            ends=run_setup.ends_of(run.config, signer),
+            clock=self._clock,
+            devices=lambda: len(cohort),
+            upto=saved.upto,
+            holds=cohort.holds,
+        )
+        contract = CONTRACTS[run.config.run.method]
+        split = SplitDriver(run.half.play, contract, begun.run, run.spec.digest, self._clock)
+        return RunParts(engine, split), saved.upto
+
+    @property
+    def _engine(self) -> RoundEngine:
+        """Return the engine of the first run."""
+        return self._runs[0].engine
+
+    @property
+    def _engines(self) -> tuple[RoundEngine, ...]:
+        return tuple(parts.engine for parts in self._runs)
 
     # --- life cycle
 
@@ -191,16 +225,19 @@ class Daemon:
             page = Page(self.config.http.listen, lambda: self._snapshot, self.metrics.text)
             self._closing.callback(page.close)
             logger.info("http server started %s", fields(address=page.address))
-        self._engine.halted = self._letters.halted
-        self._driver.begin(self._upto)
+        for driver, upto in zip(self._driver, self._upto, strict=True):
+            driver.engine.halted = self._letters.why_halted(driver.name)
+            driver.begin(upto)
         self._transport.open()
         self._closing.callback(self._transport.close)
         self._run_periodic()
         for device, names in self._store.unusable().items():
             what = {"device": device, "numbers": ",".join(names)}
             logger.error("stored number rejected %s", fields(**what, do="enrol it with a new key"))
-        about = {"fleet": self.config.fleet, "run": self._engine.number, "round": self.state.round}
-        logger.info("started %s", fields(**about, version=self.state.version))
+        for engine in self._engines:
+            about = {"fleet": self.config.fleet, "run": engine.number, "round": engine.state.round}
+            about |= {"version": engine.state.version, "name": engine.run.config.run.name or "-"}
+            logger.info("started %s", fields(**about))
 
     def run(
         self,
@@ -226,7 +263,8 @@ class Daemon:
         if self._link.was_up:  # before that, READY below would be wrong
             notify("RELOADING=1", f"MONOTONIC_USEC={time.monotonic_ns() // 1000}")
         try:
-            run = config_reload.again(self._engine.run, self._store, environ)
+            present = tuple(engine.run for engine in self._engines)
+            wanted, runs = config_reload.again(self.config, present, self._store, environ)
         except Exception as error:  # no configuration file may end a running daemon
             self._upkeep.refused = config_reload.sentence(error)
             about = {"why": self._upkeep.refused, "hint": getattr(error, "hint", "")}
@@ -235,22 +273,24 @@ class Daemon:
                 self.metrics.errors.labels("reload").inc()
             logger.warning("configuration refused %s", fields(**about), exc_info=is_ours)
         else:
-            keys = config_reload.changed(self.config, run.config)
-            self._follow(run)
+            keys = config_reload.changed(self.config, wanted)
+            self._follow(wanted, runs)
             logger.info("configuration reloaded %s", fields(changed=",".join(keys) or "nothing"))
         self._run_periodic()
         if self._link.was_up:
             notify("READY=1")
         return not self._upkeep.refused
 
-    def _follow(self, run: BoundRun) -> None:
+    def _follow(self, wanted: AggregatorConfig, runs: Sequence[BoundRun]) -> None:
         """Apply a checked configuration; no step of it can fail part-way."""
-        if run.config.log != self.config.log:
-            logging.getLogger().setLevel(run.config.log.level.upper())
-        self.config, self._engine.run = run.config, run
-        self._ingress.apply_terms(terms_of(run.config))
-        self._ingress.open(self._engine.context)
-        self._upkeep.follow(run.config)
+        if wanted.log != self.config.log:
+            logging.getLogger().setLevel(wanted.log.level.upper())
+        self.config = wanted
+        for engine, run in zip(self._engines, runs, strict=True):
+            engine.run = run
+            self._ingress.open(engine.context)
+        self._ingress.apply_terms(terms_of(wanted))
+        self._upkeep.follow(wanted)
 
     def turn(self, timeout: float = 0.0) -> None:
         """Serve the link for at most ``timeout`` seconds, then run everything that is due."""
@@ -291,7 +331,7 @@ class Daemon:
 
     @property
     def state(self) -> Any:  # noqa: ANN401 - the half's own state
-        """Return the state of the run's server half."""
+        """Return the state of the first run's server half."""
         return self._engine.state
 
     @property
@@ -358,15 +398,13 @@ class Daemon:
             step("orders", lambda: self._orders.apply(self.config.inbox), in_transaction=False)
         self._link.retry()
         self._link.announce_time()
-        if self._engine.is_waiting:
-            step("schedule", self._driver.open_if_due)
-        if self._transport.is_up and not self._engine.halted:
-            step("reminders", lambda: self._driver.remind(now))
-        step("unwritten", lambda: self._driver.send(()))  # left over from a full disk
-        if self._engine.is_behind and not self._engine.halted:
-            step("announcement", lambda: self._publisher.announce(self._engine.announced()))
-        self._driver.report_closed()
-        if self._engine.is_done and self._done_since is None and not len(self._publisher):
+        for driver in self._driver:
+            driver.run_periodic(now, is_up=self._transport.is_up)
+        if (
+            all(engine.is_done for engine in self._engines)
+            and self._done_since is None
+            and not len(self._publisher)
+        ):
             self._done_since = now
         self._upkeep.warn()
         step("page", self._measure, in_transaction=False)
@@ -382,8 +420,10 @@ class Daemon:
         now = self._clock.monotonic()
         if self._ingress.is_full or self._isolation.faults.is_waiting(now):
             return TURN
-        stage = self._split.next_due if not self._engine.is_paused else None
-        due = [self._periodic_at, self._engine.next_due, self._ingress.next_due, stage]
+        due = [self._periodic_at, self._ingress.next_due]
+        for parts in self._runs:
+            stage = parts.split.next_due if not parts.engine.is_paused else None
+            due += [parts.engine.next_due, stage]
         return max(0.0, min(at for at in due if at is not None) - now)
 
     def _finish(self) -> None:
@@ -396,7 +436,9 @@ class Daemon:
                 if isinstance(event, LinkDown):
                     self._publisher.clear()
         self._view.measure()
-        logger.info("stopped %s", fields(round=self.state.round, version=self.state.version))
+        for engine in self._engines:
+            about = {"run": engine.number, "round": engine.state.round}
+            logger.info("stopped %s", fields(**about, version=engine.state.version))
 
 
 def serve(

@@ -13,6 +13,12 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from edge_sdk.app.cli import installed_version
 from edge_sdk.wire.errors import Reason
 
+_OF_RUNS = {
+    "round": "Number of the open round of a named run.",
+    "version": "Version of the model of a named run.",
+    "updates": "Updates recorded in the open round of a named run.",
+    "training": "1 while rounds of a named run are opened, 0 while paused or finished.",
+}
 _ROUND_SECONDS = (1, 5, 15, 60, 300, 900, 3600, 21_600, 86_400)
 _LAG_SECONDS = (0.001, 0.01, 0.05, 0.1, 0.5, 1, 5, 30)
 
@@ -73,6 +79,10 @@ class Metrics:
         own = self.registry
         self.round = Gauge("gridfed_round", "Number of the open round.", registry=own)
         self.version = Gauge("gridfed_model_version", "Version of the common model.", registry=own)
+        self.runs = {
+            what: Gauge(f"gridfed_run_{what}", text, ["run"], registry=own)
+            for what, text in _OF_RUNS.items()
+        }
         self.pending = Gauge(
             "gridfed_round_updates", "Updates recorded in the open round.", registry=own
         )

@@ -200,7 +200,8 @@ def _attributes(doc: str) -> dict[str, str]:
 
 
 def _fields(cls: type[Any]) -> Iterator[Field[Any]]:
-    return (field for field in fields(cls) if field.init)
+    """Return the fields that a file sets; ``further_runs`` are written as further ``[[run]]``."""
+    return (field for field in fields(cls) if field.init and field.name != "further_runs")
 
 
 def _hint(cls: type[Any], field: Field[Any]) -> Any:  # noqa: ANN401 - any annotation

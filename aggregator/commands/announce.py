@@ -11,6 +11,7 @@ present model if its layout still fits.
 from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -18,9 +19,11 @@ from aggregator.bundles import shipped
 from aggregator.commands.arguments import add_config, add_root_key
 from aggregator.commands.errors import require_database
 from aggregator.config import AggregatorConfig, BoundRun, bind
+from aggregator.ingress.cohort import fits
 from aggregator.operations.enrolment import keys_of
-from aggregator.operations.run_setup import RunSetup, set_up
+from aggregator.operations.run_setup import RunSetup, retire, set_up
 from aggregator.store.opener import open_store
+from aggregator.store.types import EnrolledDevice
 from edge_sdk.app.cli import CommandResult
 from edge_sdk.app.clock import SystemClock
 from edge_sdk.wire.keys import SigningKey
@@ -49,38 +52,72 @@ def load_keys(args: Namespace, config: AggregatorConfig) -> tuple[SigningKey, Si
 def sign_announcements(args: Namespace, config: AggregatorConfig) -> CommandResult:
     """Sign keys and bundle, begin a run if one is due, and report what devices need."""
     root, online = load_keys(args, config)
-    bound = bind(config)
+    bound = [bind(view) for view in config.views()]
     with open_store(config.database) as store:
-        devices = sum(client.state != "revoked" for client in store.clients())
-        done = set_up(
-            bound,
-            store,
-            root=root,
-            online=online.public,
-            now=SystemClock().wall(),
-            fresh=args.fresh,
+        clients = [client for client in store.clients() if client.state != "revoked"]
+        is_restored = store.was_restored
+        done = [
+            set_up(
+                run,
+                store,
+                root=root,
+                online=online.public,
+                now=SystemClock().wall(),
+                fresh=args.fresh,
+                is_restored=is_restored,
+            )
+            for run in bound
+        ]
+        gone = retire(config, store)
+    root_file = args.root_key or config.state / "root.key"
+    text = "\n".join(
+        (
+            *(
+                _described(config.fleet, one, run, clients)
+                for one, run in zip(done, bound, strict=True)
+            ),
+            *(f"fleet {config.fleet}: run {name or '-'} is no longer announced" for name in gone),
+            f"signed by root {root.kid.hex()} for aggregator {online.kid.hex()}",
+            f"copy to every device: {config.root_public}",
+            f"keep offline, the daemon does not need it: {root_file}",
         )
-    model = (
-        "from the model of the previous run"
-        if done.continued
-        else "from the bundle's initial model"
-    )
-    what = f"run {done.number} begins {model}" if done.is_new else f"run {done.number} continues"
-    text = (
-        f"fleet {config.fleet}: {what}\n"
-        f"devices ({devices} enrolled): {_effect(done, bound)}\n"
-        f"signed by root {root.kid.hex()} for aggregator {online.kid.hex()}\n"
-        f"copy to every device: {config.root_public}\n"
-        f"keep offline, the daemon does not need it: {args.root_key or config.state / 'root.key'}"
     )
     data = {
-        **asdict(done),
+        **asdict(done[0]),
         "fleet": config.fleet,
         "root": root.public.hex(),
         "aggregator": online.public.hex(),
         "root_public": str(config.root_public),
     }
+    if len(done) > 1:
+        pairs = zip(config.runs, done, strict=True)
+        data["runs"] = [{"name": run.name, **asdict(one)} for run, one in pairs]
     return CommandResult(data, text)
+
+
+def _described(
+    fleet: str, done: RunSetup, bound: BoundRun, clients: Sequence[EnrolledDevice]
+) -> str:
+    """Return what happened to a run, and what its devices do."""
+    section = bound.config.run
+    devices = sum(fits(client, section.cohort) for client in clients)
+    name = f"{section.name}: " if section.name else ""
+    return (
+        f"fleet {fleet}: {name}{_outcome(done)}\n"
+        f"devices ({devices} enrolled): {_effect(done, bound)}"
+    )
+
+
+def _outcome(done: RunSetup) -> str:
+    """Return what happened to a run."""
+    if not done.is_new:
+        return f"run {done.number} continues"
+    model = (
+        "from the model of the previous run"
+        if done.continued
+        else "from the bundle's initial model"
+    )
+    return f"run {done.number} begins {model}"
 
 
 def _effect(done: RunSetup, bound: BoundRun) -> str:

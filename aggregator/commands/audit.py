@@ -34,7 +34,9 @@ from edge_sdk.wire.link import link_trace
 def add_arguments(parser: ArgumentParser) -> None:
     """Add the configuration and the folder of traces."""
     add_config(parser)
-    parser.add_argument("--run", type=int, metavar="N", help="number of the run (the newest)")
+    parser.add_argument(
+        "--run", type=int, metavar="N", help="number of the run (the newest of each name)"
+    )
     parser.add_argument(
         "--devices", metavar="FOLDER", help="also compare link traces (*.jsonl) with the database"
     )
@@ -47,10 +49,31 @@ def run(args: Namespace) -> CommandResult:
         Failure: The configuration, its database or the folder cannot be read.
     """
     config = require_database(configs.AggregatorConfig.load(args.config))
+    results = [_audited(args, view) for view in _views(args, config)]
+    if len(results) == 1:
+        return results[0]
+    data = {"audits": [one.data for one in results], "sound": not any(r.code for r in results)}
+    code = max(result.code for result in results)
+    return CommandResult(data, "\n".join(result.text for result in results), code)
+
+
+def _views(args: Namespace, config: configs.AggregatorConfig) -> list[configs.AggregatorConfig]:
+    """Return the configurations to audit under: of every run, or of the run that is asked for."""
+    views = list(config.views())
+    if args.run is None or len(views) == 1:
+        return views
+    with open_store(config.database, read_only=True) as store:
+        begun = [store.run(view.run.name) for view in views]
+    its = [v for v, run in zip(views, begun, strict=True) if run and run.run == args.run]
+    return its or views[:1]
+
+
+def _audited(args: Namespace, config: configs.AggregatorConfig) -> CommandResult:
     bound = configs.bind(config)
     with open_store(config.database, read_only=True) as store:
         horizon, runs = store.horizon(), sorted(store.runs())
-        number = args.run if args.run is not None else (runs[-1] if runs else 0)
+        begun = store.run(config.run.name)
+        number = args.run if args.run is not None else (begun.run if begun else 0)
         if number not in runs and args.run is not None:
             listed = ", ".join(map(str, runs)) or "none"
             raise CommandError(f"audit: --run: no run {number}; the database has: {listed}")
@@ -68,7 +91,9 @@ def run(args: Namespace) -> CommandResult:
         f"moved the model, {sum(found.updates.values())} updates used"
     )
     others = [run for run in runs if run != number]
-    if others:
+    if others and args.run is None and config.run.name:
+        text = f"{config.run.name}: {text}"
+    elif others:
         text += f"\nnot recomputed: runs {', '.join(map(str, others))} (--run N)"
     if found.faults and runs and number != runs[-1]:
         text += f"\nwas run {number} begun under this configuration? another rule or setting differs too"

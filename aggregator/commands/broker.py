@@ -136,6 +136,7 @@ def write_access_rules(args: Namespace) -> CommandResult:
     the configured pairs, or any two devices if the topology follows presence.
     """
     from aggregator.config import AggregatorConfig, settings_of  # noqa: PLC0415 - only this needs a fleet
+    from aggregator.ingress.cohort import fits  # noqa: PLC0415 - as below
     from aggregator.methods.base.geo_neighbours import read  # noqa: PLC0415 - as above
     from aggregator.methods.peers.peer_topology import ExchangeSettings  # noqa: PLC0415 - as above
     from aggregator.store.opener import open_store  # noqa: PLC0415 - as above
@@ -147,16 +148,25 @@ def write_access_rules(args: Namespace) -> CommandResult:
             hint=f"gridfed-aggregator init {config.file}",
         )
     with open_store(config.database, read_only=True) as store:
-        devices = [one.id for one in store.clients() if one.state != "revoked"]
-    near: dict[str, set[str]] = {}
-    settings = settings_of(config)
-    if isinstance(settings, ExchangeSettings):
-        near = {name: set(devices) - {name} for name in devices}
+        clients = [one for one in store.clients() if one.state != "revoked"]
+    devices, named = [one.id for one in clients], [run for run in config.runs if run.name]
+    runs = {one.id: [run.name for run in named if fits(one, run.cohort)] for one in clients}
+    near: defaultdict[str, set[str]] = defaultdict(set)
+    for view in config.views():
+        members = {one.id for one in clients if fits(one, view.run.cohort)}
+        settings = settings_of(view)
+        if not isinstance(settings, ExchangeSettings):
+            continue
+        found = {name: members - {name} for name in members}
         if settings.neighbours is not None:
             pairs = read(config.file.parent / settings.neighbours, settings.threshold).pairs
-            near = _linked((one, other) for one, other in pairs if {one, other} <= set(devices))
+            found = _linked((one, other) for one, other in pairs if {one, other} <= members)
+        for name, others in found.items():
+            near[name] |= others
     try:
-        text = mosquitto_access(config.fleet, devices, neighbours=near, is_shared=args.shared)
+        text = mosquitto_access(
+            config.fleet, devices, neighbours=near, is_shared=args.shared, runs=runs
+        )
     except ValueError as error:
         raise BrokerCommandError(f"broker access: {error}") from error
     if args.file:

@@ -16,9 +16,9 @@ from collections.abc import Mapping
 from numpy import ones
 
 from aggregator.commands.arguments import add_config
-from aggregator.config import AggregatorConfig, bind, load_with_origins, settings_of
+from aggregator.config import AggregatorConfig, BoundRun, bind, load_with_origins, settings_of
 from aggregator.methods import METHODS
-from aggregator.operations.link_projection import projection_of, refuse_excess
+from aggregator.operations.link_projection import LinkProjection, projection_of, refuse_excess
 from aggregator.operations.operator_alerts import horizon_of, refuse_expired, rows
 from edge_sdk.app.cli import CommandResult
 from edge_sdk.app.clock import SystemClock
@@ -32,32 +32,50 @@ add_arguments = add_config
 def run(args: Namespace) -> CommandResult:
     """Bind the configuration as the daemon would, and show the origin of each value."""
     loaded = load_with_origins(args.config)
-    bound = bind(loaded.value)
+    bound, *further = (bind(view) for view in loaded.value.views())
     now = SystemClock().wall() / 1000
     expiring = rows(refuse_expired(loaded.value, now), now, horizon_of(loaded.value))
+    projections = [projection_of(one) for one in (bound, *further)]
+    for one, projection in zip((bound, *further), projections, strict=True):
+        refuse_excess(one, projection)
+    facts = _facts(bound, projections[0])
+    others = {
+        one.config.run.name or "run": _facts(one, projection)
+        for one, projection in zip(further, projections[1:], strict=True)
+    }
+    said = _in_force(loaded.value, loaded.origins)
+    width = max(len(key) for key, _, _ in said)
+    lines = [f"{key:<{width}}  {value}  ({origin})" for key, value, origin in said]
+    lines += ["", *(f"{name:<{width}}  {value}" for name, value in facts.items())]
+    for name, found in others.items():
+        lines += ["", f"run {name}", *(f"{key:<{width}}  {value}" for key, value in found.items())]
+    lines += [f"{one['kind']:<{width}}  {one['file']}: {one['status']}" for one in expiring]
+    lines += [f"warning: {one['file']}: {one['status']}" for one in expiring if one["soon"]]
+    lines += [f"warning: {one}" for found in projections for one in found.warnings()]
+    settings = [{"key": key, "value": value, "origin": origin} for key, value, origin in said]
+    data = {"settings": settings, **facts, "certificates": expiring}
+    data["projection"] = _projected(projections[0])
+    data |= {"runs": others} if others else {}
+    return CommandResult(data, "\n".join([*lines, f"{args.config}: valid"]))
+
+
+def _facts(bound: BoundRun, projection: LinkProjection) -> dict[str, object]:
+    """Return the bundle of a run and its sizes."""
     manifest = bound.bundle.manifest
-    projection = projection_of(bound)
-    refuse_excess(bound, projection)
-    traffic = projection.text(loaded.value.admission.daily_bytes)
-    if bound.ask.up is Up.PEERS:
-        traffic = "between neighbours: not projected"
-    facts = {
+    traffic = "between neighbours: not projected"
+    if bound.ask.up is not Up.PEERS:
+        traffic = projection.text(bound.config.admission.daily_bytes)
+    return {
         "bundle": f"{manifest.name} {manifest.version}, {bound.bundle.digest.hex()[:12]}",
         "scalars": bound.spec.size,
         "shared": bound.spec.shared_size,
         "bytes_per_update": len(pack_tensor(ones(bound.limits.size), bound.limits.encs[-1])),
         "traffic": traffic,
     }
-    said = _in_force(loaded.value, loaded.origins)
-    width = max(len(key) for key, _, _ in said)
-    lines = [f"{key:<{width}}  {value}  ({origin})" for key, value, origin in said]
-    lines += ["", *(f"{name:<{width}}  {value}" for name, value in facts.items())]
-    lines += [f"{one['kind']:<{width}}  {one['file']}: {one['status']}" for one in expiring]
-    lines += [f"warning: {one['file']}: {one['status']}" for one in expiring if one["soon"]]
-    lines += [f"warning: {one}" for one in projection.warnings()]
-    settings = [{"key": key, "value": value, "origin": origin} for key, value, origin in said]
-    data = {"settings": settings, **facts, "certificates": expiring}
-    data["projection"] = {
+
+
+def _projected(projection: LinkProjection) -> dict[str, object]:
+    return {
         "up_per_round": projection.up,
         "down_per_round": projection.down,
         "rounds_per_day": projection.rounds,
@@ -65,7 +83,6 @@ def run(args: Namespace) -> CommandResult:
         "bytes_per_month": projection.month,
         "warnings": projection.warnings(),
     }
-    return CommandResult(data, "\n".join([*lines, f"{args.config}: valid"]))
 
 
 def _in_force(config: AggregatorConfig, origins: Mapping[str, str]) -> list[tuple[str, str, str]]:
@@ -81,6 +98,6 @@ def _in_force(config: AggregatorConfig, origins: Mapping[str, str]) -> list[tupl
         if key == prefix or key.startswith(f"{prefix}."):
             rows += [(f"{prefix}.{name}", text, whence) for name, text, whence in own]
             own = []
-        elif key != "file":
+        elif key != "file" and not key.startswith("further_runs"):
             rows.append((key, value, origin))
     return rows

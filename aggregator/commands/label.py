@@ -1,6 +1,6 @@
 """Change the labels of devices. A run takes the devices whose labels fit its cohort.
 
-An empty value removes a label. A device that is connected is told its runs at once.
+An empty value removes a label. A connected device learns its runs at once.
 
   gridfed-aggregator label region=south meter-1 meter-2
   gridfed-aggregator label region=north,kind= meter-1

@@ -31,7 +31,8 @@ def add_arguments(parser: ArgumentParser) -> None:
 def run(args: Namespace) -> CommandResult:
     """Restore a backup of the database, and begin the run that follows it."""
     config = AggregatorConfig.load(args.config)
-    bind(config)
+    for view in config.views():
+        bind(view)
     if not config.root_public.exists():
         raise CommandError(
             f"{config.root_public} does not exist; devices trust only the fleet's first root key",

@@ -11,7 +11,7 @@ import urllib.error
 import urllib.request
 from argparse import Namespace
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from aggregator.commands.arguments import add_config
 from aggregator.commands.errors import require_database
@@ -20,6 +20,7 @@ from aggregator.ingress.dead_letters import DeadLetters
 from aggregator.operations.http_status import SCHEMA, round_line
 from aggregator.operations.operator_alerts import offline
 from aggregator.store.opener import open_store
+from aggregator.store.types import Store, Version
 from edge_sdk.app.cli import CommandResult
 from edge_sdk.app.clock import SystemClock
 from edge_sdk.app.settings import SettingsError
@@ -54,14 +55,11 @@ def _from_store(config: AggregatorConfig) -> dict[str, Any]:
     """Return the status from the store, of a daemon that is not running."""
     require_database(config)
     with open_store(config.database, read_only=True) as store:
-        begun = store.run()
-        if begun is None:
-            raise SettingsError(f"{config.database} has no run yet")
-        closed = store.versions(begun.run, last=10)
+        runs = [_stored_run(view, store) for view in config.views()]
         clients = store.clients()
-        after = store.closed_by(begun.run, store.first(begun.run).upto)
-        kept = {"bytes": store.size(), **store.used(), "audit after": after}
-    last = closed[-1] if closed else None
+        kept = {"bytes": store.size(), **store.used(), "audit after": runs[0].after}
+    first = runs[0]
+    closed = first.closed
     moved = [version.report for version in closed if version.moved]
     clusters = moved[-1].get("clusters", {}) if moved else {}
     document: dict[str, Any] = {
@@ -69,20 +67,14 @@ def _from_store(config: AggregatorConfig) -> dict[str, Any]:
         "running": False,
         "ready": False,
         "fleet": config.fleet,
-        "run": {
-            "run": begun.run,
-            "method": begun.method,
-            "bundle": begun.bundle,
-            "round": last.round if last else 0,
-            "version": last.version if last else 0,
-        },
+        "run": first.status,
         "devices": {"enrolled": sum(client.state != "revoked" for client in clients)},
         "rounds": [round_line(version) for version in reversed(closed)],
     }
-    schedule = config_schedule(config)
-    if not schedule.is_continuous:
-        due = schedule.due(last.time if last else None, SystemClock().wall())
-        document["schedule"] = {"rounds a day": schedule.rounds, "next round": schedule.text(due)}
+    if first.schedule:
+        document["schedule"] = first.schedule
+    if len(runs) > 1:
+        document["runs"] = [one.status | {"schedule": one.schedule} for one in runs]
     alarms = {client.id: client.why for client in clients if client.state == "quarantined"}
     optional: dict[str, Any] = {"clusters": clusters, "alarms": alarms}
     optional["store"] = kept
@@ -93,6 +85,47 @@ def _from_store(config: AggregatorConfig) -> dict[str, Any]:
     return document | {name: value for name, value in optional.items() if value}
 
 
+class StoredRun(NamedTuple):
+    """State of one run in the store: its status, schedule, newest rounds, and audit's beginning."""
+
+    status: dict[str, Any]
+    schedule: dict[str, Any]
+    closed: list[Version]
+    after: int
+
+
+def _stored_run(config: AggregatorConfig, store: Store) -> StoredRun:
+    name = config.run.name
+    begun = store.run(name)
+    if begun is None:
+        raise SettingsError(f"{config.database} has no run{f' {name!r}' if name else ''} yet")
+    closed = store.versions(begun.run, last=10)
+    last = closed[-1] if closed else None
+    status = {
+        "run": begun.run,
+        **({"name": name} if name else {}),
+        "method": begun.method,
+        "bundle": begun.bundle,
+        "round": last.round if last else 0,
+        "version": last.version if last else 0,
+    }
+    planned, found = config_schedule(config), {}
+    if not planned.is_continuous:
+        due = planned.due(last.time if last else None, SystemClock().wall())
+        found = {"rounds a day": planned.rounds, "next round": planned.text(due)}
+    return StoredRun(status, found, closed, store.closed_by(begun.run, store.first(begun.run).upto))
+
+
+def _run_lines(document: Mapping[str, Any]) -> list[str]:
+    """Return a line for each of several runs."""
+    lines = []
+    for one in document.get("runs", ()):
+        plan = ", ".join(f"{key} {value}" for key, value in one["schedule"].items())
+        pairs = [f"{key} {value}" for key, value in one.items() if key not in ("name", "schedule")]
+        lines.append(f"run {one.get('name', '-')}: {', '.join(pairs)}; {plan or 'no schedule'}")
+    return lines
+
+
 def _prose(document: Mapping[str, Any]) -> str:
     head = "running" if document["running"] else "not running; from the database"
     lines = [f"fleet {document['fleet']}: {head}"]
@@ -100,6 +133,7 @@ def _prose(document: Mapping[str, Any]) -> str:
         pairs = document.get(name) or {}
         if pairs:
             lines.append(f"{name}: " + ", ".join(f"{key} {value}" for key, value in pairs.items()))
+    lines += _run_lines(document)
     for label, names in document.get("clusters", {}).items():
         more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
         lines.append(f"cluster {label}: {', '.join(names[:SHOWN]) or 'none'}{more}")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
@@ -21,6 +21,7 @@ from aggregator.store.types import Retention
 from edge_sdk.app.settings import Duration, Loaded, load
 from edge_sdk.wire.protocol.block_quantisation import UpdateEncoding
 from edge_sdk.wire.protocol.messages import CHUNK_LIMIT
+from edge_sdk.wire.protocol.topics import is_run_name
 from edge_sdk.wire.schema import Between, Length, Matches
 
 PREFIX = "GRIDFED_AGGREGATOR_"
@@ -53,6 +54,7 @@ RENAMED: Mapping[str, str] = {
 """New key, or new [section], by old key. An old one is refused with the new one in the message."""
 
 FleetId = Annotated[str, Matches(r"[A-Za-z0-9][A-Za-z0-9_-]{0,31}")]
+RunName = Annotated[str, Matches(r"([a-z][a-z0-9-]{0,15})?")]
 Fraction = Annotated[float, Between(1e-6, 1.0)]
 InlineBytes = Annotated[int, Between(0, CHUNK_LIMIT)]
 WindowBytes = Annotated[int, Between(CHUNK_LIMIT, IN_FLIGHT)]
@@ -169,6 +171,8 @@ class RunSection:
     seed: Annotated[int, Between(0, 2**63 - 1)] = 0  # seed of the server's random draws
     schedule: ScheduleSection = field(default_factory=ScheduleSection)  # when rounds begin
     graph: GraphSection | None = None  # graph model between the devices, where the method has one
+    name: RunName = ""  # name of the run; left out: it is announced to all devices
+    cohort: Mapping[str, str] = field(default_factory=dict)  # labels that its devices must have
 
 
 @dataclass(frozen=True)
@@ -186,8 +190,43 @@ class AggregatorConfig:
     admission: AdmissionSection = field(default_factory=AdmissionSection)
     pacing: PacingSection = field(default_factory=PacingSection)
     retention: RetentionSection = field(default_factory=RetentionSection)
+    further_runs: tuple[RunSection, ...] = ()  # the second and later tables of [[run]]
     file: Path = field(default=Path("aggregator.toml"), init=False)  # path that was read
     renamed: ClassVar[Mapping[str, str]] = RENAMED
+
+    def __post_init__(self) -> None:
+        """Refuse runs that cannot be told apart, and a cohort whose run is announced to all."""
+        names = [run.name for run in self.runs]
+        for name in names:
+            if names.count(name) > 1:
+                raise ValueError(f"run.name: {name!r} is the name of {names.count(name)} runs")
+            if name and not is_run_name(name):
+                raise ValueError(f"run.name: {name!r} is reserved")
+        for run in self.runs:
+            if run.cohort and not run.name:
+                raise ValueError("run.cohort: a run with a cohort needs a run.name")
+
+    @property
+    def runs(self) -> tuple[RunSection, ...]:
+        """Return the sections of all runs, in the order of the file."""
+        return (self.run, *self.further_runs)
+
+    def views(self) -> tuple[AggregatorConfig, ...]:
+        """Return the configuration of each run: this one, with that run alone."""
+        found = []
+        for run in self.runs:
+            view = replace(self, run=run, further_runs=())
+            object.__setattr__(view, "file", self.file)
+            found.append(view)
+        return tuple(found)
+
+    @classmethod
+    def adapted(cls, tree: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return the tables of a file with the first of several ``[[run]]`` as ``run``."""
+        runs = tree.get("run")
+        if not isinstance(runs, list) or not runs:
+            return tree
+        return {**tree, "run": runs[0], "further_runs": runs[1:]}
 
     @cached_property
     def database(self) -> Path:

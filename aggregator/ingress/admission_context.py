@@ -48,6 +48,11 @@ def no_fault(_update: Update) -> str:
     return ""
 
 
+def everybody(_device: str) -> bool:
+    """Return True: the run takes every device."""
+    return True
+
+
 @dataclass(frozen=True, slots=True)
 class AdmissionContext:
     """The run, round and version open for updates; the daemon replaces it at every change.
@@ -62,6 +67,8 @@ class AdmissionContext:
         is_personal: True if only replies to tasks of single devices count.
         oldest: First round of which every update is still in the journal.
         fault: Returns why a well-formed update cannot be of honest readings; empty if it can.
+        name: Name of the run; empty for the one announced to all devices.
+        holds: Returns whether a device belongs to the run's cohort.
     """
 
     opened: OpenRound
@@ -73,6 +80,8 @@ class AdmissionContext:
     is_personal: bool = False
     oldest: int = 0
     fault: Callable[[Update], str] = no_fault
+    name: str = ""
+    holds: Callable[[str], bool] = everybody
 
     def keeps(self, number: int) -> bool:
         """Return whether the journal shows which devices have an update in a round already."""
@@ -90,8 +99,29 @@ def wanted(context: AdmissionContext | None) -> AdmissionContext:
     return context
 
 
+def check_signal(device: str, run: int, context: AdmissionContext | None) -> None:
+    """Refuse a transient signal that no open run takes from its sender.
+
+    Raises:
+        Refused: PAUSED, WRONG_RUN or NOT_IN_COHORT.
+    """
+    now = wanted(context)
+    if run != now.opened.run:
+        why = f"signal of run {run}, the open run is {now.opened.run}"
+        raise Refused(Reason.WRONG_RUN, why)
+    if not now.holds(device):
+        raise Refused(Reason.NOT_IN_COHORT, device)
+
+
 def welcome(
-    terms: WelcomeTerms, hello: HelloMessage, ref: bytes, ledger: Ledger, *, run: int, time: int
+    terms: WelcomeTerms,
+    hello: HelloMessage,
+    ref: bytes,
+    ledger: Ledger,
+    *,
+    run: int,
+    time: int,
+    names: tuple[str, ...] = (),
 ) -> WelcomeMessage:
     """Return the welcome for a device whose hello is accepted.
 
@@ -100,8 +130,9 @@ def welcome(
         hello: The device's hello.
         ref: Reference of the hello's message.
         ledger: The device's ledger after the hello.
-        run: The open run; 0 before the first.
+        run: The device's run, the first of its names; 0 before the first.
         time: Server time, Unix milliseconds.
+        names: Names of the device's runs; none for the run that is announced to all.
 
     Example:
         Only capabilities of both ends are granted; the count of releases is the aggregator's.
@@ -124,16 +155,24 @@ def welcome(
         quota=terms.quota,
         hold=terms.hold,
         cmd=ledger.cmd,
+        runs=names,
     )
 
 
-def foreseen(offer: OfferMessage, context: AdmissionContext) -> Reason | None:
+def foreseen(device: str, offer: OfferMessage, context: AdmissionContext) -> Reason | None:
     """Return the final refusal that an offer's header implies, or None; no chunk is needed."""
     now = context.opened
     if offer.run != now.run:
         return Reason.WRONG_RUN
     if offer.spec != context.limits.spec:
         return Reason.WRONG_SPEC
+    if not context.holds(device):
+        return Reason.NOT_IN_COHORT
+    return _untimely(offer, context)
+
+
+def _untimely(offer: OfferMessage, context: AdmissionContext) -> Reason | None:
+    now = context.opened
     if offer.base > now.version or offer.round > now.round:
         return Reason.FROM_FUTURE
     if now.version - offer.base > (context.limits.max_staleness or 0) or not context.keeps(

@@ -9,6 +9,7 @@ from aggregator.ingress.downloads import Downloads
 from aggregator.ingress.replies import Reply, ReplySealer
 from aggregator.store.types import Store
 from edge_sdk.wire.protocol import codec, envelope, topics
+from edge_sdk.wire.protocol.envelope import ALL
 from edge_sdk.wire.protocol.messages import ChunkMessage, HaveMessage, PartMessage
 
 
@@ -18,7 +19,7 @@ class ContentServer:
     def __init__(
         self, store: Store, *, sealer: ReplySealer, window: int, counts: Counter[str]
     ) -> None:
-        """Start without downloads.
+        """Start without downloads, and with the slots of the run that is announced to all.
 
         Args:
             store: Source of contents and of the common model's retained slots.
@@ -31,6 +32,7 @@ class ContentServer:
         self._counts = counts
         self._downloads = Downloads(store.content, window)
         self._crowds = Crowds()
+        self._audiences = {ALL: None}
 
     def missing(self, device: str, have: HaveMessage, now: float, room: int) -> tuple[Reply, ...]:
         """Return the chunks of a body that a device is missing, at most ``room`` bytes.
@@ -67,10 +69,16 @@ class ContentServer:
 
     def _slot(self, chunk: ChunkMessage) -> Reply | None:
         """Return the retained slot of this chunk, if it belongs to the present common model."""
-        topic = topics.part(self._sealer.fleet, chunk.i)
-        payload = self._store.announced(topic)
-        if not payload:
-            return None
-        part = codec.decode(PartMessage, envelope.unproved(payload))
-        is_it = (part.id, part.blob) == (chunk.id, chunk.blob)
-        return Reply(topic, payload, retain=True) if is_it else None
+        for audience in self._audiences:
+            topic = topics.part(self._sealer.fleet, chunk.i, audience)
+            payload = self._store.announced(topic)
+            if not payload:
+                continue
+            part = codec.decode(PartMessage, envelope.unproved(payload))
+            if (part.id, part.blob) == (chunk.id, chunk.blob):
+                return Reply(topic, payload, retain=True)
+        return None
+
+    def serve(self, audience: str) -> None:
+        """Broadcast the slots of a run to its audience as well."""
+        self._audiences[audience] = None

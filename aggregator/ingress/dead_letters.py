@@ -189,19 +189,21 @@ class DeadLetters:
 
     @property
     def halted(self) -> str:
-        """Return the reason why the run was halted; empty if it was not."""
-        try:
-            return (self.folder / HALTED).read_text("utf-8").strip()
-        except (OSError, UnicodeDecodeError):
-            return ""
+        """Return the reason why a run was halted, the first by name; empty if none was."""
+        files = sorted(self.folder.glob(f"{HALTED}*"))
+        return next(filter(None, (_text_of(file) for file in files)), "")
 
-    @halted.setter
-    def halted(self, why: str) -> None:
+    def why_halted(self, name: str) -> str:
+        """Return the reason why the run of this name was halted; empty if it was not."""
+        return _text_of(self.folder / _halted_file(name))
+
+    def halt(self, name: str, why: str) -> None:
+        """Save the reason why a run was halted; an empty one says that it continues."""
         try:
             if why:
-                self._write(HALTED, why.encode())
+                self._write(_halted_file(name), why.encode())
             else:
-                (self.folder / HALTED).unlink(missing_ok=True)
+                (self.folder / _halted_file(name)).unlink(missing_ok=True)
         except (OSError, PermissionsError):  # the log has it as well
             return
 
@@ -256,6 +258,17 @@ class DeadLetters:
             paths.pop(0).unlink(missing_ok=True)
             sizes.pop(0)
         self._sites = Counter(letter.site for letter in self.letters())
+
+
+def _halted_file(name: str) -> str:
+    return f"{HALTED}-{name}" if name else HALTED
+
+
+def _text_of(path: Path) -> str:
+    try:
+        return path.read_text("utf-8").strip()
+    except (OSError, UnicodeDecodeError):
+        return ""
 
 
 def forget(letters: DeadLetters, name: str) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import replace
 
 from aggregator.ingress.admission_context import AdmissionContext, WelcomeTerms, welcome
@@ -71,7 +72,7 @@ class DeviceSessions:
         sealed: Sealed,
         hello: HelloMessage,
         terms: WelcomeTerms,
-        context: AdmissionContext | None,
+        contexts: Iterable[AdmissionContext],
     ) -> IngressResult:
         """Answer a hello with a welcome and the open commands, or with the floor of its life.
 
@@ -94,8 +95,11 @@ class DeviceSessions:
             self._registry.forget_bundle_refusal(device)
             self._admission.greeted(device, hello, ledger)
             self._uploads.leave(device)  # the device repeats its open offers
-        run = context.opened.run if context else 0
-        reply = welcome(terms, hello, sealed.ref, ledger, run=run, time=self._clock.wall())
+        its = [context for context in contexts if context.holds(device)]
+        run = its[0].opened.run if its else 0
+        names = tuple(one.name for one in its if one.name) if its and its[0].name else ()
+        now = self._clock.wall()
+        reply = welcome(terms, hello, sealed.ref, ledger, run=run, time=now, names=names)
         messages: list[Message] = [reply, *self._store.issued(device)]
         answers = tuple(self._sealer.seal(device, message) for message in messages)
         return IngressResult(answers, member=method.Member(device, True), greeted=device)

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from aggregator.ingress.admission_context import (
     AdmissionContext,
     WelcomeTerms,
-    wanted,
+    check_signal,
 )
 from aggregator.ingress.content_server import ContentServer
 from aggregator.ingress.device_sessions import DeviceSessions
@@ -116,7 +116,8 @@ class MessageIngress:
         self._fleet = fleet
         self._clock = clock
         self._terms = terms or WelcomeTerms()
-        self._context: AdmissionContext | None = None
+        self._signals_of: dict[int, SignalAssembler] = {}
+        self._contexts: dict[int, AdmissionContext] = {}
         self._sealer = ReplySealer(fleet, signer)
         self._limiter = RateLimiter(self._terms.quotas)
         self._uploads = Uploads(self._terms.room, rng or random.Random())  # noqa: S311 - jitter
@@ -150,7 +151,9 @@ class MessageIngress:
         self._handlers: Mapping[str, tuple[type[Any], Callable[[Sealed, Any], IngressResult]]] = {
             HelloMessage.kind: (
                 HelloMessage,
-                lambda sealed, hello: sessions.hello(sealed, hello, self._terms, self._context),
+                lambda sealed, hello: sessions.hello(
+                    sealed, hello, self._terms, self._contexts.values()
+                ),
             ),
             StatusMessage.kind: (StatusMessage, sessions.status),
             MetricsMessage.kind: (MetricsMessage, sessions.metrics),
@@ -165,13 +168,18 @@ class MessageIngress:
 
     @property
     def context(self) -> AdmissionContext | None:
-        """Return the open admission context, or None."""
-        return self._context
+        """Return the admission context of the first run, or None."""
+        return next(iter(self._contexts.values()), None)
 
     def open(self, context: AdmissionContext) -> None:
-        """Admit updates in this context from now on."""
-        self._context = context
+        """Admit updates of its run in this context from now on."""
+        self._contexts[context.opened.run] = context
         self._updates.open(context)
+        self._downloads.serve(topics.audience(context.name))
+
+    def assemble(self, run: int, signals: SignalAssembler) -> None:
+        """Assemble the transient signals of a run."""
+        self._signals_of[run] = signals
 
     def apply_terms(self, terms: WelcomeTerms) -> None:
         """Apply these terms from now on."""
@@ -205,7 +213,8 @@ class MessageIngress:
             reason: INTERNAL after a defect, which settles an update; else NO_SPACE.
         """
         device, kind, sealed, message = self.at_hand
-        self.signals.forget(device)
+        for signals in (self.signals, *self._signals_of.values()):
+            signals.forget(device)
         self._uploads.drop(device)
         self._downloads.drop(device)
         if kind == SignalMessage.kind or not device:
@@ -347,14 +356,12 @@ class MessageIngress:
 
     def _signal(self, sealed: Sealed, signal: SignalMessage) -> IngressResult:
         """Handle a fragment of a transient signal; nothing is recorded or receipted."""
-        context = wanted(self._context)
-        if signal.run != context.opened.run:
-            why = f"signal of run {signal.run}, the open run is {context.opened.run}"
-            raise Refused(Reason.WRONG_RUN, why)
+        check_signal(sealed.sender, signal.run, self._updates.context_of(signal.run))
         if self._registry.is_quarantined(sealed.sender):
             raise Refused(Reason.QUARANTINED, sealed.sender)
         self._registry.check_one_life(sealed.sender)
-        return IngressResult(signal=self.signals.assemble(sealed.sender, signal))
+        signals = self._signals_of.get(signal.run, self.signals)
+        return IngressResult(signal=signals.assemble(sealed.sender, signal), run=signal.run)
 
     def _have(self, sealed: Sealed, have: HaveMessage) -> IngressResult:
         """Send the chunks of a body that a device is missing, within its quota.

@@ -51,6 +51,7 @@ class IngressResult:
         member: Membership change, if any.
         greeted: Device that sent an accepted hello; its open task is sent again.
         signal: A complete transient signal, if any.
+        run: Number of the run of the signal.
     """
 
     answers: tuple[Reply, ...] = ()
@@ -58,6 +59,7 @@ class IngressResult:
     member: method.Member | None = None
     greeted: str | None = None
     signal: method.Signal | None = None
+    run: int = 0
 
 
 @dataclass(frozen=True, slots=True)

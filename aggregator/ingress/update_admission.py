@@ -33,7 +33,7 @@ from edge_sdk.wire.errors import Reason, Refused
 from edge_sdk.wire.protocol.admission_policy import admit_update
 from edge_sdk.wire.protocol.client_sampling import takes_part
 from edge_sdk.wire.protocol.envelope import Sealed
-from edge_sdk.wire.protocol.messages import HelloMessage, UpdateMessage
+from edge_sdk.wire.protocol.messages import HelloMessage, RefusalMessage, UpdateMessage
 
 logger = logging.getLogger(__name__)
 
@@ -135,9 +135,13 @@ class UpdateAdmission:
         if isinstance(ledger, IngressResult):
             return ledger
         now = wanted(context)
+        is_its_run = update.run == now.opened.run
         row = LedgerRow(sealed.digest, Reason.ACCEPTED, update.run, update.round)
         try:
             self._check_sender(device, ledger, now)
+            if is_its_run and not now.holds(device):
+                log_outsider(device, now)
+                raise Refused(Reason.NOT_IN_COHORT, device)  # noqa: TRY301 - one place records
             admitted = admit_update(
                 update, sender=device, limits=now.limits, round_state=now.opened
             )
@@ -150,7 +154,11 @@ class UpdateAdmission:
             if now.is_personal:
                 check_asked(update, device, self._store.asked(device, now.opened.run))
         except Refused as refused:
-            return self.refuse(device, ledger, key, replace(row, code=refused.reason))
+            refusal = self.refuse(device, ledger, key, replace(row, code=refused.reason))
+            if refused.reason is Reason.NOT_IN_COHORT and is_its_run and not now.holds(device):
+                again = self._sealer.seal(device, RefusalMessage(Reason.SAY_HELLO, 0))
+                return replace(refusal, answers=(*refusal.answers, again))
+            return refusal
         row, entry = self._store.append(device, ledger, key, row, compact(admitted))
         taken = self._receipted(device, key, row)
         return taken if entry is None else replace(taken, entries=(entry,))
@@ -224,6 +232,12 @@ class UpdateAdmission:
         if key[0] == life and key[1] > seq + 1:
             self._counts["SEQ_GAPS"] += 1
         self._last[device] = max(key, (life, seq))
+
+
+def log_outsider(device: str, context: AdmissionContext) -> None:
+    """Log an update from outside the cohort of its run."""
+    run = {"run": context.opened.run, "name": context.name or "-"}
+    logger.warning("update from outside the cohort %s", fields(device=device, **run))
 
 
 def check_asked(update: UpdateMessage, device: str, asked: PendingTask | None) -> None:

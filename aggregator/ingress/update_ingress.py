@@ -8,7 +8,7 @@ from collections.abc import Callable
 from aggregator.ingress.admission_context import AdmissionContext, foreseen, wanted
 from aggregator.ingress.registry import Registry
 from aggregator.ingress.replies import IngressResult, Reply, ReplySealer
-from aggregator.ingress.update_admission import UpdateAdmission
+from aggregator.ingress.update_admission import UpdateAdmission, log_outsider
 from aggregator.ingress.uploads import Uploads
 from aggregator.store.sequence_ledger import LedgerRow
 from aggregator.store.types import Store
@@ -51,12 +51,16 @@ class UpdateIngress:
         self._store, self._registry, self._fleet = store, registry, fleet
         self._sealer, self._admission, self._uploads = sealer, admission, uploads
         self._counts, self._refuse, self._is_set_aside = counts, refuse, is_set_aside
-        self._context: AdmissionContext | None = None
+        self._contexts: dict[int, AdmissionContext] = {}
         self._is_more_waiting = False
 
     def open(self, context: AdmissionContext) -> None:
-        """Admit updates in this context from now on."""
-        self._context = context
+        """Admit updates of its run in this context from now on."""
+        self._contexts[context.opened.run] = context
+
+    def context_of(self, run: int) -> AdmissionContext | None:
+        """Return the context of a run; for an unknown run any context, which refuses it."""
+        return self._contexts.get(run) or next(iter(self._contexts.values()), None)
 
     @property
     def next_due(self) -> float | None:
@@ -69,7 +73,7 @@ class UpdateIngress:
         Raises:
             Refused: As ``UpdateAdmission.update``.
         """
-        return self._admission.update(sealed, update, self._context)
+        return self._admission.update(sealed, update, self.context_of(update.run))
 
     def offer(self, sealed: Sealed, offer: OfferMessage, now: float) -> IngressResult:
         """Answer an offer: a receipt, a refusal, a grant, or nothing while it is queued.
@@ -138,11 +142,18 @@ class UpdateIngress:
             self._uploads.drop(device)
             return ledger
         is_set_aside = self._is_set_aside(device, offer.digest)
-        reason = Reason.INTERNAL if is_set_aside else foreseen(offer, wanted(self._context))
+        reason = Reason.INTERNAL if is_set_aside else self._foreseen(device, offer)
         if reason is None:
             return None
         row = LedgerRow(offer.digest, reason, offer.run, offer.round)
         return self._admission.refuse(device, ledger, key, row)
+
+    def _foreseen(self, device: str, offer: OfferMessage) -> Reason | None:
+        context = wanted(self.context_of(offer.run))
+        reason = foreseen(device, offer, context)
+        if reason is Reason.NOT_IN_COHORT:
+            log_outsider(device, context)
+        return reason
 
     def _grant_waiting(self, now: float) -> list[Reply]:
         """Grant waiting offers while there is room, after checking each again."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import fields, is_dataclass, replace
 from types import FrameType
@@ -20,6 +20,7 @@ from aggregator.operations import run_setup
 from aggregator.store.types import Store
 from edge_sdk.app.cli import USAGE, Failure, StopSignal
 from edge_sdk.wire.errors import WireError
+from edge_sdk.wire.keys import SigningKey
 
 LIVE: Mapping[str, str] = {
     "log.level": "at once",
@@ -96,29 +97,49 @@ def why_not(key: str) -> str:
     return RESTART.get(key) or RESTART.get(key.partition(".")[0]) or _DEFINES
 
 
-def again(run: BoundRun, store: Store, environ: Mapping[str, str] = os.environ) -> BoundRun:
-    """Read the configuration again; return the run bound to it.
+def again(
+    present: AggregatorConfig,
+    runs: Sequence[BoundRun],
+    store: Store,
+    environ: Mapping[str, str] = os.environ,
+) -> tuple[AggregatorConfig, tuple[BoundRun, ...]]:
+    """Read the configuration again; return it and the runs bound to it.
 
     Everything is checked as at a start. Nothing is changed here.
 
     Args:
-        run: The run in force.
-        store: Store with the definition of the run.
+        present: The configuration in force.
+        runs: The runs in force, in the order of the configuration.
+        store: Store with the definitions of the runs.
         environ: Environment settings, which are constant in a running process.
 
     Raises:
         Failure: The file is invalid or needs a restart.
     """
-    wanted = AggregatorConfig.load(run.config.file, environ)
-    keys = changed(run.config, wanted)
-    _check(keys, run)
-    bound = bind(wanted)
-    run_setup.verified_run(bound, store, run_setup.signer(wanted))
+    wanted = AggregatorConfig.load(present.file, environ)
+    names = [run.name for run in wanted.runs]
+    if names != [run.config.run.name for run in runs]:
+        raise ReloadError(
+            f"{present.file.name} needs a restart: run.name: the runs are others: "
+            f"{', '.join(name or '-' for name in names)}",
+            hint="sign them: gridfed-aggregator announce; then restart the daemon",
+        )
+    views = list(zip(runs, wanted.views(), strict=True))
+    for run, view in views:
+        _check(changed(run.config, view), run)
+    signer = run_setup.signer(wanted)
+    return wanted, tuple(_bound_again(run, view, store, signer) for run, view in views)
+
+
+def _bound_again(
+    run: BoundRun, view: AggregatorConfig, store: Store, signer: SigningKey
+) -> BoundRun:
+    keys = changed(run.config, view)
+    bound = bind(view)
+    run_setup.verified_run(bound, store, signer)
     if "run.deadline" not in keys:
-        return replace(run, config=wanted, schedule=bound.schedule)
-    return replace(
-        run, config=wanted, half=bound.half, rounds=bound.rounds, schedule=bound.schedule
-    )
+        return replace(run, config=view, schedule=bound.schedule)
+    return replace(run, config=view, half=bound.half, rounds=bound.rounds, schedule=bound.schedule)
 
 
 def is_foreseen(error: Exception) -> bool:

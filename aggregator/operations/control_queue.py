@@ -109,6 +109,7 @@ def apply(order: ControlOrder, store: Any) -> str:  # noqa: ANN401 - a Store tha
         before = known[order.device]
         labelled = replace(before, labels=_labels(before.labels, order))
         store.put_client(labelled)
+        store.issue(order.device, "hello")  # it learns its runs from the welcome
         return f"{order.device} is labelled {label_text(labelled.labels) or 'with nothing'}"
     if store.ledger(order.device).cmd >= LARGEST:
         raise OrderError(

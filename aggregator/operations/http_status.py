@@ -95,6 +95,7 @@ def round_line(version: Version) -> dict[str, Any]:
     """Return the entry of a closed round in the status document."""
     report = version.report
     return {
+        "run": version.run,
         "round": version.round,
         "version": version.version,
         "result": "moved" if version.moved else f"abandoned: {report.get('why', '')}",
@@ -345,6 +346,15 @@ def _mark(ok: object) -> str:
     return "ok " if ok else "NOT"
 
 
+def _run_rows(document: Mapping[str, Any]) -> str:
+    """Return the rows of every run."""
+    one = {**document.get("run", {}), "schedule": document.get("schedule", {})}
+    return "".join(
+        _rows({key: value for key, value in run.items() if key != "schedule"} | run["schedule"])
+        for run in document.get("runs") or [one]
+    )
+
+
 def html(document: Mapping[str, Any]) -> str:
     """Render the status document as HTML; every value is escaped."""
     checks = document["checks"]
@@ -355,7 +365,7 @@ def html(document: Mapping[str, Any]) -> str:
         fleet=escape(str(document.get("fleet", ""))),
         ready="yes" if document["ready"] else "no",
         headline="ready" if document["ready"] else escape(f"not ready: {missing or 'starting'}"),
-        run=_rows(document.get("run", {})) + _rows(document.get("schedule", {})),
+        run=_run_rows(document),
         devices=_rows(document.get("devices", {})) + _rows(alarms),
         upkeep=_upkeep(document),
         clusters=_rows(_sizes(document.get("clusters", {}))),

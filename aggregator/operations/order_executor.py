@@ -18,8 +18,8 @@ from aggregator.operations.control_queue import (
 )
 from aggregator.rounds.message_processor import MessageProcessor
 from aggregator.rounds.publisher import Publisher
-from aggregator.rounds.round_engine import RoundEngine
 from aggregator.rounds.run_driver import RunDriver
+from aggregator.rounds.run_drivers import RunDrivers
 from aggregator.store.types import Store
 from edge_sdk.app.cli import fields
 from edge_sdk.wire.errors import Reason
@@ -35,8 +35,7 @@ class OrderExecutor:
     Attributes:
         store: Database that an order changes.
         registry: Enrolled devices, read again after an order.
-        engine: Engine of the open run.
-        driver: Pauses the run, and removes a device's contribution.
+        drivers: Pause the runs, and remove a device's contribution.
         processor: Processes a dead letter again.
         publisher: Sends commands to the devices.
         letters: Dead letters.
@@ -44,8 +43,7 @@ class OrderExecutor:
 
     store: Store
     registry: Registry
-    engine: RoundEngine
-    driver: RunDriver
+    drivers: RunDrivers
     processor: MessageProcessor
     publisher: Publisher
     letters: DeadLetters
@@ -59,12 +57,13 @@ class OrderExecutor:
         if not carry_out(inbox, self._execute, _log_order):
             return
         self.registry.reload()
+        driver = next(iter(self.drivers))
         refusal = RefusalMessage(Reason.REVOKED, pause(Reason.REVOKED))
         for device in sorted(before - self.registry.enrolled()):
-            self.publisher.reply([self.driver.sealed(device, refusal)])
+            self.publisher.reply([driver.sealed(device, refusal)])
         for client in self.registry.clients():
             self.publisher.reply(
-                self.driver.sealed(client.id, command) for command in self.store.issued(client.id)
+                driver.sealed(client.id, command) for command in self.store.issued(client.id)
             )
 
     def _execute(self, order: ControlOrder) -> str:
@@ -76,38 +75,51 @@ class OrderExecutor:
             return self._open_round()
         if order.do not in ("pause", "resume"):
             return apply(order, self.store)
-        self.driver.pause(is_paused=order.do == "pause")
-        return f"the fleet's phase is {self.engine.phase}"
+        for driver in self.drivers:
+            driver.pause(is_paused=order.do == "pause")
+        phases = ", ".join(dict.fromkeys(driver.engine.phase for driver in self.drivers))
+        return f"the fleet's phase is {phases}"
 
     def _open_round(self) -> str:
-        """Open the round that waits for its start.
+        """Open every round that waits for its start.
 
         Raises:
             OrderError: The fleet is paused, or no round waits.
         """
-        number = self.engine.state.round
-        if self.engine.is_paused:
+        running = [driver for driver in self.drivers if not driver.engine.is_paused]
+        if not running:
             raise OrderError("the fleet is paused: gridfed-aggregator resume")
-        if not self.driver.open_round():
+        opened = [str(driver.engine.state.round) for driver in running if driver.open_round()]
+        if not opened:
+            number = running[0].engine.state.round
             raise OrderError(
                 f"no round waits for its start: round {number} is open, or was the last"
             )
-        return f"round {number} is open"
+        is_one = len(opened) == 1
+        return f"round {opened[0]} is open" if is_one else f"rounds {', '.join(opened)} are open"
 
     def _unlearn(self, device: str) -> str:
-        """Remove everything that a device has contributed to the open run's model.
+        """Remove everything that a device has contributed to the models of its runs.
 
         Raises:
             OrderError: The method does not keep contributions apart, or the device is not enrolled.
         """
-        refuse_unlearning(self.engine.run.config.run.method)
         if device not in {client.id for client in self.registry.clients()}:
             raise OrderError(f"{device!r} is not enrolled")
-        if not self.driver.unlearn(device):
-            return f"{device} has no statistic in run {self.engine.number}"
-        state = self.engine.state
+        its = [driver for driver in self.drivers if driver.cohort.holds(device)]
+        for driver in its:
+            refuse_unlearning(driver.engine.run.config.run.method)
+        return "; ".join(self._unlearn_in(driver, device) for driver in its) or (
+            f"{device} is in no run"
+        )
+
+    @staticmethod
+    def _unlearn_in(driver: RunDriver, device: str) -> str:
+        if not driver.unlearn(device):
+            return f"{device} has no statistic in run {driver.number}"
+        state = driver.engine.state
         moment = "with the open round" if state.is_open else f"version {state.version}"
-        return f"{device} is unlearned in run {self.engine.number}: {moment}"
+        return f"{device} is unlearned in run {driver.number}: {moment}"
 
     def _process_letter(self, order: ControlOrder) -> str:
         """Process a dead letter again, or delete it."""

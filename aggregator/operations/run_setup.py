@@ -15,6 +15,7 @@ from typing import TypeVar
 import numpy as np
 
 from aggregator import config
+from aggregator.ingress.cohort import fits
 from aggregator.methods import METHODS, Course
 from aggregator.rounds import announcements as announce
 from aggregator.store import types
@@ -23,7 +24,7 @@ from aggregator.store.types import DownloadBody, Store
 from edge_sdk.app.cli import USAGE, Failure
 from edge_sdk.app.permissions import require_private
 from edge_sdk.wire.errors import Refused
-from edge_sdk.wire.keys import KeyFileError, SigningKey, kid_of, load_signing_key
+from edge_sdk.wire.keys import KeyFileError, Signer, SigningKey, kid_of, load_signing_key
 from edge_sdk.wire.protocol import topics
 from edge_sdk.wire.protocol.codec import decode
 from edge_sdk.wire.protocol.envelope import ALL, ROOT, unseal
@@ -77,6 +78,8 @@ def definition(run: config.BoundRun) -> str:
         },
         "admission": {"max_norm": said_norm(run), "n_cap": run.limits.n_cap},
     }
+    if section.cohort:
+        found["cohort"] = dict(section.cohort)
     if section.graph is not None:
         found["graph"] = dataclasses.asdict(section.graph)
     return json.dumps(found, sort_keys=True, default=str)
@@ -95,8 +98,12 @@ def set_up(
     online: bytes,
     now: int,
     fresh: bool = False,
+    is_restored: bool | None = None,
 ) -> RunSetup:
     """Sign keys and bundle into the store; begin a run if the configuration defines another one.
+
+    Devices of a named run that was not announced before are ordered to say hello: their welcome
+    names it.
 
     Args:
         run: The bound configuration.
@@ -105,31 +112,40 @@ def set_up(
         online: The aggregator's public key.
         now: Unix milliseconds.
         fresh: Begin another run in any case, from the bundle's initial vector.
+        is_restored: True if the store was restored before the first of several runs was set up.
 
     Raises:
         RunSetupError: Devices would refuse the bundle.
     """
-    ends = announce.Ends(run.config.fleet, root)
-    before = store.run()
+    is_restored = store.was_restored if is_restored is None else is_restored
+    name = run.config.run.name
+    before, newest = store.run(name), store.run()
     installs = before is None or _replaces(run, store)
-    is_new = fresh or store.was_restored or before is None or bool(differences(run, store, before))
-    number = (before.run if before else 0) + (RUN_LEAP if store.was_restored else is_new)
+    topic = topics.common(run.config.fleet, "bundle", topics.audience(name))
+    is_retired = bool(name) and not store.announced(topic)
+    is_new = fresh or is_restored or before is None or is_retired
+    is_new = is_new or bool(before and differences(run, store, before))
+    number = before.run if before else 0
+    if is_new:
+        number = (newest.run if newest else 0) + (RUN_LEAP if is_restored else 1)
     if store.was_restored:
         store.adopt()
+    all_, its = announce.Ends(run.config.fleet, root), ends_of(run.config, root)
     signed = [
-        announce.keys(ends, online, serial=store.next_serial(), now=now),
+        announce.keys(all_, online, serial=store.next_serial(), now=now),
         announce.bundle(
-            ends, announce.bundle_message(run, number=number, serial=store.next_serial())
+            its, announce.bundle_message(run, number=number, serial=store.next_serial())
         ),
     ]
     published = {one.topic: one.payload for one in signed}
-    archive = DownloadBody("bundle", run.bundle.digest[:16], run.bundle.archive, CHUNK_LIMIT)
+    archive = DownloadBody("bundle", run.bundle.digest[:16], run.bundle.archive, CHUNK_LIMIT, name)
     if not is_new:
         store.announce(published, [archive])
         return RunSetup(number, is_new=False, continued=False)
     state, continued = _start(run, store, None if fresh else before)
     store.begin(_record(run, number), flatten(state), published)
     store.announce({}, [archive])
+    _order_hello(run, store)
     return RunSetup(number, is_new=True, continued=continued, installs=installs)
 
 
@@ -157,6 +173,34 @@ def _replaces(run: config.BoundRun, store: Store) -> bool:
             else "export it under a higher --bundle-version",
         )
     return True
+
+
+def retire(config_: config.AggregatorConfig, store: Store) -> list[str]:
+    """Clear the announcements of runs that the configuration does not have; return their names."""
+    wanted = {topics.audience(run.name) for run in config_.runs}
+    gone: dict[str, None] = {}
+    for topic, payload in store.announcements().items():
+        address = topics.parse(topic)
+        is_of_a_run = address is not None and address.kind in ("bundle", "model", "part")
+        if payload and is_of_a_run and address is not None and address.id not in wanted:
+            store.announce({topic: b""})
+            gone[address.id.removeprefix("_")] = None
+    return list(gone)
+
+
+def _order_hello(run: config.BoundRun, store: Store) -> None:
+    """Order the devices of a named run to say hello: the welcome tells them that it exists."""
+    section = run.config.run
+    if section.name:
+        for client in store.clients():
+            if client.state != "revoked" and fits(client, section.cohort):
+                store.issue(client.id, "hello")
+
+
+def ends_of(configured: config.AggregatorConfig, signer: Signer) -> announce.Ends:
+    """Return signer, fleet and audience of a run's announcements."""
+    audience = topics.audience(configured.run.name)
+    return announce.Ends(configured.fleet, signer, audience)
 
 
 def differences(run: config.BoundRun, store: Store, begun: types.RunRecord) -> list[str]:
@@ -196,11 +240,13 @@ def verified_run(run: config.BoundRun, store: Store, online: SigningKey) -> type
     Raises:
         RunSetupError: They do not agree; the hint is the command to run.
     """
-    begun = store.run()
+    name = run.config.run.name
+    begun = store.run(name)
     where = run.config.file
     if begun is None:
+        missing = f"no run {name!r}" if name else "no run"
         raise RunSetupError(
-            f"{store.path} has no run", hint=f"begin one: gridfed-aggregator init {where}"
+            f"{store.path} has {missing}", hint=f"begin one: gridfed-aggregator init {where}"
         )
     announced = _announced(run, store, "keys", KeysMessage)
     if online.public not in announced.sign:
@@ -225,7 +271,8 @@ def verified_run(run: config.BoundRun, store: Store, online: SigningKey) -> type
 
 def _check_quorum(run: config.BoundRun, store: Store) -> None:
     """Refuse a quorum larger than the number of enrolled devices."""
-    enrolled = sum(client.state != "revoked" for client in store.clients())
+    cohort = run.config.run.cohort
+    enrolled = sum(c.state != "revoked" and fits(c, cohort) for c in store.clients())
     if run.ask.personal and run.rounds.enough > enrolled:
         raise RunSetupError(
             f"{run.config.file.name}: run.quorum: a round needs {run.rounds.enough} different "
@@ -242,6 +289,7 @@ def _record(run: config.BoundRun, number: int) -> types.RunRecord:
         bundle=run.bundle.manifest.name,
         spec=run.spec.digest,
         layout=layout(run.first_state()),
+        name=run.config.run.name,
     )
 
 
@@ -268,13 +316,14 @@ def resumed(run: config.BoundRun, store: Store, number: int) -> tuple[Course, ty
 
 def _announced(run: config.BoundRun, store: Store, kind: str, cls: type[M]) -> M:
     fleet, root = run.config.fleet, config.root_of(run.config)
-    payload = store.announcements().get(topics.common(fleet, kind), b"")
+    audience = ALL if kind == KeysMessage.kind else topics.audience(run.config.run.name)
+    payload = store.announcements().get(topics.common(fleet, kind, audience), b"")
     try:
         sealed = unseal(
             payload,
             kind=kind,
             sender=ROOT,
-            recipient=ALL,
+            recipient=audience,
             fleet=fleet,
             key_of=lambda _sender, kid: root if kid_of(root) == kid else None,
         )

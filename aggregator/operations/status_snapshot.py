@@ -48,12 +48,12 @@ class StatusView:
     """Read-only view of the daemon's parts.
 
     Attributes:
-        engine: Round engine.
+        engines: Round engine of each run.
         ingress: Message ingress.
         registry: Enrolled devices.
         store: Database.
         link: Link to the broker.
-        backlog: Journalled events that wait for disk space.
+        backlogs: Journalled events of each run that wait for disk space.
         alerts: Operator alerts.
         letters: Dead letters.
         floods: Flood control.
@@ -61,21 +61,31 @@ class StatusView:
         closed: The newest closed rounds.
     """
 
-    engine: RoundEngine
+    engines: tuple[RoundEngine, ...]
     ingress: MessageIngress
     registry: Registry
     store: Store
     link: Transport
-    backlog: Sized
+    backlogs: tuple[Sized, ...]
     alerts: OperatorAlerts
     letters: DeadLetters
     floods: FloodControl
     metrics: Metrics = field(default_factory=Metrics)
     closed: deque[Version] = field(default_factory=lambda: deque(maxlen=REMEMBERED))
 
+    @property
+    def engine(self) -> RoundEngine:
+        """Return the engine of the first run, which the unlabelled gauges show."""
+        return self.engines[0]
+
     def remember(self) -> None:
         """Read the newest closed rounds from the store, after a start."""
-        self.closed.extend(map(restored, self.store.versions(self.engine.number, REMEMBERED)))
+        found = [
+            version
+            for engine in self.engines
+            for version in self.store.versions(engine.number, REMEMBERED)
+        ]
+        self.closed.extend(map(restored, sorted(found, key=lambda one: (one.time, one.round))))
         for version in self.closed:
             if version.moved:
                 self.metrics.moved_at.set(version.time / 1000)
@@ -107,7 +117,15 @@ class StatusView:
         metrics.training.set(self.engine.phase == "train")
         self.alerts.measure(metrics)
         metrics.dead_letters.set(self.letters.count)
-        metrics.halted.set(bool(self.engine.halted))
+        metrics.halted.set(any(engine.halted for engine in self.engines))
+        for engine in self.engines:
+            if name := engine.run.config.run.name:
+                values = {"round": engine.state.round, "version": engine.state.version}
+                values |= {"updates": engine.state.waiting, "training": engine.phase == "train"}
+                for what, value in values.items():
+                    metrics.runs[what].labels(name).set(value)
+        self.alerts.measure(metrics)
+        metrics.dead_letters.set(self.letters.count)
         metrics.version.set(state.version)
         start = self.engine.next_round_at
         metrics.next_round.set(0 if start is None else start / 1000)
@@ -141,32 +159,26 @@ class StatusView:
 
     def snapshot(self) -> Snapshot:
         """Return the current status."""
-        engine, state = self.engine, self.engine.state
         free = shutil.disk_usage(self.store.path.parent).free
         checks = {
             "broker": self.link.is_up,
-            "store": not self.ingress.is_full and not len(self.backlog),
+            "store": not self.ingress.is_full and not any(map(len, self.backlogs)),
             "disk": free >= DISK_FLOOR,
         }
-        run = engine.run.config.run
         status: dict[str, Any] = {
-            "fleet": engine.run.config.fleet,
-            "run": {
-                "run": engine.number,
-                "method": run.method,
-                "bundle": engine.run.bundle.manifest.name,
-                "rule": "its own" if METHODS[run.method].own else run.rule["name"],
-                "phase": engine.phase,
-                "round": state.round,
-                "version": state.version,
-                "updates": f"{state.waiting} of {run.quorum}",
-            },
-            "schedule": self._schedule(),
+            "fleet": self.engine.run.config.fleet,
+            "run": _run_status(self.engine),
+            "schedule": self._schedule(self.engine),
             "devices": {"enrolled": len(self.registry), **self.registry.states()},
             "contacts": self.registry.contacts(LISTED),
             "refused": self.metrics.refusals(),
             "rounds": [round_line(version) for version in reversed(self.closed)],
         }
+        if len(self.engines) > 1:
+            status["runs"] = [
+                _run_status(engine) | {"schedule": self._schedule(engine)}
+                for engine in self.engines
+            ]
         clusters, credit = self._clusters(), self._credit()
         if clusters:
             status["clusters"] = clusters
@@ -175,8 +187,9 @@ class StatusView:
         if kept := self.store.kept:
             status["store"] = {"bytes": self.store.size()} | dict(kept)
         status |= self.alerts.status()
-        if engine.halted:
-            status["halted"] = f"{engine.halted}; see {self.letters.folder}"
+        halted = [engine.halted for engine in self.engines if engine.halted]
+        if halted:
+            status["halted"] = f"{'; '.join(halted)}; see {self.letters.folder}"
         if self.letters.count:
             status["dead_letters"] = self.letters.count
         if refusals := self.registry.bundle_refusals():
@@ -187,13 +200,13 @@ class StatusView:
             status["flooding"] = flooding
         return Snapshot(time.monotonic(), checks, status)
 
-    def _schedule(self) -> dict[str, Any]:
+    def _schedule(self, engine: RoundEngine) -> dict[str, Any]:
         """Return the schedule, and the start of the next round while none is open."""
-        schedule, start = self.engine.run.schedule, self.engine.next_round_at
+        schedule, start = engine.run.schedule, engine.next_round_at
         if schedule.is_continuous:
             return {"rounds a day": "continuous"}
         found: dict[str, Any] = {"rounds a day": schedule.rounds}
-        if start is None or self.engine.is_paused:
+        if start is None or engine.is_paused:
             return found
         now = self.alerts.clock.wall()
         moment = schedule.text(start) if start > now else "when enough devices have new data"
@@ -212,6 +225,23 @@ class StatusView:
         if not isinstance(state, Clustered):
             return {}
         return {label: list(names) for label, names in state.clusters.items()}
+
+
+def _run_status(engine: RoundEngine) -> dict[str, Any]:
+    """Return the status of one run."""
+    state, run = engine.state, engine.run.config.run
+    name = {"name": run.name} if run.name else {}
+    return {
+        "run": engine.number,
+        **name,
+        "method": run.method,
+        "bundle": engine.run.bundle.manifest.name,
+        "rule": "its own" if METHODS[run.method].own else run.rule["name"],
+        "phase": engine.phase,
+        "round": state.round,
+        "version": state.version,
+        "updates": f"{state.waiting} of {run.quorum}",
+    }
 
 
 def excluded(credit: Mapping[str, Mapping[str, float]]) -> tuple[str, ...]:

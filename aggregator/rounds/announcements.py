@@ -50,18 +50,19 @@ class Publication:
 
 @dataclass(frozen=True, slots=True)
 class Ends:
-    """Signer and fleet of the aggregator's envelopes."""
+    """Signer, fleet and audience of the aggregator's envelopes."""
 
     fleet: str
     signer: Signer
+    audience: str = ALL  # devices of a run, or all
 
     def to_all(self, message: Message, sender: str = AGGREGATOR) -> bytes:
-        """Seal a message for the whole fleet."""
+        """Seal a message for the whole audience."""
         return seal(
             encode(message),
             kind=message.kind,
             sender=sender,
-            recipient=ALL,
+            recipient=self.audience,
             fleet=self.fleet,
             signer=self.signer,
         )
@@ -125,7 +126,9 @@ def bundle_message(run: BoundRun, *, number: int, serial: int) -> BundleMessage:
 
 def bundle(root: Ends, message: BundleMessage) -> Publication:
     """Announce the bundle, signed by the root."""
-    return Publication(topics.common(root.fleet, "bundle"), root.to_all(message, ROOT))
+    return Publication(
+        topics.common(root.fleet, "bundle", root.audience), root.to_all(message, ROOT)
+    )
 
 
 def body(run: BoundRun, task: Task, *, number: int) -> Body:
@@ -147,16 +150,19 @@ def slots(ends: Ends, content: Body, *, chunk: int = CHUNK_LIMIT) -> tuple[Publi
         PartMessage(id=content.id, i=i, blob=content.data[i * chunk : (i + 1) * chunk])
         for i in range(count_of(len(content.data), chunk))
     )
-    return tuple(Publication(topics.part(ends.fleet, part.i), ends.to_all(part)) for part in pieces)
+    return tuple(
+        Publication(topics.part(ends.fleet, part.i, ends.audience), ends.to_all(part))
+        for part in pieces
+    )
 
 
-def cleared(fleet: str, kept: int, before: int) -> tuple[Publication, ...]:
+def cleared(fleet: str, kept: int, before: int, audience: str = ALL) -> tuple[Publication, ...]:
     """Clear the slots that a longer model leaves behind.
 
     >>> [p.topic for p in cleared("north", kept=1, before=3)]
     ['gf/1/north/_all/part/1', 'gf/1/north/_all/part/2']
     """
-    return tuple(Publication(topics.part(fleet, i), b"") for i in range(kept, before))
+    return tuple(Publication(topics.part(fleet, i, audience), b"") for i in range(kept, before))
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,7 +219,7 @@ def manifest(
 
 def model(ends: Ends, message: ModelMessage) -> Publication:
     """Announce the model."""
-    return Publication(topics.common(ends.fleet, "model"), ends.to_all(message))
+    return Publication(topics.common(ends.fleet, "model", ends.audience), ends.to_all(message))
 
 
 def time(ends: Ends, *, serial: int, now: int) -> Publication:

@@ -8,10 +8,9 @@ from aggregator.ingress.flood_control import FloodControl, Subscriptions
 from aggregator.rounds import announcements as announce
 from aggregator.rounds.announcements import Ends, Publication
 from aggregator.rounds.message_isolation import Isolation
-from aggregator.rounds.run_driver import RunDriver
+from aggregator.rounds.run_drivers import RunDrivers
 from edge_sdk.app.cli import fields, notify
 from edge_sdk.wire.link.transport import Transport
-from edge_sdk.wire.protocol import topics
 from edge_sdk.wire.protocol.transfer import chunk_size
 
 logger = logging.getLogger(__name__)
@@ -28,7 +27,7 @@ class LinkSession:
         transport: The link.
         subscriptions: Subscriptions to the devices' topics.
         isolation: Transaction over store and memory.
-        driver: Driver of the run.
+        driver: Drivers of the runs.
         ends: Signer and fleet of announcements.
 
     Attributes:
@@ -40,7 +39,7 @@ class LinkSession:
         transport: Transport,
         subscriptions: Subscriptions,
         isolation: Isolation,
-        driver: RunDriver,
+        driver: RunDrivers,
         ends: Ends,
     ) -> None:
         self._transport, self._subscriptions = transport, subscriptions
@@ -65,7 +64,8 @@ class LinkSession:
 
     def announce_time(self) -> None:
         """Announce server time if it is due."""
-        every = TIME_BETWEEN if self._isolation.engine.is_waiting else TIME_EVERY
+        is_waiting = all(driver.engine.is_waiting for driver in self._driver)
+        every = TIME_BETWEEN if is_waiting else TIME_EVERY
         if self._clock.monotonic() >= self._timed_at + every and self._transport.is_up:
             self._isolation.step("time", self._announce_time)
 
@@ -80,21 +80,31 @@ class LinkSession:
 
     def _begin(self, largest: int) -> None:
         """Subscribe and publish all retained messages again, whatever the broker has kept."""
-        engine, publisher = self._isolation.engine, self._isolation.publisher
+        publisher = self._isolation.publisher
         self._subscriptions.renew(self._isolation.registry.enrolled())
         publisher.clear()
-        if (chunk := chunk_size(largest)) != engine.chunk:
-            engine.chunk = chunk
-            engine.announced()
+        chunk = chunk_size(largest)
+        for driver in self._driver:
+            if chunk != driver.engine.chunk:
+                driver.engine.chunk = chunk
+                driver.engine.announced()
         kept = self._isolation.store.announcements()
-        last = topics.common(self._ends.fleet, "model")
-        order = sorted(kept, key=lambda topic: (topic == last, topic))
+        order = sorted(kept, key=lambda topic: (topic.endswith("/model"), topic))  # parts first
         publisher.announce(Publication(topic, kept[topic]) for topic in order)
         self._announce_time()
-        self._driver.tasks.hurry(self._clock.monotonic() + REMIND_AFTER)
+        self._send_commands()
+        self._driver.hurry(self._clock.monotonic() + REMIND_AFTER)
         logger.info("link up %s", fields(announcements=len(kept)))
         self.was_up = True
         notify("READY=1")
+
+    def _send_commands(self) -> None:
+        """Send again what operators ordered while there was no link or no daemon."""
+        driver, isolation = next(iter(self._driver)), self._isolation
+        for device in sorted(isolation.registry.enrolled()):
+            isolation.publisher.reply(
+                driver.sealed(device, command) for command in isolation.store.issued(device)
+            )
 
     def _announce_time(self) -> None:
         serial, now = self._isolation.store.next_serial(), self._clock.wall()

@@ -11,6 +11,7 @@ import logging
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 from aggregator.ingress.dead_letters import DeadLetters, Letter, arrival_digest, site_of, trace_of
 from aggregator.ingress.defect_policy import Faults, is_defect
@@ -31,16 +32,41 @@ from edge_sdk.wire.protocol.messages import ChunkMessage, UpdateMessage
 logger = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True, slots=True)
+class RunParts:
+    """State of one run in memory.
+
+    Attributes:
+        engine: Round engine, rewound.
+        split: Split driver, rewound.
+        backlog: Events that wait for disk space, rewound.
+    """
+
+    engine: RoundEngine
+    split: SplitDriver
+    backlog: deque[JournalEntry] = field(default_factory=deque)
+
+    def mark(self) -> tuple[object, ...]:
+        """Return a mark for ``rewind``."""
+        return self.engine.mark(), self.split.mark(), tuple(self.backlog)
+
+    def rewind(self, mark: tuple[Any, ...]) -> None:
+        """Restore the state at the mark."""
+        engine, split, backlog = mark
+        self.engine.rewind(engine)
+        self.split.rewind(split)
+        self.backlog.clear()
+        self.backlog.extend(backlog)
+
+
 @dataclass(frozen=True)
 class Isolation:
     """Transaction over store and memory, with dead letters for the messages that fail.
 
     Attributes:
         store: Database, rolled back.
-        engine: Round engine, rewound.
-        split: Split driver, rewound.
+        runs: State of every run, rewound.
         publisher: Publish queue, rewound.
-        backlog: Events that wait for disk space, rewound.
         registry: Enrolled devices, read again.
         ingress: Message ingress, which has the message at hand.
         letters: Dead letters.
@@ -50,10 +76,8 @@ class Isolation:
     """
 
     store: Store
-    engine: RoundEngine
-    split: SplitDriver
+    runs: tuple[RunParts, ...]
     publisher: Publisher
-    backlog: deque[JournalEntry]
     registry: Registry
     ingress: MessageIngress
     letters: DeadLetters
@@ -67,19 +91,17 @@ class Isolation:
         Raises:
             Exception: An error that is no defect (disk, memory, a broken file), after the rollback.
         """
-        engine, split, length = self.engine.mark(), self.split.mark(), len(self.publisher)
-        backlog = tuple(self.backlog)
+        marks, length = [one.mark() for one in self.runs], len(self.publisher)
         try:
             with self.store.transaction():
                 action()
         except Exception as error:
-            self.engine.rewind(engine)
-            self.split.rewind(split)
+            for one, mark in zip(self.runs, marks, strict=True):
+                one.rewind(mark)
             self.publisher.truncate(length)
-            self.backlog.clear()
-            self.backlog.extend(backlog)
             self.registry.reload()
-            self.ingress.open(self.engine.context)
+            for one in self.runs:
+                self.ingress.open(one.engine.context)
             if not is_defect(error):
                 raise
             return error

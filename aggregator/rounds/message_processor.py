@@ -7,7 +7,7 @@ from collections.abc import Callable
 from aggregator.ingress.dead_letters import Letter
 from aggregator.ingress.message_ingress import AtHand
 from aggregator.rounds.message_isolation import Isolation
-from aggregator.rounds.run_driver import RunDriver
+from aggregator.rounds.run_drivers import RunDrivers
 from aggregator.store.errors import DatabaseFullError
 from edge_sdk.wire.errors import Reason
 from edge_sdk.wire.link.transport import Message
@@ -20,10 +20,10 @@ class MessageProcessor:
 
     Args:
         isolation: Transaction over store and memory, with the message ingress.
-        driver: Driver of the run.
+        driver: Drivers of the runs.
     """
 
-    def __init__(self, isolation: Isolation, driver: RunDriver) -> None:
+    def __init__(self, isolation: Isolation, driver: RunDrivers) -> None:
         self._isolation, self._driver = isolation, driver
         self._ingress, self._letters = isolation.ingress, isolation.letters
         self._store = isolation.store

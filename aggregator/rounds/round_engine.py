@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from aggregator.config import BoundRun
-from aggregator.ingress.admission_context import AdmissionContext
+from aggregator.ingress.admission_context import AdmissionContext, everybody
 from aggregator.methods import ABANDON, AGAIN, OPEN, Course
 from aggregator.rounds import announcements as announce
 from aggregator.rounds import run_timers, task_dispatch
@@ -71,6 +71,7 @@ class RoundEngine:
         clock: Wall and monotonic time.
         devices: Returns the number of enrolled devices, which sets their pacing.
         upto: Journal position of the saved state.
+        holds: Returns whether a device belongs to the run's cohort.
 
     Attributes:
         halted: Reason for which the run is halted until an operator resumes it; else empty.
@@ -89,7 +90,9 @@ class RoundEngine:
         clock: Clock,
         devices: Callable[[], int],
         upto: int = 0,
+        holds: Callable[[str], bool] = everybody,
     ) -> None:
+        self._holds = holds
         self.run = run
         self.number = number
         self.state = state
@@ -175,6 +178,8 @@ class RoundEngine:
             is_personal=self.run.ask.personal,
             oldest=self._store.oldest_round(self.number) if self.run.ask.patient else 0,
             fault=self.run.fault,
+            name=section.name,
+            holds=self._holds,
         )
 
     @property

@@ -48,11 +48,13 @@ class RunAnnouncer:
     clock: Clock
     devices: Callable[[], int]
 
+    @property
+    def _topic(self) -> str:
+        return topics.common(self.ends.fleet, ModelMessage.kind, self.ends.audience)
+
     def last_values(self) -> Scalars:
         """Return the scalars of the newest common task, under any signing key."""
-        payload = self.store.announcements().get(
-            topics.common(self.ends.fleet, ModelMessage.kind), b""
-        )
+        payload = self.store.announcements().get(self._topic, b"")
         try:
             message = decode(ModelMessage, unproved(payload))
         except Refused:  # none yet
@@ -62,13 +64,13 @@ class RunAnnouncer:
     def last_manifest(self) -> ModelMessage | None:
         """Return the last manifest of this run, if the current key signed it."""
         ends, kind = self.ends, ModelMessage.kind
-        payload = self.store.announcements().get(topics.common(ends.fleet, kind), b"")
+        payload = self.store.announcements().get(self._topic, b"")
         try:
             sealed = unseal(
                 payload,
                 kind=kind,
                 sender=AGGREGATOR,
-                recipient=ALL,
+                recipient=ends.audience,
                 fleet=ends.fleet,
                 key_of=lambda _sender, _kid: ends.signer.public,
             )
@@ -116,10 +118,10 @@ class RunAnnouncer:
         if before is not None and not anew:
             return (manifest,), ()
         parts = announce.slots(self.ends, body, chunk=chunk)
-        prefix = topics.part(self.run.config.fleet, 0)[:-1]
+        prefix = topics.part(self.ends.fleet, 0, self.ends.audience)[:-1]
         used = [t for t, payload in self.store.announcements().items() if payload and prefix in t]
-        cleared = announce.cleared(self.run.config.fleet, len(parts), len(used))
-        content = DownloadBody("model", body.id, body.data, chunk)
+        cleared = announce.cleared(self.ends.fleet, len(parts), len(used), self.ends.audience)
+        content = DownloadBody("model", body.id, body.data, chunk, self.run.config.run.name)
         return (*parts, *cleared, manifest), (content,)
 
     def _spread(self, body: Body) -> int:

@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
+from aggregator.ingress.cohort import Cohort
 from aggregator.ingress.dead_letters import site_of
 from aggregator.ingress.defect_policy import ATTEMPTS
-from aggregator.ingress.replies import IngressResult, Reply
+from aggregator.ingress.replies import Reply
 from aggregator.methods import OPEN, Linked
 from aggregator.rounds.announcements import Ends
-from aggregator.rounds.message_isolation import Isolation
-from aggregator.rounds.round_engine import AppliedEvent
+from aggregator.rounds.message_isolation import Isolation, RunParts
+from aggregator.rounds.round_engine import AppliedEvent, RoundEngine
 from aggregator.rounds.split_driver import TaskMessages
 from aggregator.rounds.task_dispatch import OpenTasks, Peers
 from aggregator.store.errors import DatabaseFullError
 from aggregator.store.types import JournalEntry, Version
 from edge_sdk.app.cli import fields
-from edge_sdk.wire.contract.method import Event, Member, Unlearned
+from edge_sdk.wire.contract.method import Event, Member, Signal, Unlearned
 from edge_sdk.wire.protocol import codec, envelope, topics
 from edge_sdk.wire.protocol.messages import Message
 
@@ -26,24 +27,34 @@ logger = logging.getLogger(__name__)
 
 
 class RunDriver:
-    """Driver of the open run, over the parts that the isolation rolls back together.
+    """Driver of one run, over the parts that the isolation rolls back together.
 
     Args:
         isolation: Transaction over store and memory, with its parts.
+        parts: Those of this run.
+        cohort: Devices of this run.
         ends: Signer and fleet of the messages.
         on_closed: Called with the rounds that were closed, before any device receives their
             announcement.
 
     Attributes:
         tasks: Open tasks of single devices.
+        number: Number of the run.
+        cohort: Devices of the run.
     """
 
     def __init__(
-        self, isolation: Isolation, ends: Ends, on_closed: Callable[[Sequence[Version]], None]
+        self,
+        isolation: Isolation,
+        parts: RunParts,
+        cohort: Cohort,
+        ends: Ends,
+        on_closed: Callable[[Sequence[Version]], None],
     ) -> None:
         self._isolation, self._ends, self._on_closed = isolation, ends, on_closed
-        self._store, self._engine, self._split = isolation.store, isolation.engine, isolation.split
-        self._publisher, self._backlog = isolation.publisher, isolation.backlog
+        self._store, self._engine, self._split = isolation.store, parts.engine, parts.split
+        self._publisher, self._backlog = isolation.publisher, parts.backlog
+        self.number, self.cohort = parts.engine.number, cohort
         self._registry, self._ingress = isolation.registry, isolation.ingress
         self._letters, self._clock = isolation.letters, isolation.clock
         run = self._engine
@@ -72,26 +83,41 @@ class RunDriver:
         self.report_closed()
         self._is_begun = error is None
         if error is not None:
-            self._isolation.report("start", error)
+            self._isolation.report(self._step("start"), error)
             self.halt("start", error)
+
+    @property
+    def engine(self) -> RoundEngine:
+        """Return the engine of the run."""
+        return self._engine
+
+    @property
+    def name(self) -> str:
+        """Return the name of the run; empty for the one announced to all."""
+        return self._engine.run.config.run.name
+
+    def _step(self, step: str) -> str:
+        """Return the name of a step of this run, for the log and the delays after a defect."""
+        return f"{step} {self.name}" if self.name else step
 
     def halt(self, where: str, error: Exception) -> None:
         """Halt the run until an operator resumes it; everything else continues."""
         engine = self._engine
         engine.halted = f"{where}: {type(error).__name__} in {site_of(error).partition(' ')[2]}"
-        self._letters.halted = engine.halted
+        self._letters.halt(self.name, engine.halted)
         self._ingress.open(engine.context)
         known = {"run": engine.number, "round": engine.state.round, "why": engine.halted}
         hint = f"see gridfed-aggregator dead-letters list {engine.run.config.file}"
         logger.error("run halted %s", fields(**known, hint=hint))
         self._isolation.step(
-            "pause", lambda: self._publisher.announce(engine.pause(is_paused=True))
+            self._step("pause"), lambda: self._publisher.announce(engine.pause(is_paused=True))
         )
 
     def pause(self, *, is_paused: bool) -> None:
         """Pause or resume the fleet; a halted run is resumed from its present state."""
         if not is_paused and self._engine.halted:
-            self._engine.halted = self._letters.halted = ""
+            self._engine.halted = ""
+            self._letters.halt(self.name, "")
             self._failed_rounds = 0
             if not self._is_begun:
                 self.begin(self._upto)
@@ -108,31 +134,30 @@ class RunDriver:
 
     # --- events
 
-    def accept(self, admitted: IngressResult) -> None:
-        """Apply the journalled entries of a message, then queue its replies."""
-        self._backlog.extend(admitted.entries)
+    def append(self, entries: Iterable[JournalEntry]) -> None:
+        """Apply journalled entries after those that wait."""
+        self._backlog.extend(entries)
         self._catch_up()
-        self._publisher.reply(admitted.answers)
-        if admitted.signal is not None:
-            self.send(self._split.receive(admitted.signal))
-        if admitted.member is not None:
-            self._accept_member(admitted.member, is_greeting=admitted.greeted is not None)
+
+    def receive_signal(self, signal: Signal) -> None:
+        """Pass a transient signal on to the split round."""
+        self.send(self._split.receive(signal))
 
     def wake(self) -> None:
         """Apply every timer that is due; a halted run applies none."""
         if self._engine.halted:
             return
         step = self._isolation.step
-        if self._backlog and (met := step("backlog", self._catch_up)):
+        if self._backlog and (met := step(self._step("backlog"), self._catch_up)):
             self.halt("backlog", met[0])
         for due in self._engine.due():
-            met = step("deadline", partial(self._journal, self._engine.wake, due))
+            met = step(self._step("deadline"), partial(self._journal, self._engine.wake, due))
             if met is not None:
-                self._isolation.faults.worked("deadline")  # abandoned, not postponed
+                self._isolation.faults.worked(self._step("deadline"))  # abandoned, not postponed
                 self._abandon(met[0])
                 break
         if not self._engine.is_paused:
-            met = step("turns", lambda: self.send(self._split.wake()))
+            met = step(self._step("turns"), lambda: self.send(self._split.wake()))
             if met is not None and met[1] >= ATTEMPTS:
                 self.halt("turns", met[0])
         self.report_closed()
@@ -166,7 +191,7 @@ class RunDriver:
         """Return the enrolled devices that may have new data: all but those that reported too little."""
         least = self._engine.run.schedule.min_new
         reports = self._registry.metrics
-        enrolled = self._registry.enrolled() - self._registry.shut_out()
+        enrolled = self._registry.enrolled() - self.cohort.shut_out()
         return {
             name
             for name in enrolled
@@ -201,7 +226,7 @@ class RunDriver:
         engine = self._engine
         if engine.phase != "train" or not engine.run.ask.personal:
             return
-        present, shut_out = self._registry.present(), self._registry.shut_out()
+        present, shut_out = self.cohort.present(), self.cohort.shut_out()
         self._publisher.reply(
             self.sealed(device, task) for device, task in self.tasks.due(now, present)
         )
@@ -212,6 +237,18 @@ class RunDriver:
         for device in sorted(shut_out - self._shut_out):
             self._journal(engine.meet, Member(device, present=False))
         self._shut_out = shut_out
+
+    def run_periodic(self, now: float, *, is_up: bool) -> None:
+        """Run the steps of every second: reminders, what was not written, a due announcement."""
+        step, engine = self._isolation.step, self._engine
+        if engine.is_waiting:
+            step(self._step("schedule"), self.open_if_due)
+        if is_up and not engine.halted:
+            step(self._step("reminders"), lambda: self.remind(now))
+        step(self._step("unwritten"), lambda: self.send(()))  # left over from a full disk
+        if engine.is_behind and not engine.halted:
+            step(self._step("announcement"), lambda: self._publisher.announce(engine.announced()))
+        self.report_closed()
 
     def sealed(self, device: str, message: Message) -> Reply:
         """Seal a message to one device."""
@@ -225,10 +262,10 @@ class RunDriver:
         )
         return Reply(topics.down(self._ends.fleet, device, message.kind), payload)
 
-    def _accept_member(self, member: Member, *, is_greeting: bool) -> None:
+    def accept_member(self, member: Member, *, is_greeting: bool) -> None:
         """Pass a membership change to the half; repeat the open task once after a hello."""
         device = member.client
-        if member.present and device in self._registry.shut_out():
+        if member.present and device in self.cohort.shut_out():
             return
         before = self.tasks.sent.get(device, 0)
         self._journal(self._engine.meet, member)

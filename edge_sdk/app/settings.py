@@ -71,6 +71,7 @@ def load(
 
     Args:
         cls: Frozen dataclass to build. Its relative paths are resolved against the file's folder.
+            Its class method ``adapted``, if any, turns the merged tables into its fields.
         path: TOML file.
         prefix: Prefix of the variables that are settings; empty reads none.
         environ: Environment variables.
@@ -86,7 +87,8 @@ def load(
         for name in sorted(environ):
             if name.startswith(prefix):
                 _merge(tree, _from_variable(name, prefix, environ[name]), name, origins)
-    return Loaded(rooted(from_table(cls, tree, path.name, origins), path.parent), origins)
+    adapted = getattr(cls, "adapted", lambda tables: tables)
+    return Loaded(rooted(from_table(cls, adapted(tree), path.name, origins), path.parent), origins)
 
 
 def from_table(

@@ -6,7 +6,8 @@ the reason given, and changes nothing. After each rule stands the function that 
 
 Every announcement:
 
-1. Its topic is one of this fleet's: MALFORMED. (``session.signed_link.SignedLink._open``)
+1. Its topic is one of this fleet's and, for a bundle or a model, of this device's run: MALFORMED.
+   (``session.signed_link.SignedLink._open``)
 2. Its envelope has an allowed size, form and protocol version, the topic's kind and the topic's
    sender (root for keys and bundles): TOO_LARGE, MALFORMED, UNKNOWN_WIRE, WRONG_SENDER.
    (``wire.protocol.envelope.unseal``)
@@ -27,6 +28,7 @@ A bundle:
 
 8. Its serial number and run are not lower than those in force, nor is its version if the name is
    the same: ROLLBACK. (``session.manifest_checks.judge_bundle``)
+   The numbers are those of its run's name; a device that changes its run keeps the former's.
 9. The configuration accepts its method: UNKNOWN_KIND. (``session.manifest_checks.judge_bundle``)
 10. It allows the encoding of the method's updates: WRONG_ENCODING.
     (``session.manifest_checks.judge_bundle``)
@@ -64,6 +66,10 @@ from edge_sdk.wire.protocol.messages import BundleMessage, KeysMessage, TaskMess
 
 logger = logging.getLogger(__name__)
 
+_FOLLOWED = "run name"
+_OWNER = "bundle of"
+"""Papers: the run that the device takes part in, and the run whose announcement is saved."""
+
 M = TypeVar("M", BundleMessage, KeysMessage, TaskMessage)
 
 
@@ -91,7 +97,8 @@ class Announcements:
 
     Attributes:
         ring: The trusted keys.
-        bundle: The bundle announcement in force, or None before the first.
+        bundle: The bundle announcement in force, or None before the first of the present run.
+        name: Name of the run that the device takes part in; empty for the one announced to all.
     """
 
     def __init__(
@@ -103,7 +110,9 @@ class Announcements:
     ) -> None:
         self._store, self._downloads, self._methods = store, downloads, methods
         self.ring = replace(ring, announced=saved_message(store, KeysMessage, "keys"))
-        self.bundle = saved_message(store, BundleMessage, "bundle")
+        self.name = _saved_text(store, _FOLLOWED)
+        is_its_own = _saved_text(store, _OWNER) == self.name
+        self.bundle = saved_message(store, BundleMessage, "bundle") if is_its_own else None
         self._installed = b""
 
     def receive_keys(self, keys: KeysMessage, body: bytes) -> KeysAdopted:
@@ -118,6 +127,14 @@ class Announcements:
         self._store.file_paper("keys", body, **({"serial": 0} if is_renumbered else {}))
         return KeysAdopted(self.ring != before, is_renumbered)
 
+    def follow_run(self, name: str) -> None:
+        """Take part in the run of this name from now on, and save it.
+
+        The announcement in force stays in use until one of the run arrives.
+        """
+        self._store.file_paper(_FOLLOWED, name.encode())
+        self.name, self.bundle = name, None
+
     def record_installed(self, digest: bytes) -> None:
         """Set the digest of the installed bundle's archive."""
         self._installed = digest
@@ -129,7 +146,8 @@ class Announcements:
             Refused: As ``manifest_checks.judge_bundle``, or sizes that no archive has.
         """
         newest, pending = self.bundle, self._downloads.manifest
-        manifest_checks.judge_bundle(announced, newest, self._methods)
+        floor = [self._store.fact(name) for name in self._floor]
+        manifest_checks.judge_bundle(announced, newest, self._methods, floor=(floor[0], floor[1]))
         if newest is not None and announced.serial == newest.serial:
             return
         if announced.digest == self._installed:
@@ -146,8 +164,21 @@ class Announcements:
 
     def adopt(self, found: FoundBundle) -> None:
         """Set and save the announcement in force."""
-        self._store.file_paper("bundle", found.body)
-        self.bundle = found.announced
+        announced = found.announced
+        floor = dict(zip(self._floor, (announced.serial, announced.run), strict=True))
+        self._store.file_paper("bundle", found.body, **floor if self.name else {})
+        if _saved_text(self._store, _OWNER) != self.name:
+            self._store.file_paper(_OWNER, self.name.encode())
+        self.bundle = announced
+
+    @property
+    def _floor(self) -> tuple[str, str]:
+        """Names of the facts with the serial number and run below which nothing is followed."""
+        return f"bundle serial {self.name}", f"bundle run {self.name}"
+
+
+def _saved_text(store: DeviceStore, name: str) -> str:
+    return (store.paper(name) or b"").decode()
 
 
 def saved_message(store: DeviceStore, what: type[M], name: str) -> M | None:

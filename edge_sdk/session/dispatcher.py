@@ -13,6 +13,7 @@ from edge_sdk.session.events import (
     SessionEvent,
     SignalTaskReceived,
     StoreLossDetected,
+    TaskWithdrawn,
 )
 from edge_sdk.session.operator_commands import OperatorCommands
 from edge_sdk.session.parts import SessionParts
@@ -175,6 +176,22 @@ class Dispatcher:
         parts.participation.follow(parts.outbox.receive(answer))
         if isinstance(answer, m.WelcomeMessage) and parts.outbox.state.is_ready and not was_ready:
             self._welcomed(answer)
+            yield from self._follow_run(answer.runs[0] if answer.runs else "")
+
+    def _follow_run(self, name: str) -> Events:
+        """Take part in the run that the aggregator names first; nothing of the former is answered."""
+        parts = self._parts
+        if name == parts.announcements.name:
+            return
+        logger.info(
+            "run assigned %s", fields(name=name or "-", before=parts.announcements.name or "-")
+        )
+        parts.announcements.follow_run(name)
+        parts.inbox.follow_run(name)
+        parts.downloads.abandon()
+        parts.signals.clear()
+        parts.link.follow_run(name)
+        yield TaskWithdrawn()
 
     def _welcomed(self, welcome: m.WelcomeMessage) -> None:
         parts = self._parts

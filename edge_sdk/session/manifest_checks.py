@@ -200,7 +200,11 @@ def judge_numbers(values: Mapping[str, float], ask: Ask, limits: Mapping[str, fl
 
 
 def judge_bundle(
-    bundle: BundleMessage, newest: BundleMessage | None, methods: Sequence[str]
+    bundle: BundleMessage,
+    newest: BundleMessage | None,
+    methods: Sequence[str],
+    *,
+    floor: tuple[int, int] = (0, 0),
 ) -> None:
     """Refuse a bundle announcement that is older than the one in force, or not supported.
 
@@ -210,6 +214,9 @@ def judge_bundle(
             updates is not allowed; PLAIN_REFUSED if the run requires sealed messages, which this
             version cannot make.
     """
+    if bundle.serial < floor[0] or bundle.run < floor[1]:
+        why = f"announcement {bundle.serial} is older than {floor[0]}, in force before"
+        raise Refused(Reason.ROLLBACK, why)
     if newest is not None:
         older = bundle.serial < newest.serial or bundle.run < newest.run
         if older or (bundle.name == newest.name and bundle.version < newest.version):

@@ -95,7 +95,11 @@ class SessionParts:
         announcements = Announcements(store, downloads, ring, config.accept.methods)
         run = announcements.bundle.run if announcements.bundle is not None else 0
         patience, base = seconds(config.timeouts.retained_model), seconds(config.timeouts.reply)
-        inbox = TaskInbox(config.id, store, time, downloads, agenda, run=run, patience=patience)
+        name = announcements.name
+        link.follow_run(name)
+        inbox = TaskInbox(
+            config.id, store, time, downloads, agenda, run=run, patience=patience, name=name
+        )
         sdk = ".".join(map(str, SDK_VERSION))
         outbox = DurableOutbox(store, link, rng, now, counts, sdk=sdk, base=base)
         quota = LinkQuota(store, limits_of(config.limits).daily_link_bytes)

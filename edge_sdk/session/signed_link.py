@@ -36,6 +36,7 @@ Will = tuple[str, bytes, bool]
 """Topic, payload and retained flag of the MQTT last will."""
 
 _ROOT_KINDS = frozenset({"keys", "bundle"})
+_FLEET_KINDS = frozenset({"keys", "time"})
 _PEERS = frozenset({"peer", "settle"})
 
 
@@ -66,6 +67,7 @@ class SignedLink:
         self.bytes_up = self.bytes_down = 0
         self._link: Transport | None = None
         self._accepts_peers = False
+        self._audience = ALL
         self._signer, self._fleet, self._device = signer, fleet, device
         self._queue = PublishQueue(on_published=self._count, on_refused=_log_refused)
         self._arrived: deque[Happening] = deque()
@@ -108,6 +110,17 @@ class SignedLink:
         is_new, self._accepts_peers = wanted and not self._accepts_peers, wanted
         if is_new and self._link is not None:
             self.subscribe()
+
+    def follow_run(self, name: str) -> None:
+        """Accept the announcements of this run from now on, and of no other."""
+        audience = topics.audience(name)
+        if audience == self._audience:
+            return
+        if self._link is not None and self._link.is_up:
+            former = topics.run_filters(self._fleet, self._audience)
+            self._link.unsubscribe(*former, topics.parts_filter(self._fleet, self._audience))
+            self._link.subscribe(*topics.run_filters(self._fleet, audience))
+        self._audience = audience
 
     def poll(self, timeout: float, key_of: KeyOf) -> Iterator[LinkUp | LinkDown | VerifiedMessage]:
         """Serve the link and yield events; a message is acknowledged after it was processed.
@@ -207,14 +220,14 @@ class SignedLink:
 
     def subscribe(self) -> None:
         """Subscribe to every topic that a device always needs."""
-        self.link.subscribe(*topics.device_filters(self._fleet, self._device))
+        self.link.subscribe(*topics.device_filters(self._fleet, self._device, self._audience))
         if self._accepts_peers:
             self.link.subscribe(topics.peers_filter(self._fleet, self._device))
 
     def subscribe_parts(self, *, wanted: bool) -> None:
         """Subscribe to the slots of the common model, or unsubscribe."""
         change: Callable[..., None] = self.link.subscribe if wanted else self.link.unsubscribe
-        change(topics.parts_filter(self._fleet))
+        change(topics.parts_filter(self._fleet, self._audience))
 
     def flush(self) -> None:
         """Pass queued messages to the link up to its window."""
@@ -240,8 +253,12 @@ class SignedLink:
             )
         if address.direction == "peer":
             return self._open_peer(publish, address, key_of)
-        recipient = ALL if address.direction == "all" else self._device
-        sender = ROOT if recipient == ALL and address.kind in _ROOT_KINDS else AGGREGATOR
+        is_common = address.direction == "all"
+        wanted = ALL if address.kind in _FLEET_KINDS else self._audience
+        if is_common and address.id != wanted:
+            raise Refused(Reason.MALFORMED, f"topic {publish.topic!r} is of another run")
+        recipient = address.id if is_common else self._device
+        sender = ROOT if is_common and address.kind in _ROOT_KINDS else AGGREGATOR
         proved = unseal(
             publish.payload,
             kind=address.kind,

@@ -48,6 +48,7 @@ class TaskInbox:
         agenda: Work that waits on the device; read, never changed.
         run: Run of the bundle announcement in force.
         patience: Seconds until missing chunks of a model are requested.
+        name: Name of the run; empty for the one announced to all.
 
     Attributes:
         seen: The newest announcements used.
@@ -66,10 +67,12 @@ class TaskInbox:
         *,
         run: int,
         patience: float,
+        name: str = "",
     ) -> None:
         self._device, self._store, self._clock = device, store, clock
         self._downloads, self._agenda, self._patience = downloads, agenda, patience
-        self.seen = NewestAnnouncements(store.fact("serial"), run)
+        self._name = name
+        self.seen = NewestAnnouncements(store.fact(self._serial), run)
         self.wanted: ManifestExpectation | None = None
         self.manifest: m.ModelMessage | None = None
         self.phase = "train"
@@ -114,6 +117,17 @@ class TaskInbox:
         if self._task is not None and self._task.run != run:
             self._task = None
 
+    def follow_run(self, name: str) -> None:
+        """Take part in the run of this name: nothing was received in it yet."""
+        self._name, self.manifest, self._task, self._content = name, None, None, None
+        self.seen = NewestAnnouncements(self._store.fact(self._serial))
+        self.phase = "train"
+
+    @property
+    def _serial(self) -> str:
+        """Name of the fact with the newest serial number of a manifest."""
+        return f"serial {self._name}" if self._name else "serial"
+
     def restart_serials(self) -> None:
         """Accept any serial number again: the holder of another key restarts the numbering."""
         self.seen, self.manifest = replace(self.seen, serial=0), None
@@ -148,7 +162,7 @@ class TaskInbox:
             return  # considered again when the announced run is in force
         manifest_checks.judge_model(manifest, self.seen, self.wanted)
         if manifest.serial > self.seen.serial:
-            self._store.set_facts(serial=manifest.serial)
+            self._store.set_facts(**{self._serial: manifest.serial})
             self.seen = replace(self.seen, serial=manifest.serial)
         self.phase = manifest.phase
         yield InlineLimitAnnounced(manifest.inline)

@@ -15,7 +15,14 @@ from edge_sdk.app.settings import SettingsError, shown
 from edge_sdk.wire import keys
 from edge_sdk.wire.contract.method import Ask, Up
 
-KEPT_BACK = {"keys.signing", "keys.root", "broker.insecure", "run.weight_cap", "file"}
+KEPT_BACK = {
+    "further_runs",
+    "keys.signing",
+    "keys.root",
+    "broker.insecure",
+    "run.weight_cap",
+    "file",
+}
 """Keys that the example leaves to the reference."""
 
 

@@ -167,6 +167,13 @@ def session() -> list[Case]:
                 inline=32768, window=8, quota=1_000_000, hold=2, cmd=5,
             ),
         ),
+        down(
+            "welcome-runs",
+            messages.WelcomeMessage(
+                hello=hello, life=3, spent=11, time=NOW, wire=1, caps=(), run=7, inline=32768,
+                window=8, quota=1_000_000, hold=2, cmd=5, runs=("meters", "chargers-2"),
+            ),
+        ),
         down("floor", messages.FloorMessage(hello=hello, life=9)),
         common(
             "keys",

@@ -11,7 +11,15 @@ from collections.abc import Collection, Mapping
 from types import MappingProxyType
 
 from edge_sdk.wire.link.client_names import qualified
-from edge_sdk.wire.protocol.topics import AGGREGATOR, ALL, ROOT, UPLINK, is_device_id, is_fleet_id
+from edge_sdk.wire.protocol.topics import (
+    AGGREGATOR,
+    ALL,
+    ROOT,
+    UPLINK,
+    audience,
+    is_device_id,
+    is_fleet_id,
+)
 
 _NONE: Mapping[str, Collection[str]] = MappingProxyType({})
 
@@ -22,6 +30,7 @@ def mosquitto_access(
     *,
     neighbours: Mapping[str, Collection[str]] = _NONE,
     is_shared: bool = False,
+    runs: Mapping[str, Collection[str]] = _NONE,
 ) -> str:
     """Return the text of an ``acl_file``.
 
@@ -36,6 +45,7 @@ def mosquitto_access(
         neighbours: For each device, the neighbours with which it may exchange ``peer`` messages.
         is_shared: Several fleets share the broker: users are named with their fleet, as in
             ``north.meter-1``, so that a device of another fleet with the same id has no rights.
+        runs: For each listed device, the names of its runs, whose announcements it may read.
 
     Raises:
         ValueError: A name is not a valid id, is too long with its fleet, or patterns are asked for
@@ -66,6 +76,7 @@ def mosquitto_access(
         lines += [*_denials(root), *(f"pattern {rule}" for rule in _own(root, "%u"))]
     for name in sorted(neighbours if devices is None else devices):
         rules = [] if devices is None else _own(root, name)
+        rules += [f"read {root}/{audience(run)}/#" for run in runs.get(name, ())]
         for other in sorted(neighbours.get(name, ())):
             rules += [f"write {root}/{name}/peer/{other}", f"read {root}/{other}/peer/{name}"]
         lines += [f"user {user(name)}", *(f"topic {rule}" for rule in rules)]

@@ -15,12 +15,14 @@ SLOTS_LIMIT = 256  # parts of a common model: as many as a body may have chunks
 DEVICE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 FLEET_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,31}")
 _KIND = re.compile(r"[a-z]{1,16}")
+_RUN = re.compile(r"[a-z][a-z0-9-]{0,15}")
+_TAKEN = frozenset(("all", "agg", "root"))
 _WORKER = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,15}")
 
 
 @dataclass(frozen=True, slots=True)
 class TopicAddress:
-    """A parsed topic. ``id`` is the device for up, down, status and peer, ``_all`` for all."""
+    """A parsed topic. ``id`` is the device for up, down, status and peer, the audience for all."""
 
     fleet: str
     id: str
@@ -41,6 +43,24 @@ def is_device_id(text: str) -> bool:
 def is_fleet_id(text: str) -> bool:
     """Return whether a text may name a fleet."""
     return FLEET_ID.fullmatch(text) is not None
+
+
+def is_run_name(text: str) -> bool:
+    """Return whether a text may name a run.
+
+    >>> is_run_name("meters"), is_run_name("all"), is_run_name("Meters")
+    (True, False, False)
+    """
+    return _RUN.fullmatch(text) is not None and text not in _TAKEN
+
+
+def audience(run: str) -> str:
+    """Return the audience of a run's announcements: level 4 of their topics, and their recipient.
+
+    >>> audience(""), audience("meters")
+    ('_all', '_meters')
+    """
+    return f"_{run}" if run else ALL
 
 
 def is_unkept(pattern: str) -> bool:
@@ -75,14 +95,14 @@ def down(fleet: str, device: str, kind: str) -> str:
     return f"{ROOT}/{fleet}/{device}/down/{kind}"
 
 
-def common(fleet: str, kind: str) -> str:
-    """Return the retained topic of an announcement to all."""
-    return f"{ROOT}/{fleet}/{ALL}/{kind}"
+def common(fleet: str, kind: str, audience: str = ALL) -> str:
+    """Return the retained topic of an announcement to all devices, or to those of a run."""
+    return f"{ROOT}/{fleet}/{audience}/{kind}"
 
 
-def part(fleet: str, slot: int) -> str:
-    """Return the retained topic of one slot of the common model."""
-    return f"{ROOT}/{fleet}/{ALL}/part/{slot}"
+def part(fleet: str, slot: int, audience: str = ALL) -> str:
+    """Return the retained topic of one slot of a common model."""
+    return f"{ROOT}/{fleet}/{audience}/part/{slot}"
 
 
 def peer(fleet: str, device: str, neighbour: str) -> str:
@@ -108,21 +128,21 @@ def parse(topic: str) -> TopicAddress | None:
     if len(levels) < 5 or levels[:2] != ["gf", "1"] or not is_fleet_id(levels[2]):
         return None
     fleet, name, rest = levels[2], levels[3], levels[4:]
-    if name == ALL:
-        return _parse_common(fleet, rest)
+    if name == ALL or (name[:1] == "_" and is_run_name(name[1:])):
+        return _parse_common(fleet, name, rest)
     if not is_device_id(name):
         return None
     return _parse_own(fleet, name, rest)
 
 
-def _parse_common(fleet: str, rest: list[str]) -> TopicAddress | None:
+def _parse_common(fleet: str, name: str, rest: list[str]) -> TopicAddress | None:
     match rest:
         case ["part", slot] if slot.isascii() and slot.isdigit() and slot == str(int(slot[:4])):
             return (
-                TopicAddress(fleet, ALL, "all", "part", slot) if int(slot) < SLOTS_LIMIT else None
+                TopicAddress(fleet, name, "all", "part", slot) if int(slot) < SLOTS_LIMIT else None
             )
         case [kind] if kind != "part" and _KIND.fullmatch(kind):
-            return TopicAddress(fleet, ALL, "all", kind)
+            return TopicAddress(fleet, name, "all", kind)
     return None
 
 
@@ -139,10 +159,15 @@ def _parse_own(fleet: str, name: str, rest: list[str]) -> TopicAddress | None:
     return None
 
 
-def device_filters(fleet: str, device: str) -> tuple[str, ...]:
+def device_filters(fleet: str, device: str, audience: str = ALL) -> tuple[str, ...]:
     """Return the filters that a device subscribes to after every connect; none of them overlap."""
-    announced = ("keys", "time", "bundle", "model")
-    return (f"{ROOT}/{fleet}/{device}/down/#", *(common(fleet, kind) for kind in announced))
+    own = (f"{ROOT}/{fleet}/{device}/down/#", common(fleet, "keys"), common(fleet, "time"))
+    return own + run_filters(fleet, audience)
+
+
+def run_filters(fleet: str, audience: str) -> tuple[str, ...]:
+    """Return the filters of a run's announcements."""
+    return common(fleet, "bundle", audience), common(fleet, "model", audience)
 
 
 def peers_filter(fleet: str, device: str) -> str:
@@ -150,9 +175,9 @@ def peers_filter(fleet: str, device: str) -> str:
     return f"{ROOT}/{fleet}/+/peer/{device}"
 
 
-def parts_filter(fleet: str) -> str:
+def parts_filter(fleet: str, audience: str = ALL) -> str:
     """Return the filter that a device adds while it fetches the common model, and only then."""
-    return f"{ROOT}/{fleet}/{ALL}/part/#"
+    return f"{ROOT}/{fleet}/{audience}/part/#"
 
 
 def aggregator_filters(fleet: str, group: str | None = None) -> tuple[str, ...]:

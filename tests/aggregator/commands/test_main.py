@@ -173,7 +173,7 @@ def test_a_daemon_runs_takes_orders_and_ends_on_sigterm(workplace, tmp_path):
                 daemon.send_signal(signal.SIGTERM)
             _, errors = daemon.communicate(timeout=300)
         assert daemon.returncode == 0, errors
-        assert "stopped round=1 version=0" in errors
+        assert "stopped run=1 round=1 version=0" in errors
         call(folder, "list")
 
 

@@ -64,7 +64,7 @@ def test_the_list_of_digests_is_bounded_in_memory_and_on_disk(folder):
 def test_only_the_owner_reads_them(folder):
     letters = DeadLetters(folder)
     letters.keep(letter(1))
-    letters.halted = "deadline: KeyError"
+    letters.halt("", "deadline: KeyError")
     assert {stat.S_IMODE(path.stat().st_mode) for path in folder.iterdir()} == {0o600}
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
 

@@ -279,3 +279,42 @@ class TestTwoLives:
         for update in late[1:]:
             device.say(update)
         assert desk.intake.counts["OUTLIVED"] == 0
+
+
+def test_an_update_from_outside_the_cohort_is_refused_counted_and_named(tmp_path, caplog):
+    context = turn_of(name="meters", holds=lambda device: device != "meter-2")
+    desk = Desk(tmp_path, devices=("meter-1", "meter-2"), turn=context)
+    inside, outside = Device(desk, "meter-1"), Device(desk, "meter-2")
+    (welcome,) = inside.greet()
+    assert (welcome.run, welcome.runs) == (1, ("meters",))
+    (welcome,) = outside.greet()
+    assert (welcome.run, welcome.runs) == (0, ())
+    assert [one.code for one in inside.say(inside.update())] == [0]
+    receipt, again = outside.say(outside.update())
+    assert (receipt.code, again.code) == (Reason.NOT_IN_COHORT, Reason.SAY_HELLO)
+    assert desk.intake.counts["NOT_IN_COHORT"] == 1
+    assert "update from outside the cohort device=meter-2 run=1 name=meters" in caplog.text
+    (receipt,) = outside.say(outside.offer(outside.update()))
+    assert receipt.code == Reason.NOT_IN_COHORT
+    assert len(desk.journalled()) == 1
+    desk.close()
+
+
+def test_each_run_admits_its_own_updates(tmp_path):
+    """Two runs in one ingress: the number of the update chooses the round that it must answer."""
+    desk = Desk(tmp_path, devices=("meter-1", "cell-1"), turn=turn_of(name="meters"))
+    desk.intake.open(turn_of(round_number=5, version=4, run=2, name="cells"))
+    meter, cell = Device(desk, "meter-1"), Device(desk, "cell-1")
+    (welcome,) = meter.greet()
+    assert (welcome.run, welcome.runs) == (1, ("meters", "cells"))
+    cell.greet()
+    (receipt,) = meter.say(meter.update())
+    assert (receipt.code, receipt.run) == (0, 1)
+    (receipt,) = cell.say(cell.update(run=2, round=5, base=4))
+    assert (receipt.code, receipt.run, receipt.round) == (0, 2, 5)
+    (receipt,) = cell.say(cell.update(run=2, round=4, base=4))
+    assert receipt.code == Reason.LATE
+    (receipt,) = cell.say(cell.update(run=3, round=5, base=4))
+    assert receipt.code == Reason.WRONG_RUN
+    assert [entry.run for run in (1, 2, 3) for entry in desk.store.journal(run)] == [1, 2]
+    desk.close()

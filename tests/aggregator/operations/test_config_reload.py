@@ -261,7 +261,7 @@ def test_split_learning_keeps_its_deadline(fleet):
     with pytest.raises(
         config_reload.ReloadError, match=r"run\.deadline: the deadlines of the open round"
     ):
-        config_reload.again(turned, daemon._store, {})
+        config_reload.again(turned.config, (turned,), daemon._store, {})
 
 
 # --- signals --------------------------------------------------------------------------------------
@@ -454,7 +454,7 @@ def test_a_closed_terminal_ends_the_daemon(started, terminal):
         process.goes_on()
         os.close(ours)
         assert process.running.wait(300) == 0
-        assert "stopped round" in process.log
+        assert "stopped run=" in process.log
 
 
 def test_a_terminal_that_nohup_left_behind_ends_nothing(started, terminal):

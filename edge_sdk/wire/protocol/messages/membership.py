@@ -66,6 +66,7 @@ class WelcomeMessage:
     quota: Whole  # bytes a day the device may use, both directions
     hold: Annotated[int, Between(1, 8)]  # most entries that may wait for a receipt
     cmd: Whole  # highest command number issued to this device
+    runs: Words = ()  # names of the runs that the device takes part in; ``run`` is the first one's
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,50 @@
+"""Choose the devices of a run by their labels."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from aggregator.ingress.registry import Registry
+from aggregator.store.types import EnrolledDevice
+
+
+@dataclass(frozen=True, slots=True)
+class Cohort:
+    """The enrolled devices that a run takes. It follows the registry, so it is always up to date.
+
+    Attributes:
+        registry: Enrolled devices and their presence.
+        labels: Labels that a device must have; none takes every device.
+    """
+
+    registry: Registry
+    labels: Mapping[str, str] = field(default_factory=dict)
+
+    def holds(self, device: str) -> bool:
+        """Return whether a device belongs to it."""
+        client = self.registry.client(device)
+        return client is not None and fits(client, self.labels)
+
+    def __len__(self) -> int:
+        """Return the number of its devices that are not revoked."""
+        return sum(self.holds(device) for device in self.registry.enrolled())
+
+    def present(self) -> set[str]:
+        """Return its devices that are present and not shut out."""
+        return {device for device in self.registry.present() if self.holds(device)}
+
+    def shut_out(self) -> set[str]:
+        """Return the devices that are quarantined, revoked or outside of it."""
+        outside = {one.id for one in self.registry.clients() if not fits(one, self.labels)}
+        return self.registry.shut_out() | outside
+
+
+def fits(client: EnrolledDevice, labels: Mapping[str, str]) -> bool:
+    """Return whether a device has all of these labels.
+
+    >>> meter = EnrolledDevice("m", (), labels=(("kind", "meter"), ("region", "north")))
+    >>> fits(meter, {"kind": "meter"}), fits(meter, {"kind": "cell"}), fits(meter, {})
+    (True, False, True)
+    """
+    return labels.items() <= dict(client.labels).items()
