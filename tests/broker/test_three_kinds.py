@@ -75,7 +75,8 @@ class Tap:
         for one in self.link.poll(0.0):
             if isinstance(one, Message):
                 address = topics.parse(one.topic)
-                self.seen.add((address.id, address.kind))
+                if one.payload:  # an empty one clears what `init` announced to all
+                    self.seen.add((address.id, address.kind))
                 self.link.acknowledge(one)
 
 
