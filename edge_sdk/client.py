@@ -169,7 +169,7 @@ class Client:
             scheduler=scheduler,
             clock=self._clock,
         )
-        session.count_windows(self._new_windows)
+        session.count_new_rows(self._new_rows)
         active.accountant.charge_start(config.privacy.budget.releases_per_start)
 
     # --- public operations ------------------------------------------------------------------------
@@ -365,9 +365,11 @@ class Client:
         elif self._selection.is_due:
             self._guard.run("selection", self._selection.run)
 
-    def _new_windows(self) -> int:
-        """Return the number of windows recorded since the last update."""
-        return self.learner.windows().after(self._store.fact(TRAINED_UNTIL))
+    def _new_rows(self) -> int:
+        """Return the number of rows recorded since the last update."""
+        series = self.learner.series
+        behind = self.learner.recorded_until - self._store.fact(TRAINED_UNTIL)
+        return max(0, min(behind // series.step, len(series)))
 
     def _serve(self, timeout: float) -> None:
         """Serve the network, and record what arrives."""

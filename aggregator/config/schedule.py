@@ -40,7 +40,7 @@ class ScheduleSection:
     windows: tuple[Annotated[str, Length(11, 64)], ...] = ()  # such as "mon-fri 01:00-05:00"
     time_zone: Annotated[str, Length(1, 64)] = "UTC"  # of the windows: an IANA name, Europe/Berlin
     jitter: Duration = "0s"  # longest delay of a start; drawn from the fleet's id and the time
-    min_new_windows: Annotated[int, Between(0, 1_000_000)] = 1  # that a device must have recorded
+    min_new_rows: Annotated[int, Between(0, 1_000_000)] = 1  # that a device must have recorded
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,4 +237,4 @@ def schedule_of(section: ScheduleSection, name: str) -> Schedule:
                 why = f"{section.windows[i]!r} overlaps another window"
                 raise ScheduleError("windows", why)
     rounds = 0 if section.rounds_per_day == "continuous" else section.rounds_per_day
-    return Schedule(rounds, windows, zone, seconds(section.jitter), section.min_new_windows, name)
+    return Schedule(rounds, windows, zone, seconds(section.jitter), section.min_new_rows, name)

@@ -41,7 +41,7 @@ LIVE: Mapping[str, str] = {
     "run.schedule.windows": "at once; an open round continues",
     "run.schedule.time_zone": "at once; an open round continues",
     "run.schedule.jitter": "at once; an open round continues",
-    "run.schedule.min_new_windows": "at once; an open round continues",
+    "run.schedule.min_new_rows": "at once; an open round continues",
 }
 """Keys that may change while the daemon runs, each with the time at which a change applies."""
 

@@ -259,15 +259,6 @@ class Drawable:
         ends = self.frame.times[self.origins[[0, -1]]] // self.frame.window.step_seconds
         return int(ends[0]), int(ends[1])
 
-    def after(self, time: int) -> int:
-        """Return the number of windows whose origin is after a time, Unix seconds."""
-        return int((self.frame.times[self.origins] > time).sum()) if len(self) else 0
-
-    @property
-    def until(self) -> int:
-        """Return the time of the newest window's origin, Unix seconds; 0 without any."""
-        return int(self.frame.times[self.origins[-1]]) if len(self) else 0
-
     def named(self, ids: Ints) -> tuple[NDArray[np.bool_], Batch]:
         """Return which of these window numbers exist, ``(B,)``, and their windows.
 

@@ -34,15 +34,15 @@ class MetricsReporter:
         self._store, self._link, self._counts = store, link, counts
         self._time, self._outbox = time, outbox
         self._exchanged: Mapping[str, int] = {}
-        self._new_windows: Callable[[], int] | None = None
+        self._new_rows: Callable[[], int] | None = None
 
     def record_exchange(self, counters: Mapping[str, int]) -> None:
         """Set the counters of the exchange with peers."""
         self._exchanged = counters
 
-    def count_windows(self, new: Callable[[], int]) -> None:
-        """Report the number of windows recorded since the last update from now on."""
-        self._new_windows = new
+    def count_new_rows(self, new: Callable[[], int]) -> None:
+        """Report the number of rows recorded since the last update from now on."""
+        self._new_rows = new
 
     def send(self) -> None:
         """Send the present counters; a report that is lost is not repeated."""
@@ -58,6 +58,6 @@ class MetricsReporter:
             flash=self._store.size() // 1024,
             rss=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss,
             **self._exchanged,
-            new=None if self._new_windows is None else self._new_windows(),
+            new=None if self._new_rows is None else self._new_rows(),
         )
         self._link.send(report, qos=0)

@@ -244,9 +244,9 @@ class Session:
         """Set the counters of the exchange with peers, for the hourly report."""
         self._parts.reporter.record_exchange(counters)
 
-    def count_windows(self, new: Callable[[], int]) -> None:
-        """Report the number of windows recorded since the last update every hour."""
-        self._parts.reporter.count_windows(new)
+    def count_new_rows(self, new: Callable[[], int]) -> None:
+        """Report the number of rows recorded since the last update every hour."""
+        self._parts.reporter.count_new_rows(new)
 
     # --- the link ---------------------------------------------------------------------------------
 

@@ -156,6 +156,11 @@ class ModelRuntime:
         """Return the windows of the unperturbed readings: for counting and readiness only."""
         return self._drawable(self.frame())
 
+    @property
+    def recorded_until(self) -> int:
+        """Start of the newest recorded row, Unix seconds; 0 without any. It builds no window."""
+        return self.series.newest * self.series.step if len(self.series) else 0
+
     def learnable(self) -> Drawable:
         """Return the windows for training; it perturbs and stores readings without noise."""
         return self._drawable(self._learnable_frame())

@@ -171,7 +171,7 @@ class TrainingTransaction:
             charges=charges,
             facts={
                 **(active.returns if is_returned else {}),
-                **({} if entry is None else {TRAINED_UNTIL: active.learner.windows().until}),
+                **({} if entry is None else {TRAINED_UNTIL: active.learner.recorded_until}),
             },
         )
         active.adopt(state, residual)

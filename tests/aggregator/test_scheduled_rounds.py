@@ -22,7 +22,7 @@ from edge_sdk.wire.protocol.messages import (
 
 DAY = 86_400.0
 CONTINUOUS = 'schedule = { rounds_per_day = "continuous" }'
-DAILY = (CONTINUOUS, "schedule = { min_new_windows = 4 }")
+DAILY = (CONTINUOUS, "schedule = { min_new_rows = 4 }")
 
 
 @pytest.fixture

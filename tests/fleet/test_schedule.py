@@ -50,7 +50,7 @@ def test_a_round_a_day_opens_only_when_devices_have_recorded_new_windows(world):
 
 
 def test_a_start_of_an_asynchronous_method_gives_each_device_one_update(world):
-    schedule = {"rounds_per_day": 1, "min_new_windows": 0}
+    schedule = {"rounds_per_day": 1, "min_new_rows": 0}
     run = {"method": "fedbuff", "quorum": 1, "schedule": schedule}
     one = world(devices=3, run=run)
     one.start_all()
@@ -69,7 +69,7 @@ def test_a_start_of_an_asynchronous_method_gives_each_device_one_update(world):
 def test_devices_are_served_by_the_graph_while_the_next_round_waits(world):
     one = sites(world, devices=2, rounds=2)
     table = tomllib.loads(one.config.read_text("utf-8"))
-    table["run"]["schedule"] = {"rounds_per_day": 1, "min_new_windows": 0}
+    table["run"]["schedule"] = {"rounds_per_day": 1, "min_new_rows": 0}
     one.config.write_text(toml(table))
     start_all(one)
     one.until(lambda: waits(one))

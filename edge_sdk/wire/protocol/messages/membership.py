@@ -106,4 +106,4 @@ class MetricsMessage:
     step: Whole | None = None  # exchanges with neighbours so far, where there are any
     mixed: Whole | None = None  # links that counted in the exchanges
     missed: Whole | None = None  # links that did not count
-    new: Whole | None = None  # windows recorded since the last update
+    new: Whole | None = None  # rows recorded since the last update
