@@ -97,7 +97,8 @@ def _scales(wanted: NDArray[np.float64]) -> NDArray[np.float16]:
     """Round up to half precision, so that the largest scalar of a block fits its integers."""
     halves = np.minimum(wanted, _HALF_MAX).astype("<f2")
     is_below = halves.astype(np.float64) < np.minimum(wanted, _HALF_MAX)
-    above = np.nextafter(halves, np.array(np.inf, "<f2"))
+    with np.errstate(over="ignore"):  # beyond the largest scale, which is not below
+        above = np.nextafter(halves, np.array(np.inf, "<f2"))
     return np.where(is_below, above, halves).astype("<f2")
 
 

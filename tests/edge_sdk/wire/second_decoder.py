@@ -38,9 +38,9 @@ TABLE = {
         {
             "hello": REF, "life": ONE, "spent": SPENT, "time": TIME, "wire": (I, 1, 255),
             "caps": (L, 0, 32), "run": ANY, "inline": (I, 0, 32768), "window": (I, 1, 256),
-            "quota": ANY, "hold": (I, 1, 8), "cmd": ANY,
+            "quota": ANY, "hold": (I, 1, 8), "cmd": ANY, "runs": (L, 0, 32),
         },
-        "",
+        "runs",
     ),
     "floor": (0, {"hello": REF, "life": ANY}, ""),
     "keys": (
