@@ -189,6 +189,7 @@ def build(out: Path, names: Sequence[str] = (), *, isolated: bool = True) -> tup
         subprocess.CalledProcessError: A build failed; its output was printed.
     """
     document = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    out = out.absolute()  # a build runs in a folder of its own
     out.mkdir(parents=True, exist_ok=True)
     built = []
     for distribution in distributions(document["project"]):

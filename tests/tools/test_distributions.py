@@ -184,3 +184,14 @@ def _environment(place: Path, dist: Path, *names: str):
         check=True,
     )  # fmt: skip
     return python, run
+
+
+def test_a_relative_folder_is_one_of_the_callers_place(monkeypatch, tmp_path):
+    commands = []
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(
+        "tools.distributions.subprocess.run", lambda words, **_: commands.append(words)
+    )
+    files = build(Path("dist"), ["gridfed"])
+    assert commands[0][commands[0].index("--outdir") + 1] == str(tmp_path / "dist")
+    assert {file.parent for file in files} == {tmp_path / "dist"}
