@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -247,9 +248,14 @@ def read_record(
         TypeError: A leaf is of another type; likewise AttributeError and OverflowError.
     """
     leaves = unpack_leaves(paper)
-    if {key: leaves.pop(key) for key in marks} != marks:
-        return None
-    return build(leaves)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # numpy only warns of a leaf that is no number
+        try:
+            if {key: leaves.pop(key) for key in marks} != marks:
+                return None
+            return build(leaves)
+        except Warning as warning:
+            raise ValueError(str(warning)) from warning
 
 
 def _marks(learner: ModelRuntime, name: str) -> dict[str, Leaf]:
