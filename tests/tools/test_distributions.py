@@ -186,6 +186,7 @@ def _environment(place: Path, dist: Path, *names: str):
     return python, run
 
 
+@built_by_tools
 def test_a_relative_folder_is_one_of_the_callers_place(monkeypatch, tmp_path):
     commands = []
     monkeypatch.chdir(tmp_path)
