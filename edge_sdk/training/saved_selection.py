@@ -87,7 +87,10 @@ class SavedSelection:
         if len(parts) not in (0, table.blocks):
             raise ValueError(f"{len(parts)} choices for {table.blocks} blocks of steps")
         upto, judged, row = (_whole(leaves[name]) for name in ("upto", "judged", "judged_row"))
-        return cls(table, choice, upto, judged, row, bytes(leaves["base"]))
+        base = leaves["base"]
+        if not isinstance(base, bytes):  # bytes(4e9) would make four gigabytes of a whole number
+            raise TypeError(f"the digest of the common model is a {type(base).__name__}")
+        return cls(table, choice, upto, judged, row, base)
 
 
 def _choice_leaves(choice: ForecastChoice) -> dict[str, Leaf]:

@@ -235,6 +235,14 @@ def test_a_strange_leaf_is_refused_or_harmless(name, data):
             assert len(found.choice.by_block) in (1, found.table.blocks)
 
 
+def test_a_whole_number_in_place_of_the_digest_takes_no_memory(caplog):
+    """``bytes`` makes as many zeros of a whole number; a damaged record must not choose how many."""
+    kind, paper = written(SELECTION)
+    damaged = pack_leaves({**unpack_leaves(paper), "base": 2**32})
+    assert _read(Papers({kind: damaged}), LEARNER, kind, BUILD[kind]) is None
+    assert "the digest of the common model is a int" in caplog.text
+
+
 def test_a_refusal_names_the_record_and_the_reason(caplog):
     own = OwnModel(np.zeros(2), np.ones(2), np.full((1, 3), np.nan), 1e-3)
     store = Papers()
