@@ -237,7 +237,7 @@ def test_a_strange_leaf_is_refused_or_harmless(name, data):
 
 def test_a_whole_number_in_place_of_the_digest_takes_no_memory(caplog):
     """``bytes`` makes as many zeros of a whole number; a damaged record must not choose how many."""
-    kind, paper = written(SELECTION)
+    kind, paper = written("forecast-selection")
     damaged = pack_leaves({**unpack_leaves(paper), "base": 2**32})
     assert _read(Papers({kind: damaged}), LEARNER, kind, BUILD[kind]) is None
     assert "the digest of the common model is a int" in caplog.text
