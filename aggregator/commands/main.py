@@ -40,6 +40,7 @@ COMMANDS = {
     "status": _command("status", "Show the state of the run."),
     "health": _command("health", "Exit with 0 if the daemon is ready, else with 1."),
     "audit": _command("audit", "Recompute every round from the journal, and compare."),
+    "replay": _command("replay", "Apply recorded rounds again under another rule, and compare."),
     "dead-letters": _command("dead_letters", "List, show, retry or delete dead letters."),
     "backup": _command("backup", "Copy the database while the daemon runs."),
     "restore": _command("restore", "Put a backup in place and begin another run."),

@@ -213,12 +213,14 @@ class AggregatorConfig:
 
     def views(self) -> tuple[AggregatorConfig, ...]:
         """Return the configuration of each run: this one, with that run alone."""
-        found = []
-        for run in self.runs:
-            view = replace(self, run=run, further_runs=())
-            object.__setattr__(view, "file", self.file)
-            found.append(view)
-        return tuple(found)
+        return tuple(
+            replace(self, run=run, further_runs=()).read_from(self.file) for run in self.runs
+        )
+
+    def read_from(self, file: Path) -> AggregatorConfig:
+        """Return this configuration, as read from a file; for a copy that is not shared yet."""
+        object.__setattr__(self, "file", file)
+        return self
 
     @classmethod
     def adapted(cls, tree: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -1,0 +1,87 @@
+"""``gridfed-aggregator replay`` on the database of a real daemon, with Byzantine devices."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+
+import numpy as np
+import pytest
+
+from aggregator.commands import main as cli
+from firmware_sim.attacks.attack_plan import AttackPlan
+from tests.fleet.conftest import World
+from tests.fleet.test_attacks import begin, learned
+
+RULE = {"name": "trimmed_mean", "f": 1}
+
+
+def incident(world, **run):
+    one = world(devices=5, run=run)
+    begin(one, AttackPlan("alie", byzantine=0.2))
+    learned(one, 3)
+    return one
+
+
+def printed(capsys, *args, code=0):
+    capsys.readouterr()
+    assert cli.main(["replay", *map(str, args)]) == code
+    shown = capsys.readouterr()
+    return shown.out if code == 0 else shown.err
+
+
+def test_first_round_equals_a_run_with_that_rule(world, capsys, tmp_path):
+    """The model of round 1 is that of a fleet which had the rule from the start, to the bit."""
+    one = incident(world)
+    args = (one.config, "--rounds", "1:3", "--rule", "trimmed_mean", "--f", "1")
+    picture = tmp_path / "replay.svg"
+    found = json.loads(printed(capsys, *args, "--out", picture, "--json"))
+    anew = incident(world, rule=RULE)
+    again = json.loads(printed(capsys, anew.config, "--rounds", "1:3", "--json"))
+    models = [[round_[c]["model"] for round_ in found["rounds"]] for c in ("recorded", "chained")]
+    recorded = [round_["recorded"]["model"] for round_ in again["rounds"]]
+    assert models[1][0] == recorded[0] != models[0][0]
+    assert models[1][1] != recorded[1], "devices answered another model"
+    assert found["rule"] == {"recorded": {"name": "mean"}, "replayed": RULE}
+    assert picture.read_text("utf-8").startswith("<svg")
+    assert all(np.isfinite(round_["recorded"]["loss"]) for round_ in found["rounds"])
+
+
+def test_a_replay_beside_the_daemon_changes_nothing(world, capsys):
+    one = incident(world)
+    path = one.config.parent / "aggregator" / "aggregator.db"
+    with sqlite3.connect(f"file:{path}?mode=ro", uri=True) as db:
+        before = list(db.iterdump())
+        text = printed(capsys, one.config, "--rounds", "2", "--rule", "nnm+krum", "--f", "1")
+        assert list(db.iterdump()) == before
+    assert "round 2" in text
+    assert "excluded home-" in text
+    assert "exact for the first round" in text
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory):
+    """A fleet of three with one closed round; every refusal leaves it as it is."""
+    one = World(tmp_path_factory.mktemp("fleet"), run={"quorum": 3})
+    one.start_all()
+    learned(one, 1)
+    yield one
+    one.close()
+
+
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        (("--rounds", "2:1"), "--rounds: expected I:J with 1 <= I <= J, got '2:1'"),
+        (("--rounds", "x"), "--rounds: expected I:J"),
+        (("--rounds", "1:99"), "rounds 1:99: expected rounds of 1:"),
+        (("--rounds", "1", "--rule", "krumm"), "run.rule.name: unknown rule 'krumm'"),
+        (("--rounds", "1", "--rule", "krum", "--f", "9"), "run.rule.f: 9 Byzantine updates"),
+        (("--rounds", "1", "--without", "home-7"), "--without: 'home-7' is not enrolled"),
+        (("--rounds", "1", "--run", "7"), "no run 7 under this configuration; it has: 1"),
+        (("--rounds", "1", "--parameter", "b"), "--parameter: expected KEY=VALUE, got 'b'"),
+    ],
+)
+def test_what_cannot_be_replayed_is_one_sentence(recorded, capsys, args, says):
+    assert cli.main(["replay", str(recorded.config), *args]) in {1, 2}
+    assert says in capsys.readouterr().err
