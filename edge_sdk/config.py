@@ -121,6 +121,7 @@ class AcceptSection:
     methods: Annotated[tuple[str, ...], Length(1, 64)] = tuple(CONTRACTS)  # accepted methods
     max_steps: Annotated[int, Between(0, 65536)] = 64  # a task with more steps is refused
     personal_init: Literal["device", "server"] = "device"  # initial values of the private layers
+    weekly_profile: bool = False  # disclose a coarse mean week of the demand to FedDA's clustering
 
 
 @dataclass(frozen=True, slots=True)

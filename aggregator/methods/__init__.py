@@ -9,13 +9,14 @@ from aggregator.methods.analytic.settings import Analytic
 from aggregator.methods.asynchronous.fedasync import FedAsync, FedBuff, fedasync, fedbuff
 from aggregator.methods.averaging.afl import AFL, afl
 from aggregator.methods.averaging.dp_averaging import UDP, NbAFL, nbafl, udp
-from aggregator.methods.averaging.fedatt import FedAtt, FedDA, fedatt, fedda
+from aggregator.methods.averaging.fedatt import FedAtt, fedatt
 from aggregator.methods.averaging.fedavg import FedAdam, FedAvg, FedAvgM, FedProx, FedSgd, fedavg
 from aggregator.methods.averaging.fedgru import Recurrent, fedgru, fedntp
 from aggregator.methods.base.averaging import Averaged
 from aggregator.methods.base.round_machine import ABANDON, OPEN, Rounds
 from aggregator.methods.base.types import Clustered, Course, Credited, Linked, Method, Setup
 from aggregator.methods.bilevel.bigfl import BiGFL, bigfl
+from aggregator.methods.clustered.fedda import FedDA, fedda
 from aggregator.methods.clustered.fesem import FeSEM, fesem
 from aggregator.methods.consensus.aspire import AspireEase, aspire_ease
 from aggregator.methods.consensus.rsa_bafdp import Bafdp, DpRsa, Rsa, bafdp, bsfdp, rsa, rsa_weights

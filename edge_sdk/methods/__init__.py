@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 from edge_sdk.methods.analytic import analytic
+from edge_sdk.methods.averaged_week import fedda
 from edge_sdk.methods.bilevel import bilevel_half
 from edge_sdk.methods.consensus import consensus_half
 from edge_sdk.methods.fesem import fesem_half
@@ -34,7 +35,7 @@ METHODS: PluginRegistry[Factory] = PluginRegistry(
         "fedbuff": fedavg,
         "afl": fedavg,
         "fedatt": fedavg,
-        "fedda": fedavg,
+        "fedda": fedda,
         "fedgru": fedavg,
         "fedntp": fedavg,
         "nbafl": bounded_weights,

@@ -54,6 +54,7 @@ class LocalSgd:
         keep_moments: Whether the optimiser's moments are kept over rounds; only sensible when
             nothing is shared (configuration 3), for these moments do not belong to a received
             model.
+        weekly_profile: Whether the device's owner allows a coarse week of its demand in an answer.
     """
 
     optimiser: Rated = adam
@@ -63,6 +64,7 @@ class LocalSgd:
     minibatch: Literal["fixed", "fresh"] = "fixed"
     start: Literal["received", "own"] = "received"
     keep_moments: bool = False
+    weekly_profile: bool = False
 
     @classmethod
     def of(cls, training: Training) -> LocalSgd:

@@ -91,8 +91,10 @@ class ModelRuntime:
             held=self.held_back,
         )
         self._context = local
-        self.half = self.factory(local, LocalSgd.of(manifest.training))
-        self.local_half = fedavg(local, LocalSgd.of(manifest.training))
+        settings = LocalSgd.of(manifest.training)
+        allowed = replace(settings, weekly_profile=self.config.accept.weekly_profile)
+        self.half = self.factory(local, allowed)
+        self.local_half = fedavg(local, settings)
 
     @property
     def manifest(self) -> Manifest:

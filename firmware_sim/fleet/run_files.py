@@ -232,12 +232,15 @@ def _common(
     settings = chosen.run.settings
     steps = int(settings.get("steps", 0))
     local = {"interval": "0s", "steps": steps or None, "rate": settings.get("rate")}
+    accept: dict[str, Any] = {"max_steps": max(64, steps)}
+    if settings.get("clustering") == "profiles":
+        accept["weekly_profile"] = True
     return {
         "fleet": fleet,
         "bundle": chosen.bundle,
         "broker": {"url": broker, "reconnect_max": "5s"},
         "root": root.absolute(),
-        "accept": {"max_steps": max(64, steps)},
+        "accept": accept,
         "timeouts": FAST if chosen.devices <= MOST_FAST else {},
         "local_rounds": local if chosen.run.shared == () else {},
         "forecast": {} if choose_best else {"choose_best": False},

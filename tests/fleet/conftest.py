@@ -65,6 +65,7 @@ class World:
     admission: dict = field(default_factory=dict)
     accept: dict = field(default_factory=dict)
     privacy: dict = field(default_factory=lambda: {"mechanism": {"name": "none"}})
+    hours: int = HOURS
 
     def __post_init__(self):
         self.clock = SlowClock()
@@ -126,14 +127,14 @@ class World:
         self.daemon = Daemon(config, transport=link, clock=self.clock, rng=random.Random(self.seed))
         self.daemon.open()
 
-    def start(self, number, role=HONEST, *, source=None, hours=HOURS):
+    def start(self, number, role=HONEST, *, source=None, hours=None):
         config = Config.load(self.folder / f"home-{number}.toml")
         client = enlist(
             self.fleet,
             config,
             role,
             connect=lambda config, will: self.broker.link(config.id, will),
-            history=lambda: history(number if source is None else source, hours),
+            history=lambda: history(number if source is None else source, hours or self.hours),
             clock=self.clock,
         )
         self.clients[number] = client

@@ -1,4 +1,4 @@
-"""FedAtt and FedDA: attention instead of a rule.
+"""FedAtt, and the clustered rule of FedDA: attention instead of a rule.
 
 Neither is Byzantine-robust: the largest difference gets the largest weight (see
 ``aggregator.methods.averaging.attention_weights``). A run of them accepts no further rule.
@@ -7,8 +7,7 @@ Neither is Byzantine-robust: the largest difference gets the largest weight (see
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Annotated, Literal
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,16 +21,12 @@ from aggregator.methods.averaging.attention_weights import (
     towards,
 )
 from aggregator.methods.averaging.fedavg import FedAvg
-from aggregator.methods.base.averaging import Averaged, Averaging, averaging
-from aggregator.methods.base.parameters import Rate, Share, Steps, task
-from aggregator.methods.base.round_machine import Rounds
-from aggregator.methods.base.server_optim import sgd
+from aggregator.methods.base.averaging import Averaged, averaging
 from aggregator.methods.base.types import Setup, has_no_use
 from aggregator.rules import NOTHING, Memory, Rows, Rule, RuleVerdict, TooFewRows
 from edge_sdk.wire.contract.method import Half
-from edge_sdk.wire.schema import Length, Matches, SchemaError
+from edge_sdk.wire.schema import Matches, SchemaError
 
-Members = Annotated[tuple[str, ...], Length(1, 1_000_000)]
 UNLISTED = "unlisted"
 """The cluster of every client that is in no configured cluster."""
 
@@ -47,38 +42,6 @@ class FedAtt(FedAvg):
     """
 
 
-@dataclass(frozen=True, slots=True)
-class FedDA:
-    """FedAtt inside clusters of clients, then across the clusters' models.
-
-    The operator configures the clusters, from public properties of the sites. The authors cluster
-    by weekly traffic profiles and pre-train a quasi-global model on them, for which every client
-    discloses its averaged readings; no mechanism here covers that release, and nothing of the kind
-    crosses the wire. An operator with such averages may train a bundle on them beforehand and set
-    ``quasi = "start"``: the model that the run starts from is then the quasi-global one, and every
-    step also pulls towards it.
-
-    Attributes:
-        steps: Local steps a round.
-        rate: Their learning rate.
-        server_rate: Length of both steps of the server (the paper's epsilon).
-        clusters: Client ids by cluster; other clients are in the cluster ``unlisted``.
-        quasi: Quasi-global model: none (``off``), or the ``start`` model of the run.
-        rho: Weight of the pull towards it.
-    """
-
-    steps: Steps = 4
-    rate: Rate = 1e-3
-    server_rate: Rate = 1.0
-    clusters: Mapping[str, Members] = field(default_factory=dict)
-    quasi: Literal["off", "start"] = "off"
-    rho: Share = 0.1
-
-    def bound(self, rounds: Rounds) -> Averaging:
-        """Return the family's settings for these numbers; the step length is in the rule."""
-        return Averaging(sgd(1.0), rounds, task(self.steps, self.rate))
-
-
 def fedatt(setup: Setup) -> Half[Averaged]:
     """Return FedAtt's server half.
 
@@ -87,20 +50,6 @@ def fedatt(setup: Setup) -> Half[Averaged]:
     """
     has_no_use(setup, "rule", "weighting")
     return averaging(attentive(slices_of(setup)), setup.settings.bound(setup.rounds))
-
-
-def fedda(setup: Setup) -> Half[Averaged]:
-    """Return FedDA's server half.
-
-    Raises:
-        SchemaError: The run names a rule or a weighting, or a client is named in two clusters.
-    """
-    has_no_use(setup, "rule", "weighting")
-    settings: FedDA = setup.settings
-    labels = labelled(settings.clusters)
-    rho = settings.rho if settings.quasi == "start" else 0.0
-    rule = clustered(slices_of(setup), labels, epsilon=settings.server_rate, rho=rho)
-    return averaging(rule, settings.bound(setup.rounds))
 
 
 def slices_of(setup: Setup) -> Slices:

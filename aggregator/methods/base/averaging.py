@@ -6,7 +6,7 @@ abandoned: its updates are discarded and never carried over.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Protocol
@@ -119,6 +119,9 @@ class Averaging:
         weights: True if clients send whole weights. The rule receives received minus trained in
             either case.
         after: Applied to the model after the optimiser's step.
+        values_at: Numbers of a task by the model's version; None is ``values`` in every round.
+        rule_at: Rule of a round by the state; None is the run's rule.
+        record: Returns ``kept`` with an update that counts; None leaves it unchanged.
     """
 
     optimiser: Transform
@@ -127,6 +130,9 @@ class Averaging:
     scheme: Scheme | None = None
     weights: bool = False
     after: Transform = IDENTITY
+    values_at: Callable[[int], Mapping[str, float]] | None = None
+    rule_at: Callable[[Averaged], Rule] | None = None
+    record: Callable[[Averaged, Update], Mapping[str, Any]] | None = None
 
     @property
     def manner(self) -> Scheme:
@@ -147,10 +153,9 @@ def averaging(rule: Rule, settings: Averaging) -> Half[Averaged]:
         return {"p": published(settings.manner.final(state) if is_over else state.w)}
 
     def tasks(state: Averaged, _clients: Iterable[str]) -> Effects:
-        arrays = {"w": published(state.w)}
-        return (
-            Task(ALL, state.round, ASK, base=state.version, values=settings.values, arrays=arrays),
-        )
+        arrays, at = {"w": published(state.w)}, settings.values_at
+        values = settings.values if at is None else at(state.version)
+        return (Task(ALL, state.round, ASK, base=state.version, values=values, arrays=arrays),)
 
     hooks = RoundHooks(
         settings.rounds,
@@ -166,6 +171,7 @@ def averaging(rule: Rule, settings: Averaging) -> Half[Averaged]:
 def _combined(rule: Rule, settings: Averaging, state: Averaged) -> RoundOutcome[Averaged]:
     """Move the model by the rule's result over the round's updates."""
     rows, scheme = Rows.of(state.pending), settings.manner
+    rule = rule if settings.rule_at is None else settings.rule_at(state)
     try:
         verdict = rule(rows, scheme.shares(state, rows.ids), state.memory)
     except TooFewRows as error:
@@ -209,6 +215,7 @@ def _with(settings: Averaging, state: Averaged, update: Update) -> Averaged:
         pending={**state.pending, update.sender: difference},
         counts={**state.counts, update.sender: float(update.values.get("n", 1.0))},
         losses=losses,
+        kept=state.kept if settings.record is None else settings.record(state, update),
     )
 
 

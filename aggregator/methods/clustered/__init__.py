@@ -1,1 +1,1 @@
-"""Clustered methods: FeSEM."""
+"""Clustered methods: FeSEM and FedDA."""

@@ -18,6 +18,9 @@ PROX = Number("prox", 0.0, 1e9)
 BOUND = Number("bound", 0.0, 1e9)  # largest Euclidean norm of an answer
 LOSS = Number("loss", 0.0, 3.4e38, measured=True)
 
+WEEK_PARTS = tuple(f"week_{number:02}" for number in range(28))
+"""Names of the scaled mean demand in each six-hour part of a week, in order of time."""
+
 EPS = Number("eps", 0.0, 1e9, measured=True)
 
 _FLAG = (0.0, 1.0)
@@ -95,6 +98,16 @@ _PERSONAL = Ask(  # w is this device's own mixture; it enters only the proximal 
     (LOSS, _VALIDATION),
     personal=True,
     patient=True,
+)
+_AVERAGED = replace(
+    _TRAIN,
+    numbers=(
+        *_TRAIN.numbers,
+        Number("week", 0, 65536),  # readings in a week; 0 for no averaged week
+        Number("averaged", *_FLAG),  # train on the averaged week
+        Number("profile", *_FLAG),  # report the coarse week
+    ),
+    report=(LOSS, *(Number(name, -3.4e38, 3.4e38, measured=True) for name in WEEK_PARTS)),
 )
 _BOUNDED = replace(_TRAIN, numbers=(STEPS, RATE, BOUND))
 
@@ -243,7 +256,7 @@ CONTRACTS: PluginRegistry[Contract] = PluginRegistry(
         "fedbuff": {"train": replace(_TRAIN, personal=True, patient=True)},
         "afl": {"train": replace(_TRAIN, report=(replace(LOSS, needed=True),))},
         "fedatt": {"train": _TRAIN},
-        "fedda": {"train": _TRAIN},
+        "fedda": {"train": _AVERAGED},
         "fedgru": {"train": _TRAIN},
         "fedntp": {"train": _TRAIN},
         "nbafl": {"train": replace(_BOUNDED, up=Up.WEIGHTS)},
