@@ -52,6 +52,7 @@ logger = logging.getLogger(__name__)
 
 TURN = 1.0  # s, longest wait for the link: period of snapshot, control queue and broker checks
 LINGER = 2.0  # s after the last round for receipts and the final announcement
+CONTACTS = 60.0  # s between two writes of the devices' last messages
 GOODBYE = 10.0  # s to publish queued messages when the daemon is stopped
 
 
@@ -104,7 +105,10 @@ class Daemon:
         self.config, self._clock = config, clock
         self._store = self._closing.enter_context(store or open_store(config.database))
         self._registry = Registry(self._store)
-        cohorts = [Cohort(self._registry, run.config.run.cohort) for run in bound]
+        cohorts: list[Cohort] = []
+        for section in config.runs:
+            before = tuple(cohorts)
+            cohorts.append(Cohort(self._registry, section.cohort, section.name, before))
         saved = [
             self._continued(run, cohort, signer) for run, cohort in zip(bound, cohorts, strict=True)
         ]
@@ -186,6 +190,7 @@ class Daemon:
         )
         self._snapshot = Snapshot()
         self._periodic_at = clock.monotonic()
+        self._save_contacts_at = self._periodic_at + CONTACTS
         self._done_since: float | None = None
 
     def _continued(self, run: BoundRun, cohort: Cohort, signer: SigningKey) -> tuple[RunParts, int]:
@@ -234,6 +239,8 @@ class Daemon:
         for device, names in self._store.unusable().items():
             what = {"device": device, "numbers": ",".join(names)}
             logger.error("stored number rejected %s", fields(**what, do="enrol it with a new key"))
+        announced = {e.run.config.run.name: e.announced_bundle for e in self._engines}
+        self._orders.request_hellos(self._registry.outdated(announced))
         for engine in self._engines:
             about = {"fleet": self.config.fleet, "run": engine.number, "round": engine.state.round}
             about |= {"version": engine.state.version, "name": engine.run.config.run.name or "-"}
@@ -407,6 +414,9 @@ class Daemon:
         ):
             self._done_since = now
         self._upkeep.warn()
+        if now >= self._save_contacts_at:
+            self._save_contacts_at = now + CONTACTS
+            step("contacts", self._registry.save_contacts)
         step("page", self._measure, in_transaction=False)
         self._floods.measure(now)
         notify("WATCHDOG=1")
@@ -435,6 +445,7 @@ class Daemon:
             for event in self._transport.poll(0.05):
                 if isinstance(event, LinkDown):
                     self._publisher.clear()
+        self._isolation.step("contacts", self._registry.save_contacts)
         self._view.measure()
         for engine in self._engines:
             about = {"run": engine.number, "round": engine.state.round}

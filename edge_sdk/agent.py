@@ -6,6 +6,7 @@ import logging
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Self
 
 from edge_sdk.app.cli import fields, notify, stop_signals, watchdog_seconds
@@ -56,7 +57,8 @@ def run(config: Config, *, until_done: bool = False) -> dict[str, object]:
             heartbeat.beat()  # also between two minibatches, and between two readings of a file
             return signalled.is_set()
 
-        with Client(config, stopping=is_stopping) as client:
+        streams = partial(streams_given, config)
+        with Client(config, stopping=is_stopping, streams=streams) as client:
             channels.turn(client.learner.manifest)
             finite, live = parted(sources)
             read_all(finite, client.observe, is_stopping)

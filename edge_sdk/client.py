@@ -10,7 +10,7 @@ the choice of what is forecast with) and ``FlushScheduler`` (periodic writes), a
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from typing import Any
 
 from edge_sdk.app.cli import fields
@@ -37,6 +37,7 @@ from edge_sdk.training.model_runtime import ModelRuntime
 from edge_sdk.training.outbox_entry import SignedSealer, UpdateSealer
 from edge_sdk.training.split_rounds import SplitRounds
 from edge_sdk.training.training_transaction import TRAINED_UNTIL, TrainingTransaction
+from edge_sdk.wire.contract.manifest import Manifest
 from edge_sdk.wire.contract.method import END, Task
 from edge_sdk.wire.keys import kid_of
 from edge_sdk.wire.link.transport import Transport
@@ -62,6 +63,8 @@ class Client:
         stopping: Called between two minibatches; true abandons the current training.
         sealer: Makes the outbox entry of every update; None signs with the device's key.
         may_answer: Decides whether a task that can be answered now is to be answered now.
+        streams: Returns the streams of a bundle that have a source; a run whose bundle needs
+            another one is left for a run that does not. None: the sources are not known.
 
     Raises:
         EdgeError: A key, bundle or store cannot be used.
@@ -77,10 +80,11 @@ class Client:
         stopping: Callable[[], bool] = lambda: False,
         sealer: UpdateSealer | None = None,
         may_answer: Callable[[Task], bool] = lambda _task: True,
+        streams: Callable[[Manifest], Container[str]] | None = None,
     ) -> None:
         self.config = config
         self._clock, self._stopping = clock or SystemClock(), stopping
-        self._may_answer = may_answer
+        self._may_answer, self._streams = may_answer, streams
         self._signer, ring = load_signer(config.keys.device), load_ring(config.keys)
         self._sealer = sealer or SignedSealer(config, self._signer)
         self._store = DeviceStore.open(config.state)
@@ -128,6 +132,7 @@ class Client:
             agenda=agenda,
             clock=self._clock,
             between_batches=self._between_batches,
+            streams=self._streams,
         )
         transaction = self._transaction = TrainingTransaction(
             store=store,
@@ -315,6 +320,7 @@ class Client:
             "linked": session.is_linked,
             "ready": session.outbox.is_ready,
             "stopped": session.participation.why_stopped,
+            **({"declined": dict(session.declined)} if session.declined else {}),
             "bundle": learner.manifest.name,
             "method": learner.role.method,
             "run": session.seen.run,

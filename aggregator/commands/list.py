@@ -1,7 +1,7 @@
 """List the devices with state, labels, software, last message and count of releases.
 
-Software and last message come from the running daemon's page; it knows them since its start, for the
-1000 devices heard last.
+Presence comes from the running daemon's page, for the 1000 devices heard last. Software and last
+message are written to the database every minute and at the daemon's end; the page has newer ones.
 
 gridfed-aggregator list aggregator.toml --json
 gridfed-aggregator list aggregator.toml --label region=north,kind=meter
@@ -20,6 +20,7 @@ from aggregator.commands.status import read_page
 from aggregator.config import AggregatorConfig
 from aggregator.operations.labels import label_text, parse_labels
 from aggregator.store.opener import open_store
+from aggregator.store.types import Contact
 from edge_sdk.app.cli import CommandResult
 
 
@@ -37,7 +38,10 @@ def run(args: Namespace) -> CommandResult:
     page = read_page(config)
     contacts: Mapping[str, Any] = page.get("contacts", {}) if page else {}
     with open_store(config.database, read_only=True) as store:
-        unusable = store.unusable()
+        unusable, saved = store.unusable(), store.contacts()
+        declined: dict[str, dict[str, str]] = {}
+        for run in store.declined():
+            declined.setdefault(run.device, {})[run.name or "-"] = run.reason
         rows: list[dict[str, Any]] = [
             {
                 "id": client.id,
@@ -48,8 +52,9 @@ def run(args: Namespace) -> CommandResult:
                 "life": store.ledger(client.id).cur,
                 "spent": store.ledger(client.id).spent,
                 "presence": contacts.get(client.id, {}).get("state") or None,
-                "version": contacts.get(client.id, {}).get("sdk") or None,
-                "last seen": _time(contacts.get(client.id, {}).get("seen")),
+                "version": _newest(contacts, saved, client.id).sdk or None,
+                "last seen": _time(_newest(contacts, saved, client.id).seen),
+                "declined": declined.get(client.id, {}),
                 "unusable": unusable.get(client.id, []),
             }
             for client in store.clients()
@@ -58,11 +63,11 @@ def run(args: Namespace) -> CommandResult:
     text = "\n".join(
         f"{r['id']:<24} {r['state']:<12} {r['presence'] or '-':<9} version {r['version'] or '-':<8} "
         f"seen {r['last seen'] or '-':<20} releases {r['spent']}  "
-        f"{label_text(r['labels'].items())}  {r['why']}".rstrip()
+        f"{label_text(r['labels'].items())}  {r['why']}{_declined_text(r['declined'])}".rstrip()
         for r in rows
     )
     if rows and page is None:
-        text += "\nno version or last message: the daemon does not answer on http.listen"
+        text += "\nno presence: the daemon does not answer on http.listen"
     if unusable:
         text += "\n" + "\n".join(
             f"warning: {device}: stored numbers out of bounds: {', '.join(names)}; "
@@ -71,6 +76,23 @@ def run(args: Namespace) -> CommandResult:
         )
     nothing = f"no device has {args.label}" if wanted else "no device is enrolled"
     return CommandResult({"devices": rows}, text or nothing)
+
+
+def _newest(contacts: Mapping[str, Any], saved: Mapping[str, Contact], device: str) -> Contact:
+    """Return what the page knows of a device, or what was saved before."""
+    page = contacts.get(device, {})
+    before = saved.get(device, Contact())
+    return Contact(page.get("sdk") or before.sdk, page.get("seen") or before.seen)
+
+
+def _declined_text(declined: Mapping[str, str]) -> str:
+    """Return the runs that a device has declined, with the reasons.
+
+    >>> _declined_text({"cells": "UNKNOWN_KIND"}), _declined_text({})
+    ('  cannot take part in cells: UNKNOWN_KIND', '')
+    """
+    runs = ", ".join(f"{name}: {reason}" for name, reason in declined.items())
+    return f"  cannot take part in {runs}" if runs else ""
 
 
 def _time(seen: int | None) -> str | None:

@@ -156,6 +156,9 @@ def _alarms(document: Mapping[str, Any]) -> list[str]:
         lines.append(f"dead letters: {document['dead_letters']}")
     for reason, count in document.get("bundle_refused", {}).items():
         lines.append(f"BUNDLE REFUSED by {count} devices: {reason}")
+    for name, reasons in document.get("declined", {}).items():
+        what = ", ".join(f"{reason} {count}" for reason, count in reasons.items())
+        lines.append(f"run {name} declined by devices: {what}")
     if "configuration" in document:
         lines.append(f"configuration {document['configuration']}")
     for device, why in document.get("alarms", {}).items():

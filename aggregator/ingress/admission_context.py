@@ -69,6 +69,7 @@ class AdmissionContext:
         fault: Returns why a well-formed update cannot be of honest readings; empty if it can.
         name: Name of the run; empty for the one announced to all devices.
         holds: Returns whether a device belongs to the run's cohort.
+        announced: Reference of the run's bundle announcement; empty for none.
     """
 
     opened: OpenRound
@@ -82,6 +83,7 @@ class AdmissionContext:
     fault: Callable[[Update], str] = no_fault
     name: str = ""
     holds: Callable[[str], bool] = everybody
+    announced: bytes = b""
 
     def keeps(self, number: int) -> bool:
         """Return whether the journal shows which devices have an update in a round already."""

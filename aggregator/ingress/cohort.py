@@ -1,4 +1,4 @@
-"""Choose the devices of a run by their labels."""
+"""Choose the devices of a run by their labels and abilities."""
 
 from __future__ import annotations
 
@@ -13,30 +13,42 @@ from aggregator.store.types import EnrolledDevice
 class Cohort:
     """The enrolled devices that a run takes. It follows the registry, so it is always up to date.
 
+    A device takes part in one run: the first, in the order of the configuration, that its labels fit
+    and that it has not declined.
+
     Attributes:
         registry: Enrolled devices and their presence.
         labels: Labels that a device must have; none takes every device.
+        run: Name of the run.
+        before: Cohorts of the runs before it.
     """
 
     registry: Registry
     labels: Mapping[str, str] = field(default_factory=dict)
+    run: str = ""
+    before: tuple[Cohort, ...] = ()
+
+    def takes(self, device: str) -> bool:
+        """Return whether a device takes part in the run: it receives tasks and is counted."""
+        return self.holds(device) and not any(one.holds(device) for one in self.before)
 
     def holds(self, device: str) -> bool:
-        """Return whether a device belongs to it."""
+        """Return whether a device could take part: it has the labels and has not declined."""
         client = self.registry.client(device)
-        return client is not None and fits(client, self.labels)
+        has_labels = client is not None and fits(client, self.labels)
+        return has_labels and not self.registry.has_declined(device, self.run)
 
     def __len__(self) -> int:
         """Return the number of its devices that are not revoked."""
-        return sum(self.holds(device) for device in self.registry.enrolled())
+        return sum(self.takes(device) for device in self.registry.enrolled())
 
     def present(self) -> set[str]:
         """Return its devices that are present and not shut out."""
-        return {device for device in self.registry.present() if self.holds(device)}
+        return {device for device in self.registry.present() if self.takes(device)}
 
     def shut_out(self) -> set[str]:
         """Return the devices that are quarantined, revoked or outside of it."""
-        outside = {one.id for one in self.registry.clients() if not fits(one, self.labels)}
+        outside = {one.id for one in self.registry.clients() if not self.takes(one.id)}
         return self.registry.shut_out() | outside
 
 

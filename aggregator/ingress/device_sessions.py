@@ -14,11 +14,11 @@ from aggregator.ingress.replies import IngressResult, ReplySealer
 from aggregator.ingress.update_admission import UpdateAdmission
 from aggregator.ingress.uploads import Uploads
 from aggregator.store.sequence_ledger import after_hello
-from aggregator.store.types import Store
+from aggregator.store.types import DeclinedRun, Store
 from edge_sdk.app.cli import fields
 from edge_sdk.app.clock import Clock
 from edge_sdk.wire.contract import method
-from edge_sdk.wire.errors import Reason, Refused
+from edge_sdk.wire.errors import ABILITIES, Reason, Refused
 from edge_sdk.wire.protocol.envelope import Sealed
 from edge_sdk.wire.protocol.messages import (
     WIRE,
@@ -48,6 +48,7 @@ class DeviceSessions:
         uploads: Transfers that end with a life, or when the device leaves or aborts.
         downloads: Transfers that a refusal ends.
         counts: Counters of the ingress.
+        contexts: Admission context of each run, always up to date.
     """
 
     def __init__(
@@ -61,10 +62,11 @@ class DeviceSessions:
         uploads: Uploads,
         downloads: ContentServer,
         counts: Counter[str],
+        contexts: Iterable[AdmissionContext],
     ) -> None:
         self._store, self._registry, self._sealer, self._clock = store, registry, sealer, clock
         self._admission, self._uploads, self._downloads = admission, uploads, downloads
-        self._counts = counts
+        self._counts, self._contexts = counts, contexts
         self._renumbered: dict[str, tuple[int, int]] = {}
 
     def hello(
@@ -72,7 +74,6 @@ class DeviceSessions:
         sealed: Sealed,
         hello: HelloMessage,
         terms: WelcomeTerms,
-        contexts: Iterable[AdmissionContext],
     ) -> IngressResult:
         """Answer a hello with a welcome and the open commands, or with the floor of its life.
 
@@ -95,7 +96,7 @@ class DeviceSessions:
             self._registry.forget_bundle_refusal(device)
             self._admission.greeted(device, hello, ledger)
             self._uploads.leave(device)  # the device repeats its open offers
-        its = [context for context in contexts if context.holds(device)]
+        its = [context for context in self._contexts if context.holds(device)]
         run = its[0].opened.run if its else 0
         names = tuple(one.name for one in its if one.name) if its and its[0].name else ()
         now = self._clock.wall()
@@ -129,7 +130,10 @@ class DeviceSessions:
         return IngressResult()
 
     def refusal(self, sealed: Sealed, refusal: RefusalMessage) -> IngressResult:
-        """End the transfer that a device refuses; renumber a command that it refuses as old."""
+        """End the transfer that a device refuses; renumber a command that it refuses as old.
+
+        A device that lacks an ability that a bundle needs leaves the run's cohort.
+        """
         if refusal.code == Reason.ABORTED:
             self._uploads.abort(sealed.sender, refusal.id)
         self._downloads.stop(sealed.sender, refusal.id)
@@ -139,6 +143,10 @@ class DeviceSessions:
         if refusal.id is not None and self._is_bundle(refusal.id):
             reason = next((one for one in Reason if one == refusal.code), Reason.INTERNAL)
             self._registry.record_bundle_refusal(sealed.sender, reason)
+            for context in self._contexts if reason in ABILITIES else ():
+                if context.announced == refusal.ref:
+                    run = DeclinedRun(sealed.sender, context.name, reason.name, context.announced)
+                    self._registry.decline(run)
         if refusal.code == Reason.SUPERSEDED and refusal.ref is not None:
             return self._renumber(sealed.sender, refusal.ref)
         return IngressResult()

@@ -147,13 +147,12 @@ class MessageIngress:
             uploads=self._uploads,
             downloads=self._downloads,
             counts=self.counts,
+            contexts=self._contexts.values(),
         )
         self._handlers: Mapping[str, tuple[type[Any], Callable[[Sealed, Any], IngressResult]]] = {
             HelloMessage.kind: (
                 HelloMessage,
-                lambda sealed, hello: sessions.hello(
-                    sealed, hello, self._terms, self._contexts.values()
-                ),
+                lambda sealed, hello: sessions.hello(sealed, hello, self._terms),
             ),
             StatusMessage.kind: (StatusMessage, sessions.status),
             MetricsMessage.kind: (MetricsMessage, sessions.metrics),

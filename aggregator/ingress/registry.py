@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from heapq import nlargest
 from typing import Any
 
-from aggregator.store.types import EnrolledDevice, Store
+from aggregator.store.types import Contact, DeclinedRun, EnrolledDevice, Store
 from edge_sdk.app.cli import fields
 from edge_sdk.wire.contract.method import Member
 from edge_sdk.wire.errors import Reason, Refused
@@ -50,7 +51,8 @@ class Presence:
 class Registry:
     """Enrolled devices, read from the store once, and their presence, in memory only.
 
-    Statuses are retained by the broker, so presence is received again after every restart.
+    Statuses are retained by the broker, so presence is received again after every restart. Software
+    and last message are saved by ``save_contacts``, and declined runs at once.
     """
 
     def __init__(self, store: Store) -> None:
@@ -61,6 +63,12 @@ class Registry:
         self._presence: dict[str, Presence] = {}
         self.metrics: dict[str, MetricsMessage] = {}
         self._bundle_refusals: dict[str, str] = {}
+        self._saved = store.contacts()
+        for device, at in self._saved.items():
+            self._presence[device] = Presence(seen=at.seen, sdk=at.sdk)
+        self._declined: dict[str, dict[str, DeclinedRun]] = {}
+        for run in store.declined():
+            self._declined.setdefault(run.device, {})[run.name] = run
         self.reload()
 
     def reload(self) -> None:
@@ -161,6 +169,14 @@ class Registry:
         """Record the version of a device's software, from its hello."""
         self._presence[device] = replace(self.presence(device), sdk=sdk)
 
+    def save_contacts(self) -> None:
+        """Write software and last message of the devices for which they have changed."""
+        found = {name: Contact(at.sdk, at.seen) for name, at in self._presence.items()}
+        changed = {name: one for name, one in found.items() if self._saved.get(name) != one}
+        if changed:
+            self._store.save_contacts(changed)
+            self._saved |= changed
+
     def contacts(self, most: int) -> dict[str, dict[str, Any]]:
         """Return state, software and time of the last message of the devices heard last.
 
@@ -213,8 +229,44 @@ class Registry:
             logger.warning("bundle refused by devices %s", fields(**about))
 
     def forget_bundle_refusal(self, device: str) -> None:
-        """Forget a refusal: the device begins a session, and repeats it if it holds."""
+        """Forget refusals: the device begins a session, and repeats those that hold."""
         self._bundle_refusals.pop(device, None)
+        if self._declined.pop(device, None):
+            self._store.forget_declined(device)
+
+    def decline(self, run: DeclinedRun) -> None:
+        """Record that a device cannot take part in a run, until its next session."""
+        known = self._declined.setdefault(run.device, {})
+        if known.get(run.name) == run:
+            return
+        known[run.name] = run
+        self._store.decline(run)
+        about = {"device": run.device, "name": run.name or "-", "reason": run.reason}
+        logger.warning("run declined %s", fields(**about))
+
+    def has_declined(self, device: str, name: str) -> bool:
+        """Return whether a device has declined the run of this name since its session began."""
+        return name in self._declined.get(device, ())
+
+    def declined(self) -> dict[str, Counter[str]]:
+        """Return the number of devices that have declined each run, by its name and the reason."""
+        found: dict[str, Counter[str]] = {}
+        for device in sorted(self.enrolled() & self._declined.keys()):
+            for run in self._declined[device].values():
+                found.setdefault(run.name, Counter())[run.reason] += 1
+        return found
+
+    def outdated(self, announced: Mapping[str, bytes]) -> list[str]:
+        """Return the enrolled devices that have declined a bundle that is not announced any more.
+
+        Args:
+            announced: Reference of each run's bundle announcement, by the run's name.
+        """
+        return sorted(
+            device
+            for device in self.enrolled() & self._declined.keys()
+            if any(announced.get(r.name) != r.ref for r in self._declined[device].values())
+        )
 
     def bundle_refusals(self) -> Counter[str]:
         """Return the number of devices that do not follow the announced bundle, by reason."""

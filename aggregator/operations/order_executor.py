@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -65,6 +66,14 @@ class OrderExecutor:
             self.publisher.reply(
                 driver.sealed(client.id, command) for command in self.store.issued(client.id)
             )
+
+    def request_hellos(self, devices: Iterable[str]) -> None:
+        """Ask devices for a hello, so that they choose their runs again."""
+        driver = next(iter(self.drivers))
+        for device in devices:
+            waiting = [one for one in self.store.issued(device) if one.op == "hello"]
+            command = waiting[0] if waiting else self.store.issue(device, "hello")
+            self.publisher.reply([driver.sealed(device, command)])
 
     def _execute(self, order: ControlOrder) -> str:
         if order.do in ("retry", "clear"):

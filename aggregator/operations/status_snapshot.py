@@ -187,6 +187,12 @@ class StatusView:
         if kept := self.store.kept:
             status["store"] = {"bytes": self.store.size()} | dict(kept)
         status |= self.alerts.status()
+        status |= self._faults()
+        return Snapshot(time.monotonic(), checks, status)
+
+    def _faults(self) -> dict[str, Any]:
+        """Return what needs an operator; each key is left out where there is nothing."""
+        status: dict[str, Any] = {}
         halted = [engine.halted for engine in self.engines if engine.halted]
         if halted:
             status["halted"] = f"{'; '.join(halted)}; see {self.letters.folder}"
@@ -194,11 +200,13 @@ class StatusView:
             status["dead_letters"] = self.letters.count
         if refusals := self.registry.bundle_refusals():
             status["bundle_refused"] = dict(refusals)
+        if declined := self.registry.declined():
+            status["declined"] = {name or "-": dict(one) for name, one in declined.items()}
         if alarms := self.registry.quarantined():
             status["alarms"] = alarms
         if flooding := self.floods.status(self.alerts.clock.monotonic()):
             status["flooding"] = flooding
-        return Snapshot(time.monotonic(), checks, status)
+        return status
 
     def _schedule(self, engine: RoundEngine) -> dict[str, Any]:
         """Return the schedule, and the start of the next round while none is open."""

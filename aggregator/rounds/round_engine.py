@@ -75,6 +75,7 @@ class RoundEngine:
 
     Attributes:
         halted: Reason for which the run is halted until an operator resumes it; else empty.
+        announced_bundle: Reference of the run's bundle announcement; empty for none.
         is_waiting: True between two rounds of a schedule: the next round is ready and not opened.
     """
 
@@ -111,6 +112,7 @@ class RoundEngine:
         is_pause = manifest is not None and manifest.phase == "pause"
         self._is_paused = is_pause and manifest is not None and manifest.until != BETWEEN
         self.halted = ""
+        self.announced_bundle = self._announcer.bundle_ref()
         self._values = self._announcer.last_values()
         self._announced_at = -SHOW_EVERY if manifest is None else clock.monotonic()
         self._announced_version = manifest.version if manifest is not None else -1
@@ -180,6 +182,7 @@ class RoundEngine:
             fault=self.run.fault,
             name=section.name,
             holds=self._holds,
+            announced=self.announced_bundle,
         )
 
     @property

@@ -24,8 +24,8 @@ from edge_sdk.wire.contract.method import ALL, CONTRACTS, Scalars, Task, answere
 from edge_sdk.wire.errors import Refused
 from edge_sdk.wire.protocol import topics
 from edge_sdk.wire.protocol.codec import decode
-from edge_sdk.wire.protocol.envelope import AGGREGATOR, unproved, unseal
-from edge_sdk.wire.protocol.messages import SPAN_LIMIT, TIME_LIMIT, ModelMessage
+from edge_sdk.wire.protocol.envelope import AGGREGATOR, digest, ref, unproved, unseal
+from edge_sdk.wire.protocol.messages import SPAN_LIMIT, TIME_LIMIT, BundleMessage, ModelMessage
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +51,12 @@ class RunAnnouncer:
     @property
     def _topic(self) -> str:
         return topics.common(self.ends.fleet, ModelMessage.kind, self.ends.audience)
+
+    def bundle_ref(self) -> bytes:
+        """Return the reference of the run's bundle announcement; empty for none."""
+        topic = topics.common(self.ends.fleet, BundleMessage.kind, self.ends.audience)
+        payload = self.store.announced(topic)
+        return ref(digest(unproved(payload))) if payload else b""
 
     def last_values(self) -> Scalars:
         """Return the scalars of the newest common task, under any signing key."""

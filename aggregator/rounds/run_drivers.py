@@ -29,7 +29,7 @@ class RunDrivers:
     def accept(self, admitted: IngressResult) -> None:
         """Apply the journalled entries of a message, then queue its replies.
 
-        A membership change concerns every run whose cohort holds the device.
+        A membership change concerns the run that the device takes part in.
         """
         for driver in self.drivers:
             driver.append(entry for entry in admitted.entries if entry.run == driver.number)
@@ -38,7 +38,7 @@ class RunDrivers:
             if admitted.signal is not None and admitted.run == driver.number:
                 driver.receive_signal(admitted.signal)
             member = admitted.member
-            if member is not None and driver.cohort.holds(member.client):
+            if member is not None and driver.cohort.takes(member.client):
                 driver.accept_member(member, is_greeting=admitted.greeted is not None)
 
     def wake(self) -> None:

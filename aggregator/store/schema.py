@@ -9,7 +9,7 @@ from aggregator.store.errors import DatabaseError, DatabaseNewerError
 from edge_sdk.app import sqlite_file
 
 APPLICATION = 0x47464147  # "GFAG"
-SCHEMA = 4
+SCHEMA = 5
 
 _TASKS = """
 CREATE TABLE IF NOT EXISTS tasks (device TEXT NOT NULL, run INTEGER NOT NULL,
@@ -34,6 +34,14 @@ CREATE TABLE IF NOT EXISTS content_names (id BLOB NOT NULL, name TEXT NOT NULL,
     PRIMARY KEY (id, name)) WITHOUT ROWID;
 """
 """Since schema 4: labels of devices, names of runs, and the runs that a downloadable body is of."""
+
+_CONTACTS = """
+CREATE TABLE IF NOT EXISTS contacts (device TEXT PRIMARY KEY, sdk TEXT NOT NULL,
+    seen INTEGER NOT NULL) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS declined (device TEXT NOT NULL, name TEXT NOT NULL, reason TEXT NOT NULL,
+    ref BLOB NOT NULL, PRIMARY KEY (device, name)) WITHOUT ROWID;
+"""
+"""Since schema 5: version and last message of devices, and the runs that they have declined."""
 
 _TASKS_BEFORE = """
 ALTER TABLE tasks RENAME TO tasks_of_devices;
@@ -78,7 +86,9 @@ CREATE TABLE commands (device TEXT NOT NULL, num INTEGER NOT NULL, op TEXT NOT N
     PRIMARY KEY (device, num)) WITHOUT ROWID;
 """
 
-_FORMAT = sqlite_file.FileFormat(APPLICATION, SCHEMA, f"{_TABLES}{_TASKS}{_PRUNED}{_RUNS}")
+_FORMAT = sqlite_file.FileFormat(
+    APPLICATION, SCHEMA, f"{_TABLES}{_TASKS}{_PRUNED}{_RUNS}{_CONTACTS}"
+)
 
 
 def prepare(db: sqlite3.Connection, path: Path, *, read_only: bool = False) -> None:
@@ -104,9 +114,9 @@ def prepare(db: sqlite3.Connection, path: Path, *, read_only: bool = False) -> N
         ) from error
     if schema < SCHEMA and not read_only:  # schema 2 added tasks of single devices, 3 the pruned
         tasks = _TASKS if schema < 2 else f"{_TASKS_BEFORE}{_TASKS}{_TASKS_AFTER}"
+        until_4 = f"{tasks}{_PRUNED}{_RUNS}{_CONTENT_NAMES}" if schema < 4 else ""
         db.executescript(
-            f"BEGIN IMMEDIATE; {tasks}{_PRUNED}{_RUNS}{_CONTENT_NAMES}"
-            f" PRAGMA user_version = {SCHEMA}; COMMIT;"
+            f"BEGIN IMMEDIATE; {until_4}{_CONTACTS} PRAGMA user_version = {SCHEMA}; COMMIT;"
         )
 
 
@@ -118,6 +128,11 @@ def has_pruned(db: sqlite3.Connection) -> bool:
 def has_runs(db: sqlite3.Connection) -> bool:
     """Return whether the file has labels and names of runs, which older schemas lack."""
     return _schema_of(db) >= 4
+
+
+def has_contacts(db: sqlite3.Connection) -> bool:
+    """Return whether the file has the devices' last messages, which older schemas lack."""
+    return _schema_of(db) >= 5
 
 
 def _schema_of(db: sqlite3.Connection) -> int:

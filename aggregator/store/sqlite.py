@@ -17,6 +17,7 @@ from typing import Self
 from aggregator.store import (
     announcements,
     connection,
+    contacts,
     devices,
     journal,
     ledgers,
@@ -32,6 +33,8 @@ from aggregator.store.sequence_ledger import Key, Ledger, LedgerRow
 from aggregator.store.transactions import Transactions
 from aggregator.store.types import (
     Applied,
+    Contact,
+    DeclinedRun,
     DownloadBody,
     EnrolledDevice,
     Horizon,
@@ -166,6 +169,29 @@ class SqliteStore:
             for num in devices.unusable(db).get(client.id, ()):
                 devices.finish_command(db, client.id, num, Reason.BAD_COMMAND)
             return ledgers.renew(db, client.id, spent)
+
+    def contacts(self) -> dict[str, Contact]:
+        """Return software and last message of the devices, by id."""
+        return contacts.contacts(self._db)
+
+    def save_contacts(self, found: Mapping[str, Contact]) -> None:
+        """Insert or replace software and last message of some devices."""
+        with self._transactions.writing() as db:
+            contacts.save(db, found)
+
+    def declined(self) -> list[DeclinedRun]:
+        """Return the runs that devices have declined, by device and name."""
+        return contacts.declined(self._db)
+
+    def decline(self, run: DeclinedRun) -> None:
+        """Record that a device cannot take part in a run."""
+        with self._transactions.writing() as db:
+            contacts.decline(db, run)
+
+    def forget_declined(self, device: str) -> None:
+        """Delete the declined runs of a device."""
+        with self._transactions.writing() as db:
+            contacts.forget(db, device)
 
     def unusable(self) -> dict[str, list[str]]:
         """Return, by device, the stored values that do not fit a message."""

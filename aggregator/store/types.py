@@ -37,6 +37,36 @@ class EnrolledDevice:
 
 
 @dataclass(frozen=True, slots=True)
+class Contact:
+    """Software and last message of a device.
+
+    Attributes:
+        sdk: Version of its software, from its last hello; empty before the first.
+        seen: Server time of its last verified message, Unix milliseconds; 0 before the first.
+    """
+
+    sdk: str = ""
+    seen: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class DeclinedRun:
+    """A run that a device cannot take part in.
+
+    Attributes:
+        device: Id of the device.
+        name: Name of the run; empty for the one announced to all.
+        reason: Name of the reason (``edge_sdk.wire.errors.ABILITIES``).
+        ref: First 16 bytes of the digest of the bundle announcement that it refuses.
+    """
+
+    device: str
+    name: str
+    reason: str
+    ref: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class RunRecord:
     """One training run: its definition, and the layout of its saved state.
 
@@ -339,6 +369,21 @@ class Store(Protocol):
             client: The new record of the device.
             spent: Initial count of releases in the new ledger.
         """
+
+    def contacts(self) -> dict[str, Contact]:
+        """Return software and last message of the devices, by id."""
+
+    def save_contacts(self, found: Mapping[str, Contact]) -> None:
+        """Insert or replace software and last message of some devices."""
+
+    def declined(self) -> list[DeclinedRun]:
+        """Return the runs that devices have declined, by device and name."""
+
+    def decline(self, run: DeclinedRun) -> None:
+        """Record that a device cannot take part in a run."""
+
+    def forget_declined(self, device: str) -> None:
+        """Delete the declined runs of a device."""
 
     def unusable(self) -> dict[str, list[str]]:
         """Return, by device, the stored values that do not fit a message."""

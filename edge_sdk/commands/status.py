@@ -22,6 +22,7 @@ from edge_sdk.privacy.datasheet import guarantee
 from edge_sdk.session.certificate_monitor import days_left
 from edge_sdk.session.durable_outbox import REMEDIES
 from edge_sdk.session.participation import BUDGET_EXHAUSTED
+from edge_sdk.session.run_choice import declined_runs
 from edge_sdk.store.store import DeviceStore, LearnedState
 from edge_sdk.training import bootstrap
 from edge_sdk.training.active_run import RETURNS
@@ -66,6 +67,7 @@ def status(config: Config) -> dict[str, Any]:
             "models returned": store.fact(RETURNS),
             "starts": store.fact("starts"),
             "connections": store.fact("conn"),
+            **({"declined": dict(declined)} if (declined := declined_runs(store)) else {}),
             "stopped": "command" if store.fact("stopped") else _refused(store) or exhausted,
             "readings": store.count_readings(),
             "bytes": store.size(),

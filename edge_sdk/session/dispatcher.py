@@ -83,7 +83,7 @@ class Dispatcher:
         except Refused as refused:
             self._refuse(refused, kind)
             if isinstance(verified.message, m.BundleMessage):
-                self.report_refused(verified.message, refused.reason)
+                yield from self.refuse_bundle(verified.message, verified.ref, refused.reason)
         except Exception as error:
             if not is_defect(error):
                 raise
@@ -176,10 +176,10 @@ class Dispatcher:
         parts.participation.follow(parts.outbox.receive(answer))
         if isinstance(answer, m.WelcomeMessage) and parts.outbox.state.is_ready and not was_ready:
             self._welcomed(answer)
-            yield from self._follow_run(answer.runs[0] if answer.runs else "")
+            yield from self._follow_run(parts.choice.offer(answer.runs))
 
     def _follow_run(self, name: str) -> Events:
-        """Take part in the run that the aggregator names first; nothing of the former is answered."""
+        """Take part in the run of this name; nothing of the former is answered."""
         parts = self._parts
         if name == parts.announcements.name:
             return
@@ -218,13 +218,25 @@ class Dispatcher:
         if adopted.is_changed and parts.link.is_refusing_unknown:
             parts.link.subscribe()
 
-    def report_refused(self, bundle: m.BundleMessage, reason: Reason) -> None:
-        """Report to the aggregator that this device does not follow a bundle; once a minute."""
+    def refuse_bundle(self, bundle: m.BundleMessage, ref: bytes, reason: Reason) -> Events:
+        """Report that this device does not follow a bundle, and take part in another run instead.
+
+        The report is sent once a minute. Another run is chosen if this device lacks an ability that
+        the present one needs, and the welcome names a run that it has not declined.
+        """
+        parts = self._parts
+        self._report_refused(bundle, ref, reason)
+        other = parts.choice.decline(parts.announcements.name, reason)
+        if other is not None:
+            yield from self._follow_run(other)
+
+    def _report_refused(self, bundle: m.BundleMessage, ref: bytes, reason: Reason) -> None:
         parts, now = self._parts, self._parts.time.uptime
         is_new = bundle.serial != self._reported[0] or now - self._reported[1] >= _REPORT_AGAIN
         if is_new and parts.link.is_up and not parts.participation.is_rationed:
             self._reported = bundle.serial, now
-            parts.link.send(m.RefusalMessage(code=reason, wait=0, id=bundle.digest[:16]))
+            about = m.RefusalMessage(code=reason, wait=0, ref=ref, id=bundle.digest[:16])
+            parts.link.send(about)
 
     def _refuse(self, refused: Refused, kind: str) -> None:
         """Count a verified message that is not followed; log an operator's error once."""

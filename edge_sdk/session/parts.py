@@ -21,6 +21,7 @@ from edge_sdk.session.link_quota import LinkQuota
 from edge_sdk.session.metrics_report import MetricsReporter
 from edge_sdk.session.participation import Participation
 from edge_sdk.session.poison_messages import SetAside
+from edge_sdk.session.run_choice import RunChoice
 from edge_sdk.session.server_clock import ServerClock
 from edge_sdk.session.signal_inbox import SignalInbox
 from edge_sdk.session.signed_link import SignedLink
@@ -48,6 +49,7 @@ class SessionParts:
         commands: Executed commands.
         reporter: Hourly metrics.
         set_aside: Messages that are skipped after a defect.
+        choice: Runs of the last welcome, and those that the device declines.
     """
 
     store: DeviceStore
@@ -64,6 +66,7 @@ class SessionParts:
     commands: CommandLog
     reporter: MetricsReporter
     set_aside: SetAside
+    choice: RunChoice
 
     @classmethod
     def of(
@@ -118,6 +121,7 @@ class SessionParts:
             commands=CommandLog(store),
             reporter=MetricsReporter(store, link, counts, time, outbox),
             set_aside=SetAside(store, counts),
+            choice=RunChoice(store),
         )
 
     def count(self, name: str, number: int = 1) -> None:
@@ -135,12 +139,20 @@ class SessionParts:
         return min((due for due in dues if due is not None), default=latest)
 
     @property
+    def welcome_run(self) -> int | None:
+        """Number of the run in the welcome; None if this device has declined that run."""
+        welcome, first = self.outbox.state.welcome, self.choice.names[:1]
+        if welcome is None or (first and first[0] != self.announcements.name):
+            return None
+        return welcome.run
+
+    @property
     def is_missing_announcements(self) -> bool:
         """Return whether keys, a bundle announcement or a manifest is missing that must exist."""
         welcome, manifest = self.outbox.state.welcome, self.inbox.manifest
         if welcome is None:
             return self.announcements.ring.announced is None and self.link.is_refusing_unknown
         bundle = self.announcements.bundle
-        run = max(welcome.run, manifest.run if manifest is not None else 0)
+        run = max(self.welcome_run or 0, manifest.run if manifest is not None else 0)
         announced = bundle.run if bundle is not None else 0
         return min(announced, manifest.run if manifest is not None else 0) < run

@@ -32,6 +32,7 @@ from edge_sdk.wire.errors import Reason
 from edge_sdk.wire.keys import Signer
 from edge_sdk.wire.link.transport import LinkDown, LinkUp, Transport
 from edge_sdk.wire.protocol import messages as m
+from edge_sdk.wire.protocol.envelope import digest, ref
 from edge_sdk.wire.protocol.outbox import Outbox
 from edge_sdk.wire.protocol.outbox_state import OutboxEntry, StepInputs, UplinkCounters
 
@@ -128,6 +129,16 @@ class Session:
         return self._connection.linked_at
 
     @property
+    def declined(self) -> Mapping[str, str]:
+        """Reason for which this device declined each run of the last welcome, by its name."""
+        return self._parts.choice.declined
+
+    @property
+    def has_other_run(self) -> bool:
+        """Return whether the welcome names another run, for the case that this one is declined."""
+        return not self._parts.choice.is_last(self._parts.announcements.name)
+
+    @property
     def may_request(self) -> bool:
         """Return whether a request may be sent to the aggregator now."""
         return self.is_linked and self.outbox.is_ready and not self.participation.is_rationed
@@ -148,7 +159,7 @@ class Session:
         return (
             inbox.manifest is not None
             and welcome is not None
-            and inbox.manifest.run == welcome.run
+            and self._parts.welcome_run in (None, inbox.manifest.run)
             and inbox.is_ending
             and inbox.manifest.version <= self.seen.version
             and self._agenda.waiting is None
@@ -209,9 +220,10 @@ class Session:
         if manifest is not None and self.is_linked and not self.participation.is_rationed:
             self._parts.link.send(m.RefusalMessage(code=reason, wait=0, id=manifest.digest[:16]))
 
-    def refuse_bundle(self, bundle: m.BundleMessage, reason: Reason) -> None:
-        """Tell the aggregator that this device does not follow a bundle; once a minute."""
-        self._arrivals.report_refused(bundle, reason)
+    def refuse_bundle(self, found: FoundBundle, reason: Reason) -> Events:
+        """Tell the aggregator that this device does not follow a bundle; choose another run."""
+        refused = ref(digest(found.body))
+        yield from self._arrivals.refuse_bundle(found.announced, refused, reason)
 
     def send_signal(self, signal: Signal, enc: str) -> None:
         """Send a perishable signal; what cannot be sent is dropped.

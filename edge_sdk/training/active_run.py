@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from typing import Any
 
 from edge_sdk.app.cli import fields
@@ -24,6 +24,7 @@ from edge_sdk.training.error_feedback import Residual
 from edge_sdk.training.model_runtime import ModelRuntime
 from edge_sdk.training.privacy_accountant import PrivacyAccountant
 from edge_sdk.training.run_role import RunnableBundle
+from edge_sdk.wire.contract.manifest import Manifest
 from edge_sdk.wire.contract.method import CONTRACTS, Ask, Contract, answered
 from edge_sdk.wire.errors import Reason, Refused
 from edge_sdk.wire.protocol import messages as m
@@ -65,6 +66,7 @@ class ActiveRun:
         agenda: Agenda,
         clock: Clock,
         between_batches: Callable[[], None],
+        streams: Callable[[Manifest], Container[str]] | None = None,
     ) -> None:
         """Activate a bundle for the run announced last, and restore the learned state.
 
@@ -77,12 +79,13 @@ class ActiveRun:
             agenda: Work that waits on the device.
             clock: Source of the time.
             between_batches: Called between two minibatches; may raise ``GivenUp``.
+            streams: Returns the streams of a bundle that have a source here; None if unknown.
 
         Raises:
             EdgeError: The bundle cannot be used here.
         """
         self._config, self._methods = config, methods
-        self._between_batches = between_batches
+        self._between_batches, self._streams = between_batches, streams
         self._store, self._session, self._agenda, self._clock = store, session, agenda, clock
         self.accountant = PrivacyAccountant(store, session, clock)
         self.state: Any = None
@@ -189,11 +192,14 @@ class ActiveRun:
         layout = self.learner.spec.whole_digest
         try:
             bundle = take_over(self._config, found, self.learner.bundle)
+            if self._session.has_other_run:
+                self._check_streams(bundle.manifest)
             self._put(bundle, found.announced, self.learner.series)
         except (EdgeError, Refused) as error:
             self._session.count("bundles refused")
             logger.warning("bundle refused %s", fields(name=found.announced.name, why=error))
-            self._session.refuse_bundle(found.announced, _reason_of(error))
+            for event in self._session.refuse_bundle(found, _reason_of(error)):
+                self._agenda.add(event)
             return False
         if found.announced.run != self._session.seen.run:
             self._agenda.begin_run()
@@ -205,6 +211,19 @@ class ActiveRun:
         details = {"run": announced.run, "bundle": announced.name, "method": announced.method}
         logger.info("run joined %s", fields(**details))
         return True
+
+    def _check_streams(self, manifest: Manifest) -> None:
+        """Refuse a bundle that needs readings for which this device has no source.
+
+        Raises:
+            Refused: NO_WINDOWS.
+        """
+        if self._streams is None:
+            return
+        given = self._streams(manifest)
+        lost = [name for name in manifest.required_streams if name not in given]
+        if lost:
+            raise Refused(Reason.NO_WINDOWS, f"{', '.join(lost)}: no source")
 
     def recall(self) -> None:
         """Restore the saved state, if it was trained for this layout."""

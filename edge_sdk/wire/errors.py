@@ -71,6 +71,18 @@ class Reason(IntEnum):
         return self == 0 or 20 <= self < 40 or self == Reason.BAD_COMMAND
 
 
+ABILITIES = frozenset(
+    (
+        Reason.UNKNOWN_KIND,  # the method is not accepted
+        Reason.WRONG_ENCODING,  # no allowed encoding is one that the device writes
+        Reason.PLAIN_REFUSED,  # messages would have to be encrypted
+        Reason.UPGRADE_REQUIRED,  # the bundle's operators, or the device's site and privacy settings
+        Reason.NO_WINDOWS,  # a channel that the bundle needs has no source
+    )
+)
+"""Reasons for which a device cannot take part in a run; it declines the run with one of them."""
+
+
 class WireError(Exception):
     """Base class of every error between two ends."""
 

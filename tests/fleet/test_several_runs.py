@@ -131,6 +131,57 @@ def test_a_device_that_is_labelled_anew_changes_its_run_and_back(town):
     assert town.clients[0].status()["counts"].get("arrived ROLLBACK", 0) == 0
 
 
+def begin_two_open_runs(town):
+    """Begin two runs for every device; home-1 and home-3 know only the method of the second."""
+    town.write([section("meter", cohort={}), section("charger", cohort={})])
+    assert cli.main(["announce", str(town.config)]) == 0
+    town.start_daemon()
+    for number in range(4):
+        if number % 2:
+            path = town.folder / f"home-{number}.toml"
+            text = path.read_text()
+            path.write_text(text.replace("accept = {  }", 'accept = { "methods" = ["fedbuff"] }'))
+        town.start(number)
+    town.until(lambda: all(version >= 3 for version in town.versions().values()))
+
+
+def test_a_device_takes_the_first_run_that_it_is_able_to(town, capsys, delivered):
+    begin_two_open_runs(town)
+    assert town.cohorts("meters", 2) == {"home-0", "home-2"}
+    assert town.cohorts("chargers", 2) == {"home-1", "home-3"}
+    assert town.daemon.snapshot.status["declined"] == {"meters": {"UNKNOWN_KIND": 2}}
+    assert town.daemon._ingress.counts["NOT_IN_COHORT"] == 0
+    assert town.clients[1].status()["declined"] == {"meters": "UNKNOWN_KIND"}
+    assert "declined" not in town.clients[0].status()
+    for number in (1, 3):  # they read which run it is, and fetch nothing of it
+        topics_of_meters = [one for one in delivered[f"home-{number}"] if "_meters" in one]
+        assert not [one for one in topics_of_meters if topics.parse(one).kind == "part"]
+    capsys.readouterr()
+    town.kill_daemon()
+    assert cli.main(["list", str(town.config)]) == 0
+    listed = {line.split()[0]: line for line in capsys.readouterr().out.splitlines()}
+    assert "cannot take part in meters: UNKNOWN_KIND" in listed["home-1"]
+    assert "cannot" not in listed["home-0"]
+
+
+def test_a_declined_run_stays_declined_over_a_restart_until_it_is_announced_anew(town):
+    begin_two_open_runs(town)
+    before = town.versions()
+    town.kill_daemon()
+    town.start_daemon()
+    town.until(lambda: town.versions()["meters"] >= before["meters"] + 2)
+    assert town.cohorts("meters", 1) == {"home-0", "home-2"}
+    assert town.daemon.snapshot.status["declined"] == {"meters": {"UNKNOWN_KIND": 2}}
+    town.kill_daemon()
+    runs = [section("meter", cohort={}, method="fedbuff"), section("charger", cohort={})]
+    town.write(runs)
+    assert cli.main(["announce", str(town.config)]) == 0
+    town.start_daemon()
+    town.until(lambda: "home-1" in town.cohorts("meters", 1))
+    assert "declined" not in town.daemon.snapshot.status
+    assert "declined" not in town.clients[1].status()
+
+
 def test_runs_and_devices_continue_where_they_were_after_both_are_killed(town):
     town.start_all()
     town.until(lambda: all(version >= 2 for version in town.versions().values()))

@@ -18,6 +18,8 @@ from aggregator.store.errors import DatabaseError
 from aggregator.store.sequence_ledger import Key, Ledger, LedgerRow, renewed
 from aggregator.store.types import (
     Applied,
+    Contact,
+    DeclinedRun,
     DownloadBody,
     EnrolledDevice,
     Horizon,
@@ -42,6 +44,8 @@ class Tables:
     """Everything that a transaction saves or not."""
 
     clients: dict[str, EnrolledDevice] = field(default_factory=dict)
+    contacts: dict[str, Contact] = field(default_factory=dict)
+    declined: dict[tuple[str, str], DeclinedRun] = field(default_factory=dict)
     ledgers: dict[str, Ledger] = field(default_factory=dict)
     rows: dict[tuple[str, int, int], LedgerRow] = field(default_factory=dict)
     commands: dict[tuple[str, int], CommandMessage] = field(default_factory=dict)
@@ -111,6 +115,22 @@ class MemoryStore:
         self.put_client(client)
         self._tables.ledgers[client.id] = renewed(before, life=0, cmd=before.cmd, spent=spent)
         return before
+
+    def contacts(self) -> dict[str, Contact]:
+        return dict(self._tables.contacts)
+
+    def save_contacts(self, found: Mapping[str, Contact]) -> None:
+        self._tables.contacts.update(found)
+
+    def declined(self) -> list[DeclinedRun]:
+        return [one for _, one in sorted(self._tables.declined.items())]
+
+    def decline(self, run: DeclinedRun) -> None:
+        self._tables.declined[run.device, run.name] = run
+
+    def forget_declined(self, device: str) -> None:
+        for key in [key for key in self._tables.declined if key[0] == device]:
+            del self._tables.declined[key]
 
     def unusable(self) -> dict[str, list[str]]:
         return {}

@@ -7,7 +7,13 @@ import pytest
 
 from aggregator.store.errors import DatabaseNewerError
 from aggregator.store.opener import open_store
-from aggregator.store.types import DownloadBody, EnrolledDevice, PendingTask
+from aggregator.store.types import (
+    Contact,
+    DeclinedRun,
+    DownloadBody,
+    EnrolledDevice,
+    PendingTask,
+)
 
 
 def test_a_newer_schema_is_refused_and_untouched(path):
@@ -29,8 +35,32 @@ def test_what_the_file_promises(store):
     assert store.integrity() == []
 
 
+def test_a_file_of_schema_4_is_read_beside_its_daemon_and_upgraded_without_loss(path):
+    task = PendingTask("meter-1", 1, 7, 0, 0, 6, "step", {}, b"\0")
+    with open_store(path) as store:
+        store.put_client(EnrolledDevice("meter-1", (bytes(32),), labels=(("kind", "meter"),)))
+        store.commit(1, {}, 0, asked=[task, replace(task, run=2)])
+    with sqlite3.connect(path) as db:
+        db.executescript("DROP TABLE contacts; DROP TABLE declined; PRAGMA user_version = 4;")
+    with open_store(path, read_only=True) as store:
+        assert store.contacts() == {}
+        assert store.declined() == []
+    contact, run = Contact("0.1.1", 1_800_000_000_000), DeclinedRun("meter-1", "a", "TOO", b"r")
+    with open_store(path) as store:
+        assert [store.tasks(number)[0].run for number in (1, 2)] == [1, 2]
+        assert store.clients()[0].labels == (("kind", "meter"),)
+        store.save_contacts({"meter-1": contact})
+        store.decline(run)
+    with open_store(path) as store:
+        assert store.contacts() == {"meter-1": contact}
+        assert store.declined() == [run]
+        store.forget_declined("meter-1")
+        assert store.declined() == []
+
+
 TASKS_OF_SCHEMA_3 = """
-DROP TABLE labels; DROP TABLE run_names; DROP TABLE content_names; DROP TABLE tasks;
+DROP TABLE contacts; DROP TABLE declined; DROP TABLE labels; DROP TABLE run_names;
+DROP TABLE content_names; DROP TABLE tasks;
 CREATE TABLE tasks (device TEXT PRIMARY KEY, run INTEGER NOT NULL,
     round INTEGER NOT NULL, attempt INTEGER NOT NULL, step INTEGER NOT NULL,
     base INTEGER NOT NULL, ask TEXT NOT NULL,

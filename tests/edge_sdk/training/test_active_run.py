@@ -104,3 +104,19 @@ def test_the_state_of_a_fleet_round_replaces_that_of_local_rounds(started):
     learn_alone(active)
     active.adopt(active.state)
     assert active.latest is active.state
+
+
+@pytest.mark.parametrize("names", [("homes", "others"), ("homes",)])
+def test_a_run_whose_bundle_needs_an_absent_source_is_left_for_another(started, monkeypatch, names):
+    client = started.device.client
+    active, session = client._active, client._session
+    parts = session._parts
+    monkeypatch.setattr(active, "_streams", lambda _manifest: ("weather.temperature",))
+    parts.choice.offer(names)
+    parts.announcements.follow_run("homes")
+    found = replace(announced(active.learner.manifest), archive=None)
+    has_other = len(names) > 1
+    assert active.follow(found) is not has_other
+    assert dict(session.declined) == ({"homes": "NO_WINDOWS"} if has_other else {})
+    assert parts.announcements.name == names[-1]
+    assert client.status().get("declined", {}) == dict(session.declined)

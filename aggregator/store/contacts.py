@@ -1,0 +1,58 @@
+"""Store each device's software version and last message, and the runs that it has declined."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Mapping
+
+from aggregator.store.schema import has_contacts
+from aggregator.store.types import Contact, DeclinedRun
+
+
+def contacts(db: sqlite3.Connection) -> dict[str, Contact]:
+    """Return version and last message of the devices, by id."""
+    if not has_contacts(db):
+        return {}
+    return {
+        device: Contact(sdk, seen)
+        for device, sdk, seen in db.execute("SELECT device, sdk, seen FROM contacts")
+    }
+
+
+def save(db: sqlite3.Connection, found: Mapping[str, Contact]) -> None:
+    """Insert or replace version and last message of some devices."""
+    rows = [(device, one.sdk, one.seen) for device, one in found.items()]
+    db.executemany("INSERT OR REPLACE INTO contacts VALUES (?, ?, ?)", rows)
+
+
+def declined(db: sqlite3.Connection) -> list[DeclinedRun]:
+    """Return the runs that devices have declined, by device and name."""
+    if not has_contacts(db):
+        return []
+    found = "SELECT device, name, reason, ref FROM declined ORDER BY device, name"
+    rows = db.execute(found)
+    return [DeclinedRun(device, name, why, bytes(ref)) for device, name, why, ref in rows]
+
+
+def decline(db: sqlite3.Connection, run: DeclinedRun) -> None:
+    """Record that a device cannot take part in a run.
+
+    Example:
+        >>> from pathlib import Path
+        >>> from aggregator.store.schema import prepare
+        >>> db = sqlite3.connect(":memory:", isolation_level=None)
+        >>> prepare(db, Path("fleet.db"))
+        >>> decline(db, DeclinedRun("meter-1", "cells", "UNKNOWN_KIND", bytes(16)))
+        >>> [(one.device, one.name, one.reason) for one in declined(db)]
+        [('meter-1', 'cells', 'UNKNOWN_KIND')]
+        >>> forget(db, "meter-1")
+        >>> declined(db)
+        []
+    """
+    row = (run.device, run.name, run.reason, run.ref)
+    db.execute("INSERT OR REPLACE INTO declined VALUES (?, ?, ?, ?)", row)
+
+
+def forget(db: sqlite3.Connection, device: str) -> None:
+    """Delete the declined runs of a device."""
+    db.execute("DELETE FROM declined WHERE device = ?", (device,))
