@@ -17,6 +17,9 @@ from typing import ClassVar, Self
 
 from edge_sdk.app.cli import USAGE, Failure
 
+AGAIN = 0.5
+"""Seconds until an interrupt that was discarded is raised again."""
+
 GRACE = 8.0
 """Seconds between SIGTERM and SIGKILL."""
 
@@ -194,16 +197,35 @@ class ProcessGroup:
 
 @contextmanager
 def stoppable() -> Iterator[None]:
-    """Let SIGTERM end the block as Ctrl-C does, so that everything started in it is stopped."""
+    """Let SIGTERM end the block as Ctrl-C does, so that everything started in it is stopped.
 
-    def on_signal(_number: int, _frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
+    Python discards an exception that is raised inside a finaliser, a weak reference's callback or a
+    callback from C. After the first SIGTERM the interrupt is therefore raised again every ``AGAIN``
+    seconds until the block ends, but never while an interrupt already unwinds the stack.
+    """
+    with ExitStack() as stack:
 
-    before = signal.signal(signal.SIGTERM, on_signal)
-    try:
+        def interrupt(_number: int, _frame: FrameType | None) -> None:
+            if not _is_unwinding(sys.exc_info()[1]):
+                raise KeyboardInterrupt
+
+        def on_signal(number: int, frame: FrameType | None) -> None:
+            if signal.getsignal(signal.SIGALRM) is not interrupt:
+                handler = signal.signal(signal.SIGALRM, interrupt)
+                stack.callback(signal.signal, signal.SIGALRM, handler)
+                timer = signal.setitimer(signal.ITIMER_REAL, AGAIN, AGAIN)
+                stack.callback(signal.setitimer, signal.ITIMER_REAL, *timer)
+            interrupt(number, frame)
+
+        stack.callback(signal.signal, signal.SIGTERM, signal.signal(signal.SIGTERM, on_signal))
         yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
+
+
+def _is_unwinding(error: BaseException | None) -> bool:
+    """Return whether an interrupt is being handled, also below errors that followed it."""
+    while error is not None and not isinstance(error, KeyboardInterrupt):
+        error = error.__context__
+    return error is not None
 
 
 @contextmanager

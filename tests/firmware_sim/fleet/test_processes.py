@@ -6,11 +6,13 @@ import os
 import signal
 import sys
 import time
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from firmware_sim.fleet.processes import ProcessGroup, ProgramDied, ProgramRefused, run
+from firmware_sim.fleet import processes
+from firmware_sim.fleet.processes import ProcessGroup, ProgramDied, ProgramRefused, run, stoppable
 
 SLEEP = [sys.executable, "-c", "import time; print('up', flush=True); time.sleep(60)"]
 STUBBORN = """
@@ -113,3 +115,60 @@ def test_a_refused_configuration_is_reported_with_the_programs_own_message():
     with pytest.raises(ProgramRefused, match=r"^x: run\.quorum: at least 1$") as caught:
         run([sys.executable, "-c", words])
     assert (caught.value.hint, caught.value.exit_code) == ("more", 2)
+
+
+class Swallower:
+    """An object whose finaliser is interrupted; Python discards what is raised there."""
+
+    def __del__(self):
+        os.kill(os.getpid(), signal.SIGTERM)
+        for _ in range(1000):
+            pass
+
+
+def wait_after_a_discarded_signal():
+    one = Swallower()
+    del one
+    for _ in range(6000):  # a minute; without a second interrupt it comes to its end
+        time.sleep(0.01)
+
+
+def wait_after_a_signal():
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(60)
+
+
+def test_a_signal_whose_interrupt_is_discarded_still_ends_the_block(monkeypatch):
+    discarded = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda found: discarded.append(found.exc_type))
+    monkeypatch.setattr(processes, "AGAIN", 0.01)
+    before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGALRM)]
+    timer = signal.getitimer(signal.ITIMER_REAL)
+    with pytest.raises(KeyboardInterrupt), stoppable():
+        wait_after_a_discarded_signal()
+    assert discarded == [KeyboardInterrupt]
+    assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGALRM)] == before
+    assert bool(signal.getitimer(signal.ITIMER_REAL)[0]) == bool(timer[0])
+
+
+def test_no_further_interrupt_cuts_the_cleanup_short(monkeypatch):
+    monkeypatch.setattr(processes, "AGAIN", 0.01)
+    cleaned = []
+
+    @contextmanager
+    def owner():
+        try:
+            yield
+        finally:
+            os.kill(os.getpid(), signal.SIGTERM)  # an impatient second one
+            for _ in range(20):
+                time.sleep(0.01)
+            try:
+                Path("/nonexistent").read_bytes()
+            except OSError:
+                time.sleep(0.05)
+            cleaned.append(True)
+
+    with pytest.raises(KeyboardInterrupt), stoppable(), owner():
+        wait_after_a_signal()
+    assert cleaned == [True]
