@@ -6,7 +6,7 @@ import json
 import tempfile
 from pathlib import Path
 
-from firmware_sim.fleet.federation import FINISH_TIMEOUT, Federation, free_port, start_broker
+from firmware_sim.fleet.federation import Federation, free_port, start_broker
 from firmware_sim.fleet.processes import ProcessGroup, stoppable
 from firmware_sim.fleet.run_files import prepare
 from firmware_sim.samples import sample_set
@@ -16,6 +16,7 @@ from tools.emulated.sealing import Wrong
 
 _ROUNDS = 2
 _LIMIT = 240.0
+_LAST_CHOICE = 600.0  # s that the board may fetch the final model and choose its forecast in
 _PAIR = Scenario(
     "two architectures",
     devices=2,
@@ -44,7 +45,7 @@ def learned(board: Board, lock: str, cpu: str) -> str:
             pair.devices += [device, pair.start_device(ready.devices[1])]
             for _ in pair.watch(_LIMIT):
                 pass
-            code = device.wait(FINISH_TIMEOUT)
+            code = device.wait(_LAST_CHOICE)
             return judged(code, device.tail(1))
 
 
