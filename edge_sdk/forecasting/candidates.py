@@ -31,6 +31,7 @@ from edge_sdk.forecasting.combination import (
 from edge_sdk.forecasting.forecast import SourceOf, fan, least
 from edge_sdk.forecasting.forecast_choice import ForecastChoice
 from edge_sdk.forecasting.intervals import complete, row_numbers
+from edge_sdk.forecasting.model_monitor import ModelMonitor
 from edge_sdk.forecasting.own_model import OwnModel
 from edge_sdk.forecasting.seasonal_naive import WEEK, rows_of, seasonal_naive
 from edge_sdk.forecasting.windows import ChannelFrame
@@ -161,24 +162,74 @@ class CandidateModels:
             p: Whole vector of the fleet's model, which has not learned from these rows.
             frame: Channels and readings.
         """
-        count, horizon = len(frame), frame.window.horizon
-        first = int(np.searchsorted(row_numbers(frame), upto, side="right"))
-        first = max(first, count - MOST, frame.window.lookback)
-        origins = np.arange(max(first - horizon, 0), count - 1, dtype=np.int64)
-        origins = origins[complete(frame)[origins]]
-        rows = origins[:, None] + 1 + np.arange(horizon)
-        is_new = (rows >= first) & (rows < count)
-        truth = np.where(is_new, frame.raw[np.minimum(rows, count - 1)], np.nan)
-        return self._extended(table, p, frame, origins, truth)
+        return self._extended(table, p, frame, *new_windows(frame, upto))
+
+    def monitored(
+        self,
+        monitor: ModelMonitor,
+        choice: ForecastChoice,
+        upto: int,
+        p: Vector,
+        frame: ChannelFrame,
+    ) -> ModelMonitor:
+        """Score a choice, the fleet's model and the naive forecast on the rows after a row number.
+
+        The naive forecast is that of a week before, where it is known, else that of the day before.
+
+        Args:
+            monitor: Scores so far.
+            choice: What has been served.
+            upto: Number of the newest row that was scored before.
+            p: Whole vector of the fleet's model, which has not learned from these rows.
+            frame: Channels and readings.
+        """
+        origins, truth = new_windows(frame, upto)
+        if len(origins):
+            fans = self.fans(p, frame, origins, {FLEET, LAST_DAY, LAST_WEEK, *choice.used})
+            fleet, served = fans[CANDIDATES.index(FLEET)], chosen(choice, fans)
+            served = np.where(np.isfinite(served), served, fleet)
+            middle = self.levels.index(0.5)
+            day, week = (fans[CANDIDATES.index(one), :, :, middle] for one in (LAST_DAY, LAST_WEEK))
+            naive = np.where(np.isfinite(week), week, day)
+            days = target_days(frame, origins)
+            monitor = monitor.extended(served, fleet, naive, truth, days)
+        today = int(frame.times[-1]) // DAY
+        return monitor.judged(today, int(row_numbers(frame)[-1]))
 
     def _extended(
         self, table: HeldBackErrors, p: Vector, frame: ChannelFrame, origins: Ints, truth: Floats
     ) -> HeldBackErrors:
         if not len(origins):
             return table
-        step, horizon = frame.window.step_seconds, frame.window.horizon
-        days = (frame.times[origins, None] + step * (1 + np.arange(horizon))) // DAY
+        days = target_days(frame, origins)
         return table.extended(self.fans(p, frame, origins), truth, days, self.levels)
+
+
+def new_windows(frame: ChannelFrame, upto: int) -> tuple[Ints, Floats]:
+    """Return the origins of complete windows with a target after a row number, and the new targets.
+
+    Args:
+        frame: Channels and readings.
+        upto: Number of the newest row that is not new.
+
+    Returns:
+        Origins ``(n,)``, at most the newest ``MOST`` rows, and truth ``(n, horizon)``: NaN for what
+        is not new, and for what has not come yet.
+    """
+    count, horizon = len(frame), frame.window.horizon
+    first = int(np.searchsorted(row_numbers(frame), upto, side="right"))
+    first = max(first, count - MOST, frame.window.lookback)
+    origins = np.arange(max(first - horizon, 0), count - 1, dtype=np.int64)
+    origins = origins[complete(frame)[origins]]
+    rows = origins[:, None] + 1 + np.arange(horizon)
+    is_new = (rows >= first) & (rows < count)
+    return origins, np.where(is_new, frame.raw[np.minimum(rows, count - 1)], np.nan)
+
+
+def target_days(frame: ChannelFrame, origins: Ints) -> Ints:
+    """Return the day since 1970 of each target of some windows, ``(n, horizon)``."""
+    step, horizon = frame.window.step_seconds, frame.window.horizon
+    return np.asarray((frame.times[origins, None] + step * (1 + np.arange(horizon))) // DAY)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

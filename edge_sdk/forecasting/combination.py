@@ -205,35 +205,40 @@ class HeldBackErrors:
         which = self.days < day
         return HeldBackErrors(self.days[which], self.sums[which], self.counts[which])
 
+    def since(self, day: int) -> HeldBackErrors:
+        """Return a day and those after it."""
+        which = self.days >= day
+        return HeldBackErrors(self.days[which], self.sums[which], self.counts[which])
+
     def block(self, number: int) -> HeldBackErrors:
         """Return the table of one block of steps; only of days with a value in it."""
         some = self.counts[:, number] > 0
         one = slice(number, number + 1)
         return HeldBackErrors(self.days[some], self.sums[some, one], self.counts[some, one])
 
-    def compared(self) -> dict[str, float]:
+    def compared(self, least: int = LEAST) -> dict[str, float]:
         """Return the mean error of each comparable column, over the days that all of them know.
 
-        A column is compared if it knows at least ``LEAST`` days. While the comparable columns have
+        A column is compared if it knows at least so many days. While the comparable columns have
         fewer days than that in common, the one that knows the fewest is left out.
         """
         errors = self.errors
         known = np.isfinite(errors)
-        columns = [c for c in range(len(COLUMNS)) if known[:, c].sum() >= LEAST]
+        columns = [c for c in range(len(COLUMNS)) if known[:, c].sum() >= least]
         while columns:
             common = known[:, columns].all(axis=1)
-            if common.sum() >= LEAST:
+            if common.sum() >= least:
                 means = errors[common][:, columns].mean(axis=0).tolist()
                 return {COLUMNS[c]: mean for c, mean in zip(columns, means, strict=True)}
             columns.remove(min(reversed(columns), key=lambda c: known[:, c].sum()))
         return {}
 
-    def inverse_weights(self) -> dict[str, float]:
+    def inverse_weights(self, least: int = LEAST) -> dict[str, float]:
         """Return the weights of the mean, with sum 1; empty without comparable candidates.
 
         Candidates whose error exceeds the least one by more than the factor ``CLOSE`` have none.
         """
-        errors = {name: error for name, error in self.compared().items() if name != MEAN}
+        errors = {name: error for name, error in self.compared(least).items() if name != MEAN}
         if not errors:
             return {}
         smallest = min(errors.values())

@@ -11,6 +11,7 @@ from edge_sdk.forecasting.combination import (
     BY_STEP,
     COLUMNS,
     FLEET,
+    LEAST,
     MARGIN,
     MEAN,
     HeldBackErrors,
@@ -49,7 +50,11 @@ class ForecastChoice:
 
 
 def choose(
-    table: HeldBackErrors, present: str = FLEET, available: Collection[str] = COLUMNS
+    table: HeldBackErrors,
+    present: str = FLEET,
+    available: Collection[str] = COLUMNS,
+    *,
+    least: int = LEAST,
 ) -> ForecastChoice:
     """Choose the candidate, or the weighted mean, with the least held-back error over all steps.
 
@@ -61,6 +66,7 @@ def choose(
         table: Held-back errors.
         present: Name of the present choice.
         available: Names that may be chosen now.
+        least: Days that a candidate must know to be compared.
 
     Example:
         >>> from edge_sdk.forecasting.combination import CANDIDATES
@@ -70,7 +76,7 @@ def choose(
         >>> choose(table).name, choose(table.before(6)).name
         ('last day', 'fleet')
     """
-    errors, days = table.compared(), len(table.days)
+    errors, days = table.compared(least), len(table.days)
     rivals = {name: error for name, error in errors.items() if name in available}
     incumbent = present if present in rivals else FLEET
     if not rivals:
@@ -78,12 +84,16 @@ def choose(
     best = min(rivals, key=lambda name: rivals[name])
     is_beaten = incumbent not in rivals or rivals[best] < (1.0 - MARGIN) * rivals[incumbent]
     name = best if is_beaten else incumbent
-    weights = table.inverse_weights() if name == MEAN else {name: 1.0}
+    weights = table.inverse_weights(least) if name == MEAN else {name: 1.0}
     return ForecastChoice(name, weights, errors, days)
 
 
 def choose_by_step(
-    table: HeldBackErrors, before: ForecastChoice, available: Collection[str] = COLUMNS
+    table: HeldBackErrors,
+    before: ForecastChoice,
+    available: Collection[str] = COLUMNS,
+    *,
+    least: int = LEAST,
 ) -> ForecastChoice:
     """Choose for every block of steps by ``choose``; one choice where they all agree.
 
@@ -91,16 +101,18 @@ def choose_by_step(
         table: Held-back errors.
         before: The present choice.
         available: Names that may be chosen now.
+        least: Days that a candidate must know to be compared.
     """
     if table.blocks == 1:
-        return choose(table, before.name, available)
+        return choose(table, before.name, available, least=least)
     present = before.parts or table.blocks * (before,)
     if len(present) != table.blocks:
         present = table.blocks * (ForecastChoice(),)
     parts = tuple(
-        choose(table.block(number), one.name, available) for number, one in enumerate(present)
+        choose(table.block(number), one.name, available, least=least)
+        for number, one in enumerate(present)
     )
-    errors, days = table.compared(), len(table.days)
+    errors, days = table.compared(least), len(table.days)
     names = {part.name for part in parts}
     if len(names) == 1 and MEAN not in names:
         return replace(parts[0], errors=errors, days=days)

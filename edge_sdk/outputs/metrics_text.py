@@ -85,6 +85,21 @@ def _forecast(
     yield "gridfed_edge_forecast_error", "gauge", "Held-back error, in the unit.", errors
     days = [(labels, float(quality.days))]
     yield "gridfed_edge_forecast_days_compared", "gauge", "Days of the held-back error.", days
+    yield from _monitor(labels, report.status.get("forecast", {}).get("monitor", {}))
+
+
+def _monitor(
+    labels: Mapping[str, object], monitor: Mapping[str, Any]
+) -> Iterator[tuple[str, str, str, Iterable[Sample]]]:
+    """Yield the metrics of the model monitor; none where candidates are not compared."""
+    if not monitor:
+        return
+    ratio = _number(monitor.get("error relative to naive, 7 days"))
+    text = "Error of the served forecast over seven days, relative to the seasonal naive forecast."
+    yield "gridfed_edge_forecast_error_ratio", "gauge", text, [(labels, ratio)]
+    text = "Alarms: the served forecast had become worse than the seasonal naive one."
+    alarms = _number(monitor.get("alarms"))
+    yield "gridfed_edge_forecast_alarms_total", "counter", text, [(labels, alarms)]
 
 
 def _ends(

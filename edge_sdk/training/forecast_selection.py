@@ -19,6 +19,7 @@ from edge_sdk.app.clock import Clock
 from edge_sdk.app.settings import seconds
 from edge_sdk.config import Config
 from edge_sdk.errors import StoreFull
+from edge_sdk.forecasting.calendar_features import DAY
 from edge_sdk.forecasting.combination import FLEET
 from edge_sdk.forecasting.forecast_choice import choose_by_step
 from edge_sdk.forecasting.own_model import fit
@@ -100,7 +101,7 @@ class ForecastSelection:
             return False
         if now < self._retry_at and not (self._is_interrupted and session.is_done):
             return False
-        if not self._is_wanted():
+        if not (self._is_wanted() or self._is_day_over):
             return False
         share = self._config.fine_tuning.wake_share
         return not self._scheduler.blocking_limit() and self._scheduler.has_wake_time(share)
@@ -111,6 +112,9 @@ class ForecastSelection:
         self._retry_at, self._is_interrupted = begun + _RETRY, False
         self._scheduler.count_time(awake=False)
         try:
+            self._compare(self._active.learner.vector(self._active.latest))
+            if not self._is_wanted():
+                return
             self._tune()
             self._fit()
             self._fit_trees()
@@ -135,8 +139,23 @@ class ForecastSelection:
 
     # --- the steps --------------------------------------------------------------------------------
 
+    @property
+    def _is_alarmed(self) -> bool:
+        """Return whether the served forecast has become worse than the naive one since the choice."""
+        before = self.candidates.selection
+        return before.monitor.alarmed_row > before.judged_row
+
+    @property
+    def _is_day_over(self) -> bool:
+        """Return whether a day of readings is complete that has not been scored."""
+        learner, upto = self._active.learner, self.candidates.selection.upto
+        series = learner.series
+        if learner.scale is None or not len(series):
+            return False
+        return series.newest * series.step // DAY > upto * series.step // DAY
+
     def _is_wanted(self) -> bool:
-        """Return whether a common model is new, or the last choice is old.
+        """Return whether a common model is new, the last choice is old, or there was an alarm.
 
         Before the first training there is no scale, and so no model to tune or compare.
         """
@@ -147,6 +166,8 @@ class ForecastSelection:
         age = self._clock.wall() / 1000 - before.judged
         rows = learner.series.newest - before.judged_row
         if not 0.0 <= age < interval or rows * learner.series.step >= interval:
+            return True
+        if self._is_alarmed:
             return True
         if self._session.seen.version < 0 or self._digest() == before.base:
             return False
@@ -165,7 +186,7 @@ class ForecastSelection:
         if why_not_tuned(self._config, learner) or self._session.seen.version < 0:
             return
         last = self.candidates.tuned
-        if last is not None and last.base == self._digest():
+        if last is not None and last.base == self._digest() and not self._is_alarmed:
             return
         found = tuned(learner, learner.vector(active.latest), last)
         if found is None:
@@ -210,7 +231,7 @@ class ForecastSelection:
     def _is_outdated(self) -> bool:
         """Return whether trees and blend are to be fitted to newer readings, or a final model."""
         learner, before = self._active.learner, self.candidates.boosted
-        if before is None:
+        if before is None or self._is_alarmed:
             return True
         age = (learner.series.newest - before.row) * learner.series.step
         if not 0 <= age < seconds(self._config.forecast.choice_interval):
@@ -225,10 +246,19 @@ class ForecastSelection:
         holdout, table = self._config.training.holdout_fraction, before.table
         if holdout:
             table = models.compared_on(p, frame, frame.origins((1.0 - holdout, 1.0)))
-        choice = choose_by_step(table, before.choice, models.available)
+        recent, least = before.monitor.comparable(table)
+        choice = choose_by_step(recent, before.choice, models.available, least=least)
         newest, judged = learner.series.newest, int(self._clock.wall() / 1000)
-        found = SavedSelection(table, choice, before.upto, judged, newest, self._digest())
-        self._save(found)
+        self._save(
+            replace(
+                before,
+                table=table,
+                choice=choice,
+                judged=judged,
+                judged_row=newest,
+                base=self._digest(),
+            )
+        )
         learner.serve(self.candidates.served(learner, state))
         if choice.name != before.choice.name:
             names = {"served": choice.name, "before": before.choice.name, "days": choice.days}
@@ -237,22 +267,25 @@ class ForecastSelection:
             logger.info("forecast chosen %s", fields(**names, **compared))
 
     def _compare(self, p: Vector) -> None:
-        """Compare the candidates on values that arrived since the last comparison.
+        """Compare candidates, and score what was served, on values since the last comparison.
 
         It is saved at once: after a restart, values that were learned meanwhile are not compared.
         """
         learner, before = self._active.learner, self.candidates.selection
-        if self._config.training.holdout_fraction or not len(learner.series):
+        if not len(learner.series) or learner.series.newest == before.upto:
             return
-        newest = learner.series.newest
-        if newest == before.upto:
-            return
-        table = before.table
+        newest, table, monitor = learner.series.newest, before.table, before.monitor
         if 0 <= before.upto < newest:
-            models = self.candidates.models(learner, self._active.latest)
-            table = models.compared_since(table, before.upto, p, learner.frame())
+            models, frame = self.candidates.models(learner, self._active.latest), learner.frame()
+            if not self._config.training.holdout_fraction:
+                table = models.compared_since(table, before.upto, p, frame)
+            monitor = models.monitored(monitor, before.choice, before.upto, p, frame)
         with suppress(StoreFull):
-            self._save(replace(before, table=table, upto=newest))
+            self._save(replace(before, table=table, upto=newest, monitor=monitor))
+        if monitor.alarms > before.monitor.alarms:
+            scores = {"week": monitor.scores.ratio(7), "month": monitor.scores.ratio(28)}
+            logger.warning("forecast worse than naive %s", fields(**scores))
+            self._session.count("forecast alarms")
 
     def _save(self, selection: SavedSelection) -> None:
         save(self._store, self._active.learner, SELECTION, selection.leaves())

@@ -21,6 +21,7 @@ from edge_sdk.forecasting.combination import (
     blocks_of,
 )
 from edge_sdk.forecasting.forecast_choice import ForecastChoice, by_steps
+from edge_sdk.forecasting.model_monitor import ModelMonitor
 from edge_sdk.forecasting.own_model import OwnModel
 from edge_sdk.store.store import DeviceStore
 from edge_sdk.training.boosting import FittedTrees
@@ -49,6 +50,7 @@ class SavedSelection:
         judged: Unix seconds of the last choice; 0 before the first.
         judged_row: Number of the newest row at the last choice.
         base: Digest of the common model at the last choice.
+        monitor: Daily scores of what was served.
     """
 
     table: HeldBackErrors = field(default_factory=HeldBackErrors.empty)
@@ -57,10 +59,12 @@ class SavedSelection:
     judged: int = 0
     judged_row: int = -1
     base: bytes = b""
+    monitor: ModelMonitor = field(default_factory=ModelMonitor)
 
     def leaves(self) -> dict[str, Leaf]:
         """Return the state as leaves, to be saved; ``from_leaves`` is the inverse."""
         choice = self.choice
+        monitor = {"monitor": self.monitor.leaves()} if len(self.monitor.scores.days) else {}
         return {
             "columns": list(COLUMNS),
             "table": self.table.arrays(),
@@ -70,6 +74,7 @@ class SavedSelection:
             "judged": self.judged,
             "judged_row": self.judged_row,
             "base": self.base,
+            **monitor,
         }
 
     @classmethod
@@ -90,7 +95,9 @@ class SavedSelection:
         base = leaves["base"]
         if not isinstance(base, bytes):  # bytes(4e9) would make four gigabytes of a whole number
             raise TypeError(f"the digest of the common model is a {type(base).__name__}")
-        return cls(table, choice, upto, judged, row, base)
+        saved = leaves.get("monitor")
+        monitor = ModelMonitor() if saved is None else ModelMonitor.from_leaves(saved)
+        return cls(table, choice, upto, judged, row, base, monitor)
 
 
 def _choice_leaves(choice: ForecastChoice) -> dict[str, Leaf]:
@@ -206,6 +213,7 @@ class DeviceCandidates:
             **({"steps": by_steps(choice, steps)} if choice.parts else {}),
             "chosen at": moment if self.selection.judged else "never",
             **({} if gain is None else {"gain of tuning": round(gain, 4)}),
+            "monitor": self.selection.monitor.summary(),
         }
 
 

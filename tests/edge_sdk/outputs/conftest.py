@@ -48,6 +48,7 @@ def nothing_yet() -> IssuedForecast:
 @pytest.fixture
 def report() -> AgentReport:
     status = {
+        "forecast": {"monitor": {"error relative to naive, 7 days": 0.75, "alarms": 2}},
         "linked": True,
         "ready": True,
         "stopped": "",

@@ -103,6 +103,8 @@ def test_metrics_are_in_the_text_format(report):
     assert 'gridfed_edge_forecast_error{device="meter-1"' in text
     assert 'step="1",bound="lower"} 1\n' in text
     assert 'step="2"' not in text, "an unknown value is left out"
+    assert 'gridfed_edge_forecast_error_ratio{device="meter-1"' in text
+    assert re.search(r"gridfed_edge_forecast_alarms_total\{.*\} 2\n", text)
     assert 'event="odd \\"name\\"\\\\"} 1' in text
     assert 'source="0 p1",reason="bad checksum"} 2' in text
 

@@ -186,13 +186,46 @@ def test_a_damaged_record_begins_anew_with_the_fleets_model(fleet, damage, caplo
 
 def test_it_is_chosen_again_after_a_week_of_readings(fleet):
     client = fleet.device.start()
+    steps = 50.0 + np.cumsum(np.random.default_rng(5).normal(size=24 * DAY))
+    newest = {"w": np.array([0, 0, 0, 1], np.float32), "value": lambda hour: float(steps[hour])}
+    observe(client, 14, value=newest["value"])
+    live(fleet, 14, 1, **newest)
+    first = client._selection.candidates.selection.judged_row
+    live(fleet, 15, 5, **newest)
+    assert client._selection.candidates.selection.judged_row == first
+    live(fleet, 20, 3, **newest)
+    assert client._selection.candidates.selection.judged_row > first
+    assert client._selection.candidates.selection.monitor.alarms == 0
+
+
+def test_a_gross_model_is_left_after_two_days(fleet, caplog):
+    """Without the alarm it would be served for a week: no candidate is compared on fewer days."""
+    client = fleet.device.start()
+    observe(client, 14)
+    live(fleet, 14, 5)
+    selection = client._selection.candidates.selection
+    assert selection.monitor.alarms == 1
+    assert selection.choice.days < 7
+    assert selection.choice.name not in {FLEET, TUNED}
+    assert [r for r in caplog.records if "forecast worse than naive" in r.getMessage()]
+    assert client.status()["forecast"]["monitor"]["alarms"] == 1
+    client.flush()
+    fleet.device.kill()
+    again = fleet.device.start()._selection.candidates.selection
+    assert again.monitor.leaves()["sums"] == selection.monitor.leaves()["sums"]
+    assert again.monitor.since == selection.monitor.since > 0
+
+
+def test_days_are_scored_also_without_rounds(fleet):
+    client = fleet.device.start()
     observe(client, 14)
     live(fleet, 14, 1)
-    first = client._selection.candidates.selection.judged_row
-    live(fleet, 15, 5)
-    assert client._selection.candidates.selection.judged_row == first
-    live(fleet, 20, 3)
-    assert client._selection.candidates.selection.judged_row > first
+    for day in range(15, 19):
+        observe(client, 1, first=day)
+        fleet.clock.at += 100.0
+        fleet.run(3)
+    days = client._selection.candidates.selection.monitor.scores.days
+    assert days.tolist() == (BEGUN // 86_400 + np.arange(15, 19)).tolist()
 
 
 def test_a_change_is_logged_with_both_errors(fleet, caplog):

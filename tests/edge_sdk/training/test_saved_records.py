@@ -25,8 +25,11 @@ from edge_sdk.forecasting.combination import (
     TREES,
     HeldBackErrors,
 )
+from edge_sdk.forecasting.daily_scores import DailyScores
 from edge_sdk.forecasting.forecast_choice import ForecastChoice
+from edge_sdk.forecasting.model_monitor import ModelMonitor
 from edge_sdk.forecasting.own_model import OwnModel
+from edge_sdk.forecasting.sequential_test import SequentialTest
 from edge_sdk.forecasting.windows import Scale
 from edge_sdk.training.boosting import FittedTrees
 from edge_sdk.training.fine_tuning import TunedModel
@@ -101,6 +104,10 @@ def records():
         ForecastChoice("weighted mean", {BLEND: 0.5, OWN: 0.5}, errors, 3),
         ForecastChoice(LAST_DAY, {LAST_DAY: 1.0}, errors, 3),
     )
+    scores = DailyScores(
+        np.array([20_000, 20_003]), np.arange(6.0).reshape(2, 3), np.array([[24, 1, 2], [23, 0, 3]])
+    )
+    monitor = ModelMonitor(scores, SequentialTest((0.5, 1.0, 2.0, 0.25, 0.125)), 20_003, 1, 2, 7, 9)
     by_step = ForecastChoice(BY_STEP, {}, {**errors, BY_STEP: 0.25}, 3, parts)
     numbers = (481_000, 1_790_000_000, 480_990, DIGEST)
     own = OwnModel(np.array([0.0, 1.0]), np.array([1.0, 2.0]), np.array([[0.5, -1.0, 2.0]]), 1e-3)
@@ -110,6 +117,10 @@ def records():
         "forecast-selection-by-step": (
             SELECTION,
             SavedSelection(table(4), by_step, *numbers).leaves(),
+        ),
+        "forecast-selection-monitored": (
+            SELECTION,
+            SavedSelection(table(1), parts[1], *numbers, monitor).leaves(),
         ),
         "tuned-model": (TUNED_MODEL, tuned.arrays()),
         "tuned-model-none": (TUNED_MODEL, TunedModel(DIGEST, None, 0.5, 0.5, 1).arrays()),

@@ -1,0 +1,162 @@
+"""Decide from daily scores when the served forecast has become worse than the naive one.
+
+There are two alarms. The slow one is a test by betting on days that are lost to the naive forecast; it
+holds at any look. The fast one is an error of more than twice the naive one on two days in succession.
+An alarm asks the device to fit its models and to choose again, by the days of the alarm and later ones
+alone: earlier days tell of a model or of readings that are no longer there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+import numpy as np
+
+from edge_sdk.forecasting.calendar_features import Floats, Ints
+from edge_sdk.forecasting.combination import LEAST, HeldBackErrors
+from edge_sdk.forecasting.daily_scores import DailyScores
+from edge_sdk.forecasting.sequential_test import SequentialTest
+
+MARGIN: Final = 0.05
+"""A day is lost if the served error exceeds the naive one by more than this share."""
+GROSS: Final = 2.0
+"""Ratio of the errors that is an alarm on two days in succession."""
+SPANS: Final = (2, 14)
+"""Days by which the device chooses again after a fast and after a slow alarm."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ModelMonitor:
+    """The daily scores of a device's forecasts, and what they have shown.
+
+    Attributes:
+        scores: Errors by day.
+        test: Evidence since the last alarm.
+        tested: Newest day that has been tested; -1 before the first.
+        lost: Number of tested days that were lost.
+        alarms: Number of alarms so far.
+        alarmed_row: Number of the newest row at the last alarm; -1 before the first.
+        since: First day of the last alarm; -1 before the first.
+    """
+
+    scores: DailyScores = field(default_factory=DailyScores.empty)
+    test: SequentialTest = field(default_factory=SequentialTest)
+    tested: int = -1
+    lost: int = 0
+    alarms: int = 0
+    alarmed_row: int = -1
+    since: int = -1
+
+    def extended(
+        self, served: Floats, fleet: Floats, naive: Floats, truth: Floats, days: Ints
+    ) -> ModelMonitor:
+        """Score forecasts; arguments are those of ``DailyScores.extended``."""
+        return replace(self, scores=self.scores.extended(served, fleet, naive, truth, days))
+
+    def judged(self, today: int, row: int) -> ModelMonitor:
+        """Test every complete day that has not been tested.
+
+        Args:
+            today: Number of the present day, which is not complete.
+            row: Number of the newest row.
+
+        Example:
+            >>> days, one = np.arange(100, 103), np.ones(3)
+            >>> sums, counts = np.stack([2.5 * one, one, one], 1), np.ones((3, 3), np.int64)
+            >>> bad = ModelMonitor(DailyScores(days, sums, counts))
+            >>> bad.judged(101, 7).alarms, bad.judged(102, 8).alarms, bad.judged(102, 8).alarmed_row
+            (0, 1, 8)
+        """
+        found, scores = self, self.scores
+        for at in np.flatnonzero((scores.days > self.tested) & (scores.days < today)).tolist():
+            served, _, naive = scores.sums[at].tolist()
+            is_lost = served > (1.0 + MARGIN) * naive
+            is_second, test = found.test != SequentialTest(), found.test.after(is_lost=is_lost)
+            found = replace(
+                found, test=test, tested=int(scores.days[at]), lost=found.lost + is_lost
+            )
+            is_gross = is_second and _is_gross(scores, at)
+            if is_gross or test.evidence >= 1.0:
+                first = int(scores.days[at]) - SPANS[not is_gross] + 1
+                found = replace(
+                    found,
+                    test=SequentialTest(),
+                    alarms=found.alarms + 1,
+                    alarmed_row=row,
+                    since=first,
+                )
+        return found
+
+    def comparable(self, table: HeldBackErrors) -> tuple[HeldBackErrors, int]:
+        """Return the errors to choose by, and the number of days that a candidate must know.
+
+        These are all errors before the first alarm, and those since its first day afterwards: a
+        device need not wait for a week of errors to leave a model that is grossly wrong.
+
+        Example:
+            >>> table = HeldBackErrors(np.arange(9), np.ones((9, 1, 10)), np.ones((9, 1), np.int64))
+            >>> ModelMonitor().comparable(table)[1], ModelMonitor(since=6).comparable(table)[1]
+            (7, 3)
+        """
+        recent = table.since(self.since)
+        if self.since < 0 or not len(recent.days):
+            return table, LEAST
+        return recent, max(SPANS[0], min(LEAST, len(recent.days)))
+
+    def leaves(self) -> dict[str, Any]:
+        """Return the state as leaves, to be saved; ``from_leaves`` is the inverse."""
+        return {
+            "scores": self.scores.arrays(),
+            "sums": list(self.test.sums),
+            "tested": self.tested,
+            "lost": self.lost,
+            "alarms": self.alarms,
+            "alarmed_row": self.alarmed_row,
+            "since": self.since,
+        }
+
+    @classmethod
+    def from_leaves(cls, leaves: Mapping[str, Any]) -> ModelMonitor:
+        """Rebuild from what ``leaves`` returned.
+
+        Raises:
+            KeyError: A leaf is missing.
+            ValueError: A value that no monitor has.
+            TypeError: A leaf of another type.
+        """
+        names = ("tested", "lost", "alarms", "alarmed_row", "since")
+        numbers = [leaves[name] for name in names]
+        if not all(type(one) is int and -1 <= one < 2**53 for one in numbers):
+            raise ValueError(f"{', '.join(names)} are {numbers}")
+        scores = DailyScores.from_arrays(leaves["scores"])
+        return cls(scores, SequentialTest.of(leaves["sums"]), *numbers)
+
+    def summary(self) -> dict[str, Any]:
+        """Return the scores in plain words; ratios are to the error of the naive forecast."""
+        scores = self.scores
+        ratios = {
+            "error relative to naive, 7 days": scores.ratio(7),
+            "error relative to naive, 28 days": scores.ratio(28),
+            "the fleet's, 28 days": scores.ratio(28, of_fleet=True),
+        }
+        found = {name: round(one, 4) for name, one in ratios.items() if one is not None}
+        if misses := scores.misses():
+            below, above = misses
+            found |= {"below the interval": round(below, 4), "above it": round(above, 4)}
+        return {
+            "days": len(scores.days),
+            "days lost to naive": self.lost,
+            **found,
+            "evidence": round(self.test.evidence, 6),
+            "alarms": self.alarms,
+        }
+
+
+def _is_gross(scores: DailyScores, at: int) -> bool:
+    """Return whether a day and the day before it were lost by more than the factor ``GROSS``."""
+    if at == 0 or scores.days[at] - scores.days[at - 1] != 1:
+        return False
+    served, naive = scores.sums[at - 1 : at + 1, 0], scores.sums[at - 1 : at + 1, 2]
+    return bool((naive > 0.0).all() and (served > GROSS * naive).all())
