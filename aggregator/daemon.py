@@ -180,6 +180,7 @@ class Daemon:
             self._processor,
             self._publisher,
             self._letters,
+            config.fleet,
         )
         self._link = LinkSession(
             self._transport,

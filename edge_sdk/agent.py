@@ -20,7 +20,8 @@ from edge_sdk.limits.resource_limits import limits_of
 from edge_sdk.outputs import ThreadedOutput, open_output
 from edge_sdk.outputs.issuer import ForecastIssuer
 from edge_sdk.session.certificate_monitor import ExpiryReminder
-from edge_sdk.sources import Source, ThreadedSource, open_source
+from edge_sdk.sources import FleetWeatherSource, Source, ThreadedSource, open_source
+from edge_sdk.sources.fleet_weather import FleetWeather
 from edge_sdk.wire.contract.manifest import Manifest
 
 logger = logging.getLogger(__name__)
@@ -60,11 +61,15 @@ def run(config: Config, *, until_done: bool = False) -> dict[str, object]:
         streams = partial(streams_given, config)
         with Client(config, stopping=is_stopping, streams=streams) as client:
             channels.turn(client.learner.manifest)
+            weather = FleetWeather(
+                tuple(source for source in sources if isinstance(source, FleetWeatherSource)),
+                client,
+            )
             finite, live = parted(sources)
             read_all(finite, client.observe, is_stopping)
             client.flush()
             with (
-                SourceSet(live, client) as source_set,
+                SourceSet(live, client, weather) as source_set,
                 ForecastIssuer(outputs, client, source_set.health) as issuer,
             ):
                 turns = (
@@ -75,7 +80,7 @@ def run(config: Config, *, until_done: bool = False) -> dict[str, object]:
                 _serve(client, source_set, turns, is_stopping, until_done=until_done)
             notify("STOPPING=1")
             heartbeat.close()
-            has_arrived = {"sources": source_set.health()} if live else {}
+            has_arrived = {"sources": source_set.health()} if source_set.health() else {}
             written = {"outputs": issuer.health()} if outputs else {}
             return client.status() | has_arrived | written | reminder.status()
 
@@ -155,10 +160,13 @@ class SourceSet:
     Args:
         sources: Sources by name.
         client: Client that observes the readings and stores the sources' notes.
+        weather: Weather of the fleet, which arrives over the client's own link.
     """
 
-    def __init__(self, sources: Mapping[str, ThreadedSource], client: Client) -> None:
-        self._sources, self._client = sources, client
+    def __init__(
+        self, sources: Mapping[str, ThreadedSource], client: Client, weather: FleetWeather
+    ) -> None:
+        self._sources, self._client, self._weather = sources, client, weather
         self._noted = client.now
 
     def turn(self) -> bool:
@@ -167,7 +175,7 @@ class SourceSet:
         Returns:
             True if anything arrived: then more may be waiting.
         """
-        has_arrived = False
+        has_arrived = self._weather.turn()
         for source in self._sources.values():
             for reading in source.poll():
                 self._client.observe(reading)
@@ -183,7 +191,8 @@ class SourceSet:
 
     def health(self) -> list[dict[str, object]]:
         """Return the state of every source."""
-        return [source.health() for source in self._sources.values()]
+        found = [source.health() for source in self._sources.values()]
+        return found + self._weather.health()
 
     def __enter__(self) -> Self:
         """Start every source from its saved position."""

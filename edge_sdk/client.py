@@ -41,6 +41,7 @@ from edge_sdk.wire.contract.manifest import Manifest
 from edge_sdk.wire.contract.method import END, Task
 from edge_sdk.wire.keys import kid_of
 from edge_sdk.wire.link.transport import Transport
+from edge_sdk.wire.protocol.messages import ForecastMessage, WeatherMessage
 
 logger = logging.getLogger(__name__)
 
@@ -215,6 +216,17 @@ class Client:
         return issued_forecast(
             self.learner, found, choice, now=now, run=seen.run, version=seen.version
         )
+
+    def weather(self, region: str = "") -> WeatherMessage | None:
+        """Return the newest verified weather of a region that the configuration names, or None.
+
+        Without a region: that of the region that the operator has assigned to this device.
+        """
+        return self._session.weather(region)
+
+    def send_forecast(self, forecast: ForecastMessage) -> bool:
+        """Send a forecast to the fleet; return False if nothing may be sent now."""
+        return self._session.send_forecast(forecast)
 
     def forecast_marks(self) -> tuple[object, ...]:
         """Return what the forecast depends on: another one is due when any of it changes."""

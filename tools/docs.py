@@ -36,6 +36,7 @@ from edge_sdk.outputs import OUTPUTS
 from edge_sdk.outputs.sections import OutputSection
 from edge_sdk.sources.csvfile import CsvFile
 from edge_sdk.sources.factory import INTERFACES, LiveSection
+from edge_sdk.sources.fleet_weather import TYPE, FleetWeatherSection
 from edge_sdk.sources.json_values import JsonValue
 from edge_sdk.sources.register_map import RegisterPoint
 from edge_sdk.sources.stream_map import StreamName
@@ -333,6 +334,8 @@ def _interfaces() -> Iterator[str]:
     for name, interface in INTERFACES.items():
         yield f'`type = "{name}"`:\n'
         yield _own(interface.section, common)
+    yield f'`type = "{TYPE}"`, without the keys of an interface:\n'
+    yield _own(FleetWeatherSection, {"type"})
     yield "`[source.map]`, name of the interface to a stream, to `false`, or to a table:\n"
     yield _own(StreamName, ())
     yield "`[[source.value]]`, one value in a JSON document:\n"

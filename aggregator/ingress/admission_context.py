@@ -124,6 +124,7 @@ def welcome(
     run: int,
     time: int,
     names: tuple[str, ...] = (),
+    region: str = "",
 ) -> WelcomeMessage:
     """Return the welcome for a device whose hello is accepted.
 
@@ -135,6 +136,7 @@ def welcome(
         run: The device's run, the first of its names; 0 before the first.
         time: Server time, Unix milliseconds.
         names: Names of the device's runs; none for the run that is announced to all.
+        region: The device's label ``region``, if it has one.
 
     Example:
         Only capabilities of both ends are granted; the count of releases is the aggregator's.
@@ -158,6 +160,7 @@ def welcome(
         hold=terms.hold,
         cmd=ledger.cmd,
         runs=names,
+        region=region,
     )
 
 

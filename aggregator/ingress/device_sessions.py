@@ -100,7 +100,10 @@ class DeviceSessions:
         run = its[0].opened.run if its else 0
         names = tuple(one.name for one in its if one.name) if its and its[0].name else ()
         now = self._clock.wall()
-        reply = welcome(terms, hello, sealed.ref, ledger, run=run, time=now, names=names)
+        region = self._registry.labels(device).get("region", "")
+        reply = welcome(
+            terms, hello, sealed.ref, ledger, run=run, time=now, names=names, region=region
+        )
         messages: list[Message] = [reply, *self._store.issued(device)]
         answers = tuple(self._sealer.seal(device, message) for message in messages)
         return IngressResult(answers, member=method.Member(device, True), greeted=device)

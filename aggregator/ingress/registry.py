@@ -84,6 +84,11 @@ class Registry:
         """Return the number of devices that are enrolled and not revoked."""
         return sum(client.state != "revoked" for client in self._clients.values())
 
+    def labels(self, device: str) -> dict[str, str]:
+        """Return the labels of a device by name."""
+        client = self._clients.get(device)
+        return {} if client is None else dict(client.labels)
+
     def enrolled(self) -> frozenset[str]:
         """Return the devices whose messages are accepted, quarantined ones included."""
         return frozenset(c.id for c in self._clients.values() if c.state != "revoked")

@@ -40,6 +40,7 @@ _BY_THE_DAEMON = {
     "retry": "retry a dead letter",
     "clear": "clear a dead letter",
     "unlearn": "unlearn a device",
+    "weather": "announce weather",
 }
 
 
@@ -56,8 +57,9 @@ class ControlOrder:
     Attributes:
         do: ``enrol``, ``revoke``, ``label``, ``unlearn`` or ``command`` a device; ``pause`` or
             ``resume`` the fleet; open a ``round`` before its start; ``retry`` or ``clear`` a dead
-            letter.
-        device: Id of the device; ``_all`` for the fleet, or for every dead letter.
+            letter; announce ``weather``.
+        device: Id of the device; ``_all`` for the fleet, or for every dead letter; for ``weather``
+            the region.
         public: Raw public key as hex, for ``enrol``.
         op: Command for the device, for ``command``.
         why: Recorded reason, for ``revoke``.
@@ -78,6 +80,7 @@ class ControlOrder:
         "clear",
         "unlearn",
         "label",
+        "weather",
     ]
     device: Annotated[str, Length(1, 64)]
     public: Annotated[str, Length(0, 64)] = ""

@@ -17,6 +17,8 @@ from aggregator.operations.control_queue import (
     carry_out,
     refuse_unlearning,
 )
+from aggregator.operations.weather_publication import taken
+from aggregator.rounds.announcements import Publication
 from aggregator.rounds.message_processor import MessageProcessor
 from aggregator.rounds.publisher import Publisher
 from aggregator.rounds.run_driver import RunDriver
@@ -24,6 +26,7 @@ from aggregator.rounds.run_drivers import RunDrivers
 from aggregator.store.types import Store
 from edge_sdk.app.cli import fields
 from edge_sdk.wire.errors import Reason
+from edge_sdk.wire.protocol import topics
 from edge_sdk.wire.protocol.messages import RefusalMessage
 
 logger = logging.getLogger(__name__)
@@ -40,6 +43,7 @@ class OrderExecutor:
         processor: Processes a dead letter again.
         publisher: Sends commands to the devices.
         letters: Dead letters.
+        fleet: Id of the fleet.
     """
 
     store: Store
@@ -48,6 +52,7 @@ class OrderExecutor:
     processor: MessageProcessor
     publisher: Publisher
     letters: DeadLetters
+    fleet: str
 
     def apply(self, inbox: Path) -> None:
         """Execute the orders in a folder; a connected device hears of its command at once.
@@ -55,7 +60,7 @@ class OrderExecutor:
         A revoked device receives its refusal at once, before its topics are unsubscribed.
         """
         before = self.registry.enrolled()
-        if not carry_out(inbox, self._execute, _log_order):
+        if not carry_out(inbox, lambda order: self._execute(order, inbox), _log_order):
             return
         self.registry.reload()
         driver = next(iter(self.drivers))
@@ -75,7 +80,9 @@ class OrderExecutor:
             command = waiting[0] if waiting else self.store.issue(device, "hello")
             self.publisher.reply([driver.sealed(device, command)])
 
-    def _execute(self, order: ControlOrder) -> str:
+    def _execute(self, order: ControlOrder, inbox: Path) -> str:
+        if order.do == "weather":
+            return self._announce_weather(order.device, inbox)
         if order.do in ("retry", "clear"):
             return self._process_letter(order)
         if order.do == "unlearn":
@@ -88,6 +95,13 @@ class OrderExecutor:
             driver.pause(is_paused=order.do == "pause")
         phases = ", ".join(dict.fromkeys(driver.engine.phase for driver in self.drivers))
         return f"the fleet's phase is {phases}"
+
+    def _announce_weather(self, region: str, inbox: Path) -> str:
+        payload = taken(inbox, region)
+        topic = topics.weather(self.fleet, region)
+        self.store.announce({topic: payload})
+        self.publisher.announce([Publication(topic, payload)])
+        return f"weather of {region} is {'announced' if payload else 'cleared'}"
 
     def _open_round(self) -> str:
         """Open every round that waits for its start.

@@ -25,7 +25,7 @@ from edge_sdk.commands.arguments import add_config
 from edge_sdk.config import Config
 from edge_sdk.errors import ConfigError
 from edge_sdk.forecasting.series import STREAMS, Reading
-from edge_sdk.sources import Source, ThreadedSource, open_source
+from edge_sdk.sources import FleetWeatherSource, Source, ThreadedSource, open_source
 from edge_sdk.sources.base import RawFrame
 from edge_sdk.sources.csvfile import CsvFile
 from edge_sdk.sources.recording import record, title
@@ -50,6 +50,11 @@ def add_arguments(parser: ArgumentParser) -> None:
 def run(args: Namespace) -> CommandResult:
     """Return the received values and readings."""
     source = chosen(Config.load(args.config), args.name)
+    if isinstance(source, FleetWeatherSource):
+        raise ConfigError(
+            "source fleet-weather: arrives over the fleet's own link, while the agent runs",
+            hint="gridfed-edge run; the log event weather received shows each arrival",
+        )
     found = listen(source, args.count, args.seconds, args.record)
     if not found["values"] and not found["readings"]:
         found["waited"] = args.seconds

@@ -126,6 +126,8 @@ class Dispatcher:
                 self._receive_keys(keys, verified.body)
             case m.TimeMessage(t=t):
                 self._receive_time(t)
+            case m.WeatherMessage() as weather:
+                parts.weather.receive(weather, verified.body, parts.time.now())
             case m.CommandMessage() as command:
                 yield from self._commands.receive(command, verified.ref)
             case _:
@@ -205,6 +207,7 @@ class Dispatcher:
             "welcome received %s", fields(life=welcome.life, run=welcome.run, hold=welcome.hold)
         )
         parts.link.publish_status(parts.outbox.status("online"))
+        parts.weather.assign(welcome.region)
 
     def _receive_keys(self, keys: m.KeysMessage, body: bytes) -> None:
         """Adopt the keys, and request again what could not be verified without them.

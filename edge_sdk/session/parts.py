@@ -26,6 +26,8 @@ from edge_sdk.session.server_clock import ServerClock
 from edge_sdk.session.signal_inbox import SignalInbox
 from edge_sdk.session.signed_link import SignedLink
 from edge_sdk.session.task_inbox import TaskInbox
+from edge_sdk.session.weather_inbox import WeatherInbox
+from edge_sdk.sources.fleet_weather import regions_of
 from edge_sdk.store.store import DeviceStore
 from edge_sdk.wire.keys import Signer
 
@@ -50,6 +52,7 @@ class SessionParts:
         reporter: Hourly metrics.
         set_aside: Messages that are skipped after a defect.
         choice: Runs of the last welcome, and those that the device declines.
+        weather: Weather of the regions that the device reads.
     """
 
     store: DeviceStore
@@ -67,6 +70,7 @@ class SessionParts:
     reporter: MetricsReporter
     set_aside: SetAside
     choice: RunChoice
+    weather: WeatherInbox
 
     @classmethod
     def of(
@@ -122,6 +126,7 @@ class SessionParts:
             reporter=MetricsReporter(store, link, counts, time, outbox),
             set_aside=SetAside(store, counts),
             choice=RunChoice(store),
+            weather=WeatherInbox(store, link, regions_of(config.source)),
         )
 
     def count(self, name: str, number: int = 1) -> None:

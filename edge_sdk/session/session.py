@@ -252,6 +252,18 @@ class Session:
         size = self._parts.link.send_to_peer(peer, message)
         self.count(f"bytes to neighbours {message.kind}", size)
 
+    def weather(self, region: str) -> m.WeatherMessage | None:
+        """Return the newest weather of a region, or None; an empty text is the assigned region."""
+        return self._parts.weather.newest(region)
+
+    def send_forecast(self, forecast: m.ForecastMessage) -> bool:
+        """Send a forecast to the fleet, or return False if nothing may be sent now."""
+        if not self.may_request:
+            return False
+        size = self._parts.link.send(forecast)
+        self.count("bytes up forecast", size)
+        return True
+
     def record_exchange(self, counters: Mapping[str, int]) -> None:
         """Set the counters of the exchange with peers, for the hourly report."""
         self._parts.reporter.record_exchange(counters)

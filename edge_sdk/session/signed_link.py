@@ -27,7 +27,12 @@ from edge_sdk.wire.protocol.envelope import (
     unseal,
     wrap,
 )
-from edge_sdk.wire.protocol.messages import FROM_DEVICES, Message, StatusMessage
+from edge_sdk.wire.protocol.messages import (
+    FROM_DEVICES,
+    Message,
+    StatusMessage,
+    WeatherMessage,
+)
 from edge_sdk.wire.protocol.outbox_state import OutboxEntry
 
 logger = logging.getLogger(__name__)
@@ -36,7 +41,7 @@ Will = tuple[str, bytes, bool]
 """Topic, payload and retained flag of the MQTT last will."""
 
 _ROOT_KINDS = frozenset({"keys", "bundle"})
-_FLEET_KINDS = frozenset({"keys", "time"})
+_FLEET_KINDS = frozenset({"keys", "time", "weather"})
 _PEERS = frozenset({"peer", "settle"})
 
 
@@ -68,6 +73,8 @@ class SignedLink:
         self._link: Transport | None = None
         self._accepts_peers = False
         self._audience = ALL
+        self._regions: frozenset[str] = frozenset()
+        self._logged: set[tuple[str, Reason]] = set()
         self._signer, self._fleet, self._device = signer, fleet, device
         self._queue = PublishQueue(on_published=self._count, on_refused=_log_refused)
         self._arrived: deque[Happening] = deque()
@@ -122,6 +129,16 @@ class SignedLink:
             self._link.subscribe(*topics.run_filters(self._fleet, audience))
         self._audience = audience
 
+    def read_weather(self, regions: frozenset[str]) -> None:
+        """Accept the weather of these regions from now on, and of no other."""
+        former, self._regions = self._regions, regions
+        if self._link is None or not self._link.is_up:
+            return
+        if gone := sorted(former - regions):
+            self._link.unsubscribe(*(topics.weather(self._fleet, region) for region in gone))
+        if new := sorted(regions - former):
+            self._link.subscribe(*(topics.weather(self._fleet, region) for region in new))
+
     def poll(self, timeout: float, key_of: KeyOf) -> Iterator[LinkUp | LinkDown | VerifiedMessage]:
         """Serve the link and yield events; a message is acknowledged after it was processed.
 
@@ -138,6 +155,7 @@ class SignedLink:
                         yield self._open(happening, key_of)
                 except Refused as refused:
                     self.refused[refused.reason] += 1
+                    self._log_weather(happening.topic, refused)
                 except Exception as error:
                     if not is_defect(error):
                         raise
@@ -223,6 +241,8 @@ class SignedLink:
         self.link.subscribe(*topics.device_filters(self._fleet, self._device, self._audience))
         if self._accepts_peers:
             self.link.subscribe(topics.peers_filter(self._fleet, self._device))
+        if self._regions:
+            self.link.subscribe(*(topics.weather(self._fleet, x) for x in sorted(self._regions)))
 
     def subscribe_parts(self, *, wanted: bool) -> None:
         """Subscribe to the slots of the common model, or unsubscribe."""
@@ -254,6 +274,8 @@ class SignedLink:
         if address.direction == "peer":
             return self._open_peer(publish, address, key_of)
         is_common = address.direction == "all"
+        if address.kind == WeatherMessage.kind and address.tail not in self._regions:
+            raise Refused(Reason.MALFORMED, f"topic {publish.topic!r} is of another region")
         wanted = ALL if address.kind in _FLEET_KINDS else self._audience
         if is_common and address.id != wanted:
             raise Refused(Reason.MALFORMED, f"topic {publish.topic!r} is of another run")
@@ -268,7 +290,19 @@ class SignedLink:
             key_of=key_of,
         )
         message = decode(proved.kind, proved.body, on_unknown=self._count_unknown)
+        if isinstance(message, WeatherMessage) and message.region != address.tail:
+            raise Refused(Reason.MALFORMED, f"weather of {message.region!r} under {address.tail!r}")
         return VerifiedMessage(message, proved.body, proved.ref)
+
+    def _log_weather(self, topic: str, refused: Refused) -> None:
+        """Log weather that cannot be verified or read, once for each region and reason."""
+        address = topics.parse(topic)
+        if address is None or address.kind != WeatherMessage.kind:
+            return
+        about = (address.tail, refused.reason)
+        if address.tail in self._regions and about not in self._logged:
+            self._logged.add(about)
+            logger.warning("weather refused %s", fields(region=address.tail, why=refused))
 
     def _open_peer(
         self, publish: Publish, address: topics.TopicAddress, key_of: KeyOf

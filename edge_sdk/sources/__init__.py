@@ -11,6 +11,7 @@ from edge_sdk.errors import ConfigError
 from edge_sdk.forecasting.series import Reading
 from edge_sdk.sources.csvfile import csv_file
 from edge_sdk.sources.factory import INTERFACES, replay
+from edge_sdk.sources.fleet_weather import TYPE, FleetWeatherSource, fleet_weather
 from edge_sdk.sources.renamed import RENAMED
 from edge_sdk.sources.threaded_source import ThreadedSource
 from edge_sdk.wire.plugin_registry import PluginRegistry
@@ -42,11 +43,11 @@ GROUP = "gridfed.sources"
 """Entry-point group of sources from other packages: a name, and a factory for the section."""
 
 SOURCES: PluginRegistry[Callable[[Mapping[str, Any]], Source]] = PluginRegistry(
-    {"csv": csv_file, "replay": replay, **INTERFACES}, GROUP, _factory
+    {"csv": csv_file, "replay": replay, TYPE: fleet_weather, **INTERFACES}, GROUP, _factory
 )
 """Source types of a configuration: ``[[source]] type = "csv"``; each takes the section's keys."""
 
-__all__ = ["GROUP", "SOURCES", "Source", "ThreadedSource", "open_source"]
+__all__ = ["GROUP", "SOURCES", "FleetWeatherSource", "Source", "ThreadedSource", "open_source"]
 
 
 def open_source(section: Mapping[str, Any], where: str) -> Source:

@@ -16,9 +16,9 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
+from edge_sdk.app.csv_dialect import EPOCH, ISO, ROWS, CsvDialect, detected
 from edge_sdk.errors import ConfigError
 from edge_sdk.forecasting.series import Reading
-from edge_sdk.sources.csv_dialect import EPOCH, ISO, ROWS, CsvDialect, detected
 
 _SHOWN = 120  # letters of an offending line that are shown
 ABSENT = frozenset({"", "na", "n/a", "nan", "null", "none", "nil"})

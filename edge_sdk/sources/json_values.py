@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Annotated, Literal
 
+from edge_sdk.app.json_path import JsonPath, PathError
 from edge_sdk.sources.base import Decoder, RawFrame, Rejected, SourceSample
-from edge_sdk.sources.json_path import JsonPath, PathError
 from edge_sdk.sources.stream_map import StreamName
 from edge_sdk.wire.schema import Between, Length
 

@@ -203,6 +203,38 @@ def session() -> list[Case]:
     ]  # fmt: skip
 
 
+def forecasts() -> list[Case]:
+    """Weather of a region, a device's forecast, and a device that is told its region."""
+    hello = envelope.ref(envelope.digest(codec.encode(HELLO)))
+    weather = messages.WeatherMessage(
+        region="utrecht", t=NOW, start=NOW - 3_600_000, step=3_600_000, num=3,
+        names=("weather.temperature", "weather.wind_speed"),
+        blob=np.array([[8.5, 9.0, float("nan")], [3.0, 2.5, 2.0]], "<f4").tobytes(),
+    )  # fmt: skip
+    forecast = messages.ForecastMessage(
+        t=NOW, start=NOW + 600_000, step=3_600_000, num=2, stream="elec.import.energy",
+        model="load-week-1", bundle=1, run=0, source="model", by="fleet",
+        blob=np.array([[0.5, 1.25], [0.25, 1.0], [1.0, 2.0]], "<f4").tobytes(),
+    )  # fmt: skip
+    topic = topics.weather(FLEET, "utrecht")
+    body = codec.encode(weather)
+    short = body.replace(msgpack_reader.text("num") + b"\x03", msgpack_reader.text("num") + b"\x02")
+    bad = envelope.seal(short, kind="weather", fleet=FLEET, **TO_ALL)
+    return [
+        sealed("weather", weather, TO_ALL, topic),
+        Case("bad-weather-rows", bad, topic, "_agg", "_all", "weather", refused="MALFORMED"),
+        up("forecast", forecast),
+        up("forecast-quality", replace(forecast, run=7, version=41, error=0.125, coverage=0.9)),
+        down(
+            "welcome-region",
+            messages.WelcomeMessage(
+                hello=hello, life=3, spent=11, time=NOW, wire=1, caps=(), run=7, inline=32768,
+                window=8, quota=1_000_000, hold=2, cmd=5, region="utrecht",
+            ),
+        ),
+    ]  # fmt: skip
+
+
 def model() -> list[Case]:
     """The common model: manifest and its only part."""
     body = codec.encode(CONTENT)
@@ -462,6 +494,7 @@ def cases() -> list[Case]:
     """Return every payload, good and bad."""
     return [
         *session(),
+        *forecasts(),
         *model(),
         *tasks(),
         *turns(),

@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from edge_sdk.app.json_path import MOST, JsonPath, PathError
 from edge_sdk.app.settings import SettingsError
 from edge_sdk.errors import ConfigError
 from edge_sdk.sources import open_source
 from edge_sdk.sources.base import RawFrame, Rejected
 from edge_sdk.sources.http_poll import LARGEST, HttpPoll, HttpService
-from edge_sdk.sources.json_path import MOST, JsonPath, PathError
 from edge_sdk.sources.json_values import JsonValue, decoder
 from edge_sdk.sources.mqtt_feed import MqttFeed
 from edge_sdk.wire.link.broker_options import Broker

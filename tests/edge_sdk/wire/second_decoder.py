@@ -39,8 +39,9 @@ TABLE = {
             "hello": REF, "life": ONE, "spent": SPENT, "time": TIME, "wire": (I, 1, 255),
             "caps": (L, 0, 32), "run": ANY, "inline": (I, 0, 32768), "window": (I, 1, 256),
             "quota": ANY, "hold": (I, 1, 8), "cmd": ANY, "runs": (L, 0, 32),
+            "region": (S, 0, 64),
         },
-        "runs",
+        "runs region",
     ),
     "floor": (0, {"hello": REF, "life": ANY}, ""),
     "keys": (
@@ -145,6 +146,24 @@ TABLE = {
         "step mixed missed new",
     ),
     "time": (0, {"serial": ONE, "t": TIME}, ""),
+    "weather": (
+        1,
+        {
+            "region": (S, 1, 64), "t": TIME, "start": TIME, "step": (I, 1, 86400000),
+            "num": (I, 1, 8192), "names": (L, 1, 8),
+        },
+        "",
+    ),
+    "forecast": (
+        1,
+        {
+            "t": TIME, "start": TIME, "step": (I, 1, 86400000), "num": (I, 1, 1024),
+            "stream": (S, 0, 64), "model": (S, 0, 64), "bundle": (I, 1, 2**31 - 1), "run": ANY,
+            "source": (S, 0, 64), "by": (S, 0, 64), "version": ANY, "error": (F, -REAL, REAL),
+            "coverage": (F, 0.0, 1.0),
+        },
+        "version error coverage",
+    ),
 }  # fmt: skip
 
 
@@ -278,9 +297,20 @@ def parse(kind, body):
     out = known(kind, header, keys, optional.split())
     if with_blob:
         out["blob"] = blob
+    if kind in ("weather", "forecast"):
+        columns_of(out, blob)
     if "shape" in keys and (kind == "signal" or out.get("shape")):
         rows(out, blob)
     return out
+
+
+def columns_of(said, blob):
+    """Check the columns of weather, or of a forecast, which has three."""
+    names = said.get("names", "123")
+    if len(blob) != 4 * len(names) * said["num"] or len(set(names)) != len(names):
+        raise Bad("MALFORMED")
+    if "names" in said and said["num"] * said["step"] > 400 * 86400000:
+        raise Bad("MALFORMED")
 
 
 def known(kind, header, keys, optional):

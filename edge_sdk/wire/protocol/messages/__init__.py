@@ -44,6 +44,11 @@ from edge_sdk.wire.protocol.messages.fields import (
     Releases,
     Scalars,
 )
+from edge_sdk.wire.protocol.messages.forecasts import (
+    WEATHER_LIMIT,
+    ForecastMessage,
+    WeatherMessage,
+)
 from edge_sdk.wire.protocol.messages.membership import (
     CommandMessage,
     FloorMessage,
@@ -94,12 +99,14 @@ __all__ = [
     "STEP_LEAP",
     "TIME_LIMIT",
     "WAIT_LIMIT",
+    "WEATHER_LIMIT",
     "WIRE",
     "BundleMessage",
     "ChunkMessage",
     "CommandMessage",
     "ContentBody",
     "FloorMessage",
+    "ForecastMessage",
     "GrantMessage",
     "HaveMessage",
     "HelloMessage",
@@ -121,6 +128,7 @@ __all__ = [
     "TaskMessage",
     "TimeMessage",
     "UpdateMessage",
+    "WeatherMessage",
     "WelcomeMessage",
 ]
 
@@ -148,6 +156,8 @@ Message = (
     | CommandMessage
     | MetricsMessage
     | TimeMessage
+    | WeatherMessage
+    | ForecastMessage
 )
 
 KINDS: Mapping[str, type[Message]] = MappingProxyType(
@@ -176,6 +186,8 @@ KINDS: Mapping[str, type[Message]] = MappingProxyType(
             CommandMessage,
             MetricsMessage,
             TimeMessage,
+            WeatherMessage,
+            ForecastMessage,
         )
     }
 )
@@ -195,6 +207,7 @@ FROM_DEVICES = frozenset(
         RefusalMessage.kind,
         PeerMessage.kind,
         SettleMessage.kind,
+        ForecastMessage.kind,
     }
 )
 """Kinds that a device may send; each field of them has a row in ``docs/privacy.md``."""

@@ -126,3 +126,11 @@ def test_fleets_that_can_see_each_other_are_found():
     found = "\n".join(findings(both))
     assert "user _agg of fleet north may use gf/1/south/m1/up/hello" in found
     assert "user _agg of fleet south may use gf/1/north/m1/up/hello" in found
+
+
+@pytest.mark.parametrize("text", FILES.values(), ids=FILES)
+def test_devices_read_the_weather_of_any_region_and_only_the_aggregator_writes_it(text):
+    rules, topic = read(text), topics.weather("north", "utrecht")
+    assert rules.may("m1", topic, write=False)
+    assert not rules.may("m1", topic, write=True)
+    assert rules.may("_agg", topic, write=True)

@@ -46,7 +46,7 @@ class JsonPath:
             ('attributes', 'temperature')
             >>> JsonPath.parse("$..x")
             Traceback (most recent call last):
-            edge_sdk.sources.json_path.PathError: '$..x': cannot read '..x'; expected .name, ['name'], [0] or [*]
+            edge_sdk.app.json_path.PathError: '$..x': cannot read '..x'; expected .name, ['name'], [0] or [*]
         """
         rest = text.removeprefix("$")
         if rest and rest[0] not in ".[":

@@ -1,0 +1,213 @@
+"""Read the weather of a region that the aggregator distributes over the fleet's own link.
+
+The session verifies and saves the messages; here a message becomes readings. A row counts as observed
+once its time has passed: until a newer message replaces it, the forecast of an hour is the best that
+is known about that hour.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Final, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge_sdk.app.clock import Clock, SystemClock
+from edge_sdk.app.settings import from_table
+from edge_sdk.errors import ConfigError
+from edge_sdk.forecasting.series import STREAMS, Reading
+from edge_sdk.wire.protocol.messages import WeatherMessage
+from edge_sdk.wire.protocol.topics import is_region
+from edge_sdk.wire.schema import Length
+
+TYPE: Final = "fleet-weather"
+"""Type of the source in a configuration."""
+
+_WEATHER = tuple(name for name in STREAMS if name.startswith("weather."))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FleetWeatherSection:
+    """``type = "fleet-weather"``: weather that the aggregator distributes by region."""
+
+    type: str  # kind of source
+    region: str = ""  # region; empty: the device's label "region", which the operator sets
+    streams: Annotated[tuple[str, ...], Length(1, 8)] = _WEATHER  # streams to read
+
+    def __post_init__(self) -> None:
+        """Refuse a region that no topic can have, and a stream that is no weather."""
+        if self.region and not is_region(self.region):
+            raise ValueError(f"region: {self.region!r} is none; expected letters, digits, . _ -")
+        for stream in self.streams:
+            if stream not in _WEATHER:
+                raise ValueError(f"streams: {stream!r}; known: {', '.join(_WEATHER)}")
+
+
+def regions_of(sections: Iterable[Mapping[str, Any]]) -> frozenset[str]:
+    """Return the regions that ``[[source]]`` sections read; an empty text is the assigned one.
+
+    >>> sorted(regions_of([{"type": "csv"}, {"type": "fleet-weather", "region": "utrecht"}]))
+    ['utrecht']
+    """
+    return frozenset(str(row.get("region", "")) for row in sections if row.get("type") == TYPE)
+
+
+@dataclass(slots=True)
+class FleetWeatherSource:
+    """One configured region.
+
+    Attributes:
+        region: Region; empty for the assigned one.
+        streams: Streams to read.
+        rejected: Columns without use here, by reason.
+        accepted: Number of messages used.
+        issued: Unix seconds of the issue of the message in use; None before the first.
+    """
+
+    region: str
+    streams: frozenset[str]
+    rejected: Counter[str] = field(default_factory=Counter)
+    accepted: int = 0
+    issued: float | None = None
+    _until: float = -math.inf
+
+    def __iter__(self) -> Iterator[Reading]:
+        """Yield nothing: the weather arrives over the fleet's link."""
+        return iter(())
+
+    def due(self, weather: WeatherMessage | None, now: float, step: int) -> Iterator[Reading]:
+        """Yield the rows that have become past since the last call, or all of a newer message.
+
+        Args:
+            weather: Newest message of the region.
+            now: Unix seconds.
+            step: Seconds of the device's grid.
+        """
+        if weather is None:
+            return
+        if weather.t / 1000 != self.issued:
+            self.issued, self._until = weather.t / 1000, -math.inf
+            self.accepted += 1
+            unused = set(weather.names) - self.streams
+            self.rejected += Counter({"unused stream": len(unused)})
+        if now < self._until + step:
+            return
+        times, columns = on_grid(weather, step)
+        past = (times <= now) & (times > self._until)
+        for name, values in columns.items():
+            if name in self.streams:
+                known = past & np.isfinite(values)
+                for at, value in zip(times[known], values[known], strict=True):
+                    yield Reading(name, float(at), float(value))
+        if past.any():
+            self._until = float(times[past][-1])
+
+    def health(self, now: float) -> dict[str, Any]:
+        """Return the state of the source, without any value."""
+        return {
+            "type": TYPE,
+            "linked": self.issued is not None,
+            "lost": 0,
+            "accepted": self.accepted,
+            "rejected": dict(self.rejected),
+            "noticed": {},
+            "seconds_since": None if self.issued is None else round(now - self.issued, 1),
+            "clock_offset": None,
+        }
+
+
+def on_grid(
+    weather: WeatherMessage, step: int
+) -> tuple[NDArray[np.float64], dict[str, NDArray[np.float64]]]:
+    """Return the rows of a message on a grid of ``step`` seconds.
+
+    Between two known rows values are interpolated; of several rows in a slot the first counts.
+
+    Returns:
+        Unix seconds of the slots, and a column for each stream, NaN where unknown.
+
+    >>> two = np.array([1.0, 3.0], "<f4").tobytes()
+    >>> message = WeatherMessage("x", 1, 0, 3_600_000, 2, ("weather.temperature",), two)
+    >>> on_grid(message, 1800)[1]["weather.temperature"]
+    array([1., 2., 3.])
+    """
+    every = weather.step / 1000
+    at = weather.start / 1000 + every * np.arange(weather.num)
+    is_finer = every < step
+    first = math.floor(at[0] / step) if is_finer else math.ceil(at[0] / step)
+    slots = np.arange(first, math.floor(at[-1] / step) + 1, dtype=np.float64) * step
+    row = np.clip((slots - at[0]) / every, 0, weather.num - 1)
+    below, above = np.floor(row).astype(np.int64), np.ceil(row).astype(np.int64)
+    share, is_inside = row - below, at[above] < slots + step
+    table = np.frombuffer(weather.blob, "<f4").astype(np.float64).reshape(-1, weather.num)
+    columns = {}
+    for name, values in zip(weather.names, table, strict=True):
+        between = (1 - share) * values[below] + share * values[above]
+        columns[name] = np.where(is_inside, values[above], np.nan) if is_finer else between
+    return slots, columns
+
+
+class WeatherClient(Protocol):
+    """The part of ``Client`` that the weather of the fleet needs."""
+
+    @property
+    def step(self) -> int:
+        """Seconds between two slots of the reading grid."""
+
+    def weather(self, region: str) -> WeatherMessage | None:
+        """Return the newest weather of a region."""
+
+    def observe(self, reading: Reading) -> object:
+        """Record one measurement."""
+
+    def flush(self) -> None:
+        """Write the recorded readings to the store."""
+
+
+@dataclass(frozen=True, slots=True)
+class FleetWeather:
+    """The regions of one device, read in the agent's loop.
+
+    Attributes:
+        sources: Configured regions.
+        client: Client that receives the messages and observes the readings.
+        clock: Clock of the machine.
+    """
+
+    sources: tuple[FleetWeatherSource, ...]
+    client: WeatherClient
+    clock: Clock = field(default_factory=SystemClock)
+
+    def turn(self) -> bool:
+        """Record the rows that have become past; return whether there was one."""
+        has_arrived = False
+        now = self.clock.wall() / 1000
+        for source in self.sources:
+            before = source.issued
+            message = self.client.weather(source.region)
+            for reading in source.due(message, now, self.client.step):
+                self.client.observe(reading)
+                has_arrived = True
+            if source.issued != before:
+                self.client.flush()  # the next message may not have this one's history
+        return has_arrived
+
+    def health(self) -> list[dict[str, Any]]:
+        """Return the state of every region."""
+        return [source.health(self.clock.wall() / 1000) for source in self.sources]
+
+
+def fleet_weather(table: Mapping[str, Any]) -> FleetWeatherSource:
+    """Build the source from its section of a configuration.
+
+    Raises:
+        Failure: An unknown or invalid key.
+    """
+    section = from_table(FleetWeatherSection, table, f"source {TYPE}")
+    if len(set(section.streams)) < len(section.streams):
+        raise ConfigError("source fleet-weather: streams: one is named twice")
+    return FleetWeatherSource(section.region, frozenset(section.streams))
