@@ -94,11 +94,18 @@ def fake_nets(name, way, seed, data, out):
     return found
 
 
+def new_site(task, data, out, *, seed, history):
+    """Return the scores of new sites as if they had been run."""
+    arms = {arm: {"score": 0.5, "by device": {"s0": 0.5}} for arm in ("fleet", "alone", "served")}
+    return {"devices": 1, "seconds": 1.0, "sent": 0, "received": 0} | arms
+
+
 @pytest.fixture
 def quick(monkeypatch):
     monkeypatch.setattr(command, "_apart", command.one)
     monkeypatch.setattr(points, "form_of", lambda task: SMALL)
     monkeypatch.setattr(points, "NEW", replace(SMALL, trees=TreeForm(trees=0)))
+    monkeypatch.setattr(command.new_sites, "run", new_site)
     monkeypatch.setattr(charging, "nets", fake_nets)
     small = charging.ChargingForm(trees=TreeForm(trees=5), rows=600)
     monkeypatch.setattr(command.charging, "ChargingForm", lambda: small)
@@ -115,10 +122,10 @@ def test_the_command_makes_one_table_and_keeps_every_result(anchors, quick, tmp_
     assert command.main(options(anchors, out, "--history", "7")) == 0
     page = capsys.readouterr().out
     assert page.count("| BDG2 |") == 2  # the tasks, and the new devices
-    assert page.count("| Boulder, p = 6 |") == 1
+    assert page.count("| Boulder, p = 6 |") == 2
     assert "| 0.500 |" in page  # the anchors' centralised method
     made = sorted(out.glob("accuracy-*.json"))
-    assert len(made) == 7  # three tasks, two seeds; one history
+    assert len(made) == 9  # three tasks, two seeds; one history
     for path in made:
         path.write_text(path.read_text().replace('"devices": 3', '"devices": 99'))
     assert command.main(options(anchors, out, "--kept", "--history", "7")) == 0
@@ -212,11 +219,20 @@ def test_half_of_what_a_short_record_serves_owes_nothing_to_the_fleet():
 
 def test_a_history_that_was_not_run_is_an_empty_cell():
     arms = {arm: {"score": 0.5, "by device": {"a": 1.0}} for arm in points.ARMS}
-    results = [{"task": TASK, "seed": 0, "history": 7} | arms]
-    results += [{"task": "building_fontana_ca:1", "seed": 0, "history": 14} | arms]
+    results = [{"task": TASK, "seed": 0, "history": 7, "devices": 1} | arms]
+    results += [{"task": "building_fontana_ca:1", "seed": 0, "history": 14, "devices": 1} | arms]
     found = tables.cold_start(results)
-    assert "| BDG2 | 0.500 | 0.500 | **0.500** |  |  |  |" in found
-    assert "| Fontana |  |  |  | 0.500 |" in found
+    assert "| BDG2 | 0.500 | 0.500 | **0.500** | 0 of 1 |  |  |  |  |" in found
+    assert "| Fontana |  |  |  |  | 0.500 |" in found
+
+
+def test_new_devices_that_a_fleet_makes_worse_are_counted():
+    def arm(*errors):
+        return {"score": sum(errors), "by device": dict(zip("abc", errors, strict=True))}
+
+    arms = {"fleet": arm(3, 3, 3), "alone": arm(1, 1, 2), "served": arm(1.02, 0.98, 1)}
+    found = tables.cold_start([{"task": TASK, "seed": 0, "history": 7, "devices": 3} | arms])
+    assert "- After 7 days the error is -25.0 % to -25.0 % against alone; 1 of 3 devices" in found
 
 
 def test_worse_devices_are_counted_by_the_mean_over_seeds():

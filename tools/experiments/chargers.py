@@ -324,8 +324,8 @@ def _given(windows: Drawable) -> Callable[[], Drawable]:
 # --- ours -----------------------------------------------------------------------------------------
 
 
-def _staged(arm: Arm, base: Ground) -> tuple[Learnt, list[Any]]:
-    """Run stages at falling rates, from mixtures of all; then tune each station alone.
+def mixtures(arm: Arm, base: Ground) -> Mapping[str, Vector]:
+    """Run stages at falling rates; return the stations' mixtures of the best round.
 
     Credit is near 1 and steps begin at the mixture, so that models stay together; optimisers keep
     their memory over rounds, as they would not under FedAvg.
@@ -347,7 +347,12 @@ def _staged(arm: Arm, base: Ground) -> tuple[Learnt, list[Any]]:
         states = {x: replace(state, answered=0) for x, state in stage.states.items()}
         common = np.asarray(stage.server.model(step.state)["p"], np.float32)
     assert best is not None
-    return Learnt(_fitted(arm, base, best[1], WIDE)), []
+    return best[1]
+
+
+def _staged(arm: Arm, base: Ground) -> tuple[Learnt, list[Any]]:
+    """Run stages at falling rates, from mixtures of all; then tune each station alone."""
+    return Learnt(_fitted(arm, base, mixtures(arm, base), WIDE)), []
 
 
 def _lonely(arm: Arm, base: Ground) -> tuple[Learnt, list[Any]]:

@@ -128,10 +128,11 @@ def own_trees(
         made = boosted(rows, y, form.trees, level=level, seed=seed)
         for part, some in judged.items():
             told[part].append(made.predicted(some).reshape(-1, task.p) * series.scale)
-    return {part: _ordered(np.stack(found, axis=-1)) for part, found in told.items()}
+    return {part: ordered(np.stack(found, axis=-1)) for part, found in told.items()}
 
 
-def _ordered(fan: Floats) -> Floats:
+def ordered(fan: Floats) -> Floats:
+    """Return quantiles as they are served: not negative, and in order."""
     return np.sort(np.maximum(fan, 0.0), axis=-1)
 
 
@@ -152,7 +153,7 @@ def blend(candidates: Mapping[str, Mapping[str, Floats]], truth: Floats) -> Floa
         weights = served_weights(held, truth.ravel(), level=level)
         told = np.stack([candidates[n]["test"][..., place] for n in names], axis=-1)
         levels.append(told @ weights)
-    return _ordered(np.stack(levels, axis=-1))
+    return ordered(np.stack(levels, axis=-1))
 
 
 def run(task: Any, form: ChargingForm, data: Path, out: Path, *, seed: int) -> dict[str, Any]:  # noqa: ANN401

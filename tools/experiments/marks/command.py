@@ -22,11 +22,10 @@ from typing import Any
 from rich.console import Console
 from rich.progress import Progress
 
-from tools.experiments.marks import charging, points, tables
+from tools.experiments.marks import charging, new_sites, points, tables
 from tools.experiments.marks.tasks import MARKS, read, use
 
 EXPERIMENT = "accuracy"
-WEEK = 7
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +53,7 @@ def jobs(options: argparse.Namespace) -> list[Job]:
     tasks = [t for t in MARKS if not options.tasks or t in options.tasks]
     found = [Job(t, seed) for seed in range(options.seeds) for t in tasks]
     new = [Job(t, 0, h) for h in options.history for t in tasks]
-    return found + [one for one in new if not one.is_charging and not one.task.endswith(":24")]
+    return found + new
 
 
 def one(job: Job, options: argparse.Namespace) -> None:
@@ -64,14 +63,14 @@ def one(job: Job, options: argparse.Namespace) -> None:
         return
     use(options.anchors)
     task = read(options.data, job.task)
-    if any(s.train_end < (job.history + WEEK) * task.day for s in task.series if job.history):
-        return  # no device of this set has so long a history and the week that its features read
-    if job.is_charging:
+    if job.is_charging and job.history:
+        result = new_sites.run(task, options.data, options.out, seed=job.seed, history=job.history)
+    elif job.is_charging:
         result = charging.run(
             task, charging.ChargingForm(), options.data, options.out, seed=job.seed
         )
     else:
-        form = points.NEW if job.history else points.form_of(task)
+        form = points.new_form_of(task) if job.history else points.form_of(task)
         result = points.run(task, form, seed=job.seed, history=job.history, data=options.data)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024.0
     whole = {"task": job.task, "seed": job.seed, "history": job.history, "peak": round(peak)}

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +67,11 @@ class PointForm:
 
 NEW = PointForm(units=200, trees=TreeForm(trees=0), windows=4000, is_new=True)
 """Form for devices with a short history: a week is too short for trees."""
+
+
+def new_form_of(task: Any) -> PointForm:  # noqa: ANN401 - the anchors' type
+    """Return the form of a task's devices with a short history: many steps have no random units."""
+    return NEW if task.p == 1 else replace(NEW, units=0, passes=2)
 
 
 def form_of(task: Any) -> PointForm:  # noqa: ANN401 - the anchors' type

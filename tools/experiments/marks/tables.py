@@ -85,17 +85,43 @@ def cold_start(results: Results, pages: Sequence[str] = PAGES) -> str:
     names = [t for t in MARKS if any((t, h) in found for h in days) and MARKS[t].page in pages]
     if not names:
         return ""
-    arms = ("fleet", "alone", "**served**")
-    lines = ["| task | " + " | ".join(f"{d} days: {a}" for d in days for a in arms) + " |"]
-    lines += ["|" + "---|" * (1 + 3 * len(days))]
+    columns = ("fleet", "alone", "**served**", "worse than alone")
+    lines = [_said_of_new(found, names, d) for d in days]
+    lines += ["", "| task | " + " | ".join(f"{d} days: {c}" for d in days for c in columns) + " |"]
+    lines += ["|" + "---|" * (1 + len(columns) * len(days))]
     for name in names:
-        cells = []
+        cells: list[str] = []
         for d in days:
             one = found.get((name, d))
-            scores = [_number(one[a.strip("*")]["score"]) if one else "" for a in arms]
-            cells += [*scores[:2], f"**{scores[2]}**" if one else ""]
+            if one is None:
+                cells += [""] * len(columns)
+                continue
+            fleet, alone, served = (_number(one[a]["score"]) for a in ("fleet", "alone", "served"))
+            cells += [fleet, alone, f"**{served}**", f"{_worse([one])} of {one['devices']}"]
         lines.append("| " + " | ".join([MARKS[name].title, *cells]) + " |")
     return "\n".join(lines)
+
+
+def _said_of_new(
+    found: Mapping[tuple[str, int], Mapping[str, Any]], names: Sequence[str], days: int
+) -> str:
+    """Say by how much a fleet changes the errors of new devices, and how many are worse off."""
+    some = [found[name, days] for name in names if (name, days) in found]
+    changes = [100.0 * (r["served"]["score"] / r["alone"]["score"] - 1.0) for r in some]
+    worse, devices = sum(_worse([r]) for r in some), sum(r["devices"] for r in some)
+    return (
+        f"- After {days} days the error is {_change(min(changes))} to {_change(max(changes))} against alone; "
+        f"{worse} of {devices} devices are more than 1 % worse."
+    )
+
+
+def _change(value: float) -> str:
+    """Return a change in per cent.
+
+    >>> _change(-3.456), _change(0.21)
+    ('-3.5 %', '+0.2 %')
+    """
+    return f"{value:+.1f} %"
 
 
 def write(results: Results, anchors: Path | None, docs: Path) -> None:
