@@ -117,7 +117,7 @@ def test_every_field_of_every_message_kind_has_one_row():
     there = {(kind, f.name) for kind in m.FROM_DEVICES for f in fields(m.KINDS[kind])}
     assert set(said) == there, set(said) ^ there
     assert set(said.values()) == {1}
-    assert {row.covered_by for row in FIELDS} == {"mechanism", "public", "process"}
+    assert {row.covered_by for row in FIELDS} == {"mechanism", "public", "process", "opt-in"}
 
 
 def test_every_update_of_every_method_has_one_row():
@@ -429,7 +429,7 @@ def sent(folder, seed, mechanism, known=()):
     return out, (rows, *drawn)
 
 
-ELSEWHERE = {"signal", "peer", "settle", "refusal"}
+ELSEWHERE = {"signal", "peer", "settle", "refusal", "forecast"}
 """Kinds that a device of the averaging family does not send; their vectors are judged above."""
 
 
@@ -446,7 +446,11 @@ def test_a_field_depends_on_no_value_of_a_reading(row, captured):
         assert first == plain
 
 
-@pytest.mark.parametrize("row", FIELDS, ids=str)
+def test_only_the_forecast_is_sent_uncovered_on_request():
+    assert {row.kind for row in FIELDS if row.covered_by == "opt-in"} == {"forecast"}
+
+
+@pytest.mark.parametrize("row", [row for row in FIELDS if row.covered_by != "opt-in"], ids=str)
 def test_an_uncovered_field_is_too_small_for_readings(row):
     """It is a whole number, a word, a yes or no, a short bitmap, or the name of something."""
     cls, hints = m.KINDS[row.kind], get_type_hints(m.KINDS[row.kind], include_extras=True)
