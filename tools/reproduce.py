@@ -9,6 +9,8 @@
     python tools/reproduce.py e6 --data DATA --anchors ANCHORS              # beside other methods
     python tools/reproduce.py accuracy --data DATA --anchors ANCHORS        # beside the marks
     python tools/reproduce.py loads --data DATA           # PL-FL's Table I and Figure 2
+    python tools/reproduce.py e15 --data DATA             # the papers together
+    python tools/reproduce.py figures --data DATA --out runs  # the papers' figures of curves
     python tools/reproduce.py list                       # every table and figure of the papers
     python tools/reproduce.py list --docs docs           # and their pages and pictures
 
@@ -57,6 +59,8 @@ from rich.progress import Progress
 from tools.experiments import (
     buildings,
     claims,
+    combined,
+    figures,
     graphs,
     heterogeneity,
     pages,
@@ -77,9 +81,11 @@ EXPERIMENTS = (
     *robust.EXPERIMENTS,
     accuracy.EXPERIMENT,
     heterogeneity.EXPERIMENT,
+    combined.EXPERIMENT,
+    figures.EXPERIMENT,
 )
 LIST = "list"
-E6_PAPER = ("pooled", "FL", "cfg 1", "cfg 2", "cfg 3")
+E6_PAPER = ("No-FL", "pooled", "FL", "cfg 1", "cfg 2", "cfg 3")
 E6_WEEK = ("local long", "FL", "cfg 1")
 
 
@@ -295,6 +301,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     robust.add_options(parser)
     graphs.add_options(parser)
     accuracy.add_options(parser)
+    figures.add_options(parser)
     options = parser.parse_args(arguments)
     if LIST in options.experiments and len(options.experiments) > 1:
         parser.error(f"{LIST} stands alone")
@@ -324,6 +331,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         code = accuracy.main(options)
     if not code and heterogeneity.EXPERIMENT in options.experiments:
         code = heterogeneity.main(options)
+    if not code and combined.EXPERIMENT in options.experiments:
+        code = combined.main(options)
+    if not code and figures.EXPERIMENT in options.experiments:
+        code = figures.main(options)
     return code or (_buildings(options) if set(options.experiments) & {"e5", "e6"} else 0)
 
 

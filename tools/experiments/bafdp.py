@@ -52,7 +52,7 @@ def run(arm: Arm, folder: Path) -> dict[str, Any]:
     if alone is not None:
         vectors = alone(arm, base)
     else:
-        vectors, path = _federated(arm, base)
+        vectors, path = trained(arm, base)
     is_noisy = arm.experiment == "e10" or arm.budget is not None
     values = {"attack": _attacked(arm, base)} if is_noisy else {}
     return {
@@ -85,7 +85,8 @@ def _liars(arm: Arm, base: Ground) -> list[str]:
     return sorted(names[i] for i in picked)
 
 
-def _federated(arm: Arm, base: Ground) -> tuple[dict[str, Vector], list[dict[str, float]]]:
+def trained(arm: Arm, base: Ground) -> tuple[dict[str, Vector], list[dict[str, float]]]:
+    """Return each cell's vector after a federated arm, and the errors on the way."""
     world, common = _world(arm, base, FIELD[arm.name])
     path: list[dict[str, float]] = []
     for number, moment in _looked_at(arm, base, world.moments(common)):

@@ -78,7 +78,7 @@ def run(arm: Arm, folder: Path, resume: Path | None = None) -> dict[str, Any]:
     began = time.perf_counter()
     base, kept = ground(arm, folder), Checkpoint(resume)
     if arm.row.way == "federated":
-        learnt, history = _federated(arm, base, kept)
+        learnt, history = federated(arm, base, kept)
     else:
         learnt, history = TRAINERS[arm.row.way](arm, base)
     kept.drop()
@@ -217,7 +217,7 @@ def _best(base: Ground, course: Iterable[Mapping[str, Vector]]) -> dict[str, Vec
 # --- federated ------------------------------------------------------------------------------------
 
 
-def _federated(arm: Arm, base: Ground, kept: Checkpoint) -> tuple[Learnt, list[Any]]:
+def federated(arm: Arm, base: Ground, kept: Checkpoint) -> tuple[Learnt, list[Any]]:
     """Drive both halves; keep the round whose models are best on the choosing parts of all."""
     spec = base.bundle.manifest.spec(("",))
     common = redrawn(spec, base.bundle.initial, key(arm.seed, "_agg", "initial", 0))

@@ -29,10 +29,13 @@ TABLE_V: Mapping[tuple[str, int], Mapping[str, float]] = {  # [PFGL] QS at p = 6
     ("", 0): {"LSTM-FedAvg": 1.4846, "LSTM-PFL": 1.4588, "CNFGNN": 1.3525, "PFGL": 1.3285},
     ("flipping", 1): {"LSTM-FedAvg": 2.3646, "LSTM-PFL": 1.4351, "CNFGNN": 1.351, "PFGL": 1.331},
     ("flipping", 4): {"LSTM-FedAvg": 4.2189, "LSTM-PFL": 1.4775, "CNFGNN": 1.3562, "PFGL": 1.3251},
+    ("flipping", 8): {"LSTM-FedAvg": 4.4764, "LSTM-PFL": 1.4382, "CNFGNN": 1.3562, "PFGL": 1.3281},
     ("scaling", 1): {"LSTM-FedAvg": 1.4867, "LSTM-PFL": 1.437, "CNFGNN": 1.3562, "PFGL": 1.3405},
     ("scaling", 4): {"LSTM-FedAvg": 1.5302, "LSTM-PFL": 1.4268, "CNFGNN": 1.3561, "PFGL": 1.3378},
+    ("scaling", 8): {"LSTM-FedAvg": 1.5519, "LSTM-PFL": 1.4226, "CNFGNN": 1.3378, "PFGL": 1.3316},
     ("gaussian", 1): {"LSTM-FedAvg": 1.4907, "LSTM-PFL": 1.4383, "CNFGNN": 1.3668, "PFGL": 1.3405},
     ("gaussian", 4): {"LSTM-FedAvg": 1.5302, "LSTM-PFL": 1.446, "CNFGNN": 2.4749, "PFGL": 1.3415},
+    ("gaussian", 8): {"LSTM-FedAvg": 1.5519, "LSTM-PFL": 1.4352, "CNFGNN": 1.3601, "PFGL": 1.3292},
 }
 
 

@@ -214,7 +214,8 @@ def rises(
     """
     free = {r["arm"]["seed"]: r for r in _free(results, name)}
     hit = where(results, name=name, attack=attack, liars=liars, experiment="e2")
-    pairs = [(r, free[r["arm"]["seed"]]) for r in hit if r["arm"]["seed"] in free]
+    counted = [r for r in hit if not honest or len(r["liars"]) < len(r["stations"])]
+    pairs = [(r, free[r["arm"]["seed"]]) for r in counted if r["arm"]["seed"] in free]
     gone = [r["liars"] if honest else [] for r, _ in pairs]
     return [
         _over(r, out) / _over(calm, out) - 1.0 if np.isfinite(qs(r)) else float("inf")
@@ -243,7 +244,7 @@ def of_e2(results: Results) -> list[Claim]:
 def _of_attacks(results: Results) -> list[Claim]:
     claims = []
     for attack in LOUD:
-        for crowd in (1, 4):
+        for crowd in (1, 4, 8):
             for name in ("PFGL", RESIDUAL):
                 claims += _hardly_worse(results, name, attack, crowd)
                 claims += _still_better(results, name, attack, crowd)
@@ -272,10 +273,11 @@ def _still_better(results: Results, name: str, attack: str, crowd: int) -> list[
     hit = where(results, name=name, attack=attack, liars=crowd, experiment="e2")
     claims = []
     for honest, whose in ((False, "all stations"), (True, "honest stations")):
-        out = [r["liars"] if honest else [] for r in hit]
+        some = [r for r in hit if not honest or len(r["liars"]) < len(r["stations"])]
+        out = [r["liars"] if honest else [] for r in some]
         pairs = [
             (_over(r, left), _over(alone[r["arm"]["seed"]], left))
-            for r, left in zip(hit, out, strict=True)
+            for r, left in zip(some, out, strict=True)
             if r["arm"]["seed"] in alone
         ]
         if pairs:

@@ -253,7 +253,8 @@ def _hit(results: Results, name: str, attack: str, crowd: int) -> str:
     rise = graph_claims.rises(results, name, attack, crowd)
     text = f"{np.mean([qs(r) for r in found]):.4f}"
     kind = graph_claims.rises(results, name, attack, crowd, honest=True)
-    ours = f"{np.mean(rise):+.1%}, honest {np.mean(kind):+.1%}" if rise else ""
+    spared = f", honest {np.mean(kind):+.1%}" if kind else ""
+    ours = f"{np.mean(rise):+.1%}{spared}" if rise else ""
     paper = TABLE_V.get((attack, crowd), {}).get(name)
     theirs = f", paper {paper / TABLE_V['', 0][name] - 1.0:+.1%}" if paper else ""
     return f"{text} ({ours}{theirs})"

@@ -34,6 +34,9 @@ FRUGAL = ("PFGL, float16", "PFGL, alternating")
 
 LIES = ("flipping", "gaussian", "scaling")
 CROWDS = (1, 4)
+ALL = 8
+"""All stations of the first attacked set lie, as in the paper's Table V; rows of the paper only."""
+
 ATTACKED = ("PFGL", "LSTM-FedAvg", "LSTM-PFL", "CNFGNN")
 SPARED = ("PFGL, residual", "PFGL, unmasked")
 """Without the server's guard that also keeps out of the graph whom most others leave out."""
@@ -118,7 +121,8 @@ def _e2(options: argparse.Namespace, seed: int) -> Iterator[Arm]:
         yield from (_arm(options, seed, name, **at) for name in names)
         for name in names[1:]:
             for attack in LIES if name in ATTACKED else LIES[:2]:
-                for crowd in CROWDS:
+                is_papers = dataset == ev.BOULDER and name in ATTACKED
+                for crowd in (*CROWDS, ALL) if is_papers else CROWDS:
                     lie: dict[str, Any] = {"experiment": "e2", "attack": attack, "liars": crowd}
                     yield _arm(options, seed, name, **at, **lie)
     for attack, crowd in BEYOND:

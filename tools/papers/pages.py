@@ -6,6 +6,7 @@ import html
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
+from tools.papers import combined, curves
 from tools.papers.records import PAPERS, Exhibit, Paper, read
 
 HEAD = ("paper", "table or figure", "state", "date", "command")
@@ -36,8 +37,12 @@ def files(docs: Path) -> dict[Path, str]:
         paper = read(name)
         out[docs / "papers" / f"{name}.md"] = page(paper, name)
         for one in paper.exhibit:
-            if one.bars:
-                out[docs / "papers" / picture_name(name, one)] = picture(one)
+            if one.bars or one.curves:
+                drawn = curves.picture(curves.read(one.curves)) if one.curves else picture(one)
+                out[docs / "papers" / picture_name(name, one)] = drawn
+    if rows := combined.read():
+        out[docs / "papers" / "combined.md"] = combined.page(rows)
+        out[docs / "papers" / "combined.svg"] = combined.picture(rows)
     return out
 
 
@@ -59,6 +64,7 @@ def overview() -> str:
             "its equations with their functions, its tables and figures with ours beside them, its",
             "claims with the paper's own criteria, and what is corrected here. `definition` stands",
             "where there is nothing to measure, `not run` where the code exists and no run does.",
+            "[The papers together](combined.md) has their ideas in every combination.",
             "",
             "```console",
             "$ .venv/bin/python tools/reproduce.py list",
@@ -140,7 +146,7 @@ def _shown(one: Exhibit, name: str) -> list[str]:
     ]
     if one.command != "none":
         lines += [f"Command: `{one.command}`", ""]
-    if one.bars:
+    if one.bars or one.curves:
         lines += [f"![{one.unit}]({Path(picture_name(name, one)).name})", ""]
     return lines
 

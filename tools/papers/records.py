@@ -49,6 +49,7 @@ class Exhibit:
         ours: Our numbers beside them.
         bars: Numbers of the picture, by label; none for no picture.
         unit: What they are.
+        curves: Record of a picture of lines instead, in ``tools/papers/curves``.
     """
 
     name: Text
@@ -61,6 +62,7 @@ class Exhibit:
     ours: Text
     bars: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
     unit: str = ""
+    curves: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,132 @@
+"""Make the papers' figures of curves: forecasts beside what came, and a long run's course.
+
+    python tools/reproduce.py figures --data data --out runs
+
+PL-FL's Figure 4 is made of E6's kept results (the longest runs in ``--out``); PFGL's Figure 2 and
+BAFDP's Figure 2 train one model each, in some minutes and some seconds. Records go to
+``tools/papers/curves``, pictures are made of them by ``reproduce.py list --docs docs``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from edge_sdk.forecasting.forecast import rolling
+from tools.experiments import bafdp, buildings, cells, cellular_setup, chargers, charging, ev
+from tools.experiments.resumable import Checkpoint
+from tools.papers.curves import FOLDER
+
+EXPERIMENT = "figures"
+LAST, DAYS = 150, 3
+CONFIGURATIONS = ("FL", "cfg 1", "cfg 2", "cfg 3")
+
+Record = Mapping[str, Any]
+
+
+def main(options: argparse.Namespace) -> int:
+    """Write every record that can be made; name those that cannot."""
+    makers: Mapping[str, Callable[[argparse.Namespace], Record | None]] = {
+        "pl-fl-fig-4": last_forecasts,
+        "bafdp-fig-2": cell_forecasts,
+        "pfgl-fig-2": station_fans,
+    }
+    FOLDER.mkdir(exist_ok=True)
+    missing = []
+    for name, make in makers.items():
+        if options.only and name not in options.only:
+            continue
+        record = make(options)
+        if record is None:
+            missing.append(name)
+            continue
+        (FOLDER / f"{name}.json").write_text(json.dumps(record, indent=1) + "\n", "utf-8")
+        print(f"written: {FOLDER.name}/{name}.json")
+    for name in missing:
+        print(f"reproduce: {name}: its set or its runs are missing", file=sys.stderr)
+    return 2 if missing else 0
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the figures."""
+    parser.add_argument("--only", nargs="+", default=[], help="figures: these records alone")
+
+
+def last_forecasts(options: argparse.Namespace) -> Record | None:
+    """Return the last forecasts of the second building, by every configuration (PL-FL, Fig. 4)."""
+    name = "building_resstock_ca_alameda"
+    found = {}
+    for arm in CONFIGURATIONS:
+        paths = options.out.glob(f"e6-{name}-paper-{arm.replace(' ', '')}-k*-s0.json")
+        kept = [json.loads(path.read_text()) for path in paths]
+        if kept:
+            found[arm] = max(kept, key=lambda r: int(r["arm"]["rounds"]))
+    if len(found) < len(CONFIGURATIONS) or not (options.data / name).is_dir():
+        return None
+    house = buildings.load(options.data, name, 2)[1]
+    rows = found["FL"]["forecasts"][house.name]["target_index"][-LAST:]
+    truth = house.columns[buildings.LOAD][rows]
+    lines = {arm: _rounded(r["forecasts"][house.name]["point"][-LAST:]) for arm, r in found.items()}
+    panels = [
+        {"title": arm, "lines": {"measured": _rounded(truth), "forecast": values}}
+        for arm, values in lines.items()
+    ]
+    return {"x": "hour", "y": "kWh", "across": list(range(1, LAST + 1)), "panels": panels}
+
+
+def cell_forecasts(options: argparse.Namespace) -> Record | None:
+    """Return BAFDP's forecasts of two cells over the test week, an hour ahead (BAFDP, Fig. 2)."""
+    if not (options.data / cells.MILAN).is_dir():
+        return None
+    arm = cellular_setup.Arm(
+        "e9", cells.MILAN, 1, "BAFDP", "mlp", None, options.work, 0, clients=options.cells or 10
+    )
+    base = cellular_setup.ground(arm, options.data)
+    vectors, _ = bafdp.trained(arm, base)
+    panels = []
+    for name in sorted(base.cells)[:2]:
+        cut = base.served[name]
+        rows = cells.origins(base.cells[name], cut, "test")
+        told = rolling(base.bundle.forecast, vectors[name], cut, rows)[:, 0]
+        lines = {"measured": _rounded(cut.truth(rows)[:, 0]), "forecast": _rounded(told)}
+        panels.append({"title": name, "lines": lines})
+    length = len(rows)
+    return {"x": "hour", "y": "traffic", "across": list(range(1, length + 1)), "panels": panels}
+
+
+def station_fans(options: argparse.Namespace) -> Record | None:
+    """Return PFGL's intervals six steps ahead at every station, over some days (PFGL, Fig. 2)."""
+    if not (options.data / ev.BOULDER).is_dir():
+        return None
+    arm = charging.Arm("e1", ev.BOULDER, 6, "PFGL", 0, options.turns, options.pace)
+    base = charging.ground(arm, options.data)
+    options.out.mkdir(parents=True, exist_ok=True)
+    kept = Checkpoint((options.out / arm.file).with_suffix(".figure"))
+    learnt, _ = chargers.federated(arm, base, kept)
+    fans = charging.told(base, learnt, "test")
+    panels = []
+    for name in base.frames:
+        rows = base.origins(name, "test")
+        start = len(rows) // 2
+        some = slice(start, start + DAYS * ev.DAY)
+        truth, fan = base.frames[name].truth(rows[some])[:, -1], ev.served(fans[name][some, -1])
+        lines = {"measured": _rounded(truth), "median": _rounded(fan[:, 1])}
+        ends = {"low": _rounded(fan[:, 0]), "high": _rounded(fan[:, 2])}
+        panels.append({"title": name, "lines": lines, **ends})
+    kept.drop()
+    across = [(i + 1) / 2 for i in range(DAYS * ev.DAY)]
+    return {"x": "hour", "y": "kWh a half-hour", "across": across, "panels": panels}
+
+
+def _rounded(values: Any) -> list[float]:  # noqa: ANN401 - an array or a list
+    """Return numbers of four digits; what was not measured is the value before it."""
+    out: list[float] = []
+    for value in np.asarray(values, np.float64):
+        known = float(f"{value:.4g}") if np.isfinite(value) else (out[-1] if out else 0.0)
+        out.append(known)
+    return out

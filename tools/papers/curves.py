@@ -1,0 +1,130 @@
+"""Draw a paper's curves beside ours: panels of lines and bands, from a JSON record."""
+
+from __future__ import annotations
+
+import html
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from edge_sdk.wire.schema import Length, build
+
+FOLDER = Path(__file__).parent / "curves"
+COLOURS = ("#222222", "#3a6ea5", "#d9822b", "#0b6e4f", "#b03a48", "#7a5195")
+BAND = "#c9dcef"
+WIDE, HIGH, MARGIN, HEAD = 300, 120, 46, 34
+
+Text = Annotated[str, Length(1, 120)]
+Values = tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Panel:
+    """One frame of lines over a common axis.
+
+    Attributes:
+        title: Above the frame.
+        lines: Values of each line, by its name; all as long as ``across``.
+        low: Lower end of a band; none for no band.
+        high: Its upper end.
+    """
+
+    title: Text
+    lines: Mapping[str, Values]
+    low: Values = ()
+    high: Values = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Curves:
+    """A picture.
+
+    Attributes:
+        x: What is across.
+        y: What is upwards, with its unit.
+        across: Positions of the values, rising.
+        panels: Its frames, two in a row.
+    """
+
+    x: Text
+    y: Text
+    across: Values
+    panels: tuple[Panel, ...]
+
+
+def read(name: str) -> Curves:
+    """Read a record of ``tools/papers/curves``.
+
+    Raises:
+        SchemaError: A value does not fit.
+        ValueError: A line has another length than the axis.
+    """
+    path = FOLDER / f"{name}.json"
+    curves: Curves = build(Curves, json.loads(path.read_text("utf-8")), where=path.name)
+    for panel in curves.panels:
+        bands = [x for x in (panel.low, panel.high) if x]
+        for values in (*panel.lines.values(), *bands):
+            if len(values) != len(curves.across):
+                why = f"expected {len(curves.across)} values, got {len(values)}"
+                raise ValueError(f"{path.name}: {panel.title}: {why}")
+    return curves
+
+
+def picture(curves: Curves) -> str:
+    """Return the panels as SVG without other files."""
+    columns = min(2, len(curves.panels))
+    rows = -(-len(curves.panels) // columns)
+    across, down = WIDE + MARGIN + 14, HIGH + HEAD + 12
+    size = f'width="{columns * across}" height="{rows * down + 40}"'
+    lines = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" {size} font-family="sans-serif" font-size="11">',
+        *_legend(curves),
+    ]
+    for number, panel in enumerate(curves.panels):
+        left = (number % columns) * across + MARGIN
+        top = (number // columns) * down + HEAD + 12
+        lines += _panel(curves, panel, left, top)
+    below = rows * down + 34
+    lines.append(f'<text x="4" y="{below}">{html.escape(curves.x)}; {html.escape(curves.y)}</text>')
+    return "\n".join([*lines, "</svg>", ""])
+
+
+def _legend(curves: Curves) -> list[str]:
+    names, x, out = list(curves.panels[0].lines), 4, []
+    for colour, name in zip(COLOURS, names, strict=False):
+        out.append(f'<rect x="{x}" y="6" width="14" height="4" fill="{colour}"/>')
+        out.append(f'<text x="{x + 18}" y="12">{html.escape(name)}</text>')
+        x += 34 + 7 * len(name)
+    return out
+
+
+def _panel(curves: Curves, panel: Panel, left: int, top: int) -> list[str]:
+    every = [v for values in (*panel.lines.values(), panel.low, panel.high) for v in values]
+    low, high = min(every), max(every)
+    room = (high - low) or 1.0
+    first, last = curves.across[0], curves.across[-1]
+    span = (last - first) or 1.0
+
+    def points(values: Sequence[float]) -> list[str]:
+        return [
+            f"{left + WIDE * (x - first) / span:.0f},{top + HIGH * (1 - (y - low) / room):.0f}"
+            for x, y in zip(curves.across, values, strict=True)
+        ]
+
+    lines = [
+        f'<text x="{left}" y="{top - 5}" font-weight="bold">{html.escape(panel.title)}</text>',
+        f'<rect x="{left}" y="{top}" width="{WIDE}" height="{HIGH}" fill="none" stroke="#bbb"/>',
+        f'<text x="{left - 4}" y="{top + 9}" text-anchor="end">{high:.3g}</text>',
+        f'<text x="{left - 4}" y="{top + HIGH}" text-anchor="end">{low:.3g}</text>',
+    ]
+    if panel.low and panel.high:
+        shape = " ".join([*points(panel.low), *reversed(points(panel.high))])
+        lines.append(f'<polygon points="{shape}" fill="{BAND}"/>')
+    for colour, values in zip(COLOURS, panel.lines.values(), strict=False):
+        shape = " ".join(points(values))
+        lines.append(
+            f'<polyline points="{shape}" fill="none" stroke="{colour}" stroke-width="1.2"/>'
+        )
+    return lines
