@@ -36,6 +36,7 @@ WRITTEN = [page for page in PAGES if page.name != "configuration.md"]
 MODULES = {
     "gridfed-edge": "edge_sdk",
     "gridfed-aggregator": "aggregator",
+    "gridfed-console": "aggregator.console",
     "gridfed-sim": "firmware_sim",
 }
 

@@ -68,7 +68,10 @@ def distributions(project: Mapping[str, Any]) -> tuple[Distribution, ...]:
             {
                 **interfaces,
                 "aggregator": [pinned["gridfed-aggregator"]],
-                "train": [f"gridfed-aggregator[train]=={version}"],
+                **{
+                    name: [f"gridfed-aggregator[{name}]=={version}"]
+                    for name in ("console", "train")
+                },
                 "sim": [f"gridfed-sim=={version}"],
                 **{name: [f"gridfed-sim[{name}]=={version}"] for name in ("evaluate", "compare")},
             },
@@ -78,7 +81,7 @@ def distributions(project: Mapping[str, Any]) -> tuple[Distribution, ...]:
             "aggregator",
             "The aggregator of gridfed: one daemon for a fleet of devices, and its operator's commands.",
             [pinned["gridfed"], *extras["aggregator"]],
-            {"train": extras["train"]},
+            {name: extras[name] for name in ("console", "train")},
         ),
         Distribution(
             "gridfed-sim",

@@ -45,6 +45,7 @@ PAGE = ROOT / "docs" / "configuration.md"
 PROGRAMS = {
     "gridfed-edge": "edge_sdk.commands.main",
     "gridfed-aggregator": "aggregator.commands.main",
+    "gridfed-console": "aggregator.console.program",
     "gridfed-sim": "firmware_sim.commands.main",
 }
 WORDS: Mapping[object, str] = {

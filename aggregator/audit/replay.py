@@ -203,6 +203,12 @@ def replay(
             )
         if closed.round >= scenario.last:
             break
+    if [one.round for one in fold.rounds] != list(range(scenario.first, scenario.last + 1)):
+        raise ReplayError(
+            f"rounds {scenario.first}:{scenario.last}: the journal closes only "
+            f"{len(fold.rounds)} of them under this configuration",
+            hint="gridfed-aggregator audit compares the whole journal with the record",
+        )
     return fold.rounds
 
 

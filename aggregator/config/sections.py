@@ -98,6 +98,17 @@ class HttpSection:
 
 
 @dataclass(frozen=True, slots=True)
+class ConsoleSection:
+    """Operator's console, which ``gridfed-console`` serves."""
+
+    listen: str = "127.0.0.1:9470"  # host:port
+    cert_file: Path | None = None  # certificate for HTTPS, with its chain
+    key_file: Path | None = None  # private key of that certificate
+    behind_proxy: bool = False  # a proxy on this machine or network ends HTTPS before it
+    hosts: tuple[str, ...] = ()  # names in the browser's address, beside the loopback ones
+
+
+@dataclass(frozen=True, slots=True)
 class LogSection:
     """Log level. ``run --log`` overrides it."""
 
@@ -185,6 +196,7 @@ class AggregatorConfig:
     broker: ServerBrokerSection = field(default_factory=ServerBrokerSection)
     keys: ServerKeysSection = field(default_factory=ServerKeysSection)
     http: HttpSection = field(default_factory=HttpSection)
+    console: ConsoleSection = field(default_factory=ConsoleSection)
     log: LogSection = field(default_factory=LogSection)
     alerts: AlertsSection = field(default_factory=AlertsSection)
     admission: AdmissionSection = field(default_factory=AdmissionSection)

@@ -62,7 +62,8 @@ class ControlOrder:
             the region.
         public: Raw public key as hex, for ``enrol``.
         op: Command for the device, for ``command``.
-        why: Recorded reason, for ``revoke``.
+        why: Reason; recorded with the device for ``revoke``.
+        who: Person who gave the order in the console; empty for a command.
         args: Numeric arguments of the command.
         until: Expiry, server time in Unix milliseconds.
         spent: Initial count of releases in the new ledger, for ``enrol`` with another key.
@@ -86,6 +87,7 @@ class ControlOrder:
     public: Annotated[str, Length(0, 64)] = ""
     op: str = ""
     why: Annotated[str, Length(0, 200)] = ""
+    who: Annotated[str, Length(0, 64)] = ""
     args: Scalars = field(default_factory=dict)
     until: Moment | None = None
     spent: Releases = 0

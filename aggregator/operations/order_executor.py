@@ -81,6 +81,11 @@ class OrderExecutor:
             self.publisher.reply([driver.sealed(device, command)])
 
     def _execute(self, order: ControlOrder, inbox: Path) -> str:
+        """Execute an order; return its result, with who gave it and why where that is known."""
+        result = self._result(order, inbox)
+        return f"{result}; by {order.who}: {order.why}" if order.who else result
+
+    def _result(self, order: ControlOrder, inbox: Path) -> str:
         if order.do == "weather":
             return self._announce_weather(order.device, inbox)
         if order.do in ("retry", "clear"):

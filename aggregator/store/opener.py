@@ -5,10 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from aggregator.store.connection import alone
+from aggregator.store.overview import StoreOverview
 from aggregator.store.sqlite import SqliteStore
 from aggregator.store.types import Store
 
-__all__ = ["alone", "open_store"]
+__all__ = ["alone", "open_overview", "open_store"]
 
 
 def open_store(path: Path, *, read_only: bool = False) -> Store:
@@ -24,3 +25,12 @@ def open_store(path: Path, *, read_only: bool = False) -> Store:
         DatabaseError: It is no aggregator database, or cannot be opened.
     """
     return SqliteStore.open(path, read_only=read_only)
+
+
+def open_overview(path: Path) -> StoreOverview:
+    """Open a database for an operator's pages: read-only, beside a running daemon.
+
+    Raises:
+        DatabaseError: It is no aggregator database, or cannot be opened.
+    """
+    return StoreOverview.open(path)

@@ -25,7 +25,11 @@ PACKAGES = {
     "gridfed-aggregator": "aggregator",
     "gridfed-sim": "firmware_sim",
 }
-COMMANDS = {"gridfed": "gridfed-edge"} | {name: name for name in list(PACKAGES)[1:]}
+COMMANDS = {
+    "gridfed": ["gridfed-edge"],
+    "gridfed-aggregator": ["gridfed-aggregator", "gridfed-console"],
+    "gridfed-sim": ["gridfed-sim"],
+}
 
 built_by_tools = pytest.mark.skipif(
     not (find_spec("build") and find_spec("shtab") and find_spec("twine"))
@@ -62,10 +66,10 @@ def test_extras_of_a_published_device_have_the_names_of_a_checkout():
 
 
 @pytest.mark.parametrize("name", PACKAGES)
-def test_a_distribution_declares_its_own_command_and_no_other(name):
+def test_a_distribution_declares_its_own_commands_and_no_other(name):
     text = pyproject(_find(name), DOCUMENT, [Path("share/man/man1/x.1")])
     found = tomllib.loads(text)
-    assert list(found["project"]["scripts"]) == [COMMANDS[name]]
+    assert list(found["project"]["scripts"]) == COMMANDS[name]
     assert found["project"]["version"] == PROJECT["version"]
     assert not [one for one in found["project"]["classifiers"] if one.startswith("Private")]
 
@@ -108,7 +112,8 @@ def test_a_wheel_has_every_file_of_its_package_and_of_no_other(dist, name, packa
     held = _files(_wheel(dist, name))
     tops = {file.split("/")[0] for file in held}
     assert {top for top in tops if not top.startswith("gridfed")} == {package}
-    assert {f"{COMMANDS[name]}.1", COMMANDS[name]} <= {file.split("/")[-1] for file in held}
+    command = COMMANDS[name][0]
+    assert {f"{command}.1", command} <= {file.split("/")[-1] for file in held}
     sources = {
         path.relative_to(ROOT).as_posix()
         for path in (ROOT / package).rglob("*")
@@ -152,7 +157,7 @@ def test_the_device_wheel_runs_without_aggregator_and_simulator(dist, tmp_path):
 @pytest.mark.slow
 def test_server_and_simulator_install_over_the_device(dist, tmp_path):
     python, run = _environment(tmp_path, dist, *PACKAGES)
-    for command in COMMANDS.values():
+    for command in [one for names in COMMANDS.values() for one in names]:
         assert run(python.parent / command, "--version") == PROJECT["version"]
     assert "homes" in run(python.parent / "gridfed-sim", "list")
 

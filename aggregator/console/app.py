@@ -1,0 +1,302 @@
+"""Serve the console's pages: routes, security headers, forms and the stream of changes."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, RedirectResponse, Response, StreamingResponse
+from starlette.routing import Mount, Route
+from starlette.staticfiles import StaticFiles
+
+from aggregator.config import AggregatorConfig
+from aggregator.console.access import COOKIE, Access, RefusedRequestError, Viewer, read_form
+from aggregator.console.live_status import LiveStatus
+from aggregator.console.order_log import give_order
+from aggregator.console.pages import ConsolePages, NotFoundError, Values, replay_chart
+from aggregator.console.rendering import render
+from aggregator.console.replay_process import ReplayFailedError, ReplayProcess
+from aggregator.console.users import Role
+from aggregator.operations.control_queue import ControlOrder
+from aggregator.store.errors import DatabaseError
+from edge_sdk.app.cli import Failure, installed_version
+from edge_sdk.wire.schema import SchemaError, build
+
+POLICY = (
+    "default-src 'none'; style-src 'self'; script-src 'self'; img-src 'self'; connect-src 'self'; "
+    "form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+)
+VIEWERS = 64  # streams of changes at a time
+POLL = 2.0  # s between two looks for changes
+LONGEST = 600.0  # s of one stream; the browser opens another one
+SECURITY_ACTS = frozenset(("revoke", "unlearn", "wipe", "reenrol"))
+ACTS = ("pause", "resume", "round", "revoke", "label", "unlearn", "command")
+
+Endpoint = Callable[[Request], Awaitable[Response]]
+Page = Callable[[Mapping[str, str]], Values]
+
+
+@dataclass(slots=True)
+class ConsoleApp:
+    """The console of one fleet.
+
+    Attributes:
+        config: Configuration of the aggregator.
+        access: Access rules.
+        pages: Values of the pages.
+        replays: Runner of incident replays.
+    """
+
+    config: AggregatorConfig
+    access: Access
+    pages: ConsolePages
+    replays: ReplayProcess
+    _viewers: int = 0
+    _print: str = ""
+    _printed: float = float("-inf")
+    _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    @classmethod
+    def of(cls, config: AggregatorConfig) -> ConsoleApp:
+        """Return the console of a configuration."""
+        access = Access(config, users_file(config))
+        pages = ConsolePages(config, LiveStatus(config))
+        return cls(config, access, pages, ReplayProcess(config.file))
+
+    def starlette(self) -> Starlette:
+        """Return the application to serve."""
+        shown: dict[str, tuple[str, str, Page]] = {
+            "/": ("fleet", "Fleet", self.pages.fleet),
+            "/runs": ("runs", "Runs and rounds", self.pages.runs),
+            "/run": ("run", "Run", self.pages.run),
+            "/round": ("round", "Round", self.pages.round),
+            "/devices": ("devices", "Devices", self.pages.devices),
+            "/device": ("device", "Device", self.pages.device),
+            "/budgets": ("budgets", "Privacy budgets", self.pages.budgets),
+            "/refusals": ("refusals", "Refusals", self.pages.refusals),
+            "/suspects": ("suspects", "Suspects", self.pages.suspects),
+            "/replay": ("replay", "Incident replay", self.pages.replay),
+            "/keys": ("keys", "Keys and expiry", self.pages.keys),
+            "/orders": ("orders", "Orders", self.pages.orders),
+        }
+        routes: list[Route | Mount] = [
+            Route(path, self._guarded(self._shown(*page)), methods=["GET"])
+            for path, page in shown.items()
+        ]
+        posts: dict[str, Endpoint] = {
+            "/sign-in": self._sign_in,
+            "/sign-out": self._sign_out,
+            "/order": self._order,
+            "/replay": self._replay,
+        }
+        routes += [
+            Route(path, self._guarded(post), methods=["POST"]) for path, post in posts.items()
+        ]
+        routes += [
+            Route("/sign-in", self._guarded(self._sign_in_page), methods=["GET"]),
+            Route("/events", self._guarded(self._events), methods=["GET"]),
+            Mount("/static", StaticFiles(packages=[("aggregator.console", "static")])),
+        ]
+        return Starlette(routes=routes)
+
+    # --- every request
+
+    def _guarded(self, endpoint: Endpoint) -> Endpoint:
+        """Return an endpoint behind the checks of host and origin, with the security headers."""
+
+        async def answer(request: Request) -> Response:
+            try:
+                self.access.require_host(request)
+                if request.method == "POST":
+                    self.access.require_origin(request)
+                response = await endpoint(request)
+            except RefusedRequestError as error:
+                response = self._message(request, error.status, str(error))
+            except NotFoundError as error:
+                response = self._message(request, 404, str(error))
+            except (Failure, DatabaseError) as error:
+                hint = getattr(error, "hint", "")
+                response = self._message(request, 409, f"{error}{f' ({hint})' if hint else ''}")
+            response.headers["Content-Security-Policy"] = POLICY
+            response.headers["X-Content-Type-Options"] = "nosniff"
+            response.headers["Referrer-Policy"] = "same-origin"
+            response.headers.setdefault("Cache-Control", "no-store")
+            return response
+
+        return answer
+
+    def _shown(self, template: str, title: str, page: Page) -> Endpoint:
+        async def answer(request: Request) -> Response:
+            viewer = self.access.viewer(request)
+            if viewer is None:
+                return RedirectResponse("/sign-in", 303)
+            values = await run_in_threadpool(page, dict(request.query_params))
+            return self._page(request, viewer, template, {"title": title, **values})
+
+        return answer
+
+    def _page(
+        self,
+        request: Request,
+        viewer: Viewer | None,
+        template: str,
+        values: Values,
+        status: int = 200,
+    ) -> Response:
+        common = {
+            "fleet": self.config.fleet,
+            "viewer": viewer,
+            "token": self.access.token(viewer) if viewer is not None else "",
+            "path": request.url.path,
+            "may_act": viewer is not None and viewer.role >= Role.OPERATOR,
+            "may_revoke": viewer is not None and viewer.role >= Role.SECURITY,
+            "software": installed_version(),
+        }
+        response = HTMLResponse(render(template, {**common, **values}), status)
+        if viewer is not None and viewer.is_local and COOKIE not in request.cookies:
+            self._set_cookie(response, viewer.session)
+        return response
+
+    def _message(self, request: Request, status: int, text: str) -> Response:
+        values = {"title": "Not done" if request.method == "POST" else "Not found", "text": text}
+        return self._page(request, self.access.viewer(request), "message", values, status)
+
+    def _set_cookie(self, response: Response, key: str) -> None:
+        response.set_cookie(
+            COOKIE, key, httponly=True, samesite="strict", secure=self.access.is_https, path="/"
+        )
+
+    # --- sessions
+
+    async def _sign_in_page(self, request: Request) -> Response:
+        return self._page(request, None, "sign_in", {"title": "Sign in", "failure": ""})
+
+    async def _sign_in(self, request: Request) -> Response:
+        form = await read_form(request)
+        address = request.client.host if request.client else ""
+        name, password = form.get("name", ""), form.get("password", "")
+        try:
+            key = await run_in_threadpool(self.access.sign_in, name, password, address)
+        except RefusedRequestError as error:
+            values = {"title": "Sign in", "failure": str(error)}
+            return self._page(request, None, "sign_in", values, error.status)
+        response = RedirectResponse("/", 303)
+        self._set_cookie(response, key)
+        return response
+
+    async def _sign_out(self, request: Request) -> Response:
+        viewer, form = await self._actor(request, Role.VIEWER)
+        del form
+        self.access.sessions.end(viewer.session)
+        response = RedirectResponse("/sign-in", 303)
+        response.delete_cookie(COOKIE, path="/")
+        return response
+
+    async def _actor(self, request: Request, least: Role) -> tuple[Viewer, dict[str, str]]:
+        """Return who acts and the form's fields.
+
+        Raises:
+            RefusedRequestError: 401 without a session; 403 without the token or the role.
+        """
+        viewer, form = self.access.viewer(request), await read_form(request)
+        if viewer is None:
+            raise RefusedRequestError(401, "Sign in first.")
+        wanted = {form.get("do", ""), form.get("op", "")}
+        self.access.require_act(viewer, form, Role.SECURITY if wanted & SECURITY_ACTS else least)
+        return viewer, form
+
+    # --- acts
+
+    async def _order(self, request: Request) -> Response:
+        viewer, form = await self._actor(request, Role.OPERATOR)
+        if form.get("do") not in ACTS:
+            raise RefusedRequestError(400, f"There is no order {form.get('do', '')!r}.")
+        if not form.get("why"):
+            raise RefusedRequestError(400, "Give a reason: it is recorded with the order.")
+        args = {"releases": float(_whole(form["releases"]))} if form.get("releases") else {}
+        raw: dict[str, Any] = {name: form.get(name, "") for name in ("do", "op", "why", "labels")}
+        raw |= {"device": form.get("device") or "_all", "who": viewer.name, "args": args}
+        try:
+            order = build(ControlOrder, raw)
+        except SchemaError as error:
+            raise RefusedRequestError(400, str(error)) from error
+        log, now = order_file(self.config), int(time.time() * 1000)
+        await run_in_threadpool(give_order, self.config, order, log, now)
+        return RedirectResponse("/orders", 303)
+
+    async def _replay(self, request: Request) -> Response:
+        viewer, form = await self._actor(request, Role.VIEWER)
+        values = await run_in_threadpool(self.pages.replay, {"run": form.get("run", "")})
+        values["form"] = {name: form.get(name, "") for name in values["form"]}
+        status = 200
+        try:
+            values["result"] = await run_in_threadpool(self.replays.result, form)
+            values["chart"] = replay_chart(values["result"])
+        except ReplayFailedError as error:
+            values["failure"], status = str(error), 409
+        return self._page(request, viewer, "replay", {"title": "Incident replay", **values}, status)
+
+    # --- changes
+
+    async def _events(self, request: Request) -> Response:
+        if self.access.viewer(request) is None:
+            raise RefusedRequestError(401, "Sign in first.")
+        if self._viewers >= VIEWERS:
+            return Response("too many viewers\n", 503, {"Retry-After": "30"})
+        return StreamingResponse(
+            self._changes(request),
+            media_type="text/event-stream",
+            headers={"Cache-Control": "no-store"},
+        )
+
+    async def _changes(self, request: Request) -> AsyncIterator[str]:
+        """Yield an event after every change, until the viewer leaves or the stream is old."""
+        self._viewers += 1
+        try:
+            ends, before = time.monotonic() + LONGEST, await self._fingerprint()
+            yield "retry: 5000\n\n"
+            while time.monotonic() < ends and not await request.is_disconnected():
+                await asyncio.sleep(POLL)
+                now = await self._fingerprint()
+                yield "event: changed\ndata: 1\n\n" if now != before else ": \n\n"
+                before = now
+        finally:
+            self._viewers -= 1
+
+    async def _fingerprint(self) -> str:
+        async with self._lock:
+            if time.monotonic() - self._printed >= POLL / 2:
+                try:
+                    self._print = await run_in_threadpool(self.pages.fingerprint)
+                except DatabaseError:
+                    self._print = ""
+                self._printed = time.monotonic()
+            return self._print
+
+
+def users_file(config: AggregatorConfig) -> Path:
+    """Return the file of the console's users."""
+    return config.state / "console" / "users.json"
+
+
+def order_file(config: AggregatorConfig) -> Path:
+    """Return the file of the orders that were given in the console."""
+    return config.state / "console" / "orders.jsonl"
+
+
+def _whole(text: str) -> int:
+    """Return a whole number of a form.
+
+    Raises:
+        RefusedRequestError: 400.
+    """
+    if not text.isascii() or not text.isdecimal() or len(text) > 10:
+        raise RefusedRequestError(400, f"releases: expected a whole number, got {text!r}.")
+    return int(text)

@@ -1,0 +1,196 @@
+"""Say in sentences what a fleet does, what needs a person, and why a device takes no part."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from aggregator.operations.refusal_guide import ADVICE
+from aggregator.store.overview import DeviceSummary, TimelineEntry
+from edge_sdk.wire.errors import Reason
+
+
+@dataclass(frozen=True, slots=True)
+class Notice:
+    """One fact that needs a person, with the page that shows it."""
+
+    text: str
+    link: str
+
+
+@dataclass(frozen=True, slots=True)
+class RunLine:
+    """One run on the Fleet page.
+
+    Attributes:
+        number: Number of the run; 0 if it has not begun.
+        name: Name in the configuration.
+        method: Method.
+        rule: Rule, or ``its own``.
+        bundle: Bundle.
+        round: Open round, or the last one.
+        version: Version of the model.
+        phase: Phase as announced; empty if the daemon does not answer.
+        updates: Updates of the open round as ``n of quorum``; empty if unknown.
+        next_round: Start of the next round; empty if none is planned.
+    """
+
+    number: int
+    name: str
+    method: str
+    rule: str
+    bundle: str
+    round: int
+    version: int
+    phase: str = ""
+    updates: str = ""
+    next_round: str = ""
+
+
+def happening(document: Mapping[str, Any], runs: Sequence[RunLine]) -> str:
+    """Return one sentence that says what the fleet does.
+
+    Example:
+        >>> run = RunLine(1, "", "fedavg", "mean", "toy", 4, 3, "train", "5 of 8")
+        >>> happening({"schema": 2}, [run])
+        'Round 4 is open: 5 of 8 updates have arrived.'
+        >>> happening({}, [run])
+        'The daemon does not answer; the pages show the database as it was left.'
+    """
+    if not document:
+        return "The daemon does not answer; the pages show the database as it was left."
+    parts = [_run_sentence(run, is_only=len(runs) == 1) for run in runs]
+    return " ".join(parts) or "No run has begun."
+
+
+def _run_sentence(run: RunLine, *, is_only: bool) -> str:
+    name = "" if is_only else f"Run {run.name or run.number}: "
+    if run.phase == "stop":
+        return f"{name}The run is complete after version {run.version}."
+    if run.phase == "pause" and run.next_round:
+        return f"{name}The next round begins {run.next_round}."
+    if run.phase == "pause":
+        return f"{name}The fleet is paused in round {run.round}; devices keep forecasting."
+    return f"{name}Round {run.round} is open: {run.updates} updates have arrived."
+
+
+def notices(document: Mapping[str, Any], states: Mapping[str, int]) -> list[Notice]:
+    """Return what needs a person, most urgent first.
+
+    Example:
+        >>> notices({"schema": 2, "halted": "defect"}, {"quarantined": 2})[0].text
+        'A run is halted: defect. Resume it after the cause is removed.'
+        >>> [one.link for one in notices({"schema": 2}, {"quarantined": 2})]
+        ['/devices?state=quarantined']
+    """
+    found: list[Notice] = []
+    if not document:
+        found.append(Notice("The daemon does not answer. Is it running?", "/keys"))
+    if "halted" in document:
+        text = f"A run is halted: {document['halted']}. Resume it after the cause is removed."
+        found.append(Notice(text, "/orders"))
+    checks = document.get("checks", {})
+    found += [Notice(f"The check {name} fails.", "/keys") for name, ok in checks.items() if not ok]
+    if count := states.get("quarantined", 0):
+        found.append(Notice(f"{count} devices are quarantined.", "/devices?state=quarantined"))
+    if "configuration" in document:
+        found.append(Notice(f"The configuration is {document['configuration']}.", "/keys"))
+    return [*found, *_message_notices(document), *_expiry_notices(document)]
+
+
+def _message_notices(document: Mapping[str, Any]) -> list[Notice]:
+    found: list[Notice] = []
+    if count := document.get("dead_letters", 0):
+        found.append(Notice(f"{count} messages met a defect and were set aside.", "/refusals"))
+    for device, what in document.get("flooding", {}).items():
+        found.append(Notice(f"{device} sends too much: {what}", "/refusals"))
+    for reason, count in document.get("bundle_refused", {}).items():
+        found.append(Notice(f"{count} devices refuse the bundle: {reason}.", "/refusals"))
+    return found
+
+
+def _expiry_notices(document: Mapping[str, Any]) -> list[Notice]:
+    return [
+        Notice(f"{one['kind']} {one['file']}: {one['status']}", "/keys")
+        for one in document.get("certificates", ())
+        if one.get("soon") or one.get("expires") is None
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class ParticipationFacts:
+    """Facts that decide whether a device takes part.
+
+    Attributes:
+        device: The device.
+        contact: Its entry among the daemon's contacts; empty if unknown.
+        is_daemon_up: True if the daemon answers.
+        phases: Phases of the runs.
+        cohorts: Labels that each run with a cohort asks for.
+        limit: ``admission.max_updates``; None if there is none.
+        newest: Its newest settled updates, newest first.
+    """
+
+    device: DeviceSummary
+    contact: Mapping[str, Any]
+    is_daemon_up: bool
+    phases: Sequence[str]
+    cohorts: Sequence[Mapping[str, str]]
+    limit: int | None
+    newest: Sequence[TimelineEntry]
+
+
+def reasons_for_absence(facts: ParticipationFacts) -> list[str]:
+    """Return the reasons for which a device takes no part, each with what to do; empty if none.
+
+    Example:
+        >>> gone = DeviceSummary("m", "revoked", "sold", 1, (), 0)
+        >>> reasons_for_absence(ParticipationFacts(gone, {}, False, (), (), None, ()))[0]
+        'It is revoked: sold. Enrol it again if that was a mistake.'
+    """
+    return [*_own_reasons(facts), *_fleet_reasons(facts), *_contact_reasons(facts)]
+
+
+def _own_reasons(facts: ParticipationFacts) -> list[str]:
+    device, found = facts.device, []
+    if device.state == "revoked":
+        why = device.why or "no reason was recorded"
+        found.append(f"It is revoked: {why}. Enrol it again if that was a mistake.")
+    if device.state == "quarantined":
+        found.append(f"It is quarantined: {device.why}. Find the cause, then enrol it again.")
+    if facts.limit is not None and device.spent >= facts.limit:
+        found.append(
+            f"Its budget is exhausted: {device.spent} of {facts.limit} updates. "
+            "It keeps training for itself."
+        )
+    own = dict(device.labels)
+    if facts.cohorts and not any(
+        all(own.get(name) == value for name, value in cohort.items()) for cohort in facts.cohorts
+    ):
+        found.append("Its labels are in the cohort of no run. Label it, or change run.cohort.")
+    if facts.newest and facts.newest[0].code:
+        reason = Reason(facts.newest[0].code)
+        advice = ADVICE[reason]
+        text = f"{advice.meaning}. To do: {advice.remedy}"
+        found.append(f"Its newest update was refused, {reason.name}: {text}.")
+    return found
+
+
+def _fleet_reasons(facts: ParticipationFacts) -> list[str]:
+    if facts.phases and all(phase == "pause" for phase in facts.phases):
+        return ["No round is open: the fleet is paused or waits for its schedule."]
+    if facts.phases and all(phase == "stop" for phase in facts.phases):
+        return ["Every run is complete."]
+    return []
+
+
+def _contact_reasons(facts: ParticipationFacts) -> list[str]:
+    if not facts.is_daemon_up:
+        return ["The daemon does not answer, so no device takes part at present."]
+    if not facts.contact:
+        return [
+            "The daemon has received no message from it since its start. Check its power and link."
+        ]
+    state = facts.contact.get("state")
+    return [f"It is {state}. Check its power and its link."] if state in {"offline", "lost"} else []

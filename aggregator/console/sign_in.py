@@ -1,0 +1,121 @@
+"""Limit sign-in attempts, and keep the sessions of signed-in users, in bounded memory."""
+
+from __future__ import annotations
+
+import secrets
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+LOCKED = 900.0  # s that a lock holds
+ADDRESSES = 1024  # addresses and names remembered
+SESSIONS = 256  # sessions at a time
+IDLE = 3600.0  # s without a request after which a session ends
+LONGEST = 12 * 3600.0  # s after which a session ends in any case
+
+
+@dataclass(slots=True)
+class _Failures:
+    count: int = 0
+    last: float = 0.0
+
+
+@dataclass(slots=True)
+class AttemptLimit:
+    """Lock a name or an address after some failures, for ``LOCKED`` seconds.
+
+    Attributes:
+        clock: Monotonic seconds.
+        free: Failures before it is locked.
+
+    Example:
+        >>> limit = AttemptLimit(clock=lambda: 0.0, free=5)
+        >>> for _ in range(5):
+        ...     limit.record_failure("name eve")
+        >>> limit.is_locked("name eve"), limit.is_locked("name bob")
+        (True, False)
+    """
+
+    clock: Callable[[], float]
+    free: int
+    _failures: OrderedDict[str, _Failures] = field(default_factory=OrderedDict)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def __len__(self) -> int:
+        """Return the number of names and addresses remembered."""
+        return len(self._failures)
+
+    def is_locked(self, key: str) -> bool:
+        """Return whether a name or an address must wait."""
+        with self._lock:
+            found = self._failures.get(key)
+            if found is None:
+                return False
+            if self.clock() - found.last >= LOCKED:
+                del self._failures[key]
+                return False
+            return found.count >= self.free
+
+    def record_failure(self, key: str) -> None:
+        """Count a failure; the one that failed longest ago is forgotten above the bound."""
+        with self._lock:
+            found = self._failures.setdefault(key, _Failures())
+            found.count, found.last = found.count + 1, self.clock()
+            self._failures.move_to_end(key)
+            while len(self._failures) > ADDRESSES:
+                self._failures.popitem(last=False)
+
+    def forget(self, key: str) -> None:
+        """Forget the failures of a name or an address that has signed in."""
+        with self._lock:
+            self._failures.pop(key, None)
+
+
+@dataclass(frozen=True, slots=True)
+class SignedIn:
+    """Session of a signed-in user."""
+
+    user: str
+    begun: float
+    used: float
+
+
+@dataclass(slots=True)
+class Sessions:
+    """Sessions by their secret id; above the bound the one used longest ago ends.
+
+    Attributes:
+        clock: Monotonic seconds.
+    """
+
+    clock: Callable[[], float]
+    _sessions: OrderedDict[str, SignedIn] = field(default_factory=OrderedDict)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def begin(self, user: str) -> str:
+        """Return the id of a new session."""
+        key, now = secrets.token_urlsafe(32), self.clock()
+        with self._lock:
+            self._sessions[key] = SignedIn(user, now, now)
+            while len(self._sessions) > SESSIONS:
+                self._sessions.popitem(last=False)
+        return key
+
+    def user(self, key: str) -> str:
+        """Return the user of a session, and note its use; empty if there is no such session."""
+        with self._lock:
+            found, now = self._sessions.get(key), self.clock()
+            if found is None:
+                return ""
+            if now - found.used > IDLE or now - found.begun > LONGEST:
+                del self._sessions[key]
+                return ""
+            self._sessions[key] = SignedIn(found.user, found.begun, now)
+            self._sessions.move_to_end(key)
+            return found.user
+
+    def end(self, key: str) -> None:
+        """End a session."""
+        with self._lock:
+            self._sessions.pop(key, None)

@@ -1,0 +1,408 @@
+"""Read what an operator's pages show: devices, refusals, closed rounds and commands, in small parts.
+
+Every query is bounded, so that a page of a large fleet reads little. Nothing here writes.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from aggregator.store import connection, journal, runs, tasks
+from aggregator.store.schema import has_runs
+from aggregator.store.types import PendingTask, RunRecord, Version
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceSummary:
+    """One device in a list.
+
+    Attributes:
+        id: Id of the device.
+        state: ``enrolled``, ``quarantined`` or ``revoked``.
+        why: Reason for another state than enrolled.
+        generation: Number of its enrolments.
+        keys: Public keys that may sign for it, hex.
+        spent: Releases that the aggregator has counted.
+        labels: Pairs of name and value, sorted.
+    """
+
+    id: str
+    state: str
+    why: str
+    generation: int
+    keys: tuple[str, ...]
+    spent: int
+    labels: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceFilter:
+    """Selection of devices.
+
+    Attributes:
+        text: Part of the id; empty selects all.
+        label: ``name`` or ``name=value`` of a label; empty selects all.
+        state: A state; empty selects all.
+    """
+
+    text: str = ""
+    label: str = ""
+    state: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ClosedRound:
+    """A closed round without the lists of its devices.
+
+    Attributes:
+        round: Number of the round.
+        version: Version of the model after it.
+        moved: True if the model changed.
+        time: Server time in Unix milliseconds.
+        devices: Number of devices whose update was used.
+        dropped: Number of devices that the rule left out.
+        loss: Mean of the reported losses, or None.
+        step: Length of the model's change, or None.
+        seconds: Duration, or None.
+        why: Reason that nothing moved; empty if it did.
+    """
+
+    round: int
+    version: int
+    moved: bool
+    time: int
+    devices: int
+    dropped: int
+    loss: float | None
+    step: float | None
+    seconds: float | None
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class TimelineEntry:
+    """One settled update of a device.
+
+    Attributes:
+        run: Number of the run.
+        round: Round that it answered.
+        life: Life of its number.
+        seq: Sequence number within the life.
+        code: Verdict, a ``Reason``.
+        time: Server time at which the round closed, Unix milliseconds; 0 if it is open or unknown.
+        dropped: Reason for which the rule left it out; empty if it did not.
+    """
+
+    run: int
+    round: int
+    life: int
+    seq: int
+    code: int
+    time: int = 0
+    dropped: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class CommandRow:
+    """One command to a device; ``code`` is None until the device has receipted it."""
+
+    device: str
+    num: int
+    op: str
+    args: Mapping[str, float]
+    code: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class SuspectRow:
+    """Count of the recent rounds in which a rule left a device out.
+
+    Attributes:
+        device: Id of the device.
+        excluded: Number of rounds in which it was left out or had weight 0.
+        rounds: Number of rounds in which it answered.
+        last: Last round in which it was left out.
+        reasons: Reasons, sorted.
+    """
+
+    device: str
+    excluded: int
+    rounds: int
+    last: int
+    reasons: tuple[str, ...]
+
+
+class StoreOverview:
+    """Read-only view of a database. Open it with ``open``; close it, or use ``with``."""
+
+    def __init__(self, db: sqlite3.Connection) -> None:
+        """Take over a read-only connection; use ``open``."""
+        self._db = db
+        self._has_runs = has_runs(db)
+
+    @classmethod
+    def open(cls, path: Path) -> StoreOverview:
+        """Open a database for reading, beside a running daemon.
+
+        Raises:
+            DatabaseError: It is no aggregator database, or cannot be opened.
+        """
+        return cls(connection.connect(path, read_only=True))
+
+    def __enter__(self) -> Self:
+        """Return the view itself."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Close the connection."""
+        self._db.close()
+
+    # --- devices
+
+    def states(self) -> dict[str, int]:
+        """Return the number of devices by state."""
+        return dict(self._db.execute("SELECT state, count(*) FROM clients GROUP BY state"))
+
+    def count(self, wanted: DeviceFilter) -> int:
+        """Return the number of selected devices."""
+        where, values = self._where(wanted)
+        found = self._db.execute(f"SELECT count(*) FROM clients WHERE {where}", values)  # noqa: S608 - fixed text
+        return int(found.fetchone()[0])
+
+    def devices(
+        self, wanted: DeviceFilter, limit: int, offset: int = 0, *, by_spent: bool = False
+    ) -> list[DeviceSummary]:
+        """Return selected devices, by id or by releases, largest first.
+
+        Args:
+            wanted: The selection.
+            limit: Largest number of devices.
+            offset: Number of devices to leave out at the beginning.
+            by_spent: Sort by releases.
+        """
+        where, values = self._where(wanted)
+        order = "spent DESC, id" if by_spent else "id"
+        rows = self._db.execute(
+            "SELECT id, state, why, generation, sign, coalesce(ledgers.spent, 0) AS spent"  # noqa: S608
+            " FROM clients LEFT JOIN ledgers ON ledgers.device = clients.id"
+            f" WHERE {where} ORDER BY {order} LIMIT ? OFFSET ?",
+            (*values, limit, offset),
+        ).fetchall()
+        return [
+            DeviceSummary(
+                name, state, why, generation, tuple(json.loads(sign)), spent, self._labels(name)
+            )
+            for name, state, why, generation, sign, spent in rows
+        ]
+
+    def device(self, name: str) -> DeviceSummary | None:
+        """Return one device, or None."""
+        row = self._db.execute(
+            "SELECT state, why, generation, sign, coalesce(ledgers.spent, 0)"
+            " FROM clients LEFT JOIN ledgers ON ledgers.device = clients.id WHERE id = ?",
+            (name,),
+        ).fetchone()
+        if row is None:
+            return None
+        state, why, generation, sign, spent = row
+        keys = tuple(json.loads(sign))
+        return DeviceSummary(name, state, why, generation, keys, spent, self._labels(name))
+
+    def label_names(self, most: int = 50) -> list[str]:
+        """Return the labels in use as ``name=value``, the most frequent first."""
+        if not self._has_runs:
+            return []
+        return [
+            f"{name}={value}"
+            for name, value in self._db.execute(
+                "SELECT name, value FROM labels GROUP BY name, value"
+                " ORDER BY count(*) DESC, name, value LIMIT ?",
+                (most,),
+            )
+        ]
+
+    def _labels(self, device: str) -> tuple[tuple[str, str], ...]:
+        if not self._has_runs:
+            return ()
+        return tuple(
+            self._db.execute(
+                "SELECT name, value FROM labels WHERE device = ? ORDER BY name", (device,)
+            )
+        )
+
+    def _where(self, wanted: DeviceFilter) -> tuple[str, list[str]]:
+        parts, values = ["1"], []
+        if wanted.text:
+            parts.append("instr(lower(id), lower(?))")
+            values.append(wanted.text)
+        if wanted.state:
+            parts.append("state = ?")
+            values.append(wanted.state)
+        if wanted.label:
+            name, sign, value = wanted.label.partition("=")
+            of_value = " AND value = ?" if sign else ""
+            found = f"id IN (SELECT device FROM labels WHERE name = ?{of_value})"  # noqa: S608 - fixed text
+            parts.append(found if self._has_runs else "0")
+            values += ([name, value] if sign else [name]) if self._has_runs else []
+        return " AND ".join(parts), values
+
+    # --- verdicts and commands
+
+    def refusals(self) -> list[tuple[int, int, int]]:
+        """Return code, number of updates and number of devices of every final refusal kept."""
+        return self._db.execute(
+            "SELECT code, count(*), count(DISTINCT device) FROM rows WHERE code > 0"
+            " GROUP BY code ORDER BY 2 DESC"
+        ).fetchall()
+
+    def refused_devices(self, code: int, most: int = 50) -> list[tuple[str, int, int]]:
+        """Return device, number and last round of one refusal, the most frequent first."""
+        return self._db.execute(
+            "SELECT device, count(*), max(round) FROM rows WHERE code = ?"
+            " GROUP BY device ORDER BY 2 DESC, 1 LIMIT ?",
+            (code, most),
+        ).fetchall()
+
+    def timeline(self, device: str, most: int = 50) -> list[TimelineEntry]:
+        """Return a device's settled updates, newest first."""
+        rows = self._db.execute(
+            "SELECT r.run, r.round, r.life, r.seq, r.code, coalesce(v.time, 0),"
+            " coalesce((SELECT value FROM json_each(v.report, '$.dropped') WHERE key = r.device), '')"
+            " FROM rows r LEFT JOIN versions v ON v.run = r.run AND v.round = r.round"
+            " WHERE r.device = ? ORDER BY r.life DESC, r.seq DESC LIMIT ?",
+            (device, most),
+        )
+        return [
+            TimelineEntry(run, number, life, seq, code, time, str(dropped))
+            for run, number, life, seq, code, time, dropped in rows
+        ]
+
+    def commands(self, device: str = "", most: int = 100) -> list[CommandRow]:
+        """Return the newest commands, of one device or those of all that are not receipted."""
+        where = "device = ?" if device else "done = 0"
+        rows = self._db.execute(
+            f"SELECT device, num, op, args, done FROM commands WHERE {where}"  # noqa: S608 - fixed text
+            " ORDER BY done > 0, num DESC, device LIMIT ?",
+            (*((device,) if device else ()), most),
+        )
+        return [
+            CommandRow(name, num, op, json.loads(args), done - 1 if done else None)
+            for name, num, op, args, done in rows
+        ]
+
+    # --- runs and rounds
+
+    def run(self, name: str) -> RunRecord | None:
+        """Return the latest run of a name."""
+        return runs.latest(self._db, name)
+
+    def run_numbers(self) -> list[int]:
+        """Return the numbers of all runs, oldest first."""
+        return runs.numbers(self._db)
+
+    def rounds(self, run: int, last: int) -> list[ClosedRound]:
+        """Return a run's newest closed rounds, newest first."""
+        rows = self._db.execute(
+            "SELECT round, version, moved, time,"
+            " coalesce(json_array_length(report, '$.cohort'), 0),"
+            " (SELECT count(*) FROM json_each(versions.report, '$.dropped')),"
+            " json_extract(report, '$.loss'), json_extract(report, '$.step'),"
+            " json_extract(report, '$.seconds'), coalesce(json_extract(report, '$.why'), '')"
+            " FROM versions WHERE run = ? ORDER BY round DESC LIMIT ?",
+            (run, last),
+        )
+        return [
+            ClosedRound(number, version, bool(moved), *more)
+            for number, version, moved, *more in rows
+        ]
+
+    def version(self, run: int, number: int) -> Version | None:
+        """Return one closed round with its whole report, or None."""
+        row = self._db.execute(
+            "SELECT version, moved, digest, report, time, position FROM versions"
+            " WHERE run = ? AND round = ?",
+            (run, number),
+        ).fetchone()
+        if row is None:
+            return None
+        version, moved, digest, report, time, position = row
+        found: dict[str, Any] = json.loads(report)
+        return Version(run, number, version, bool(moved), digest, found, time, position)
+
+    def oldest_whole_round(self, run: int) -> int:
+        """Return the first round of a run whose updates are all kept."""
+        return journal.oldest_round(self._db, run)
+
+    def answered(self, run: int, number: int) -> list[str]:
+        """Return the devices with a recorded update of a round, sorted."""
+        return [
+            name
+            for (name,) in self._db.execute(
+                "SELECT DISTINCT device FROM journal WHERE kind = 'update' AND run = ? AND turn = ?"
+                " ORDER BY device",
+                (run, number),
+            )
+        ]
+
+    def open_tasks(self, run: int) -> Sequence[PendingTask]:
+        """Return the open tasks of single devices, by device."""
+        return tasks.of_run(self._db, run, "open")
+
+    def suspects(self, run: int, rounds: int, most: int = 50) -> list[SuspectRow]:
+        """Return the devices that the rule left out in the newest rounds, the most frequent first.
+
+        Args:
+            run: The run.
+            rounds: Number of newest closed rounds.
+            most: Largest number of devices.
+        """
+        recent = (
+            "WITH recent AS (SELECT round, report FROM versions WHERE run = ?"
+            " ORDER BY round DESC LIMIT ?)"
+        )
+        out = self._db.execute(
+            f"{recent}, out AS ("  # noqa: S608 - fixed text
+            " SELECT round, key AS device, value AS why FROM recent, json_each(report, '$.dropped')"
+            " UNION SELECT round, key, 'weight 0' FROM recent, json_each(report, '$.weights')"
+            " WHERE value = 0 AND json_extract(report, '$.dropped.\"' || key || '\"') IS NULL)"
+            " SELECT device, count(DISTINCT round), max(round), json_group_array(DISTINCT why)"
+            " FROM out GROUP BY device ORDER BY 2 DESC, 1 LIMIT ?",
+            (run, rounds, most),
+        ).fetchall()
+        answered = dict(
+            self._db.execute(
+                f"{recent} SELECT value, count(*) FROM recent, json_each(report, '$.cohort')"  # noqa: S608
+                " GROUP BY value",
+                (run, rounds),
+            )
+        )
+        return [
+            SuspectRow(str(device), times, answered.get(device, times), last, _sorted(reasons))
+            for device, times, last, reasons in out
+        ]
+
+    def fingerprint(self) -> str:
+        """Return a text that differs after any change that a page shows."""
+        row = self._db.execute(
+            "SELECT (SELECT coalesce(max(position), 0) FROM journal),"
+            " (SELECT count(*) FROM versions), (SELECT total(cmd) FROM ledgers),"
+            " (SELECT count(*) FROM rows),"
+            " (SELECT group_concat(state || n) FROM"
+            " (SELECT state, count(*) AS n FROM clients GROUP BY state))"
+        ).fetchone()
+        return repr(row)
+
+
+def _sorted(reasons: str) -> tuple[str, ...]:
+    return tuple(sorted(map(str, json.loads(reasons))))

@@ -1,0 +1,71 @@
+"""A database with closed rounds, refusals and devices, and a console over it."""
+
+import numpy as np
+import pytest
+
+from aggregator.config import AggregatorConfig, bind
+from aggregator.operations.run_setup import set_up
+from aggregator.store.opener import open_store
+from aggregator.store.sequence_ledger import Ledger, LedgerRow
+from aggregator.store.types import EnrolledDevice, Version
+from edge_sdk.wire import keys
+from edge_sdk.wire.contract.method import Update
+from edge_sdk.wire.errors import Reason
+from tests.aggregator.conftest import ONLINE, ROOT
+from tests.aggregator.console.browser import Browser
+
+HOSTILE = "\"><script>alert(1)</script>&'/../x"
+BROWSER = {"origin": "http://127.0.0.1:9470"}
+
+
+def fill(config, *, devices=6, rounds=3):
+    """Write devices, closed rounds with a rule's verdict, refusals and commands."""
+    with open_store(config.database) as store:
+        for n in range(devices):
+            public = keys.from_seed(n.to_bytes(32, "big")).public
+            labels = (("kind", "meter" if n % 2 else "cell"),)
+            store.put_client(EnrolledDevice(f"meter-{n}", (public,), labels=labels))
+        store.put_client(EnrolledDevice(HOSTILE, (bytes(32),), state="quarantined", why=HOSTILE))
+        run = store.run()
+        names = [f"meter-{n}" for n in range(min(devices, 4))]
+        for number in range(1, rounds + 1):
+            for name in names:
+                vector = np.full(2, 0.1 * number, np.float32)
+                update = Update(name, number, number - 1, vector, {"loss": 0.5})
+                row = LedgerRow(bytes(32), 0, run.run, number)
+                _, entry = store.append(name, Ledger(spent=number), (1, number), row, update)
+            report = {
+                "cohort": names,
+                "norms": dict.fromkeys(names, 0.25),
+                "weights": dict.fromkeys(names[1:], 0.5),
+                "dropped": {names[0]: HOSTILE},
+                "loss": 1.0 / number,
+                "step": 0.1,
+            }
+            closed = Version(run.run, number, number, True, bytes(32), report, 1_760_000_000_000)
+            store.commit(run.run, {}, entry.position, closed=closed)
+        row = LedgerRow(bytes(32), Reason.NORM_EXCEEDED, run.run, rounds)
+        store.refuse("meter-1", Ledger(spent=rounds), (1, rounds + 1), row)
+        store.issue("meter-1", "hello")
+
+
+@pytest.fixture
+def config(workplace):
+    """A fleet that is set up and has no device."""
+    path = workplace()
+    found = AggregatorConfig.load(path)
+    with open_store(found.database) as store:
+        set_up(bind(found), store, root=ROOT, online=ONLINE.public, now=1_800_000_000_000)
+    return found
+
+
+@pytest.fixture
+def console():
+    """Return a maker of browsers of a configuration's console."""
+    from aggregator.console.app import ConsoleApp  # noqa: PLC0415 - an extra
+
+    def make(config):
+        app = ConsoleApp.of(config)
+        return Browser(app.starlette(), app)
+
+    return make

@@ -1,0 +1,243 @@
+"""The console's pages: there for an empty and a full store, escaped, linked, small, read-only."""
+
+import hashlib
+import re
+from html import unescape
+from html.parser import HTMLParser
+from urllib.parse import quote, urlsplit
+
+import pytest
+
+from aggregator.console.rendering import PAGES
+from aggregator.operations.control_queue import waiting
+from aggregator.operations.refusal_guide import ADVICE
+from aggregator.store.opener import open_store
+from aggregator.store.types import EnrolledDevice
+from edge_sdk.wire import keys
+from edge_sdk.wire.errors import Reason
+from tests.aggregator.console.browser import token_in
+from tests.aggregator.console.conftest import BROWSER, HOSTILE, fill
+
+ADDRESSES = [address for address, _ in PAGES]
+DETAILS = [
+    "/run?run=1",
+    "/round?run=1&round=1",
+    "/device?id=meter-1",
+    f"/device?id={quote(HOSTILE, safe='')}",
+    "/refusals?reason=NORM_EXCEEDED",
+    "/devices?q=meter&label=kind%3Dmeter&state=enrolled&page=1",
+    f"/devices?q={quote(HOSTILE, safe='')}",
+    "/suspects?run=1",
+    f"/replay?run=1&without={quote(HOSTILE, safe='')}",
+]
+
+
+class Page(HTMLParser):
+    """Tags, links and the texts of a page."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.tags, self.links, self.forms, self.text, self.ids = [], [], [], [], []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        found = dict(attrs)
+        self.tags.append((tag, found))
+        if tag == "a":
+            self.links.append(found["href"])
+        if tag == "form":
+            self.forms.append(found["action"])
+
+    def handle_data(self, data):
+        self.text.append(data)
+
+
+@pytest.fixture
+def full(config, console):
+    fill(config)
+    return console(config)
+
+
+@pytest.mark.parametrize("address", ADDRESSES)
+def test_every_page_is_there_without_any_device(config, console, address):
+    answer = console(config).get(address)
+    assert answer.status_code == 200, answer.text
+    assert "</html>" in answer.text
+
+
+@pytest.mark.parametrize("address", ADDRESSES + DETAILS)
+def test_every_page_shows_hostile_ids_as_text(full, address):
+    answer = full.get(address)
+    assert answer.status_code == 200, answer.text
+    page = Page(answer.text)
+    scripts = [found for tag, found in page.tags if tag == "script"]
+    assert scripts == [{"src": "/static/console.js", "defer": None}]
+    assert not [1 for _, found in page.tags for name in found if name.startswith("on")]
+    assert not [1 for _, found in page.tags if "style" in found]
+    assert "alert(1)</script>" not in answer.text
+    policy = answer.headers["content-security-policy"]
+    assert "default-src 'none'" in policy
+    assert "unsafe" not in policy
+
+
+def test_hostile_ids_are_on_the_pages_that_this_test_takes_them_from(full):
+    for address in ("/devices", "/suspects", "/round?run=1&round=1"):
+        assert HOSTILE in unescape(full.get(address).text)
+
+
+def test_every_link_leads_to_a_page(full):
+    seen, todo = set(), ["/"]
+    while todo:
+        address = todo.pop()
+        if address in seen or address.startswith("#"):
+            continue
+        seen.add(address)
+        answer = full.get(address)
+        assert answer.status_code == 200, (address, answer.text)
+        page = Page(answer.text)
+        todo += [link for link in page.links if link not in seen]
+        for form in page.forms:
+            assert form in {"/order", "/replay", "/sign-out", "/devices"}
+    paths = {urlsplit(one).path for one in seen}
+    assert {"/run", "/round", "/device", *ADDRESSES} <= paths
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "/device?id=none",
+        "/run?run=9",
+        "/round?run=1&round=99",
+        "/run",
+        "/run?run=x",
+        "/devices?page=x",
+        "/refusals?reason=NONE",
+        f"/run?run={'9' * 5000}",
+    ],
+)
+def test_what_is_not_there_is_404_and_no_trace(full, address):
+    answer = full.get(address)
+    assert answer.status_code == 404
+    assert "</html>" in answer.text
+
+
+def test_pages_have_headings_labels_and_table_heads(full):
+    for address in ADDRESSES + DETAILS:
+        text = full.get(address).text
+        assert len(re.findall("<h1>", text)) == 1
+        for table in re.findall(r"<table>.*?</table>", text, re.DOTALL):
+            assert "<th scope=" in table or 'scope="col"' in table, (address, table[:200])
+        for field in re.findall(r"<input(?! type=.hidden)[^>]*>", text):
+            assert re.search(rf"<label>[^<]*{re.escape(field)}", text), (address, field)
+
+
+def test_every_chart_has_a_name_and_a_table(full):
+    for address in ("/run?run=1", "/suspects"):
+        text = full.get(address).text
+        assert 'role="img" aria-label="' in text
+        assert text.index("<svg") < text.rindex("<table>")
+
+
+def test_refusals_explain_every_reason(full):
+    text = unescape(full.get("/refusals").text)
+    for reason, advice in ADVICE.items():
+        assert reason.name in text
+        assert advice.meaning in text
+        assert advice.remedy in text
+    assert set(ADVICE) == set(Reason) - {Reason.ACCEPTED}
+
+
+def test_device_page_says_why_it_takes_no_part(full):
+    text = unescape(full.get("/device?id=meter-1").text)
+    assert "Its newest update was refused, NORM_EXCEEDED: longer than admission.max_norm" in text
+    shut = unescape(full.get(f"/device?id={quote(HOSTILE, safe='')}").text)
+    assert "It is quarantined: " in shut
+
+
+def test_suspects_count_rounds(full):
+    text = re.sub(r"<[^>]+>", " ", full.get("/suspects").text)
+    assert re.search(r"meter-0\s+3\s+3\s+3 ", text)
+    assert not re.search(r"meter-1\s+\d", text)
+
+
+def test_looking_at_every_page_changes_no_byte_of_the_database(config, full):
+    def digest():
+        return hashlib.sha256(config.database.read_bytes()).hexdigest()
+
+    before = digest()
+    for address in ADDRESSES + DETAILS:
+        full.get(address)
+    assert digest() == before
+    assert not list(waiting(config.inbox))
+
+
+def test_a_database_of_before_this_version_opens(config, console):
+    """Schemas before 4 have no labels."""
+    import sqlite3  # noqa: PLC0415 - the test changes the file itself
+
+    with sqlite3.connect(config.database) as db:
+        db.execute("INSERT INTO clients VALUES ('m', '[]', 1, 'enrolled', '')")
+        for table in ("labels", "run_names", "content_names"):
+            db.execute(f"DROP TABLE {table}")
+        db.execute("PRAGMA user_version = 3")
+    client = console(config)
+    for address in [*ADDRESSES, "/device?id=m", "/devices?label=kind"]:
+        assert client.get(address).status_code == 200
+
+
+@pytest.mark.slow
+def test_five_thousand_devices_make_small_pages(config, console):
+    with open_store(config.database) as store, store.transaction():
+        for n in range(5000):
+            public = keys.from_seed(n.to_bytes(32, "big")).public
+            store.put_client(EnrolledDevice(f"meter-{n:05}", (public,), labels=(("n", str(n)),)))
+    client = console(config)
+    for address in [*ADDRESSES, "/devices?q=04&page=3"]:
+        answer = client.get(address)
+        assert answer.status_code == 200
+        assert len(answer.content) <= 60_000, address
+    last = Page(client.get("/devices?page=100").text)
+    assert "/device?id=meter-04999" in last.links
+
+
+def test_an_order_given_on_a_page_waits_for_the_daemon(config, full):
+    token = token_in(full.get("/device?id=meter-1").text)
+    form = {"token": token, "do": "revoke", "device": "meter-1", "why": "sold <b>"}
+    answer = full.post("/order", data=form, headers=BROWSER)
+    assert (answer.status_code, answer.headers["location"]) == (303, "/orders")
+    ((_, order),) = waiting(config.inbox)
+    assert (order.do, order.device, order.who, order.why) == (
+        "revoke",
+        "meter-1",
+        "local",
+        "sold <b>",
+    )
+    page = full.get("/orders").text
+    assert "sold &lt;b&gt;" in page
+    assert "carries these out when it runs" in page
+    with open_store(config.database, read_only=True) as store:
+        assert {one.id: one.state for one in store.clients()}["meter-1"] == "enrolled"
+
+
+@pytest.mark.parametrize(
+    ("form", "status", "says"),
+    [
+        ({"do": "revoke", "device": "nobody", "why": "x"}, 409, "'nobody' is not enrolled"),
+        ({"do": "pause"}, 400, "Give a reason"),
+        ({"do": "enrol", "device": "m", "why": "x"}, 400, "There is no order 'enrol'"),
+        ({"do": "command", "device": "meter-1", "op": "dance", "why": "x"}, 409, "unknown command"),
+        (
+            {"do": "command", "device": "meter-1", "op": "budget", "releases": "-1", "why": "x"},
+            400,
+            "releases: expected a whole number",
+        ),
+        ({"do": "pause", "why": "x" * 201}, 400, "why"),
+        ({"do": "pause", "why": "x" * 20_000}, 413, "more than 16384 bytes"),
+    ],
+)
+def test_wrong_orders_are_refused_in_a_sentence(config, full, form, status, says):
+    token = token_in(full.get("/").text)
+    answer = full.post("/order", data={"token": token, **form}, headers=BROWSER)
+    assert answer.status_code == status
+    assert says in unescape(answer.text)
+    assert not list(waiting(config.inbox))
