@@ -449,8 +449,10 @@ class Daemon:
         self._isolation.step("contacts", self._registry.save_contacts)
         self._view.measure()
         for engine in self._engines:
-            about = {"run": engine.number, "round": engine.state.round}
-            logger.info("stopped %s", fields(**about, version=engine.state.version))
+            name = engine.run.config.run.name
+            about = {"run": engine.number, **({"name": name} if name else {})}
+            about |= {"round": engine.state.round, "version": engine.state.version}
+            logger.info("stopped %s", fields(**about))
 
 
 def serve(

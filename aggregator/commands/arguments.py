@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from argparse import ArgumentParser
 
+from aggregator.commands.errors import CommandError
+from aggregator.config import AggregatorConfig
+
 DEFAULT = "aggregator.toml"
 
 
@@ -19,6 +22,29 @@ def add_config_option(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--config", default=DEFAULT, metavar="FILE", help=f"configuration file ({DEFAULT})"
     )
+
+
+def add_run(parser: ArgumentParser, what: str) -> None:
+    """Add the name of a run, for a configuration with several.
+
+    Args:
+        parser: Parser of the subcommand.
+        what: What is done to the run alone.
+    """
+    parser.add_argument("--run", default="", metavar="NAME", help=f"{what} (default: all runs)")
+
+
+def check_run_name(name: str, config: AggregatorConfig) -> str:
+    """Return the name of a run; empty for all.
+
+    Raises:
+        CommandError: The configuration has no run of this name.
+    """
+    known = [run.name for run in config.runs if run.name]
+    if name and name not in known:
+        listed = ", ".join(known) or "none has a name"
+        raise CommandError(f"{config.file}: --run: no run {name!r}; runs: {listed}")
+    return name
 
 
 def add_root_key(parser: ArgumentParser) -> None:

@@ -1,21 +1,23 @@
 """Recompute every round from the journal, and compare the results bit for bit.
 
-The newest run is recomputed, or that of --run. An earlier run needs the configuration under which it
-was begun; the database does not contain the bundle.
+The newest run of each name is recomputed, or that of --run. With --all every run of the database is
+recomputed that has the present definition; the others are listed. An earlier run needs the
+configuration under which it was begun; the database does not contain the bundle.
 
 With --devices, link traces of devices (*.jsonl, as the simulator writes them) are compared with
 the database: no receipted update may be lost, and none applied twice.
 
   gridfed-aggregator audit aggregator.toml
   gridfed-aggregator audit aggregator.toml --run 1
+  gridfed-aggregator audit aggregator.toml --all
   gridfed-aggregator audit aggregator.toml --devices traces
 """
 
 from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
-from collections.abc import Iterator
-from dataclasses import asdict
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from aggregator import config as configs
@@ -23,10 +25,11 @@ from aggregator.audit.delivery_audit import Books, DeliveryVerdict, judge
 from aggregator.audit.recompute import Audit, recompute
 from aggregator.commands.arguments import add_config
 from aggregator.commands.errors import CommandError, require_database
+from aggregator.operations.run_setup import record_of
 from aggregator.store.opener import open_store
 from aggregator.store.state_codec import LeafError
 from aggregator.store.types import Horizon, Store
-from edge_sdk.app.cli import RUNTIME, CommandResult
+from edge_sdk.app.cli import OK, RUNTIME, CommandResult
 from edge_sdk.wire.errors import Reason
 from edge_sdk.wire.link import link_trace
 
@@ -37,6 +40,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--run", type=int, metavar="N", help="number of the run (the newest of each name)"
     )
+    parser.add_argument("--all", action="store_true", help="recompute every run of the database")
     parser.add_argument(
         "--devices", metavar="FOLDER", help="also compare link traces (*.jsonl) with the database"
     )
@@ -49,12 +53,33 @@ def run(args: Namespace) -> CommandResult:
         Failure: The configuration, its database or the folder cannot be read.
     """
     config = require_database(configs.AggregatorConfig.load(args.config))
-    results = [_audited(args, view) for view in _views(args, config)]
-    if len(results) == 1:
-        return results[0]
+    if args.all:
+        return _audited_all(args, config)
+    results = [_audited(args, view, args.run) for view in _views(args, config)]
+    return results[0] if len(results) == 1 else _joined(results)
+
+
+def _joined(results: list[CommandResult], notes: Sequence[str] = ()) -> CommandResult:
     data = {"audits": [one.data for one in results], "sound": not any(r.code for r in results)}
-    code = max(result.code for result in results)
-    return CommandResult(data, "\n".join(result.text for result in results), code)
+    code = max((result.code for result in results), default=OK)
+    return CommandResult(data, "\n".join([*(result.text for result in results), *notes]), code)
+
+
+def _audited_all(args: Namespace, config: configs.AggregatorConfig) -> CommandResult:
+    """Recompute every run of the database that has the definition of its configuration."""
+    results, notes = [], []
+    with open_store(config.database, read_only=True) as store:
+        records = store.records()
+    views = {view.run.name: view for view in config.views()}
+    for record in records:
+        view = views.get(record.name)
+        if view is not None and record_of(configs.bind(view), record.run) == record:
+            results.append(_audited(args, view, record.run))
+        else:
+            notes.append(f"run {record.run}: not recomputed: begun under another configuration")
+    joined = _joined(results, notes)
+    left = sorted({one.run for one in records} - {one.data["run"] for one in results})
+    return replace(joined, data={**joined.data, "not recomputed": left})
 
 
 def _views(args: Namespace, config: configs.AggregatorConfig) -> list[configs.AggregatorConfig]:
@@ -63,18 +88,20 @@ def _views(args: Namespace, config: configs.AggregatorConfig) -> list[configs.Ag
     if args.run is None or len(views) == 1:
         return views
     with open_store(config.database, read_only=True) as store:
-        begun = [store.run(view.run.name) for view in views]
-    its = [v for v, run in zip(views, begun, strict=True) if run and run.run == args.run]
+        names = {record.run: record.name for record in store.records()}
+    its = [view for view in views if names.get(args.run) == view.run.name]
     return its or views[:1]
 
 
-def _audited(args: Namespace, config: configs.AggregatorConfig) -> CommandResult:
+def _audited(
+    args: Namespace, config: configs.AggregatorConfig, wanted: int | None
+) -> CommandResult:
     bound = configs.bind(config)
     with open_store(config.database, read_only=True) as store:
         horizon, runs = store.horizon(), sorted(store.runs())
         begun = store.run(config.run.name)
-        number = args.run if args.run is not None else (begun.run if begun else 0)
-        if number not in runs and args.run is not None:
+        number = wanted if wanted is not None else (begun.run if begun else 0)
+        if number not in runs and wanted is not None:
             listed = ", ".join(map(str, runs)) or "none"
             raise CommandError(f"audit: --run: no run {number}; the database has: {listed}")
         try:
@@ -91,7 +118,9 @@ def _audited(args: Namespace, config: configs.AggregatorConfig) -> CommandResult
         f"moved the model, {sum(found.updates.values())} updates used"
     )
     others = [run for run in runs if run != number]
-    if others and args.run is None and config.run.name:
+    if others and args.all:
+        text = f"{config.run.name}: {text}" if config.run.name else text
+    elif others and args.run is None and config.run.name:
         text = f"{config.run.name}: {text}"
     elif others:
         text += f"\nnot recomputed: runs {', '.join(map(str, others))} (--run N)"

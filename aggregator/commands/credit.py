@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from aggregator.analysis.credit_heatmap import given, received, svg, table
-from aggregator.commands.arguments import add_config
+from aggregator.commands.arguments import add_config, check_run_name
 from aggregator.commands.errors import CommandError, require_database
 from aggregator.config import AggregatorConfig
 from aggregator.store.opener import open_store
@@ -22,8 +22,11 @@ from edge_sdk.app.cli import CommandResult
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """Add the configuration, the device and the output."""
+    """Add the configuration, the run, the device and the output."""
     add_config(parser)
+    parser.add_argument(
+        "--run", default="", metavar="NAME", help="name of the run (default: the newest run)"
+    )
     parser.add_argument(
         "--by", metavar="ID", help="weights that this device gives (received weights of all)"
     )
@@ -34,7 +37,7 @@ def run(args: Namespace) -> CommandResult:
     """Show the credit weights of the devices' models, by round."""
     config = require_database(AggregatorConfig.load(args.config))
     with open_store(config.database, read_only=True) as store:
-        begun = store.run()
+        begun = store.run(check_run_name(args.run, config) or None)
         closed = store.versions(begun.run) if begun is not None else []
     weighed = {v.version: v.report["credit"] for v in closed if v.moved and "credit" in v.report}
     if not weighed:

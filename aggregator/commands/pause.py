@@ -3,21 +3,28 @@
 The pause holds over restarts, until `resume`.
 
   gridfed-aggregator pause aggregator.toml
+  gridfed-aggregator pause aggregator.toml --run meters
 """
 
 from __future__ import annotations
 
-from argparse import Namespace
+from argparse import ArgumentParser, Namespace
 
-from aggregator.commands.arguments import add_config
+from aggregator.commands.arguments import add_config, add_run, check_run_name
 from aggregator.commands.orders import apply_orders
 from aggregator.config import AggregatorConfig
 from aggregator.operations.control_queue import ControlOrder
 from edge_sdk.app.cli import CommandResult
 
-add_arguments = add_config
+
+def add_arguments(parser: ArgumentParser) -> None:
+    """Add the configuration and the run."""
+    add_config(parser)
+    add_run(parser, "pause this run alone")
 
 
 def run(args: Namespace) -> CommandResult:
-    """Pause the fleet."""
-    return apply_orders(AggregatorConfig.load(args.config), [ControlOrder("pause", "_all")])
+    """Pause the fleet, or one run."""
+    config = AggregatorConfig.load(args.config)
+    order = ControlOrder("pause", "_all", run=check_run_name(args.run, config))
+    return apply_orders(config, [order])

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
 
-from aggregator.commands.arguments import add_config
+from aggregator.commands.arguments import add_config, add_run, check_run_name
 from aggregator.commands.orders import apply_orders
 from aggregator.config import AggregatorConfig
 from aggregator.operations.control_queue import ControlOrder
@@ -17,11 +17,14 @@ from edge_sdk.app.cli import CommandResult
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """Add the time and the configuration."""
+    """Add the time, the configuration and the run."""
     parser.add_argument("when", choices=("now",), help="now")
     add_config(parser)
+    add_run(parser, "open the next round of this run alone")
 
 
 def run(args: Namespace) -> CommandResult:
     """Open the next round."""
-    return apply_orders(AggregatorConfig.load(args.config), [ControlOrder("round", "_all")])
+    config = AggregatorConfig.load(args.config)
+    order = ControlOrder("round", "_all", run=check_run_name(args.run, config))
+    return apply_orders(config, [order])

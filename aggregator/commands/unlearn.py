@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
 
-from aggregator.commands.arguments import add_config_option
+from aggregator.commands.arguments import add_config_option, add_run, check_run_name
 from aggregator.commands.orders import apply_orders
 from aggregator.config import AggregatorConfig
 from aggregator.operations.control_queue import ControlOrder, refuse_unlearning
@@ -20,14 +20,17 @@ from edge_sdk.app.cli import CommandResult
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """Add the device."""
+    """Add the device and the run."""
     parser.add_argument("id", help="id of the device")
     add_config_option(parser)
+    add_run(parser, "remove it from the model of this run alone")
 
 
 def run(args: Namespace) -> CommandResult:
     """Remove a device's contribution."""
     config = AggregatorConfig.load(args.config)
-    if len(config.runs) == 1:  # of several runs the daemon knows those of the device
-        refuse_unlearning(config.run.method)
-    return apply_orders(config, [ControlOrder("unlearn", args.id)])
+    name = check_run_name(args.run, config)
+    named = [run for run in config.runs if run.name == name]
+    if name or len(config.runs) == 1:  # of several runs the daemon knows those of the device
+        refuse_unlearning((named or config.runs)[0].method)
+    return apply_orders(config, [ControlOrder("unlearn", args.id, run=name)])

@@ -68,6 +68,8 @@ class ControlOrder:
         until: Expiry, server time in Unix milliseconds.
         spent: Initial count of releases in the new ledger, for ``enrol`` with another key.
         labels: Changes of labels, ``name=value`` between commas, for ``enrol`` and ``label``.
+        run: Name of the only run that is meant, for ``pause``, ``resume``, ``round`` and
+            ``unlearn``; empty for all.
     """
 
     do: Literal[
@@ -92,6 +94,7 @@ class ControlOrder:
     until: Moment | None = None
     spent: Releases = 0
     labels: Annotated[str, Length(0, 2000)] = ""
+    run: Annotated[str, Length(0, 64)] = ""
 
 
 def apply(order: ControlOrder, store: Any) -> str:  # noqa: ANN401 - a Store that also issues commands

@@ -91,15 +91,16 @@ class OrderExecutor:
         if order.do in ("retry", "clear"):
             return self._process_letter(order)
         if order.do == "unlearn":
-            return self._unlearn(order.device)
+            return self._unlearn(order.device, order.run)
         if order.do == "round":
-            return self._open_round()
+            return self._open_round(order.run)
         if order.do not in ("pause", "resume"):
             return apply(order, self.store)
-        for driver in self.drivers:
+        meant = self._meant(order.run)
+        for driver in meant:
             driver.pause(is_paused=order.do == "pause")
-        phases = ", ".join(dict.fromkeys(driver.engine.phase for driver in self.drivers))
-        return f"the fleet's phase is {phases}"
+        phases = ", ".join(dict.fromkeys(driver.engine.phase for driver in meant))
+        return f"the phase of {_subject(order.run)} is {phases}"
 
     def _announce_weather(self, region: str, inbox: Path) -> str:
         payload = taken(inbox, region)
@@ -108,15 +109,28 @@ class OrderExecutor:
         self.publisher.announce([Publication(topic, payload)])
         return f"weather of {region} is {'announced' if payload else 'cleared'}"
 
-    def _open_round(self) -> str:
+    def _meant(self, name: str) -> list[RunDriver]:
+        """Return the drivers of the run of this name, or of all runs.
+
+        Raises:
+            OrderError: No run has this name.
+        """
+        found = [driver for driver in self.drivers if name in ("", driver.name)]
+        if not found:
+            raise OrderError(
+                f"no run {name!r}; runs: {', '.join(one.name for one in self.drivers)}"
+            )
+        return found
+
+    def _open_round(self, name: str) -> str:
         """Open every round that waits for its start.
 
         Raises:
-            OrderError: The fleet is paused, or no round waits.
+            OrderError: The fleet or the run is paused, or no round waits.
         """
-        running = [driver for driver in self.drivers if not driver.engine.is_paused]
+        running = [driver for driver in self._meant(name) if not driver.engine.is_paused]
         if not running:
-            raise OrderError("the fleet is paused: gridfed-aggregator resume")
+            raise OrderError(f"{_subject(name)} is paused: gridfed-aggregator resume")
         opened = [str(driver.engine.state.round) for driver in running if driver.open_round()]
         if not opened:
             number = running[0].engine.state.round
@@ -126,7 +140,7 @@ class OrderExecutor:
         is_one = len(opened) == 1
         return f"round {opened[0]} is open" if is_one else f"rounds {', '.join(opened)} are open"
 
-    def _unlearn(self, device: str) -> str:
+    def _unlearn(self, device: str, name: str) -> str:
         """Remove everything that a device has contributed to the models of its runs.
 
         Raises:
@@ -134,7 +148,7 @@ class OrderExecutor:
         """
         if device not in {client.id for client in self.registry.clients()}:
             raise OrderError(f"{device!r} is not enrolled")
-        its = [driver for driver in self.drivers if driver.cohort.holds(device)]
+        its = [one for one in self._meant(name) if name or one.cohort.holds(device)]
         for driver in its:
             refuse_unlearning(driver.engine.run.config.run.method)
         return "; ".join(self._unlearn_in(driver, device) for driver in its) or (
@@ -160,6 +174,11 @@ class OrderExecutor:
             raise OrderError(str(error)) from error
         self.processor.process_again(letter)
         return f"dead letter {letter.name} of {letter.device or letter.where} processed again"
+
+
+def _subject(name: str) -> str:
+    """Return what an order is about: the fleet, or one run of it."""
+    return f"run {name}" if name else "the fleet"
 
 
 def _log_order(text: str) -> None:

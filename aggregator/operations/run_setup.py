@@ -143,7 +143,7 @@ def set_up(
         store.announce(published, [archive])
         return RunSetup(number, is_new=False, continued=False)
     state, continued = _start(run, store, None if fresh else before)
-    store.begin(_record(run, number), flatten(state), published)
+    store.begin(record_of(run, number), flatten(state), published)
     store.announce({}, [archive])
     _order_hello(run, store)
     return RunSetup(number, is_new=True, continued=continued, installs=installs)
@@ -281,7 +281,8 @@ def _check_quorum(run: config.BoundRun, store: Store) -> None:
         )
 
 
-def _record(run: config.BoundRun, number: int) -> types.RunRecord:
+def record_of(run: config.BoundRun, number: int) -> types.RunRecord:
+    """Return the definition of a run of this number under a configuration."""
     return types.RunRecord(
         run=number,
         method=run.config.run.method,

@@ -342,7 +342,7 @@ class RoundEngine:
         if any(isinstance(e, Task) for e in effects) and (closed or self._opened_at is None):
             self._opened_at = self._clock.monotonic()
         self._note_announced(state, publications)
-        _log(version)
+        _log(version, self.run.config.run.name)
         return AppliedEvent(publications, version, asked)
 
     def _needed(self, event: Event, effects: Effects) -> Effects:
@@ -435,11 +435,12 @@ def restored(version: Version) -> Version:
     return replace(version, report={k: v for k, v in version.report.items() if k in kept})
 
 
-def _log(version: Version | None) -> None:
+def _log(version: Version | None, name: str) -> None:
     if version is None:
         return
     report = version.report
-    about = {"run": version.run, "round": version.round, "version": version.version}
+    about = {"run": version.run} | ({"name": name} if name else {})
+    about |= {"round": version.round, "version": version.version}
     about |= {"cohort": len(report.get("cohort", ())), "seconds": report.get("seconds", "")}
     if version.moved:
         logger.info("round closed %s", fields(**about, loss=report.get("loss", "")))

@@ -96,6 +96,12 @@ class RunDriver:
         """Return the name of the run; empty for the one announced to all."""
         return self._engine.run.config.run.name
 
+    @property
+    def _about(self) -> dict[str, object]:
+        """Return number, name and round for the log; the name is left out where there is none."""
+        name = {"name": self.name} if self.name else {}
+        return {"run": self.number, **name, "round": self._engine.state.round}
+
     def _step(self, step: str) -> str:
         """Return the name of a step of this run, for the log and the delays after a defect."""
         return f"{step} {self.name}" if self.name else step
@@ -106,7 +112,7 @@ class RunDriver:
         engine.halted = f"{where}: {type(error).__name__} in {site_of(error).partition(' ')[2]}"
         self._letters.halt(self.name, engine.halted)
         self._ingress.open(engine.context)
-        known = {"run": engine.number, "round": engine.state.round, "why": engine.halted}
+        known = {**self._about, "why": engine.halted}
         hint = f"see gridfed-aggregator dead-letters list {engine.run.config.file}"
         logger.error("run halted %s", fields(**known, hint=hint))
         self._isolation.step(
@@ -173,8 +179,7 @@ class RunDriver:
             self.open_round()
         elif self._postponed != engine.state.round:
             self._postponed = engine.state.round
-            about = {"run": engine.number, "round": engine.state.round}
-            logger.info("round postponed %s", fields(**about, ready=ready, needed=needed))
+            logger.info("round postponed %s", fields(**self._about, ready=ready, needed=needed))
 
     def open_round(self) -> bool:
         """Open the round that waits for its start; return False if none does."""
@@ -184,7 +189,7 @@ class RunDriver:
         self._publisher.announce(engine.open_round())
         self._ingress.open(engine.context)
         self.send(self._split.follow(engine.split_state))
-        logger.info("round opened %s", fields(run=engine.number, round=engine.state.round))
+        logger.info("round opened %s", fields(**self._about))
         return True
 
     def ready(self) -> set[str]:

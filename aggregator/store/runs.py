@@ -27,15 +27,19 @@ class Reach(NamedTuple):
     timers: tuple[Timer, ...]
 
 
+def records(db: sqlite3.Connection) -> list[RunRecord]:
+    """Return the definitions of all runs, newest first."""
+    names = _names(db)
+    found = "SELECT run, method, settings, bundle, spec, layout FROM runs ORDER BY run DESC"
+    return [
+        replace(RunRecord(number, *rest), name=names.get(number, ""))
+        for number, *rest in db.execute(found)
+    ]
+
+
 def latest(db: sqlite3.Connection, name: str | None = None) -> RunRecord | None:
     """Return the latest run of a name, or of all."""
-    names = _names(db)
-    for number, *rest in db.execute(
-        "SELECT run, method, settings, bundle, spec, layout FROM runs ORDER BY run DESC"
-    ):
-        if name is None or names.get(number, "") == name:
-            return replace(RunRecord(number, *rest), name=names.get(number, ""))
-    return None
+    return next((one for one in records(db) if name in (None, one.name)), None)
 
 
 def live(db: sqlite3.Connection) -> set[int]:

@@ -329,6 +329,10 @@ class SqliteStore:
         """Return the numbers of all runs, oldest first."""
         return runs.numbers(self._db)
 
+    def records(self) -> list[RunRecord]:
+        """Return the definitions of all runs, newest first."""
+        return runs.records(self._db)
+
     def versions(self, run: int, last: int | None = None) -> list[Version]:
         """Return a run's closed rounds, oldest first; at most the newest ``last`` if given."""
         return runs.versions(self._db, run, last)

@@ -471,6 +471,9 @@ class Store(Protocol):
     def runs(self) -> list[int]:
         """Return the numbers of all runs, oldest first."""
 
+    def records(self) -> list[RunRecord]:
+        """Return the definitions of all runs, newest first."""
+
     def versions(self, run: int, last: int | None = None) -> list[Version]:
         """Return a run's closed rounds, oldest first; at most the newest ``last`` if given."""
 

@@ -216,6 +216,54 @@ def test_a_run_halted_by_a_defect_does_not_stop_the_others(town, monkeypatch):
     town.until(lambda: town.versions()["chargers"] > before["chargers"])
 
 
+def test_pause_resume_and_round_of_one_run_leave_the_others_alone(town, capsys, caplog):
+    caplog.set_level("INFO")
+    town.start_all()
+    town.until(lambda: all(version >= 1 for version in town.versions().values()))
+    config = str(town.config)
+    assert cli.main(["pause", config, "--run", "cells"]) == 0
+    town.until(lambda: town.engines()["cells"].phase == "pause")
+    before = town.versions()
+    town.until(lambda: town.versions()["meters"] >= before["meters"] + 3)
+    assert town.versions()["cells"] == before["cells"]
+    assert 'order executed result="the phase of run cells is pause"' in caplog.text
+    assert cli.main(["round", "now", config, "--run", "cells"]) == 0
+    town.until(lambda: "run cells is paused: gridfed-aggregator resume" in caplog.text)
+    assert cli.main(["resume", config, "--run", "cells"]) == 0
+    town.until(lambda: town.versions()["cells"] >= before["cells"] + 2)
+    assert f"round closed run={town.engines()['cells'].number} name=cells round=" in caplog.text
+    capsys.readouterr()
+    assert cli.main(["pause", config, "--run", "boats"]) == 2
+    assert "no run 'boats'; runs: meters, chargers, cells" in capsys.readouterr().err
+    assert cli.main(["unlearn", "home-0", "--config", config, "--run", "meters"]) != 0
+    assert "method 'fedavg' cannot unlearn" in capsys.readouterr().err
+
+
+def test_audit_recomputes_every_run_that_has_the_present_definition(town, capsys):
+    town.start_all()
+    town.until(lambda: all(version >= 2 for version in town.versions().values()))
+    town.kill_daemon()
+    town.write([section("meter"), section("charger", method="fedavg"), section("cell")])
+    assert cli.main(["announce", str(town.config)]) == 0
+    town.start_daemon()
+    town.until(lambda: all(version >= 1 for version in town.versions().values()))
+    capsys.readouterr()
+    assert cli.main(["audit", str(town.config), "--all", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert sorted(one["run"] for one in told["audits"]) == [1, 3, 4]
+    assert told["not recomputed"] == [2]
+    assert told["sound"]
+    assert cli.main(["audit", str(town.config), "--all"]) == 0
+    out = capsys.readouterr().out
+    assert "run 2: not recomputed: begun under another configuration" in out
+    assert "meters: run 1: " in out
+    town.kill_daemon()
+    assert cli.main(["announce", str(town.config), "--fresh"]) == 0
+    capsys.readouterr()
+    assert cli.main(["audit", str(town.config), "--run", "1", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["run"] == 1
+
+
 def test_a_run_that_is_added_takes_its_cohort_at_the_next_start(town, capsys):
     town.write([section("meter")])
     town.start_all()

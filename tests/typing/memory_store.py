@@ -254,6 +254,9 @@ class MemoryStore:
     def runs(self) -> list[int]:
         return sorted(self._tables.runs)
 
+    def records(self) -> list[RunRecord]:
+        return [self._tables.runs[number][0] for number in sorted(self._tables.runs, reverse=True)]
+
     def versions(self, run: int, last: int | None = None) -> list[Version]:
         found = [one for one in self._tables.versions if one.run == run]
         return found if last is None else found[-last:]
