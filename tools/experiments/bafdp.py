@@ -162,7 +162,7 @@ def _world(arm: Arm, base: Ground, row: Row) -> tuple[World, Vector]:
     for client, some in windows.items():
         keyed = partial(key, arm.seed, client)
         lent = ShellContext(client, spec, base.bundle.graphs, _given(some), BATCH, keyed)
-        devices[client] = DEVICE[name](lent, LocalSgd(adam, minibatch="fresh"))
+        devices[client] = DEVICE[name](lent, LocalSgd(adam, minibatch="fresh", weekly_profile=True))
         states[client] = devices[client].init(first)
         if (section := row.privacy(case)) is not None:
             cell = base.cells[client]

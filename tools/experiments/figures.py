@@ -23,7 +23,7 @@ from tools.experiments.resumable import Checkpoint
 from tools.papers.curves import FOLDER
 
 EXPERIMENT = "figures"
-LAST, DAYS = 150, 3
+LAST, DAYS = 150, 2
 CONFIGURATIONS = ("FL", "cfg 1", "cfg 2", "cfg 3")
 
 Record = Mapping[str, Any]

@@ -120,6 +120,13 @@ def _districts(case: Case) -> Mapping[str, Any]:
     return {**_local(case), "clusters": {x: tuple(names) for x, names in rows.items()}}
 
 
+def _traffic(case: Case) -> Mapping[str, Any]:
+    """FedDA with its quasi-global model and clusters from traffic; readings are hourly."""
+    rounds = max(1, case.rounds // 6)
+    weeks = {"quasi": "weeks", "quasi_rounds": rounds, "rho": 0.1}
+    return {**_local(case), **weeks, "clustering": "profiles", "cluster_count": 4}
+
+
 def _nbafl(case: Case) -> Mapping[str, Any]:
     numbers = {"weights_clip_norm": CLIP, "min_samples": case.samples, "uploads": UPLOADS}
     return {**_local(case), **numbers}
@@ -183,6 +190,7 @@ FIELD: Mapping[str, Row] = {
     "Fed-NTP": Row("fedntp", "lstm", share=0.5, is_drawn=True, plain="fedavg"),
     "FedAtt": Row("fedatt", "lstm"),
     "FedDA": Row("fedda", "branches", _districts),
+    "FedDA, traffic": Row("fedda", "branches", _traffic),
     "AFL": Row("afl"),
     "ASPIRE-EASE": Row("aspire_ease", settings=_aspire, steps=1, share=0.5),
     "NbAFL": Row("nbafl", settings=_nbafl, privacy=_nbafl_noise),

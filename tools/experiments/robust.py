@@ -73,6 +73,8 @@ def _e9(options: argparse.Namespace, seed: int) -> list[Arm]:
             out += [make(name=x, net=FIELD[x].net) for x in NINE if x in FIELD and x != "BAFDP"]
             out += [make(name=x) for x in (*NINE, *CONTROLS)]
             out += [make(name=x, budget=noise) for x in (*NINE, *CONTROLS)]
+            if dataset == cells.MILAN and horizon == 1:
+                out.append(make(name="FedDA, traffic"))
     return out
 
 

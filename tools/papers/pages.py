@@ -11,6 +11,8 @@ from tools.papers.records import PAPERS, Exhibit, Paper, read
 
 HEAD = ("paper", "table or figure", "state", "date", "command")
 ROW, LEFT, WIDE = 20, 210, 330
+APART = ("pfgl-lengths",)
+"""Pictures of curves that belong to no exhibit; another page shows them."""
 
 
 def listed() -> list[tuple[str, ...]]:
@@ -40,6 +42,8 @@ def files(docs: Path) -> dict[Path, str]:
             if one.bars or one.curves:
                 drawn = curves.picture(curves.read(one.curves)) if one.curves else picture(one)
                 out[docs / "papers" / picture_name(name, one)] = drawn
+    for name in APART:
+        out[docs / "papers" / f"{name}.svg"] = curves.picture(curves.read(name))
     if rows := combined.read():
         out[docs / "papers" / "combined.md"] = combined.page(rows)
         out[docs / "papers" / "combined.svg"] = combined.picture(rows)
