@@ -97,9 +97,10 @@ class ConsolePages:
             is_open = bool(current) and (not rounds or opened > rounds[0].round)
             answered = store.answered(number, opened) if is_open else []
             tasks = [one.device for one in store.open_tasks(number)] if is_open else []
+            eligible = store.eligible(self._cohort(current[0].name)) if current else frozenset()
         contacts = document.get("contacts", {})
         online = [one for one, at in contacts.items() if at["state"] in {"online", "sleeping"}]
-        awaited = sorted(set(tasks or online) - set(answered))
+        awaited = sorted((set(tasks or online) & eligible) - set(answered))
         return {
             "run": number,
             "line": current[0] if current else None,
@@ -300,6 +301,10 @@ class ConsolePages:
         with self.open() as store:
             stored = store.fingerprint()
         return f"{stored} {[document.get(name) for name in names]}"
+
+    def _cohort(self, name: str) -> Mapping[str, str]:
+        """Return the labels that the devices of a run must have."""
+        return next((run.cohort for run in self.config.runs if run.name == name), {})
 
     def _runs(self, store: StoreOverview, document: Mapping[str, Any]) -> list[RunLine]:
         """Return the configured runs that have begun."""

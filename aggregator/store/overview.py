@@ -219,6 +219,16 @@ class StoreOverview:
         keys = tuple(json.loads(sign))
         return DeviceSummary(name, state, why, generation, keys, spent, self._labels(name))
 
+    def eligible(self, cohort: Mapping[str, str]) -> frozenset[str]:
+        """Return the enrolled devices that have all labels of a cohort."""
+        found = {
+            name for (name,) in self._db.execute("SELECT id FROM clients WHERE state = 'enrolled'")
+        }
+        for label in cohort.items() if self._has_runs else ():
+            rows = self._db.execute("SELECT device FROM labels WHERE name = ? AND value = ?", label)
+            found &= {name for (name,) in rows}
+        return frozenset(found if self._has_runs or not cohort else ())
+
     def label_names(self, most: int = 50) -> list[str]:
         """Return the labels in use as ``name=value``, the most frequent first."""
         if not self._has_runs:
@@ -375,7 +385,7 @@ class StoreOverview:
             f"{recent}, out AS ("  # noqa: S608 - fixed text
             " SELECT round, key AS device, value AS why FROM recent, json_each(report, '$.dropped')"
             " UNION SELECT round, key, 'weight 0' FROM recent, json_each(report, '$.weights')"
-            " WHERE value = 0 AND json_extract(report, '$.dropped.\"' || key || '\"') IS NULL)"
+            " WHERE value = 0)"
             " SELECT device, count(DISTINCT round), max(round), json_group_array(DISTINCT why)"
             " FROM out GROUP BY device ORDER BY 2 DESC, 1 LIMIT ?",
             (run, rounds, most),

@@ -1,0 +1,119 @@
+"""The view for an operator's pages: search, labels, order, bounds, suspects, and older files."""
+
+import sqlite3
+
+import pytest
+
+from aggregator.store.opener import open_overview, open_store
+from aggregator.store.overview import DeviceFilter
+from aggregator.store.sequence_ledger import Ledger, LedgerRow
+from aggregator.store.types import EnrolledDevice, RunRecord, Version
+from edge_sdk.wire.contract.method import Due
+from edge_sdk.wire.errors import Reason
+
+
+@pytest.fixture
+def path(tmp_path):
+    found = tmp_path / "fleet.db"
+    with open_store(found) as store:
+        for n in range(12):
+            labels = (("kind", "cell" if n % 3 else "meter"), ("site", str(n)))
+            store.put_client(EnrolledDevice(f"Dev_{n:02}", (bytes([n]) * 32,), labels=labels))
+            store.save_ledger(f"Dev_{n:02}", Ledger(spent=n))
+        store.put_client(EnrolledDevice("gone", (), state="revoked", why="sold"))
+        store.begin(RunRecord(1, "fedavg", "{}", "toy", bytes(16), bytes(16)), {})
+        for number in range(1, 6):
+            entry = store.record(1, Due(number, "train"))
+            report = {
+                "cohort": ["a", "b", 'c"d'],
+                "dropped": {"a": "far"} if number % 2 else {},
+                "weights": {"b": 0.0, 'c"d': 0.0 if number == 5 else 1.0},
+                "loss": 0.5,
+            }
+            closed = Version(1, number, number, True, bytes(32), report, 1000 * number)
+            store.commit(1, {}, entry.position, closed=closed)
+        row = LedgerRow(bytes(32), Reason.TOO_STALE, 1, 3)
+        for seq in (1, 2):
+            store.refuse("Dev_01", Ledger(spent=1), (1, seq), row)
+        store.issue("Dev_01", "stop")
+    return found
+
+
+def names(found):
+    return [one.id for one in found]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "count"),
+    [
+        (DeviceFilter(), 13),
+        (DeviceFilter(text="dev_0"), 10),
+        (DeviceFilter(text="%"), 0),
+        (DeviceFilter(label="kind=meter"), 4),
+        (DeviceFilter(label="kind"), 12),
+        (DeviceFilter(label="kind=' OR 1=1 --"), 0),
+        (DeviceFilter(state="revoked"), 1),
+        (DeviceFilter(text="1", label="kind=cell", state="enrolled"), 3),
+    ],
+)
+def test_search_counts_what_it_lists(path, wanted, count):
+    with open_overview(path) as store:
+        assert store.count(wanted) == count == len(store.devices(wanted, 100))
+
+
+def test_devices_are_paged_and_sorted(path):
+    with open_overview(path) as store:
+        pages = [names(store.devices(DeviceFilter(), 5, offset)) for offset in (0, 5, 10, 15)]
+        assert sum(pages, []) == sorted(sum(pages, []))  # noqa: RUF017 - four lists
+        assert [len(page) for page in pages] == [5, 5, 3, 0]
+        top = store.devices(DeviceFilter(), 2, by_spent=True)
+        assert [(one.id, one.spent) for one in top] == [("Dev_11", 11), ("Dev_10", 10)]
+        one = store.device("Dev_03")
+        assert one.labels == (("kind", "meter"), ("site", "3"))
+        assert store.device("none") is None
+
+
+def test_cohort_of_a_run(path):
+    with open_overview(path) as store:
+        assert len(store.eligible({})) == 12
+        assert store.eligible({"kind": "meter", "site": "3"}) == {"Dev_03"}
+
+
+def test_suspects_are_counted_in_the_newest_rounds(path):
+    with open_overview(path) as store:
+        found = {one.device: one for one in store.suspects(1, 4)}
+        assert (found["b"].excluded, found["b"].rounds, found["b"].reasons) == (4, 4, ("weight 0",))
+        assert (found["a"].excluded, found["a"].last, found["a"].reasons) == (2, 5, ("far",))
+        assert found['c"d'].excluded == 1
+        assert [one.device for one in store.suspects(1, 4, most=1)] == ["b"]
+
+
+def test_refusals_rounds_and_timeline(path):
+    with open_overview(path) as store:
+        assert store.refusals() == [(Reason.TOO_STALE, 2, 1)]
+        assert store.refused_devices(Reason.TOO_STALE) == [("Dev_01", 2, 3)]
+        newest, *_ = store.timeline("Dev_01")
+        assert (newest.seq, newest.code, newest.time) == (2, Reason.TOO_STALE, 3000)
+        rounds = store.rounds(1, 2)
+        assert [(one.round, one.devices, one.dropped, one.loss) for one in rounds] == [
+            (5, 3, 1, 0.5),
+            (4, 3, 0, 0.5),
+        ]
+        assert store.version(1, 9) is None
+        assert [(one.device, one.op, one.code) for one in store.commands()] == [
+            ("Dev_01", "stop", None)
+        ]
+
+
+def test_fingerprint_changes_with_devices_and_rounds(path):
+    with open_overview(path) as store:
+        before = store.fingerprint()
+        assert store.fingerprint() == before
+        with open_store(path) as writer:
+            writer.record(1, Due(9, "train"))
+        assert store.fingerprint() != before
+
+
+def test_a_view_cannot_write(path):
+    with open_overview(path) as store, pytest.raises(sqlite3.OperationalError, match="readonly"):
+        store._db.execute("DELETE FROM clients")
