@@ -18,9 +18,10 @@ from starlette.staticfiles import StaticFiles
 
 from aggregator.config import AggregatorConfig
 from aggregator.console.access import COOKIE, Access, RefusedRequestError, Viewer, read_form
+from aggregator.console.charts import replay_chart
 from aggregator.console.live_status import LiveStatus
 from aggregator.console.order_log import give_order
-from aggregator.console.pages import ConsolePages, NotFoundError, Values, replay_chart
+from aggregator.console.pages import ConsolePages, NotFoundError, Values
 from aggregator.console.rendering import render
 from aggregator.console.replay_process import ReplayFailedError, ReplayProcess
 from aggregator.console.users import Role

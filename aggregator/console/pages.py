@@ -6,10 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from markupsafe import Markup
-
-from aggregator.analysis.line_chart import line_chart
 from aggregator.config import AggregatorConfig, config_schedule
+from aggregator.console.charts import excluded_chart, loss_chart
 from aggregator.console.fleet_summary import (
     ParticipationFacts,
     RunLine,
@@ -108,7 +106,7 @@ class ConsolePages:
             "answered": answered,
             "awaited": awaited,
             "rounds": rounds[:SHOWN],
-            "chart": _loss_chart(rounds),
+            "chart": loss_chart(rounds),
             "shown": SHOWN,
         }
 
@@ -232,15 +230,11 @@ class ConsolePages:
             rows = store.suspects(number, RECENT, SHOWN)
             rounds = store.rounds(number, RECENT)
             shut = store.devices(DeviceFilter(state="quarantined"), SHOWN)
-        points = [(one.round, float(one.dropped)) for one in reversed(rounds)]
-        chart = line_chart(
-            "Devices left out by the rule, by round", "devices", {"left out": points}
-        )
         return {
             "run": number,
             "rows": rows,
             "shut": shut,
-            "chart": Markup(chart) if points else "",  # noqa: S704 - line_chart escapes
+            "chart": excluded_chart(rounds),
             "rounds": rounds,
             "recent": RECENT,
             "credit": self.live.document().get("credit", {}),
@@ -334,18 +328,6 @@ class ConsolePages:
         return found
 
 
-def replay_chart(result: Mapping[str, Any]) -> Markup:
-    """Return the distances of a replay's result, by round."""
-    rounds = result["rounds"]
-    lines = {
-        "recorded step": [(one["round"], one["recorded"]["step"]) for one in rounds],
-        "distance, single": [(one["round"], one["single_distance"]) for one in rounds],
-        "distance, chained": [(one["round"], one["chained_distance"]) for one in rounds],
-    }
-    title = "Distance of the replayed from the recorded model"
-    return Markup(line_chart(title, "length", lines))  # noqa: S704 - line_chart escapes
-
-
 def _rule_name(config: AggregatorConfig) -> str:
     if config.run.method not in METHODS or METHODS[config.run.method].own:
         return "its own"
@@ -358,14 +340,6 @@ def _planned(config: AggregatorConfig, last: ClosedRound | None, now: Mapping[st
     if now or schedule.is_continuous:
         return ""
     return schedule.text(schedule.due(last.time if last else None, SystemClock().wall()))
-
-
-def _loss_chart(rounds: list[ClosedRound]) -> Markup | str:
-    points = [(one.round, one.loss) for one in reversed(rounds) if one.loss is not None]
-    if not points:
-        return ""
-    title = "Mean loss that devices reported, by round"
-    return Markup(line_chart(title, "loss", {"loss": points}))  # noqa: S704 - line_chart escapes
 
 
 def _outcome(code: int | None) -> str:
