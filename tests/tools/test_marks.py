@@ -224,6 +224,8 @@ def test_a_history_that_was_not_run_is_an_empty_cell():
     found = tables.cold_start(results)
     assert "| BDG2 | 0.500 | 0.500 | **0.500** | 0 of 1 |  |  |  |  |" in found
     assert "| Fontana |  |  |  |  | 0.500 |" in found
+    results += [{"task": "cellular_milan:1", "seed": 0, "history": 28, "devices": 1} | arms]
+    assert "28 days" not in tables.cold_start(results, ("buildings",))  # another page's
 
 
 def test_new_devices_that_a_fleet_makes_worse_are_counted():

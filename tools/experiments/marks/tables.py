@@ -16,6 +16,8 @@ MARKER = "<!-- accuracy -->"
 WORSE = 1.01
 """Error of the served forecast over that alone from which a device counts as worse off."""
 
+UNROUNDED = "Computed from unrounded errors, means over the seeds:"
+
 PAGES = ("buildings", "cells", "charging-demand")
 Results = Sequence[Mapping[str, Any]]
 
@@ -23,7 +25,8 @@ Results = Sequence[Mapping[str, Any]]
 def report(results: Results, anchors: Path) -> str:
     """Return everything as one Markdown page."""
     whole = [r for r in results if not r["history"]]
-    parts = ["# Forecasts beside the marks", "", summary(whole), "", table(whole, anchors)]
+    parts = ["# Forecasts beside the marks", "", summary(whole), "", table(whole, anchors), ""]
+    parts += [differences(whole)]
     if new := cold_start(results):
         parts += ["", "## A new device", "", new]
     return "\n".join(parts) + "\n"
@@ -54,6 +57,33 @@ def summary(results: Results) -> str:
     return f"Of {len(grouped)} tasks, {said}. {worse} of {devices} devices are more than 1 % worse than alone."
 
 
+def differences(results: Results) -> str:
+    """List, from unrounded errors, what the fleet changes and by how much levels are missed.
+
+    Example:
+        >>> arms = {a: {"score": s} for a, s in (("served", 0.99), ("alone", 1.0), ("fleet", 1.1))}
+        >>> print(differences([{"task": "ev_boulder:1", "seed": 0, **arms}]))
+        - *Served* against *alone*: Boulder, p = 1 -1.00 %.
+        - *Served* against *fleet*: Boulder, p = 1 -10.00 %.
+        - Above "must": Boulder, p = 1 +354.13 %.
+        - Above "mark": Boulder, p = 1 +378.26 %.
+        - Above "stretch": Boulder, p = 1 +378.26 %.
+    """
+    served = {name: _mean(seeds, "served") for name, seeds in _by_task(results).items()}
+    lines = []
+    for arm in ("alone", "fleet"):
+        other = {name: _mean(seeds, arm) for name, seeds in _by_task(results).items()}
+        lines.append((f"*Served* against *{arm}*", {n: served[n] / other[n] for n in served}))
+    for place, level in enumerate(("must", "mark", "stretch")):
+        above = {n: served[n] / MARKS[n].levels[place] for n in served}
+        lines.append((f'Above "{level}"', {n: x for n, x in above.items() if x > 1.0}))
+    parts = {
+        title: "; ".join(f"{MARKS[n].title} {100.0 * (x - 1.0):+.2f} %" for n, x in some.items())
+        for title, some in lines
+    }
+    return "\n".join(f"- {title}: {text or 'no task'}." for title, text in parts.items())
+
+
 def table(results: Results, anchors: Path | None = None, pages: Sequence[str] = PAGES) -> str:
     """Return one row a task: arms, marks, costs."""
     head = ["task", "devices", "fleet", "alone", "**served**", "must", "mark", "stretch"]
@@ -80,9 +110,13 @@ def table(results: Results, anchors: Path | None = None, pages: Sequence[str] = 
 
 def cold_start(results: Results, pages: Sequence[str] = PAGES) -> str:
     """Return the errors of devices with short histories, with the fleet's prior and alone."""
-    found = {(r["task"], r["history"]): r for r in results if r["history"]}
+    found = {
+        (r["task"], r["history"]): r
+        for r in results
+        if r["history"] and MARKS[r["task"]].page in pages
+    }
     days = sorted({h for _, h in found})
-    names = [t for t in MARKS if any((t, h) in found for h in days) and MARKS[t].page in pages]
+    names = [t for t in MARKS if any((t, h) in found for h in days)]
     if not names:
         return ""
     columns = ("fleet", "alone", "**served**", "worse than alone")
@@ -135,7 +169,8 @@ def write(results: Results, anchors: Path | None, docs: Path) -> None:
         mine = [r for r in whole if MARKS[r["task"]].page == page]
         if not mine:
             continue
-        parts = [summary(mine), "", table(mine, anchors, (page,))]
+        parts = [summary(mine), "", table(mine, anchors, (page,)), "", UNROUNDED, ""]
+        parts += [differences(mine)]
         if new := cold_start(results, (page,)):
             parts += ["", "### A new device", "", new]
         path = docs / "domains" / f"{page}.md"
