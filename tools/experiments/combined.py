@@ -33,7 +33,7 @@ from edge_sdk.wire.contract.parameter_layout import ParamSpec, Vector
 from tools.experiments import cells, cellular_setup
 from tools.experiments.byzantine import liars
 from tools.experiments.cellular_setup import Ground, ground, judged, together
-from tools.experiments.joint_loop import key, redrawn
+from tools.experiments.joint_loop import Plan, gather, key, redrawn, rounds
 from tools.experiments.method_rows import DUAL, RATE, TIED
 from tools.experiments.personal_consensus import PersonalRounds, personal_consensus
 from tools.experiments.queue_loop import Stage, Step
@@ -43,6 +43,9 @@ EXPERIMENT = "e15"
 ROUNDS, CLIENTS = 60, 10
 IDEAS = ("layers", "credit", "consensus", "noise")
 ATTACKS = ("", "flipping", "alie")
+ALONE = "alone"
+"""In an arm's ``attack``: no federation, which nobody can attack."""
+
 LIARS, BATCH, STEPS = 3, 64, 4
 BUDGET = 30.0
 CREDIT, PROX = 0.8, 0.1
@@ -99,11 +102,12 @@ def subsets() -> Iterator[tuple[str, ...]]:
 
 def arms(*, seeds: int, rounds: int, clients: int) -> list[Arm]:
     """List every arm, seed by seed."""
+    every = [(ideas, attack) for ideas in subsets() for attack in ATTACKS]
+    every += [((), ALONE), (("noise",), ALONE)]
     return [
         Arm(ideas, attack, seed, rounds, clients)
         for seed in range(seeds)
-        for ideas in subsets()
-        for attack in ATTACKS
+        for ideas, attack in every
     ]
 
 
@@ -148,6 +152,8 @@ def run(arm: Arm, folder: Path) -> dict[str, Any]:
         clients=arm.clients,
     )
     base = ground(place, folder)
+    if arm.attack == ALONE:
+        return _finished(arm, base, _trained_alone(arm, base), 0, began)
     spec = base.bundle.manifest.spec(arm.shared)
     first = redrawn(spec, base.bundle.initial, key(arm.seed, "_agg", "initial", 0))
     lying = _drawn(arm, base) if arm.attack else []
@@ -158,15 +164,39 @@ def run(arm: Arm, folder: Path) -> dict[str, Any]:
     if last is None or last.closed.round < arm.rounds:
         raise RuntimeError(f"{arm.file}: the run stopped early")
     vectors = _forecasting(arm, stage, last, spec)
+    return _finished(arm, base, vectors, 2 * 4 * spec.shared_size * arm.rounds, began)
+
+
+def _finished(
+    arm: Arm, base: Ground, vectors: Mapping[str, Vector], bytes_: int, began: float
+) -> dict[str, Any]:
+    """Return a result: the error over the cells that lie in no arm of the seed."""
     drawn = _drawn(arm, base)
     honest = {x: p for x, p in vectors.items() if x not in drawn}
     return {
         "arm": {name: getattr(arm, name) for name in Arm.__slots__},
         "seconds": round(time.perf_counter() - began, 1),
-        "liars": lying,
-        "bytes": 2 * 4 * spec.shared_size * arm.rounds,
+        "liars": drawn if arm.attack in ATTACKS[1:] else [],
+        "bytes": bytes_,
         "honest": together(judged(base, honest)),
     }
+
+
+def _trained_alone(arm: Arm, base: Ground) -> dict[str, Vector]:
+    """Train every cell alone for as many steps; its Adam is kept throughout."""
+    values = {"steps": STEPS, "rate": RATE}
+    plan = Plan("fedavg", values, (), arm.rounds, BATCH, "fresh", arm.seed, own_heads=False)
+    fleet = gather(
+        plan,
+        layout=base.bundle.manifest.spec(("",)),
+        initial=base.bundle.initial,
+        gradient=base.bundle.gradient,
+        windows=base.windows(),
+        keep_moments=True,
+    )
+    for _, after in rounds(plan, fleet):
+        fleet = after
+    return fleet.vectors()
 
 
 def _drawn(arm: Arm, base: Ground) -> list[str]:
