@@ -57,7 +57,7 @@ $ .venv/bin/python tools/reproduce.py e15 --data data --out runs --docs docs
 
 Training **alone** for as many steps has {alone:.0f} ± {alone_spread:.0f},
 and {alone_noise:.0f} ± {alone_noise_spread:.0f} with noise.
-It sends nothing, and nobody can attack it. {better} of the {many} combinations have a lower error without
+It sends nothing, and no attack reaches it. {better} of the {many} combinations have a lower error without
 attack. Cells with weeks of their own readings gain nothing here from one another.
 
 {good} of {many} combinations work. The least error under the worse of both attacks has **{best}**.
