@@ -167,7 +167,11 @@ class ConsoleApp:
 
     def _message(self, request: Request, status: int, text: str) -> Response:
         values = {"title": "Not done" if request.method == "POST" else "Not found", "text": text}
-        return self._page(request, self.access.viewer(request), "message", values, status)
+        try:
+            viewer = self.access.viewer(request)
+        except Failure:  # the file of users is damaged
+            viewer = None
+        return self._page(request, viewer, "message", values, status)
 
     def _set_cookie(self, response: Response, key: str) -> None:
         response.set_cookie(

@@ -1,5 +1,13 @@
 """A database with closed rounds, refusals and devices, and a console over it."""
 
+import os
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+
 import numpy as np
 import pytest
 
@@ -69,3 +77,36 @@ def console():
         return Browser(app.starlette(), app)
 
     return make
+
+
+def free_port():
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return one.getsockname()[1]
+
+
+@pytest.fixture
+def served(workplace, config):
+    """A console in a process of its own; yields its address, the configuration and the process."""
+    fill(config)
+    port = free_port()
+    path = workplace(more=f'[console]\nlisten = "127.0.0.1:{port}"\n')
+    process = subprocess.Popen(
+        [sys.executable, "-m", "aggregator.console", "--config", str(path)],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    address = f"http://127.0.0.1:{port}"
+    assert process.stdout.readline() == f"console of fleet north: {address}/\n"
+    for _ in range(600):
+        try:
+            urllib.request.urlopen(f"{address}/static/console.css", timeout=30).close()
+            break
+        except urllib.error.URLError:
+            assert process.poll() is None, process.stderr.read()
+            time.sleep(0.1)
+    yield address, config, process
+    process.kill()
+    process.communicate()

@@ -160,6 +160,17 @@ def test_sessions_end_and_are_bounded():
     assert sessions.user(key) == ""
 
 
+def test_a_damaged_file_of_users_lets_no_person_in(config, guarded):
+    sign_in(guarded, "selma")
+    users_file(config).write_text("[{}]")
+    for address in ("/", "/orders", "/sign-in"):
+        answer = guarded.get(address)
+        assert answer.status_code in {200, 409}
+        assert "meter" not in answer.text
+    assert guarded.get("/").status_code == 409
+    assert "not a file of users" in guarded.get("/").text
+
+
 def test_signing_out_ends_the_session(guarded):
     sign_in(guarded, "vera")
     key = guarded.cookies["gridfed_console"]
