@@ -19,6 +19,7 @@ from aggregator.config import AggregatorConfig, BoundRun, bind
 from aggregator.ingress.cohort import Cohort
 from aggregator.ingress.dead_letters import DeadLetters
 from aggregator.ingress.flood_control import FloodControl, Subscriptions
+from aggregator.ingress.forecast_book import ForecastBook
 from aggregator.ingress.message_ingress import MessageIngress
 from aggregator.ingress.registry import Registry
 from aggregator.ingress.signal_assembler import SignalAssembler
@@ -105,6 +106,7 @@ class Daemon:
         self.config, self._clock = config, clock
         self._store = self._closing.enter_context(store or open_store(config.database))
         self._registry = Registry(self._store)
+        self._registry.store_forecasts(_book(config))
         cohorts: list[Cohort] = []
         for section in config.runs:
             before = tuple(cohorts)
@@ -298,6 +300,7 @@ class Daemon:
             engine.run = run
             self._ingress.open(engine.context)
         self._ingress.apply_terms(terms_of(wanted))
+        self._registry.store_forecasts(_book(wanted))
         self._upkeep.follow(wanted)
 
     def turn(self, timeout: float = 0.0) -> None:
@@ -453,6 +456,11 @@ class Daemon:
             about = {"run": engine.number, **({"name": name} if name else {})}
             about |= {"round": engine.state.round, "version": engine.state.version}
             logger.info("stopped %s", fields(**about))
+
+
+def _book(config: AggregatorConfig) -> ForecastBook | None:
+    """Return the store of forecasts if the configuration asks for one."""
+    return ForecastBook(config.forecasts_folder) if config.forecasts.store else None
 
 
 def serve(

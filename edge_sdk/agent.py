@@ -17,7 +17,7 @@ from edge_sdk.forecasting.readiness import channel_sources, unsupplied
 from edge_sdk.forecasting.series import Reading
 from edge_sdk.limits.resource_governor import limit_memory
 from edge_sdk.limits.resource_limits import limits_of
-from edge_sdk.outputs import ThreadedOutput, open_output
+from edge_sdk.outputs import FleetOutput, ThreadedOutput, open_output
 from edge_sdk.outputs.issuer import ForecastIssuer
 from edge_sdk.session.certificate_monitor import ExpiryReminder
 from edge_sdk.sources import FleetWeatherSource, Source, ThreadedSource, open_source
@@ -65,6 +65,9 @@ def run(config: Config, *, until_done: bool = False) -> dict[str, object]:
                 tuple(source for source in sources if isinstance(source, FleetWeatherSource)),
                 client,
             )
+            for output in outputs:
+                if isinstance(output, FleetOutput):
+                    output.send_with(client.send_forecast)
             finite, live = parted(sources)
             read_all(finite, client.observe, is_stopping)
             client.flush()
@@ -94,13 +97,17 @@ def open_sources(config: Config) -> list[Source]:
     return [open_source(row, f"source[{number}]") for number, row in enumerate(config.source)]
 
 
-def open_outputs(config: Config) -> list[ThreadedOutput]:
+def open_outputs(config: Config) -> list[ThreadedOutput | FleetOutput]:
     """Create the configured outputs.
 
     Raises:
         ConfigError: An unknown type, or invalid keys.
     """
-    return [open_output(row, number, config.id) for number, row in enumerate(config.output)]
+    is_private = config.privacy.mechanism.name != "none"
+    return [
+        open_output(row, number, config.id, is_private=is_private)
+        for number, row in enumerate(config.output)
+    ]
 
 
 def streams_given(config: Config, manifest: Manifest) -> dict[str, str]:

@@ -30,6 +30,12 @@ CONTAINED: Mapping[str, str] = {
 }
 """Requirement that a package's library contains, by import package."""
 
+UNITS: Mapping[str, tuple[str, ...]] = {
+    "edge_sdk": ("gridfed-edge@.service", "gridfed-tap@.service"),
+    "aggregator": ("gridfed-aggregator.service",),
+}
+"""Units of systemd, by import package; an administrator enables them."""
+
 WRAPPER = """\
 #!/usr/bin/python3
 import sys
@@ -69,6 +75,11 @@ def write_root(package: str, root: Path, version: str, summary: str) -> None:
             vendor.mkdir(parents=True)
             path.rename(vendor / path.name)
             path.parent.rmdir()
+    units = root / "lib/systemd/system"
+    units.mkdir(parents=True)
+    for unit in UNITS[package]:
+        text = (ROOT / "examples" / unit).read_text(encoding="utf-8")
+        (units / unit).write_text(text.replace("/opt/gridfed/bin/", "/usr/bin/"), encoding="utf-8")
     wrapper = root / "usr/bin" / name
     wrapper.parent.mkdir(parents=True)
     wrapper.write_text(WRAPPER.format(name=name, library=LIBRARY.as_posix(), package=package))

@@ -32,8 +32,8 @@ from aggregator import config as aggregator_config
 from aggregator.methods import METHODS
 from edge_sdk import config as device_config
 from edge_sdk.app.settings import Duration
-from edge_sdk.outputs import OUTPUTS
-from edge_sdk.outputs.sections import OutputSection
+from edge_sdk.outputs import FLEET, OUTPUTS
+from edge_sdk.outputs.sections import FleetOutputSection, OutputSection
 from edge_sdk.sources.csvfile import CsvFile
 from edge_sdk.sources.factory import INTERFACES, LiveSection
 from edge_sdk.sources.fleet_weather import TYPE, FleetWeatherSection
@@ -351,6 +351,7 @@ def _outputs() -> str:
     parts = [OUTPUTS_INTRO, _own(OutputSection, ())]
     for name, (section, _) in OUTPUTS.items():
         parts += [f'`type = "{name}"`:\n', _own(section, common)]
+    parts += [f'`type = "{FLEET}"`:\n', _own(FleetOutputSection, {"type"})]
     return "\n".join(parts)
 
 

@@ -48,6 +48,7 @@ COMMANDS = {
     "broker": _command("broker", "Find, start, configure or check an MQTT broker."),
     "export": _command("export", "Export a model as a signed bundle."),
     "bundle": _command("bundle", "List, promote or roll back the fleet's bundles."),
+    "forecasts": _command("forecasts", "Show the forecasts that devices send."),
     "weather": _command("weather", "Publish the weather of a region to devices, signed."),
     "credit": _command("credit", "Show the weight of every device's model for the others."),
     "certificate": _command("certificate", "Bound the Lipschitz constants of the present model."),

@@ -123,6 +123,13 @@ class AlertsSection:
 
 
 @dataclass(frozen=True, slots=True)
+class ForecastsSection:
+    """Forecasts that devices send on their owners' request."""
+
+    store: bool = False  # store the newest forecast of each device that sends one
+
+
+@dataclass(frozen=True, slots=True)
 class AdmissionSection:
     """Limits on the messages and updates of every device."""
 
@@ -199,6 +206,7 @@ class AggregatorConfig:
     console: ConsoleSection = field(default_factory=ConsoleSection)
     log: LogSection = field(default_factory=LogSection)
     alerts: AlertsSection = field(default_factory=AlertsSection)
+    forecasts: ForecastsSection = field(default_factory=ForecastsSection)
     admission: AdmissionSection = field(default_factory=AdmissionSection)
     pacing: PacingSection = field(default_factory=PacingSection)
     retention: RetentionSection = field(default_factory=RetentionSection)
@@ -246,6 +254,11 @@ class AggregatorConfig:
     def database(self) -> Path:
         """Return the path of the database file."""
         return self.state / "aggregator.db"
+
+    @cached_property
+    def forecasts_folder(self) -> Path:
+        """Return the folder of the devices' forecasts."""
+        return self.state / "forecasts"
 
     @cached_property
     def inbox(self) -> Path:

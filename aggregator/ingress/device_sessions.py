@@ -23,6 +23,7 @@ from edge_sdk.wire.protocol.envelope import Sealed
 from edge_sdk.wire.protocol.messages import (
     WIRE,
     FloorMessage,
+    ForecastMessage,
     HelloMessage,
     Message,
     MetricsMessage,
@@ -124,6 +125,18 @@ class DeviceSessions:
     def metrics(self, sealed: Sealed, metrics: MetricsMessage) -> IngressResult:
         """Record a device's metrics."""
         self._registry.metrics[sealed.sender] = metrics
+        return IngressResult()
+
+    def forecast(self, sealed: Sealed, forecast: ForecastMessage) -> IngressResult:
+        """Store a device's forecast; one that is not newer is counted only.
+
+        Raises:
+            Refused: UNKNOWN_KIND: the operator stores no forecasts.
+        """
+        if self._registry.forecasts is None:
+            raise Refused(Reason.UNKNOWN_KIND, "forecasts.store is false")
+        is_newer = self._registry.forecasts.record(sealed.sender, forecast, sealed.body)
+        self._counts["FORECASTS" if is_newer else "STALE_FORECASTS"] += 1
         return IngressResult()
 
     def receipt(self, sealed: Sealed, receipt: ReceiptMessage) -> IngressResult:

@@ -37,6 +37,7 @@ from edge_sdk.wire.protocol import codec, envelope, messages, topics
 from edge_sdk.wire.protocol.envelope import AGGREGATOR, Sealed
 from edge_sdk.wire.protocol.messages import (
     ChunkMessage,
+    ForecastMessage,
     HaveMessage,
     HelloMessage,
     Message,
@@ -77,7 +78,7 @@ class MessageIngress:
             IGNORED for a name with too many forged signatures; STRAY for a message that no device
             of this fleet sends to the aggregator.
         is_full: True if the last write found the disk full.
-        at_hand: The message being handled, or the last one.
+        at_hand: The message being handled, or the last.
         signals: Assembler of transient signals.
     """
 
@@ -103,9 +104,9 @@ class MessageIngress:
             signer: The aggregator's online key.
             clock: Wall time for welcomes, monotonic time for everything else.
             terms: Terms of a welcome.
-            rng: Random jitter of waits and timers; no result depends on it.
-            signals: Assembler of transient signals; left out: none is wanted.
-            is_set_aside: Returns whether a device's body of this digest caused a defect before.
+            rng: Random jitter of waits and timers.
+            signals: Assembler of transient signals; none if left out.
+            is_set_aside: Returns whether a body of this digest caused a defect.
         """
         self.counts: Counter[str] = Counter()
         self.is_full = False
@@ -163,6 +164,7 @@ class MessageIngress:
             ChunkMessage.kind: (ChunkMessage, self._chunk),
             HaveMessage.kind: (HaveMessage, self._have),
             SignalMessage.kind: (SignalMessage, self._signal),
+            ForecastMessage.kind: (ForecastMessage, sessions.forecast),
         }
 
     @property

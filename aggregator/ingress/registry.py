@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from heapq import nlargest
 from typing import Any
 
+from aggregator.ingress.forecast_book import ForecastBook
 from aggregator.store.types import Contact, DeclinedRun, EnrolledDevice, Store
 from edge_sdk.app.cli import fields
 from edge_sdk.wire.contract.method import Member
@@ -62,6 +63,7 @@ class Registry:
         self._keys: dict[tuple[str, bytes], bytes] = {}
         self._presence: dict[str, Presence] = {}
         self.metrics: dict[str, MetricsMessage] = {}
+        self.forecasts: ForecastBook | None = None
         self._bundle_refusals: dict[str, str] = {}
         self._saved = store.contacts()
         for device, at in self._saved.items():
@@ -83,6 +85,10 @@ class Registry:
     def __len__(self) -> int:
         """Return the number of devices that are enrolled and not revoked."""
         return sum(client.state != "revoked" for client in self._clients.values())
+
+    def store_forecasts(self, forecasts: ForecastBook | None) -> None:
+        """Store the devices' forecasts there from now on; None refuses them."""
+        self.forecasts = forecasts
 
     def labels(self, device: str) -> dict[str, str]:
         """Return the labels of a device by name."""

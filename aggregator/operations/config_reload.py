@@ -31,6 +31,7 @@ LIVE: Mapping[str, str] = {
     "console.key_file": "when gridfed-console starts",
     "console.behind_proxy": "when gridfed-console starts",
     "console.hosts": "when gridfed-console starts",
+    "forecasts.store": "at once; what is stored stays",
     "admission.max_in_flight_bytes": "at once; uploads in progress continue",
     "admission.messages_per_minute": "at once",
     "admission.daily_bytes": "at once here; a device receives it with its next welcome",

@@ -118,11 +118,15 @@ class CommandLine:
         require_python(self.name)
         sys.excepthook = _brief(self.name)
         words = sys.argv[1:] if argv is None else argv
-        args = self._parser(words).parse_args(words)
         try:
+            args = self._parser(words).parse_args(words)
             answer = self.commands[args.command].run(args)
         except (Failure, WireError, OSError) as error:
             return self._complain(error)
+        except ModuleNotFoundError as error:
+            if (missing := missing_package(error)) is None:
+                raise
+            return self._complain(missing)
         except KeyboardInterrupt:
             return 130
         shown = json.dumps(answer.data, default=str) if args.json else answer.text
@@ -167,6 +171,47 @@ class CommandLine:
         if isinstance(error, Failure):
             return error.exit_code
         return TEMPORARY if isinstance(error, LinkError) else RUNTIME
+
+
+EXTRAS: Mapping[str, str] = {
+    "numpy": "",
+    "paho": "",
+    "msgpack": "",
+    "cryptography": "",
+    "prometheus_client": "aggregator",
+    "torch": "train",
+    "onnx": "train",
+    "iotcore": "sim",
+    "rich": "sim",
+    "matplotlib": "sim",
+    "pandas": "evaluate",
+    "pyarrow": "evaluate",
+    "lightgbm": "compare",
+}
+"""Extra of the distribution that installs a package, by the package's import name."""
+
+
+class MissingPackageError(Failure):
+    """A package that the command needs is not installed."""
+
+    exit_code = USAGE
+
+
+def missing_package(error: ModuleNotFoundError) -> Failure | None:
+    """Return the sentence for a package that is not installed, with the extra; None if not ours.
+
+    >>> missing_package(ModuleNotFoundError(name="rich.table")).hint
+    "pip install 'gridfed[sim]'"
+    >>> missing_package(ModuleNotFoundError(name="my_own_rules")) is None
+    True
+    """
+    package = (error.name or "").partition(".")[0]
+    if package not in EXTRAS:
+        return None
+    extra = f"[{EXTRAS[package]}]" if EXTRAS[package] else ""
+    return MissingPackageError(
+        f"needs the package {package}, which is not installed", hint=f"pip install 'gridfed{extra}'"
+    )
 
 
 def _print(text: str) -> None:

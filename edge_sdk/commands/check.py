@@ -19,9 +19,11 @@ from edge_sdk.app.cli import OK, TEMPORARY, CommandResult
 from edge_sdk.app.clock import DAY
 from edge_sdk.app.settings import shown
 from edge_sdk.commands.arguments import add_config
+from edge_sdk.commands.budget import update_bytes
 from edge_sdk.config import Config, load_with_origins
 from edge_sdk.errors import ConfigError
 from edge_sdk.forecasting.readiness import ChannelSource, channel_sources, unsupplied
+from edge_sdk.limits.resource_limits import limits_of
 from edge_sdk.methods import METHODS
 from edge_sdk.privacy.datasheet import guarantee
 from edge_sdk.session import certificate_monitor
@@ -32,11 +34,15 @@ from edge_sdk.training import bootstrap
 from edge_sdk.training.retention import history_of
 from edge_sdk.training.run_role import series_for
 from edge_sdk.wire.contract.manifest import Manifest
+from edge_sdk.wire.contract.parameter_layout import ParamSpec
 from edge_sdk.wire.link.transport import LinkDown, LinkUp
 from edge_sdk.wire.plugin_registry import known_names
 from edge_sdk.wire.protocol import topics
 
 _PATIENCE = 10.0  # seconds to reach a broker
+
+IDLE_DAY = 30_000
+"""Bytes of a connected day without a round, as the aggregator's projection counts them."""
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -122,8 +128,23 @@ def check_device(config: Config) -> dict[str, str]:
         **({"neighbours": str(neighbours)} if neighbours else {}),
         **certificate_monitor.checked(config, time.time()),
         "privacy": guarantee(plan),
+        "link": link_projection(config, manifest.spec()),
         **kept,
     }
+
+
+def link_projection(config: Config, spec: ParamSpec) -> str:
+    """Return the bytes of a round and of a day without one, and the rounds that the limit allows.
+
+    The rounds a day are the operator's; ``gridfed-aggregator check`` projects them.
+    """
+    up, down = update_bytes(config, spec), 4 * spec.shared_size
+    limit = limits_of(config.limits).daily_link_bytes
+    text = f"a round is {up} bytes up and about {down} down; a day without one is {IDLE_DAY}"
+    if limit is None:
+        return f"{text}; no limit of its own"
+    rounds = max(0, limit - IDLE_DAY) // max(1, up + down)
+    return f"{text}; limits.daily_link_bytes {limit} allows {rounds} rounds a day"
 
 
 def _kept(config: Config) -> dict[str, str]:

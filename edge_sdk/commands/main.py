@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 from edge_sdk.app.cli import CommandLine, subcommand
 
 ABOUT = """\
@@ -47,5 +49,11 @@ def program() -> CommandLine:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run one subcommand; return its exit code."""
+    """Run one subcommand; return its exit code.
+
+    Linear algebra gets one thread unless the environment says otherwise: a device's products are
+    small, and each thread of a library counts against its memory.
+    """
+    for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+        os.environ.setdefault(name, "1")
     return program().main(argv)

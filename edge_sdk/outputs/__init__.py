@@ -11,9 +11,11 @@ from edge_sdk.app.settings import from_table, seconds
 from edge_sdk.errors import ConfigError
 from edge_sdk.outputs.base import AgentReport, OutputSink
 from edge_sdk.outputs.file import FileSink
+from edge_sdk.outputs.fleet import FleetOutput
 from edge_sdk.outputs.mqtt import MqttTopics, open_mqtt
 from edge_sdk.outputs.sections import (
     FileOutputSection,
+    FleetOutputSection,
     HttpOutputSection,
     MqttOutputSection,
     OutputSection,
@@ -22,7 +24,15 @@ from edge_sdk.outputs.threaded_output import ThreadedOutput
 from edge_sdk.wire.errors import LinkError
 from edge_sdk.wire.link.broker_options import Broker
 
-__all__ = ["OUTPUTS", "AgentReport", "OutputSink", "ThreadedOutput", "open_output"]
+__all__ = [
+    "FLEET",
+    "OUTPUTS",
+    "AgentReport",
+    "FleetOutput",
+    "OutputSink",
+    "ThreadedOutput",
+    "open_output",
+]
 
 
 def _file(section: FileOutputSection, where: str, device: str) -> Callable[[], OutputSink]:
@@ -86,24 +96,43 @@ OUTPUTS: Mapping[str, tuple[type[OutputSection], _Maker]] = {
     "http": (HttpOutputSection, _http),
     "mqtt": (MqttOutputSection, _mqtt),
 }
-"""Section and maker of every type of output."""
+"""Section and maker of every type of output with a thread of its own."""
+
+FLEET = "fleet"
+"""Type of the output that the client itself sends."""
 
 
-def open_output(section: Mapping[str, Any], number: int, device: str) -> ThreadedOutput:
+def open_output(
+    section: Mapping[str, Any], number: int, device: str, *, is_private: bool = False
+) -> ThreadedOutput | FleetOutput:
     """Create one configured output; nothing of it is opened yet.
 
     Args:
         section: ``[[output]]`` section of the configuration, with absolute paths.
         number: Its number, for messages.
         device: Id of the device.
+        is_private: True if a privacy mechanism is configured.
 
     Raises:
         Failure: An unknown type, or invalid keys.
     """
     where, kind = f"output[{number}]", str(section.get("type", ""))
+    if kind == FLEET:
+        return _fleet(from_table(FleetOutputSection, section, where), number, is_private=is_private)
     if kind not in OUTPUTS:
-        raise ConfigError(f"{where}.type: unknown {kind!r}; known: {', '.join(OUTPUTS)}")
+        known = ", ".join((*OUTPUTS, FLEET))
+        raise ConfigError(f"{where}.type: unknown {kind!r}; known: {known}")
     cls, maker = OUTPUTS[kind]
     settings = from_table(cls, section, where)
     make = maker(settings, where, device)
     return ThreadedOutput(f"{number} {kind}", seconds(settings.interval), make)
+
+
+def _fleet(section: FleetOutputSection, number: int, *, is_private: bool) -> FleetOutput:
+    if is_private and not section.uncovered:
+        raise ConfigError(
+            f"output[{number}]: a forecast is computed from readings without noise, so sending it voids the "
+            "claim of [privacy]",
+            hint="remove the output, or set uncovered = true",
+        )
+    return FleetOutput(f"{number} {FLEET}", seconds(section.interval))

@@ -11,6 +11,7 @@ from edge_sdk.app.cli import fields
 from edge_sdk.errors import StoreFull
 from edge_sdk.forecasting.issued_forecast import IssuedForecast
 from edge_sdk.outputs.base import AgentReport
+from edge_sdk.outputs.fleet import FleetOutput
 from edge_sdk.outputs.threaded_output import ThreadedOutput
 from edge_sdk.runtime import GraphError
 
@@ -58,7 +59,7 @@ class ForecastIssuer:
 
     def __init__(
         self,
-        outputs: Sequence[ThreadedOutput],
+        outputs: Sequence[ThreadedOutput | FleetOutput],
         client: ForecastingClient,
         sources: Callable[[], Sequence[Mapping[str, Any]]] = tuple,
     ) -> None:

@@ -96,3 +96,11 @@ class MqttOutputSection(OutputSection):
             raise ValueError(
                 "topic: 'gf/...' belongs to the fleet's protocol; choose another topic"
             )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FleetOutputSection(OutputSection):
+    """``type = "fleet"``: to the aggregator, signed, over the fleet's own link."""
+
+    interval: Duration = "15m"  # shortest time between two forecasts, at least 1s
+    uncovered: bool = False  # also with a [privacy] mechanism, whose claim forecasts void

@@ -203,3 +203,35 @@ def test_forged_old_and_replayed_weather_is_refused_with_a_log_event(
     values = one.temperatures().values()
     assert 20.0 <= max(values) < 30.0
     assert meter.said.count("weather received") == 2
+
+
+def test_a_forecast_reaches_the_aggregator_only_if_both_sides_ask_for_it(site, tmp_path):
+    output = '[[output]]\ntype = "fleet"\ninterval = "1s"\n'
+    one = site("delft", more=output, fleet="forecasts = { store = true }\n")
+    meter, config = one.meter, str(one.config)
+    assert "outputs: 0 fleet" in meter.edge("check").stdout
+    one.start()
+    meter.start()
+    one.until(lambda: "meter-1" in one.say("forecasts", config))
+    row = json.loads(one.say("forecasts", config, "--json"))["forecasts"][0]
+    own = json.loads(meter.edge("forecast", "--json").stdout)
+    assert row["values"][0]["value"] == pytest.approx(own["values"][0], rel=1e-6)
+    assert (row["model"], row["candidate"]) == ("load-week-weather-1", "fleet")
+    assert row["values"][0]["lower"] <= row["values"][0]["value"] <= row["values"][0]["upper"]
+    lines = one.say("forecasts", config, "--csv").splitlines()
+    assert lines[0].startswith("device,issued,stream,start,value")
+    assert len(lines) == 1 + len(row["values"])
+    assert "no forecast is stored" in one.say("forecasts", config, "--label", "region=elsewhere")
+
+    # without the operator's setting the same device is refused, and nothing is stored
+    one.stop()
+    shutil.rmtree(tmp_path / "fleet" / "forecasts")
+    text = one.config.read_text().replace("store = true", "store = false")
+    one.config.write_text(text)
+    one.start()
+    meter.stop()
+    meter.start()
+    meter.until(lambda: meter.edge("health").returncode == 0)
+    meter.until(lambda: "welcome received" in meter.said)
+    meter.stop()
+    assert "forecasts.store is false" in one.say("forecasts", config)

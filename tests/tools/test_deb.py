@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -47,6 +48,15 @@ def test_both_packages_install_run_and_leave_nothing(tmp_path):
         assert f"usage: {name}" in done.stdout
         assert (root / f"usr/share/man/man1/{name}.1.gz").is_file()
         assert (root / f"usr/share/bash-completion/completions/{name}").is_file()
+    units = {path.name: path.read_text("utf-8") for path in (root / "lib/systemd/system").iterdir()}
+    assert set(units) == {
+        "gridfed-edge@.service",
+        "gridfed-tap@.service",
+        "gridfed-aggregator.service",
+    }
+    for text in units.values():
+        program = re.search(r"^ExecStart=(\S+)", text, re.MULTILINE)[1]
+        assert (root / program.removeprefix("/")).is_file()
     library = root / "usr/lib/gridfed"
     assert {"edge_sdk", "aggregator", "paho", "prometheus_client"} <= {
         path.name for path in library.iterdir()

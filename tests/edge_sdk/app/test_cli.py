@@ -142,3 +142,52 @@ def test_a_closed_pipe_is_no_error():
     said = tool.stderr.read()
     tool.stderr.close()
     assert (tool.wait(30), said) == (0, "")
+
+
+WITHOUT = """
+import sys
+sys.modules[{package!r}] = None
+from {program}.commands.main import main
+raise SystemExit(main({words!r}))
+"""
+
+
+@pytest.mark.parametrize(
+    ("program", "package", "extra", "words"),
+    [
+        ("aggregator", "prometheus_client", "[aggregator]", ["run", "no.toml"]),
+        ("aggregator", "torch", "[train]", ["export", "load-mlp", "--out", "out"]),
+        ("edge_sdk", "numpy", "", ["forecast", "no.toml"]),
+        ("edge_sdk", "msgpack", "", ["enrol", "METER"]),
+        ("firmware_sim", "prometheus_client", "[aggregator]", ["run", "--devices", "2"]),
+    ],
+)
+def test_a_program_without_a_package_names_the_extra_that_installs_it(
+    tmp_path, program, package, extra, words
+):
+    pytest.importorskip(program)
+    (tmp_path / "METER").write_text("x = 1")
+    code = WITHOUT.format(package=package, program=program, words=words)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=tmp_path
+    )
+    assert done.returncode == 2, done.stderr
+    assert "Traceback" not in done.stderr
+    assert "defect" not in done.stderr
+    if package in done.stderr.replace("-", "_"):
+        assert f"pip install 'gridfed{extra}'" in done.stderr
+
+
+def test_a_device_uses_one_thread_for_arithmetic_unless_the_environment_says_otherwise():
+    code = "import os; from edge_sdk.commands.main import main\n"
+    code += "try: main(['--version'])\nexcept SystemExit: print(os.environ['OMP_NUM_THREADS'])"
+    plain = {k: v for k, v in os.environ.items() if not k.endswith("_NUM_THREADS")}
+    for given, wanted in (({}, "1"), ({"OMP_NUM_THREADS": "4"}, "4")):
+        done = subprocess.run(
+            [sys.executable, "-c", code],
+            capture_output=True,
+            text=True,
+            check=True,
+            env=plain | given,
+        )
+        assert done.stdout.split()[-1] == wanted
