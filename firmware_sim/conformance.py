@@ -58,6 +58,13 @@ class _LinearWindows:
         x = rng.normal(size=(n, 1, SPEC.size)).astype(np.float32)
         return Batch(x, x.sum(axis=(1, 2)).astype(np.float32)[:, None])
 
+    def span(self) -> tuple[int, int] | None:
+        return (1, self._count) if self._count else None
+
+    def named(self, ids: NDArray[np.int64]) -> tuple[NDArray[np.bool_], Batch]:
+        there = (ids >= 1) & (ids <= self._count)
+        return there, self.draw(np.random.default_rng(7), int(there.sum()))
+
 
 def _least_squares(p: Floats, x: Floats, y: Floats) -> tuple[Any, ...]:
     error = x[:, 0] @ p - y[:, 0]

@@ -65,26 +65,27 @@ def averaged_week(local: TrainingContext, length: int) -> AveragedWeek | None:
     ends = local.span()
     if ends is None:
         return None
+    times = np.unique(np.arange(ends[0] + 1, min(ends[1] + 2, ends[0] + 1 + length)) % length)
     x: NDArray[np.float64] | None = None
     y: NDArray[np.float64] | None = None
-    counts = np.zeros(length, np.int64)
+    counts = np.zeros(len(times), np.int64)
     for first in range(ends[0], ends[1] + 1, CHUNK):
         ids = np.arange(first, min(first + CHUNK, ends[1] + 1))
         there, batch = local.named(ids)
         if not len(batch):
             continue
         if x is None or y is None:
-            x, y = (np.zeros((length, *some.shape[1:])) for some in (batch.x, batch.y))
-        times = (ids[there] + 1) % length
-        np.add.at(x, times, batch.x)
-        np.add.at(y, times, batch.y)
-        counts += np.bincount(times, minlength=length)
+            x, y = (np.zeros((len(times), *some.shape[1:])) for some in (batch.x, batch.y))
+        places = np.searchsorted(times, (ids[there] + 1) % length)
+        np.add.at(x, places, batch.x)
+        np.add.at(y, places, batch.y)
+        counts += np.bincount(places, minlength=len(times))
     if x is None or y is None:
         return None
-    times = np.flatnonzero(counts)
-    weeks = counts[times]
-    means = [_mean(sums[times], weeks) for sums in (x, y)]
-    return AveragedWeek(Batch(*means), times.astype(np.int64), weeks, length)
+    seen = np.flatnonzero(counts)
+    weeks = counts[seen]
+    means = [_mean(sums[seen], weeks) for sums in (x, y)]
+    return AveragedWeek(Batch(*means), times[seen].astype(np.int64), weeks, length)
 
 
 def _mean(sums: NDArray[np.float64], counts: NDArray[np.int64]) -> NDArray[np.float32]:

@@ -3,7 +3,7 @@
     python tools/reproduce.py figures --data data --out runs
 
 PL-FL's Figure 4 is made of E6's kept results (the longest runs in ``--out``); PFGL's Figure 2 and
-BAFDP's Figure 2 train one model each, in some minutes and some seconds. Records go to
+BAFDP's Figures 2 and 3 train a model for each panel, in some minutes and some seconds. Records go to
 ``tools/papers/curves``, pictures are made of them by ``reproduce.py list --docs docs``.
 """
 
@@ -34,6 +34,7 @@ def main(options: argparse.Namespace) -> int:
     makers: Mapping[str, Callable[[argparse.Namespace], Record | None]] = {
         "pl-fl-fig-4": last_forecasts,
         "bafdp-fig-2": cell_forecasts,
+        "bafdp-fig-3": budgets,
         "pfgl-fig-2": station_fans,
     }
     FOLDER.mkdir(exist_ok=True)
@@ -97,6 +98,23 @@ def cell_forecasts(options: argparse.Namespace) -> Record | None:
         panels.append({"title": name, "lines": lines})
     length = len(rows)
     return {"x": "hour", "y": "traffic", "across": list(range(1, length + 1)), "panels": panels}
+
+
+def budgets(options: argparse.Namespace) -> Record | None:
+    """Return the mean budget epsilon of the devices over the firings, by its cap (BAFDP, Fig. 3)."""
+    if not (options.data / cells.MILAN).is_dir():
+        return None
+    panels, across = [], []
+    for cap in (30.0, 50.0):
+        arm = cellular_setup.Arm(
+            "e10", cells.MILAN, 1, "BAFDP", "mlp", cap, options.work, 0, clients=options.cells or 10
+        )
+        _, path = bafdp.trained(arm, cellular_setup.ground(arm, options.data))
+        across = [x["firing"] for x in path]
+        panels.append(
+            {"title": f"a={cap:g}", "lines": {"epsilon": _rounded([x["epsilon"] for x in path])}}
+        )
+    return {"x": "firing", "y": "mean epsilon", "across": across, "panels": panels}
 
 
 def station_fans(options: argparse.Namespace) -> Record | None:

@@ -28,7 +28,7 @@ from edge_sdk.wire.schema import Between, Length, SchemaError
 Members = Annotated[tuple[str, ...], Length(1, 1_000_000)]
 Clusters = Annotated[int, Between(1, 256)]
 WarmUp = Annotated[int, Between(1, 1_000_000)]
-Week = Annotated[int, Between(len(WEEK_PARTS), 65536)]
+Week = Annotated[int, Between(len(WEEK_PARTS), 10_080)]
 
 PROFILE, CLUSTER, TRAFFIC = "profile-", "cluster-", "traffic-"
 

@@ -147,3 +147,9 @@ def test_the_numbers_of_a_profile_are_measured_so_that_mechanisms_withhold_them(
     (ask,) = CONTRACTS["fedda"].values()
     numbers = {number.name: number for number in ask.report}
     assert all(numbers[name].measured and not numbers[name].needed for name in WEEK_PARTS)
+
+
+def test_a_long_week_takes_no_more_windows_than_there_are():
+    week = averaged_week(context(Readings([1, 2, 3, 5, 6, 9], first=10_070)), 10_080)
+    assert len(week.windows) == 4
+    assert week.times.tolist() == [10_072, 10_073, 10_074, 10_075]

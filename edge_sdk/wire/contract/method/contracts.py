@@ -103,7 +103,7 @@ _AVERAGED = replace(
     _TRAIN,
     numbers=(
         *_TRAIN.numbers,
-        Number("week", 0, 65536),  # readings in a week; 0 for no averaged week
+        Number("week", 0, 10_080),  # readings in a week, at most one a minute; 0 for none
         Number("averaged", *_FLAG),  # train on the averaged week
         Number("profile", *_FLAG),  # report the coarse week
     ),
