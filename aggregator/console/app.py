@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
@@ -138,8 +139,11 @@ class ConsoleApp:
             viewer = self.access.viewer(request)
             if viewer is None:
                 return RedirectResponse("/sign-in", 303)
+            mark = (
+                await self._fingerprint()
+            )  # before the values: a change between them is not missed
             values = await run_in_threadpool(page, dict(request.query_params))
-            return self._page(request, viewer, template, {"title": title, **values})
+            return self._page(request, viewer, template, {"title": title, "mark": mark, **values})
 
         return answer
 
@@ -159,6 +163,7 @@ class ConsoleApp:
             "may_act": viewer is not None and viewer.role >= Role.OPERATOR,
             "may_revoke": viewer is not None and viewer.role >= Role.SECURITY,
             "software": installed_version(),
+            "mark": "",
         }
         response = HTMLResponse(render(template, {**common, **values}), status)
         if viewer is not None and viewer.is_local and COOKIE not in request.cookies:
@@ -265,13 +270,14 @@ class ConsoleApp:
         """Yield an event after every change, until the viewer leaves or the stream is old."""
         self._viewers += 1
         try:
-            ends, before = time.monotonic() + LONGEST, await self._fingerprint()
+            ends = time.monotonic() + LONGEST
+            before = request.query_params.get("since") or await self._fingerprint()
             yield "retry: 5000\n\n"
             while time.monotonic() < ends and not await request.is_disconnected():
-                await asyncio.sleep(POLL)
                 now = await self._fingerprint()
                 yield "event: changed\ndata: 1\n\n" if now != before else ": \n\n"
                 before = now
+                await asyncio.sleep(POLL)
         finally:
             self._viewers -= 1
 
@@ -279,7 +285,8 @@ class ConsoleApp:
         async with self._lock:
             if time.monotonic() - self._printed >= POLL / 2:
                 try:
-                    self._print = await run_in_threadpool(self.pages.fingerprint)
+                    text = await run_in_threadpool(self.pages.fingerprint)
+                    self._print = hashlib.sha256(text.encode()).hexdigest()[:16]
                 except DatabaseError:
                     self._print = ""
                 self._printed = time.monotonic()

@@ -24,7 +24,7 @@
     localise(fresh);
     main.replaceChildren(...fresh.childNodes);
   };
-  const stream = new EventSource("/events");
+  const stream = new EventSource(`/events?since=${encodeURIComponent(main.dataset.live)}`);
   stream.addEventListener("changed", () => refresh().catch(() => undefined));
   window.addEventListener("pagehide", () => stream.close());
 })();

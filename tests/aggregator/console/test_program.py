@@ -4,11 +4,13 @@ import asyncio
 import hashlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import urllib.error
 import urllib.request
+from typing import ClassVar
 
 import pytest
 
@@ -61,6 +63,8 @@ def test_stream_names_a_change_once(config, console, monkeypatch):
     public = bytes(range(32))
 
     class Request:
+        query_params: ClassVar = {}
+
         async def is_disconnected(self):
             return False
 
@@ -80,6 +84,30 @@ def test_stream_names_a_change_once(config, console, monkeypatch):
         == ["retry: 5000\n\n", ": \n\n", ": \n\n", "event: changed\ndata: 1\n\n"] + [": \n\n"] * 2
     )
     assert app._viewers == 0
+
+
+def test_stream_names_a_change_since_the_page_was_made(config, console):
+    """The stream opens after the page; what changes between them is not missed."""
+    fill(config)
+    browser = console(config)
+    mark = re.search(r'data-live="([0-9a-f]{16})"', browser.get("/").text)[1]
+
+    class Request:
+        def __init__(self, since):
+            self.query_params = {"since": since}
+
+        async def is_disconnected(self):
+            return False
+
+    async def second(since):
+        stream = browser.console._changes(Request(since))
+        await anext(stream)
+        found = await anext(stream)
+        await stream.aclose()
+        return found
+
+    assert asyncio.run(second(mark)) == ": \n\n"
+    assert asyncio.run(second("0" * 16)) == "event: changed\ndata: 1\n\n"
 
 
 def test_streams_are_bounded(config, console):
