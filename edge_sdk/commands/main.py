@@ -54,6 +54,7 @@ def main(argv: list[str] | None = None) -> int:
     Linear algebra gets one thread unless the environment says otherwise: a device's products are
     small, and each thread of a library counts against its memory.
     """
-    for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
-        os.environ.setdefault(name, "1")
+    if argv is None:  # as a program, not called by another one
+        for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+            os.environ.setdefault(name, "1")
     return program().main(argv)

@@ -179,8 +179,8 @@ def test_a_program_without_a_package_names_the_extra_that_installs_it(
 
 
 def test_a_device_uses_one_thread_for_arithmetic_unless_the_environment_says_otherwise():
-    code = "import os; from edge_sdk.commands.main import main\n"
-    code += "try: main(['--version'])\nexcept SystemExit: print(os.environ['OMP_NUM_THREADS'])"
+    code = "import os, sys; from edge_sdk.commands.main import main; sys.argv[1:] = ['--version']\n"
+    code += "try: main()\nexcept SystemExit: print(os.environ['OMP_NUM_THREADS'])"
     plain = {k: v for k, v in os.environ.items() if not k.endswith("_NUM_THREADS")}
     for given, wanted in (({}, "1"), ({"OMP_NUM_THREADS": "4"}, "4")):
         done = subprocess.run(

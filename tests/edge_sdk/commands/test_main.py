@@ -93,6 +93,20 @@ ENERGY = TOML.replace("load-lstm", "load-week-weather-1").replace(
 )
 
 
+def test_check_projects_the_bytes_of_a_round_and_the_rounds_that_the_limit_allows(config, capsys):
+    enrolled(config)
+    assert main(["check", str(config)]) == 0
+    out = said(capsys).out
+    assert re.search(
+        r"link: a round is \d+ bytes up and about \d+ down; a day without one is 30000", out
+    )
+    config.write_text(config.read_text() + "\n[limits]\ndaily_link_bytes = 1000000\n")
+    assert main(["check", str(config), "--json"]) == 0
+    line = json.loads(said(capsys).out)["found"]["link"]
+    up, down, limit, rounds = (int(x) for x in re.findall(r"\d+", line) if x != "30000")
+    assert (limit, rounds) == (1_000_000, 970_000 // (up + down))
+
+
 def test_check_and_run_name_an_optional_channel_without_source(config, capsys, caplog):
     enrolled(config)
     config.write_text(ENERGY)
