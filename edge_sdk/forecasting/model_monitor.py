@@ -1,7 +1,8 @@
 """Decide from daily scores when the served forecast has become worse than the naive one.
 
 There are two alarms. The slow one is a test by betting on days that are lost to the naive forecast; it
-holds at any look. The fast one is an error of more than twice the naive one on two days in succession.
+holds at any look. The fast one is an error of more than twice the naive one, and of more than twice the
+device's own usual error, on two days in succession: in a holiday the naive error alone may become small.
 An alarm asks the device to fit its models and to choose again, by the days of the alarm and later ones
 alone: earlier days tell of a model or of readings that are no longer there.
 """
@@ -22,7 +23,9 @@ from edge_sdk.forecasting.sequential_test import SequentialTest
 MARGIN: Final = 0.05
 """A day is lost if the served error exceeds the naive one by more than this share."""
 GROSS: Final = 2.0
-"""Ratio of the errors that is an alarm on two days in succession."""
+"""Multiple of the naive error and of the usual one that is an alarm on two days in succession."""
+USUAL: Final = (7, 28)
+"""Least and largest number of earlier days whose median error is the usual one."""
 SPANS: Final = (2, 14)
 """Days by which the device chooses again after a fast and after a slow alarm."""
 
@@ -155,8 +158,11 @@ class ModelMonitor:
 
 
 def _is_gross(scores: DailyScores, at: int) -> bool:
-    """Return whether a day and the day before it were lost by more than the factor ``GROSS``."""
+    """Return whether a day and the day before it have errors that are grossly too large."""
     if at == 0 or scores.days[at] - scores.days[at - 1] != 1:
         return False
-    served, naive = scores.sums[at - 1 : at + 1, 0], scores.sums[at - 1 : at + 1, 2]
-    return bool((naive > 0.0).all() and (served > GROSS * naive).all())
+    errors = scores.sums[: at + 1] / np.maximum(scores.counts[: at + 1, :1], 1)
+    served, naive = errors[-2:, 0], errors[-2:, 2]
+    before = errors[max(0, at - 1 - USUAL[1]) : at - 1, 0]
+    usual = float(np.median(before)) if len(before) >= USUAL[0] else 0.0
+    return bool((naive > 0.0).all() and (served > GROSS * np.maximum(naive, usual)).all())

@@ -88,6 +88,16 @@ def test_two_gross_days_in_succession_are_a_fast_alarm(ratios, alarms):
     assert GROSS == 2.0
 
 
+def test_a_small_naive_error_in_a_holiday_is_no_fast_alarm():
+    """The served error is as ever; that of the naive forecast is a third of it for four days."""
+    one = np.ones(30)
+    naive = np.where(np.arange(30) < 26, 1.2, 0.33)
+    scores = DailyScores(np.arange(30), np.stack([one, one, naive], 1), np.full((30, 3), 24))
+    assert ModelMonitor(scores).judged(40, 9).alarms == 0
+    broken = scores.sums * np.where(np.arange(30)[:, None] < 28, 1.0, [2.5, 1.0, 1.0])
+    assert ModelMonitor(DailyScores(scores.days, broken, scores.counts)).judged(40, 9).alarms == 1
+
+
 def test_days_that_are_not_neighbours_are_no_succession():
     scores = table([2.1, 2.1])
     apart = DailyScores(np.array([100, 102]), scores.sums, scores.counts)
