@@ -30,6 +30,8 @@ from edge_sdk.wire.contract.method import Array
 
 FLEET, CLOSED, NOTHING = "fleet", "closed form", "nothing"
 """What trees are grown on: residuals of the fleet's model, of the own closed form, and of no model."""
+DEEPEST = 16
+"""Depth of the deepest tree that a saved record may contain."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -114,12 +116,15 @@ class BoostedModel:
         """
         mean, edges, asked, levels = self.mean, self.edges, self.asked, len(self.weights)
         count = levels * len(self.bases)
+        depth = asked.shape[-1]
+        if depth > DEEPEST:  # before 2 to its power: the record must not choose that
+            raise ValueError(f"boosted model: trees of depth {depth}, at most {DEEPEST}")
         shapes = (
             mean.ndim == 2 and self.deviation.shape == mean.shape,
             self.coefficients.ndim == 2 and len(self.coefficients) == len(mean),
             edges.ndim == asked.ndim == self.values.ndim == 3 and len(edges) == count,
             asked.shape == self.above.shape and len(asked) == count,
-            self.values.shape == (count, asked.shape[1], 2 ** asked.shape[-1]),
+            self.values.shape == (count, asked.shape[1], 2**depth),
             self.weights.shape == (levels, len(self.members)) and levels > 0,
         )
         if not all(shapes):

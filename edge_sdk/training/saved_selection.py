@@ -34,6 +34,16 @@ SELECTION, TUNED_MODEL, OWN_MODEL = "forecast selection", "tuned model", "own mo
 BOOSTED_MODEL = "boosted model"
 """Names under which the store keeps them."""
 
+_UNREADABLE = (
+    WireError,
+    LookupError,
+    ValueError,
+    TypeError,
+    AttributeError,
+    OverflowError,
+    MemoryError,
+)
+
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
@@ -288,6 +298,7 @@ def _read(
         return None
     try:
         return read_record(paper, _marks(learner, name), build)
-    except (WireError, LookupError, ValueError, TypeError, AttributeError, OverflowError) as error:
-        logger.warning("saved record refused %s", fields(record=name, why=error))
+    except _UNREADABLE as error:
+        why = error if str(error) else type(error).__name__
+        logger.warning("saved record refused %s", fields(record=name, why=why))
         return None

@@ -24,6 +24,9 @@ WIDTHS = {"f4": 4, "f2": 2, "i4": 4}
 PIECE = 32_768
 """Largest size of one fragment, in bytes."""
 
+LARGEST = 64 * 1024 * 1024
+"""Largest size of a whole array, in bytes: its receiver allocates it with the first fragment."""
+
 DIMENSIONS = 4
 
 _HALF_MAX = 65504.0
@@ -51,8 +54,8 @@ def check_fragment(enc: str, shape: Sequence[int], off: int, num: int, blob: byt
     """Refuse a fragment that fits no array; without a shape there must be no fragment.
 
     Raises:
-        ValueError: An unknown encoding, an empty dimension, rows outside the array, or a number of
-            bytes that is not that of whole rows.
+        ValueError: An unknown encoding, an empty dimension, an array beyond ``LARGEST``, rows outside
+            the array, or a number of bytes that is not that of whole rows.
     """
     if not shape:
         if enc or off or num or blob:
@@ -62,6 +65,8 @@ def check_fragment(enc: str, shape: Sequence[int], off: int, num: int, blob: byt
         raise ValueError(f"enc {enc!r}; known: {', '.join(WIDTHS)}")
     if len(shape) > DIMENSIONS or min(shape) < 1 or row_size(shape, enc) > PIECE:
         raise ValueError(f"shape {tuple(shape)}: a row has at most {PIECE} bytes")
+    if (size := shape[0] * row_size(shape, enc)) > LARGEST:
+        raise ValueError(f"shape {tuple(shape)}: {size} bytes, at most {LARGEST}")
     if num < 1 or off + num > shape[0]:
         raise ValueError(f"rows {off} to {off + num} of {shape[0]}")
     if len(blob) != num * row_size(shape, enc):

@@ -254,6 +254,26 @@ def test_a_whole_number_in_place_of_the_digest_takes_no_memory(caplog):
     assert "the digest of the common model is a int" in caplog.text
 
 
+@pytest.mark.parametrize("depth", [17, 2**33, 2**40])
+def test_a_depth_in_a_record_chooses_no_number_of_leaves(depth, caplog):
+    """Without a tree, questions have no bytes at any depth; 2 to its power would have gigabytes."""
+    kind, paper = written("boosted-model")
+    empty = {name: np.zeros((2, 0, depth), np.uint16) for name in ("asked", "above")}
+    damaged = pack_leaves({**unpack_leaves(paper), **empty})
+    assert _read(Papers({kind: damaged}), LEARNER, kind, BUILD[kind]) is None
+    assert f"trees of depth {depth}, at most 16" in caplog.text
+
+
+def test_a_record_that_wants_more_memory_than_there_is_is_refused(caplog):
+    def greedy(_leaves):
+        raise MemoryError
+
+    kind, paper = written("own-model")
+    assert _read(Papers({kind: paper}), LEARNER, kind, greedy) is None
+    assert "saved record refused" in caplog.text
+    assert "MemoryError" in caplog.text
+
+
 def test_a_refusal_names_the_record_and_the_reason(caplog):
     own = OwnModel(np.zeros(2), np.ones(2), np.full((1, 3), np.nan), 1e-3)
     store = Papers()

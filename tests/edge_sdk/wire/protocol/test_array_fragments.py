@@ -62,6 +62,18 @@ def test_a_scalar_that_is_not_finite_is_not_sent(value):
         list(cut(np.array([[value]], np.float64), "f4"))
 
 
+@pytest.mark.parametrize(("rows", "enc"), [(4096 * 4, "f4"), (4096 * 8, "f2")])
+def test_a_fragment_announces_at_most_64_mib(rows, enc):
+    """The receiver allocates the array that the first fragment announces."""
+    shape = (rows // 2, 64, 32)
+    row = bytes(row_size(shape, enc))
+    check_fragment(enc, shape, 0, 1, row)
+    with pytest.raises(ValueError, match="at most 67108864"):
+        check_fragment(enc, (shape[0] + 1, 64, 32), 0, 1, row)
+    with pytest.raises(ValueError, match="at most 67108864"):
+        check_fragment(enc, (1_048_576, 64, 32), 0, 1, row)
+
+
 def test_float16_saturates_and_does_not_overflow():
     sheet = put(Sheet("f2", (1, 2)), cut(np.array([[1e30, -70000.0]]), "f2"))
     assert sheet.array().ravel().tolist() == [65504.0, -65504.0]
