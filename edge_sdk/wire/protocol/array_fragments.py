@@ -81,7 +81,8 @@ def cut(array: Array, enc: str) -> Iterator[ArrayFragment]:
         enc: ``f4``, ``f2`` or ``i4``.
 
     Raises:
-        Refused: BAD_TENSOR if a scalar is not finite, or a row is too long for one fragment.
+        Refused: BAD_TENSOR if a scalar is not finite, a row is too long for one fragment, or the
+            array exceeds ``LARGEST``.
 
     Example:
         >>> [(p.off, p.num) for p in cut(np.zeros((6, 64, 32), np.float32), "f4")]
@@ -93,6 +94,8 @@ def cut(array: Array, enc: str) -> Iterator[ArrayFragment]:
     size = row_size(data.shape, enc)
     if size > PIECE:
         raise Refused(Reason.BAD_TENSOR, f"a row of {size} bytes, at most {PIECE}")
+    if data.nbytes > LARGEST:
+        raise Refused(Reason.BAD_TENSOR, f"an array of {data.nbytes} bytes, at most {LARGEST}")
     most = max(1, PIECE // max(1, size))
     for off in range(0, len(data), most):
         rows = data[off : off + most]

@@ -74,6 +74,12 @@ def test_a_fragment_announces_at_most_64_mib(rows, enc):
         check_fragment(enc, (1_048_576, 64, 32), 0, 1, row)
 
 
+def test_an_array_that_no_receiver_allocates_is_not_sent():
+    array = np.zeros((8192 + 1, 64, 32), np.float16)
+    with pytest.raises(Refused, match=r"BAD_TENSOR.*at most 67108864"):
+        next(cut(array, "f4"))
+
+
 def test_float16_saturates_and_does_not_overflow():
     sheet = put(Sheet("f2", (1, 2)), cut(np.array([[1e30, -70000.0]]), "f2"))
     assert sheet.array().ravel().tolist() == [65504.0, -65504.0]
