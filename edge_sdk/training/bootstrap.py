@@ -297,7 +297,7 @@ def recall_intervals(learner: ModelRuntime, store: DeviceStore) -> SavedCalibrat
         return None
     try:
         kept = SavedCalibration.from_arrays(unpack_leaves(paper))
-    except (WireError, KeyError):
+    except (WireError, LookupError, ValueError, TypeError, AttributeError, OverflowError):
         return None
     return kept if kept.bundle == learner.manifest.digest else None
 

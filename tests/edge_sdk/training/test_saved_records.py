@@ -25,6 +25,7 @@ from edge_sdk.forecasting.combination import (
     TREES,
     HeldBackErrors,
 )
+from edge_sdk.forecasting.conformal import ConformalCalibration
 from edge_sdk.forecasting.daily_scores import DailyScores
 from edge_sdk.forecasting.forecast_choice import ForecastChoice
 from edge_sdk.forecasting.model_monitor import ModelMonitor
@@ -32,6 +33,7 @@ from edge_sdk.forecasting.own_model import OwnModel
 from edge_sdk.forecasting.sequential_test import SequentialTest
 from edge_sdk.forecasting.windows import Scale
 from edge_sdk.training.boosting import FittedTrees
+from edge_sdk.training.bootstrap import CALIBRATION, recall_intervals
 from edge_sdk.training.fine_tuning import TunedModel
 from edge_sdk.training.saved_selection import (
     BOOSTED_MODEL,
@@ -272,6 +274,15 @@ def test_a_record_that_wants_more_memory_than_there_is_is_refused(caplog):
     assert _read(Papers({kind: paper}), LEARNER, kind, greedy) is None
     assert "saved record refused" in caplog.text
     assert "MemoryError" in caplog.text
+
+
+@pytest.mark.parametrize("strange", [None, "x", np.zeros(2), np.array(np.nan)])
+def test_a_calibration_with_a_strange_number_is_computed_again(strange):
+    digest = np.frombuffer(DIGEST, np.uint8)
+    arrays = {**ConformalCalibration.new(1).arrays(), "bundle": digest, "model": digest}
+    paper = pack_leaves({**arrays, "since": np.array(3), "upto": strange})
+    found = recall_intervals(LEARNER, Papers({CALIBRATION: paper}))
+    assert found is None
 
 
 def test_a_refusal_names_the_record_and_the_reason(caplog):
