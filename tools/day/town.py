@@ -14,6 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+_DAY, _MORNING = 86_400, 21_600
 _FORM = struct.Struct("qdddq")  # as clock/sitecustomize.py reads it
 _BLOCK = 65_536
 _WORD = 64  # bytes up that are more than a ping or an acknowledgement
@@ -37,7 +38,8 @@ class Town:
             self._map = mmap.mmap(opened.fileno(), _FORM.size)
         self._file, self._lock, self._turn = file, threading.Lock(), 0
         self._ours = self._town = time.monotonic()
-        self._wall = time.time() - self._ours
+        morning = time.time() // _DAY * _DAY + _MORNING  # counters of a day begin anew at midnight
+        self._wall = morning - self._ours
         self.quiet = self._most = pace
         self._pace = 1.0
         self._alert_until, self._ping_until = float("inf"), 0.0
@@ -48,7 +50,11 @@ class Town:
         """Return the environment variables that put a program on this clock."""
         paths = [str(Path(__file__).with_name("clock")), os.environ.get("PYTHONPATH", "")]
         joined = os.pathsep.join(filter(None, paths))
-        return {"GRIDFED_TOWN_CLOCK": str(self._file.absolute()), "PYTHONPATH": joined}
+        clock = {
+            "GRIDFED_TOWN_CLOCK": str(self._file.absolute()),
+            "GRIDFED_TOWN_WALL": repr(self._wall),
+        }
+        return {**clock, "PYTHONPATH": joined}
 
     @property
     def now(self) -> float:
