@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean, stdev
@@ -47,8 +48,19 @@ def over_seeds(rows: Mapping[int, Sequence[TrialRow]]) -> str:
         run = first.run
         name = f"{run.method} {run.rule_name} {run.encoding}, attack {attack}"
         spread = [
-            f"{fmean(values):.4g} +- {stdev(values):.2g}"
-            for values in ([row.errors.mae for row in some], [row.errors.rmse for row in some])
+            _spread([row.errors.mae for row in some]),
+            _spread([row.errors.rmse for row in some]),
         ]
         lines.append(f"{name:44}{spread[0]:>22}{spread[1]:>22}")
     return "\n".join(lines)
+
+
+def _spread(values: Sequence[float]) -> str:
+    """Return mean and standard deviation as text.
+
+    >>> _spread([1.0, 3.0]), _spread([1.0, float("nan")])
+    ('2 +- 1.4', 'not evaluated')
+    """
+    if not all(map(math.isfinite, values)):
+        return "not evaluated"
+    return f"{fmean(values):.4g} +- {stdev(values):.2g}"

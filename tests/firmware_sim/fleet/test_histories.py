@@ -25,8 +25,17 @@ from firmware_sim.scenario import RunSettings, Scenario, bundle_at, scenario
 WEATHER = {"temperature_c": 3.0, "wind_ms": 4.0}
 
 
-def folder_of(path, *, minutes=60, days=20, devices=3, columns=("load_kwh", *WEATHER), name="h"):
-    """Write a file for each device: constant weather, and the energy of 1 kW."""
+def folder_of(
+    path,
+    *,
+    minutes=60,
+    days=20,
+    devices=3,
+    columns=("load_kwh", *WEATHER),
+    name="h",
+    kwh=lambda _: 1.0,
+):
+    """Write a file for each device: constant weather, and the energy of 1 kW by default."""
     path.mkdir(exist_ok=True)
     first = datetime(2024, 1, 1, tzinfo=UTC)
     for number in range(devices):
@@ -35,7 +44,7 @@ def folder_of(path, *, minutes=60, days=20, devices=3, columns=("load_kwh", *WEA
             rows.writerow(["time", *columns])
             for i in range(days * 1440 // minutes):
                 time = (first + timedelta(minutes=minutes * i)).isoformat()
-                values = {"load_kwh": minutes / 60} | WEATHER
+                values = {"load_kwh": kwh(i) * minutes / 60} | WEATHER
                 rows.writerow([time, *(values[column] for column in columns)])
     return path
 
@@ -190,3 +199,29 @@ def test_a_fleet_trains_a_relative_bundle_on_quarter_hours(tmp_path, where):
     told = json.loads(done.stdout)
     assert (told["devices"], told["rounds"]) == (2, 2)
     assert np.isfinite(told["seconds"])
+
+
+@pytest.mark.slow
+@pytest.mark.broker
+def test_five_files_are_five_devices_and_seeds_fill_a_tidy_table(tmp_path):
+    """Two methods, one of them with a setting of its own, twice each over a real broker."""
+    folder_of(
+        tmp_path / "data", columns=("load_kwh",), devices=5, kwh=lambda i: 1 + i * i % 24 / 24
+    )
+    options = ["--data", "data", "--rounds", "1", "--steps", "2", "--in-process"]
+    options += ["--days", "14", "--evaluation-days", "5"]
+    compared = ["--method", "fedavg,fedprox", "--setting", "fedprox.prox=0.1"]
+    done = sim(
+        "fleet", *options, *compared, "--seeds", "0", "1", "--csv", "runs.csv", folder=tmp_path
+    )
+    assert done.returncode == 0, done.stderr
+    with (tmp_path / "runs.csv").open(newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 2 * 2 * 5
+    assert len({row["device"] for row in rows}) == 5
+    settings = {(row["method"], row["settings"]) for row in rows}
+    assert {("prox=0.1" in found) for name, found in settings if name == "fedprox"} == {True}
+    assert {("prox" in found) for name, found in settings if name == "fedavg"} == {False}
+    by_seed = [[row["mae"] for row in rows if row["seed"] == seed] for seed in ("0", "1")]
+    assert by_seed[0] != by_seed[1]
+    assert all(float(row["mae"]) > 0.0 for row in rows)
