@@ -134,7 +134,9 @@ class World:
             config,
             role,
             connect=lambda config, will: self.broker.link(config.id, will),
-            history=lambda: history(number if source is None else source, hours or self.hours),
+            history=lambda: history(
+                number if source is None else source, self.hours if hours is None else hours
+            ),
             clock=self.clock,
         )
         self.clients[number] = client

@@ -7,6 +7,7 @@ import pytest
 
 pytest.importorskip("pandas", reason="pandas is in the dev extra")
 pytest.importorskip("pyarrow", reason="pyarrow is in the dev extra")
+pytest.importorskip("torch", reason="the charging experiments need torch")
 
 import pandas as pd
 

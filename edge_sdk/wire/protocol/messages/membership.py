@@ -67,9 +67,7 @@ class WelcomeMessage:
     hold: Annotated[int, Between(1, 8)]  # most entries that may wait for a receipt
     cmd: Whole  # highest command number issued to this device
     runs: Words = ()  # names of the runs that the device takes part in; ``run`` is the first one's
-    region: Annotated[str, Length(0, 64)] = (
-        ""  # the device's label ``region``: whose weather it reads
-    )
+    region: Annotated[str, Length(0, 64)] = ""  # label ``region``: whose weather the device reads
 
 
 @dataclass(frozen=True, slots=True)
