@@ -60,7 +60,7 @@ chaos: $(VENV)/.sim ## 200 devices, everything fails for minutes, then the histo
 	@$(ONE) $(BIN)/python -m tools.chaos --out chaos-run $(CHAOS)
 
 lowest: $(VENV)-lowest/.ready ## the device's tests with Debian 12's numpy, cryptography, msgpack, and no onnxruntime
-	@PYTHONPATH=. $(VENV)-lowest/bin/python -m pytest tests/edge_sdk $(SPREAD) -m "not broker and not chaos and not torch" $(PYTEST)
+	@PYTHONPATH="$(CURDIR)" $(VENV)-lowest/bin/python -m pytest tests/edge_sdk $(SPREAD) -m "not broker and not chaos and not torch" $(PYTEST)
 
 emulated: $(VENV)/.sim ## the device's versions on an emulated Cortex-A53 (needs apt and Debian 12's packages; else says why)
 	@$(ONE) $(BIN)/python -m tools.emulated $(EMULATED)

@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 
 import pytest
 
@@ -144,6 +145,8 @@ def test_a_closed_pipe_is_no_error():
     assert (tool.wait(30), said) == (0, "")
 
 
+ROOT = Path(__file__).parents[3]
+
 WITHOUT = """
 import sys
 sys.modules[{package!r}] = None
@@ -169,7 +172,12 @@ def test_a_program_without_a_package_names_the_extra_that_installs_it(
     (tmp_path / "METER").write_text("x = 1")
     code = WITHOUT.format(package=package, program=program, words=words)
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=tmp_path
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
     )
     assert done.returncode == 2, done.stderr
     assert "Traceback" not in done.stderr
