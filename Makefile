@@ -12,7 +12,7 @@ unexport PYTHONDONTWRITEBYTECODE
 PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all busy portable check format lint types contracts docs bench chaos lowest emulated torch oracles dist deb journeys clean
+.PHONY: help demo test test-all busy portable check format lint types contracts docs bench chaos lowest emulated torch oracles browser dist deb journeys clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -69,6 +69,8 @@ torch: $(VENV)/.torch ## add torch and onnx, to author models and run the tests 
 
 oracles: $(VENV)/.oracles ## add second oracles: peers for rules, privacy, graphs, telegrams and charge points, torch-geometric for graphs
 
+browser: $(VENV)/.browser ## add selenium and axe-core, for the console's tests in chromium (Debian: chromium chromium-driver)
+
 dist: $(VENV)/.publish ## build the three distributions with man pages and completion into dist/, and check them for an index
 	@$(BIN)/python -m tools.distributions --out dist
 
@@ -97,6 +99,12 @@ $(VENV)/.dev: $(VENV)/.sim
 
 $(VENV)/.publish: $(VENV)/.sim
 	@$(PIP) install -c constraints/dev.txt -e '.[publish]'
+	@touch $@
+
+# Only the axe-core that axe-playwright-python contains is used, not playwright.
+$(VENV)/.browser: $(VENV)/.dev
+	@$(PIP) install -c constraints/dev.txt -e '.[browser]'
+	@$(PIP) install --no-deps axe-playwright-python==0.1.8
 	@touch $@
 
 # torch first, and by exact version: a looser request can pull several GB of GPU libraries.

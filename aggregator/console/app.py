@@ -106,6 +106,7 @@ class ConsoleApp:
             Route("/events", self._guarded(self._events), methods=["GET"]),
             Mount("/static", StaticFiles(packages=[("aggregator.console", "static")])),
         ]
+        routes.append(Route("/{path:path}", self._guarded(self._missing)))
         return Starlette(routes=routes)
 
     # --- every request
@@ -133,6 +134,9 @@ class ConsoleApp:
             return response
 
         return answer
+
+    async def _missing(self, request: Request) -> Response:
+        raise NotFoundError(f"There is no page {request.url.path}.")
 
     def _shown(self, template: str, title: str, page: Page) -> Endpoint:
         async def answer(request: Request) -> Response:

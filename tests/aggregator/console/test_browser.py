@@ -1,76 +1,250 @@
-"""The console in a real browser: every page at phone and desk width, acts by keyboard, no script."""
+"""The console in a real browser: axe, three widths, two colour schemes, every act, no script.
+
+Acts are done by mouse and by keyboard: with the keyboard only Tab, Enter, Space, arrows and letters.
+"""
 
 import re
-import shutil
+from urllib.parse import quote
 
 import pytest
 
+from aggregator.console.app import users_file
 from aggregator.console.rendering import PAGES
+from aggregator.console.users import new_user, write_users
 from aggregator.operations.control_queue import waiting
 from aggregator.store.opener import open_store
 from aggregator.store.types import EnrolledDevice
+from tests.aggregator.console.conftest import HOSTILE
+from tools import chromium
 
-webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
+MISSING = chromium.missing()
+if MISSING:
+    pytest.skip(MISSING, allow_module_level=True)
 
-from selenium.webdriver.common.by import By  # noqa: E402 - only where it is installed
+from selenium.common.exceptions import (  # noqa: E402 - only where it is installed
+    NoSuchElementException,
+    StaleElementReferenceException,
+)
+from selenium.webdriver.common.by import By  # noqa: E402
 from selenium.webdriver.common.keys import Keys  # noqa: E402
-from selenium.webdriver.support.ui import WebDriverWait  # noqa: E402
+from selenium.webdriver.support.ui import Select, WebDriverWait  # noqa: E402
 
-CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(
-        CHROMIUM is None or DRIVER is None, reason="chromium and chromium-driver are not installed"
-    ),
-]
+pytestmark = pytest.mark.slow
+WIDTHS = (360, 768, 1920)
+PASSWORD = "correct horse battery"
 ADDRESSES = [*(address for address, _ in PAGES), "/run?run=1", "/round?run=1&round=1"]
 ADDRESSES += ["/device?id=meter-1", "/refusals?reason=NORM_EXCEEDED"]
-PATIENCE = 120  # s
+ADDRESSES += [f"/device?id={quote(HOSTILE, safe='')}", "/devices?q=meter&label=kind&page=1"]
+HEADS = "return Array.from(document.querySelectorAll('.wide th')).map((one) => one.offsetHeight)"
+FLEET, DEVICE = "/", "/device?id=meter-1"
+ORDERS = [
+    (FLEET, {"do": "pause"}, {"why": "storm"}),
+    (FLEET, {"do": "resume"}, {"why": "calm"}),
+    (FLEET, {"do": "round"}, {"why": "soon"}),
+    (DEVICE, {"do": "command"}, {"op": "budget", "releases": "40", "why": "asked"}),
+    (DEVICE, {"do": "label"}, {"labels": "site=a", "why": "moved"}),
+    (DEVICE, {"do": "revoke"}, {"why": "sold"}),
+]
+"""Page, hidden fields and visible fields of every order that a page offers."""
 
 
-def started(tmp_path, *arguments):
-    options = webdriver.ChromeOptions()
-    options.binary_location = CHROMIUM
-    for one in ("--headless=new", "--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu"):
-        options.add_argument(one)
-    for one in (f"--user-data-dir={tmp_path}/profile", *arguments):
-        options.add_argument(one)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    service = webdriver.ChromeService(executable_path=DRIVER)
-    driver = webdriver.Chrome(options=options, service=service)
-    driver.set_page_load_timeout(PATIENCE)
-    return driver
-
-
-@pytest.fixture
-def driver(tmp_path):
-    made = started(tmp_path)
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory):
+    made = chromium.start(tmp_path_factory.mktemp("profile"))
     yield made
     made.quit()
 
 
-def complaints(driver):
-    """What the browser complains about, such as a violated policy; a missing icon is none."""
-    return [
-        one["message"]
-        for one in driver.get_log("browser")
-        if one["level"] in {"SEVERE", "WARNING"} and "favicon" not in one["message"]
-    ]
+@pytest.fixture
+def driver(browser):
+    """The module's browser as new: no cookie, scripts allowed, no message left."""
+    browser.get("about:blank")
+    browser.execute_cdp_cmd("Network.clearBrowserCookies", {})
+    browser.execute_cdp_cmd("Emulation.setTimezoneOverride", {"timezoneId": ""})
+    chromium.allow_scripts(browser, allowed=True)
+    chromium.set_scheme(browser, "light")
+    chromium.set_width(browser, 1280)
+    chromium.complaints(browser)
+    return browser
 
 
-@pytest.mark.parametrize("width", [360, 1920])
-def test_every_page_fits_and_violates_no_policy(served, driver, width):
+def require_good_page(driver, name):
+    """Judge the page in the driver in both schemes and at every width."""
+    assert driver.find_element(By.TAG_NAME, "h1").text
+    for width in WIDTHS:
+        chromium.set_width(driver, width)
+        assert chromium.width(driver) <= width, (name, width)
+        heads = driver.execute_script(HEADS)
+        assert max(heads, default=0) < 110, (name, width, "a word of a heading is not broken")
+    for scheme, width in (("light", WIDTHS[0]), ("dark", WIDTHS[2])):
+        chromium.set_scheme(driver, scheme)
+        chromium.set_width(driver, width)
+        assert chromium.violations(driver) == [], (name, scheme)
+
+
+def until(driver, condition):
+    gone = (NoSuchElementException, StaleElementReferenceException)
+    return WebDriverWait(driver, chromium.PATIENCE, ignored_exceptions=gone).until(condition)
+
+
+def heading(driver):
+    return driver.find_element(By.TAG_NAME, "h1").text
+
+
+def leave(driver, act):
+    """Act, and wait until another page is there."""
+    before = driver.find_element(By.TAG_NAME, "html")
+    act()
+    until(driver, lambda d: d.find_element(By.TAG_NAME, "html") != before)
+    until(driver, lambda d: d.execute_script("return document.readyState") == "complete")
+
+
+def form_with(driver, action, hidden):
+    """Return the page's form with an action and values of hidden fields."""
+    for form in driver.find_elements(By.CSS_SELECTOR, f"form[action='{action}']"):
+        found = {
+            one.get_attribute("name"): one.get_attribute("value")
+            for one in form.find_elements(By.CSS_SELECTOR, "input[type=hidden]")
+        }
+        if hidden.items() <= found.items():
+            return form
+    raise AssertionError((action, hidden))
+
+
+class Mouse:
+    """Clicks on what it sees."""
+
+    def __init__(self, driver):
+        self.driver = driver
+
+    def follow(self, name):
+        leave(self.driver, self.driver.find_element(By.LINK_TEXT, name).click)
+
+    def send(self, action, hidden, fields):
+        form = form_with(self.driver, action, hidden)
+        for name, value in fields.items():
+            field = form.find_element(By.NAME, name)
+            if field.tag_name == "select":
+                Select(field).select_by_visible_text(value)
+            else:
+                field.click()
+                field.clear()
+                field.send_keys(value)
+        leave(self.driver, form.find_element(By.CSS_SELECTOR, "button").click)
+
+
+class Keyboard:
+    """Presses Tab until the wanted element has the focus; never touches an element otherwise."""
+
+    def __init__(self, driver):
+        self.driver = driver
+
+    def press(self, *keys):
+        self.driver.switch_to.active_element.send_keys(*keys)
+
+    def reach(self, wanted):
+        for _ in range(150):
+            self.press(Keys.TAB)
+            at = self.driver.switch_to.active_element
+            if at == wanted:
+                outline = at.value_of_css_property("outline-style")
+                assert outline != "none", "the focus is visible"
+                return
+        raise AssertionError(f"no Tab leads to {wanted.get_attribute('outerHTML')}")
+
+    def follow(self, name):
+        self.reach(self.driver.find_element(By.LINK_TEXT, name))
+        leave(self.driver, lambda: self.press(Keys.ENTER))
+
+    def send(self, action, hidden, fields):
+        form = form_with(self.driver, action, hidden)
+        for name, value in fields.items():
+            field = form.find_element(By.NAME, name)
+            if self.driver.switch_to.active_element != field:
+                self.reach(field)
+            if field.tag_name == "select":
+                self.press(value)
+                assert field.get_attribute("value") == value
+            else:
+                self.press(Keys.CONTROL, "a", Keys.NULL, value)
+        self.reach(form.find_element(By.CSS_SELECTOR, "button"))
+        leave(self.driver, lambda: self.press(Keys.SPACE))
+
+
+def offered(driver):
+    """Return the acts that the page offers."""
+    found = set()
+    for form in driver.find_elements(By.TAG_NAME, "form"):
+        do = form.find_elements(By.CSS_SELECTOR, "input[name=do]")
+        value = do[0].get_attribute("value") if do else ""
+        found.add((form.get_attribute("action").partition("?")[0].rpartition("/")[2], value))
+    return found
+
+
+def test_every_page_fits_and_axe_finds_nothing(served, driver):
     address, _, _ = served
-    driver.execute_cdp_cmd(
-        "Emulation.setDeviceMetricsOverride",
-        {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 600},
-    )
     for page in ADDRESSES:
         driver.get(f"{address}{page}")
-        assert driver.find_element(By.TAG_NAME, "h1").text
-        wide = driver.execute_script("return document.documentElement.scrollWidth")
-        assert wide <= width, (page, wide)
-    assert complaints(driver) == []
+        require_good_page(driver, page)
+    assert chromium.complaints(driver) == [], "no error, no violated policy"
+
+
+def test_pages_of_errors_and_of_the_sign_in_fit_as_well(served, driver):
+    address, config, _ = served
+    for page in ("/none", "/device?id=none"):
+        driver.get(f"{address}{page}")
+        assert heading(driver) == "Not found"
+        require_good_page(driver, page)
+    write_users(users_file(config), {"selma": new_user("selma", "security", PASSWORD)})
+    driver.get(address)
+    assert heading(driver) == "Sign in"
+    require_good_page(driver, "sign in")
+    Mouse(driver).send("/sign-in", {}, {"name": "selma", "password": "wrong"})
+    require_good_page(driver, "failed sign-in")
+    refused = [one for one in chromium.complaints(driver) if "status of 40" not in one]
+    assert refused == []
+
+
+@pytest.mark.parametrize("means", [Mouse, Keyboard])
+def test_every_act_is_done(served, driver, means):
+    address, config, _ = served
+    write_users(users_file(config), {"selma": new_user("selma", "security", PASSWORD)})
+    person = means(driver)
+    driver.get(address)
+    person.send("/sign-in", {}, {"name": "selma", "password": PASSWORD})
+    assert heading(driver) == "Fleet"
+    acts = {("sign-in", "")}
+    for page, hidden, fields in ORDERS:
+        driver.get(f"{address}{page}")
+        person.send("/order", hidden, fields)
+        assert heading(driver) == "Orders"
+        assert fields["why"] in driver.find_element(By.TAG_NAME, "main").text
+        order = next(
+            one
+            for _, one in waiting(config.inbox)
+            if (one.do, one.why) == (hidden["do"], fields["why"])
+        )
+        assert order.who == "selma"
+        assert (order.op, order.labels) == (fields.get("op", ""), fields.get("labels", ""))
+        acts.add(("order", hidden["do"]))
+    person.follow("Devices")
+    person.send("/devices", {}, {"q": "meter-3"})
+    rows = driver.find_elements(By.CSS_SELECTOR, "tbody tr")
+    assert ["meter-3" in one.text for one in rows] == [True]
+    person.follow("meter-3")
+    assert heading(driver) == "Device"
+    person.follow("Incident replay")
+    person.send("/replay", {}, {"rounds": "1:2", "rule": "median"})
+    assert "the journal closes only 0 of them" in driver.find_element(By.TAG_NAME, "main").text
+    acts |= {("devices", ""), ("replay", "")}
+    seen = set()
+    for page in ADDRESSES:
+        driver.get(f"{address}{page}")
+        seen |= offered(driver)
+    person.send("/sign-out", {}, {})
+    assert heading(driver) == "Sign in"
+    acts |= {("sign-out", "")}
+    assert seen | {("sign-in", "")} == acts, "an act that pages offer is done here"
 
 
 def test_times_are_in_the_zone_of_the_viewer(served, driver):
@@ -83,44 +257,30 @@ def test_times_are_in_the_zone_of_the_viewer(served, driver):
     assert f":{(int(utc[2]) + 30) % 60:02}:" in shown.text, "half an hour of the zone's offset"
 
 
-def test_an_order_is_given_by_keyboard_alone(served, driver):
-    address, config, _ = served
-    driver.get(address)
-    active = driver.switch_to.active_element
-    for _ in range(100):
-        active.send_keys(Keys.TAB)
-        active = driver.switch_to.active_element
-        if active.get_attribute("name") == "why":
-            break
-    active.send_keys("storm", Keys.ENTER)
-    WebDriverWait(driver, PATIENCE).until(lambda d: d.current_url.endswith("/orders"))
-    assert "storm" in driver.find_element(By.TAG_NAME, "main").text
-    ((_, order),) = waiting(config.inbox)
-    assert (order.do, order.why) == ("pause", "storm")
-
-
 def test_a_page_shows_a_change_by_itself(served, driver):
     address, config, _ = served
     driver.get(address)
     assert "1 quarantined" in driver.find_element(By.TAG_NAME, "main").text
     with open_store(config.database) as store:
         store.put_client(EnrolledDevice("new", (bytes(range(32)),), state="quarantined", why="x"))
-    WebDriverWait(driver, PATIENCE, ignored_exceptions=[Exception]).until(
+    WebDriverWait(driver, chromium.PATIENCE, ignored_exceptions=[Exception]).until(
         lambda d: "2 quarantined" in d.find_element(By.TAG_NAME, "main").text
     )
 
 
-def test_pages_work_without_scripts(served, tmp_path):
-    address, _, _ = served
-    driver = started(tmp_path, "--blink-settings=scriptEnabled=false")
-    try:
-        driver.get(address)
-        for _, name in PAGES[1:]:
-            driver.find_element(By.LINK_TEXT, name).click()
-            WebDriverWait(driver, PATIENCE).until(
-                lambda d, name=name: d.find_element(By.TAG_NAME, "h1").text == name
-            )
-        driver.get(f"{address}/run?run=1")
-        assert driver.find_element(By.CSS_SELECTOR, "time").text.endswith("UTC")
-    finally:
-        driver.quit()
+def test_pages_and_orders_work_without_scripts(served, driver):
+    address, config, _ = served
+    chromium.allow_scripts(driver, allowed=False)
+    driver.get(address)
+    for _, name in PAGES[1:]:
+        driver.find_element(By.LINK_TEXT, name).click()
+        until(driver, lambda d, name=name: heading(d) == name)
+    driver.get(f"{address}/run?run=1")
+    assert driver.find_element(By.CSS_SELECTOR, "time").text.endswith("UTC")
+    driver.get(address)
+    form = form_with(driver, "/order", {"do": "pause"})
+    form.find_element(By.NAME, "why").send_keys("storm")
+    form.find_element(By.TAG_NAME, "button").click()
+    until(driver, lambda d: heading(d) == "Orders")
+    ((_, order),) = waiting(config.inbox)
+    assert (order.do, order.why) == ("pause", "storm")

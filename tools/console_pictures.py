@@ -1,0 +1,149 @@
+"""Take the pictures of the console's documentation, from a simulated fleet with an attack.
+
+    python -m tools.console_pictures [--out docs/images/console]
+
+Twenty devices learn on a broker, and four of them send "A little is enough" under the mean. The pictures
+are taken while the fleet learns, in a real browser (see ``tools/chromium.py``).
+"""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+from tools import chromium
+from tools.distributions import ROOT
+
+OUT = ROOT / "docs" / "images" / "console"
+PORT = 19_470
+BASE = f"http://127.0.0.1:{PORT}"
+ROUNDS, SHOWN = 40, 8  # rounds of the fleet; rounds that have closed when the pictures are taken
+WIDTH, QUALITY = 1000, 70
+LONGEST = 300.0  # s until the fleet has closed them
+FLEET = ("fleet", "--devices", "20", "--in-process", "--byzantine", "0.2", "--attack", "alie")
+REPLAY = """
+for (const [name, value] of Object.entries({rounds: "1:5", rule: "nnm+krum", f: "4"}))
+  document.querySelector(`form[action="/replay"] [name=${name}]`).value = value;
+document.querySelector('form[action="/replay"] button').click();
+"""
+
+
+def wait(what: str, done: Callable[[], object]) -> Any:  # noqa: ANN401 - whatever it waits for
+    """Return the first true value of a function.
+
+    Raises:
+        SystemExit: It has none within ``LONGEST`` seconds.
+    """
+    ends = time.monotonic() + LONGEST
+    while time.monotonic() < ends:
+        found = done()
+        if found:
+            return found
+        time.sleep(0.5)
+    raise SystemExit(f"{what}: not within {LONGEST:g} s")
+
+
+def is_served(path: str, text: str) -> bool:
+    """Return whether a page of the console is there and contains a text."""
+    try:
+        with urllib.request.urlopen(f"{BASE}{path}", timeout=30) as page:  # noqa: S310 - our own console
+            return text in page.read().decode("utf-8")
+    except (urllib.error.URLError, OSError):
+        return False
+
+
+def configuration(folder: Path) -> Path | None:
+    """Return a copy of the attacked fleet's configuration with the console's address, once it is there."""
+    found = [one for one in folder.glob("*alie*/fleet/aggregator.toml") if one.stat().st_size]
+    if not found or not (found[0].parent / "aggregator" / "aggregator.db").exists():
+        return None
+    copy = found[0].with_name("console.toml")
+    text = found[0].read_text("utf-8")
+    copy.write_text(f'{text}\n[console]\nlisten = "127.0.0.1:{PORT}"\n', "utf-8")
+    return copy
+
+
+def take(driver: Any, out: Path, name: str, *, scheme: str = "light", width: int = WIDTH) -> Path:  # noqa: ANN401
+    """Write a picture of the page in the driver; return its file."""
+    chromium.set_scheme(driver, scheme)
+    chromium.set_width(driver, width, 760 if width > 600 else 900)
+    options = {"format": "webp", "quality": QUALITY}
+    found = driver.execute_cdp_cmd("Page.captureScreenshot", options)
+    path = out / f"{name}.webp"
+    path.write_bytes(base64.b64decode(found["data"]))
+    return path
+
+
+def pictures(driver: Any, out: Path) -> Sequence[Path]:  # noqa: ANN401 - a selenium driver
+    """Write the pictures of the key pages; return their files."""
+    made = []
+    driver.get(f"{BASE}/")
+    made += [take(driver, out, "fleet"), take(driver, out, "fleet-phone", scheme="dark", width=390)]
+    driver.get(f"{BASE}/devices")
+    made.append(take(driver, out, "devices"))
+    device = driver.find_element("css selector", "tbody a").get_attribute("href")
+    driver.get(device)
+    made.append(take(driver, out, "device"))
+    driver.get(f"{BASE}/run?run=1")
+    made.append(take(driver, out, "run", scheme="dark"))
+    driver.get(f"{BASE}/replay?run=1")
+    driver.execute_script(REPLAY)
+    wait("the replay", lambda: driver.find_elements("css selector", "figure svg"))
+    driver.find_element("css selector", "h2").location_once_scrolled_into_view  # noqa: B018 - it scrolls
+    made.append(take(driver, out, "replay"))
+    return made
+
+
+def main() -> None:
+    """Take the pictures into the folder of the command line."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--out", type=Path, default=OUT, help="folder (docs/images/console)")
+    out = parser.parse_args().out
+    if chromium.missing():
+        raise SystemExit(chromium.missing())
+    out.mkdir(parents=True, exist_ok=True)
+    python, running = (sys.executable, "-m"), []
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place)
+        program = (*python, "firmware_sim", *FLEET, "--rounds", str(ROUNDS), "--out", str(folder))
+        try:
+            running.append(
+                subprocess.Popen([*program, "--rule", "mean"], stdout=subprocess.DEVNULL)
+            )
+            config = wait("the attacked fleet", lambda: configuration(folder))
+            running.append(
+                subprocess.Popen([*python, "aggregator.console", "--config", str(config)])
+            )
+            wait(f"round {SHOWN}", lambda: is_served("/run?run=1", f"round={SHOWN}"))
+            with closing(_Browser(folder / "profile")) as browser:
+                for path in pictures(browser.driver, out):
+                    sys.stdout.write(f"{path}: {path.stat().st_size} bytes\n")
+        finally:
+            for one in reversed(running):
+                one.terminate()
+                one.wait(60)
+
+
+class _Browser:
+    """A browser that is closed."""
+
+    def __init__(self, profile: Path) -> None:
+        self.driver = chromium.start(profile)
+
+    def close(self) -> None:
+        """Quit the browser."""
+        self.driver.quit()
+
+
+if __name__ == "__main__":
+    main()
