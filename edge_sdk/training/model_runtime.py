@@ -50,6 +50,7 @@ class ModelRuntime:
         mechanism: Privacy mechanism between the readings and everything learned.
         scale: Scale of the model's training; fixed at the first training.
         between_batches: Called between two minibatches; may raise to stop the training.
+        frames: Builds the channels of a series; a simulator shares them between devices.
     """
 
     config: Config
@@ -60,6 +61,7 @@ class ModelRuntime:
     mechanism: Mechanism
     scale: Scale | None = None
     between_batches: Callable[[], None] = do_nothing
+    frames: Callable[..., ChannelFrame] = ChannelFrame.of
     spec: ParamSpec = field(init=False)
     half: Half[Any] = field(init=False)
     local_half: Half[LocalState] = field(init=False)
@@ -408,7 +410,7 @@ class ModelRuntime:
         self._frame = self._learnable = None
 
     def _framed(self, series: Series) -> ChannelFrame:
-        frame = ChannelFrame.of(
+        frame = self.frames(
             series,
             self.manifest,
             site=self.config.site,

@@ -4,6 +4,7 @@ With --attack, or with several methods or rules, every method is run without and
 and a table compares the forecasts of the honest devices.
 
   gridfed-sim fleet --devices 200 --in-process --rounds 20
+  gridfed-sim fleet --direct --devices 1000 --method fedasync --repeat 3
   gridfed-sim fleet --byzantine 0.2 --attack alie --rule mean,trimmed_mean
   gridfed-sim fleet --method fedavg,fedprox --setting fedprox.prox=0.1 --seeds 0 1 2 --csv runs.csv
 """
@@ -17,7 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from edge_sdk.app.cli import CommandResult
+from edge_sdk.app.cli import CommandResult, Failure
 from edge_sdk.app.settings import SettingsError
 from firmware_sim.commands.comparison_options import is_trial, with_trial
 from firmware_sim.commands.fleet_run import MOST_PROCESSES, FleetRun
@@ -93,6 +94,10 @@ def add_arguments(parser: ArgumentParser) -> None:
     where.add_argument(
         "--in-process", const=True, help="all devices in this process (above 16)", **inside
     )
+    words = "halves of devices and aggregator in this process: no broker, signatures or disk"
+    where.add_argument("--direct", action="store_true", help=words)
+    words = "with --direct: run N times with the same seeds, and compare every bit"
+    add("--repeat", type=int, default=1, metavar="N", help=words)
     add("--broker", default="", metavar="URL", help="URL of a running broker; default: start one")
     add_broker_kind(parser, "--kind")
     add(
@@ -119,9 +124,12 @@ def run(args: Namespace) -> CommandResult:
             "--shared none: a fleet without shared layers has no rounds",
             hint="gridfed-sim demo compares local training with shared layers",
         )
+    _check_direct(args)
     lacking = check_histories(chosen, samples) if args.aggregator is None else []
     if is_trial(chosen) or args.seeds or args.csv:
         return _trial(args, chosen, samples)
+    if args.direct:
+        return _direct(args, chosen, samples)
     inside = chosen.devices > MOST_PROCESSES if args.is_inside is None else args.is_inside
     outages = a_minute({k: value_of(v) for k, v in pairs(args.fault, "--fault").items()})
     if outages and inside:
@@ -162,6 +170,59 @@ def run(args: Namespace) -> CommandResult:
     return CommandResult(data, cost.text() + (f"\nforecasts served: {served}" if served else ""))
 
 
+def _check_direct(args: Namespace) -> None:
+    """Refuse options that a direct simulation does not have, and one that nothing else has."""
+    if args.repeat < 1:
+        raise SettingsError(f"--repeat {args.repeat}: expected at least 1")
+    if args.direct and (args.aggregator or args.broker or args.fault):
+        raise SettingsError(
+            "--direct: there is no broker, aggregator or process",
+            hint="leave --broker, --aggregator and --fault out, or --direct",
+        )
+    if args.repeat > 1 and not args.direct:
+        raise SettingsError(
+            "--repeat: arrivals over a broker have no fixed order", hint="add --direct"
+        )
+
+
+def _direct(args: Namespace, chosen: Scenario, samples: SampleSet) -> CommandResult:
+    """Run the fleet directly, and compare the bits of repeated runs."""
+    from firmware_sim.direct.run import DirectRun  # noqa: PLC0415 - loads the aggregator
+
+    with stoppable(), display(is_quiet=args.json) as shown:
+        run_ = DirectRun(chosen, samples, shown, limit=args.limit, seed=args.seed)
+        results = list(run_.repeat(args.repeat))
+    first = results[0]
+    different = [
+        number
+        for number, one in enumerate(results, 1)
+        if (one.digest, one.rounds) != (first.digest, first.rounds)
+    ]
+    if different:
+        raise Failure(
+            f"--repeat {args.repeat}: run {different[0]} gave other bits than run 1",
+            hint="report it: equal seeds give equal bits",
+        )
+    data: dict[str, Any] = {
+        "devices": first.devices,
+        "rounds": first.version,
+        "updates": first.updates,
+        "seconds": [one.seconds for one in results],
+        "updates_per_second": max(one.rate for one in results),
+        "setup_seconds": first.setup,
+        "virtual_seconds": first.virtual,
+        "bytes": {"up": first.up, "down": first.down},
+        "state": first.digest,
+        "model": first.model,
+        "refused": first.refused,
+        "repeated": args.repeat,
+    }
+    text = first.text()
+    if args.repeat > 1:
+        text += f"\n{args.repeat} runs gave the same bits in each of {len(first.rounds)} rounds"
+    return CommandResult(data, text)
+
+
 def _trial(args: Namespace, chosen: Scenario, samples: SampleSet) -> CommandResult:
     """Run every scenario without and with every attack."""
     if args.is_inside is False or args.aggregator:
@@ -187,6 +248,7 @@ def _trial(args: Namespace, chosen: Scenario, samples: SampleSet) -> CommandResu
                     kind=args.kind,
                     limit=args.limit,
                     seed=seed,
+                    is_direct=args.direct,
                 )
                 rows[seed] = trial.run()
                 if args.csv is not None:  # also what a later seed could not finish

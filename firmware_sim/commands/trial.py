@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from firmware_sim.attacks.attack_plan import AttackPlan
 from firmware_sim.commands.fleet_run import FleetRun
@@ -23,6 +23,9 @@ from firmware_sim.reports.forecast_errors import Errors
 from firmware_sim.reports.progress_display import Display
 from firmware_sim.samples import SampleSet
 from firmware_sim.scenario import RunSettings, Scenario
+
+if TYPE_CHECKING:
+    from firmware_sim.direct.run import DirectRun
 
 HOLDS = 0.15
 """Largest rise of the RMSE that is reported as ``holds``."""
@@ -160,6 +163,7 @@ class Trial:
         broker: Address of a running broker, or empty to start one of ``kind``.
         limit: Time limit of one run in seconds.
         seed: Seed of the simulator's draws.
+        is_direct: True if halves run without broker, signatures and disk.
     """
 
     scenario: Scenario
@@ -170,6 +174,7 @@ class Trial:
     kind: str = "auto"
     limit: float = 600.0
     seed: int = 0
+    is_direct: bool = False
     rows: list[TrialRow] = field(default_factory=list)
 
     def run(self) -> list[TrialRow]:
@@ -179,16 +184,21 @@ class Trial:
             NoBroker: There is no broker at the address.
             Died: A program ended in failure; the aggregator refuses what a rule does not tolerate.
         """
+        if self.is_direct:
+            return self._all("")
         with ProcessGroup(self.out / "logs") as family:
             given = require_broker(self.broker) if self.broker else ""
-            url = given or start_broker(family, self.out / "broker", self.kind)
-            for number, learning in enumerate((self.scenario.run, *self.scenario.comparisons)):
-                clean = self._one(url, f"{number}-{learning.method}", learning, None)
-                self.rows.append(clean)
-                for attack, attack_plan in enumerate(self.scenario.attacks):
-                    where = f"{number}-{learning.method}-{attack}-{attack_plan.attack}"
-                    row = self._one(url, where, learning, attack_plan)
-                    self.rows.append(replace(row, clean=clean.errors.rmse))
+            return self._all(given or start_broker(family, self.out / "broker", self.kind))
+
+    def _all(self, url: str) -> list[TrialRow]:
+        """Execute every run, over a broker if there is one."""
+        for number, learning in enumerate((self.scenario.run, *self.scenario.comparisons)):
+            clean = self._one(url, f"{number}-{learning.method}", learning, None)
+            self.rows.append(clean)
+            for attack, attack_plan in enumerate(self.scenario.attacks):
+                where = f"{number}-{learning.method}-{attack}-{attack_plan.attack}"
+                row = self._one(url, where, learning, attack_plan)
+                self.rows.append(replace(row, clean=clean.errors.rmse))
         return self.rows
 
     @property
@@ -205,21 +215,7 @@ class Trial:
         run_settings = replace(
             learning, quorum=learning.awaits(available_updates(self.scenario, attack_plan))
         )
-        run = FleetRun(
-            replace(self.scenario, run=run_settings),
-            self.samples,
-            self.out / where,
-            self.shown,
-            is_in_process=True,
-            name=f"{learning.method} {learning.rule_name}, {attack_plan.attack if attack_plan else 'none'}",
-            broker=url,
-            limit=self.limit,
-            seed=self.seed,
-            fleet=f"trial-{len(self.rows)}",
-            stall=STALL if attack_plan else math.inf,
-            attack_plan=attack_plan,
-            evaluated=self.evaluated,
-        )
+        run = self._prepared(replace(self.scenario, run=run_settings), where, url, attack_plan)
         rounds, sent = learning.rounds, 0
         try:
             cost = run.run()
@@ -243,6 +239,41 @@ class Trial:
             credit=run.credit,
             byzantine=attack_plan.malicious(ids) if attack_plan else frozenset(),
             sent=sent,
+        )
+
+    def _prepared(
+        self, chosen: Scenario, where: str, url: str, attack_plan: AttackPlan | None
+    ) -> FleetRun | DirectRun:
+        """Return one run that has not begun."""
+        learning, attack = chosen.run, attack_plan.attack if attack_plan else "none"
+        name = f"{learning.method} {learning.rule_name}, {attack}"
+        if self.is_direct:
+            from firmware_sim.direct.run import DirectRun  # noqa: PLC0415 - loads the aggregator
+
+            return DirectRun(
+                chosen,
+                self.samples,
+                self.shown,
+                limit=self.limit,
+                seed=self.seed,
+                name=name,
+                attack_plan=attack_plan,
+                evaluated=self.evaluated,
+            )
+        return FleetRun(
+            chosen,
+            self.samples,
+            self.out / where,
+            self.shown,
+            is_in_process=True,
+            name=name,
+            broker=url,
+            limit=self.limit,
+            seed=self.seed,
+            fleet=f"trial-{len(self.rows)}",
+            stall=STALL if attack_plan else math.inf,
+            attack_plan=attack_plan,
+            evaluated=self.evaluated,
         )
 
 

@@ -114,12 +114,12 @@ def prepare(
         Died: The aggregator's own commands refused; the hint is their output.
     """
     make_private_folder(folder)
-    chosen = replace(chosen, bundle=_signed_bundle(folder, chosen.bundle))
+    chosen = replace(chosen, bundle=signed_bundle(folder, chosen.bundle))
     config = folder / "aggregator.toml"
-    config.write_text(toml(_aggregator(fleet, chosen, broker, page)), encoding="utf-8")
+    config.write_text(toml(aggregator_table(fleet, chosen, broker, page)), encoding="utf-8")
     run(command("gridfed-aggregator", "init", str(config)))
     root = folder / "aggregator" / "root.pub"
-    common = _common(fleet, chosen, broker, root, choose_best=choose_best)
+    common = device_table(fleet, chosen, broker, root, choose_best=choose_best)
     is_plugin = chosen.run.method not in list(
         CONTRACTS
     )  # which a device accepts only if it is named
@@ -130,7 +130,7 @@ def prepare(
     return Prepared(folder, config, devices, page)
 
 
-def _signed_bundle(folder: Path, bundle: str) -> str:
+def signed_bundle(folder: Path, bundle: str) -> str:
     """Return a shipped name; copy any other bundle and sign the copy with the root of this fleet.
 
     The fleet and its root key exist for one run, and its devices trust that root only.
@@ -140,6 +140,7 @@ def _signed_bundle(folder: Path, bundle: str) -> str:
     make_private_folder(folder / "aggregator")
     root = generate()
     save_signing_key(folder / "aggregator" / "root.key", root)  # which init takes over
+    save_public(folder / "aggregator" / "root.pub", root.public)
     copied = (folder / "bundle" / Path(bundle).name).absolute()
     shutil.copytree(bundle, copied)
     (copied / SIGNATURE).write_bytes(seal(root, (copied / MANIFEST).read_bytes()))
@@ -172,7 +173,7 @@ def join(
     settings = {row["key"]: row["value"] for row in checked["settings"]}
     root = Path(settings.get("keys.root") or "")
     root = root if root.is_file() else Path(settings["state"]) / "root.pub"
-    common = _common(settings["fleet"], chosen, broker, root, choose_best=choose_best)
+    common = device_table(settings["fleet"], chosen, broker, root, choose_best=choose_best)
     devices = _enrolled(folder, config, common, chosen, samples)
     return Prepared(folder, config, devices, settings["http.listen"])
 
@@ -199,7 +200,8 @@ def _enrolled(
     return devices
 
 
-def _aggregator(fleet: str, chosen: Scenario, broker: str, page: str) -> dict[str, Any]:
+def aggregator_table(fleet: str, chosen: Scenario, broker: str, page: str) -> dict[str, Any]:
+    """Return the aggregator's configuration for a scenario, as a table."""
     learning: RunSettings = chosen.run
     return {
         "fleet": fleet,
@@ -225,7 +227,7 @@ def _aggregator(fleet: str, chosen: Scenario, broker: str, page: str) -> dict[st
     }
 
 
-def _common(
+def device_table(
     fleet: str, chosen: Scenario, broker: str, root: Path, *, choose_best: bool
 ) -> dict[str, Any]:
     """Return the configuration that all devices share."""

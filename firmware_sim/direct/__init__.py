@@ -1,0 +1,1 @@
+"""Direct simulation: device and server halves in one process, without broker, signatures and disk."""

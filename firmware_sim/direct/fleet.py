@@ -1,0 +1,241 @@
+"""Set up the devices and the server of a direct simulation from a scenario."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from aggregator.config import AggregatorConfig, BoundRun, bind
+from edge_sdk import METHODS, Config
+from edge_sdk.app.permissions import make_private_folder
+from edge_sdk.app.settings import SettingsError
+from edge_sdk.bundle import Bundle, TrustedKeys
+from edge_sdk.forecasting.series import Series
+from edge_sdk.privacy.mechanism import Mechanism, NoMechanism
+from edge_sdk.training.bootstrap import plan
+from edge_sdk.training.model_runtime import ModelRuntime
+from edge_sdk.training.retention import history_of
+from edge_sdk.training.run_role import RunRole
+from edge_sdk.wire.contract.method import CONTRACTS, Half, Up, answered
+from edge_sdk.wire.keys import read_public
+from firmware_sim.attacks.attack_plan import AttackPlan
+from firmware_sim.attacks.byzantine_halves import ByzantineHalves, recorded
+from firmware_sim.attacks.coalition import Coalition
+from firmware_sim.direct.arrivals import ArrivalTimes, VirtualClock
+from firmware_sim.direct.device import DirectDevice
+from firmware_sim.direct.histories import SharedHistories
+from firmware_sim.direct.server import RUN, DirectServer
+from firmware_sim.direct.simulation import DirectSimulation, MayAnswer
+from firmware_sim.fleet.run_files import (
+    aggregator_table,
+    assigned,
+    device_table,
+    signed_bundle,
+    toml,
+)
+from firmware_sim.reports.forecast_errors import Error, Errors
+from firmware_sim.samples import DeviceReadings, SampleSet
+from firmware_sim.scenario import Scenario
+
+Factory = Callable[..., Half[Any]]
+
+PATIENCE = 60.0
+"""Virtual seconds that an omniscient Byzantine device waits for the honest updates of a round."""
+
+_URL = "mqtt://127.0.0.1"  # the configurations name a broker; nothing connects to it
+
+
+def refuse_unsupported(chosen: Scenario, attack_plan: AttackPlan | None = None) -> None:
+    """Refuse what a simulation without broker and store cannot do.
+
+    Raises:
+        SettingsError: The message names the option, and the way that works.
+    """
+    method = chosen.run.method
+    contract = CONTRACTS.get(method, {})
+    hint = "leave --direct out: the run then has a broker"
+    if any(ask.perishable for ask in contract.values()):
+        raise SettingsError(f"--direct: {method} exchanges activations during a round", hint=hint)
+    if contract and answered(contract)[1].up is Up.PEERS:
+        raise SettingsError(f"--direct: {method} exchanges models between devices", hint=hint)
+    if dict(chosen.privacy.get("mechanism", {})).get("name", "none") != "none":
+        raise SettingsError("--direct: a privacy mechanism needs the device's store", hint=hint)
+    kind = attack_plan.bound.attack.kind if attack_plan is not None else "model"
+    if attack_plan is not None and kind not in {"model", "data"}:
+        raise SettingsError(
+            f"--direct: attack {attack_plan.attack} changes a {kind}, which there is none of",
+            hint=hint,
+        )
+
+
+@dataclass
+class DirectFleet:
+    """The parts that all devices share, and the devices.
+
+    Attributes:
+        scenario: The scenario.
+        samples: Set of readings.
+        bound: The bound configuration of the aggregator.
+        bundle: The verified bundle, with its graphs loaded once.
+        config: Configuration of a device; each has its own id.
+        histories: Series and channels.
+        samples_of: Readings of each device, by id.
+        seed: Seed of the order of arrival.
+        attack_plan: Attack on the run; None without one.
+    """
+
+    scenario: Scenario
+    samples: SampleSet
+    bound: BoundRun
+    bundle: Bundle
+    config: Config
+    histories: SharedHistories
+    samples_of: dict[str, DeviceReadings]
+    seed: int = 0
+    attack_plan: AttackPlan | None = None
+    _mechanism: Mechanism | None = None
+
+    @classmethod
+    def of(
+        cls,
+        chosen: Scenario,
+        samples: SampleSet,
+        *,
+        seed: int = 0,
+        attack_plan: AttackPlan | None = None,
+    ) -> DirectFleet:
+        """Bind the scenario; a bundle in a folder is signed with a key of this simulation.
+
+        Raises:
+            SettingsError: As ``refuse_unsupported``, or a value that does not fit the run.
+            BundleError: The bundle is missing or damaged.
+        """
+        refuse_unsupported(chosen, attack_plan)
+        with ExitStack() as stack:
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gridfed-sim-")))
+            make_private_folder(folder)
+            chosen = replace(chosen, bundle=signed_bundle(folder, chosen.bundle))
+            bound = bind(_aggregator_config(chosen, folder))
+            config = _device_config(chosen, folder)
+            public = bound.config.root_public
+            roots = (read_public(public),) if public.is_file() else ()
+            bundle = Bundle.open(chosen.bundle, trust=TrustedKeys(roots))
+            _ = [bundle.graphs[name] for name in bundle.graphs]  # loaded before the files go
+        capacity = history_of(config, bundle.manifest).slots
+        return cls(
+            chosen,
+            samples,
+            bound,
+            bundle,
+            config,
+            SharedHistories(samples, bundle.manifest, capacity),
+            dict(assigned(samples.samples, chosen.devices)),
+            seed,
+            attack_plan,
+        )
+
+    def simulation(self) -> DirectSimulation:
+        """Return a simulation at its beginning; each call begins anew with the same seeds."""
+        ids = sorted(self.samples_of)
+        clock = VirtualClock()
+        factories, waits = self._factories(ids, clock)
+        devices = {name: self._device(name, factories.get(name)) for name in ids}
+        server = DirectServer(self.bound, ids)
+        return DirectSimulation(server, devices, ArrivalTimes(self.seed), waits, clock)
+
+    def errors(self, simulation: DirectSimulation, evaluated: tuple[str, ...]) -> Errors:
+        """Score the devices' forecasts on readings after their histories."""
+        found = {}
+        later = replace(self.scenario, until=self.scenario.evaluation[1])
+        for name in evaluated:
+            device = simulation.devices[name]
+            series = self.histories.series(self.samples_of[name], later)
+            judged = self._runtime(name, series, METHODS[self.bound.config.run.method])
+            judged.scale = device.learner.scale
+            _, predicted, truth = judged.rolling(device.state, *self.scenario.span)
+            found[name] = Error.of(predicted, truth)
+        return Errors(found)
+
+    def _device(self, name: str, factory: Factory | None) -> DirectDevice:
+        series = self.histories.series(self.samples_of[name], self._span_of(name))
+        method = self.bound.config.run.method
+        learner = self._runtime(name, series, factory or METHODS[method])
+        return DirectDevice(learner, self.bound.limits.encs)
+
+    def _span_of(self, name: str) -> Scenario:
+        """Return the scenario with the device's own start: the last one may be a newcomer."""
+        chosen = self.scenario
+        if chosen.newcomer_start and name == list(self.samples_of)[-1]:
+            return replace(chosen, start=chosen.newcomer_start)
+        return chosen
+
+    def _runtime(self, name: str, series: Series, factory: Factory) -> ModelRuntime:
+        run = self.bound.config.run
+        return ModelRuntime(
+            replace(self.config, id=name),
+            self.bundle,
+            RunRole(RUN, run.method, tuple(self.bound.shared)),
+            factory,
+            series,
+            self._shared_mechanism(),
+            frames=self.histories.frame,
+        )
+
+    def _shared_mechanism(self) -> Mechanism:
+        """Return the one mechanism of all devices: it draws nothing and keeps nothing."""
+        if self._mechanism is None:
+            method, size = self.bound.config.run.method, self.bound.spec.shared_size
+            made = plan(self.config, self.bundle.manifest, method, size)
+            reports = [number for ask in CONTRACTS[method].values() for number in ask.report]
+            measured = frozenset({"n", *(number.name for number in reports if number.measured)})
+            self._mechanism = NoMechanism(made, measured)
+        return self._mechanism
+
+    def _factories(
+        self, ids: list[str], clock: VirtualClock
+    ) -> tuple[dict[str, Factory], dict[str, MayAnswer]]:
+        """Return the halves of the devices that an attack changes or observes, by id."""
+        attack_plan = self.attack_plan
+        if attack_plan is None:
+            return {}, {}
+        bound, malicious = attack_plan.bound, attack_plan.malicious(ids)
+        method = self.bound.config.run.method
+        coalition = Coalition(frozenset(ids) - malicious, malicious, PATIENCE, clock.monotonic)
+        found: dict[str, Factory] = {}
+        waits: dict[str, MayAnswer] = {}
+        for name in ids:
+            if name in malicious:
+                attacker = ByzantineHalves(
+                    name,
+                    bound,
+                    coalition,
+                    start_round=attack_plan.start_round,
+                    is_colluding=attack_plan.colluding,
+                    seed=attack_plan.seed,
+                )
+                attacker.read_features(lambda: self.bundle.manifest.features)
+                found[name], waits[name] = attacker.methods()[method], attacker.may_answer
+            elif bound.attack.is_omniscient:
+                found[name] = recorded(coalition, name)[method]
+        return found, waits
+
+
+def _aggregator_config(chosen: Scenario, folder: Path) -> AggregatorConfig:
+    """Write the aggregator's configuration, and return it as its programs read it."""
+    file = folder / "aggregator.toml"
+    file.write_text(toml(aggregator_table("sim", chosen, _URL, "off")), encoding="utf-8")
+    return AggregatorConfig.load(file)
+
+
+def _device_config(chosen: Scenario, folder: Path) -> Config:
+    """Write the configuration of one device, and return it; each device replaces the id."""
+    table = device_table("sim", chosen, _URL, folder / "root.pub", choose_best=False)
+    keys = {"device": "device.key", "root": table.pop("root")}
+    own = {"id": "device", "state": "device", "keys": keys}
+    file = folder / "device.toml"
+    file.write_text(toml({**own, **table}), encoding="utf-8")
+    return Config.load(file)

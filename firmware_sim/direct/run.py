@@ -1,0 +1,199 @@
+"""Run a scenario directly, with progress and time limit, and return what it came to."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from firmware_sim.attacks.attack_plan import AttackPlan
+from firmware_sim.direct.fleet import DirectFleet
+from firmware_sim.direct.server import DirectRound
+from firmware_sim.direct.simulation import DirectSimulation
+from firmware_sim.fleet.federation import Progress, TooSlow
+from firmware_sim.fleet.in_process import Cost, processor_seconds
+from firmware_sim.reports.credit_report import CreditReport
+from firmware_sim.reports.forecast_errors import Errors
+from firmware_sim.reports.progress_display import Display
+from firmware_sim.results import short
+from firmware_sim.samples import SampleSet
+from firmware_sim.scenario import Scenario
+
+SHOW_EVERY = 0.25
+"""Seconds between two updates of the display."""
+
+
+@dataclass(frozen=True, slots=True)
+class DirectResult:
+    """Result of a direct simulation.
+
+    Attributes:
+        devices: Number of devices.
+        rounds: Rounds that ended, in order.
+        updates: Number of updates that the devices sent.
+        setup: Seconds until the first round was opened.
+        seconds: Seconds of the rounds.
+        processor: Processor seconds of the rounds.
+        virtual: Virtual seconds of the rounds.
+        up: Bytes of the updates' vectors; ``down``: of the models that the devices received.
+        digest: Digest of the server half's final state, as the aggregator records it.
+        refused: Number of refused updates, by reason.
+    """
+
+    devices: int
+    rounds: tuple[DirectRound, ...]
+    updates: int
+    setup: float
+    seconds: float
+    processor: float
+    virtual: float
+    up: int
+    down: int
+    digest: str
+    refused: dict[str, int]
+
+    @property
+    def rate(self) -> float:
+        """Return the updates a second."""
+        return self.updates / self.seconds if self.seconds else 0.0
+
+    @property
+    def model(self) -> str:
+        """Return the SHA-256 of the final model; empty before the first round ended."""
+        return self.rounds[-1].model if self.rounds else ""
+
+    @property
+    def version(self) -> int:
+        """Return the number of times the model moved."""
+        return self.rounds[-1].version if self.rounds else 0
+
+    @property
+    def cost(self) -> Cost:
+        """Return the cost; the server's part of the processor time is counted with the devices'."""
+        return Cost(
+            self.devices, self.version, self.seconds, self.processor, 0.0, self.up, self.down
+        )
+
+    def text(self) -> str:
+        """Return the result as four lines."""
+        each = 1e3 * self.processor / self.updates if self.updates else 0.0
+        refused = ", ".join(f"{name} {count}" for name, count in sorted(self.refused.items()))
+        return (
+            f"{self.devices} devices, {self.version} rounds, {self.updates} updates in"
+            f" {self.seconds:.2f} s: {self.rate:.0f} updates a second, {each:.2f} ms processor each\n"
+            f"set-up {self.setup:.2f} s ({1e3 * self.setup / self.devices:.1f} ms a device),"
+            f" {self.virtual:.1f} virtual seconds, {short(self.up)} up, {short(self.down)} down\n"
+            f"state {self.digest}\nmodel {self.model}" + (f"\nrefused {refused}" if refused else "")
+        )
+
+
+@dataclass
+class DirectRun:
+    """One direct run, with the attributes of a ``FleetRun`` that a trial reads.
+
+    Attributes:
+        scenario: The scenario.
+        samples: Set of readings.
+        shown: Display of the progress.
+        limit: Time limit in seconds.
+        seed: Seed of the order of arrival.
+        name: Name of the run in the progress.
+        attack_plan: Attack on the run; None without one.
+        evaluated: Ids of the devices whose forecasts are evaluated at the end.
+        errors: Their errors.
+        credit: None: a credit report needs the aggregator's store.
+        refused: Number of refused updates, by reason.
+        moved: Number of times the model moved.
+        result: Result of the last run.
+    """
+
+    scenario: Scenario
+    samples: SampleSet
+    shown: Display
+    limit: float = 600.0
+    seed: int = 0
+    name: str = "direct"
+    attack_plan: AttackPlan | None = None
+    evaluated: tuple[str, ...] = ()
+    errors: Errors | None = None
+    credit: CreditReport | None = None
+    refused: dict[str, int] = field(default_factory=dict)
+    moved: int = 0
+    result: DirectResult | None = None
+    _fleet: DirectFleet | None = None
+
+    def run(self) -> Cost:
+        """Run once; ``result`` and ``errors`` are set afterwards.
+
+        Raises:
+            SettingsError: The run needs a broker or a store.
+            TooSlow: It did not end within the time limit.
+        """
+        begun = time.monotonic()
+        if self._fleet is None:
+            self._fleet = DirectFleet.of(
+                self.scenario, self.samples, seed=self.seed, attack_plan=self.attack_plan
+            )
+        simulation = self._fleet.simulation()
+        started, processor = time.monotonic(), processor_seconds()
+        self._run(simulation, started)
+        ended, server = time.monotonic(), simulation.server
+        self.result = DirectResult(
+            len(simulation.devices),
+            tuple(server.rounds),
+            simulation.updates,
+            started - begun,
+            ended - started,
+            processor_seconds() - processor,
+            simulation.clock.now,
+            server.bytes_up,
+            server.bytes_down,
+            server.digest,
+            dict(server.refused),
+        )
+        if self.evaluated:
+            self.errors = self._fleet.errors(simulation, self.evaluated)
+        return self.result.cost
+
+    def repeat(self, count: int) -> Iterator[DirectResult]:
+        """Run so many times with the same seeds, and yield every result."""
+        for _ in range(count):
+            self.run()
+            assert self.result is not None
+            yield self.result
+
+    def _run(self, simulation: DirectSimulation, started: float) -> None:
+        shown, rounds = started, self.scenario.run.rounds
+
+        def closed() -> None:
+            nonlocal shown
+            now, last = time.monotonic(), simulation.server.rounds[-1]
+            self.moved, self.refused = last.version, dict(simulation.server.refused)
+            is_done = simulation.server.is_done
+            if is_done or now - shown >= SHOW_EVERY:
+                shown = now
+                state = "done" if is_done else "training"
+                self.shown.update(self.name, state, self._progress(simulation, now - started))
+            if now - started > self.limit and not is_done:
+                raise TooSlow(
+                    f"time limit of {self.limit:.0f} s: {last.version} of {rounds} rounds closed",
+                    hint="more time: --limit; fewer rounds: --rounds",
+                )
+
+        simulation.run(closed)
+
+    def _progress(self, simulation: DirectSimulation, seconds: float) -> Progress:
+        server, last = simulation.server, simulation.server.rounds[-1]
+        count = len(simulation.devices)
+        return Progress(
+            round=last.round,
+            version=last.version,
+            rounds=self.scenario.run.rounds,
+            loss=last.loss,
+            seen=count,
+            present=count,
+            up=server.bytes_up,
+            down=server.bytes_down,
+            refused=dict(server.refused),
+            seconds=seconds,
+        )

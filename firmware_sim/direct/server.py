@@ -1,0 +1,201 @@
+"""The server half without link and store: messages of devices in, their tasks out.
+
+Admission, the half and the digest of a round are those of the aggregator.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from aggregator.config import BoundRun
+from aggregator.methods import OPEN
+from aggregator.store.state_codec import digest
+from edge_sdk.session.manifest_checks import vectors
+from edge_sdk.wire.contract.method import (
+    ALL,
+    CONTRACTS,
+    END,
+    Closed,
+    Due,
+    Effects,
+    Event,
+    Member,
+    Task,
+)
+from edge_sdk.wire.contract.parameter_layout import Vector
+from edge_sdk.wire.errors import Reason, Refused
+from edge_sdk.wire.protocol.admission_policy import OpenRound, admit_update
+from edge_sdk.wire.protocol.messages import UpdateMessage
+
+RUN = 1
+"""Number of the run, as that of a new fleet: minibatches are drawn by it."""
+
+
+@dataclass(frozen=True, slots=True)
+class DirectRound:
+    """A round that ended.
+
+    Attributes:
+        round: Number of the round.
+        version: Number of times the model has moved.
+        moved: True if this round moved it.
+        model: SHA-256 of the model's float64 vector, hexadecimal.
+        cohort: Devices whose updates were used, in order of their ids.
+        loss: Mean training loss that they reported; None if none did.
+    """
+
+    round: int
+    version: int
+    moved: bool
+    model: str
+    cohort: tuple[str, ...] = ()
+    loss: float | None = None
+
+
+@dataclass(slots=True)
+class DirectServer:
+    """The server of a direct simulation.
+
+    Attributes:
+        bound: The bound configuration, as a daemon has it.
+        devices: Ids of the devices, sorted.
+        state: State of the server half.
+        rounds: Rounds that ended.
+        refused: Number of refused updates, by reason.
+        bytes_up: Bytes of the updates' vectors; ``bytes_down``: of the tasks' vectors.
+    """
+
+    bound: BoundRun
+    devices: Sequence[str]
+    state: Any = None
+    rounds: list[DirectRound] = field(default_factory=list)
+    refused: Counter[str] = field(default_factory=Counter)
+    bytes_up: int = 0
+    bytes_down: int = 0
+    _free: dict[str, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Begin with the bundle's initial vector."""
+        self.state = self.bound.first_state()
+
+    @property
+    def is_done(self) -> bool:
+        """Return True if the run has completed its configured number of rounds."""
+        return self.state.round > 0 and not self.state.is_open
+
+    @property
+    def digest(self) -> str:
+        """Return the digest of the half's state, hexadecimal, as the aggregator records it."""
+        return digest(self.state).hex()
+
+    def open(self) -> tuple[list[Task], list[Due]]:
+        """Open the first round, and let every device join in order of the ids."""
+        tasks, timers = self._apply(OPEN)
+        for device in self.devices:
+            more, later = self._apply(Member(device, present=True))
+            tasks, timers = tasks + more, timers + later
+        return tasks, timers
+
+    def expire(self, due: Due) -> tuple[list[Task], list[Due]]:
+        """Apply a timer that is due."""
+        return self._apply(due)
+
+    def receive(self, device: str, message: UpdateMessage) -> tuple[list[Task], list[Due]]:
+        """Admit an update and apply it; a refused one is counted and changes nothing."""
+        now, self.bytes_up = self.state, self.bytes_up + len(message.blob)
+        opened = OpenRound(RUN, now.round, now.version, is_open=now.is_open)
+        try:
+            update = admit_update(
+                message, sender=device, limits=self.bound.limits, round_state=opened
+            )
+            if why := self.bound.fault(update):
+                raise Refused(Reason.NORM_EXCEEDED, why)  # noqa: TRY301 - one place counts
+        except Refused as refused:
+            self.refused[refused.reason.name] += 1
+            self._free[device] = message.round
+            return self._ask_refused()
+        single = np.asarray(update.vector, np.float32)  # as the journal keeps it
+        is_exact = np.array_equal(single, update.vector)
+        tasks, timers = self._apply(replace(update, vector=single) if is_exact else update)
+        more, later = self._ask_refused()
+        return tasks + more, timers + later
+
+    def _ask_refused(self) -> tuple[list[Task], list[Due]]:
+        """Ask devices again whose update was refused in an earlier round than the open one."""
+        tasks: list[Task] = []
+        timers: list[Due] = []
+        if not self.bound.ask.personal:
+            self._free.clear()
+        for device in [name for name, number in self._free.items() if number < self.state.round]:
+            del self._free[device]
+            more, later = self._apply(Member(device, present=True))
+            tasks, timers = tasks + more, timers + later
+        return tasks, timers
+
+    def final_tasks(self) -> list[Task]:
+        """Return the tasks by which the devices adopt the final model."""
+        state, model = self.state, self.bound.half.model(self.state)
+        w = np.asarray(model["p"], np.float32)
+        values = {x.name: float(model[x.name]) for x in self.bound.ask.numbers if x.name in model}
+        return [
+            Task(device, state.round, END, base=state.version, values=values, arrays={"w": w})
+            for device in self.devices
+        ]
+
+    def _apply(self, event: Event) -> tuple[list[Task], list[Due]]:
+        self.state, effects = self.bound.half.apply(self.state, event)
+        return self._followed(effects)
+
+    def _followed(self, effects: Effects) -> tuple[list[Task], list[Due]]:
+        tasks: list[Task] = []
+        timers: list[Due] = []
+        for effect in effects:
+            if isinstance(effect, Closed):
+                self._record(effect)
+            elif isinstance(effect, Due):
+                timers.append(effect)
+            elif isinstance(effect, Task):
+                tasks += self._addressed(effect)
+        return tasks, timers
+
+    def _record(self, closed: Closed) -> None:
+        report = closed.report
+        self.rounds.append(
+            DirectRound(
+                closed.round,
+                closed.version,
+                closed.moved,
+                hashlib.sha256(self.state.w.tobytes()).hexdigest(),
+                tuple(sorted(report.get("cohort", ()))),
+                report.get("loss"),
+            )
+        )
+
+    def _addressed(self, task: Task) -> list[Task]:
+        """Return a task as its devices decode it: vectors in float32, declared scalars."""
+        if task.to != ALL:
+            self.bytes_down += 4 * sum(array.size for array in task.arrays.values())
+            values = {name: float(value) for name, value in task.values.items()}
+            return [replace(task, values=values, arrays=self._personal(task))]
+        ask = self.bound.ask
+        name = ask.down[0] if ask.down else "w"
+        w = np.asarray(task.arrays[name], np.float32)
+        self.bytes_down += 4 * w.size * len(self.devices)
+        declared = {one.name for one in ask.numbers}
+        values = {key: float(value) for key, value in task.values.items() if key in declared}
+        arrays = {name: w}
+        return [replace(task, to=one, values=values, arrays=arrays) for one in self.devices]
+
+    def _personal(self, task: Task) -> dict[str, Vector]:
+        ask = CONTRACTS[self.bound.config.run.method][task.ask]
+        present = [np.ravel(task.arrays[name]) for name in ask.down if name in task.arrays]
+        if not present:
+            return {}
+        joined = np.concatenate(present).astype(np.float32)
+        return vectors(ask.down, joined, self.bound.spec.shared_size, stacked=ask.stacked)

@@ -1,0 +1,66 @@
+"""``gridfed-sim fleet --direct``: its output, its repeated runs, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from firmware_sim.commands.main import main
+from firmware_sim.direct import arrivals
+
+SMALL = ("fleet", "--direct", "--devices", "4", "--bundle", "load-mlp", "--steps", "1")
+
+
+def run(capsys, *more):
+    code = main([*SMALL, *more, "--json"])
+    return code, json.loads(capsys.readouterr().out or "{}")
+
+
+def test_repeated_asynchronous_runs_give_the_same_bits(capsys):
+    code, found = run(capsys, "--method", "fedasync", "--rounds", "12", "--repeat", "3")
+    assert code == 0
+    assert found["repeated"] == len(found["seconds"]) == 3
+    assert found["rounds"] == 12
+    assert found["updates"] >= 12
+    again = run(capsys, "--method", "fedasync", "--rounds", "12")[1]
+    assert again["state"] == found["state"]
+    other = run(capsys, "--method", "fedasync", "--rounds", "12", "--seed", "7")[1]
+    assert other["state"] != found["state"]
+
+
+def test_runs_that_differ_are_reported(capsys, monkeypatch):
+    draws = iter(range(10_000))
+    monkeypatch.setattr(arrivals.ArrivalTimes, "next", lambda *_: 1.0 / (1 + next(draws) % 7))
+    code = main([*SMALL, "--method", "fedasync", "--rounds", "9", "--repeat", "2"])
+    assert code != 0
+    assert "other bits than run 1" in capsys.readouterr().err
+
+
+def test_a_comparison_of_methods_and_attacks_needs_no_broker(capsys, tmp_path):
+    table = tmp_path / "runs.csv"
+    options = ("--method", "fedavg,fedprox", "--attack", "flipping", "--csv", str(table))
+    code, found = run(capsys, "--rounds", "2", *options)
+    assert code == 0
+    assert [row["attack"] for row in found["runs"]] == [None, "flipping"] * 2
+    assert all(row["rmse"] > 0 for row in found["runs"])
+    assert len(table.read_text().splitlines()) == 1 + 4 * 3
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        (("--broker", "mqtt://127.0.0.1:1"), "--direct"),
+        (("--repeat", "0"), "at least 1"),
+        (("--fault", "brownouts=1"), "--direct"),
+        (("--attack", "delay"), "link"),
+    ],
+)
+def test_what_does_not_fit_is_refused(capsys, more, words):
+    assert main([*SMALL, *more]) == 2
+    assert words in capsys.readouterr().err
+
+
+def test_repeat_without_direct_is_refused(capsys):
+    assert main(["fleet", "--devices", "2", "--repeat", "2"]) == 2
+    assert "add --direct" in capsys.readouterr().err
