@@ -30,6 +30,8 @@ Floats = NDArray[np.float64]
 DAY = 86_400
 BLOCK = 512
 """Rows that are multiplied at once."""
+WINDOWS = 64
+"""Windows whose inputs, float64, are in memory at once: a week of lags has far more rows than a design."""
 SQUARED = 1e9
 """Floor of the residuals under which every weight is the same: least squares."""
 
@@ -111,10 +113,14 @@ class AnalyticModel:
             x: Windows, shape ``(n, lookback, channels)``.
         """
         standard, _ = self.parts(p)
-        record, origins = self._record(np.asarray(x, np.float64))
-        steps = range(1, self._window.horizon + 1)
-        rows = (columns(record, self.section.features, origins, step) for step in steps)
-        return (np.stack([self._units.design(standard.apply(one)) for one in rows], axis=1),)
+        design = np.empty((len(x), self._window.horizon, self.section.width))
+        for start in range(0, len(x), WINDOWS):
+            block = slice(start, start + WINDOWS)
+            record, origins = self._record(np.asarray(x[block], np.float64))
+            for step in range(self._window.horizon):
+                rows = columns(record, self.section.features, origins, step + 1)
+                design[block, step] = self._units.design(standard.apply(rows))
+        return (design,)
 
     def forecast(self, p: Array, x: Array) -> tuple[NDArray[np.float32]]:
         """Return the forecasts of windows, in scaled units."""

@@ -13,7 +13,7 @@ Floats = NDArray[np.float64]
 DesignRows = NDArray[np.float64] | NDArray[np.float32]
 """Design rows: float64, or float32 for half the memory."""
 
-_SMALL = 512  # the same for a device, whose memory is scarce
+_SMALL = 256  # the same for a device, whose memory is scarce
 _BLOCK = 2048  # rows whose products are taken at once: bounds memory, and the rounding of float32
 
 

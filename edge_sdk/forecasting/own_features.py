@@ -20,7 +20,7 @@ from edge_sdk.forecasting.windows import ChannelFrame, filled
 
 Single = NDArray[np.float32]
 
-CHUNK = 512
+CHUNK = 128
 """Windows whose design rows are in memory at once."""
 FAN_IN = 2
 """Features that a random unit reads."""

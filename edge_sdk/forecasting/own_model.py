@@ -34,7 +34,7 @@ PASSES = 3
 """Re-weighted solutions after the first, towards the least absolute error."""
 TAIL = 0.2
 """Share of the windows, the newest ones, that choose the penalty."""
-BLOCK = 256
+BLOCK = 64
 """Windows whose inputs are in memory at once in float64."""
 REACH = 6.0
 """Bound of a standardised input."""

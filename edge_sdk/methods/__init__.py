@@ -4,17 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from pkgutil import resolve_name
 from typing import Any
 
 from edge_sdk.methods.analytic import analytic
-from edge_sdk.methods.averaged_week import fedda
-from edge_sdk.methods.bilevel import bilevel_half
-from edge_sdk.methods.consensus import consensus_half
-from edge_sdk.methods.fesem import fesem_half
-from edge_sdk.methods.gossip import dfl_gt, dfl_sgd
 from edge_sdk.methods.local_sgd import LocalSgd, fedavg, fedsgd
-from edge_sdk.methods.pfl import pfl_half
-from edge_sdk.methods.split import split_half
 from edge_sdk.methods.training_context import TrainingContext
 from edge_sdk.methods.update_variants import bounded_difference, bounded_weights, whole_weights
 from edge_sdk.wire.contract.method import METHODS_GROUP, Half
@@ -23,6 +17,20 @@ from edge_sdk.wire.plugin_registry import PluginRegistry
 
 Factory = Callable[[TrainingContext, LocalSgd], Half[Any]]
 """Constructor of a half for one device and its settings."""
+
+
+def _imported(
+    reference: str, context: TrainingContext, settings: LocalSgd, **options: str
+) -> Half[Any]:
+    """Import a constructor and call it: a device has memory for the method that it works with."""
+    made: Half[Any] = resolve_name(f"edge_sdk.methods.{reference}")(context, settings, **options)
+    return made
+
+
+fedda = partial(_imported, "averaged_week:fedda")
+bilevel_half = partial(_imported, "bilevel:bilevel_half")
+consensus_half = partial(_imported, "consensus:consensus_half")
+split_half = partial(_imported, "split:split_half")
 
 METHODS: PluginRegistry[Factory] = PluginRegistry(
     {
@@ -40,10 +48,10 @@ METHODS: PluginRegistry[Factory] = PluginRegistry(
         "fedntp": fedavg,
         "nbafl": bounded_weights,
         "udp": bounded_difference,
-        "fesem": fesem_half,
-        "dfl_sgd": dfl_sgd,
-        "dfl_gt": dfl_gt,
-        "pfl": pfl_half,
+        "fesem": partial(_imported, "fesem:fesem_half"),
+        "dfl_sgd": partial(_imported, "gossip:dfl_sgd"),
+        "dfl_gt": partial(_imported, "gossip:dfl_gt"),
+        "pfl": partial(_imported, "pfl:pfl_half"),
         "bigfl": bilevel_half,
         "pfgl": split_half,
         "cnfgnn": split_half,

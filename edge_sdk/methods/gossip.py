@@ -20,6 +20,7 @@ import numpy as np
 
 from edge_sdk.methods.local_sgd import LocalSgd, loss_gradient
 from edge_sdk.methods.peer_mixing import mix
+from edge_sdk.methods.topology import ATC, DGD
 from edge_sdk.methods.training_context import TrainingContext
 from edge_sdk.shared_math.optim import optimiser_step, scale
 from edge_sdk.wire.contract.method import Array, Effects, Event, Half, Scalars, Task
@@ -29,9 +30,6 @@ BEGIN, ALONE, ADAPT, MIX = "begin", "alone", "adapt", "mix"
 """Asks of the shell to the half; only ``begin`` also comes from outside."""
 
 THETA, TRACKER = "theta", "tracker"
-DGD, ATC = 0.0, 1.0
-"""Values of ``order``: step and mix together, or step first."""
-
 Turns = tuple[tuple[str, ...], ...]
 
 

@@ -28,6 +28,8 @@ from edge_sdk.methods.training_context import TrainingContext
 from edge_sdk.shared_math.optim import add_proximal, chain, optimiser_step, resumed
 from edge_sdk.wire.contract.method import (
     END,
+    SERVE,
+    SHARE,
     Array,
     Due,
     Effects,
@@ -38,12 +40,6 @@ from edge_sdk.wire.contract.method import (
     Task,
 )
 from edge_sdk.wire.contract.parameter_layout import Vector
-
-SERVE = "serve"
-"""Name of the timer, and of the ask, for the graph's output on the newest window."""
-
-SHARE = "share"
-"""The ask for a round's answer."""
 
 
 def split_half(local: TrainingContext, settings: LocalSgd) -> Half[SplitState]:

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
 from edge_sdk.app.settings import Duration, seconds
-from edge_sdk.methods.gossip import ATC, DGD
 from edge_sdk.methods.peer_mixing import CLIPPED, PLAIN, TRIMMED
 from edge_sdk.shared_math.mixing_matrix import metropolis_row
 from edge_sdk.wire.contract.method import Scalars
@@ -27,6 +26,9 @@ Count = Annotated[int, Between(1, 65536)]
 
 FOREVER = 2**31
 INTERVAL, DEADLINE = "15m", "2m"
+
+DGD, ATC = 0.0, 1.0
+"""Values of ``order``: step and mix together, or step first."""
 
 
 @dataclass(frozen=True, slots=True)

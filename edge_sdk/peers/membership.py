@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from edge_sdk.app.settings import seconds
 from edge_sdk.config import Config
-from edge_sdk.peers.driver import PeerDriver, PeerShell
 from edge_sdk.peers.saved_decisions import LINK
 from edge_sdk.privacy.ledger import BudgetSpent
 from edge_sdk.session.agenda import Agenda
@@ -18,6 +17,9 @@ from edge_sdk.training.training_transaction import TrainingTransaction
 from edge_sdk.wire.contract.method import Task
 from edge_sdk.wire.protocol.codec import encode
 from edge_sdk.wire.protocol.outbox_state import RetryPolicy
+
+if TYPE_CHECKING:
+    from edge_sdk.peers.driver import PeerDriver
 
 _LONGEST = 900.0  # longest interval in seconds between two requests to a silent peer
 
@@ -61,6 +63,8 @@ class PeerMembership:
         if settings is None:
             self._session.accept_peers({})
             return
+        from edge_sdk.peers.driver import PeerDriver, PeerShell  # noqa: PLC0415 - few devices have peers
+
         self._store.drop_papers(LINK, but=[f"{LINK}{name}" for name in settings.keys])
         learned = self._store.learned()
         is_same_run = learned is not None and learned.run == seen.run

@@ -13,15 +13,10 @@ from edge_sdk.app.settings import Duration, from_table, seconds
 from edge_sdk.errors import ConfigError
 from edge_sdk.sources.base import Decoder, FramedLink, Framer
 from edge_sdk.sources.byte_links import ListeningFeed, SourceAddress
-from edge_sdk.sources.drop_folder import DropFolder
 from edge_sdk.sources.json_values import JsonValue, names_of
 from edge_sdk.sources.json_values import decoder as json_decoder
-from edge_sdk.sources.modbus import PollingFeed
-from edge_sdk.sources.mqtt_feed import MqttFeed
 from edge_sdk.sources.normaliser import Normaliser
-from edge_sdk.sources.ocpp import OcppDecoder
 from edge_sdk.sources.p1 import TelegramFramer, telegram
-from edge_sdk.sources.pm3gpp import decoder
 from edge_sdk.sources.recording import RecordedFeed
 from edge_sdk.sources.register_map import RegisterPoint, block
 from edge_sdk.sources.spool import SpoolReader
@@ -198,6 +193,8 @@ def _p1_decoder(section: P1Section) -> Decoder:
 
 
 def _modbus_feed(section: ModbusSection) -> FramedLink:
+    from edge_sdk.sources.modbus import PollingFeed  # noqa: PLC0415 - memory
+
     if bool(section.point) == section.sunspec:
         raise ConfigError("source modbus: needs either [[source.point]] or sunspec = true")
     address = SourceAddress.parse(section.url)
@@ -211,6 +208,8 @@ def _modbus_decoder(section: ModbusSection) -> Decoder:
 
 
 def _pm_feed(section: PmSection) -> FramedLink:
+    from edge_sdk.sources.drop_folder import DropFolder  # noqa: PLC0415 - memory
+
     if not section.folder:
         raise ConfigError(
             "source pm3gpp: 'folder' is missing: the folder that the element manager writes to"
@@ -220,6 +219,8 @@ def _pm_feed(section: PmSection) -> FramedLink:
 
 
 def _pm_decoder(section: PmSection) -> Decoder:
+    from edge_sdk.sources.pm3gpp import decoder  # noqa: PLC0415 - memory, and expat
+
     table = names("pm3gpp", section.map, "source pm3gpp")
     counters = {name: row.kind == "interval" for name, row in table.items()}
     return decoder(counters, section.objects)
@@ -234,6 +235,8 @@ def _ocpp_feed(section: OcppSection) -> FramedLink:
 
 
 def _ocpp_decoder(section: OcppSection) -> Decoder:
+    from edge_sdk.sources.ocpp import OcppDecoder  # noqa: PLC0415 - memory
+
     if not section.ocmf_key:
         return OcppDecoder()
     from edge_sdk.sources.ocmf import verifier  # noqa: PLC0415 - cryptography
@@ -252,6 +255,8 @@ def _http_feed(section: HttpSourceSection) -> FramedLink:
 
 
 def _mqtt_feed(section: MqttSourceSection) -> FramedLink:
+    from edge_sdk.sources.mqtt_feed import MqttFeed  # noqa: PLC0415 - memory
+
     topic = section.topic
     if topic.startswith("gf/"):
         raise ConfigError("source mqtt: topic: 'gf/...' belongs to the fleet's protocol")

@@ -21,12 +21,11 @@ from edge_sdk.forecasting.combination import mean_loss
 from edge_sdk.forecasting.forecast import fan
 from edge_sdk.forecasting.windows import ChannelFrame, Drawable
 from edge_sdk.methods.local_sgd import LocalSgd, train
-from edge_sdk.methods.split import SERVE
 from edge_sdk.methods.training_context import ShellContext
 from edge_sdk.training.keyed_rng import keyed
 from edge_sdk.training.model_runtime import ModelRuntime
 from edge_sdk.wire.contract.manifest import AIDED_FORECAST
-from edge_sdk.wire.contract.method import CONTRACTS, Array
+from edge_sdk.wire.contract.method import CONTRACTS, SERVE, Array
 from edge_sdk.wire.contract.parameter_layout import Vector
 
 PIECES = 4

@@ -22,7 +22,6 @@ from edge_sdk.forecasting.windows import ChannelFrame, Drawable, Scale, Span
 from edge_sdk.methods import Factory
 from edge_sdk.methods.analytic import solved_alone
 from edge_sdk.methods.local_sgd import LocalSgd, LocalState, fedavg
-from edge_sdk.methods.split import SERVE
 from edge_sdk.methods.training_context import Graph, ShellContext, do_nothing
 from edge_sdk.privacy.mechanism import Mechanism
 from edge_sdk.training.calibrated_forecaster import CalibratedForecaster
@@ -30,7 +29,7 @@ from edge_sdk.training.canary import CanaryTest
 from edge_sdk.training.keyed_rng import keyed
 from edge_sdk.training.run_role import RunnableBundle, RunRole, own_start
 from edge_sdk.wire.contract.manifest import AIDED_FORECAST, Manifest
-from edge_sdk.wire.contract.method import CONTRACTS, Array, Effects, Event, Half, Task
+from edge_sdk.wire.contract.method import CONTRACTS, SERVE, Array, Effects, Event, Half, Task
 from edge_sdk.wire.contract.parameter_layout import ParamSpec, Vector
 
 HELD = 256

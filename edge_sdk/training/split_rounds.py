@@ -12,14 +12,13 @@ from typing import Any
 
 from edge_sdk.app.cli import fields
 from edge_sdk.errors import StoreFull
-from edge_sdk.methods.split import SERVE, SHARE
 from edge_sdk.privacy.ledger import BudgetSpent
 from edge_sdk.runtime import GraphError
 from edge_sdk.session.agenda import Agenda
 from edge_sdk.session.session import Session
 from edge_sdk.training.active_run import ActiveRun, GivenUp
 from edge_sdk.training.training_transaction import TrainingTransaction
-from edge_sdk.wire.contract.method import Due, Effects, Signal, Task
+from edge_sdk.wire.contract.method import SERVE, SHARE, Due, Effects, Signal, Task
 from edge_sdk.wire.errors import Refused
 
 logger = logging.getLogger(__name__)

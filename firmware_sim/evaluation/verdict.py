@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from firmware_sim.evaluation.centralised import LIGHTGBM
 from firmware_sim.evaluation.comparison import REPEATED, SERVED, HorizonComparison
@@ -21,8 +21,13 @@ def verdict(found: HorizonComparison, records: FleetRecords) -> list[str]:
     better, worse = found.counts(SERVED, MATTERS)
     naive = min(REPEATED, key=found.relative)
     gain = 1.0 - found.relative(SERVED) / found.relative(naive)
+    learned = min(found.relative(way) for way in (SERVED, found.local))
+    is_learning_useful = learned < (1.0 - MATTERS) * found.relative(naive)
+    answer = _answer(change, better, worse, "" if is_learning_useful else naive)
+    repeated = found.relative(naive, "yesterday")
+    new = _for_new_devices(found.cold, repeated, has_help=answer == HELPS)
     lines = [
-        f"{ahead} ahead: {_answer(change, better, worse)}",
+        f"{ahead} ahead: {answer}{new}",
         (
             f"Best on held-back days: {found.federated} with a fleet, {found.local} without one."
             f" Best on the test days: {found.best}."
@@ -45,17 +50,55 @@ def verdict(found: HorizonComparison, records: FleetRecords) -> list[str]:
     return lines
 
 
-def _answer(change: float, better: int, worse: int) -> str:
+HELPS = "a fleet would help."
+
+
+def _answer(change: float, better: int, worse: int, naive: str = "") -> str:
     """Return the answer to whether a fleet would help, by a fixed rule.
 
-    >>> _answer(-0.03, 5, 1), _answer(-0.001, 2, 2)[:32], _answer(0.02, 0, 4)[:22]
-    ('a fleet would help.', 'a fleet would make no difference', 'a fleet would not help')
+    Args:
+        change: Of the mean error, served with the fleet against the best local way.
+        better: Devices that gain more than 1 %.
+        worse: Devices that lose more than 1 %.
+        naive: The best forecast without learning, where nothing that learns is 1 % better.
+
+    Example:
+        >>> _answer(-0.03, 5, 1), _answer(-0.001, 2, 2)[:32], _answer(0.02, 0, 4)[:22]
+        ('a fleet would help.', 'a fleet would make no difference', 'a fleet would not help')
+        >>> _answer(-0.03, 5, 1, "last week")
+        'neither a fleet nor a model of its own helps these devices: repeating last week is as good.'
     """
+    if naive:
+        reading = naive if naive != "last value" else "the last value"
+        return f"neither a fleet nor a model of its own helps these devices: repeating {reading} is as good."
     if change < -MATTERS and better > worse:
-        return "a fleet would help."
+        return HELPS
     if change > MATTERS:
-        return "a fleet would not help; let every device learn alone."
+        return "a fleet would not help devices with this much history; let each learn alone."
+    if change < -MATTERS:
+        return "a fleet would help some devices and harm as many; let each learn alone."
     return "a fleet would make no difference to devices with this much history."
+
+
+def _for_new_devices(
+    cold: Mapping[int, tuple[float, float]], naive: float, *, has_help: bool
+) -> str:
+    """Return the sentence that limits a negative answer: new devices may gain all the same.
+
+    They gain with a history after which the error with the fleet is more than 1 % below that alone and
+    that of the best repeated reading.
+
+    >>> _for_new_devices({7: (1.04, 0.86), 14: (0.82, 0.85)}, 1.0, has_help=False)
+    ' It would help a new device in its first 7 days.'
+    >>> _for_new_devices({7: (0.9, 0.8)}, 0.79, has_help=False)
+    ''
+    """
+    gains = [
+        days for days, (own, helped) in cold.items() if helped < (1 - MATTERS) * min(own, naive)
+    ]
+    if has_help or not gains:
+        return ""
+    return f" It would help a new device in its first {max(gains)} days."
 
 
 def _history(found: HorizonComparison) -> str:

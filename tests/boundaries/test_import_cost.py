@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pkgutil import resolve_name
 
 import pytest
 
@@ -50,6 +51,31 @@ def test_every_public_name_is_there_and_listed():
         assert name in dir(edge_sdk)
     with pytest.raises(AttributeError, match="no attribute 'Manager'"):
         edge_sdk.Manager  # noqa: B018 - the access is the test
+
+
+def test_an_agent_imports_neither_methods_nor_interfaces_that_it_does_not_use():
+    """A device of 64 MiB has none to spare: each of these modules takes some 100 kB."""
+    methods = ("averaged_week", "bilevel", "consensus", "fesem", "gossip", "pfl", "split")
+    interfaces = ("modbus", "mqtt_feed", "ocpp", "pm3gpp", "drop_folder")
+    unused = {f"edge_sdk.methods.{name}" for name in methods}
+    unused |= {f"edge_sdk.sources.{name}" for name in interfaces} | {"edge_sdk.peers.driver"}
+    said = "import sys, edge_sdk.commands.run, edge_sdk.agent, edge_sdk.wire.link.mqtt"
+    run = subprocess.run(
+        [sys.executable, "-c", f"{said}; print(*sys.modules)"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert unused.isdisjoint(run.stdout.split())
+
+
+def test_every_method_of_a_device_can_be_imported():
+    from edge_sdk.methods import METHODS  # noqa: PLC0415 - what is tested
+
+    for name, factory in METHODS.items():
+        reference = getattr(factory, "args", ("",))[0]
+        if isinstance(reference, str) and reference:
+            assert callable(resolve_name(f"edge_sdk.methods.{reference}")), name
 
 
 def test_a_running_daemon_has_loaded_no_offline_analysis():

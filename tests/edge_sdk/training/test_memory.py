@@ -126,3 +126,12 @@ def test_the_channels_of_a_year(learner):
         learner.frame()
 
     assert peak(framed) < 4.0
+
+
+def test_the_design_of_many_windows(learner):
+    """A week of readings lies behind each design row: all at once they would take 7 MiB more."""
+    x = np.zeros(
+        (512, learner.manifest.window.lookback, len(learner.manifest.features)), np.float32
+    )
+    w = np.asarray(learner.bundle.initial, np.float32)
+    assert peak(lambda: learner.bundle.graphs["design"](p=w, x=x)) < 2.5

@@ -156,6 +156,25 @@ def test_lightgbm_is_a_mark_and_never_the_answer():
     assert "in one place" in " ".join(verdict(found, fleet(count=3)))
 
 
+def test_where_nothing_can_be_learned_the_answer_says_that_neither_fleet_nor_device_should():
+    """Of a random walk the last reading is the best forecast that there is."""
+    rng, rows = np.random.default_rng(4), np.arange(60 * DAY)
+    walks = [
+        DeviceRecord(
+            f"d{i}", 0, 1e3 + np.cumsum(rng.normal(size=len(rows))), rows % DAY, rows // DAY % 7
+        )
+        for i in range(4)
+    ]
+    records = FleetRecords(walks, 3600, "UTC", [])
+    found = compare(records, 1, cold=(7,), is_quick=True)
+    answer = verdict(found, records)[0]
+    assert answer == (
+        "1 h ahead: neither a fleet nor a model of its own helps these devices:"
+        " repeating the last value is as good."
+    )
+    assert answer in page([found], records, "walks")
+
+
 def test_the_gate_serves_no_fleet_model_that_held_back_days_show_to_be_worse():
     """Seven equal homes and one that lives the other way round: its gate leaves the fleet."""
     records = fleet(count=7, noise=0.05)

@@ -8,7 +8,15 @@ server half and an event of the device half; an update is the reverse.
 from __future__ import annotations
 
 from edge_sdk.wire.contract.method.asks import Ask, Contract, Number, Up, answered, answers
-from edge_sdk.wire.contract.method.contracts import CONTRACTS, LOSS, METHODS_GROUP, RATE, STEPS
+from edge_sdk.wire.contract.method.contracts import (
+    CONTRACTS,
+    LOSS,
+    METHODS_GROUP,
+    RATE,
+    SERVE,
+    SHARE,
+    STEPS,
+)
 from edge_sdk.wire.contract.method.events import (
     ALL,
     END,
@@ -35,6 +43,8 @@ __all__ = [
     "LOSS",
     "METHODS_GROUP",
     "RATE",
+    "SERVE",
+    "SHARE",
     "STEPS",
     "Array",
     "Ask",

@@ -12,6 +12,12 @@ from edge_sdk.wire.plugin_registry import PluginRegistry
 METHODS_GROUP = "gridfed.methods"
 """Entry-point group of other packages' methods (``edge_sdk.wire.contract.plugin.MethodPlugin``)."""
 
+SERVE = "serve"
+"""Name of the timer, and of the ask, for the graph's output on the newest window."""
+
+SHARE = "share"
+"""The ask for a round's answer in split learning."""
+
 STEPS = Number("steps", 0, 65536)
 RATE = Number("rate", 0.0, 1e3)
 PROX = Number("prox", 0.0, 1e9)
@@ -163,8 +169,8 @@ _SPLIT: Contract = {
         ("encode_vjp",), ("hgrad",), (_ORDER, _HALF), perishable=True
     ),
     "local": Ask(numbers=(_ORDER, STEPS, Number("batch", 1, 65536)), perishable=True),
-    "share": Ask(numbers=(_ORDER,), perishable=True),
-    "serve": Ask(("encode",), ("z",), (_HALF, _KEPT), Up.SIGNAL, perishable=True),
+    SHARE: Ask(numbers=(_ORDER,), perishable=True),
+    SERVE: Ask(("encode",), ("z",), (_HALF, _KEPT), Up.SIGNAL, perishable=True),
 }
 """Split learning. A device may also send ``ready`` and ``serve`` unasked."""
 
