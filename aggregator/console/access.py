@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import ipaddress
+import logging
 import secrets
 import time
 from collections.abc import Mapping
@@ -15,10 +16,13 @@ from urllib.parse import parse_qs, urlsplit
 from starlette.requests import Request
 
 from aggregator.config import AggregatorConfig
+from aggregator.config.sections import OidcSection
 from aggregator.console.sign_in import AttemptLimit, Sessions
 from aggregator.console.users import Role, User, is_password, read_users
 from aggregator.operations.http_status import split
-from edge_sdk.app.cli import USAGE, Failure
+from edge_sdk.app.cli import USAGE, Failure, fields
+
+logger = logging.getLogger(__name__)
 
 COOKIE = "gridfed_console"
 LARGEST = 16_384  # bytes of a form
@@ -96,11 +100,17 @@ class Access:
     def viewer(self, request: Request) -> Viewer | None:
         """Return who sends a request; None without a session where one is needed."""
         key, users = request.cookies.get(COOKIE, ""), self.users
-        if not users and is_loopback(self.config.console.listen):
-            if not self.config.console.behind_proxy:
+        section = self.config.console
+        if not users and section.oidc is None and is_loopback(section.listen):
+            if not section.behind_proxy:
                 return Viewer("local", Role.SECURITY, key or secrets.token_urlsafe(32), True)
             return None
-        user = users.get(self.sessions.user(key))
+        session = self.sessions.find(key)
+        if session is None:
+            return None
+        if session.role is not None:
+            return Viewer(session.user, session.role, key)
+        user = users.get(session.user)
         return Viewer(user.name, user.rank, key) if user is not None else None
 
     def token(self, viewer: Viewer) -> str:
@@ -145,6 +155,15 @@ class Access:
                 f"{viewer.role.name.lower()}.",
             )
 
+    def require_free(self, address: str) -> None:
+        """Refuse an address with too many failed sign-ins.
+
+        Raises:
+            RefusedRequestError: 429.
+        """
+        if self.addresses.is_locked(address):
+            raise RefusedRequestError(429, "Too many failed attempts: wait 15 minutes.")
+
     def sign_in(self, name: str, password: str, address: str) -> str:
         """Return the id of a new session.
 
@@ -161,7 +180,23 @@ class Access:
             raise RefusedRequestError(403, "Name or password is wrong.")
         self.names.forget(known)
         self.addresses.forget(address)
+        logger.info("console signed in %s", fields(name=name, address=address))
         return self.sessions.begin(name)
+
+
+def address_of(request: Request) -> str:
+    """Return the address from which a request comes."""
+    return request.client.host if request.client else ""
+
+
+def log_refusal(request: Request, error: RefusedRequestError) -> None:
+    """Log a refused request; one that only needs a sign-in, or is too frequent, is not logged."""
+    if error.status not in {401, 429, 503}:
+        address, path = address_of(request), request.url.path[:100]
+        logger.warning(
+            "console request refused %s",
+            fields(path=path, status=error.status, address=address, why=str(error)),
+        )
 
 
 def is_loopback(listen: str) -> bool:
@@ -190,7 +225,9 @@ def check_bind(config: AggregatorConfig, users: Mapping[str, User]) -> None:
     if (section.cert_file is None) != (section.key_file is None):
         raise BindError("console.cert_file, console.key_file: expected both or none")
     is_open = section.behind_proxy or not is_loopback(section.listen)
-    if is_open and not users:
+    if section.oidc is not None:
+        _check_issuer(section.oidc)
+    if is_open and not users and section.oidc is None:
         raise BindError(
             f"console.listen: {section.listen} needs users",
             hint="gridfed-console user add NAME --role operator --config aggregator.toml",
@@ -199,6 +236,37 @@ def check_bind(config: AggregatorConfig, users: Mapping[str, User]) -> None:
         raise BindError(
             f"console.listen: {section.listen} needs HTTPS",
             hint="set console.cert_file and console.key_file, or console.behind_proxy = true",
+        )
+
+
+def is_secure(address: str) -> bool:
+    """Return whether an address is one with https, or of this machine.
+
+    >>> is_secure("https://a.example/x"), is_secure("http://a.example"), is_secure("http://[::1]:1")
+    (True, False, True)
+    """
+    try:
+        found = urlsplit(address)
+        host = found.hostname or ""
+    except ValueError:
+        return False
+    return bool(host) and (
+        found.scheme == "https" or (found.scheme == "http" and _is_loopback_name(host))
+    )
+
+
+def _check_issuer(section: OidcSection) -> None:
+    """Refuse an issuer without https, and one by which no person gets a role.
+
+    Raises:
+        BindError: With the key.
+    """
+    if not is_secure(section.issuer):
+        raise BindError(f"console.oidc.issuer: expected an address with https: {section.issuer}")
+    if not (section.viewer or section.operator or section.security):
+        raise BindError(
+            "console.oidc: no person gets a role",
+            hint="set console.oidc.viewer, operator or security to values of the claim",
         )
 
 

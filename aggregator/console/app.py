@@ -8,7 +8,8 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
@@ -18,7 +19,15 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from aggregator.config import AggregatorConfig
-from aggregator.console.access import COOKIE, Access, RefusedRequestError, Viewer, read_form
+from aggregator.console.access import (
+    COOKIE,
+    Access,
+    RefusedRequestError,
+    Viewer,
+    address_of,
+    log_refusal,
+    read_form,
+)
 from aggregator.console.charts import replay_chart
 from aggregator.console.live_status import LiveStatus
 from aggregator.console.order_log import give_order
@@ -30,6 +39,9 @@ from aggregator.operations.control_queue import ControlOrder
 from aggregator.store.errors import DatabaseError
 from edge_sdk.app.cli import Failure, installed_version
 from edge_sdk.wire.schema import SchemaError, build
+
+if TYPE_CHECKING:
+    from aggregator.console.oidc_pages import OidcPages
 
 POLICY = (
     "default-src 'none'; style-src 'self'; script-src 'self'; img-src 'self'; connect-src 'self'; "
@@ -54,12 +66,14 @@ class ConsoleApp:
         access: Access rules.
         pages: Values of the pages.
         replays: Runner of incident replays.
+        oidc: Sign-in at the issuer; None without ``console.oidc``.
     """
 
     config: AggregatorConfig
     access: Access
     pages: ConsolePages
     replays: ReplayProcess
+    oidc: OidcPages | None = None
     _viewers: int = 0
     _print: str = ""
     _printed: float = float("-inf")
@@ -106,6 +120,14 @@ class ConsoleApp:
             Route("/events", self._guarded(self._events), methods=["GET"]),
             Mount("/static", StaticFiles(packages=[("aggregator.console", "static")])),
         ]
+        if self.config.console.oidc is not None:
+            from aggregator.console.oidc_pages import BEGIN, RETURN, OidcPages  # noqa: PLC0415 - an extra
+
+            self.oidc = OidcPages.of(self.config, self.access, self._sign_in_form, self._signed_in)
+            routes += [
+                Route(BEGIN, self._guarded(self.oidc.begin), methods=["GET"]),
+                Route(RETURN, self._guarded(self.oidc.finish), methods=["GET"]),
+            ]
         routes.append(Route("/{path:path}", self._guarded(self._missing)))
         return Starlette(routes=routes)
 
@@ -122,6 +144,7 @@ class ConsoleApp:
                 response = await endpoint(request)
             except RefusedRequestError as error:
                 response = self._message(request, error.status, str(error))
+                log_refusal(request, error)
             except NotFoundError as error:
                 response = self._message(request, 404, str(error))
             except (Failure, DatabaseError) as error:
@@ -190,19 +213,32 @@ class ConsoleApp:
     # --- sessions
 
     async def _sign_in_page(self, request: Request) -> Response:
-        return self._page(request, None, "sign_in", {"title": "Sign in", "failure": ""})
+        return self._sign_in_form(request, "", 200)
+
+    def _sign_in_form(self, request: Request, failure: str, status: int) -> Response:
+        section = self.config.console.oidc
+        issuer = (urlsplit(section.issuer).hostname or "") if section is not None else ""
+        values = {"title": "Sign in", "failure": failure, "issuer": issuer}
+        return self._page(request, None, "sign_in", values, status)
 
     async def _sign_in(self, request: Request) -> Response:
         form = await read_form(request)
-        address = request.client.host if request.client else ""
+        address = address_of(request)
         name, password = form.get("name", ""), form.get("password", "")
         try:
             key = await run_in_threadpool(self.access.sign_in, name, password, address)
         except RefusedRequestError as error:
-            values = {"title": "Sign in", "failure": str(error)}
-            return self._page(request, None, "sign_in", values, error.status)
+            log_refusal(request, error)
+            return self._sign_in_form(request, str(error), error.status)
         response = RedirectResponse("/", 303)
         self._set_cookie(response, key)
+        return response
+
+    def _signed_in(self, request: Request, name: str, role: Role) -> Response:
+        """Begin the session of a person whom the issuer has identified."""
+        values = {"title": "Signed in", "name": name, "role": role.name.lower()}
+        response = self._page(request, None, "signed_in", values)
+        self._set_cookie(response, self.access.sessions.begin(name, role))
         return response
 
     async def _sign_out(self, request: Request) -> Response:

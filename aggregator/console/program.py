@@ -10,7 +10,7 @@ from aggregator.commands.arguments import add_config_option
 from aggregator.commands.errors import CommandError, require_database
 from aggregator.config import AggregatorConfig
 from aggregator.operations.http_status import split
-from edge_sdk.app.cli import CommandLine, CommandResult, Failure, Subcommand
+from edge_sdk.app.cli import CommandLine, CommandResult, Failure, Subcommand, start_logging
 
 EPILOGUE = """\
   gridfed-console --config aggregator.toml                    serve the pages on console.listen
@@ -20,6 +20,8 @@ The console reads the database and leaves orders for the daemon; it changes noth
 """
 
 EXTRA = "pip install 'gridfed-aggregator[console]'"
+
+OIDC_EXTRA = "pip install 'gridfed-aggregator[console,oidc]'"
 
 
 class MissingExtraError(Failure):
@@ -42,6 +44,7 @@ def serve(args: Namespace) -> CommandResult:
         raise MissingExtraError(f"the console needs {error.name}", hint=EXTRA) from error
     from aggregator.console.users import read_users  # noqa: PLC0415
 
+    start_logging(config.log.level)
     users = read_users(users_file(config))
     check_bind(config, users)
     host, port = split(config.console.listen)
@@ -49,8 +52,12 @@ def serve(args: Namespace) -> CommandResult:
     scheme = "https" if section.cert_file is not None else "http"
     sys.stdout.write(f"console of fleet {config.fleet}: {scheme}://{section.listen}/\n")
     sys.stdout.flush()
+    try:
+        console = ConsoleApp.of(config).starlette()
+    except ImportError as error:
+        raise MissingExtraError(f"console.oidc needs {error.name}", hint=OIDC_EXTRA) from error
     uvicorn.run(
-        ConsoleApp.of(config).starlette(),
+        console,
         host=host,
         port=port,
         ssl_certfile=section.cert_file,

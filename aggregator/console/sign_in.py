@@ -6,7 +6,9 @@ import secrets
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+
+from aggregator.console.users import Role
 
 LOCKED = 900.0  # s that a lock holds
 ADDRESSES = 1024  # addresses and names remembered
@@ -74,11 +76,12 @@ class AttemptLimit:
 
 @dataclass(frozen=True, slots=True)
 class SignedIn:
-    """Session of a signed-in user."""
+    """Session of a signed-in user; ``role`` is None for a local user, whose file has it."""
 
     user: str
     begun: float
     used: float
+    role: Role | None = None
 
 
 @dataclass(slots=True)
@@ -93,27 +96,32 @@ class Sessions:
     _sessions: OrderedDict[str, SignedIn] = field(default_factory=OrderedDict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def begin(self, user: str) -> str:
-        """Return the id of a new session."""
+    def begin(self, user: str, role: Role | None = None) -> str:
+        """Return the id of a new session; ``role`` is that of a user of an issuer."""
         key, now = secrets.token_urlsafe(32), self.clock()
         with self._lock:
-            self._sessions[key] = SignedIn(user, now, now)
+            self._sessions[key] = SignedIn(user, now, now, role)
             while len(self._sessions) > SESSIONS:
                 self._sessions.popitem(last=False)
         return key
 
     def user(self, key: str) -> str:
         """Return the user of a session, and note its use; empty if there is no such session."""
+        found = self.find(key)
+        return found.user if found is not None else ""
+
+    def find(self, key: str) -> SignedIn | None:
+        """Return a session, and note its use; None if there is no such session."""
         with self._lock:
             found, now = self._sessions.get(key), self.clock()
             if found is None:
-                return ""
+                return None
             if now - found.used > IDLE or now - found.begun > LONGEST:
                 del self._sessions[key]
-                return ""
-            self._sessions[key] = SignedIn(found.user, found.begun, now)
+                return None
+            self._sessions[key] = replace(found, used=now)
             self._sessions.move_to_end(key)
-            return found.user
+            return found
 
     def end(self, key: str) -> None:
         """End a session."""

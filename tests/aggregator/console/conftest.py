@@ -86,27 +86,40 @@ def free_port():
 
 
 @pytest.fixture
-def served(workplace, config):
-    """A console in a process of its own; yields its address, the configuration and the process."""
-    fill(config)
-    port = free_port()
-    path = workplace(more=f'[console]\nlisten = "127.0.0.1:{port}"\n')
-    process = subprocess.Popen(
-        [sys.executable, "-m", "aggregator.console", "--config", str(path)],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    address = f"http://127.0.0.1:{port}"
-    assert process.stdout.readline() == f"console of fleet north: {address}/\n"
-    for _ in range(600):
-        try:
-            urllib.request.urlopen(f"{address}/static/console.css", timeout=30).close()
-            break
-        except urllib.error.URLError:
-            assert process.poll() is None, process.stderr.read()
-            time.sleep(0.1)
-    yield address, config, process
-    process.kill()
-    process.communicate()
+def serve(workplace, config):
+    """Return a function that starts a console in a process of its own, with more configuration."""
+    processes = []
+
+    def start(more=""):
+        fill(config)
+        port = free_port()
+        path = workplace(more=f'[console]\nlisten = "127.0.0.1:{port}"\n{more}')
+        process = subprocess.Popen(
+            [sys.executable, "-m", "aggregator.console", "--config", str(path)],
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        processes.append(process)
+        address = f"http://127.0.0.1:{port}"
+        assert process.stdout.readline() == f"console of fleet north: {address}/\n"
+        for _ in range(600):
+            try:
+                urllib.request.urlopen(f"{address}/static/console.css", timeout=30).close()
+                break
+            except urllib.error.URLError:
+                assert process.poll() is None, process.stderr.read()
+                time.sleep(0.1)
+        return address, config, process
+
+    yield start
+    for process in processes:
+        process.kill()
+        process.communicate()
+
+
+@pytest.fixture
+def served(serve):
+    """A console in a process of its own: its address, the configuration and the process."""
+    return serve()
