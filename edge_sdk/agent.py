@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from functools import partial
 from typing import Self
 
@@ -13,12 +14,14 @@ from edge_sdk.app.cli import fields, notify, stop_signals, watchdog_seconds
 from edge_sdk.app.heartbeat import Heartbeat, default_path
 from edge_sdk.client import Client
 from edge_sdk.config import Config
+from edge_sdk.errors import ConfigError
 from edge_sdk.forecasting.readiness import channel_sources, unsupplied
 from edge_sdk.forecasting.series import Reading
 from edge_sdk.limits.resource_governor import limit_memory
 from edge_sdk.limits.resource_limits import limits_of
 from edge_sdk.outputs import FleetOutput, ThreadedOutput, open_output
 from edge_sdk.outputs.issuer import ForecastIssuer
+from edge_sdk.participations import Participations, participating
 from edge_sdk.session.certificate_monitor import ExpiryReminder
 from edge_sdk.sources import FleetWeatherSource, Source, ThreadedSource, open_source
 from edge_sdk.sources.fleet_weather import FleetWeather
@@ -47,10 +50,12 @@ def run(config: Config, *, until_done: bool = False) -> dict[str, object]:
     Raises:
         EdgeError: The device cannot start.
     """
-    sources, outputs = open_sources(config), open_outputs(config)
+    sources, participants = open_sources(config), config.participants()
+    outputs = {one.id: open_outputs(config, one.id) for one in participants}
     limit_memory(limits_of(config.limits).memory)
     threading.stack_size(_STACK)
-    reminder, channels = ExpiryReminder(config), ChannelReminder(config)
+    reminders = [ExpiryReminder(one) for one in participants]
+    channels = [ChannelReminder(one) for one in participants]
     heartbeat = Heartbeat(config.heartbeat or default_path(config.state))
     with stop_signals() as signalled:
 
@@ -59,33 +64,50 @@ def run(config: Config, *, until_done: bool = False) -> dict[str, object]:
             return signalled.is_set()
 
         streams = partial(streams_given, config)
-        with Client(config, stopping=is_stopping, streams=streams) as client:
-            channels.turn(client.learner.manifest)
+        with participating(config, stopping=is_stopping, streams=streams) as device:
+
+            def remind() -> None:
+                for client, reminder, channel in zip(
+                    device.clients, reminders, channels, strict=True
+                ):
+                    reminder.turn(client.now)
+                    channel.turn(client.learner.manifest)
+
+            remind()
+            device.backfill()
             weather = FleetWeather(
                 tuple(source for source in sources if isinstance(source, FleetWeatherSource)),
-                client,
+                device,
             )
-            for output in outputs:
-                if isinstance(output, FleetOutput):
-                    output.send_with(client.send_forecast)
             finite, live = parted(sources)
-            read_all(finite, client.observe, is_stopping)
-            client.flush()
+            read_all(finite, device.observe, is_stopping)
+            device.flush()
             with (
-                SourceSet(live, client, weather) as source_set,
-                ForecastIssuer(outputs, client, source_set.health) as issuer,
+                SourceSet(live, device, weather) as source_set,
+                ExitStack() as issuing,
             ):
-                turns = (
-                    lambda: reminder.turn(client.now),
-                    lambda: channels.turn(client.learner.manifest),
-                    issuer.turn,
-                )
-                _serve(client, source_set, turns, is_stopping, until_done=until_done)
+                issuers = [
+                    issuing.enter_context(_issuer(outputs[client.config.id], client, source_set))
+                    for client in device.clients
+                ]
+                turns = (remind, *(issuer.turn for issuer in issuers))
+                _serve(device, source_set, turns, is_stopping, until_done=until_done)
             notify("STOPPING=1")
             heartbeat.close()
             has_arrived = {"sources": source_set.health()} if source_set.health() else {}
-            written = {"outputs": issuer.health()} if outputs else {}
-            return client.status() | has_arrived | written | reminder.status()
+            health = [found for issuer in issuers for found in issuer.health()]
+            written = {"outputs": health} if health else {}
+            return device.status() | has_arrived | written | reminders[0].status()
+
+
+def _issuer(
+    outputs: Sequence[ThreadedOutput | FleetOutput], client: Client, source_set: SourceSet
+) -> ForecastIssuer:
+    """Return the issuer of one participation's forecasts."""
+    for output in outputs:
+        if isinstance(output, FleetOutput):
+            output.send_with(client.send_forecast)
+    return ForecastIssuer(outputs, client, source_set.health)
 
 
 def open_sources(config: Config) -> list[Source]:
@@ -97,17 +119,28 @@ def open_sources(config: Config) -> list[Source]:
     return [open_source(row, f"source[{number}]") for number, row in enumerate(config.source)]
 
 
-def open_outputs(config: Config) -> list[ThreadedOutput | FleetOutput]:
-    """Create the configured outputs.
+def open_outputs(config: Config, participation: str) -> list[ThreadedOutput | FleetOutput]:
+    """Create the configured outputs of one participation.
+
+    Args:
+        config: Configuration of the device.
+        participation: Id of the participation that forecasts.
 
     Raises:
-        ConfigError: An unknown type, or invalid keys.
+        ConfigError: An unknown type or participation, or invalid keys.
     """
     is_private = config.privacy.mechanism.name != "none"
-    return [
-        open_output(row, number, config.id, is_private=is_private)
-        for number, row in enumerate(config.output)
-    ]
+    ids = [one.id for one in config.participants()]
+    found = []
+    for number, row in enumerate(config.output):
+        of = row.get("participation") or config.id
+        if of not in ids:
+            raise ConfigError(
+                f"output[{number}].participation: unknown {of!r}; known: {', '.join(ids)}"
+            )
+        if of == participation:
+            found.append(open_output(row, number, of, is_private=is_private))
+    return found
 
 
 def streams_given(config: Config, manifest: Manifest) -> dict[str, str]:
@@ -166,12 +199,12 @@ class SourceSet:
 
     Args:
         sources: Sources by name.
-        client: Client that observes the readings and stores the sources' notes.
+        client: Participations that observe the readings and store the sources' notes.
         weather: Weather of the fleet, which arrives over the client's own link.
     """
 
     def __init__(
-        self, sources: Mapping[str, ThreadedSource], client: Client, weather: FleetWeather
+        self, sources: Mapping[str, ThreadedSource], client: Participations, weather: FleetWeather
     ) -> None:
         self._sources, self._client, self._weather = sources, client, weather
         self._noted = client.now
@@ -240,7 +273,7 @@ def read_all(
 
 
 def _serve(
-    client: Client,
+    client: Participations,
     source_set: SourceSet,
     turns: Iterable[Callable[[], object]],
     is_stopping: Callable[[], bool],

@@ -35,6 +35,7 @@ from edge_sdk.training.issue import issued_forecast
 from edge_sdk.training.local_rounds import LocalRounds
 from edge_sdk.training.model_runtime import ModelRuntime
 from edge_sdk.training.outbox_entry import SignedSealer, UpdateSealer
+from edge_sdk.training.shared_budgets import ParticipationBudgets
 from edge_sdk.training.split_rounds import SplitRounds
 from edge_sdk.training.training_transaction import TRAINED_UNTIL, TrainingTransaction
 from edge_sdk.wire.contract.manifest import Manifest
@@ -204,6 +205,13 @@ class Client:
         is_busy = bool(session.outbox.entries) or self._agenda.current is not None
         self._scheduler.count_time(awake=session.is_linked and is_busy)
 
+    def serve(self) -> None:
+        """Serve the network without waiting, and train nothing: another run is in training."""
+        try:
+            self._serve(0.0)
+        except StoreFull:
+            self._session.count("disk full")
+
     def forecast(self) -> Forecast:
         """Forecast the values after the newest reading; ``source`` names what predicted them."""
         self._selection.follow()
@@ -311,6 +319,13 @@ class Client:
     def learner(self) -> ModelRuntime:
         """The active model with its readings, for evaluating forecasts over a longer span."""
         return self._active.learner
+
+    @property
+    def budgets(self) -> ParticipationBudgets:
+        """The privacy account and the limits, to be shared with the device's other runs."""
+        governor = self._scheduler.governor
+        accountant, quota = self._active.accountant, self._session.quota
+        return ParticipationBudgets(self.config.id, accountant, quota, governor)
 
     @property
     def state(self) -> Any:  # noqa: ANN401 - the half's own type

@@ -190,6 +190,24 @@ class FineTuningSection:
 
 
 @dataclass(frozen=True, slots=True)
+class ParticipationSection:
+    """A further run that the device takes part in at the same time, under an id of its own."""
+
+    id: DeviceId  # enrolled with the device's key; also the common name of cert_file
+    bundle: str  # name of a shipped bundle, or a path
+    methods: Annotated[tuple[str, ...], Length(0, 64)] = ()  # accepted; none: those of [accept]
+    cert_file: Path | None = None  # certificate of this id, where [broker] has one
+    key_file: Path | None = None  # private key of that certificate
+
+
+MOST_PARTICIPATIONS = 4
+"""Runs that one device can take part in at the same time."""
+
+PARTICIPATIONS = "participations"
+"""Folder inside the device's state folder that holds a folder for each further participation."""
+
+
+@dataclass(frozen=True, slots=True)
 class Config:
     """Configuration of one device.
 
@@ -223,7 +241,47 @@ class Config:
     source: Annotated[tuple[Mapping[str, Any], ...], Length(0, 16)] = ()  # sources of readings
     output: Annotated[tuple[Mapping[str, Any], ...], Length(0, 16)] = ()  # outputs of forecasts
     heartbeat: Path | None = None  # file by which `health` sees the agent; unset: in memory
+    participation: Annotated[tuple[ParticipationSection, ...], Length(0, 3)] = ()  # further runs
     renamed: ClassVar[Mapping[str, str]] = RENAMED
+
+    def __post_init__(self) -> None:
+        """Refuse participations that share an id or a certificate."""
+        ids = [self.id, *(one.id for one in self.participation)]
+        for number, one in enumerate(self.participation):
+            where = f"participation[{number}]"
+            if ids.index(one.id) <= number:
+                raise ValueError(
+                    f"{where}.id: {one.id!r} is in use; each participation has its own"
+                )
+            if (one.cert_file is None) != (self.broker.cert_file is None):
+                raise ValueError(
+                    f"{where}.cert_file: expected one where broker.cert_file is set, and only there: "
+                    "a broker knows each participation by its certificate"
+                )
+
+    def participants(self) -> tuple[Config, ...]:
+        """Return the configuration of every participation: the device's own first.
+
+        A further one has an id, a bundle, a state folder and a certificate of its own, and no
+        peers. Everything else, the budgets and limits above all, is the device's. No release of it
+        is outside the claim: which of several runs released first is not recorded.
+        """
+        return (replace(self, participation=()), *map(self._participant, self.participation))
+
+    def _participant(self, one: ParticipationSection) -> Config:
+        budget = replace(self.privacy.budget, unclaimed_releases=0)
+        methods = one.methods or self.accept.methods
+        return replace(
+            self,
+            id=one.id,
+            state=self.state / PARTICIPATIONS / one.id,
+            bundle=one.bundle,
+            broker=replace(self.broker, cert_file=one.cert_file, key_file=one.key_file),
+            privacy=replace(self.privacy, budget=budget),
+            accept=replace(self.accept, methods=methods),
+            neighbours=NeighboursSection(),
+            participation=(),
+        )
 
     @classmethod
     def load(cls, path: str | Path, environ: Mapping[str, str] = os.environ) -> Config:
@@ -252,10 +310,20 @@ def load_with_origins(path: str | Path, environ: Mapping[str, str] = os.environ)
         tuple(_with_rooted_paths(section, folder) for section in sections)
         for sections in (loaded.value.source, loaded.value.output)
     )
-    beside = folder / Path(loaded.value.bundle).expanduser()
-    bundle = str(beside) if beside.is_dir() else loaded.value.bundle
-    value = replace(loaded.value, source=sources, output=outputs, bundle=bundle)
+    bundle = _beside(loaded.value.bundle, folder)
+    further = tuple(
+        replace(one, bundle=_beside(one.bundle, folder)) for one in loaded.value.participation
+    )
+    value = replace(
+        loaded.value, source=sources, output=outputs, bundle=bundle, participation=further
+    )
     return replace(loaded, value=value)
+
+
+def _beside(bundle: str, folder: Path) -> str:
+    """Return the folder of a bundle beside the configuration, if there is one; else its name."""
+    beside = folder / Path(bundle).expanduser()
+    return str(beside) if beside.is_dir() else bundle
 
 
 def _with_rooted_paths(section: Mapping[str, Any], folder: Path) -> dict[str, Any]:

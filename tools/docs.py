@@ -102,6 +102,14 @@ Where forecasts go; [outputs](outputs.md) explains each type.
 """
 
 
+PARTICIPATIONS_INTRO = """\
+### `[[participation]]`
+
+A further run in which the device takes part at the same time;
+[several runs on one device](operating.md#several-runs-on-one-device) explains it.
+"""
+
+
 def page() -> str:
     """Return the whole page."""
     parts = [
@@ -110,6 +118,8 @@ def page() -> str:
         *_tables(device_config.Config),
         _sources(),
         _outputs(),
+        PARTICIPATIONS_INTRO,
+        _own(device_config.ParticipationSection, ()),
         "## An aggregator: `aggregator.toml`\n",
         *_tables(aggregator_config.AggregatorConfig),
         _methods(),
@@ -259,6 +269,8 @@ def _type(hint: Any) -> str:  # noqa: ANN401 - any annotation
         return " or ".join(f"`{json.dumps(value)}`" for value in inside)
     if origin in (Union, UnionType):
         return " or ".join(_type(one) for one in inside if one is not NoneType)
+    if is_dataclass(hint):
+        return "table"
     return _many(origin, inside) if origin else WORDS[hint]
 
 
@@ -351,7 +363,7 @@ def _outputs() -> str:
     parts = [OUTPUTS_INTRO, _own(OutputSection, ())]
     for name, (section, _) in OUTPUTS.items():
         parts += [f'`type = "{name}"`:\n', _own(section, common)]
-    parts += [f'`type = "{FLEET}"`:\n', _own(FleetOutputSection, {"type"})]
+    parts += [f'`type = "{FLEET}"`:\n', _own(FleetOutputSection, {"type", "participation"})]
     return "\n".join(parts)
 
 

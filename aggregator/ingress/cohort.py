@@ -14,7 +14,8 @@ class Cohort:
     """The enrolled devices that a run takes. It follows the registry, so it is always up to date.
 
     A device takes part in one run: the first, in the order of the configuration, that its labels fit
-    and that it has not declined.
+    and that it has not declined. A device with several participations has an id for each: each takes
+    part in another run, so that no run counts the device twice.
 
     Attributes:
         registry: Enrolled devices and their presence.
@@ -33,10 +34,16 @@ class Cohort:
         return self.holds(device) and not any(one.holds(device) for one in self.before)
 
     def holds(self, device: str) -> bool:
-        """Return whether a device could take part: it has the labels and has not declined."""
+        """Return whether a device could take part: it has the labels and has not declined.
+
+        It could not where an earlier participation of the same device takes part.
+        """
         client = self.registry.client(device)
-        has_labels = client is not None and fits(client, self.labels)
-        return has_labels and not self.registry.has_declined(device, self.run)
+        if client is None or not fits(client, self.labels):
+            return False
+        if self.registry.has_declined(device, self.run):
+            return False
+        return not any(self.takes(other) for other in self.registry.earlier_participations(device))
 
     def __len__(self) -> int:
         """Return the number of its devices that are not revoked."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from heapq import nlargest
 from typing import Any
@@ -49,6 +49,34 @@ class Presence:
         return self.state in _PRESENT
 
 
+PARTICIPATION_OF = "device"
+"""Label of a further participation: the device's own id."""
+
+
+def earlier_of(clients: Iterable[EnrolledDevice]) -> dict[str, tuple[str, ...]]:
+    """Return the earlier participations of every id that is one of several of a device.
+
+    The label ``device`` names the device; ids without it that share a key are one device too.
+
+    >>> own, further = EnrolledDevice("m", (b"k",)), EnrolledDevice("a", (b"k",), labels=(("device", "m"),))
+    >>> earlier_of([further, own, EnrolledDevice("other", (b"o",))])
+    {'a': ('m',)}
+    """
+    participations: dict[str, list[tuple[bool, str]]] = {}
+    owner_of_key: dict[bytes, str] = {}
+    for client in sorted(clients, key=lambda one: one.id):
+        owner = dict(client.labels).get(PARTICIPATION_OF, "")
+        own = (
+            owner_of_key.setdefault(client.sign[-1], client.id) if client.sign and not owner else ""
+        )
+        participations.setdefault(owner or own or client.id, []).append((bool(owner), client.id))
+    found = {}
+    for members in participations.values():
+        ids = [name for _, name in sorted(members)]
+        found.update({name: tuple(ids[:at]) for at, name in enumerate(ids) if at})
+    return found
+
+
 class Registry:
     """Enrolled devices, read from the store once, and their presence, in memory only.
 
@@ -76,6 +104,7 @@ class Registry:
     def reload(self) -> None:
         """Read the enrolled devices again, after another process changed them."""
         self._clients = {client.id: client for client in self._store.clients()}
+        self._earlier = earlier_of(self._clients.values())
         self._keys = {
             (client.id, kid_of(public)): public
             for client in self._clients.values()
@@ -106,6 +135,13 @@ class Registry:
     def clients(self) -> list[EnrolledDevice]:
         """Return all devices ever enrolled, sorted by id."""
         return [self._clients[name] for name in sorted(self._clients)]
+
+    def earlier_participations(self, device: str) -> tuple[str, ...]:
+        """Return the ids of the same device that come before this one.
+
+        The device's own id, which the others' label ``device`` names, is the first.
+        """
+        return self._earlier.get(device, ())
 
     def key_of(self, device: str, kid: bytes) -> bytes | None:
         """Return a device's public key by its key id.

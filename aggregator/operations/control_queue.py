@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+from aggregator.ingress.registry import PARTICIPATION_OF
 from aggregator.operations.labels import (
     LabelError,
     Labels,
@@ -32,6 +33,9 @@ OPS = ("stop", "resume", "reenrol", "report", "budget", "hello", "wipe")
 """Commands that an operator may send to a device."""
 
 LIMIT = 65_536  # bytes per order
+
+PARTICIPATIONS_LIMIT = 4
+"""Ids of one device, all with its key."""
 
 _BY_THE_DAEMON = {
     "pause": "pause its fleet",
@@ -111,8 +115,11 @@ def apply(order: ControlOrder, store: Any) -> str:  # noqa: ANN401 - a Store tha
     if order.do == "enrol":
         return _enrol(order, store, known.get(order.device))
     if order.do == "revoke":
-        store.put_client(replace(known[order.device], state="revoked", why=order.why))
-        return f"{order.device} is revoked"
+        meant = [known[order.device], *_others_of(known[order.device], known.values())]
+        for one in meant:
+            store.put_client(replace(one, state="revoked", why=order.why))
+        *others, last = [one.id for one in meant]
+        return f"{', '.join(others)} and {last} are revoked" if others else f"{last} is revoked"
     if order.do == "label":
         before = known[order.device]
         labelled = replace(before, labels=_labels(before.labels, order))
@@ -147,26 +154,64 @@ def check_order(order: ControlOrder, store: Any, before: Iterable[ControlOrder] 
         OrderError: The device is not enrolled, its key is enrolled under another id, or the command
             is unknown.
     """
-    keys = {key: client.id for client in store.clients() for key in client.sign}
-    devices = {client.id for client in store.clients()}
+    known = {client.id: client for client in store.clients()}
     for one in before:
         if one.do == "enrol":
-            devices.add(one.device)
-            keys.setdefault(bytes.fromhex(one.public), one.device)
+            known.setdefault(one.device, _enrolled_by(one))
     if order.do == "enrol":
-        other = keys.get(bytes.fromhex(order.public), order.device)
-        if other != order.device:
-            raise OrderError(
-                f"{order.device}: this key is already enrolled as {other!r}; a key names one device",
-                hint="create a key on the device itself: gridfed-edge enrol",
-            )
+        _refuse_key(order, known)
         return
-    if order.do in ("revoke", "command", "label", "unlearn") and order.device not in devices:
+    if order.do in ("revoke", "command", "label", "unlearn") and order.device not in known:
         raise OrderError(f"{order.device!r} is not enrolled", hint="gridfed-aggregator list")
     if order.do == "command":
         if order.op not in OPS:
             raise OrderError(f"unknown command {order.op!r}; known: {', '.join(OPS)}")
         check_args(order.op, order.args)
+
+
+def _refuse_key(order: ControlOrder, known: Mapping[str, EnrolledDevice]) -> None:
+    """Refuse a key that other ids have, unless all are participations of one device.
+
+    Raises:
+        OrderError: The label ``device`` does not name the device, an id with the key is revoked, or
+            the device has too many participations.
+    """
+    here = _enrolled_by(order, known.get(order.device))
+    others = list(_others_of(here, known.values()))
+    if not others:
+        return
+    owner = _owner(here)
+    if any(_owner(one) != owner or one.state == "revoked" for one in others):
+        raise OrderError(
+            f"{order.device}: this key is already enrolled as {others[0].id!r}; a key names one device",
+            hint="create a key on the device itself: gridfed-edge enrol; for a further participation "
+            f"of an enrolled device: --label {PARTICIPATION_OF}={_owner(others[0])}",
+        )
+    if len(others) >= PARTICIPATIONS_LIMIT:
+        raise OrderError(
+            f"{order.device}: {owner} has {len(others)} participations; a device has at most "
+            f"{PARTICIPATIONS_LIMIT}"
+        )
+
+
+def _enrolled_by(order: ControlOrder, before: EnrolledDevice | None = None) -> EnrolledDevice:
+    """Return the device as an enrolment makes it, as far as its key and labels go."""
+    labels = _labels(() if before is None else before.labels, order)
+    return EnrolledDevice(order.device, (bytes.fromhex(order.public),), labels=labels)
+
+
+def _owner(client: EnrolledDevice) -> str:
+    """Return the id of the device whose participation this is: its own, without a label."""
+    return dict(client.labels).get(PARTICIPATION_OF, client.id)
+
+
+def _others_of(
+    device: EnrolledDevice, clients: Iterable[EnrolledDevice]
+) -> Iterator[EnrolledDevice]:
+    """Return the other participations of a device: the ids that have its key."""
+    for one in clients:
+        if one.id != device.id and set(one.sign) & set(device.sign):
+            yield one
 
 
 def refuse_unlearning(method: str) -> None:

@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 import numpy as np
 
 from edge_sdk.app.cli import CommandResult
-from edge_sdk.commands.arguments import add_config
+from edge_sdk.commands.arguments import add_config, add_participation, participant
 from edge_sdk.commands.device_inspection import DeviceInspection
 from edge_sdk.config import Config
 from edge_sdk.errors import ConfigError
@@ -32,6 +32,7 @@ DAYS = 28
 def add_arguments(parser: ArgumentParser) -> None:
     """Add the arguments of this subcommand."""
     add_config(parser)
+    add_participation(parser)
     parser.add_argument(
         "--days",
         type=float,
@@ -42,7 +43,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(args: Namespace) -> CommandResult:
     """Return the scores."""
-    return backtest(Config.load(args.config), args.days)
+    return backtest(participant(Config.load(args.config), args.participation), args.days)
 
 
 def backtest(config: Config, days: float | None = None) -> CommandResult:

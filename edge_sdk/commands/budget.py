@@ -1,8 +1,9 @@
 """Show what a round costs, and what is left of the privacy budget and the resource limits.
 
 Exits with 1 when the privacy budget is spent: no further update is sent, and the device trains
-for itself. --datasheet prints what NIST SP 800-226 asks of a privacy claim, from the configuration
-and the ledger.
+for itself. With several participations the budget and the limits are those of all together.
+--datasheet prints what NIST SP 800-226 asks of a privacy claim, from the configuration and the
+ledger.
 
   gridfed-edge budget meter.toml
   gridfed-edge budget meter.toml --datasheet
@@ -12,17 +13,22 @@ from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 from edge_sdk.app.cli import OK, RUNTIME, CommandResult
 from edge_sdk.bundle import SDK_VERSION
-from edge_sdk.commands.arguments import add_config
-from edge_sdk.commands.device_inspection import account_of, announced_of, plan_of
+from edge_sdk.commands.arguments import add_config, add_participation, participant
+from edge_sdk.commands.device_inspection import (
+    account_of,
+    announced_of,
+    charges_beside,
+    plan_of,
+)
 from edge_sdk.config import Config
+from edge_sdk.limits.daily_quota import DailyQuota
 from edge_sdk.limits.resource_limits import lesser, limits_of
 from edge_sdk.privacy import datasheet as sheets
-from edge_sdk.privacy.ledger import PrivacyAccount
+from edge_sdk.privacy.ledger import ParticipationCharges, PrivacyAccount
 from edge_sdk.store.schema import FILE
 from edge_sdk.store.store import DeviceStore
 from edge_sdk.training import bootstrap
@@ -37,6 +43,7 @@ _PROOF = 72
 def add_arguments(parser: ArgumentParser) -> None:
     """Add the arguments of this subcommand."""
     add_config(parser)
+    add_participation(parser)
     parser.add_argument(
         "--datasheet", action="store_true", help="print the privacy data sheet of this device"
     )
@@ -44,11 +51,14 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(args: Namespace) -> CommandResult:
     """Return the cost of a round and the budget, or the data sheet."""
-    config = Config.load(args.config)
+    device = Config.load(args.config)
+    config = participant(device, args.participation)
+    beside = charges_beside(device, config.id)
     if args.datasheet:
-        sheet = datasheet(config)
+        sheet = datasheet(config, beside)
         return CommandResult(sheet, sheets.as_text(sheet))
-    found = budget(config)
+    found = budget(config, beside)
+    found["limits"] = resource_usage(*device.participants())
     rows = "\n".join(map(_usage_line, found["limits"].items()))
     prose = (
         f"{found['bundle']}: {found['shared']} scalars shared, {found['personal']} stay here\n"
@@ -58,10 +68,14 @@ def run(args: Namespace) -> CommandResult:
     return CommandResult(found, prose, RUNTIME if found["spent"] else OK)
 
 
-def budget(config: Config) -> dict[str, Any]:
+def budget(config: Config, beside: tuple[ParticipationCharges, ...] = ()) -> dict[str, Any]:
     """Return the bytes and the privacy cost of a round, and the used and remaining budget.
 
     ``text`` explains it in sheets.
+
+    Args:
+        config: Configuration of one participation.
+        beside: Charges of the device's other participations.
 
     Raises:
         EdgeError: The bundle is missing, or the privacy section cannot be satisfied.
@@ -72,11 +86,10 @@ def budget(config: Config) -> dict[str, Any]:
             announced = announced_of(store)
             plan = plan_of(config, announced)
             allowed = store.fact("releases allowed", -1)
-            most = plan.most(None if allowed < 0 else allowed)
-            account = replace(account_of(store, plan), most=most)
+            account = account_of(store, plan, beside)
     else:
         plan = plan_of(config, None)
-    account = account or PrivacyAccount.of((), plan.limit, most=plan.most(None))
+    account = account or PrivacyAccount(limit=plan.limit, most=plan.most(None), beside=beside)
     manifest = bootstrap.open_bundle(config, announced).manifest
     spec = manifest.spec(announced.shared if announced else None)
     return {
@@ -86,7 +99,7 @@ def budget(config: Config) -> dict[str, Any]:
         "personal": spec.size - spec.shared_size,
         "bytes_up": update_bytes(config, spec),
         "bytes_down": 4 * spec.shared_size,
-        "releases": account.released,
+        "releases": account.released_by_device,
         "privacy": sheets.guarantee(plan),
         "budget": account.summary(plan.release()),
         "spent": not account.has_room(plan.release()),
@@ -98,16 +111,30 @@ def budget(config: Config) -> dict[str, Any]:
     }
 
 
-def resource_usage(config: Config) -> dict[str, dict[str, float | None]]:
+def resource_usage(config: Config, *further: Config) -> dict[str, dict[str, float | None]]:
     """Return the resource limits and the recorded use.
 
     ``limit`` is None where there is none; ``used`` is of the last recorded day, and for memory the
-    peak. Bytes, and seconds of wake time.
+    peak. Bytes, and seconds of wake time. Bytes on the link and wake time are those of all
+    participations; bytes written and memory are counted for the process.
+
+    Args:
+        config: Configuration of the device's own participation.
+        further: Configurations of the others.
     """
     facts = dict.fromkeys(("used", "flash", "wake", "peak", "quota announced"), 0)
-    if (config.state / FILE).exists():
-        with DeviceStore.open(config.state, read_only=True) as store:
-            facts = {name: store.fact(name) for name in facts}
+    used: dict[str, list[DailyQuota]] = {"used": [], "wake": []}
+    for one in (config, *further):
+        if not (one.state / FILE).exists():
+            continue
+        with DeviceStore.open(one.state, read_only=True) as store:
+            for name in ("flash", "peak", "quota announced"):
+                facts[name] = max(facts[name], store.fact(name))
+            used["used"].append(DailyQuota(store.fact("day"), store.fact("used")))
+            used["wake"].append(DailyQuota(store.fact("wake day"), store.fact("wake")))
+    for name, days in used.items():
+        newest = max((one.day for one in days), default=0)
+        facts[name] = sum(one.used for one in days if one.day == newest)
     limits = limits_of(config.limits)
     link = lesser(facts["quota announced"] or None, limits.daily_link_bytes)
     return {
@@ -118,8 +145,12 @@ def resource_usage(config: Config) -> dict[str, dict[str, float | None]]:
     }
 
 
-def datasheet(config: Config) -> dict[str, Any]:
+def datasheet(config: Config, beside: tuple[ParticipationCharges, ...] = ()) -> dict[str, Any]:
     """Return the privacy data sheet of a device: its configuration and its releases.
+
+    Args:
+        config: Configuration of one participation.
+        beside: Charges of the device's other participations.
 
     Raises:
         EdgeError: As ``budget``.
@@ -127,12 +158,11 @@ def datasheet(config: Config) -> dict[str, Any]:
     version = ".".join(map(str, SDK_VERSION))
     if not (config.state / FILE).exists():
         plan = plan_of(config, None)
-        return sheets.data_sheet(
-            plan, PrivacyAccount.of((), plan.limit, most=plan.most(None)), version
-        )
+        account = PrivacyAccount(limit=plan.limit, most=plan.most(None), beside=beside)
+        return sheets.data_sheet(plan, account, version)
     with DeviceStore.open(config.state, read_only=True) as store:
         plan = plan_of(config, announced_of(store))
-        return sheets.data_sheet(plan, account_of(store, plan), version)
+        return sheets.data_sheet(plan, account_of(store, plan, beside), version)
 
 
 def update_bytes(config: Config, spec: ParamSpec) -> int:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import time
 from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from edge_sdk.agent import open_outputs, open_sources, streams_given
@@ -33,6 +34,7 @@ from edge_sdk.store.store import DeviceStore
 from edge_sdk.training import bootstrap
 from edge_sdk.training.retention import history_of
 from edge_sdk.training.run_role import series_for
+from edge_sdk.training.shared_budgets import refuse_unit
 from edge_sdk.wire.contract.manifest import Manifest
 from edge_sdk.wire.contract.parameter_layout import ParamSpec
 from edge_sdk.wire.link.transport import LinkDown, LinkUp
@@ -111,8 +113,11 @@ def check_device(config: Config) -> dict[str, str]:
     neighbours = bootstrap.check_neighbours(config)
     shared, history = manifest.spec().shared_size, history_of(config, manifest)
     plan = bootstrap.plan(config, manifest, config.accept.methods[0], shared)
+    if config.participation:
+        refuse_unit(plan)
     sources = open_sources(config)
-    outputs = open_outputs(config)
+    participants = config.participants()
+    outputs = [x for one in participants for x in open_outputs(config, one.id)]
     _check_output_folders(config)
     _check_streams(sources, manifest)
     bootstrap.broker_of(config)
@@ -130,7 +135,21 @@ def check_device(config: Config) -> dict[str, str]:
         "privacy": guarantee(plan),
         "link": link_projection(config, manifest.spec()),
         **kept,
+        **_further(config),
     }
+
+
+def _further(config: Config) -> dict[str, str]:
+    """Check the further participations, and return the bundle and the rounds of each.
+
+    Raises:
+        EdgeError: The first error found.
+    """
+    found = {}
+    for one in config.participants()[1:]:
+        its = check_device(replace(one, output=()))
+        found[f"participation {one.id}"] = f"{its['bundle']}; {its['link']}"
+    return found
 
 
 def link_projection(config: Config, spec: ParamSpec) -> str:

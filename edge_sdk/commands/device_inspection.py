@@ -17,9 +17,11 @@ from edge_sdk.forecasting.calendar_features import Floats
 from edge_sdk.forecasting.forecast import Forecast
 from edge_sdk.forecasting.issued_forecast import IssuedForecast
 from edge_sdk.methods import METHODS
-from edge_sdk.privacy.ledger import PrivacyAccount
+from edge_sdk.participations import former_charges
+from edge_sdk.privacy.ledger import ParticipationCharges, PrivacyAccount
 from edge_sdk.privacy.noise_calibration import NoisePlan
 from edge_sdk.session.announcements import saved_message
+from edge_sdk.store.schema import FILE
 from edge_sdk.store.store import DeviceStore
 from edge_sdk.training import bootstrap
 from edge_sdk.training.fine_tuning import why_fleet
@@ -144,7 +146,42 @@ def plan_of(config: Config, announced: m.BundleMessage | None) -> NoisePlan:
     return bootstrap.plan(config, manifest, method, shared)
 
 
-def account_of(store: DeviceStore, plan: NoisePlan) -> PrivacyAccount:
-    """Sum the charges of the ledger, and those that only the aggregator recorded."""
+def account_of(
+    store: DeviceStore, plan: NoisePlan, beside: tuple[ParticipationCharges, ...] = ()
+) -> PrivacyAccount:
+    """Sum the charges of the ledger, and those that only the aggregator recorded.
+
+    Args:
+        store: Store of one participation.
+        plan: Its privacy mechanism.
+        beside: Charges of the device's other participations.
+    """
     account = bootstrap.account_of(store, plan)
-    return account.plus(*plan.unseen(0, store.numbers().spent - account.released))
+    limits = (account.most, *(other.allowed for other in beside))
+    most = min((limit for limit in limits if limit is not None), default=None)
+    account = account.plus(*plan.unseen(0, store.numbers().spent - account.released))
+    return replace(account, beside=beside, most=most)
+
+
+def charges_beside(config: Config, name: str) -> tuple[ParticipationCharges, ...]:
+    """Return the charges of the device's other participations, former ones included.
+
+    Args:
+        config: Configuration of the device.
+        name: Id of the participation whose own charges are left out.
+
+    Raises:
+        EdgeError: A state folder or a bundle cannot be read.
+    """
+    others = [one for one in config.participants() if one.id != name]
+    found = tuple(_charges_of(one) for one in others if (one.state / FILE).exists())
+    return (*found, *former_charges(config))
+
+
+def _charges_of(one: Config) -> ParticipationCharges:
+    with DeviceStore.open(one.state, read_only=True) as store:
+        account = account_of(store, plan_of(one, announced_of(store)))
+        allowed = store.fact("releases allowed", -1)
+    return ParticipationCharges(
+        account.charges, account.released, allowed if allowed >= 0 else None
+    )

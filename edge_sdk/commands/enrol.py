@@ -1,7 +1,8 @@
 """Create this device's signing key, and print the line that the operator needs.
 
 The line has the id, the public key, and a proof that this device holds the private key. The
-private key never leaves this machine. An existing key is kept.
+private key never leaves this machine. An existing key is kept. Each further [[participation]] has a
+line of its own, with the same key and a label that names the device.
 
   gridfed-edge enrol meter.toml
 """
@@ -15,7 +16,7 @@ from typing import Any
 from edge_sdk.app.cli import CommandResult
 from edge_sdk.app.permissions import make_private_folder
 from edge_sdk.commands.arguments import add_config
-from edge_sdk.config import Config
+from edge_sdk.config import PARTICIPATIONS, Config
 from edge_sdk.errors import ConfigError
 from edge_sdk.wire.keys import (
     KeyFileError,
@@ -31,13 +32,16 @@ add_arguments = add_config
 
 def run(args: Namespace) -> CommandResult:
     """Create the key, and return the operator's line."""
-    found = enrol(Config.load(args.config))
+    config = Config.load(args.config)
+    found = enrol(config)
+    further = [enrol(one) for one in config.participants()[1:]]
     made = "created a key" if found["is_new"] else "this device has a key already"
-    text = (
-        f"{made}: {found['key']}\ngive this line to the operator:\n"
-        f"{found['id']},{found['public']},{found['proof']}"
-    )
-    return CommandResult(found, text)
+    lines = [f"{one['id']},{one['public']},{one['proof']}" for one in (found, *further)]
+    lines[1:] = [f"{line},device={config.id}" for line in lines[1:]]
+    what = "these lines" if further else "this line"
+    text = "\n".join((f"{made}: {found['key']}", f"give {what} to the operator:", *lines))
+    data = found | ({PARTICIPATIONS: {one["id"]: one for one in further}} if further else {})
+    return CommandResult(data, text)
 
 
 def enrol(config: Config) -> dict[str, Any]:

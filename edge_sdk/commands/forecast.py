@@ -17,7 +17,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from edge_sdk.app.cli import CommandResult
-from edge_sdk.commands.arguments import add_config
+from edge_sdk.commands.arguments import add_config, add_participation, participant
 from edge_sdk.commands.device_inspection import DeviceInspection
 from edge_sdk.commands.terminal_plot import drawn
 from edge_sdk.config import Config
@@ -30,6 +30,7 @@ from edge_sdk.forecasting.issued_forecast import IssuedForecast
 def add_arguments(parser: ArgumentParser) -> None:
     """Add the arguments of this subcommand."""
     add_config(parser)
+    add_participation(parser)
     parser.add_argument(
         "--plot", action="store_true", help="draw the newest readings and the forecast"
     )
@@ -49,7 +50,9 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(args: Namespace) -> CommandResult:
     """Return the forecast, or write the rolling forecasts."""
-    inspection = DeviceInspection.of(Config.load(args.config), beyond=args.beyond)
+    inspection = DeviceInspection.of(
+        participant(Config.load(args.config), args.participation), beyond=args.beyond
+    )
     if args.rolling is None:
         issued = inspection.issue(time.time())
         result = result_of(issued.forecast, inspection.candidates.selection.choice)

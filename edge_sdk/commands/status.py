@@ -15,14 +15,21 @@ from typing import Any
 
 from edge_sdk.app.cli import CommandResult
 from edge_sdk.commands.arguments import add_config
-from edge_sdk.commands.device_inspection import account_of, announced_of, plan_of
-from edge_sdk.config import Config
+from edge_sdk.commands.device_inspection import (
+    account_of,
+    announced_of,
+    charges_beside,
+    plan_of,
+)
+from edge_sdk.config import PARTICIPATIONS, Config
 from edge_sdk.methods import METHODS
 from edge_sdk.privacy.datasheet import guarantee
+from edge_sdk.privacy.ledger import ParticipationCharges
 from edge_sdk.session.certificate_monitor import days_left
 from edge_sdk.session.durable_outbox import REMEDIES
 from edge_sdk.session.participation import BUDGET_EXHAUSTED
 from edge_sdk.session.run_choice import declined_runs
+from edge_sdk.store.schema import FILE
 from edge_sdk.store.store import DeviceStore, LearnedState
 from edge_sdk.training import bootstrap
 from edge_sdk.training.active_run import RETURNS
@@ -35,14 +42,26 @@ add_arguments = add_config
 
 
 def run(args: Namespace) -> CommandResult:
-    """Return the status of the device."""
-    found = status(Config.load(args.config))
+    """Return the status of the device, and that of each further participation."""
+    config = Config.load(args.config)
+    own, *further = config.participants()
+    found = status(own, charges_beside(config, own.id))
+    if further:
+        found[PARTICIPATIONS] = {
+            one.id: status(one, charges_beside(config, one.id))
+            for one in further
+            if (one.state / FILE).exists()
+        }
     lines = [f"{key}: {plain(value)}" for key, value in found.items()]
     return CommandResult(found, "\n".join(lines))
 
 
-def status(config: Config) -> dict[str, Any]:
+def status(config: Config, beside: tuple[ParticipationCharges, ...] = ()) -> dict[str, Any]:
     """Read a device's state beside a running agent. It contains no measured value.
+
+    Args:
+        config: Configuration of one participation.
+        beside: Charges of the device's other participations.
 
     Raises:
         StoreError: There is no state yet.
@@ -51,7 +70,7 @@ def status(config: Config) -> dict[str, Any]:
         numbers, learned, outbox = store.numbers(), store.learned(), store.outbox()
         announced = announced_of(store)
         plan, days = plan_of(config, announced), days_left(config)
-        account, one = account_of(store, plan), plan.release()
+        account, one = account_of(store, plan, beside), plan.release()
         exhausted = "" if account.has_room(one) else BUDGET_EXHAUSTED
         return {
             "id": config.id,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 DAY = 86_400_000  # ms
@@ -46,6 +47,14 @@ class DailyQuota:
         day = today if is_mistaken else max(self.day, today)
         before = self.used if is_mistaken or day == self.day or not self.day else 0
         return replace(self, day=day, used=before + size)
+
+    def with_others(self, others: Iterable[DailyQuota]) -> DailyQuota:
+        """Return the use of the day together with that of others on the same day.
+
+        >>> DailyQuota(20_000, 400).with_others([DailyQuota(20_000, 50), DailyQuota(19_999, 7)])
+        DailyQuota(day=20000, used=450)
+        """
+        return replace(self, used=self.used + sum(x.used for x in others if x.day == self.day))
 
     def is_spent(self, quota: int | None) -> bool:
         """Return whether only receipts, commands and status may be sent for the rest of the day.

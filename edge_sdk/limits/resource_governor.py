@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from edge_sdk.limits.daily_quota import DailyQuota
@@ -48,6 +48,18 @@ class ResourceGovernor:
         self.flash, self._counted = used, self._written()
         self._looked, self.held = now - _LOOK_EVERY, ""
         self.wake, self._last_call = woken, now
+        self._others: tuple[ResourceGovernor, ...] = ()
+
+    def share(self, others: Iterable[ResourceGovernor]) -> None:
+        """Count the wake time of the device's other participations against the same limit.
+
+        The bytes written need no sum: the kernel counts those of the whole process.
+        """
+        self._others = tuple(others)
+
+    def _woken(self, wake: DailyQuota) -> DailyQuota:
+        """Return the day's wake time of all participations."""
+        return wake.with_others(other.wake for other in self._others)
 
     def look(self, now: float, wall: float, server: int | None) -> str:
         """Observe the machine if due; return why training is forbidden, or an empty string.
@@ -90,7 +102,7 @@ class ResourceGovernor:
     def is_wake_spent(self) -> bool:
         """Return whether the day's wake time is used up."""
         most = self.limits.daily_wake_time
-        return self.wake.is_spent(None if most is None else round(1000 * most))
+        return self._woken(self.wake).is_spent(None if most is None else round(1000 * most))
 
     def has_wake_time(self, share: float, server: int | None) -> bool:
         """Return whether less than a share of the day's wake time is used; always without a limit.
@@ -100,7 +112,8 @@ class ResourceGovernor:
             server: Server time in Unix milliseconds, if known.
         """
         most = self.limits.daily_wake_time
-        return most is None or self.wake.use(0, server).used < 1000 * share * most
+        used = self._woken(self.wake.use(0, server)).used
+        return most is None or used < 1000 * share * most
 
     @property
     def patience(self) -> float:

@@ -21,6 +21,7 @@ class OutputSection:
 
     type: str  # kind of output
     interval: Duration = "10s"  # shortest time between two forecasts, at least 1s
+    participation: str = ""  # id of the participation that forecasts; empty: the device's own
 
     def __post_init__(self) -> None:
         """Refuse an interval that would write without a pause."""

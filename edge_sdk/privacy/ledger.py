@@ -7,6 +7,7 @@ no amplification: the server or the order of arrival selects participants, and n
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -22,6 +23,12 @@ COARSER: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {"reading": ("day", "device"), "window": ("device",), "day": ("device",), "device": ()}
 )
 """Units that contain a unit: noise that hides a whole day hides each of its readings."""
+
+SUMMED_UNITS = frozenset({"day", "device"})
+"""Units whose losses add up over bundles with different grids and windows."""
+
+UNKNOWN = "the releases of another participation are not known before its first welcome"
+"""Reason for which nothing is released where a budget is shared with a new store."""
 
 GAUSSIAN = frozenset({"gaussian"})
 _MOST = 1_000_000_000
@@ -41,20 +48,43 @@ class PrivacyLimit:
 
 
 @dataclass(frozen=True, slots=True)
+class ParticipationCharges:
+    """The charges of one participation of a device that has several.
+
+    Attributes:
+        charges: One for each kind.
+        released: Number of its numbered releases.
+        allowed: Number of releases that the operator allows; None for any.
+        is_known: False before the first welcome of a new store: an earlier one may have been lost,
+            and with it charges that only the aggregator has counted.
+    """
+
+    charges: tuple[PrivacyCharge, ...] = ()
+    released: int = 0
+    allowed: int | None = None
+    is_known: bool = True
+
+
+@dataclass(frozen=True, slots=True)
 class PrivacyAccount:
     """All charges so far, added up by kind, and the limit.
+
+    A device that takes part in several runs has an account for each. Every one of them includes the
+    charges of the others, for which the same readings were used, and is held against the same limit.
 
     Attributes:
         charges: One for each kind.
         limit: The budget.
         most: Largest number of numbered releases, if the operator set one.
         released: Number of numbered releases, those outside the claim included.
+        beside: Charges of the device's other participations.
     """
 
     charges: tuple[PrivacyCharge, ...] = ()
     limit: PrivacyLimit = PrivacyLimit()
     most: int | None = None
     released: int = 0
+    beside: tuple[ParticipationCharges, ...] = ()
 
     @classmethod
     def of(
@@ -110,13 +140,15 @@ class PrivacyAccount:
             edge_sdk.privacy.ledger.BudgetSpent: 100 releases are charged; with 1 more ...
         """
         after = self.plus(*charges)
-        if self.most is not None and after.released > self.most:
-            raise BudgetSpent(f"{self.released} of {self.most} releases are spent")
+        if self.most is not None and not self.is_known:
+            raise BudgetSpent(UNKNOWN)
+        if self.most is not None and after.released_by_device > self.most:
+            raise BudgetSpent(f"{self.released_by_device} of {self.most} releases are spent")
         worth = after.epsilon()
         if worth > self.limit.epsilon:
             more = after.released - self.released
             raise BudgetSpent(
-                f"{self.released} releases are charged; with {more} more a {self.limit.unit} would be "
+                f"{self.released_by_device} releases are charged; with {more} more a {self.limit.unit} would be "
                 f"charged epsilon {worth:.4g}, and {self.limit.epsilon:g} is allowed",
                 hint="local training continues; see gridfed-edge budget CONFIG",
             )
@@ -130,13 +162,32 @@ class PrivacyAccount:
             delta: δ of the claim; the budget's if left out.
         """
         unit, delta = unit or self.limit.unit, delta or self.limit.delta
-        paid = [charge for charge in self.charges if not charge.is_free]
+        if not self.is_known:
+            return math.inf
+        ledgers = [
+            [charge for charge in charges if not charge.is_free]
+            for charges in (self.charges, *(other.charges for other in self.beside))
+        ]
+        paid = [charge for ledger in ledgers for charge in ledger]
         if any(c.unit != unit and c.unit not in COARSER[unit] for c in paid):
             return math.inf
-        drawn_once = [c for c in paid if c.point == "input"]  # each draw is on other readings
+        if sum(map(bool, ledgers)) > 1 and any(c.unit not in SUMMED_UNITS for c in paid):
+            return math.inf  # a window of one bundle overlaps several of another
+        # within one ledger each draw is on other readings; two ledgers draw on the same ones
+        once = ([[replace(c, count=1)] for c in x if c.point == "input"] or [[]] for x in ledgers)
         rest = [c for c in paid if c.point != "input"]
-        once = [[replace(c, count=1)] for c in drawn_once] or [[]]
-        return max(compose([*first, *rest], delta) for first in once)
+        drawn = itertools.product(*once)
+        return max(compose([*itertools.chain(*first), *rest], delta) for first in drawn)
+
+    @property
+    def is_known(self) -> bool:
+        """Return whether the charges of all participations are known."""
+        return all(other.is_known for other in self.beside)
+
+    @property
+    def released_by_device(self) -> int:
+        """Number of numbered releases of all participations of the device."""
+        return self.released + sum(other.released for other in self.beside)
 
     @property
     def is_kept(self) -> bool:
@@ -145,7 +196,8 @@ class PrivacyAccount:
 
     def has_room(self, charge: PrivacyCharge) -> bool:
         """Return whether one more release of this cost fits."""
-        is_counted = self.most is None or self.released + charge.releases <= self.most
+        after = self.released_by_device + charge.releases
+        is_counted = self.most is None or (self.is_known and after <= self.most)
         return is_counted and (math.isinf(self.limit.epsilon) or self._fits(charge, 1))
 
     def summary(self, charge: PrivacyCharge | None = None) -> dict[str, Any]:
@@ -160,13 +212,16 @@ class PrivacyAccount:
             "epsilon": worth if math.isfinite(worth) else None,
             "allowed": allowed if math.isfinite(allowed) else None,
             "delta": self.limit.delta,
-            "releases": self.released,
+            "releases": self.released_by_device,
+            **({"releases in this run": self.released} if self.beside else {}),
         }
         return result if charge is None else {**result, "left": self.left(charge)}
 
     def left(self, charge: PrivacyCharge) -> int | None:
         """Return how many more releases of this cost fit; None means no limit."""
-        room = None if self.most is None else max(0, self.most - self.released)
+        if not self.is_known and (self.most is not None or math.isfinite(self.limit.epsilon)):
+            return 0
+        room = None if self.most is None else max(0, self.most - self.released_by_device)
         if math.isinf(self.limit.epsilon):
             return room
         low, high = 0, 1

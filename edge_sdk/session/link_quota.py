@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable
 
 from edge_sdk.app.cli import fields
 from edge_sdk.limits.daily_quota import DailyQuota
@@ -28,10 +29,21 @@ class LinkQuota:
         self._store, self._own = store, own
         self._day, self._counted = DailyQuota(store.fact("day"), store.fact("used")), 0
         self._saved = self._day
+        self._others: tuple[LinkQuota, ...] = ()
+
+    def share(self, others: Iterable[LinkQuota]) -> None:
+        """Count the bytes of the device's other participations against the same quota."""
+        self._others = tuple(others)
+
+    @property
+    def day(self) -> DailyQuota:
+        """The day and its bytes so far, of this participation alone."""
+        return self._day
 
     def is_spent(self, announced: int | None) -> bool:
         """Return whether the quota is used up; the lower of the announced and the own one holds."""
-        return self._day.is_spent(lesser(announced, self._own))
+        used = self._day.with_others(other.day for other in self._others)
+        return used.is_spent(lesser(announced, self._own))
 
     def count(self, crossed: int, now: int | None, *, announced: int | None) -> None:
         """Count the bytes since the last call, and log once when the quota is used up.

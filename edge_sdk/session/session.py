@@ -18,6 +18,7 @@ from edge_sdk.session.connection import Connection
 from edge_sdk.session.dispatcher import Dispatcher
 from edge_sdk.session.events import FoundBundle, SessionEvent, SignalTaskReceived
 from edge_sdk.session.key_ring import KeyRing
+from edge_sdk.session.link_quota import LinkQuota
 from edge_sdk.session.manifest_checks import ManifestExpectation, NewestAnnouncements
 from edge_sdk.session.participation import Participation
 from edge_sdk.session.parts import SessionParts
@@ -102,6 +103,11 @@ class Session:
     def set_aside(self) -> SetAside:
         """Messages and tasks that are skipped after a defect."""
         return self._parts.set_aside
+
+    @property
+    def quota(self) -> LinkQuota:
+        """Daily quota of the link."""
+        return self._parts.quota
 
     @property
     def outbox(self) -> Outbox:

@@ -194,6 +194,10 @@ class DeviceStore:
             return
         yield from charges(self._db, self.fact("ledger set aside"))
 
+    def count_charges(self) -> int:
+        """Return the number of the ledger's last line; it only grows."""
+        return int(self._db.execute("SELECT coalesce(max(line), 0) FROM ledger").fetchone()[0])
+
     def charge(self, numbers: UplinkCounters, charges: Iterable[PrivacyCharge]) -> None:
         """Save charges for possible releases, together with the release count."""
         with self._writing() as db:
@@ -285,10 +289,10 @@ class DeviceStore:
             return False
         numbers = self.numbers()
         numbers = replace(numbers, life=numbers.life if numbers.life <= LIFE_LEAP else 0, seq=0)
-        line = self._db.execute("SELECT coalesce(max(line), 0) FROM ledger").fetchone()[0]
+        line = self.count_charges()
         with self._writing() as db:
             write_numbers(db, numbers)
-            write_facts(db, {"ledger set aside": int(line)})
+            write_facts(db, {"ledger set aside": line})
             db.execute("INSERT OR REPLACE INTO papers VALUES ('key', ?)", (kid,))
         return True
 

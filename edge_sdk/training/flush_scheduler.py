@@ -142,6 +142,11 @@ class FlushScheduler:
             logger.info("training deferred %s", fields(why=held))
         return held
 
+    @property
+    def governor(self) -> ResourceGovernor:
+        """The resource limits of the device, and their use by this participation."""
+        return self._governor
+
     def has_wake_time(self, share: float) -> bool:
         """Return whether less than a share of the day's wake time is used."""
         return self._governor.has_wake_time(share, self._session.time.time_for_days)

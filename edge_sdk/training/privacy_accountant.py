@@ -6,12 +6,18 @@ Charges are computed here and written in the transaction that saves a round.
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import replace
 
 from edge_sdk.app.cli import fields
 from edge_sdk.app.clock import Clock
 from edge_sdk.privacy.event import PrivacyCharge
-from edge_sdk.privacy.ledger import BudgetSpent, PrivacyAccount
+from edge_sdk.privacy.ledger import (
+    UNKNOWN,
+    BudgetSpent,
+    ParticipationCharges,
+    PrivacyAccount,
+)
 from edge_sdk.privacy.mechanism import Mechanism
 from edge_sdk.session.session import Session
 from edge_sdk.store.store import DeviceStore
@@ -26,7 +32,8 @@ class PrivacyAccountant:
 
     Attributes:
         mechanism: Privacy mechanism between the readings and everything that is sent.
-        account: All charges of the store's ledger, summed against the budget.
+        account: All charges of the store's ledger, and those of the device's other participations,
+            summed against the budget.
     """
 
     mechanism: Mechanism
@@ -35,13 +42,31 @@ class PrivacyAccountant:
         """Begin without an account; ``begin`` sets the mechanism."""
         self._store, self._session, self._clock = store, session, clock
         self.account = PrivacyAccount()
-        self._watched: tuple[int, int | None] | None = None
+        self._others: Callable[[], tuple[ParticipationCharges, ...]] = tuple
+        self._watched: object = None
+        self._lines = 0
 
     def begin(self, mechanism: Mechanism) -> None:
         """Sum the ledger, and continue under this mechanism."""
         self.mechanism = mechanism
-        self.account = account_of(self._store, mechanism.plan)
+        self._sum()
         self._watched = None
+
+    def share(self, others: Callable[[], tuple[ParticipationCharges, ...]]) -> None:
+        """Hold the charges of the device's other participations against the same budget.
+
+        Args:
+            others: Returns the present charges of each.
+        """
+        self._others, self._watched = others, None
+
+    def spending(self) -> ParticipationCharges:
+        """Return the charges of this participation alone, for the accounts of the others."""
+        self._recount()
+        account = self.account.plus(*self._unseen(self._clock.wall()))
+        allowed = self._session.participation.releases_allowed
+        is_known = not self._session.outbox.numbers.lost
+        return ParticipationCharges(account.charges, account.released, allowed, is_known)
 
     def charge_start(self, releases: int) -> None:
         """Charge releases that a restored disk image may lack."""
@@ -57,17 +82,19 @@ class PrivacyAccountant:
     def watch(self) -> None:
         """Stop releases when the budget is exhausted, and resume them when it is not."""
         participation, spent = self._session.participation, self._session.outbox.numbers.spent
-        if (spent, participation.releases_allowed) == self._watched:
+        others = self._others()
+        watched = spent, participation.releases_allowed, others
+        if watched == self._watched:
             return
-        self._watched = (spent, participation.releases_allowed)
-        plan = self.mechanism.plan
-        self.account = replace(self.account, most=plan.most(participation.releases_allowed))
-        wall = self._clock.wall()
+        self._watched = watched
+        self._include(others)
+        plan, wall = self.mechanism.plan, self._clock.wall()
         draw = (plan.charge(wall),) if self.mechanism.origin == "input" else ()  # for a new reading
         if self.account.plus(*self._unseen(wall), *draw).has_room(plan.release()):
             participation.permit()
         else:
-            self.stop("no further release fits into the budget")
+            is_known = self.account.is_known
+            self.stop("no further release fits into the budget" if is_known else UNKNOWN)
 
     def stop(self, why: object) -> None:
         """Forbid every release, and log it once."""
@@ -92,6 +119,7 @@ class PrivacyAccountant:
             raise BudgetSpent(f"{counted} releases are above {RELEASES_LIMIT}, the most counted")
         wall = self._clock.wall()
         self._recount()
+        self._include(self._others())
         charges = (*self._unseen(wall), *self.mechanism.cost(wall, releases))
         account = self.account
         return charges, account.charge(*charges) if releases else account.plus(*charges)
@@ -103,8 +131,25 @@ class PrivacyAccountant:
 
     def _recount(self) -> None:
         """Read the ledger again where a mechanism itself charges the noise of new readings."""
-        if self.mechanism.origin == "input":
-            self.account = account_of(self._store, self.mechanism.plan)
+        if self.mechanism.origin == "input" and self._store.count_charges() != self._lines:
+            self._sum()
+
+    def _sum(self) -> None:
+        """Read the ledger from its first line."""
+        others, self._lines = self.account.beside, self._store.count_charges()
+        self.account = account_of(self._store, self.mechanism.plan)
+        if others:
+            self._include(others)
+
+    def _include(self, others: tuple[ParticipationCharges, ...]) -> None:
+        """Set the charges of the other participations; the least of the operator's limits holds."""
+        limits = (
+            self._session.participation.releases_allowed,
+            *(other.allowed for other in others),
+        )
+        allowed = min((limit for limit in limits if limit is not None), default=None)
+        most = self.mechanism.plan.most(allowed)
+        self.account = replace(self.account, beside=others, most=most)
 
     def _unseen(self, wall: int) -> tuple[PrivacyCharge, ...]:
         count = self._session.outbox.numbers.spent - self.account.released

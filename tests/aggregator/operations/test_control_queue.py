@@ -101,3 +101,32 @@ def test_an_order_may_follow_the_enrolment_that_waits_before_it(store):
         check_order(ControlOrder("enrol", "meter-2", public=PUBLIC), store, [enrolment])
     with pytest.raises(OrderError, match="'meter-2' is not enrolled"):
         check_order(ControlOrder("command", "meter-2", op="report"), store, [enrolment])
+
+
+def further(name, owner, public=PUBLIC):
+    return ControlOrder("enrol", name, public=public, labels=f"device={owner}")
+
+
+def test_further_participations_of_a_device_have_its_key_and_name_it(store):
+    apply(ControlOrder("enrol", "meter-1", public=PUBLIC), store)
+    with pytest.raises(OrderError, match="already enrolled as 'meter-1'") as refused:
+        apply(further("meter-1-b", "meter-2"), store)
+    assert "--label device=meter-1" in refused.value.hint
+    assert apply(further("meter-1-b", "meter-1"), store) == "meter-1-b is enrolled"
+    for order in (further("meter-1-b", "meter-1"), ControlOrder("enrol", "meter-1", public=PUBLIC)):
+        assert "already enrolled with this key" in apply(order, store)
+    apply(further("meter-1-c", "meter-1"), store)
+    apply(further("meter-1-d", "meter-1"), store)
+    with pytest.raises(OrderError, match="meter-1 has 4 participations; a device has at most 4"):
+        apply(further("meter-1-e", "meter-1"), store)
+
+
+def test_a_device_is_revoked_under_all_its_ids_and_gets_no_further_one(store):
+    apply(ControlOrder("enrol", "meter-1", public=PUBLIC), store)
+    apply(further("meter-1-b", "meter-1"), store)
+    assert "meter-1-b and meter-1 are revoked" in (
+        apply(ControlOrder("revoke", "meter-1-b", why="stolen"), store)
+    )
+    assert {state for state, _ in states(store).values()} == {"revoked"}
+    with pytest.raises(OrderError, match="already enrolled"):
+        apply(further("meter-1-c", "meter-1"), store)
