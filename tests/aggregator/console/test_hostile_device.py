@@ -1,0 +1,143 @@
+"""An enrolled device sends hostile texts over a real broker to a real daemon: every page shows them as text."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from contextlib import ExitStack
+
+import pytest
+
+from aggregator.brokers.broker_process import mosquitto_program, start
+from aggregator.config import AggregatorConfig, bind
+from aggregator.console.rendering import PAGES
+from aggregator.operations.run_setup import set_up
+from aggregator.store.opener import open_store
+from aggregator.store.types import EnrolledDevice
+from edge_sdk.wire import keys
+from edge_sdk.wire.link.mqtt import Broker, MqttLink, Poller
+from edge_sdk.wire.protocol.messages import HelloMessage, ModelMessage, WelcomeMessage
+from tests.aggregator.conftest import ONLINE, ROOT, Puppet
+from tests.aggregator.console.conftest import free_port
+from tools import chromium
+
+if chromium.missing():
+    pytest.skip(chromium.missing(), allow_module_level=True)
+
+pytestmark = [pytest.mark.broker, pytest.mark.slow, pytest.mark.timeout(300)]
+
+SOFTWARE = "<img src=x onerror=alert(1)>"  # as long as a version may be, almost
+CLAIM = "\"><script>alert(2)</script>&'{{7*7}}"
+PATIENCE = 120.0
+
+
+class RealBroker:
+    """Links to a broker, as the puppets want them."""
+
+    def __init__(self, url):
+        self.url, self.poller = url, Poller()
+
+    def link(self, name):
+        return MqttLink(Broker(url=self.url, client_id=name), poller=self.poller)
+
+
+def until(done, serve):
+    ends = time.monotonic() + PATIENCE
+    while not (found := done()):
+        assert time.monotonic() < ends, "not in time"
+        serve()
+    return found
+
+
+def read(address):
+    try:
+        with urllib.request.urlopen(address, timeout=30) as page:
+            return page.read().decode()
+    except urllib.error.URLError:
+        return ""
+
+
+def founded(path):
+    """Set up the fleet of a configuration, with two enrolled puppets."""
+    config = AggregatorConfig.load(path)
+    keys.save_signing_key(config.signing_key, ONLINE)
+    with open_store(config.database) as store:
+        now = int(time.time() * 1000)
+        set_up(bind(config), store, root=ROOT, online=ONLINE.public, now=now)
+        for number in (1, 2):
+            public = keys.from_seed(bytes([number]) * 32).public
+            store.put_client(EnrolledDevice(f"meter-{number}", (public,)))
+    return config
+
+
+@pytest.fixture
+def stack():
+    with ExitStack() as one:
+        yield one
+
+
+def program(stack, tmp_path, *words):
+    """Start a program; it is killed at the end of the test."""
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    log = stack.enter_context((tmp_path / f"{words[0]}.log").open("wb"))
+    process = subprocess.Popen([sys.executable, "-m", *words], env=environ, stdout=log, stderr=log)
+    stack.callback(process.wait, 60)
+    stack.callback(process.kill)
+
+
+def test_texts_of_a_device_never_become_markup(workplace, tmp_path, stack):
+    if mosquitto_program() is None:
+        pytest.skip("mosquitto is not installed")
+    broker = stack.enter_context(start("mosquitto", folder=tmp_path / "broker"))
+    page, port = free_port(), free_port()
+    replacing = [
+        ("mqtt://127.0.0.1:1883", broker.url),
+        ('listen = "off"', f'listen = "127.0.0.1:{page}"'),
+    ]
+    path = workplace(f'[console]\nlisten = "127.0.0.1:{port}"\n', replacing)
+    founded(path)
+    program(stack, tmp_path, "aggregator", "run", str(path))
+    program(stack, tmp_path, "aggregator.console", "--config", str(path))
+    until(lambda: read(f"http://127.0.0.1:{page}/healthz"), lambda: time.sleep(0.1))
+    lines = RealBroker(broker.url)
+    stack.callback(lines.poller.close)
+    puppets = [Puppet(lines, name=f"meter-{n}", seed=n) for n in (1, 2)]
+
+    def serve():
+        lines.poller.serve(0.05)
+        for one in puppets:
+            one.poll()
+
+    for one in puppets:
+        stack.callback(one.link.close)
+        until(lambda one=one: one.link.is_up, serve)
+        one.life = 1
+        caps = (CLAIM[:16],)
+        one.say(HelloMessage(1, bytes([1]) * 16, 0, False, (), (1, 1), caps, SOFTWARE, 1))
+    for one in puppets:
+        until(lambda one=one: one.last(WelcomeMessage), serve)
+        until(lambda one=one: one.last(ModelMessage), serve)
+        one.answer([0.1, 0.2], vals={"loss": 0.5, CLAIM: 1.0})
+        one.answer([0.1, 0.2], part=CLAIM[:16], enc=CLAIM[:16])
+
+    def has_arrived():
+        found = json.loads(read(f"http://127.0.0.1:{page}/status") or "{}")
+        contact = found.get("contacts", {}).get("meter-1", {})
+        return contact.get("sdk") == SOFTWARE and found["refused"]
+
+    until(has_arrived, serve)
+    address = f"http://127.0.0.1:{port}"
+    until(lambda: read(f"{address}/static/console.css"), lambda: time.sleep(0.1))
+    driver = chromium.start(tmp_path / "profile")
+    stack.callback(driver.quit)
+    shown = 0
+    for at in [*(one for one, _ in PAGES), "/device?id=meter-1", "/run?run=1"]:
+        driver.get(address + at)
+        assert driver.find_element("css selector", "h1").text
+        assert not driver.find_elements("css selector", "img, main script"), at
+        shown += SOFTWARE in driver.find_element("css selector", "main").text
+    assert shown == 2, "the list and the device show the text"
+    assert chromium.complaints(driver) == [], "the policy did not have to stop anything"
