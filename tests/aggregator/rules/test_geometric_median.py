@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from aggregator.rules import Rows, bind
@@ -18,13 +18,16 @@ def points(seed, n=9, width=3):
 
 
 @FEW
+@example(seed=115330)  # a median 1e-8 from a row
 @given(seed=seeds)
 def test_weiszfelds_objective_never_rises(seed):
     matrix = points(seed)
     start = np.linalg.norm(matrix - np.median(matrix, axis=0), axis=1)
     fitted = weiszfeld(matrix @ matrix.T, uniform(9), start, floor=1e-9)
-    steps = np.diff(fitted.objective)
-    assert (steps <= 1e-12 * fitted.objective[0]).all()
+    # A distance from inner products has the error e / d: their rounding e over the distance d itself.
+    rounding = 16 * np.finfo(float).eps * (matrix**2).sum(axis=1).max()
+    errors = rounding / np.maximum(fitted.distances, np.sqrt(rounding))
+    assert (np.diff(fitted.objective) <= errors.mean()).all()
     assert fitted.weights.sum() == pytest.approx(1.0)
 
 
