@@ -27,7 +27,13 @@ from edge_sdk.session.events import FoundBundle
 from edge_sdk.session.session import Connect, Session
 from edge_sdk.store.store import DeviceStore
 from edge_sdk.training.active_run import RETURNS, ActiveRun, GivenUp
-from edge_sdk.training.bootstrap import connect, load_ring, load_signer, open_bundle
+from edge_sdk.training.bootstrap import (
+    BundleOpener,
+    connect,
+    load_ring,
+    load_signer,
+    open_bundle,
+)
 from edge_sdk.training.defect_guard import DefectGuard
 from edge_sdk.training.flush_scheduler import FlushScheduler
 from edge_sdk.training.forecast_selection import ForecastSelection
@@ -67,6 +73,7 @@ class Client:
         may_answer: Decides whether a task that can be answered now is to be answered now.
         streams: Returns the streams of a bundle that have a source; a run whose bundle needs
             another one is left for a run that does not. None: the sources are not known.
+        bundles: Opens the bundle to start with; a simulator shares one between its devices.
 
     Raises:
         EdgeError: A key, bundle or store cannot be used.
@@ -83,10 +90,11 @@ class Client:
         sealer: UpdateSealer | None = None,
         may_answer: Callable[[Task], bool] = lambda _task: True,
         streams: Callable[[Manifest], Container[str]] | None = None,
+        bundles: BundleOpener = open_bundle,
     ) -> None:
         self.config = config
         self._clock, self._stopping = clock or SystemClock(), stopping
-        self._may_answer, self._streams = may_answer, streams
+        self._may_answer, self._streams, self._bundles = may_answer, streams, bundles
         self._signer, ring = load_signer(config.keys.device), load_ring(config.keys)
         self._sealer = sealer or SignedSealer(config, self._signer)
         self._store = DeviceStore.open(config.state)
@@ -124,7 +132,7 @@ class Client:
         config, store = self.config, self._store
         session, agenda = self._session, self._agenda
         scheduler = self._scheduler = FlushScheduler(config.limits, store, session, self._clock)
-        bundle = open_bundle(config, session.announced)
+        bundle = self._bundles(config, session.announced)
         active = self._active = ActiveRun(
             bundle,
             config,

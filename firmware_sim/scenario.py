@@ -168,6 +168,10 @@ class Scenario:
             self, until=until.isoformat(), evaluation=(until.isoformat(), last.isoformat())
         )
 
+    def of_newcomer(self) -> Scenario:
+        """Return the scenario of the last device, whose history may be shorter."""
+        return replace(self, start=self.newcomer_start) if self.newcomer_days else self
+
     def with_seed(self, seed: int) -> Scenario:
         """Return the scenario with a seed for the aggregator's draws and those of the attacks."""
         return replace(

@@ -81,6 +81,10 @@ def load_ring(keys: KeysSection) -> KeyRing:
         raise ConfigError(str(error), hint="copy root.pub from the operator") from error
 
 
+BundleOpener = Callable[[Config, m.BundleMessage | None], RunnableBundle]
+"""Opens the bundle to start with, from the configuration and the last announcement."""
+
+
 def open_bundle(config: Config, announced: m.BundleMessage | None) -> RunnableBundle:
     """Open the installed bundle that the fleet announced last, else the configured one.
 

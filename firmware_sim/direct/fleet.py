@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -39,7 +39,7 @@ from firmware_sim.fleet.run_files import (
 )
 from firmware_sim.reports.forecast_errors import Error, Errors
 from firmware_sim.samples import DeviceReadings, SampleSet
-from firmware_sim.scenario import Scenario
+from firmware_sim.scenario import RunSettings, Scenario
 
 Factory = Callable[..., Half[Any]]
 
@@ -49,20 +49,22 @@ PATIENCE = 60.0
 _URL = "mqtt://127.0.0.1"  # the configurations name a broker; nothing connects to it
 
 
-def refuse_unsupported(chosen: Scenario, attack_plan: AttackPlan | None = None) -> None:
+def refuse_unsupported(
+    run: RunSettings, privacy: Mapping[str, Any], attack_plan: AttackPlan | None = None
+) -> None:
     """Refuse what a simulation without broker and store cannot do.
 
     Raises:
         SettingsError: The message names the option, and the way that works.
     """
-    method = chosen.run.method
+    method = run.method
     contract = CONTRACTS.get(method, {})
     hint = "leave --direct out: the run then has a broker"
     if any(ask.perishable for ask in contract.values()):
         raise SettingsError(f"--direct: {method} exchanges activations during a round", hint=hint)
     if contract and answered(contract)[1].up is Up.PEERS:
         raise SettingsError(f"--direct: {method} exchanges models between devices", hint=hint)
-    if dict(chosen.privacy.get("mechanism", {})).get("name", "none") != "none":
+    if dict(privacy.get("mechanism", {})).get("name", "none") != "none":
         raise SettingsError("--direct: a privacy mechanism needs the device's store", hint=hint)
     kind = attack_plan.bound.attack.kind if attack_plan is not None else "model"
     if attack_plan is not None and kind not in {"model", "data"}:
@@ -114,7 +116,7 @@ class DirectFleet:
             SettingsError: As ``refuse_unsupported``, or a value that does not fit the run.
             BundleError: The bundle is missing or damaged.
         """
-        refuse_unsupported(chosen, attack_plan)
+        refuse_unsupported(chosen.run, chosen.privacy, attack_plan)
         with ExitStack() as stack:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gridfed-sim-")))
             make_private_folder(folder)
@@ -143,7 +145,10 @@ class DirectFleet:
         ids = sorted(self.samples_of)
         clock = VirtualClock()
         factories, waits = self._factories(ids, clock)
-        devices = {name: self._device(name, factories.get(name)) for name in ids}
+        last = list(self.samples_of)[-1]
+        devices = {
+            name: self._device(name, factories.get(name), is_last=name == last) for name in ids
+        }
         server = DirectServer(self.bound, ids)
         return DirectSimulation(server, devices, ArrivalTimes(self.seed), waits, clock)
 
@@ -160,18 +165,12 @@ class DirectFleet:
             found[name] = Error.of(predicted, truth)
         return Errors(found)
 
-    def _device(self, name: str, factory: Factory | None) -> DirectDevice:
-        series = self.histories.series(self.samples_of[name], self._span_of(name))
+    def _device(self, name: str, factory: Factory | None, *, is_last: bool) -> DirectDevice:
+        chosen = self.scenario.of_newcomer() if is_last else self.scenario
+        series = self.histories.series(self.samples_of[name], chosen)
         method = self.bound.config.run.method
         learner = self._runtime(name, series, factory or METHODS[method])
         return DirectDevice(learner, self.bound.limits.encs)
-
-    def _span_of(self, name: str) -> Scenario:
-        """Return the scenario with the device's own start: the last one may be a newcomer."""
-        chosen = self.scenario
-        if chosen.newcomer_start and name == list(self.samples_of)[-1]:
-            return replace(chosen, start=chosen.newcomer_start)
-        return chosen
 
     def _runtime(self, name: str, series: Series, factory: Factory) -> ModelRuntime:
         run = self.bound.config.run

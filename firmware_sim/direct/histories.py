@@ -10,9 +10,8 @@ from types import MappingProxyType
 
 from edge_sdk.forecasting.series import Series
 from edge_sdk.forecasting.windows import WHOLE, ChannelFrame, Scale, Span
-from edge_sdk.training.run_role import series_for
 from edge_sdk.wire.contract.manifest import Manifest
-from firmware_sim.fleet.in_process import readings
+from firmware_sim.fleet.in_process import on_grid, readings
 from firmware_sim.samples import DeviceReadings, SampleSet
 from firmware_sim.scenario import Scenario
 
@@ -37,9 +36,8 @@ class SharedHistories:
         """Return the readings of a device in the scenario's span, on the bundle's grid."""
         key = (sample.path, chosen.start, chosen.until)
         if key not in self._series:
-            made = series_for(self.manifest, self.capacity)
-            for reading in readings(sample, self.samples, chosen):
-                made.add(reading)
+            history = readings(sample, self.samples, chosen)
+            made = on_grid(self.manifest, self.capacity, history)
             made.saved(made.pending())
             self._series[key] = made
         return self._series[key]

@@ -8,13 +8,21 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
+from pathlib import Path
 from typing import Self
 
 from edge_sdk import Client, Config, Reading
 from edge_sdk.app.clock import Clock
 from edge_sdk.app.settings import seconds
+from edge_sdk.forecasting.series import Series, SeriesRow
+from edge_sdk.store.store import DeviceStore
+from edge_sdk.training.bootstrap import INSTALLED, open_bundle
+from edge_sdk.training.retention import history_of
+from edge_sdk.training.run_role import RunnableBundle, series_for
+from edge_sdk.wire.contract.manifest import Manifest
 from edge_sdk.wire.link.broker_options import Broker, Will
 from edge_sdk.wire.link.transport import Transport
+from edge_sdk.wire.protocol.messages import BundleMessage
 from firmware_sim.attacks.attack_plan import HONEST, AttackRole
 from firmware_sim.fleet.run_files import Device
 from firmware_sim.results import Traffic, short
@@ -26,17 +34,38 @@ Connect = Callable[[Config, Callable[[], Will]], Transport]
 
 
 @dataclass
+class SharedBundles:
+    """Bundles that the clients of one process share: the graphs of each are loaded once.
+
+    A bundle that a device has installed from an announcement is its own.
+    """
+
+    _opened: dict[tuple[str, Path], RunnableBundle] = field(default_factory=dict)
+
+    def open(self, config: Config, announced: BundleMessage | None) -> RunnableBundle:
+        """Open the bundle of a device, as ``edge_sdk.training.bootstrap.open_bundle``."""
+        if announced is not None and (config.state / INSTALLED / announced.digest.hex()).is_dir():
+            return open_bundle(config, announced)
+        key = (config.bundle, config.keys.root)
+        if key not in self._opened:
+            self._opened[key] = open_bundle(config, None)
+        return self._opened[key]
+
+
+@dataclass
 class Fleet:
-    """Clients that share a process, and its one thread.
+    """Clients that share a process, its one thread, and the graphs of their bundles.
 
     Attributes:
         clients: In the order they were added.
+        bundles: Their bundles.
 
     Example: ``tests/fleet`` runs one on a loopback broker with a clock of its own.
     """
 
     clients: list[Client] = field(default_factory=list)
     _stack: ExitStack = field(default_factory=ExitStack)
+    bundles: SharedBundles = field(default_factory=SharedBundles)
 
     def add(
         self,
@@ -48,7 +77,12 @@ class Fleet:
         make: Callable[..., Client] = Client,
     ) -> Client:
         """Start one device with its history; ``make`` may make a Byzantine client."""
-        client = make(config, transport=lambda will: connect(config, will), clock=clock)
+        client = make(
+            config,
+            transport=lambda will: connect(config, will),
+            clock=clock,
+            bundles=self.bundles.open,
+        )
         self._stack.callback(client.close)
         for reading in readings:
             client.observe(reading)
@@ -126,11 +160,34 @@ def populate(
     *,
     role: Callable[[str], AttackRole] = lambda _device: HONEST,
 ) -> None:
-    """Start every prepared device in this process, each in its role."""
-    for device in devices:
+    """Start every prepared device in this process, each in its role.
+
+    The readings of a file are put on the bundle's grid once, and written to the store of every
+    device that has them before it starts.
+    """
+    grids: dict[tuple[Path, str], tuple[SeriesRow, ...]] = {}
+    for number, device in enumerate(devices, 1):
         config = Config.load(device.config)
-        history = partial(readings, device.sample, samples, chosen)
-        enlist(fleet, config, role(device.id), connect=connect, history=history)
+        own = chosen.of_newcomer() if number == len(devices) else chosen
+        key = (device.sample.path, own.start)
+        if key not in grids:
+            manifest = fleet.bundles.open(config, None).manifest
+            history = readings(device.sample, samples, own)
+            grids[key] = on_grid(manifest, history_of(config, manifest).slots, history).pending()
+        assigned_role = role(device.id)
+        for name in (None, *assigned_role.clones):
+            state = config.state if name is None else config.state.with_name(name)
+            with DeviceStore.open(state) as store:
+                store.add_readings(grids[key])
+        enlist(fleet, config, assigned_role, connect=connect, history=tuple)
+
+
+def on_grid(manifest: Manifest, slots: int, history: Iterable[Reading]) -> Series:
+    """Return readings as a series with the bundle's step and streams."""
+    series = series_for(manifest, slots)
+    for reading in history:
+        series.add(reading)
+    return series
 
 
 def enlist(
