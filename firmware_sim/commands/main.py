@@ -12,6 +12,7 @@ examples:
   gridfed-sim evaluate --data meters          would a fleet's model help your own devices?
   gridfed-sim fleet --devices 200 --in-process --rounds 20
   gridfed-sim fleet --byzantine 0.2 --attack alie --rule mean,trimmed_mean
+  gridfed-sim sweep runs --method fedavg,fedprox --seeds 0 1 2
   gridfed-sim meter --p1 pty:./ttyP1          one meter that a [[source]] can read
   gridfed-sim station ./pm --speed 900        one base station, a file per second
   gridfed-sim attacks                         the attacks, with their options
@@ -25,6 +26,7 @@ COMMANDS = {
         "demo": "Train eight homes in three ways, and compare their forecasts.",
         "evaluate": "Compare forecasts on your own records, alone and as a fleet.",
         "fleet": "Run N devices, and print what a device and a round cost.",
+        "sweep": "Run methods, rules, attacks and seeds, with a record of each and a report.",
         "meter": "Simulate one meter: P1 telegrams, Modbus registers.",
         "charger": "Simulate one charge point: OCPP 1.6 or 2.0.1.",
         "station": "Simulate one base station: performance files in a folder.",

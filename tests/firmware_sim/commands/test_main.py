@@ -7,8 +7,8 @@ from argparse import ArgumentParser, Namespace
 
 import pytest
 
-from firmware_sim.commands import fleet
 from firmware_sim.commands import main as cli
+from firmware_sim.commands import run_options
 from firmware_sim.commands.demo import OutputFolderError, clear
 from firmware_sim.commands.options import arguments
 
@@ -43,7 +43,7 @@ def test_options_override_a_scenario():
     parser = ArgumentParser()
     arguments(parser)
     told = vars(parser.parse_args([])) | parser_defaults
-    chosen, samples = fleet._chosen(Namespace(**told))
+    chosen, samples = run_options.chosen_scenario(Namespace(**told))
     assert (chosen.devices, chosen.run.rounds) == (3, 5)
     assert chosen.run.quorum == 2
     own = {"server_rate": 0.5, "optimiser": "sgd"}

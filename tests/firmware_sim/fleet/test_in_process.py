@@ -24,7 +24,11 @@ def fleet(tmp_path):
     broker = LoopbackBroker()
     with Fleet() as fleet:
         populate(
-            fleet, prepared.devices, samples, chosen, lambda config, will: broker.link(config.id, will)
+            fleet,
+            prepared.devices,
+            samples,
+            chosen,
+            lambda config, will: broker.link(config.id, will),
         )
         yield fleet
 

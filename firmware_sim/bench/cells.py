@@ -1,0 +1,80 @@
+"""Grid of a sweep: every run with every attack and every seed."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from firmware_sim.attacks.attack_plan import AttackPlan
+from firmware_sim.fleet.run_files import assigned
+from firmware_sim.samples import SampleSet
+from firmware_sim.scenario import RunSettings, Scenario
+
+
+@dataclass(frozen=True, slots=True)
+class SweepCell:
+    """One run of a sweep.
+
+    Attributes:
+        run: Settings of the run.
+        attack_plan: Attack on it; None without one.
+        seed: Seed of the aggregator's draws, the attack, the minibatches and the order of arrival.
+    """
+
+    run: RunSettings
+    attack_plan: AttackPlan | None
+    seed: int
+
+    @property
+    def attack(self) -> str:
+        """Return the name of the attack, or ``none``."""
+        return self.attack_plan.attack if self.attack_plan else "none"
+
+    @property
+    def name(self) -> str:
+        """Return a name that is a file name too; other settings have another name.
+
+        >>> one, other = (SweepCell(RunSettings(rounds=n), None, 3).name for n in (1, 2))
+        >>> one.rpartition("-")[0], one == other
+        ('fedavg-mean-none-seed-3', False)
+        """
+        rule = self.run.rule_name.replace(" ", "-")
+        settings = json.dumps([asdict(self.run), self.plan], sort_keys=True, default=str)
+        mark = hashlib.sha256(settings.encode()).hexdigest()[:6]
+        return f"{self.run.method}-{rule}-{self.attack}-seed-{self.seed}-{mark}"
+
+    @property
+    def plan(self) -> dict[str, Any] | None:
+        """Return the attack's settings as plain values; None without one."""
+        return None if self.attack_plan is None else asdict(self.attack_plan)
+
+
+def cells_of(chosen: Scenario, seeds: list[int]) -> list[SweepCell]:
+    """Return the cells of a scenario with its comparisons and attacks, seed by seed.
+
+    >>> chosen = Scenario("a", comparisons=(RunSettings("fedprox"),), attacks=(AttackPlan("alie"),))
+    >>> [(cell.run.method, cell.attack, cell.seed) for cell in cells_of(chosen, [0, 1])][1:5]
+    [('fedavg', 'alie', 0), ('fedprox', 'none', 0), ('fedprox', 'alie', 0), ('fedavg', 'none', 1)]
+    """
+    return [
+        SweepCell(run, attack_plan, seed)
+        for seed in seeds
+        for seeded in (chosen.with_seed(seed),)
+        for run in (seeded.run, *seeded.comparisons)
+        for attack_plan in (None, *seeded.attacks)
+    ]
+
+
+def evaluated(chosen: Scenario, samples: SampleSet) -> tuple[str, ...]:
+    """Return the ids of the devices that are honest under all attacks, in their order."""
+    ids = [name for name, _ in assigned(samples.samples, chosen.devices)]
+    byzantine = {name for one in chosen.attacks for name in one.malicious(ids)}
+    return tuple(name for name in ids if name not in byzantine)
+
+
+def scenario_of(chosen: Scenario, cell: SweepCell) -> Scenario:
+    """Return the scenario of one cell, which has no comparisons."""
+    quorum = cell.run.awaits(chosen.devices)
+    return replace(chosen, run=replace(cell.run, quorum=quorum), comparisons=(), attacks=())

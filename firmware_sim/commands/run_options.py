@@ -1,0 +1,107 @@
+"""Options of a simulated run that several subcommands have, and the scenario that they give."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser, Namespace
+from dataclasses import replace
+from pathlib import Path
+
+from firmware_sim.commands.comparison_options import with_trial
+from firmware_sim.commands.options import arguments
+from firmware_sim.samples import SampleSet, sample_set
+from firmware_sim.scenario import (
+    DEFAULT_BUNDLES,
+    LONG_DEADLINE,
+    PrivacyFile,
+    Scenario,
+    bundle_at,
+    scenario,
+)
+
+
+def add_run_options(parser: ArgumentParser) -> None:
+    """Add the options of devices, runs, readings, attacks and rules."""
+    add = parser.add_argument
+    add("--devices", type=int, metavar="N", help="number of devices (8; with --data one a file)")
+    add("--rounds", type=int, metavar="N", help="number of rounds (20)")
+    add("--method", metavar="NAMES", help="method; several with commas are compared (fedavg)")
+    words = "encoding of the updates: f4, q8, q4; several with commas are compared (f4)"
+    add("--encoding", metavar="NAMES", help=words)
+    words = "devices whose updates close a round (all; half for asynchronous methods)"
+    add("--quorum", type=int, metavar="N", help=words)
+    words = "setting of every method, or of one: fedprox.prox=0.1"
+    add("--setting", action="append", default=[], metavar="K=V", help=words)
+    add(
+        "--shared",
+        type=_layers,
+        metavar="LAYERS",
+        help="prefixes of the shared layers with commas; all; none",
+    )
+    add("--steps", type=int, help="local steps per round (the bundle's)")
+    add("--rate", type=float, help="learning rate (the bundle's)")
+    add("--bundle", help="a shipped name, or a path (one that suits the set)")
+    add("--days", type=int, default=28, help="history of a device, from its first reading (28)")
+    add(
+        "--evaluation-days",
+        type=int,
+        default=7,
+        metavar="N",
+        help="days after them to evaluate on (7)",
+    )
+    add("--seed", type=int, default=0, help="seed of the simulator's random draws (0)")
+    words = (
+        "repeat every run with each of these seeds: minibatches, the aggregator's draws, attacks"
+    )
+    add("--seeds", type=int, nargs="+", metavar="N", help=words)
+    add("--scenario", default="", help="scenario to start from: a shipped name, or a TOML file")
+    words = "the shipped set to use, or that --data resembles (homes)"
+    add("--like", "--samples", metavar="SET", help=words)
+    add("--data", type=Path, metavar="FOLDER", help="CSV files of your own, one a device")
+    words = "a TOML file with the [privacy] of every device (no mechanism)"
+    add("--privacy", type=Path, metavar="FILE", help=words)
+    add("--limit", type=float, default=600.0, help="time limit of the run, in seconds (600)")
+    arguments(parser)
+
+
+def chosen_scenario(args: Namespace) -> tuple[Scenario, SampleSet]:
+    """Return the scenario with the options applied."""
+    base = scenario(args.scenario) if args.scenario else Scenario("a fleet", run=LONG_DEADLINE)
+    if not args.scenario:
+        base = replace(base, bundle=DEFAULT_BUNDLES.get(args.like or base.samples, base.bundle))
+    options = {"samples": args.like, "devices": args.devices, "bundle": args.bundle}
+    learned = {"quorum": args.quorum, "rounds": args.rounds, "shared": args.shared}
+    settings = {"steps": args.steps, "rate": args.rate}
+    given = {key: value for key, value in settings.items() if value is not None}
+    learning = replace(
+        base.run,
+        settings={**base.run.settings, **given},
+        **{key: value for key, value in learned.items() if value is not None},
+    )
+    chosen = replace(
+        base,
+        run=learning,
+        **{key: value for key, value in options.items() if value is not None},
+    )
+    if args.bundle is not None:
+        chosen = replace(chosen, bundle=bundle_at(args.bundle, Path.cwd(), "--bundle"))
+    if args.privacy:
+        chosen = replace(chosen, privacy=PrivacyFile.load(args.privacy).privacy)
+    samples = sample_set(chosen.samples)
+    if args.data:
+        samples = samples.of_folder(args.data)
+        if args.devices is None and not args.scenario:
+            chosen = replace(chosen, devices=len(samples.samples))
+    chosen = (
+        chosen if args.scenario else chosen.first_days(args.days, samples, args.evaluation_days)
+    )
+    return with_trial(chosen, args), samples
+
+
+def _layers(text: str) -> tuple[str, ...]:
+    """Parse ``--shared``: prefixes separated by commas; ``all`` and ``none`` are keywords.
+
+    >>> _layers("lstm.,head.0"), _layers("all"), _layers("none")
+    (('lstm.', 'head.0'), ('',), ())
+    """
+    words = {"all": ("",), "none": ()}
+    return words.get(text, tuple(part for part in text.split(",") if part))

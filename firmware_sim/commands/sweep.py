@@ -1,0 +1,67 @@
+"""Run methods, rules, attacks and seeds directly, and write records, tables and a report.
+
+Every run has a record with its seeds, versions, digests and machine. A sweep that was interrupted
+continues in its folder: give the same options again.
+
+  gridfed-sim sweep runs --method fedavg,fedprox --rule mean,median --attack alie,label_flip --f 1 --seeds 0 1 2
+"""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser, Namespace
+from pathlib import Path
+
+from edge_sdk.app.cli import CommandResult
+from edge_sdk.app.settings import SettingsError
+from firmware_sim.bench.mlflow_folder import write_mlflow
+from firmware_sim.bench.report import HEAD, summaries, write_report
+from firmware_sim.bench.results import write_tables
+from firmware_sim.bench.sweep import Sweep
+from firmware_sim.commands.run_options import add_run_options, chosen_scenario
+from firmware_sim.direct.fleet import refuse_unsupported
+from firmware_sim.fleet.histories import check_histories
+from firmware_sim.fleet.processes import stoppable
+from firmware_sim.reports.progress_display import display
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    """Add the arguments of this subcommand."""
+    parser.add_argument("folder", type=Path, help="folder of records, tables and report")
+    add_run_options(parser)
+
+
+def run(args: Namespace) -> CommandResult:
+    """Run the sweep; return its table and its files."""
+    chosen, samples = chosen_scenario(args)
+    if chosen.run.shared == ():
+        raise SettingsError("--shared none: a fleet without shared layers has no rounds")
+    check_histories(chosen, samples)
+    for way in (chosen.run, *chosen.comparisons):
+        for attack_plan in (None, *chosen.attacks):
+            refuse_unsupported(way, chosen.privacy, attack_plan)
+    with stoppable(), display(is_quiet=args.json) as shown:
+        sweep = Sweep(
+            chosen, samples, args.seeds or [args.seed], args.folder, shown, limit=args.limit
+        )
+        records = sweep.run()
+    title = f"{chosen.devices} {chosen.samples}: methods, rules and attacks"
+    files = [
+        *write_report(records, args.folder, title=title, unit=samples.unit),
+        *write_tables(records, args.folder),
+        write_mlflow(records, args.folder, title),
+    ]
+    rows = [HEAD, *(row.cells for row in summaries(records))]
+    wide = [max(map(len, column)) + 2 for column in zip(*rows, strict=True)]
+    lines = [
+        "".join(f"{cell:{size}}" for cell, size in zip(row, wide, strict=True)).rstrip()
+        for row in rows
+    ]
+    data = {
+        "runs": len(records),
+        "resumed": sweep.resumed,
+        "definition": records[0]["definition"],
+        "files": [str(path) for path in files],
+        "rows": [dict(zip(HEAD, row, strict=True)) for row in rows[1:]],
+    }
+    summary = f"{len(records)} runs, {sweep.resumed} of them done before; {files[0]}"
+    return CommandResult(data, "\n".join([*lines, "", summary]))
