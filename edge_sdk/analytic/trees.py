@@ -21,6 +21,9 @@ Bins = NDArray[np.uint8]
 BINS = 32
 """Largest number of bins of a feature; thresholds are quantiles of the rows that are learnt from."""
 
+DEEPEST = 16
+"""Depth of the deepest tree that a saved record may contain."""
+
 
 @dataclass(frozen=True, slots=True)
 class TreeForm:
@@ -34,6 +37,8 @@ class TreeForm:
         most: Largest number of them; leaf values are of all rows.
         features: Share of the features that a tree may ask about.
         ballast: Windows without a sign that each leaf is thought to hold; bounds small leaves.
+        is_capped: Whether a value that more than one bin's share of the rows have counts as one bin's
+            share; otherwise a feature that is 0 in most rows has few thresholds above 0.
     """
 
     trees: int = 120
@@ -43,6 +48,7 @@ class TreeForm:
     most: int = 4000
     features: float = 0.4
     ballast: float = 10.0
+    is_capped: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -70,7 +76,7 @@ class Trees:
         found = np.zeros(len(bins))
         columns = np.ascontiguousarray(bins.T)
         for asked, above, values in zip(self.asked, self.above, self.values, strict=True):
-            found += values[_leaves(columns, asked, above)]
+            found += values[leaves_of(columns, asked, above)]
         return found
 
 
@@ -93,7 +99,7 @@ def boosted(
         >>> made.predicted(np.array([[-0.5], [0.5]])).round(2).tolist()
         [-1.0, 1.0]
     """
-    edges = thresholds(rows)
+    edges = thresholds(rows, is_capped=form.is_capped)
     columns = np.ascontiguousarray(binned(rows, edges).T)
     features, count = columns.shape
     draw = np.random.Generator(np.random.Philox(seed))
@@ -109,21 +115,39 @@ def boosted(
         seen = columns[np.ix_(features_seen, rows_seen)]
         places, above[number] = _questions(seen, left[rows_seen] > 0.0, level, form)
         asked[number] = features_seen[places]
-        leaves = _leaves(columns, asked[number], above[number])
+        leaves = leaves_of(columns, asked[number], above[number])
         values[number] = form.rate * _quantiles(left, leaves, 2**form.depth, level, form.ballast)
         left -= values[number][leaves]
     return Trees(edges, asked, above, values)
 
 
-def thresholds(rows: Rows) -> Floats:
-    """Return up to ``BINS - 1`` different quantiles of every feature, padded with infinity."""
+def thresholds(rows: Rows, *, is_capped: bool = False) -> Floats:
+    """Return up to ``BINS - 1`` different quantiles of every feature, padded with infinity.
+
+    Example:
+        >>> rows = np.concatenate([np.zeros(96), np.arange(1.0, 33.0)])[:, None]
+        >>> [int(np.isfinite(thresholds(rows, is_capped=some)).sum()) for some in (False, True)]
+        [8, 29]
+    """
     found = np.full((rows.shape[1], BINS - 1), np.inf)
     for number, single in enumerate(rows.T):  # one column at a time in float64
         column = np.asarray(single, np.float64)
-        distinct = np.unique(np.quantile(column, np.arange(1, BINS) / BINS, method="lower"))
+        distinct = np.unique(_capped(column) if is_capped else _quantiles_of(column))
         distinct = distinct[distinct < column.max(initial=-np.inf)]
         found[number, : len(distinct)] = distinct
     return found
+
+
+def _quantiles_of(column: Floats) -> Floats:
+    return np.asarray(np.quantile(column, np.arange(1, BINS) / BINS, method="lower"))
+
+
+def _capped(column: Floats) -> Floats:
+    """Return quantiles of a column whose values count at most as a bin's share of its rows do."""
+    values, counts = np.unique(column, return_counts=True)
+    below = np.cumsum(np.minimum(counts, len(column) / BINS))
+    places = np.searchsorted(below, np.arange(1, BINS) / BINS * below[-1:].sum())
+    return np.asarray(values[np.minimum(places, len(values) - 1)])
 
 
 def binned(rows: Rows, edges: Floats) -> Bins:
@@ -134,7 +158,10 @@ def binned(rows: Rows, edges: Floats) -> Bins:
     return found
 
 
-def _leaves(columns: Bins, asked: NDArray[np.int64], above: NDArray[np.int64]) -> NDArray[np.int64]:
+def leaves_of(
+    columns: Bins, asked: NDArray[np.int64], above: NDArray[np.int64]
+) -> NDArray[np.int64]:
+    """Return the leaf of every row of binned columns, ``(k, n)``."""
     leaves = np.zeros(columns.shape[1], np.int64)
     for feature, threshold in zip(asked, above, strict=True):
         leaves = 2 * leaves + (columns[feature] > threshold)

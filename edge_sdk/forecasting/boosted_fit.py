@@ -7,19 +7,21 @@ there gives the weights of the blend. The second fit, of all windows, forecasts.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edge_sdk.analytic.blend import blocks_held_back, served_weights
+from edge_sdk.analytic.hurdle import POSITIVE, ZERO, Hurdle, HurdleForm, hurdle
 from edge_sdk.analytic.reweighting import QuantileLoss
 from edge_sdk.analytic.standardise import CONSTANT
 from edge_sdk.analytic.trees import TreeForm, Trees, binned, boosted
 from edge_sdk.forecasting.boosted_model import (
     CLOSED,
     FLEET,
+    HURDLE,
     NOTHING,
     BoostedModel,
     blend_members,
@@ -50,7 +52,14 @@ FEWEST = 336
 """Windows below which nothing is fitted."""
 SHORTEST = 21
 """Days of record below which nothing is fitted: each fold would have less than a week."""
+OFTEN: Final = 0.1
+"""Share of targets that are 0 from which quantiles are a hurdle model's: below it no usual one is 0."""
+FEWEST_ON: Final = 100
+"""Targets above 0 below which there is no hurdle model."""
 LOSS = QuantileLoss()
+
+HURDLE_FORM: Final = HurdleForm(replace(ZERO, trees=100), replace(POSITIVE, most=4000))
+"""Form of a device's hurdle model: half as many trees of the probability, and fewer rows, for memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +72,7 @@ class BoostedForm:
         of_fleet: Most windows that the fleet's model forecasts to grow trees on its residuals.
         units: Random units of the closed form of one step; of several steps it has none.
         trees: Form of the trees.
+        hurdle: Form of the hurdle model.
     """
 
     windows: int = 12_000
@@ -70,6 +80,7 @@ class BoostedForm:
     of_fleet: int = 4_000
     units: int = 200
     trees: TreeForm = field(default_factory=TreeForm)
+    hurdle: HurdleForm = HURDLE_FORM
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -121,9 +132,12 @@ def fit(
     work = _Work(frame, place, tuple(levels), form, turn, origins, late)
     closed, early_changes, predicted = work.closed_forms()
     fleet = common(origins[~late], origins[late])
-    bases = (CLOSED, NOTHING, FLEET) if len(levels) == 1 else (NOTHING, FLEET)
+    bases: tuple[str, ...] = (CLOSED, NOTHING, FLEET) if len(levels) == 1 else (NOTHING, FLEET)
+    hurdles = work.hurdles()
+    if hurdles is not None:
+        bases = (FLEET,)
     first = {base: work.ensembles(base, early_changes, fleet, is_early=True) for base in bases}
-    members, weights = work.weights(first, early_changes, fleet)
+    members, weights = work.weights(first, early_changes, fleet, hurdles and hurdles[0])
     final = [t for b in bases for t in work.ensembles(b, predicted, fleet, is_early=False)]
     return BoostedModel(
         place.shift,
@@ -139,6 +153,7 @@ def fit(
         members,
         weights,
         len(origins),
+        hurdles and hurdles[1],
     )
 
 
@@ -212,24 +227,43 @@ class _Work:
             fleet: Models of the fleet.
             is_early: Whether to leave out the windows that are held back.
         """
-        which = np.flatnonzero(~self.late) if is_early else np.arange(len(self.origins))
         most = self.form.of_fleet if base == FLEET else self.form.windows
-        which = which[:: 1 + (len(which) * self.horizon - 1) // most]
-        origins, left = (
-            self.origins[which],
-            self._left(base, which, predicted, fleet, is_early=is_early),
-        )
-        rows = np.concatenate(
-            [
-                stepped(self.place.features(origins, step + 1), step + 1, self.horizon)
-                for step in range(self.horizon)
-            ]
-        )
+        which = self._some(most, is_early=is_early)
+        left = self._left(base, which, predicted, fleet, is_early=is_early)
+        rows = self._rows(which)
         grown = []
         for at, level in enumerate(self.levels):
             grown.append(boosted(rows, left[:, :, at].T.ravel(), self.form.trees, level=level))
             self.turn()
         return grown
+
+    def hurdles(self) -> tuple[Hurdle, Hurdle] | None:
+        """Return hurdle models of early and of all windows; None unless the load is often 0.
+
+        The second is rounded as a saved one is.
+        """
+        if len(self.levels) == 1:
+            return None
+        found = []
+        for is_early in (True, False):
+            which = self._some(self.form.windows, is_early=is_early)
+            goals = self.frame.truth(self.origins[which]).T.ravel() / self.place.unit
+            is_off = goals == 0.0
+            if not (goals >= 0.0).all() or is_off.mean() < OFTEN or (~is_off).sum() < FEWEST_ON:
+                return None
+            found.append(hurdle(self._rows(which), goals, self.form.hurdle, turn=self.turn))
+        return found[0], Hurdle.from_arrays(found[1].arrays())
+
+    def _some(self, most: int, *, is_early: bool) -> Ints:
+        """Return places of windows, evenly thinned to so many rows; early: without those held back."""
+        which = np.flatnonzero(~self.late) if is_early else np.arange(len(self.origins))
+        return which[:: 1 + (len(which) * self.horizon - 1) // most]
+
+    def _rows(self, which: Ints) -> Single:
+        """Return what trees see of some windows, steps slowest."""
+        origins, steps = self.origins[which], range(1, self.horizon + 1)
+        rows = [stepped(self.place.features(origins, s), s, self.horizon) for s in steps]
+        return np.concatenate(rows)
 
     def _left(
         self,
@@ -254,18 +288,22 @@ class _Work:
         grown: Mapping[str, Sequence[Trees]],
         predicted: Floats,
         fleet: Mapping[str, FleetForecasts],
+        mine: Hurdle | None = None,
     ) -> tuple[tuple[str, ...], Floats]:
         """Return the members of the blend and their weights at each level, by what they missed."""
         origins = self.origins[self.late]
         truth = self.frame.truth(origins)
         common = {name: one.early(origins) for name, one in fleet.items()}
-        added = {base: np.zeros(common[FLEET].shape) for base in grown}
+        bases = (*grown, *(() if mine is None else (HURDLE,)))
+        added = {base: np.zeros(common[FLEET].shape) for base in bases}
         for step in range(self.horizon):
             rows = stepped(self.place.features(origins, step + 1), step + 1, self.horizon)
             for base, ensembles in grown.items():
                 bins = binned(rows, ensembles[0].edges)
                 for at, one in enumerate(ensembles):
                     added[base][:, step, at] = one.of_bins(bins)
+            if mine is not None:
+                added[HURDLE][:, step] = mine.quantiles(rows, self.levels)
         found = blend_members(
             self.place,
             origins,

@@ -14,7 +14,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from edge_sdk.analytic.trees import Trees
+from edge_sdk.analytic.hurdle import Hurdle
+from edge_sdk.analytic.trees import DEEPEST, Trees
 from edge_sdk.forecasting.calendar_features import DAY, Floats, Ints
 from edge_sdk.forecasting.own_features import (
     ClosedForm,
@@ -30,8 +31,10 @@ from edge_sdk.wire.contract.method import Array
 
 FLEET, CLOSED, NOTHING = "fleet", "closed form", "nothing"
 """What trees are grown on: residuals of the fleet's model, of the own closed form, and of no model."""
-DEEPEST = 16
-"""Depth of the deepest tree that a saved record may contain."""
+PREFIX = "hurdle_"
+"""What names of the saved arrays of a hurdle model begin with."""
+HURDLE = "probability of 0"
+"""Of a load that is often 0, in place of ``NOTHING``: a hurdle model."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -52,6 +55,7 @@ class BoostedModel:
         members: Members of the blend.
         weights: Their weights at each level, ``(levels, members)``.
         windows: Number of windows of the fit.
+        hurdle: The hurdle model of a load that is often 0.
     """
 
     shift: float
@@ -67,6 +71,7 @@ class BoostedModel:
     members: tuple[str, ...]
     weights: Floats
     windows: int
+    hurdle: Hurdle | None = None
 
     def arrays(self) -> dict[str, Array]:
         """Return the model as named arrays, to be saved; ``from_arrays`` is the inverse."""
@@ -78,7 +83,9 @@ class BoostedModel:
         }
         closed = {"mean": self.mean, "deviation": self.deviation, "coefficients": self.coefficients}
         names: dict[str, Array] = {"bases": _packed(self.bases), "members": _packed(self.members)}
-        return {**numbers, **closed, **trees, **asked, **names, "weights": self.weights}
+        hurdle = {} if self.hurdle is None else self.hurdle.arrays()
+        more: dict[str, Array] = {f"{PREFIX}{name}": one for name, one in hurdle.items()}
+        return {**numbers, **closed, **trees, **asked, **names, "weights": self.weights, **more}
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, Array]) -> BoostedModel:
@@ -104,6 +111,7 @@ class BoostedModel:
             _unpacked(arrays["members"]),
             arrays["weights"],
             int(windows),
+            _hurdle_of(arrays),
         )
         found._check()
         return found
@@ -129,7 +137,8 @@ class BoostedModel:
         )
         if not all(shapes):
             raise ValueError("boosted model: the arrays do not fit each other")
-        if not set(self.bases) <= {FLEET, CLOSED, NOTHING}:
+        own = {CLOSED, NOTHING} & set(self.bases) or self.hurdle is not None
+        if not set(self.bases) <= {FLEET, CLOSED, NOTHING} or not own:
             raise ValueError(f"boosted model: trees on an unknown model in {self.bases}")
         finite = (mean, self.coefficients, self.values, self.weights, [self.shift, self.unit])
         if not all(np.isfinite(one).all() for one in finite) or not self.unit > 0.0:
@@ -167,19 +176,23 @@ class BoostedModel:
         shape = (frame.window.horizon, 0 if place is None else len(place.names))
         if place is None or self.mean.shape != shape or len(self.weights) != len(levels):
             return BoostedFans(nothing, nothing, nothing)
-        if len(self.edges) and self.edges.shape[1] != shape[1] + (shape[0] > 1):
+        wide = {len(one) for one in self.edges} | self._hurdle_features()
+        if wide - {shape[1] + (shape[0] > 1)}:
             return BoostedFans(nothing, nothing, nothing)
         closed = np.empty(fleet.shape[:2])
-        added = {base: np.zeros(fleet.shape) for base in self.bases}
+        mine = () if self.hurdle is None else (HURDLE,)
+        added = {base: np.zeros(fleet.shape) for base in (*self.bases, *mine)}
         units = SparseUnits.of(shape[1], self.coefficients.shape[1] - shape[1] - 1)
         for step in range(shape[0]):
             rows = place.features(origins, step + 1)
             closed[:, step] = predicted_changes(rows, self._closed(step, units))
-            wide = stepped(rows, step + 1, shape[0])
+            rows = stepped(rows, step + 1, shape[0])
             for number, base in enumerate(self.bases):
                 for at in range(len(levels)):
                     grown = self._ensemble(number * len(levels) + at)
-                    added[base][:, step, at] = grown.predicted(wide)
+                    added[base][:, step, at] = grown.predicted(rows)
+            if self.hurdle is not None:
+                added[HURDLE][:, step] = self.hurdle.quantiles(rows, levels)
         members = blend_members(
             place,
             origins,
@@ -188,13 +201,16 @@ class BoostedModel:
             common=common,
             middle=list(levels).index(0.5),
         )
-        own = CLOSED if CLOSED in self.bases else NOTHING
+        own = next(base for base in (CLOSED, HURDLE, NOTHING) if base in added)
         found = {name: members.get(f"{name} and trees", nothing) for name in (own, FLEET)}
         parts = np.stack([members.get(name, nothing) for name in self.members], axis=-1)
         return BoostedFans(found[own], found[FLEET], _ordered(_mean(parts, self.weights)))
 
     def _closed(self, step: int, units: SparseUnits) -> ClosedForm:
         return ClosedForm(self.mean[step], self.deviation[step], units, self.coefficients[step])
+
+    def _hurdle_features(self) -> set[int]:
+        return set() if self.hurdle is None else {len(self.hurdle.odds.edges)}
 
     def _ensemble(self, number: int) -> Trees:
         edges = np.asarray(self.edges[number], np.float64)
@@ -244,7 +260,7 @@ def blend_members(
         middles[name] = seasonal_naive(frame.last, origins, horizon, rows)
     found = {**common, **{name: one[:, :, None] + around for name, one in middles.items()}}
     start = tree_start(frame, origins, around.shape[2])[:, :, None]
-    below = {FLEET: common[FLEET], CLOSED: own[:, :, None], NOTHING: start}
+    below = {FLEET: common[FLEET], CLOSED: own[:, :, None], NOTHING: start, HURDLE: start}
     for base, more in added.items():
         found[f"{base} and trees"] = _ordered(below[base] + place.unit * more)
     return found
@@ -271,6 +287,16 @@ def _mean(parts: Floats, weights: Floats) -> Floats:
 
 def _ordered(fan: Floats) -> Floats:
     return np.sort(fan, axis=2)
+
+
+def _hurdle_of(arrays: Mapping[str, Array]) -> Hurdle | None:
+    """Return a saved hurdle model; None of a record without one, as those of older versions are.
+
+    Raises:
+        KeyError, ValueError: As ``Hurdle.from_arrays``.
+    """
+    found = {n.removeprefix(PREFIX): one for n, one in arrays.items() if n.startswith(PREFIX)}
+    return Hurdle.from_arrays(found) if found else None
 
 
 def _packed(names: Sequence[str]) -> Array:

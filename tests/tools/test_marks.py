@@ -13,6 +13,7 @@ import pytest
 
 pytest.importorskip("pandas", reason="pandas is in the dev extra")
 
+from edge_sdk.analytic.hurdle import HurdleForm
 from edge_sdk.analytic.trees import TreeForm
 from tools.experiments.marked_block import replace_block
 from tools.experiments.marks import charging, command, points, tables, tasks
@@ -59,6 +60,7 @@ def evaluate(task, told):
     return {"mean": dict.fromkeys(("MAE", "MASE", "QS"), mean), "per_station": per}
 """
 TASK, SITES = "building_bdg2_fl_az_ca:1", "ev_boulder:6"
+FEW_TREES = HurdleForm(TreeForm(trees=5), TreeForm(trees=5))
 SMALL = points.PointForm(units=12, passes=1, trees=TreeForm(trees=5))
 
 
@@ -107,7 +109,7 @@ def quick(monkeypatch):
     monkeypatch.setattr(points, "NEW", replace(SMALL, trees=TreeForm(trees=0)))
     monkeypatch.setattr(command.new_sites, "run", new_site)
     monkeypatch.setattr(charging, "nets", fake_nets)
-    small = charging.ChargingForm(trees=TreeForm(trees=5), rows=600)
+    small = charging.ChargingForm(FEW_TREES, rows=600)
     monkeypatch.setattr(command.charging, "ChargingForm", lambda: small)
 
 
@@ -174,15 +176,15 @@ def test_no_forecast_looks_ahead(anchors, history):
             assert arm == "fleet" or not np.array_equal(values[52:], after[arm][name][52:])
 
 
-def test_own_trees_of_a_site_do_not_look_ahead(anchors):
+def test_a_hurdle_model_of_a_site_does_not_look_ahead(anchors):
     task = tasks.read(Path(), SITES)
     series = task.series[0]
-    form = charging.ChargingForm(trees=TreeForm(trees=5), rows=600)
+    form = charging.ChargingForm(FEW_TREES, rows=600)
     wanted = {"test": task.origins(series, "test")}
-    before = charging.own_trees(task, series, form, 0, wanted)["test"]
+    before = charging.own_hurdle(task, series, form, 0, wanted)["test"]
     at = int(wanted["test"][50])
     series.value = series.filled = np.where(np.arange(len(series.value)) > at, 99.0, series.value)
-    after = charging.own_trees(task, series, form, 0, wanted)["test"]
+    after = charging.own_hurdle(task, series, form, 0, wanted)["test"]
     assert np.array_equal(before[:51], after[:51])
     assert (np.diff(before, axis=-1) >= 0.0).all()
     assert (before >= 0.0).all()

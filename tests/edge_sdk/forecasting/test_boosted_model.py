@@ -120,6 +120,54 @@ def test_quantiles_have_trees_for_each_level_and_never_cross():
     assert np.abs(found.trees[:, :, 0]).max() < 0.3  # mostly off: exactly so at the lowest level
 
 
+def idle(hours=DAY * 60, share=0.7):
+    """A load that is off most hours, above all at night."""
+    rng = np.random.default_rng(3)
+    is_off = rng.random(hours) < np.where(np.arange(hours) % DAY < 8, 0.97, share)
+    return np.where(is_off, 0.0, 1.0 + rng.gamma(2.0, size=hours))
+
+
+@pytest.mark.parametrize("horizon", [1, 3])
+def test_a_load_that_is_often_0_has_a_hurdle_model_that_is_saved(horizon):
+    levels = (0.1, 0.5, 0.9)
+    frame = frame_of(idle(), horizon)
+    model, late = fitted(frame, levels=levels), frame.origins()[-200:]
+    assert model.hurdle is not None
+    assert "probability of 0 and trees" in model.members
+    assert model.bases == ("fleet",)
+    again = BoostedModel.from_arrays(unpack_leaves(pack_leaves(model.arrays())))
+    found, same = (forecasts(one, frame, late, levels) for one in (model, again))
+    assert all(np.array_equal(one, two) for one, two in zip(found, same, strict=True))
+    truth = frame.truth(late)[:, :, None]
+    assert (found.trees[:, :, 0] == 0.0).all()  # off is exactly 0
+    assert (truth <= found.trees).mean(axis=(0, 1))[2] == pytest.approx(0.9, abs=0.07)
+    other = frame_of(idle(), horizon + 1)
+    assert all(np.isnan(fan).all() for fan in forecasts(again, other, other.origins()[-3:], levels))
+
+
+def test_a_record_from_before_there_were_hurdle_models_opens():
+    levels = (0.1, 0.5, 0.9)
+    frame = frame_of(switched(DAY * 60))
+    model = fitted(frame, levels=levels)
+    assert model.hurdle is None  # never 0
+    assert not any(name.startswith("hurdle") for name in model.arrays())
+    without = fitted(frame_of(idle()), levels=levels).arrays()
+    with pytest.raises(ValueError, match="hurdle: a value of odds is not finite"):
+        BoostedModel.from_arrays(
+            {**without, "hurdle_odds_values": without["hurdle_odds_values"] * np.nan}
+        )
+    with pytest.raises(KeyError):
+        BoostedModel.from_arrays({n: a for n, a in without.items() if n != "hurdle_odds_edges"})
+
+
+def test_points_and_loads_that_are_rarely_on_have_no_hurdle_model():
+    assert fitted(frame_of(idle())).hurdle is None  # one level
+    rare = np.where(np.arange(DAY * 60) % (30 * DAY) == 12, 2.0, 0.0)
+    assert fitted(frame_of(rare), levels=(0.1, 0.5, 0.9)).hurdle is None
+    below = fitted(frame_of(idle() - (np.arange(DAY * 60) == 700)), levels=(0.1, 0.5, 0.9))
+    assert below.hurdle is None  # export: below 0
+
+
 def test_a_short_record_or_an_odd_step_gives_no_model():
     frame = frame_of(waves(DAY * 20))
     assert fitted(frame) is None

@@ -1,7 +1,7 @@
-"""Quantiles of charging demand: the federated net, trees that each site grows alone, and their blend.
+"""Quantiles of charging demand: the federated net, a hurdle model of each site, and their blend.
 
 The net is the experiment's own (``chargers``: three runs at falling rates, tuned on the site). The
-trees see the same week of lags. Weights of the blend and the widths of the intervals are learnt on the
+hurdle model's trees see the same week of lags. Weights of the blend and the widths of the intervals are learnt on the
 choosing part, which neither model learnt from.
 """
 
@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge_sdk.analytic.blend import served_weights
-from edge_sdk.analytic.trees import TreeForm, boosted
+from edge_sdk.analytic.hurdle import HurdleForm, hurdle
 from edge_sdk.forecasting.forecast_metrics import QUANTILES
 from tools.experiments import chargers
 from tools.experiments import charging as grounds
@@ -39,13 +39,11 @@ class ChargingForm:
     """What was chosen on the choosing parts.
 
     Attributes:
-        trees: Form of the trees of each quantile.
-        rows: Most rows that a site's trees are grown on.
+        hurdle: Form of a site's hurdle model.
+        rows: Most rows that it is fitted on.
     """
 
-    trees: TreeForm = field(
-        default_factory=lambda: TreeForm(trees=100, depth=6, features=0.6, ballast=2.0)
-    )
+    hurdle: HurdleForm = field(default_factory=HurdleForm)
     rows: int = 24_000
 
 
@@ -110,25 +108,23 @@ def table(task: Any, series: Any, origins: Ints) -> Single:  # noqa: ANN401 - th
     return np.stack(parts, axis=1).reshape(len(origins) * task.p, -1).astype(np.float32)
 
 
-def own_trees(
+def own_hurdle(
     task: Any,  # noqa: ANN401 - the anchors' types
     series: Any,  # noqa: ANN401 - as above
     form: ChargingForm,
     seed: int,
     wanted: Mapping[str, Ints],
 ) -> Fans:
-    """Return the quantiles of one site's own trees for the origins of every part."""
+    """Return the quantiles of one site's own hurdle model for the origins of every part."""
     learn = task.origins(series, "train", 8 * task.day)
     learn = learn[:: 1 + len(learn) * task.p // form.rows]
-    rows = table(task, series, learn)
     y = series.value[learn[:, None] + 1 + np.arange(task.p)].ravel() / series.scale
-    judged = {part: table(task, series, origins) for part, origins in wanted.items()}
-    told: dict[str, list[Floats]] = {part: [] for part in wanted}
-    for level in QUANTILES:
-        made = boosted(rows, y, form.trees, level=level, seed=seed)
-        for part, some in judged.items():
-            told[part].append(made.predicted(some).reshape(-1, task.p) * series.scale)
-    return {part: ordered(np.stack(found, axis=-1)) for part, found in told.items()}
+    made = hurdle(table(task, series, learn), y, form.hurdle, seed=seed)
+    found = {}
+    for part, origins in wanted.items():
+        fan = made.quantiles(table(task, series, origins), QUANTILES)
+        found[part] = ordered(fan.reshape(-1, task.p, len(QUANTILES)) * series.scale)
+    return found
 
 
 def ordered(fan: Floats) -> Floats:
@@ -166,8 +162,8 @@ def run(task: Any, form: ChargingForm, data: Path, out: Path, *, seed: int) -> d
     for series in task.series:
         wanted = {"choose": task.origins(series, "val"), "test": task.origins(series, "test")}
         truth = task.truth(series, wanted["choose"])
-        trees = own_trees(task, series, form, seed, wanted)
-        candidates: dict[str, Mapping[str, Floats]] = {"trees": trees}
+        mine = own_hurdle(task, series, form, seed, wanted)
+        candidates: dict[str, Mapping[str, Floats]] = {"hurdle": mine}
         own = dict(candidates)
         for title, net, into in (
             ("net", together, (candidates,)),
@@ -177,7 +173,7 @@ def run(task: Any, form: ChargingForm, data: Path, out: Path, *, seed: int) -> d
             whole = {p: f for p, f in found.items() if f is not None}
             for some in into if len(whole) == len(wanted) else ():
                 some[title] = whole
-        arms["fleet"][series.name] = candidates.get("net", trees)["test"]
+        arms["fleet"][series.name] = candidates.get("net", mine)["test"]
         arms["served"][series.name] = blend(candidates, truth)
         arms["alone"][series.name] = blend(own, truth)
     trained = float(together["seconds"])
