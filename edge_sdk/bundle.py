@@ -37,7 +37,7 @@ from edge_sdk.wire.contract.manifest import FORECAST, GRADIENT, Manifest, Manife
 from edge_sdk.wire.contract.parameter_layout import ParamSpec, Vector
 from edge_sdk.wire.keys import read_public
 
-SDK_VERSION = (0, 1, 1)
+SDK_VERSION = (0, 1, 2)
 """Version that ``min_sdk`` of a manifest is compared with."""
 
 _RELEASE = "release*.pub"

@@ -10,6 +10,7 @@ the choice of what is forecast with) and ``FlushScheduler`` (periodic writes), a
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Container, Mapping
 from typing import Any
 
@@ -19,7 +20,7 @@ from edge_sdk.config import Config
 from edge_sdk.errors import StoreFull
 from edge_sdk.forecasting.forecast import Forecast
 from edge_sdk.forecasting.issued_forecast import IssuedForecast
-from edge_sdk.forecasting.series import Reading
+from edge_sdk.forecasting.series import WEATHER, Reading
 from edge_sdk.methods import METHODS, Factory
 from edge_sdk.peers.membership import PeerMembership
 from edge_sdk.session.agenda import Agenda
@@ -191,11 +192,21 @@ class Client:
 
     def observe(self, reading: Reading) -> None:
         """Record one measurement. A bad reading is counted and never raises."""
-        wall = self._clock.wall()
-        latest = wall / 1000 + _TOLERANCE if wall > _NO_CLOCK_BEFORE else float("inf")
-        seen = self.learner.observe(reading, latest)
+        seen = self.learner.observe(reading, self._latest(reading.stream))
         self._session.count("readings " + seen)
         self._scheduler.flush_in_time(self.learner)
+
+    def _latest(self, stream: str) -> float:
+        """Return the time after which a reading is of the future, in Unix seconds.
+
+        A clock may be some minutes ahead. Weather of a slot that has not begun is a forecast all the
+        same: as a reading it would open the slot before the energy of the present one is known.
+        """
+        wall = self._clock.wall()
+        if wall <= _NO_CLOCK_BEFORE:
+            return math.inf
+        latest, begun = wall / 1000 + _TOLERANCE, wall // (1000 * self.step) * self.step
+        return min(latest, begun + self.step - 0.001) if stream in WEATHER else latest
 
     def tick(self, timeout: float = 0.0) -> None:
         """Serve the network for at most ``timeout`` seconds, and train if there is a task.
@@ -240,6 +251,11 @@ class Client:
         """
         return self._session.weather(region)
 
+    @property
+    def streams_ahead(self) -> frozenset[str]:
+        """Streams whose announced values the model reads."""
+        return self.learner.announced.streams
+
     def send_forecast(self, forecast: ForecastMessage) -> bool:
         """Send a forecast to the fleet; return False if nothing may be sent now."""
         return self._session.send_forecast(forecast)
@@ -257,6 +273,7 @@ class Client:
             selection.judged,
             selection.choice.name,
             id(self._active.latest),
+            self.learner.announced.changes,
         )
 
     def flush(self) -> None:

@@ -73,7 +73,7 @@ class Participations:
             if its.step % series.step:
                 continue  # a slot of a finer grid has no share of a longer one's value
             since = its.newest * its.step if len(its) else -np.inf
-            for stream in set(series.streams) & set(its.streams):
+            for stream in set(series.streams) & set(its.streams) - client.learner.announced.rows:
                 seconds = float(series.step) if _is_sum(stream) else None
                 for time, value in zip(times, series.values(stream).tolist(), strict=True):
                     if time >= since and np.isfinite(value):
@@ -96,6 +96,11 @@ class Participations:
     def weather(self, region: str = "") -> WeatherMessage | None:
         """Return the newest verified weather of a region that the device's own link received."""
         return self.main.weather(region)
+
+    @property
+    def streams_ahead(self) -> frozenset[str]:
+        """Streams whose announced values a model of a participation reads."""
+        return frozenset().union(*(client.streams_ahead for client in self.clients))
 
     @property
     def step(self) -> int:

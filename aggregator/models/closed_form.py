@@ -6,6 +6,7 @@ import hashlib
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 
@@ -24,6 +25,7 @@ from edge_sdk.wire.contract.manifest import (
     Target,
     Training,
     Window,
+    oldest_sdk,
 )
 from edge_sdk.wire.keys import Signer
 
@@ -48,7 +50,8 @@ class AnalyticRecipe:
         clip: Bound of a scaled target's modulus.
         windows: Largest number of windows that a statistic counts.
         floor: Residual, on the scale, below which a weight no longer rises.
-        exogenous: Further input channels, of kind ``stream``; each is a feature at the origin.
+        exogenous: Further input channels, of kind ``stream`` or ``mask``; each stream is a feature
+            at the origin, and one whose ``lead_steps`` are the horizon at the target.
     """
 
     stream: str = "elec.import.energy"
@@ -66,7 +69,21 @@ class AnalyticRecipe:
     exogenous: tuple[Feature, ...] = ()
 
 
-ANALYTIC: Mapping[str, AnalyticRecipe] = MappingProxyType({"load-analytic": AnalyticRecipe()})
+_WARM = partial(Feature, kind="stream", unit="°C", low=-20.0, high=45.0)
+WEATHER_AHEAD = (
+    _WARM("temperature", stream="weather.temperature"),
+    Feature("temperature-known", "mask", "1", of="temperature"),
+    _WARM("temperature-ahead", stream="weather.temperature", lead_steps=1),
+    Feature("temperature-ahead-known", "mask", "1", of="temperature-ahead"),
+)
+"""Temperature at the origin and at the target an hour later, both optional."""
+
+ANALYTIC: Mapping[str, AnalyticRecipe] = MappingProxyType(
+    {
+        "load-analytic": AnalyticRecipe(),
+        "load-analytic-weather-ahead": AnalyticRecipe(exogenous=WEATHER_AHEAD),
+    }
+)
 """Models in closed form by name; each is shipped."""
 
 
@@ -93,7 +110,11 @@ def made(recipe: AnalyticRecipe, *, name: str, version: int) -> tuple[Manifest, 
     """Return the manifest of a recipe and its initial vector as bytes."""
     day = DAY // recipe.step_seconds
     features = standard_names(day, lookback=recipe.lookback, days=recipe.days)
-    features += [f"exog:{channel.name}" for channel in recipe.exogenous]
+    features += [
+        f"{'exog' if channel.lead_steps is None else 'known'}:{channel.name}"
+        for channel in recipe.exogenous
+        if channel.kind == "stream"
+    ]
     channels = (
         Feature("load", "target", recipe.unit),
         Feature("slot-of-day", "calendar", "1", 0.0, float(day), what="slot_of_day"),
@@ -119,7 +140,7 @@ def made(recipe: AnalyticRecipe, *, name: str, version: int) -> tuple[Manifest, 
     manifest = Manifest(
         name=name,
         version=version,
-        min_sdk=MIN_SDK,
+        min_sdk=oldest_sdk(channels, MIN_SDK),
         layers=layers,
         shared=("",),
         window=window,

@@ -46,7 +46,6 @@ from edge_sdk.wire.contract.manifest import (
     FORECAST,
     GRADIENT,
     HVP,
-    OPTIONAL_SDK,
     ROBUST_GRADIENT,
     SIGNATURES,
     SPLIT,
@@ -55,6 +54,7 @@ from edge_sdk.wire.contract.manifest import (
     Loss,
     Manifest,
     ManifestError,
+    oldest_sdk,
 )
 from edge_sdk.wire.contract.method import CONTRACTS
 from edge_sdk.wire.keys import Signer, load_signing_key
@@ -303,7 +303,7 @@ def _manifest(
     written = Manifest(
         name=name,
         version=version,
-        min_sdk=OPTIONAL_SDK if any(f.of is not None for f in recipe.features) else MIN_SDK,
+        min_sdk=oldest_sdk(recipe.features, MIN_SDK),
         layers=tuple((layer, tuple(shape)) for layer, shape in traced.layers),
         shared=recipe.shared,
         window=recipe.window,

@@ -7,6 +7,8 @@ from what is left.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor, nn
 
@@ -24,6 +26,7 @@ GAIN = 8.0
 CLOCK = ("hour_sin", "hour_cos", "dow_sin", "dow_cos")
 AGO = {1: "a-day", 2: "two-days", 3: "three-days", 7: "a-week"}
 WARMTH = ("temperature", "temperature-known")
+AHEAD = ("temperature-ahead", "temperature-ahead-known")
 
 
 class WeekSlots(nn.Module):
@@ -31,7 +34,8 @@ class WeekSlots(nn.Module):
 
     Channels are the series; the series ``d * day - horizon - AROUND + 1`` steps ago for each of the
     ``days`` d; a mask for each of these; sine and cosine of the hour and of the day of the week,
-    and the weekend; and, for a model with ``weather``, the temperature and its mask. Of the earlier
+    and the weekend; for a model with ``weather``, the temperature and its mask; and, with ``ahead``,
+    those of the forecast row. Of the earlier
     days it reads the forecast slots and ``AROUND`` slots on either side. A ``relative`` model reads
     differences from the last value, and forecasts them. Further inputs are derived: harmonics of
     the hour, because a site's day is not one sine wave.
@@ -49,14 +53,17 @@ class WeekSlots(nn.Module):
         width: int = 128,
         levels: int = 3,
         weather: bool = False,
+        ahead: bool = False,
         relative: bool = True,
     ) -> None:
         """Initialise the parameters; seed torch first for reproducible ones."""
         super().__init__()
         self.shape, self.days = (horizon, levels), days
-        self.weather, self.relative = weather, relative
+        self.weather, self.ahead, self.relative = weather, ahead, relative
         self.near = horizon + 2 * AROUND
-        inputs = lookback + 1 + days * (self.near + 1) + 11 + (5 if weather else 0)
+        inputs = (
+            lookback + 1 + days * (self.near + 1) + 11 + (5 if weather else 0) + (3 if ahead else 0)
+        )
         outputs = horizon * levels
         self.body = nn.Sequential(
             nn.Linear(inputs, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU()
@@ -78,6 +85,8 @@ class WeekSlots(nn.Module):
         read += [2 * now[:, clock + 4 : clock + 5] - 1]
         if self.weather:
             read += _weather(x, clock + 5)
+        if self.ahead:
+            read += _weather_ahead(x, clock + 5)
         seen = torch.cat(read, 1)
         out: Tensor = self.head(self.body(seen)) + self.path(seen)
         return (out / GAIN).view(out.shape[0], *self.shape)
@@ -89,6 +98,18 @@ def _weather(x: Tensor, at: int) -> list[Tensor]:
     here, before = known[:, -1:], known[:, :1]
     now = (2 * warm[:, -1:] - 1) * here
     return [here, now, now * now, (warm[:, -1:] - warm[:, :1]) * here * before, here * before]
+
+
+def _weather_ahead(x: Tensor, at: int) -> list[Tensor]:
+    """Return the temperature at the target, its square, and its change; zero where unknown.
+
+    Without an announcement the device gives the newest temperature, so that the change is zero: no
+    mask is read that training never saw at zero.
+    """
+    now, here = 2 * x[:, -1:, at] - 1, x[:, -1:, at + 1]
+    then, known = 2 * x[:, -1:, at + 2] - 1, x[:, -1:, at + 3]
+    some = here + known - here * known
+    return [then * some, then * then * some, GAIN * (then - now) * here]
 
 
 def harmonics(now: Tensor) -> list[Tensor]:
@@ -114,6 +135,7 @@ def recipe(
     days: tuple[int, ...],
     lookback: int = 24,
     weather: bool = False,
+    ahead: bool = False,
     relative: bool = True,
     shared: tuple[str, ...] = ("",),
     graphs: tuple[str, ...] = (),
@@ -129,6 +151,7 @@ def recipe(
         days: Days whose slots are read, by distance from the target.
         lookback: Rows of the window; at least ``horizon + 2 * AROUND``.
         weather: Whether the outside temperature is an optional channel.
+        ahead: Whether the temperature ``horizon`` rows later is one too.
         relative: Whether the model forecasts the change from the last value, or the value.
         shared: Prefixes of the layers that a run shares by default.
         graphs: Graphs besides gradient and forecast.
@@ -137,6 +160,10 @@ def recipe(
     warm = (
         Feature(WARMTH[0], "stream", "°C", low=-20.0, high=45.0, stream="weather.temperature"),
         Feature(WARMTH[1], "mask", "1", of=WARMTH[0]),
+    )
+    later = (
+        replace(warm[0], name=AHEAD[0], lead_steps=horizon),
+        Feature(AHEAD[1], "mask", "1", of=AHEAD[0]),
     )
     return Recipe(
         window=Window(lookback=lookback, horizon=horizon, step_seconds=step),
@@ -147,6 +174,7 @@ def recipe(
             *(Feature(x.replace("_", "-"), "calendar", "1", -1.0, 1.0, what=x) for x in CLOCK),
             Feature("weekend", "calendar", "1", what="weekend"),
             *(warm if weather else ()),
+            *(later if ahead else ()),
         ),
         target=Target(
             stream, unit, form="change" if relative else "level", scale="device", output="quantiles"

@@ -72,6 +72,9 @@ class AnalyticModel:
         self._window, self._features = manifest.window, manifest.features
         self.day = DAY // manifest.window.step_seconds
         self._channels = {feature.name: i for i, feature in enumerate(manifest.features)}
+        self._leads = [
+            (f.name, f.lead_steps) for f in manifest.features if f.lead_steps is not None
+        ]
         self._load = next(i for i, one in enumerate(manifest.features) if one.kind == "target")
         self._slot, self._weekday = (
             self._calendar(what) for what in ("slot_of_day", "day_of_week")
@@ -269,8 +272,14 @@ class AnalyticModel:
         joined[:, :, :lookback] = np.moveaxis(x, 2, 0)
         flat = joined.reshape(x.shape[2], -1)
         exogenous = {name: flat[i] for name, i in self._channels.items()}
+        known = {name: np.roll(flat[self._channels[name]], lead) for name, lead in self._leads}
         record = LoadRecord(
-            flat[self._load], (slots % self.day).ravel(), weekdays.ravel(), self.day, exogenous
+            flat[self._load],
+            (slots % self.day).ravel(),
+            weekdays.ravel(),
+            self.day,
+            exogenous,
+            known,
         )
         origins = np.arange(count, dtype=np.int64) * (lookback + ahead) + lookback - 1
         return record, origins
@@ -289,11 +298,15 @@ class AnalyticModel:
 
     def _check_reach(self) -> None:
         needed, known = reach(self.section.features, self.day), self._window.lookback
+        ahead = self._window.horizon
+        needed = max([needed, *(lead for _, lead in self._leads)])
         if needed > known:
             raise ManifestError(f"manifest: features read {needed} rows back, lookback is {known}")
         for name in self.section.features:
             kind, *rest = name.split(":")
-            if kind == "known" or (
-                kind.startswith("exog") and rest[:1] and rest[0] not in self._channels
-            ):
+            if kind.startswith("exog") and rest[:1] and rest[0] not in self._channels:
                 raise ManifestError(f"manifest: feature {name!r} has no channel among the inputs")
+            if kind == "known" and dict(self._leads).get(rest[0] if rest else "") != ahead:
+                raise ManifestError(
+                    f"manifest: feature {name!r} has no channel with lead_steps = {ahead}, the horizon"
+                )

@@ -76,6 +76,8 @@ def _source_of(
     source = given.get(stream, "")
     if source and feature.lag_steps is not None:
         source = f"{source}, earlier readings"
+    if source and feature.lead_steps is not None:
+        source = f"{source}, values announced ahead; without them, the newest reading"
     return ChannelSource(feature.name, stream, source, "" if source else lost)
 
 

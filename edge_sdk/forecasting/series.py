@@ -87,6 +87,10 @@ STREAMS: Mapping[str, Stream] = MappingProxyType(
 """Canonical names for the sources' own identifiers. A name not listed here is an instant."""
 
 
+WEATHER = frozenset(name for name in STREAMS if name.startswith("weather."))
+"""Streams that services also forecast."""
+
+
 class ReadingOutcome(StrEnum):
     """Outcome of adding a reading; each outcome is counted."""
 
@@ -100,6 +104,7 @@ class ReadingOutcome(StrEnum):
     SUSPECT = "suspect"
     NOT_FINITE = "not finite"
     OFF_GRID = "off grid"  # a sum over another interval than the grid's
+    ANNOUNCED = "announced"  # a forecast that a channel with a lead reads
 
 
 class SeriesRow(NamedTuple):
@@ -201,6 +206,12 @@ class Series:
     def newest(self) -> int:
         """Return the newest slot with a reading; meaningful only if there is one."""
         return self._end - 1
+
+    def newest_of(self, stream: str) -> int:
+        """Return the newest slot with a value of a stream; ``oldest - 1`` without any."""
+        column = self._columns[stream]
+        seen = np.flatnonzero(np.isfinite(column[: max(0, self._end - self._base)]))
+        return self._base + int(seen[-1]) if len(seen) else self.oldest - 1
 
     def observed(self, streams: Iterable[str] | None = None) -> int:
         """Return how many slots have a reading of every one of these streams; None is all."""

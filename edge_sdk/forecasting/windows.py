@@ -135,6 +135,9 @@ class ChannelFrame:
         for feature in manifest.features:
             if feature.of is not None:
                 columns[feature.name] = np.isfinite(columns[feature.of]).astype(np.float64)
+        for feature in manifest.features:
+            if feature.lead_steps is not None:
+                columns[feature.name] = _persisted(columns[feature.name], feature, series)
         for name in [feature.of for feature in manifest.features if feature.of is not None]:
             columns[name] = np.nan_to_num(columns[name], nan=0.0)
         ordered = [columns[feature.name] for feature in manifest.features]
@@ -300,6 +303,8 @@ def _column(
         return _lagged(target, feature.lag_steps - 1)
     if feature.kind == "stream" and feature.stream is not None:
         values = filled(series.values(feature.stream))
+        if feature.lead_steps is not None:
+            values = _ahead(feature, series, values)
     elif feature.kind == "calendar" and feature.what is not None:
         values = calendar(feature.what, local, series.step)
     elif feature.name in site:
@@ -307,6 +312,23 @@ def _column(
     else:
         values = np.full(len(local), np.nan)
     return np.asarray((values - feature.low) / (feature.high - feature.low))
+
+
+def _ahead(feature: Feature, series: Series, recorded: Floats) -> Floats:
+    """Return the value that each row's later row was announced to have, or has by its record."""
+    steps, announced = feature.lead_steps or 0, feature.lead_stream
+    later = np.concatenate([recorded[steps:], np.full(min(steps, len(recorded)), np.nan)])
+    if announced not in series.streams:
+        return later
+    known = series.values(str(announced))
+    return np.where(np.isfinite(known), known, later)
+
+
+def _persisted(values: Floats, feature: Feature, series: Series) -> Floats:
+    """Replace unknown later values by the newest recorded one: the weather as it was."""
+    recorded = filled(series.values(str(feature.stream)), len(values))
+    latest = (recorded - feature.low) / (feature.high - feature.low)
+    return np.where(np.isfinite(values), values, latest)
 
 
 def _lagged(values: Floats, rows: int) -> Floats:

@@ -114,6 +114,8 @@ def _rows(
     slots = (series.times() // series.step).tolist()
     kept = frozenset(slots)
     for stream in series.streams:
+        if stream not in hidden and stream.partition("+")[0] in hidden:
+            continue  # announced values of a perturbed stream have no noise of their own
         if stream in hidden:
             mine = (slot for name, slot in known if name == stream and slot in kept)
             yield from (SeriesRow(stream, slot, known[stream, slot]) for slot in mine)

@@ -2,14 +2,14 @@
 
 The session verifies and saves the messages; here a message becomes readings. A row counts as observed
 once its time has passed: until a newer message replaces it, the forecast of an hour is the best that
-is known about that hour.
+is known about that hour. Rows after now go to a model that reads announced weather, and to no other.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Final, Protocol
 
@@ -74,33 +74,43 @@ class FleetWeatherSource:
     accepted: int = 0
     issued: float | None = None
     _until: float = -math.inf
+    _next: float = -math.inf
 
     def __iter__(self) -> Iterator[Reading]:
         """Yield nothing: the weather arrives over the fleet's link."""
         return iter(())
 
-    def due(self, weather: WeatherMessage | None, now: float, step: int) -> Iterator[Reading]:
+    def due(
+        self,
+        weather: WeatherMessage | None,
+        now: float,
+        step: int,
+        ahead: Collection[str] = (),
+    ) -> Iterator[Reading]:
         """Yield the rows that have become past since the last call, or all of a newer message.
 
         Args:
             weather: Newest message of the region.
             now: Unix seconds.
             step: Seconds of the device's grid.
+            ahead: Streams of which the rows after now are read as well, once in every slot.
         """
         if weather is None:
             return
         if weather.t / 1000 != self.issued:
-            self.issued, self._until = weather.t / 1000, -math.inf
+            self.issued, self._until, self._next = weather.t / 1000, -math.inf, -math.inf
             self.accepted += 1
             unused = set(weather.names) - self.streams
             self.rejected += Counter({"unused stream": len(unused)})
-        if now < self._until + step:
+        if now < self._next:
             return
+        self._next = (math.floor(now / step) + 1.0) * step
         times, columns = on_grid(weather, step)
         past = (times <= now) & (times > self._until)
         for name, values in columns.items():
             if name in self.streams:
-                known = past & np.isfinite(values)
+                wanted = past | (times > now) if name in ahead else past
+                known = wanted & np.isfinite(values)
                 for at, value in zip(times[known], values[known], strict=True):
                     yield Reading(name, float(at), float(value))
         if past.any():
@@ -158,6 +168,10 @@ class WeatherClient(Protocol):
     def step(self) -> int:
         """Seconds between two slots of the reading grid."""
 
+    @property
+    def streams_ahead(self) -> frozenset[str]:
+        """Streams whose announced values the model reads."""
+
     def weather(self, region: str) -> WeatherMessage | None:
         """Return the newest weather of a region."""
 
@@ -189,7 +203,8 @@ class FleetWeather:
         for source in self.sources:
             before = source.issued
             message = self.client.weather(source.region)
-            for reading in source.due(message, now, self.client.step):
+            ahead = self.client.streams_ahead
+            for reading in source.due(message, now, self.client.step, ahead):
                 self.client.observe(reading)
                 has_arrived = True
             if source.issued != before:

@@ -12,6 +12,7 @@ import numpy as np
 from edge_sdk.analytic.bundle_functions import AnalyticModel
 from edge_sdk.analytic.online_vector import OnlineVector, TrainedVector
 from edge_sdk.config import Config
+from edge_sdk.forecasting.announced_values import AnnouncedValues
 from edge_sdk.forecasting.calendar_features import Floats, Ints
 from edge_sdk.forecasting.candidates import ServedForecast
 from edge_sdk.forecasting.forecast import Forecast, SourceOf, rolling
@@ -50,6 +51,7 @@ class ModelRuntime:
         scale: Scale of the model's training; fixed at the first training.
         between_batches: Called between two minibatches; may raise to stop the training.
         frames: Builds the channels of a series; a simulator shares them between devices.
+        announced: Values announced for slots that are still to be forecast.
     """
 
     config: Config
@@ -61,6 +63,7 @@ class ModelRuntime:
     scale: Scale | None = None
     between_batches: Callable[[], None] = do_nothing
     frames: Callable[..., ChannelFrame] = ChannelFrame.of
+    announced: AnnouncedValues = field(init=False)
     spec: ParamSpec = field(init=False)
     half: Half[Any] = field(init=False)
     local_half: Half[LocalState] = field(init=False)
@@ -75,6 +78,7 @@ class ModelRuntime:
     def __post_init__(self) -> None:
         """Create the device half for this bundle and mechanism."""
         manifest = self.bundle.manifest
+        self.announced = AnnouncedValues(manifest)
         self.spec = manifest.spec(self.role.shared)
         self._canary = CanaryTest(self.bundle.graphs["forecast"])
         self._forecaster = CalibratedForecaster(self.config.forecast, self.bundle)
@@ -110,14 +114,21 @@ class ModelRuntime:
         return self.half.init(initial)
 
     def observe(self, reading: Reading, latest: float) -> ReadingOutcome:
-        """Merge one reading into the series."""
+        """Merge one reading into the series; a value of the future is one announced."""
+        announced, known = self.announced, ReadingOutcome.LATE
+        changes = announced.changes
+        if announced.reads(reading, latest, self.series.step):
+            known = announced.add(reading, self.series)
         is_late = reading.time < (self.series.oldest + self.series.capacity - 1) * self.series.step
         seen = self.series.add(reading, latest=latest)
         if seen is ReadingOutcome.NEW or seen is ReadingOutcome.CHANGED:
             self._frame = self._learnable = None
             if self._online is not None and (is_late or seen is ReadingOutcome.CHANGED):
                 self._online.reset()
-        return seen
+            announced.settle(self.series)
+        if announced.changes > changes:
+            self._frame = self._learnable = None
+        return known if seen is ReadingOutcome.FUTURE and known is not ReadingOutcome.LATE else seen
 
     def load(self, rows: list[SeriesRow]) -> None:
         """Add saved readings."""

@@ -59,8 +59,7 @@ def history_of(config: Config, manifest: Manifest) -> KeptHistory:
     Raises:
         ConfigError: Less than the model needs; the message names the key and the number needed.
     """
-    streams = {manifest.target.stream} | {f.stream for f in manifest.features if f.stream}
-    rows = len(streams) * (3 if config.privacy.mechanism.point == "input" else 1)
+    rows = len(manifest.streams) * (3 if config.privacy.mechanism.point == "input" else 1)
     step, limits = manifest.window.step_seconds, limits_of(config.limits)
     allowed = [
         (

@@ -46,9 +46,7 @@ class RunRole:
 
 def series_for(manifest: Manifest, keep: int) -> Series:
     """Create an empty series on a bundle's grid, with the streams that it reads."""
-    streams = {manifest.target.stream: None}
-    streams.update({f.stream: None for f in manifest.features if f.stream is not None})
-    return Series(manifest.window.step_seconds, list(streams), capacity=keep)
+    return Series(manifest.window.step_seconds, manifest.streams, capacity=keep)
 
 
 def own_start(initial: Vector, spec: ParamSpec, device: str) -> Vector:

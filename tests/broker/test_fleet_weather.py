@@ -22,12 +22,19 @@ from tests.broker.single_meter import HOUR, PATIENCE
 
 pytestmark = pytest.mark.broker
 
+BUNDLE = "load-week-weather-1"
 AGGREGATOR = """
 fleet = "north"
 state = "fleet"
 broker = { url = "URL" }
 http = { listen = "off" }
-run = { bundle = "load-week-weather-1", method = "fedavg", shared = ["body."], quorum = 16, min_updates = 8 }
+[run]
+bundle = "load-week-weather-1"
+method = "fedavg"
+shared = ["body."]
+quorum = 16
+min_updates = 8
+deadline = "1d"
 """
 SOURCE = '[[source]]\ntype = "fleet-weather"\n'
 
@@ -35,10 +42,10 @@ SOURCE = '[[source]]\ntype = "fleet-weather"\n'
 class Site:
     """One daemon and one meter on one broker."""
 
-    def __init__(self, folder, meter, url, region, *, more=SOURCE, fleet=""):
+    def __init__(self, folder, meter, url, region, *, more=SOURCE, fleet="", bundle=BUNDLE):
         self.folder, self.config = folder, folder / "aggregator.toml"
-        self.config.write_text(AGGREGATOR.replace("URL", url) + fleet)
-        self.meter = meter(more, bundle="load-week-weather-1")
+        self.config.write_text(fleet + AGGREGATOR.replace("URL", url).replace(BUNDLE, bundle))
+        self.meter = meter(more, bundle=bundle)
         text = self.meter.config.read_text().replace("mqtt://127.0.0.1:1", url)
         self.meter.config.write_text(text)
         self.say("init", str(self.config))

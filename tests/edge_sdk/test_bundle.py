@@ -73,8 +73,20 @@ def test_shipped_names_lists_the_shipped_bundles():
     nets = [f"{net}-{horizon}" for net in ("branches", "gru", "lstm", "mlp") for horizon in (1, 24)]
     cells = sorted([*(f"cells-{net}" for net in nets), "cells-week-1", "cells-week-24"])
     chargers = ["chargers-1", "chargers-6", "chargers-week-1", "chargers-week-6"]
-    loads = ["load-analytic", "load-gru", "load-lstm", "load-lstm-week", "load-mlp"]
-    loads += ["load-quarter-hour-1", "load-week-1", "load-week-weather-1"]
+    loads = [
+        "load-analytic",
+        "load-analytic-weather-ahead",
+        "load-gru",
+        "load-lstm",
+        "load-lstm-week",
+        "load-mlp",
+    ]
+    loads += [
+        "load-quarter-hour-1",
+        "load-week-1",
+        "load-week-weather-1",
+        "load-week-weather-ahead-1",
+    ]
     assert shipped_names() == [*cells, *chargers, *loads]
 
 

@@ -17,6 +17,13 @@ START = 1_700_006_400  # midnight, UTC
 HOUR = 3600
 
 
+class BeforeTheHour(ManualClock):
+    """A clock that stands 200 seconds before the end of hour 200."""
+
+    def wall(self):
+        return 1000 * (START + 201 * HOUR - 200)
+
+
 @pytest.fixture
 def start(tmp_path):
     """Start a device with a shipped bundle; one after the other, on one store."""
@@ -99,3 +106,31 @@ def test_a_gap_costs_the_window_and_not_a_week(start):
         assert client.status()["missing"] == "1 more reading without a gap (1 hour)"
         observe(client, 273, 274)
         assert client.forecast().source == "model"
+
+
+def test_an_announcement_changes_the_forecast_of_its_hour_alone_also_after_a_restart(tmp_path):
+    """The clock stands five minutes before the hour: what is announced opens no row."""
+    broker, clock = LoopbackBroker(), BeforeTheHour()
+
+    def opened():
+        config = device_config(tmp_path, bundle="load-week-weather-ahead-1")
+        return Client(config, transport=lambda will: broker.link(DEVICE, will), clock=clock)
+
+    with opened() as client:
+        observe(client, 0, 200, warm=True)
+        before, marks = client.forecast(), client.forecast_marks()
+        assert (before.source, before.times.tolist()) == ("model", [START + 200 * HOUR])
+        client.observe(Reading(WARM, START + 201 * HOUR, 30.0))
+        assert client.forecast_marks() == marks
+        client.observe(Reading(WARM, START + 200 * HOUR, 35.0))
+        changed = client.forecast()
+        assert client.forecast_marks() != marks
+        assert abs(changed.values[0] - before.values[0]) > 1e-3
+        for hour in range(201, 300):
+            client.observe(Reading(WARM, START + hour * HOUR, 5.0))
+        np.testing.assert_array_equal(client.forecast().values, changed.values)
+        assert client.learner.series.newest == (START + 200 * HOUR) // HOUR
+        assert client.status()["counts"]["readings announced"] == 100
+        client.flush()
+    with opened() as client:
+        np.testing.assert_array_equal(client.forecast().values, changed.values)

@@ -22,6 +22,7 @@ from edge_sdk.wire.contract.manifest.graphs import (
 )
 from edge_sdk.wire.contract.manifest.sections import (
     BUNDLE_NAME,
+    LEAD_SDK,
     OPTIONAL_SDK,
     Feature,
     Golden,
@@ -31,6 +32,7 @@ from edge_sdk.wire.contract.manifest.sections import (
     Target,
     Training,
     Window,
+    oldest_sdk,
 )
 
 __all__ = [
@@ -43,6 +45,7 @@ __all__ = [
     "FORECAST",
     "GRADIENT",
     "HVP",
+    "LEAD_SDK",
     "OPTIONAL_SDK",
     "ROBUST_GRADIENT",
     "SIGNATURES",
@@ -57,4 +60,5 @@ __all__ = [
     "Target",
     "Training",
     "Window",
+    "oldest_sdk",
 ]

@@ -108,11 +108,31 @@ class Manifest:
             )
         if len(set(masked)) != len(masked):
             raise ValueError(f"two masks name one feature: {', '.join(masked)}")
+        for feature in self.features:
+            self._check_lead(feature)
+
+    def _check_lead(self, feature: Feature) -> None:
+        """Refuse a lead beyond the horizon, of the target, and of a channel without a mask."""
+        if feature.lead_steps is None:
+            return
+        if feature.lead_steps > self.window.horizon:
+            most = self.window.horizon
+            raise ValueError(f"feature {feature.name!r}: lead_steps above the horizon, {most}")
+        if feature.stream == self.target.stream:
+            raise ValueError(f"feature {feature.name!r}: the target is not known ahead")
+        if feature.name not in self.optional:
+            raise ValueError(f"feature {feature.name!r}: a feature with lead_steps needs a mask")
 
     @property
     def optional(self) -> frozenset[str]:
         """Return the names of the channels that a device may lack: those that a mask names."""
         return frozenset(feature.of for feature in self.features if feature.of is not None)
+
+    @property
+    def streams(self) -> tuple[str, ...]:
+        """Return the streams that a device keeps: the target, those read, those announced ahead."""
+        read = (name for f in self.features for name in (f.stream, f.lead_stream) if name)
+        return tuple(dict.fromkeys((self.target.stream, *read)))
 
     @property
     def required_streams(self) -> tuple[str, ...]:

@@ -49,6 +49,21 @@ _NEEDED: Final = {"stream": "stream", "calendar": "what", "lag": "lag_steps", "m
 OPTIONAL_SDK: Final = "0.1.1"
 """Oldest SDK that knows optional channels: ``min_sdk`` of a manifest that has some."""
 
+LEAD_SDK: Final = "0.1.2"
+"""Oldest SDK that knows channels with a lead: ``min_sdk`` of a manifest that has some."""
+
+
+def oldest_sdk(features: Sequence[Feature], otherwise: str) -> str:
+    """Return the oldest SDK that knows every channel; ``otherwise`` where none is special.
+
+    >>> warm = Feature("next", "stream", "°C", stream="weather.temperature", lead_steps=1)
+    >>> oldest_sdk([warm], "0.1.0"), oldest_sdk([], "0.1.0")
+    ('0.1.2', '0.1.0')
+    """
+    if any(feature.lead_steps is not None for feature in features):
+        return LEAD_SDK
+    return OPTIONAL_SDK if any(feature.of is not None for feature in features) else otherwise
+
 
 @dataclass(frozen=True, slots=True)
 class Feature:
@@ -62,13 +77,17 @@ class Feature:
             lines up with the first target), ``static`` (a constant of the site), ``mask`` (1 where
             the channel ``of`` has a value in that row, 0 where it has none). A ``stream``, ``lag``
             or ``static`` that a mask names is optional: without a value it is 0 after scaling, and
-            its windows are complete all the same.
+            its windows are complete all the same. A ``stream`` with ``lead_steps`` has in each row
+            the value of a later row; where that is unknown, the newest recorded one, and 0 only
+            without any.
         unit: Unit of the value before scaling.
         low: Public lower end of the scale; not used for ``target`` and ``lag``.
         high: Public upper end of the scale.
         stream: Canonical stream name, for ``stream``.
         what: Name of the calendar feature, for ``calendar``.
         lag_steps: Lag in steps, for ``lag``.
+        lead_steps: Steps from a row to the row whose value it has, for an optional ``stream`` such
+            as the announced weather of the target's hour; at most the horizon.
         of: Name of the optional channel, for ``mask``.
     """
 
@@ -81,14 +100,28 @@ class Feature:
     what: str | None = None
     lag_steps: Count | None = None
     of: Annotated[str, Length(1, 64)] | None = None
+    lead_steps: Count | None = None
 
     def __post_init__(self) -> None:
-        """Refuse an empty scale, and a kind without the fields it needs."""
+        """Refuse an empty scale, a kind without the fields it needs, and a lead of another kind."""
         if not self.high > self.low:
             raise ValueError(f"feature {self.name!r}: high must exceed low")
         needs = _NEEDED.get(self.kind)
         if needs is not None and getattr(self, needs) is None:
             raise ValueError(f"feature {self.name!r}: a {self.kind} feature needs {needs!r}")
+        if self.lead_steps is not None and self.kind != "stream":
+            raise ValueError(f"feature {self.name!r}: only a stream has 'lead_steps'")
+
+    @property
+    def lead_stream(self) -> str | None:
+        """Return the name under which a device keeps the announced values; None without a lead.
+
+        In the row of a slot it has the value that was announced for ``lead_steps`` slots later.
+
+        >>> Feature("next", "stream", "°C", stream="weather.temperature", lead_steps=1).lead_stream
+        'weather.temperature+1'
+        """
+        return None if self.lead_steps is None else f"{self.stream}+{self.lead_steps}"
 
 
 @dataclass(frozen=True, slots=True)
