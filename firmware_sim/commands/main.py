@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 from edge_sdk.app.cli import CommandLine, subcommand
 
 ABOUT = "Simulate devices and fleets of the real SDK on this machine, from recorded readings."
@@ -43,5 +45,11 @@ def program() -> CommandLine:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run one subcommand; return its exit code."""
+    """Run one subcommand; return its exit code.
+
+    Products of matrices get one thread unless the environment says otherwise: they are small, and on
+    a machine with other work the threads of a product wait for one another.
+    """
+    if argv is None:  # as a program, not called by another one
+        os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     return program().main(argv)

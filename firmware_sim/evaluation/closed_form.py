@@ -45,7 +45,7 @@ class ClosedFormFleet:
         cls,
         devices: Mapping[str, DeviceWindows],
         seed: int,
-        progress: Callable[[str], None] = lambda _: None,
+        on_pass: Callable[[int, int], None] = lambda _pass, _passes: None,
     ) -> ClosedFormFleet:
         """Solve the fleet's model in ``1 + PASSES`` passes over the devices' training windows."""
         standard = Standardiser.of_fleet(
@@ -60,13 +60,13 @@ class ClosedFormFleet:
         model: Floats | None = None
         sums: dict[str, Statistic] = {}
         for number in range(1 + PASSES):
-            progress(f"closed form: pass {number + 1} of {1 + PASSES} over {len(devices)} devices")
             for name, w in devices.items():
                 rows, weights = design(w.learn_rows), None
                 if model is not None:
                     weights = LOSS.weights(w.learn_targets - predicted(rows, model))
                 sums[name] = gather(rows, w.learn_targets, weights)
             model = fleet_solution(total(sums))
+            on_pass(number + 1, 1 + PASSES)
         assert model is not None
         return cls(devices, width, design, sums, model, leave_one_out(sums))
 

@@ -24,6 +24,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 
@@ -198,7 +199,7 @@ def compare(
         seed: Seed of the random units and the minibatches.
         is_quick: Whether to leave out the networks and the centralised mark.
         progress: Called with a line about what begins.
-        on_round: Called after every round of a network.
+        on_round: Called after every round of a network, and every pass and device of the regressions.
 
     Raises:
         TableError: No device has enough windows at this horizon.
@@ -208,7 +209,7 @@ def compare(
     parts = {d.device: RecordParts.of(d, records.day, test_days) for d in records.devices}
     late, early = _cut(records, ahead, parts)
     course = _Course(early, late)
-    closed = _closed_form(course, seed, progress)
+    closed = _closed_form(course, seed, on_round)
     if is_quick:
         course.notes.append("--quick: no network was trained")
     else:
@@ -268,16 +269,19 @@ def _cut(
     return late, early
 
 
-def _closed_form(course: _Course, seed: int, progress: Callable[[str], None]) -> ClosedFormFleet:
+def _closed_form(course: _Course, seed: int, on_round: OnRound) -> ClosedFormFleet:
     """Add the ridge regressions: without the held-back days for these, with them for the test."""
+    passes = partial(on_round, "regressions, passes over the fleet")
+    own = partial(on_round, "regressions, own model of each device")
     if course.early:
-        held = ClosedFormFleet.of(course.early, seed, progress)
-        for name, w in course.early.items():
+        held = ClosedFormFleet.of(course.early, seed, passes)
+        for number, (name, w) in enumerate(course.early.items(), 1):
             course.held[name] = w.repeated | held.forecasts(name)
-    found = ClosedFormFleet.of(course.late, seed, progress)
-    progress("closed form: every device's own model")
-    for name, w in course.late.items():
+            own(number, len(course.early))
+    found = ClosedFormFleet.of(course.late, seed, passes)
+    for number, (name, w) in enumerate(course.late.items(), 1):
         course.test[name] = w.repeated | found.forecasts(name)
+        own(number, len(course.late))
     course.traffic |= {FLEET: found.traffic, PERSONAL: found.traffic}
     return found
 

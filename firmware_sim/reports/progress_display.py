@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Protocol, Self, TextIO
 
@@ -25,7 +26,7 @@ class Display(Protocol):
         """Show the progress of a run; ``state`` is a word such as ``training`` or ``done``."""
 
     def advance(self, work: str, done: int, rounds: int) -> None:
-        """Show how many rounds of a computation in this process are done."""
+        """Show how many rounds of a computation in this process are done, and how long the rest takes."""
 
     def __enter__(self) -> Self:
         """Start the display."""
@@ -70,6 +71,36 @@ def bar(done: int, rounds: int, width: int = 24) -> str:
     return f"{'#' * full}{'.' * (width - full)} {done} / {rounds}"
 
 
+class RemainingTime:
+    """Estimates how long each computation still takes, from its own pace."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        """Read the time from ``clock``."""
+        self._clock = clock
+        self._began: dict[str, tuple[float, int]] = {}
+
+    def after(self, work: str, done: int, rounds: int) -> str:
+        """Return the remaining time as text; empty after the first round, which has no pace yet.
+
+        >>> times = iter([0.0, 10.0, 20.0])
+        >>> left = RemainingTime(lambda: next(times))
+        >>> [left.after("PL-FL", done, 12) for done in (1, 2, 3)]
+        ['', ', 1 min 40 s left', ', 1 min 30 s left']
+        """
+        now = self._clock()
+        if work not in self._began or done < self._began[work][1]:
+            self._began[work] = now, done
+        began, first = self._began[work]
+        if done <= first or done >= rounds:
+            return ""
+        seconds = round((now - began) / (done - first) * (rounds - done))
+        return (
+            f", {seconds // 60} min {seconds % 60} s left"
+            if seconds >= 60
+            else f", {seconds} s left"
+        )
+
+
 class PlainDisplay:
     """Prints a line at a change, at most one every few seconds and run."""
 
@@ -77,6 +108,7 @@ class PlainDisplay:
         """Write to ``out``; to the present standard error if left out."""
         self._out, self._every = sys.stderr if out is None else out, every
         self._printed: dict[str, tuple[str, float]] = {}
+        self._remaining = RemainingTime()
 
     def note(self, text: str) -> None:
         """Write the text unchanged."""
@@ -96,11 +128,11 @@ class PlainDisplay:
     def advance(self, work: str, done: int, rounds: int) -> None:
         """Write a line at the end, or if the last line is older than the interval."""
         _, when = self._printed.setdefault(work, ("", time.monotonic()))
-        now = time.monotonic()
+        left, now = self._remaining.after(work, done, rounds), time.monotonic()
         if done < rounds and now - when < self._every:
             return
         self._printed[work] = ("", now)
-        self.note(f"{work}: round {done} of {rounds}")
+        self.note(f"{work}: {done} of {rounds}{left}")
 
     def __enter__(self) -> Self:
         """Return the display; nothing is prepared."""
@@ -124,6 +156,7 @@ class LiveDisplay:
 
         self._console = console
         self._rows: dict[str, tuple[str, ...]] = {}
+        self._remaining = RemainingTime()
         self._live = Live(console=console, refresh_per_second=4, transient=False)
 
     def note(self, text: str) -> None:
@@ -144,9 +177,10 @@ class LiveDisplay:
 
     def advance(self, work: str, done: int, rounds: int) -> None:
         """Redraw the bar; it goes when all rounds are done."""
-        self._live.update("" if done >= rounds else f"{work}  {bar(done, rounds)}")
+        left = self._remaining.after(work, done, rounds)
+        self._live.update("" if done >= rounds else f"{work}  {bar(done, rounds)}{left}")
         if done >= rounds:
-            self.note(f"{work}: {rounds} rounds")
+            self.note(f"{work}: {rounds} of {rounds}")
 
     def __enter__(self) -> Self:
         """Start drawing."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 
 import pytest
 
@@ -49,3 +50,13 @@ def test_progress_of_an_aggregator_without_devices_is_zero():
 def test_free_ports_are_consecutive():
     port = free_port(2)
     assert 1024 <= port < 65_535
+
+
+def test_a_computation_shows_how_long_it_still_takes():
+    out = io.StringIO()
+    with PlainDisplay(out, every=0.0) as shown:
+        for done in (1, 2, 3):
+            shown.advance("1 h ahead, PL-FL", done, 3)
+    first, second, third = out.getvalue().splitlines()
+    assert (first, third) == ("1 h ahead, PL-FL: 1 of 3", "1 h ahead, PL-FL: 3 of 3")
+    assert re.fullmatch(r"1 h ahead, PL-FL: 2 of 3, .*\d s left", second)
