@@ -33,7 +33,7 @@ from edge_sdk.wire.contract.archive import (
     pack,
     unpack,
 )
-from edge_sdk.wire.contract.manifest import FORECAST, GRADIENT, Manifest, ManifestError
+from edge_sdk.wire.contract.manifest import FORECAST, GRADIENT, HIDDEN, Manifest, ManifestError
 from edge_sdk.wire.contract.parameter_layout import ParamSpec, Vector
 from edge_sdk.wire.keys import read_public
 
@@ -288,15 +288,15 @@ def _functions(
     manifest: Manifest, contents: Mapping[str, bytes], *, is_new: bool
 ) -> Mapping[str, Graph]:
     """Return the functions of a bundle: exported graphs, or those of a model in closed form."""
-    if manifest.analytic is not None:
-        try:
-            return AnalyticModel(manifest).functions()
-        except (ManifestError, ValueError) as error:
-            raise BundleError(str(error)) from error
     graphs = BundleGraphs(manifest, contents)
     if is_new:
         graphs.inspect()
-    return graphs
+    if manifest.analytic is None:
+        return graphs
+    try:
+        return {**graphs, **AnalyticModel(manifest, graphs.get(HIDDEN)).functions()}
+    except (ManifestError, ValueError) as error:
+        raise BundleError(str(error)) from error
 
 
 def _check_files(manifest: Manifest, contents: Mapping[str, bytes]) -> None:

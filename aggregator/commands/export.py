@@ -6,6 +6,7 @@ no graph and needs numpy alone.
 
   gridfed-aggregator export load-mlp bundles/load-mlp --key root.key
   gridfed-aggregator export load-analytic bundles/load-analytic --key root.key
+  gridfed-aggregator export load-analytic bundles/load-hidden --key root.key --hidden bundles/net
   gridfed-aggregator export my_models.py:Net bundles/net --key root.key --for fedavg bafdp
 """
 
@@ -14,11 +15,20 @@ from __future__ import annotations
 import sys
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+import numpy as np
+
+from aggregator.bundles import open_bundle
 from aggregator.commands.errors import CommandError
 from aggregator.models.closed_form import ANALYTIC, write
 from edge_sdk.app.cli import CommandResult
+from edge_sdk.wire.contract.archive import unpack
+from edge_sdk.wire.contract.manifest import FORECAST, ManifestError
 from edge_sdk.wire.keys import KeyFileError, load_signing_key
+
+if TYPE_CHECKING:
+    from aggregator.models.hidden_layer import TrainedNet
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -45,6 +55,16 @@ def add_arguments(parser: ArgumentParser) -> None:
         help="add the graphs that these methods need",
     )
     parser.add_argument(
+        "--hidden",
+        metavar="BUNDLE",
+        help="closed form only: a network whose last hidden layer becomes features (needs onnx)",
+    )
+    parser.add_argument(
+        "--vector",
+        metavar="FILE",
+        help="of --hidden: the trained vector, float32 like initial.f32 (the bundle's initial.f32)",
+    )
+    parser.add_argument(
         "--graphs", nargs="*", metavar="NAME", help="further graphs besides gradient and forecast"
     )
 
@@ -53,6 +73,8 @@ def run(args: Namespace) -> CommandResult:
     """Export a model as a signed bundle."""
     if args.model in ANALYTIC:
         return _closed_form(args)
+    if args.hidden or args.vector:
+        raise CommandError("export: --hidden and --vector are for models in closed form")
     try:
         from aggregator.models.errors import ExportError  # noqa: PLC0415 - as below
         from aggregator.models.export import export_command  # noqa: PLC0415 - loads torch
@@ -91,7 +113,7 @@ def _ignore(_name: str, _number: int, _of: int) -> None:
 
 
 def _closed_form(args: Namespace) -> CommandResult:
-    """Write a bundle without a graph."""
+    """Write a bundle in closed form; only a network's hidden layer needs a graph."""
     if args.like != "load-lstm-week" or args.shared or args.graphs or args.methods:
         raise CommandError(
             f"export {args.model}: --like, --shared, --graphs and --for are for torch modules"
@@ -101,10 +123,41 @@ def _closed_form(args: Namespace) -> CommandResult:
         out = write(
             ANALYTIC[args.model],
             Path(args.out),
-            name=args.name or args.model,
+            name=args.name or (Path(args.out).name if args.hidden else args.model),
             version=args.bundle_version,
             signer=signer,
+            net=_trained_net(args, signer.public) if args.hidden else None,
         )
-    except (KeyFileError, OSError) as error:
+    except (KeyFileError, OSError, ManifestError) as error:
         raise CommandError(f"export: {error}") from error
     return CommandResult({"bundle": str(out)}, f"{out}: written and signed")
+
+
+def _trained_net(args: Namespace, root: bytes) -> TrainedNet:
+    """Return the network of ``--hidden``, with the vector of ``--vector`` or the bundle's own.
+
+    Raises:
+        CommandError: onnx is missing, or the vector does not fit.
+    """
+    try:
+        from aggregator.models.hidden_layer import TrainedNet  # noqa: PLC0415 - needs onnx
+    except ModuleNotFoundError as error:
+        raise CommandError(
+            f"export --hidden needs {error.name}, which is not installed",
+            hint="pip install 'gridfed[train]'",
+        ) from error
+    bundle = open_bundle(args.hidden, folder=Path(), trusted=(root,))
+    if bundle.manifest.analytic is not None:
+        raise CommandError(
+            f"export --hidden {args.hidden}: is a model in closed form, not a network"
+        )
+    vector = bundle.initial
+    if args.vector:
+        vector = np.fromfile(args.vector, "<f4").astype(np.float32)
+        if len(vector) != bundle.manifest.size or not np.isfinite(vector).all():
+            raise CommandError(
+                f"export --vector {args.vector}: {len(vector)} numbers, expected"
+                f" {bundle.manifest.size} finite ones of {bundle.manifest.name}"
+            )
+    graph = bundle.manifest.graphs[FORECAST].file
+    return TrainedNet(bundle.manifest, unpack(bundle.archive)[graph], vector)

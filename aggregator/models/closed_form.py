@@ -1,4 +1,4 @@
-"""Write bundles of models in closed form: no torch, no graph, numpy alone."""
+"""Write bundles of models in closed form: no torch; numpy alone, but for a network's hidden layer."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -18,10 +19,14 @@ from edge_sdk.analytic.reach import reach
 from edge_sdk.wire.contract.analytic import AnalyticSection
 from edge_sdk.wire.contract.archive import INITIAL, MANIFEST, SIGNATURE, seal
 from edge_sdk.wire.contract.manifest import (
+    HIDDEN,
+    SIGNATURES,
     Feature,
     Golden,
+    GraphFile,
     Loss,
     Manifest,
+    ManifestError,
     Target,
     Training,
     Window,
@@ -29,7 +34,12 @@ from edge_sdk.wire.contract.manifest import (
 )
 from edge_sdk.wire.keys import Signer
 
+if TYPE_CHECKING:
+    from aggregator.models.hidden_layer import TrainedNet
+
 MIN_SDK = "0.1.0"
+HIDDEN_SDK = "0.1.1"
+"""First version that computes features ``hidden:k``."""
 TOLERANCE = 1e-5
 
 
@@ -87,18 +97,38 @@ ANALYTIC: Mapping[str, AnalyticRecipe] = MappingProxyType(
 """Models in closed form by name; each is shipped."""
 
 
-def write(recipe: AnalyticRecipe, out: Path, *, name: str, version: int, signer: Signer) -> Path:
+def write(
+    recipe: AnalyticRecipe,
+    out: Path,
+    *,
+    name: str,
+    version: int,
+    signer: Signer,
+    net: TrainedNet | None = None,
+) -> Path:
     """Write a signed bundle and return its folder.
 
+    Args:
+        recipe: The model.
+        out: The folder.
+        name: Name of the bundle.
+        version: Its version.
+        signer: The root's key.
+        net: A network whose last hidden layer becomes features; the bundle forecasts its stream.
+
     Raises:
-        ManifestError: The recipe contradicts itself.
+        ManifestError: The recipe contradicts itself, or does not fit the network.
         OSError: The folder cannot be written.
     """
-    manifest, initial = made(recipe, name=name, version=version)
+    if net is None:
+        manifest, initial = made(recipe, name=name, version=version)
+        files = {INITIAL: initial}
+    else:
+        manifest, files = made_on_net(recipe, net, name=name, version=version)
     out.mkdir(parents=True, exist_ok=True)
     raw = manifest.canonical()
     for file, content in {
-        INITIAL: initial,
+        **files,
         MANIFEST: raw,
         SIGNATURE: seal(signer, raw),
     }.items():
@@ -158,6 +188,72 @@ def made(recipe: AnalyticRecipe, *, name: str, version: int) -> tuple[Manifest, 
     (design,) = AnalyticModel(manifest).design(initial, np.asarray(x, np.float32)[None])
     row = tuple(round(float(value), 9) for value in design[0, 0])
     return replace(manifest, analytic=replace(section, design=row)), initial.tobytes()
+
+
+def made_on_net(
+    recipe: AnalyticRecipe, net: TrainedNet, *, name: str, version: int
+) -> tuple[Manifest, dict[str, bytes]]:
+    """Return the manifest of a recipe with a network's last hidden layer, and the bundle's files.
+
+    Stream, unit, step, horizon, loss and channels are the network's.
+
+    Raises:
+        ManifestError: The network forecasts no change on the device's scale, under a loss that has a
+            closed form, or has no single last hidden layer.
+    """
+    from aggregator.models.hidden_layer import hidden_graph  # noqa: PLC0415 - needs onnx
+
+    theirs = net.manifest
+    loss = (
+        replace(theirs.loss, name="absolute", delta=None)
+        if theirs.loss.name == "huber"
+        else theirs.loss
+    )
+    if theirs.target.scale != "device" or theirs.analytic is not None:
+        raise ManifestError(
+            f"network {theirs.name}: needs a network with a target on the device's scale"
+        )
+    recipe = replace(
+        recipe,
+        stream=theirs.target.stream,
+        unit=theirs.target.unit,
+        step_seconds=theirs.window.step_seconds,
+        horizon=theirs.window.horizon,
+        loss=loss,
+        exogenous=(),
+    )
+    plain, _ = made(recipe, name=name, version=version)
+    assert plain.analytic is not None
+    own = [feature for feature in theirs.features if feature.kind == "target"]
+    others = [one for one in theirs.features if one.kind != "target" and one not in plain.features]
+    channels = (*own, *plain.features[1:], *others)
+    rows = max(plain.window.lookback, theirs.window.lookback)
+    x = _golden_window(rows, len(channels), DAY // recipe.step_seconds)
+    places = [channels.index(feature) for feature in theirs.features]
+    graph = hidden_graph(net, rows, places, x)
+    file = f"{HIDDEN}.onnx"
+    features = (*plain.analytic.features, *(f"hidden:{k}" for k in range(graph.width)))
+    section = replace(plain.analytic, features=features)
+    section = replace(section, design=(0.0,) * section.width)
+    layers = section.layers(math.prod(plain.forecast_shape))
+    initial = np.zeros(sum(math.prod(dims) for _, dims in layers), "<f4")
+    initial[len(features) : 2 * len(features)] = 1.0
+    files = {INITIAL: initial.tobytes(), file: graph.data}
+    manifest = replace(
+        plain,
+        min_sdk=HIDDEN_SDK,
+        layers=layers,
+        window=replace(plain.window, lookback=rows),
+        features=channels,
+        graphs={HIDDEN: GraphFile(file, *SIGNATURES[HIDDEN])},
+        golden=replace(plain.golden, x=tuple(map(tuple, x.tolist()))),
+        files={name: hashlib.sha256(content).hexdigest() for name, content in files.items()},
+        analytic=section,
+    )
+    model = AnalyticModel(manifest, graph.run)
+    (design,) = model.design(initial, np.asarray(x, np.float32)[None])
+    row = tuple(round(float(value), 9) for value in design[0, 0])
+    return replace(manifest, analytic=replace(section, design=row)), files
 
 
 def _golden_window(

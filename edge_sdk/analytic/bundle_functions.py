@@ -1,4 +1,6 @@
-"""Compute the functions of a bundle in closed form from its manifest, in numpy alone.
+"""Compute the functions of a bundle in closed form from its manifest.
+
+All is numpy, but for features ``hidden:k``: these are the results of a graph of the bundle.
 
 They have the names and the calling convention of graphs: named arrays in, a tuple of arrays out. In
 the vector ``p`` lie the standardiser and the coefficients; see ``AnalyticSection``.
@@ -7,7 +9,7 @@ the vector ``p`` lie the standardiser and the coefficients; see ``AnalyticSectio
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -22,10 +24,13 @@ from edge_sdk.analytic.standardise import Standardiser
 from edge_sdk.analytic.statistic_vector import to_vector
 from edge_sdk.analytic.statistics import Statistic, gather
 from edge_sdk.wire.contract.analytic import BOUNDED_STATISTIC, AnalyticSection
-from edge_sdk.wire.contract.manifest import Feature, Manifest, ManifestError
+from edge_sdk.wire.contract.manifest import HIDDEN, Feature, Manifest, ManifestError
 
 Array = NDArray[Any]
 Floats = NDArray[np.float64]
+
+HiddenLayer = Callable[..., tuple[Array, ...]]
+"""The graph ``hidden``: windows in, the last hidden layer out, shape ``(n, F)``."""
 
 DAY = 86_400
 BLOCK = 512
@@ -54,6 +59,7 @@ class AnalyticModel:
 
     Args:
         manifest: Manifest with an analytic section.
+        hidden: The bundle's graph ``hidden``, where its features name a network's hidden layer.
 
     Attributes:
         section: The manifest's section.
@@ -62,13 +68,19 @@ class AnalyticModel:
         levels: Quantile levels; the median alone for another loss.
 
     Raises:
-        ManifestError: Features that read further back than the window, or that have no channel.
+        ManifestError: Features that read further back than the window, that have no channel, or
+            that need the graph ``hidden`` where there is none.
     """
 
-    def __init__(self, manifest: Manifest) -> None:
+    def __init__(self, manifest: Manifest, hidden: HiddenLayer | None = None) -> None:
         if manifest.analytic is None:
             raise ManifestError(f"manifest: {manifest.name} has no analytic section")
         self.section: AnalyticSection = manifest.analytic
+        self._hidden = hidden
+        if self.section.has_hidden and hidden is None:
+            raise ManifestError(
+                f"manifest: the features of {manifest.name} need the graph {HIDDEN!r}"
+            )
         self._window, self._features = manifest.window, manifest.features
         self.day = DAY // manifest.window.step_seconds
         self._channels = {feature.name: i for i, feature in enumerate(manifest.features)}
@@ -120,6 +132,9 @@ class AnalyticModel:
         for start in range(0, len(x), WINDOWS):
             block = slice(start, start + WINDOWS)
             record, origins = self._record(np.asarray(x[block], np.float64))
+            if self._hidden is not None:
+                (hidden,) = self._hidden(x=np.asarray(x[block], np.float32))
+                record = replace(record, hidden=np.asarray(hidden, np.float64))
             for step in range(self._window.horizon):
                 rows = columns(record, self.section.features, origins, step + 1)
                 design[block, step] = self._units.design(standard.apply(rows))

@@ -19,6 +19,7 @@ last row that is known), t = o + h the target's row, x the scaled load, and D th
 | ``exog:NAME`` | exogenous column at o |
 | ``exog_change:NAME:k`` | the column at o minus the column at o - k |
 | ``known:NAME`` | a column that is known ahead (holiday, daylight), at t |
+| ``hidden:k`` | unit k of a frozen network's last hidden layer, for the window that ends at o |
 
 No feature reads a load after the origin. Where a record does not reach back far enough, a lag of d
 days becomes the longest lag of whole days that it has, and at least the origin itself.
@@ -52,6 +53,8 @@ class LoadRecord:
         day: Rows in a day.
         exogenous: Measured columns by name, each of shape ``(T,)``.
         known: Columns known ahead by name, each of shape ``(T + h,)``.
+        hidden: A network's last hidden layer, a row for each origin, shape ``(n, F)``; empty
+            without a network.
     """
 
     values: Floats
@@ -60,6 +63,7 @@ class LoadRecord:
     day: int
     exogenous: Mapping[str, Floats] = field(default_factory=dict)
     known: Mapping[str, Floats] = field(default_factory=dict)
+    hidden: Floats = field(default_factory=lambda: np.zeros((0, 0)))
 
 
 def columns(record: LoadRecord, names: Sequence[str], origins: Ints, step: int) -> Floats:
@@ -155,7 +159,7 @@ def _column(at: _Place, name: str) -> Floats:
         )
     try:
         return np.asarray(KINDS[kind](at, *arguments), np.float64)
-    except (TypeError, ValueError, KeyError) as wrong:
+    except (TypeError, ValueError, KeyError, IndexError) as wrong:
         raise UnknownFeatureError(f"feature {name!r}: its arguments do not fit: {wrong}") from wrong
 
 
@@ -221,6 +225,7 @@ KINDS: Mapping[str, Callable[..., Floats]] = MappingProxyType(
         "exog": lambda at, name: at.record.exogenous[name][at.o],
         "exog_change": _exog_change,
         "known": lambda at, name: at.record.known[name][at.t],
+        "hidden": lambda at, k: at.record.hidden[:, int(k)],
     }
 )
 """Every kind of feature by its name."""

@@ -29,7 +29,7 @@ from edge_sdk.training.calibrated_forecaster import CalibratedForecaster
 from edge_sdk.training.canary import CanaryTest
 from edge_sdk.training.keyed_rng import keyed
 from edge_sdk.training.run_role import RunnableBundle, RunRole, own_start
-from edge_sdk.wire.contract.manifest import AIDED_FORECAST, Manifest
+from edge_sdk.wire.contract.manifest import AIDED_FORECAST, HIDDEN, Manifest
 from edge_sdk.wire.contract.method import CONTRACTS, SERVE, Array, Effects, Event, Half, Task
 from edge_sdk.wire.contract.parameter_layout import ParamSpec, Vector
 
@@ -342,7 +342,7 @@ class ModelRuntime:
         if self.manifest.analytic is None or is_hidden or not self.config.forecast.online:
             return None
         forgetting = self.config.forecast.forgetting
-        model = AnalyticModel(self.manifest)
+        model = AnalyticModel(self.manifest, self.bundle.graphs.get(HIDDEN))
         return OnlineVector(model, forgetting=forgetting, capacity=self.series.capacity)
 
     def _helped(self, state: Any) -> tuple[Graph, SourceOf]:  # noqa: ANN401 - as above

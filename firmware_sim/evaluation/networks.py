@@ -13,6 +13,7 @@ from types import MappingProxyType
 from zoneinfo import ZoneInfo
 
 import numpy as np
+from numpy.typing import NDArray
 
 from edge_sdk.bundle import Bundle, TrustedKeys
 from edge_sdk.forecasting.forecast import POINT, rolling
@@ -157,6 +158,11 @@ class NetworkFleet:
             rows = (origins - first)[known]
             found[known] = rolling(graph, p, frame, rows, levels)[:, ahead - 1]
         return found
+
+    def inputs(self, name: str, origins: Ints) -> NDArray[np.float32]:
+        """Return a device's windows at rows of its record, shape ``(m, lookback, channels)``."""
+        frame, first = self._frames[name]
+        return frame.inputs(origins - first)
 
     def traffic(self, shared: Sequence[str], rounds: int) -> tuple[int, int]:
         """Return the bytes that a device sends and receives: the shared layers in each round."""

@@ -57,6 +57,7 @@ class DeviceWindows:
         record: The record.
         scale: Standard deviation of its training part.
         days: Length of the training part in days.
+        learned: Rows of the training origins, shape ``(n,)``.
         learn_rows: Features of the training windows, shape ``(n, features)``.
         learn_targets: Scaled changes, shape ``(n, 1)``.
         origins: Rows of the judged origins, shape ``(m,)``.
@@ -68,6 +69,7 @@ class DeviceWindows:
     record: DeviceRecord
     scale: float
     days: float
+    learned: Ints
     learn_rows: Floats
     learn_targets: Floats
     origins: Ints
@@ -112,6 +114,7 @@ def windows(
         record,
         scale,
         cut / day,
+        learn + start,
         columns(load, names, learn, ahead),
         ((values[learn + ahead] - values[learn]) / scale)[:, None],
         judge + start,

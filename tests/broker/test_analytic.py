@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from aggregator.brokers.broker_process import has_embedded, start
+from aggregator.commands.main import program
 from aggregator.models.closed_form import ANALYTIC, made
-from edge_sdk import Client
+from edge_sdk import Client, Config
 from edge_sdk.training.bootstrap import load_signer
 from edge_sdk.training.outbox_entry import SignedSealer, signed
 from edge_sdk.wire.contract.analytic import statistic_layout
+from edge_sdk.wire.keys import generate, save_signing_key
 from edge_sdk.wire.protocol.codec import decode
 from edge_sdk.wire.protocol.messages import UpdateMessage
 from firmware_sim.attacks.attack_plan import HONEST, AttackPlan
@@ -100,3 +103,29 @@ def test_one_liar_of_five_is_refused_or_outvoted(url, tmp_path, attack, refused)
     found = finished(url, tmp_path, scenario, f"liar-{attack.replace('_', '-')}", attack_plan=plan)
     assert found.moved == 4
     assert set(found.refused) == refused
+
+
+@pytest.fixture(scope="module")
+def on_net(tmp_path_factory):
+    """Export a bundle with the last hidden layer of a shipped network, as an operator does."""
+    pytest.importorskip("onnx", reason="graphs are cut with onnx (extra: train)")
+    folder = tmp_path_factory.mktemp("hidden")
+    save_signing_key(folder / "root.key", generate())
+    out = folder / "load-hidden"
+    words = ["export", "load-analytic", str(out), "--key", str(folder / "root.key")]
+    assert program().main([*words, "--hidden", "load-week-1"]) == 0
+    return out
+
+
+def test_a_networks_last_hidden_layer_is_solved_over_a_broker(url, tmp_path, on_net):
+    """Every device answers, and its own solution weighs the network's units."""
+    scenario = replace(CLOSED, bundle=str(on_net))
+    run = finished(url, tmp_path, scenario, "hidden")
+    assert run.moved == 4
+    assert not run.refused
+    for config in sorted(tmp_path.rglob("devices/*.toml")):
+        with Client(Config.load(config)) as client:
+            learner, state = client.learner, client.state
+            first = learner.manifest.analytic.features.index("hidden:0")
+            own = learner.vector(state)[2 * len(learner.manifest.analytic.features) :]
+            assert np.abs(own.reshape(3, -1)[:, first : first + 64]).max() > 0.0

@@ -29,9 +29,9 @@ STATISTIC: Final = "statistic"
 class AnalyticSection:
     """A linear model over named features and frozen random units, solved in closed form.
 
-    It needs no graph: ``edge_sdk.analytic`` computes it with numpy. The bundle's vector holds the
-    layers ``mean`` and ``deviation`` of every feature, and ``coefficients`` of every output. An
-    output is one level of one horizon step; levels of a step are neighbours.
+    ``edge_sdk.analytic`` computes it with numpy; features ``hidden:k`` alone need a graph. The
+    bundle's vector holds the layers ``mean`` and ``deviation`` of every feature, and
+    ``coefficients`` of every output. An output is one level of one horizon step; levels of a step are neighbours.
 
     Attributes:
         features: Feature names, as ``edge_sdk.analytic.features`` defines them.
@@ -60,6 +60,11 @@ class AnalyticSection:
     def width(self) -> int:
         """Return P, the length of a design row: features, units and the constant."""
         return len(self.features) + self.units + 1
+
+    @property
+    def has_hidden(self) -> bool:
+        """Return whether a frozen network's last hidden layer is among the features."""
+        return any(name.startswith("hidden:") for name in self.features)
 
     def layers(self, outputs: int) -> tuple[tuple[str, tuple[int, ...]], ...]:
         """Return the layers of the bundle's vector."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -34,7 +35,7 @@ def record(rows=400, day=24, seed=0):
 
 
 def test_every_kind_is_what_the_table_says():
-    own, h = record(), 5
+    own, h = replace(record(), hidden=np.array([[0.5, 1.5], [2.5, 3.5]])), 5
     x, heat = own.values, own.exogenous["heat"]
     o = np.array([300, 361])
     t = o + h
@@ -55,6 +56,7 @@ def test_every_kind_is_what_the_table_says():
         "exog:heat": heat[o],
         "exog_change:heat:2": heat[o] - heat[o - 2],
         "known:holiday": (t % 17 == 0).astype(float),
+        "hidden:1": [1.5, 3.5],
     }
     assert {name.split(":")[0] for name in expected} == set(KINDS)
     found = columns(own, list(expected), o, h)
@@ -75,7 +77,7 @@ def test_no_feature_reads_a_load_after_the_origin(step, origin, seed):
 
 
 @pytest.mark.parametrize(
-    "name", ["lags", "change", "change:x", "day:1", "exog:rain", "weekday:1:2", ""]
+    "name", ["lags", "change", "change:x", "day:1", "exog:rain", "weekday:1:2", "hidden:0", ""]
 )
 def test_a_name_that_does_not_fit_is_refused_with_the_name(name):
     with pytest.raises(UnknownFeatureError, match=f"feature '{name}'"):

@@ -12,7 +12,13 @@ from types import MappingProxyType
 from typing import Annotated, Final, Literal
 
 from edge_sdk.wire.contract.analytic import FUNCTIONS, AnalyticSection
-from edge_sdk.wire.contract.manifest.graphs import FORECAST, GRADIENT, SIGNATURES, SPLIT
+from edge_sdk.wire.contract.manifest.graphs import (
+    FORECAST,
+    GRADIENT,
+    HIDDEN,
+    SIGNATURES,
+    SPLIT,
+)
 from edge_sdk.wire.contract.manifest.sections import (
     Count,
     Feature,
@@ -60,7 +66,7 @@ class Manifest:
         paths: Factors from the window to the forecast, one list per path; the paths' products are
             added.
         activation: F and L of a model in two halves; None for any other.
-        analytic: A model in closed form, which has no graph; None for any other.
+        analytic: A model in closed form, which has no graph but ``hidden``; None for any other.
     """
 
     name: Name
@@ -148,8 +154,13 @@ class Manifest:
             raise ValueError(f"golden.yhat must have {wanted} values")
 
     def _check_analytic(self, section: AnalyticSection) -> None:
-        if self.graphs or self.paths is not None or self.activation is not None:
-            raise ValueError("a model in closed form has no graph, no path and no second half")
+        if set(self.graphs) - {HIDDEN} or self.paths is not None or self.activation is not None:
+            raise ValueError(
+                f"a model in closed form has no graph but {HIDDEN!r}, no path and no second half"
+            )
+        self._check_signatures()
+        if (HIDDEN in self.graphs) != section.has_hidden:
+            raise ValueError(f"graph {HIDDEN!r} is required for features hidden:…, and only there")
         if self.target.form != "change" or self.loss.name == "huber":
             raise ValueError(
                 "a model in closed form learns a change, under mse, absolute or pinball"
@@ -172,11 +183,14 @@ class Manifest:
         for role in (GRADIENT, FORECAST):
             if role not in self.graphs:
                 raise ValueError(f"graph {role!r} is missing")
+        self._check_signatures()
+        if any(name in self.graphs for name in SPLIT) != (self.activation is not None):
+            raise ValueError("activation is required for a split model, and only there")
+
+    def _check_signatures(self) -> None:
         for name, graph in self.graphs.items():
             if SIGNATURES.get(name, (graph.inputs, graph.outputs)) != (graph.inputs, graph.outputs):
                 raise ValueError(f"graph {name!r} must take and give {SIGNATURES[name]}")
-        if any(name in self.graphs for name in SPLIT) != (self.activation is not None):
-            raise ValueError("activation is required for a split model, and only there")
 
     @classmethod
     def parse(cls, data: bytes) -> Manifest:

@@ -15,6 +15,8 @@ ENCODE = "encode"
 ENCODE_VJP = "encode_vjp"
 DECODE = "decode"
 AIDED_FORECAST = "aided_forecast"
+HIDDEN = "hidden"
+"""Of a model in closed form: a frozen network's last hidden layer, which is features."""
 SPLIT = (ENCODE, ENCODE_VJP, DECODE, AIDED_FORECAST)
 """The graphs of a model in two halves; the aggregator may compute between them."""
 
@@ -29,6 +31,7 @@ SIGNATURES: Final[Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]]] = Mappi
         ENCODE_VJP: (("p", "x", "gh"), ("g",)),
         DECODE: (("p", "h", "z", "y"), ("loss", "g", "gh", "gz")),
         AIDED_FORECAST: (("p", "x", "z"), ("yhat",)),
+        HIDDEN: (("x",), ("hidden",)),
     }
 )
 """Feeds and results of every graph that a bundle may have, float32, in order.
@@ -45,4 +48,6 @@ Of a model in two halves, ``h`` and ``z`` are what goes to the aggregator and wh
 ``[B, F, L]``, and ``gh``, ``gz`` the loss's gradients in them; ``forecast`` and ``gradient`` hold z
 at zero. ``decode`` gives the decoder's part of ``g`` and the ``gh`` of the decoder alone,
 ``encode_vjp`` the encoder's part for any ``gh``; each ``g`` is ``[P]``, zero in the other half.
+
+``hidden`` is the last hidden layer of a trained network whose vector the graph contains, ``[B, F]``.
 """
