@@ -74,7 +74,8 @@ class Client:
         may_answer: Decides whether a task that can be answered now is to be answered now.
         streams: Returns the streams of a bundle that have a source; a run whose bundle needs
             another one is left for a run that does not. None: the sources are not known.
-        bundles: Opens the bundle to start with; a simulator shares one between its devices.
+        bundles: Opens the bundle to start with, instead of ``open_bundle``; a simulator shares one
+            between its devices.
 
     Raises:
         EdgeError: A key, bundle or store cannot be used.
@@ -91,7 +92,7 @@ class Client:
         sealer: UpdateSealer | None = None,
         may_answer: Callable[[Task], bool] = lambda _task: True,
         streams: Callable[[Manifest], Container[str]] | None = None,
-        bundles: BundleOpener = open_bundle,
+        bundles: BundleOpener | None = None,
     ) -> None:
         self.config = config
         self._clock, self._stopping = clock or SystemClock(), stopping
@@ -133,7 +134,7 @@ class Client:
         config, store = self.config, self._store
         session, agenda = self._session, self._agenda
         scheduler = self._scheduler = FlushScheduler(config.limits, store, session, self._clock)
-        bundle = self._bundles(config, session.announced)
+        bundle = (self._bundles or open_bundle)(config, session.announced)
         active = self._active = ActiveRun(
             bundle,
             config,
