@@ -158,9 +158,11 @@ class DeviceSessions:
             self._counts["NO_WINDOWS_ON_DEVICE"] += 1
         if refusal.id is not None and self._is_bundle(refusal.id):
             reason = next((one for one in Reason if one == refusal.code), Reason.INTERNAL)
-            self._registry.record_bundle_refusal(sealed.sender, reason)
-            for context in self._contexts if reason in ABILITIES else ():
-                if context.announced == refusal.ref:
+            its = [one for one in self._contexts if one.announced == refusal.ref]
+            number = its[0].opened.run if its else None
+            self._registry.record_bundle_refusal(sealed.sender, reason, number)
+            if reason in ABILITIES:
+                for context in its:
                     run = DeclinedRun(sealed.sender, context.name, reason.name, context.announced)
                     self._registry.decline(run)
         if refusal.code == Reason.SUPERSEDED and refusal.ref is not None:

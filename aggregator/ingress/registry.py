@@ -265,14 +265,21 @@ class Registry:
         """Return the devices that are quarantined or revoked."""
         return {client.id for client in self._clients.values() if client.state != "enrolled"}
 
-    def record_bundle_refusal(self, device: str, reason: Reason) -> None:
-        """Record that a device does not follow the announced bundle; log growing numbers only."""
+    def record_bundle_refusal(self, device: str, reason: Reason, run: int | None = None) -> None:
+        """Record that a device does not follow the announced bundle; log growing numbers only.
+
+        Args:
+            device: Id of the device.
+            reason: Why it does not.
+            run: Run of the announcement; None if the device does not name it.
+        """
         if self._bundle_refusals.get(device) == reason.name:
             return
         self._bundle_refusals[device] = reason.name
         count = self.bundle_refusals()[reason.name]
         if count & (count - 1) == 0:  # 1, 2, 4, 8 … devices
             about = {"reason": reason.name, "devices": count, "device": device}
+            about |= {} if run is None else {"run": run}
             logger.warning("bundle refused by devices %s", fields(**about))
 
     def forget_bundle_refusal(self, device: str) -> None:

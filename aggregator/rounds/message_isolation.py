@@ -108,7 +108,12 @@ class Isolation:
         return None
 
     def step(
-        self, name: str, action: Callable[[], None], *, in_transaction: bool = True
+        self,
+        name: str,
+        action: Callable[[], None],
+        *,
+        in_transaction: bool = True,
+        run: int | None = None,
     ) -> tuple[Exception, int] | None:
         """Run a step of the loop if it is due; after a defect it is delayed, longer each time.
 
@@ -116,6 +121,7 @@ class Isolation:
             name: Name of the step.
             action: Function that performs it.
             in_transaction: False if the step consists of several complete transactions.
+            run: Number of the run that the step is about, for the log.
 
         Returns:
             The defect and the number of consecutive ones; None if there was none.
@@ -139,7 +145,7 @@ class Isolation:
         if error is None:
             self.faults.worked(name)
             return None
-        self.report(name, error)
+        self.report(name, error, run=run)
         return error, self.faults.failed(name, now)
 
     def note_full(self, error: DatabaseFullError) -> None:
@@ -170,6 +176,7 @@ class Isolation:
             proof=proof,
             number=number,
             digests=tuple(one.hex() for one in digests),
+            run=getattr(at.message, "run", None),
         )
 
     def report(
@@ -183,8 +190,12 @@ class Isolation:
         proof: bytes = b"",
         number: tuple[int, int] | None = None,
         digests: tuple[str, ...] = (),
+        run: int | None = None,
     ) -> None:
-        """Count a defect, keep its dead letter, and log the 1st, 2nd, 4th … of a place."""
+        """Count a defect, keep its dead letter, and log the 1st, 2nd, 4th … of a place.
+
+        A message or step that is about no run has none in the log.
+        """
         self.metrics.errors.labels(where).inc()
         site, now = site_of(error), self.clock.wall()
         letter = Letter(
@@ -203,6 +214,7 @@ class Isolation:
         )
         is_kept = self.letters.keep(letter)
         if self.faults.is_news(site):
-            about: dict[str, object] = {"where": where, "device": device or "-", "site": site}
+            about: dict[str, object] = {"where": where, "device": device or "-"}
+            about |= {"site": site} if run is None else {"run": run, "site": site}
             about |= {"letter": letter.name if is_kept else "-", "times": self.faults.sites[site]}
             logger.error("internal error %s", fields(**about), exc_info=error)

@@ -83,7 +83,7 @@ class RunDriver:
         self.report_closed()
         self._is_begun = error is None
         if error is not None:
-            self._isolation.report(self._step("start"), error)
+            self._isolation.report(self._step("start"), error, run=self.number)
             self.halt("start", error)
 
     @property
@@ -116,7 +116,9 @@ class RunDriver:
         hint = f"see gridfed-aggregator dead-letters list {engine.run.config.file}"
         logger.error("run halted %s", fields(**known, hint=hint))
         self._isolation.step(
-            self._step("pause"), lambda: self._publisher.announce(engine.pause(is_paused=True))
+            self._step("pause"),
+            lambda: self._publisher.announce(engine.pause(is_paused=True)),
+            run=self.number,
         )
 
     def pause(self, *, is_paused: bool) -> None:
@@ -153,7 +155,7 @@ class RunDriver:
         """Apply every timer that is due; a halted run applies none."""
         if self._engine.halted:
             return
-        step = self._isolation.step
+        step = partial(self._isolation.step, run=self.number)
         if self._backlog and (met := step(self._step("backlog"), self._catch_up)):
             self.halt("backlog", met[0])
         for due in self._engine.due():
@@ -245,7 +247,7 @@ class RunDriver:
 
     def run_periodic(self, now: float, *, is_up: bool) -> None:
         """Run the steps of every second: reminders, what was not written, a due announcement."""
-        step, engine = self._isolation.step, self._engine
+        step, engine = partial(self._isolation.step, run=self.number), self._engine
         if engine.is_waiting:
             step(self._step("schedule"), self.open_if_due)
         if is_up and not engine.halted:

@@ -87,7 +87,8 @@ class Dispatcher:
         except Exception as error:
             if not is_defect(error):
                 raise
-            self._parts.set_aside.add(kind, body, error)
+            run = getattr(verified.message, "run", self._parts.inbox.seen.run)
+            self._parts.set_aside.add(kind, body, error, run=run)
 
     def _follow(self, events: Events) -> Events:
         """Follow what is meant for the session, and pass everything else on to the client."""

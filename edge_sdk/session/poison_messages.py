@@ -61,16 +61,22 @@ class SetAside:
         self._counts["passed over"] += is_held
         return is_held
 
-    def add(self, what: str, digest: bytes, error: Exception) -> None:
+    def add(self, what: str, digest: bytes, error: Exception, *, run: int) -> None:
         """Save a digest, count the defect, and log its trace.
 
         On a full disk the digest is kept for this process only.
+
+        Args:
+            what: Kind of the message or the action.
+            digest: Digest that identifies it.
+            error: The defect.
+            run: Run of the message, or else of the device; 0 before the first.
         """
         self._counts[COUNT] += 1
         if digest in self._digests:  # a repeated failure wears neither flash nor log
             return
         self._digests = [*self._digests, digest][-MOST:]
-        logger.error("internal error %s", fields(what=what, error=error), exc_info=error)
+        logger.error("internal error %s", fields(what=what, run=run, error=error), exc_info=error)
         try:
             self._store.file_paper(PAPER, b"".join(self._digests))
         except StoreFull:

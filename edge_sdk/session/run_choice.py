@@ -10,6 +10,9 @@ from edge_sdk.wire.errors import ABILITIES, Reason
 
 _DECLINED = "runs declined"
 
+UNNAMED = "-"
+"""Stands for the name of the run that is announced to all, as in the aggregator's lists."""
+
 
 class RunChoice:
     """The runs that the last welcome names, and those that this device cannot take part in.
@@ -31,9 +34,13 @@ class RunChoice:
         self.declined: dict[str, str] = {}
 
     def offer(self, names: Sequence[str]) -> str:
-        """Set the runs of a welcome; return the first one's name, empty for the run of all."""
+        """Set the runs of a welcome; return the first one's name, empty for the run of all.
+
+        The run of all, which no welcome names, may have been declined before the welcome arrived.
+        """
         self.names = tuple(names)
-        self._save({})
+        kept = {} if names else {x: y for x, y in self.declined.items() if x == UNNAMED}
+        self._save(kept)
         return self.names[0] if self.names else ""
 
     def is_last(self, name: str) -> bool:
@@ -50,10 +57,16 @@ class RunChoice:
         Returns:
             The name of the run to take part in instead, or None if none is left.
         """
-        if reason not in ABILITIES or name not in self.names:
+        if reason not in ABILITIES or name not in (self.names or ("",)):
             return None
-        self._save({**self.declined, name: reason.name})
+        self._save({**self.declined, name or UNNAMED: reason.name})
         return self._after(name)
+
+    def accept(self, name: str) -> None:
+        """Record that the device takes part in a run: its announcement fits now."""
+        left = {x: y for x, y in self.declined.items() if x != (name or UNNAMED)}
+        if left != self.declined:
+            self._save(left)
 
     def _after(self, name: str) -> str | None:
         left = (one for one in self.names if one != name and one not in self.declined)

@@ -200,6 +200,7 @@ class Session:
             self._parts.downloads.abandon()
             self._parts.signals.clear()
         self._parts.announcements.adopt(found)
+        self._parts.choice.accept(self._parts.announcements.name)
 
     def reconsider(self) -> Events:
         """Check the newest manifest and task again, after their prerequisites have arrived."""

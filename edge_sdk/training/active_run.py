@@ -197,7 +197,8 @@ class ActiveRun:
             self._put(bundle, found.announced, self.learner.series)
         except (EdgeError, Refused) as error:
             self._session.count("bundles refused")
-            logger.warning("bundle refused %s", fields(name=found.announced.name, why=error))
+            about = {"run": found.announced.run, "name": found.announced.name}
+            logger.warning("bundle refused %s", fields(**about, why=error))
             for event in self._session.refuse_bundle(found, _reason_of(error)):
                 self._agenda.add(event)
             return False

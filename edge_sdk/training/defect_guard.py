@@ -40,7 +40,7 @@ class DefectGuard:
         except Exception as error:
             if isinstance(error, GivenUp) or not is_defect(error):
                 raise
-            self._session.set_aside.add(what, digest, error)
+            self._session.set_aside.add(what, digest, error, run=self._session.seen.run)
             self._drop(what)
 
     def _drop(self, what: str) -> None:

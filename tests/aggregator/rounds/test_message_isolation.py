@@ -167,7 +167,7 @@ def test_a_defect_sets_the_message_aside_and_changes_nothing_else(fleet, plant, 
     (file,) = made.config.state.glob("dead-letters/*.json")
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     assert made.errors("update") == 1
-    assert "internal error where=update device=meter-2" in caplog.text
+    assert "internal error where=update device=meter-2 run=1 site=" in caplog.text
     made.wait(2)
     assert made.daemon.snapshot.status["dead_letters"] == 1
 
@@ -306,7 +306,9 @@ def test_a_round_whose_deadline_meets_a_defect_is_abandoned(fleet, plant):
     assert made.daemon._engine.halted == ""
 
 
-def test_a_run_whose_every_round_meets_a_defect_is_halted_and_goes_on_when_mended(fleet, plant):
+def test_a_run_whose_every_round_meets_a_defect_is_halted_and_goes_on_when_mended(
+    fleet, plant, caplog
+):
     plant.in_rule(always=True)
     made = fleet("min_updates = 1")
     one, two, three = made.crew
@@ -319,6 +321,7 @@ def test_a_run_whose_every_round_meets_a_defect_is_halted_and_goes_on_when_mende
     assert plant.calls == 3  # and no more
     status = made.daemon.snapshot.status
     assert "deadline: ZeroDivisionError in test_message_isolation.py" in status["halted"]
+    assert "internal error where=deadline device=- run=1 site=" in caplog.text
     assert "dead-letters" in status["halted"]
     assert b"gridfed_run_halted 1.0" in made.daemon.metrics.text()
     assert one.last(ModelMessage).phase == "pause"

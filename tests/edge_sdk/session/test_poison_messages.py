@@ -40,7 +40,9 @@ def counts(fleet):
     return fleet.device.client.status()["counts"]
 
 
-def test_a_round_that_meets_a_defect_is_not_learned_again_and_the_next_one_is(fleet, planted):
+def test_a_round_that_meets_a_defect_is_not_learned_again_and_the_next_one_is(
+    fleet, planted, caplog
+):
     fleet.device.start()
     fleet.device.observe()
     learner = type(fleet.device.client.learner)
@@ -49,6 +51,7 @@ def test_a_round_that_meets_a_defect_is_not_learned_again_and_the_next_one_is(fl
     fleet.run()
     assert planted.calls == 1
     assert counts(fleet)[COUNT] == 1
+    assert 'internal error what=task run=1 error="a planted defect"' in caplog.text
     assert fleet.server.updates == []
     fleet.device.kill()
     fleet.device.start()
@@ -59,12 +62,13 @@ def test_a_round_that_meets_a_defect_is_not_learned_again_and_the_next_one_is(fl
     assert [update.round for update in fleet.server.updates] == [1]
 
 
-def test_a_message_that_meets_a_defect_is_passed_over_also_after_a_restart(fleet, planted):
+def test_a_message_that_meets_a_defect_is_passed_over_also_after_a_restart(fleet, planted, caplog):
     fleet.device.start()
     fleet.device.observe()
     planted.into(TaskInbox, "receive_model", lambda _self, said, **_: said.round == 0)
     fleet.server.open_round(0, 0, W0)
     fleet.run()
+    assert 'internal error what=model run=1 error="a planted defect"' in caplog.text
     fleet.device.kill()
     fleet.device.start()
     fleet.run()
@@ -100,7 +104,7 @@ def test_only_the_newest_are_remembered_and_each_is_written_once(tmp_path):
         kept = SetAside(store, counts := Counter())
         for number in range(MOST + 6):
             for _ in range(2):
-                kept.add("task", bytes([number]) * 32, ValueError("no"))
+                kept.add("task", bytes([number]) * 32, ValueError("no"), run=1)
         again = SetAside(store, counts)
         assert [again.holds(bytes([n]) * 32) for n in (5, 6, MOST + 5)] == [False, True, True]
         assert counts[COUNT] == 2 * (MOST + 6)

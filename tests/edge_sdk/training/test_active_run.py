@@ -76,7 +76,9 @@ def test_another_run_of_the_same_bundle_goes_on_with_what_was_learned_alone(star
 
 
 @pytest.mark.parametrize("changes", [{"spec": b"x" * 16}, {"method": "nothing-known"}])
-def test_a_bundle_that_cannot_run_here_leaves_everything_as_it_was(started, monkeypatch, changes):
+def test_a_bundle_that_cannot_run_here_leaves_everything_as_it_was(
+    started, monkeypatch, changes, caplog
+):
     active, session = started.device.client._active, started.device.client._session
     other = wider(active.learner.bundle)
     monkeypatch.setattr(work_module, "take_over", lambda *_: other)
@@ -97,6 +99,7 @@ def test_a_bundle_that_cannot_run_here_leaves_everything_as_it_was(started, monk
     )
     assert all(one is other for one, other in zip(before, after, strict=True))
     assert session.counts["bundles refused"] == 1
+    assert "bundle refused run=2 name=" in caplog.text
 
 
 def test_the_state_of_a_fleet_round_replaces_that_of_local_rounds(started):
