@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
-from edge_sdk.forecasting.calendar_features import Floats
+from edge_sdk.forecasting.calendar_features import Floats, Ints
 from edge_sdk.forecasting.windows import ChannelFrame
 from edge_sdk.methods.training_context import Graph
 from edge_sdk.wire.contract.parameter_layout import Vector
@@ -55,29 +56,58 @@ class Measured:
 UNMEASURED: Final = Measured(0)
 
 
-def measure(graph: Graph, p: Vector, frame: ChannelFrame) -> Measured:
+@dataclass(frozen=True, slots=True, eq=False)
+class CanaryWindows:
+    """The newest complete windows of a series, and what their forecasts are compared with.
+
+    Attributes:
+        frame: Channels, targets and scale.
+        origins: Rows of the windows, at most ``WINDOWS``.
+        inputs: Shape ``(n, lookback, channels)``.
+        truth: Readings that are forecast, shape ``(n, horizon)``.
+        low: Smallest reading; ``high`` the largest.
+    """
+
+    frame: ChannelFrame
+    origins: Ints
+    inputs: NDArray[np.float32]
+    truth: Floats
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, frame: ChannelFrame) -> CanaryWindows:
+        """Return the windows of a frame; none where none is complete."""
+        origins = frame.origins()[-WINDOWS:] if len(frame) else np.zeros(0, np.int64)
+        if not len(origins):
+            return cls(frame, origins, np.zeros((0, 0, 0), np.float32), np.zeros((0, 0)), 0.0, 0.0)
+        low, high = float(np.nanmin(frame.raw)), float(np.nanmax(frame.raw))
+        return cls(frame, origins, frame.inputs(origins), frame.truth(origins), low, high)
+
+
+def measure(graph: Graph, p: Vector, windows: CanaryWindows) -> Measured:
     """Forecast the newest complete windows with the raw graph: nothing is clipped at zero.
 
     Args:
         graph: The bundle's forecast graph: p, x to yhat.
         p: Parameter vector, all layers.
-        frame: Channels, targets and scale.
+        windows: The windows.
     """
     if not np.isfinite(p).all():
         return Measured(1, finite=False, error=np.inf)
-    origins = frame.origins()[-WINDOWS:] if len(frame) else np.zeros(0, np.int64)
+    frame, origins = windows.frame, windows.origins
     if not len(origins):
         return UNMEASURED
-    yhat = np.asarray(graph(p=p, x=frame.inputs(origins))[0], np.float32)
+    yhat = np.asarray(graph(p=p, x=windows.inputs)[0], np.float32)
     forecasts = yhat.reshape(len(origins), frame.window.horizon, -1)
     if not np.isfinite(forecasts).all():
         return Measured(len(origins), finite=False, error=np.inf)
-    low, high = float(np.nanmin(frame.raw)), float(np.nanmax(frame.raw))
+    low, high = windows.low, windows.high
     width = max(high - low, frame.scale.width)
     values = np.stack([frame.restore(level, origins) for level in np.moveaxis(forecasts, 2, 0)], 2)
     beyond = max(low - float(values.min()), float(values.max()) - high, 0.0) / width
     middle: Floats = values[:, :, values.shape[2] // 2]
-    error = float(np.abs(middle - frame.truth(origins)).mean()) / width
+    error = float(np.abs(middle - windows.truth).mean()) / width
     spread = float(np.ptp(forecasts, axis=0).max()) * frame.scale.width / width
     is_change = frame.target.form == "change"
     return Measured(len(origins), True, beyond, error, spread, is_change)
@@ -93,6 +123,7 @@ class CanaryTest:
     def __init__(self, graph: Graph) -> None:
         self._graph = graph
         self._measured: tuple[tuple[Vector, ChannelFrame, Measured], ...] = ()
+        self._windows: CanaryWindows | None = None
 
     def fault_of(self, pairs: Iterable[tuple[Vector, Vector]], frame: ChannelFrame) -> str:
         """Return why some candidate must not replace its present vector; empty if all may."""
@@ -112,7 +143,9 @@ class CanaryTest:
         for vector, of, known in self._measured:
             if vector is p and of is frame:
                 return known
-        found = measure(self._graph, p, frame)
+        if self._windows is None or self._windows.frame is not frame:
+            self._windows = CanaryWindows.of(frame)
+        found = measure(self._graph, p, self._windows)
         self._measured = (*self._measured[-3:], (p, frame, found))
         return found
 

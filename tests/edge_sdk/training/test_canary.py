@@ -10,7 +10,7 @@ import pytest
 
 from edge_sdk.forecasting.series import Reading
 from edge_sdk.forecasting.windows import ChannelFrame
-from edge_sdk.training.canary import UNMEASURED, Measured, fault, measure
+from edge_sdk.training.canary import UNMEASURED, CanaryTest, CanaryWindows, Measured, fault, measure
 from edge_sdk.training.run_role import series_for
 from edge_sdk.wire.contract.manifest import Manifest, ManifestError, Training
 from tests.edge_sdk.conftest import LOOKBACK, MANIFEST, linear_forecast
@@ -28,7 +28,7 @@ def frame(values):
     return ChannelFrame.of(series, MANIFEST)
 
 
-READINGS = frame(10 + np.sin(np.arange(100) / 3))
+READINGS = CanaryWindows.of(frame(10 + np.sin(np.arange(100) / 3)))
 
 
 def weights(w, b):
@@ -56,10 +56,26 @@ def test_a_candidate_is_compared_with_the_parameters_in_use(w, b, why):
 
 
 def test_without_windows_only_what_is_not_finite_is_refused():
-    empty = frame([])
+    empty = CanaryWindows.of(frame([]))
     assert measure(linear_forecast, weights(1e30, 0.0), empty) == UNMEASURED
     assert fault(UNMEASURED, SANE) == ""
     assert fault(measure(linear_forecast, weights(np.inf, 0.0), empty), UNMEASURED)
+
+
+def test_windows_are_gathered_once_for_a_frame():
+    readings, later = frame(np.arange(60)), frame(np.arange(61))
+    seen = []
+
+    def forecast(p, x):
+        seen.append(x)
+        return linear_forecast(p=p, x=x)
+
+    test = CanaryTest(forecast)
+    for w in (0.2, 0.3):
+        test.fault_of([(weights(w, 0.0), weights(0.25, 0.0))], readings)
+    assert len({id(x) for x in seen}) == 1
+    test.fault_of([(weights(0.2, 0.0), weights(0.25, 0.0))], later)
+    assert (seen[-1] != seen[0]).any()
 
 
 def test_error_counts_beyond_the_range_and_ten_times_the_present_one():
