@@ -47,6 +47,7 @@ def test_every_example_has_a_test():
         "Containerfile.aggregator",
         "alerts.yml",
         "gridfed-aggregator.service",
+        "gridfed-console.service",
         "gridfed-edge.service",
         "gridfed-edge@.service",
         "gridfed-tap@.service",
@@ -364,7 +365,7 @@ def test_the_neighbourhood_example_is_valid(tmp_path):
 # --- the service and the image -----------------------------------------------------------------
 
 
-UNITS = ["gridfed-edge", "gridfed-aggregator", "gridfed-edge@", "gridfed-tap@"]
+UNITS = ["gridfed-edge", "gridfed-aggregator", "gridfed-console", "gridfed-edge@", "gridfed-tap@"]
 
 
 @pytest.fixture(params=UNITS)
@@ -378,6 +379,7 @@ def unit(tmp_path, request):
     for program in (
         "/opt/gridfed/bin/gridfed-edge",
         "/opt/gridfed/bin/gridfed-aggregator",
+        "/opt/gridfed/bin/gridfed-console",
         "/bin/kill",
     ):
         text = text.replace(program, sys.executable)

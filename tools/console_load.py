@@ -16,7 +16,6 @@ import json
 import os
 import random
 import signal
-import socket
 import sqlite3
 import statistics
 import subprocess
@@ -25,6 +24,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -35,8 +35,10 @@ from aggregator.config import AggregatorConfig
 from aggregator.store.opener import open_store
 from aggregator.store.types import EnrolledDevice, Version
 from edge_sdk.wire import keys
+from firmware_sim.fleet.federation import free_port
 
 PASSWORD = "correct horse battery"  # noqa: S105 - of a user whom this tool adds and removes
+AT_A_TIME, LONGEST = 3, 8.0  # consoles beside a fleet; s that one of them lives
 BY_ADDRESS = 25  # attempts from one address
 PATIENCE = 180.0  # s until a console answers
 CONFIG = """\
@@ -48,13 +50,6 @@ run = {{ bundle = "load-mlp", method = "fedavg", quorum = 3 }}
 [console]
 listen = "127.0.0.1:{port}"
 """
-
-
-def free_port() -> int:
-    """Return a free port of the loopback address."""
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
 
 
 @dataclass(slots=True)
@@ -108,7 +103,7 @@ class RunningConsole:
         """Return whether it serves a page."""
         try:
             return self.request("/static/console.css")[0] == 200
-        except OSError:
+        except (OSError, http.client.HTTPException):
             return False
 
     def wait(self) -> RunningConsole:
@@ -279,17 +274,14 @@ def database_of(folder: Path) -> Path | None:
 
 def kills(number: int, devices: int, rounds: int, seed: int = 0) -> Mapping[str, Any]:
     """Run a fleet twice, the second time with consoles that are killed; compare the journals."""
-    digests, killed, draw = [], Counter[str](), random.Random(seed)  # noqa: S311 - when to kill
+    digests, killed = [], Counter[str]()
     for watched in (False, True):
         with tempfile.TemporaryDirectory() as place:
             folder = Path(place)
             fleet = fleet_run(folder, devices, rounds)
             try:
-                while watched and fleet.poll() is None and killed.total() < number:
-                    if database_of(folder) is None:
-                        time.sleep(0.2)
-                        continue
-                    killed[_watch_and_kill(folder, fleet, draw)] += 1
+                if watched:
+                    killed = _watch_and_kill_all(folder, fleet, number, seed)
                 fleet.wait(3600)
             finally:
                 if fleet.poll() is None:
@@ -310,11 +302,22 @@ def kills(number: int, devices: int, rounds: int, seed: int = 0) -> Mapping[str,
     }
 
 
-def _watch_and_kill(
-    folder: Path,
-    fleet: subprocess.Popen[bytes],
-    draw: random.Random,
-) -> str:
+def _watch_and_kill_all(
+    folder: Path, fleet: subprocess.Popen[bytes], number: int, seed: int
+) -> Counter[str]:
+    """Start and kill consoles beside a fleet, some at a time, until there were enough or it ends."""
+    while fleet.poll() is None and database_of(folder) is None:
+        time.sleep(0.2)
+
+    def kill(order: int) -> str:
+        draw = random.Random(seed + order)  # noqa: S311 - when to kill
+        return _watch_and_kill(folder, draw) if fleet.poll() is None else ""
+
+    with ThreadPoolExecutor(AT_A_TIME) as pool:
+        return Counter(done for done in pool.map(kill, range(number)) if done)
+
+
+def _watch_and_kill(folder: Path, draw: random.Random) -> str:
     """Start a console beside a fleet, read pages of it, and kill it; return what it did."""
     database = database_of(folder)
     assert database is not None
@@ -323,13 +326,13 @@ def _watch_and_kill(
     text = source.read_text("utf-8")
     config.write_text(f'{text}\n[console]\nlisten = "127.0.0.1:{port}"\n', "utf-8")
     console, served = RunningConsole(config, port), 0
-    ends = time.monotonic() + draw.uniform(0.2, 6.0)
+    ends = time.monotonic() + draw.uniform(0.2, LONGEST)
     try:
-        while time.monotonic() < ends and fleet.poll() is None:
+        while time.monotonic() < ends:
             try:
                 path = draw.choice(("/", "/runs", "/run?run=1", "/devices", "/suspects", "/orders"))
                 served += console.request(path)[0] == 200
-            except OSError:
+            except (OSError, http.client.HTTPException):
                 time.sleep(0.05)
     finally:
         console.end(signal.SIGKILL)

@@ -1,9 +1,10 @@
-"""Build Debian packages of the device and the aggregator.
+"""Build Debian packages of the device, the aggregator and its console.
 
     python -m tools.deb [--out dist]
 
-``gridfed-edge`` depends on Debian's Python, numpy, cryptography and msgpack. It contains paho-mqtt, and
-``gridfed-aggregator`` contains prometheus-client, because Debian 12 has older versions than gridfed needs.
+``gridfed-edge`` depends on Debian's Python, numpy, cryptography and msgpack. It contains paho-mqtt;
+``gridfed-aggregator`` contains prometheus-client, and ``gridfed-console`` starlette and uvicorn, because
+Debian 12 has older versions than gridfed needs.
 Needs dpkg-deb, pip and the extra ``publish``.
 """
 
@@ -16,23 +17,36 @@ import subprocess
 import sys
 import tempfile
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from tools.distributions import OUT, ROOT, distributions
-from tools.manuals import command_line, write
+from tools.manuals import PROGRAMS, command_line, write
 
 LIBRARY = Path("usr/lib/gridfed")
 DEPENDS = "python3 (>= 3.11), python3-numpy, python3-cryptography, python3-msgpack"
-CONTAINED: Mapping[str, str] = {
-    "edge_sdk": "paho-mqtt>=2.1,<3",
-    "aggregator": "prometheus-client>=0.20",
+CONTAINED: Mapping[str, Sequence[str]] = {
+    "edge_sdk": ("paho-mqtt>=2.1,<3",),
+    "aggregator": ("prometheus-client>=0.20",),
+    "aggregator.console": (
+        "starlette>=0.40",
+        "uvicorn>=0.30",
+        *("anyio>=4", "click>=8", "h11>=0.14", "idna>=3", "typing-extensions>=4.10"),
+    ),
 }
-"""Requirement that a package's library contains, by import package."""
+"""Requirements that a package's library contains, by import package."""
+
+DEPENDENCIES: Mapping[str, str] = {
+    "edge_sdk": DEPENDS,
+    "aggregator": "gridfed-edge (= {version})",
+    "aggregator.console": "gridfed-aggregator (= {version}), python3-jinja2",
+}
+"""Packages that a package depends on, by import package."""
 
 UNITS: Mapping[str, tuple[str, ...]] = {
     "edge_sdk": ("gridfed-edge@.service", "gridfed-tap@.service"),
     "aggregator": ("gridfed-aggregator.service",),
+    "aggregator.console": ("gridfed-console.service",),
 }
 """Units of systemd, by import package; an administrator enables them."""
 
@@ -40,7 +54,7 @@ WRAPPER = """\
 #!/usr/bin/python3
 import sys
 sys.path.insert(0, __file__.removesuffix("usr/bin/{name}") + "{library}")
-from {package}.commands.main import main
+from {module} import main
 sys.exit(main())
 """
 
@@ -49,16 +63,18 @@ def write_root(package: str, root: Path, version: str, summary: str) -> None:
     """Write the files of a Debian package below a folder.
 
     Args:
-        package: ``edge_sdk`` or ``aggregator``.
+        package: ``edge_sdk``, ``aggregator`` or ``aggregator.console``, whose code is in that of the aggregator.
         root: Empty folder that stands for ``/``.
         version: Version of the package.
         summary: One line.
     """
     name, library = command_line(package).name, root / LIBRARY
-    shutil.copytree(ROOT / package, library / package, ignore=shutil.ignore_patterns("__pycache__"))
+    if "." not in package:
+        ignored = shutil.ignore_patterns("__pycache__")
+        shutil.copytree(ROOT / package, library / package, ignore=ignored)
     pip = (sys.executable, "-m", "pip", "--disable-pip-version-check", "install", "--quiet")
     subprocess.run(
-        [*pip, "--no-deps", "--no-compile", "--target", str(library), CONTAINED[package]],
+        [*pip, "--no-deps", "--no-compile", "--target", str(library), *CONTAINED[package]],
         check=True,
     )
     shutil.rmtree(library / "bin", ignore_errors=True)
@@ -82,12 +98,14 @@ def write_root(package: str, root: Path, version: str, summary: str) -> None:
         (units / unit).write_text(text.replace("/opt/gridfed/bin/", "/usr/bin/"), encoding="utf-8")
     wrapper = root / "usr/bin" / name
     wrapper.parent.mkdir(parents=True)
-    wrapper.write_text(WRAPPER.format(name=name, library=LIBRARY.as_posix(), package=package))
+    wrapper.write_text(
+        WRAPPER.format(name=name, library=LIBRARY.as_posix(), module=PROGRAMS[package])
+    )
     wrapper.chmod(0o755)
     legal = root / "usr/share/doc" / name / "copyright"
     legal.parent.mkdir(parents=True)
     shutil.copy(ROOT / "LICENSE", legal)
-    depends = DEPENDS if package == "edge_sdk" else f"gridfed-edge (= {version})"
+    depends = DEPENDENCIES[package].format(version=version)
     size = sum(path.stat().st_size for path in root.rglob("*") if path.is_file()) // 1024
     (root / "DEBIAN").mkdir()
     (root / "DEBIAN" / "control").write_text(
@@ -99,7 +117,7 @@ def write_root(package: str, root: Path, version: str, summary: str) -> None:
 
 
 def build(out: Path) -> tuple[Path, ...]:
-    """Build both packages; return the files.
+    """Build the packages; return the files.
 
     Args:
         out: Folder of the files.
@@ -108,14 +126,14 @@ def build(out: Path) -> tuple[Path, ...]:
     version = document["project"]["version"]
     out.mkdir(parents=True, exist_ok=True)
     built = []
-    for one in distributions(document["project"]):
-        if one.package not in CONTAINED:
-            continue
+    texts = {one.package: one.description for one in distributions(document["project"])}
+    texts["aggregator.console"] = "The operator's console of gridfed: pages over the database."
+    for package in CONTAINED:
         with tempfile.TemporaryDirectory() as place:
             root = Path(place) / "root"
             root.mkdir(mode=0o755)
-            write_root(one.package, root, version, one.description.rstrip("."))
-            file = out / f"{command_line(one.package).name}_{version}_all.deb"
+            write_root(package, root, version, texts[package].rstrip("."))
+            file = out / f"{command_line(package).name}_{version}_all.deb"
             command = ["dpkg-deb", "--root-owner-group", "--build", str(root), str(file)]
             subprocess.run(command, check=True)
             built.append(file)

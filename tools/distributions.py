@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tools.manuals import write
+from tools.manuals import PROGRAMS, write
 
 ROOT = Path(__file__).resolve().parents[1]
 OUT = ROOT / "dist"
@@ -106,7 +106,8 @@ def write_tree(distribution: Distribution, document: Mapping[str, Any], out: Pat
     shutil.copy(ROOT / "LICENSE", out)
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     (out / "README.md").write_text(without_local_links(readme), encoding="utf-8")
-    shared = [path.relative_to(out) for path in write(package, out)]
+    programs = [one for one in PROGRAMS if one.split(".")[0] == package]
+    shared = [path.relative_to(out) for program in programs for path in write(program, out)]
     text = pyproject(distribution, document, shared)
     (out / "pyproject.toml").write_text(text, encoding="utf-8")
     (out / "MANIFEST.in").write_text("graft share\n", encoding="utf-8")
@@ -139,6 +140,9 @@ def pyproject(
         "dependencies": list(distribution.requires),
     }
     setuptools = document["tool"]["setuptools"]
+    folders: dict[str, list[str]] = {}
+    for path in shared:
+        folders.setdefault(path.parent.as_posix(), []).append(path.as_posix())
     return "".join(
         (
             _table("build-system", document["build-system"]),
@@ -147,10 +151,7 @@ def pyproject(
             _table("project.scripts", scripts),
             _table("tool.setuptools.packages.find", {"include": [f"{package}*"]}),
             _table("tool.setuptools.package-data", {package: setuptools["package-data"][package]}),
-            _table(
-                "tool.setuptools.data-files",
-                {path.parent.as_posix(): [path.as_posix()] for path in shared},
-            ),
+            _table("tool.setuptools.data-files", folders),
         )
     )
 

@@ -15,8 +15,15 @@ from pathlib import Path
 
 from edge_sdk.app.cli import CommandLine
 
-PACKAGES = ("edge_sdk", "aggregator", "firmware_sim")
-"""Packages with a command, each with its ``commands.main.program``."""
+PROGRAMS = {
+    "edge_sdk": "edge_sdk.commands.main",
+    "aggregator": "aggregator.commands.main",
+    "aggregator.console": "aggregator.console.program",
+    "firmware_sim": "firmware_sim.commands.main",
+}
+"""Module with the ``program`` of every package with a command."""
+
+PACKAGES = tuple(PROGRAMS)
 
 FILES = ("CONFIG", "CSV", "FILE", "FOLDER", "SVG")
 """Metavariables of arguments that a shell completes with names of files."""
@@ -28,7 +35,7 @@ def command_line(package: str) -> CommandLine:
     >>> command_line("edge_sdk").name
     'gridfed-edge'
     """
-    program: CommandLine = import_module(f"{package}.commands.main").program()
+    program: CommandLine = import_module(PROGRAMS[package]).program()
     return program
 
 

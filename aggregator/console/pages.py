@@ -30,6 +30,7 @@ from edge_sdk.wire.keys import KeyFileError, kid_of, read_public
 
 PER_PAGE = 50  # devices
 SHOWN = 50  # rounds, entries and names in a table
+LISTED = 400  # devices of one round
 CHARTED = 200  # rounds in a chart
 RECENT = 50  # closed rounds in which suspects are counted
 
@@ -131,7 +132,7 @@ class ConsolePages:
         return {
             "run": run,
             "version": version,
-            "rows": rows[:500],
+            "rows": rows[:LISTED],
             "count": len(rows),
             "facts": facts,
             "excluded": len(dropped),

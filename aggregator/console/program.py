@@ -17,6 +17,8 @@ EPILOGUE = """\
   gridfed-console user add alice --role operator --config aggregator.toml
 
 The console reads the database and leaves orders for the daemon; it changes nothing itself.
+
+exit codes: 0 done · 1 failed · 2 wrong usage or configuration · 3 state needs migration
 """
 
 EXTRA = "pip install 'gridfed-aggregator[console]'"

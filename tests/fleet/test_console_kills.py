@@ -7,8 +7,9 @@ import pytest
 
 pytest.importorskip("starlette", reason="the console extra is not installed")
 
+from firmware_sim.fleet.federation import free_port
 from tests.fleet.test_attacks import learned
-from tools.console_load import RunningConsole, free_port, journal_digest
+from tools.console_load import RunningConsole, journal_digest
 
 pytestmark = pytest.mark.slow
 ROUNDS = 3

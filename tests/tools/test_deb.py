@@ -30,7 +30,7 @@ def dpkg(root: Path, *words: str) -> None:
     subprocess.run(command, check=True, capture_output=True)
 
 
-def test_both_packages_install_run_and_leave_nothing(tmp_path):
+def test_the_packages_install_run_and_leave_nothing(tmp_path):
     files = build(tmp_path / "dist")
     root = tmp_path / "root"
     (root / "var/lib/dpkg/updates").mkdir(parents=True)
@@ -39,7 +39,7 @@ def test_both_packages_install_run_and_leave_nothing(tmp_path):
     (root / "var/lib/dpkg/available").touch()
     dpkg(root, "--install", *map(str, files))
     environ = {**os.environ, "PYTHONPATH": str(Path(np.__file__).parents[1])}
-    for name in ("gridfed-edge", "gridfed-aggregator"):
+    for name in ("gridfed-edge", "gridfed-aggregator", "gridfed-console"):
         done = subprocess.run(
             [sys.executable, root / "usr/bin" / name, "--help"],
             env=environ, cwd=tmp_path, capture_output=True, text=True, check=False,
@@ -53,12 +53,20 @@ def test_both_packages_install_run_and_leave_nothing(tmp_path):
         "gridfed-edge@.service",
         "gridfed-tap@.service",
         "gridfed-aggregator.service",
+        "gridfed-console.service",
     }
     for text in units.values():
         program = re.search(r"^ExecStart=(\S+)", text, re.MULTILINE)[1]
         assert (root / program.removeprefix("/")).is_file()
     library = root / "usr/lib/gridfed"
-    assert {"edge_sdk", "aggregator", "paho", "prometheus_client"} <= {
+    contained = "import starlette, uvicorn, anyio; print(starlette.__file__, uvicorn.__file__)"
+    done = subprocess.run(
+        [sys.executable, "-S", "-c", contained],
+        env={"PYTHONPATH": str(library)}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count(str(library)) == 2, "nothing else is needed to serve"
+    assert {"edge_sdk", "aggregator", "paho", "prometheus_client", "starlette", "uvicorn"} <= {
         path.name for path in library.iterdir()
     }
     assert not (library / "firmware_sim").exists()
@@ -66,5 +74,5 @@ def test_both_packages_install_run_and_leave_nothing(tmp_path):
     for package in ("edge_sdk", "aggregator"):
         held = {path.relative_to(library) for path in (library / package).rglob("*.py")}
         assert held == {path.relative_to(ROOT) for path in (ROOT / package).rglob("*.py")}
-    dpkg(root, "--purge", "gridfed-aggregator", "gridfed-edge")
+    dpkg(root, "--purge", "gridfed-console", "gridfed-aggregator", "gridfed-edge")
     assert not list(root.glob("usr/**/*.py"))

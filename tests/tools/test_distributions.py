@@ -112,8 +112,8 @@ def test_a_wheel_has_every_file_of_its_package_and_of_no_other(dist, name, packa
     held = _files(_wheel(dist, name))
     tops = {file.split("/")[0] for file in held}
     assert {top for top in tops if not top.startswith("gridfed")} == {package}
-    command = COMMANDS[name][0]
-    assert {f"{command}.1", command} <= {file.split("/")[-1] for file in held}
+    for command in COMMANDS[name]:
+        assert {f"{command}.1", command} <= {file.split("/")[-1] for file in held}
     sources = {
         path.relative_to(ROOT).as_posix()
         for path in (ROOT / package).rglob("*")

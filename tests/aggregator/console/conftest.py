@@ -1,7 +1,6 @@
 """A database with closed rounds, refusals and devices, and a console over it."""
 
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -19,6 +18,7 @@ from aggregator.store.types import EnrolledDevice, Version
 from edge_sdk.wire import keys
 from edge_sdk.wire.contract.method import Update
 from edge_sdk.wire.errors import Reason
+from firmware_sim.fleet.federation import free_port
 from tests.aggregator.conftest import ONLINE, ROOT
 from tests.aggregator.console.browser import Browser
 
@@ -77,12 +77,6 @@ def console():
         return Browser(app.starlette(), app)
 
     return make
-
-
-def free_port():
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return one.getsockname()[1]
 
 
 @pytest.fixture

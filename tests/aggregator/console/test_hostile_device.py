@@ -20,8 +20,8 @@ from aggregator.store.types import EnrolledDevice
 from edge_sdk.wire import keys
 from edge_sdk.wire.link.mqtt import Broker, MqttLink, Poller
 from edge_sdk.wire.protocol.messages import HelloMessage, ModelMessage, WelcomeMessage
+from firmware_sim.fleet.federation import free_port
 from tests.aggregator.conftest import ONLINE, ROOT, Puppet
-from tests.aggregator.console.conftest import free_port
 from tools import chromium
 
 if chromium.missing():
