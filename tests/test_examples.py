@@ -45,6 +45,7 @@ def test_every_example_has_a_test():
     assert found == {
         "Containerfile",
         "Containerfile.aggregator",
+        "sweep.ipynb",
         "alerts.yml",
         "gridfed-aggregator.service",
         "gridfed-console.service",

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import csv
 import hashlib
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,6 +33,8 @@ from edge_sdk.wire.small_order import weakness
 CONTEXT = b"gridfed/1/enrol\0"
 NO_KEY = bytes(PUBLIC_SIZE)
 """Placeholder for the sealing key of a device without one."""
+COLUMNS = ("id", "public", "proof", "labels")
+"""Columns of a CSV file of claims; of the line that ``gridfed-edge enrol`` prints, the first three."""
 
 
 class EnrolError(Failure):
@@ -138,22 +141,36 @@ def claim_of(
 def read_claims(path: Path) -> Iterator[Claim]:
     """Read a CSV file with the columns ``id``, ``public`` and, optionally, ``proof`` and ``labels``.
 
+    Without a first line that names them, the columns are in this order: the lines that devices print.
+
     Raises:
         EnrolError: The file or a column is missing, or a line, given by number, cannot be parsed.
     """
     try:
         with path.open(encoding="utf-8", newline="") as file:
             rows = csv.DictReader(file)
+            if _is_claim(rows.fieldnames or ()):
+                file.seek(0)
+                rows = csv.DictReader(file, fieldnames=COLUMNS)
             if not {"id", "public"} <= set(rows.fieldnames or ()):
                 raise EnrolError(f"{path}: expected the columns id and public in the first line")
             for row in rows:
                 where = f"{path}, line {rows.line_num}"
-                given = [row.get(name) or "" for name in ("id", "public", "proof", "labels")]
+                given = [row.get(name) or "" for name in COLUMNS]
                 yield claim_of(*(text.strip() for text in given), where=where)
     except OSError as error:
         raise EnrolError(f"{path}: {error.strerror or error}") from error
     except UnicodeDecodeError as error:
         raise EnrolError(f"{path}: not UTF-8 text") from error
+
+
+def _is_claim(row: Sequence[str]) -> bool:
+    """Return whether a first line is a device's own, and no line of names.
+
+    >>> _is_claim(["meter-1", "ab" * 32]), _is_claim(["id", "public", "proof"]), _is_claim([])
+    (True, False, False)
+    """
+    return len(row) > 1 and re.fullmatch(r"[0-9a-fA-F]{64}", row[1].strip()) is not None
 
 
 def keys_of(

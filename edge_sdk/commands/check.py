@@ -29,11 +29,11 @@ from edge_sdk.methods import METHODS
 from edge_sdk.privacy.datasheet import guarantee
 from edge_sdk.session import certificate_monitor
 from edge_sdk.sources import Source
+from edge_sdk.sources.csvfile import CsvFile
 from edge_sdk.store.schema import FILE
 from edge_sdk.store.store import DeviceStore
 from edge_sdk.training import bootstrap
 from edge_sdk.training.retention import history_of
-from edge_sdk.training.run_role import series_for
 from edge_sdk.training.shared_budgets import refuse_unit
 from edge_sdk.wire.contract.manifest import Manifest
 from edge_sdk.wire.contract.parameter_layout import ParamSpec
@@ -120,6 +120,7 @@ def check_device(config: Config) -> dict[str, str]:
     outputs = [x for one in participants for x in open_outputs(config, one.id)]
     _check_output_folders(config)
     _check_streams(sources, manifest)
+    _check_columns(sources)
     bootstrap.broker_of(config)
     kept = _kept(config)
     return {
@@ -213,7 +214,8 @@ def _minute(moment: int) -> str:
 
 
 def _reads(manifest: Manifest) -> list[str]:
-    return sorted(series_for(manifest, keep=2).streams)
+    read = {feature.stream for feature in manifest.features if feature.stream}
+    return sorted(read | {manifest.target.stream})
 
 
 def _check_streams(sources: Sequence[Source], manifest: Manifest) -> None:
@@ -227,6 +229,18 @@ def _check_streams(sources: Sequence[Source], manifest: Manifest) -> None:
             f"source: none gives {', '.join(missing)}, which bundle {manifest.name} reads",
             hint='map a column of a file to each stream: columns = { column = "stream" }',
         )
+
+
+def _check_columns(sources: Sequence[Source]) -> None:
+    """Refuse a file without a configured column: no line of it would be read."""
+    for source in (one for one in sources if isinstance(one, CsvFile)):
+        missing, header = source.lacks()
+        if missing:
+            raise ConfigError(
+                f"source: {source.path}: no column {', '.join(sorted(missing))}; "
+                f"its first line has {', '.join(header)[:200]}",
+                hint='columns = { COLUMN = "stream" }; time_column = "COLUMN"',
+            )
 
 
 def _check_output_folders(config: Config) -> None:

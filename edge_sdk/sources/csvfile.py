@@ -77,6 +77,23 @@ class CsvFile:
         except (OSError, EOFError, zlib.error, csv.Error):
             self.rejected["unreadable file"] += 1
 
+    def lacks(self) -> tuple[set[str], list[str]]:
+        """Return the wanted columns that the file lacks, and the columns that it has.
+
+        A file that is empty or cannot be read now lacks none: it may arrive later.
+        """
+        try:
+            with self._opened() as lines:
+                first = [*islice(lines, ROWS + 1)]
+            header = next(csv.reader(first[:1], delimiter=self._dialect(first).delimiter), [])
+        except (OSError, EOFError, zlib.error, csv.Error):
+            return set(), []
+        return (self._wanted - set(header) if header else set()), header
+
+    @property
+    def _wanted(self) -> set[str]:
+        return {self.time_column, *self.columns, *self.filter}
+
     def detect(self) -> dict[str, str]:
         """Return how the file is written, as it was last read, for people."""
         found = self.dialect
@@ -108,7 +125,7 @@ class CsvFile:
     def _readings(self, rows: Any) -> Iterator[Reading]:  # noqa: ANN401 - a csv reader
         header: list[str] = next(rows, [])
         at = {name: place for place, name in enumerate(header)}
-        if missing := {self.time_column, *self.columns, *self.filter} - set(at):
+        if missing := self._wanted - set(at):
             self._reject(f"no column {min(missing)}", 1, header)
             return
         if not self.dialect.time_format:

@@ -58,6 +58,18 @@ def test_many_from_a_file(tmp_path):
     assert (second.public, second.proof) == (KEY.public, bytes(64))
 
 
+def test_a_file_of_the_lines_that_devices_print_is_read_without_names(tmp_path):
+    path = tmp_path / "lines.csv"
+    path.write_text(f"a,{KEY.public.hex()},{'00' * 64}\nb,{KEY.public.hex().upper()},\nc,zz,\n")
+    claims = read_claims(path)
+    assert [next(claims), next(claims)] == [
+        Claim("a", KEY.public, bytes(64)),
+        Claim("b", KEY.public),
+    ]
+    with pytest.raises(EnrolError, match="line 3: c: zz: cannot read"):
+        next(claims)
+
+
 @pytest.mark.parametrize(
     ("text", "says"),
     [("name,key\n", "columns id and public"), ("id,public\na,zz\n", "line 2: a: zz: cannot read")],

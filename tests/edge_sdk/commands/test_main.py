@@ -88,6 +88,19 @@ def test_check_names_the_source_of_every_channel(config, capsys):
     assert len(channels) == 8
 
 
+def test_check_refuses_a_file_without_the_configured_column_and_names_those_it_has(config, capsys):
+    enrolled(config)
+    config.write_text(TOML.replace("load-lstm", "load-week-1").replace("kwh =", "value ="))
+    path = config.parent / "load.csv"
+    text = path.read_text()
+    assert main(["check", str(config)]) != 0
+    said_ = said(capsys).err
+    assert "no column value; its first line has" in said_
+    assert text.splitlines()[0].replace(",", ", ") in said_
+    path.write_text("")  # not written yet
+    assert main(["check", str(config)]) == 0
+
+
 ENERGY = TOML.replace("load-lstm", "load-week-weather-1").replace(
     ', t = "weather.temperature", w = "weather.wind_speed"', ""
 )

@@ -15,6 +15,7 @@ from typing import get_type_hints
 import numpy as np
 import pytest
 
+import edge_sdk
 from edge_sdk.app.settings import from_table
 from edge_sdk.bundle import Bundle as OpenBundle
 from edge_sdk.bundle import TrustedKeys
@@ -431,6 +432,12 @@ def sent(folder, seed, mechanism, known=()):
 
 ELSEWHERE = {"signal", "peer", "settle", "refusal", "forecast"}
 """Kinds that a device of the averaging family does not send; their vectors are judged above."""
+
+
+def test_a_message_that_is_said_never_to_be_sent_is_built_nowhere():
+    code = "".join(path.read_text("utf-8") for path in Path(edge_sdk.__file__).parent.rglob("*.py"))
+    unsent = re.findall(r"^\| `(\w+)` \|.*never sends it", SECTION, re.MULTILINE)
+    assert not [kind for kind in unsent if f"m.{kind.capitalize()}Message(" in code]
 
 
 @pytest.mark.parametrize("row", [row for row in FIELDS if row.kind not in ELSEWHERE], ids=str)
