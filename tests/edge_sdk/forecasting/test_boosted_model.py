@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from edge_sdk.analytic.blend import blocks_held_back
+from edge_sdk.analytic.hurdle import HurdleForm
 from edge_sdk.analytic.trees import TreeForm
 from edge_sdk.forecasting.boosted_fit import BoostedForm, FleetForecasts, fit
 from edge_sdk.forecasting.boosted_model import BoostedModel
@@ -16,7 +17,8 @@ from edge_sdk.wire.protocol.codec import pack_leaves, unpack_leaves
 from tests.edge_sdk.forecasting.test_own_model import frame_of, waves
 
 DAY, LEVELS = 24, (0.5,)
-FORM = BoostedForm(units=40, trees=TreeForm(trees=40, rate=0.2))
+HURDLE = HurdleForm(*2 * (TreeForm(trees=30, depth=3, rate=0.2, is_capped=True),))
+FORM = BoostedForm(units=40, trees=TreeForm(trees=40, rate=0.2), hurdle=HURDLE)
 
 
 def switched(hours=DAY * 120, seed=0):
