@@ -165,6 +165,7 @@ def _direct(args: Namespace, chosen: Scenario, samples: SampleSet) -> CommandRes
         "seconds": [one.seconds for one in results],
         "updates_per_second": max(one.rate for one in results),
         "setup_seconds": first.setup,
+        "memory_bytes": first.memory,
         "virtual_seconds": first.virtual,
         "bytes": {"up": first.up, "down": first.down},
         "state": first.digest,

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from firmware_sim.attacks.attack_plan import AttackPlan
 from firmware_sim.direct.fleet import DirectFleet
@@ -23,6 +25,15 @@ SHOW_EVERY = 0.25
 """Seconds between two updates of the display."""
 
 
+def resident_bytes() -> int:
+    """Return the resident memory of this process; 0 on a system without ``/proc``."""
+    try:
+        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
+    except (OSError, ValueError, IndexError):
+        return 0
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
 @dataclass(frozen=True, slots=True)
 class DirectResult:
     """Result of a direct simulation.
@@ -38,6 +49,8 @@ class DirectResult:
         up: Bytes of the updates' vectors; ``down``: of the models that the devices received.
         digest: Digest of the server half's final state, as the aggregator records it.
         refused: Number of refused updates, by reason.
+        memory: Bytes by which the process grew from before the set-up to after the last round; 0
+            where the system has no such number.
     """
 
     devices: int
@@ -51,6 +64,7 @@ class DirectResult:
     down: int
     digest: str
     refused: dict[str, int]
+    memory: int = 0
 
     @property
     def rate(self) -> float:
@@ -82,6 +96,7 @@ class DirectResult:
             f"{self.devices} devices, {self.version} rounds, {self.updates} updates in"
             f" {self.seconds:.2f} s: {self.rate:.0f} updates a second, {each:.2f} ms processor each\n"
             f"set-up {self.setup:.2f} s ({1e3 * self.setup / self.devices:.1f} ms a device),"
+            f" {short(self.memory / self.devices)} a device,"
             f" {self.virtual:.1f} virtual seconds, {short(self.up)} up, {short(self.down)} down\n"
             f"state {self.digest}\nmodel {self.model}" + (f"\nrefused {refused}" if refused else "")
         )
@@ -129,7 +144,7 @@ class DirectRun:
             SettingsError: The run needs a broker or a store.
             TooSlow: It did not end within the time limit.
         """
-        begun = time.monotonic()
+        begun, before = time.monotonic(), resident_bytes()
         if self._fleet is None:
             self._fleet = DirectFleet.of(
                 self.scenario, self.samples, seed=self.seed, attack_plan=self.attack_plan
@@ -150,6 +165,7 @@ class DirectRun:
             server.bytes_down,
             server.digest,
             dict(server.refused),
+            max(0, resident_bytes() - before),
         )
         if self.evaluated:
             self.errors = self._fleet.errors(simulation, self.evaluated)

@@ -196,7 +196,7 @@ def _enrolled(
             public = device.config.with_suffix(".pub").read_text(encoding="ascii").strip()
             rows.writerow([device.id, public, ""])
     enrol = ("enrol", "--from-file", str(claims), "--config", str(config))
-    run(command("gridfed-aggregator", *enrol))
+    run(command("gridfed-aggregator", *enrol), timeout=max(60.0, 0.1 * len(devices)))
     return devices
 
 
