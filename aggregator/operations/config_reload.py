@@ -26,11 +26,7 @@ LIVE: Mapping[str, str] = {
     "log.level": "at once",
     "alerts.certificate_expiry": "at once",
     "broker.crl_file": "at once",
-    "console.listen": "when gridfed-console starts",
-    "console.cert_file": "when gridfed-console starts",
-    "console.key_file": "when gridfed-console starts",
-    "console.behind_proxy": "when gridfed-console starts",
-    "console.hosts": "when gridfed-console starts",
+    "console": "when gridfed-console starts",
     "forecasts.store": "at once; what is stored stays",
     "admission.max_in_flight_bytes": "at once; uploads in progress continue",
     "admission.messages_per_minute": "at once",
@@ -49,7 +45,7 @@ LIVE: Mapping[str, str] = {
     "run.schedule.jitter": "at once; an open round continues",
     "run.schedule.min_new_rows": "at once; an open round continues",
 }
-"""Keys that may change while the daemon runs, each with the time at which a change applies."""
+"""Keys and whole sections that may change while the daemon runs, each with the time at which a change applies."""
 
 RESTART: Mapping[str, str] = {
     "fleet": "every topic and signature contains it",
@@ -95,10 +91,12 @@ def why_not(key: str) -> str:
 
     >>> why_not("run.deadline"), why_not("http.listen")
     ('', 'the HTTP server is listening there')
+    >>> why_not("console.oidc")  # the section's table was added or removed
+    ''
     >>> why_not("run.quorum").partition(";")[0]
     'it defines the run'
     """
-    if key in LIVE:
+    if key in LIVE or key.partition(".")[0] in LIVE:
         return ""
     return RESTART.get(key) or RESTART.get(key.partition(".")[0]) or _DEFINES
 
