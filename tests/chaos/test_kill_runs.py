@@ -74,7 +74,8 @@ def play(made: Federation, serve: Callable[[], None] = lambda: None, limit: floa
         time.sleep(0.2)
         made.family.require_running()
         document = fetched(made.prepared.page, "/status")
-        versions = [one["version"] for one in json.loads(document)["runs"]] if document else []
+        runs = json.loads(document or "{}").get("runs", ())  # a daemon that begins has none yet
+        versions = [one["version"] for one in runs]
 
 
 def outcome(made: Federation) -> dict[str, tuple[Counter[str], bytes]]:
