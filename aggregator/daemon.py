@@ -6,31 +6,39 @@ the duplicate, or the state is already committed and start-up publishes it again
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
 import random
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, Self
 
 from aggregator.config import AggregatorConfig, BoundRun, bind
+from aggregator.ingress.body_decryption import BodyDecryption
 from aggregator.ingress.cohort import Cohort
 from aggregator.ingress.dead_letters import DeadLetters
 from aggregator.ingress.flood_control import FloodControl, Subscriptions
 from aggregator.ingress.forecast_book import ForecastBook
 from aggregator.ingress.message_ingress import MessageIngress
 from aggregator.ingress.registry import Registry
+from aggregator.ingress.score_book import ScoreBook
 from aggregator.ingress.signal_assembler import SignalAssembler
 from aggregator.metrics import Metrics
 from aggregator.operations import config_reload, run_setup
 from aggregator.operations.config_reload import HangUps, hang_ups
+from aggregator.operations.encryption_keys import EncryptionKeys
 from aggregator.operations.http_status import Page, Snapshot
 from aggregator.operations.operator_alerts import OperatorAlerts
 from aggregator.operations.order_executor import OrderExecutor
+from aggregator.operations.rollout_control import RolloutControl
 from aggregator.operations.startup import link_to, started_broker, terms_of
 from aggregator.operations.status_snapshot import StatusView
+from aggregator.parent.site import TreeSite
 from aggregator.rounds.announcements import Ends
 from aggregator.rounds.link_session import LinkSession
 from aggregator.rounds.message_isolation import Isolation, RunParts
@@ -40,12 +48,14 @@ from aggregator.rounds.round_engine import RoundEngine
 from aggregator.rounds.run_driver import RunDriver
 from aggregator.rounds.run_drivers import RunDrivers
 from aggregator.rounds.split_driver import SplitDriver
-from aggregator.store.opener import open_store
+from aggregator.store.errors import is_lost
+from aggregator.store.opener import open_store, wait_for_store
 from aggregator.store.types import Store, Version
 from edge_sdk.app.cli import fields, notify, stop_signals
 from edge_sdk.app.clock import Clock, SystemClock
 from edge_sdk.wire.contract.method import CONTRACTS
 from edge_sdk.wire.keys import SigningKey
+from edge_sdk.wire.link.event_loop import Poller
 from edge_sdk.wire.link.transport import Happening, LinkDown, LinkUp, Message, Transport
 from edge_sdk.wire.protocol import topics
 
@@ -54,6 +64,7 @@ logger = logging.getLogger(__name__)
 TURN = 1.0  # s, longest wait for the link: period of snapshot, control queue and broker checks
 LINGER = 2.0  # s after the last round for receipts and the final announcement
 CONTACTS = 60.0  # s between two writes of the devices' last messages
+JUDGED = 2.0  # s between two judgements of a rollout that has new reports
 GOODBYE = 10.0  # s to publish queued messages when the daemon is stopped
 
 
@@ -73,6 +84,7 @@ class Daemon:
         store: The opened database, which the daemon closes; by default the configured one.
         clock: Wall and monotonic time.
         rng: Random jitter of waits; no result depends on it.
+        parent_transport: Link to the parent's broker; by default as configured in ``[parent]``.
 
     Raises:
         Failure: Configuration, keys, bundle or store are inconsistent.
@@ -86,10 +98,15 @@ class Daemon:
         store: Store | None = None,
         clock: Clock | None = None,
         rng: random.Random | None = None,
+        parent_transport: Transport | None = None,
     ) -> None:
         self._closing = ExitStack()
         try:
-            self._build(config, transport, store, clock or SystemClock(), rng)
+            clock = clock or SystemClock()
+            self._poller = Poller() if config.parent is not None else None
+            self._closing.callback(self._close_poller)
+            self._parent_transport = parent_transport
+            self._build(config, transport, store, clock, rng)
         except BaseException:
             self._closing.close()
             raise
@@ -107,10 +124,12 @@ class Daemon:
         self._store = self._closing.enter_context(store or open_store(config.database))
         self._registry = Registry(self._store)
         self._registry.store_forecasts(_book(config))
+        self._registry.collect_scores(_scores(config))
         cohorts: list[Cohort] = []
         for section in config.runs:
             before = tuple(cohorts)
             cohorts.append(Cohort(self._registry, section.cohort, section.name, before))
+        self._site = self._site_of(bound[0])
         saved = [
             self._continued(run, cohort, signer) for run, cohort in zip(bound, cohorts, strict=True)
         ]
@@ -128,12 +147,13 @@ class Daemon:
             terms=terms_of(config),
             rng=rng,
             is_set_aside=self._letters.holds,
+            decryption=_decryption(config),
         )
         for parts in self._runs:
             signals = SignalAssembler(parts.split.contract, parts.split.wants)
             self._ingress.assemble(parts.engine.number, signals)
         self._broker = None if transport else self._closing.enter_context(started_broker(config))
-        self._transport = transport or link_to(config, self._broker)
+        self._transport = transport or link_to(config, self._broker, self._poller)
         self._floods = FloodControl()
         excluded = config.state / "excluded.json"
         self._subscriptions = Subscriptions(self._transport, config.fleet, excluded)
@@ -150,6 +170,7 @@ class Daemon:
             self._upkeep,
             self._letters,
             floods=self._floods,
+            parent=self._parent_status,
         )
         self._view.remember()
         self._publisher = Publisher(self._transport, self.metrics)
@@ -175,6 +196,10 @@ class Daemon:
         )
         self._driver = RunDrivers(drivers, self._publisher)
         self._processor = MessageProcessor(self._isolation, self._driver)
+        self._rollout = RolloutControl(
+            self._store, Ends(config.fleet, signer), clock, self._publisher.announce
+        )
+        self._registry.accept_trials(self._rollout.record)
         self._orders = OrderExecutor(
             self._store,
             self._registry,
@@ -183,6 +208,8 @@ class Daemon:
             self._publisher,
             self._letters,
             config.fleet,
+            self._rollout,
+            config,
         )
         self._link = LinkSession(
             self._transport,
@@ -194,6 +221,7 @@ class Daemon:
         self._snapshot = Snapshot()
         self._periodic_at = clock.monotonic()
         self._save_contacts_at = self._periodic_at + CONTACTS
+        self._judge_at = self._periodic_at
         self._done_since: float | None = None
 
     def _continued(self, run: BoundRun, cohort: Cohort, signer: SigningKey) -> tuple[RunParts, int]:
@@ -211,10 +239,31 @@ class Daemon:
             devices=lambda: len(cohort),
             upto=saved.upto,
             holds=cohort.holds,
+            is_held=self._site.holds if self._site is not None else lambda _state: False,
         )
         contract = CONTRACTS[run.config.run.method]
         split = SplitDriver(run.half.play, contract, begun.run, run.spec.digest, self._clock)
         return RunParts(engine, split), saved.upto
+
+    def _site_of(self, run: BoundRun) -> TreeSite | None:
+        """Return this aggregator as a device of its parent's fleet, if it has a parent."""
+        parent = self.config.parent
+        if parent is None:
+            return None
+        site = TreeSite(
+            self.config,
+            parent,
+            run,
+            clock=self._clock,
+            poller=self._poller,
+            transport=self._parent_transport,
+        )
+        self._closing.callback(site.close)
+        return site
+
+    def _close_poller(self) -> None:
+        if self._poller is not None:
+            self._poller.close()
 
     @property
     def _engine(self) -> RoundEngine:
@@ -301,18 +350,25 @@ class Daemon:
             self._ingress.open(engine.context)
         self._ingress.apply_terms(terms_of(wanted))
         self._registry.store_forecasts(_book(wanted))
+        self._registry.collect_scores(_scores(wanted))
         self._upkeep.follow(wanted)
 
     def turn(self, timeout: float = 0.0) -> None:
         """Serve the link for at most ``timeout`` seconds, then run everything that is due."""
+        self._store.check_lease()
         events = self._transport.poll(timeout)
         began = time.perf_counter()
-        for event in events:
-            self._serve(event)
+        for kind, group in itertools.groupby(events, type):
+            if kind is Message:
+                self._receive([event for event in group if isinstance(event, Message)])
+            else:
+                for event in group:
+                    self._serve(event)
         self._link.exclude(self._floods)
         self._driver.wake()
         self._isolation.step("transfers", lambda: self._driver.accept(self._ingress.tick()))
         self._driver.report_closed()
+        self._serve_parent()
         if self._clock.monotonic() >= self._periodic_at:
             self._run_periodic()
         self._publisher.flush()
@@ -366,25 +422,41 @@ class Daemon:
     def _serve(self, event: Happening) -> None:
         match event:
             case Message():
-                self._receive(event)
+                self._receive((event,))
             case LinkUp(max_payload=largest):
                 self._link.connected(largest)
             case LinkDown(why=why):
                 self._publisher.clear()
                 logger.info("link down %s", fields(why=why))
 
-    def _receive(self, message: Message) -> None:
-        """Admit, journal, apply, save and answer a message; then acknowledge it to the broker."""
+    def _receive(self, messages: Sequence[Message]) -> None:
+        """Admit, journal, apply and save messages in one commit; then acknowledge them.
+
+        Their replies leave at the end of the turn, after the commit.
+        """
+        self._processor.process_together([one for one in messages if self._admits(one)])
+        for message in messages:
+            self._transport.acknowledge(message)
+
+    def _admits(self, message: Message) -> bool:
+        """Count a message; return whether it is processed, and not dropped as part of a flood."""
         address = topics.parse(message.topic)
         is_up = address is not None and address.direction in ("up", "status")
         if address is not None and is_up:
             size = len(message.payload)
             self._view.count_message(address.kind, size)
-            if not self._floods.admits(address.id, size, self._clock.monotonic()):
-                self._transport.acknowledge(message)
-                return
-        self._processor.process(message)
-        self._transport.acknowledge(message)
+            return self._floods.admits(address.id, size, self._clock.monotonic())
+        return True
+
+    def _parent_status(self) -> dict[str, Any]:
+        return {} if self._site is None else self._site.status(self._driver.drivers[0])
+
+    def _serve_parent(self) -> None:
+        site = self._site
+        if site is not None:
+            driver = self._driver.drivers[0]
+            action = partial(site.serve, driver, self._isolation)
+            self._isolation.step("parent", action, in_transaction=False, run=driver.number)
 
     def _show_closed(self, closed: Sequence[Version]) -> None:
         """Add closed rounds to the status."""
@@ -421,9 +493,19 @@ class Daemon:
         if now >= self._save_contacts_at:
             self._save_contacts_at = now + CONTACTS
             step("contacts", self._registry.save_contacts)
+        if now >= self._judge_at:
+            self._judge_at = now + JUDGED
+            step("rollout", self._judge_rollout, in_transaction=False)
         step("page", self._measure, in_transaction=False)
         self._floods.measure(now)
         notify("WATCHDOG=1")
+
+    def _judge_rollout(self) -> None:
+        self._rollout.advance()
+        state = self._rollout.state
+        self.metrics.rollout_stage.clear()
+        if state is not None:
+            self.metrics.rollout_stage.labels(state.phase).set(state.stage)
 
     def _measure(self) -> None:
         self._view.measure()
@@ -463,13 +545,75 @@ def _book(config: AggregatorConfig) -> ForecastBook | None:
     return ForecastBook(config.forecasts_folder) if config.forecasts.store else None
 
 
+def _decryption(config: AggregatorConfig) -> BodyDecryption:
+    """Return the keys of encrypted messages, and the kinds that must be encrypted."""
+    keys = EncryptionKeys(config.encryption_folder)
+    return BodyDecryption(config.fleet, keys.key_of, frozenset(config.encryption.kinds))
+
+
+def _scores(config: AggregatorConfig) -> ScoreBook | None:
+    """Return the store of answers about scores if the configuration asks for one."""
+    section = config.scores
+    if not section.collect:
+        return None
+    return ScoreBook(config.scores_folder, section.min_epsilon, section.keep_days)
+
+
 def serve(
     config: AggregatorConfig,
     *,
     exit_when_done: bool = False,
     environ: Mapping[str, str] = os.environ,
 ) -> dict[str, Any]:
-    """Run a daemon until a signal; return its final status."""
-    with stop_signals() as stopping, hang_ups(stopping) as reloads, Daemon(config) as daemon:
-        daemon.run(stopping, exit_when_done=exit_when_done, reloads=reloads, environ=environ)
+    """Run a daemon until a signal; return its final status, which is empty for a standby.
+
+    With PostgreSQL it waits while another process writes, and waits again when it loses the database.
+    """
+    with stop_signals() as stopping, hang_ups(stopping) as reloads:
+        if isinstance(config.database, Path):
+            return _served(config, None, stopping, reloads, environ, is_last=exit_when_done)
+        for view in config.views():
+            bind(view)  # a wrong configuration is refused now, and not when it takes over
+        is_again = False
+        while not stopping.is_set():
+            store = wait_for_store(
+                config.database,
+                lambda: _is_stopping(stopping),
+                lambda: _note_standby(config),
+                is_patient=is_again,
+            )
+            if store is None:
+                break
+            try:
+                return _served(config, store, stopping, reloads, environ, is_last=exit_when_done)
+            except Exception as error:
+                if not is_lost(error):
+                    raise
+                logger.error("database lost %s", fields(why=error))  # noqa: TRY400 - no defect
+            is_again = True
+        return {}
+
+
+def _served(
+    config: AggregatorConfig,
+    store: Store | None,
+    stopping: StopRequest,
+    reloads: HangUps,
+    environ: Mapping[str, str],
+    *,
+    is_last: bool,
+) -> dict[str, Any]:
+    with Daemon(config, store=store) as daemon:
+        daemon.run(stopping, exit_when_done=is_last, reloads=reloads, environ=environ)
         return {"round": daemon.state.round, "version": daemon.state.version}
+
+
+def _note_standby(config: AggregatorConfig) -> None:
+    """Log that another process writes, and tell systemd that this one is ready."""
+    logger.info("standby started %s", fields(fleet=config.fleet, database=config.database))
+    notify("READY=1", "STATUS=standby: another process writes to the database")
+
+
+def _is_stopping(stopping: StopRequest) -> bool:
+    notify("WATCHDOG=1")
+    return stopping.is_set()

@@ -19,6 +19,11 @@ _OF_RUNS = {
     "updates": "Updates recorded in the open round of a named run.",
     "training": "1 while rounds of a named run are opened, 0 while paused or finished.",
 }
+_OF_PARENT = {
+    "connected": "1 while this site is connected to its parent's broker.",
+    "pending": "Updates of this site without a receipt of its parent.",
+    "alone": "1 while this site runs rounds without waiting for its parent.",
+}
 _ROUND_SECONDS = (1, 5, 15, 60, 300, 900, 3600, 21_600, 86_400)
 _LAG_SECONDS = (0.001, 0.01, 0.05, 0.1, 0.5, 1, 5, 30)
 
@@ -103,6 +108,29 @@ class Metrics:
             "Devices whose model at least half of the others exclude, where the method weighs models.",
             registry=own,
         )
+        self.rollout_stage = Gauge(
+            "gridfed_rollout_stage",
+            "Waves of the newest rollout that may serve its version, by phase.",
+            ["phase"],
+            registry=own,
+        )
+        self.score_answers = Gauge(
+            "gridfed_score_answers",
+            "Answers in the newest histogram of scores.",
+            registry=own,
+        )
+        self.scores = Gauge(
+            "gridfed_score_devices",
+            "Estimated number of devices whose score is in a cell; noise may make it negative.",
+            ["cell"],
+            registry=own,
+        )
+        self.score_errors = Gauge(
+            "gridfed_score_devices_error",
+            "Standard error of gridfed_score_devices.",
+            ["cell"],
+            registry=own,
+        )
         self.links = Gauge(
             "gridfed_neighbour_links",
             "Links between devices that were mixed in an exchange or were missing, as devices report.",
@@ -160,6 +188,10 @@ class Metrics:
         self.flooding = Gauge(
             "gridfed_devices_flooding", "Devices excluded because they send too much.", registry=own
         )
+        self.parent = {
+            what: Gauge(f"gridfed_parent_{what}", text, registry=own)
+            for what, text in _OF_PARENT.items()
+        }
         self.connected = Gauge(
             "gridfed_broker_connected",
             "1 while the aggregator is connected to the broker.",

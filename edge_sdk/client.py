@@ -4,7 +4,8 @@
 ``ActiveRun`` (the active bundle and its state), ``TrainingTransaction`` (one task from training to the
 saved update, with the crash guarantee), ``SplitRounds`` (split-learning rounds), ``PeerMembership``
 (peer exchange), ``LocalRounds`` (rounds without an aggregator), ``ForecastSelection`` (fine-tuning, and
-the choice of what is forecast with) and ``FlushScheduler`` (periodic writes), and fixes their order.
+the choice of what is forecast with), ``RolloutMember`` (the version of a staged rollout) and
+``FlushScheduler`` (periodic writes), and fixes their order.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from edge_sdk.app.clock import Clock, SystemClock
 from edge_sdk.config import Config
 from edge_sdk.errors import StoreFull
 from edge_sdk.forecasting.forecast import Forecast
+from edge_sdk.forecasting.forecast_choice import ForecastChoice
 from edge_sdk.forecasting.issued_forecast import IssuedForecast
 from edge_sdk.forecasting.series import WEATHER, Reading
 from edge_sdk.methods import METHODS, Factory
@@ -42,6 +44,8 @@ from edge_sdk.training.issue import issued_forecast
 from edge_sdk.training.local_rounds import LocalRounds
 from edge_sdk.training.model_runtime import ModelRuntime
 from edge_sdk.training.outbox_entry import SignedSealer, UpdateSealer
+from edge_sdk.training.rollout_member import RolloutMember
+from edge_sdk.training.score_reporter import ScoreReporter
 from edge_sdk.training.shared_budgets import ParticipationBudgets
 from edge_sdk.training.split_rounds import SplitRounds
 from edge_sdk.training.training_transaction import TRAINED_UNTIL, TrainingTransaction
@@ -186,6 +190,16 @@ class Client:
             scheduler=scheduler,
             clock=self._clock,
         )
+        self._rollout = RolloutMember(
+            config, store=store, session=session, active=active, scheduler=scheduler
+        )
+        self._scores = ScoreReporter(
+            config,
+            store=store,
+            session=session,
+            accountant=lambda: active.accountant,
+            monitor=lambda: self._selection.candidates.selection.monitor,
+        )
         session.count_new_rows(self._new_rows)
         active.accountant.charge_start(config.privacy.budget.releases_per_start)
 
@@ -235,12 +249,20 @@ class Client:
     def forecast(self) -> Forecast:
         """Forecast the values after the newest reading; ``source`` names what predicted them."""
         self._selection.follow()
-        return self.learner.forecast(self._active.latest)
+        found = self._rollout.forecast(self._selection.candidates.selection.choice.name)
+        return self.learner.forecast(self._active.latest) if found is None else found
 
     def issue(self) -> IssuedForecast:
         """Forecast as ``forecast`` does, with issue time, model version and quality."""
-        found, seen = self.forecast(), self._session.seen
+        self._selection.follow()
         choice, now = self._selection.candidates.selection.choice, self._clock.wall() / 1000
+        seen, version = self._session.seen, self._rollout.serving(choice.name)
+        found = None if version is None else self._rollout.forecast(choice.name)
+        if version is not None and found is not None:
+            return issued_forecast(
+                version.runtime, found, ForecastChoice(), now=now, run=seen.run, version=-1
+            )
+        found = self.learner.forecast(self._active.latest)
         return issued_forecast(
             self.learner, found, choice, now=now, run=seen.run, version=seen.version
         )
@@ -275,6 +297,7 @@ class Client:
             selection.choice.name,
             id(self._active.latest),
             self.learner.announced.changes,
+            self._rollout.marks,
         )
 
     def flush(self) -> None:
@@ -390,7 +413,9 @@ class Client:
             "forecast": self._selection.status(),
             "privacy": learner.mechanism.guarantee_text,
             "budget": self._active.accountant.account.summary(plan.release()),
+            **({"rollout": rollout} if (rollout := self._rollout.status()) else {}),
             **({} if among is None else {"neighbours": among.status()}),
+            **({"scores": found} if (found := self._scores.status()) else {}),
             "held": self._scheduler.why_held,
             "counts": {**session.counts, **session.traffic()},
         }
@@ -410,6 +435,9 @@ class Client:
             found = agenda.bundle
             self._guard.run("bundle", lambda: self._follow(found), found.body)
             self._active.accountant.watch()  # under the mechanism now in force
+        archive = agenda.pop_archive()
+        self._guard.run("rollout", lambda: self._rollout.turn(archive))
+        self._scores.report()
         self._guard.run("turns", self._split_rounds.answer)
         self._guard.run("neighbours", self._membership.exchange)
         task = agenda.waiting

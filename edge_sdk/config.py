@@ -11,7 +11,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from edge_sdk.app.settings import Duration, Loaded, SettingsError, load, seconds
 from edge_sdk.limits.resource_limits import LimitsSection
 from edge_sdk.methods.topology import NeighboursSection
-from edge_sdk.privacy.settings import PrivacySection
+from edge_sdk.privacy.settings import PrivacySection, ScoresSection
 from edge_sdk.wire.contract.method import CONTRACTS
 from edge_sdk.wire.schema import Between, Length, Matches, SchemaError
 
@@ -121,6 +121,7 @@ class AcceptSection:
     methods: Annotated[tuple[str, ...], Length(1, 64)] = tuple(CONTRACTS)  # accepted methods
     max_steps: Annotated[int, Between(0, 65536)] = 64  # a task with more steps is refused
     personal_init: Literal["device", "server"] = "device"  # initial values of the private layers
+    rollouts: bool = False  # try versions of a staged rollout, and report one word a day
     weekly_profile: bool = False  # disclose a coarse mean week of the demand to FedDA's clustering
 
 
@@ -237,6 +238,7 @@ class Config:
     timeouts: TimeoutsSection = field(default_factory=TimeoutsSection)
     limits: LimitsSection = field(default_factory=LimitsSection)
     neighbours: NeighboursSection = field(default_factory=NeighboursSection)
+    scores: ScoresSection = field(default_factory=ScoresSection)
     site: Mapping[str, float] = field(default_factory=dict)  # constants of the location
     source: Annotated[tuple[Mapping[str, Any], ...], Length(0, 16)] = ()  # sources of readings
     output: Annotated[tuple[Mapping[str, Any], ...], Length(0, 16)] = ()  # outputs of forecasts
@@ -245,7 +247,12 @@ class Config:
     renamed: ClassVar[Mapping[str, str]] = RENAMED
 
     def __post_init__(self) -> None:
-        """Refuse participations that share an id or a certificate."""
+        """Refuse participations that share an id or a certificate, and reports without noise."""
+        if self.accept.rollouts and self.privacy.mechanism.name != "none":
+            raise ValueError(
+                "accept.rollouts: a report is computed from readings without noise, so sending it voids "
+                "the claim of [privacy]; remove it, or set privacy.mechanism.name = 'none'"
+            )
         ids = [self.id, *(one.id for one in self.participation)]
         for number, one in enumerate(self.participation):
             where = f"participation[{number}]"
@@ -262,9 +269,10 @@ class Config:
     def participants(self) -> tuple[Config, ...]:
         """Return the configuration of every participation: the device's own first.
 
-        A further one has an id, a bundle, a state folder and a certificate of its own, and no
-        peers. Everything else, the budgets and limits above all, is the device's. No release of it
-        is outside the claim: which of several runs released first is not recorded.
+        A further one has an id, a bundle, a state folder and a certificate of its own, no
+        peers, and no answers about scores: a device counts once. Everything else, the budgets and
+        limits above all, is the device's. No release of it is outside the claim: which of several
+        runs released first is not recorded.
         """
         return (replace(self, participation=()), *map(self._participant, self.participation))
 
@@ -280,6 +288,7 @@ class Config:
             privacy=replace(self.privacy, budget=budget),
             accept=replace(self.accept, methods=methods),
             neighbours=NeighboursSection(),
+            scores=ScoresSection(),
             participation=(),
         )
 

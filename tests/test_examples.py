@@ -20,6 +20,7 @@ import pytest
 from aggregator.brokers.mosquitto import check_mosquitto_config
 from aggregator.commands import main as aggregator_cli
 from aggregator.config import AggregatorConfig, bind, settings_of
+from aggregator.config.parent import ParentSection
 from aggregator.methods.analytic.settings import Analytic
 from aggregator.methods.clustered.fesem import FeSEM
 from aggregator.methods.peers.peer_topology import DflGt
@@ -37,6 +38,7 @@ from tests.container_recipes import faults
 from tools import docs
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
+DEFAULTS = {one.name: one.default for one in fields(ParentSection)}
 ROOT = keys.from_seed(b"r" * 32)
 
 
@@ -69,6 +71,8 @@ def test_every_example_has_a_test():
         "neighbourhood.toml",
         "quickstart_meter.py",
         "station.toml",
+        "substation.toml",
+        "utility.toml",
     }
 
 
@@ -241,6 +245,27 @@ def test_the_aggregator_example_starts_a_fleet(tmp_path, capsys, name):
     assert aggregator_cli.main(["init", str(path)]) == 0
     assert "run 1 begins from the bundle's initial model" in capsys.readouterr().out
     assert aggregator_cli.main(["check", str(path)]) == 0
+
+
+def test_the_substation_joins_the_utility(tmp_path, capsys):
+    paths = {name: tmp_path / f"{name}.toml" for name in ("utility", "substation")}
+    for name, path in paths.items():
+        path.write_text((EXAMPLES / path.name).read_text("utf-8"), "utf-8")
+        assert aggregator_cli.main(["init", str(path)]) == 0, name
+    capsys.readouterr()
+    assert aggregator_cli.main(["join", str(paths["substation"]), "--json"]) == 0
+    line = json.loads(capsys.readouterr().out)
+    words = [line["id"], "--public", line["public"], "--proof", line["proof"]]
+    assert aggregator_cli.main(["enrol", *words, "--config", str(paths["utility"])]) == 0
+    for path in paths.values():
+        assert aggregator_cli.main(["check", str(path)]) == 0
+    utility, substation = (AggregatorConfig.load(paths[name], {}) for name in paths)
+    assert substation.parent.fleet == utility.fleet
+    assert bind(utility).spec.digest == bind(substation).spec.digest
+    assert bind(utility).bundle.digest == bind(substation).bundle.digest
+    stated = {"rounds", "patience", "max_count", "reply"}
+    differ = {key for key in stated if getattr(substation.parent, key) != DEFAULTS[key]}
+    assert differ == {"rounds"}
 
 
 def test_the_broker_example_passes_the_check(tmp_path):

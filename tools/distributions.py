@@ -70,7 +70,7 @@ def distributions(project: Mapping[str, Any]) -> tuple[Distribution, ...]:
                 "aggregator": [pinned["gridfed-aggregator"]],
                 **{
                     name: [f"gridfed-aggregator[{name}]=={version}"]
-                    for name in ("console", "oidc", "train")
+                    for name in ("console", "oidc", "postgres", "train")
                 },
                 "sim": [f"gridfed-sim=={version}"],
                 **{name: [f"gridfed-sim[{name}]=={version}"] for name in ("evaluate", "compare")},
@@ -81,7 +81,7 @@ def distributions(project: Mapping[str, Any]) -> tuple[Distribution, ...]:
             "aggregator",
             "The aggregator of gridfed: one daemon for a fleet of devices, and its operator's commands.",
             [pinned["gridfed"], *extras["aggregator"]],
-            {name: extras[name] for name in ("console", "oidc", "train")},
+            {name: extras[name] for name in ("console", "oidc", "postgres", "train")},
         ),
         Distribution(
             "gridfed-sim",

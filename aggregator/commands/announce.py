@@ -6,6 +6,10 @@ present model if its layout still fits.
 
   gridfed-aggregator announce aggregator.toml
   gridfed-aggregator announce aggregator.toml --fresh    start from the bundle's initial model
+
+If the configuration demands encryption, the key to which devices encrypt is announced too.
+
+  gridfed-aggregator announce aggregator.toml --new-encryption-key
 """
 
 from __future__ import annotations
@@ -20,6 +24,7 @@ from aggregator.commands.arguments import add_config, add_root_key
 from aggregator.commands.errors import require_database
 from aggregator.config import AggregatorConfig, BoundRun, bind
 from aggregator.ingress.cohort import fits
+from aggregator.operations.encryption_keys import EncryptionKeys
 from aggregator.operations.enrolment import keys_of
 from aggregator.operations.run_setup import RunSetup, retire, set_up
 from aggregator.store.opener import open_store
@@ -35,6 +40,11 @@ def add_arguments(parser: ArgumentParser) -> None:
     add_root_key(parser)
     parser.add_argument(
         "--fresh", action="store_true", help="begin another run from the bundle's initial model"
+    )
+    parser.add_argument(
+        "--new-encryption-key",
+        action="store_true",
+        help="make another key to which devices encrypt, and delete all but the two before",
     )
 
 
@@ -53,6 +63,8 @@ def sign_announcements(args: Namespace, config: AggregatorConfig) -> CommandResu
     """Sign keys and bundle, begin a run if one is due, and report what devices need."""
     root, online = load_keys(args, config)
     bound = [bind(view) for view in config.views()]
+    keys = EncryptionKeys(config.encryption_folder)
+    encryption = keys.present(renew=args.new_encryption_key) if config.encryption.kinds else None
     with open_store(config.database) as store:
         clients = [client for client in store.clients() if client.state != "revoked"]
         is_restored = store.was_restored
@@ -65,6 +77,7 @@ def sign_announcements(args: Namespace, config: AggregatorConfig) -> CommandResu
                 now=SystemClock().wall(),
                 fresh=args.fresh,
                 is_restored=is_restored,
+                encryption=encryption.public if encryption is not None else None,
             )
             for run in bound
         ]
@@ -78,6 +91,11 @@ def sign_announcements(args: Namespace, config: AggregatorConfig) -> CommandResu
             ),
             *(f"fleet {config.fleet}: run {name or '-'} is no longer announced" for name in gone),
             f"signed by root {root.kid.hex()} for aggregator {online.kid.hex()}",
+            *(
+                f"devices encrypt {', '.join(config.encryption.kinds)} to the key {key.kid.hex()}"
+                for key in (encryption,)
+                if key is not None
+            ),
             f"copy to every device: {config.root_public}",
             f"keep offline, the daemon does not need it: {root_file}",
         )
@@ -88,6 +106,7 @@ def sign_announcements(args: Namespace, config: AggregatorConfig) -> CommandResu
         "root": root.public.hex(),
         "aggregator": online.public.hex(),
         "root_public": str(config.root_public),
+        "encryption": encryption.public.hex() if encryption is not None else None,
     }
     if len(done) > 1:
         pairs = zip(config.runs, done, strict=True)

@@ -139,10 +139,10 @@ def write_access_rules(args: Namespace) -> CommandResult:
     from aggregator.ingress.cohort import fits  # noqa: PLC0415 - as below
     from aggregator.methods.base.geo_neighbours import read  # noqa: PLC0415 - as above
     from aggregator.methods.peers.peer_topology import ExchangeSettings  # noqa: PLC0415 - as above
-    from aggregator.store.opener import open_store  # noqa: PLC0415 - as above
+    from aggregator.store.opener import exists, open_store  # noqa: PLC0415 - as above
 
     config = AggregatorConfig.load(args.config)
-    if not config.database.exists():
+    if not exists(config.database):
         raise BrokerCommandError(
             f"broker access: {config.database} does not exist: this fleet is not set up",
             hint=f"gridfed-aggregator init {config.file}",

@@ -16,7 +16,7 @@ from aggregator import config as configs
 from aggregator.analysis.lipschitz_bound import LipschitzBoundError, certificate
 from aggregator.commands.arguments import add_config
 from aggregator.operations.run_setup import resumed
-from aggregator.store.opener import open_store
+from aggregator.store.opener import exists, open_store
 from edge_sdk.app.cli import USAGE, CommandResult, Failure
 from edge_sdk.wire.contract.parameter_layout import Vector
 
@@ -73,7 +73,7 @@ def run(args: Namespace) -> CommandResult:
 
 def _present(run: configs.BoundRun) -> tuple[Vector, str]:
     """Return the newest saved common model, and its description."""
-    if not run.config.database.exists():
+    if not exists(run.config.database):
         return run.spec.shared(run.bundle.initial), FIRST
     with open_store(run.config.database, read_only=True) as store:
         begun = store.run()

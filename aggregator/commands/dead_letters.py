@@ -20,7 +20,7 @@ from aggregator.commands.arguments import add_config_option
 from aggregator.ingress.dead_letters import DeadLetters, Letter, LetterError, forget
 from aggregator.operations.control_queue import ControlOrder, leave
 from aggregator.store.errors import DatabaseBusyError
-from aggregator.store.opener import open_store
+from aggregator.store.opener import exists, open_store
 from edge_sdk.app.cli import CommandResult
 
 EVERY = "_all"
@@ -86,8 +86,8 @@ def _clear(config: configs.AggregatorConfig, letters: DeadLetters, name: str) ->
     if name != EVERY:
         letters.letter(name)
     try:
-        exists = config.database.exists()
-        with open_store(config.database) if exists else nullcontext():
+        is_set_up = exists(config.database)
+        with open_store(config.database) if is_set_up else nullcontext():
             count = forget(letters, name)
     except DatabaseBusyError:
         leave(config.inbox, ControlOrder("clear", name))

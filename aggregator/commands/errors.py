@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from aggregator.config import AggregatorConfig
+from aggregator.store.opener import exists
 from edge_sdk.app.cli import USAGE, Failure
 
 
@@ -14,7 +15,7 @@ class CommandError(Failure):
 
 def require_database(config: AggregatorConfig) -> AggregatorConfig:
     """Return the configuration; refuse one whose fleet was never set up."""
-    if not config.database.exists():
+    if not exists(config.database):
         raise CommandError(
             f"{config.database} does not exist: this fleet is not set up",
             hint=f"gridfed-aggregator init {config.file}",

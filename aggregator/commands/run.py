@@ -1,7 +1,8 @@
 """Run the daemon until SIGTERM.
 
 SIGTERM or SIGINT ends it after the current message; a second signal ends it at once. SIGHUP
-reloads the configuration. After a crash the next start continues from the last commit.
+reloads the configuration. After a crash the next start continues from the last commit. With
+PostgreSQL a second process waits as a standby and takes over when the first one ends.
 
   gridfed-aggregator run aggregator.toml
   gridfed-aggregator run aggregator.toml --log debug --exit-when-done
@@ -48,6 +49,8 @@ def run(args: Namespace) -> CommandResult:
     config = AggregatorConfig.load(args.config, environ)
     start_logging(config.log.level)
     outcome = serve(config, exit_when_done=args.exit_when_done, environ=environ)
+    if not outcome:
+        return CommandResult(outcome, "stopped as a standby")
     return CommandResult(
         outcome, f"stopped after round {outcome['round']}, version {outcome['version']}"
     )

@@ -11,18 +11,20 @@ import urllib.error
 import urllib.request
 from argparse import Namespace
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 from aggregator.commands.arguments import add_config
 from aggregator.commands.errors import require_database
 from aggregator.config import AggregatorConfig, config_schedule
 from aggregator.ingress.dead_letters import DeadLetters
+from aggregator.ingress.score_book import ScoreBook, newest_histogram
 from aggregator.operations.http_status import SCHEMA, round_line
 from aggregator.operations.operator_alerts import offline
 from aggregator.store.opener import open_store
 from aggregator.store.types import Store, Version
 from edge_sdk.app.cli import CommandResult
-from edge_sdk.app.clock import SystemClock
+from edge_sdk.app.clock import DAY, SystemClock
 from edge_sdk.app.settings import SettingsError
 
 add_arguments = add_config
@@ -79,6 +81,9 @@ def _from_store(config: AggregatorConfig) -> dict[str, Any]:
     optional: dict[str, Any] = {"clusters": clusters, "alarms": alarms}
     optional["store"] = kept
     optional["certificates"] = offline(config)
+    if config.scores.collect:
+        today = SystemClock().wall() // DAY
+        optional["scores"] = newest_histogram(ScoreBook(config.scores_folder), today)
     letters = DeadLetters(config.state / "dead-letters")
     optional |= {"halted": letters.halted, "dead_letters": letters.count}
     optional["credit"] = next((v.report.get("credit", {}) for v in reversed(closed) if v.moved), {})
@@ -137,6 +142,8 @@ def _prose(document: Mapping[str, Any]) -> str:
     for label, names in document.get("clusters", {}).items():
         more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
         lines.append(f"cluster {label}: {', '.join(names[:SHOWN]) or 'none'}{more}")
+    if scores := document.get("scores"):
+        lines.append(score_line(scores))
     found = document.get("certificates", ())
     lines += [f"{one['kind']} {one['file']}: {one['status']}" for one in found]
     lines += _alarms(document)
@@ -145,6 +152,19 @@ def _prose(document: Mapping[str, Any]) -> str:
         outcome = f"{entry['result']}, {entry['updates']} updates{loss}"
         lines.append(f"round {entry['round']}: version {entry['version']}, {outcome}")
     return "\n".join(lines)
+
+
+def score_line(scores: Mapping[str, Any]) -> str:
+    """Format a day's histogram of scores.
+
+    >>> cell = {"cell": "below 0.6", "devices": 11.5, "error": 4.0}
+    >>> score_line({"day": 20415, "answers": 40, "cells": [cell]})
+    'error relative to naive, 2025-11-23, estimated from 40 answers: below 0.6 11.5 ±4.0'
+    """
+    day = datetime.fromtimestamp(86_400 * scores["day"], UTC).date().isoformat()
+    cells = (f"{one['cell']} {one['devices']:.1f} ±{one['error']:.1f}" for one in scores["cells"])
+    head = f"error relative to naive, {day}, estimated from {scores['answers']} answers"
+    return f"{head}: {', '.join(cells)}"
 
 
 def _alarms(document: Mapping[str, Any]) -> list[str]:

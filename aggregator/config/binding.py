@@ -15,6 +15,7 @@ import numpy as np
 
 from aggregator.bundles import BundleFileError, ModelBundle, open_bundle
 from aggregator.config.bundle_registry import registry_of
+from aggregator.config.parent_binding import check_parent
 from aggregator.config.schedule import Schedule
 from aggregator.config.schedule_binding import config_schedule
 from aggregator.config.sections import AdmissionSection, AggregatorConfig
@@ -134,6 +135,7 @@ def bind(config: AggregatorConfig) -> BoundRun:
     )
     bound = BoundRun(config, bundle, spec, half, ask, rounds, limits, config_schedule(config))
     _check_retention(bound)
+    check_parent(config, rounds.enough)
     return bound
 
 
@@ -152,7 +154,7 @@ def _encodings(config: AggregatorConfig, ask: Ask) -> tuple[str, ...]:
 
 
 def answer_size(manifest: Manifest, spec: ParamSpec, ask: Ask) -> int:
-    """Return the number of scalars of an update that answers an ask."""
+    """Return the number of scalars of an answer."""
     if not ask.has_statistic or manifest.analytic is None:
         return spec.shared_size
     outputs = math.prod(manifest.forecast_shape)
@@ -160,7 +162,7 @@ def answer_size(manifest: Manifest, spec: ParamSpec, ask: Ask) -> int:
 
 
 def _check_retention(run: BoundRun) -> None:
-    """Check that the retained vectors cover a restart: the state and the open round's updates."""
+    """Check that retained vectors cover a restart: a state and an open round's updates."""
     bound, config = run.config.retention.vector_bytes, run.config
     state = len(pack_leaves(flatten(run.first_state())))
     needed = 2 * (state + 4 * run.limits.size * config.run.quorum)
@@ -252,7 +254,7 @@ _LIMITED = {
 
 
 def _check_limits(config: AggregatorConfig, bundle: ModelBundle, settings: object) -> None:
-    """Refuse values beyond the bundle's signed limits, which every device would refuse."""
+    """Refuse values beyond the bundle's signed limits."""
     limits = bundle.manifest.training.limits
     for key, name in _LIMITED.items():
         set_to = getattr(settings, key, None)
@@ -268,7 +270,7 @@ def _check_limits(config: AggregatorConfig, bundle: ModelBundle, settings: objec
 
 
 def _check_stages(config: AggregatorConfig, bundle: ModelBundle) -> None:
-    """Refuse stages that the method ignores, and rates that are set twice or beyond the limit."""
+    """Refuse stages that the method ignores, and rates set twice or beyond the limit."""
     stages, most = config.run.rate_stages, bundle.manifest.training.limits["rate"]
     if not stages:
         return

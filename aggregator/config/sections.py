@@ -12,11 +12,15 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
+from urllib.parse import parse_qs, urlsplit
 
+from aggregator.config.collection import EncryptionSection, ScoreCollectionSection
+from aggregator.config.parent import ParentSection
 from aggregator.config.schedule import ScheduleSection
 from aggregator.graph.factory import GraphSection
 from aggregator.ingress.uploads import IN_FLIGHT
 from aggregator.methods.base.rate_stages import RateStage
+from aggregator.store.location import SCHEMES, Location, PostgresUrl
 from aggregator.store.types import Retention
 from edge_sdk.app.settings import Duration, Loaded, load
 from edge_sdk.wire.protocol.block_quantisation import UpdateEncoding
@@ -49,7 +53,6 @@ RENAMED: Mapping[str, str] = {
     "store.keep_vectors": "retention.vector_bytes",
     "store.keep_journal": "retention.journal_bytes",
     "store.keep_rounds": "retention.rounds",
-    "store": "[retention]",
 }
 """New key, or new [section], by old key. An old one is refused with the new one in the message."""
 
@@ -162,6 +165,25 @@ class AdmissionSection:
 
 
 @dataclass(frozen=True, slots=True)
+class StoreSection:
+    """The database: a file in the state folder, or PostgreSQL."""
+
+    url: str | None = None  # postgresql://user@host/database; left out: aggregator.db in `state`
+
+    def __post_init__(self) -> None:
+        """Refuse other schemes and passwords."""
+        if self.url is None:
+            return
+        found = urlsplit(self.url)
+        if found.scheme not in SCHEMES:
+            raise ValueError(
+                f"store.url: {found.scheme!r} is no scheme of PostgreSQL ({SCHEMES[0]}://)"
+            )
+        if found.password or "password" in parse_qs(found.query):
+            raise ValueError("store.url: passwords belong into ~/.pgpass")
+
+
+@dataclass(frozen=True, slots=True)
 class RetentionSection:
     """Retention of the database; the oldest entries are deleted first."""
 
@@ -225,9 +247,13 @@ class AggregatorConfig:
     log: LogSection = field(default_factory=LogSection)
     alerts: AlertsSection = field(default_factory=AlertsSection)
     forecasts: ForecastsSection = field(default_factory=ForecastsSection)
+    encryption: EncryptionSection = field(default_factory=EncryptionSection)
+    scores: ScoreCollectionSection = field(default_factory=ScoreCollectionSection)
     admission: AdmissionSection = field(default_factory=AdmissionSection)
     pacing: PacingSection = field(default_factory=PacingSection)
+    store: StoreSection = field(default_factory=StoreSection)
     retention: RetentionSection = field(default_factory=RetentionSection)
+    parent: ParentSection | None = None  # parent's fleet, in which this aggregator is a device
     further_runs: tuple[RunSection, ...] = ()  # the second and later tables of [[run]]
     file: Path = field(default=Path("aggregator.toml"), init=False)  # path that was read
     renamed: ClassVar[Mapping[str, str]] = RENAMED
@@ -240,6 +266,8 @@ class AggregatorConfig:
                 raise ValueError(f"run.name: {name!r} is the name of {names.count(name)} runs")
             if name and not is_run_name(name):
                 raise ValueError(f"run.name: {name!r} is reserved")
+        if self.parent is not None and self.further_runs:
+            raise ValueError("parent: expected one run; a site takes part in one run of its parent")
         for run in self.runs:
             if run.cohort and not run.name:
                 raise ValueError("run.cohort: a run with a cohort needs a run.name")
@@ -269,14 +297,24 @@ class AggregatorConfig:
         return {**tree, "run": runs[0], "further_runs": runs[1:]}
 
     @cached_property
-    def database(self) -> Path:
-        """Return the path of the database file."""
+    def database(self) -> Location:
+        """Return the place of the database."""
+        return PostgresUrl(self.store.url) if self.store.url else self.file_database
+
+    @cached_property
+    def file_database(self) -> Path:
+        """Return the path of SQLite's file."""
         return self.state / "aggregator.db"
 
     @cached_property
     def forecasts_folder(self) -> Path:
         """Return the folder of the devices' forecasts."""
         return self.state / "forecasts"
+
+    @cached_property
+    def scores_folder(self) -> Path:
+        """Return the folder of the devices' answers to the histogram of scores."""
+        return self.state / "scores"
 
     @cached_property
     def inbox(self) -> Path:
@@ -287,6 +325,11 @@ class AggregatorConfig:
     def signing_key(self) -> Path:
         """Return the path of the online private key (PEM, mode 0600)."""
         return self.keys.signing or self.state / "aggregator.key"
+
+    @cached_property
+    def encryption_folder(self) -> Path:
+        """Return the folder of the private keys to which devices encrypt."""
+        return self.encryption.folder or self.state / "encryption-keys"
 
     @cached_property
     def root_public(self) -> Path:

@@ -36,6 +36,7 @@ from aggregator.console.rendering import render
 from aggregator.console.replay_process import ReplayFailedError, ReplayProcess
 from aggregator.console.users import Role
 from aggregator.operations.control_queue import ControlOrder
+from aggregator.operations.rollout_control import ACTS as ROLLOUT_ACTS
 from aggregator.store.errors import DatabaseError
 from edge_sdk.app.cli import Failure, installed_version
 from edge_sdk.wire.schema import SchemaError, build
@@ -51,7 +52,7 @@ VIEWERS = 64  # streams of changes at a time
 POLL = 2.0  # s between two looks for changes
 LONGEST = 600.0  # s of one stream; the browser opens another one
 SECURITY_ACTS = frozenset(("revoke", "unlearn", "wipe", "reenrol"))
-ACTS = ("pause", "resume", "round", "revoke", "label", "unlearn", "command")
+ACTS = ("pause", "resume", "round", "revoke", "label", "unlearn", "command", "rollout")
 
 Endpoint = Callable[[Request], Awaitable[Response]]
 Page = Callable[[Mapping[str, str]], Values]
@@ -96,9 +97,11 @@ class ConsoleApp:
             "/devices": ("devices", "Devices", self.pages.devices),
             "/device": ("device", "Device", self.pages.device),
             "/budgets": ("budgets", "Privacy budgets", self.pages.budgets),
+            "/scores": ("scores", "Scores", self.pages.scores),
             "/refusals": ("refusals", "Refusals", self.pages.refusals),
             "/suspects": ("suspects", "Suspects", self.pages.suspects),
             "/replay": ("replay", "Incident replay", self.pages.replay),
+            "/rollout": ("rollout", "Rollout", self.pages.rollout),
             "/keys": ("keys", "Keys and expiry", self.pages.keys),
             "/orders": ("orders", "Orders", self.pages.orders),
         }
@@ -234,18 +237,23 @@ class ConsoleApp:
         self._set_cookie(response, key)
         return response
 
-    def _signed_in(self, request: Request, name: str, role: Role) -> Response:
+    def _signed_in(self, request: Request, name: str, role: Role, id_token: str) -> Response:
         """Begin the session of a person whom the issuer has identified."""
         values = {"title": "Signed in", "name": name, "role": role.name.lower()}
         response = self._page(request, None, "signed_in", values)
-        self._set_cookie(response, self.access.sessions.begin(name, role))
+        self._set_cookie(response, self.access.sessions.begin(name, role, id_token))
         return response
 
     async def _sign_out(self, request: Request) -> Response:
         viewer, form = await self._actor(request, Role.VIEWER)
         del form
-        self.access.sessions.end(viewer.session)
-        response = RedirectResponse("/sign-in", 303)
+        session, address = self.access.sessions.end(viewer.session), ""
+        if self.oidc is not None and session is not None:
+            address = await self.oidc.sign_out_address(session)
+        response: Response = RedirectResponse("/sign-in", 303)
+        if address:  # a page in between: form-action does not allow a redirect to another site
+            values = {"title": "Signed out", "issuer": urlsplit(address).hostname}
+            response = self._page(request, None, "signed_out", values | {"address": address})
         response.delete_cookie(COOKIE, path="/")
         return response
 
@@ -268,6 +276,8 @@ class ConsoleApp:
         viewer, form = await self._actor(request, Role.OPERATOR)
         if form.get("do") not in ACTS:
             raise RefusedRequestError(400, f"There is no order {form.get('do', '')!r}.")
+        if form.get("do") == "rollout" and form.get("op") not in ROLLOUT_ACTS:
+            raise RefusedRequestError(400, f"There is no act {form.get('op', '')!r} of a rollout.")
         if not form.get("why"):
             raise RefusedRequestError(400, "Give a reason: it is recorded with the order.")
         args = {"releases": float(_whole(form["releases"]))} if form.get("releases") else {}

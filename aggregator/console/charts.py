@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from typing import Any
 
 from markupsafe import Markup
 
+from aggregator.analysis.bar_chart import bar_chart
 from aggregator.analysis.line_chart import line_chart
+from aggregator.config import AggregatorConfig
+from aggregator.ingress.score_book import ScoreBook, histogram
 from aggregator.store.overview import ClosedRound
+
+SCORED = 7  # newest days of scores
 
 
 def replay_chart(result: Mapping[str, Any]) -> Markup:
@@ -39,3 +45,22 @@ def excluded_chart(rounds: Sequence[ClosedRound]) -> Markup | str:
         return ""
     title = "Devices left out by the rule, by round"
     return Markup(line_chart(title, "devices", {"left out": points}))  # noqa: S704 - line_chart escapes
+
+
+def score_days(config: AggregatorConfig) -> list[dict[str, Any]]:
+    """Return the estimated histograms of scores of the newest days, each with its chart."""
+    book = ScoreBook(config.scores_folder)
+    days = [histogram(book, day) for day in book.stored_days()[:SCORED]]
+    for one in days:
+        one["date"] = datetime.fromtimestamp(86_400 * one["day"], UTC).date().isoformat()
+        one["chart"] = score_chart(one)
+    return days
+
+
+def score_chart(found: Mapping[str, Any]) -> Markup | str:
+    """Return the shares of a day's histogram of scores; empty without an answer."""
+    if not found["answers"]:
+        return ""
+    bars = [(one["cell"], one["percent"], one["percent_error"]) for one in found["cells"]]
+    title = "Share of the devices by error relative to naive, in percent, with two standard errors"
+    return Markup(bar_chart(title, "%", bars))  # noqa: S704 - bar_chart escapes

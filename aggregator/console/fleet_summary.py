@@ -6,9 +6,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from aggregator.config import AggregatorConfig, config_schedule
+from aggregator.methods import METHODS
 from aggregator.operations.refusal_guide import ADVICE
-from aggregator.store.overview import DeviceSummary, TimelineEntry
+from aggregator.store.overview import ClosedRound, DeviceSummary, TimelineEntry
+from edge_sdk.app.clock import SystemClock
 from edge_sdk.wire.errors import Reason
+
+CHECKS = {
+    "broker": "The daemon has no link to the broker.",
+    "store": "The daemon cannot write its database.",
+    "disk": "The disk has too little free space; updates are refused.",
+}
+"""Sentences for the daemon's checks that fail."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +101,11 @@ def notices(document: Mapping[str, Any], states: Mapping[str, int]) -> list[Noti
         text = f"A run is halted: {document['halted']}. Resume it after the cause is removed."
         found.append(Notice(text, "/orders"))
     checks = document.get("checks", {})
-    found += [Notice(f"The check {name} fails.", "/keys") for name, ok in checks.items() if not ok]
+    found += [
+        Notice(CHECKS.get(name, f"The check {name} fails."), "/keys")
+        for name, ok in checks.items()
+        if not ok
+    ]
     if count := states.get("quarantined", 0):
         found.append(Notice(f"{count} devices are quarantined.", "/devices?state=quarantined"))
     if "configuration" in document:
@@ -194,3 +208,61 @@ def _contact_reasons(facts: ParticipationFacts) -> list[str]:
         ]
     state = facts.contact.get("state")
     return [f"It is {state}. Check its power and its link."] if state in {"offline", "lost"} else []
+
+
+def rollout_sentence(found: Mapping[str, Any]) -> str:
+    """Return one sentence that says what the newest rollout does.
+
+    Args:
+        found: Summary of the rollout; empty without one.
+
+    Example:
+        >>> rollout_sentence({})
+        'No bundle is let out in waves now.'
+        >>> now = {"bundle": "load", "version": 2, "phase": "run", "stage": 1, "waves": [1, 5.0],
+        ...        "days passed": 2, "days needed": 3}
+        >>> rollout_sentence(now)
+        'load version 2 is served in 1 % of the fleet: stage 1 of 2, 2 of 3 days passed.'
+        >>> rollout_sentence({**now, "phase": "return", "why": "harm"})
+        'load version 2 is taken back from all devices, because members lost too many days with it.'
+    """
+    if not found:
+        return "No bundle is let out in waves now."
+    name, stage, waves = (
+        f"{found['bundle']} version {found['version']}",
+        found["stage"],
+        found["waves"],
+    )
+    if found["phase"] == "return":
+        harm = "because members lost too many days with it"
+        why = harm if found["why"] == "harm" else "on an operator's order"
+        return f"{name} is taken back from all devices, {why}."
+    if found["phase"] == "done":
+        return f"{name} has passed all waves: announce it, so that it takes part in a run."
+    where = (
+        f"served in {waves[stage - 1]:g} % of the fleet" if stage else "scored, served by no device"
+    )
+    days = f"{found['days passed']} of {found['days needed']} days passed"
+    paused = (
+        " It is paused: no further device begins to serve it." if found["phase"] == "pause" else ""
+    )
+    return f"{name} is {where}: stage {stage} of {len(waves)}, {days}.{paused}"
+
+
+def rule_name(config: AggregatorConfig) -> str:
+    """Return the rule of a run with its pre-aggregation, as ``nnm+krum``."""
+    if config.run.method not in METHODS or METHODS[config.run.method].own:
+        return "its own"
+    rule = config.run.rule
+    before = rule.get("preaggregation") or ()
+    return "+".join([*map(str, before), str(rule.get("name", ""))])
+
+
+def planned_start(
+    config: AggregatorConfig, last: ClosedRound | None, now: Mapping[str, Any]
+) -> str:
+    """Return the start of the next round of a daemon that does not answer; empty if it does."""
+    schedule = config_schedule(config)
+    if now or schedule.is_continuous:
+        return ""
+    return schedule.text(schedule.due(last.time if last else None, SystemClock().wall()))

@@ -1,7 +1,8 @@
 """Sign in by OpenID Connect: authorization code with PKCE, and a role from a claim of the ID token.
 
 Protocol: OpenID Connect Core 1.0, RFC 7636 (PKCE, S256) and RFC 9207 (``iss`` in the answer). Authlib sends the
-requests, joserfc verifies the token. No token is kept: the session has the name and the role.
+requests, joserfc verifies the token. The session keeps the name, the role and the ID token, which
+OpenID Connect RP-Initiated Logout 1.0 sends back to the issuer as ``id_token_hint``.
 """
 
 from __future__ import annotations
@@ -12,10 +13,11 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import requests
+from authlib.common.urls import add_params_to_uri
 from authlib.integrations.base_client import OAuthError
 from authlib.integrations.requests_client import OAuth2Session
 from joserfc import jwt
@@ -31,10 +33,14 @@ RETURN = "/sign-in/return"
 """Path to which the issuer sends the browser back; part of ``redirect_uri``."""
 
 ALGORITHMS = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512")
+SIGNED_OUT = "/sign-in"
+"""Path to which the issuer sends the browser back after a sign-out."""
+
 PENDING = 1024  # sign-ins that have begun; above it the oldest is forgotten
 WAITS = 600.0  # s that a sign-in may take at the issuer
 FRESH = 600.0  # s for which the issuer's metadata and keys are used again
 AGAIN = 10.0  # s between two looks for new keys
+LONGEST_HINT = 6000  # characters of an ID token that fit into an address
 PATIENCE = 10.0  # s for an answer of the issuer
 LEEWAY = 60  # s by which the clocks may differ
 
@@ -54,10 +60,12 @@ class OidcPerson:
     Attributes:
         name: Name in the order log, ``oidc:`` and the name of the claim.
         role: Highest role that a value of the claim is mapped to.
+        id_token: ID token, for the sign-out at the issuer; empty if it is longer than ``LONGEST_HINT``.
     """
 
     name: str
     role: Role
+    id_token: str = field(default="", repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,8 +152,29 @@ class OidcClient:
             raise OidcRefusedError(f"iss: expected {self.section.issuer}, got {named[:200]!r}")
         if "error" in answer:
             raise OidcRefusedError(f"the issuer refuses: {answer['error'][:100]}")
-        claims = self._claims(self._token(answer.get("code", ""), one, metadata), one)
-        return self._person(claims)
+        token = self._token(answer.get("code", ""), one, metadata)
+        person = self._person(self._claims(token, one))
+        return replace(person, id_token=token if len(token) <= LONGEST_HINT else "")
+
+    def sign_out_address(self, id_token: str) -> str:
+        """Return the issuer's address that ends its session; empty if it has none.
+
+        The browser goes there with ``id_token_hint``, and comes back to the sign-in page.
+
+        Args:
+            id_token: ID token of the session; empty sends none.
+
+        Raises:
+            IssuerError: The issuer does not answer.
+        """
+        endpoint = str(self._discovered().get("end_session_endpoint", ""))
+        if not is_secure(endpoint):
+            return ""
+        back = self.redirect.removesuffix(RETURN) + SIGNED_OUT
+        values = [("client_id", self.section.client_id), ("post_logout_redirect_uri", back)]
+        if id_token:
+            values.append(("id_token_hint", id_token))
+        return str(add_params_to_uri(endpoint, values))
 
     def _session(self) -> OAuth2Session:
         section = self.section

@@ -20,6 +20,7 @@ from aggregator.console.oidc import (
     OidcRefusedError,
     client_of,
 )
+from aggregator.console.sign_in import SignedIn
 from aggregator.console.users import Role
 from edge_sdk.app.cli import fields
 
@@ -45,7 +46,7 @@ class OidcPages:
     client: OidcClient
     access: Access
     form: Callable[[Request, str, int], Response]
-    signed_in: Callable[[Request, str, Role], Response]
+    signed_in: Callable[[Request, str, Role, str], Response]
 
     @classmethod
     def of(
@@ -53,7 +54,7 @@ class OidcPages:
         config: AggregatorConfig,
         access: Access,
         form: Callable[[Request, str, int], Response],
-        signed_in: Callable[[Request, str, Role], Response],
+        signed_in: Callable[[Request, str, Role, str], Response],
     ) -> OidcPages:
         """Return the sign-in of a configuration with ``console.oidc``."""
         return cls(client_of(config), access, form, signed_in)
@@ -90,9 +91,19 @@ class OidcPages:
             log_refusal(request, RefusedRequestError(403, str(error)))
             return self.form(request, f"The sign-in was refused. {error}.", 403)
         logger.info("console signed in %s", fields(name=person.name, address=address))
-        response = self.signed_in(request, person.name, person.role)
+        response = self.signed_in(request, person.name, person.role, person.id_token)
         response.delete_cookie(COOKIE, path="/sign-in")
         return response
+
+    async def sign_out_address(self, session: SignedIn) -> str:
+        """Return the issuer's address that ends its session too; empty if there is none, or it fails."""
+        if session.role is None:
+            return ""
+        try:
+            return await run_in_threadpool(self.client.sign_out_address, session.id_token)
+        except IssuerError as error:
+            logger.warning("console issuer failed %s", fields(why=str(error)))
+            return ""
 
     def _failed(self, request: Request, error: IssuerError) -> Response:
         logger.warning("console issuer failed %s", fields(why=str(error)))

@@ -6,32 +6,35 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from aggregator.config import AggregatorConfig, config_schedule
-from aggregator.console.charts import excluded_chart, loss_chart
+from aggregator.config import AggregatorConfig
+from aggregator.console.charts import excluded_chart, loss_chart, score_days
 from aggregator.console.fleet_summary import (
     ParticipationFacts,
     RunLine,
     happening,
     notices,
+    planned_start,
     reasons_for_absence,
+    rollout_sentence,
+    rule_name,
 )
 from aggregator.console.live_status import LiveStatus
 from aggregator.console.order_log import given_orders, queued_orders
-from aggregator.methods import METHODS
 from aggregator.operations.control_queue import OPS
 from aggregator.operations.operator_alerts import offline
 from aggregator.operations.refusal_guide import ADVICE
+from aggregator.operations.rollout_control import summary as rollout_summary
+from aggregator.operations.status_snapshot import excluded, from_others
 from aggregator.rules import BEFORE, RULES
-from aggregator.store.opener import open_overview
-from aggregator.store.overview import ClosedRound, DeviceFilter, StoreOverview
-from edge_sdk.app.clock import SystemClock
+from aggregator.store.opener import open_overview, open_store
+from aggregator.store.overview import DeviceFilter, StoreOverview
 from edge_sdk.wire.errors import Reason
 from edge_sdk.wire.keys import KeyFileError, kid_of, read_public
 
 PER_PAGE = 50  # devices
 SHOWN = 50  # rounds, entries and names in a table
 LISTED = 400  # devices of one round
-CHARTED = 200  # rounds in a chart
+CHARTED = 100  # rounds in a chart and in the table beside it
 RECENT = 50  # closed rounds in which suspects are counted
 
 Values = dict[str, Any]
@@ -69,7 +72,7 @@ class ConsolePages:
             "notices": notices(document, states),
             "runs": runs,
             "states": states,
-            "online": document.get("devices", {}),
+            "online": {k: v for k, v in document.get("devices", {}).items() if k != "enrolled"},
             "rounds": rounds,
             "run": runs[0].number if runs else 0,
         }
@@ -101,15 +104,21 @@ class ConsolePages:
         online = [one for one, at in contacts.items() if at["state"] in {"online", "sleeping"}]
         awaited = sorted((set(tasks or online) & eligible) - set(answered))
         return {
+            "title": f"Run {current[0].name or number}" if current else f"Run {number}",
             "run": number,
             "line": current[0] if current else None,
             "opened": opened if is_open else 0,
             "answered": answered,
             "awaited": awaited,
-            "rounds": rounds[:SHOWN],
+            "rounds": rounds,
             "chart": loss_chart(rounds),
             "shown": SHOWN,
+            "charted": CHARTED,
         }
+
+    def scores(self, _query: Query) -> Values:
+        """Return the estimated histograms of scores of the newest days."""
+        return {"days": score_days(self.config), "collects": self.config.scores.collect}
 
     def round(self, query: Query) -> Values:
         """Return one closed round: devices, norms, weights, and the rule's verdict."""
@@ -130,6 +139,7 @@ class ConsolePages:
             k: v for k, v in report.items() if k not in known and not isinstance(v, dict | list)
         }
         return {
+            "title": f"Round {number}",
             "run": run,
             "version": version,
             "rows": rows[:LISTED],
@@ -178,6 +188,7 @@ class ConsolePages:
             timeline,
         )
         return {
+            "title": found.id,
             "device": found,
             "contact": contact,
             "absence": reasons_for_absence(facts),
@@ -215,7 +226,8 @@ class ConsolePages:
         ]
         rows.sort(key=lambda row: (-row[1], -row[3], row[0]))
         return {
-            "rows": rows,
+            "present": [row for row in rows if row[1] or row[3]],
+            "absent": [row for row in rows if not row[1] and not row[3]],
             "chosen": name,
             "advice": ADVICE.get(Reason[name]) if name else None,
             "devices": devices,
@@ -231,6 +243,10 @@ class ConsolePages:
             rows = store.suspects(number, RECENT, SHOWN)
             rounds = store.rounds(number, RECENT)
             shut = store.devices(DeviceFilter(state="quarantined"), SHOWN)
+        document = self.live.document()
+        credit = document.get("credit") or {}
+        without = set(excluded(credit))
+        weights = sorted(from_others(credit).items(), key=lambda one: (one[1], one[0]))
         return {
             "run": number,
             "rows": rows,
@@ -238,7 +254,9 @@ class ConsolePages:
             "chart": excluded_chart(rounds),
             "rounds": rounds,
             "recent": RECENT,
-            "credit": self.live.document().get("credit", {}),
+            "times": {one.round: one.time for one in rounds},
+            "credit": [(name, weight, name in without) for name, weight in weights[:SHOWN]],
+            "signs": document.get("refused", {}).get("OUTLIVED", 0),
         }
 
     def replay(self, query: Query) -> Values:
@@ -259,6 +277,17 @@ class ConsolePages:
             "result": None,
             "failure": "",
             "chart": "",
+        }
+
+    def rollout(self, _query: Query) -> Values:
+        """Return the newest rollout: its stage, places, daily results and changes."""
+        with open_store(self.config.database, read_only=True) as store:
+            found = rollout_summary(store, self.config.fleet)
+        return {
+            "rollout": found,
+            "sentence": rollout_sentence(found),
+            "is_open": found.get("phase") in ("run", "pause"),
+            "is_daemon_up": bool(self.live.document()),
         }
 
     def keys(self, _query: Query) -> Values:
@@ -317,30 +346,16 @@ class ConsolePages:
                     begun.run,
                     begun.name,
                     begun.method,
-                    _rule_name(view),
+                    rule_name(view),
                     begun.bundle,
                     now.get("round", last.round if last else 0),
                     now.get("version", last.version if last else 0),
                     now.get("phase", ""),
                     now.get("updates", ""),
-                    str(plan.get("next round", "")) or _planned(view, last, now),
+                    str(plan.get("next round", "")) or planned_start(view, last, now),
                 )
             )
         return found
-
-
-def _rule_name(config: AggregatorConfig) -> str:
-    if config.run.method not in METHODS or METHODS[config.run.method].own:
-        return "its own"
-    return str(config.run.rule.get("name", ""))
-
-
-def _planned(config: AggregatorConfig, last: ClosedRound | None, now: Mapping[str, Any]) -> str:
-    """Return the start of the next round of a daemon that does not answer; empty if it does."""
-    schedule = config_schedule(config)
-    if now or schedule.is_continuous:
-        return ""
-    return schedule.text(schedule.due(last.time if last else None, SystemClock().wall()))
 
 
 def _outcome(code: int | None) -> str:

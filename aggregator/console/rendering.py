@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from functools import cache
+from importlib.resources import files
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -16,13 +18,31 @@ PAGES = (
     ("/runs", "Runs and rounds"),
     ("/devices", "Devices"),
     ("/budgets", "Privacy budgets"),
+    ("/scores", "Scores"),
     ("/refusals", "Refusals"),
     ("/suspects", "Suspects"),
     ("/replay", "Incident replay"),
+    ("/rollout", "Rollout"),
     ("/keys", "Keys and expiry"),
     ("/orders", "Orders"),
 )
 """Address and name of every page in the navigation."""
+
+PHASES = {"train": "training", "pause": "paused", "stop": "complete", "": "unknown"}
+EXCLUSIONS = {
+    "far": "far from the other updates",
+    "weight 0": "no weight",
+    "no_trust": "no trust",
+    "other_cluster": "in another cluster",
+}
+"""Reasons of rules, in words of the pages."""
+
+FACTS = {
+    "step": "Length of the model's change",
+    "loss": "Mean loss that devices reported",
+    "seconds": "Duration, s",
+}
+"""Names of a round's facts on its page."""
 
 
 @cache
@@ -35,9 +55,19 @@ def environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    made.filters |= {"moment": moment, "number": number, "table_value": table_value}
-    made.globals["pages"] = PAGES
+    made.filters |= {"moment": moment, "number": number, "table_value": table_value, "day": day}
+    made.filters |= {"phase": phase, "exclusion": exclusion, "spans": spans}
+    made.globals |= {"pages": PAGES, "facts_of": FACTS, "assets": _assets_digest()}
     return made
+
+
+def _assets_digest() -> str:
+    """Return a text that differs for other static files, so that no browser shows old ones."""
+    folder = files("aggregator.console") / "static"
+    digest = hashlib.sha256()
+    for name in ("console.css", "console.js"):
+        digest.update((folder / name).read_bytes())
+    return digest.hexdigest()[:12]
 
 
 def render(template: str, values: Mapping[str, Any]) -> str:
@@ -63,15 +93,57 @@ def moment(milliseconds: float | None) -> Markup | str:
     return Markup('<time datetime="{}">{}</time>').format(machine, text)
 
 
+def day(milliseconds: float) -> str:
+    """Return the day in UTC.
+
+    >>> day(86_400_000 * 20_780)
+    '2026-11-23'
+    """
+    return f"{datetime.fromtimestamp(milliseconds / 1000, UTC):%Y-%m-%d}"
+
+
 def number(value: float | None, digits: int = 4) -> str:
     """Return a number with some significant digits; a hyphen for None.
 
-    >>> number(0.123456), number(None), number(12)
-    ('0.1235', '-', '12')
+    >>> number(0.25), number(None), number(12), number(100.0, 3)
+    ('0.2500', '-', '12', '100')
     """
     if value is None:
         return "-"
-    return str(value) if isinstance(value, int) else f"{value:.{digits}g}"
+    return str(value) if isinstance(value, int) else f"{value:#.{digits}g}".removesuffix(".")
+
+
+def spans(numbers: Iterable[int]) -> str:
+    """Return whole numbers as text, with neighbours joined.
+
+    >>> spans([9, 4, 3, 5, 1])
+    '1, 3 to 5, 9'
+    """
+    found: list[list[int]] = []
+    for one in sorted(numbers):
+        if found and found[-1][-1] == one - 1:
+            found[-1].append(one)
+        else:
+            found.append([one])
+    return ", ".join(str(one[0]) if len(one) == 1 else f"{one[0]} to {one[-1]}" for one in found)
+
+
+def phase(name: str) -> str:
+    """Return the phase of a run in words.
+
+    >>> phase("train"), phase("")
+    ('training', 'unknown')
+    """
+    return PHASES.get(name, name)
+
+
+def exclusion(reason: str) -> str:
+    """Return the reason of a rule in words; a reason of a rule that is not ours as it is.
+
+    >>> exclusion("far"), exclusion("odd")
+    ('far from the other updates', 'odd')
+    """
+    return EXCLUSIONS.get(reason, reason)
 
 
 def table_value(value: object) -> str:

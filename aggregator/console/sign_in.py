@@ -76,12 +76,21 @@ class AttemptLimit:
 
 @dataclass(frozen=True, slots=True)
 class SignedIn:
-    """Session of a signed-in user; ``role`` is None for a local user, whose file has it."""
+    """Session of a signed-in user.
+
+    Attributes:
+        user: Name of the user.
+        begun: Clock's time of its begin.
+        used: Clock's time of its last request.
+        role: Role that an issuer has given; None for a local user, whose file has it.
+        id_token: ID token, by which the issuer ends its own session; empty for a local user.
+    """
 
     user: str
     begun: float
     used: float
     role: Role | None = None
+    id_token: str = field(default="", repr=False)
 
 
 @dataclass(slots=True)
@@ -96,11 +105,11 @@ class Sessions:
     _sessions: OrderedDict[str, SignedIn] = field(default_factory=OrderedDict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def begin(self, user: str, role: Role | None = None) -> str:
-        """Return the id of a new session; ``role`` is that of a user of an issuer."""
+    def begin(self, user: str, role: Role | None = None, id_token: str = "") -> str:
+        """Return the id of a new session; role and ID token are those of a user of an issuer."""
         key, now = secrets.token_urlsafe(32), self.clock()
         with self._lock:
-            self._sessions[key] = SignedIn(user, now, now, role)
+            self._sessions[key] = SignedIn(user, now, now, role, id_token)
             while len(self._sessions) > SESSIONS:
                 self._sessions.popitem(last=False)
         return key
@@ -123,7 +132,7 @@ class Sessions:
             self._sessions.move_to_end(key)
             return found
 
-    def end(self, key: str) -> None:
-        """End a session."""
+    def end(self, key: str) -> SignedIn | None:
+        """End a session; return it, or None if there was none."""
         with self._lock:
-            self._sessions.pop(key, None)
+            return self._sessions.pop(key, None)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
+from typing import Any
 
 from aggregator.ingress.admission_context import AdmissionContext, WelcomeTerms, welcome
 from aggregator.ingress.content_server import ContentServer
@@ -29,7 +30,9 @@ from edge_sdk.wire.protocol.messages import (
     MetricsMessage,
     ReceiptMessage,
     RefusalMessage,
+    ScoreMessage,
     StatusMessage,
+    TrialMessage,
 )
 
 logger = logging.getLogger(__name__)
@@ -127,6 +130,15 @@ class DeviceSessions:
         self._registry.metrics[sealed.sender] = metrics
         return IngressResult()
 
+    @property
+    def opted_in(self) -> dict[str, tuple[type[Any], Callable[[Sealed, Any], IngressResult]]]:
+        """Return class and handler of the kinds that are sent only where both sides opt in."""
+        return {
+            ForecastMessage.kind: (ForecastMessage, self.forecast),
+            ScoreMessage.kind: (ScoreMessage, self.score),
+            TrialMessage.kind: (TrialMessage, self.trial),
+        }
+
     def forecast(self, sealed: Sealed, forecast: ForecastMessage) -> IngressResult:
         """Store a device's forecast; one that is not newer is counted only.
 
@@ -135,8 +147,26 @@ class DeviceSessions:
         """
         if self._registry.forecasts is None:
             raise Refused(Reason.UNKNOWN_KIND, "forecasts.store is false")
-        is_newer = self._registry.forecasts.record(sealed.sender, forecast, sealed.body)
+        is_newer = self._registry.forecasts.record(sealed.sender, forecast, sealed.content)
         self._counts["FORECASTS" if is_newer else "STALE_FORECASTS"] += 1
+        return IngressResult()
+
+    def trial(self, sealed: Sealed, trial: TrialMessage) -> IngressResult:
+        """Record a report of a rollout's member; one of another device is counted only."""
+        is_member = self._registry.record_trial(sealed.sender, trial)
+        self._counts["TRIALS" if is_member else "STRAY_TRIALS"] += 1
+        return IngressResult()
+
+    def score(self, sealed: Sealed, answer: ScoreMessage) -> IngressResult:
+        """Store a device's answer about its score; a second one of its day is counted only.
+
+        Raises:
+            Refused: UNKNOWN_KIND: the operator collects no scores; or as ``ScoreBook.record``.
+        """
+        if self._registry.scores is None:
+            raise Refused(Reason.UNKNOWN_KIND, "scores.collect is false")
+        is_first = self._registry.scores.record(sealed.sender, answer, self._clock.wall())
+        self._counts["SCORES" if is_first else "REPEATED_SCORES"] += 1
         return IngressResult()
 
     def receipt(self, sealed: Sealed, receipt: ReceiptMessage) -> IngressResult:

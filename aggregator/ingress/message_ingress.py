@@ -1,8 +1,8 @@
 """Turn the messages of devices into journal entries and replies, independently of the method.
 
-Every message passes the same steps: topic, size, envelope, deny list, quota, signature, schema,
-number, admission, one transaction, and then the reply. No update is counted twice, and nothing is
-receipted before it is durable (`PROTOCOL.md` sections 5, 9 and 10).
+Every message passes topic, size, envelope, deny list, quota, signature, schema, number, admission,
+one transaction, and then the reply. No update is counted twice, and nothing is receipted before it
+is durable (`PROTOCOL.md` sections 5, 9 and 10).
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from aggregator.ingress.admission_context import (
     WelcomeTerms,
     check_signal,
 )
+from aggregator.ingress.body_decryption import BodyDecryption
 from aggregator.ingress.content_server import ContentServer
 from aggregator.ingress.device_sessions import DeviceSessions
 from aggregator.ingress.rate_limits import RateLimiter
@@ -33,11 +34,10 @@ from edge_sdk.app.clock import Clock
 from edge_sdk.wire.errors import Reason, Refused
 from edge_sdk.wire.keys import Signer
 from edge_sdk.wire.link.transport import Message as Arrival
-from edge_sdk.wire.protocol import codec, envelope, messages, topics
-from edge_sdk.wire.protocol.envelope import AGGREGATOR, Sealed
+from edge_sdk.wire.protocol import codec, topics
+from edge_sdk.wire.protocol.envelope import Sealed
 from edge_sdk.wire.protocol.messages import (
     ChunkMessage,
-    ForecastMessage,
     HaveMessage,
     HelloMessage,
     Message,
@@ -78,7 +78,7 @@ class MessageIngress:
             IGNORED for a name with too many forged signatures; STRAY for a message that no device
             of this fleet sends to the aggregator.
         is_full: True if the last write found the disk full.
-        at_hand: The message being handled, or the last.
+        at_hand: The newest message.
         signals: Assembler of transient signals.
     """
 
@@ -94,8 +94,9 @@ class MessageIngress:
         rng: random.Random | None = None,
         signals: SignalAssembler | None = None,
         is_set_aside: Callable[[str, bytes], bool] = never_set_aside,
+        decryption: BodyDecryption | None = None,
     ) -> None:
-        """Start without an open run and without transfers.
+        """Start without a run and transfers.
 
         Args:
             store: Store of all durable state.
@@ -104,9 +105,10 @@ class MessageIngress:
             signer: The aggregator's online key.
             clock: Wall time for welcomes, monotonic time for everything else.
             terms: Terms of a welcome.
-            rng: Random jitter of waits and timers.
-            signals: Assembler of transient signals; none if left out.
+            rng: Jitter of waits.
+            signals: Assembler of transient signals; or none.
             is_set_aside: Returns whether a body of this digest caused a defect.
+            decryption: Keys of encrypted bodies.
         """
         self.counts: Counter[str] = Counter()
         self.is_full = False
@@ -119,6 +121,7 @@ class MessageIngress:
         self._terms = terms or WelcomeTerms()
         self._signals_of: dict[int, SignalAssembler] = {}
         self._contexts: dict[int, AdmissionContext] = {}
+        self._decryption = decryption or BodyDecryption(fleet)
         self._sealer = ReplySealer(fleet, signer)
         self._limiter = RateLimiter(self._terms.quotas)
         self._uploads = Uploads(self._terms.room, rng or random.Random())  # noqa: S311 - jitter
@@ -164,7 +167,7 @@ class MessageIngress:
             ChunkMessage.kind: (ChunkMessage, self._chunk),
             HaveMessage.kind: (HaveMessage, self._have),
             SignalMessage.kind: (SignalMessage, self._signal),
-            ForecastMessage.kind: (ForecastMessage, sessions.forecast),
+            **sessions.opted_in,
         }
 
     @property
@@ -202,7 +205,7 @@ class MessageIngress:
         """Handle a body that was sent in chunks and set aside before.
 
         Raises:
-            Refused: As for a body whose last chunk arrives.
+            Refused: As for its last chunk.
         """
         self.at_hand = AtHand(body.sender, body.kind)
         return self._complete(body)
@@ -271,7 +274,7 @@ class MessageIngress:
             self._registry.record_contact(device, self._clock.wall())
             self._check_set_aside(sealed)
             cls, handler = self._handlers[kind]
-            message = codec.decode(cls, sealed.body, on_unknown=self._unknown)
+            message = codec.decode(cls, sealed.content, on_unknown=self._unknown)
             self.at_hand = AtHand(device, kind, sealed, message)
             result = handler(sealed, message)
         except Refused as refused:
@@ -293,14 +296,7 @@ class MessageIngress:
             self._limiter.charge(sender, kind, len(payload), now)
             return public
 
-        return envelope.unseal(
-            payload,
-            kind=kind,
-            sender=device,
-            recipient=AGGREGATOR,
-            fleet=self._fleet,
-            key_of=key_of,
-        )
+        return self._decryption.unseal(payload, kind=kind, sender=device, key_of=key_of)
 
     def _check_set_aside(self, body: Sealed) -> None:
         if self._is_set_aside(body.sender, body.digest):
@@ -345,11 +341,10 @@ class MessageIngress:
 
     def _complete(self, body: Sealed) -> IngressResult:
         """Handle a complete, verified body as if it had arrived inline."""
-        if body.body[:1] == bytes([messages.SEALED]):
-            raise Refused(Reason.CANNOT_OPEN, "a sealed body")
+        body = self._decryption.opened(body)
         self.at_hand = AtHand(body.sender, body.kind, body)
         self._check_set_aside(body)
-        update = codec.decode(UpdateMessage, body.body, on_unknown=self._unknown)
+        update = codec.decode(UpdateMessage, body.content, on_unknown=self._unknown)
         self.at_hand = AtHand(body.sender, body.kind, body, update)
         return self._updates.update(body, update)
 

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from heapq import nlargest
 from typing import Any
 
 from aggregator.ingress.forecast_book import ForecastBook
+from aggregator.ingress.score_book import ScoreBook
 from aggregator.store.types import Contact, DeclinedRun, EnrolledDevice, Store
 from edge_sdk.app.cli import fields
 from edge_sdk.wire.contract.method import Member
 from edge_sdk.wire.errors import Reason, Refused
 from edge_sdk.wire.keys import kid_of
-from edge_sdk.wire.protocol.messages import MetricsMessage, StatusMessage
+from edge_sdk.wire.protocol.messages import MetricsMessage, StatusMessage, TrialMessage
 
 logger = logging.getLogger(__name__)
 
@@ -77,6 +78,11 @@ def earlier_of(clients: Iterable[EnrolledDevice]) -> dict[str, tuple[str, ...]]:
     return found
 
 
+def _no_rollout(_device: str, _trial: TrialMessage) -> bool:
+    """Return False: no rollout runs."""
+    return False
+
+
 class Registry:
     """Enrolled devices, read from the store once, and their presence, in memory only.
 
@@ -92,6 +98,8 @@ class Registry:
         self._presence: dict[str, Presence] = {}
         self.metrics: dict[str, MetricsMessage] = {}
         self.forecasts: ForecastBook | None = None
+        self.record_trial: Callable[[str, TrialMessage], bool] = _no_rollout
+        self.scores: ScoreBook | None = None
         self._bundle_refusals: dict[str, str] = {}
         self._saved = store.contacts()
         for device, at in self._saved.items():
@@ -118,6 +126,14 @@ class Registry:
     def store_forecasts(self, forecasts: ForecastBook | None) -> None:
         """Store the devices' forecasts there from now on; None refuses them."""
         self.forecasts = forecasts
+
+    def accept_trials(self, record: Callable[[str, TrialMessage], bool]) -> None:
+        """Record the reports of a rollout's members by this function from now on."""
+        self.record_trial = record
+
+    def collect_scores(self, scores: ScoreBook | None) -> None:
+        """Store the devices' answers about scores there from now on; None refuses them."""
+        self.scores = scores
 
     def labels(self, device: str) -> dict[str, str]:
         """Return the labels of a device by name."""

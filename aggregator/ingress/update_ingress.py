@@ -117,6 +117,8 @@ class UpdateIngress:
         Raises:
             Refused: EXPIRED if its grant has expired.
         """
+        if self._uploads.is_queued(device, chunk):  # sent with its offer; the grant asks again
+            return IngressResult()
         if chunk.life and chunk.seq:
             key = (chunk.life, chunk.seq)
             row = self._store.row(device, key)

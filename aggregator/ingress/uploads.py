@@ -208,7 +208,7 @@ class Uploads:
         """Grant or queue an offer; a newer offer replaces an older one.
 
         Returns:
-            The grant; None while the offer is queued.
+            The grant; None while the offer is queued, and where all chunks follow it unasked.
 
         Raises:
             Refused: BUSY if the queue is full; TOO_LARGE or MALFORMED for impossible sizes.
@@ -220,10 +220,12 @@ class Uploads:
         if offer.size > BODY_LIMIT:
             raise Refused(Reason.TOO_LARGE, f"{offer.size} bytes")
         check_sizes(offer.digest, offer.size, offer.chunk)
-        if running is not None and running.granted is not None:
-            return self.grant(device, offer, now)
-        if not self._queue and self._fits(device, offer):
-            return self.grant(device, offer, now)
+        is_running = running is not None and running.granted is not None
+        if is_running or (not self._queue and self._fits(device, offer)):
+            grant = self.grant(device, offer, now)
+            is_ahead = running is None and offer.ahead == count_of(offer.size, offer.chunk)
+            self._active[device].is_timed &= not is_ahead
+            return None if is_ahead else grant
         if device not in self._queue and len(self._queue) >= self._room.waiting:
             raise Refused(Reason.BUSY, f"{len(self._queue)} offers are waiting")
         self._queue[device] = Waiting(offer, now)
@@ -268,6 +270,11 @@ class Uploads:
         return int(1000 * min(max(1.0, seconds), LONGEST_WAIT) * self._rng.uniform(0.5, 1.5))
 
     # --- chunks
+
+    def is_queued(self, device: str, chunk: ChunkMessage) -> bool:
+        """Return whether a chunk belongs to a body whose offer waits for its grant."""
+        waiting = self._queue.get(device)
+        return waiting is not None and ref(waiting.offer.digest) == chunk.id
 
     def expects(self, device: str, chunk: ChunkMessage) -> bool:
         """Return whether a chunk belongs to the device's granted body."""

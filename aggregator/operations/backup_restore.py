@@ -7,11 +7,15 @@ with an unknown life must send a hello, and its updates for a lost run are refus
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from aggregator.config import AggregatorConfig
-from aggregator.store.opener import alone, open_store
+from aggregator.store.location import PostgresUrl
+from aggregator.store.opener import alone, open_store, refill
+from aggregator.store.types import Store
 from edge_sdk.app.cli import USAGE, Failure
 from edge_sdk.app.permissions import tighten
 from edge_sdk.wire.protocol import topics
@@ -50,19 +54,28 @@ def put_in_place(config: AggregatorConfig, backup: Path, *, now: int) -> Restore
         RestoreError: No backup, a damaged one, or one of another fleet; nothing was changed.
         DatabaseBusyError: The daemon runs; nothing was changed.
     """
-    with alone(config.database):
-        copy = config.database.with_name(f".{config.database.name}.restored")
-        run, version = _copied(config, backup, copy)
-        aside = _put_aside(config.database, now)
-        copy.replace(config.database)
-    return Restored(run, version, aside)
+    file = config.file_database
+    if isinstance(config.database, PostgresUrl):
+        with checked(config, backup) as (_, run, version):
+            aside = file.with_name(f"{file.stem}-before-{now // 1000}{file.suffix}")
+            refill(config.database, backup, aside)
+        return Restored(run, version, aside)
+    with alone(file):
+        fresh = file.with_name(f".{file.name}.restored")
+        with checked(config, backup) as (copy, run, version):
+            copy.backup(fresh)
+        before = _put_aside(file, now)
+        fresh.replace(file)
+    return Restored(run, version, before)
 
 
-def _copied(config: AggregatorConfig, backup: Path, fresh: Path) -> tuple[int, int]:
-    """Copy a backup after checking it; return its run and version."""
+@contextmanager
+def checked(config: AggregatorConfig, backup: Path) -> Iterator[tuple[Store, int, int]]:
+    """Open and check a backup; yield it with its run and version."""
     if not backup.is_file():
         raise RestoreError(f"{backup}: file not found")
-    if config.database.exists() and backup.samefile(config.database):
+    file = config.file_database
+    if config.database == file and file.exists() and backup.samefile(file):
         raise RestoreError(
             f"{backup} is the database itself",
             hint=f"to continue from it as it is: gridfed-aggregator announce {config.file}",
@@ -75,8 +88,7 @@ def _copied(config: AggregatorConfig, backup: Path, fresh: Path) -> tuple[int, i
         if begun is None or not is_ours:
             raise RestoreError(f"{backup} has no run of fleet {config.fleet!r}")
         closed = copy.versions(begun.run, last=1)
-        copy.backup(fresh)
-    return begun.run, closed[-1].version if closed else 0
+        yield copy, begun.run, closed[-1].version if closed else 0
 
 
 def _put_aside(database: Path, now: int) -> Path | None:

@@ -45,6 +45,7 @@ _BY_THE_DAEMON = {
     "clear": "clear a dead letter",
     "unlearn": "unlearn a device",
     "weather": "announce weather",
+    "rollout": "change a rollout",
 }
 
 
@@ -61,11 +62,11 @@ class ControlOrder:
     Attributes:
         do: ``enrol``, ``revoke``, ``label``, ``unlearn`` or ``command`` a device; ``pause`` or
             ``resume`` the fleet; open a ``round`` before its start; ``retry`` or ``clear`` a dead
-            letter; announce ``weather``.
+            letter; announce ``weather``; begin or change a ``rollout``.
         device: Id of the device; ``_all`` for the fleet, or for every dead letter; for ``weather``
             the region.
         public: Raw public key as hex, for ``enrol``.
-        op: Command for the device, for ``command``.
+        op: Command for the device, for ``command``; act, for ``rollout``.
         why: Reason; recorded with the device for ``revoke``.
         who: Person who gave the order in the console; empty for a command.
         args: Numeric arguments of the command.
@@ -88,6 +89,7 @@ class ControlOrder:
         "unlearn",
         "label",
         "weather",
+        "rollout",
     ]
     device: Annotated[str, Length(1, 64)]
     public: Annotated[str, Length(0, 64)] = ""

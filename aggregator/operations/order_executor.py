@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from aggregator.config import AggregatorConfig
 from aggregator.ingress.dead_letters import DeadLetters, LetterError, forget
 from aggregator.ingress.registry import Registry
 from aggregator.ingress.replies import pause
@@ -17,6 +18,8 @@ from aggregator.operations.control_queue import (
     carry_out,
     refuse_unlearning,
 )
+from aggregator.operations.rollout_control import RolloutControl
+from aggregator.operations.rollout_orders import read_description, remove_description
 from aggregator.operations.weather_publication import taken
 from aggregator.rounds.announcements import Publication
 from aggregator.rounds.message_processor import MessageProcessor
@@ -44,6 +47,8 @@ class OrderExecutor:
         publisher: Sends commands to the devices.
         letters: Dead letters.
         fleet: Id of the fleet.
+        rollout: Begins and changes rollouts.
+        config: Configuration, with the root's public key and the bundles.
     """
 
     store: Store
@@ -53,6 +58,8 @@ class OrderExecutor:
     publisher: Publisher
     letters: DeadLetters
     fleet: str
+    rollout: RolloutControl
+    config: AggregatorConfig
 
     def apply(self, inbox: Path) -> None:
         """Execute the orders in a folder; a connected device hears of its command at once.
@@ -86,14 +93,16 @@ class OrderExecutor:
         return f"{result}; by {order.who}: {order.why}" if order.who else result
 
     def _result(self, order: ControlOrder, inbox: Path) -> str:
-        if order.do == "weather":
-            return self._announce_weather(order.device, inbox)
-        if order.do in ("retry", "clear"):
-            return self._process_letter(order)
-        if order.do == "unlearn":
-            return self._unlearn(order.device, order.run)
-        if order.do == "round":
-            return self._open_round(order.run)
+        special: Mapping[str, Callable[[], str]] = {
+            "rollout": lambda: self._change_rollout(order, inbox),
+            "retry": lambda: self._process_letter(order),
+            "clear": lambda: self._process_letter(order),
+            "unlearn": lambda: self._unlearn(order.device, order.run),
+            "round": lambda: self._open_round(order.run),
+            "weather": lambda: self._announce_weather(order.device, inbox),
+        }
+        if order.do in special:
+            return special[order.do]()
         if order.do not in ("pause", "resume"):
             return apply(order, self.store)
         meant = self._meant(order.run)
@@ -108,6 +117,13 @@ class OrderExecutor:
         self.store.announce({topic: payload})
         self.publisher.announce([Publication(topic, payload)])
         return f"weather of {region} is {'announced' if payload else 'cleared'}"
+
+    def _change_rollout(self, order: ControlOrder, inbox: Path) -> str:
+        if order.op != "start":
+            return self.rollout.act(order.op, order.who, order.why)
+        done = self.rollout.begin(self.config, read_description(inbox), who=order.who)
+        remove_description(inbox)
+        return done
 
     def _meant(self, name: str) -> list[RunDriver]:
         """Return the drivers of the run of this name, or of all runs.

@@ -49,12 +49,16 @@ _ROWS: tuple[tuple[tuple[Reason, ...], RefusalAdvice], ...] = (
     ),
     ((Reason.REVOKED,), RefusalAdvice("on the deny list", "nothing, or enrol again")),
     (
-        (
-            Reason.CANNOT_OPEN,
-            Reason.PLAIN_REFUSED,
-        ),
+        (Reason.CANNOT_OPEN,),
         RefusalAdvice(
-            "encrypted bodies, which this release does not support", "check the device's version"
+            "encrypted to a key that is not here; the device drops the message",
+            "put the key files back that encryption.folder held",
+        ),
+    ),
+    (
+        (Reason.PLAIN_REFUSED,),
+        RefusalAdvice(
+            "a clear message of a kind in encryption.kinds", "check the device's version"
         ),
     ),
     (

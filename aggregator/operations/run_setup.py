@@ -17,6 +17,7 @@ import numpy as np
 from aggregator import config
 from aggregator.ingress.cohort import fits
 from aggregator.methods import METHODS, Course
+from aggregator.operations.encryption_keys import EncryptionKeys
 from aggregator.rounds import announcements as announce
 from aggregator.store import types
 from aggregator.store.state_codec import flatten, layout, rebuild
@@ -99,6 +100,7 @@ def set_up(
     now: int,
     fresh: bool = False,
     is_restored: bool | None = None,
+    encryption: bytes | None = None,
 ) -> RunSetup:
     """Sign keys and bundle into the store; begin a run if the configuration defines another one.
 
@@ -113,6 +115,7 @@ def set_up(
         now: Unix milliseconds.
         fresh: Begin another run in any case, from the bundle's initial vector.
         is_restored: True if the store was restored before the first of several runs was set up.
+        encryption: Key to which devices encrypt, or None.
 
     Raises:
         RunSetupError: Devices would refuse the bundle.
@@ -132,7 +135,7 @@ def set_up(
         store.adopt()
     all_, its = announce.Ends(run.config.fleet, root), ends_of(run.config, root)
     signed = [
-        announce.keys(all_, online, serial=store.next_serial(), now=now),
+        announce.keys(all_, online, serial=store.next_serial(), now=now, encryption=encryption),
         announce.bundle(
             its, announce.bundle_message(run, number=number, serial=store.next_serial())
         ),
@@ -209,7 +212,7 @@ def differences(run: config.BoundRun, store: Store, begun: types.RunRecord) -> l
     wanted = announce.bundle_message(run, number=begun.run, serial=1)
     found = [
         f"{name}: {_short(getattr(announced, name))} was announced, now {_short(getattr(wanted, name))}"
-        for name in ("name", "version", "digest", "spec", "method", "shared", "encs")
+        for name in ("name", "version", "digest", "spec", "method", "shared", "seal", "encs")
         if getattr(announced, name) != getattr(wanted, name)
     ]
     before, after = json.loads(begun.settings), json.loads(definition(run))
@@ -265,8 +268,22 @@ def verified_run(run: config.BoundRun, store: Store, online: SigningKey) -> type
             f"the configuration differs from run {begun.run}: {'; '.join(wrong)}",
             hint=f"undo the change, or begin another run: gridfed-aggregator announce {where}",
         )
+    _check_encryption_key(run, announced)
     _check_quorum(run, store)
     return begun
+
+
+def _check_encryption_key(run: config.BoundRun, announced: KeysMessage) -> None:
+    """Refuse to start if devices encrypt to a key that is not here."""
+    keys = EncryptionKeys(run.config.encryption_folder)
+    missing = [one for one in announced.open if keys.key_of(kid_of(one)) is None]
+    if missing or (run.config.encryption.kinds and not announced.open):
+        named = ", ".join(kid_of(one).hex() for one in missing) or "none is announced"
+        raise RunSetupError(
+            f"{run.config.encryption_folder} lacks the key to which devices encrypt ({named})",
+            hint="put it back from a backup, or announce one: "
+            f"gridfed-aggregator announce {run.config.file}",
+        )
 
 
 def _check_quorum(run: config.BoundRun, store: Store) -> None:

@@ -10,9 +10,10 @@ from aggregator.ingress.admission_context import WelcomeTerms
 from aggregator.ingress.rate_limits import RateLimits
 from aggregator.ingress.uploads import UploadCapacity
 from edge_sdk.app.cli import fields
+from edge_sdk.wire.link.event_loop import Poller
 from edge_sdk.wire.link.transport import Transport
 from edge_sdk.wire.protocol.messages import BODY_LIMIT, CHUNK_LIMIT
-from edge_sdk.wire.protocol.outbox import CAPS
+from edge_sdk.wire.protocol.outbox_state import CAPS, SCORES
 
 logger = logging.getLogger(__name__)
 
@@ -29,7 +30,7 @@ def terms_of(config: AggregatorConfig) -> WelcomeTerms:
         inline=admission.max_inline_bytes,
         quota=admission.daily_bytes,
         hold=admission.max_pending_updates,
-        caps=CAPS,
+        caps=tuple(word for word in CAPS if config.scores.collect or word != SCORES),
         quotas=RateLimits(
             control=admission.messages_per_minute,
             volume=max(admission.daily_bytes // 8, 2 * CHUNK_LIMIT),
@@ -51,10 +52,10 @@ def started_broker(config: AggregatorConfig) -> Any:  # noqa: ANN401 - a BrokerP
     return found
 
 
-def link_to(config: AggregatorConfig, found: Any) -> Transport:  # noqa: ANN401 - as above
-    """Return a link to the broker."""
+def link_to(config: AggregatorConfig, found: Any, poller: Poller | None = None) -> Transport:  # noqa: ANN401 - as above
+    """Return a link to the broker, served by a poller of its own unless one is given."""
     from edge_sdk.wire.link.mqtt import MqttLink  # noqa: PLC0415 - only where no link was given
 
     url = found.url_v4 if config.broker.protocol == 4 else found.url
-    link: Transport = MqttLink(broker_of(config, url))
+    link: Transport = MqttLink(broker_of(config, url), poller=poller)
     return link

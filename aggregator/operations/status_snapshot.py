@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import time
 from collections import deque
-from collections.abc import Mapping, Sized
+from collections.abc import Callable, Mapping, Sized
 from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
@@ -14,12 +14,14 @@ from aggregator.ingress.dead_letters import DeadLetters
 from aggregator.ingress.flood_control import FloodControl
 from aggregator.ingress.message_ingress import MessageIngress
 from aggregator.ingress.registry import Registry
+from aggregator.ingress.score_book import newest_histogram
 from aggregator.methods import METHODS, Clustered, Credited
 from aggregator.metrics import Metrics
 from aggregator.operations.http_status import Snapshot, round_line
 from aggregator.operations.operator_alerts import OperatorAlerts
 from aggregator.rounds.round_engine import RoundEngine, restored
 from aggregator.store.types import Store, Version
+from edge_sdk.app.clock import DAY
 from edge_sdk.wire.link.transport import Transport
 
 DISK_FLOOR = 64 * 1024 * 1024  # free bytes below which the daemon is not ready
@@ -57,6 +59,7 @@ class StatusView:
         alerts: Operator alerts.
         letters: Dead letters.
         floods: Flood control.
+        parent: Returns the status in the parent's fleet; empty without a parent.
         metrics: Metrics.
         closed: The newest closed rounds.
     """
@@ -70,6 +73,7 @@ class StatusView:
     alerts: OperatorAlerts
     letters: DeadLetters
     floods: FloodControl
+    parent: Callable[[], Mapping[str, Any]] = dict
     metrics: Metrics = field(default_factory=Metrics)
     closed: deque[Version] = field(default_factory=lambda: deque(maxlen=REMEMBERED))
 
@@ -137,11 +141,16 @@ class StatusView:
         weights = from_others(self._credit())
         for client, weight in weights.items():
             metrics.credit.labels(client).set(weight)
+        self._measure_scores()
         metrics.excluded.set(len(excluded(self._credit())))
         reports = self.registry.metrics.values()
         metrics.links.labels("mixed").set(sum(one.mixed or 0 for one in reports))
         metrics.links.labels("missed").set(sum(one.missed or 0 for one in reports))
         metrics.connected.set(self.link.is_up)
+        if parent := self.parent():
+            metrics.parent["connected"].set(parent["linked"])
+            metrics.parent["pending"].set(parent["pending"])
+            metrics.parent["alone"].set(parent["state"] == "alone")
         metrics.enrolled.set(len(self.registry))
         metrics.bundle_refused.clear()
         for reason, count in self.registry.bundle_refusals().items():
@@ -152,14 +161,14 @@ class StatusView:
         for what in ("vectors", "journal"):
             metrics.kept.labels(what).set(kept.get(what, 0))
         metrics.audit_after.set(kept.get("audit after", 0))
-        metrics.disk.set(shutil.disk_usage(self.store.path.parent).free)
+        metrics.disk.set(shutil.disk_usage(self.engine.run.config.state).free)
         states = self.registry.states()
         for name in _STATES:
             metrics.devices.labels(name).set(states[name])
 
     def snapshot(self) -> Snapshot:
         """Return the current status."""
-        free = shutil.disk_usage(self.store.path.parent).free
+        free = shutil.disk_usage(self.engine.run.config.state).free
         checks = {
             "broker": self.link.is_up,
             "store": not self.ingress.is_full and not any(map(len, self.backlogs)),
@@ -174,6 +183,8 @@ class StatusView:
             "refused": self.metrics.refusals(),
             "rounds": [round_line(version) for version in reversed(self.closed)],
         }
+        if parent := self.parent():
+            status["parent"] = dict(parent)
         if len(self.engines) > 1:
             status["runs"] = [
                 _run_status(engine) | {"schedule": self._schedule(engine)}
@@ -184,6 +195,8 @@ class StatusView:
             status["clusters"] = clusters
         if credit:
             status["credit"] = credit
+        if scores := self._scores():
+            status["scores"] = scores
         if kept := self.store.kept:
             status["store"] = {"bytes": self.store.size()} | dict(kept)
         status |= self.alerts.status()
@@ -219,6 +232,21 @@ class StatusView:
         now = self.alerts.clock.wall()
         moment = schedule.text(start) if start > now else "when enough devices have new data"
         return found | {"next round": moment}
+
+    def _measure_scores(self) -> None:
+        """Update the gauges of the newest histogram of scores."""
+        metrics, scores = self.metrics, self._scores()
+        metrics.scores.clear()
+        metrics.score_errors.clear()
+        metrics.score_answers.set(scores.get("answers", 0))
+        for one in scores.get("cells", ()):
+            metrics.scores.labels(one["cell"]).set(one["devices"])
+            metrics.score_errors.labels(one["cell"]).set(one["error"])
+
+    def _scores(self) -> Mapping[str, Any]:
+        """Return the newest histogram of scores; empty unless it is collected."""
+        book = self.registry.scores
+        return {} if book is None else newest_histogram(book, self.alerts.clock.wall() // DAY)
 
     def _credit(self) -> dict[str, dict[str, float]]:
         """Return the newest credit weights, if the method has them."""

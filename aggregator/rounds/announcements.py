@@ -86,7 +86,9 @@ class Body:
         return ref(self.digest)
 
 
-def keys(root: Ends, online: bytes, *, serial: int, now: int) -> Publication:
+def keys(
+    root: Ends, online: bytes, *, serial: int, now: int, encryption: bytes | None = None
+) -> Publication:
     """Announce the online key, signed by the root.
 
     Args:
@@ -94,11 +96,12 @@ def keys(root: Ends, online: bytes, *, serial: int, now: int) -> Publication:
         online: Raw public key that may sign as ``_agg``.
         serial: Larger than every previous one.
         now: Unix milliseconds; the key is valid from a day earlier, for slow clocks.
+        encryption: Raw X25519 key to which devices encrypt, or None.
     """
     message = KeysMessage(
         serial=serial,
         sign=(online,),
-        open=(),
+        open=() if encryption is None else (encryption,),
         from_=(max(0, now - 86_400_000),),
         until=(now + OVERLAP,),
         min_wire=WIRE,
@@ -120,6 +123,7 @@ def bundle_message(run: BoundRun, *, number: int, serial: int) -> BundleMessage:
         method=run.config.run.method,
         run=number,
         shared=run.shared,
+        seal=tuple(sorted(run.config.encryption.kinds)),
         encs=run.limits.encs,
     )
 
@@ -175,6 +179,7 @@ class Opening:
         spread: Window of the random delay, milliseconds.
         inline: Largest body sent without an offer, bytes.
         chunk: Size of one part, bytes.
+        ahead: Chunks of an update that may follow its first offer without a grant.
     """
 
     serial: int
@@ -182,6 +187,7 @@ class Opening:
     spread: int
     inline: int
     chunk: int = CHUNK_LIMIT
+    ahead: int = 0
 
 
 def manifest(
@@ -214,6 +220,7 @@ def manifest(
         share=share,
         vals=_declared(task.values, declared),
         cohort=salt(run.config.run.seed, number, task.round) if share < 1.0 else None,
+        ahead=opening.ahead or None,
     )
 
 

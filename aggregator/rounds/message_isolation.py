@@ -21,7 +21,7 @@ from aggregator.metrics import Metrics
 from aggregator.rounds.publisher import Publisher
 from aggregator.rounds.round_engine import RoundEngine
 from aggregator.rounds.split_driver import SplitDriver
-from aggregator.store.errors import DatabaseFullError
+from aggregator.store.errors import DatabaseError, DatabaseFullError
 from aggregator.store.types import JournalEntry, Store
 from edge_sdk.app.cli import fields
 from edge_sdk.app.clock import Clock
@@ -106,6 +106,18 @@ class Isolation:
                 raise
             return error
         return None
+
+    def together(self, actions: Callable[[], None]) -> bool:
+        """Run several attempts in one transaction, so that they share one commit.
+
+        Returns:
+            False if it could not be committed: nothing has changed, and each is to be attempted in
+            a transaction of its own.
+        """
+        try:
+            return self.attempt(actions) is None
+        except DatabaseError:
+            return False
 
     def step(
         self,

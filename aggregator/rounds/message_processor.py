@@ -1,8 +1,13 @@
-"""Process each message in one transaction; after a defect, set it aside and refuse it."""
+"""Process messages in transactions; after a defect, set a message aside and refuse it.
+
+Messages that arrive together share one commit. Each of them is a part of that transaction, which a
+defect undoes alone. Replies and acknowledgements leave after the commit.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 
 from aggregator.ingress.dead_letters import Letter
 from aggregator.ingress.message_ingress import AtHand
@@ -30,7 +35,25 @@ class MessageProcessor:
 
     def process(self, message: Message) -> None:
         """Process a message."""
-        self._attempt(message, lambda: self._driver.accept(self._ingress.receive(message)))
+        self._attempt(message, partial(self._handle, message))
+        self._driver.report_closed()
+
+    def process_together(self, messages: Sequence[Message]) -> None:
+        """Process messages in one transaction; if it cannot be committed, each in its own."""
+        if len(messages) > 1:
+            if self._isolation.together(lambda: self._attempt_each(messages)):
+                self._driver.report_closed()
+                return
+            self._driver.forget_closed()
+        for message in messages:
+            self.process(message)
+
+    def _attempt_each(self, messages: Sequence[Message]) -> None:
+        for message in messages:
+            self._attempt(message, partial(self._handle, message))
+
+    def _handle(self, message: Message) -> None:
+        self._driver.accept(self._ingress.receive(message))
 
     def process_again(self, letter: Letter) -> None:
         """Process the message of a dead letter again; its number is no longer settled."""
@@ -42,6 +65,7 @@ class MessageProcessor:
         elif letter.payload:
             body = _whole(letter)
             self._attempt(message, lambda: self._driver.accept(self._ingress.receive_body(body)))
+            self._driver.report_closed()
 
     def _attempt(self, message: Message, action: Callable[[], None]) -> None:
         attempt, accept = self._isolation.attempt, self._driver.accept
@@ -55,7 +79,6 @@ class MessageProcessor:
             self._isolation.note_full(full)
             attempt(lambda: accept(self._ingress.fail(Reason.NO_SPACE)))
             return
-        self._driver.report_closed()
         if error is None:
             return
         self._isolation.set_aside(message, error)

@@ -72,6 +72,7 @@ class RoundEngine:
         devices: Returns the number of enrolled devices, which sets their pacing.
         upto: Journal position of the saved state.
         holds: Returns whether a device belongs to the run's cohort.
+        is_held: Returns whether the round after a state waits for the parent's aggregator.
 
     Attributes:
         halted: Reason for which the run is halted until an operator resumes it; else empty.
@@ -92,8 +93,9 @@ class RoundEngine:
         devices: Callable[[], int],
         upto: int = 0,
         holds: Callable[[str], bool] = everybody,
+        is_held: Callable[[Course], bool] = lambda _state: False,
     ) -> None:
-        self._holds = holds
+        self._holds, self._is_held = holds, is_held
         self.run = run
         self.number = number
         self.state = state
@@ -143,6 +145,11 @@ class RoundEngine:
     def is_paused(self) -> bool:
         """Return whether an operator paused the fleet, or a defect halted the run."""
         return self._is_paused or bool(self.halted)
+
+    @property
+    def is_held(self) -> bool:
+        """Return whether the next round waits for the parent's aggregator."""
+        return self._is_held(self.state)
 
     @property
     def next_round_at(self) -> int | None:
@@ -426,7 +433,9 @@ class RoundEngine:
         if not state.is_open:
             return False
         is_ready = closed is not None or entry.event == OPEN
-        return self._starts.waits(closed) if is_ready else self.is_waiting
+        if not is_ready:
+            return self.is_waiting
+        return self._starts.waits(closed) or self._is_held(state)
 
 
 def restored(version: Version) -> Version:

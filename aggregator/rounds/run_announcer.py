@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from aggregator.config import BoundRun
+from aggregator.ingress.uploads import MESSAGES
 from aggregator.methods import Course
 from aggregator.rounds import announcements as announce
 from aggregator.rounds.announcements import (
@@ -25,7 +26,14 @@ from edge_sdk.wire.errors import Refused
 from edge_sdk.wire.protocol import topics
 from edge_sdk.wire.protocol.codec import decode
 from edge_sdk.wire.protocol.envelope import AGGREGATOR, digest, ref, unproved, unseal
-from edge_sdk.wire.protocol.messages import SPAN_LIMIT, TIME_LIMIT, BundleMessage, ModelMessage
+from edge_sdk.wire.protocol.messages import (
+    CHUNK_LIMIT,
+    SPAN_LIMIT,
+    TIME_LIMIT,
+    BundleMessage,
+    ModelMessage,
+)
+from edge_sdk.wire.protocol.transfer import MOST_IN_FLIGHT
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +123,7 @@ class RunAnnouncer:
             spread=self._spread(body),
             inline=self.run.config.admission.max_inline_bytes,
             chunk=chunk,
+            ahead=0 if after is None else self._ahead(),
         )
         message = announce.manifest(self.run, task, body, opening, number=self.number, phase=phase)
         manifest = announce.model(self.ends, message)
@@ -129,6 +138,14 @@ class RunAnnouncer:
         cleared = announce.cleared(self.ends.fleet, len(parts), len(used), self.ends.audience)
         content = DownloadBody("model", body.id, body.data, chunk, self.run.config.run.name)
         return (*parts, *cleared, manifest), (content,)
+
+    def _ahead(self) -> int:
+        """Return the chunks that every device may send without a grant at once."""
+        admission = self.run.config.admission
+        if self.run.ask.personal or not admission.max_inline_bytes:
+            return 0
+        room = min(MESSAGES, admission.max_in_flight_bytes // CHUNK_LIMIT)
+        return min(MOST_IN_FLIGHT, room // max(1, self.devices()))
 
     def _spread(self, body: Body) -> int:
         pacing = self.run.config.pacing

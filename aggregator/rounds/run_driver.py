@@ -19,7 +19,7 @@ from aggregator.rounds.task_dispatch import OpenTasks, Peers
 from aggregator.store.errors import DatabaseFullError
 from aggregator.store.types import JournalEntry, Version
 from edge_sdk.app.cli import fields
-from edge_sdk.wire.contract.method import Event, Member, Signal, Unlearned
+from edge_sdk.wire.contract.method import Event, Member, ParentModel, Signal, Unlearned
 from edge_sdk.wire.protocol import codec, envelope, topics
 from edge_sdk.wire.protocol.messages import Message
 
@@ -140,6 +140,10 @@ class RunDriver:
         if closed:
             self._on_closed(closed)
 
+    def forget_closed(self) -> None:
+        """Forget the rounds that were closed since: their transaction was rolled back."""
+        self._closed.clear()
+
     # --- events
 
     def append(self, entries: Iterable[JournalEntry]) -> None:
@@ -174,7 +178,7 @@ class RunDriver:
         """Open the next round if its start has come and enough devices have new data."""
         engine, now = self._engine, self._clock.wall()
         start = engine.next_round_at
-        if start is None or start > now or engine.is_paused:
+        if start is None or start > now or engine.is_paused or engine.is_held:
             return
         ready, needed = len(self.ready()), engine.run.rounds.enough
         if ready >= needed:
@@ -223,6 +227,10 @@ class RunDriver:
         self._backlog.append(entry)
         self._catch_up()
         return True
+
+    def adopt(self, model: ParentModel) -> None:
+        """Journal a model of the parent's aggregator, and adopt it between two rounds."""
+        self._journal(self._engine.record, model)
 
     def remind(self, now: float) -> None:
         """Repeat unanswered tasks, and send a task to present devices that have none.

@@ -51,6 +51,11 @@ class RunDrivers:
         for driver in self.drivers:
             driver.report_closed()
 
+    def forget_closed(self) -> None:
+        """Forget the rounds that were closed since: their transaction was rolled back."""
+        for driver in self.drivers:
+            driver.forget_closed()
+
     def hurry(self, now: float) -> None:
         """Repeat open tasks soon, after the loss of the link and its queue."""
         for driver in self.drivers:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Iterable, Mapping
 
+from aggregator.store.dialect import Database, upsert
 from aggregator.store.schema import fact, put_fact
 from aggregator.store.types import DownloadBody
 
@@ -13,26 +13,27 @@ _SERIALS = 256  # serials reserved at a time
 _CONTENTS = 2  # bodies kept per kind and run for download: the current and the previous one
 
 
-def retained(db: sqlite3.Connection) -> dict[str, bytes]:
+def retained(db: Database) -> dict[str, bytes]:
     """Return every retained topic and its signed payload."""
     return dict(db.execute("SELECT topic, payload FROM announcements ORDER BY topic").fetchall())
 
 
-def get(db: sqlite3.Connection, topic: str) -> bytes:
+def get(db: Database, topic: str) -> bytes:
     """Return the signed payload of one retained topic; empty if it has none."""
     found = db.execute("SELECT payload FROM announcements WHERE topic = ?", (topic,)).fetchone()
     return bytes(found[0]) if found else b""
 
 
-def save(db: sqlite3.Connection, published: Mapping[str, bytes]) -> None:
+def save(db: Database, published: Mapping[str, bytes]) -> None:
     """Store published payloads by topic; an empty payload deletes one."""
-    db.executemany("INSERT OR REPLACE INTO announcements VALUES (?, ?)", list(published.items()))
+    db.executemany(upsert("announcements", "topic", "payload"), list(published.items()))
 
 
-def reserve(db: sqlite3.Connection) -> range:
+def reserve(db: Database) -> range:
     """Reserve the next serials; a process that opens the file after a crash gets later ones.
 
     Example:
+        >>> import sqlite3
         >>> from pathlib import Path
         >>> from aggregator.store.schema import prepare
         >>> db = sqlite3.connect(":memory:", isolation_level=None)
@@ -45,18 +46,18 @@ def reserve(db: sqlite3.Connection) -> range:
     return range(first, first + _SERIALS)
 
 
-def leap(db: sqlite3.Connection, by: int) -> None:
+def leap(db: Database, by: int) -> None:
     """Skip ``by`` serials."""
     put_fact(db, _SERIAL, fact(db, _SERIAL) + by)
 
 
-def content(db: sqlite3.Connection, ref: bytes) -> DownloadBody | None:
+def content(db: Database, ref: bytes) -> DownloadBody | None:
     """Return a downloadable body by the first 16 bytes of its digest."""
     found = db.execute("SELECT kind, id, body, chunk FROM contents WHERE id = ?", (ref,)).fetchone()
     return None if found is None else DownloadBody(*found)
 
 
-def put_contents(db: sqlite3.Connection, contents: Iterable[DownloadBody]) -> None:
+def put_contents(db: Database, contents: Iterable[DownloadBody]) -> None:
     """Store bodies for download, and delete older ones of their kind that are not needed.
 
     The last two of a kind and a run are kept, and every one that an open task refers to.
@@ -68,13 +69,15 @@ def put_contents(db: sqlite3.Connection, contents: Iterable[DownloadBody]) -> No
             _put_common(db, one)
 
 
-def _put_common(db: sqlite3.Connection, content: DownloadBody) -> None:
+def _put_common(db: Database, content: DownloadBody) -> None:
     rank = int(db.execute("SELECT coalesce(max(rank), 0) FROM contents").fetchone()[0]) + 1
     db.execute(
-        "INSERT OR REPLACE INTO contents (id, kind, rank, chunk, body) VALUES (?, ?, ?, ?, ?)",
+        upsert("contents", "id", "kind, rank, chunk, body"),
         (content.id, content.kind, rank, content.chunk, content.body),
     )
-    db.execute("INSERT OR IGNORE INTO content_names VALUES (?, ?)", (content.id, content.name))
+    db.execute(
+        "INSERT INTO content_names VALUES (?, ?) ON CONFLICT DO NOTHING", (content.id, content.name)
+    )
     db.execute(
         "DELETE FROM content_names WHERE name = ?"
         " AND id IN (SELECT id FROM contents WHERE kind = ?)"
@@ -89,10 +92,11 @@ def _put_common(db: sqlite3.Connection, content: DownloadBody) -> None:
     )
 
 
-def _put_task(db: sqlite3.Connection, content: DownloadBody) -> None:
+def _put_task(db: Database, content: DownloadBody) -> None:
     """Store one body for all tasks with the same content, while one of them is open."""
     db.execute(
-        "INSERT OR IGNORE INTO contents (id, kind, rank, chunk, body) VALUES (?, ?, 0, ?, ?)",
+        "INSERT INTO contents (id, kind, rank, chunk, body) VALUES (?, ?, 0, ?, ?)"
+        " ON CONFLICT DO NOTHING",
         (content.id, content.kind, content.chunk, content.body),
     )
     db.execute(

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
 from aggregator.store.errors import DatabaseBusyError, DatabaseError
-from aggregator.store.schema import prepare, put_fact
+from aggregator.store.schema import RESTORED, prepare, put_fact
 from edge_sdk.app import sqlite_file
 from edge_sdk.app.permissions import make_private_file, make_private_folder
-
-RESTORED = "restored"
-"""Fact that marks a backup copy until it is adopted."""
 
 
 @contextmanager
@@ -72,11 +69,21 @@ def connect(path: Path, *, read_only: bool = False) -> sqlite3.Connection:
 
 def copy(db: sqlite3.Connection, path: Path) -> None:
     """Write a consistent, marked copy of the database atomically."""
+    write_copy(path, db.backup)
+
+
+def write_copy(path: Path, fill: Callable[[sqlite3.Connection], None]) -> None:
+    """Write a marked file atomically.
+
+    Args:
+        path: The file.
+        fill: Writes the contents into an empty file; the tables are there if it does not bring them.
+    """
     beside = path.with_name(f".{path.name}.part")
     beside.unlink(missing_ok=True)
     make_private_file(beside)
     with closing(sqlite3.connect(beside, isolation_level=None)) as other:
-        db.backup(other)
+        fill(other)
         put_fact(other, RESTORED, 1)
         other.execute("PRAGMA journal_mode = DELETE")
     beside.replace(path)

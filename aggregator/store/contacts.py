@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Mapping
 
+from aggregator.store.dialect import Database, upsert
 from aggregator.store.schema import has_contacts
 from aggregator.store.types import Contact, DeclinedRun
 
 
-def contacts(db: sqlite3.Connection) -> dict[str, Contact]:
+def contacts(db: Database) -> dict[str, Contact]:
     """Return version and last message of the devices, by id."""
     if not has_contacts(db):
         return {}
@@ -19,13 +19,13 @@ def contacts(db: sqlite3.Connection) -> dict[str, Contact]:
     }
 
 
-def save(db: sqlite3.Connection, found: Mapping[str, Contact]) -> None:
+def save(db: Database, found: Mapping[str, Contact]) -> None:
     """Insert or replace version and last message of some devices."""
     rows = [(device, one.sdk, one.seen) for device, one in found.items()]
-    db.executemany("INSERT OR REPLACE INTO contacts VALUES (?, ?, ?)", rows)
+    db.executemany(upsert("contacts", "device", "sdk, seen"), rows)
 
 
-def declined(db: sqlite3.Connection) -> list[DeclinedRun]:
+def declined(db: Database) -> list[DeclinedRun]:
     """Return the runs that devices have declined, by device and name."""
     if not has_contacts(db):
         return []
@@ -34,10 +34,11 @@ def declined(db: sqlite3.Connection) -> list[DeclinedRun]:
     return [DeclinedRun(device, name, why, bytes(ref)) for device, name, why, ref in rows]
 
 
-def decline(db: sqlite3.Connection, run: DeclinedRun) -> None:
+def decline(db: Database, run: DeclinedRun) -> None:
     """Record that a device cannot take part in a run.
 
     Example:
+        >>> import sqlite3
         >>> from pathlib import Path
         >>> from aggregator.store.schema import prepare
         >>> db = sqlite3.connect(":memory:", isolation_level=None)
@@ -50,9 +51,9 @@ def decline(db: sqlite3.Connection, run: DeclinedRun) -> None:
         []
     """
     row = (run.device, run.name, run.reason, run.ref)
-    db.execute("INSERT OR REPLACE INTO declined VALUES (?, ?, ?, ?)", row)
+    db.execute(upsert("declined", "device, name", "reason, ref"), row)
 
 
-def forget(db: sqlite3.Connection, device: str) -> None:
+def forget(db: Database, device: str) -> None:
     """Delete the declined runs of a device."""
     db.execute("DELETE FROM declined WHERE device = ?", (device,))

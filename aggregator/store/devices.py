@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-import sqlite3
 
+from aggregator.store.dialect import Database, upsert
 from aggregator.store.schema import has_runs
 from aggregator.store.types import EnrolledDevice
 from edge_sdk.wire.errors import Refused
@@ -14,7 +14,7 @@ from edge_sdk.wire.protocol.messages import CommandMessage
 _COMMANDS = 64  # receipted commands kept per device
 
 
-def clients(db: sqlite3.Connection) -> list[EnrolledDevice]:
+def clients(db: Database) -> list[EnrolledDevice]:
     """Return all enrolled devices, by id."""
     labels: dict[str, list[tuple[str, str]]] = {}
     if has_runs(db):
@@ -37,11 +37,11 @@ def clients(db: sqlite3.Connection) -> list[EnrolledDevice]:
     ]
 
 
-def save(db: sqlite3.Connection, client: EnrolledDevice) -> None:
+def save(db: Database, client: EnrolledDevice) -> None:
     """Insert or replace a device."""
     sign = json.dumps([key.hex() for key in client.sign])
     db.execute(
-        "INSERT OR REPLACE INTO clients VALUES (?, ?, ?, ?, ?)",
+        upsert("clients", "id", "sign, generation, state, why"),
         (client.id, sign, client.generation, client.state, client.why),
     )
     db.execute("DELETE FROM labels WHERE device = ?", (client.id,))
@@ -50,10 +50,11 @@ def save(db: sqlite3.Connection, client: EnrolledDevice) -> None:
     )
 
 
-def put_command(db: sqlite3.Connection, device: str, command: CommandMessage) -> None:
+def put_command(db: Database, device: str, command: CommandMessage) -> None:
     """Store a command until the device receipts it.
 
     Example:
+        >>> import sqlite3
         >>> from pathlib import Path
         >>> from aggregator.store.schema import prepare
         >>> db = sqlite3.connect(":memory:", isolation_level=None)
@@ -76,12 +77,12 @@ def put_command(db: sqlite3.Connection, device: str, command: CommandMessage) ->
     )
 
 
-def open_commands(db: sqlite3.Connection, device: str) -> list[CommandMessage]:
+def open_commands(db: Database, device: str) -> list[CommandMessage]:
     """Return a device's unreceipted commands that a message can carry, oldest first."""
     return [command for command in _waiting(db, device) if is_sound(command)]
 
 
-def unusable(db: sqlite3.Connection) -> dict[str, tuple[int, ...]]:
+def unusable(db: Database) -> dict[str, tuple[int, ...]]:
     """Return, by device, the numbers of open commands that no message can carry."""
     devices = [
         name
@@ -107,7 +108,7 @@ def is_sound(command: CommandMessage) -> bool:
     return True
 
 
-def _waiting(db: sqlite3.Connection, device: str) -> list[CommandMessage]:
+def _waiting(db: Database, device: str) -> list[CommandMessage]:
     return [
         CommandMessage(num, op, json.loads(args), until)
         for num, op, args, until in db.execute(
@@ -117,7 +118,7 @@ def _waiting(db: sqlite3.Connection, device: str) -> list[CommandMessage]:
     ]
 
 
-def finish_command(db: sqlite3.Connection, device: str, num: int, code: int) -> bool:
+def finish_command(db: Database, device: str, num: int, code: int) -> bool:
     """Record a command's receipt; return False if there is no such open command."""
     changed = db.execute(
         "UPDATE commands SET done = 1 + ? WHERE device = ? AND num = ? AND done = 0",

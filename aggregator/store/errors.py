@@ -1,11 +1,11 @@
-"""Errors of the database, and their translation from SQLite's errors."""
+"""Errors of the database, and their translation from the engines' errors."""
 
 from __future__ import annotations
 
 import sqlite3
-from pathlib import Path
 from typing import ClassVar
 
+from aggregator.store.location import Location
 from edge_sdk.app.cli import MIGRATION, TEMPORARY, Failure
 from edge_sdk.app.sqlite_file import primary_code
 
@@ -32,10 +32,26 @@ class DatabaseFullError(DatabaseError):
     exit_code: ClassVar[int] = TEMPORARY
 
 
-def database_error(error: sqlite3.Error, path: Path) -> DatabaseError:
-    """Return the error to raise instead of an SQLite error.
+class DatabaseLostError(DatabaseError):
+    """A connection that ended, or a process whose place another one has taken."""
+
+    exit_code: ClassVar[int] = TEMPORARY
+
+
+class ConnectionLostError(sqlite3.OperationalError):
+    """DB-API error of a connection that ended, or that another process has replaced."""
+
+
+def is_lost(error: BaseException) -> bool:
+    """Return whether this process can no longer write to the database."""
+    return isinstance(error, (DatabaseLostError, ConnectionLostError))
+
+
+def database_error(error: sqlite3.Error, path: Location) -> DatabaseError:
+    """Return the error to raise instead of an error of the engine.
 
     Example:
+        >>> from pathlib import Path
         >>> full = sqlite3.OperationalError("database or disk is full")
         >>> full.sqlite_errorcode = sqlite3.SQLITE_FULL
         >>> type(database_error(full, Path("fleet.db"))).__name__
@@ -43,6 +59,8 @@ def database_error(error: sqlite3.Error, path: Path) -> DatabaseError:
         >>> type(database_error(sqlite3.OperationalError("no such table"), Path("fleet.db"))).__name__
         'DatabaseError'
     """
+    if isinstance(error, ConnectionLostError):
+        return DatabaseLostError(f"{path}: {error}", hint="start it again; it waits as a standby")
     if primary_code(error) in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR):
         return DatabaseFullError(
             f"{path}: the disk is full or failing: {error}",
@@ -52,12 +70,12 @@ def database_error(error: sqlite3.Error, path: Path) -> DatabaseError:
 
 
 def is_from_database(error: BaseException) -> bool:
-    """Return whether SQLite raised an error."""
+    """Return whether a database raised an error."""
     return isinstance(error, sqlite3.Error)
 
 
 def is_about_values(error: BaseException) -> bool:
-    """Return whether an SQLite error concerns values or the statement, not file or disk.
+    """Return whether an error of a database concerns values or the statement, not file or disk.
 
     >>> is_about_values(sqlite3.IntegrityError()), is_about_values(sqlite3.OperationalError())
     (True, False)

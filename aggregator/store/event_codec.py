@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
 from aggregator.store.types import Timer
-from edge_sdk.wire.contract.method import Due, Event, Member, Played, Unlearned, Update
+from edge_sdk.wire.contract.method import (
+    Due,
+    Event,
+    Member,
+    ParentModel,
+    Played,
+    Unlearned,
+    Update,
+)
 from edge_sdk.wire.protocol.codec import Leaf, pack_leaves, unpack_leaves
 
 
@@ -50,20 +58,30 @@ def _facts(event: Event) -> tuple[dict[str, Leaf], bytes | None]:
         return facts, pack_leaves(dict(event.arrays))
     if isinstance(event, Unlearned):
         return {"client": event.client}, None
+    if isinstance(event, ParentModel):
+        names = ("run", "number", "attempt", "step", "version", "is_last")
+        arrays = {"vector": event.vector, "carry": event.carry}
+        return {name: getattr(event, name) for name in names}, pack_leaves(arrays)
     raise TypeError(f"a {type(event).__name__} is never journalled")
+
+
+_PLAIN: Mapping[str, Callable[..., Event]] = {
+    "due": Due,
+    "member": Member,
+    "unlearned": Unlearned,
+}
+"""Events without a vector, by kind."""
 
 
 def _event(
     kind: str, device: str | None, facts: Mapping[str, Leaf], vector: bytes | None
 ) -> Event | None:
-    if kind == "due":
-        return Due(**facts)
-    if kind == "member":
-        return Member(**facts)
-    if kind == "unlearned":
-        return Unlearned(**facts)
+    if (plain := _PLAIN.get(kind)) is not None:
+        return plain(**facts)
     if vector is None:
         return None
+    if kind == "parent":
+        return ParentModel(**unpack_leaves(vector), **facts)
     if kind == "played":
         return Played(arrays=unpack_leaves(vector), **facts)
     return Update(

@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
 
+from aggregator.store.dialect import Database, last_position, use_position
 from aggregator.store.event_codec import pack_event, unpack_event
 from aggregator.store.schema import fact, has_pruned, put_fact
 from aggregator.store.sequence_ledger import Key
 from aggregator.store.types import Applied, JournalEntry, Pruned
-from edge_sdk.wire.contract.method import Due, Event, Member, Played, Unlearned, Update
+from edge_sdk.wire.contract.method import (
+    Due,
+    Event,
+    Member,
+    ParentModel,
+    Played,
+    Unlearned,
+    Update,
+)
 from edge_sdk.wire.link.link_trace import vector_digest
 
 NONE_HELD: Mapping[int, int] = MappingProxyType({})
+_PAGE = 64  # events read at a time, so that memory does not grow with the journal
 _BARE = "bare"  # fact: position up to which no event has a vector
 _TURN_OF = "pruned round of"  # fact, by run: the highest round with deleted updates
 _ROUND = "pruned run"  # fact of schema 3: the newest run with deleted updates
@@ -23,15 +32,17 @@ _TURN = "pruned round"  # fact of schema 3: the highest round among those update
 _KINDS: dict[type[Any], str] = {
     Due: "due",
     Member: "member",
+    ParentModel: "parent",
     Played: "played",
     Unlearned: "unlearned",
 }
 
 
-def append(db: sqlite3.Connection, run: int, event: Event) -> JournalEntry:
+def append(db: Database, run: int, event: Event) -> JournalEntry:
     """Append an event that is no update.
 
     Example:
+        >>> import sqlite3
         >>> from pathlib import Path
         >>> from aggregator.store.schema import prepare
         >>> db = sqlite3.connect(":memory:", isolation_level=None)
@@ -46,7 +57,7 @@ def append(db: sqlite3.Connection, run: int, event: Event) -> JournalEntry:
 
 
 def put_update(
-    db: sqlite3.Connection, run: int, update: Update, *, device: str, key: Key
+    db: Database, run: int, update: Update, *, device: str, key: Key
 ) -> JournalEntry | None:
     """Append an update under its number; return None if the device has one in that round (A4)."""
     taken = db.execute(
@@ -58,28 +69,36 @@ def put_update(
     return _write(db, "update", run, update, device=device, key=key, turn=update.round)
 
 
-def entries(db: sqlite3.Connection, run: int, after: int = 0) -> Iterator[JournalEntry]:
+def entries(db: Database, run: int, after: int = 0) -> Iterator[JournalEntry]:
     """Return a run's entries after a position, in order."""
-    for position, kind, device, facts, vector in db.execute(
+    query = (
         "SELECT position, kind, device, facts, vector FROM journal"
-        " WHERE run = ? AND position > ? ORDER BY position",
-        (run, after),
-    ):
-        yield JournalEntry(position, run, unpack_event(kind, device, facts, vector))
+        " WHERE run = ? AND position > ? ORDER BY position LIMIT ?"
+    )
+    while page := db.execute(query, (run, after, _PAGE)).fetchall():
+        for position, kind, device, facts, vector in page:
+            yield JournalEntry(position, run, unpack_event(kind, device, facts, vector))
+        after = page[-1][0]
 
 
-def applied(db: sqlite3.Connection) -> Iterator[Applied]:
+def applied(db: Database) -> Iterator[Applied]:
     """Return every update of all runs, in order."""
-    for position, run, turn, device, life, seq, facts, vector in db.execute(
-        "SELECT position, run, turn, device, life, seq, facts, vector FROM journal"
-        " WHERE kind = 'update' ORDER BY position"
-    ):
-        event = unpack_event("update", device, facts, vector)
-        known = vector_digest(event.vector) if isinstance(event, Update) else ""
-        yield Applied(device, life, seq, run, turn, position, known)
+    query, after = (
+        (
+            "SELECT position, run, turn, device, life, seq, facts, vector FROM journal"
+            " WHERE kind = 'update' AND position > ? ORDER BY position LIMIT ?"
+        ),
+        0,
+    )
+    while page := db.execute(query, (after, _PAGE)).fetchall():
+        for position, run, turn, device, life, seq, facts, vector in page:
+            event = unpack_event("update", device, facts, vector)
+            known = vector_digest(event.vector) if isinstance(event, Update) else ""
+            yield Applied(device, life, seq, run, turn, position, known)
+        after = page[-1][0]
 
 
-def waiting(db: sqlite3.Connection, run: int, number: int) -> int:
+def waiting(db: Database, run: int, number: int) -> int:
     """Return the number of updates of a round."""
     found = db.execute(
         "SELECT count(*) FROM journal WHERE kind = 'update' AND run = ? AND round = ?",
@@ -88,13 +107,12 @@ def waiting(db: sqlite3.Connection, run: int, number: int) -> int:
     return int(found[0])
 
 
-def end(db: sqlite3.Connection) -> int:
+def end(db: Database) -> int:
     """Return the position of the last event; 0 before the first."""
-    found = db.execute("SELECT seq FROM sqlite_sequence WHERE name = 'journal'").fetchone()
-    return int(found[0]) if found else 0
+    return last_position(db)
 
 
-def forget(db: sqlite3.Connection, upto: int, held: Mapping[int, int] = NONE_HELD) -> None:
+def forget(db: Database, upto: int, held: Mapping[int, int] = NONE_HELD) -> None:
     """Delete the vectors up to a position; the events remain.
 
     Args:
@@ -114,7 +132,7 @@ def _but(held: Mapping[int, int]) -> str:
     return "".join(f" AND NOT (run = {run} AND position > {at})" for run, at in held.items())
 
 
-def drop(db: sqlite3.Connection, upto: int, held: Mapping[int, int] = NONE_HELD) -> None:
+def drop(db: Database, upto: int, held: Mapping[int, int] = NONE_HELD) -> None:
     """Delete the events up to a position; keep each device's highest number and a count.
 
     Args:
@@ -124,6 +142,7 @@ def drop(db: sqlite3.Connection, upto: int, held: Mapping[int, int] = NONE_HELD)
 
     Example:
         >>> import numpy as np
+        >>> import sqlite3
         >>> from pathlib import Path
         >>> from aggregator.store.schema import prepare
         >>> db = sqlite3.connect(":memory:", isolation_level=None)
@@ -143,10 +162,10 @@ def drop(db: sqlite3.Connection, upto: int, held: Mapping[int, int] = NONE_HELD)
     ).fetchall():
         db.execute(
             "INSERT INTO pruned VALUES (?, ?, ?, ?) ON CONFLICT (device) DO UPDATE SET"
-            " updates = updates + excluded.updates,"
-            " seq = CASE WHEN excluded.life > life THEN excluded.seq"
-            " WHEN excluded.life = life THEN max(seq, excluded.seq) ELSE seq END,"
-            " life = max(life, excluded.life)",
+            " updates = pruned.updates + excluded.updates,"
+            " seq = CASE WHEN (excluded.life, excluded.seq) > (pruned.life, pruned.seq)"
+            " THEN excluded.seq ELSE pruned.seq END,"
+            " life = CASE WHEN excluded.life > pruned.life THEN excluded.life ELSE pruned.life END",
             (device, life, seq, count),
         )
     for run, turn in db.execute(
@@ -156,7 +175,7 @@ def drop(db: sqlite3.Connection, upto: int, held: Mapping[int, int] = NONE_HELD)
     db.execute(f"DELETE FROM journal WHERE {chosen}", (upto,))  # noqa: S608 - numbers
 
 
-def pruned(db: sqlite3.Connection) -> Iterator[tuple[str, Pruned]]:
+def pruned(db: Database) -> Iterator[tuple[str, Pruned]]:
     """Return the deleted updates of each device."""
     if not has_pruned(db):
         return
@@ -164,22 +183,20 @@ def pruned(db: sqlite3.Connection) -> Iterator[tuple[str, Pruned]]:
         yield device, Pruned(*rest)
 
 
-def oldest_round(db: sqlite3.Connection, run: int) -> int:
+def oldest_round(db: Database, run: int) -> int:
     """Return the first round of a run without deleted updates."""
     before = fact(db, _TURN) if fact(db, _ROUND) == run else 0
     last = max(before, fact(db, f"{_TURN_OF} {run}"))
     return last + 1 if last else 0
 
 
-def first(db: sqlite3.Connection) -> int:
+def first(db: Database) -> int:
     """Return the position of the oldest event kept; one past the last if none is."""
     found = db.execute("SELECT min(position) FROM journal").fetchone()[0]
     return int(found) if found is not None else end(db) + 1
 
 
-def sizes(
-    db: sqlite3.Connection, after: int = 0, upto: int = 2**62
-) -> Iterator[tuple[int, int, int]]:
+def sizes(db: Database, after: int = 0, upto: int = 2**62) -> Iterator[tuple[int, int, int]]:
     """Return position, vector size, and size of facts and names of every event, in bytes."""
     yield from db.execute(
         "SELECT position, coalesce(length(vector), 0),"
@@ -190,7 +207,7 @@ def sizes(
 
 
 def _write(
-    db: sqlite3.Connection,
+    db: Database,
     kind: str,
     run: int,
     event: Event,
@@ -201,9 +218,11 @@ def _write(
 ) -> JournalEntry:
     facts, vector = pack_event(event)
     number = getattr(event, "round", 0)
-    position = db.execute(
-        "INSERT INTO journal (kind, run, round, device, life, seq, turn, facts, vector)"
-        " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
-        (kind, run, number, device, *(key or (None, None)), turn, facts, vector),
-    ).lastrowid
-    return JournalEntry(int(position or 0), run, event)
+    position = end(db) + 1
+    db.execute(
+        "INSERT INTO journal (position, kind, run, round, device, life, seq, turn, facts, vector)"
+        " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        (position, kind, run, number, device, *(key or (None, None)), turn, facts, vector),
+    )
+    use_position(db, position)
+    return JournalEntry(position, run, event)

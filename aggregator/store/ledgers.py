@@ -3,31 +3,32 @@
 from __future__ import annotations
 
 import json
-import sqlite3
 from collections.abc import Iterable
 
+from aggregator.store.dialect import Database, upsert
 from aggregator.store.sequence_ledger import Key, Ledger, LedgerRow, renewed, usable
 from edge_sdk.wire.protocol.messages import LARGEST, LIFE_LEAP
 
 
-def get(db: sqlite3.Connection, device: str) -> Ledger:
+def get(db: Database, device: str) -> Ledger:
     """Return a device's ledger: empty for a new device; an unusable number becomes the largest."""
     return usable(_stored(db, device))[0]
 
 
-def unusable(db: sqlite3.Connection) -> dict[str, tuple[str, ...]]:
+def unusable(db: Database) -> dict[str, tuple[str, ...]]:
     """Return, by device, the names of stored numbers that do not fit a message."""
     devices = [name for (name,) in db.execute("SELECT device FROM ledgers ORDER BY device")]
     found = {device: usable(_stored(db, device))[1] for device in devices}
     return {device: names for device, names in found.items() if names}
 
 
-def renew(db: sqlite3.Connection, device: str, spent: int = 0) -> Ledger:
+def renew(db: Database, device: str, spent: int = 0) -> Ledger:
     """Start a new ledger for a device's new key; return the previous one.
 
     Rows of lives that no device can have reached are deleted; the others still detect repeats.
 
     Example:
+        >>> import sqlite3
         >>> from pathlib import Path
         >>> from aggregator.store.schema import prepare
         >>> db = sqlite3.connect(":memory:", isolation_level=None)
@@ -53,7 +54,7 @@ def renew(db: sqlite3.Connection, device: str, spent: int = 0) -> Ledger:
     return before
 
 
-def _stored(db: sqlite3.Connection, device: str) -> Ledger:
+def _stored(db: Database, device: str) -> Ledger:
     found = db.execute(
         "SELECT cur, hid, hid_life, hid_open, open, spent, cmd FROM ledgers WHERE device = ?",
         (device,),
@@ -64,10 +65,11 @@ def _stored(db: sqlite3.Connection, device: str) -> Ledger:
     return Ledger(cur, hid, life, _keys(listed), _keys(still), spent, cmd)
 
 
-def save(db: sqlite3.Connection, device: str, ledger: Ledger) -> None:
+def save(db: Database, device: str, ledger: Ledger) -> None:
     """Save a device's ledger; prune the rows that the end of a life closes.
 
     Example:
+        >>> import sqlite3
         >>> from pathlib import Path
         >>> from aggregator.store.schema import prepare
         >>> db = sqlite3.connect(":memory:", isolation_level=None)
@@ -81,37 +83,37 @@ def save(db: sqlite3.Connection, device: str, ledger: Ledger) -> None:
     """
     before = db.execute("SELECT cur FROM ledgers WHERE device = ?", (device,)).fetchone()
     db.execute(
-        "INSERT OR REPLACE INTO ledgers VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+        upsert("ledgers", "device", "cur, hid, hid_life, hid_open, open, spent, cmd"),
         (device, *_columns(ledger)),
     )
     if before is not None and before[0] != ledger.cur:
         _prune(db, device, ledger)
 
 
-def raise_commands(db: sqlite3.Connection, devices: Iterable[str], by: int) -> None:
+def raise_commands(db: Database, devices: Iterable[str], by: int) -> None:
     """Increase the highest command number of devices; create missing ledgers."""
     db.executemany(
         "INSERT INTO ledgers (device, cur, hid, hid_life, hid_open, open, spent, cmd)"
-        " VALUES (?, 0, x'', 0, '[]', '[]', 0, ?)"
-        " ON CONFLICT (device) DO UPDATE SET cmd = min(cmd, ?) + excluded.cmd",
-        [(device, by, LARGEST - by) for device in devices],
+        " VALUES (?, 0, ?, 0, '[]', '[]', 0, ?) ON CONFLICT (device) DO UPDATE SET"
+        " cmd = CASE WHEN ledgers.cmd > ? THEN ? ELSE ledgers.cmd END + excluded.cmd",
+        [(device, b"", by, LARGEST - by, LARGEST - by) for device in devices],
     )
 
 
-def settle(db: sqlite3.Connection, device: str, key: Key, row: LedgerRow) -> None:
-    """Store the verdict of a number; SQLite refuses a second one."""
+def settle(db: Database, device: str, key: Key, row: LedgerRow) -> None:
+    """Store the verdict of a number; the database refuses a second one."""
     db.execute(
         "INSERT INTO rows VALUES (?, ?, ?, ?, ?, ?, ?)",
         (device, *key, row.digest, row.code, row.run, row.round),
     )
 
 
-def unsettle(db: sqlite3.Connection, device: str, key: Key) -> None:
+def unsettle(db: Database, device: str, key: Key) -> None:
     """Delete the verdict of a number."""
     db.execute("DELETE FROM rows WHERE device = ? AND life = ? AND seq = ?", (device, *key))
 
 
-def row(db: sqlite3.Connection, device: str, key: Key) -> LedgerRow | None:
+def row(db: Database, device: str, key: Key) -> LedgerRow | None:
     """Return the verdict of a number, or None."""
     found = db.execute(
         "SELECT digest, code, run, round FROM rows WHERE device = ? AND life = ? AND seq = ?",
@@ -120,18 +122,18 @@ def row(db: sqlite3.Connection, device: str, key: Key) -> LedgerRow | None:
     return None if found is None else LedgerRow(*found)
 
 
-def held(db: sqlite3.Connection, device: str) -> int:
+def held(db: Database, device: str) -> int:
     """Return the number of verdicts kept for a device."""
     return int(db.execute("SELECT count(*) FROM rows WHERE device = ?", (device,)).fetchone()[0])
 
 
-def settled(db: sqlite3.Connection) -> dict[tuple[str, int, int], LedgerRow]:
+def settled(db: Database) -> dict[tuple[str, int, int], LedgerRow]:
     """Return all verdicts, by device, life and sequence number."""
     found = db.execute("SELECT device, life, seq, digest, code, run, round FROM rows")
     return {(device, life, seq): LedgerRow(*rest) for device, life, seq, *rest in found}
 
 
-def _prune(db: sqlite3.Connection, device: str, ledger: Ledger) -> None:
+def _prune(db: Database, device: str, ledger: Ledger) -> None:
     """Delete the rows that no repeat can refer to after the end of a life."""
     for life, seq in db.execute(
         "SELECT life, seq FROM rows WHERE device = ?", (device,)

@@ -6,16 +6,24 @@ Every query is bounded, so that a page of a large fleet reads little. Nothing he
 from __future__ import annotations
 
 import json
-import sqlite3
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 from aggregator.store import connection, journal, runs, tasks
-from aggregator.store.schema import has_runs
-from aggregator.store.types import PendingTask, RunRecord, Version
+from aggregator.store.dialect import (
+    Database,
+    json_elements,
+    json_items,
+    json_length,
+    json_list,
+    json_number,
+    json_text,
+)
+from aggregator.store.schema import has_rollouts, has_runs
+from aggregator.store.types import PendingTask, RunRecord, SuspectRow, Version
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,31 +127,12 @@ class CommandRow:
     code: int | None
 
 
-@dataclass(frozen=True, slots=True)
-class SuspectRow:
-    """Count of the recent rounds in which a rule left a device out.
-
-    Attributes:
-        device: Id of the device.
-        excluded: Number of rounds in which it was left out or had weight 0.
-        rounds: Number of rounds in which it answered.
-        last: Last round in which it was left out.
-        reasons: Reasons, sorted.
-    """
-
-    device: str
-    excluded: int
-    rounds: int
-    last: int
-    reasons: tuple[str, ...]
-
-
 class StoreOverview:
     """Read-only view of a database. Open it with ``open``; close it, or use ``with``."""
 
-    def __init__(self, db: sqlite3.Connection) -> None:
-        """Take over a read-only connection; use ``open``."""
-        self._db = db
+    def __init__(self, db: Database, closing: Callable[[], None]) -> None:
+        """Take over a read-only connection and the function that closes it; use ``open``."""
+        self._db, self._closing = db, closing
         self._has_runs = has_runs(db)
 
     @classmethod
@@ -153,7 +142,8 @@ class StoreOverview:
         Raises:
             DatabaseError: It is no aggregator database, or cannot be opened.
         """
-        return cls(connection.connect(path, read_only=True))
+        db = connection.connect(path, read_only=True)
+        return cls(db, db.close)
 
     def __enter__(self) -> Self:
         """Return the view itself."""
@@ -166,13 +156,15 @@ class StoreOverview:
         trace: TracebackType | None,
     ) -> None:
         """Close the connection."""
-        self._db.close()
+        self._closing()
 
     # --- devices
 
     def states(self) -> dict[str, int]:
         """Return the number of devices by state."""
-        return dict(self._db.execute("SELECT state, count(*) FROM clients GROUP BY state"))
+        return dict(
+            self._db.execute("SELECT state, count(*) FROM clients GROUP BY state").fetchall()
+        )
 
     def count(self, wanted: DeviceFilter) -> int:
         """Return the number of selected devices."""
@@ -252,9 +244,9 @@ class StoreOverview:
         )
 
     def _where(self, wanted: DeviceFilter) -> tuple[str, list[str]]:
-        parts, values = ["1"], []
+        parts, values = ["1 = 1"], []
         if wanted.text:
-            parts.append("instr(lower(id), lower(?))")
+            parts.append("replace(lower(id), lower(?), '') <> lower(id)")
             values.append(wanted.text)
         if wanted.state:
             parts.append("state = ?")
@@ -263,7 +255,7 @@ class StoreOverview:
             name, sign, value = wanted.label.partition("=")
             of_value = " AND value = ?" if sign else ""
             found = f"id IN (SELECT device FROM labels WHERE name = ?{of_value})"  # noqa: S608 - fixed text
-            parts.append(found if self._has_runs else "0")
+            parts.append(found if self._has_runs else "1 = 0")
             values += ([name, value] if sign else [name]) if self._has_runs else []
         return " AND ".join(parts), values
 
@@ -286,9 +278,10 @@ class StoreOverview:
 
     def timeline(self, device: str, most: int = 50) -> list[TimelineEntry]:
         """Return a device's settled updates, newest first."""
+        dropped_of = json_items(self._db, "v.report", "dropped")
         rows = self._db.execute(
-            "SELECT r.run, r.round, r.life, r.seq, r.code, coalesce(v.time, 0),"
-            " coalesce((SELECT value FROM json_each(v.report, '$.dropped') WHERE key = r.device), '')"
+            "SELECT r.run, r.round, r.life, r.seq, r.code, coalesce(v.time, 0),"  # noqa: S608
+            f" coalesce((SELECT value FROM {dropped_of} WHERE key = r.device), '')"
             " FROM rows r LEFT JOIN versions v ON v.run = r.run AND v.round = r.round"
             " WHERE r.device = ? ORDER BY r.life DESC, r.seq DESC LIMIT ?",
             (device, most),
@@ -323,12 +316,15 @@ class StoreOverview:
 
     def rounds(self, run: int, last: int) -> list[ClosedRound]:
         """Return a run's newest closed rounds, newest first."""
-        rows = self._db.execute(
-            "SELECT round, version, moved, time,"
-            " coalesce(json_array_length(report, '$.cohort'), 0),"
-            " (SELECT count(*) FROM json_each(versions.report, '$.dropped')),"
-            " json_extract(report, '$.loss'), json_extract(report, '$.step'),"
-            " json_extract(report, '$.seconds'), coalesce(json_extract(report, '$.why'), '')"
+        db = self._db
+        loss, step, seconds = (
+            json_number(db, "report", key) for key in ("loss", "step", "seconds")
+        )
+        rows = db.execute(
+            "SELECT round, version, moved, time,"  # noqa: S608 - fixed text
+            f" coalesce({json_length(db, 'report', 'cohort')}, 0),"
+            f" (SELECT count(*) FROM {json_items(db, 'versions.report', 'dropped')}),"
+            f" {loss}, {step}, {seconds}, coalesce({json_text(db, 'report', 'why')}, '')"
             " FROM versions WHERE run = ? ORDER BY round DESC LIMIT ?",
             (run, last),
         )
@@ -377,41 +373,55 @@ class StoreOverview:
             rounds: Number of newest closed rounds.
             most: Largest number of devices.
         """
+        db = self._db
+        dropped, weights = (json_items(db, "report", key) for key in ("dropped", "weights"))
         recent = (
             "WITH recent AS (SELECT round, report FROM versions WHERE run = ?"
             " ORDER BY round DESC LIMIT ?)"
         )
-        out = self._db.execute(
+        out = db.execute(
             f"{recent}, out AS ("  # noqa: S608 - fixed text
-            " SELECT round, key AS device, value AS why FROM recent, json_each(report, '$.dropped')"
-            " UNION SELECT round, key, 'weight 0' FROM recent, json_each(report, '$.weights')"
-            " WHERE value = 0)"
-            " SELECT device, count(DISTINCT round), max(round), json_group_array(DISTINCT why)"
+            f" SELECT round, key AS device, value AS why FROM recent, {dropped}"
+            f" UNION SELECT round, key, 'weight 0' FROM recent, {weights}"
+            " WHERE CAST(value AS DOUBLE PRECISION) = 0)"
+            f" SELECT device, count(DISTINCT round), max(round), {json_list(db, 'why')},"
+            f" {json_list(db, 'round')}"
             " FROM out GROUP BY device ORDER BY 2 DESC, 1 LIMIT ?",
             (run, rounds, most),
         ).fetchall()
         answered = dict(
-            self._db.execute(
-                f"{recent} SELECT value, count(*) FROM recent, json_each(report, '$.cohort')"  # noqa: S608
-                " GROUP BY value",
+            db.execute(
+                f"{recent} SELECT value, count(*) FROM recent,"  # noqa: S608 - fixed text
+                f" {json_elements(db, 'report', 'cohort')} GROUP BY value",
                 (run, rounds),
-            )
+            ).fetchall()
         )
         return [
-            SuspectRow(str(device), times, answered.get(device, times), last, _sorted(reasons))
-            for device, times, last, reasons in out
+            SuspectRow(
+                str(device),
+                times,
+                answered.get(device, times),
+                last,
+                _sorted(reasons),
+                tuple(sorted(map(int, json.loads(when)), reverse=True)),
+            )
+            for device, times, last, reasons, when in out
         ]
 
     def fingerprint(self) -> str:
         """Return a text that differs after any change that a page shows."""
         row = self._db.execute(
             "SELECT (SELECT coalesce(max(position), 0) FROM journal),"
-            " (SELECT count(*) FROM versions), (SELECT total(cmd) FROM ledgers),"
-            " (SELECT count(*) FROM rows),"
-            " (SELECT group_concat(state || n) FROM"
-            " (SELECT state, count(*) AS n FROM clients GROUP BY state))"
+            " (SELECT count(*) FROM versions), (SELECT coalesce(sum(cmd), 0) FROM ledgers),"
+            " (SELECT count(*) FROM rows)"
         ).fetchone()
-        return repr(row)
+        rollout = ()
+        if has_rollouts(self._db):
+            rollout = self._db.execute(
+                "SELECT (SELECT coalesce(max(change), 0) FROM rollout_changes),"
+                " (SELECT count(*) FROM trials), (SELECT coalesce(sum(day), 0) FROM trial_states)"
+            ).fetchone()
+        return repr((*row, sorted(self.states().items()), *rollout))
 
 
 def _sorted(reasons: str) -> tuple[str, ...]:

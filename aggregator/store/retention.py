@@ -10,12 +10,12 @@ does not grow with the journal.
 
 from __future__ import annotations
 
-import sqlite3
 from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from aggregator.store import journal, runs, states
+from aggregator.store.dialect import Database
 from aggregator.store.types import Horizon, Retention, Version
 
 _BLOCKS = 64  # a block is full at 1/64 of a budget
@@ -156,7 +156,7 @@ class Kept:
         return oldest
 
 
-def read(db: sqlite3.Connection, limits: Retention) -> Kept:
+def read(db: Database, limits: Retention) -> Kept:
     """Measure the contents of a file, once after it was opened."""
     kept, anchors = Kept(limits), runs.anchors(db)
     saved, events = iter(states.sizes(db)), journal.sizes(db)
@@ -177,7 +177,7 @@ def read(db: sqlite3.Connection, limits: Retention) -> Kept:
     return kept
 
 
-def keep(db: sqlite3.Connection, kept: Kept, closed: Version, position: int, report: int) -> None:
+def keep(db: Database, kept: Kept, closed: Version, position: int, report: int) -> None:
     """Add a round that just closed, and delete the excess over the budgets.
 
     Args:
@@ -201,12 +201,12 @@ def keep(db: sqlite3.Connection, kept: Kept, closed: Version, position: int, rep
         _drop(db, dropped)
 
 
-def horizon(db: sqlite3.Connection) -> Horizon:
+def horizon(db: Database) -> Horizon:
     """Return the extent of everything deleted so far."""
     return Horizon(runs.anchors(db), journal.first(db), dict(journal.pruned(db)))
 
 
-def used(db: sqlite3.Connection) -> Mapping[str, int]:
+def used(db: Database) -> Mapping[str, int]:
     """Measure and return the size of each kind, in bytes."""
     vectors = facts = 0
     for _, vector, report_size in journal.sizes(db):
@@ -218,7 +218,7 @@ def used(db: sqlite3.Connection) -> Mapping[str, int]:
     }
 
 
-def _strip(db: sqlite3.Connection, block: Block) -> None:
+def _strip(db: Database, block: Block) -> None:
     """Move anchors to a block's end; delete the vectors and the intermediate states before it."""
     for run, position in _anchored(db, block):
         runs.lift_anchor(db, run, position)
@@ -226,7 +226,7 @@ def _strip(db: sqlite3.Connection, block: Block) -> None:
     journal.forget(db, block.position, _held(db, block))
 
 
-def _anchored(db: sqlite3.Connection, block: Block) -> Iterator[tuple[int, int]]:
+def _anchored(db: Database, block: Block) -> Iterator[tuple[int, int]]:
     """Yield each run whose anchor moves, with its new anchor.
 
     A finished run goes to its last state. One that continues beside the block's run goes to the
@@ -241,7 +241,7 @@ def _anchored(db: sqlite3.Connection, block: Block) -> Iterator[tuple[int, int]]
             yield run, wanted
 
 
-def _held(db: sqlite3.Connection, block: Block) -> dict[int, int]:
+def _held(db: Database, block: Block) -> dict[int, int]:
     """Return the other runs whose events before a block's end are needed, with their anchors."""
     live = runs.live(db)
     return {
@@ -251,7 +251,7 @@ def _held(db: sqlite3.Connection, block: Block) -> dict[int, int]:
     }
 
 
-def _drop(db: sqlite3.Connection, block: Block) -> None:
+def _drop(db: Database, block: Block) -> None:
     """Delete a block's events and rounds; keep each device's highest number and a count."""
     held, live = _held(db, block), runs.live(db)
     journal.drop(db, block.position, held)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import astuple, replace
 from typing import NamedTuple
 
+from aggregator.store.dialect import ALL, Database
 from aggregator.store.event_codec import pack_timers, unpack_timers
 from aggregator.store.schema import has_runs
 from aggregator.store.types import RunRecord, Timer, Version
@@ -27,7 +27,7 @@ class Reach(NamedTuple):
     timers: tuple[Timer, ...]
 
 
-def records(db: sqlite3.Connection) -> list[RunRecord]:
+def records(db: Database) -> list[RunRecord]:
     """Return the definitions of all runs, newest first."""
     names = _names(db)
     found = "SELECT run, method, settings, bundle, spec, layout FROM runs ORDER BY run DESC"
@@ -37,15 +37,16 @@ def records(db: sqlite3.Connection) -> list[RunRecord]:
     ]
 
 
-def latest(db: sqlite3.Connection, name: str | None = None) -> RunRecord | None:
+def latest(db: Database, name: str | None = None) -> RunRecord | None:
     """Return the latest run of a name, or of all."""
     return next((one for one in records(db) if name in (None, one.name)), None)
 
 
-def live(db: sqlite3.Connection) -> set[int]:
+def live(db: Database) -> set[int]:
     """Return the latest run of each name.
 
     Example:
+        >>> import sqlite3
         >>> from pathlib import Path
         >>> from aggregator.store.schema import prepare
         >>> db = sqlite3.connect(":memory:", isolation_level=None)
@@ -60,16 +61,16 @@ def live(db: sqlite3.Connection) -> set[int]:
     return set(newest.values())
 
 
-def _names(db: sqlite3.Connection) -> dict[int, str]:
+def _names(db: Database) -> dict[int, str]:
     return dict(db.execute("SELECT run, name FROM run_names")) if has_runs(db) else {}
 
 
-def numbers(db: sqlite3.Connection) -> list[int]:
+def numbers(db: Database) -> list[int]:
     """Return the numbers of all runs, oldest first."""
     return [run for (run,) in db.execute("SELECT run FROM runs ORDER BY run")]
 
 
-def begin(db: sqlite3.Connection, run: RunRecord, at: int) -> None:
+def begin(db: Database, run: RunRecord, at: int) -> None:
     """Insert a run whose first state is at a position of the journal."""
     db.execute(
         "INSERT INTO runs VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
@@ -79,10 +80,11 @@ def begin(db: sqlite3.Connection, run: RunRecord, at: int) -> None:
         db.execute("INSERT INTO run_names VALUES (?, ?)", (run.run, run.name))
 
 
-def reach(db: sqlite3.Connection, run: int) -> Reach | None:
+def reach(db: Database, run: int) -> Reach | None:
     """Return the positions of a run's states; None if there is no such run.
 
     Example:
+        >>> import sqlite3
         >>> from pathlib import Path
         >>> from aggregator.store.schema import prepare
         >>> db = sqlite3.connect(":memory:", isolation_level=None)
@@ -99,14 +101,14 @@ def reach(db: sqlite3.Connection, run: int) -> Reach | None:
     return Reach(anchor, upto, unpack_timers(timers))
 
 
-def advance(db: sqlite3.Connection, run: int, upto: int, timers: Sequence[Timer]) -> None:
+def advance(db: Database, run: int, upto: int, timers: Sequence[Timer]) -> None:
     """Record the position of the last state and its pending timers."""
     db.execute(
         "UPDATE runs SET upto = ?, timers = ? WHERE run = ?", (upto, pack_timers(timers), run)
     )
 
 
-def close(db: sqlite3.Connection, closed: Version, at: int) -> int:
+def close(db: Database, closed: Version, at: int) -> int:
     """Store a closed round with its closing position; return its report's size in bytes."""
     report = json.dumps(dict(closed.report))
     db.execute(
@@ -115,7 +117,7 @@ def close(db: sqlite3.Connection, closed: Version, at: int) -> int:
             closed.run,
             closed.round,
             closed.version,
-            closed.moved,
+            int(closed.moved),
             at,
             closed.digest,
             report,
@@ -125,12 +127,12 @@ def close(db: sqlite3.Connection, closed: Version, at: int) -> int:
     return len(report)
 
 
-def versions(db: sqlite3.Connection, run: int, last: int | None = None) -> list[Version]:
+def versions(db: Database, run: int, last: int | None = None) -> list[Version]:
     """Return a run's closed rounds, oldest first; at most the newest ``last`` if given."""
     found = db.execute(
         "SELECT run, round, version, moved, digest, report, time, position FROM versions"
         " WHERE run = ? ORDER BY round DESC LIMIT ?",
-        (run, -1 if last is None else last),
+        (run, ALL if last is None else last),
     ).fetchall()
     return [
         Version(r, number, version, bool(moved), digest, json.loads(report), time, position)
@@ -138,29 +140,29 @@ def versions(db: sqlite3.Connection, run: int, last: int | None = None) -> list[
     ]
 
 
-def reaches(db: sqlite3.Connection) -> list[tuple[int, int, int]]:
+def reaches(db: Database) -> list[tuple[int, int, int]]:
     """Return run, anchor and last position of every run, oldest first."""
     return db.execute("SELECT run, anchor, upto FROM runs ORDER BY run").fetchall()
 
 
-def anchors(db: sqlite3.Connection) -> dict[int, int]:
+def anchors(db: Database) -> dict[int, int]:
     """Return the anchor of every run."""
     return {run: anchor for run, anchor, _ in reaches(db)}
 
 
-def lift_anchor(db: sqlite3.Connection, run: int, anchor: int) -> None:
+def lift_anchor(db: Database, run: int, anchor: int) -> None:
     """Move a run's anchor to a later position, after which its journal is complete."""
     db.execute("UPDATE runs SET anchor = ? WHERE run = ?", (anchor, run))
 
 
-def closed(db: sqlite3.Connection) -> Iterator[tuple[int, int, int, int]]:
+def closed(db: Database) -> Iterator[tuple[int, int, int, int]]:
     """Return run, round, position and report size in bytes of every closed round, in order."""
     yield from db.execute(
         "SELECT run, round, position, length(report) FROM versions ORDER BY position, run, round"
     )
 
 
-def last_closing(db: sqlite3.Connection, run: int, upto: int) -> int:
+def last_closing(db: Database, run: int, upto: int) -> int:
     """Return the position at which a run last closed a round, up to a position; 0 for none."""
     found = db.execute(
         "SELECT max(position) FROM versions WHERE run = ? AND position <= ?", (run, upto)
@@ -168,9 +170,9 @@ def last_closing(db: sqlite3.Connection, run: int, upto: int) -> int:
     return int(found or 0)
 
 
-def drop_closed(db: sqlite3.Connection, upto: int, held: Mapping[int, int]) -> None:
+def drop_closed(db: Database, upto: int, held: Mapping[int, int]) -> None:
     """Delete the closed rounds up to a position, of held runs up to their own position."""
-    others = ", ".join(map(str, held))
+    others = ", ".join(map(str, held)) or "-1"  # PostgreSQL refuses an empty list; no run is -1
     db.execute(
         f"DELETE FROM versions WHERE position <= ? AND run NOT IN ({others})",  # noqa: S608 - numbers
         (upto,),
@@ -179,7 +181,7 @@ def drop_closed(db: sqlite3.Connection, upto: int, held: Mapping[int, int]) -> N
         db.execute("DELETE FROM versions WHERE run = ? AND position <= ?", (run, position))
 
 
-def closed_by(db: sqlite3.Connection, run: int, position: int) -> int:
+def closed_by(db: Database, run: int, position: int) -> int:
     """Return the last round of a run closed at or before a position; 0 before the first."""
     found = db.execute(
         "SELECT min(round) FILTER (WHERE position > ?) - 1, max(round) FROM versions WHERE run = ?",

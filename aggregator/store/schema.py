@@ -5,11 +5,14 @@ from __future__ import annotations
 import sqlite3
 from pathlib import Path
 
+from aggregator.store.dialect import Database, schema_of, upsert
 from aggregator.store.errors import DatabaseError, DatabaseNewerError
 from edge_sdk.app import sqlite_file
 
 APPLICATION = 0x47464147  # "GFAG"
-SCHEMA = 5
+SCHEMA = 6
+RESTORED = "restored"
+"""Fact that marks a backup copy until it is adopted."""
 
 _TASKS = """
 CREATE TABLE IF NOT EXISTS tasks (device TEXT NOT NULL, run INTEGER NOT NULL,
@@ -43,6 +46,17 @@ CREATE TABLE IF NOT EXISTS declined (device TEXT NOT NULL, name TEXT NOT NULL, r
 """
 """Since schema 5: version and last message of devices, and the runs that they have declined."""
 
+_ROLLOUTS = """
+CREATE TABLE IF NOT EXISTS rollout_changes (of BLOB NOT NULL, change INTEGER PRIMARY KEY AUTOINCREMENT,
+    phase TEXT NOT NULL, stage INTEGER NOT NULL, since INTEGER NOT NULL, why TEXT NOT NULL,
+    who TEXT NOT NULL, time INTEGER NOT NULL);
+CREATE TABLE IF NOT EXISTS trials (of BLOB NOT NULL, device TEXT NOT NULL, day INTEGER NOT NULL,
+    lost INTEGER NOT NULL, serving INTEGER NOT NULL, PRIMARY KEY (of, device, day)) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS trial_states (of BLOB NOT NULL, device TEXT NOT NULL,
+    state TEXT NOT NULL, day INTEGER NOT NULL, PRIMARY KEY (of, device)) WITHOUT ROWID;
+"""
+"""Since schema 6: changes of rollouts, and the results and states that devices report of them."""
+
 _TASKS_BEFORE = """
 ALTER TABLE tasks RENAME TO tasks_of_devices;
 DROP INDEX IF EXISTS tasks_content;
@@ -55,7 +69,7 @@ DROP TABLE tasks_of_devices;
 
 _CONTENT_NAMES = "INSERT INTO content_names SELECT id, '' FROM contents WHERE kind <> 'task';"
 
-_TABLES = """
+TABLES = """
 CREATE TABLE facts (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
 CREATE TABLE clients (id TEXT PRIMARY KEY, sign TEXT NOT NULL, generation INTEGER NOT NULL,
     state TEXT NOT NULL, why TEXT NOT NULL) WITHOUT ROWID;
@@ -86,9 +100,8 @@ CREATE TABLE commands (device TEXT NOT NULL, num INTEGER NOT NULL, op TEXT NOT N
     PRIMARY KEY (device, num)) WITHOUT ROWID;
 """
 
-_FORMAT = sqlite_file.FileFormat(
-    APPLICATION, SCHEMA, f"{_TABLES}{_TASKS}{_PRUNED}{_RUNS}{_CONTACTS}"
-)
+LATER_TABLES = f"{_TASKS}{_PRUNED}{_RUNS}{_CONTACTS}{_ROLLOUTS}"
+_FORMAT = sqlite_file.FileFormat(APPLICATION, SCHEMA, f"{TABLES}{LATER_TABLES}")
 
 
 def prepare(db: sqlite3.Connection, path: Path, *, read_only: bool = False) -> None:
@@ -116,30 +129,31 @@ def prepare(db: sqlite3.Connection, path: Path, *, read_only: bool = False) -> N
         tasks = _TASKS if schema < 2 else f"{_TASKS_BEFORE}{_TASKS}{_TASKS_AFTER}"
         until_4 = f"{tasks}{_PRUNED}{_RUNS}{_CONTENT_NAMES}" if schema < 4 else ""
         db.executescript(
-            f"BEGIN IMMEDIATE; {until_4}{_CONTACTS} PRAGMA user_version = {SCHEMA}; COMMIT;"
+            f"BEGIN IMMEDIATE; {until_4}{_CONTACTS}{_ROLLOUTS} PRAGMA user_version = {SCHEMA}; COMMIT;"
         )
 
 
-def has_pruned(db: sqlite3.Connection) -> bool:
+def has_pruned(db: Database) -> bool:
     """Return whether the file has the table of deleted updates, which older schemas lack."""
-    return _schema_of(db) >= 3
+    return schema_of(db) >= 3
 
 
-def has_runs(db: sqlite3.Connection) -> bool:
+def has_runs(db: Database) -> bool:
     """Return whether the file has labels and names of runs, which older schemas lack."""
-    return _schema_of(db) >= 4
+    return schema_of(db) >= 4
 
 
-def has_contacts(db: sqlite3.Connection) -> bool:
+def has_contacts(db: Database) -> bool:
     """Return whether the file has the devices' last messages, which older schemas lack."""
-    return _schema_of(db) >= 5
+    return schema_of(db) >= 5
 
 
-def _schema_of(db: sqlite3.Connection) -> int:
-    return int(db.execute("PRAGMA user_version").fetchone()[0])
+def has_rollouts(db: Database) -> bool:
+    """Return whether the file has rollouts, which older schemas lack."""
+    return schema_of(db) >= 6
 
 
-def fact(db: sqlite3.Connection, name: str) -> int:
+def fact(db: Database, name: str) -> int:
     """Return a named number of the file; 0 if it was never stored.
 
     Example:
@@ -153,6 +167,6 @@ def fact(db: sqlite3.Connection, name: str) -> int:
     return int(found[0]) if found else 0
 
 
-def put_fact(db: sqlite3.Connection, name: str, value: int) -> None:
+def put_fact(db: Database, name: str, value: int) -> None:
     """Store a named number of the file."""
-    db.execute("INSERT OR REPLACE INTO facts VALUES (?, ?)", (name, value))
+    db.execute(upsert("facts", "name", "value"), (name, value))

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import json
-import sqlite3
 from collections.abc import Iterable, Sequence
 from dataclasses import astuple, fields
 from typing import Any
 
+from aggregator.store.dialect import Database
 from aggregator.store.types import PendingTask
 
 _NAMES = tuple(f.name for f in fields(PendingTask))
 
 
-def get(db: sqlite3.Connection, device: str, run: int) -> PendingTask | None:
+def get(db: Database, device: str, run: int) -> PendingTask | None:
     """Return a device's newest task in a run, answered or not."""
     found = db.execute(
         "SELECT device, run, round, attempt, step, base, ask, vals, content, state FROM tasks"
@@ -23,7 +23,7 @@ def get(db: sqlite3.Connection, device: str, run: int) -> PendingTask | None:
     return None if found is None else _asked(found)
 
 
-def of_run(db: sqlite3.Connection, run: int, state: str = "open") -> list[PendingTask]:
+def of_run(db: Database, run: int, state: str = "open") -> list[PendingTask]:
     """Return the devices' newest tasks that are in a state, sorted by device."""
     found = db.execute(
         "SELECT device, run, round, attempt, step, base, ask, vals, content, state FROM tasks"
@@ -33,15 +33,16 @@ def of_run(db: sqlite3.Connection, run: int, state: str = "open") -> list[Pendin
     return [_asked(row) for row in found]
 
 
-def devices(db: sqlite3.Connection, run: int) -> set[str]:
+def devices(db: Database, run: int) -> set[str]:
     """Return the devices that have or had a task in a run."""
     return {device for (device,) in db.execute("SELECT device FROM tasks WHERE run = ?", (run,))}
 
 
-def save(db: sqlite3.Connection, asked: Iterable[PendingTask]) -> None:
+def save(db: Database, asked: Iterable[PendingTask]) -> None:
     """Store newer tasks; a task that is already stored keeps its outcome.
 
     Example:
+        >>> import sqlite3
         >>> from pathlib import Path
         >>> from aggregator.store.schema import prepare
         >>> db = sqlite3.connect(":memory:", isolation_level=None)
@@ -58,7 +59,7 @@ def save(db: sqlite3.Connection, asked: Iterable[PendingTask]) -> None:
         " SET round = excluded.round, attempt = excluded.attempt,"
         " step = excluded.step, base = excluded.base, ask = excluded.ask, vals = excluded.vals,"
         " content = excluded.content, state = excluded.state WHERE"
-        " (excluded.round, excluded.attempt, excluded.step) <> (round, attempt, step)",
+        " (excluded.round, excluded.attempt, excluded.step) <> (tasks.round, tasks.attempt, tasks.step)",
         [
             (*astuple(one)[:7], json.dumps(dict(one.values)), one.content, one.state)
             for one in asked
@@ -66,7 +67,7 @@ def save(db: sqlite3.Connection, asked: Iterable[PendingTask]) -> None:
     )
 
 
-def finish(db: sqlite3.Connection, device: str, run: int, number: int, state: str) -> None:
+def finish(db: Database, device: str, run: int, number: int, state: str) -> None:
     """Close a device's open task of a round."""
     db.execute(
         "UPDATE tasks SET state = ? WHERE device = ? AND run = ? AND round = ? AND state = 'open'",
@@ -74,9 +75,9 @@ def finish(db: sqlite3.Connection, device: str, run: int, number: int, state: st
     )
 
 
-def forget(db: sqlite3.Connection, *, but: Iterable[int]) -> None:
+def forget(db: Database, *, but: Iterable[int]) -> None:
     """Delete the tasks of all runs except these."""
-    kept = ", ".join(str(int(run)) for run in but)
+    kept = ", ".join(str(int(run)) for run in but) or "-1"  # PostgreSQL refuses an empty list
     db.execute(f"DELETE FROM tasks WHERE run NOT IN ({kept})")  # noqa: S608 - numbers
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
+from aggregator.store.dialect import Database
 from aggregator.store.errors import DatabaseError, database_error
-from edge_sdk.app import sqlite_file
+from aggregator.store.location import Location
 
 
 class Transactions:
@@ -16,11 +16,11 @@ class Transactions:
 
     Args:
         db: Connection without implicit transactions.
-        path: Path of its file, for messages.
+        path: Its place, for messages.
         on_rollback: Called after a joint transaction failed: what was read in it may not be on disk.
     """
 
-    def __init__(self, db: sqlite3.Connection, path: Path, on_rollback: Callable[[], None]) -> None:
+    def __init__(self, db: Database, path: Location, on_rollback: Callable[[], None]) -> None:
         self._db, self._path, self._on_rollback = db, path, on_rollback
         self._is_joined = False
         self._lost: DatabaseError | None = None
@@ -29,9 +29,15 @@ class Transactions:
     def joined(self) -> Iterator[None]:
         """Combine all writes inside into one transaction; it begins with the first of them.
 
+        Inside another one it is a part of that one, which can fail alone.
+
         Raises:
             DatabaseError: It could not be committed, and nothing of it was saved.
         """
+        if self._is_joined:
+            with self._nested():
+                yield
+            return
         self._is_joined, self._lost = True, None
         try:
             try:
@@ -39,7 +45,7 @@ class Transactions:
                 self._commit()
             except BaseException:
                 self._on_rollback()
-                sqlite_file.roll_back(self._db)
+                self._roll_back()
                 raise
             finally:
                 self._is_joined = False
@@ -47,7 +53,7 @@ class Transactions:
             raise database_error(error, self._path) from error
 
     @contextmanager
-    def writing(self) -> Iterator[sqlite3.Connection]:
+    def writing(self) -> Iterator[Database]:
         """Run one transaction, or a part of the joint one that can fail alone.
 
         Raises:
@@ -58,8 +64,13 @@ class Transactions:
                 yield db
             return
         try:
-            with sqlite_file.transaction(self._db) as db:
-                yield db
+            try:
+                self._db.execute("BEGIN IMMEDIATE")
+                yield self._db
+                self._db.execute("COMMIT")
+            except BaseException:
+                self._roll_back()
+                raise
         except sqlite3.Error as error:
             raise database_error(error, self._path) from error
 
@@ -69,11 +80,45 @@ class Transactions:
         if self._db.in_transaction:
             self._db.execute("COMMIT")
 
+    def _roll_back(self) -> None:
+        """Roll back the open transaction, unless the database has done so itself."""
+        if self._db.in_transaction:
+            self._db.execute("ROLLBACK")
+
     @contextmanager
-    def _joining(self) -> Iterator[sqlite3.Connection]:
+    def _nested(self) -> Iterator[None]:
+        """Combine writes into a part of the joint transaction; a failure undoes this part alone.
+
+        If the database has rolled back the whole transaction with it, the rest is not saved either.
+        """
+        if self._lost is not None:
+            raise self._lost
+        is_begun = self._db.in_transaction
+        try:
+            if is_begun:
+                self._db.execute("SAVEPOINT nested")
+            try:
+                yield
+                if is_begun:
+                    self._db.execute("RELEASE nested")
+            except BaseException:
+                self._on_rollback()
+                if self._db.in_transaction:
+                    self._db.execute("ROLLBACK TO nested" if is_begun else "ROLLBACK")
+                if self._db.in_transaction:
+                    self._db.execute("RELEASE nested")
+                raise
+        except sqlite3.Error as error:
+            failed = database_error(error, self._path)
+            if is_begun and not self._db.in_transaction:
+                self._lost = failed
+            raise failed from error
+
+    @contextmanager
+    def _joining(self) -> Iterator[Database]:
         """Open a savepoint in the joint transaction.
 
-        If SQLite has rolled back the whole transaction with it, the rest is not saved either.
+        If the database has rolled back the whole transaction with it, the rest is not saved either.
         """
         if self._lost is not None:
             raise self._lost

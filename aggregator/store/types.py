@@ -9,6 +9,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, Self
 
+from aggregator.store.location import Location
 from aggregator.store.sequence_ledger import Key, Ledger, LedgerRow
 from edge_sdk.wire.contract.method import Due, Event, Update
 from edge_sdk.wire.protocol.codec import Leaf
@@ -47,6 +48,46 @@ class Contact:
 
     sdk: str = ""
     seen: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutChange:
+    """One change of a rollout.
+
+    Attributes:
+        of: Reference of its signed description.
+        phase: ``run``, ``pause``, ``return`` or ``done``.
+        stage: Number of waves that may serve the version.
+        since: Day since 1970 on which the stage began.
+        why: Reason: ``start``, ``passed``, ``harm`` or the operator's.
+        who: Person who gave the order; empty for the daemon.
+        time: Time of the change, Unix milliseconds.
+    """
+
+    of: bytes
+    phase: str
+    stage: int
+    since: int
+    why: str
+    who: str
+    time: int
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceTrial:
+    """The reports of one device in a rollout.
+
+    Attributes:
+        device: Id of the device.
+        state: ``score``, ``serve``, ``returned`` or ``declined``.
+        day: Newest complete day of its reports.
+        results: By day, whether the new version lost it, and whether the device served it.
+    """
+
+    device: str
+    state: str
+    day: int
+    results: Mapping[int, tuple[bool, bool]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -302,7 +343,7 @@ class Store(Protocol):
     """
 
     @property
-    def path(self) -> Path:
+    def path(self) -> Location:
         """Return the place of the database, for messages."""
 
     def __enter__(self) -> Self:
@@ -317,7 +358,14 @@ class Store(Protocol):
         """Close the store."""
 
     def close(self) -> None:
-        """Close and unlock the file."""
+        """Close and unlock the database."""
+
+    def check_lease(self) -> None:
+        """Check that this process may still write.
+
+        Raises:
+            DatabaseLostError: The connection ended, or another process has taken over.
+        """
 
     def transaction(self) -> AbstractContextManager[None]:
         """Combine all writes inside into one transaction: all of them or none.
@@ -347,10 +395,10 @@ class Store(Protocol):
         """
 
     def integrity(self) -> list[str]:
-        """Return the faults that SQLite finds in the file; empty if it is sound."""
+        """Return the faults that the engine finds in its data; empty if they are sound."""
 
     def size(self) -> int:
-        """Return the size of the file and of its write-ahead log, in bytes."""
+        """Return the size of the database in bytes; of a file with its write-ahead log."""
 
     # --- devices and their numbers
 
@@ -384,6 +432,27 @@ class Store(Protocol):
 
     def forget_declined(self, device: str) -> None:
         """Delete the declined runs of a device."""
+
+    # --- rollouts
+
+    def rollout_changes(self, of: bytes | None = None) -> list[RolloutChange]:
+        """Return the changes of a rollout, oldest first; of the newest rollout if none is named."""
+
+    def change_rollout(
+        self,
+        new: RolloutChange,
+        published: Mapping[str, bytes],
+        contents: Sequence[DownloadBody] = (),
+    ) -> None:
+        """Append a change together with the announcements that follow from it."""
+
+    def record_trial(self, of: bytes, report: DeviceTrial) -> None:
+        """Record a device's report of a rollout; the first result of a day stays."""
+
+    def trials(self, of: bytes) -> list[DeviceTrial]:
+        """Return what devices have reported of a rollout, by device."""
+
+    # --- stored values that do not fit
 
     def unusable(self) -> dict[str, list[str]]:
         """Return, by device, the stored values that do not fit a message."""
@@ -564,3 +633,24 @@ class Store(Protocol):
 
     def next_serial(self) -> int:
         """Return the next serial; serials always increase, with gaps."""
+
+
+@dataclass(frozen=True, slots=True)
+class SuspectRow:
+    """Count of the recent rounds in which a rule left a device out.
+
+    Attributes:
+        device: Id of the device.
+        excluded: Number of rounds in which it was left out or had weight 0.
+        rounds: Number of rounds in which it answered.
+        last: Last round in which it was left out.
+        reasons: Reasons, sorted.
+        when: Rounds in which it was left out, newest first.
+    """
+
+    device: str
+    excluded: int
+    rounds: int
+    last: int
+    reasons: tuple[str, ...]
+    when: tuple[int, ...] = ()

@@ -21,17 +21,13 @@ from edge_sdk.analytic.trees import (
     DEEPEST,
     Bins,
     Floats,
+    Ints,
     Rows,
     TreeForm,
     Trees,
-    binned,
     boosted,
-    leaves_of,
-    thresholds,
+    grown,
 )
-
-Ints = NDArray[np.int64]
-
 
 ZERO = TreeForm(200, 5, 0.1, 1.0, 20_000, 1.0, 5.0, is_capped=True)
 """Trees of the probability: of all rows and features, which lowered the loss most."""
@@ -218,33 +214,27 @@ def _odds(
     turn: Callable[[], None] | None,
 ) -> tuple[float, Trees]:
     """Boost the log odds of ``some`` by Newton steps; return their start, and the trees."""
-    edges = thresholds(rows, is_capped=form.is_capped)
-    columns = np.ascontiguousarray(binned(rows, edges).T)
-    features, count = columns.shape
-    draw = np.random.Generator(np.random.Philox(seed))
-    start = float(np.log((some.sum() + 0.5) / (count - some.sum() + 0.5)))
-    reached = np.full(count, start)
-    asked = np.zeros((form.trees, form.depth), np.int64)
-    above = np.zeros((form.trees, form.depth), np.int64)
-    values = np.zeros((form.trees, 2**form.depth))
-    some_rows = max(1, min(form.most, round(form.rows * count)))
-    some_features = max(1, round(form.features * features))
-    for number in range(form.trees):
+    positive = int(some.sum())
+    start = float(np.log((positive + 0.5) / (len(rows) - positive + 0.5)))
+    reached = np.full(len(rows), start)
+
+    def derivatives() -> tuple[Floats, Floats]:
         zero = _zero(reached)
-        slope, curve = some - (1.0 - zero), zero * (1.0 - zero)
-        rows_seen = np.sort(draw.choice(count, some_rows, replace=False))
-        features_seen = np.sort(draw.choice(features, some_features, replace=False))
-        seen = columns[np.ix_(features_seen, rows_seen)]
-        places, above[number] = _questions(seen, slope[rows_seen], curve[rows_seen], form)
-        asked[number] = features_seen[places]
-        leaves = leaves_of(columns, asked[number], above[number])
-        up = np.bincount(leaves, slope, 2**form.depth)
-        size = np.bincount(leaves, curve, 2**form.depth)
-        values[number] = form.rate * up / np.maximum(size + form.ballast, 1e-12)
-        reached += values[number][leaves]
+        return some - (1.0 - zero), zero * (1.0 - zero)
+
+    def questions(seen: Bins, rows_seen: Ints) -> tuple[Ints, Ints]:
+        slope, curve = derivatives()
+        return _questions(seen, slope[rows_seen], curve[rows_seen], form)
+
+    def values(leaves: Ints) -> Floats:
+        up, size = (np.bincount(leaves, sums, 2**form.depth) for sums in derivatives())
+        found: Floats = form.rate * up / np.maximum(size + form.ballast, 1e-12)
+        np.add(reached, found[leaves], out=reached)
         if turn is not None:
             turn()
-    return start, Trees(edges, asked, above, values)
+        return found
+
+    return start, grown(rows, form, questions, values, seed=seed)
 
 
 def _questions(seen: Bins, slope: Floats, curve: Floats, form: TreeForm) -> tuple[Ints, Ints]:

@@ -9,12 +9,14 @@ loss is the pinball loss, or the absolute error at one half. Numpy alone; nothin
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
 Rows = NDArray[np.float64] | NDArray[np.float32]
 Bins = NDArray[np.uint8]
 
@@ -63,8 +65,8 @@ class Trees:
     """
 
     edges: Floats
-    asked: NDArray[np.int64]
-    above: NDArray[np.int64]
+    asked: Ints
+    above: Ints
     values: Floats
 
     def predicted(self, rows: Rows) -> Floats:
@@ -99,26 +101,54 @@ def boosted(
         >>> made.predicted(np.array([[-0.5], [0.5]])).round(2).tolist()
         [-1.0, 1.0]
     """
+    left = np.array(targets, np.float64)
+
+    def questions(seen: Bins, rows_seen: Ints) -> tuple[Ints, Ints]:
+        return _questions(seen, left[rows_seen] > 0.0, level, form)
+
+    def values(leaves: Ints) -> Floats:
+        found = form.rate * _quantiles(left, leaves, 2**form.depth, level, form.ballast)
+        np.subtract(left, found[leaves], out=left)
+        return found
+
+    return grown(rows, form, questions, values, seed=seed)
+
+
+def grown(
+    rows: Rows,
+    form: TreeForm,
+    questions: Callable[[Bins, Ints], tuple[Ints, Ints]],
+    values: Callable[[Ints], Floats],
+    *,
+    seed: int = 0,
+) -> Trees:
+    """Grow trees one after another, each on its own sample of rows and features.
+
+    Args:
+        rows: Features, shape ``(n, k)``; finite.
+        form: Settings.
+        questions: Chooses a tree's questions from the sampled columns, shape ``(features, rows)``,
+            and the indices of the sampled rows; returns a place among the columns and a bin for each level.
+        values: Returns what the tree adds to each of its ``2**depth`` leaves, from the leaf of every row.
+        seed: Of the samples.
+    """
     edges = thresholds(rows, is_capped=form.is_capped)
     columns = np.ascontiguousarray(binned(rows, edges).T)
     features, count = columns.shape
     draw = np.random.Generator(np.random.Philox(seed))
-    left = np.array(targets, np.float64)
     asked = np.zeros((form.trees, form.depth), np.int64)
     above = np.zeros((form.trees, form.depth), np.int64)
-    values = np.zeros((form.trees, 2**form.depth))
+    added = np.zeros((form.trees, 2**form.depth))
     some_rows = max(1, min(form.most, round(form.rows * count)))
     some_features = max(1, round(form.features * features))
     for number in range(form.trees):
         rows_seen = np.sort(draw.choice(count, some_rows, replace=False))
         features_seen = np.sort(draw.choice(features, some_features, replace=False))
         seen = columns[np.ix_(features_seen, rows_seen)]
-        places, above[number] = _questions(seen, left[rows_seen] > 0.0, level, form)
+        places, above[number] = questions(seen, rows_seen)
         asked[number] = features_seen[places]
-        leaves = leaves_of(columns, asked[number], above[number])
-        values[number] = form.rate * _quantiles(left, leaves, 2**form.depth, level, form.ballast)
-        left -= values[number][leaves]
-    return Trees(edges, asked, above, values)
+        added[number] = values(leaves_of(columns, asked[number], above[number]))
+    return Trees(edges, asked, above, added)
 
 
 def thresholds(rows: Rows, *, is_capped: bool = False) -> Floats:
@@ -158,9 +188,7 @@ def binned(rows: Rows, edges: Floats) -> Bins:
     return found
 
 
-def leaves_of(
-    columns: Bins, asked: NDArray[np.int64], above: NDArray[np.int64]
-) -> NDArray[np.int64]:
+def leaves_of(columns: Bins, asked: Ints, above: Ints) -> Ints:
     """Return the leaf of every row of binned columns, ``(k, n)``."""
     leaves = np.zeros(columns.shape[1], np.int64)
     for feature, threshold in zip(asked, above, strict=True):
@@ -170,7 +198,7 @@ def leaves_of(
 
 def _questions(
     seen: Bins, is_up: NDArray[np.bool_], level: float, form: TreeForm
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+) -> tuple[NDArray[np.int64], Ints]:
     """Choose one question a level: the greatest sum over leaves of (Σ gradient)² / (n + ballast)."""
     features, count = seen.shape
     size = features * BINS
@@ -200,9 +228,7 @@ def _gain(table: Floats, level: float, ballast: float) -> Floats:
     return np.asarray(slope**2 / np.maximum(counts + ballast, 1e-300))
 
 
-def _quantiles(
-    left: Floats, leaves: NDArray[np.int64], count: int, level: float, ballast: float
-) -> Floats:
+def _quantiles(left: Floats, leaves: Ints, count: int, level: float, ballast: float) -> Floats:
     """Return each leaf's quantile of what is left, shrunk by its ballast."""
     order = np.lexsort((left, leaves))
     sizes = np.bincount(leaves, minlength=count)

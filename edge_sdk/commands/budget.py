@@ -28,10 +28,11 @@ from edge_sdk.config import Config
 from edge_sdk.limits.daily_quota import DailyQuota
 from edge_sdk.limits.resource_limits import lesser, limits_of
 from edge_sdk.privacy import datasheet as sheets
-from edge_sdk.privacy.ledger import ParticipationCharges, PrivacyAccount
+from edge_sdk.privacy.ledger import ParticipationCharges, PrivacyAccount, epsilon_at
 from edge_sdk.store.schema import FILE
 from edge_sdk.store.store import DeviceStore
 from edge_sdk.training import bootstrap
+from edge_sdk.training.score_reporter import POINT
 from edge_sdk.wire.contract.parameter_layout import ParamSpec
 from edge_sdk.wire.protocol import messages as m
 from edge_sdk.wire.protocol.codec import encode
@@ -105,10 +106,31 @@ def budget(config: Config, beside: tuple[ParticipationCharges, ...] = ()) -> dic
         "spent": not account.has_room(plan.release()),
         "allowed by the operator": None if allowed < 0 else allowed,
         "charges": sheets.charges_table(account),
+        **scores_use(config, account),
         "not protected": sheets.gaps(plan),
-        "text": sheets.explain_budget(plan, account),
+        "text": "\n".join((sheets.explain_budget(plan, account), *_score_lines(config, account))),
         "limits": resource_usage(config),
     }
+
+
+def scores_use(config: Config, account: PrivacyAccount) -> dict[str, Any]:
+    """Return what the answers about scores cost, and their budget; empty if none is or was sent."""
+    spent = epsilon_at(account, POINT)
+    if not config.scores.report and not spent:
+        return {}
+    allowed = config.scores.budget if config.scores.report else None
+    return {"scores": {"epsilon": sheets.finite(spent), "allowed": allowed}}
+
+
+def _score_lines(config: Config, account: PrivacyAccount) -> list[str]:
+    """Explain the budget of the answers about scores."""
+    if not (found := scores_use(config, account)):
+        return []
+    spent, allowed = found["scores"]["epsilon"], found["scores"]["allowed"]
+    limit = "none is sent now" if allowed is None else f"{config.scores.epsilon:g} for one a day"
+    of = "" if allowed is None else f" of {allowed:g}"
+    text = f"answers about scores: epsilon {spent:g}{of} for the device's whole record, {limit}"
+    return ["", f"{text}; they are in the charges above, too"]
 
 
 def resource_usage(config: Config, *further: Config) -> dict[str, dict[str, float | None]]:

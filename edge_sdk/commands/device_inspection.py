@@ -15,6 +15,7 @@ from edge_sdk.app.permissions import open_private
 from edge_sdk.config import Config
 from edge_sdk.forecasting.calendar_features import Floats
 from edge_sdk.forecasting.forecast import Forecast
+from edge_sdk.forecasting.forecast_choice import ForecastChoice
 from edge_sdk.forecasting.issued_forecast import IssuedForecast
 from edge_sdk.methods import METHODS
 from edge_sdk.participations import former_charges
@@ -27,7 +28,9 @@ from edge_sdk.training import bootstrap
 from edge_sdk.training.fine_tuning import why_fleet
 from edge_sdk.training.issue import issued_forecast
 from edge_sdk.training.model_runtime import ModelRuntime
+from edge_sdk.training.rollout_member import served_version
 from edge_sdk.training.saved_selection import DeviceCandidates
+from edge_sdk.training.trial_version import TrialVersion
 from edge_sdk.wire.protocol import messages as m
 
 _PROOF = 72
@@ -45,6 +48,7 @@ class DeviceInspection:
         is_trained: Whether a trained state was saved; else ``state`` is the bundle's first.
         run: Training run of the saved state; 0 without one.
         version: Version of its common model; -1 without one.
+        trial: The version of a rollout that the device serves; None without one.
     """
 
     config: Config
@@ -54,6 +58,7 @@ class DeviceInspection:
     is_trained: bool = False
     run: int = 0
     version: int = -1
+    trial: TrialVersion | None = None
 
     @classmethod
     def of(cls, config: Config, *, beyond: bool = False) -> DeviceInspection:
@@ -76,16 +81,22 @@ class DeviceInspection:
             if not why_fleet(config, learner):
                 candidates = DeviceCandidates.recall(learner, store)
                 learner.serve(candidates.served(learner, state))
+            trial = served_version(config, store, learner, candidates.selection.choice.name)
         if beyond:
             whole = tuple({k: v for k, v in s.items() if k != "until"} for s in config.source)
             sources = open_sources(replace(config, source=whole))
             read_all(sources, lambda reading: learner.observe(reading, np.inf))
         run, version = (learned.run, learned.version) if learned is not None else (0, -1)
-        return cls(config, learner, state, candidates, learned is not None, run, version)
+        return cls(config, learner, state, candidates, learned is not None, run, version, trial)
 
     def forecast(self) -> Forecast:
         """Forecast the values after the newest reading."""
-        return self.learner.forecast(self.state)
+        found = self._trial_forecast()
+        return self.learner.forecast(self.state) if found is None else found
+
+    def _trial_forecast(self) -> Forecast | None:
+        """Forecast with the version of a rollout that the device serves; None without one."""
+        return None if self.trial is None else self.trial.forecast(self.learner.vector(self.state))
 
     def issue(self, issued: float) -> IssuedForecast:
         """Forecast, with issue time, model version and quality.
@@ -93,10 +104,14 @@ class DeviceInspection:
         Args:
             issued: Unix seconds now.
         """
-        choice = self.candidates.selection.choice
+        choice, found = self.candidates.selection.choice, self._trial_forecast()
+        if self.trial is not None and found is not None:
+            return issued_forecast(
+                self.trial.runtime, found, ForecastChoice(), now=issued, run=self.run, version=-1
+            )
         return issued_forecast(
             self.learner,
-            self.forecast(),
+            self.learner.forecast(self.state),
             choice,
             now=issued,
             run=self.run,

@@ -28,6 +28,7 @@ from edge_sdk.privacy.ledger import ParticipationCharges
 from edge_sdk.session.certificate_monitor import days_left
 from edge_sdk.session.durable_outbox import REMEDIES
 from edge_sdk.session.participation import BUDGET_EXHAUSTED
+from edge_sdk.session.rollout_inbox import saved_rollout
 from edge_sdk.session.run_choice import declined_runs
 from edge_sdk.store.schema import FILE
 from edge_sdk.store.store import DeviceStore, LearnedState
@@ -35,6 +36,7 @@ from edge_sdk.training import bootstrap
 from edge_sdk.training.active_run import RETURNS
 from edge_sdk.training.retention import history_of
 from edge_sdk.training.saved_selection import DeviceCandidates, summary_of
+from edge_sdk.training.saved_trial import saved_trial, trial_summary
 from edge_sdk.wire.errors import Reason
 from edge_sdk.wire.protocol import messages as m
 
@@ -92,11 +94,17 @@ def status(config: Config, beside: tuple[ParticipationCharges, ...] = ()) -> dic
             "bytes": store.size(),
             "history": kept(config, store, announced),
             "forecast": _served(config, store, announced),
+            **({"rollout": trial} if (trial := _rollout(store)) else {}),
             "privacy": guarantee(plan),
             "budget": account.summary(one),
             **({"certificate days left": days} if days else {}),
             **_peer_exchange(learned),
         }
+
+
+def _rollout(store: DeviceStore) -> dict[str, Any]:
+    """Return the device's part in the rollout that it follows; empty without one."""
+    return trial_summary(saved_rollout(store), saved_trial(store))
 
 
 def _refused(store: DeviceStore) -> str:

@@ -32,7 +32,7 @@ from edge_sdk.wire.contract.method import Array
 FLEET, CLOSED, NOTHING = "fleet", "closed form", "nothing"
 """What trees are grown on: residuals of the fleet's model, of the own closed form, and of no model."""
 PREFIX = "hurdle_"
-"""What names of the saved arrays of a hurdle model begin with."""
+"""Prefix of the names of a hurdle model's saved arrays."""
 HURDLE = "probability of 0"
 """Of a load that is often 0, in place of ``NOTHING``: a hurdle model."""
 

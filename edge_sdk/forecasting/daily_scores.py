@@ -94,14 +94,18 @@ class DailyScores:
             scores = scores._with_day(day, errors[:, here].sum(axis=1), np.array(counts))
         return scores
 
-    def ratio(self, days: int = 7, *, of_fleet: bool = False) -> float | None:
+    def ratio(
+        self, days: int = 7, *, of_fleet: bool = False, before: int | None = None
+    ) -> float | None:
         """Return the error over the newest scored days as a multiple of the naive one; None if unknown.
 
         Args:
             days: Number of days.
             of_fleet: The fleet's model instead of the served forecast.
+            before: Day before which the days are; unset: the newest ones.
         """
-        sums = self.sums[-days:].sum(axis=0)
+        some = self.sums if before is None else self.sums[self.days < before]
+        sums = some[-days:].sum(axis=0)
         return float(sums[int(of_fleet)] / sums[2]) if sums[2] > 0.0 else None
 
     def misses(self, days: int = 28) -> tuple[float, float] | None:

@@ -1,4 +1,4 @@
-"""Define the ``[privacy]`` section of the configuration; it is mandatory."""
+"""Define the sections ``[privacy]``, which is mandatory, and ``[scores]``."""
 
 from __future__ import annotations
 
@@ -57,3 +57,19 @@ class PrivacySection:
     mode: Literal["none", "honest", "paper"] = "none"  # paper: no guarantee is claimed
     budget: BudgetSection = field(default_factory=BudgetSection)
     metrics: Literal["auto", "sent", "withheld"] = "auto"  # loss and counts sent with an update
+
+
+@dataclass(frozen=True, slots=True)
+class ScoresSection:
+    """A noisy answer a day to the fleet's histogram of how well forecasts do. Off by default."""
+
+    report: bool = False  # answer once a day, if the aggregator collects the histogram
+    epsilon: Annotated[float, Between(0.1, 10.0)] = 1.0  # privacy loss of one answer
+    budget: Annotated[float, Between(0.1, 1e6)] = 30.0  # privacy loss of all answers; then it stops
+
+    def __post_init__(self) -> None:
+        """Refuse a budget that no answer fits into."""
+        if self.budget < self.epsilon:
+            raise ValueError(
+                f"budget: {self.budget:g} is below epsilon {self.epsilon:g}, so no answer fits into it"
+            )

@@ -9,6 +9,7 @@ from edge_sdk.session.events import (
     FoundBundle,
     PeerMessageReceived,
     PeersAnnounced,
+    RolloutDownloaded,
     SessionEvent,
     SignalTaskReceived,
     StoreLossDetected,
@@ -42,6 +43,7 @@ class Agenda:
         self.signals: deque[Task] = deque(maxlen=MOST)
         self.letters: deque[VerifiedMessage] = deque()
         self._peers: TaskMessage | None = None
+        self._archive: RolloutDownloaded | None = None
         self._is_store_lost = False
 
     def add(self, event: SessionEvent) -> None:
@@ -55,6 +57,8 @@ class Agenda:
                 self.signals.append(task)
             case BundleAnnounced(found=found):
                 self.bundle = found
+            case RolloutDownloaded():
+                self._archive = event
             case PeersAnnounced(message=message):
                 self._peers = message
             case PeerMessageReceived(letter=letter):
@@ -96,6 +100,11 @@ class Agenda:
     def drop_bundle(self) -> None:
         """Clear the bundle that waits: it is being activated, or cannot be."""
         self.bundle = None
+
+    def pop_archive(self) -> RolloutDownloaded | None:
+        """Return the archive of a rollout's version, and remove it."""
+        found, self._archive = self._archive, None
+        return found
 
     def pop_peers(self) -> TaskMessage | None:
         """Return the newest list of peers, and remove it."""

@@ -15,7 +15,7 @@ Every announcement:
    is announced by root: UNKNOWN_CLIENT. (``session.key_ring.KeyRing.key``)
 4. The signature covers fleet, kind, sender, recipient and body: MALFORMED, UNKNOWN_CLIENT,
    BAD_SIGNATURE. (``wire.protocol.envelope.check_proof``)
-5. Its body is not encrypted: CANNOT_OPEN. (``wire.protocol.envelope.unseal``)
+5. Its body is a clear one: CANNOT_OPEN, MALFORMED. (``wire.protocol.envelope.opened``)
 6. Its fields have the types and bounds of their kind: MALFORMED, UNKNOWN_FIELD, UNKNOWN_KIND,
    TOO_LARGE. (``wire.protocol.codec.decode``)
 
@@ -32,7 +32,8 @@ A bundle:
 9. The configuration accepts its method: UNKNOWN_KIND. (``session.manifest_checks.judge_bundle``)
 10. It allows the encoding of the method's updates: WRONG_ENCODING.
     (``session.manifest_checks.judge_bundle``)
-11. It requires no encrypted messages: PLAIN_REFUSED. (``session.manifest_checks.judge_bundle``)
+11. It requires encryption only of kinds that this version can encrypt: PLAIN_REFUSED.
+    (``session.manifest_checks.judge_bundle``)
 12. Its archive has a size that can be transferred: MALFORMED, TOO_LARGE.
     (``wire.protocol.transfer.check_sizes``)
 13. Each chunk of the archive has the right index and length: BAD_CHUNK.
@@ -60,7 +61,7 @@ from edge_sdk.session.download import DownloadCompleted, Downloader
 from edge_sdk.session.events import BundleAnnounced, FoundBundle
 from edge_sdk.session.key_ring import KeyRing
 from edge_sdk.store.store import DeviceStore
-from edge_sdk.wire.errors import Refused
+from edge_sdk.wire.errors import Reason, Refused
 from edge_sdk.wire.protocol.codec import decode
 from edge_sdk.wire.protocol.messages import BundleMessage, KeysMessage, TaskMessage
 
@@ -126,6 +127,21 @@ class Announcements:
         is_renumbered = known is not None and not set(known.sign) & set(keys.sign)
         self._store.file_paper("keys", body, **({"serial": 0} if is_renumbered else {}))
         return KeysAdopted(self.ring != before, is_renumbered)
+
+    def encryption_key(self, kind: str) -> bytes | None:
+        """Return the key to which messages of a kind must be encrypted; None if they are sent clear.
+
+        Raises:
+            Refused: CANNOT_OPEN if they must be, and no key has been announced (yet).
+        """
+        if self.bundle is None or kind not in self.bundle.seal:
+            return None
+        if self.ring.encryption_key is None:
+            raise Refused(
+                Reason.CANNOT_OPEN,
+                f"{kind} must be encrypted, and no key to encrypt to is announced",
+            )
+        return self.ring.encryption_key
 
     def follow_run(self, name: str) -> None:
         """Take part in the run of this name from now on, and save it.

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Iterator, Mapping
 
 from edge_sdk.app.cli import fields
+from edge_sdk.session.download import DownloadCompleted, is_common_start
 from edge_sdk.session.durable_outbox import FromAggregator
 from edge_sdk.session.events import (
     InlineLimitAnnounced,
@@ -66,6 +67,7 @@ class Dispatcher:
             yield from self._follow(
                 self._parts.inbox.reconsider(is_held=self._parts.participation.is_held)
             )
+            yield from self._follow(self._completed(self._parts.downloads.completed()))
         except Refused as refused:
             self._refuse(refused, "model or task")
 
@@ -94,7 +96,7 @@ class Dispatcher:
         """Follow what is meant for the session, and pass everything else on to the client."""
         for event in events:
             if isinstance(event, InlineLimitAnnounced):
-                self._parts.outbox.limit_inline(event.size)
+                self._parts.outbox.limit_inline(event.size, event.ahead)
             else:
                 yield event
 
@@ -127,8 +129,8 @@ class Dispatcher:
                 self._receive_keys(keys, verified.body)
             case m.TimeMessage(t=t):
                 self._receive_time(t)
-            case m.WeatherMessage() as weather:
-                parts.weather.receive(weather, verified.body, parts.time.now())
+            case m.WeatherMessage() | m.RolloutMessage() | m.StageMessage() as retained:
+                self._receive_retained(retained, verified.body)
             case m.CommandMessage() as command:
                 yield from self._commands.receive(command, verified.ref)
             case _:
@@ -139,7 +141,10 @@ class Dispatcher:
         parts, is_held = self._parts, self._parts.participation.is_held
         if isinstance(request, m.ModelMessage):
             parts.count("bytes down model", size)
+            if is_held or parts.participation.is_rationed or not is_common_start(request):
+                parts.downloads.release_slots()
             yield from parts.inbox.receive_model(request, is_held=is_held)
+            yield from self._completed(parts.downloads.completed())
             return
         parts.count(f"bytes down {request.ask}", size)
         wanted = parts.inbox.wanted
@@ -150,15 +155,32 @@ class Dispatcher:
             yield from map(SignalTaskReceived, ready)
 
     def _receive_piece(self, piece: m.PartMessage | m.ChunkMessage) -> Events:
-        completed = self._parts.downloads.add(piece)
+        yield from self._completed(self._parts.downloads.add(piece))
+
+    def _completed(self, completed: DownloadCompleted | None) -> Events:
+        """Pass a complete body on, if there is one."""
         if completed is not None:
             yield from self._parts.announcements.downloaded(completed)
             yield from self._parts.inbox.downloaded(completed)
+            yield from self._parts.rollouts.downloaded(completed)
 
     def _receive_refusal(self, refusal: m.RefusalMessage) -> None:
         parts = self._parts
         if not parts.downloads.refuse(refusal, shortest=parts.outbox.state.retry.base):
             parts.participation.follow(parts.outbox.receive(refusal))
+
+    def _receive_retained(
+        self, retained: m.WeatherMessage | m.RolloutMessage | m.StageMessage, body: bytes
+    ) -> None:
+        """Pass on an announcement to all devices that no run depends on."""
+        parts = self._parts
+        match retained:
+            case m.WeatherMessage():
+                parts.weather.receive(retained, body, parts.time.now())
+            case m.RolloutMessage():
+                parts.rollouts.receive_plan(retained, body)
+            case m.StageMessage():
+                parts.rollouts.receive_stage(retained, body)
 
     def _receive_time(self, t: int) -> None:
         parts = self._parts
@@ -219,6 +241,7 @@ class Dispatcher:
         adopted = parts.announcements.receive_keys(keys, body)
         if adopted.is_renumbered:
             parts.inbox.restart_serials()
+            parts.rollouts.restart_serials()
         if adopted.is_changed and parts.link.is_refusing_unknown:
             parts.link.subscribe()
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from random import Random
 
 from edge_sdk.session.signed_link import SignedLink
@@ -17,11 +17,12 @@ from edge_sdk.wire.protocol.messages import (
     ModelMessage,
     PartMessage,
     RefusalMessage,
+    RolloutMessage,
     TaskMessage,
 )
 from edge_sdk.wire.protocol.transfer import Receiving
 
-Announcement = ModelMessage | BundleMessage | TaskMessage
+Announcement = ModelMessage | BundleMessage | TaskMessage | RolloutMessage
 """A message that announces a body."""
 
 
@@ -75,7 +76,9 @@ class BodyDownload:
         Raises:
             Refused: MALFORMED or TOO_LARGE sizes.
         """
-        chunk = CHUNK_LIMIT if isinstance(manifest, BundleMessage) else manifest.chunk or 0
+        chunk = CHUNK_LIMIT
+        if isinstance(manifest, (ModelMessage, TaskMessage)):
+            chunk = manifest.chunk or 0
         wait = patience if isinstance(manifest, ModelMessage) else 0.0
         digest, size = manifest.digest or b"", manifest.size or 0
         receiving = Receiving(digest, size, chunk, now=opens, rng=rng)
@@ -123,8 +126,39 @@ class BodyDownload:
         return max(self.asks, self.receiving.next_due)
 
 
+@dataclass(slots=True)
+class EarlyParts:
+    """Parts of the next model that arrive before its manifest, while the slots stay subscribed.
+
+    Attributes:
+        size: Largest sum of their bytes: that of the last model.
+        id: Name of the body that they belong to.
+        pieces: The parts by number.
+    """
+
+    size: int
+    id: bytes = b""
+    pieces: dict[int, PartMessage] = field(default_factory=dict)
+
+    def add(self, part: PartMessage) -> None:
+        """Keep a part; those of an older body are dropped."""
+        if part.id != self.id:
+            self.id, self.pieces = part.id, {}
+        if sum(len(one.blob) for one in self.pieces.values()) + len(part.blob) <= self.size:
+            self.pieces.setdefault(part.i, part)
+
+    def drain(self, body: bytes) -> Iterable[PartMessage]:
+        """Return and forget the parts, if they belong to this body."""
+        found = self.pieces.values() if body == self.id else ()
+        self.id, self.pieces = b"", {}
+        return found
+
+
 class Downloader:
     """The download in progress on one device, if any.
+
+    Where a round begins for all devices at once, the slots stay subscribed after a download. The
+    parts of the next model then arrive before its manifest, without a request of this device.
 
     Args:
         link: Link on which chunks are requested.
@@ -138,6 +172,7 @@ class Downloader:
     ) -> None:
         self._link, self._rng, self._now, self._counts = link, rng, now, counts
         self._download: BodyDownload | None = None
+        self._early: EarlyParts | None = None
 
     @property
     def manifest(self) -> Announcement | None:
@@ -170,18 +205,32 @@ class Downloader:
         download = BodyDownload.of(
             manifest, opens=opens, patience=patience, rng=self._rng, announced=announced
         )
+        early = self._early
         self.stop()
         self._download = download
+        if isinstance(manifest, ModelMessage):
+            for part in early.drain(download.receiving.id) if early is not None else ():
+                download.add(part, opens)
+            if is_common_start(manifest):
+                self._early = EarlyParts(manifest.size)
 
     def stop(self) -> None:
-        """End the download, and unsubscribe from its slots."""
-        if self._download is not None and self._download.is_open:
+        """End the download, and unsubscribe from its slots unless the next parts are awaited."""
+        if self._early is None and self._download is not None and self._download.is_open:
             self._link.subscribe_parts(wanted=False)
         self._download = None
+
+    def release_slots(self) -> None:
+        """Unsubscribe from the slots: no parts are awaited before their manifest any more."""
+        early, self._early = self._early, None
+        if early is not None and (self._download is None or not self._download.is_open):
+            self._link.subscribe_parts(wanted=False)
 
     def abandon(self) -> None:
         """End the download of another run; its slots are those of every run."""
         self._download = None
+        if self._early is not None:
+            self._early.drain(b"")
 
     def reconnected(self) -> None:
         """Subscribe to the slots again when it is due: the link came up anew."""
@@ -207,10 +256,22 @@ class Downloader:
             Refused: BAD_CHUNK for a wrong index or length; BAD_DIGEST for the whole.
         """
         download = self._download
-        if download is None:
+        is_early = download is None or piece.id != download.receiving.id
+        if is_early and self._early is not None and isinstance(piece, PartMessage):
+            self._early.add(piece)
             return None
-        download.add(piece, self._now())
-        if not download.receiving.is_complete:
+        if download is not None:
+            download.add(piece, self._now())
+        return self.completed()
+
+    def completed(self) -> DownloadCompleted | None:
+        """Return the body once it is complete, and end its download.
+
+        Raises:
+            Refused: BAD_DIGEST for the whole.
+        """
+        download = self._download
+        if download is None or not download.receiving.is_complete:
             return None
         body = download.receiving.body()
         self.stop()
@@ -232,3 +293,8 @@ class Downloader:
         else:
             download.postpone(self._now() + max(refusal.wait / 1000, shortest))
         return True
+
+
+def is_common_start(manifest: ModelMessage) -> bool:
+    """Return whether every device takes part in a round, at once when it is announced."""
+    return manifest.phase == "train" and manifest.spread == 0 and manifest.share >= 1.0

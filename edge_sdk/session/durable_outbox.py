@@ -181,9 +181,28 @@ class DurableOutbox:
             and message.spent > 0
         )
 
-    def release(self, entry: OutboxEntry) -> tuple[BudgetRefused, ...]:
-        """Send an entry that the store already holds."""
-        self._saved = (*self._saved, entry)
+    def as_stored(self, entry: OutboxEntry) -> OutboxEntry:
+        """Return a new entry as the store is to hold it: as tried once, if ``release`` sends it.
+
+        The attempt is then saved with the entry and needs no transaction of its own (rule D3).
+        """
+        state = self.state
+        is_sent = state.is_linked and state.is_ready and state.transfer is None
+        return replace(entry, attempts=1) if is_sent else entry
+
+    def release(
+        self, entry: OutboxEntry, stored: OutboxEntry | None = None
+    ) -> tuple[BudgetRefused, ...]:
+        """Send an entry that the store already holds.
+
+        Args:
+            entry: A new entry.
+            stored: The entry as it is in the store, with its numbers; None if only the entry is.
+        """
+        self._saved = (*self._saved, stored or entry)
+        if stored is not None:
+            numbers = replace(self.state.numbers, seq=entry.seq, spent=entry.spent)
+            self.state = replace(self.state, numbers=numbers)
         return self._apply(outbox.release(self.state, entry, self.inputs()))
 
     # --- numbers ----------------------------------------------------------------------------------
@@ -192,9 +211,9 @@ class DurableOutbox:
         """Adopt numbers that the store already holds: releases were charged with other data."""
         self.state = replace(self.state, numbers=numbers)
 
-    def limit_inline(self, size: int) -> None:
-        """Set the largest update that is sent without an offer."""
-        self.state = replace(self.state, inline=size)
+    def limit_inline(self, size: int, ahead: int) -> None:
+        """Set the largest update sent without an offer, and the chunks sent without a grant."""
+        self.state = replace(self.state, inline=size, ahead=ahead)
 
     def count_connection(self) -> None:
         """Count and save one more connection."""

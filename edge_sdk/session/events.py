@@ -45,6 +45,19 @@ class BundleAnnounced:
 
 
 @dataclass(frozen=True, slots=True)
+class RolloutDownloaded:
+    """The archive of a rollout's version is complete.
+
+    Attributes:
+        of: Reference of the rollout's description.
+        archive: The archive, with the described digest.
+    """
+
+    of: bytes
+    archive: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class PeersAnnounced:
     """The aggregator names the peers of this device."""
 
@@ -65,9 +78,13 @@ class StoreLossDetected:
 
 @dataclass(frozen=True, slots=True)
 class InlineLimitAnnounced:
-    """A manifest sets the largest update that is sent without an offer, in bytes."""
+    """A manifest sets the largest update that is sent without an offer, in bytes.
+
+    ``ahead`` is the number of chunks of a larger one that may follow its first offer at once.
+    """
 
     size: int
+    ahead: int = 0
 
 
 SessionEvent = (
@@ -75,6 +92,7 @@ SessionEvent = (
     | TaskWithdrawn
     | SignalTaskReceived
     | BundleAnnounced
+    | RolloutDownloaded
     | PeersAnnounced
     | PeerMessageReceived
     | StoreLossDetected

@@ -37,6 +37,13 @@ class KeyRing:
             return self.pinned
         return None
 
+    @property
+    def encryption_key(self) -> bytes | None:
+        """Return the X25519 key to which messages to the aggregator are encrypted, or None."""
+        return (
+            self.announced.open[0] if self.announced is not None and self.announced.open else None
+        )
+
     def is_in_force(self, now: int) -> bool:
         """Return whether some announced key is valid at a time, or none is announced."""
         known = self._online()

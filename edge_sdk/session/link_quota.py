@@ -14,7 +14,11 @@ logger = logging.getLogger(__name__)
 
 
 SAVE_AFTER = 8_192
-"""Bytes that cross the link until the count is saved again, also between the hourly saves."""
+"""Bytes that cross the link until the count is saved again, also between the hourly saves; a larger
+quota counts in steps of ``SHARE``."""
+
+SHARE = 256
+"""Fraction of the quota that may be lost from the count when power fails."""
 
 
 class LinkQuota:
@@ -59,8 +63,13 @@ class LinkQuota:
         if self.is_spent(announced) and not was_spent:
             logger.warning("daily quota exhausted %s", fields(bytes=self._day.used))
             self.save()
-        elif self._day.day != self._saved.day or self._day.used - self._saved.used >= SAVE_AFTER:
+        elif self._day.day != self._saved.day or self._is_behind(announced):
             self.save()
+
+    def _is_behind(self, announced: int | None) -> bool:
+        """Return whether so much has crossed the link that the count is to be saved."""
+        step = max(SAVE_AFTER, (lesser(announced, self._own) or 0) // SHARE)
+        return self._day.used - self._saved.used >= step
 
     def save(self) -> None:
         """Save the count for the next process, and for ``gridfed-edge budget`` beside this one."""

@@ -16,6 +16,7 @@ from edge_sdk.wire.contract.method import CONTRACTS, Ask, Contract, answered
 from edge_sdk.wire.contract.parameter_layout import Vector
 from edge_sdk.wire.errors import Reason, Refused
 from edge_sdk.wire.protocol.messages import (
+    ENCRYPTABLE,
     SERIAL_LEAP,
     BundleMessage,
     ModelMessage,
@@ -211,8 +212,8 @@ def judge_bundle(
     Raises:
         Refused: ROLLBACK for a lower serial, run, or version of the same bundle; UNKNOWN_KIND for a
             method this device does not accept; WRONG_ENCODING if the encoding of the method's
-            updates is not allowed; PLAIN_REFUSED if the run requires sealed messages, which this
-            version cannot make.
+            updates is not allowed; PLAIN_REFUSED if the run requires encryption of a
+            kind that this version cannot encrypt.
     """
     if bundle.serial < floor[0] or bundle.run < floor[1]:
         why = f"announcement {bundle.serial} is older than {floor[0]}, in force before"
@@ -229,6 +230,6 @@ def judge_bundle(
     if enc not in bundle.encs:
         why = f"updates of {bundle.method!r} need {enc!r}; allowed: {', '.join(bundle.encs)}"
         raise Refused(Reason.WRONG_ENCODING, why)
-    if bundle.seal:
-        why = f"{', '.join(bundle.seal)} must be sealed, which this version cannot do"
+    if unknown := set(bundle.seal) - ENCRYPTABLE:
+        why = f"{', '.join(sorted(unknown))} must be encrypted, which this version cannot do"
         raise Refused(Reason.PLAIN_REFUSED, why)

@@ -21,6 +21,7 @@ from edge_sdk.session.link_quota import LinkQuota
 from edge_sdk.session.metrics_report import MetricsReporter
 from edge_sdk.session.participation import Participation
 from edge_sdk.session.poison_messages import SetAside
+from edge_sdk.session.rollout_inbox import RolloutInbox
 from edge_sdk.session.run_choice import RunChoice
 from edge_sdk.session.server_clock import ServerClock
 from edge_sdk.session.signal_inbox import SignalInbox
@@ -53,6 +54,7 @@ class SessionParts:
         set_aside: Messages that are skipped after a defect.
         choice: Runs of the last welcome, and those that the device declines.
         weather: Weather of the regions that the device reads.
+        rollouts: The rollout that the device follows.
     """
 
     store: DeviceStore
@@ -71,6 +73,7 @@ class SessionParts:
     set_aside: SetAside
     choice: RunChoice
     weather: WeatherInbox
+    rollouts: RolloutInbox
 
     @classmethod
     def of(
@@ -97,9 +100,11 @@ class SessionParts:
         """
         counts, now = Counter[str](), clock.monotonic
         time = ServerClock(store, clock)
-        link = SignedLink(signer, fleet=config.fleet, device=config.id)
+        is_trying = config.accept.rollouts
+        link = SignedLink(signer, fleet=config.fleet, device=config.id, reads_rollouts=is_trying)
         downloads = Downloader(link, rng, now, counts)
         announcements = Announcements(store, downloads, ring, config.accept.methods)
+        link.encrypt_by(announcements.encryption_key)
         run = announcements.bundle.run if announcements.bundle is not None else 0
         patience, base = seconds(config.timeouts.retained_model), seconds(config.timeouts.reply)
         name = announcements.name
@@ -127,6 +132,7 @@ class SessionParts:
             set_aside=SetAside(store, counts),
             choice=RunChoice(store),
             weather=WeatherInbox(store, link, regions_of(config.source)),
+            rollouts=RolloutInbox(store, downloads, time, is_accepted=is_trying, pause=patience),
         )
 
     def count(self, name: str, number: int = 1) -> None:

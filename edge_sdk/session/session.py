@@ -24,6 +24,7 @@ from edge_sdk.session.participation import Participation
 from edge_sdk.session.parts import SessionParts
 from edge_sdk.session.poison_messages import SetAside
 from edge_sdk.session.resubscription import Resubscription
+from edge_sdk.session.rollout_inbox import FollowedRollout
 from edge_sdk.session.server_clock import ServerClock
 from edge_sdk.session.signal_messages import signal_messages
 from edge_sdk.session.signed_link import VerifiedMessage, Will
@@ -35,7 +36,7 @@ from edge_sdk.wire.link.transport import LinkDown, LinkUp, Transport
 from edge_sdk.wire.protocol import messages as m
 from edge_sdk.wire.protocol.envelope import digest, ref
 from edge_sdk.wire.protocol.outbox import Outbox
-from edge_sdk.wire.protocol.outbox_state import OutboxEntry, StepInputs, UplinkCounters
+from edge_sdk.wire.protocol.outbox_state import SCORES, OutboxEntry, StepInputs, UplinkCounters
 
 Connect = Callable[[Callable[[], Will]], Transport]
 """Make a link from the function that returns the last will."""
@@ -123,6 +124,14 @@ class Session:
     def announced(self) -> m.BundleMessage | None:
         """The bundle announcement in force, or None before the first."""
         return self._parts.announcements.bundle
+
+    def encryption_key(self, kind: str) -> bytes | None:
+        """Return the key to which messages of a kind must be encrypted; None if they are sent clear.
+
+        Raises:
+            Refused: CANNOT_OPEN: they must be encrypted, and no key has been announced.
+        """
+        return self._parts.announcements.encryption_key(kind)
 
     @property
     def heard_at(self) -> float:
@@ -214,9 +223,13 @@ class Session:
         """Adopt numbers that the store already holds."""
         self._parts.outbox.adopt_numbers(numbers)
 
-    def release(self, entry: OutboxEntry) -> None:
-        """Send an entry that the store already holds."""
-        self.participation.follow(self._parts.outbox.release(entry))
+    def as_stored(self, entry: OutboxEntry) -> OutboxEntry:
+        """Return a new entry as the store is to hold it before ``release``."""
+        return self._parts.outbox.as_stored(entry)
+
+    def release(self, entry: OutboxEntry, stored: OutboxEntry) -> None:
+        """Send an entry that the store already holds with its numbers."""
+        self.participation.follow(self._parts.outbox.release(entry, stored))
 
     def refuse_round(self, reason: Reason) -> None:
         """Tell the aggregator why this device sends no update for the round of the newest model.
@@ -263,12 +276,42 @@ class Session:
         """Return the newest weather of a region, or None; an empty text is the assigned region."""
         return self._parts.weather.newest(region)
 
+    @property
+    def rollout(self) -> FollowedRollout | None:
+        """Return the rollout that the device follows, or None."""
+        return self._parts.rollouts.followed
+
+    def request_rollout(self) -> None:
+        """Download the archive of the rollout's version while nothing else is downloaded."""
+        self._parts.rollouts.request()
+
+    def send_trial(self, trial: m.TrialMessage) -> bool:
+        """Send the results of a rollout, or return False if nothing may be sent now."""
+        if not self.may_request:
+            return False
+        self.count("bytes up trial", self._parts.link.send(trial))
+        return True
+
     def send_forecast(self, forecast: m.ForecastMessage) -> bool:
         """Send a forecast to the fleet, or return False if nothing may be sent now."""
         if not self.may_request:
             return False
         size = self._parts.link.send(forecast)
         self.count("bytes up forecast", size)
+        return True
+
+    @property
+    def may_report_scores(self) -> bool:
+        """Return whether messages may be sent, and the aggregator collects scores."""
+        welcome = self.outbox.welcome
+        is_collected = welcome is not None and SCORES in welcome.caps
+        return self.may_request and is_collected and not self.participation.is_held
+
+    def send_score(self, answer: m.ScoreMessage) -> bool:
+        """Send an answer about a score, or return False if nothing may be sent now."""
+        if not self.may_report_scores:
+            return False
+        self.count("bytes up score", self._parts.link.send(answer))
         return True
 
     def record_exchange(self, counters: Mapping[str, int]) -> None:

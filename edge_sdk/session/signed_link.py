@@ -16,6 +16,7 @@ from edge_sdk.wire.link.transport import Happening, LinkDown, LinkUp, Transport
 from edge_sdk.wire.link.transport import Message as Publish
 from edge_sdk.wire.protocol import topics
 from edge_sdk.wire.protocol.codec import decode, encode
+from edge_sdk.wire.protocol.encrypted_body import BodyContext, encrypted_body
 from edge_sdk.wire.protocol.envelope import (
     AGGREGATOR,
     ALL,
@@ -40,9 +41,16 @@ logger = logging.getLogger(__name__)
 Will = tuple[str, bytes, bool]
 """Topic, payload and retained flag of the MQTT last will."""
 
-_ROOT_KINDS = frozenset({"keys", "bundle"})
-_FLEET_KINDS = frozenset({"keys", "time", "weather"})
+EncryptionKeyOf = Callable[[str], bytes | None]
+"""Kind of a message to the X25519 key that it must be encrypted to, or None. It may raise ``Refused``."""
+
+_ROOT_KINDS = frozenset({"keys", "bundle", "rollout"})
+_FLEET_KINDS = frozenset({"keys", "time", "weather", "rollout", "stage"})
 _PEERS = frozenset({"peer", "settle"})
+
+
+def no_encryption(_kind: str) -> None:
+    """Return None: nothing is encrypted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +73,11 @@ class SignedLink:
         bytes_down: Payload bytes that arrived.
     """
 
-    def __init__(self, signer: Signer, *, fleet: str, device: str) -> None:
+    def __init__(
+        self, signer: Signer, *, fleet: str, device: str, reads_rollouts: bool = False
+    ) -> None:
         """Prepare the envelope; nothing is sent before ``connect``."""
+        self._reads_rollouts = reads_rollouts
         self.refused: Counter[Reason] = Counter()
         self.unknown = 0
         self.bytes_up = self.bytes_down = 0
@@ -76,6 +87,7 @@ class SignedLink:
         self._regions: frozenset[str] = frozenset()
         self._logged: set[tuple[str, Reason]] = set()
         self._signer, self._fleet, self._device = signer, fleet, device
+        self._encryption_key: EncryptionKeyOf = no_encryption
         self._queue = PublishQueue(on_published=self._count, on_refused=_log_refused)
         self._arrived: deque[Happening] = deque()
 
@@ -117,6 +129,10 @@ class SignedLink:
         is_new, self._accepts_peers = wanted and not self._accepts_peers, wanted
         if is_new and self._link is not None:
             self.subscribe()
+
+    def encrypt_by(self, key_of: EncryptionKeyOf) -> None:
+        """Encrypt messages to the aggregator from now on, if this function returns a key for their kind."""
+        self._encryption_key = key_of
 
     def follow_run(self, name: str) -> None:
         """Accept the announcements of this run from now on, and of no other."""
@@ -169,10 +185,18 @@ class SignedLink:
             self._arrived.popleft()
 
     def send(self, message: Message, *, worker: str | None = None, qos: int = 1) -> int:
-        """Seal a message to the aggregator and queue it; return its size in bytes."""
+        """Seal a message to the aggregator and queue it; return its size in bytes.
+
+        A message that must be encrypted and cannot be is counted as refused and not sent; its size
+        is 0.
+        """
         topic = topics.up(self._fleet, self._device, message.kind, worker)
         expiry = EXPIRY if message.kind in PERISHABLE else None
-        payload = self.sealed(message)
+        try:
+            payload = self.sealed(message)
+        except Refused as refused:
+            self.refused[refused.reason] += 1
+            return 0
         self._publish(QueuedPublish(topic, payload, qos=qos, expiry=expiry))
         return len(payload)
 
@@ -220,15 +244,21 @@ class SignedLink:
         return topics.status(self._fleet, self._device), self.sealed(status), True
 
     def sealed(self, message: Message, recipient: str = AGGREGATOR) -> bytes:
-        """Write and sign a message, addressed to the aggregator unless a recipient is given.
+        """Write, encrypt if need be, and sign a message to the aggregator or another recipient.
 
         Raises:
             ValueError: A kind that no device may send (``messages.FROM_DEVICES``).
+            Refused: CANNOT_OPEN: it must be encrypted, and no key to encrypt to is announced.
         """
         if message.kind not in FROM_DEVICES:
             raise ValueError(f"a device must not send {message.kind!r}")
+        body = encode(message)
+        public = self._encryption_key(message.kind) if recipient == AGGREGATOR else None
+        if public is not None:
+            context = BodyContext(self._fleet, message.kind, self._device, recipient)
+            body = encrypted_body(body, public, context)
         return seal(
-            encode(message),
+            body,
             kind=message.kind,
             sender=self._device,
             recipient=recipient,
@@ -241,6 +271,8 @@ class SignedLink:
         self.link.subscribe(*topics.device_filters(self._fleet, self._device, self._audience))
         if self._accepts_peers:
             self.link.subscribe(topics.peers_filter(self._fleet, self._device))
+        if self._reads_rollouts:
+            self.link.subscribe(*topics.rollout_filters(self._fleet))
         if self._regions:
             self.link.subscribe(*(topics.weather(self._fleet, x) for x in sorted(self._regions)))
 

@@ -204,6 +204,16 @@ class DeviceStore:
             write_numbers(db, numbers)
             write_charges(db, charges)
 
+    def save_answer(self, name: str, content: bytes, charge: PrivacyCharge) -> None:
+        """Save a noisy answer under a name, and its charge, in one transaction.
+
+        Raises:
+            StoreFull: No space; nothing changed.
+        """
+        with self._writing() as db:
+            db.execute("INSERT OR REPLACE INTO papers VALUES (?, ?)", (name, content))
+            write_charges(db, [charge])
+
     def noised(self) -> dict[tuple[str, int], float]:
         """Return every perturbed reading, by stream and slot."""
         rows = self._db.execute("SELECT stream, slot, value FROM noised")

@@ -25,8 +25,8 @@ class DefectGuard:
         """Run an action; after a defect skip it, and never repeat one that has a number.
 
         Args:
-            what: Kind of the action: ``bundle``, ``task``, ``turns``, ``neighbours`` or
-                ``selection``.
+            what: Kind of the action: ``bundle``, ``task``, ``turns``, ``neighbours``,
+                ``selection`` or ``rollout``.
             action: The action.
             number: Parts that identify what it works on.
         """
@@ -49,6 +49,6 @@ class DefectGuard:
             self._agenda.drop_bundle()
         elif what == "neighbours":
             self._agenda.drop_letters()
-        elif what != "selection":  # it is tried again later
+        elif what not in ("selection", "rollout"):  # these are tried again later
             self._agenda.drop_round()
             self._session.clear_signals()

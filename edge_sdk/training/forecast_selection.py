@@ -78,13 +78,13 @@ class ForecastSelection:
         if learner is self._learner and learner.scale == self._scale:
             return
         self._learner, self._scale, self._known = learner, learner.scale, (None, b"")
-        learner.call_before_training(None)
+        learner.call_before_training("selection", None)
         learner.serve(None)
         if self.why_off:
             self.candidates = DeviceCandidates()
             return
         self.candidates = DeviceCandidates.recall(learner, self._store)
-        learner.call_before_training(self._compare)
+        learner.call_before_training("selection", self._compare)
         learner.serve(self.candidates.served(learner, self._active.latest))
 
     @property

@@ -71,7 +71,7 @@ class ModelRuntime:
     _canary: CanaryTest = field(init=False)
     _forecaster: CalibratedForecaster = field(init=False)
     _online: OnlineVector | None = field(init=False)
-    _before_training: Callable[[Vector], None] | None = field(init=False, default=None)
+    _before_training: dict[str, Callable[[Vector], None]] = field(init=False, default_factory=dict)
     _frame: ChannelFrame | None = field(init=False, default=None)
     _learnable: ChannelFrame | None = field(init=False, default=None)
 
@@ -137,6 +137,10 @@ class ModelRuntime:
         if self._online is not None:
             self._online.reset()
 
+    def refresh(self) -> None:
+        """Compute the channels anew: another runtime has changed the readings that both share."""
+        self._frame = self._learnable = None
+
     def restore_intervals(self, kept: SavedCalibration | None) -> None:
         """Set the state of the interval calibration that was saved; None recomputes it."""
         self._forecaster.restore(kept)
@@ -145,9 +149,16 @@ class ModelRuntime:
         """Forecast with this from now on; None is the bundle's model."""
         self._forecaster.serve(served)
 
-    def call_before_training(self, function: Callable[[Vector], None] | None) -> None:
-        """Call this with the vector in use before the model learns from new readings."""
-        self._before_training = function
+    def call_before_training(self, name: str, function: Callable[[Vector], None] | None) -> None:
+        """Call this with the vector in use before the model learns from new readings.
+
+        Args:
+            name: Name of the caller; its former function is no longer called.
+            function: The function; None calls none.
+        """
+        self._before_training.pop(name, None)
+        if function is not None:
+            self._before_training[name] = function
 
     def fix_scale(self, scale: Scale) -> None:
         """Set the scale of a training that was saved."""
@@ -369,8 +380,8 @@ class ModelRuntime:
         Candidates for the forecast are compared on them too. Before the first forecast there is no
         calibration.
         """
-        if self._before_training is not None and len(self.series):
-            self._before_training(self.vector(state))
+        for function in tuple(self._before_training.values()) if len(self.series) else ():
+            function(self.vector(state))
         if self.kept is not None and len(self.series):
             trained = self.vector(state)
             present = trained if self._online is None else self._online.latest(trained)

@@ -12,9 +12,8 @@ from edge_sdk.training.model_runtime import ModelRuntime
 from edge_sdk.wire.contract.method import CONTRACTS, Task, Update
 from edge_sdk.wire.keys import Signer
 from edge_sdk.wire.protocol import messages as m
-from edge_sdk.wire.protocol.codec import encode
-from edge_sdk.wire.protocol.envelope import AGGREGATOR, digest, prove
 from edge_sdk.wire.protocol.outbox_state import OutboxEntry, UplinkCounters
+from edge_sdk.wire.protocol.signed_body import signed_body
 
 OWN = 2**40
 """First number of the rounds that a device sets itself; no server reaches it."""
@@ -65,8 +64,9 @@ class UpdateSealer(Protocol):
         run: int,
         learner: ModelRuntime,
         encoding: UplinkEncoding,
+        encrypt_to: bytes | None = None,
     ) -> OutboxEntry:
-        """Number, encode and sign an update.
+        """Number, encode, encrypt and sign an update.
 
         Args:
             update: Update as released by the mechanism.
@@ -75,6 +75,10 @@ class UpdateSealer(Protocol):
             run: Run of the task.
             learner: Model runtime of the bundle.
             encoding: Encoding of the update's vector.
+            encrypt_to: Raw X25519 key of the aggregator; None if updates are sent clear.
+
+        Raises:
+            Refused: CANNOT_OPEN: the key is of small order, and agrees on no secret.
         """
 
 
@@ -98,10 +102,13 @@ class SignedSealer:
         run: int,
         learner: ModelRuntime,
         encoding: UplinkEncoding,
+        encrypt_to: bytes | None = None,
     ) -> OutboxEntry:
-        """Number, encode and sign an update, as ``UpdateSealer``."""
+        """Number, encode, encrypt and sign an update, as ``UpdateSealer``."""
         message = update_message(update, task, numbers, run=run, learner=learner, encoding=encoding)
-        body, proof = signed(message, config=self._config, signer=self._signer)
+        body, proof = signed(
+            message, config=self._config, signer=self._signer, encrypt_to=encrypt_to
+        )
         return OutboxEntry(
             life=message.life,
             seq=message.seq,
@@ -145,15 +152,10 @@ def update_message(
     )
 
 
-def signed(message: m.UpdateMessage, *, config: Config, signer: Signer) -> tuple[bytes, bytes]:
-    """Return the body of an update message, and its signature for the aggregator."""
-    body = encode(message)
-    proof = prove(
-        digest(body),
-        kind=message.kind,
-        sender=config.id,
-        recipient=AGGREGATOR,
-        fleet=config.fleet,
-        signer=signer,
+def signed(
+    message: m.UpdateMessage, *, config: Config, signer: Signer, encrypt_to: bytes | None = None
+) -> tuple[bytes, bytes]:
+    """Return the body of an update message, encrypted if a key is given, and its signature."""
+    return signed_body(
+        message, fleet=config.fleet, sender=config.id, signer=signer, encrypt_to=encrypt_to
     )
-    return body, proof

@@ -17,6 +17,7 @@ from edge_sdk.privacy.ledger import (
     BudgetSpent,
     ParticipationCharges,
     PrivacyAccount,
+    epsilon_at,
 )
 from edge_sdk.privacy.mechanism import Mechanism
 from edge_sdk.session.session import Session
@@ -123,6 +124,39 @@ class PrivacyAccountant:
         charges = (*self._unseen(wall), *self.mechanism.cost(wall, releases))
         account = self.account
         return charges, account.charge(*charges) if releases else account.plus(*charges)
+
+    def epsilon_at(self, point: str) -> float:
+        """Return the sum of the ε of this participation's pure releases at one point."""
+        return epsilon_at(self.account, point)
+
+    def charge_beside(
+        self, charge: PrivacyCharge, budget: float, name: str, content: bytes
+    ) -> None:
+        """Save a release that is no update, with its charge; it counts in the account, too.
+
+        Args:
+            charge: The charge of a pure mechanism.
+            budget: Largest sum of the ε of all charges at its point.
+            name: Name of the stored record.
+            content: The release.
+
+        Raises:
+            BudgetSpent: The charge exceeds this budget or that of the account; nothing is saved.
+            StoreFull: No space; nothing is saved.
+        """
+        self._recount()
+        self._include(self._others())
+        spent = self.epsilon_at(charge.point)
+        if spent + 1.0 / charge.multiplier > budget * (1.0 + 1e-9):
+            raise BudgetSpent(
+                f"epsilon {spent:.4g} is charged at the {charge.point}; {budget:g} is allowed, and "
+                f"one more costs {1.0 / charge.multiplier:g}",
+                hint="see gridfed-edge budget CONFIG",
+            )
+        after = self.account.charge(charge)
+        self._store.save_answer(name, content, charge)
+        self.adopt_account(after)
+        self._watched = None
 
     def adopt_account(self, account: PrivacyAccount) -> None:
         """Adopt the account of a saved round."""

@@ -25,9 +25,10 @@ from edge_sdk.training.error_feedback import UplinkEncoding, rounding_seed, upli
 from edge_sdk.training.flush_scheduler import FlushScheduler
 from edge_sdk.training.outbox_entry import UpdateSealer, record
 from edge_sdk.wire.contract.method import END, Task, Update
-from edge_sdk.wire.errors import Reason
+from edge_sdk.wire.errors import Reason, Refused
 from edge_sdk.wire.protocol.block_quantisation import LARGEST_STEP
 from edge_sdk.wire.protocol.codec import Leaf
+from edge_sdk.wire.protocol.messages import UpdateMessage
 
 logger = logging.getLogger(__name__)
 
@@ -146,6 +147,7 @@ class TrainingTransaction:
         updates = [e for e in effects if isinstance(e, Update) and active.shares]
         if updates and not accountant.may_release:
             raise GivenUp  # stopped, or the numbers are not confirmed yet
+        encrypt_to = self._encryption_key() if updates else None
         charges, account = accountant.cost(len(updates))
         released = [accountant.mechanism.release(update) for update in updates]
         numbers = session.outbox.numbers
@@ -160,14 +162,16 @@ class TrainingTransaction:
                 run=session.seen.run,
                 learner=active.learner,
                 encoding=encoding,
+                encrypt_to=encrypt_to,
             )
             residual = encoding.residual(released[0], run=session.seen.run)
         numbers = replace(numbers, seq=entry.seq) if entry is not None else numbers
         learned = record(state, task, active.learner, session.seen, residual)
+        stored = session.as_stored(entry) if entry is not None else None
         self._store.save(
             learned=learned,
             numbers=numbers,
-            entry=entry,
+            entry=stored,
             charges=charges,
             facts={
                 **(active.returns if is_returned else {}),
@@ -177,8 +181,20 @@ class TrainingTransaction:
         active.adopt(state, residual)
         accountant.adopt_account(account)
         session.record_trained((learned.round, *learned.leaves["turn"]), learned.version)
-        if entry is not None:
-            session.release(entry)
+        if entry is not None and stored is not None:
+            session.release(entry, stored)
+
+    def _encryption_key(self) -> bytes | None:
+        """Return the key to which an update must be encrypted, or None.
+
+        Raises:
+            GivenUp: It must be encrypted, and no key has been announced.
+        """
+        try:
+            return self._session.encryption_key(UpdateMessage.kind)
+        except Refused as refused:
+            logger.warning("update not released %s", fields(why=refused))
+            raise GivenUp from refused
 
     def _encoding(self, update: Update, task: Task) -> UplinkEncoding:
         """Return the encoding of an update, with the residual of earlier ones."""

@@ -195,12 +195,12 @@ def _loaded(path: Path | str, data: bytes) -> SigningKey:
 
 def save_signing_key(path: Path | str, key: SigningKey) -> None:
     """Write a private key as PEM, readable by its owner only, atomically."""
-    _write(Path(path), key.pem(), 0o600)
+    write_atomically(Path(path), key.pem(), 0o600)
 
 
 def save_public(path: Path | str, public: bytes) -> None:
     """Write a public key as 64 hex digits and a line end, atomically."""
-    _write(Path(path), public.hex().encode() + b"\n", 0o644)
+    write_atomically(Path(path), public.hex().encode() + b"\n", 0o644)
 
 
 def _raw(public: Ed25519PublicKey) -> bytes:
@@ -253,7 +253,7 @@ def _is_hex_key(text: str) -> bool:
     return re.fullmatch(r"[0-9a-fA-F]{64}", text) is not None
 
 
-def _write(path: Path, data: bytes, mode: int) -> None:
+def write_atomically(path: Path, data: bytes, mode: int) -> None:
     """Write a temporary file, flush it to the disk, then rename it: atomic under power loss."""
     beside = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:

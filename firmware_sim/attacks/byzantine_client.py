@@ -69,17 +69,26 @@ class ByzantineSealer:
         run: int,
         learner: ModelRuntime,
         encoding: UplinkEncoding,
+        encrypt_to: bytes | None = None,
     ) -> OutboxEntry:
         """Seal an update; the entry keeps the honest numbers, whatever its body says."""
+        attacker = self._attacker
+        is_changed = attacker.bound.attack.kind == "body" and attacker.is_attacking(update.round)
         honest = self._sealer.seal(
-            update, task, numbers, run=run, learner=learner, encoding=encoding
+            update,
+            task,
+            numbers,
+            run=run,
+            learner=learner,
+            encoding=encoding,
+            encrypt_to=None if is_changed else encrypt_to,
         )
-        if self._attacker.bound.attack.kind != "body" or not self._attacker.is_attacking(
-            honest.round
-        ):
+        if not is_changed:
             return honest
-        changed: UpdateMessage = self._attacker.bound.act(decode(UpdateMessage, honest.body))
-        body, proof = signed(changed, config=self._config, signer=self._signer)
+        changed: UpdateMessage = attacker.bound.act(decode(UpdateMessage, honest.body))
+        body, proof = signed(
+            changed, config=self._config, signer=self._signer, encrypt_to=encrypt_to
+        )
         return replace(honest, body=body, proof=proof, base=changed.base)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from argparse import ArgumentParser
 from datetime import UTC, datetime, tzinfo
 from pathlib import Path
@@ -64,7 +65,7 @@ def moment(text: str) -> float:
         SettingsError: The text is no time.
     """
     if not text:
-        return datetime.now(UTC).timestamp() // 1
+        return time.time() // 1
     try:
         found = datetime.fromisoformat(text)
     except ValueError:

@@ -19,9 +19,11 @@ KEPT_BACK = {
     "further_runs",
     "keys.signing",
     "keys.root",
+    "encryption.folder",
     "broker.insecure",
     "run.weight_cap",
     "file",
+    "parent",  # a table; its keys are in examples/substation.toml
     "console.oidc",  # a table; its keys are in the example behind a comment mark
 }
 """Keys that the example leaves to the reference."""

@@ -24,8 +24,9 @@ def test_iteration(stations, best, tell, tmp_path):
     flat = np.ascontiguousarray(h.transpose(0, 1, 3, 2)).reshape(-1, 64)
     product = best(lambda: flat @ table)
     for kind, attention in NETS:
+        near = {} if kind == "conv2d" else {"nearest": 4}
         section = GraphSection(
-            kind, capacity=stations, attention=attention, sites="sites.toml", nearest=4
+            kind, capacity=stations, attention=attention, sites="sites.toml", **near
         )
         model, _ = bind(section, SHAPE, tmp_path)
         p = model.init(0)

@@ -43,7 +43,7 @@ class WideSealer(SignedSealer):
         wide, _ = made(replace(ANALYTIC["load-analytic"], units=61), name="wide", version=1)
         self.spec, self.size = wide.spec().digest, statistic_layout(3, 115).size
 
-    def seal(self, update, task, numbers, *, run, learner, encoding):
+    def seal(self, update, task, numbers, *, run, learner, encoding, encrypt_to=None):
         honest = super().seal(update, task, numbers, run=run, learner=learner, encoding=encoding)
         said = replace(
             decode(UpdateMessage, honest.body), spec=self.spec, blob=bytes(4 * self.size)

@@ -142,7 +142,13 @@ def begin(tmp_path):
     """Prepare a fleet on a broker, and start all of it unless told otherwise."""
     with ProcessGroup(tmp_path / "logs") as family:
 
-        def make(chosen: Scenario = SHORT, kind: str = "embedded", **link: object) -> Trial:
+        def make(
+            chosen: Scenario = SHORT,
+            kind: str = "embedded",
+            *,
+            is_started: bool = True,
+            **link: object,
+        ) -> Trial:
             if kind == "embedded" and not has_embedded():
                 pytest.skip("the embedded broker (iotcore) is not installed")
             if kind == "mosquitto" and mosquitto_program() is None:
@@ -154,8 +160,9 @@ def begin(tmp_path):
             for path in (prepared.aggregator, *(one.config for one in prepared.devices)):
                 rewrite(path, "broker", **link)
             trial = Trial(family, Federation(prepared, chosen.run.rounds, family), url)
-            trial.run.start_aggregator()
-            trial.run.start_devices()
+            if is_started:
+                trial.run.start_aggregator()
+                trial.run.start_devices()
             return trial
 
         yield make

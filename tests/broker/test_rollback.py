@@ -19,11 +19,11 @@ __all__ = ["begin"]
 pytestmark = [pytest.mark.broker, pytest.mark.slow, pytest.mark.timeout(600)]
 
 
-def second_version(trial: Trial, folder: Path) -> Path:
-    """Write the shipped bundle as version 2, signed by the fleet's root."""
+def second_version(trial: Trial, folder: Path, version: int = 2) -> Path:
+    """Write the shipped bundle as a later version, signed by the fleet's root."""
     folder = shutil.copytree(SHIPPED / "load-mlp", folder / "load-mlp-2")
     manifest = Manifest.parse((folder / MANIFEST).read_bytes())
-    raw = replace(manifest, version=manifest.version + 1).canonical()
+    raw = replace(manifest, version=version).canonical()
     (folder / MANIFEST).write_bytes(raw)
     root = load_signing_key(next(trial.config.parent.rglob("root.key")))
     (folder / SIGNATURE).write_bytes(seal(root, raw))

@@ -29,7 +29,7 @@ def numbers(driver):
 
 
 def shown(value):
-    return f"{value:.4g}"
+    return f"{value:#.4g}"
 
 
 def test_the_page_has_the_numbers_of_the_command(world, tmp_path, capsys):

@@ -13,7 +13,10 @@ from firmware_sim.attacks.attack_plan import AttackPlan
 from tests.fleet.conftest import World
 from tests.fleet.test_attacks import begin, learned
 
-RULE = {"name": "trimmed_mean", "f": 1}
+RULES = {
+    "trimmed_mean": {"name": "trimmed_mean", "f": 1},
+    "nnm+krum": {"name": "krum", "f": 1, "preaggregation": ["nnm"]},
+}
 
 
 def incident(world, **run):
@@ -30,19 +33,20 @@ def printed(capsys, *args, code=0):
     return shown.out if code == 0 else shown.err
 
 
-def test_first_round_equals_a_run_with_that_rule(world, capsys, tmp_path):
+@pytest.mark.parametrize("rule", RULES)
+def test_first_round_equals_a_run_with_that_rule(world, capsys, tmp_path, rule):
     """The model of round 1 is that of a fleet which had the rule from the start, to the bit."""
     one = incident(world)
-    args = (one.config, "--rounds", "1:3", "--rule", "trimmed_mean", "--f", "1")
+    args = (one.config, "--rounds", "1:3", "--rule", rule, "--f", "1")
     picture = tmp_path / "replay.svg"
     found = json.loads(printed(capsys, *args, "--out", picture, "--json"))
-    anew = incident(world, rule=RULE)
+    anew = incident(world, rule=RULES[rule])
     again = json.loads(printed(capsys, anew.config, "--rounds", "1:3", "--json"))
     models = [[round_[c]["model"] for round_ in found["rounds"]] for c in ("recorded", "chained")]
     recorded = [round_["recorded"]["model"] for round_ in again["rounds"]]
     assert models[1][0] == recorded[0] != models[0][0]
     assert models[1][1] != recorded[1], "devices answered another model"
-    assert found["rule"] == {"recorded": {"name": "mean"}, "replayed": RULE}
+    assert found["rule"] == {"recorded": {"name": "mean"}, "replayed": RULES[rule]}
     assert picture.read_text("utf-8").startswith("<svg")
     assert all(np.isfinite(round_["recorded"]["loss"]) for round_ in found["rounds"])
 

@@ -23,7 +23,13 @@ VECTORS = Path(__file__).parents[1] / "vectors"
 INDEX = json.loads((VECTORS / "index.json").read_text())
 CLASSES = (*messages.KINDS.values(), messages.ContentBody)
 WILD = (-1, 2**63 - 1, 2**63, 2**64 - 1, 1e300, math.inf, -math.inf, math.nan)
-LENGTHS = {("peer", "off"), ("peer", "num"), ("weather", "num"), ("forecast", "num")}
+LENGTHS = {
+    ("peer", "off"),
+    ("peer", "num"),
+    ("weather", "num"),
+    ("forecast", "num"),
+    ("score", "cells"),
+}
 JUDGED_LATER = {("update", "vals")}  # an answer is due that is final: BAD_SCALAR
 
 
@@ -127,6 +133,8 @@ def test_the_largest_number_of_every_field_is_accepted(cls, at, kind, rule):
     related = {"size", "chunk", "shape", "off", "num"}  # held against one another, and the blob
     value = rule.lowest if at[0] in related else rule.highest
     if at[0] in related and cls.kind in ("task", "signal"):
+        return
+    if (cls.kind, at[0]) == ("rollout", "waves"):  # they rise, so the first is not the largest
         return
     assert says(cls, at, kind(value)) == ""
 

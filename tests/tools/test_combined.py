@@ -109,6 +109,15 @@ def test_a_panel_with_a_line_of_another_length_is_refused(tmp_path, monkeypatch)
         curves.read("one")
 
 
+def test_a_line_has_no_corner_where_it_has_no_value_and_keeps_its_colour():
+    first = curves.Panel("a", {"alone": (1.0, None, 3.0), "run": (None, 2.0, None)})
+    second = curves.Panel("b", {"run": (1.0, 2.0, None)})
+    text = curves.picture(curves.Curves("x", "y", (1.0, 2.0, 3.0), (first, second)))
+    lines = [x for x in ET.fromstring(text) if x.tag.endswith("polyline")]
+    assert [len(x.get("points").split()) for x in lines] == [2, 1, 2]
+    assert lines[1].get("stroke") == lines[2].get("stroke") != lines[0].get("stroke")
+
+
 @pytest.mark.parametrize("name", sorted(path.stem for path in curves.FOLDER.glob("*.json")))
 def test_every_recorded_picture_of_curves_is_xml(name):
     ET.fromstring(curves.picture(curves.read(name)))

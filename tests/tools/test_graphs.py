@@ -15,7 +15,16 @@ pytest.importorskip("torch")
 from aggregator.methods import METHODS
 from aggregator.methods.split.pfgl import KINDS
 from tools import reproduce
-from tools.experiments import chargers, charging, ev, graph_claims, graph_pages, graphs
+from tools.experiments import (
+    chargers,
+    charging,
+    ev,
+    figures,
+    graph_claims,
+    graph_pages,
+    graphs,
+    long_run,
+)
 from tools.experiments.charging import Arm
 from tools.experiments.graph_baselines import marks
 from tools.experiments.resumable import Checkpoint
@@ -91,6 +100,39 @@ def test_a_stopped_arm_continues_and_gives_the_same_scores(folder, tmp_path, mon
     assert len(calls) == 4
     assert (again["stations"], again["credits"]) == (whole["stations"], whole["credits"])
     assert not resume.exists()
+
+
+@pytest.mark.usefixtures("hasty")
+def test_every_kept_middle_of_a_long_run_is_a_point_of_its_curve(folder, tmp_path, monkeypatch):
+    """The last middle has the scores of the arm whose last round is the best."""
+    monkeypatch.setattr(long_run, "ARM", arm("PFGL"))
+    monkeypatch.setattr(long_run, "FOLDER", tmp_path)
+    record = tmp_path / f"{long_run.NAME}.json"
+    record.write_text(json.dumps(long_run.record({1: long_run.LengthPoint(0.5, 0.6)})))
+    options = reproduce.parse(["figures", "--data", str(folder), "--out", str(tmp_path)])
+    assert long_run.lengths(options) is None
+    resume = (tmp_path / arm("PFGL").file).with_suffix(".resume")
+    base = charging.ground(arm("PFGL"), folder)
+    learnt, _ = chargers.federated(arm("PFGL"), base, Checkpoint(resume, seconds=0.0))
+    found = long_run.points_of(long_run.lengths(options))
+    assert sorted(found) == [1, 3]
+    assert found[1] == long_run.LengthPoint(0.5, 0.6)
+    stage = chargers.stage_at(arm("PFGL"), base, Checkpoint(resume).load()["stage"])
+    last = chargers.learnt_now(arm("PFGL"), base, stage)
+    test = ev.mean_of(charging.judged(base, charging.told(base, last, "test")))
+    assert found[3].test == round(float(test["QS"]), 4)
+    assert set(last.vectors) == set(learnt.vectors)
+
+
+def test_the_heat_map_of_weights_is_that_of_the_last_round_of_a_kept_run(tmp_path):
+    options = reproduce.parse(["figures", "--data", "x", "--out", str(tmp_path)])
+    assert figures.station_weights(options) is None
+    one = Arm("e1", ev.BOULDER, 6, "PFGL", 0, options.turns, options.pace)
+    rounds = [{"A": {"A": 1.0}, "B": {"B": 1.0}}, {"A": {"A": 0.6, "B": 0.4}, "B": {"B": 1.0}}]
+    (tmp_path / one.file).write_text(json.dumps({"credits": rounds}))
+    found = figures.station_weights(options)
+    assert found["names"] == ["A", "B"]
+    assert found["rows"] == [[0.6, 0.4], [0.0, 1.0]]
 
 
 @pytest.mark.usefixtures("hasty")

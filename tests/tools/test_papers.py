@@ -11,7 +11,7 @@ import pytest
 
 from edge_sdk.wire.schema import SchemaError, build
 from tools import reproduce
-from tools.papers import pages
+from tools.papers import drawings, pages
 from tools.papers.records import PAPERS, Exhibit, read
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -48,6 +48,24 @@ def test_every_function_that_a_page_names_exists(name):
         for where in equation.where:
             path, _, function = where.partition(":")
             assert function in defined(path), f"{equation.number}: {where}"
+
+
+@pytest.mark.parametrize("name", PAPERS)
+def test_every_name_that_stands_for_a_symbol_is_in_the_code(name):
+    for symbol in read(name).symbol:
+        for where in symbol.where:
+            path, _, function = where.partition(":")
+            assert function in defined(path), f"{symbol.printed}: {where}"
+        code = "".join((ROOT / x.partition(":")[0]).read_text("utf-8") for x in symbol.where)
+        for word in re.findall(r"`(\w+)`", symbol.here):
+            assert re.search(rf"\b{word}\b", code), f"{symbol.printed}: {word}"
+
+
+@pytest.mark.parametrize("name", PAPERS)
+def test_symbols_without_a_name_say_so(name):
+    lacking = [x for x in read(name).symbol if not x.where]
+    assert all("no code computes" in x.here for x in lacking)
+    assert len(read(name).symbol) >= 17
 
 
 def numbers_of(text):
@@ -147,6 +165,47 @@ def test_pictures_are_small_and_load_nothing():
         assert len(text) < (30_000 if is_large else 6000)
         assert "href" not in text
         assert ET.fromstring(text).tag.endswith("svg")
+
+
+@pytest.mark.parametrize("name", PAPERS)
+def test_every_experiment_of_a_page_has_minutes_and_memory(name):
+    paper = read(name)
+    commands = {one.command for one in paper.exhibit if "reproduce.py" in one.command}
+    named = {command.split()[2] for command in (*commands, paper.repeat)}
+    assert {cost.command.split()[0] for cost in paper.costs} >= named
+    assert all(cost.minutes > 0 and cost.mib > 0 for cost in paper.costs)
+    for cost in paper.costs:
+        reproduce.parse([*cost.command.split(), "--data", "data"])
+
+
+@pytest.mark.parametrize("name", PAPERS)
+def test_every_figure_has_a_picture(name):
+    figures = [one for one in read(name).exhibit if one.name.startswith("Fig")]
+    assert [one.name for one in figures if not one.has_picture] == []
+
+
+def test_a_heat_map_shows_a_weight_of_zero_in_red_and_the_largest_the_darkest():
+    weights = drawings.Weights("weights", ("a", "b"), ((1.0, 0.0), (0.5, 0.5)))
+    found = re.findall(r'fill="(#\w+)"', drawings.heat_map(weights))
+    assert found == ["#2828f0", "#b42318", "#8c8cf0", "#8c8cf0"]
+
+
+def test_a_heat_map_without_a_square_of_weights_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(drawings, "FOLDER", tmp_path)
+    (tmp_path / "x.json").write_text('{"title": "x", "names": ["a", "b"], "rows": [[1.0, 0.0]]}')
+    with pytest.raises(ValueError, match=r"x\.json: expected 2 rows"):
+        drawings.read("x")
+
+
+def test_a_diagram_names_its_lanes_and_paints_what_stays_on_the_device_brown():
+    picture = ET.fromstring(drawings.diagram({"device": ["window", "~head"], "server": ["mean"]}))
+    texts = [x.text for x in picture if x.tag.endswith("text")]
+    assert texts == ["device", "window", "head", "server", "mean"]
+    assert [x.get("fill") for x in picture if x.tag.endswith("rect")] == [
+        "#dbe7f3",
+        "#f3e3d0",
+        "#dbe7f3",
+    ]
 
 
 def test_an_incomplete_record_is_refused():

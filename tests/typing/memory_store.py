@@ -20,12 +20,14 @@ from aggregator.store.types import (
     Applied,
     Contact,
     DeclinedRun,
+    DeviceTrial,
     DownloadBody,
     EnrolledDevice,
     Horizon,
     JournalEntry,
     PendingTask,
     Retention,
+    RolloutChange,
     RunRecord,
     SavedState,
     Store,
@@ -55,6 +57,8 @@ class Tables:
     versions: list[Version] = field(default_factory=list)
     announcements: dict[str, bytes] = field(default_factory=dict)
     contents: dict[bytes, DownloadBody] = field(default_factory=dict)
+    changes: list[RolloutChange] = field(default_factory=list)
+    trials: dict[tuple[bytes, str], DeviceTrial] = field(default_factory=dict)
     serial: int = 0
 
 
@@ -87,6 +91,9 @@ class MemoryStore:
         except BaseException:
             self._tables = Tables(**before)
             raise
+
+    def check_lease(self) -> None:
+        pass
 
     def backup(self, path: Path) -> None:
         raise DatabaseError(f"{path}: nothing to copy")
@@ -320,6 +327,33 @@ class MemoryStore:
         return {"vectors": 0, "journal": 0}
 
     kept: Mapping[str, int] = {}
+
+    # --- rollouts
+
+    def rollout_changes(self, of: bytes | None = None) -> list[RolloutChange]:
+        found = self._tables.changes
+        of = found[-1].of if of is None and found else of
+        return [one for one in found if one.of == of]
+
+    def change_rollout(
+        self,
+        new: RolloutChange,
+        published: Mapping[str, bytes],
+        contents: Sequence[DownloadBody] = (),
+    ) -> None:
+        self._tables.changes.append(new)
+        kept = {key: one for key, one in self._tables.trials.items() if key[0] == new.of}
+        self._tables.trials = kept
+        self.announce(published, contents)
+
+    def record_trial(self, of: bytes, report: DeviceTrial) -> None:
+        before = self._tables.trials.get((of, report.device), report)
+        newest = report if report.day >= before.day else before
+        results = {**report.results, **before.results}
+        self._tables.trials[of, report.device] = replace(newest, results=results)
+
+    def trials(self, of: bytes) -> list[DeviceTrial]:
+        return [one for (found, _), one in sorted(self._tables.trials.items()) if found == of]
 
     # --- announcements
 

@@ -20,7 +20,9 @@ from edge_sdk.analytic.statistic_vector import to_vector
 from edge_sdk.analytic.statistics import gather
 from edge_sdk.wire import keys
 from edge_sdk.wire.contract.parameter_layout import ParamSpec
+from edge_sdk.wire.hpke import DecryptionKey
 from edge_sdk.wire.protocol import codec, envelope, messages, msgpack_reader, topics
+from edge_sdk.wire.protocol.encrypted_body import BodyContext, encrypted_body
 from edge_sdk.wire.protocol.messages import LARGEST
 from edge_sdk.wire.schema import key_of
 
@@ -29,6 +31,7 @@ DEVICE_ID = "meter-0042"
 DEVICE = keys.from_seed(bytes(range(32)))
 AGGREGATOR = keys.from_seed(bytes(range(32, 64)))
 ROOT = keys.from_seed(bytes(range(64, 96)))
+OPEN = DecryptionKey(bytes(range(96, 128)))
 SPEC = ParamSpec.of([("w", (2,))])
 NOW = 1_790_000_000_000  # a server time in 2026, in milliseconds
 
@@ -220,11 +223,14 @@ def forecasts() -> list[Case]:
     body = codec.encode(weather)
     short = body.replace(msgpack_reader.text("num") + b"\x03", msgpack_reader.text("num") + b"\x02")
     bad = envelope.seal(short, kind="weather", fleet=FLEET, **TO_ALL)
+    answer = messages.ScoreMessage(20_415, "error-ratio", 8, "k-ary", 1.0, bytes((5,)))
     return [
         sealed("weather", weather, TO_ALL, topic),
         Case("bad-weather-rows", bad, topic, "_agg", "_all", "weather", refused="MALFORMED"),
         up("forecast", forecast),
         up("forecast-quality", replace(forecast, run=7, version=41, error=0.125, coverage=0.9)),
+        up("score", answer),
+        up("score-unary", replace(answer, how="unary", eps=0.5, blob=bytes((0b10100001,)))),
         down(
             "welcome-region",
             messages.WelcomeMessage(
@@ -233,6 +239,27 @@ def forecasts() -> list[Case]:
             ),
         ),
     ]  # fmt: skip
+
+
+def rollouts() -> list[Case]:
+    """A rollout's description, its stage, a device's results, and one of a version that is served already."""
+    plan = messages.RolloutMessage(
+        serial=9, name="load-week-1", version=2, digest=bytes(range(32)), size=51_200,
+        served=bytes(range(64, 96)),
+        salt=bytes(range(16)), waves=(0.01, 0.05, 0.25, 1.0), shadow=0.25, days=3, least=5,
+        margin=0.02, bound=0.01,
+    )  # fmt: skip
+    body = codec.encode(plan)
+    of = envelope.ref(envelope.digest(body))
+    same = body.replace(bytes(range(64, 96)), bytes(range(32)))
+    topic = topics.common(FLEET, "rollout")
+    bad = envelope.seal(same, kind="rollout", fleet=FLEET, **FROM_ROOT)
+    return [
+        common("rollout", plan, FROM_ROOT),
+        Case("bad-rollout-served", bad, topic, "_root", "_all", "rollout", refused="MALFORMED"),
+        common("stage", messages.StageMessage(serial=10, of=of, phase="run", stage=1)),
+        up("trial", messages.TrialMessage(of=of, state="serve", day=20_780, lost=(1, 2, 0))),
+    ]
 
 
 def model() -> list[Case]:
@@ -247,6 +274,7 @@ def model() -> list[Case]:
     )  # fmt: skip
     return [
         common("model", manifest),
+        common("model-ahead", replace(manifest, round=42, spread=0, share=1.0, ahead=8)),
         common("part", messages.PartMessage(id=whole[:16], i=0, blob=body)),
     ]
 
@@ -289,10 +317,36 @@ def uplink() -> list[Case]:
         down("receipt", messages.ReceiptMessage(life=3, seq=12, ref=ref, code=0, run=7, round=41)),
         down("refusal", messages.RefusalMessage(code=40, wait=30_000, ref=ref)),
         up("offer", offer),
+        up("offer-ahead", replace(offer, seq=offer.seq + 1, ahead=2)),
         down("grant", messages.GrantMessage(id=whole[:16], have=b"", win=8, keep=120_000, to="w1")),
         up("chunk-0", chunk),
         up("chunk-1", replace(chunk, i=1, blob=body[8192:])),
         up("have", messages.HaveMessage(id=whole[:16], have=b"\x01", win=4)),
+    ]
+
+
+def encrypted() -> list[Case]:
+    """An update encrypted to the aggregator, and encrypted bodies that must be refused."""
+    context = BodyContext(FLEET, "update", DEVICE_ID, "_agg")
+    ephemeral = DecryptionKey(bytes(range(160, 192)))
+    public = OPEN.public
+    body = encrypted_body(codec.encode(UPDATE), public, context, ephemeral=ephemeral)
+    other = replace(context, sender=NEIGHBOUR_ID)
+    wrong = {
+        "encrypted-to-another-key": body.replace(OPEN.kid, bytes(8)),
+        "encrypted-by-another-suite": b"\x94\x02" + body[2:],
+        "encrypted-for-another-sender": encrypted_body(
+            codec.encode(UPDATE), public, other, ephemeral=ephemeral
+        ),
+        "encrypted-and-changed": body[:-1] + bytes([body[-1] ^ 1]),
+    }
+    good = replace(up("update-encrypted", UPDATE), payload=raw(body))
+    return [
+        good,
+        *(
+            replace(good, name=f"bad-{name}", payload=raw(bad), fields=None, refused="CANNOT_OPEN")
+            for name, bad in wrong.items()
+        ),
     ]
 
 
@@ -453,7 +507,7 @@ def negative() -> list[Case]:
             patched(b"\x92\x8a", b"\x92\x8b").replace(life, msgpack_reader.text("Life") + b"\x03" + life),
             "UNKNOWN_FIELD",
         ),
-        "sealed": (b"\x94\x01\xc4\x00\xc4\x00\xc4\x00", "CANNOT_OPEN"),
+        "sealed": (b"\x94\x01\xc4\x00\xc4\x00\xc4\x00", "MALFORMED"),
     }  # fmt: skip
     for key, field in (("life", life), ("seq", seq)):
         name = msgpack_reader.text(key)
@@ -495,11 +549,13 @@ def cases() -> list[Case]:
     return [
         *session(),
         *forecasts(),
+        *rollouts(),
         *model(),
         *tasks(),
         *turns(),
         *bad_pieces(),
         *uplink(),
+        *encrypted(),
         *neighbours(),
         *widths(),
         *negative(),
@@ -522,6 +578,7 @@ def files() -> dict[str, bytes]:
             who: key.public.hex()
             for who, key in ((DEVICE_ID, DEVICE), ("_agg", AGGREGATOR), ("_root", ROOT))
         },
+        "open": OPEN.raw.hex(),
         "size": SPEC.size,
         "payloads": {
             case.name: {

@@ -32,7 +32,7 @@ from tools.experiments import charging, ev
 from tools.experiments.byzantine import liars
 from tools.experiments.charging import Arm, Ground, Learnt, chosen_by, ground, told
 from tools.experiments.joint_loop import Plan, Pooled, gather, key, redrawn, rounds
-from tools.experiments.queue_loop import Stage, Step, Twist, twisted
+from tools.experiments.queue_loop import Stage, Twist, twisted
 from tools.experiments.resumable import Checkpoint
 
 BATCH = 32
@@ -233,7 +233,7 @@ def federated(arm: Arm, base: Ground, kept: Checkpoint) -> tuple[Learnt, list[An
         if "credit" in step.closed.report:
             history.append(step.closed.report["credit"])
         if number % max(1, arm.rounds // LOOKS) == 0 or number == arm.rounds:
-            learnt = _seen(arm, base, step, stage)
+            learnt = _learnt(arm, base, step.state, step.states, stage)
             score = _honest_mean(arm, base, chosen_by(base, learnt))
             if best is None or not best[0] <= score:
                 best = (score, learnt)
@@ -250,17 +250,36 @@ def _honest_mean(arm: Arm, base: Ground, scores: Mapping[str, float]) -> float:
     return score if math.isfinite(score) else math.inf
 
 
-def _seen(arm: Arm, base: Ground, step: Step, stage: Stage) -> Learnt:
+def stage_at(arm: Arm, base: Ground, saved: Mapping[str, Any]) -> Stage:
+    """Set up both ends of a federated arm as they were when their stage was saved."""
+    spec = base.bundle.manifest.spec(("",))
+    common = redrawn(spec, base.bundle.initial, key(arm.seed, "_agg", "initial", 0))
+    stage = stage_of(arm, base, _settings(arm, base), arm.rounds, common)
+    stage.restore(saved)
+    return stage
+
+
+def learnt_now(arm: Arm, base: Ground, stage: Stage) -> Learnt:
+    """Return the models after the newest round of a stage."""
+    return _learnt(arm, base, stage.state, stage.states, stage)
+
+
+def _learnt(
+    arm: Arm,
+    base: Ground,
+    state: Any,  # noqa: ANN401 - the server half's own
+    states: Mapping[str, Any],
+    stage: Stage,
+) -> Learnt:
     """Return the model of each device: its own, or the common one."""
     if not arm.row.graph and not arm.row.is_personal:
-        common = np.asarray(stage.server.model(step.state)["p"], np.float32)
+        common = np.asarray(stage.server.model(state)["p"], np.float32)
         return Learnt(dict.fromkeys(base.frames, common))
-    vectors = {x: np.asarray(step.states[x].p) for x in base.frames}
+    vectors = {x: np.asarray(states[x].p) for x in base.frames}
     if not arm.row.is_personal:  # through a graph, from the average on
-        vectors = {x: step.state.mixed[x] for x in base.frames}
+        vectors = {x: state.mixed[x] for x in base.frames}
     if not arm.row.graph:
         return Learnt(vectors)
-    state = step.state
     masked = {x: state.means[x] for x, yes in state.masked.items() if yes and x in state.means}
     return Learnt(vectors, np.asarray(state.net["p"]), masked)
 

@@ -2,9 +2,11 @@
 
     python tools/reproduce.py figures --data data --out runs
 
-PL-FL's Figure 4 is made of E6's kept results (the longest runs in ``--out``); PFGL's Figure 2 and
-BAFDP's Figures 2 and 3 train a model for each panel, in some minutes and some seconds. Records go to
-``tools/papers/curves``, pictures are made of them by ``reproduce.py list --docs docs``.
+PL-FL's Figure 4 is made of E6's kept results (the longest runs in ``--out``), and PFGL's Figure 3
+of E1's; the learning curve of PFGL's longest run is made of its saved middles
+(``tools/experiments/long_run.py``). PFGL's Figure 2 and BAFDP's Figures 2 and 3 train a model for
+each panel, in some minutes and some seconds. Records go to ``tools/papers/curves`` and ``weights``,
+pictures are made of them by ``reproduce.py list --docs docs``.
 """
 
 from __future__ import annotations
@@ -18,9 +20,18 @@ from typing import Any
 import numpy as np
 
 from edge_sdk.forecasting.forecast import rolling
-from tools.experiments import bafdp, buildings, cells, cellular_setup, chargers, charging, ev
+from tools.experiments import (
+    bafdp,
+    buildings,
+    cells,
+    cellular_setup,
+    chargers,
+    charging,
+    ev,
+    long_run,
+)
 from tools.experiments.resumable import Checkpoint
-from tools.papers.curves import FOLDER
+from tools.papers import curves, drawings
 
 EXPERIMENT = "figures"
 LAST, DAYS = 150, 2
@@ -36,8 +47,9 @@ def main(options: argparse.Namespace) -> int:
         "bafdp-fig-2": cell_forecasts,
         "bafdp-fig-3": budgets,
         "pfgl-fig-2": station_fans,
+        "pfgl-fig-3": station_weights,
+        "pfgl-lengths": long_run.lengths,
     }
-    FOLDER.mkdir(exist_ok=True)
     missing = []
     for name, make in makers.items():
         if options.only and name not in options.only:
@@ -46,8 +58,10 @@ def main(options: argparse.Namespace) -> int:
         if record is None:
             missing.append(name)
             continue
-        (FOLDER / f"{name}.json").write_text(json.dumps(record, indent=1) + "\n", "utf-8")
-        print(f"written: {FOLDER.name}/{name}.json")
+        folder = drawings.FOLDER if "rows" in record else curves.FOLDER
+        folder.mkdir(exist_ok=True)
+        (folder / f"{name}.json").write_text(json.dumps(record, indent=1) + "\n", "utf-8")
+        print(f"written: {folder.name}/{name}.json")
     for name in missing:
         print(f"reproduce: {name}: its set or its runs are missing", file=sys.stderr)
     return 2 if missing else 0
@@ -139,6 +153,18 @@ def station_fans(options: argparse.Namespace) -> Record | None:
     kept.drop()
     across = [(i + 1) / 2 for i in range(DAYS * ev.DAY)]
     return {"x": "hour", "y": "kWh a half-hour", "across": across, "panels": panels}
+
+
+def station_weights(options: argparse.Namespace) -> Record | None:
+    """Return the weights of all stations in each other's mixture, last round (PFGL, Fig. 3)."""
+    arm = charging.Arm("e1", ev.BOULDER, 6, "PFGL", 0, options.turns, options.pace)
+    path = options.out / arm.file
+    if not path.is_file():
+        return None
+    last = json.loads(path.read_text())["credits"][-1]
+    rows = [_rounded([last[x].get(y, 0.0) for y in last]) for x in last]
+    title = f"weight of a station's model (column) for another (row), round {arm.rounds}"
+    return {"title": title, "names": list(last), "rows": rows}
 
 
 def _rounded(values: Any) -> list[float]:  # noqa: ANN401 - an array or a list

@@ -105,6 +105,11 @@ class Stage:
                 if closed.report.get("stop"):
                     return
 
+    @property
+    def state(self) -> Any:  # noqa: ANN401 - the server half's own
+        """Return the server half's state; None before the first step."""
+        return self._state
+
     def saved(self) -> dict[str, Any]:
         """Return everything that changes in a run, as it is between two of its rounds."""
         return {name: getattr(self, name) for name in _CHANGING}

@@ -18,6 +18,7 @@ WIDE, HIGH, MARGIN, HEAD = 300, 120, 46, 34
 
 Text = Annotated[str, Length(1, 120)]
 Values = tuple[float, ...]
+Gapped = tuple[float | None, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,13 +27,14 @@ class Panel:
 
     Attributes:
         title: Above the frame.
-        lines: Values of each line, by its name; all as long as ``across``.
+        lines: Values of each line, by its name; all as long as ``across``. A line has no corner
+            where it has no value, and the colour of its name in the first panel.
         low: Lower end of a band; none for no band.
         high: Its upper end.
     """
 
     title: Text
-    lines: Mapping[str, Values]
+    lines: Mapping[str, Gapped]
     low: Values = ()
     high: Values = ()
 
@@ -101,16 +103,18 @@ def _legend(curves: Curves) -> list[str]:
 
 
 def _panel(curves: Curves, panel: Panel, left: int, top: int) -> list[str]:
-    every = [v for values in (*panel.lines.values(), panel.low, panel.high) for v in values]
+    drawn = (*panel.lines.values(), panel.low, panel.high)
+    every = [v for values in drawn for v in values if v is not None]
     low, high = min(every), max(every)
     room = (high - low) or 1.0
     first, last = curves.across[0], curves.across[-1]
     span = (last - first) or 1.0
 
-    def points(values: Sequence[float]) -> list[str]:
+    def points(values: Sequence[float | None]) -> list[str]:
         return [
             f"{left + WIDE * (x - first) / span:.0f},{top + HIGH * (1 - (y - low) / room):.0f}"
             for x, y in zip(curves.across, values, strict=True)
+            if y is not None
         ]
 
     lines = [
@@ -122,8 +126,9 @@ def _panel(curves: Curves, panel: Panel, left: int, top: int) -> list[str]:
     if panel.low and panel.high:
         shape = " ".join([*points(panel.low), *reversed(points(panel.high))])
         lines.append(f'<polygon points="{shape}" fill="{BAND}"/>')
-    for colour, values in zip(COLOURS, panel.lines.values(), strict=False):
-        shape = " ".join(points(values))
+    colours = dict(zip(curves.panels[0].lines, COLOURS, strict=False))
+    for name, values in panel.lines.items():
+        shape, colour = " ".join(points(values)), colours[name]
         lines.append(
             f'<polyline points="{shape}" fill="none" stroke="{colour}" stroke-width="1.2"/>'
         )

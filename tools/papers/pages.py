@@ -6,7 +6,7 @@ import html
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from tools.papers import combined, curves
+from tools.papers import combined, curves, drawings
 from tools.papers.records import PAPERS, Exhibit, Paper, read
 
 HEAD = ("paper", "table or figure", "state", "date", "command")
@@ -39,9 +39,8 @@ def files(docs: Path) -> dict[Path, str]:
         paper = read(name)
         out[docs / "papers" / f"{name}.md"] = page(paper, name)
         for one in paper.exhibit:
-            if one.bars or one.curves:
-                drawn = curves.picture(curves.read(one.curves)) if one.curves else picture(one)
-                out[docs / "papers" / picture_name(name, one)] = drawn
+            if one.has_picture:
+                out[docs / "papers" / picture_name(name, one)] = drawn(one)
     for name in APART:
         out[docs / "papers" / f"{name}.svg"] = curves.picture(curves.read(name))
     if rows := combined.read():
@@ -107,6 +106,18 @@ def page(paper: Paper, name: str) -> str:
                 ),
             ),
             "",
+            "## Symbols and names",
+            "",
+            "Greek letters by name. Settings stand in `[run.settings]`, `[run]` or `[run.graph]`.",
+            "",
+            *_table(
+                ("the paper", "here", "where"),
+                (
+                    (x.printed, x.here, ", ".join(map(_code, x.where)) or "none")
+                    for x in paper.symbol
+                ),
+            ),
+            "",
             "## Claims",
             "",
             "Each with the paper's own criterion.",
@@ -132,10 +143,20 @@ def page(paper: Paper, name: str) -> str:
             f"$ .venv/bin/{paper.repeat}",
             "```",
             "",
+            *_spent(paper),
             paper.cost,
             "",
         ]
     )
+
+
+def _spent(paper: Paper) -> list[str]:
+    head = ("command", "arms", "minutes of one core", "MiB", "measured")
+    rows = [
+        (f"`reproduce.py {x.command}`", str(x.arms), f"{x.minutes:g}", str(x.mib), x.measured)
+        for x in paper.costs
+    ]
+    return [*_table(head, rows), ""] if rows else []
 
 
 def _shown(one: Exhibit, name: str) -> list[str]:
@@ -150,7 +171,7 @@ def _shown(one: Exhibit, name: str) -> list[str]:
     ]
     if one.command != "none":
         lines += [f"Command: `{one.command}`", ""]
-    if one.bars or one.curves:
+    if one.has_picture:
         lines += [f"![{one.unit}]({Path(picture_name(name, one)).name})", ""]
     return lines
 
@@ -163,6 +184,15 @@ def picture_name(name: str, one: Exhibit) -> str:
     """
     words = "".join(x if x.isalnum() else "-" for x in one.name.lower())
     return f"{name}-{'-'.join(filter(None, words.split('-')))}.svg"
+
+
+def drawn(one: Exhibit) -> str:
+    """Return an exhibit's picture: curves, a heat map, a diagram, or bars."""
+    if one.curves:
+        return curves.picture(curves.read(one.curves))
+    if one.weights:
+        return drawings.heat_map(drawings.read(one.weights))
+    return drawings.diagram(one.lanes) if one.lanes else picture(one)
 
 
 def picture(one: Exhibit) -> str:

@@ -35,6 +35,21 @@ class Equation:
 
 
 @dataclass(frozen=True, slots=True)
+class PrintedSymbol:
+    """A symbol of a paper and our name for it.
+
+    Attributes:
+        printed: As printed; Greek letters by name.
+        here: Names in the code between backticks, with what is worth knowing.
+        where: ``path:name`` of functions or classes that have these names; none where none has.
+    """
+
+    printed: Text
+    here: Text
+    where: tuple[Annotated[str, Matches(r"[a-z_0-9/]+\.py:\w+")], ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Exhibit:
     """A table or figure of a paper, and ours.
 
@@ -50,6 +65,8 @@ class Exhibit:
         bars: Numbers of the picture, by label; none for no picture.
         unit: What they are.
         curves: Record of a picture of lines instead, in ``tools/papers/curves``.
+        weights: Record of a heat map instead, in ``tools/papers/weights``.
+        lanes: Boxes of a diagram instead, by lane; those that begin with ``~`` stay on the device.
     """
 
     name: Text
@@ -63,6 +80,13 @@ class Exhibit:
     bars: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
     unit: str = ""
     curves: str = ""
+    weights: str = ""
+    lanes: Mapping[str, tuple[Text, ...]] = field(default_factory=lambda: MappingProxyType({}))
+
+    @property
+    def has_picture(self) -> bool:
+        """Return whether a picture is drawn of it."""
+        return bool(self.bars or self.curves or self.weights or self.lanes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +120,25 @@ class Correction:
 
 
 @dataclass(frozen=True, slots=True)
+class CommandCost:
+    """Time and memory of a command of ``tools/reproduce.py``.
+
+    Attributes:
+        command: Its experiments and options.
+        arms: Number of runs that it makes; each is kept, and not made again.
+        minutes: Processor time of one core for all of them.
+        mib: Largest resident memory of one process.
+        measured: On what the minutes rest.
+    """
+
+    command: Text
+    arms: int
+    minutes: float
+    mib: int
+    measured: Text
+
+
+@dataclass(frozen=True, slots=True)
 class Paper:
     """Everything recorded of a paper."""
 
@@ -107,10 +150,12 @@ class Paper:
     cost: Text
     proposes: tuple[Text, ...]
     differs: tuple[Text, ...]
+    symbol: tuple[PrintedSymbol, ...]
     equation: tuple[Equation, ...]
     exhibit: tuple[Exhibit, ...]
     claim: tuple[PaperClaim, ...]
     correction: tuple[Correction, ...]
+    costs: tuple[CommandCost, ...] = ()
 
 
 def read(name: str) -> Paper:

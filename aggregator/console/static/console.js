@@ -1,12 +1,15 @@
 // Times in the viewer's zone, and fresh pages after a change. Every page works without this file.
 "use strict";
 (() => {
+  const SHOWN = {
+    year: "numeric", month: "short", day: "numeric", hour: "2-digit", minute: "2-digit", second: "2-digit", timeZoneName: "short",
+  };
   const localise = (root) => {
     for (const one of root.querySelectorAll("time[datetime]")) {
       const at = new Date(one.getAttribute("datetime"));
       if (!Number.isNaN(at.getTime())) {
         one.title = one.textContent;
-        one.textContent = at.toLocaleString(undefined, { dateStyle: "medium", timeStyle: "medium" });
+        one.textContent = at.toLocaleString(undefined, SHOWN);
       }
     }
   };

@@ -28,7 +28,7 @@ from aggregator.methods.base.round_machine import (
 from aggregator.rules import Memory, Rows, Rule, RuleVerdict, TooFewRows
 from aggregator.rules.weights import by_samples, uniform
 from edge_sdk.shared_math.optim import IDENTITY, Transform, optimiser_step
-from edge_sdk.wire.contract.method import ALL, Array, Effects, Half, Task, Update
+from edge_sdk.wire.contract.method import ALL, Array, Effects, Half, ParentModel, Task, Update
 from edge_sdk.wire.contract.parameter_layout import Vector
 
 Shares = NDArray[np.float64]
@@ -45,6 +45,9 @@ class Averaged(RoundState):
         pending: Updates of this round, one a client; the first counts.
         counts: Claimed sample counts of the pending updates.
         losses: Reported losses of the pending updates, where reported.
+        parent: The model received last from a parent's aggregator, with its numbers (``run``,
+            ``number``, ``attempt``, ``step``, ``version``, ``w``), the ``rounds`` closed since and
+            the largest ``count`` of updates in one; empty without a parent.
     """
 
     moments: Mapping[str, NDArray[np.float64]]
@@ -53,6 +56,7 @@ class Averaged(RoundState):
     pending: Mapping[str, Array] = field(default_factory=dict)
     counts: Mapping[str, float] = field(default_factory=dict)
     losses: Mapping[str, float] = field(default_factory=dict)
+    parent: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def senders(self) -> Collection[str]:
@@ -164,6 +168,7 @@ def averaging(rule: Rule, settings: Averaging) -> Half[Averaged]:
         combine=partial(_combined, rule, settings),
         discard=_discarded,
         tasks=tasks,
+        adopt=_adopted,
     )
     return Half(init, partial(round_machine.apply, hooks), model)
 
@@ -182,9 +187,37 @@ def _combined(rule: Rule, settings: Averaging, state: Averaged) -> RoundOutcome[
     if not np.isfinite(published(w)).all():
         return _discarded(state, NOT_FINITE)
     kept = scheme.keep(state, w)
-    moved = replace(_emptied(state), w=w, moments=moments, memory=verdict.memory, kept=kept)
+    moved = replace(
+        _emptied(state),
+        w=w,
+        moments=moments,
+        memory=verdict.memory,
+        kept=kept,
+        parent=_counted(state.parent, len(rows.ids)),
+    )
     is_last = scheme.is_over(state.version + 1, kept)
     return RoundOutcome(moved, _report(state, rows, verdict), is_last=is_last)
+
+
+def _counted(parent: Mapping[str, Any], updates: int) -> Mapping[str, Any]:
+    """Return the record of the parent's model after one more round of the site."""
+    if not parent:
+        return parent
+    return {**parent, "rounds": parent["rounds"] + 1, "count": max(parent["count"], updates)}
+
+
+def _adopted(state: Averaged, event: ParentModel) -> RoundOutcome[Averaged]:
+    """Replace the model by the parent's, plus the progress of the site that is kept."""
+    w = np.asarray(event.vector, np.float64)
+    w = w + event.carry if event.carry.size else w.copy()
+    if w.shape != state.w.shape or not np.isfinite(published(w)).all():
+        return _discarded(state, NOT_FINITE)
+    names = ("run", "number", "attempt", "step", "version")
+    parent = {name: getattr(event, name) for name in names}
+    parent |= {"w": event.vector, "rounds": 0, "count": 0}
+    report = {"cohort": [], "parent_round": event.number, "parent_version": event.version}
+    moved = replace(_emptied(state), w=w, parent=parent)
+    return RoundOutcome(moved, report, is_last=event.is_last)
 
 
 def _discarded(state: Averaged, why: str) -> RoundOutcome[Averaged]:

@@ -14,7 +14,15 @@ from typing import Any, Generic, Literal, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from edge_sdk.wire.contract.method import Closed, Due, Effects, Event, Member, Update
+from edge_sdk.wire.contract.method import (
+    Closed,
+    Due,
+    Effects,
+    Event,
+    Member,
+    ParentModel,
+    Update,
+)
 from edge_sdk.wire.contract.parameter_layout import Vector
 
 ASK = "train"
@@ -148,6 +156,7 @@ class RoundHooks(Generic[S]):
         awaits_members: True if rounds wait for members, so that one that leaves may close a round.
         extend: Returns the next deadline where too few updates have arrived at one; None discards
             the round.
+        adopt: Returns the outcome of adopting a parent's model; None ignores it.
     """
 
     rounds: Rounds
@@ -163,6 +172,7 @@ class RoundHooks(Generic[S]):
     is_ready: Callable[[S, bool], bool] | None = None
     awaits_members: bool = False
     extend: Callable[[Due], Due] | None = None
+    adopt: Callable[[S, ParentModel], RoundOutcome[S]] | None = None
 
 
 def apply(hooks: RoundHooks[S], state: S, event: Event) -> Step[S]:
@@ -170,7 +180,7 @@ def apply(hooks: RoundHooks[S], state: S, event: Event) -> Step[S]:
 
     ``OPEN`` opens round 1. A ``Member`` that joins receives a task, unless its update waits. An
     ``Update`` that counts waits, and closes the round if enough wait. A ``Due`` is the deadline of
-    its round, or abandons it.
+    its round, or abandons it. A ``ParentModel`` takes the place of a round without any update.
     """
     match event:
         case Due(ask="open") if state.round == 0:
@@ -179,10 +189,10 @@ def apply(hooks: RoundHooks[S], state: S, event: Event) -> Step[S]:
             return _joined(hooks, state, client) if present else _left(hooks, state, client)
         case Update() if state.is_open and hooks.counts(state, event):
             return _closed_if_ready(hooks, hooks.accept(state, event))
-        case Due(round=number, ask="abandon") if state.is_open and number == state.round:
-            return concluded(hooks, hooks.discard(state, DEFECT))
+        case ParentModel() if hooks.adopt is not None and state.is_open and not state.waiting:
+            return concluded(hooks, hooks.adopt(state, event))
         case Due(round=number) if state.is_open and number == state.round:
-            return _expired(hooks, state, event) if event.ask == hooks.ask else (state, ())
+            return _expired(hooks, state, event)
         case _:
             return state, ()
 
@@ -227,7 +237,11 @@ def _closed_if_ready(hooks: RoundHooks[S], state: S) -> Step[S]:
 
 
 def _expired(hooks: RoundHooks[S], state: S, due: Due) -> Step[S]:
-    """Close a round at its deadline with what suffices; else extend or discard it."""
+    """Close a round at its deadline with what suffices, extend or discard it; or abandon it."""
+    if due.ask == ABANDON:
+        return concluded(hooks, hooks.discard(state, DEFECT))
+    if due.ask != hooks.ask:
+        return state, ()
     if _is_ready(hooks, state, at_deadline=True):
         return _closed(hooks, state)
     if hooks.extend is not None:

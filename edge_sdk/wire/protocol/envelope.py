@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from edge_sdk.wire.errors import Reason, Refused
 from edge_sdk.wire.keys import KID_SIZE, SIGNATURE_SIZE, Signer, kid_of, verify
 from edge_sdk.wire.protocol import msgpack_reader
-from edge_sdk.wire.protocol.messages import CLEAR, SEALED, WIRE
+from edge_sdk.wire.protocol.messages import CLEAR, ENCRYPTED, WIRE
 from edge_sdk.wire.protocol.msgpack_reader import Cursor, malformed
 
 AGGREGATOR = "_agg"
@@ -27,16 +27,34 @@ KeyOf = Callable[[str, bytes], bytes | None]
 """``(sender, kid)`` to the raw public key in force, or None. It may itself raise ``Refused``
 (REVOKED, QUOTA): it is asked after the topic was checked and before any signature is computed."""
 
+Decrypt = Callable[[str, str, bytes], bytes]
+"""``(kind, sender, encrypted body)`` to the clear body. It raises ``Refused`` (CANNOT_OPEN)."""
+
 
 @dataclass(frozen=True, slots=True)
 class Sealed:
-    """A body whose sender is authenticated; its content is not yet decoded."""
+    """A body whose sender is authenticated; its content is not yet decoded.
+
+    Attributes:
+        kind: Kind of the message.
+        sender: Verified sender.
+        body: Body as received, encrypted or clear; the digest is that of these bytes.
+        digest: SHA-256 of the body.
+        proof: Key id and signature.
+        clear: Decrypted body; None if it was not encrypted.
+    """
 
     kind: str
     sender: str
     body: bytes
     digest: bytes
     proof: bytes
+    clear: bytes | None = None
+
+    @property
+    def content(self) -> bytes:
+        """Return the clear body, which can be decoded."""
+        return self.body if self.clear is None else self.clear
 
     @property
     def ref(self) -> bytes:
@@ -112,7 +130,14 @@ def check_proof(
 
 
 def unseal(
-    raw: bytes, *, kind: str, sender: str, recipient: str, fleet: str, key_of: KeyOf
+    raw: bytes,
+    *,
+    kind: str,
+    sender: str,
+    recipient: str,
+    fleet: str,
+    key_of: KeyOf,
+    decrypt: Decrypt | None = None,
 ) -> Sealed:
     """Verify the sender of these bytes before decoding their content.
 
@@ -123,11 +148,12 @@ def unseal(
         recipient: The receiver's own name: ``_agg``, the device's id, or ``_all``.
         fleet: Fleet of the receiver's configuration, never of the message.
         key_of: Function that returns the sender's key; see ``KeyOf``.
+        decrypt: Function that decrypts a body; None where no message is encrypted.
 
     Raises:
         Refused: In this order: TOO_LARGE; MALFORMED; UNKNOWN_WIRE; MALFORMED (another kind than
             the topic's); WRONG_SENDER; what ``key_of`` raises; UNKNOWN_CLIENT; BAD_SIGNATURE;
-            CANNOT_OPEN for a sealed body, which this version does not open.
+            what ``decrypt`` raises; CANNOT_OPEN for an encrypted body without ``decrypt``.
     """
     if len(raw) > PAYLOAD_LIMIT:
         raise Refused(Reason.TOO_LARGE, f"{len(raw)} bytes")
@@ -144,11 +170,22 @@ def unseal(
     check_proof(
         whole, proof, kind=kind, sender=sender, recipient=recipient, fleet=fleet, key_of=key_of
     )
-    if body[:1] == bytes([SEALED]):
-        raise Refused(Reason.CANNOT_OPEN, "a sealed body")
-    if body[:1] != bytes([CLEAR]):
+    return opened(Sealed(kind, sender, body, whole, proof), decrypt)
+
+
+def opened(proved: Sealed, decrypt: Decrypt | None) -> Sealed:
+    """Return a verified message with its clear body.
+
+    Raises:
+        Refused: CANNOT_OPEN or MALFORMED, as ``unseal``.
+    """
+    if proved.body[:1] == bytes([ENCRYPTED]):
+        if decrypt is None:
+            raise Refused(Reason.CANNOT_OPEN, f"an encrypted {proved.kind}")
+        return replace(proved, clear=decrypt(proved.kind, proved.sender, proved.body))
+    if proved.body[:1] != bytes([CLEAR]):
         raise malformed("a body starts with 0x92 or 0x94")
-    return Sealed(kind, sender, body, whole, proof)
+    return proved
 
 
 def kind_of(raw: bytes) -> str:

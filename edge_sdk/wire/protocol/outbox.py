@@ -26,6 +26,8 @@ from edge_sdk.wire.protocol.messages import (
     WelcomeMessage,
 )
 from edge_sdk.wire.protocol.outbox_state import (
+    CAPS,
+    SOONEST_GAP,
     EntrySettled,
     Key,
     Note,
@@ -40,13 +42,7 @@ from edge_sdk.wire.protocol.outbox_state import (
     StepInputs,
     UplinkCounters,
 )
-from edge_sdk.wire.protocol.transfer import FIRST_GAP, chunk_size, count_of, indices
-
-CAPS = ("b1", "b2", "q8", "q4")
-"""Optional abilities of a device: tensor encodings of signs, and quantised ones."""
-
-SOONEST_GAP = FIRST_GAP / 2
-"""Shortest time in seconds that a receiver waits for chunks before it reports a gap."""
+from edge_sdk.wire.protocol.transfer import chunk_size, count_of, indices
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +58,7 @@ class Outbox:
     hello: PendingHello | None = None
     welcome: WelcomeMessage | None = None
     inline: int = 0
+    ahead: int = 0  # most chunks that may follow a first offer without a grant
     chunk: int = CHUNK_LIMIT
     due: tuple[tuple[Key, float], ...] = ()  # when each entry is tried next
     transfer: PendingTransfer | None = None
@@ -238,7 +235,10 @@ def _welcomed(outbox: Outbox, welcome: WelcomeMessage, inputs: StepInputs) -> Ou
 def _attempt(
     outbox: Outbox, entry: OutboxEntry, inputs: StepInputs
 ) -> tuple[Outbox, tuple[OutgoingMessage, ...]]:
-    """Send one entry: whole on the first attempt if it fits, as an offer afterwards (rule D3)."""
+    """Send one entry: whole on the first attempt if it fits, as an offer afterwards (rule D3).
+
+    All its chunks follow the first offer if the open round grants them ahead.
+    """
     attempts = entry.attempts + 1
     tried = replace(entry, attempts=attempts)
     due = inputs.now + outbox.retry.wait(attempts, inputs.draw())
@@ -246,9 +246,16 @@ def _attempt(
         return outbox, ()
     if _goes_whole(outbox, entry):
         return _with_entry(outbox, tried, due), (SendWhole(tried),)
-    offer = entry.offer(outbox.chunk)
+    count = count_of(len(entry.body), outbox.chunk)
+    is_granted = entry.attempts == 0 and count <= outbox.ahead
+    offer = entry.offer(outbox.chunk, ahead=count if is_granted else None)
     transfer = PendingTransfer(entry.key, ref(digest(encode(offer))))
-    return replace(_with_entry(outbox, tried, due), transfer=transfer), (offer,)
+    if not is_granted:
+        return replace(_with_entry(outbox, tried, due), transfer=transfer), (offer,)
+    transfer = replace(transfer, sent=tuple(range(count)))  # a grant means that none was taken
+    chunks = (SendChunk(_chunk(entry, i, outbox.chunk)) for i in range(count))
+    sent = _with_entry(outbox, tried, inputs.now + outbox.retry.base)
+    return replace(sent, transfer=transfer), (offer, *chunks)
 
 
 def _goes_whole(outbox: Outbox, entry: OutboxEntry) -> bool:
@@ -313,19 +320,24 @@ def _settled(outbox: Outbox, receipt: ReceiptMessage, inputs: StepInputs) -> Out
     entry = outbox.entry(key)
     if entry is None or entry.id != receipt.ref:
         return OutboxStep(outbox)
-    rest = tuple(other for other in outbox.entries if other.key != key)
-    transfer = None if outbox.transfer and outbox.transfer.key == key else outbox.transfer
+    return _removed(outbox, entry, receipt.code, inputs)
+
+
+def _removed(outbox: Outbox, entry: OutboxEntry, code: int, inputs: StepInputs) -> OutboxStep:
+    """Remove an entry that was answered finally; propose another life if its life is closed."""
+    rest = tuple(other for other in outbox.entries if other.key != entry.key)
+    transfer = None if outbox.transfer and outbox.transfer.key == entry.key else outbox.transfer
     outbox = replace(outbox, entries=rest, transfer=transfer)
-    note = EntrySettled(entry, receipt.code)
-    closed_now = receipt.code == Reason.CLOSED and receipt.life == outbox.numbers.life
+    closed_now = code == Reason.CLOSED and entry.life == outbox.numbers.life
     turn = tick(outbox, inputs)
-    if receipt.code == Reason.FORK or (closed_now and outbox.hello is None):
+    if code == Reason.FORK or (closed_now and outbox.hello is None):
         turn = propose_life(outbox, inputs)
-    return replace(turn, notes=(note, *turn.notes))
+    return replace(turn, notes=(EntrySettled(entry, code), *turn.notes))
 
 
 _SILENT = frozenset(range(1, 7))  # caused by an error of this device: reported only
 _FINAL_STOP = frozenset({Reason.TWO_LIVES, Reason.UPGRADE_REQUIRED, Reason.REVOKED})
+_UNREADABLE = frozenset({Reason.CANNOT_OPEN, Reason.PLAIN_REFUSED})  # the bytes never change
 _UNKNOWN_WAIT = 900.0
 
 
@@ -333,16 +345,17 @@ def _refused(outbox: Outbox, refusal: RefusalMessage, inputs: StepInputs) -> Out
     """Handle a refusal: wait as requested; some refusals need a further action."""
     wait = refusal.wait / 1000
     note = RefusalReceived(refusal.code, wait)
-    if refusal.code in _SILENT:
+    is_early = refusal.code == Reason.SAY_HELLO and outbox.welcome is None
+    if refusal.code in _SILENT or is_early:
         return OutboxStep(outbox, notes=(note,))
     if refusal.code in _FINAL_STOP:
         return OutboxStep(replace(outbox, stopped=Reason(refusal.code)), notes=(note,))
     if refusal.code == Reason.SAY_HELLO:
-        if outbox.welcome is None:
-            return OutboxStep(outbox, notes=(note,))
         return replace(propose_life(outbox, inputs), notes=(note,))
     if refusal.code not in Reason.__members__.values():
         wait = max(wait, _UNKNOWN_WAIT)
+    if refusal.code in _UNREADABLE and (entry := _refused_entry(outbox, refusal)) is not None:
+        return _removed(outbox, entry, refusal.code, inputs)
     if outbox.hello is not None and refusal.ref == outbox.hello.ref:
         later = replace(
             outbox.hello, due=inputs.now + max(wait, outbox.retry.wait(1, inputs.draw()))
@@ -353,15 +366,20 @@ def _refused(outbox: Outbox, refusal: RefusalMessage, inputs: StepInputs) -> Out
 
 def _postpone(outbox: Outbox, refusal: RefusalMessage, wait: float, inputs: StepInputs) -> Outbox:
     """Postpone the refused entry; other entries may be sent."""
+    entry = _refused_entry(outbox, refusal)
+    if entry is None:
+        return outbox
+    backoff = wait or outbox.retry.wait(entry.attempts, inputs.draw())
+    transfer = None if outbox.transfer and outbox.transfer.key == entry.key else outbox.transfer
+    return replace(_with_entry(outbox, entry, inputs.now + backoff), transfer=transfer)
+
+
+def _refused_entry(outbox: Outbox, refusal: RefusalMessage) -> OutboxEntry | None:
+    """Return the entry that a refusal names, by its own id or by that of its offer."""
     names = {refusal.ref, refusal.id} - {None}
-    is_offer = outbox.transfer is not None and outbox.transfer.offer_ref in names
-    for entry in outbox.entries:
-        is_current = outbox.transfer is not None and outbox.transfer.key == entry.key
-        if entry.id in names or (is_current and is_offer):
-            backoff = wait or outbox.retry.wait(entry.attempts, inputs.draw())
-            transfer = None if is_current else outbox.transfer
-            return replace(_with_entry(outbox, entry, inputs.now + backoff), transfer=transfer)
-    return outbox
+    transfer = outbox.transfer
+    offered = transfer.key if transfer is not None and transfer.offer_ref in names else None
+    return next((one for one in outbox.entries if one.id in names or one.key == offered), None)
 
 
 def _with_entry(outbox: Outbox, entry: OutboxEntry, due: float) -> Outbox:

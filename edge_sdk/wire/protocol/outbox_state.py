@@ -13,6 +13,16 @@ from edge_sdk.wire.protocol.messages import (
     HelloMessage,
     OfferMessage,
 )
+from edge_sdk.wire.protocol.transfer import FIRST_GAP
+
+SCORES = "scores"
+"""Ability to answer to a histogram of scores; a welcome names it if the aggregator collects one."""
+
+CAPS = ("b1", "b2", "q8", "q4", SCORES)
+"""Optional abilities of a device: tensor encodings of signs, quantised ones, and scores."""
+
+SOONEST_GAP = FIRST_GAP / 2
+"""Shortest time in seconds that a receiver waits for chunks before it reports a gap."""
 
 Key = tuple[int, int]
 """``(life, seq)``: the number of an outbox entry."""
@@ -66,8 +76,13 @@ class OutboxEntry:
         """Return the 16 bytes that name the body in grants, chunks and receipts."""
         return ref(self.digest)
 
-    def offer(self, chunk: int) -> OfferMessage:
-        """Return the offer of 300 bytes that replaces the body on every later attempt."""
+    def offer(self, chunk: int, *, ahead: int | None = None) -> OfferMessage:
+        """Return the offer of 300 bytes that replaces the body on every later attempt.
+
+        Args:
+            chunk: Bytes of a chunk.
+            ahead: Chunks that follow the offer without a grant; None for none.
+        """
         return OfferMessage(
             of=self.kind,
             digest=self.digest,
@@ -81,6 +96,7 @@ class OutboxEntry:
             life=self.life,
             seq=self.seq,
             spent=self.spent,
+            ahead=ahead,
         )
 
 

@@ -19,6 +19,8 @@ UPLINK = (
     "receipt",
     "refusal",
     "forecast",
+    "trial",
+    "score",
 )
 """Kinds that a device writes under ``up``."""
 SLOTS_LIMIT = 256  # parts of a common model: as many as a body may have chunks
@@ -197,6 +199,15 @@ def device_filters(fleet: str, device: str, audience: str = ALL) -> tuple[str, .
     """Return the filters that a device subscribes to after every connect; none of them overlap."""
     own = (f"{ROOT}/{fleet}/{device}/down/#", common(fleet, "keys"), common(fleet, "time"))
     return own + run_filters(fleet, audience)
+
+
+def rollout_filters(fleet: str) -> tuple[str, ...]:
+    """Return the filters that a device adds while its configuration accepts rollouts.
+
+    >>> rollout_filters("north")
+    ('gf/1/north/_all/rollout', 'gf/1/north/_all/stage')
+    """
+    return common(fleet, "rollout"), common(fleet, "stage")
 
 
 def run_filters(fleet: str, audience: str) -> tuple[str, ...]:

@@ -250,6 +250,7 @@ class Receiving:
         self._arrived = now
         self._ask_at = now  # at once: the first report is the grant
         self._has_reported = False
+        self._allowed = 0  # chunks that the sender has sent or may send, by the last report
 
     @property
     def id(self) -> bytes:
@@ -303,12 +304,15 @@ class Receiving:
         return True
 
     def report(self, now: float) -> TransferReport | None:
-        """Return the report due now, if any: progress every half window, or a gap on a timeout."""
+        """Return the report due now, if any: progress every half window, or a gap on a timeout.
+
+        Progress is reported as long as it lets the sender send more.
+        """
         if self.is_complete:
             return None
-        if self._fresh >= max(1, self._window // 2):
+        if self._fresh >= max(1, self._window // 2) and self._allowed < self.count:
             self._fresh = 0
-            return TransferReport(self.having, self._window)
+            return self._reported()
         if now < self._ask_at:
             return None
         return self._ask_again(now)
@@ -344,6 +348,10 @@ class Receiving:
         self._has_reported = True
         self._clean = self._fresh = 0
         self._ask_at = now + self._spread(self._gap)
+        return self._reported()
+
+    def _reported(self) -> TransferReport:
+        self._allowed = self._mask.bit_count() + self._window
         return TransferReport(self.having, self._window)
 
     def _grow(self) -> None:

@@ -11,13 +11,19 @@ import numpy as np
 import pytest
 
 from aggregator.config import AggregatorConfig, bind
+from aggregator.ingress.score_book import DAY, ScoreBook
 from aggregator.operations.run_setup import set_up
+from aggregator.rounds.announcements import Ends
 from aggregator.store.opener import open_store
 from aggregator.store.sequence_ledger import Ledger, LedgerRow
-from aggregator.store.types import EnrolledDevice, Version
+from aggregator.store.types import DeviceTrial, EnrolledDevice, RolloutChange, Version
 from edge_sdk.wire import keys
 from edge_sdk.wire.contract.method import Update
 from edge_sdk.wire.errors import Reason
+from edge_sdk.wire.protocol import topics
+from edge_sdk.wire.protocol.codec import encode
+from edge_sdk.wire.protocol.envelope import digest, ref
+from edge_sdk.wire.protocol.messages import RolloutMessage, ScoreMessage
 from firmware_sim.fleet.federation import free_port
 from tests.aggregator.conftest import ONLINE, ROOT
 from tests.aggregator.console.browser import Browser
@@ -55,6 +61,28 @@ def fill(config, *, devices=6, rounds=3):
         row = LedgerRow(bytes(32), Reason.NORM_EXCEEDED, run.run, rounds)
         store.refuse("meter-1", Ledger(spent=rounds), (1, rounds + 1), row)
         store.issue("meter-1", "hello")
+        let_out(store)
+    book = ScoreBook(config.scores_folder)
+    for n in range(devices):
+        answer = ScoreMessage(20_415, "error-ratio", 8, "k-ary", 1.0, bytes((n % 8,)))
+        book.record(f"meter-{n}", answer, 20_415 * DAY)
+
+
+def let_out(store):
+    """Write a rollout with two stages, a day of results, and orders of persons."""
+    plan = RolloutMessage(
+        serial=1, name="load", version=2, digest=b"t" * 32, size=900, served=b"s" * 32,
+        salt=bytes(16), waves=(0.05, 1.0), shadow=1.0, days=3, least=1, margin=0.02, bound=0.01,
+    )  # fmt: skip
+    payload = Ends("north", ROOT).to_all(plan, "_root")
+    of = ref(digest(encode(plan)))
+    published = {topics.common("north", "rollout"): payload}
+    for stage, who, why in ((0, "ann", "start"), (1, HOSTILE, HOSTILE)):
+        change = RolloutChange(of, "run", stage, 20_780, why, who, 1_760_000_000_000)
+        store.change_rollout(change, published)
+    for name in ("meter-0", "meter-1"):
+        trial = DeviceTrial(name, "score", 20_781, {20_781: (name == "meter-0", False)})
+        store.record_trial(of, trial)
 
 
 @pytest.fixture

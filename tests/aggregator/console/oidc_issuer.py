@@ -25,6 +25,8 @@ class Issuer:
     Attributes:
         person: Claims of the person who signs in.
         changes: Claims of the token that differ from what they must be; None leaves one out.
+        end: Path of the sign-out; empty for an issuer without one.
+        ended: Queries of the sign-outs.
         sign: How the token is signed: ``key``, ``other``, ``none`` or ``secret`` (HS256 by the client's secret).
     """
 
@@ -32,6 +34,7 @@ class Issuer:
         self.key = RSAKey.generate_key(2048, {"kid": "one"})
         self.person = {"sub": "1", "preferred_username": "olga", "groups": ["grid-operators"]}
         self.changes, self.sign, self.codes, self.tokens = {}, "key", {}, 0
+        self.end, self.ended = "/end?theme=plain", []
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
         self.url = f"http://127.0.0.1:{self._server.server_port}"
         self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
@@ -45,6 +48,8 @@ class Issuer:
     def metadata(self):
         paths = {"authorization": "authorize", "token": "token"}
         found = {f"{name}_endpoint": f"{self.url}/{path}" for name, path in paths.items()}
+        if self.end:
+            found["end_session_endpoint"] = self.url + self.end
         return {"issuer": self.url, "jwks_uri": f"{self.url}/jwks", **found}
 
     def authorize(self, query):
@@ -92,6 +97,12 @@ class Issuer:
                     query = {name: one[0] for name, one in parse_qs(at.query).items()}
                     self.send_response(302)
                     self.send_header("Location", issuer.authorize(query))
+                    self.end_headers()
+                elif at.path == "/end":
+                    query = {name: one[0] for name, one in parse_qs(at.query).items()}
+                    issuer.ended.append(query)
+                    self.send_response(302)
+                    self.send_header("Location", query["post_logout_redirect_uri"])
                     self.end_headers()
                 elif at.path == "/jwks":
                     self._json(200, {"keys": [issuer.key.as_dict(private=False)]})

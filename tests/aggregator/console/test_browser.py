@@ -42,6 +42,8 @@ ORDERS = [
     (FLEET, {"do": "pause"}, {"why": "storm"}),
     (FLEET, {"do": "resume"}, {"why": "calm"}),
     (FLEET, {"do": "round"}, {"why": "soon"}),
+    ("/rollout", {"do": "rollout", "op": "pause"}, {"why": "holiday"}),
+    ("/rollout", {"do": "rollout", "op": "abort"}, {"why": "complaints"}),
     (DEVICE, {"do": "command"}, {"op": "budget", "releases": "40", "why": "asked"}),
     (DEVICE, {"do": "label"}, {"labels": "site=a", "why": "moved"}),
     (DEVICE, {"do": "revoke"}, {"why": "sold"}),
@@ -226,14 +228,15 @@ def test_every_act_is_done(served, driver, means):
             if (one.do, one.why) == (hidden["do"], fields["why"])
         )
         assert order.who == "selma"
-        assert (order.op, order.labels) == (fields.get("op", ""), fields.get("labels", ""))
+        given = {**hidden, **fields}
+        assert (order.op, order.labels) == (given.get("op", ""), given.get("labels", ""))
         acts.add(("order", hidden["do"]))
     person.follow("Devices")
     person.send("/devices", {}, {"q": "meter-3"})
     rows = driver.find_elements(By.CSS_SELECTOR, "tbody tr")
     assert ["meter-3" in one.text for one in rows] == [True]
     person.follow("meter-3")
-    assert heading(driver) == "Device"
+    assert heading(driver) == "meter-3"
     person.follow("Incident replay")
     person.send("/replay", {}, {"rounds": "1:2", "rule": "median"})
     assert "the journal closes only 0 of them" in driver.find_element(By.TAG_NAME, "main").text
@@ -265,6 +268,10 @@ def test_a_person_signs_in_at_the_issuer(serve, config, driver):
         until(driver, lambda d: heading(d) == "Fleet")
         assert "oidc:olga (operator)" in driver.find_element(By.TAG_NAME, "header").text
         assert {one["name"] for one in driver.get_cookies()} == {"gridfed_console"}
+        leave(driver, lambda: form_with(driver, "/sign-out", {}).submit())
+        until(driver, lambda d: heading(d) == "Sign in")
+        assert driver.current_url == f"{address}/sign-in"
+        assert [one["client_id"] for one in issuer.ended] == [CLIENT]
         assert chromium.complaints(driver) == []
 
 

@@ -1,7 +1,9 @@
 """Sign-in by OpenID Connect against an issuer over HTTP: roles, hostile answers, an absent issuer."""
 
 import logging
+import re
 import time
+from html import escape, unescape
 from urllib.parse import parse_qs, urlencode, urlsplit
 
 import pytest
@@ -10,6 +12,7 @@ pytest.importorskip("authlib", reason="the oidc extra is not installed")
 pytest.importorskip("joserfc", reason="the oidc extra is not installed")
 
 import requests
+from joserfc import jwt
 
 from aggregator.config import AggregatorConfig
 from aggregator.console.access import BindError, check_bind
@@ -98,8 +101,80 @@ def test_an_order_has_the_name_of_the_issuer_and_sign_out_ends_it(configured, cl
     assert order.who == "oidc:olga"
     revoke = form | {"do": "revoke", "device": "meter-1"}
     assert client.post("/order", data=revoke, headers=BROWSER).status_code == 403, "an operator"
-    assert client.post("/sign-out", data={"token": token}, headers=BROWSER).status_code == 303
+    assert client.post("/sign-out", data={"token": token}, headers=BROWSER).status_code == 200
     assert not is_signed_in(client)
+
+
+def signed_out(client):
+    """Sign out by the form; return the answer."""
+    token = token_in(client.get("/").text)
+    return client.post("/sign-out", data={"token": token}, headers=BROWSER)
+
+
+def test_sign_out_ends_the_session_of_the_issuer_as_well(client, issuer):
+    client.get(returned(client))
+    answer = signed_out(client)
+    address = unescape(re.search(r'content="0;url=([^"]+)"', answer.text)[1])
+    assert f'<a href="{escape(address)}">' in answer.text, "for a browser that does not refresh"
+    gone = requests.get(address, allow_redirects=False, timeout=30)
+    assert gone.headers["location"] == "http://127.0.0.1:9470/sign-in"
+    (query,) = issuer.ended
+    hint = jwt.decode(query.pop("id_token_hint"), issuer.key)
+    assert (hint.claims["sub"], hint.claims["aud"]) == ("1", CLIENT)
+    assert query == {
+        "theme": "plain",
+        "client_id": CLIENT,
+        "post_logout_redirect_uri": "http://127.0.0.1:9470/sign-in",
+    }
+    assert client.get("/sign-in").status_code == 200
+
+
+@pytest.mark.parametrize("end", ["", "insecure"])
+def test_without_a_secure_address_to_sign_out_only_the_console_does(
+    client, issuer, monkeypatch, end
+):
+    found = issuer.metadata() | {"end_session_endpoint": "http://sso.example/end"}
+    if not end:
+        del found["end_session_endpoint"]
+    monkeypatch.setattr(issuer, "metadata", lambda: found)
+    client.get(returned(client))
+    answer = signed_out(client)
+    assert (answer.status_code, answer.headers["location"]) == (303, "/sign-in")
+    assert not is_signed_in(client)
+
+
+def test_sign_out_works_while_the_issuer_is_away(client, issuer, caplog):
+    client.get(returned(client))
+    client.console.oidc.client._metadata_read = float("-inf")
+    issuer.close()
+    with caplog.at_level(logging.WARNING, "aggregator.console"):
+        answer = signed_out(client)
+    assert (answer.status_code, answer.headers["location"]) == (303, "/sign-in")
+    assert "console issuer failed" in caplog.text
+    assert not is_signed_in(client)
+
+
+def test_a_local_user_signs_out_of_the_console_only(client, configured, issuer):
+    write_users(users_file(configured), {"bob": new_user("bob", "viewer", PASSWORD)})
+    form = {"name": "bob", "password": PASSWORD}
+    assert client.post("/sign-in", data=form, headers=BROWSER).status_code == 303
+    assert signed_out(client).status_code == 303
+    assert issuer.ended == []
+
+
+def test_a_long_token_is_not_put_into_an_address(client, issuer):
+    issuer.person["picture"] = "x" * 8000
+    client.get(returned(client))
+    answer = signed_out(client)
+    assert "client_id=" in answer.text
+    assert "id_token_hint" not in answer.text
+
+
+def test_the_token_is_in_no_text_of_session_or_person(client):
+    client.get(returned(client))
+    (session,) = client.console.access.sessions._sessions.values()
+    assert session.id_token.count(".") == 2
+    assert session.id_token not in repr(session)
 
 
 def test_no_token_reaches_the_browser(client):

@@ -8,11 +8,12 @@ from urllib.parse import quote, urlsplit
 
 import pytest
 
+from aggregator.console import live_status
 from aggregator.console.rendering import PAGES
 from aggregator.operations.control_queue import waiting
 from aggregator.operations.refusal_guide import ADVICE
 from aggregator.store.opener import open_store
-from aggregator.store.types import EnrolledDevice
+from aggregator.store.types import DeviceTrial, EnrolledDevice
 from edge_sdk.wire import keys
 from edge_sdk.wire.errors import Reason
 from tests.aggregator.console.browser import token_in
@@ -71,7 +72,8 @@ def test_every_page_shows_hostile_ids_as_text(full, address):
     assert answer.status_code == 200, answer.text
     page = Page(answer.text)
     scripts = [found for tag, found in page.tags if tag == "script"]
-    assert scripts == [{"src": "/static/console.js", "defer": None}]
+    assert [one["src"].partition("?")[0] for one in scripts] == ["/static/console.js"]
+    assert [set(one) for one in scripts] == [{"src", "defer"}]
     assert not [1 for _, found in page.tags for name in found if name.startswith("on")]
     assert not [1 for _, found in page.tags if "style" in found]
     assert "alert(1)</script>" not in answer.text
@@ -222,6 +224,7 @@ def test_an_order_given_on_a_page_waits_for_the_daemon(config, full):
 @pytest.mark.parametrize(
     ("form", "status", "says"),
     [
+        ({"do": "rollout", "op": "start", "why": "x"}, 400, "There is no act 'start' of a rollout"),
         ({"do": "revoke", "device": "nobody", "why": "x"}, 409, "'nobody' is not enrolled"),
         ({"do": "pause"}, 400, "Give a reason"),
         ({"do": "enrol", "device": "m", "why": "x"}, 400, "There is no order 'enrol'"),
@@ -241,3 +244,81 @@ def test_wrong_orders_are_refused_in_a_sentence(config, full, form, status, says
     assert answer.status_code == status
     assert says in unescape(answer.text)
     assert not list(waiting(config.inbox))
+
+
+def test_the_rollout_page_shows_stages_days_and_changes_and_gives_orders(full, config):
+    text = unescape(full.get("/rollout").text)
+    assert "load version 2 is served in 5 % of the fleet: stage 1 of 2, 0 of 3 days passed." in text
+    assert "2026-11-24" in text
+    assert HOSTILE in text
+    for op in ("pause", "abort"):
+        token = token_in(full.get("/rollout").text)
+        form = {"token": token, "do": "rollout", "op": op, "why": "complaints"}
+        answer = full.post("/order", data=form, headers=BROWSER)
+        assert (answer.status_code, answer.headers["location"]) == (303, "/orders")
+    orders = [order for _, order in waiting(config.inbox)]
+    assert [(one.do, one.device, one.op, one.who, one.why) for one in orders] == [
+        ("rollout", "_all", "pause", "local", "complaints"),
+        ("rollout", "_all", "abort", "local", "complaints"),
+    ]
+
+
+def test_a_change_of_the_rollout_changes_the_fingerprint(full, config):
+    before = full.console.pages.fingerprint()
+    with open_store(config.database) as store:
+        (*_, last) = store.rollout_changes()
+        store.record_trial(
+            last.of, DeviceTrial("meter-2", "score", 20_782, {20_782: (False, False)})
+        )
+    assert full.console.pages.fingerprint() != before
+
+
+def test_suspects_show_times_credit_and_signs_of_clones(full, monkeypatch):
+    credit = {"meter-0": {"meter-2": 1.0}, "meter-1": {"meter-2": 0.5}, "meter-2": {"meter-1": 0.5}}
+    document = {"running": True, "credit": credit, "refused": {"OUTLIVED": 2}}
+    monkeypatch.setattr(live_status, "read_page", lambda _config: document)
+    text = " ".join(re.sub(r"<[^>]+>", " ", full.get("/suspects").text).split())
+    assert re.search(r"meter-0 3 3 3 20\d\d-\d\d-\d\d \d\d:\d\d:\d\d UTC [^-]* 1 to 3 replay", text)
+    assert "meter-0 0.00 no weight by most meter-1 0.250 - meter-2 0.750 -" in text
+    assert "The daemon has counted 2 signs since its start" in text
+    assert "In quarantine" in text
+
+
+def test_refusals_that_occur_come_first_and_alone_have_counts(full):
+    text = full.get("/refusals").text
+    present, absent = text.split("Reasons that do not occur at present")
+    assert "NORM_EXCEEDED" in present
+    assert "NORM_EXCEEDED" not in absent
+    assert "BAD_SIGNATURE" in absent
+    assert 'class="num"' not in absent
+
+
+def test_pages_are_titled_by_what_they_show(full):
+    titles = {
+        "/run?run=1": "Run 1",
+        "/round?run=1&round=2": "Round 2",
+        "/device?id=meter-1": "meter-1",
+        "/suspects": "Suspects",
+    }
+    for address, title in titles.items():
+        assert f"<h1>{title}</h1>" in full.get(address).text
+        assert f"<title>{title} - " in full.get(address).text
+
+
+def test_a_changed_style_sheet_has_another_address(full):
+    address = re.search(r'href="(/static/console\.css\?[0-9a-f]{12})"', full.get("/").text)[1]
+    assert full.get(address).status_code == 200
+
+
+def test_scores_are_a_picture_and_a_table_with_standard_errors(full):
+    text = full.get("/scores").text
+    assert "2025-11-23: 6 answers" in text
+    assert text.count("<svg") == 1
+    assert text.count("<rect") == 8
+    plain = re.sub(r"<[^>]+>", " ", text)
+    assert re.search(r"0\.9 to 1 +\S+ +\S+ +\S+ +\S+", plain)
+    assert "scores.collect" in plain, "this configuration does not collect them"
+
+
+def test_without_an_answer_the_page_of_scores_says_so(config, console):
+    assert "No device has answered." in console(config).get("/scores").text

@@ -64,6 +64,25 @@ class TestOffer:
         (event,) = desk.journalled()
         assert event.vector.tobytes() == update.blob
 
+    def test_chunks_that_follow_their_offer_need_no_grant(self, desk, device, update):
+        assert device.say(device.offer(update, ahead=3)) == []
+        answers = [a for chunk in device.chunks(update) for a in device.say(chunk)]
+        assert [(a.kind, a.code, a.ref) for a in answers] == [("receipt", 0, ref_of(update))]
+        (event,) = desk.journalled()
+        assert event.vector.tobytes() == update.blob
+
+    def test_chunks_ahead_of_which_some_are_lost_are_asked_for(self, desk, device, update):
+        device.say(device.offer(update, ahead=3))
+        device.say(device.chunks(update)[0])
+        desk.clock.seconds += 30.0
+        have = next(a for a in desk.tick() if a.kind == "have")
+        assert have.have == bitmap([0], 3)
+        assert [a.code for c in device.chunks(update)[1:] for a in device.say(c)] == [0]
+
+    def test_a_count_that_is_not_the_bodys_is_granted_as_usual(self, device, update):
+        (grant,) = device.say(device.offer(update, ahead=2))
+        assert (grant.kind, grant.have) == ("grant", b"")
+
     def test_a_repeated_offer_tells_what_is_there(self, desk, device, update):
         device.say(device.offer(update))
         device.say(device.chunks(update)[1])
@@ -344,6 +363,20 @@ class TestQueue:
         uploads.offered("a", offer(0), 0.0)
         uploads.resize(UploadCapacity(in_flight=8192))
         assert uploads.granted == 1
+
+    def test_chunks_ahead_of_a_queued_offer_are_dropped_until_its_grant(self):
+        uploads = Uploads(UploadCapacity(in_flight=3 * 8192, messages=3), random.Random(1))
+        assert uploads.offered("a", replace(offer(1), ahead=3), 0.0) is None
+        assert uploads.granted == 1
+        queued = replace(offer(2), ahead=3)
+        assert uploads.offered("b", queued, 0.0) is None
+        chunk = piece(queued, bytes(20_000), 0)
+        assert uploads.is_queued("b", chunk)
+        assert not uploads.expects("b", chunk)
+        assert not uploads.is_queued("a", chunk)
+        uploads.drop("a")
+        assert uploads.next_waiting(1.0) == ("b", queued)
+        assert uploads.grant("b", queued, 1.0).have == b""
 
     def test_the_wait_of_a_full_queue_is_bounded(self):
         uploads = Uploads(UploadCapacity(in_flight=8192, waiting=3000), random.Random(1))

@@ -51,7 +51,7 @@ def test_what_defines_the_run_is_what_founding_compares():
     """Every other key is in one of the two tables, by itself or by its section."""
     rest = {key for key in docs.keys(AggregatorConfig) if "begin another run" in why_not(key)}
     assert {key for key in rest if not key.startswith("run.")} == {
-        "admission.max_norm", "admission.max_samples",
+        "admission.max_norm", "admission.max_samples", "encryption.kinds",
     }  # fmt: skip
     assert {"run.deadline", "run.client_fraction", "run.seed"}.isdisjoint(rest)
     assert {"run.quorum", "run.method", "run.settings", "run.rule", "run.min_updates"} <= rest

@@ -12,6 +12,8 @@ from aggregator.daemon import Daemon
 from aggregator.operations.control_queue import ControlOrder, leave
 from aggregator.rounds import announcements
 from aggregator.store import state_codec
+from aggregator.store.errors import DatabaseError
+from aggregator.store.opener import open_store
 from edge_sdk.wire.errors import Reason
 from edge_sdk.wire.link.loopback import LoopbackBroker
 from edge_sdk.wire.protocol import codec, envelope
@@ -391,3 +393,89 @@ def test_a_defect_that_meets_everybody_does_not_fill_the_disk(fleet, plant, monk
     assert plant.calls == 36
     assert len(made.letters()) == 8
     assert made.errors("update") == 36
+
+
+def commits_of(made, monkeypatch):
+    """Count the commits of the daemon's store, and what was published before each."""
+    transactions = made.daemon._store._transactions
+    real, found = transactions._commit, []
+
+    def commit():
+        is_open = transactions._db.in_transaction
+        real()
+        if is_open:
+            found.append(len(made.daemon._publisher))
+
+    monkeypatch.setattr(transactions, "_commit", commit)
+    return found
+
+
+def test_messages_that_arrive_together_share_one_commit(fleet, monkeypatch):
+    made = fleet()
+    commits = commits_of(made, monkeypatch)
+    for puppet in made.crew[:2]:
+        puppet.answer([0.5, 0.0])
+    made.daemon.turn()
+    assert len(commits) == 1
+    made.turns()
+    assert [puppet.last(ReceiptMessage).code for puppet in made.crew[:2]] == [0, 0]
+
+
+def test_a_defect_among_messages_that_share_a_commit_undoes_its_own_alone(fleet, plant):
+    plant.in_method()
+    made = fleet()
+    one, two, three = made.crew
+    one.answer([0.5, 0.0])
+    two.answer(POISON)
+    three.answer([1.5, 1.0])
+    made.turns()
+    codes = [puppet.last(ReceiptMessage).code for puppet in made.crew]
+    assert codes == [Reason.ACCEPTED, Reason.INTERNAL, Reason.ACCEPTED]
+    assert three.last(ModelMessage).version == 1
+
+
+def test_where_the_common_commit_fails_each_message_has_its_own(fleet, monkeypatch):
+    made = fleet()
+    before = made.standing()
+    transactions = made.daemon._store._transactions
+    real, failures = transactions._commit, [DatabaseError("planted")]
+
+    def commit():
+        if transactions._db.in_transaction and failures:
+            raise failures.pop()
+        real()
+
+    monkeypatch.setattr(transactions, "_commit", commit)
+    for puppet in made.crew[:2]:
+        puppet.answer([0.5, 0.0])
+    made.turns()
+    assert failures == []
+    assert [puppet.last(ReceiptMessage).code for puppet in made.crew[:2]] == [0, 0]
+    assert made.daemon.state.version == 1
+    assert made.standing() != before
+    assert len(made.daemon._store.versions(1)) == 1
+
+
+def test_messages_of_a_process_that_ends_before_the_common_commit_are_delivered_again(
+    fleet, monkeypatch
+):
+    made = fleet()
+
+    def die():
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(made.daemon._store._transactions, "_commit", die)
+    for puppet in made.crew[:2]:
+        puppet.answer([0.5, 0.0])
+    with pytest.raises(KeyboardInterrupt):
+        made.daemon.turn()
+    for puppet in made.crew[:2]:
+        puppet.poll()
+    assert [puppet.last(ReceiptMessage) for puppet in made.crew[:2]] == [None, None]
+    with open_store(made.config.database, read_only=True) as store:
+        assert list(store.applied()) == []
+    monkeypatch.undo()
+    made.start()
+    made.turns()
+    assert [puppet.last(ReceiptMessage).code for puppet in made.crew[:2]] == [0, 0]
+    assert len(list(made.daemon._store.applied())) == 2

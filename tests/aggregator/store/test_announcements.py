@@ -27,13 +27,13 @@ def test_announcements_contents_and_serials(store, path):
         assert again.next_serial() > serials[-1]
 
 
-def test_a_number_that_could_not_be_reserved_on_disk_is_not_handed_out(store, path):
-    store._db.execute("PRAGMA query_only = 1")
+def test_a_number_that_could_not_be_reserved_on_disk_is_not_handed_out(sqlite_store, file):
+    sqlite_store._db.execute("PRAGMA query_only = 1")
     for _ in range(2):
         with pytest.raises(DatabaseError, match="readonly"):
-            store.next_serial()
-    store._db.execute("PRAGMA query_only = 0")
-    serial = store.next_serial()
-    store.close()
-    with open_store(path) as again:
+            sqlite_store.next_serial()
+    sqlite_store._db.execute("PRAGMA query_only = 0")
+    serial = sqlite_store.next_serial()
+    sqlite_store.close()
+    with open_store(file) as again:
         assert again.next_serial() > serial

@@ -13,8 +13,8 @@ from edge_sdk.wire.errors import Reason
 
 
 @pytest.fixture
-def path(tmp_path):
-    found = tmp_path / "fleet.db"
+def path(path):
+    found = path
     with open_store(found) as store:
         for n in range(12):
             labels = (("kind", "cell" if n % 3 else "meter"), ("site", str(n)))
@@ -85,6 +85,8 @@ def test_suspects_are_counted_in_the_newest_rounds(path):
         assert (found["b"].excluded, found["b"].rounds, found["b"].reasons) == (4, 4, ("weight 0",))
         assert (found["a"].excluded, found["a"].last, found["a"].reasons) == (2, 5, ("far",))
         assert found['c"d'].excluded == 1
+        assert found["a"].when[0] == 5
+        assert len(found["a"].when) == 2
         assert [one.device for one in store.suspects(1, 4, most=1)] == ["b"]
 
 
@@ -115,5 +117,5 @@ def test_fingerprint_changes_with_devices_and_rounds(path):
 
 
 def test_a_view_cannot_write(path):
-    with open_overview(path) as store, pytest.raises(sqlite3.OperationalError, match="readonly"):
+    with open_overview(path) as store, pytest.raises(sqlite3.OperationalError, match=r"read-?only"):
         store._db.execute("DELETE FROM clients")

@@ -90,10 +90,12 @@ class Fleet:
 KILLED = """
 import sys
 from pathlib import Path
+from aggregator.store.location import PostgresUrl
 from aggregator.store.types import Retention
 from aggregator.store.opener import open_store
 from tests.aggregator.store.test_retention import Fleet
-store = open_store(Path(sys.argv[1]))
+where = sys.argv[1]
+store = open_store(PostgresUrl(where) if where.startswith("postgresql:") else Path(where))
 fleet = Fleet(store, Retention(vectors=8_000, journal=10_000), devices=4)
 while True:
     fleet.round()
@@ -106,7 +108,7 @@ def test_killed_while_it_drops_the_file_opens_and_every_round_it_keeps_is_recomp
     done = 0
     for attempt in range(3):
         process = subprocess.Popen(
-            [sys.executable, "-c", KILLED, str(path)],
+            [sys.executable, "-c", KILLED, getattr(path, "url", str(path))],
             stdout=subprocess.PIPE,
             text=True,
             cwd=Path(__file__).parents[3],
@@ -131,7 +133,8 @@ def test_killed_while_it_drops_the_file_opens_and_every_round_it_keeps_is_recomp
 
 def quick(store):
     """Let a test write without waiting for the disk; what is written is the same."""
-    store._db.execute("PRAGMA synchronous = OFF")
+    is_file = isinstance(store.path, Path)
+    store._db.execute("PRAGMA synchronous = OFF" if is_file else "SET synchronous_commit = off")
     return store
 
 
@@ -167,9 +170,9 @@ def test_events_stay_within_their_bytes_and_the_highest_number_of_each_device_re
         assert fleet.audit().is_sound
 
 
-def test_the_file_does_not_grow_once_it_is_full(path):
+def test_the_file_does_not_grow_once_it_is_full(file):
     keep = Retention(vectors=200_000, journal=200_000)
-    with open_store(path) as store:
+    with open_store(file) as store:
         fleet, sizes = Fleet(quick(store), keep), []
         for number in range(240):
             fleet.round()
@@ -233,17 +236,17 @@ def test_an_older_run_goes_first_and_its_last_state_stays_readable(path):
         np.testing.assert_array_equal(store.load(1).leaves["w"], last)
 
 
-def test_a_file_of_schema_2_opens_reads_and_is_kept_within_budget(path):
-    with open_store(path) as store:
+def test_a_file_of_schema_2_opens_reads_and_is_kept_within_budget(file):
+    with open_store(file) as store:
         fleet = Fleet(quick(store), None)
         fleet.rounds(30)
-    with sqlite3.connect(path) as db:
+    with sqlite3.connect(file) as db:
         db.execute("DROP TABLE pruned")
         db.execute("PRAGMA user_version = 2")
-    with open_store(path, read_only=True) as store:
+    with open_store(file, read_only=True) as store:
         assert store.horizon().updates == 0
     keep = Retention(vectors=30_000, journal=60_000)
-    with open_store(path) as store:
+    with open_store(file) as store:
         assert store._db.execute("PRAGMA user_version").fetchone()[0] == schema.SCHEMA
         fleet = Fleet(quick(store), keep)
         fleet.rounds(60)
@@ -279,7 +282,7 @@ def test_a_slow_run_stays_recomputable_beside_a_fast_one(path):
         assert again.audit().is_sound
 
 
-def test_every_table_of_an_aggregator_has_a_bound_in_the_docs(path):
-    open_store(path).close()
-    missing = tables(path) - bounded("operating.md", "### Retention")
+def test_every_table_of_an_aggregator_has_a_bound_in_the_docs(file):
+    open_store(file).close()
+    missing = tables(file) - bounded("operating.md", "### Retention")
     assert not missing, f"say in docs/operating.md what bounds {missing}"

@@ -10,48 +10,53 @@ from aggregator.store.opener import open_store
 from aggregator.store.types import (
     Contact,
     DeclinedRun,
+    DeviceTrial,
     DownloadBody,
     EnrolledDevice,
     PendingTask,
+    RolloutChange,
 )
 
 
-def test_a_newer_schema_is_refused_and_untouched(path):
-    open_store(path).close()
-    with sqlite3.connect(path) as db:
+def test_a_newer_schema_is_refused_and_untouched(file):
+    open_store(file).close()
+    with sqlite3.connect(file) as db:
         db.execute("PRAGMA user_version = 99")
     with pytest.raises(DatabaseNewerError) as caught:
-        open_store(path)
+        open_store(file)
     assert caught.value.exit_code == 3
-    with sqlite3.connect(path) as db:
+    with sqlite3.connect(file) as db:
         db.execute("PRAGMA user_version = 1")
-    open_store(path).close()  # the lock was given back
+    open_store(file).close()  # the lock was given back
 
 
-def test_what_the_file_promises(store):
+def test_what_the_file_promises(sqlite_store):
     pragmas = ("application_id", "journal_mode", "synchronous")
-    found = [store._db.execute(f"PRAGMA {name}").fetchone()[0] for name in pragmas]
+    found = [sqlite_store._db.execute(f"PRAGMA {name}").fetchone()[0] for name in pragmas]
     assert found == [0x47464147, "wal", 2]
-    assert store.integrity() == []
+    assert sqlite_store.integrity() == []
 
 
-def test_a_file_of_schema_4_is_read_beside_its_daemon_and_upgraded_without_loss(path):
+def test_a_file_of_schema_4_is_read_beside_its_daemon_and_upgraded_without_loss(file):
     task = PendingTask("meter-1", 1, 7, 0, 0, 6, "step", {}, b"\0")
-    with open_store(path) as store:
+    with open_store(file) as store:
         store.put_client(EnrolledDevice("meter-1", (bytes(32),), labels=(("kind", "meter"),)))
         store.commit(1, {}, 0, asked=[task, replace(task, run=2)])
-    with sqlite3.connect(path) as db:
-        db.executescript("DROP TABLE contacts; DROP TABLE declined; PRAGMA user_version = 4;")
-    with open_store(path, read_only=True) as store:
+    with sqlite3.connect(file) as db:
+        db.executescript(
+            "DROP TABLE contacts; DROP TABLE declined; DROP TABLE rollout_changes;"
+            "DROP TABLE trials; DROP TABLE trial_states; PRAGMA user_version = 4;"
+        )
+    with open_store(file, read_only=True) as store:
         assert store.contacts() == {}
         assert store.declined() == []
     contact, run = Contact("0.1.1", 1_800_000_000_000), DeclinedRun("meter-1", "a", "TOO", b"r")
-    with open_store(path) as store:
+    with open_store(file) as store:
         assert [store.tasks(number)[0].run for number in (1, 2)] == [1, 2]
         assert store.clients()[0].labels == (("kind", "meter"),)
         store.save_contacts({"meter-1": contact})
         store.decline(run)
-    with open_store(path) as store:
+    with open_store(file) as store:
         assert store.contacts() == {"meter-1": contact}
         assert store.declined() == [run]
         store.forget_declined("meter-1")
@@ -72,16 +77,16 @@ PRAGMA user_version = 3;
 """
 
 
-def test_a_file_of_schema_3_keeps_its_tasks_and_contents(path):
-    with open_store(path) as store:
+def test_a_file_of_schema_3_keeps_its_tasks_and_contents(file):
+    with open_store(file) as store:
         store.put_client(EnrolledDevice("meter-1", (bytes(32),)))
-    with sqlite3.connect(path) as db:
+    with sqlite3.connect(file) as db:
         db.executescript(TASKS_OF_SCHEMA_3)
-    with open_store(path, read_only=True) as store:  # beside a daemon of before
+    with open_store(file, read_only=True) as store:  # beside a daemon of before
         assert store.clients()[0].labels == ()
         assert store.run() is store.run("meters") is None
     task = PendingTask("meter-1", 1, 7, 0, 0, 6, "step", {}, b"\0")
-    with open_store(path) as store:
+    with open_store(file) as store:
         assert store.tasks(1) == [task]
         assert store.content(b"\1").body == b"\1"
         store.commit(1, {}, 0, asked=[replace(task, run=2)])
@@ -107,3 +112,28 @@ def test_each_run_keeps_its_newest_contents(store):
     assert b"0" not in kept
     assert sum(name.startswith(b"slow") for name in kept) == 2
     assert sum(name.startswith(b"fast") for name in kept) == 2
+
+
+def test_a_file_of_schema_5_has_no_rollouts_until_it_is_upgraded(file):
+    with open_store(file) as store:
+        store.put_client(EnrolledDevice("meter-1", (bytes(32),)))
+    with sqlite3.connect(file) as db:
+        db.executescript(
+            "DROP TABLE rollout_changes; DROP TABLE trials; DROP TABLE trial_states;"
+            "PRAGMA user_version = 5;"
+        )
+    with open_store(file, read_only=True) as store:
+        assert (store.rollout_changes(), store.trials(b"a")) == ([], [])
+    first = RolloutChange(b"a", "run", 0, 20_000, "start", "ann", 1_800_000_000_000)
+    with open_store(file) as store:
+        store.change_rollout(first, {"t": b"payload"})
+        store.record_trial(b"a", DeviceTrial("meter-1", "score", 20_001, {20_001: (True, False)}))
+    with open_store(file) as store:
+        assert store.rollout_changes() == [first]
+        assert store.announced("t") == b"payload"
+        assert store.trials(b"a") == [
+            DeviceTrial("meter-1", "score", 20_001, {20_001: (True, False)})
+        ]
+        store.change_rollout(replace(first, of=b"b"), {})
+        assert store.trials(b"a") == []
+        assert [one.of for one in store.rollout_changes()] == [b"b"]

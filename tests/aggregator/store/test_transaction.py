@@ -9,12 +9,6 @@ from aggregator.store.opener import open_store
 from aggregator.store.types import EnrolledDevice
 
 
-@pytest.fixture
-def store(tmp_path):
-    with open_store(tmp_path / "fleet.db") as opened:
-        yield opened
-
-
 def names(store):
     return [client.id for client in store.clients()]
 
@@ -74,12 +68,12 @@ def test_where_sqlite_gives_everything_up_nothing_is_saved(store):
     assert names(store) == []
 
 
-def test_serials_of_a_transaction_that_failed_are_reserved_again(store, tmp_path):
+def test_serials_of_a_transaction_that_failed_are_reserved_again(store, path):
     with pytest.raises(ZeroDivisionError):
         joined(store, lambda: store.next_serial() / 0)
     said = [store.next_serial() for _ in range(3)]
     store.close()
-    with open_store(tmp_path / "fleet.db") as again:
+    with open_store(path) as again:
         assert again.next_serial() > max(said)
 
 
@@ -93,3 +87,51 @@ def test_a_closed_database_is_told_as_an_error_of_the_store(store):
     store._db.close()
     with pytest.raises(DatabaseError):
         joined(store, lambda: enrol(store, "meter-1"))
+
+
+def test_a_part_of_a_group_that_fails_is_undone_alone(store):
+    with store.transaction():
+        with store.transaction():
+            enrol(store, "meter-1")
+        with pytest.raises(ZeroDivisionError):
+            joined(store, lambda: (enrol(store, "meter-2"), 1 / 0))
+        with store.transaction():
+            enrol(store, "meter-3")
+    assert names(store) == ["meter-1", "meter-3"]
+
+
+def test_a_first_part_that_fails_leaves_a_group_that_has_not_begun(store):
+    with store.transaction():
+        with pytest.raises(ZeroDivisionError):
+            joined(store, lambda: (enrol(store, "meter-1"), 1 / 0))
+        assert not store._db.in_transaction
+        with store.transaction():
+            enrol(store, "meter-2")
+    assert names(store) == ["meter-2"]
+
+
+def test_no_part_of_a_group_is_saved_before_its_commit(store, path):
+    with store.transaction():
+        with store.transaction():
+            enrol(store, "meter-1")
+        with open_store(path, read_only=True) as beside:
+            assert names(beside) == []
+    with open_store(path, read_only=True) as beside:
+        assert names(beside) == ["meter-1"]
+
+
+def test_a_group_of_which_sqlite_gives_everything_up_is_not_saved(store):
+    full = sqlite3.OperationalError("database or disk is full")
+    full.sqlite_errorcode = sqlite3.SQLITE_FULL
+
+    def group():
+        with store.transaction():
+            enrol(store, "meter-1")
+        with pytest.raises(DatabaseFullError):
+            joined(store, lambda: part(store, "ROLLBACK", full))
+        with pytest.raises(DatabaseFullError):
+            joined(store, lambda: enrol(store, "meter-2"))
+
+    with pytest.raises(DatabaseFullError):
+        joined(store, group)
+    assert names(store) == []

@@ -17,12 +17,13 @@ from edge_sdk.privacy.analytic_gaussian import classical_sigma, epsilon_of, sigm
 from edge_sdk.privacy.datasheet import NO_CLAIM, as_text, data_sheet, explain_budget
 from edge_sdk.privacy.ledger import PrivacyAccount, compose
 from edge_sdk.privacy.noise_calibration import DeviceFacts, NoisePlan
-from edge_sdk.privacy.settings import PrivacySection
+from edge_sdk.privacy.settings import PrivacySection, ScoresSection
 from edge_sdk.privacy.validation import plan_of
 from edge_sdk.wire.contract.manifest import CLIPPED_GRADIENT, SIGNATURES, GraphFile
 
 PAGE = (Path(__file__).resolve().parents[3] / "docs" / "privacy.md").read_text("utf-8")
-SHOWN = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)
+BLOCKS = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)
+SHOWN = [block for block in BLOCKS if "[privacy" in block]
 DELTA = 1e-5
 
 
@@ -75,6 +76,12 @@ def test_every_configuration_shown_is_accepted_and_explained(block):
     text = as_text(data_sheet(plan, account, "0.1.0"))
     assert ("formal claim: yes" in text) == (plan.section.mode == "honest")
     assert (NO_CLAIM in text) == (plan.section.mode == "paper")
+
+
+def test_the_other_configurations_shown_are_accepted():
+    others = [tomllib.loads(block) for block in BLOCKS if block not in SHOWN]
+    assert [list(one) for one in others] == [["scores"]]
+    assert from_table(ScoresSection, others[0]["scores"], "page").report
 
 
 def test_the_paper_example_costs_the_stated_epsilon():

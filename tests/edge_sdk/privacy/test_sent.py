@@ -118,7 +118,13 @@ def test_every_field_of_every_message_kind_has_one_row():
     there = {(kind, f.name) for kind in m.FROM_DEVICES for f in fields(m.KINDS[kind])}
     assert set(said) == there, set(said) ^ there
     assert set(said.values()) == {1}
-    assert {row.covered_by for row in FIELDS} == {"mechanism", "public", "process", "opt-in"}
+    assert {row.covered_by for row in FIELDS} == {
+        "mechanism",
+        "public",
+        "process",
+        "opt-in",
+        "own noise",
+    }
 
 
 def test_every_update_of_every_method_has_one_row():
@@ -430,7 +436,7 @@ def sent(folder, seed, mechanism, known=()):
     return out, (rows, *drawn)
 
 
-ELSEWHERE = {"signal", "peer", "settle", "refusal", "forecast"}
+ELSEWHERE = {"signal", "peer", "settle", "refusal", "forecast", "score", "trial"}
 """Kinds that a device of the averaging family does not send; their vectors are judged above."""
 
 
@@ -453,11 +459,18 @@ def test_a_field_depends_on_no_value_of_a_reading(row, captured):
         assert first == plain
 
 
-def test_only_the_forecast_is_sent_uncovered_on_request():
-    assert {row.kind for row in FIELDS if row.covered_by == "opt-in"} == {"forecast"}
+def test_only_forecasts_and_trials_are_sent_uncovered_on_request():
+    assert {row.kind for row in FIELDS if row.covered_by == "opt-in"} == {"forecast", "trial"}
 
 
-@pytest.mark.parametrize("row", [row for row in FIELDS if row.covered_by != "opt-in"], ids=str)
+def test_only_the_score_has_noise_and_a_budget_of_its_own():
+    assert {row.kind for row in FIELDS if row.covered_by == "own noise"} == {"score"}
+
+
+REQUESTED = {"opt-in", "own noise"}
+
+
+@pytest.mark.parametrize("row", [row for row in FIELDS if row.covered_by not in REQUESTED], ids=str)
 def test_an_uncovered_field_is_too_small_for_readings(row):
     """It is a whole number, a word, a yes or no, a short bitmap, or the name of something."""
     cls, hints = m.KINDS[row.kind], get_type_hints(m.KINDS[row.kind], include_extras=True)

@@ -84,7 +84,7 @@ FLAWS = [
     ("ROLLBACK", {"serial": 1}),
     ("UNKNOWN_KIND", {"method": "other"}),
     ("WRONG_ENCODING", {"encs": ("b1",)}),
-    ("PLAIN_REFUSED", {"seal": ("update",)}),
+    ("PLAIN_REFUSED", {"seal": ("update", "model")}),
 ]
 
 

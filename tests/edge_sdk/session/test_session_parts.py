@@ -41,7 +41,7 @@ from edge_sdk.wire.link.transport import LinkDown
 from edge_sdk.wire.protocol import messages as m
 from edge_sdk.wire.protocol.codec import encode, pack_tensor
 from edge_sdk.wire.protocol.envelope import digest
-from edge_sdk.wire.protocol.outbox_state import OutboxEntry
+from edge_sdk.wire.protocol.outbox_state import OutboxEntry, UplinkCounters
 
 SPEC = b"s" * 16
 HOUR = 3600.0
@@ -159,6 +159,77 @@ def test_an_agenda_keeps_the_newest_perishable_tasks():
     assert not agenda.signals
 
 
+# --- downloads ------------------------------------------------------------------------------------
+
+
+def model(body, number=1, **changes):
+    fields = {"serial": number, "run": 1, "round": number, "version": number, "phase": "train"}
+    fields |= {"part": "shared", "spec": bytes(16), "enc": "f4", "digest": digest(body)}
+    fields |= {"size": len(body), "chunk": 8192, "until": 2_000_000_000_000, "spread": 0}
+    return m.ModelMessage(**fields | {"inline": 0, "share": 1.0} | changes)
+
+
+def pieces(body):
+    chunks = [body[at : at + 8192] for at in range(0, len(body), 8192)]
+    return [m.PartMessage(digest(body)[:16], i, blob) for i, blob in enumerate(chunks)]
+
+
+def fetched(parts, body, number=1, **changes):
+    parts.downloads.begin(model(body, number, **changes), patience=60.0)
+    parts.clock.at += 10.0
+    parts.downloads.advance()
+    return [parts.downloads.add(piece) for piece in pieces(body)][-1].body
+
+
+def test_parts_that_come_before_their_manifest_complete_it_without_a_subscription(parts):
+    first, second = b"1" * 20_000, b"2" * 20_000
+    assert fetched(parts, first) == first
+    assert parts.log == ["parts True"], "the slots stay subscribed"
+    assert [parts.downloads.add(piece) for piece in pieces(second)] == [None] * 3
+    parts.downloads.begin(model(second, 2), patience=60.0)
+    assert parts.downloads.completed().body == second
+    assert parts.downloads.completed() is None
+    assert parts.log == ["parts True"]
+
+
+def test_parts_of_which_one_was_lost_are_read_from_their_slots(parts):
+    first, second = b"1" * 20_000, b"2" * 20_000
+    fetched(parts, first)
+    for piece in pieces(second)[:2]:
+        parts.downloads.add(piece)
+    parts.downloads.begin(model(second, 2), patience=60.0)
+    assert parts.downloads.completed() is None
+    parts.downloads.advance()
+    assert parts.log == ["parts True"] * 2
+    assert parts.downloads.add(pieces(second)[2]).body == second
+
+
+def test_early_parts_take_no_more_memory_than_the_last_model(parts):
+    fetched(parts, b"1" * 8192)
+    large = b"2" * 80_000
+    for piece in pieces(large):
+        parts.downloads.add(piece)
+    parts.downloads.begin(model(large, 2))
+    assert parts.downloads.completed() is None
+    for piece in pieces(large)[:-1]:
+        assert parts.downloads.add(piece) is None
+    assert parts.downloads.add(pieces(large)[-1]).body == large
+
+
+@pytest.mark.parametrize("changes", [{"spread": 10_000}, {"share": 0.5}])
+def test_slots_are_left_where_devices_begin_at_different_times(parts, changes):
+    fetched(parts, b"1" * 20_000, **changes)
+    assert parts.log == ["parts True", "parts False"]
+    assert parts.downloads.add(pieces(b"2" * 20_000)[0]) is None
+
+
+def test_released_slots_are_unsubscribed_once(parts):
+    fetched(parts, b"1" * 20_000)
+    parts.downloads.release_slots()
+    parts.downloads.release_slots()
+    assert parts.log == ["parts True", "parts False"]
+
+
 # --- outbox ---------------------------------------------------------------------------------------
 
 
@@ -184,6 +255,26 @@ def test_nothing_is_sent_before_it_is_saved(parts, store, monkeypatch):
     assert parts.log == ["saved", "hello", "saved"]
     parts.outbox.release(entry())
     assert parts.log[3:] == ["saved", "update"]
+
+
+def test_an_entry_stored_as_tried_is_sent_without_another_transaction(parts, store, monkeypatch):
+    parts.outbox.receive(welcomed(parts))
+    fresh = entry(proof=bytes(72))
+    stored = parts.outbox.as_stored(fresh)
+    assert (fresh.attempts, stored.attempts) == (0, 1)
+    store.keep(UplinkCounters(1, 1, 1, lost=False), after=(stored,))
+    parts.log.clear()
+    monkeypatch.setattr(store, "keep", lambda *a, **k: parts.log.append("saved"))
+    parts.outbox.release(fresh, stored)
+    assert parts.log == ["update"], "whole, because it was never sent before"
+    assert parts.outbox.state.entries == store.outbox()
+    assert parts.outbox.state.numbers == store.numbers()
+
+
+def test_an_entry_that_cannot_be_sent_now_is_stored_as_not_tried(parts):
+    parts.outbox.receive(welcomed(parts))
+    parts.outbox.link_down()
+    assert parts.outbox.as_stored(entry()).attempts == 0
 
 
 def test_a_full_disk_leaves_the_outbox_as_it_was(parts, store, monkeypatch):
@@ -366,6 +457,14 @@ def test_the_count_of_the_link_moves_while_the_agent_runs(store):
     assert store.fact("used") == 0
     quota.count(SAVE_AFTER, None, announced=None)
     assert store.fact("used") == SAVE_AFTER
+
+
+def test_the_count_of_a_large_quota_is_saved_in_larger_steps(store):
+    quota = LinkQuota(store, 256 * 100_000)
+    quota.count(99_999, None, announced=None)
+    assert store.fact("used") == 0
+    quota.count(100_000, None, announced=None)
+    assert store.fact("used") == 100_000
 
 
 def test_each_reason_of_a_lost_link_is_logged_once_until_the_link_is_up(parts, caplog):

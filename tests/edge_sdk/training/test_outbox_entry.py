@@ -74,7 +74,7 @@ class LaterSealer:
     def __init__(self, config):
         self.honest, self.rounds = SignedSealer(config, DEVICE_KEY), []
 
-    def seal(self, update, task, numbers, *, run, learner, encoding):
+    def seal(self, update, task, numbers, *, run, learner, encoding, encrypt_to=None):
         self.rounds.append((run, task.round, numbers.spent))
         return self.honest.seal(update, task, numbers, run=run, learner=learner, encoding=encoding)
 

@@ -8,8 +8,14 @@ the bytes, an index, and a table of what each kind must say. It returns dicts or
 import hashlib
 import struct
 
-from cryptography.exceptions import InvalidSignature
+from cryptography.exceptions import InvalidSignature, InvalidTag
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.hmac import HMAC
+from cryptography.hazmat.primitives.kdf.hkdf import HKDFExpand
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 I, S, B, F, L, M, T = "int", "str", "bin", "float", "list", "map", "bool"
 
@@ -69,9 +75,9 @@ TABLE = {
             "part": (S, 1, 16), "spec": REF, "enc": (S, 1, 16), "digest": (B, 32, 32),
             "size": (I, 1, 2**23), "chunk": (I, 1, 32768), "until": TIME, "spread": SPAN,
             "inline": (I, 0, 32768), "share": (F, 0.0, 1.0), "vals": (M, 0, 32), "cohort": REF,
-            "deltas": (L, 0, 8),
+            "deltas": (L, 0, 8), "ahead": (I, 1, 256),
         },
-        "vals cohort deltas",
+        "vals cohort deltas ahead",
     ),
     "task": (
         1,
@@ -99,9 +105,9 @@ TABLE = {
         {
             "of": (S, 1, 16), "digest": (B, 32, 32), "size": (I, 1, 2**23),
             "chunk": (I, 1, 32768), "sig": (B, 72, 72), "run": ONE, "round": ANY, "base": ANY,
-            "spec": REF, "life": ONE, "seq": ONE, "spent": SPENT,
+            "spec": REF, "life": ONE, "seq": ONE, "spent": SPENT, "ahead": (I, 1, 256),
         },
-        "",
+        "ahead",
     ),
     "grant": (
         0,
@@ -163,6 +169,30 @@ TABLE = {
             "coverage": (F, 0.0, 1.0),
         },
         "version error coverage",
+    ),
+    "rollout": (
+        0,
+        {
+            "serial": ONE, "name": (S, 0, 64), "version": (I, 1, 2**31 - 1), "digest": (B, 32, 32),
+            "size": (I, 1, 2**23), "served": (B, 32, 32), "salt": REF, "waves": (L, 1, 8),
+            "shadow": (F, 0.0, 1.0), "days": (I, 1, 31), "least": (I, 1, 1000000),
+            "margin": (F, 0.0, 0.5), "bound": (F, 1e-6, 0.5),
+        },
+        "",
+    ),
+    "stage": (0, {"serial": ONE, "of": REF, "phase": (S, 3, 6), "stage": (I, 0, 8)}, ""),
+    "trial": (
+        0,
+        {"of": REF, "state": (S, 5, 8), "day": (I, 0, 2932896), "lost": (L, 0, 7)},
+        "",
+    ),
+    "score": (
+        1,
+        {
+            "day": (I, 0, 2932896), "name": (S, 1, 32), "cells": (I, 1, 64), "how": (S, 5, 5),
+            "eps": (F, 0.1, 10.0),
+        },
+        "",
     ),
 }  # fmt: skip
 
@@ -239,8 +269,8 @@ def read_map(raw, at, size, depth):
     return M, out, at
 
 
-def unwrap(raw, kind, sender, recipient, fleet, public):
-    """Check an envelope in the order of section 3 and return the body."""
+def unwrap(raw, kind, sender, recipient, fleet, public, private):
+    """Check an envelope in the order of section 3 and return the clear body."""
     if len(raw) > 65536:
         raise Bad("TOO_LARGE")
     if not raw or raw[0] != 0x95:
@@ -262,8 +292,54 @@ def unwrap(raw, kind, sender, recipient, fleet, public):
         raise Bad("WRONG_SENDER")
     check(hashlib.sha256(body).digest(), proof, kind, sender, recipient, fleet, public)
     if body[:1] == b"\x94":
-        raise Bad("CANNOT_OPEN")
+        return decrypted(body, (fleet, kind, sender, recipient), private)
     return body
+
+
+def decrypted(body, names, private):
+    """Decrypt a body by the text of section 4 and RFC 9180, base mode, suite 1."""
+    at, four = 1, []
+    for want in (I, B, B, B):
+        got, value, at = read(body, at, 0)
+        if got is not want:
+            raise Bad("MALFORMED")
+        four.append(value)
+    suite, kid, enc, ciphertext = four
+    if suite != 1:
+        raise Bad("CANNOT_OPEN")
+    if at != len(body) or len(kid) != 8 or len(enc) != 32 or len(ciphertext) < 17:
+        raise Bad("MALFORMED")
+    key = X25519PrivateKey.from_private_bytes(private)
+    public = key.public_key().public_bytes(Encoding.Raw, PublicFormat.Raw)
+    if hashlib.sha256(public).digest()[:8] != kid:
+        raise Bad("CANNOT_OPEN")
+    info = b"gridfed/1/hpke\x00" + b"".join(bytes([len(n)]) + n.encode() for n in names)
+    kem, suite_id = b"KEM\x00\x20", b"HPKE\x00\x20\x00\x01\x00\x03"
+    shared = key.exchange(X25519PublicKey.from_public_bytes(enc))
+    shared = expand(extract(b"", kem, b"eae_prk", shared), kem, b"shared_secret", enc + public, 32)
+    context = b"\x00" + extract(b"", suite_id, b"psk_id_hash", b"")
+    context += extract(b"", suite_id, b"info_hash", info)
+    secret = extract(shared, suite_id, b"secret", b"")
+    cipher = ChaCha20Poly1305(expand(secret, suite_id, b"key", context, 32))
+    nonce = expand(secret, suite_id, b"base_nonce", context, 12)
+    try:
+        clear = cipher.decrypt(nonce, ciphertext, b"")
+    except InvalidTag:
+        raise Bad("CANNOT_OPEN") from None
+    if clear[:1] != b"\x92":
+        raise Bad("MALFORMED")
+    return clear
+
+
+def extract(salt, suite, label, material):
+    one = HMAC(salt or bytes(32), SHA256())
+    one.update(b"HPKE-v1" + suite + label + material)
+    return one.finalize()
+
+
+def expand(key, suite, label, info, size):
+    labelled = struct.pack(">H", size) + b"HPKE-v1" + suite + label + info
+    return HKDFExpand(SHA256(), size, labelled).derive(key)
 
 
 def check(digest, proof, kind, sender, recipient, fleet, public):
@@ -297,19 +373,39 @@ def parse(kind, body):
     out = known(kind, header, keys, optional.split())
     if with_blob:
         out["blob"] = blob
-    if kind in ("weather", "forecast"):
-        columns_of(out, blob)
-    if "shape" in keys and (kind == "signal" or out.get("shape")):
-        rows(out, blob)
+    together(kind, keys, out, blob)
     return out
+
+
+def together(kind, keys, said, blob):
+    """Check fields that depend on each other."""
+    if kind in ("weather", "forecast", "score"):
+        columns_of(said, blob)
+    if kind == "rollout":
+        rollout_of(said)
+    if "shape" in keys and (kind == "signal" or said.get("shape")):
+        rows(said, blob)
 
 
 def columns_of(said, blob):
     """Check the columns of weather, or of a forecast, which has three."""
+    if "cells" in said:
+        if len(blob) != {"k-ary": 1, "unary": -(-said["cells"] // 8)}.get(said["how"]):
+            raise Bad("MALFORMED")
+        return
     names = said.get("names", "123")
     if len(blob) != 4 * len(names) * said["num"] or len(set(names)) != len(names):
         raise Bad("MALFORMED")
     if "names" in said and said["num"] * said["step"] > 400 * 86400000:
+        raise Bad("MALFORMED")
+
+
+def rollout_of(said):
+    """Check that waves rise, and that the version is not the served one."""
+    waves = [0.0, *said["waves"]]
+    if waves != sorted(set(waves)) or waves[-1] > 1.0:
+        raise Bad("MALFORMED")
+    if said["digest"] == said["served"]:
         raise Bad("MALFORMED")
 
 

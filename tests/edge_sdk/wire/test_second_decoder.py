@@ -38,6 +38,7 @@ def parse(name):
         case["recipient"],
         INDEX["fleet"],
         bytes.fromhex(INDEX["keys"][case["sender"]]),
+        bytes.fromhex(INDEX["open"]),
     )
     return second.parse(case["kind"], body)
 

@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 
 from edge_sdk.wire.errors import Reason, Refused
+from edge_sdk.wire.hpke import DecryptionKey
 from edge_sdk.wire.protocol import codec, envelope, topics
+from edge_sdk.wire.protocol.encrypted_body import BodyContext, decrypted_body
 from edge_sdk.wire.protocol.messages import KINDS
 
 FOLDER = Path(__file__).parents[2] / "vectors"
@@ -33,6 +35,14 @@ def key_of(sender, kid):
     return bytes.fromhex(public) if public else None
 
 
+OPEN = DecryptionKey(bytes.fromhex(INDEX["open"]))
+
+
+def decrypt(kind, sender, body):
+    context = BodyContext(INDEX["fleet"], kind, sender, "_agg")
+    return decrypted_body(body, lambda kid: OPEN if kid == OPEN.kid else None, context)
+
+
 def receive(name, raw=None):
     case = INDEX["payloads"][name]
     address = topics.parse(case["topic"])
@@ -44,8 +54,9 @@ def receive(name, raw=None):
         recipient=case["recipient"],
         fleet=INDEX["fleet"],
         key_of=key_of,
+        decrypt=decrypt,
     )
-    return codec.decode(case["kind"], sealed.body)
+    return codec.decode(case["kind"], sealed.content)
 
 
 def test_the_generator_writes_these_very_bytes():

@@ -131,6 +131,23 @@ class Unlearned:
     client: str
 
 
-Event = Task | Update | Signal | Due | Member | Played | Unlearned
+@dataclass(frozen=True, slots=True)
+class ParentModel:
+    """An event at a site: its parent's aggregator has published a model, and the site adopts it.
+
+    Only a half that keeps one common model can apply it; any other returns its very state.
+    """
+
+    run: int  # run of the parent
+    number: int  # the parent's round
+    attempt: int
+    step: int
+    version: int  # the parent's version of the model
+    vector: Array  # the parent's model, shape (P,), float32
+    carry: Array  # later progress of the site that is kept, shape (P,), float64; or of no elements
+    is_last: bool = False  # the parent's run has ended
+
+
+Event = Task | Update | Signal | Due | Member | Played | Unlearned | ParentModel
 Effect = Task | Update | Signal | Due | Closed | Played
 Effects = tuple[Effect, ...]

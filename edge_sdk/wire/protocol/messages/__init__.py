@@ -25,6 +25,7 @@ from edge_sdk.wire.protocol.messages.fields import (
     CHUNKS_LIMIT,
     CLEAR,
     COMMAND_LEAP,
+    ENCRYPTED,
     EPOCH_LEAP,
     FLOAT_LIMIT,
     HEADER_LIMIT,
@@ -33,7 +34,6 @@ from edge_sdk.wire.protocol.messages.fields import (
     NEIGHBOURS_LIMIT,
     RELEASES_LEAP,
     RELEASES_LIMIT,
-    SEALED,
     SERIAL_LEAP,
     SPAN_LIMIT,
     STEP_LEAP,
@@ -61,6 +61,12 @@ from edge_sdk.wire.protocol.messages.neighbours import (
     PeerMessage,
     SettleMessage,
 )
+from edge_sdk.wire.protocol.messages.rollouts import (
+    RolloutMessage,
+    StageMessage,
+    TrialMessage,
+)
+from edge_sdk.wire.protocol.messages.scores import ScoreMessage
 from edge_sdk.wire.protocol.messages.tasks import (
     ContentBody,
     SignalMessage,
@@ -82,6 +88,7 @@ __all__ = [
     "CHUNK_LIMIT",
     "CLEAR",
     "COMMAND_LEAP",
+    "ENCRYPTED",
     "EPOCH_LEAP",
     "FLOAT_LIMIT",
     "FROM_DEVICES",
@@ -93,7 +100,6 @@ __all__ = [
     "RELEASES_LEAP",
     "RELEASES_LIMIT",
     "RESERVED",
-    "SEALED",
     "SERIAL_LEAP",
     "SPAN_LIMIT",
     "STEP_LEAP",
@@ -121,12 +127,16 @@ __all__ = [
     "ReceiptMessage",
     "RefusalMessage",
     "Releases",
+    "RolloutMessage",
     "Scalars",
+    "ScoreMessage",
     "SettleMessage",
     "SignalMessage",
+    "StageMessage",
     "StatusMessage",
     "TaskMessage",
     "TimeMessage",
+    "TrialMessage",
     "UpdateMessage",
     "WeatherMessage",
     "WelcomeMessage",
@@ -158,6 +168,10 @@ Message = (
     | TimeMessage
     | WeatherMessage
     | ForecastMessage
+    | RolloutMessage
+    | StageMessage
+    | TrialMessage
+    | ScoreMessage
 )
 
 KINDS: Mapping[str, type[Message]] = MappingProxyType(
@@ -188,6 +202,10 @@ KINDS: Mapping[str, type[Message]] = MappingProxyType(
             TimeMessage,
             WeatherMessage,
             ForecastMessage,
+            RolloutMessage,
+            StageMessage,
+            TrialMessage,
+            ScoreMessage,
         )
     }
 )
@@ -208,9 +226,23 @@ FROM_DEVICES = frozenset(
         PeerMessage.kind,
         SettleMessage.kind,
         ForecastMessage.kind,
+        TrialMessage.kind,
+        ScoreMessage.kind,
     }
 )
 """Kinds that a device may send; each field of them has a row in ``docs/privacy.md``."""
+
+ENCRYPTABLE = frozenset(
+    {
+        UpdateMessage.kind,
+        SignalMessage.kind,
+        MetricsMessage.kind,
+        ForecastMessage.kind,
+        TrialMessage.kind,
+        ScoreMessage.kind,
+    }
+)
+"""Kinds that a device can encrypt to the aggregator: those with data of its readings or its model."""
 
 RESERVED = frozenset(
     (

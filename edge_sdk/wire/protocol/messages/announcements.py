@@ -24,6 +24,7 @@ from edge_sdk.wire.protocol.messages.fields import (
     Span,
     Text,
     Whole,
+    Window,
     Word,
     Words,
 )
@@ -95,6 +96,7 @@ class ModelMessage:
     vals: Scalars = field(default_factory=dict)  # the numbers of the task, as the contract names
     cohort: Ref | None = None  # salt of the draw that ``share`` decides
     deltas: Annotated[tuple[Pair, ...], Length(0, 8)] = ()  # (base version, first slot) of patches
+    ahead: Window | None = None  # most chunks of an update sent with its first offer, ungranted
 
 
 @dataclass(frozen=True, slots=True)

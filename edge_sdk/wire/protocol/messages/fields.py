@@ -12,7 +12,7 @@ WIRE = 1
 """Major version of the protocol: topic level 1 and the envelope's first element."""
 
 CLEAR = 0x92  # first byte of a clear body: an array of two
-SEALED = 0x94  # first byte of a sealed body: an array of four
+ENCRYPTED = 0x94  # first byte of an encrypted body: an array of four
 
 LARGEST = 2**53 - 1  # the largest counter: a double holds it exactly, a signed 64-bit column too
 RELEASES_LIMIT = 2**31 - 1  # times the draws of one release, a 64-bit column still holds it

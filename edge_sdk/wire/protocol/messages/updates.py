@@ -45,6 +45,7 @@ class OfferMessage:
     life: Ordinal  # life of its number
     seq: Ordinal  # sequence number within the life
     spent: Releases  # releases charged, this one included
+    ahead: Window | None = None  # chunks that follow without a grant: all of them
 
 
 @dataclass(frozen=True, slots=True)

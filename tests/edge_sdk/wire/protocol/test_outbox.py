@@ -237,6 +237,41 @@ def test_a_report_that_crossed_with_the_chunks_brings_nothing_again(again):
     assert sent(outbox.receive(turn.outbox, word, chance(now=0.9))) == []
 
 
+def ahead(chunks: int, *, size: int = 80_000) -> tuple[Outbox, OutboxEntry]:
+    return replace(ready(), ahead=chunks), entry(size=size)
+
+
+def test_all_chunks_follow_the_first_offer_where_they_are_granted_ahead():
+    up, of = ahead(3)
+    turn = outbox.release(up, of, chance())
+    assert turn.messages[0].ahead == 3
+    assert sent(turn) == [0, 1, 2]
+    assert b"".join(say.chunk.blob for say in turn.messages[1:]) == of.body
+    assert sent(outbox.receive(turn.outbox, m.HaveMessage(of.id, b"\x04", 8), chance())) == [0, 1]
+
+
+def test_a_later_attempt_waits_for_its_grant():
+    up, of = ahead(8)
+    turn = outbox.release(up, of, chance())
+    assert outbox.tick(turn.outbox, chance(now=9.9)).messages == ()
+    again = outbox.tick(turn.outbox, chance(now=10.0))
+    assert [(type(s), s.ahead) for s in again.messages] == [(m.OfferMessage, None)]
+    restarted = ready(replace(of, attempts=1))
+    offers = outbox.tick(replace(restarted, ahead=8, due=()), chance(now=99.0)).messages
+    assert [(type(s), s.ahead) for s in offers] == [(m.OfferMessage, None)]
+
+
+def test_a_body_of_more_chunks_than_were_granted_ahead_is_only_offered():
+    up, of = ahead(2)
+    assert [s.ahead for s in outbox.release(up, of, chance()).messages] == [None]
+
+
+def test_a_grant_after_chunks_ahead_means_that_none_was_taken():
+    up, of = ahead(3)
+    turn = outbox.release(up, of, chance())
+    assert sent(outbox.receive(turn.outbox, grant(of, win=8), chance(now=0.1))) == [0, 1, 2]
+
+
 def test_after_a_silence_it_asks_again():
     up, of = sending()
     up = outbox.receive(up, grant(of), chance(now=5.0)).outbox
@@ -278,6 +313,7 @@ class World:
         self.accepted: set[tuple[int, int]] = set()
         self.releases = 0
         self.sets: dict[bytes, dict[int, bytes]] = {}
+        self.ahead = seed % 2 * 4
 
     def chance(self) -> StepInputs:
         return StepInputs(self.rng.random, lambda: self.rng.randbytes(16), self.now)
@@ -305,6 +341,7 @@ class World:
 
     def link(self) -> None:
         self.follow(outbox.linked(self.up, self.chance(), max_payload=8704, conn=1))
+        self.up = replace(self.up, ahead=self.ahead)
 
     def release(self) -> None:
         if not self.up.may_release:
@@ -368,6 +405,9 @@ class World:
         if isinstance(message, SendWhole):
             yield self.commit(key, name, message.entry.body)
         elif isinstance(message, m.OfferMessage):
+            if message.ahead and self.rng.random() < 0.7:
+                self.sets.setdefault(name, {})  # the chunks follow; otherwise they are dropped
+                return
             self.sets.setdefault(name, {})
             yield self.report(name, -(-message.size // message.chunk))
         elif name in self.sets:

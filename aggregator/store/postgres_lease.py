@@ -1,0 +1,154 @@
+"""Let one process at a time write to a PostgreSQL database, and let another one take over.
+
+The writer holds an advisory lock in a session of its own, which a thread uses every second. When the
+process ends, the server frees the lock. When the process is paused or cut off, the session is silent;
+a standby that sees it silent for ``SILENT`` seconds of its own clock ends it and takes the lock. Each
+taking of the lock increases the epoch, which every transaction that writes compares: a process that
+wakes up later cannot commit.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+import psycopg
+
+from aggregator.store.errors import DatabaseBusyError, DatabaseError, DatabaseLostError
+from aggregator.store.location import PostgresUrl
+from aggregator.store.postgres_connection import connect, prepare
+
+BEAT = 1.0  # s between two statements of the session with the lock
+SILENT = 3.0  # s without a statement after which a standby ends the session
+LOOK = 0.25  # s between two looks of a standby
+_KEY = "1195786567, hashtext(current_schema())"  # "GFAG", and one lock for each schema
+_WRITER = "gridfed writer"
+_HOLDER = "gridfed lock"
+_SESSIONS = (
+    " FROM pg_locks JOIN pg_stat_activity USING (pid) WHERE locktype = 'advisory' AND granted"
+    " AND pg_locks.database = (SELECT oid FROM pg_database WHERE datname = current_database())"
+    " AND classid = 1195786567 AND objid::bigint = hashtext(current_schema())::bigint & 4294967295"
+)
+
+
+class Lease:
+    """The lock of one database, held until ``close``; use ``acquire``."""
+
+    def __init__(self, db: psycopg.Connection, place: PostgresUrl, epoch: int) -> None:
+        """Keep the session that holds the lock, and use it every ``BEAT`` seconds from now on."""
+        self.epoch, self.writer = epoch, writer_of(db)
+        self._db, self._place = db, place
+        self._closing = threading.Event()
+        self._lost = ""
+        self._thread = threading.Thread(target=self._beat, name="lease", daemon=True)
+        self._thread.start()
+
+    @classmethod
+    def acquire(cls, place: PostgresUrl) -> Lease:
+        """Take the lock, and increase the epoch.
+
+        Raises:
+            DatabaseBusyError: Another process holds it.
+            DatabaseNewerError: A newer version wrote the database.
+            DatabaseError: The database cannot be reached or written.
+        """
+        try:
+            db = connect(place, _HOLDER)
+            try:
+                return cls(db, place, _locked(db, place))
+            except BaseException:
+                db.close()
+                raise
+        except psycopg.Error as error:
+            text = " ".join(str(error).split())
+            raise DatabaseError(f"{place}: cannot open the database: {text}") from error
+
+    def require_held(self) -> None:
+        """Raise ``DatabaseLostError`` if the session with the lock has ended."""
+        if self._lost:
+            raise DatabaseLostError(
+                f"{self._place}: the lock is lost: {self._lost}",
+                hint="another process may have taken over; start it again as a standby",
+            )
+
+    def close(self) -> None:
+        """Free the lock."""
+        self._closing.set()
+        self._thread.join()
+        self._db.close()
+
+    def _beat(self) -> None:
+        while not self._closing.wait(BEAT):
+            try:
+                self._db.execute("SELECT 1")
+            except psycopg.Error as error:
+                self._lost = " ".join(str(error).split()) or type(error).__name__
+                return
+
+
+class LockWatch:
+    """Watch the session with the lock from another process; end it when it is silent.
+
+    Args:
+        place: The database.
+        monotonic: Monotonic clock of this process, in seconds. No wall clock is compared, so a clock
+            that is set does nothing.
+    """
+
+    def __init__(self, place: PostgresUrl, monotonic: Callable[[], float] = time.monotonic) -> None:
+        self._place, self._monotonic = place, monotonic
+        self._seen: tuple[object, ...] | None = None
+        self._since = 0.0
+        self._db: psycopg.Connection | None = None
+
+    def look(self) -> bool:
+        """Return whether the lock may be free; end a silent session with it."""
+        try:
+            if self._db is None or self._db.closed:
+                self._db = connect(self._place, "gridfed standby")
+            found = self._db.execute(f"SELECT pid, state_change{_SESSIONS}".encode()).fetchone()
+            if found is None:
+                return True
+            now = self._monotonic()
+            if found != self._seen:
+                self._seen, self._since = found, now
+            elif now - self._since >= SILENT:
+                self._db.execute("SELECT pg_terminate_backend(%s)", [found[0]])
+                self._seen = None
+        except psycopg.Error:  # the server is away: look again later
+            self.close()
+            self._seen = None
+        return False
+
+    def close(self) -> None:
+        """Close the connection."""
+        if self._db is not None:
+            self._db.close()
+            self._db = None
+
+
+def _locked(db: psycopg.Connection, place: PostgresUrl) -> int:
+    """Take the lock, end a writer that lost it, and return the next epoch."""
+    (is_ours,) = db.execute(f"SELECT pg_try_advisory_lock({_KEY})".encode()).fetchone() or (False,)
+    if not is_ours:
+        raise DatabaseBusyError(
+            f"{place}: another process holds this database",
+            hint="one aggregator writes at a time; `run` waits as a standby",
+        )
+    prepare(db, place)
+    db.execute(
+        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = %s"
+        " AND datname = current_database() AND pid <> pg_backend_pid()",
+        [writer_of(db)],
+    )
+    (epoch,) = db.execute(
+        "UPDATE schema_version SET epoch = epoch + 1 RETURNING epoch"
+    ).fetchone() or (0,)
+    return int(epoch)
+
+
+def writer_of(db: psycopg.Connection) -> str:
+    """Return the ``application_name`` of the session that writes."""
+    (name,) = db.execute("SELECT current_schema()").fetchone() or ("",)
+    return f"{_WRITER} {name}"[:63]

@@ -1,0 +1,45 @@
+"""kill -9 between the chunks that follow an offer without a grant loses and doubles no update."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from firmware_sim.fleet.processes import ProcessGroup
+from firmware_sim.scenario import RunSettings, Scenario
+from tests.chaos.storm import Storm, federation, read, settled
+
+pytestmark = [pytest.mark.chaos, pytest.mark.broker, pytest.mark.slow]
+
+ROUNDS = 12
+SCENARIO = Scenario(
+    "kill -9 in chunks",
+    samples="homes",
+    devices=3,
+    bundle="load-lstm-week",
+    run=RunSettings("fedavg", ("",), ROUNDS, {"steps": 2}, deadline="1h"),
+    until="2018-03-01",
+)
+
+
+def trained(folder, *, is_disturbed):
+    """Train in the real programs; return the final model, and who was killed."""
+    with ProcessGroup(folder / "logs") as family:
+        made, url = federation(folder, family, "mosquitto", SCENARIO)
+        storm = Storm(made, url, kind="mosquitto", folder=folder, seed=20182)
+        for _ in made.watch(800, serve=storm if is_disturbed else lambda: None):
+            pass
+        settled(made)
+        made.stop()
+        audit, state = read(made)
+        assert audit.moved == ROUNDS
+        assert audit.updates == {device.id: ROUNDS for device in made.prepared.devices}
+        return state.w.tobytes(), storm.kills
+
+
+def test_updates_of_six_chunks_reach_the_same_bits_after_kills(tmp_path):
+    calm, _ = trained(tmp_path / "calm", is_disturbed=False)
+    disturbed, kills = trained(tmp_path / "storm", is_disturbed=True)
+    assert disturbed == calm, json.dumps(kills)
+    assert len(kills) == 3, f"the run ended before everybody was killed once: {kills}"
