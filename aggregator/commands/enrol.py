@@ -1,8 +1,9 @@
 """Enrol a device, or all devices of a CSV file.
 
 `gridfed-edge enrol` on the device prints its public key and a proof that it holds the private key.
-A new key for an enrolled device begins a new ledger of sequence numbers; its count of releases
-starts at --spent. The privacy ledger on the device is kept.
+A new key for an enrolled device begins a new ledger of sequence numbers. The count of its releases
+continues, also when a broken device is replaced by another under its id; --spent sets it. The privacy
+ledger on the device is kept.
 
   gridfed-aggregator enrol meter-1 --public meter-1.pub --proof HEX
   gridfed-aggregator enrol meter-1 --public meter-1.pub --label region=north,kind=meter
@@ -41,9 +42,8 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--spent",
         type=int,
-        default=0,
         metavar="N",
-        help="with a new key: count of releases at the start of the new ledger (0)",
+        help="count of releases at the start of the ledger (with a new key: the previous count)",
     )
     add_config_option(parser)
 
@@ -64,7 +64,7 @@ def run(args: Namespace) -> CommandResult:
     )
     for claim in claims:
         verify_claim(claim, config.fleet)
-    if not 0 <= args.spent <= RELEASES_LIMIT:
+    if args.spent is not None and not 0 <= args.spent <= RELEASES_LIMIT:
         raise CommandError(f"enrol: --spent: expected 0 to {RELEASES_LIMIT}, got {args.spent}")
     orders = [
         ControlOrder(

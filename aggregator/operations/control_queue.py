@@ -71,7 +71,8 @@ class ControlOrder:
         who: Person who gave the order in the console; empty for a command.
         args: Numeric arguments of the command.
         until: Expiry, server time in Unix milliseconds.
-        spent: Initial count of releases in the new ledger, for ``enrol`` with another key.
+        spent: Initial count of releases in the new ledger, for ``enrol`` with another key; by
+            default the count of the previous ledger continues.
         labels: Changes of labels, ``name=value`` between commas, for ``enrol`` and ``label``.
         run: Name of the only run that is meant, for ``pause``, ``resume``, ``round`` and
             ``unlearn``; empty for all.
@@ -98,7 +99,7 @@ class ControlOrder:
     who: Annotated[str, Length(0, 64)] = ""
     args: Scalars = field(default_factory=dict)
     until: Moment | None = None
-    spent: Releases = 0
+    spent: Releases | None = None
     labels: Annotated[str, Length(0, 2000)] = ""
     run: Annotated[str, Length(0, 64)] = ""
 
@@ -265,7 +266,8 @@ def _enrol(order: ControlOrder, store: Any, before: EnrolledDevice | None) -> st
     public = bytes.fromhex(order.public)
     labels = _labels(() if before is None else before.labels, order)
     if before is None:
-        store.renew(EnrolledDevice(order.device, (public,), labels=labels), spent=order.spent)
+        new = EnrolledDevice(order.device, (public,), labels=labels)
+        store.renew(new, spent=order.spent or 0)
         return f"{order.device} is enrolled"
     if before.sign == (public,) and before.state == "enrolled":
         if labels != before.labels:
@@ -277,8 +279,20 @@ def _enrol(order: ControlOrder, store: Any, before: EnrolledDevice | None) -> st
         store.put_client(again)
         return f"{order.device} is enrolled again with the same key, generation {generation}"
     note = renewal(order, store)
-    store.renew(again, spent=order.spent)
+    store.renew(again, spent=_count_after(order, store))
     return f"{order.device} is enrolled again, generation {generation}{note}"
+
+
+def _count_after(order: ControlOrder, store: Any) -> int:  # noqa: ANN401 - as ``apply``
+    """Return the count of releases that a ledger under a new key begins with.
+
+    The count of the previous ledger continues, so that another key or another machine does not give
+    a device a new budget. A count that no device can have reached is a damaged number and begins at 0.
+    """
+    if order.spent is not None:
+        return order.spent
+    counted = int(store.ledger(order.device).spent)
+    return counted if counted < RELEASES_LIMIT else 0
 
 
 def _labels(before: Labels, order: ControlOrder) -> Labels:
@@ -294,14 +308,16 @@ def renewal(order: ControlOrder, store: Any) -> str:  # noqa: ANN401 - as ``appl
     before = known.get(order.device)
     if order.do != "enrol" or before is None or before.sign == (bytes.fromhex(order.public),):
         return ""
-    counted = store.ledger(order.device).spent
-    return (
+    counted, after = store.ledger(order.device).spent, _count_after(order, store)
+    change = f"continues at {after}" if after == counted else f"changes from {counted} to {after}"
+    note = (
         f", with a new key: its ledger begins again\n"
-        f"  reset: the aggregator's count of releases, from {counted} to {order.spent}\n"
-        "  kept: the privacy ledger on the device, which reports its count in its next hello\n"
-        "  if the device lost its state too, keep the count: enrol it with "
-        f"--spent {counted}"
+        f"  the aggregator's count of releases {change}\n"
+        "  kept: the privacy ledger on the device, which reports its count in its next hello"
     )
+    if after >= counted:
+        return note
+    return f"{note}\n  if the lower count is a mistake, enrol it with --spent {counted}"
 
 
 def leave(folder: Path, order: ControlOrder) -> Path:

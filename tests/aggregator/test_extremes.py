@@ -175,14 +175,24 @@ def test_a_new_key_begins_a_new_ledger_and_says_so(store):
     store.save_ledger("meter-1", Ledger(cur=3, hid_life=4, spent=20, cmd=7))
     said = apply(ControlOrder("enrol", "meter-1", public=OTHER), store)
     assert "its ledger begins again" in said
-    assert "from 20 to 0" in said
-    assert "--spent 20" in said
-    assert store.ledger("meter-1") == Ledger(cur=3, hid_life=4, spent=0, cmd=7)
+    assert "count of releases continues at 20" in said
+    assert "--spent" not in said
+    assert store.ledger("meter-1") == Ledger(cur=3, hid_life=4, spent=20, cmd=7)
 
 
-def test_the_count_of_releases_goes_on_where_the_operator_says_so(store):
+def test_the_count_of_releases_is_lowered_only_where_the_operator_says_so(store):
     store.save_ledger("meter-1", Ledger(cur=3, spent=20))
-    apply(ControlOrder("enrol", "meter-1", public=OTHER, spent=20), store)
+    said = apply(ControlOrder("enrol", "meter-1", public=OTHER, spent=5), store)
+    assert "changes from 20 to 5" in said
+    assert "--spent 20" in said
+    assert store.ledger("meter-1").spent == 5
+
+
+def test_a_broken_device_is_replaced_and_its_count_of_releases_continues(store):
+    store.save_ledger("meter-1", Ledger(cur=3, spent=20))
+    apply(ControlOrder("revoke", "meter-1", why="burnt"), store)
+    said = apply(ControlOrder("enrol", "meter-1", public=OTHER), store)
+    assert "generation 2" in said
     assert store.ledger("meter-1").spent == 20
 
 

@@ -77,7 +77,11 @@ def test_training_uses_noisy_readings_that_survive_power_cuts(world, method):
 
 
 def test_a_device_with_a_spent_budget_leaves_and_the_others_continue(world):
-    run = {"rounds": 40, "quorum": 2, "deadline": "20s"}  # four seconds at the least, a round a turn
+    run = {
+        "rounds": 40,
+        "quorum": 2,
+        "deadline": "20s",
+    }  # four seconds at the least, a round a turn
     one = world(run=run, local_rounds={"interval": "1s"})
     hide(one, UPDATE, numbers=[0])
     one.start_all()

@@ -214,7 +214,9 @@ def test_after_a_loss_of_all_stores_nothing_leaves_before_both_counts_are_back(p
 
 
 def test_bytes_and_wake_time_of_both_runs_count_against_one_limit(pair):
-    limit = 4_000_000  # some 60 exchanges: the second run joins long before the first has used it up
+    limit = (
+        4_000_000  # some 60 exchanges: the second run joins long before the first has used it up
+    )
     pair.change(**TWO, limits={"daily_link_bytes": limit, "daily_wake_time": "1h"})
     pair.start_daemon()
     pair.begin()
