@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -11,6 +12,7 @@ from functools import partial
 from typing import Self
 
 from edge_sdk.app.cli import fields, notify, stop_signals, watchdog_seconds
+from edge_sdk.app.clock import SystemClock
 from edge_sdk.app.heartbeat import Heartbeat, default_path
 from edge_sdk.client import Client
 from edge_sdk.config import Config
@@ -25,6 +27,7 @@ from edge_sdk.participations import Participations, participating
 from edge_sdk.session.certificate_monitor import ExpiryReminder
 from edge_sdk.sources import FleetWeatherSource, Source, ThreadedSource, open_source
 from edge_sdk.sources.fleet_weather import FleetWeather
+from edge_sdk.store.erasure import is_wipe_due, wipe_device
 from edge_sdk.wire.contract.manifest import Manifest
 
 logger = logging.getLogger(__name__)
@@ -33,6 +36,7 @@ _TURN = 0.5  # longest wait for the network per loop in seconds; bounds the dela
 _STACK = (
     512 * 1024
 )  # bytes of a thread's stack; the default of 8 MB counts against the memory limit
+_LAST_WORDS = 2.0  # seconds in which the receipt of a wipe leaves; then the state is erased
 _NOTE_EVERY = 300.0  # seconds; spares flash; counter registers bridge what is lost
 
 
@@ -50,6 +54,10 @@ def run(config: Config, *, until_done: bool = False) -> dict[str, object]:
     Raises:
         EdgeError: The device cannot start.
     """
+    if is_wipe_due(
+        config.state, [config.keys.device]
+    ):  # this program was killed before it had erased everything
+        _wipe(config)
     sources, participants = open_sources(config), config.participants()
     outputs = {one.id: open_outputs(config, one.id) for one in participants}
     limit_memory(limits_of(config.limits).memory)
@@ -97,7 +105,16 @@ def run(config: Config, *, until_done: bool = False) -> dict[str, object]:
             has_arrived = {"sources": source_set.health()} if source_set.health() else {}
             health = [found for issuer in issuers for found in issuer.health()]
             written = {"outputs": health} if health else {}
-            return device.status() | has_arrived | written | reminders[0].status()
+            found = device.status() | has_arrived | written | reminders[0].status()
+        if device.is_wipe_ordered:
+            _wipe(config)
+        return found
+
+
+def _wipe(config: Config) -> None:
+    """Erase readings, models and keys, as the operator ordered."""
+    wipe_device(config.state, [config.keys.device], int(SystemClock().wall() / 1000))
+    logger.warning("device wiped %s", fields(state=config.state))
 
 
 def _issuer(
@@ -282,7 +299,12 @@ def _serve(
 ) -> None:
     """Read, tick, do the other turns, notify the service manager, and stop when requested."""
     every, notified, is_announced, stopped = watchdog_seconds(), client.now, False, ""
+    ordered_at = math.inf  # when the command to wipe the device arrived
     while not is_stopping() and not (until_done and client.is_settled):
+        if client.is_wipe_ordered:
+            ordered_at = min(ordered_at, client.now)
+            if client.now - ordered_at >= _LAST_WORDS:
+                return
         client.tick(0.0 if source_set.turn() else _TURN)
         for turn in turns:
             turn()

@@ -28,6 +28,7 @@ from edge_sdk.peers.membership import PeerMembership
 from edge_sdk.session.agenda import Agenda
 from edge_sdk.session.events import FoundBundle
 from edge_sdk.session.session import Connect, Session
+from edge_sdk.store.erasure import refuse_state
 from edge_sdk.store.store import DeviceStore
 from edge_sdk.training.active_run import RETURNS, ActiveRun, GivenUp
 from edge_sdk.training.bootstrap import (
@@ -124,13 +125,18 @@ class Client:
             raise
 
     def _report_store(self) -> None:
-        """Log records of the store that cannot be used; restart numbering under a new key."""
+        """Log records of the store that cannot be used; restart numbering under a new key.
+
+        Raises:
+            ConfigError: The state was wiped, or belongs to another fleet.
+        """
+        refuse_state(self._store, self.config.fleet)
         for what, value in self._store.found.items():
             record = {"what": what, "value": value}
             logger.error(
                 "stored value rejected %s", fields(**record, do="gridfed-edge check CONFIG")
             )
-        if self._store.own(kid_of(self._signer.public)):
+        if self._store.own(kid_of(self._signer.public), self.config.fleet):
             logger.warning("signing key changed")
 
     def _compose(self, methods: Mapping[str, Factory]) -> None:
@@ -318,8 +324,9 @@ class Client:
 
     def close(self) -> None:
         """Write readings, publish the offline status, and close the link and the store."""
-        self.flush()
-        self._scheduler.save_usage()
+        if not self.is_wipe_ordered:
+            self.flush()
+            self._scheduler.save_usage()
         self._session.close()
         self._store.close()
 
@@ -352,6 +359,11 @@ class Client:
     def why_stopped(self) -> str:
         """Reason why no updates are sent now, such as ``command`` or ``budget``; empty if none."""
         return self._session.participation.why_stopped
+
+    @property
+    def is_wipe_ordered(self) -> bool:
+        """Return whether an operator ordered the erasure of this device's state."""
+        return self._session.participation.is_wipe_ordered
 
     @property
     def is_done(self) -> bool:

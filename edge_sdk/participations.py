@@ -125,6 +125,11 @@ class Participations:
         return all(client.is_settled for client in self.clients)
 
     @property
+    def is_wipe_ordered(self) -> bool:
+        """Return whether an operator ordered the erasure of the device's state, in any run."""
+        return any(client.is_wipe_ordered for client in self.clients)
+
+    @property
     def is_linked(self) -> bool:
         """Return whether the broker has accepted every connection."""
         return all(client.is_linked for client in self.clients)

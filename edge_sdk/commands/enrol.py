@@ -1,7 +1,8 @@
 """Create this device's signing key, and print the line that the operator needs.
 
 The line has the id, the public key, and a proof that this device holds the private key. The
-private key never leaves this machine. An existing key is kept. Each further [[participation]] has a
+private key never leaves this machine. An existing key is kept; a wiped device begins again under a
+new one. Each further [[participation]] has a
 line of its own, with the same key and a label that names the device.
 
   gridfed-edge enrol meter.toml
@@ -18,6 +19,7 @@ from edge_sdk.app.permissions import make_private_folder
 from edge_sdk.commands.arguments import add_config
 from edge_sdk.config import PARTICIPATIONS, Config
 from edge_sdk.errors import ConfigError
+from edge_sdk.store.erasure import end_wipe
 from edge_sdk.wire.keys import (
     KeyFileError,
     SigningKey,
@@ -33,6 +35,8 @@ add_arguments = add_config
 def run(args: Namespace) -> CommandResult:
     """Create the key, and return the operator's line."""
     config = Config.load(args.config)
+    if not config.keys.device.exists():
+        end_wipe(config.state)
     found = enrol(config)
     further = [enrol(one) for one in config.participants()[1:]]
     made = "created a key" if found["is_new"] else "this device has a key already"

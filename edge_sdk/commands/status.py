@@ -30,6 +30,7 @@ from edge_sdk.session.durable_outbox import REMEDIES
 from edge_sdk.session.participation import BUDGET_EXHAUSTED
 from edge_sdk.session.rollout_inbox import saved_rollout
 from edge_sdk.session.run_choice import declined_runs
+from edge_sdk.store.erasure import WIPE_ORDERED, WIPED
 from edge_sdk.store.schema import FILE
 from edge_sdk.store.store import DeviceStore, LearnedState
 from edge_sdk.training import bootstrap
@@ -89,7 +90,7 @@ def status(config: Config, beside: tuple[ParticipationCharges, ...] = ()) -> dic
             "starts": store.fact("starts"),
             "connections": store.fact("conn"),
             **({"declined": dict(declined)} if (declined := declined_runs(store)) else {}),
-            "stopped": "command" if store.fact("stopped") else _refused(store) or exhausted,
+            "stopped": _stopped(store) or exhausted,
             "readings": store.count_readings(),
             "bytes": store.size(),
             "history": kept(config, store, announced),
@@ -105,6 +106,13 @@ def status(config: Config, beside: tuple[ParticipationCharges, ...] = ()) -> dic
 def _rollout(store: DeviceStore) -> dict[str, Any]:
     """Return the device's part in the rollout that it follows; empty without one."""
     return trial_summary(saved_rollout(store), saved_trial(store))
+
+
+def _stopped(store: DeviceStore) -> str:
+    """Return what stops the device apart from its budget; empty if nothing does."""
+    if store.fact(WIPED) or store.fact(WIPE_ORDERED):
+        return "wiped" if store.fact(WIPED) else "to be wiped"
+    return "command" if store.fact("stopped") else _refused(store)
 
 
 def _refused(store: DeviceStore) -> str:

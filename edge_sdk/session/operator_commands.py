@@ -9,6 +9,7 @@ from edge_sdk.app.cli import fields
 from edge_sdk.session.command_log import CommandRepeated, CommandSuperseded
 from edge_sdk.session.events import SessionEvent, TaskWithdrawn
 from edge_sdk.session.parts import SessionParts
+from edge_sdk.store.erasure import WIPE_ORDERED
 from edge_sdk.wire.errors import Reason
 from edge_sdk.wire.protocol import messages as m
 
@@ -49,8 +50,11 @@ class OperatorCommands:
                 pass
             case _:
                 code = yield from self._execute(command)
-                is_held = int(self._parts.participation.is_held)
-                self._parts.commands.add(command.num, ref, code, stopped=is_held)
+                participation = self._parts.participation
+                facts = {"stopped": int(participation.is_held)}
+                if participation.is_wipe_ordered:
+                    facts[WIPE_ORDERED] = 1
+                self._parts.commands.add(command.num, ref, code, **facts)
         receipt = m.ReceiptMessage(life=0, seq=command.num, ref=ref, code=code, run=0, round=0)
         self._parts.link.send(receipt)
 
@@ -58,11 +62,14 @@ class OperatorCommands:
         """Execute a command; return its result code."""
         logger.info("command executed %s", fields(op=command.op))
         match command.op:
-            case "stop" | "resume":
+            case "stop" | "resume" if not self._parts.participation.is_wipe_ordered:
                 self._parts.participation.hold(is_held=command.op == "stop")
                 yield TaskWithdrawn()
                 if not self._parts.participation.is_held:
                     yield from self._reconsider()
+            case "wipe":
+                self._parts.participation.order_wipe()
+                yield TaskWithdrawn()
             case "report":
                 self._parts.reporter.send()
             case "budget" if 0 <= command.args.get("releases", -1.0) <= m.RELEASES_LIMIT:

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from edge_sdk.session.durable_outbox import BudgetRefused, DurableOutbox
 from edge_sdk.session.link_quota import LinkQuota
 from edge_sdk.session.task_inbox import TaskInbox
+from edge_sdk.store.erasure import WIPE_ORDERED
 from edge_sdk.store.store import DeviceStore
 
 BETWEEN_ROUNDS = 0
@@ -27,6 +28,7 @@ class Participation:
 
     Attributes:
         is_held: True while an operator's command stops the device.
+        is_wipe_ordered: True from the command to erase the device's state on.
         is_budget_exhausted: True if the privacy budget has no room for a release.
         releases_allowed: Total releases that the operator allows; None applies the configured
             budget.
@@ -37,6 +39,7 @@ class Participation:
     ) -> None:
         self._store, self._outbox, self._inbox, self._quota = store, outbox, inbox, quota
         self.is_held = bool(store.fact("stopped"))
+        self.is_wipe_ordered = bool(store.fact(WIPE_ORDERED))
         self.is_budget_exhausted = False
         allowed = store.fact("releases allowed", -1)
         self.releases_allowed = allowed if allowed >= 0 else None
@@ -46,6 +49,10 @@ class Participation:
     def hold(self, *, is_held: bool) -> None:
         """Stop or resume by command; ``CommandLog.add`` saves it with the command."""
         self.is_held = is_held
+
+    def order_wipe(self) -> None:
+        """Release nothing more: the state is to be erased; saved as by ``hold``."""
+        self.is_held = self.is_wipe_ordered = True
 
     def exhaust_budget(self) -> bool:
         """Stop releases: the privacy budget is exhausted. Return False if it was before."""

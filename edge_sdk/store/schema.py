@@ -13,6 +13,8 @@ from edge_sdk.errors import StoreBusy, StoreError, StoreNewer
 from edge_sdk.store.ledger_rows import before_the_ledger, write_charges
 
 FILE = "device.db"
+INSTALLED = "bundle"
+"""Folder inside a state folder that holds bundles installed from the fleet."""
 APPLICATION = 0x47464544  # "GFED"
 SCHEMA = 2
 _TABLES = """

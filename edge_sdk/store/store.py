@@ -285,17 +285,18 @@ class DeviceStore:
         except WireError:
             return {}
 
-    def own(self, kid: bytes) -> bool:
-        """Record the key in use; return whether it differs from the one before.
+    def own(self, kid: bytes, fleet: str = "") -> bool:
+        """Record the key and the fleet in use; return whether the key differs from the one before.
 
         A new key begins new numbers where those before are unusable. Charges remain charged, except
         ledger lines that cannot be read: they are left out from then on.
         """
         before = self.paper("key")
-        if before == kid:
-            return False
-        if before is None:
-            self.file_paper("key", kid)
+        if before in (None, kid):
+            if before is None or (fleet and self.paper("fleet") is None):
+                with self._writing() as db:
+                    rows = [("key", kid), ("fleet", fleet.encode())]
+                    db.executemany("INSERT OR REPLACE INTO papers VALUES (?, ?)", rows)
             return False
         numbers = self.numbers()
         numbers = replace(numbers, life=numbers.life if numbers.life <= LIFE_LEAP else 0, seq=0)

@@ -29,6 +29,7 @@ from edge_sdk.session.announcements import saved_message
 from edge_sdk.session.events import FoundBundle
 from edge_sdk.session.key_ring import KeyRing
 from edge_sdk.session.signed_link import Will
+from edge_sdk.store.schema import INSTALLED
 from edge_sdk.store.store import DeviceStore, LearnedState
 from edge_sdk.training.model_runtime import ModelRuntime
 from edge_sdk.training.retention import history_of
@@ -44,9 +45,6 @@ from edge_sdk.wire.plugin_registry import known_names
 from edge_sdk.wire.protocol import messages as m
 from edge_sdk.wire.protocol.codec import pack_leaves, unpack_leaves
 from edge_sdk.wire.schema import SchemaError
-
-INSTALLED = "bundle"
-"""Folder inside the device's state folder that holds bundles installed from the fleet."""
 
 NEIGHBOURS = "neighbours"
 """Name under which the store keeps the latest list of peers from the aggregator."""

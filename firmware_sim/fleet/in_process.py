@@ -15,8 +15,9 @@ from edge_sdk import Client, Config, Reading
 from edge_sdk.app.clock import Clock
 from edge_sdk.app.settings import seconds
 from edge_sdk.forecasting.series import Series, SeriesRow
+from edge_sdk.store.schema import INSTALLED
 from edge_sdk.store.store import DeviceStore
-from edge_sdk.training.bootstrap import INSTALLED, open_bundle
+from edge_sdk.training.bootstrap import open_bundle
 from edge_sdk.training.retention import history_of
 from edge_sdk.training.run_role import RunnableBundle, series_for
 from edge_sdk.wire.contract.manifest import Manifest

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from edge_sdk.errors import ConfigError
 from edge_sdk.forecasting.series import Reading
 from edge_sdk.wire import keys
 from edge_sdk.wire.errors import Reason
@@ -236,9 +237,27 @@ def test_a_stop_command_is_executed_receipted_and_survives_a_restart(fleet):
 def test_an_unknown_command_is_refused_with_a_reason(fleet):
     fleet.device.start()
     fleet.run()
-    fleet.server.tell(m.CommandMessage(num=1, op="wipe"))
+    fleet.server.tell(m.CommandMessage(num=1, op="reenrol"))
     fleet.run()
     assert fleet.server.receipts[0].code == 81
+
+
+def test_a_device_that_is_to_be_wiped_sends_its_receipt_and_no_update_ever_after(fleet):
+    fleet.device.start()
+    fleet.device.observe()
+    fleet.run()
+    fleet.server.tell(m.CommandMessage(num=1, op="wipe"))
+    fleet.run()
+    assert [(r.seq, r.code) for r in fleet.server.receipts] == [(1, 0)]
+    assert fleet.device.client.is_wipe_ordered
+    fleet.server.tell(m.CommandMessage(num=2, op="resume"))
+    fleet.server.open_round(0, 0, W0)
+    fleet.run(30, seconds=0.5)
+    assert fleet.server.receipts[-1].code == 81  # nothing resumes it
+    assert fleet.server.updates == []
+    fleet.device.kill()
+    with pytest.raises(ConfigError, match="wiped"):
+        fleet.device.start()
 
 
 def test_at_most_hold_updates_wait_for_receipts(fleet):
