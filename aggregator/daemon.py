@@ -506,6 +506,7 @@ class Daemon:
         self.metrics.rollout_stage.clear()
         if state is not None:
             self.metrics.rollout_stage.labels(state.phase).set(state.stage)
+            self.metrics.rollout_harm.set(state.phase == "return" and state.why == "harm")
 
     def _measure(self) -> None:
         self._view.measure()

@@ -114,6 +114,11 @@ class Metrics:
             ["phase"],
             registry=own,
         )
+        self.rollout_harm = Gauge(
+            "gridfed_rollout_harmful",
+            "1 if the newest rollout was taken back because members lost too many days with it.",
+            registry=own,
+        )
         self.score_answers = Gauge(
             "gridfed_score_answers",
             "Answers in the newest histogram of scores.",

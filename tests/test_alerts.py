@@ -91,6 +91,7 @@ QUIET = {
     "gridfed_devices_flooding": "0x600",
     "gridfed_internal_errors_total": "0x600",
     "gridfed_run_halted": "0x600",
+    "gridfed_rollout_harmful": "0x600",
 }
 LOUD = {
     "GridfedNoRoundCloses": {"gridfed_round": "7x600"},
@@ -113,6 +114,7 @@ LOUD = {
     "GridfedDeviceFloods": {"gridfed_devices_flooding": "1x600"},
     "GridfedDefect": {"gridfed_internal_errors_total": "0+1x600"},
     "GridfedRunHalted": {"gridfed_run_halted": "1x600"},
+    "GridfedRolloutStopped": {"gridfed_rollout_harmful": "1x600"},
 }
 
 

@@ -210,45 +210,6 @@ def _contact_reasons(facts: ParticipationFacts) -> list[str]:
     return [f"It is {state}. Check its power and its link."] if state in {"offline", "lost"} else []
 
 
-def rollout_sentence(found: Mapping[str, Any]) -> str:
-    """Return one sentence that says what the newest rollout does.
-
-    Args:
-        found: Summary of the rollout; empty without one.
-
-    Example:
-        >>> rollout_sentence({})
-        'No bundle is let out in waves now.'
-        >>> now = {"bundle": "load", "version": 2, "phase": "run", "stage": 1, "waves": [1, 5.0],
-        ...        "days passed": 2, "days needed": 3}
-        >>> rollout_sentence(now)
-        'load version 2 is served in 1 % of the fleet: stage 1 of 2, 2 of 3 days passed.'
-        >>> rollout_sentence({**now, "phase": "return", "why": "harm"})
-        'load version 2 is taken back from all devices, because members lost too many days with it.'
-    """
-    if not found:
-        return "No bundle is let out in waves now."
-    name, stage, waves = (
-        f"{found['bundle']} version {found['version']}",
-        found["stage"],
-        found["waves"],
-    )
-    if found["phase"] == "return":
-        harm = "because members lost too many days with it"
-        why = harm if found["why"] == "harm" else "on an operator's order"
-        return f"{name} is taken back from all devices, {why}."
-    if found["phase"] == "done":
-        return f"{name} has passed all waves: announce it, so that it takes part in a run."
-    where = (
-        f"served in {waves[stage - 1]:g} % of the fleet" if stage else "scored, served by no device"
-    )
-    days = f"{found['days passed']} of {found['days needed']} days passed"
-    paused = (
-        " It is paused: no further device begins to serve it." if found["phase"] == "pause" else ""
-    )
-    return f"{name} is {where}: stage {stage} of {len(waves)}, {days}.{paused}"
-
-
 def rule_name(config: AggregatorConfig) -> str:
     """Return the rule of a run with its pre-aggregation, as ``nnm+krum``."""
     if config.run.method not in METHODS or METHODS[config.run.method].own:

@@ -15,18 +15,18 @@ from aggregator.console.fleet_summary import (
     notices,
     planned_start,
     reasons_for_absence,
-    rollout_sentence,
     rule_name,
 )
+from aggregator.console.forecast_page import device_forecast
 from aggregator.console.live_status import LiveStatus
 from aggregator.console.order_log import given_orders, queued_orders
+from aggregator.console.rollout_page import fleet_rollout, rollout_values
 from aggregator.operations.control_queue import OPS
 from aggregator.operations.operator_alerts import offline
 from aggregator.operations.refusal_guide import ADVICE
-from aggregator.operations.rollout_control import summary as rollout_summary
 from aggregator.operations.status_snapshot import excluded, from_others
 from aggregator.rules import BEFORE, RULES
-from aggregator.store.opener import open_overview, open_store
+from aggregator.store.opener import open_overview
 from aggregator.store.overview import DeviceFilter, StoreOverview
 from edge_sdk.wire.errors import Reason
 from edge_sdk.wire.keys import KeyFileError, kid_of, read_public
@@ -67,9 +67,11 @@ class ConsolePages:
         with self.open() as store:
             runs, states = self._runs(store, document), store.states()
             rounds = store.rounds(runs[0].number, 8) if runs else []
+        needed, rollout = fleet_rollout(self.config)
         return {
             "sentence": happening(document, runs),
-            "notices": notices(document, states),
+            "notices": [*notices(document, states), *needed],
+            "rollout": rollout,
             "runs": runs,
             "states": states,
             "online": {k: v for k, v in document.get("devices", {}).items() if k != "enrolled"},
@@ -197,6 +199,7 @@ class ConsolePages:
             "kids": [kid_of(bytes.fromhex(key)).hex() for key in found.keys],
             "limit": self.config.admission.max_updates,
             "ops": OPS,
+            "forecast": device_forecast(self.config, found.id),
         }
 
     def budgets(self, query: Query) -> Values:
@@ -280,15 +283,8 @@ class ConsolePages:
         }
 
     def rollout(self, _query: Query) -> Values:
-        """Return the newest rollout: its stage, places, daily results and changes."""
-        with open_store(self.config.database, read_only=True) as store:
-            found = rollout_summary(store, self.config.fleet)
-        return {
-            "rollout": found,
-            "sentence": rollout_sentence(found),
-            "is_open": found.get("phase") in ("run", "pause"),
-            "is_daemon_up": bool(self.live.document()),
-        }
+        """Return the newest rollout."""
+        return rollout_values(self.config, is_daemon_up=bool(self.live.document()))
 
     def keys(self, _query: Query) -> Values:
         """Return the keys in use and the files that expire."""

@@ -72,11 +72,13 @@ class OpenRollout:
         plan: Its signed description.
         of: Reference of the description.
         state: Its present stage.
+        begun: Day on which it began; no member compares earlier days.
     """
 
     plan: RolloutMessage
     of: bytes
     state: RolloutState
+    begun: int = 0
 
 
 def newest(store: Store, fleet: str) -> OpenRollout | None:
@@ -86,7 +88,7 @@ def newest(store: Store, fleet: str) -> OpenRollout | None:
     if not payload or not changes:
         return None
     body, last = unproved(payload), changes[-1]
-    return OpenRollout(decode(RolloutMessage, body), last.of, _state(last))
+    return OpenRollout(decode(RolloutMessage, body), last.of, _state(last), changes[0].since)
 
 
 def _state(change: RolloutChange) -> RolloutState:
@@ -251,7 +253,11 @@ class RolloutControl:
         return f"rollout of {plan.name} version {plan.version} is running"
 
     def record(self, device: str, trial: TrialMessage) -> bool:
-        """Record a member's report; return False for one that is not of this rollout's members."""
+        """Record a member's report; return False for one that is not of this rollout's members.
+
+        Days before the rollout do not count: evidence grows with every day that a device loses, so
+        a device that lies about the past could stop any rollout alone.
+        """
         open_ = self._open
         if open_ is None or trial.of != open_.of:
             return False
@@ -264,7 +270,7 @@ class RolloutControl:
         results = {
             trial.day - back: (word == 2, is_serving)
             for back, word in enumerate(trial.lost)
-            if word
+            if word and trial.day - back >= open_.begun
         }
         report = DeviceTrial(device, trial.state, trial.day, results)
         self._store.record_trial(open_.of, report)
@@ -317,7 +323,7 @@ class RolloutControl:
     def _change(self, open_: OpenRollout, after: RolloutState, who: str) -> None:
         now = self._clock.wall()
         published = _save(self._store, self._ends, open_.of, after, who=who, now=now)
-        self._open = OpenRollout(open_.plan, open_.of, after)
+        self._open = replace(open_, state=after)
         self._publish([Publication(topic, payload) for topic, payload in published.items()])
 
 

@@ -6,6 +6,7 @@ Devices and aggregator are those of the field; only the link and the clock are t
 from __future__ import annotations
 
 import math
+import os
 from collections import Counter
 from types import SimpleNamespace
 from unittest import mock
@@ -29,7 +30,7 @@ def salt(length):
     return bytes(range(length))
 
 
-DEVICES = 60
+DEVICES = int(os.environ.get("GRIDFED_ROLLOUT_DEVICES", "60"))
 RUN = {"schedule": {"rounds_per_day": 1}, "settings": {"steps": 1, "rate": 0.003}}
 
 

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from aggregator.config import AggregatorConfig, bind
+from aggregator.ingress.forecast_book import ForecastBook
 from aggregator.ingress.score_book import DAY, ScoreBook
 from aggregator.operations.run_setup import set_up
 from aggregator.rounds.announcements import Ends
@@ -23,7 +24,7 @@ from edge_sdk.wire.errors import Reason
 from edge_sdk.wire.protocol import topics
 from edge_sdk.wire.protocol.codec import encode
 from edge_sdk.wire.protocol.envelope import digest, ref
-from edge_sdk.wire.protocol.messages import RolloutMessage, ScoreMessage
+from edge_sdk.wire.protocol.messages import ForecastMessage, RolloutMessage, ScoreMessage
 from firmware_sim.fleet.federation import free_port
 from tests.aggregator.conftest import ONLINE, ROOT
 from tests.aggregator.console.browser import Browser
@@ -66,6 +67,20 @@ def fill(config, *, devices=6, rounds=3):
     for n in range(devices):
         answer = ScoreMessage(20_415, "error-ratio", 8, "k-ary", 1.0, bytes((n % 8,)))
         book.record(f"meter-{n}", answer, 20_415 * DAY)
+    send_forecast(config, "meter-1")
+
+
+def send_forecast(config, device, **changes):
+    """Store a forecast of a day, as a device sends it whose owner allows that."""
+    values = np.array([1.0 + 0.05 * hour for hour in range(24)])
+    fields = {
+        "t": 1_763_888_400_000, "start": 1_763_888_400_000, "step": 3_600_000, "num": 24,
+        "stream": "elec.import.energy", "model": "load-mlp", "bundle": 2, "run": 1, "source": "model",
+        "by": "tuned", "version": 3, "error": 0.125, "coverage": 0.9,
+        "blob": np.stack([values, values - 0.5, values + 0.5]).astype("<f4").tobytes(),
+    }  # fmt: skip
+    message = ForecastMessage(**{**fields, **changes})
+    assert ForecastBook(config.forecasts_folder).record(device, message, encode(message))
 
 
 def let_out(store):

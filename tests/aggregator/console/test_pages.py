@@ -2,22 +2,28 @@
 
 import hashlib
 import re
+from dataclasses import replace
 from html import unescape
 from html.parser import HTMLParser
 from urllib.parse import quote, urlsplit
 
+import numpy as np
 import pytest
 
 from aggregator.console import live_status
 from aggregator.console.rendering import PAGES
 from aggregator.operations.control_queue import waiting
 from aggregator.operations.refusal_guide import ADVICE
+from aggregator.rounds.announcements import Ends
 from aggregator.store.opener import open_store
 from aggregator.store.types import DeviceTrial, EnrolledDevice
 from edge_sdk.wire import keys
 from edge_sdk.wire.errors import Reason
+from edge_sdk.wire.protocol import topics
+from edge_sdk.wire.protocol.messages import BundleMessage
+from tests.aggregator.conftest import ROOT
 from tests.aggregator.console.browser import token_in
-from tests.aggregator.console.conftest import BROWSER, HOSTILE, fill
+from tests.aggregator.console.conftest import BROWSER, HOSTILE, fill, send_forecast
 
 ADDRESSES = [address for address, _ in PAGES]
 DETAILS = [
@@ -134,7 +140,7 @@ def test_pages_have_headings_labels_and_table_heads(full):
 
 
 def test_every_chart_has_a_name_and_a_table(full):
-    for address in ("/run?run=1", "/suspects"):
+    for address in ("/run?run=1", "/suspects", "/device?id=meter-1"):
         text = full.get(address).text
         assert 'role="img" aria-label="' in text
         assert text.index("<svg") < text.rindex("<table>")
@@ -271,6 +277,66 @@ def test_a_change_of_the_rollout_changes_the_fingerprint(full, config):
             last.of, DeviceTrial("meter-2", "score", 20_782, {20_782: (False, False)})
         )
     assert full.console.pages.fingerprint() != before
+
+
+def ended(config, phase, stage, why):
+    """Let the rollout of the database end."""
+    with open_store(config.database) as store:
+        last = store.rollout_changes()[-1]
+        store.change_rollout(replace(last, phase=phase, stage=stage, why=why), {})
+
+
+def test_a_rollout_that_harm_stopped_needs_a_person_until_another_begins(full, config):
+    before = unescape(full.get("/").text)
+    assert "Rollout of load version 2: at wave 5 %, stage 1 of 2." in before
+    assert "stopped" not in before
+    ended(config, "return", 1, "harm")
+    text = unescape(full.get("/").text)
+    assert "Rollout of load version 2 stopped at wave 5 %: members lost too many days" in text
+    assert "stage 1 of 2" not in text
+    ended(config, "return", 1, "operator: complaints")
+    assert "Rollout of load" not in full.get("/").text, "the operator knows"
+
+
+def test_a_rollout_that_has_passed_needs_a_person_until_it_is_announced(full, config):
+    ended(config, "done", 2, "passed")
+    assert "has passed all waves. Promote and announce it" in unescape(full.get("/").text)
+    run = BundleMessage(
+        serial=9, name="load", version=2, digest=b"t" * 32, size=900, spec=bytes(16), sdk="1.0",
+        method="fedavg", run=2, shared=(),
+    )  # fmt: skip
+    with open_store(config.database) as store:
+        topic = topics.common("north", "bundle")
+        store.announce({topic: Ends("north", ROOT).to_all(run, "_root")})
+    assert "Rollout of load" not in full.get("/").text
+
+
+def test_the_device_page_shows_the_forecast_that_the_device_sends(full, config):
+    text = unescape(full.get("/device?id=meter-1").text)
+    figure = re.search(r"<figure>.*?</figure>", text, re.DOTALL)[0]
+    assert figure.count("<circle") == 72
+    assert "hours after 2025-11-23 09:00 UTC" in figure
+    assert "by load-mlp version 2, candidate tuned; held-back error 0.125 kWh" in text
+    assert "contain 90 % of the values" in text
+    rows = re.findall(
+        r"<tr><td><time[^>]*>([^<]*)</time></td>" + r'<td class="num">([^<]*)</td>' * 3, text
+    )
+    assert rows[0] == ("2025-11-23 09:00:00 UTC", "1.000", "0.5000", "1.500")
+    assert len(rows) == 24
+    other = unescape(full.get("/device?id=meter-2").text)
+    assert "None is stored: the device sends its forecasts only with" in other
+    assert "<figure>" not in other
+
+
+def test_a_forecast_without_interval_and_with_hostile_texts_is_text(full, config):
+    values = np.full((3, 24), np.nan, "<f4")
+    values[0] = 1.0
+    changes = {"stream": HOSTILE, "model": HOSTILE, "by": HOSTILE, "source": HOSTILE}
+    send_forecast(config, "meter-2", blob=values.tobytes(), coverage=None, **changes)
+    text = full.get("/device?id=meter-2").text
+    assert "it has no interval" in text
+    assert text.count("<circle") == 24
+    assert "<script>alert" not in text
 
 
 def test_suspects_show_times_credit_and_signs_of_clones(full, monkeypatch):

@@ -163,15 +163,30 @@ def test_acts_have_who_and_when_and_are_published(fleet):
 def test_reports_that_do_not_count(fleet):
     outside = next(one for one in fleet.devices if role(fleet.plan, 0, one) == "none")
     member = next(one for one in fleet.devices if role(fleet.plan, 0, one) == "score")
-    good = TrialMessage(fleet.of, "score", FIRST - 1, (2,))
+    good = TrialMessage(fleet.of, "score", FIRST, (2,))
+    fleet.clock.day += 1
     assert not fleet.control.record(outside, good)
     assert not fleet.control.record(member, replace(good, of=bytes(16)))
-    assert not fleet.control.record(member, replace(good, day=FIRST + 1))
+    assert not fleet.control.record(member, replace(good, day=FIRST + 2))
     assert fleet.store.trials(fleet.of) == []
     assert fleet.control.record(member, good)
-    assert fleet.control.record(member, replace(good, day=FIRST, lost=(0, 1)))
+    assert fleet.control.record(member, replace(good, day=FIRST + 1, lost=(0, 1)))
     (trial,) = fleet.store.trials(fleet.of)
-    assert trial.results == {FIRST - 1: (True, False)}  # the first word of a day stays
+    assert trial.results == {FIRST: (True, False)}  # the first word of a day stays
+
+
+def test_a_member_that_lies_about_the_days_before_the_rollout_stops_nothing(fleet):
+    """Each lost day multiplies the evidence by up to 1.94, and 1970 is twenty thousand days ago."""
+    liar = next(one for one in fleet.devices if role(fleet.plan, 0, one) == "score")
+    for day in range(FIRST - 100, FIRST, 7):
+        assert fleet.control.record(liar, TrialMessage(fleet.of, "score", day, (2,) * 7))
+    assert fleet.control.record(liar, TrialMessage(fleet.of, "score", FIRST, (2,) * 7))
+    fleet.restart()
+    assert fleet.control.record(liar, TrialMessage(fleet.of, "score", FIRST, (2,) * 7))
+    fleet.control.advance()
+    assert fleet.open.state.phase == "run"
+    (trial,) = fleet.store.trials(fleet.of)
+    assert trial.results == {FIRST: (True, False)}
 
 
 def test_the_summary_counts_devices_that_say_nothing(fleet):
