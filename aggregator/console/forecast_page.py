@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any
 
 from markupsafe import Markup
 
 from aggregator.analysis.line_chart import line_chart
-from aggregator.config import AggregatorConfig
+from aggregator.config import AggregatorConfig, bind
 from aggregator.ingress.forecast_book import ForecastBook, steps_of
-from edge_sdk.forecasting.series import STREAMS
+from edge_sdk.app.cli import Failure
 from edge_sdk.wire.protocol.topics import is_device_id
 
 
@@ -27,7 +28,7 @@ def device_forecast(config: AggregatorConfig, device: str) -> Mapping[str, Any] 
     if found is None:
         return None
     steps = steps_of(found)
-    unit = STREAMS[found.stream].unit if found.stream in STREAMS else "unit of the stream"
+    unit = unit_of(config, found.stream)
     return {
         "issued": found.t,
         "stream": found.stream,
@@ -42,6 +43,16 @@ def device_forecast(config: AggregatorConfig, device: str) -> Mapping[str, Any] 
         "steps": steps,
         "chart": forecast_chart(found.stream, unit, steps),
     }
+
+
+def unit_of(config: AggregatorConfig, stream: str) -> str:
+    """Return the unit of a stream by the bundles of the configured runs."""
+    for view in config.views():
+        with suppress(Failure):
+            target = bind(view).bundle.manifest.target
+            if target.stream == stream:
+                return target.unit
+    return "unit of the stream"
 
 
 def forecast_chart(stream: str, unit: str, steps: Sequence[Mapping[str, Any]]) -> Markup:
