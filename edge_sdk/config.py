@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
+from edge_sdk.app.enrolment_settings import CaSection
 from edge_sdk.app.settings import Duration, Loaded, SettingsError, load, seconds
 from edge_sdk.limits.resource_limits import LimitsSection
 from edge_sdk.methods.topology import NeighboursSection
@@ -230,6 +231,7 @@ class Config:
     broker: BrokerSection
     keys: KeysSection
     privacy: PrivacySection
+    ca: CaSection = field(default_factory=CaSection)
     accept: AcceptSection = field(default_factory=AcceptSection)
     training: TrainingSection = field(default_factory=TrainingSection)
     forecast: ForecastSection = field(default_factory=ForecastSection)
@@ -253,6 +255,8 @@ class Config:
                 "accept.rollouts: a report is computed from readings without noise, so sending it voids "
                 "the claim of [privacy]; remove it, or set privacy.mechanism.name = 'none'"
             )
+        broker = self.broker
+        self.ca.require_one_file(broker.cert_file, broker.key_file, is_alone=not self.participation)
         ids = [self.id, *(one.id for one in self.participation)]
         for number, one in enumerate(self.participation):
             where = f"participation[{number}]"

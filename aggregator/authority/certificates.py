@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
+import hashlib
 import ipaddress
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Literal
+from typing import Final, Literal
 
 from cryptography import x509
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
+from cryptography.hazmat.primitives.serialization import pkcs7
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-Role = Literal["device", "aggregator", "broker"]
+from edge_sdk.wire.link.certificate_request import (
+    IDENTITY_OID,
+    CertificateAnswerError,
+    identity_in,
+)
+
+Certificate = x509.Certificate
+Role = Literal["device", "aggregator", "broker", "est", "claim"]
+SERVERS: Final = ("broker", "est")
+"""Roles whose certificate names hosts."""
 PublicKey = ec.EllipticCurvePublicKey | ed25519.Ed25519PublicKey | rsa.RSAPublicKey
 PrivateKey = ec.EllipticCurvePrivateKey
 
@@ -27,6 +38,8 @@ _USES = {
     "device": [ExtendedKeyUsageOID.CLIENT_AUTH],
     "aggregator": [ExtendedKeyUsageOID.CLIENT_AUTH],
     "broker": [ExtendedKeyUsageOID.SERVER_AUTH],
+    "est": [ExtendedKeyUsageOID.SERVER_AUTH],
+    "claim": [ExtendedKeyUsageOID.CLIENT_AUTH],
 }
 
 
@@ -98,18 +111,19 @@ def issue(
     Args:
         authority: Signs it.
         name: Common name: a device's id, ``_agg``, or a broker's first host name.
-        role: Decides what the certificate may be used for: a device's cannot serve TLS.
+        role: Decides what the certificate may be used for: a device's cannot serve TLS. A claim's
+            is for one enrolment, and of an authority that no broker trusts.
         key: Public key of its holder.
         now: Present time, with a time zone.
         lifetime: Time that it is valid; it ends with the authority's certificate at the latest.
-        hosts: Host names and addresses of a broker.
+        hosts: Host names and addresses of a broker or an EST server.
 
     Raises:
-        CertificateError: A broker without a host, hosts of another role, an expired authority, or a
+        CertificateError: A server without a host, hosts of another role, an expired authority, or a
             key that is too weak.
     """
-    if (role == "broker") != bool(hosts):
-        wanted = "at least one host name or address" if role == "broker" else "no host names"
+    if (role in SERVERS) != bool(hosts):
+        wanted = "at least one host name or address" if role in SERVERS else "no host names"
         raise CertificateError(f"{role} {name}: expected {wanted}, got {len(hosts)}")
     last = authority.certificate.not_valid_after_utc
     if now >= last:
@@ -183,6 +197,133 @@ def request_key(pem: bytes) -> PublicKey:
     if not is_valid:
         raise CertificateError("the request's signature is not of the key in it")
     return check_key(key)
+
+
+@dataclass(frozen=True, slots=True)
+class CertificateRequest:
+    """A certificate request (PKCS #10) with a valid signature.
+
+    Attributes:
+        name: Common name; empty without one.
+        key: Public key, strong enough for a certificate.
+        spki: The key as DER (SubjectPublicKeyInfo).
+        identity: Identity key of a device, raw Ed25519; empty without one.
+        proof: Its signature, to be verified by the caller; empty without one.
+    """
+
+    name: str
+    key: PublicKey
+    spki: bytes
+    identity: bytes = b""
+    proof: bytes = b""
+
+    @property
+    def key_digest(self) -> str:
+        """Return the SHA-256 of the public key, as hexadecimal digits."""
+        return hashlib.sha256(self.spki).hexdigest()
+
+
+def read_request(der: bytes) -> CertificateRequest:
+    """Read a request in DER.
+
+    Raises:
+        CertificateError: It is no request, its signature is wrong, its key is too weak, or its
+            identity has another form.
+    """
+    try:
+        request = x509.load_der_x509_csr(der)
+        is_valid = request.is_signature_valid
+        key = request.public_key()
+        names = request.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
+        found = [one for one in request.extensions if one.oid.dotted_string == IDENTITY_OID]
+    except (ValueError, TypeError, UnsupportedAlgorithm, x509.InvalidVersion) as error:
+        raise CertificateError(f"not a certificate request: {error}") from error
+    except (x509.DuplicateExtension, x509.UnsupportedGeneralNameType) as error:
+        raise CertificateError(f"not a usable certificate request: {error}") from error
+    if not is_valid:
+        raise CertificateError("the request's signature is not of the key in it")
+    checked = check_key(key)
+    spki = checked.public_bytes(
+        serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo
+    )
+    identity = proof = b""
+    if found:
+        value = found[0].value
+        try:
+            raw = value.value if isinstance(value, x509.UnrecognizedExtension) else b""
+            identity, proof = identity_in(raw)
+        except CertificateAnswerError as error:
+            raise CertificateError(str(error)) from error
+    name = str(names[0].value) if len(names) == 1 else ""
+    return CertificateRequest(name, checked, spki, identity, proof)
+
+
+def certs_only(certificates: Sequence[x509.Certificate]) -> bytes:
+    """Return certificates as a PKCS #7 message without content and signature (RFC 5652), DER."""
+    return pkcs7.serialize_certificates(list(certificates), serialization.Encoding.DER)
+
+
+@dataclass(frozen=True, slots=True)
+class PresentedCertificate:
+    """The certificate of a TLS client, whose chain was verified but not its dates.
+
+    Attributes:
+        serial: Serial number, hexadecimal.
+        name: Common name; empty without one.
+        issuer: Common name of its issuer.
+        expires: End of its validity.
+    """
+
+    serial: str
+    name: str
+    issuer: str
+    expires: datetime
+
+
+def presented(der: bytes) -> PresentedCertificate:
+    """Read a TLS client's certificate.
+
+    Raises:
+        CertificateError: It cannot be read.
+    """
+    try:
+        found = x509.load_der_x509_certificate(der)
+        names = [
+            one.get_attributes_for_oid(NameOID.COMMON_NAME) for one in (found.subject, found.issuer)
+        ]
+    except (ValueError, TypeError, x509.InvalidVersion) as error:
+        raise CertificateError(f"not a certificate: {error}") from error
+    name, issuer = (str(one[0].value) if one else "" for one in names)
+    return PresentedCertificate(f"{found.serial_number:x}", name, issuer, found.not_valid_after_utc)
+
+
+def described_server(pem: bytes) -> tuple[datetime, list[str]]:
+    """Return end of validity, and sorted host names and addresses, of a server's certificate.
+
+    Raises:
+        CertificateError: It cannot be read.
+    """
+    try:
+        found = x509.load_pem_x509_certificate(pem)
+        names = found.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except (ValueError, TypeError, x509.ExtensionNotFound) as error:
+        raise CertificateError(f"not a server's certificate: {error}") from error
+    return found.not_valid_after_utc, sorted(str(one.value) for one in names)
+
+
+def certificate_of(der: bytes) -> x509.Certificate:
+    """Return a certificate of the authority's own record, from DER."""
+    return x509.load_der_x509_certificate(der)
+
+
+def der_of(made: x509.Certificate) -> bytes:
+    """Return a certificate as DER."""
+    return made.public_bytes(serialization.Encoding.DER)
+
+
+def fingerprint_of(made: x509.Certificate) -> str:
+    """Return the SHA-256 of a certificate, as hexadecimal digits."""
+    return made.fingerprint(hashes.SHA256()).hex()
 
 
 def check_key(key: object) -> PublicKey:

@@ -1,65 +1,35 @@
 """Keep an authority in a folder: its key, its certificate, the record of what it issued, and its list.
 
-``issued.jsonl`` is the record: a line is appended and synced before a certificate or a list is
-written. A certificate that exists is therefore always in the record; after a power cut the list is
-written again from it.
+An entry is committed to the record before a certificate or a list is written. A certificate that
+exists is therefore always in the record; after a power cut the list is written again from it.
 """
 
 from __future__ import annotations
 
 import fcntl
-import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from aggregator.authority import certificates as x509
 from aggregator.authority.certificates import Authority, CertificateError, Role
-from edge_sdk.app.cli import RUNTIME, USAGE, Failure
+from aggregator.authority.record import IssuedCertificate, Record, opened
+from edge_sdk.app.cli import USAGE, Failure
 from edge_sdk.app.permissions import make_private_folder, open_private, require_private
 
-CERTIFICATE, KEY, RECORD, REVOKED = "ca.pem", "ca.key", "issued.jsonl", "revoked.pem"
+CERTIFICATE, KEY, REVOKED = "ca.pem", "ca.key", "revoked.pem"
+CLAIMS, CLAIMS_KEY, CLAIMS_NAME = "claims.pem", "claims.key", "gridfed claims"
+"""Authority of claim certificates, which only the EST server accepts."""
 
 
 class AuthorityError(Failure):
     """An authority's folder cannot do what was asked; nothing was issued or revoked."""
 
     exit_code: ClassVar[int] = USAGE
-
-
-class RecordError(Failure):
-    """The record of issued certificates is damaged."""
-
-    exit_code: ClassVar[int] = RUNTIME
-
-
-@dataclass(frozen=True, slots=True)
-class IssuedCertificate:
-    """An entry of the record.
-
-    Attributes:
-        serial: Serial number, hexadecimal.
-        name: Common name.
-        role: ``device``, ``aggregator`` or ``broker``.
-        issued: Time of issue, ISO 8601 in UTC.
-        expires: End of its validity, likewise.
-        revoked: Time of its revocation, likewise; empty if it is not revoked.
-    """
-
-    serial: str
-    name: str
-    role: str
-    issued: str
-    expires: str
-    revoked: str = ""
-
-    def is_valid(self, now: datetime) -> bool:
-        """Return True if it is neither revoked nor expired."""
-        return not self.revoked and now < datetime.fromisoformat(self.expires)
 
 
 def create(
@@ -77,6 +47,8 @@ def create(
         raise AuthorityError(
             f"{folder}: there is an authority here already", hint="choose another folder"
         )
+    if name == CLAIMS_NAME:
+        raise AuthorityError(f"ca init: {name!r} is the name of the authority of claims")
     key = x509.new_key()
     try:
         authority = x509.new_authority(name, key, now, lifetime)
@@ -86,8 +58,8 @@ def create(
     with _locked(folder):
         _write(folder / KEY, x509.key_pem(key, passphrase), is_private=True)
         _write(folder / CERTIFICATE, x509.pem_of(authority.certificate))
-        _write(folder / RECORD, b"", is_private=True)
-        _publish(folder, authority, now, timedelta(days=30))
+        with opened(folder) as record:
+            publish(folder, record, authority, now, timedelta(days=30))
     return folder / CERTIFICATE
 
 
@@ -113,9 +85,8 @@ def issue(
         AuthorityError: The name has a valid certificate and this is no renewal, a file would be
             overwritten, or the request, key or host is refused.
     """
-    with _locked(folder):
-        authority = _load(folder, passphrase)
-        before = [one for one in issued(folder) if one.name == name and one.is_valid(now)]
+    with _locked(folder), opened_authority(folder, passphrase) as (authority, record):
+        before = [one for one in record.certificates(name) if one.is_valid(now)]
         if before and not is_renewal:
             raise AuthorityError(
                 f"{name}: has a certificate already, valid until {before[-1].expires[:10]}",
@@ -134,15 +105,19 @@ def issue(
             )
         except CertificateError as error:
             raise AuthorityError(f"ca issue {name}: {error}") from error
-        entry = IssuedCertificate(
-            f"{made.serial_number:x}", name, role, _text(now), _text(made.not_valid_after_utc)
-        )
-        _append(folder, asdict(entry))
+        record.add(entry_of(made, name, role, now))
         target.mkdir(parents=True, exist_ok=True)
         if private is not None:
             _write(files[1], x509.key_pem(private), is_private=True)
         _write(files[0], x509.pem_of(made))
     return files[0], files[1] if private is not None else None
+
+
+def entry_of(made: x509.Certificate, name: str, role: str, now: datetime) -> IssuedCertificate:
+    """Return the record's entry of a certificate."""
+    return IssuedCertificate(
+        f"{made.serial_number:x}", name, role, text_of(now), text_of(made.not_valid_after_utc)
+    )
 
 
 def revoke(
@@ -156,19 +131,31 @@ def revoke(
     Raises:
         AuthorityError: The name has no valid certificate.
     """
-    with _locked(folder):
-        authority = _load(folder, passphrase)
-        found = [one for one in issued(folder) if one.name == name and one.is_valid(now)]
-        if not found:
-            known = sorted({one.name for one in issued(folder) if one.is_valid(now)})
+    with _locked(folder), opened_authority(folder, passphrase) as (authority, record):
+        found = [one for one in record.certificates(name) if one.is_valid(now)]
+        member = record.member(name)
+        if not found and (member is None or member.state == "revoked"):
+            known = sorted({one.name for one in record.certificates() if one.is_valid(now)})
             listed = ", ".join(known[:10]) or "none"
             raise AuthorityError(
                 f"{name}: has no valid certificate of this authority; valid: {listed}"
             )
-        for one in found:
-            _append(folder, {"revoked": one.serial, "at": _text(now)})
-        _publish(folder, authority, now, lifetime)
+        shut_out(record, name, now)
+        publish(folder, record, authority, now, lifetime)
     return found
+
+
+def shut_out(record: Record, name: str, now: datetime) -> None:
+    """Revoke every valid certificate of a name, its unused password, and its membership."""
+    with record.transaction():
+        for one in record.certificates(name):
+            if one.is_valid(now):
+                record.revoke(one.serial, text_of(now))
+        if member := record.member(name):
+            record.put_member(replace(member, state="revoked", pending="", approved=""))
+        for listed in record.all_listed():
+            if listed.name == name and not listed.used:
+                record.use(listed.serial, text_of(now), "revoked")
 
 
 def renew_list(folder: Path, now: datetime, lifetime: timedelta, passphrase: bytes = b"") -> Path:
@@ -177,55 +164,101 @@ def renew_list(folder: Path, now: datetime, lifetime: timedelta, passphrase: byt
     Raises:
         AuthorityError: There is no authority in the folder.
     """
-    with _locked(folder):
-        _publish(folder, _load(folder, passphrase), now, lifetime)
+    with _locked(folder), opened_authority(folder, passphrase) as (authority, record):
+        publish(folder, record, authority, now, lifetime)
     return folder / REVOKED
 
 
 def issued(folder: Path) -> list[IssuedCertificate]:
     """Return everything that was issued, oldest first, with revocations applied.
 
-    A last line without its end was cut off by a power failure, before any file was written; it is
-    skipped.
-
     Raises:
-        RecordError: Another line is damaged.
+        AuthorityError: There is no authority in the folder.
+        RecordError: The record is damaged.
     """
-    try:
-        text = (folder / RECORD).read_text("utf-8")
-    except FileNotFoundError:
-        raise AuthorityError(
-            f"{folder}: there is no authority here", hint=f"gridfed-aggregator ca init {folder}"
-        ) from None
-    found: dict[str, dict[str, Any]] = {}
-    lines = text.split("\n")
-    for number, line in enumerate(lines[:-1], 1):
-        try:
-            entry: Mapping[str, Any] = json.loads(line)
-            if "revoked" in entry and "at" in entry:
-                found[entry["revoked"]]["revoked"] = entry["at"]
-            else:
-                found[entry["serial"]] = asdict(IssuedCertificate(**entry))
-        except (ValueError, KeyError, TypeError) as error:
-            raise RecordError(
-                f"{folder / RECORD}, line {number}: damaged: {error!r}",
-                hint="restore the folder from a backup",
-            ) from error
-    return [IssuedCertificate(**entry) for entry in found.values()]
+    require_authority(folder)
+    with opened(folder) as record:
+        return record.certificates()
 
 
-def _publish(folder: Path, authority: Authority, now: datetime, lifetime: timedelta) -> None:
-    gone = [one for one in issued(folder) if one.revoked]
+def publish(
+    folder: Path, record: Record, authority: Authority, now: datetime, lifetime: timedelta
+) -> None:
+    """Write the list of revoked certificates.
+
+    Entries that expired more than a day ago are left out: no server accepts those certificates.
+    """
+    gone = [
+        one
+        for one in record.certificates()
+        if one.revoked and now < datetime.fromisoformat(one.expires) + timedelta(days=1)
+    ]
     number = int(now.timestamp() * 1000)
     revoked = [(int(one.serial, 16), datetime.fromisoformat(one.revoked)) for one in gone]
     made = x509.revocation_list(authority, revoked, number, now, lifetime)
     _write(folder / REVOKED, x509.pem_of(made))
 
 
-def _load(folder: Path, passphrase: bytes) -> Authority:
+@contextmanager
+def opened_authority(folder: Path, passphrase: bytes = b"") -> Iterator[tuple[Authority, Record]]:
+    """Load the authority of a folder, and open its record for the duration of a block.
+
+    Raises:
+        AuthorityError: There is none, or its key cannot be read.
+        RecordError: Its record is damaged.
+    """
+    authority = load_folder(folder, passphrase)
+    with opened(folder) as record:
+        yield authority, record
+
+
+def claims_authority(folder: Path, now: datetime, passphrase: bytes = b"") -> Authority:
+    """Return the authority of claim certificates, which is made at the first call.
+
+    Raises:
+        AuthorityError: There is no authority in the folder.
+    """
+    main = load_folder(folder, passphrase)
+    with _locked(folder):
+        if not (folder / CLAIMS).exists():
+            key = x509.new_key()
+            until = main.certificate.not_valid_after_utc
+            made = x509.new_authority(CLAIMS_NAME, key, now, until - now)
+            _write(folder / CLAIMS_KEY, x509.key_pem(key, passphrase), is_private=True)
+            _write(folder / CLAIMS, x509.pem_of(made.certificate))
+        return _loaded(folder, CLAIMS, CLAIMS_KEY, passphrase)
+
+
+def write_issued(path: Path, content: bytes, *, is_private: bool = False) -> None:
+    """Replace a file at once, durably; a private one is readable by its owner only."""
+    _write(path, content, is_private=is_private)
+
+
+def load_folder(folder: Path, passphrase: bytes = b"") -> Authority:
+    """Return the authority of a folder.
+
+    Raises:
+        AuthorityError: There is none, or its key cannot be read.
+    """
+    return _loaded(folder, CERTIFICATE, KEY, passphrase)
+
+
+def require_authority(folder: Path) -> None:
+    """Refuse a folder without an authority.
+
+    Raises:
+        AuthorityError: There is none.
+    """
+    if not (folder / CERTIFICATE).exists():
+        raise AuthorityError(
+            f"{folder}: there is no authority here", hint=f"gridfed-aggregator ca init {folder}"
+        )
+
+
+def _loaded(folder: Path, file: str, key_file: str, passphrase: bytes) -> Authority:
     try:
-        require_private(folder / KEY)
-        certificate, key = (folder / CERTIFICATE).read_bytes(), (folder / KEY).read_bytes()
+        require_private(folder / key_file)
+        certificate, key = (folder / file).read_bytes(), (folder / key_file).read_bytes()
         return x509.load_authority(certificate, key, passphrase)
     except FileNotFoundError:
         raise AuthorityError(
@@ -235,19 +268,6 @@ def _load(folder: Path, passphrase: bytes) -> Authority:
         raise AuthorityError(
             f"{folder}: {error}", hint="a key with a passphrase needs --passphrase-file"
         ) from error
-
-
-def _append(folder: Path, entry: Mapping[str, Any]) -> None:
-    """Add a line durably; first remove an unfinished one, which names nothing that exists."""
-    path = folder / RECORD
-    with path.open("rb+") as file:
-        content = file.read()
-        whole = content.rfind(b"\n") + 1
-        file.truncate(whole)
-        file.seek(whole)
-        file.write(json.dumps(entry, separators=(",", ":")).encode() + b"\n")
-        file.flush()
-        os.fsync(file.fileno())
 
 
 def _write(path: Path, content: bytes, *, is_private: bool = False) -> None:
@@ -284,5 +304,6 @@ def _locked(folder: Path) -> Iterator[None]:
         yield
 
 
-def _text(moment: datetime) -> str:
+def text_of(moment: datetime) -> str:
+    """Return a time as the record has it: ISO 8601 in UTC, in seconds."""
     return moment.astimezone(UTC).isoformat(timespec="seconds")

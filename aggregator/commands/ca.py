@@ -9,6 +9,11 @@ gridfed-aggregator ca issue meter-1 --fleet north --folder ca    named north.met
 gridfed-aggregator ca revoke meter-1 --folder ca               revoke, and write revoked.pem
 gridfed-aggregator ca crl --folder ca                          write revoked.pem again, before it expires
 gridfed-aggregator ca list --folder ca                         everything issued, with its state
+gridfed-aggregator ca passwords serials.csv --out words.csv    a one-time password for each serial
+gridfed-aggregator ca passwords serials.csv --claims --out claims    a claim certificate for each
+gridfed-aggregator ca serve --config aggregator.toml           enrol and renew over EST (RFC 7030)
+gridfed-aggregator ca status                                   listed, enrolled, waiting, refused
+gridfed-aggregator ca approve meter-1                          renew after the time of grace
 """
 
 from __future__ import annotations
@@ -21,6 +26,8 @@ from typing import cast
 from aggregator.authority import folder as authority
 from aggregator.authority.certificates import Role
 from aggregator.authority.folder import AuthorityError
+from aggregator.commands import ca_enrolment
+from aggregator.commands.arguments import add_config_option
 from edge_sdk.app.cli import CommandResult
 from edge_sdk.wire.link.client_names import qualified
 from edge_sdk.wire.protocol.topics import is_device_id, is_fleet_id
@@ -35,10 +42,14 @@ ROLES = ("device", "aggregator", "broker")
 def add_arguments(parser: ArgumentParser) -> None:
     """Add the action, and the options of each."""
     add = parser.add_argument
-    add("what", choices=tuple(ACTIONS), help="action")
-    words = "init: the folder; issue, revoke: the name (a device's id, _agg, a broker's file name)"
+    add("what", choices=(*ACTIONS, *ca_enrolment.ACTIONS), help="action")
+    words = (
+        "init: the folder; issue, revoke, approve: the name (a device's id, _agg, a broker's file "
+        "name); passwords: CSV file with the column serial, and optionally id and labels"
+    )
     add("name", nargs="?", default="", help=words)
-    add("--folder", type=Path, default=Path("ca"), help="folder of the authority (ca)")
+    words = "folder of the authority (ca.folder of the configuration, else ca)"
+    add("--folder", type=Path, default=None, help=words)
     add("--title", default="gridfed authority", help="init: common name of the authority")
     add("--role", choices=ROLES, default="device", help="issue: holder of the certificate (device)")
     words = "issue, revoke: the holder's fleet, where fleets share a broker: the name is FLEET.NAME"
@@ -46,11 +57,14 @@ def add_arguments(parser: ArgumentParser) -> None:
     words = "issue: host name or address of a broker; may be repeated"
     add("--host", action="append", default=[], help=words)
     add("--csr", type=Path, help="issue: a request of the holder, who keeps the key")
-    add("--out", type=Path, help="issue: folder of the files (FOLDER/issued)")
+    words = "issue: folder of the files (FOLDER/issued); passwords: file, with --claims folder"
+    add("--out", type=Path, help=words)
+    add("--claims", action="store_true", help="passwords: write claim certificates instead")
     add("--renew", action="store_true", help="issue: replace the files of a valid certificate")
-    words = f"days of validity (init: {YEARS} years; issue: {DAYS}; revoke, crl: {LIST_DAYS})"
+    words = f"days of validity (init: {YEARS} years; issue: {DAYS}; revoke, crl, passwords: {LIST_DAYS})"
     add("--days", type=float, default=0.0, help=words)
     add("--passphrase-file", type=Path, help="file with the passphrase of the authority's key")
+    add_config_option(parser)
 
 
 def run(args: Namespace) -> CommandResult:
@@ -59,6 +73,11 @@ def run(args: Namespace) -> CommandResult:
         raise AuthorityError(f"--days: expected 0.01 to 36500, got {args.days:g}")
     if args.what in ("issue", "revoke") and not args.name:
         raise AuthorityError(f"ca {args.what}: expected a name")
+    if args.what in ca_enrolment.ACTIONS:
+        return ca_enrolment.ACTIONS[args.what](args)
+    if args.what == "init":
+        args.folder = args.folder or Path("ca")
+    args.folder = ca_enrolment.folder_of(args)
     return ACTIONS[args.what](args)
 
 

@@ -16,7 +16,7 @@ from urllib.parse import parse_qs, urlsplit
 from starlette.requests import Request
 
 from aggregator.config import AggregatorConfig
-from aggregator.config.sections import OidcSection
+from aggregator.config.console import OidcSection
 from aggregator.console.sign_in import AttemptLimit, Sessions
 from aggregator.console.users import Role, User, is_password, read_users
 from aggregator.operations.http_status import split

@@ -25,7 +25,7 @@ from joserfc.errors import JoseError
 from joserfc.jwk import KeySet
 
 from aggregator.config import AggregatorConfig
-from aggregator.config.sections import OidcSection
+from aggregator.config.console import OidcSection
 from aggregator.console.access import BindError, is_secure
 from aggregator.console.users import Role
 

@@ -26,6 +26,7 @@ LIVE: Mapping[str, str] = {
     "log.level": "at once",
     "alerts.certificate_expiry": "at once",
     "broker.crl_file": "at once",
+    "ca": "when ca serve starts, and with the next command",
     "console": "when gridfed-console starts",
     "forecasts.store": "at once; what is stored stays",
     "scores.collect": "at once here; a device begins after its next welcome; what is stored stays",

@@ -7,7 +7,6 @@ public key it names, for this fleet and under this id.
 from __future__ import annotations
 
 import csv
-import hashlib
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -27,12 +26,10 @@ from edge_sdk.wire.keys import (
     save_signing_key,
     verify,
 )
+from edge_sdk.wire.protocol.enrolment_statement import NO_KEY, enrolment_statement
 from edge_sdk.wire.protocol.topics import is_device_id
 from edge_sdk.wire.small_order import weakness
 
-CONTEXT = b"gridfed/1/enrol\0"
-NO_KEY = bytes(PUBLIC_SIZE)
-"""Placeholder for the sealing key of a device without one."""
 COLUMNS = ("id", "public", "proof", "labels")
 """Columns of a CSV file of claims; of the line that ``gridfed-edge enrol`` prints, the first three."""
 
@@ -65,12 +62,7 @@ def statement(
 ) -> bytes:
     """Return the bytes that a device signs to prove possession of its key.
 
-    Args:
-        fleet: Id of the fleet to join.
-        device: Requested id.
-        public: Raw public signing key.
-        open_: Raw public sealing key; 32 zero bytes without one.
-        csr: Certificate request; empty without one.
+    The arguments are those of ``enrolment_statement``.
 
     Example:
         >>> key = SigningKey.from_seed(bytes(32))
@@ -78,8 +70,7 @@ def statement(
         >>> verify(key.public, mine, statement("north", "meter-2", key.public))
         False
     """
-    named = b"".join(bytes([len(raw)]) + raw for raw in (fleet.encode(), device.encode()))
-    return CONTEXT + named + public + open_ + hashlib.sha256(csr).digest()
+    return enrolment_statement(fleet, device, public, open_, csr)
 
 
 def verify_claim(claim: Claim, fleet: str, *, where: str = "enrol") -> Claim:

@@ -19,6 +19,10 @@ from edge_sdk.app.permissions import make_private_file, tighten
 BUSY_TIMEOUT = 5.0  # s, longest wait for another connection to the same file
 
 
+SqliteError = sqlite3.Error
+"""Base of SQLite's errors, for modules that import no engine."""
+
+
 class ForeignFileError(Exception):
     """A file of another program, or none that this one may create."""
 

@@ -1,17 +1,21 @@
-"""Create this device's signing key, and print the line that the operator needs.
+"""Create this device's signing key, and enrol it: over EST, or with a line for the operator.
 
-The line has the id, the public key, and a proof that this device holds the private key. The
-private key never leaves this machine. An existing key is kept; a wiped device begins again under a
-new one. Each further [[participation]] has a
-line of its own, with the same key and a label that names the device.
+With a one-time password the device requests its TLS certificate from the operator's EST server, and
+is enrolled with it; no file is carried by hand. Without one, the printed line has the id, the public
+key, and a proof that this device holds the private key. Private keys never leave this machine. An
+existing key is kept; a wiped device begins again under a new one. Each further [[participation]] has a line of its own, with the same key and a
+label that names the device. Every step may be repeated after a power cut.
 
+  gridfed-edge enrol meter.toml --otp WORD --ca sha256:DIGEST
+  gridfed-edge enrol meter.toml --claim claim.pem --ca ca.pem
+  gridfed-edge enrol meter.toml --renew
   gridfed-edge enrol meter.toml
 """
 
 from __future__ import annotations
 
-import hashlib
-from argparse import Namespace
+from argparse import ArgumentParser, Namespace
+from pathlib import Path
 from typing import Any
 
 from edge_sdk.app.cli import CommandResult
@@ -19,6 +23,7 @@ from edge_sdk.app.permissions import make_private_folder
 from edge_sdk.commands.arguments import add_config
 from edge_sdk.config import PARTICIPATIONS, Config
 from edge_sdk.errors import ConfigError
+from edge_sdk.session.certificate_enrolment import Enrolment
 from edge_sdk.store.erasure import end_wipe
 from edge_sdk.wire.keys import (
     KeyFileError,
@@ -28,15 +33,30 @@ from edge_sdk.wire.keys import (
     save_public,
     save_signing_key,
 )
+from edge_sdk.wire.link.x509_expiry import day_of
+from edge_sdk.wire.protocol.enrolment_statement import enrolment_statement
 
-add_arguments = add_config
+
+def add_arguments(parser: ArgumentParser) -> None:
+    """Add the configuration, and the options of EST."""
+    add_config(parser)
+    add = parser.add_argument
+    add("--otp", default="", metavar="WORD", help="one-time password from the operator")
+    add("--claim", type=Path, metavar="PEM", help="claim certificate and key, instead of --otp")
+    add("--serial", default="", help="serial number of this device (its id)")
+    add("--est-url", default="", metavar="URL", help="EST server (ca.url of the configuration)")
+    text = "authority of the EST server: a PEM file, or sha256: and its digest"
+    add("--ca", default="", metavar="FILE|sha256:HEX", help=text)
+    add("--renew", action="store_true", help="request a new certificate with the identity key")
 
 
 def run(args: Namespace) -> CommandResult:
-    """Create the key, and return the operator's line."""
+    """Create the key, and enrol the device over EST or return the operator's line."""
     config = Config.load(args.config)
     if not config.keys.device.exists():
         end_wipe(config.state)
+    if args.otp or args.claim or args.renew:
+        return _over_est(args, config)
     found = enrol(config)
     further = [enrol(one) for one in config.participants()[1:]]
     made = "created a key" if found["is_new"] else "this device has a key already"
@@ -46,6 +66,34 @@ def run(args: Namespace) -> CommandResult:
     text = "\n".join((f"{made}: {found['key']}", f"give {what} to the operator:", *lines))
     data = found | ({PARTICIPATIONS: {one["id"]: one for one in further}} if further else {})
     return CommandResult(data, text)
+
+
+def _over_est(args: Namespace, config: Config) -> CommandResult:
+    """Request a certificate from the EST server, and put it in place."""
+    url = args.est_url or config.ca.url
+    if not url.startswith("https://"):
+        raise ConfigError(f"enrol: EST server {url!r}: expected https://… in --est-url or ca.url")
+    if sum(map(bool, (args.otp, args.claim, args.renew))) != 1:
+        raise ConfigError("enrol: expected one of --otp, --claim and --renew")
+    if config.broker.cert_file != config.broker.key_file:
+        raise ConfigError("enrol: expected broker.cert_file and broker.key_file to be one file")
+    found = enrol(config)
+    enrolment = Enrolment(config, url, load_signing_key(config.keys.device))
+    enrolment.trust(args.ca)
+    issued = enrolment.request(
+        is_renewal=args.renew, password=args.otp, serial=args.serial, claim=args.claim
+    )
+    has_root = enrolment.fetch_root()
+    enrolment.files.install()
+    lines = [
+        f"{enrolment.files.path}: key and certificate of {issued.name}, until {day_of(issued.until)}"
+    ]
+    if has_root:
+        lines.append(f"{config.keys.root}: root public key of the fleet")
+    if not config.ca.url:
+        lines.append(f'to renew it without an operator, add: [ca] url = "{url}"')
+    data = found | {"certificate": str(enrolment.files.path), "until": issued.until}
+    return CommandResult(data, "\n".join(lines))
 
 
 def enrol(config: Config) -> dict[str, Any]:
@@ -76,10 +124,8 @@ def enrol(config: Config) -> dict[str, Any]:
 
 
 def claim(config: Config, key: SigningKey) -> bytes:
-    """Return the bytes that a device signs to prove its key, as in `PROTOCOL.md` section 3.
+    """Return the bytes that a device signs to prove its key.
 
     A device has no sealing key and requests no certificate: 32 zero bytes, and an empty digest.
     """
-    named = b"".join(bytes([len(raw)]) + raw for raw in (config.fleet.encode(), config.id.encode()))
-    request = hashlib.sha256(b"").digest()
-    return b"gridfed/1/enrol\0" + named + key.public + bytes(32) + request
+    return enrolment_statement(config.fleet, config.id, key.public)

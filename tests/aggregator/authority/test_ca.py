@@ -206,17 +206,28 @@ def test_a_folder_without_an_authority_is_named(tmp_path, capsys):
         assert "gridfed-aggregator ca init" in capsys.readouterr().err
 
 
-def test_a_damaged_line_of_the_record_is_named_and_a_cut_off_one_is_skipped(folder, capsys):
-    ca("issue", "meter-1", "--folder", folder)
-    record = folder / "issued.jsonl"
-    with record.open("ab") as file:
-        file.write(b'{"serial":"1","na')
-    assert [one.name for one in authority.issued(folder)] == ["meter-1"]
-    assert ca("issue", "meter-2", "--folder", folder) == OK
-    assert [one.name for one in authority.issued(folder)] == ["meter-1", "meter-2"]
-    record.write_bytes(b"{}\n" + record.read_bytes())
+def test_the_record_of_an_earlier_release_is_imported_or_its_damaged_line_named(folder, capsys):
+    lines = [
+        {"serial": "a1", "name": "old-1", "role": "device", "issued": "2026-01-01T00:00:00+00:00"}
+        | {"expires": "2036-01-01T00:00:00+00:00"},
+        {"revoked": "a1", "at": "2026-02-01T00:00:00+00:00"},
+    ]
+    former = folder / "issued.jsonl"
+    text = "".join(json.dumps(line) + "\n" for line in lines)
+    former.write_text("{}\n" + text)
     assert ca("list", "--folder", folder) == RUNTIME
     assert "line 1: damaged" in capsys.readouterr().err
+    former.write_text(text + '{"serial":"1","na')  # a power cut
+    assert ca("issue", "meter-1", "--folder", folder) == OK
+    found = authority.issued(folder)
+    assert [(one.name, bool(one.revoked)) for one in found] == [("old-1", True), ("meter-1", False)]
+    assert not former.exists()
+
+
+def test_a_record_of_another_program_is_refused(folder, capsys):
+    (folder / "authority.sqlite").write_bytes(b"not a database" * 100)
+    assert ca("list", "--folder", folder) == RUNTIME
+    assert "authority.sqlite" in capsys.readouterr().err
 
 
 @given(st.binary(max_size=200))

@@ -1,0 +1,334 @@
+"""Decide over a device's request for a certificate, and record the decision in one transaction.
+
+Time and authority come from the caller. A refusal has a reason, by which refusals are counted.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import hmac
+import secrets
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from typing import Final, Literal
+
+from aggregator.authority import certificates as x509
+from aggregator.authority.certificates import (
+    Authority,
+    CertificateError,
+    CertificateRequest,
+    PresentedCertificate,
+)
+from aggregator.authority.folder import entry_of, text_of
+from aggregator.authority.record import IssuedCertificate, ListedSerial, EnrolledMember, Record
+from edge_sdk.wire.keys import verify
+from edge_sdk.wire.link.client_names import unqualified
+from edge_sdk.wire.protocol.enrolment_statement import enrolment_statement
+from edge_sdk.wire.protocol.topics import is_device_id
+from edge_sdk.wire.small_order import weakness
+
+RefusalReason = Literal[
+    "bad request",
+    "no credentials",
+    "unlisted serial",
+    "wrong password",
+    "password expired",
+    "used twice",
+    "foreign common name",
+    "identity not proved",
+    "identity in use",
+    "foreign identity",
+    "not a member",
+    "revoked",
+    "expired past grace",
+    "forged authority",
+]
+"""Why a request is refused; each is counted."""
+
+UNAUTHENTICATED: Final = ("no credentials", "unlisted serial", "wrong password", "password expired")
+"""Reasons that are answered with HTTP 401; the others with 403, or 400 for a bad request."""
+
+APPROVAL: Final = timedelta(days=1)
+"""Time for which an operator's approval is valid."""
+
+PASSWORD_BYTES: Final = 15  # 120 bits: a guess costs a TLS handshake, so no slow hash is needed
+
+
+class RefusedError(Exception):
+    """A refused request.
+
+    Attributes:
+        reason: Why.
+        about: Name or serial of the device, as far as known; it is not authenticated.
+        is_pending: True if an operator may approve the device, which should ask again.
+    """
+
+    def __init__(self, reason: RefusalReason, about: str, *, is_pending: bool = False) -> None:
+        """Keep reason and device."""
+        super().__init__(f"{reason}: {about}")
+        self.reason: RefusalReason = reason
+        self.about, self.is_pending = about, is_pending
+
+
+@dataclass(frozen=True, slots=True)
+class Credentials:
+    """Proofs that a client has shown beside its request.
+
+    Attributes:
+        serial: User name of HTTP Basic; empty without one.
+        password: Password of HTTP Basic.
+        certificate: TLS client certificate, of this authority or of its claims; None without one.
+        is_claim: True if the certificate is a claim.
+    """
+
+    serial: str = ""
+    password: str = ""
+    certificate: PresentedCertificate | None = None
+    is_claim: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class EnrolmentPolicy:
+    """Rules of an authority.
+
+    Attributes:
+        fleet: Fleet whose devices it enrols.
+        lifetime: Validity of a device's certificate.
+        grace: Time after the end of a certificate in which the identity key alone renews it.
+    """
+
+    fleet: str
+    lifetime: timedelta = timedelta(days=30)
+    grace: timedelta = timedelta(days=180)
+
+
+def new_password() -> str:
+    """Return a random password of 120 bits, in 24 characters without 0, 1, 8 and 9."""
+    return base64.b32encode(secrets.token_bytes(PASSWORD_BYTES)).decode().lower()
+
+
+def password_digest(salt: bytes, password: str) -> bytes:
+    """Return the salted digest of a password, HMAC-SHA-256.
+
+    >>> password_digest(b"salt", "word").hex()[:16]
+    'c92ab1dca4e4a3f4'
+    """
+    return hmac.digest(salt, password.encode(), hashlib.sha256)
+
+
+def list_serials(
+    record: Record,
+    serials: Iterable[tuple[str, str, str]],
+    until: datetime,
+    claims: dict[str, str] | None = None,
+) -> list[tuple[str, str, str]]:
+    """List devices that may enrol once, and return serial, name and password of each.
+
+    A serial that is listed already receives a new password, and the earlier one is void.
+
+    Args:
+        record: Record of the authority.
+        serials: Serial, common name and labels of each device.
+        until: Time at which the passwords expire.
+        claims: Serial number of the claim certificate by serial; such a device has no password.
+    """
+    made = []
+    with record.transaction():
+        for serial, name, labels in serials:
+            claim = (claims or {}).get(serial, "")
+            salt, password = secrets.token_bytes(16), "" if claim else new_password()
+            digest = password_digest(salt, password) if password else b""
+            record.put_listed(
+                ListedSerial(serial, name, labels, salt, digest, claim, text_of(until))
+            )
+            made.append((serial, name, password))
+    return made
+
+
+@dataclass(frozen=True, slots=True)
+class EnrolmentAuthority:
+    """An authority that enrols devices by the rules of its policy.
+
+    Attributes:
+        record: Record of the authority, opened by the calling thread.
+        authority: Signs certificates.
+        policy: Rules.
+    """
+
+    record: Record
+    authority: Authority
+    policy: EnrolmentPolicy
+
+    def enrol(self, der: bytes, shown: Credentials, now: datetime) -> bytes:
+        """Enrol a device over `/simpleenroll`, and return its certificate as DER.
+
+        Certificate, use of the password and membership are one transaction. The same request with
+        the same key is answered with the same certificate, so a device may repeat it after a lost
+        answer.
+
+        Raises:
+            RefusedError: With the reason.
+        """
+        request = _request(der, shown)
+        _verify_identity(request, self.policy)
+        if shown.certificate is not None and not shown.is_claim:
+            return self._renew(request, shown, now)
+        record = self.record
+        with record.transaction():
+            listed = _listed(record, shown, request)
+            if request.name != listed.name:
+                raise RefusedError("foreign common name", listed.serial)
+            if listed.used:
+                again = record.of_key(listed.name, request.key_digest)
+                if listed.used_key == request.key_digest and again and again[0].is_valid(now):
+                    return again[1]
+                raise RefusedError("used twice", listed.serial)
+            if now >= datetime.fromisoformat(listed.until):
+                raise RefusedError("password expired", listed.serial)
+            owner = record.member_with(request.identity) if request.identity else None
+            if owner is not None and owner.name != listed.name:
+                raise RefusedError("identity in use", listed.serial)
+            record.use(listed.serial, text_of(now), request.key_digest)
+            identity = request.identity or None
+            since, is_delivered = text_of(now), identity is None
+            record.put_member(
+                EnrolledMember(listed.name, identity, listed.labels, "member", since, is_delivered)
+            )
+            return self._issue(request, now)
+
+    def renew(self, der: bytes, shown: Credentials, now: datetime) -> bytes:
+        """Renew a member's certificate over `/simplereenroll`, and return it as DER.
+
+        A member that enrolled with an identity key proves it again: its TLS key alone renews
+        nothing. Any other member shows its certificate. Within the time of grace after the end of
+        the newest certificate this goes on; later an operator approves.
+
+        Raises:
+            RefusedError: With the reason.
+        """
+        request = _request(der, shown)
+        _verify_identity(request, self.policy)
+        if shown.is_claim:
+            raise RefusedError("not a member", request.name)
+        return self._renew(request, shown, now)
+
+    def _renew(self, request: CertificateRequest, shown: Credentials, now: datetime) -> bytes:
+        record = self.record
+        with record.transaction():
+            member = _member(record, request, shown)
+            again = record.of_key(request.name, request.key_digest)
+            if again is not None and _is_fresh(again[0], now):
+                return again[1]
+            held = record.certificates(request.name)
+            expired = max(datetime.fromisoformat(one.expires) for one in held)
+            is_late = now - expired > self.policy.grace
+            is_approved = (
+                bool(member.approved) and now - datetime.fromisoformat(member.approved) <= APPROVAL
+            )
+            if not is_late or is_approved:
+                if member.pending:
+                    record.put_member(replace(member, pending="", approved=""))
+                return self._issue(request, now)
+            if not member.pending:
+                record.put_member(replace(member, pending=text_of(now)))
+        raise RefusedError("expired past grace", request.name, is_pending=True)
+
+    def _issue(self, request: CertificateRequest, now: datetime) -> bytes:
+        made = x509.issue(
+            self.authority,
+            request.name,
+            "device",
+            request.key,
+            now=now,
+            lifetime=self.policy.lifetime,
+        )
+        der = x509.der_of(made)
+        entry = entry_of(made, request.name, "device", now)
+        self.record.add(entry, request.key_digest, der)
+        return der
+
+
+def approve(record: Record, name: str, now: datetime) -> bool:
+    """Approve a renewal after the time of grace; return False if the name does not wait for it."""
+    with record.transaction():
+        member = record.member(name)
+        if member is None or not member.pending:
+            return False
+        record.put_member(replace(member, approved=text_of(now)))
+    return True
+
+
+def _request(der: bytes, shown: Credentials) -> CertificateRequest:
+    try:
+        request = x509.read_request(der)
+    except CertificateError as error:
+        raise RefusedError("bad request", shown.serial or str(error)[:60]) from error
+    if not is_device_id(unqualified(request.name)[1]):
+        raise RefusedError("foreign common name", shown.serial or "no device id")
+    return request
+
+
+def _verify_identity(request: CertificateRequest, policy: EnrolmentPolicy) -> None:
+    """Verify the proof of the identity key over the TLS key, if the request has one."""
+    if not request.identity:
+        return
+    fleet, device = unqualified(request.name)
+    if fleet and fleet != policy.fleet:
+        raise RefusedError("foreign common name", request.name)
+    signed = enrolment_statement(policy.fleet, device, request.identity, request=request.spki)
+    if weakness(request.identity) or not verify(request.identity, request.proof, signed):
+        raise RefusedError("identity not proved", request.name)
+
+
+def _listed(record: Record, shown: Credentials, request: CertificateRequest) -> ListedSerial:
+    """Return the listed serial that the client has authenticated as."""
+    if shown.certificate is not None:
+        found = record.listed_claim(shown.certificate.serial)
+        if found is None:
+            raise RefusedError("unlisted serial", shown.certificate.name)
+        return found
+    if not shown.serial:
+        raise RefusedError("no credentials", request.name)
+    found = record.listed(shown.serial)
+    if found is None:
+        raise RefusedError("unlisted serial", shown.serial)
+    given = password_digest(found.salt, shown.password)
+    if not found.digest or not hmac.compare_digest(given, found.digest):
+        raise RefusedError("wrong password", shown.serial)
+    return found
+
+
+def _member(record: Record, request: CertificateRequest, shown: Credentials) -> EnrolledMember:
+    """Return the member that asks, after its certificate and its identity key were compared."""
+    member = record.member(request.name)
+    if member is None:
+        raise RefusedError("not a member", request.name)
+    if member.state == "revoked":
+        raise RefusedError("revoked", request.name)
+    if shown.certificate is not None:
+        _compare_certificate(record, request, shown.certificate)
+    if member.identity is None and shown.certificate is None:
+        raise RefusedError("no credentials", request.name)
+    if member.identity is not None and not request.identity:
+        raise RefusedError("identity not proved", request.name)
+    if member.identity is not None and request.identity != member.identity:
+        raise RefusedError("foreign identity", request.name)
+    return member
+
+
+def _compare_certificate(
+    record: Record, request: CertificateRequest, shown: PresentedCertificate
+) -> None:
+    if shown.name != request.name:
+        raise RefusedError("foreign common name", shown.name)
+    for one in record.certificates(request.name):
+        if one.serial == shown.serial and one.revoked:
+            raise RefusedError("revoked", request.name)
+
+
+def _is_fresh(one: IssuedCertificate, now: datetime) -> bool:
+    """Return whether a certificate has most of its validity left: a repeated request gets it again."""
+    begin, end = datetime.fromisoformat(one.issued), datetime.fromisoformat(one.expires)
+    return one.is_valid(now) and now - begin < (end - begin) / 4

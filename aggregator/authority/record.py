@@ -1,0 +1,360 @@
+"""Record what an authority lists, issues, enrols and refuses, in one SQLite file in its folder.
+
+Everything that one enrolment changes is one transaction: the password is used, the certificate is
+in the record, and the device is a member whose enrolment the aggregator has yet to receive.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any, ClassVar
+
+from edge_sdk.app import sqlite_file
+from edge_sdk.app.cli import RUNTIME, Failure
+
+FILE, FORMER = "authority.sqlite", "issued.jsonl"
+
+_FORMAT = sqlite_file.FileFormat(
+    application=0x67666361,
+    schema=1,
+    tables="""
+    CREATE TABLE certificates (
+        position INTEGER PRIMARY KEY, serial TEXT NOT NULL UNIQUE, name TEXT NOT NULL,
+        role TEXT NOT NULL, issued TEXT NOT NULL, expires TEXT NOT NULL,
+        revoked TEXT NOT NULL DEFAULT '', key_digest TEXT NOT NULL DEFAULT '', der BLOB);
+    CREATE INDEX certificates_name ON certificates (name);
+    CREATE TABLE listed (
+        serial TEXT PRIMARY KEY, name TEXT NOT NULL UNIQUE, labels TEXT NOT NULL,
+        salt BLOB NOT NULL, digest BLOB NOT NULL, claim TEXT NOT NULL DEFAULT '',
+        until TEXT NOT NULL, used TEXT NOT NULL DEFAULT '', used_key TEXT NOT NULL DEFAULT '');
+    CREATE INDEX listed_claim ON listed (claim);
+    CREATE TABLE members (
+        name TEXT PRIMARY KEY, identity BLOB UNIQUE, labels TEXT NOT NULL, state TEXT NOT NULL,
+        since TEXT NOT NULL, is_delivered INTEGER NOT NULL, pending TEXT NOT NULL DEFAULT '',
+        approved TEXT NOT NULL DEFAULT '');
+    CREATE TABLE refusals (
+        reason TEXT PRIMARY KEY, count INTEGER NOT NULL, last TEXT NOT NULL, about TEXT NOT NULL);
+    """,
+)
+
+
+class RecordError(Failure):
+    """The record of issued certificates is damaged, or of another program or release."""
+
+    exit_code: ClassVar[int] = RUNTIME
+
+
+@dataclass(frozen=True, slots=True)
+class IssuedCertificate:
+    """An entry of the record.
+
+    Attributes:
+        serial: Serial number, hexadecimal.
+        name: Common name.
+        role: ``device``, ``aggregator``, ``broker``, ``est`` or ``claim``.
+        issued: Time of issue, ISO 8601 in UTC.
+        expires: End of its validity, likewise.
+        revoked: Time of its revocation, likewise; empty if it is not revoked.
+    """
+
+    serial: str
+    name: str
+    role: str
+    issued: str
+    expires: str
+    revoked: str = ""
+
+    def is_valid(self, now: datetime) -> bool:
+        """Return True if it is neither revoked nor expired."""
+        return not self.revoked and now < datetime.fromisoformat(self.expires)
+
+
+@dataclass(frozen=True, slots=True)
+class ListedSerial:
+    """A device that may enrol once.
+
+    Attributes:
+        serial: Serial number of the device, the user name of HTTP Basic.
+        name: Common name of its certificate.
+        labels: Labels with which it is enrolled, ``name=value`` between commas.
+        salt: Salt of its password.
+        digest: Salted digest of its password; empty without one.
+        claim: Serial number of its claim certificate; empty without one.
+        until: Time at which password and claim expire, ISO 8601 in UTC.
+        used: Time of the enrolment; empty before.
+        used_key: SHA-256 of the TLS key that was enrolled; empty before.
+    """
+
+    serial: str
+    name: str
+    labels: str
+    salt: bytes
+    digest: bytes
+    claim: str
+    until: str
+    used: str = ""
+    used_key: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class EnrolledMember:
+    """A name that was enrolled over EST.
+
+    Attributes:
+        name: Common name.
+        identity: Identity key; None for a device of another maker, which has proved none.
+        labels: Labels with which it was enrolled.
+        state: ``member`` or ``revoked``.
+        since: Time of its enrolment, ISO 8601 in UTC.
+        is_delivered: True once the aggregator has received the enrolment.
+        pending: Time at which it first asked after its time of grace; empty if it does not wait.
+        approved: Time of the operator's approval; empty without one.
+    """
+
+    name: str
+    identity: bytes | None
+    labels: str
+    state: str
+    since: str
+    is_delivered: bool
+    pending: str = ""
+    approved: str = ""
+
+
+class Record:
+    """The record of one authority.
+
+    Args:
+        folder: Folder of the authority.
+
+    Raises:
+        RecordError: The file is of another program or a newer release, or a line of the former
+            record cannot be imported.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        """Open the file, and import the record of an earlier release."""
+        path = folder / FILE
+        self._db = sqlite_file.connect(path)
+        try:
+            sqlite_file.prepare(self._db, _FORMAT)
+            self._import(folder / FORMER)
+        except (sqlite_file.ForeignFileError, sqlite_file.SqliteError) as error:
+            self._db.close()
+            raise RecordError(
+                f"{path}: cannot be used as the record of an authority: {error}"
+            ) from error
+        except sqlite_file.NewerFileError as error:
+            self._db.close()
+            raise RecordError(f"{path}: {error} is of a newer release") from error
+        except BaseException:
+            self._db.close()
+            raise
+
+    def close(self) -> None:
+        """Close the file."""
+        self._db.close()
+
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        """Commit everything that is written inside, or nothing."""
+        with sqlite_file.transaction(self._db):
+            yield
+
+    def certificates(self, name: str | None = None) -> list[IssuedCertificate]:
+        """Return what was issued, oldest first; only for one name where it is given."""
+        where, values = ("", ()) if name is None else (" WHERE name = ?", (name,))
+        rows = self._db.execute(
+            f"SELECT serial, name, role, issued, expires, revoked FROM certificates{where}"  # noqa: S608 - no value in it
+            " ORDER BY position",
+            values,
+        )
+        return [IssuedCertificate(*row) for row in rows]
+
+    def add(self, one: IssuedCertificate, key_digest: str = "", der: bytes | None = None) -> None:
+        """Record a certificate."""
+        self._db.execute(
+            "INSERT INTO certificates (serial, name, role, issued, expires, revoked, key_digest, der)"
+            " VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+            (one.serial, one.name, one.role, one.issued, one.expires, one.revoked, key_digest, der),
+        )
+
+    def of_key(self, name: str, key_digest: str) -> tuple[IssuedCertificate, bytes] | None:
+        """Return the newest certificate of a name for a key, with its DER bytes, if it has one."""
+        row = self._db.execute(
+            "SELECT serial, name, role, issued, expires, revoked, der FROM certificates"
+            " WHERE name = ? AND key_digest = ? AND der IS NOT NULL ORDER BY position DESC LIMIT 1",
+            (name, key_digest),
+        ).fetchone()
+        return None if row is None else (IssuedCertificate(*row[:6]), row[6])
+
+    def revoke(self, serial: str, at: str) -> None:
+        """Mark a certificate as revoked."""
+        self._db.execute("UPDATE certificates SET revoked = ? WHERE serial = ?", (at, serial))
+
+    def forget_expired(self, before: str) -> int:
+        """Remove certificates that expired before a time, and return their number.
+
+        The newest of each name stays: it decides whether the time of grace is over.
+        """
+        return self._db.execute(
+            "DELETE FROM certificates WHERE expires < ? AND position NOT IN"
+            " (SELECT max(position) FROM certificates GROUP BY name)",
+            (before,),
+        ).rowcount
+
+    def listed(self, serial: str) -> ListedSerial | None:
+        """Return a listed serial."""
+        return self._listed("serial", serial)
+
+    def listed_claim(self, claim: str) -> ListedSerial | None:
+        """Return the listed serial of a claim certificate."""
+        return self._listed("claim", claim) if claim else None
+
+    def _listed(self, column: str, value: str) -> ListedSerial | None:
+        row = self._db.execute(
+            "SELECT serial, name, labels, salt, digest, claim, until, used, used_key FROM listed"  # noqa: S608 - a name of this module
+            f" WHERE {column} = ?",
+            (value,),
+        ).fetchone()
+        return None if row is None else ListedSerial(*row)
+
+    def all_listed(self) -> list[ListedSerial]:
+        """Return every listed serial, by serial."""
+        rows = self._db.execute(
+            "SELECT serial, name, labels, salt, digest, claim, until, used, used_key FROM listed"
+            " ORDER BY serial"
+        )
+        return [ListedSerial(*row) for row in rows]
+
+    def put_listed(self, one: ListedSerial) -> None:
+        """List a serial, in place of an earlier entry of it or of its name."""
+        self._db.execute("DELETE FROM listed WHERE serial = ? OR name = ?", (one.serial, one.name))
+        self._db.execute(
+            "INSERT INTO listed VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            (
+                *(one.serial, one.name, one.labels, one.salt, one.digest),
+                *(one.claim, one.until, one.used, one.used_key),
+            ),
+        )
+
+    def use(self, serial: str, at: str, key_digest: str) -> None:
+        """Mark password and claim of a serial as used."""
+        self._db.execute(
+            "UPDATE listed SET used = ?, used_key = ? WHERE serial = ?", (at, key_digest, serial)
+        )
+
+    def member(self, name: str) -> EnrolledMember | None:
+        """Return a member by name."""
+        return next(self._members("name = ?", name), None)
+
+    def member_with(self, identity: bytes) -> EnrolledMember | None:
+        """Return the member that has an identity key."""
+        return next(self._members("identity = ?", identity), None)
+
+    def members(self) -> list[EnrolledMember]:
+        """Return all members, by name."""
+        return list(self._members("1 = ?", 1))
+
+    def undelivered(self) -> list[EnrolledMember]:
+        """Return the members whose enrolment the aggregator has yet to receive, by name."""
+        return list(self._members("is_delivered = ? AND identity IS NOT NULL", 0))
+
+    def mark_delivered(self, members: Iterable[EnrolledMember]) -> None:
+        """Record that the aggregator has received these enrolments, unless they changed since."""
+        self._db.executemany(
+            "UPDATE members SET is_delivered = 1 WHERE name = ? AND identity = ?",
+            [(one.name, one.identity) for one in members],
+        )
+
+    def _members(self, where: str, value: object) -> Iterator[EnrolledMember]:
+        rows = self._db.execute(
+            "SELECT name, identity, labels, state, since, is_delivered, pending, approved"  # noqa: S608 - texts of this module
+            f" FROM members WHERE {where} ORDER BY name",
+            (value,),
+        )
+        for row in rows.fetchall():
+            name, identity, labels, state, since, is_delivered, pending, approved = row
+            yield EnrolledMember(
+                name, identity, labels, state, since, bool(is_delivered), pending, approved
+            )
+
+    def put_member(self, one: EnrolledMember) -> None:
+        """Record a member, in place of an earlier entry of its name."""
+        self._db.execute(
+            "INSERT INTO members VALUES (?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (name) DO UPDATE SET"
+            " identity = excluded.identity, labels = excluded.labels, state = excluded.state,"
+            " since = excluded.since, is_delivered = excluded.is_delivered,"
+            " pending = excluded.pending, approved = excluded.approved",
+            (
+                *(one.name, one.identity, one.labels, one.state, one.since),
+                *(int(one.is_delivered), one.pending, one.approved),
+            ),
+        )
+
+    def refusals(self) -> dict[str, int]:
+        """Return the number of refusals by reason."""
+        return dict(self._db.execute("SELECT reason, count FROM refusals ORDER BY reason"))
+
+    def count_refusals(self, counts: Mapping[str, int], at: str, about: str) -> None:
+        """Add to the number of refusals.
+
+        Args:
+            counts: New refusals by reason.
+            at: Present time.
+            about: Name or serial of the last one.
+        """
+        self._db.executemany(
+            "INSERT INTO refusals VALUES (?, ?, ?, ?) ON CONFLICT (reason) DO UPDATE SET"
+            " count = refusals.count + excluded.count, last = excluded.last, about = excluded.about",
+            [(reason, count, at, about) for reason, count in counts.items()],
+        )
+
+    def _import(self, former: Path) -> None:
+        """Take over the record of an earlier release, a file of lines; then rename it.
+
+        A last line without its end was cut off by a power failure, before any file was written; it
+        is skipped. What is imported twice after a power failure changes nothing.
+        """
+        if not former.exists():
+            return
+        found = _former_entries(former)
+        with self.transaction():
+            for entry in found.values():
+                one = IssuedCertificate(**entry)
+                self._db.execute(
+                    "INSERT INTO certificates (serial, name, role, issued, expires, revoked)"
+                    " VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT (serial) DO NOTHING",
+                    (one.serial, one.name, one.role, one.issued, one.expires, one.revoked),
+                )
+        former.replace(former.with_name(f"{former.name}.imported"))
+
+
+@contextmanager
+def opened(folder: Path) -> Iterator[Record]:
+    """Open the record of an authority for the duration of a block."""
+    with closing(Record(folder)) as record:
+        yield record
+
+
+def _former_entries(path: Path) -> dict[str, dict[str, Any]]:
+    found: dict[str, dict[str, Any]] = {}
+    for number, line in enumerate(path.read_text("utf-8").split("\n")[:-1], 1):
+        try:
+            entry: Mapping[str, Any] = json.loads(line)
+            if "revoked" in entry and "at" in entry:
+                found[entry["revoked"]]["revoked"] = entry["at"]
+            else:
+                found[entry["serial"]] = {"revoked": "", **entry}
+                IssuedCertificate(**entry)
+        except (ValueError, KeyError, TypeError) as error:
+            raise RecordError(
+                f"{path}, line {number}: damaged: {error!r}",
+                hint="restore the folder from a backup",
+            ) from error
+    return found

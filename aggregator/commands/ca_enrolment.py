@@ -1,0 +1,212 @@
+"""Enrol devices over EST: list serials with one-time passwords, serve, approve, show."""
+
+from __future__ import annotations
+
+import csv
+from argparse import Namespace
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from aggregator.authority import certificates as x509
+from aggregator.authority import enrolment
+from aggregator.authority import folder as authority
+from aggregator.authority.enrolment import EnrolmentPolicy
+from aggregator.authority.est_server import EstServer, EstService
+from aggregator.authority.folder import AuthorityError
+from aggregator.authority.record import EnrolledMember, opened
+from aggregator.commands.errors import require_database
+from aggregator.config import AggregatorConfig
+from aggregator.operations.control_queue import ControlOrder, leave
+from aggregator.operations.labels import LabelError, parse_labels
+from edge_sdk.app.cli import CommandResult, notify, start_logging, stop_signals
+from edge_sdk.app.permissions import make_private_folder, open_private
+from edge_sdk.wire.link.client_names import qualified, unqualified
+from edge_sdk.wire.protocol.topics import is_device_id
+
+PASSWORD_DAYS = 30.0
+
+
+def folder_of(args: Namespace) -> Path:
+    """Return the authority's folder: --folder, else that of the configuration, else ``ca``."""
+    if args.folder is not None:
+        return Path(args.folder)
+    if Path(args.config).exists():
+        named = AggregatorConfig.load(args.config).ca.folder
+        if named is not None:
+            return named
+    return Path("ca")
+
+
+def write_passwords(args: Namespace) -> CommandResult:
+    """List the serials of a CSV file, and write a one-time password or a claim for each."""
+    if not args.name or args.out is None:
+        raise AuthorityError("ca passwords: expected a CSV file of serials, and --out")
+    folder, now = folder_of(args), _now()
+    authority.require_authority(folder)
+    serials = _serials(Path(args.name), args.fleet)
+    lifetime = timedelta(days=args.days or PASSWORD_DAYS)
+    claims = _claims(args, folder, serials, now, lifetime) if args.claims else None
+    with opened(folder) as record:
+        made = enrolment.list_serials(record, serials, now + lifetime, claims)
+    if args.claims:
+        where = f"{args.out}: {len(made)} claim certificates with their keys, one for each serial"
+    else:
+        with open_private(args.out, newline="") as file:
+            csv.writer(file).writerows([("serial", "id", "password"), *made])
+        where = f"{args.out}: {len(made)} one-time passwords; only their salted digests are stored"
+    text = f"{where}\nvalid until {now + lifetime:%Y-%m-%d}, each for one enrolment"
+    return CommandResult({"listed": len(made), "out": str(args.out)}, text)
+
+
+def _claims(
+    args: Namespace,
+    folder: Path,
+    serials: list[tuple[str, str, str]],
+    now: datetime,
+    lifetime: timedelta,
+) -> dict[str, str]:
+    """Write a claim certificate for each serial; return their serial numbers."""
+    passphrase = _passphrase(args)
+    signer = authority.claims_authority(folder, now, passphrase)
+    make_private_folder(args.out)
+    found = {}
+    for serial, name, _ in serials:
+        key = x509.new_key()
+        made = x509.issue(signer, name, "claim", key.public_key(), now=now, lifetime=lifetime)
+        content = x509.key_pem(key) + x509.pem_of(made)
+        authority.write_issued(args.out / f"{serial}.pem", content, is_private=True)
+        found[serial] = f"{made.serial_number:x}"
+    return found
+
+
+def _serials(path: Path, fleet: str) -> list[tuple[str, str, str]]:
+    """Read the columns serial, id and labels of a CSV file; id is the serial where it is left out.
+
+    Raises:
+        AuthorityError: The file or a line cannot be used.
+    """
+    try:
+        with path.open(encoding="utf-8", newline="") as file:
+            rows = list(csv.DictReader(file))
+    except (OSError, UnicodeDecodeError) as error:
+        raise AuthorityError(f"ca passwords: {path}: {error}") from error
+    found = []
+    for number, row in enumerate(rows, 2):
+        serial = (row.get("serial") or "").strip()
+        device = (row.get("id") or serial).strip()
+        labels = (row.get("labels") or "").strip()
+        where = f"ca passwords: {path}, line {number}"
+        if not (is_device_id(serial) and is_device_id(device)):
+            raise AuthorityError(
+                f"{where}: {serial or device!r}: expected a serial of letters, digits, - and _",
+                hint="the first line names the columns: serial, and optionally id and labels",
+            )
+        try:
+            parse_labels(labels)
+            found.append((serial, qualified(fleet, device) if fleet else device, labels))
+        except (LabelError, ValueError) as error:
+            raise AuthorityError(f"{where}: {error}") from error
+    if len({row[0] for row in found}) < len(found) or len({row[1] for row in found}) < len(found):
+        raise AuthorityError(f"ca passwords: {path}: a serial or an id stands there twice")
+    return found
+
+
+def serve(args: Namespace) -> CommandResult:
+    """Serve EST until a signal."""
+    config = require_database(AggregatorConfig.load(args.config))
+    section, folder = config.ca, folder_of(args)
+    start_logging(config.log.level)
+    host, _, port = section.listen.rpartition(":")
+    if not port.isdigit():
+        raise AuthorityError(f"{config.file.name}: ca.listen: expected host:port")
+    hosts = list(section.hosts) or [host.strip("[]")]
+    root = config.root_public.read_text("ascii").strip() if config.root_public.exists() else ""
+    policy = EnrolmentPolicy(
+        config.fleet,
+        timedelta(days=section.certificate_days),
+        timedelta(days=section.grace_days),
+    )
+    service = EstService(folder, policy, root, _delivery(config), _passphrase(args, config))
+    try:
+        server = EstServer((host.strip("[]"), int(port)), service, hosts)
+    except (OSError, OverflowError) as error:
+        service.close()
+        raise AuthorityError(f"{config.file.name}: ca.listen: {section.listen}: {error}") from error
+    digest = x509.fingerprint_of(
+        authority.load_folder(folder, _passphrase(args, config)).certificate
+    )
+    url = f"https://{hosts[0]}:{server.server_address[1]}"
+    print(f"serving {url}; authority: sha256:{digest}", flush=True)  # noqa: T201 - printed while it runs
+    notify("READY=1")
+    with stop_signals() as stopping:
+        server.run(stopping.is_set)
+    return CommandResult({"url": url, "authority": digest}, "stopped")
+
+
+def _delivery(config: AggregatorConfig) -> Callable[[list[EnrolledMember]], None]:
+    """Return a function that queues enrolments for the daemon; repeated ones change nothing."""
+
+    def deliver(members: list[EnrolledMember]) -> None:
+        for one in members:
+            if one.state == "member" and one.identity is not None:
+                device = unqualified(one.name)[1]
+                public = one.identity.hex()
+                leave(config.inbox, ControlOrder("enrol", device, public=public, labels=one.labels))
+
+    return deliver
+
+
+def approve_member(args: Namespace) -> CommandResult:
+    """Approve the renewal of a device whose certificate expired longer ago than the time of grace."""
+    if not args.name:
+        raise AuthorityError("ca approve: expected a name")
+    folder = folder_of(args)
+    authority.require_authority(folder)
+    name = qualified(args.fleet, args.name) if args.fleet else args.name
+    with opened(folder) as record:
+        if not enrolment.approve(record, name, _now()):
+            waiting = ", ".join(one.name for one in record.members() if one.pending) or "none"
+            raise AuthorityError(f"ca approve {name}: does not wait; waiting: {waiting}")
+    return CommandResult({"approved": name}, f"{name} may renew its certificate within a day")
+
+
+def show_members(args: Namespace) -> CommandResult:
+    """Show listed serials, members, those that wait for approval, and refusals by reason."""
+    folder = folder_of(args)
+    authority.require_authority(folder)
+    with opened(folder) as record:
+        listed, members, refused = record.all_listed(), record.members(), record.refusals()
+    waiting = [one.name for one in members if one.pending]
+    data = {
+        "listed": len(listed),
+        "unused": sum(not one.used for one in listed),
+        "members": sum(one.state == "member" for one in members),
+        "undelivered": sum(not one.is_delivered for one in members),
+        "pending": waiting,
+        "refused": refused,
+    }
+    lines = [
+        f"listed {data['listed']}, not yet enrolled {data['unused']}, members {data['members']}",
+        f"waiting for approval: {', '.join(waiting) or 'none'}",
+        *(f"refused, {reason}: {count}" for reason, count in refused.items()),
+    ]
+    return CommandResult(data, "\n".join(lines))
+
+
+def _passphrase(args: Namespace, config: AggregatorConfig | None = None) -> bytes:
+    path = args.passphrase_file or (config.ca.passphrase_file if config else None)
+    return b"" if path is None else bytes(Path(path).read_bytes().strip())
+
+
+def _now() -> datetime:
+    return datetime.now(UTC).replace(microsecond=0)
+
+
+ACTIONS: Mapping[str, Callable[[Namespace], CommandResult]] = {
+    "passwords": write_passwords,
+    "serve": serve,
+    "approve": approve_member,
+    "status": show_members,
+}
+"""Function of each action by name."""

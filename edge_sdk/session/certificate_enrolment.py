@@ -1,0 +1,160 @@
+"""Enrol a device with an EST server, and renew its certificate: every step may be repeated."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from edge_sdk.config import Config
+from edge_sdk.errors import ConfigError
+from edge_sdk.session.certificate_files import CertificateFiles
+from edge_sdk.wire.keys import Signer, checked_public, save_public, write_atomically
+from edge_sdk.wire.link.certificate_request import (
+    IssuedToDevice,
+    certificate_request,
+    fingerprint,
+)
+from edge_sdk.wire.link.client_names import qualified
+from edge_sdk.wire.link.est_client import (
+    EstServerAddress,
+    pinned_authority,
+    request_certificate,
+    root_public_key,
+)
+
+PIN = "sha256:"
+"""Prefix of an authority that is given by its digest."""
+
+
+@dataclass(frozen=True, slots=True)
+class Enrolment:
+    """Request certificates for one device, and store the answers.
+
+    Attributes:
+        config: Configuration of the device.
+        url: Address of the EST server.
+        signer: Identity key of the device.
+        signed_time: Time from the aggregator, Unix seconds; None without one.
+    """
+
+    config: Config
+    url: str
+    signer: Signer
+    signed_time: float | None = None
+
+    @property
+    def files(self) -> CertificateFiles:
+        """Return the files of key and certificate.
+
+        Raises:
+            ConfigError: The configuration names none.
+        """
+        named = self.config.broker.cert_file
+        if named is None:
+            raise ConfigError(
+                "broker.cert_file: missing; the certificate is stored there",
+                hint='cert_file = "tls.pem" and key_file = "tls.pem" in [broker]',
+            )
+        return CertificateFiles(named)
+
+    @property
+    def authority_file(self) -> Path:
+        """Return the file of the authority of the server's certificate.
+
+        Raises:
+            ConfigError: The configuration names none.
+        """
+        named = self.config.ca.ca_file or self.config.broker.ca_file
+        if named is None:
+            raise ConfigError("broker.ca_file: missing; the authority is stored there")
+        return named
+
+    @property
+    def address(self) -> EstServerAddress:
+        """Return the server's address."""
+        return EstServerAddress(self.url, self.authority_file, self.signed_time)
+
+    @property
+    def name(self) -> str:
+        """Return the common name."""
+        config = self.config
+        return qualified(config.fleet, config.id) if config.ca.shared else config.id
+
+    def trust(self, pin: str) -> None:
+        """Store the authority that the operator has given: a PEM file, or ``sha256:`` and its digest.
+
+        Raises:
+            ConfigError: No authority is given or stored, or another one is stored already.
+            EstError: The server has another authority.
+        """
+        path = self.authority_file
+        if not pin:
+            if not path.exists():
+                raise ConfigError(
+                    f"{path}: file not found: the server could be anybody's",
+                    hint="give its authority: --ca FILE, or --ca sha256:DIGEST as printed by ca serve",
+                )
+            return
+        if pin.startswith(PIN):
+            pem = pinned_authority(self.address, pin.removeprefix(PIN).replace(":", ""))
+        else:
+            pem = Path(pin).read_bytes()
+        known = path.read_bytes() if path.exists() else b""
+        if known and fingerprint(known) != fingerprint(pem):
+            raise ConfigError(
+                f"{path}: holds another authority than --ca", hint=f"remove {path} to replace it"
+            )
+        for file in {path, self.config.broker.ca_file or path}:
+            if not file.exists():
+                write_atomically(file, pem, 0o644)
+
+    def request(
+        self, *, is_renewal: bool, password: str = "", serial: str = "", claim: Path | None = None
+    ) -> IssuedToDevice:
+        """Request a certificate for a new key, and store both beside the present ones.
+
+        A certificate that was received before a power cut is returned without a request.
+
+        Raises:
+            EstError: The server refuses, asks to wait, or cannot be reached.
+            CertificateAnswerError: The answer is of another key or name.
+        """
+        files, config = self.files, self.config
+        if found := files.received():
+            return found
+        key = files.pending_key()
+        der = certificate_request(
+            key, config.fleet, config.id, self.signer, is_shared=config.ca.shared
+        )
+        present = files.path if is_renewal and files.present() else claim
+        user = (serial or config.id) if password else ""
+        answer = request_certificate(
+            self.address,
+            der,
+            is_renewal=is_renewal,
+            user=user,
+            password=password,
+            certificate=present,
+        )
+        return files.receive(answer, self.name)
+
+    def fetch_root(self) -> bool:
+        """Store the fleet's root public key, if the configuration names a file that is missing.
+
+        Returns:
+            False if the file exists, or the server has no root key.
+
+        Raises:
+            EstError: The server cannot be reached.
+            KeyFileError: Its answer is no key.
+        """
+        path = self.config.keys.root
+        if path.exists():
+            return False
+        text = root_public_key(self.address)
+        if len(text) != 64 or not all(c in "0123456789abcdef" for c in text):
+            return False
+        if not path.parent.exists():
+            path.parent.mkdir(parents=True)
+        save_public(path, checked_public(bytes.fromhex(text), self.url))
+        return True

@@ -1,0 +1,122 @@
+"""Keep a device's TLS key and certificate in one file, and replace both in one step.
+
+Three files stand beside each other: the present one, ``.next`` while a certificate is being
+requested, and ``.previous`` until a broker has accepted the new one. Each step is one atomic rename
+or write, and may be repeated after a power cut.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from edge_sdk.app.permissions import require_private
+from edge_sdk.wire.keys import write_atomically
+from edge_sdk.wire.link.certificate_request import (
+    CertificateAnswerError,
+    IssuedToDevice,
+    described,
+    issued_for,
+    new_tls_key,
+)
+
+_CERTIFICATE = b"-----BEGIN CERTIFICATE-----"
+
+
+@dataclass(frozen=True, slots=True)
+class CertificateFiles:
+    """The files of one device's TLS key and certificate.
+
+    Attributes:
+        path: The present file: private key, then certificate, PEM, mode 0600.
+    """
+
+    path: Path
+
+    @property
+    def next(self) -> Path:
+        """Return the path of the file that is being requested."""
+        return self.path.with_name(f"{self.path.name}.next")
+
+    @property
+    def previous(self) -> Path:
+        """Return the path of the file that was in use before."""
+        return self.path.with_name(f"{self.path.name}.previous")
+
+    def present(self) -> IssuedToDevice | None:
+        """Return the present certificate; None without one that can be read."""
+        return _read(self.path)
+
+    def pending_key(self) -> bytes:
+        """Return the key of the next certificate, PEM; it is on the disk before it is used.
+
+        A key from before a power cut is used again: the server answers a repeated request alike.
+        """
+        try:
+            found = self.next.read_bytes()
+        except FileNotFoundError:
+            found = b""
+        else:
+            require_private(self.next)
+        if found.startswith(b"-----BEGIN PRIVATE KEY-----"):
+            return found.partition(_CERTIFICATE)[0]
+        key = new_tls_key()
+        write_atomically(self.next, key, 0o600)
+        return key
+
+    def received(self) -> IssuedToDevice | None:
+        """Return the certificate that was received for the pending key, if it has arrived."""
+        return _read(self.next)
+
+    def receive(self, certificates: list[bytes], name: str) -> IssuedToDevice:
+        """Store the certificate of the pending key.
+
+        Raises:
+            CertificateAnswerError: None is of this key, or it names another device.
+        """
+        key = self.pending_key()
+        issued = issued_for(key, certificates, name)
+        write_atomically(self.next, key + issued.pem, 0o600)
+        return issued
+
+    def install(self) -> bool:
+        """Put the received certificate in place; return False if there is none.
+
+        The present file is kept as the previous one first; a repetition after a power cut keeps the
+        one that is there.
+        """
+        if self.received() is None:
+            return False
+        if self.path.exists() and not self.previous.exists():
+            write_atomically(self.previous, self.path.read_bytes(), 0o600)
+        self.next.replace(self.path)
+        return True
+
+    def confirm(self) -> bool:
+        """Remove the previous file: a broker has accepted the present one. Return whether there was one."""
+        if not self.previous.exists():
+            return False
+        self.previous.unlink(missing_ok=True)
+        return True
+
+    def exchange(self) -> bool:
+        """Put the previous file in place of the present one, which no broker has accepted.
+
+        The refused one becomes the previous one, so that both are tried in turn. Returns False if
+        there is no previous file.
+        """
+        if not self.previous.exists():
+            return False
+        present, before = self.path.read_bytes(), self.previous.read_bytes()
+        write_atomically(self.path, before, 0o600)
+        write_atomically(self.previous, present, 0o600)
+        return True
+
+
+def _read(path: Path) -> IssuedToDevice | None:
+    try:
+        content = path.read_bytes()
+        at = content.find(_CERTIFICATE)
+        return described(content[at:]) if at >= 0 else None
+    except (OSError, CertificateAnswerError):
+        return None

@@ -1,0 +1,208 @@
+"""Make a device's TLS key and certificate request (PKCS #10), and read what an EST server answers.
+
+The request proves the device's identity: an extension contains the identity key and its signature
+over the request's public key. A server that does not know the extension ignores it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Final
+
+from edge_sdk.wire.errors import WireError
+from edge_sdk.wire.keys import PUBLIC_SIZE, SIGNATURE_SIZE, Signer
+from edge_sdk.wire.link.client_names import qualified
+from edge_sdk.wire.protocol.enrolment_statement import enrolment_statement
+
+if TYPE_CHECKING:
+    from cryptography import x509
+
+IDENTITY_OID: Final = "2.25.147687016968556910701788887153756822577"
+"""Extension with the identity key and its signature; an OID made from a UUID (ITU-T X.667)."""
+
+_HEADER: Final = bytes([0x04, PUBLIC_SIZE + SIGNATURE_SIZE])
+"""Tag and length of the extension's value, a DER octet string of 96 bytes."""
+
+
+class CertificateAnswerError(WireError):
+    """An error: bytes that are no key, certificate or answer of an EST server."""
+
+
+def new_tls_key() -> bytes:
+    """Return a new private key on the curve P-256, as unencrypted PEM (PKCS #8)."""
+    from cryptography.hazmat.primitives import serialization  # noqa: PLC0415 - only to renew
+    from cryptography.hazmat.primitives.asymmetric import ec  # noqa: PLC0415 - as above
+
+    return ec.generate_private_key(ec.SECP256R1()).private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.PKCS8,
+        serialization.NoEncryption(),
+    )
+
+
+def certificate_request(
+    key: bytes, fleet: str, device: str, signer: Signer, *, is_shared: bool = False
+) -> bytes:
+    """Return a request for a device's certificate, signed by its TLS key and by its identity key.
+
+    Args:
+        key: Private TLS key, PEM.
+        fleet: Fleet of the device.
+        device: Id of the device, the common name.
+        signer: Identity key of the device.
+        is_shared: The common name is ``FLEET.DEVICE``, for a broker that fleets share.
+
+    Returns:
+        DER bytes.
+
+    Raises:
+        CertificateAnswerError: ``key`` is no private key.
+        ValueError: The name is too long.
+    """
+    from cryptography import x509  # noqa: PLC0415 - only to renew
+    from cryptography.hazmat.primitives import hashes, serialization  # noqa: PLC0415 - as above
+
+    private = _private(key)
+    spki = private.public_key().public_bytes(
+        serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo
+    )
+    proof = signer.sign(enrolment_statement(fleet, device, signer.public, request=spki))
+    identity = x509.UnrecognizedExtension(
+        x509.ObjectIdentifier(IDENTITY_OID), _HEADER + signer.public + proof
+    )
+    name = qualified(fleet, device) if is_shared else device
+    return (
+        x509.CertificateSigningRequestBuilder()
+        .subject_name(x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name)]))
+        .add_extension(identity, critical=False)
+        .sign(private, hashes.SHA256())
+        .public_bytes(serialization.Encoding.DER)
+    )
+
+
+def identity_in(value: bytes) -> tuple[bytes, bytes]:
+    """Return identity key and signature of the extension's value.
+
+    Raises:
+        CertificateAnswerError: The value has another form.
+
+    >>> [len(part) for part in identity_in(bytes([4, 96]) + bytes(96))]
+    [32, 64]
+    """
+    if len(value) != len(_HEADER) + PUBLIC_SIZE + SIGNATURE_SIZE or not value.startswith(_HEADER):
+        raise CertificateAnswerError(
+            f"expected an octet string of {PUBLIC_SIZE + SIGNATURE_SIZE} bytes as proof of identity"
+        )
+    raw = value[len(_HEADER) :]
+    return raw[:PUBLIC_SIZE], raw[PUBLIC_SIZE:]
+
+
+@dataclass(frozen=True, slots=True)
+class IssuedToDevice:
+    """A certificate that an EST server answered.
+
+    Attributes:
+        pem: The certificate, PEM.
+        name: Common name; empty without one.
+        since: Start of its validity, Unix seconds.
+        until: End of its validity, Unix seconds.
+    """
+
+    pem: bytes
+    name: str
+    since: float
+    until: float
+
+
+def certificates_in(pkcs7: bytes) -> list[bytes]:
+    """Return the certificates of a certs-only PKCS #7 answer, each as PEM.
+
+    Raises:
+        CertificateAnswerError: The bytes are no such answer.
+    """
+    from cryptography.hazmat.primitives import serialization  # noqa: PLC0415 - only to renew
+    from cryptography.hazmat.primitives.serialization import pkcs7 as form  # noqa: PLC0415
+
+    try:
+        found = form.load_der_pkcs7_certificates(pkcs7)
+    except Exception as error:  # the library raises its own errors, of several kinds
+        raise CertificateAnswerError(
+            f"the answer is no PKCS #7 of certificates: {error}"
+        ) from error
+    return [one.public_bytes(serialization.Encoding.PEM) for one in found]
+
+
+def issued_for(key: bytes, certificates: list[bytes], name: str) -> IssuedToDevice:
+    """Return the certificate of a key among those of an answer.
+
+    Raises:
+        CertificateAnswerError: None is of this key, or it names another device.
+    """
+    from cryptography.hazmat.primitives import serialization  # noqa: PLC0415 - only to renew
+
+    spki = serialization.PublicFormat.SubjectPublicKeyInfo
+    wanted = _private(key).public_key().public_bytes(serialization.Encoding.DER, spki)
+    for pem in certificates:
+        found = _certificate(pem)
+        if found.public_key().public_bytes(serialization.Encoding.DER, spki) == wanted:
+            issued = described(pem)
+            if issued.name != name:
+                raise CertificateAnswerError(
+                    f"the certificate names {issued.name!r}, expected {name!r}"
+                )
+            return issued
+    raise CertificateAnswerError("the answer has no certificate of this device's key")
+
+
+def described(pem: bytes) -> IssuedToDevice:
+    """Return name and validity of a PEM file's first certificate.
+
+    Raises:
+        CertificateAnswerError: There is none.
+    """
+    from cryptography import x509  # noqa: PLC0415 - only to renew
+
+    found = _certificate(pem)
+    names = found.subject.get_attributes_for_oid(x509.NameOID.COMMON_NAME)
+    name = str(names[0].value) if names else ""
+    return IssuedToDevice(
+        pem, name, _moment(found, "not_valid_before"), _moment(found, "not_valid_after")
+    )
+
+
+def fingerprint(pem: bytes) -> str:
+    """Return the SHA-256 of a certificate, as hexadecimal digits.
+
+    Raises:
+        CertificateAnswerError: It is no certificate.
+    """
+    from cryptography.hazmat.primitives import serialization  # noqa: PLC0415 - only to renew
+
+    return hashlib.sha256(_certificate(pem).public_bytes(serialization.Encoding.DER)).hexdigest()
+
+
+def _certificate(pem: bytes) -> x509.Certificate:
+    from cryptography import x509  # noqa: PLC0415 - only to renew
+
+    try:
+        return x509.load_pem_x509_certificate(pem)
+    except (ValueError, TypeError, x509.InvalidVersion) as error:
+        raise CertificateAnswerError(f"no certificate: {error}") from error
+
+
+def _private(key: bytes) -> Any:  # noqa: ANN401 - a private key of cryptography
+    from cryptography.exceptions import UnsupportedAlgorithm  # noqa: PLC0415 - only to renew
+    from cryptography.hazmat.primitives import serialization  # noqa: PLC0415 - as above
+
+    try:
+        return serialization.load_pem_private_key(key, None)
+    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
+        raise CertificateAnswerError(f"no private key: {error}") from error
+
+
+def _moment(certificate: Any, name: str) -> float:  # noqa: ANN401 - old and new names of a date
+    aware = f"{name}_utc"
+    date: datetime = getattr(certificate, aware if hasattr(certificate, aware) else name)
+    return date.replace(tzinfo=UTC).timestamp()

@@ -1,0 +1,31 @@
+"""Form the bytes by whose signature a device proves its key when it is enrolled."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Final
+
+CONTEXT: Final = b"gridfed/1/enrol\0"
+NO_KEY: Final = bytes(32)
+"""Placeholder for the sealing key of a device without one."""
+
+
+def enrolment_statement(
+    fleet: str, device: str, public: bytes, open_: bytes = NO_KEY, request: bytes = b""
+) -> bytes:
+    """Return the bytes that a device signs to prove possession of its key.
+
+    Args:
+        fleet: Id of the fleet to join.
+        device: Requested id.
+        public: Raw public signing key.
+        open_: Raw public sealing key; 32 zero bytes without one.
+        request: Public key of the certificate request (DER, SubjectPublicKeyInfo); empty without
+            one.
+
+    Example:
+        >>> len(enrolment_statement("north", "meter-1", bytes(32)))
+        126
+    """
+    named = b"".join(bytes([len(raw)]) + raw for raw in (fleet.encode(), device.encode()))
+    return CONTEXT + named + public + open_ + hashlib.sha256(request).digest()

@@ -1,0 +1,348 @@
+"""EST over HTTPS: strongSwan and openssl as strangers, and every refusal by its reason."""
+
+from __future__ import annotations
+
+import base64
+import http.client
+import shutil
+import ssl
+import subprocess
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from cryptography import x509 as reader
+
+from aggregator.authority import certificates as made
+from aggregator.authority import enrolment
+from aggregator.authority import folder as authority
+from aggregator.authority.enrolment import EnrolmentPolicy
+from aggregator.authority.record import opened
+from edge_sdk.wire.link.certificate_request import new_tls_key
+from edge_sdk.wire.link.est_client import (
+    EstError,
+    EstServerAddress,
+    pinned_authority,
+    request_certificate,
+    root_public_key,
+)
+from tests.aggregator.authority.est import Device, made_authority, password_of, serving
+
+DAY = timedelta(days=1)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return made_authority(tmp_path / "ca", datetime.now(UTC))
+
+
+def listed(folder, serial, **more):
+    return password_of(folder, serial, until=datetime.now(UTC) + DAY, **more)
+
+
+def address(server, folder):
+    return EstServerAddress(server.url, folder / "ca.pem")
+
+
+def refusals(folder):
+    with opened(folder) as record:
+        return record.refusals()
+
+
+def certificate(pem):
+    return reader.load_pem_x509_certificate(pem)
+
+
+def test_a_device_is_enrolled_once_and_the_same_request_again_has_the_same_answer(folder):
+    word, device = listed(folder, "meter-1", labels="region=north"), Device("meter-1")
+    delivered = []
+    with serving(folder, deliver=delivered.extend) as server:
+        where = address(server, folder)
+        how = {"is_renewal": False, "user": "meter-1", "password": word}
+        (first,) = request_certificate(where, device.request(), **how)
+        (again,) = request_certificate(where, device.request(), **how)
+        assert again == first
+        with pytest.raises(EstError, match="used twice"):
+            request_certificate(where, Device("meter-1").request(), **how)
+    certificate(first).verify_directly_issued_by(
+        reader.load_pem_x509_certificate((folder / "ca.pem").read_bytes())
+    )
+    (one,) = delivered
+    assert (one.name, one.identity, one.labels) == (
+        "meter-1",
+        device.identity.public,
+        "region=north",
+    )
+    assert refusals(folder) == {"used twice": 1}
+    assert [one.name for one in authority.issued(folder) if one.role == "device"] == ["meter-1"]
+
+
+def test_only_salted_digests_of_passwords_are_stored(folder):
+    words = [listed(folder, f"meter-{n}") for n in range(3)]
+    stored = (folder / "authority.sqlite").read_bytes()
+    wal = folder / "authority.sqlite-wal"
+    stored += wal.read_bytes() if wal.exists() else b""
+    assert not [word for word in words if word.encode() in stored]
+    assert len(set(words)) == 3
+
+
+@pytest.mark.parametrize(
+    ("serial", "word", "name", "reason", "status"),
+    [
+        ("meter-9", "right", "meter-9", "unlisted serial", 401),
+        ("meter-1", "wrong", "meter-1", "wrong password", 401),
+        ("meter-1", "right", "meter-2", "foreign common name", 403),
+        ("", "", "meter-1", "no credentials", 401),
+    ],
+)
+def test_a_foreign_request_is_refused_by_reason_and_counted(  # noqa: PLR0917 - one column each
+    folder, serial, word, name, reason, status
+):
+    right = listed(folder, "meter-1")
+    with serving(folder) as server:
+        with pytest.raises(EstError, match=reason) as caught:
+            request_certificate(
+                address(server, folder),
+                Device(name).request(),
+                is_renewal=False,
+                user=serial,
+                password=right if word == "right" else word,
+            )
+        assert caught.value.status == status
+    assert refusals(folder) == {reason: 1}
+
+
+def test_an_identity_is_proved_and_is_one_device(folder):
+    words = {n: listed(folder, f"meter-{n}") for n in (1, 2, 3)}
+    first = Device("meter-1")
+
+    def enrol(number, der):
+        return request_certificate(
+            where, der, is_renewal=False, user=f"meter-{number}", password=words[number]
+        )
+
+    with serving(folder) as server:
+        where = address(server, folder)
+        enrol(1, first.request())
+        second = Device("meter-2")
+        second.identity = first.identity
+        with pytest.raises(EstError, match="identity in use"):
+            enrol(2, second.request())
+        with pytest.raises(EstError, match="identity not proved"):  # proof for another fleet
+            enrol(3, Device("meter-3", fleet="south").request())
+    assert refusals(folder) == {"identity in use": 1, "identity not proved": 1}
+
+
+def test_a_claim_certificate_enrols_its_device_once_and_no_broker_trusts_it(folder, tmp_path):
+    from aggregator.commands.main import main  # noqa: PLC0415
+
+    (tmp_path / "serials.csv").write_text("serial\nmeter-1\nmeter-2\n")
+    words = ("ca", "passwords", str(tmp_path / "serials.csv"), "--claims", "--folder", str(folder))
+    assert main([*words, "--out", str(tmp_path / "claims")]) == 0
+    claim = tmp_path / "claims" / "meter-1.pem"
+    with serving(folder) as server:
+        where = address(server, folder)
+        device = Device("meter-1")
+        how = {"is_renewal": False, "certificate": claim}
+        with pytest.raises(EstError, match="foreign common name"):
+            request_certificate(where, Device("meter-2").request(), **how)
+        request_certificate(where, device.request(), **how)
+        with pytest.raises(EstError, match="used twice"):
+            request_certificate(where, Device("meter-1").request(), **how)
+        with pytest.raises(EstError, match="not a member"):
+            request_certificate(where, device.request(), is_renewal=True, certificate=claim)
+    found = reader.load_pem_x509_certificates(claim.read_bytes())[0]
+    trusted = reader.load_pem_x509_certificate((folder / "ca.pem").read_bytes())
+    with pytest.raises(Exception, match=r".*"):
+        found.verify_directly_issued_by(trusted)
+
+
+def test_a_certificate_of_a_forged_authority_ends_the_handshake_and_is_counted(folder, tmp_path):
+    forged = made_authority(tmp_path / "forged", datetime.now(UTC))
+    files = authority.issue(forged, "meter-1", "device", datetime.now(UTC), DAY)
+    both = tmp_path / "both.pem"
+    both.write_bytes(files[0].read_bytes() + files[1].read_bytes())
+    with serving(folder) as server:
+        with pytest.raises(EstError):
+            request_certificate(
+                address(server, folder),
+                Device("meter-1").request(),
+                is_renewal=True,
+                certificate=both,
+            )
+        with pytest.raises(EstError, match="certificate verify failed"):  # and the other way
+            request_certificate(address(server, forged), b"", is_renewal=False)
+    assert refusals(folder) == {"forged authority": 1}
+
+
+def renewing(folder, name="meter-1"):
+    """Enrol a device at the present time; return it, its certificate and the rules."""
+    word, device = listed(folder, name), Device(name)
+    with serving(folder) as server:
+        (pem,) = request_certificate(
+            address(server, folder), device.request(), is_renewal=False, user=name, password=word
+        )
+    return device, pem
+
+
+def at(days):
+    now = datetime.now(UTC).replace(microsecond=0) + timedelta(days=days)
+    return lambda: now
+
+
+def ask(folder, device, days, *, key=None, shown=None):
+    """Renew by the record alone, at another time than the machine's."""
+    with authority.opened_authority(folder) as (signer, record):
+        asked = enrolment.EnrolmentAuthority(record, signer, EnrolmentPolicy("north"))
+        der = device.request(key=key or new_tls_key())
+        return asked.renew(der, shown or enrolment.Credentials(), at(days)())
+
+
+def test_a_member_renews_with_a_new_key_by_its_identity_until_the_grace_is_over(folder):
+    device, pem = renewing(folder)
+    renewed = made.certificate_of(ask(folder, device, 20))
+    assert renewed.public_key() != certificate(pem).public_key()
+    assert ask(folder, device, 50 + 179)  # slept half a year, but within the grace
+    with pytest.raises(enrolment.RefusedError, match="expired past grace") as caught:
+        ask(folder, device, 50 + 179 + 30 + 181)
+    assert caught.value.is_pending
+    with opened(folder) as record:
+        assert [one.name for one in record.members() if one.pending] == ["meter-1"]
+        assert not enrolment.approve(record, "meter-2", at(500)())
+        assert enrolment.approve(record, "meter-1", at(500)())
+    assert ask(folder, device, 500)
+    with opened(folder) as record:
+        assert not [one for one in record.members() if one.pending or one.approved]
+
+
+def test_a_stolen_tls_key_renews_nothing_without_the_identity_key(folder):
+    device, _ = renewing(folder)
+    thief = Device("meter-1")
+    with pytest.raises(enrolment.RefusedError, match="foreign identity"):
+        ask(folder, thief, 20)
+    held = made.PresentedCertificate(
+        authority.issued(folder)[-1].serial, "meter-1", "test", at(9)()
+    )
+    with pytest.raises(enrolment.RefusedError, match="foreign identity"):
+        ask(folder, thief, 20, shown=enrolment.Credentials(certificate=held))
+    assert ask(folder, device, 20)
+
+
+def test_a_revoked_member_neither_renews_nor_enrols_without_a_new_password(folder):
+    word, device = listed(folder, "meter-1"), Device("meter-1")
+    with serving(folder) as server:
+        where = address(server, folder)
+        how = {"is_renewal": False, "user": "meter-1"}
+        request_certificate(where, device.request(), password=word, **how)
+        authority.revoke(folder, "meter-1", datetime.now(UTC), DAY)
+        with pytest.raises(EstError, match="used twice"):
+            request_certificate(where, device.request(), password=word, **how)
+        with pytest.raises(EstError, match="revoked"):
+            request_certificate(where, device.request(), is_renewal=True)
+        again = listed(folder, "meter-1")
+        assert request_certificate(where, Device("meter-1").request(), password=again, **how)
+    assert refusals(folder) == {"used twice": 1, "revoked": 1}
+
+
+def test_the_authority_is_pinned_by_its_digest(folder):
+    digest = made.fingerprint_of(authority.load_folder(folder).certificate)
+    with serving(folder, root="ab" * 32) as server:
+        where = address(server, folder)
+        assert certificate(pinned_authority(where, digest.upper()))
+        with pytest.raises(EstError, match="another authority"):
+            pinned_authority(where, "00" * 32)
+        assert root_public_key(where) == "ab" * 32
+
+
+@pytest.mark.parametrize(
+    ("headers", "body"),
+    [
+        ({"Content-Length": "99999999"}, b""),
+        ({"Content-Length": "-1"}, b""),
+        ({"Content-Length": "²"}, b""),
+        ({}, b"!" * 40),
+        ({}, base64.b64encode(b"no request")),
+        ({"Authorization": "Basic !!!"}, base64.b64encode(b"x")),
+    ],
+)
+def test_malformed_requests_are_refused(folder, headers, body):
+    with serving(folder) as server:
+        context = ssl.create_default_context(cafile=folder / "ca.pem")
+        link = http.client.HTTPSConnection(
+            "localhost", server.server_address[1], context=context, timeout=20
+        )
+        link.putrequest("POST", "/.well-known/est/simpleenroll")
+        for name, value in ({"Content-Length": str(len(body))} | headers).items():
+            link.putheader(name, value.encode())
+        link.endheaders(body)
+        assert link.getresponse().status == 400
+        link.close()
+    assert refusals(folder) == {"bad request": 1}
+
+
+def test_strongswan_enrols_and_renews(folder, tmp_path):
+    """A stranger's client: it proves no identity, so it is a member by its certificate alone."""
+    if shutil.which("pki") is None:
+        pytest.skip("strongswan-pki is not installed")
+    known = subprocess.run(["pki", "--help"], capture_output=True, text=True, check=False)
+    if "--est" not in known.stdout + known.stderr:
+        pytest.skip("this release of pki has no --est")
+
+    def pki(*words, data=None):
+        return subprocess.run(
+            ["pki", *map(str, words)], input=data, capture_output=True, check=True
+        ).stdout
+
+    def key_and_request(name):
+        key = tmp_path / f"{name}.key"
+        key.write_bytes(pki("--gen", "--type", "ecdsa", "--size", "256", "--outform", "pem"))
+        words = ("--req", "--type", "ecdsa", "--in", key, "--dn", "CN=swan-1", "--outform", "pem")
+        (tmp_path / f"{name}.req").write_bytes(pki(*words))
+        return key, tmp_path / f"{name}.req"
+
+    word = listed(folder, "swan-1")
+    with serving(folder) as server:
+        how = ("--est", "--url", server.url, "--cacert", folder / "ca.pem", "--outform", "pem")
+        key, request = key_and_request("first")
+        first = pki(*how, "--userpass", f"swan-1:{word}", "--in", request)
+        (tmp_path / "first.pem").write_bytes(first)
+        _, second = key_and_request("second")
+        renewed = pki(*how, "--cert", tmp_path / "first.pem", "--key", key, "--in", second)
+        authorities = pki("--estca", "--url", server.url, "--cacert", folder / "ca.pem",
+                          "--caout", tmp_path / "caout", "--outform", "pem")  # fmt: skip
+    assert authorities is not None
+    assert certificate(first).subject.rfc4514_string() == "CN=swan-1"
+    assert certificate(renewed).public_key() != certificate(first).public_key()
+    assert refusals(folder) == {}
+
+
+def test_openssl_reads_the_answer_and_curl_is_a_client(folder, tmp_path):
+    if shutil.which("curl") is None or shutil.which("openssl") is None:
+        pytest.skip("curl or openssl is not installed")
+    word = listed(folder, "meter-1")
+    key, request = tmp_path / "k.pem", tmp_path / "r.der"
+    subprocess.run(
+        ["openssl", "req", "-new", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes",
+         "-keyout", key, "-subj", "/CN=meter-1", "-outform", "DER", "-out", request],
+        check=True, capture_output=True,
+    )  # fmt: skip
+    (tmp_path / "r.b64").write_bytes(base64.encodebytes(request.read_bytes()))
+    with serving(folder) as server:
+        answer = subprocess.run(
+            ["curl", "-sS", "--fail", "--cacert", folder / "ca.pem", "-u", f"meter-1:{word}",
+             "-H", "Content-Type: application/pkcs10", "--data-binary", f"@{tmp_path / 'r.b64'}",
+             f"{server.url}/.well-known/est/simpleenroll"],
+            check=True, capture_output=True,
+        ).stdout  # fmt: skip
+    (tmp_path / "a.der").write_bytes(base64.b64decode(answer))
+    shown = subprocess.run(
+        ["openssl", "pkcs7", "-inform", "DER", "-in", tmp_path / "a.der", "-print_certs"],
+        check=True, capture_output=True,
+    ).stdout  # fmt: skip
+    assert b"CN = meter-1" in shown
+    (tmp_path / "c.pem").write_bytes(shown[shown.index(b"-----BEGIN") :])
+    verified = subprocess.run(
+        ["openssl", "verify", "-purpose", "sslclient", "-CAfile", folder / "ca.pem",
+         tmp_path / "c.pem"],
+        check=True, capture_output=True, text=True,
+    ).stdout  # fmt: skip
+    assert "OK" in verified
