@@ -22,7 +22,7 @@ from aggregator.authority.certificates import (
     PresentedCertificate,
 )
 from aggregator.authority.folder import entry_of, text_of
-from aggregator.authority.record import IssuedCertificate, ListedSerial, EnrolledMember, Record
+from aggregator.authority.record import EnrolledMember, IssuedCertificate, ListedSerial, Record
 from edge_sdk.wire.keys import verify
 from edge_sdk.wire.link.client_names import unqualified
 from edge_sdk.wire.protocol.enrolment_statement import enrolment_statement

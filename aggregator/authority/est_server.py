@@ -214,7 +214,7 @@ class EstServer(ThreadingMixIn, HTTPServer):
         request.settimeout(PATIENCE)
         try:
             with self.context.wrap_socket(request, server_side=True) as wrapped:
-                self.RequestHandlerClass(wrapped, client_address, self)
+                _Handler(wrapped, client_address, self)
         except ssl.SSLCertVerificationError as error:
             self.service.refuse("forged authority", str(error.verify_message))
         except ssl.SSLError as error:
