@@ -3,8 +3,9 @@
 With a one-time password the device requests its TLS certificate from the operator's EST server, and
 is enrolled with it; no file is carried by hand. Without one, the printed line has the id, the public
 key, and a proof that this device holds the private key. Private keys never leave this machine. An
-existing key is kept; a wiped device begins again under a new one. Each further [[participation]] has a line of its own, with the same key and a
-label that names the device. Every step may be repeated after a power cut.
+existing key is kept; a wiped device begins again under a new one. Each further [[participation]] has
+a line of its own, with the same key and a label that names the device. Every step may be repeated
+after a power cut.
 
   gridfed-edge enrol meter.toml --otp WORD --ca sha256:DIGEST
   gridfed-edge enrol meter.toml --claim claim.pem --ca ca.pem
