@@ -1,9 +1,12 @@
 """Take the pictures of the console's documentation, from a simulated fleet with an attack.
 
     python -m tools.console_pictures [--out docs/images/console]
+    python -m tools.console_pictures --rollout      # the picture of the page Rollout alone
 
 Twenty devices learn on a broker, and four of them send "A little is enough" under the mean. The pictures
-are taken while the fleet learns, in a real browser (see ``tools/chromium.py``).
+are taken while the fleet learns, in a real browser (see ``tools/chromium.py``). The page Rollout shows
+another fleet: the gate judges 200 devices whose lost days are drawn, a third of them at first, then
+four fifths.
 """
 
 from __future__ import annotations
@@ -21,8 +24,26 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from aggregator.config import AggregatorConfig
+from aggregator.operations.rollout_control import RolloutGate, day_results
+from aggregator.rollouts.stages import RolloutState
+from aggregator.rounds.announcements import Ends
+from aggregator.store.opener import open_store
+from aggregator.store.types import DeviceTrial, RolloutChange, Store
+from edge_sdk.wire import keys
+from edge_sdk.wire.protocol import topics
+from edge_sdk.wire.protocol.codec import encode
+from edge_sdk.wire.protocol.envelope import ROOT as ROOT_ID
+from edge_sdk.wire.protocol.envelope import digest, ref
+from edge_sdk.wire.protocol.messages import RolloutMessage
+from edge_sdk.wire.protocol.rollout_roles import role
 from tools import chromium
+from tools.console_load import new_fleet
 from tools.distributions import ROOT
+
+DAY = 86_400  # s
 
 OUT = ROOT / "docs" / "images" / "console"
 PORT = 19_470
@@ -73,10 +94,18 @@ def configuration(folder: Path) -> Path | None:
     return copy
 
 
-def take(driver: Any, out: Path, name: str, *, scheme: str = "light", width: int = WIDTH) -> Path:  # noqa: ANN401
+def take(
+    driver: Any,  # noqa: ANN401
+    out: Path,
+    name: str,
+    *,
+    scheme: str = "light",
+    width: int = WIDTH,
+    height: int = 0,
+) -> Path:
     """Write a picture of the page in the driver; return its file."""
     chromium.set_scheme(driver, scheme)
-    chromium.set_width(driver, width, 760 if width > 600 else 900)
+    chromium.set_width(driver, width, height or (760 if width > 600 else 900))
     options = {"format": "webp", "quality": QUALITY}
     found = driver.execute_cdp_cmd("Page.captureScreenshot", options)
     path = out / f"{name}.webp"
@@ -108,10 +137,16 @@ def main() -> None:
     """Take the pictures into the folder of the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--out", type=Path, default=OUT, help="folder (docs/images/console)")
-    out = parser.parse_args().out
+    parser.add_argument("--rollout", action="store_true", help="only the page Rollout")
+    args = parser.parse_args()
+    out = args.out
     if chromium.missing():
         raise SystemExit(chromium.missing())
     out.mkdir(parents=True, exist_ok=True)
+    path = rollout_picture(out)
+    sys.stdout.write(f"{path}: {path.stat().st_size} bytes\n")
+    if args.rollout:
+        return
     python, running = (sys.executable, "-m"), []
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
@@ -132,6 +167,56 @@ def main() -> None:
             for one in reversed(running):
                 one.terminate()
                 one.wait(60)
+
+
+def rollout_picture(out: Path) -> Path:
+    """Let a version out in a database until harm stops it, and write the picture of its page."""
+    with tempfile.TemporaryDirectory() as place:
+        console = new_fleet(Path(place), devices=200)
+        try:
+            config = AggregatorConfig.load(console.config)
+            with open_store(config.database) as store:
+                let_out(store, config.fleet)
+            with closing(_Browser(Path(place) / "profile")) as browser:
+                browser.driver.get(f"http://127.0.0.1:{console.port}/rollout")
+                return take(browser.driver, out, "rollout", height=1250)
+        finally:
+            console.end()
+
+
+def let_out(store: Store, fleet: str, seed: int = 0) -> None:
+    """Write a rollout whose members lose a third of their days, and four fifths from day 8 on."""
+    rng, today = np.random.default_rng(seed), int(time.time()) // DAY
+    begun = today - 10
+    gate = RolloutGate()
+    plan = RolloutMessage(
+        1, "load-week-1", 2, b"t" * 32, 66_000, b"s" * 32, rng.bytes(16), gate.waves, gate.shadow,
+        gate.days, gate.least, gate.margin, gate.bound,
+    )  # fmt: skip
+    of, state = ref(digest(encode(plan))), RolloutState(since=begun, why="start")
+    described = {
+        topics.common(fleet, plan.kind): Ends(fleet, keys.generate()).to_all(plan, ROOT_ID)
+    }
+
+    def save(after: RolloutState, who: str = "") -> None:
+        change = (of, after.phase, after.stage, after.since, after.why, who)
+        at = 1000 * (DAY * after.since + 9 * 3600)
+        store.change_rollout(RolloutChange(*change, at), described if who else {})
+
+    save(state, "ann")
+    names = [one.id for one in store.clients()]
+    for day in range(begun + 1, today):
+        with store.transaction():
+            for name in names:
+                place = role(plan, state.stage, name)
+                if place != "none":
+                    is_lost = rng.random() < (0.33 if day < begun + 8 else 0.8)
+                    result = {day: (bool(is_lost), place == "serve")}
+                    store.record_trial(of, DeviceTrial(name, place, day, result))
+        after = state.advanced(plan, day_results(plan, state, store.trials(of)), day + 1)
+        if after != state:
+            save(after)
+        state = after
 
 
 class _Browser:

@@ -107,7 +107,12 @@ def notices(document: Mapping[str, Any], states: Mapping[str, int]) -> list[Noti
         if not ok
     ]
     if count := states.get("quarantined", 0):
-        found.append(Notice(f"{count} devices are quarantined.", "/devices?state=quarantined"))
+        found.append(
+            Notice(
+                f"{_counted(count, 'device is', 'devices are')} quarantined.",
+                "/devices?state=quarantined",
+            )
+        )
     if "configuration" in document:
         found.append(Notice(f"The configuration is {document['configuration']}.", "/keys"))
     return [*found, *_message_notices(document), *_expiry_notices(document)]
@@ -116,12 +121,24 @@ def notices(document: Mapping[str, Any], states: Mapping[str, int]) -> list[Noti
 def _message_notices(document: Mapping[str, Any]) -> list[Notice]:
     found: list[Notice] = []
     if count := document.get("dead_letters", 0):
-        found.append(Notice(f"{count} messages met a defect and were set aside.", "/refusals"))
+        words = ("message met a defect and was", "messages met a defect and were")
+        text = f"{_counted(count, *words)} set aside."
+        found.append(Notice(text, "/refusals"))
     for device, what in document.get("flooding", {}).items():
         found.append(Notice(f"{device} sends too much: {what}", "/refusals"))
     for reason, count in document.get("bundle_refused", {}).items():
-        found.append(Notice(f"{count} devices refuse the bundle: {reason}.", "/refusals"))
+        text = f"{_counted(count, 'device refuses', 'devices refuse')} the bundle: {reason}."
+        found.append(Notice(text, "/refusals"))
     return found
+
+
+def _counted(count: int, one: str, more: str) -> str:
+    """Return a number with the words for one, or for any other number.
+
+    >>> _counted(1, "device is", "devices are"), _counted(2, "device is", "devices are")
+    ('1 device is', '2 devices are')
+    """
+    return f"{count} {one if count == 1 else more}"
 
 
 def _expiry_notices(document: Mapping[str, Any]) -> list[Notice]:

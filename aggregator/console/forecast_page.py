@@ -71,11 +71,11 @@ def forecast_chart(stream: str, unit: str, steps: Sequence[Mapping[str, Any]]) -
     first = datetime.fromtimestamp(steps[0]["start"], UTC)
     lines = {
         name: [
-            ((one["start"] - steps[0]["start"]) / 3600.0, one[name])
+            ((one["start"] - steps[0]["start"]) / 3600.0, one[key])
             for one in steps
-            if one[name] is not None
+            if one[key] is not None
         ]
-        for name in ("upper", "value", "lower")
+        for name, key in (("upper end", "upper"), ("forecast", "value"), ("lower end", "lower"))
     }
     title = f"Forecast of {stream} with its interval"
     x_name = f"hours after {first:%Y-%m-%d %H:%M} UTC"

@@ -1,6 +1,7 @@
 """Rollouts over sixty devices: the real daemon and real clients, day by day.
 
 Devices and aggregator are those of the field; only the link and the clock are the test's.
+``GRIDFED_ROLLOUT_DEVICES=200`` and ``-s`` repeat it with as many devices and print its figures.
 """
 
 from __future__ import annotations
@@ -142,6 +143,7 @@ def test_a_bad_version_is_served_nowhere_and_an_equal_one_reaches_its_waves(worl
     assert (days.control.state.phase, days.control.state.why) == ("return", "harm")
     days.turns(20)
     assert days.states["returned"] == members
+    figures = [f"{DEVICES} devices: {members} scored the bad version, none served it"]
     assert not list(days.world.folder.glob("home-*/rollout"))
 
     days.add(lambda trial, folder: second_version(trial, folder, 3), tmp_path / "equal")
@@ -157,10 +159,14 @@ def test_a_bad_version_is_served_nowhere_and_an_equal_one_reaches_its_waves(worl
     assert days.serving == days.places("serve")
     assert 0.15 * DEVICES < days.serving < 0.35 * DEVICES
 
+    figures += [f"{days.serving} served the equal one in stage 2"]
     days.command("rollout", "abort", "--why", "complaints")
+    begun = days.clock.now
     for _ in range(10):  # half a minute; the stage waits behind other announcements
         days.turns(6)
         if not days.serving:
             break
+    figures += [f"{days.serving} served it {days.clock.now - begun:g} s after the abort"]
+    print("\n".join(figures))  # noqa: T201 - the figures of docs/rollouts.md, seen with -s
     assert days.control.state.phase == "return"
     assert days.serving == 0

@@ -8,7 +8,9 @@ import time
 import urllib.error
 import urllib.request
 from contextlib import ExitStack
+from html.parser import HTMLParser
 
+import numpy as np
 import pytest
 
 from aggregator.brokers.broker_process import mosquitto_program, start
@@ -19,7 +21,13 @@ from aggregator.store.opener import open_store
 from aggregator.store.types import EnrolledDevice
 from edge_sdk.wire import keys
 from edge_sdk.wire.link.mqtt import Broker, MqttLink, Poller
-from edge_sdk.wire.protocol.messages import HelloMessage, ModelMessage, WelcomeMessage
+from edge_sdk.wire.protocol import topics
+from edge_sdk.wire.protocol.messages import (
+    ForecastMessage,
+    HelloMessage,
+    ModelMessage,
+    WelcomeMessage,
+)
 from firmware_sim.fleet.federation import free_port
 from tests.aggregator.conftest import ONLINE, ROOT, Puppet
 from tools import chromium
@@ -31,6 +39,8 @@ pytestmark = [pytest.mark.broker, pytest.mark.slow, pytest.mark.timeout(300)]
 
 SOFTWARE = "<img src=x onerror=alert(1)>"  # as long as a version may be, almost
 CLAIM = "\"><script>alert(2)</script>&'{{7*7}}"
+NAME = "<img src=x onerror=alert(3)>"  # of a device: no id, so the topic is refused
+FORGED = "x\nERROR forged=1"
 PATIENCE = 120.0
 
 
@@ -53,11 +63,41 @@ def until(done, serve):
 
 
 def read(address):
+    return served(address)[0]
+
+
+def served(address):
+    """Return the text of an address and its policy; empty while nothing answers."""
     try:
         with urllib.request.urlopen(address, timeout=30) as page:
-            return page.read().decode()
+            return page.read().decode(), page.headers["Content-Security-Policy"] or ""
     except urllib.error.URLError:
-        return ""
+        return "", ""
+
+
+def forecast():
+    """Return a forecast whose texts are hostile, as a device may send it."""
+    values = np.ones((3, 2), "<f4").tobytes()
+    now = int(time.time() * 1000)
+    return ForecastMessage(
+        now, now, 3_600_000, 2, CLAIM, SOFTWARE, 1, 1, CLAIM, FORGED, error=0.5, coverage=0.9, blob=values
+    )  # fmt: skip
+
+
+class Page(HTMLParser):
+    """The elements of a page that a text could have become."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.found = []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        names = {name for name, _ in attrs}
+        if tag in ("img", "iframe") or any(one.startswith("on") for one in names):
+            self.found.append(self.get_starttag_text())
+        if tag == "script" and names != {"src", "defer"}:
+            self.found.append(self.get_starttag_text())
 
 
 def founded(path):
@@ -88,6 +128,24 @@ def program(stack, tmp_path, *words):
     stack.callback(process.kill)
 
 
+def require_text_on_every_page(driver, address):
+    """Read every page without and with a browser: texts of devices are text, and no script ran."""
+    shown = 0
+    for at in [*(one for one, _ in PAGES), "/device?id=meter-1", "/run?run=1"]:
+        text, policy = served(address + at)
+        assert "default-src 'none'" in policy, at
+        assert "unsafe" not in policy, at
+        assert Page(text).found == [], at
+        driver.get(address + at)
+        assert driver.find_element("css selector", "h1").text
+        assert not driver.find_elements("css selector", "img, main script"), at
+        shown += SOFTWARE in driver.find_element("css selector", "main").text
+    assert shown == 2, "the list and the device show the text"
+    driver.get(address + "/device?id=meter-1")
+    assert CLAIM in driver.find_element("css selector", "main").text, "the forecast's stream"
+    assert chromium.complaints(driver) == [], "the policy did not have to stop anything"
+
+
 def test_texts_of_a_device_never_become_markup(workplace, tmp_path, stack):
     if mosquitto_program() is None:
         pytest.skip("mosquitto is not installed")
@@ -95,13 +153,16 @@ def test_texts_of_a_device_never_become_markup(workplace, tmp_path, stack):
     page, port = free_port(), free_port()
     replacing = [
         ("mqtt://127.0.0.1:1883", broker.url),
-        ('listen = "off"', f'listen = "127.0.0.1:{page}"'),
+        (
+            'http = { listen = "off" }',
+            f'http = {{ listen = "127.0.0.1:{page}" }}\nforecasts = {{ store = true }}',
+        ),
     ]
     path = workplace(f'[console]\nlisten = "127.0.0.1:{port}"\n', replacing)
     founded(path)
     program(stack, tmp_path, "aggregator", "run", str(path))
     program(stack, tmp_path, "aggregator.console", "--config", str(path))
-    until(lambda: read(f"http://127.0.0.1:{page}/healthz"), lambda: time.sleep(0.1))
+    until(lambda: read(f"http://127.0.0.1:{page}/readyz"), lambda: time.sleep(0.1))
     lines = RealBroker(broker.url)
     stack.callback(lines.poller.close)
     puppets = [Puppet(lines, name=f"meter-{n}", seed=n) for n in (1, 2)]
@@ -122,22 +183,29 @@ def test_texts_of_a_device_never_become_markup(workplace, tmp_path, stack):
         until(lambda one=one: one.last(ModelMessage), serve)
         one.answer([0.1, 0.2], vals={"loss": 0.5, CLAIM: 1.0})
         one.answer([0.1, 0.2], part=CLAIM[:16], enc=CLAIM[:16])
+        one.say(forecast())
+        one.link.publish(topics.up("north", NAME, "hello"), b"as a device whose id is markup")
 
     def has_arrived():
         found = json.loads(read(f"http://127.0.0.1:{page}/status") or "{}")
         contact = found.get("contacts", {}).get("meter-1", {})
-        return contact.get("sdk") == SOFTWARE and found["refused"]
+        stored = list((tmp_path / "state" / "forecasts").glob("*.forecast"))
+        return contact.get("sdk") == SOFTWARE and len(found["refused"]) > 1 and len(stored) == 2
 
     until(has_arrived, serve)
+    refused = json.loads(read(f"http://127.0.0.1:{page}/status"))["refused"]
+    assert sum(refused.values()) >= 4, refused
+    command = [sys.executable, "-m", "aggregator", "label", f"site={CLAIM}", "meter-1"]
+    done = subprocess.run(
+        [*command, "--config", str(path)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode != 0
+    assert "label" in done.stderr
     address = f"http://127.0.0.1:{port}"
     until(lambda: read(f"{address}/static/console.css"), lambda: time.sleep(0.1))
     driver = chromium.start(tmp_path / "profile")
     stack.callback(driver.quit)
-    shown = 0
-    for at in [*(one for one, _ in PAGES), "/device?id=meter-1", "/run?run=1"]:
-        driver.get(address + at)
-        assert driver.find_element("css selector", "h1").text
-        assert not driver.find_elements("css selector", "img, main script"), at
-        shown += SOFTWARE in driver.find_element("css selector", "main").text
-    assert shown == 2, "the list and the device show the text"
-    assert chromium.complaints(driver) == [], "the policy did not have to stop anything"
+    require_text_on_every_page(driver, address)
+    for log in ("aggregator", "aggregator.console"):
+        lines = (tmp_path / f"{log}.log").read_text("utf-8").splitlines()
+        assert not [one for one in lines if one.startswith("ERROR forged")]

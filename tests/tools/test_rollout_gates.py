@@ -1,0 +1,79 @@
+"""Rollouts judged by forecasts: devices compare two models on their readings, and the gate decides."""
+
+import numpy as np
+import pytest
+
+from aggregator.operations.rollout_control import RolloutGate
+from edge_sdk.forecasting.calendar_features import DAY
+from edge_sdk.forecasting.trial_record import TrialRecord
+from tools.experiments.rollout_gates import (
+    BEFORE,
+    MONDAY,
+    Experiment,
+    Parts,
+    simulated,
+    summary,
+    trained,
+    versions,
+)
+
+DEVICES, RUNS = 60, 3
+GATE = RolloutGate(waves=(0.1, 1.0), shadow=1.0)
+
+
+@pytest.fixture(scope="module")
+def parts():
+    return Parts.load()
+
+
+@pytest.fixture(scope="module")
+def experiment(parts):
+    return Experiment(lambda seed: simulated(DEVICES, seed, parts), GATE, steps=150)
+
+
+def test_the_new_version_is_worse_by_the_stated_share_on_the_days_of_the_rollout(parts):
+    meters = simulated(24, 0, parts)
+    model = trained(meters, 0, steps=150)
+    assert np.mean([one.error(model) for one in meters]) < np.mean(
+        [one.error(parts.shipped.initial) for one in meters]
+    )
+    served, new = versions(meters, model, 0, 1.1)
+    before = np.mean([one.error(new) / one.error(served) for one in meters])
+    assert before == pytest.approx(1.1, abs=0.01)
+    sums = [one.compared(served, new, 7).sums.sum(axis=0) for one in meters]
+    assert 1.04 < np.mean([b / a for a, b in sums]) < 1.16
+
+
+def test_comparing_all_days_at_once_is_comparing_them_day_by_day(parts):
+    (meter,) = simulated(1, 0, parts)
+    rng = np.random.default_rng(0)
+    served = parts.shipped.initial
+    new = (served + 0.01 * rng.standard_normal(len(served))).astype(np.float32)
+    whole = meter.compared(served, new, 3)
+    record, upto = TrialRecord.empty(), MONDAY // 3600 + 24 * BEFORE - 1
+    for day in range(1, 4):
+        version = meter.version(served, new, day)
+        record = version.compared(record, upto, served)
+        upto = version.present.series.newest
+    assert (
+        record.days.tolist()
+        == whole.days.tolist()
+        == [MONDAY // DAY + BEFORE + i for i in range(3)]
+    )
+    np.testing.assert_allclose(record.sums, whole.sums, rtol=1e-5)
+
+
+@pytest.mark.slow
+def test_a_version_with_a_tenth_more_error_is_stopped_before_a_device_serves_it(experiment):
+    ends = list(experiment.ends(1.1, range(RUNS)))
+    assert [(one.phase, one.why, one.stage, one.served) for one in ends] == [
+        ("return", "harm", 0, 0)
+    ] * RUNS, ends
+    assert max(one.day for one in ends) <= 3
+
+
+@pytest.mark.slow
+def test_a_version_with_the_same_error_reaches_the_whole_fleet(experiment):
+    ends = list(experiment.ends(1.0, range(RUNS)))
+    assert [(one.phase, one.stage, one.served) for one in ends] == [("done", 2, DEVICES)] * RUNS
+    assert summary("equal", ends).count("|") == 9
