@@ -4,7 +4,7 @@ Every device has its own readings and the device SDK's own comparison of two ver
 messages, and the aggregator's own gate judges them day by day. Time is virtual; link, installation
 and training are left out.
 
-The served model is trained on pooled windows of the fleet. Both versions are that model with a random
+The model is trained on pooled windows of a fleet. Both versions are that model with a random
 direction added to its parameters: the served one has 2 % more error than the model, and the new one
 a stated multiple of the served one's. Both multiples are means over devices of ratios of absolute
 errors, on windows of the four weeks before the rollout.
@@ -382,10 +382,13 @@ class Experiment:
     steps: int = TRAINED
 
     def ends(self, multiple: float, seeds: Sequence[int]) -> Iterator[RolloutEnd]:
-        """Yield the end of a rollout for each seed: other devices, directions and waves."""
+        """Yield the end of a rollout for each seed: other devices, directions and waves.
+
+        The model is trained once, on the fleet of the first seed.
+        """
+        model = trained(self.fleet(seeds[0]), seeds[0], self.steps)
         for seed in seeds:
             meters = self.fleet(seed)
-            model = trained(meters, seed, self.steps)
             served, new = versions(meters, model, seed, multiple)
             yield rollout(meters, served, new, seed=seed, gate=self.gate)
 

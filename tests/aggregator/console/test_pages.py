@@ -294,6 +294,9 @@ def test_a_rollout_that_harm_stopped_needs_a_person_until_another_begins(full, c
     text = unescape(full.get("/").text)
     assert "Rollout of load version 2 stopped at wave 5 %: members lost too many days" in text
     assert "stage 1 of 2" not in text
+    page = full.get("/rollout").text
+    assert re.search(r"5 %</td><td>stopped</td>.*100 %</td><td>not reached</td>", page, re.DOTALL)
+    assert "Were to serve it when it stopped" in page
     ended(config, "return", 1, "operator: complaints")
     assert "Rollout of load" not in full.get("/").text, "the operator knows"
 
