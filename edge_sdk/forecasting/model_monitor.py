@@ -1,8 +1,10 @@
-"""Decide from daily scores when the served forecast has become worse than the naive one.
+"""Decide from daily scores when the served forecast has become worse than naive, or than it used to be.
 
-There are two alarms. The slow one is a test by betting on days that are lost to the naive forecast; it
-holds at any look. The fast one is an error of more than twice the naive one, and of more than twice the
-device's own usual error, on two days in succession: in a holiday the naive error alone may become small.
+There are three alarms. Two are tests by betting, which hold at any look: one on days that are lost to the
+naive forecast, one on days whose error, as a multiple of the naive one, is above nine tenths of those of
+the device's own earlier days. The fast alarm is an error of more than twice the naive one, and of more than
+twice the device's own usual error, on two days in succession: in a holiday the naive error alone may become
+small.
 An alarm asks the device to fit its models and to choose again, by the days of the alarm and later ones
 alone: earlier days tell of a model or of readings that are no longer there.
 """
@@ -26,6 +28,14 @@ GROSS: Final = 2.0
 """Multiple of the naive error and of the usual one that is an alarm on two days in succession."""
 USUAL: Final = (7, 28)
 """Least and largest number of earlier days whose median error is the usual one."""
+EARLIER: Final = (28, 56)
+"""Least and largest number of earlier days with which a day's ratio to the naive error is compared."""
+LAG: Final = 14
+"""Days between a day and the newest earlier one, so that a break is not compared with itself."""
+UNUSUAL: Final = 0.9
+"""Quantile of the earlier ratios above which a day is unusual."""
+UNUSUAL_SHARE: Final = 0.25
+"""Share of unusual days that the test allows; one tenth is expected while nothing changes."""
 SPANS: Final = (2, 14)
 """Days by which the device chooses again after a fast and after a slow alarm."""
 
@@ -42,6 +52,7 @@ class ModelMonitor:
         alarms: Number of alarms so far.
         alarmed_row: Number of the newest row at the last alarm; -1 before the first.
         since: First day of the last alarm; -1 before the first.
+        unusual: Evidence since the last alarm that too many days are unusual.
     """
 
     scores: DailyScores = field(default_factory=DailyScores.empty)
@@ -51,6 +62,7 @@ class ModelMonitor:
     alarms: int = 0
     alarmed_row: int = -1
     since: int = -1
+    unusual: SequentialTest = field(default_factory=SequentialTest)
 
     def extended(
         self, served: Floats, fleet: Floats, naive: Floats, truth: Floats, days: Ints
@@ -81,11 +93,16 @@ class ModelMonitor:
                 found, test=test, tested=int(scores.days[at]), lost=found.lost + is_lost
             )
             is_gross = is_second and _is_gross(scores, at)
-            if is_gross or test.evidence >= 1.0:
+            unusual = found.unusual
+            if (usual := usual_bound(scores, at)) is not None:
+                unusual = unusual.after(is_lost=served > usual * naive, null=UNUSUAL_SHARE)
+            found = replace(found, unusual=unusual)
+            if is_gross or max(test.evidence, unusual.evidence) >= 1.0:
                 first = int(scores.days[at]) - SPANS[not is_gross] + 1
                 found = replace(
                     found,
                     test=SequentialTest(),
+                    unusual=SequentialTest(),
                     alarms=found.alarms + 1,
                     alarmed_row=row,
                     since=first,
@@ -113,6 +130,7 @@ class ModelMonitor:
         return {
             "scores": self.scores.arrays(),
             "sums": list(self.test.sums),
+            "unusual": list(self.unusual.sums),
             "tested": self.tested,
             "lost": self.lost,
             "alarms": self.alarms,
@@ -122,7 +140,7 @@ class ModelMonitor:
 
     @classmethod
     def from_leaves(cls, leaves: Mapping[str, Any]) -> ModelMonitor:
-        """Rebuild from what ``leaves`` returned.
+        """Rebuild from what ``leaves`` returned; older leaves lack the test of unusual days.
 
         Raises:
             KeyError: A leaf is missing.
@@ -134,7 +152,10 @@ class ModelMonitor:
         if not all(type(one) is int and -1 <= one < 2**53 for one in numbers):
             raise ValueError(f"{', '.join(names)} are {numbers}")
         scores = DailyScores.from_arrays(leaves["scores"])
-        return cls(scores, SequentialTest.of(leaves["sums"]), *numbers)
+        unusual = SequentialTest.of(leaves.get("unusual", SequentialTest().sums))
+        tested, lost, alarms, row, since = numbers
+        test = SequentialTest.of(leaves["sums"])
+        return cls(scores, test, tested, lost, alarms, row, since, unusual)
 
     def summary(self) -> dict[str, Any]:
         """Return the scores in plain words; ratios are to the error of the naive forecast."""
@@ -153,8 +174,31 @@ class ModelMonitor:
             "days lost to naive": self.lost,
             **found,
             "evidence": round(self.test.evidence, 6),
+            "evidence of unusual days": round(self.unusual.evidence, 6),
             "alarms": self.alarms,
         }
+
+
+def usual_bound(scores: DailyScores, at: int, quantile: float = UNUSUAL) -> float | None:
+    """Return the multiple of the naive error above which a day is unusual; None if too few are known.
+
+    Args:
+        scores: Errors by day.
+        at: Index of the day.
+        quantile: Quantile of the ratios of the earlier days.
+
+    Example:
+        >>> days, naive = np.arange(60), np.ones(60)
+        >>> sums = np.stack([np.linspace(0.1, 0.4, 60), naive, naive], 1)
+        >>> scores = DailyScores(days, sums, np.ones((60, 3), np.int64))
+        >>> usual_bound(scores, 41), round(usual_bound(scores, 42), 4)
+        (None, 0.2236)
+    """
+    served, _, naive = scores.sums[max(0, at - LAG - EARLIER[1]) : max(0, at - LAG)].T
+    known = naive > 0.0
+    if np.count_nonzero(known) < EARLIER[0]:
+        return None
+    return float(np.quantile(served[known] / naive[known], quantile))
 
 
 def _is_gross(scores: DailyScores, at: int) -> bool:

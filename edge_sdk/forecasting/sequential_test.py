@@ -1,7 +1,7 @@
-"""Test by betting whether the served forecast loses to the naive one on more than half of the days.
+"""Test by betting whether more days are lost than a share that the null hypothesis allows.
 
-Each day is won or lost against the seasonal naive forecast. While a day is lost with probability at
-most one half, whatever happened before, every bet below has an expected factor of at most one. The
+Each day is won or lost. While a day is lost with probability at most ``null``, whatever happened
+before, every bet below has an expected factor of at most one. The
 sums of bets that begin anew each day (the e-detector of Shin, Ramdas and Rinaldo 2022,
 arXiv:2203.03532, section 2: Shiryaev-Roberts form) therefore reach a bound ``c`` on average after ``c``
 days at the earliest. The test may be looked at every day without a correction.
@@ -21,7 +21,7 @@ BOUND: Final = 36_500.0
 
 @dataclass(frozen=True, slots=True)
 class SequentialTest:
-    """The evidence that more than half of the days are lost.
+    """The evidence that too many days are lost.
 
     Attributes:
         sums: For each of ``LOST``, the sum of the bets that began on any day since the last alarm.
@@ -46,8 +46,12 @@ class SequentialTest:
         """Return the mean sum as a share of ``BOUND``; an alarm is due from 1 on."""
         return sum(self.sums) / len(LOST) / BOUND
 
-    def after(self, *, is_lost: bool) -> SequentialTest:
+    def after(self, *, is_lost: bool, null: float = 0.5) -> SequentialTest:
         """Return the test after one more day.
+
+        Args:
+            is_lost: Whether the day is lost.
+            null: Largest probability of a lost day under the null hypothesis, below each of ``LOST``.
 
         Example:
             >>> test = SequentialTest()
@@ -59,7 +63,7 @@ class SequentialTest:
         """
         return SequentialTest(
             tuple(
-                (one + 1.0) * 2.0 * (p if is_lost else 1.0 - p)
+                (one + 1.0) * (p / null if is_lost else (1.0 - p) / (1.0 - null))
                 for one, p in zip(self.sums, LOST, strict=True)
             )
         )

@@ -284,7 +284,7 @@ class ForecastSelection:
             self._save(replace(before, table=table, upto=newest, monitor=monitor))
         if monitor.alarms > before.monitor.alarms:
             scores = {"week": monitor.scores.ratio(7), "month": monitor.scores.ratio(28)}
-            logger.warning("forecast worse than naive %s", fields(**scores))
+            logger.warning("forecast has become worse %s", fields(**scores))
             self._session.count("forecast alarms")
 
     def _save(self, selection: SavedSelection) -> None:

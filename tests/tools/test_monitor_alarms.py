@@ -11,7 +11,18 @@ from edge_sdk.bundle import Bundle, TrustedKeys
 from edge_sdk.forecasting.daily_scores import DailyScores
 from edge_sdk.forecasting.windows import ChannelFrame
 from tools.experiments.buildings import LOAD, Building
-from tools.experiments.monitor_alarms import alarms, broken, joined, scores, summary, table
+from tools.experiments.monitor_alarms import (
+    SETTINGS,
+    alarms,
+    broken,
+    is_false,
+    joined,
+    scored_set,
+    scores,
+    summary,
+    table,
+    trade_off,
+)
 
 
 def record(ratio, days=90):
@@ -36,12 +47,34 @@ def test_alarms_are_told_apart():
     assert alarms(record(2.5, days=4)) == [(1, False), (3, False)]
 
 
-def test_a_break_that_makes_a_model_gross_is_found_and_a_mild_one_is_not():
+def test_a_break_is_found_by_the_usual_ratio_of_a_steady_device():
     found = summary("made up", [record(0.9), record(0.8)])
-    assert (found.slow, found.fast, found.worse) == (0, 0, 0)
-    assert found.found == {1.5: 0.0, 2.0: 0.0, 3.0: 1.0}
+    assert (found.slow, found.fast, found.false, found.worse) == (0, 0, 0, 0)
+    assert found.found == {1.5: (1.0, 1.0), 2.0: (1.0, 1.0), 3.0: (1.0, 1.0)}
     assert broken(record(0.9), 40, 2.0).sums[[39, 40], 0].tolist() == [0.9, 1.8]
-    assert "| made up | 0.5 | 0 | 0 | 0 | 0 % | 0 % | 100 % |" in table([found])
+    row = "| made up | 0.5 | 0 | 0 | 0 | 0 | 100 / 100 % | 100 / 100 % | 100 / 100 % |"
+    assert row in table([found])
+
+
+def test_an_alarm_is_false_where_nothing_became_worse():
+    assert is_false(record(0.9), 80, 14)
+    assert not is_false(broken(record(0.5), 70, 1.5), 83, 14)
+    assert is_false(broken(record(0.5), 70, 1.2), 83, 14)
+    assert not is_false(record(1.1), 80, 14)
+
+
+def test_settings_are_compared_on_two_halves_of_the_devices():
+    lines = trade_off([record(0.9), record(0.8)]).splitlines()
+    assert len(lines) == 2 + len(SETTINGS)
+    assert lines[2].startswith("| 0.75 | 0.25 | 0.0 | 0.0 | 100 / 100 % |")
+
+
+def test_scores_are_kept_and_not_computed_again(tmp_path):
+    kept = record(0.7)
+    arrays = {f"{part}0": getattr(kept, part) for part in ("days", "sums", "counts")}
+    np.savez(tmp_path / "building_bdg2_fl_az_ca-1.npz", **arrays)
+    (found,) = scored_set(tmp_path / "no data", "building_bdg2_fl_az_ca", 1, tmp_path)
+    np.testing.assert_array_equal(found.sums, kept.sums)
 
 
 def test_a_building_is_scored_after_its_first_sixty_days():

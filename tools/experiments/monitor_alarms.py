@@ -2,9 +2,10 @@
 
 Each building forecasts alone: its own model is fitted again every week on the readings before, as a
 device fits it, and is scored day by day against the seasonal naive forecast. A break multiplies the
-errors from a random day on. The first 60 days train only.
+errors from a random day on. The first 60 days train only. An alarm is false if, in the days that it is
+about, the error was neither above the naive one nor 1.25 times as large a multiple of it as before.
 
-  python -m tools.experiments.monitor_alarms --data DATA --docs docs
+  python -m tools.experiments.monitor_alarms --data DATA --scores FOLDER --docs docs
 """
 
 from __future__ import annotations
@@ -21,9 +22,10 @@ from edge_sdk.bundle import Bundle, TrustedKeys
 from edge_sdk.forecasting.calendar_features import DAY
 from edge_sdk.forecasting.candidates import target_days
 from edge_sdk.forecasting.daily_scores import DailyScores
-from edge_sdk.forecasting.model_monitor import SPANS, ModelMonitor
+from edge_sdk.forecasting.model_monitor import EARLIER, SPANS, ModelMonitor, usual_bound
 from edge_sdk.forecasting.own_model import fit
 from edge_sdk.forecasting.seasonal_naive import WEEK, rows_of, seasonal_naive
+from edge_sdk.forecasting.sequential_test import SequentialTest
 from edge_sdk.forecasting.windows import ChannelFrame
 from tools.experiments.buildings import LOAD, load
 from tools.experiments.marked_block import replace_block
@@ -36,8 +38,13 @@ SETS = {
 """Set to the shipped bundle whose channels and horizon its windows have."""
 TRAINING_DAYS = 60
 FACTORS = (1.5, 2.0, 3.0)
-WITHIN = 14
+WITHIN = (14, 28)
 """Days after a break within which an alarm counts as having found it."""
+WORSE = 1.25
+"""Least factor of the ratio to the naive error that is a worsening."""
+PARTS = ("days", "sums", "counts")
+SETTINGS = ((0.75, 0.25), (0.8, 0.25), (0.9, 0.2), (0.9, 0.25), (0.9, 0.3), (0.9, 0.4))
+"""Quantile and allowed share of unusual days that are compared."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,18 +54,20 @@ class Alarms:
     Attributes:
         name: Name of the set.
         years: Scored device-years.
-        slow: Alarms of the sequential test, without a break.
+        slow: Alarms of the sequential tests, without a break.
         fast: Alarms of two gross days, without a break.
+        false: Those of both kinds in whose days nothing had become worse.
         worse: Devices whose error over the whole year is above the naive one.
-        found: Share of planted breaks that were found, by factor.
+        found: Shares of planted breaks that were found within each of ``WITHIN``, by factor.
     """
 
     name: str
     years: float
     slow: int
     fast: int
+    false: int
     worse: int
-    found: dict[float, float]
+    found: dict[float, tuple[float, ...]]
 
 
 def scores(frame: ChannelFrame, *, refit_days: int = 7) -> DailyScores:
@@ -115,11 +124,47 @@ def alarms(scored: DailyScores) -> list[tuple[int, bool]]:
     return found
 
 
+def unusual_alarms(scored: DailyScores, quantile: float, share: float) -> list[int]:
+    """Return the days of the alarms of the test of unusual days alone, with other settings."""
+    test, found = SequentialTest(), []
+    for at, day in enumerate(scored.days.tolist()):
+        bound = usual_bound(scored, at, quantile)
+        if bound is None:
+            continue
+        served, _, naive = scored.sums[at]
+        test = test.after(is_lost=served > bound * naive, null=share)
+        if test.evidence >= 1.0:
+            test = SequentialTest()
+            found.append(day)
+    return found
+
+
+def is_false(scored: DailyScores, day: int, span: int) -> bool:
+    """Return whether nothing had become worse in the days of an alarm.
+
+    Args:
+        scored: Scores of all days.
+        day: Day of the alarm.
+        span: Number of days that it is about.
+    """
+    here = (scored.days <= day) & (scored.days > day - span)
+    before = (scored.days <= day - span) & (scored.days > day - span - EARLIER[1])
+    now, _, naive = scored.sums[here].sum(axis=0)
+    then, _, naive_then = scored.sums[before].sum(axis=0)
+    return bool(now <= naive and now * naive_then < WORSE * then * naive)
+
+
 def broken(scored: DailyScores, day: int, factor: float) -> DailyScores:
     """Return scores whose served errors are multiplied from a day on."""
     sums = scored.sums.copy()
     sums[scored.days >= day, 0] *= factor
     return DailyScores(scored.days, sums, scored.counts)
+
+
+def hits(after: Iterable[int], day: int) -> tuple[bool, ...]:
+    """Return whether the first alarm from a day on came within each of ``WITHIN``."""
+    first = next((at for at in after if at >= day), None)
+    return tuple(first is not None and first < day + days for days in WITHIN)
 
 
 def summary(name: str, scored: Sequence[DailyScores], seed: int = 0) -> Alarms:
@@ -130,45 +175,103 @@ def summary(name: str, scored: Sequence[DailyScores], seed: int = 0) -> Alarms:
         scored: Scores of each device.
         seed: Seed of the days of the breaks.
     """
-    rng, kinds, worse = np.random.default_rng(seed), [], 0
-    hits: dict[float, list[bool]] = {factor: [] for factor in FACTORS}
+    rng, kinds, worse, false = np.random.default_rng(seed), [], 0, 0
+    seen: dict[float, list[tuple[bool, ...]]] = {factor: [] for factor in FACTORS}
     for one in scored:
-        kinds += [is_slow for _, is_slow in alarms(one)]
+        its = alarms(one)
+        kinds += [is_slow for _, is_slow in its]
+        false += sum(is_false(one, day, SPANS[is_slow]) for day, is_slow in its)
         served, _, naive = one.sums.sum(axis=0)
         worse += bool(served > naive)
-        day = int(rng.choice(one.days[WITHIN:-WITHIN]))
-        for factor, seen in hits.items():
-            after = [at for at, _ in alarms(broken(one, day, factor)) if at >= day]
-            seen.append(bool(after) and after[0] < day + WITHIN)
+        day = int(rng.choice(one.days[WITHIN[0] : -WITHIN[-1]]))
+        for factor, found in seen.items():
+            found.append(hits((at for at, _ in alarms(broken(one, day, factor))), day))
     years = sum(len(one.days) for one in scored) / 365.25
-    shares = {factor: float(np.mean(seen)) for factor, seen in hits.items()}
-    return Alarms(name, years, sum(kinds), len(kinds) - sum(kinds), worse, shares)
+    shares = {factor: tuple(np.mean(found, axis=0).tolist()) for factor, found in seen.items()}
+    return Alarms(name, years, sum(kinds), len(kinds) - sum(kinds), false, worse, shares)
 
 
 def table(rows: Sequence[Alarms]) -> str:
     """Return the results as a table in Markdown."""
-    heads = [f"found within {WITHIN} days, error x {factor:g}" for factor in FACTORS]
-    titles = [
-        "set",
-        "device-years",
-        "slow alarms",
-        "fast alarms",
-        "worse than naive over all",
-        *heads,
-    ]
+    within = " / ".join(str(days) for days in WITHIN)
+    heads = [f"error x {factor:g}: found in {within} days" for factor in FACTORS]
+    titles = ["set", "device-years", "slow", "fast", "false", "worse than naive over all", *heads]
     lines = ["| " + " | ".join(titles) + " |", "| --- |" + " ---: |" * (len(titles) - 1)]
     for row in rows:
-        shares = [f"{100 * share:.0f} %" for share in row.found.values()]
         cells = [
             row.name,
             f"{row.years:.1f}",
-            str(row.slow),
-            str(row.fast),
-            str(row.worse),
-            *shares,
+            *(str(number) for number in (row.slow, row.fast, row.false, row.worse)),
+            *(percent(shares) for shares in row.found.values()),
         ]
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
+
+
+def percent(shares: Iterable[float]) -> str:
+    """Return shares as text.
+
+    >>> percent([0.125, 1.0])
+    '12 / 100 %'
+    """
+    return " / ".join(f"{100 * share:.0f}" for share in shares) + " %"
+
+
+def trade_off(scored: Sequence[DailyScores], seed: int = 0) -> str:
+    """Return what other settings of the test of unusual days would give, as a table in Markdown.
+
+    Args:
+        scored: Scores of the devices of all sets. Those of even index are the half to choose by,
+            those of odd index the half to confirm with.
+        seed: Seed of the days of the breaks.
+    """
+    within = " / ".join(str(days) for days in WITHIN)
+    titles = ["quantile", "allowed share"]
+    for role in ("choice", "confirmation"):
+        titles += [f"{role}: alarms in 100 years", "false", f"x 1.5 in {within} days", "x 2"]
+    lines = ["| " + " | ".join(titles) + " |", "|" + " ---: |" * len(titles)]
+    for quantile, share in SETTINGS:
+        cells = [f"{quantile:g}", f"{share:g}"]
+        for half in (scored[::2], scored[1::2]):
+            rng = np.random.default_rng(seed)
+            years = sum(len(one.days) for one in half) / 365.25
+            found, false = 0, 0
+            seen: dict[float, list[tuple[bool, ...]]] = {1.5: [], 2.0: []}
+            for one in half:
+                days = unusual_alarms(one, quantile, share)
+                found += len(days)
+                false += sum(is_false(one, day, SPANS[1]) for day in days)
+                day = int(rng.choice(one.days[WITHIN[0] : -WITHIN[-1]]))
+                for factor, its in seen.items():
+                    its.append(hits(unusual_alarms(broken(one, day, factor), quantile, share), day))
+            shares = [percent(np.mean(its, axis=0).tolist()) for its in seen.values()]
+            cells += [f"{100 * found / years:.1f}", f"{100 * false / years:.1f}", *shares]
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def scored_set(data: Path, name: str, clients: int, folder: Path | None) -> list[DailyScores]:
+    """Return the daily scores of a set's buildings; those in ``folder`` are not computed again."""
+    kept = None if folder is None else folder / f"{name}-{clients}.npz"
+    if kept is not None and kept.exists():
+        with np.load(kept) as file:
+            arrays = dict(file)
+        count = len(arrays) // 3
+        return [DailyScores(*(arrays[f"{part}{i}"] for part in PARTS)) for i in range(count)]
+    manifest = Bundle.open(SETS[name], trust=TrustedKeys()).manifest
+    buildings, scored = load(data, name, clients), []
+    for building in track(buildings, description=name):
+        series = replace(building, columns={LOAD: building.columns[LOAD]}).series()
+        found = scores(ChannelFrame.of(series, manifest, site=building.site))
+        if len(found.days) > 2 * WITHIN[-1]:
+            scored.append(found)
+    if kept is not None:
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        arrays = {
+            f"{part}{i}": getattr(one, part) for i, one in enumerate(scored) for part in PARTS
+        }
+        np.savez_compressed(kept, **arrays)
+    return scored
 
 
 def main() -> None:
@@ -177,24 +280,22 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--data", type=Path, required=True, help="folder of the sets")
+    parser.add_argument("--scores", type=Path, help="folder that keeps the daily scores")
     parser.add_argument("--docs", type=Path, help="folder of the pages, to write the table")
     parser.add_argument("--clients", type=int, default=42, help="buildings of a set (42)")
     parser.add_argument("--sets", nargs="+", choices=SETS, default=list(SETS), help="sets (all)")
     args = parser.parse_args()
-    rows = []
+    rows, scored = [], []
     for name in args.sets:
-        manifest = Bundle.open(SETS[name], trust=TrustedKeys()).manifest
-        buildings, scored = load(args.data, name, args.clients), []
-        for building in track(buildings, description=name):
-            series = replace(building, columns={LOAD: building.columns[LOAD]}).series()
-            frame = ChannelFrame.of(series, manifest, site=building.site)
-            found = scores(frame)
-            if len(found.days) > 2 * WITHIN:
-                scored.append(found)
-        rows.append(summary(name, scored))
+        its = scored_set(args.data, name, args.clients, args.scores)
+        scored += its
+        rows.append(summary(name, its))
         print(table(rows), flush=True)
+    other = trade_off(scored)
+    print(other)
     if args.docs:
         replace_block(args.docs / "measurements.md", "<!-- monitor alarms -->", table(rows))
+        replace_block(args.docs / "measurements.md", "<!-- monitor settings -->", other)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edge_sdk.forecasting.daily_scores import LONGEST, DailyScores
-from edge_sdk.forecasting.model_monitor import GROSS, MARGIN, ModelMonitor
+from edge_sdk.forecasting.model_monitor import (
+    EARLIER,
+    GROSS,
+    LAG,
+    MARGIN,
+    UNUSUAL_SHARE,
+    ModelMonitor,
+    usual_bound,
+)
 from edge_sdk.forecasting.sequential_test import BOUND, LOST, SequentialTest
 
 
@@ -65,6 +73,50 @@ def test_a_slow_alarm_names_its_fortnight():
     assert (found.alarms, found.alarmed_row, found.tested, found.lost) == (1, 9, 119, 20)
     assert found.since == 100 + 16 - 13
     assert found.test == after(3 * [True])
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.booleans(), max_size=12), st.floats(0.0, UNUSUAL_SHARE))
+def test_no_bet_on_unusual_days_gains_while_at_most_a_quarter_are_unusual(days, chance):
+    test = SequentialTest()
+    for is_lost in days:
+        test = test.after(is_lost=is_lost, null=UNUSUAL_SHARE)
+    lost, won = (test.after(is_lost=one, null=UNUSUAL_SHARE).sums for one in (True, False))
+    for before, a, b in zip(test.sums, lost, won, strict=True):
+        assert chance * a + (1 - chance) * b <= (before + 1.0) * (1 + 1e-12)
+
+
+def steady(days, worse_from, factor):
+    """Ratios between 0.30 and 0.50, multiplied from a day on."""
+    ratios = 0.3 + 0.2 * np.random.default_rng(5).random(days)
+    return table(ratios * np.where(np.arange(days) < worse_from, 1.0, factor))
+
+
+def test_days_that_are_worse_than_the_device_s_own_earlier_ones_are_an_alarm():
+    """The error stays below the naive one; the ninth unusual day in succession is the alarm."""
+    found = ModelMonitor(steady(90, 70, 1.8)).judged(100 + 79, 9)
+    assert (found.alarms, found.lost, found.tested) == (1, 0, 178)
+    assert found.since == 178 - 13
+    assert found.unusual == SequentialTest()
+    assert ModelMonitor(steady(90, 70, 1.8)).judged(100 + 78, 9).alarms == 0
+    assert ModelMonitor(steady(90, 90, 1.8)).judged(190, 9).alarms == 0
+
+
+def test_a_day_is_compared_with_days_from_before_a_lag():
+    """Neither the fourteen days before it nor those older than seventy change the bound."""
+    ratios = np.linspace(0.2, 0.9, 100)
+    bound = usual_bound(table(ratios), 99)
+    assert bound == np.quantile(ratios[99 - LAG - EARLIER[1] : 99 - LAG], 0.9)
+    ratios[99 - LAG :] = ratios[: 99 - LAG - EARLIER[1]] = 5.0
+    assert usual_bound(table(ratios), 99) == bound
+    assert usual_bound(table(ratios), LAG + EARLIER[0] - 1) is None
+
+
+def test_days_without_a_naive_error_are_not_compared_with():
+    scores = table(np.linspace(0.2, 0.9, 60))
+    scores.sums[:20, 2] = 0.0
+    assert usual_bound(scores, 61 - 1) is None
+    assert usual_bound(table(np.linspace(0.2, 0.9, 60)), 60 - 1) is not None
 
 
 def test_a_day_within_the_margin_is_not_lost():

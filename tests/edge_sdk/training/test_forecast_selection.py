@@ -207,7 +207,7 @@ def test_a_gross_model_is_left_after_two_days(fleet, caplog):
     assert selection.monitor.alarms == 1
     assert selection.choice.days < 7
     assert selection.choice.name not in {FLEET, TUNED}
-    assert [r for r in caplog.records if "forecast worse than naive" in r.getMessage()]
+    assert [r for r in caplog.records if "forecast has become worse" in r.getMessage()]
     assert client.status()["forecast"]["monitor"]["alarms"] == 1
     client.flush()
     fleet.device.kill()

@@ -109,7 +109,8 @@ def records():
     scores = DailyScores(
         np.array([20_000, 20_003]), np.arange(6.0).reshape(2, 3), np.array([[24, 1, 2], [23, 0, 3]])
     )
-    monitor = ModelMonitor(scores, SequentialTest((0.5, 1.0, 2.0, 0.25, 0.125)), 20_003, 1, 2, 7, 9)
+    lost, unusual = (SequentialTest((one, 1.0, 2.0, 0.25, 0.125)) for one in (0.5, 0.75))
+    monitor = ModelMonitor(scores, lost, 20_003, 1, 2, 7, 9, unusual)
     by_step = ForecastChoice(BY_STEP, {}, {**errors, BY_STEP: 0.25}, 3, parts)
     numbers = (481_000, 1_790_000_000, 480_990, DIGEST)
     own = OwnModel(np.array([0.0, 1.0]), np.array([1.0, 2.0]), np.array([[0.5, -1.0, 2.0]]), 1e-3)
@@ -120,7 +121,7 @@ def records():
             SELECTION,
             SavedSelection(table(4), by_step, *numbers).leaves(),
         ),
-        "forecast-selection-monitored": (
+        "forecast-selection-unusual": (
             SELECTION,
             SavedSelection(table(1), parts[1], *numbers, monitor).leaves(),
         ),
@@ -161,6 +162,16 @@ def test_a_selection_from_before_trees_and_blocks_is_read():
     assert found.table.days.tolist() == list(range(20_000, 20_009))
     assert found.table.compared() == {FLEET: 2.0, LAST_DAY: 0.5}
     assert (found.upto, found.judged) == (481_000, 1_790_000_000)
+
+
+def test_a_monitor_from_before_the_test_of_unusual_days_is_read():
+    paper = (VECTORS / "forecast-selection-monitored.bin").read_bytes()
+    found = _read(Papers({SELECTION: paper}), LEARNER, SELECTION, SavedSelection.from_leaves)
+    monitor = found.monitor
+    assert monitor.test == SequentialTest((0.5, 1.0, 2.0, 0.25, 0.125))
+    assert monitor.unusual == SequentialTest()
+    assert (monitor.tested, monitor.lost, monitor.alarms) == (20_003, 1, 2)
+    assert (monitor.alarmed_row, monitor.since) == (7, 9)
 
 
 @pytest.mark.parametrize("name", sorted(records()))
