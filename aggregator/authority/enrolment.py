@@ -113,7 +113,7 @@ def password_digest(salt: bytes, password: str) -> bytes:
     """Return the salted digest of a password, HMAC-SHA-256.
 
     >>> password_digest(b"salt", "word").hex()[:16]
-    'c92ab1dca4e4a3f4'
+    '854e1f7aa0b9de6e'
     """
     return hmac.digest(salt, password.encode(), hashlib.sha256)
 
