@@ -16,6 +16,7 @@ import numpy as np
 from aggregator.bundles import BundleFileError, ModelBundle, open_bundle
 from aggregator.config.bundle_registry import registry_of
 from aggregator.config.parent_binding import check_parent
+from aggregator.config.rule_binding import bound_rule
 from aggregator.config.schedule import Schedule
 from aggregator.config.schedule_binding import config_schedule
 from aggregator.config.sections import AdmissionSection, AggregatorConfig
@@ -26,8 +27,7 @@ from aggregator.methods.analytic.settings import fault_of as statistic_problem
 from aggregator.methods.base.rate_stages import in_stages, takes_stages
 from aggregator.methods.base.types import BoundGraph
 from aggregator.methods.split.pfgl import KINDS
-from aggregator.rules import BoundRule, UnknownRuleError
-from aggregator.rules import bind as bind_rule
+from aggregator.store.row_file import pending_rows
 from aggregator.store.state_codec import flatten
 from edge_sdk.app.settings import SettingsError, refuse_renamed, seconds
 from edge_sdk.wire.contract.analytic import STATISTIC, statistic_layout
@@ -104,7 +104,7 @@ def bind(config: AggregatorConfig) -> BoundRun:
     _check_limits(config, bundle, settings)
     _check_stages(config, bundle)
     spec, rounds = _spec(config, bundle), _rounds(config)
-    rule = _rule(config, rounds)
+    rule = bound_rule(config, rounds)
     try:
         graph = _graph(config, bundle)
         setup = Setup(
@@ -117,6 +117,7 @@ def bind(config: AggregatorConfig) -> BoundRun:
             config.file.parent,
             graph,
             bundle.manifest.analytic,
+            pending_rows(config.state, run.rule_memory_mb * 1_000_000 // 4),
         )
         half = in_stages(METHODS[run.method].half(setup), run.rate_stages)
     except SchemaError as error:  # incompatible values
@@ -343,39 +344,6 @@ def settings_of(config: AggregatorConfig) -> Any:  # noqa: ANN401 - each method 
         return build(settings, config.run.settings, where="run.settings")
     except SchemaError as error:
         raise SettingsError(f"{config.file.name}: {error}") from error
-
-
-def _rule(config: AggregatorConfig, rounds: Rounds) -> BoundRule:
-    table = dict(config.run.rule)
-    name = table.pop("name", None)
-    if not isinstance(name, str):
-        raise _wrong(config, "run.rule.name", "missing")
-    try:
-        rule = bind_rule(name, **table)
-    except UnknownRuleError as error:
-        raise _wrong(config, f"run.rule.{error.key}", error.why) from error
-    _check_faulty(config, rule, rounds)
-    return rule
-
-
-def _check_faulty(config: AggregatorConfig, rule: BoundRule, rounds: Rounds) -> None:
-    """Check that the rule tolerates ``f`` Byzantine updates, and that they set no weights."""
-    f, rows = rule.f, rounds.enough
-    where = "(run.quorum, run.min_updates)"
-    if f and not rule.withstands:
-        why = f"{rule.name!r} tolerates no Byzantine update; use another rule, or norm_clipping before it"
-        raise _wrong(config, "run.rule.f", why)
-    if f and rows <= 2 * f:
-        why = f"{f} Byzantine updates need a round of more than {2 * f}, it may have {rows} {where}"
-        raise _wrong(config, "run.rule.f", why)
-    alone = replace(rule, preaggregation=())
-    for key, least in (("f" if f else "name", alone.least), ("preaggregation", rule.least)):
-        if rows < least:
-            why = f"{rule.name!r} needs at least {least} updates, a round may have {rows} {where}"
-            raise _wrong(config, f"run.rule.{key}", why)
-    if f and rounds.weighting == "samples":
-        why = "with f > 0 expected 'uniform': a Byzantine device chooses its own sample count"
-        raise _wrong(config, "run.weighting", why)
 
 
 def _max_norm(admission: AdmissionSection) -> float:

@@ -189,6 +189,7 @@ class RunSection:
     shared: tuple[str, ...] | None = None  # prefixes of the shared layers; left out: the bundle's
     settings: Mapping[str, Any] = field(default_factory=dict)  # parameters of the method
     rule: Mapping[str, Any] = field(default_factory=lambda: {"name": "mean"})  # name, parameters
+    rule_memory_mb: Annotated[int, Between(1, 10**6)] = 256  # rule's memory, MB
     min_updates: int | None = None  # updates that suffice at the deadline; left out: the quorum
     deadline: Duration = "15m"  # longest time from opening to closing or abandoning a round
     rounds: int | None = None  # stop after this number of completed rounds; left out: never

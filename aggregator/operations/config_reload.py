@@ -63,6 +63,7 @@ RESTART: Mapping[str, str] = {
     "admission.max_inline_bytes": "connected devices were granted it",
     "admission.max_pending_updates": "connected devices were granted it",
     "run.client_fraction": "the cohort of the open round was drawn with it",
+    "run.rule_memory_mb": "the updates of the open round are kept by it",
     "run.seed": "the cohort of the open round was drawn with it",
 }
 """Keys that need a restart, with reasons; a section covers all its keys not in ``LIVE``."""

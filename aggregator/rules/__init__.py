@@ -8,6 +8,7 @@ checked against their annotations. Pre-aggregations are alike, and return rows.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -45,19 +46,22 @@ __all__ = [
 GROUP = "gridfed.rules"
 """Entry-point group of other packages' rules: the configured name, and a ``RuleSpec``."""
 
+_blocks = partial(RuleSpec, reads_blocks=True)
+_pairs = partial(_blocks, compares_pairs=True)
+
 RULES: PluginRegistry[RuleSpec] = PluginRegistry(
     {
-        "mean": RuleSpec(mean, withstands=False),
-        "median": RuleSpec(median),
-        "trimmed_mean": RuleSpec(trimmed_mean, lambda s: 2 * max(s.f, s.b or 0) + 1),
-        "krum": RuleSpec(krum, lambda s: 2 * s.f + 3),
-        "multi_krum": RuleSpec(multi_krum, lambda s: max(2 * s.f + 3, s.f + (s.m or 1))),
-        "bulyan": RuleSpec(bulyan, lambda s: 4 * s.f + 3),
-        "geometric_median": RuleSpec(geometric_median),
-        "autogm": RuleSpec(autogm),
-        "centred_clipping": RuleSpec(centred_clipping),
-        "clipped_clustering": RuleSpec(clipped_clustering, lambda _s: 3),
-        "fltrust": RuleSpec(fltrust, lambda _s: 2),
+        "mean": _blocks(mean, withstands=False),
+        "median": _blocks(median),
+        "trimmed_mean": _blocks(trimmed_mean, lambda s: 2 * max(s.f, s.b or 0) + 1),
+        "krum": _pairs(krum, lambda s: 2 * s.f + 3),
+        "multi_krum": _pairs(multi_krum, lambda s: max(2 * s.f + 3, s.f + (s.m or 1))),
+        "bulyan": _pairs(bulyan, lambda s: 4 * s.f + 3),
+        "geometric_median": _blocks(geometric_median),
+        "autogm": _blocks(autogm),
+        "centred_clipping": _blocks(centred_clipping),
+        "clipped_clustering": _pairs(clipped_clustering, lambda _s: 3),
+        "fltrust": _blocks(fltrust, lambda _s: 2),
     },
     GROUP,
     instance_of(RuleSpec),
@@ -66,8 +70,12 @@ RULES: PluginRegistry[RuleSpec] = PluginRegistry(
 
 BEFORE: Mapping[str, PreaggregationSpec] = MappingProxyType(
     {
-        "nnm": PreaggregationSpec(nnm),
-        "bucketing": PreaggregationSpec(bucketing, lambda s, needed: s.size * (needed - 1) + 1),
+        "nnm": PreaggregationSpec(nnm, compares_pairs=True),
+        "bucketing": PreaggregationSpec(
+            bucketing,
+            lambda s, needed: s.size * (needed - 1) + 1,
+            rows_after=lambda s, before: -(-before // s.size),
+        ),
         "norm_clipping": PreaggregationSpec(norm_clipping, withstands=True),
     }
 )

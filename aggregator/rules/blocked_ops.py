@@ -11,20 +11,26 @@ in float64: as fast as float32, and as exact as the rows themselves.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache
-from typing import Any
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from functools import cache, partial
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from aggregator.rules.sorting_network import FEW, sort_few
+from aggregator.rules.stored_rows import StoredMatrix
 
 Matrix = NDArray[np.float64]
 Values = NDArray[Any]
 Block = Callable[[int, int], Values]
 """Some columns of all rows, shape ``(n, stop - start)``."""
+Part = Callable[[slice, int, int], Values]
+"""Some columns of some rows."""
 
 _SPAN = 65_536  # columns of a running sum: 256 KiB of float32 stay in the cache beside a row
 _PANEL = 8192  # columns whose squares are added up in the precision of the rows; more of few rows
@@ -33,6 +39,35 @@ _GROUP = 128  # rows that are added up in their own precision
 _SHARED = 1 << 21  # scalars that are worth handing half of to another thread
 _CACHE = 1 << 18  # scalars of a block that is sorted: 1 MiB of float32
 _TILE = 64  # rows turned into columns at a time
+_TALL = 1024  # rows multiplied with a vector at a time
+_SORTED = 1 << 23  # largest number of scalars that are sorted at a time: 32 MiB of float32
+
+
+class ColumnExecutor(Protocol):
+    """Computes blocks of columns elsewhere; the results come back in order."""
+
+    def columns(self, count: int, itemsize: int) -> int:
+        """Return the number of columns of a block of so many rows."""
+
+    def map(self, function: Callable[[Any], Any], blocks: Iterable[Any]) -> Iterable[Any]:
+        """Return the function's result for every block, in order."""
+
+
+_EXECUTOR: ContextVar[ColumnExecutor | None] = ContextVar("column executor", default=None)
+
+
+@contextmanager
+def executed_by(executor: ColumnExecutor) -> Iterator[None]:
+    """Compute sums over rows, sorted columns and inner products with an executor meanwhile.
+
+    The functions, their blocks and the order of every sum are those of one process, so the results
+    have the same bits where the processors do.
+    """
+    token = _EXECUTOR.set(executor)
+    try:
+        yield
+    finally:
+        _EXECUTOR.reset(token)
 
 
 def threads() -> int:
@@ -69,49 +104,101 @@ def _pool(workers: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(workers, "rules")
 
 
-def weighted_sum(values: Values, weights: Matrix) -> Matrix:
+def weighted_sum(values: Values | StoredMatrix, weights: Matrix, *, wide: bool = False) -> Matrix:
     """Return ``sum_i weights[i] * values[i]`` in float64, rows in order.
 
     Deliberately not a matrix product: a BLAS may add in another order on another day, and a
     journal that is replayed must give the same bits.
+
+    Args:
+        values: The rows, in memory or in a file.
+        weights: Weight of each row, shape ``(n,)``.
+        wide: True adds in float64 from the first row on.
     """
-    used = np.flatnonzero(weights)
+    used, width = np.flatnonzero(weights), values.shape[1]
     if len(used) < 2:
-        one = values[used[0]] if len(used) else np.zeros(values.shape[1])
+        one = values[used[:1], 0:width][0] if len(used) else np.zeros(width)
         only: Matrix = np.multiply(one, weights[used].sum(), dtype=np.float64)
         return only
-    total = np.empty(values.shape[1])
+    total = np.empty(width)
     factors = None if (weights[used] == weights[used[0]]).all() else weights[used]
-    every, few = len(used) == len(values), len(used) <= _GROUP
-    scale = weights[used[0]] if factors is None else 1.0
+    every = len(used) == len(values)
+    add = _SumOfRows(factors, weights[used[0]] if factors is None else 1.0, len(used), wide)
     huge: list[int] = []  # blocks too large for sums in the precision of the rows
 
-    def add(start: int, stop: int) -> None:
-        part = total[start:stop]
-        for at in range(0, len(used), _GROUP):
-            group = slice(at, at + _GROUP)
-            rows = values[group, start:stop] if every else values[used[group], start:stop]
-            some, is_fit = _added(rows, None if factors is None else factors[group])
-            if not is_fit:
-                huge.append(start)
-            if at == 0:
-                np.multiply(some, scale if few else 1.0, out=part, dtype=np.float64)
-            else:
-                np.add(part, some, out=part)
-        if not few:
-            np.multiply(part, scale, out=part)
+    def place(start: int, stop: int, found: tuple[Matrix, bool]) -> None:
+        total[start:stop] = found[0]
+        if not found[1]:
+            huge.append(start)
 
-    step = _SPAN if every else _SPAN // 8
-    if len(used) * len(total) >= _SHARED:
-        step = min(step, -(-len(total) // threads()))
-    each(add, len(total), step)
-    if values.dtype == np.float32 and huge:
-        return weighted_sum(values.astype(np.float64), weights)
+    executor = _EXECUTOR.get()
+    if executor is not None:
+        pieces = spans(width, executor.columns(len(used), values.dtype.itemsize))
+        blocks = (values[:, a:b] if every else values[used, a:b] for a, b in pieces)
+        for (start, stop), found in zip(pieces, executor.map(add.of_block, blocks), strict=True):
+            place(start, stop, found)
+    else:
+        step = _SPAN if every else _SPAN // 8
+        if len(used) * width >= _SHARED:
+            step = min(step, -(-width // threads()))
+
+        def read(start: int, stop: int) -> None:
+            place(
+                start,
+                stop,
+                add(lambda group: values[group if every else used[group], start:stop]),
+            )
+
+        each(read, width, step)
+    if values.dtype == np.float32 and huge and not wide:
+        return weighted_sum(values, weights, wide=True)
     return total
 
 
+@dataclass(frozen=True, eq=False)
+class _SumOfRows:
+    """Weighted sum of the rows of one block of columns, 128 rows at a time.
+
+    Attributes:
+        factors: Weight of each row; None for the same one.
+        scale: Factor of the sum.
+        count: Number of rows.
+        wide: True adds in float64 from the first row on.
+    """
+
+    factors: Matrix | None
+    scale: float
+    count: int
+    wide: bool
+
+    def __call__(self, read: Callable[[slice], Values]) -> tuple[Matrix, bool]:
+        """Return the sum in float64, and True if it is finite in the precision of the rows."""
+        part, is_fit, few = np.zeros(0), True, self.count <= _GROUP
+        for at in range(0, self.count, _GROUP):
+            group = slice(at, min(at + _GROUP, self.count))
+            rows = read(group)
+            rows = rows.astype(np.float64, copy=False) if self.wide else rows
+            some, fits = _added(rows, None if self.factors is None else self.factors[group])
+            is_fit &= fits
+            if at == 0:
+                part = np.multiply(some, self.scale if few else 1.0, dtype=np.float64)
+            else:
+                np.add(part, some, out=part)
+        return (part if few else np.multiply(part, self.scale, out=part)), is_fit
+
+    def of_block(self, block: Values) -> tuple[Matrix, bool]:
+        """Return the same of a block in memory."""
+        return self(lambda group: block[group])
+
+
 def _added(rows: Values, factors: Matrix | None) -> tuple[Values, bool]:
-    """Return the weighted sum of some rows in their precision, and True if it is finite."""
+    """Return the weighted sum of some rows in their precision, and True if it is finite.
+
+    A single column is added as one of two: numpy adds numbers that lie apart in another order.
+    """
+    if rows.shape[1] == 1:
+        twice, is_fit = _added(np.repeat(rows, 2, axis=1), factors)
+        return twice[:1], is_fit
     with np.errstate(over="ignore", invalid="ignore"):
         if factors is None:
             some = np.asarray(np.add.reduce(rows, axis=0))
@@ -120,35 +207,54 @@ def _added(rows: Values, factors: Matrix | None) -> tuple[Values, bool]:
         return some, bool(np.isfinite(np.vdot(some, some)))
 
 
-def squares(block: Block, width: int, count: int, point: Matrix | None = None) -> Matrix:
-    """Return every row's squared distance to a point (None: zero), added up in float64."""
+def squares(
+    part: Part, width: int, pieces: Sequence[slice], count: int, point: Matrix | None = None
+) -> Matrix:
+    """Return every row's squared distance to a point (None: zero), added up in float64.
+
+    Args:
+        part: Returns some columns of some rows.
+        width: Number of columns.
+        pieces: Rows that are read at a time, which together are all.
+        count: Number of rows.
+        point: The point, shape ``(width,)``.
+    """
     step = max(_PANEL, _CACHE // (2 * count))
     parts = np.zeros((len(spans(width, step)), count))
 
+    def measured(start: int, stop: int, *, wide: bool) -> bool:
+        at, is_finite = None if point is None else point[start:stop], True
+        for rows in pieces:
+            found = _squared(part(rows, start, stop), at, wide=wide)
+            parts[start // step, rows] = found
+            is_finite &= bool(np.isfinite(found).all())
+        return is_finite
+
     def measure(start: int, stop: int) -> None:
-        away = block(start, stop)
-        if point is not None:
-            away = away - point[start:stop].astype(away.dtype)
-        found = _dots(away)
-        if not np.isfinite(found).all():
-            found = _dots(away.astype(np.float64))
-        parts[start // step] = found
+        if not measured(start, stop, wide=False):
+            measured(start, stop, wide=True)
 
     each(measure, width, step, least=4)
     total: Matrix = parts.sum(axis=0)
     return total
 
 
-def along(block: Block, width: int, count: int, point: Values) -> Matrix:
+def _squared(rows: Values, point: Matrix | None, *, wide: bool) -> Values:
+    away = rows if point is None else rows - point.astype(rows.dtype)
+    return _dots(away.astype(np.float64) if wide else away)
+
+
+def along(part: Part, width: int, count: int, point: Values) -> Matrix:
     """Return every row's inner product with a vector, in its precision over one panel."""
     total = np.zeros(count)
-    for start, stop in spans(width, _DEEP):
-        rows, part = block(start, stop), point[start:stop]
-        with np.errstate(over="ignore", invalid="ignore"):
-            found = rows.astype(part.dtype, copy=False) @ part
-        if not np.isfinite(found).all():
-            found = rows.astype(np.float64) @ part.astype(np.float64)
-        total += found
+    for first, last in spans(count, _TALL):
+        for start, stop in spans(width, _DEEP):
+            rows, piece = part(slice(first, last), start, stop), point[start:stop]
+            with np.errstate(over="ignore", invalid="ignore"):
+                found = rows.astype(piece.dtype, copy=False) @ piece
+            if not np.isfinite(found).all():
+                found = rows.astype(np.float64) @ piece.astype(np.float64)
+            total[first:last] += found
     return total
 
 
@@ -167,8 +273,15 @@ def products(block: Block, width: int, count: int, centre: Values) -> Matrix:
 
 def _products(block: Block, width: int, count: int, centre: Values) -> Matrix:
     step = min(max(_DEEP, _CACHE // (2 * count)), width)
-    about, scratch = np.zeros((count, count)), np.empty(count * step, centre.dtype)
-    for start, stop in spans(width, step):
+    about, pieces = np.zeros((count, count)), spans(width, step)
+    executor = _EXECUTOR.get()
+    if executor is not None and count > FEW:
+        jobs = ((block(start, stop), centre[start:stop]) for start, stop in pieces)
+        for found in executor.map(_product, jobs):
+            about += found
+        return about
+    scratch = np.empty(count * step, centre.dtype)
+    for start, stop in pieces:
         away = scratch[: count * (stop - start)].reshape(count, stop - start)
         np.subtract(block(start, stop), centre[start:stop], out=away, dtype=centre.dtype)
         with np.errstate(over="ignore", invalid="ignore"):
@@ -178,6 +291,15 @@ def _products(block: Block, width: int, count: int, centre: Values) -> Matrix:
             else:
                 about += away @ away.T
     return np.triu(about) + np.triu(about, 1).T if count <= FEW else about
+
+
+def _product(job: tuple[Values, Values]) -> Values:
+    """Return the inner products of the rows of a block less their centre."""
+    rows, centre = job
+    away = np.subtract(rows, centre, dtype=centre.dtype)
+    with np.errstate(over="ignore", invalid="ignore"):
+        found: Values = away @ away.T
+    return found
 
 
 def _dots(rows: Values) -> Values:
@@ -207,12 +329,25 @@ def ordered(block: Block, width: int, count: int, statistic: Callable[[Values], 
         statistic: Maps ``(n, k)``, ascending along the first axis, to ``(k,)``.
     """
     out = np.empty(width)
+    executor = _EXECUTOR.get()
+    if executor is not None:
+        pieces = spans(width, executor.columns(count, 4))
+        blocks = (block(start, stop) for start, stop in pieces)
+        found = executor.map(partial(_of_sorted, statistic), blocks)
+        for (start, stop), some in zip(pieces, found, strict=True):
+            out[start:stop] = some
+        return out
 
     def order(start: int, stop: int) -> None:
-        out[start:stop] = statistic(_sorted(block(start, stop)))
+        out[start:stop] = _of_sorted(statistic, block(start, stop))
 
-    each(order, width, max(64, min(4096, _CACHE // max(count, 1))))
+    step = max(64, min(4096, _CACHE // max(count, 1)))
+    each(order, width, max(1, min(step, _SORTED // max(count, 1))))
     return out
+
+
+def _of_sorted(statistic: Callable[[Values], Values], block: Values) -> Values:
+    return statistic(_sorted(block))
 
 
 def _sorted(block: Values) -> Values:

@@ -56,11 +56,15 @@ class RuleSpec(NamedTuple):
         function: The pure function.
         least: Returns the fewest rows that its settings (with ``f``) accept.
         withstands: True if the rule bounds the effect of Byzantine clients.
+        compares_pairs: True if it holds a number for every pair of rows.
+        reads_blocks: True if it takes rows that are in a file; others receive an array.
     """
 
     function: Callable[..., RuleVerdict]
     least: Callable[[Settings], int] = lambda _settings: 1
     withstands: bool = True
+    compares_pairs: bool = False
+    reads_blocks: bool = False
 
 
 class PreaggregationSpec(NamedTuple):
@@ -70,11 +74,15 @@ class PreaggregationSpec(NamedTuple):
         function: The pure function; returns rows.
         least: Returns the fewest rows, from its settings and the rows that the next step needs.
         withstands: True if a mean of its rows bounds the effect of Byzantine clients.
+        compares_pairs: True if it holds a number for every pair of rows.
+        rows_after: Returns the number of rows after it, from its settings and the number before.
     """
 
     function: Callable[..., Rows]
     least: Callable[[Settings, int], int] = lambda _settings, needed: needed
     withstands: bool = False
+    compares_pairs: bool = False
+    rows_after: Callable[[Settings, int], int] = lambda _settings, before: before
 
 
 @dataclass(frozen=True)
@@ -111,6 +119,39 @@ class BoundRule:
             needed = step.least(settings, needed)
         return needed
 
+    def compared(self, count: int) -> int:
+        """Return the largest number of rows that are compared in pairs, of so many updates.
+
+        Example:
+            >>> from aggregator.rules import bind
+            >>> [bind(name, f=1).compared(100) for name in ("krum", "median")]
+            [100, 0]
+            >>> bind("krum", f=1, preaggregation=[{"name": "bucketing", "size": 10}]).compared(100)
+            10
+        """
+        found = 0
+        for step, settings in self.preaggregation:
+            found = max(found, count * step.compares_pairs)
+            count = step.rows_after(settings, count)
+        return max(found, count * self.entry.compares_pairs)
+
+    def tolerated(self, count: int) -> int:
+        """Return the largest ``f`` that this rule accepts with so many updates.
+
+        Example:
+            >>> from aggregator.rules import bind
+            >>> bind("krum", f=1).tolerated(100_000)
+            49998
+            >>> bind("krum", f=1, preaggregation=[{"name": "bucketing", "size": 50}]).tolerated(100_000)
+            998
+        """
+        low, high = -1, count
+        while low < high:
+            f = (low + high + 1) // 2
+            fits = replace(self, settings=replace(self.settings, f=f)).least <= count
+            low, high = (f, high) if fits else (low, f - 1)
+        return max(low, 0)
+
     def __call__(self, rows: Rows, shares: Shares, memory: Memory = NOTHING, /) -> RuleVerdict:
         """Return the verdict on some rows.
 
@@ -119,6 +160,8 @@ class BoundRule:
         """
         if len(rows) < self.least:
             raise TooFewRows(self.least, len(rows))
+        if not self.entry.reads_blocks:
+            rows = rows.in_memory()
         draw = int(memory[DRAWS]) if DRAWS in memory else 0
         mixed = self._mixed(rows, draw)
         has_shares = not self.f and len(mixed) == len(rows)  # else no claimed share counts

@@ -66,7 +66,8 @@ def fltrust(rows: Rows, *, root: Client) -> RuleVerdict:
     """
     if root not in rows.senders:
         raise TooFewRows(1, 0, f"no update of the trusted client {root!r}")
-    yardstick = rows.values[rows.senders.index(root)]
+    sent = rows if rows.sent is None else rows.sent
+    yardstick = sent.row(sent.ids.index(root))
     others = rows.without(root) if root in rows.ids else rows
     norms, length = others.norms(), float(np.linalg.norm(yardstick.astype(np.float64)))
     cosines = others.along(yardstick) / np.maximum(norms * length, _TINY)

@@ -9,7 +9,8 @@ from numpy.typing import NDArray
 
 from aggregator.rules.coordinatewise import middle
 from aggregator.rules.parameters import Count, Faulty
-from aggregator.rules.rows import Matrix, Rows, RuleVerdict, Values
+from aggregator.rules.rows import Matrix, Rows, RuleVerdict
+from aggregator.rules.stored_rows import Values
 
 FAR = "far"
 """Reason of these rules to leave a row out."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,8 +20,23 @@ class Mix(Protocol):
     def matrix(self) -> Matrix:
         """Return the map itself, shape ``(rows after, rows before)``."""
 
-    def applied(self, block: Values) -> Values:
-        """Return the mixed rows of some columns, in their precision."""
+    @property
+    def is_rowwise(self) -> bool:
+        """Return True if every row after depends on one row before."""
+
+    def before(self, rows: NDArray[np.intp]) -> NDArray[np.intp]:
+        """Return the row before that each of some rows depends on, of a rowwise map."""
+
+    def applied(self, block: Values, rows: NDArray[np.intp] | None = None) -> Values:
+        """Return the mixed rows of some columns, in their precision.
+
+        Args:
+            block: The columns of all rows before; of a rowwise map and with ``rows``, of ``before(rows)``.
+            rows: Rows to return; None is all of them.
+        """
+
+    def back(self, weights: Matrix) -> Matrix:
+        """Return the weights of the rows before from weights of the rows, along the last axis."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,8 +53,19 @@ class Dense:
     def _single(self) -> NDArray[np.float32]:
         return self.matrix.astype(np.float32)
 
-    def applied(self, block: Values) -> Values:
+    is_rowwise: ClassVar[bool] = False
+
+    def before(self, rows: NDArray[np.intp]) -> NDArray[np.intp]:
+        """Refuse: a row depends on many."""
+        raise NotImplementedError
+
+    def back(self, weights: Matrix) -> Matrix:
+        """Return the weights of the rows before."""
+        return weights @ self.matrix
+
+    def applied(self, block: Values, rows: NDArray[np.intp] | None = None) -> Values:
         """Return the mixed rows of some columns."""
+        del rows
         matrix = self._single if block.dtype == np.float32 else self.matrix
         out: Values = matrix @ np.ascontiguousarray(block)
         return out
@@ -60,9 +86,21 @@ class Scaled:
         """Return the map as a diagonal."""
         return np.diag(self.factors)
 
-    def applied(self, block: Values) -> Values:
+    is_rowwise: ClassVar[bool] = True
+
+    def before(self, rows: NDArray[np.intp]) -> NDArray[np.intp]:
+        """Return the same rows."""
+        return rows
+
+    def back(self, weights: Matrix) -> Matrix:
+        """Return the weights of the rows before."""
+        scaled: Matrix = weights * self.factors
+        return scaled
+
+    def applied(self, block: Values, rows: NDArray[np.intp] | None = None) -> Values:
         """Return the scaled rows of some columns."""
-        out: Values = block * self.factors[:, None].astype(block.dtype)
+        factors = self.factors if rows is None else self.factors[rows]
+        out: Values = block * factors[:, None].astype(block.dtype)
         return out
 
 
@@ -75,16 +113,28 @@ class Picked:
     """
 
     rows: NDArray[np.intp]
-    before: int
+    before_count: int
 
     @cached_property
     def matrix(self) -> Matrix:
         """Return the map as rows of the identity."""
-        return np.eye(self.before)[self.rows]
+        return np.eye(self.before_count)[self.rows]
 
-    def applied(self, block: Values) -> Values:
+    is_rowwise: ClassVar[bool] = True
+
+    def back(self, weights: Matrix) -> Matrix:
+        """Return the weights of the rows before; those removed have none."""
+        out = np.zeros((*weights.shape[:-1], self.before_count))
+        out[..., self.rows] = weights
+        return out
+
+    def before(self, rows: NDArray[np.intp]) -> NDArray[np.intp]:
+        """Return the positions of some rows among the rows before."""
+        return self.rows[rows]
+
+    def applied(self, block: Values, rows: NDArray[np.intp] | None = None) -> Values:
         """Return the rows that stay."""
-        out: Values = block[self.rows]
+        out: Values = block[self.rows] if rows is None else block
         return out
 
 
@@ -112,8 +162,22 @@ class Grouped:
         scaled: Matrix = out / self._sizes[:, None]
         return scaled
 
-    def applied(self, block: Values) -> Values:
+    is_rowwise: ClassVar[bool] = False
+
+    def before(self, rows: NDArray[np.intp]) -> NDArray[np.intp]:
+        """Refuse: a row depends on a group."""
+        raise NotImplementedError
+
+    def back(self, weights: Matrix) -> Matrix:
+        """Return the weights of the rows before: each group's, divided by its size."""
+        out = np.zeros((*weights.shape[:-1], len(self.order)))
+        sizes = self._sizes.astype(np.intp)
+        out[..., self.order] = np.repeat(weights * (1.0 / self._sizes), sizes, axis=-1)
+        return out
+
+    def applied(self, block: Values, rows: NDArray[np.intp] | None = None) -> Values:
         """Return the means of some columns."""
+        del rows
         out: Values = block[self.order[:: self.size]]
         for place in range(1, self.size):
             more = block[self.order[place :: self.size]]

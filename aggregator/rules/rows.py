@@ -9,20 +9,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from aggregator.rules import blocked_ops
-from aggregator.rules.row_maps import Mix, Picked
+from aggregator.rules.row_maps import Grouped, Mix, Picked
 from aggregator.rules.sorting_network import FEW
+from aggregator.rules.stored_rows import SpooledVectors, StoredMatrix, Values
 
 Matrix = NDArray[np.float64]
-Values = NDArray[Any]  # float32 or float64
 Memory = Mapping[str, NDArray[Any]]
 """State that a rule keeps from one round to the next, by name; saved with the half's state."""
+
+PAIRS = 2048
+"""Row count up to which rules that have another way compare all pairs of rows."""
+
+_READ = 1 << 21  # scalars of a file that a pass reads at a time
 
 NOT_FINITE = "not_finite"
 """Reason to leave out a row with non-finite values, or longer than float64 can square."""
@@ -49,25 +54,31 @@ class Rows:
 
     A pre-aggregation replaces rows by linear combinations of rows. That is a small matrix, stored
     beside the values and applied on access: to inner products as a product of small matrices, to
-    columns block by block. The mixed rows are never stored as a whole.
+    columns block by block. The mixed rows are never stored as a whole, except the means of groups of
+    rows that are in a file: they are written beside it.
 
     Attributes:
         ids: Names of the rows, ascending: client ids, or buckets of them.
-        values: Vectors that the clients sent, shape ``(m, d)``, float32 or float64, finite.
+        values: Vectors that the clients sent, shape ``(m, d)``, float32 or float64, finite; an array,
+            or a file of them.
         mixes: Maps from values to rows, in order; empty if the rows are the values.
         sent: Rows before any mix; None if there is no mix.
         refused: Clients whose vector is in no row, each with the reason.
+        mixed_values: Rows after the first ``written`` mixes; None if nothing was written.
+        written: Number of these mixes.
     """
 
     ids: tuple[str, ...]
-    values: Values
+    values: Values | StoredMatrix
     mixes: tuple[Mix, ...] = ()
     sent: Rows | None = None
     refused: Mapping[str, str] = field(default_factory=dict)
+    mixed_values: Values | StoredMatrix | None = None
+    written: int = 0
 
     @classmethod
-    def of(cls, vectors: Mapping[str, NDArray[np.floating]]) -> Rows:
-        """Stack named vectors. Their order has no influence on any result.
+    def of(cls, vectors: Mapping[str, NDArray[np.floating]] | SpooledVectors) -> Rows:
+        """Stack named vectors, or sort those of a file. Their order has no influence on any result.
 
         Vectors with a NaN or an infinity are left out and named in ``refused``: admission refuses
         them, and no rule could guarantee anything about them.
@@ -82,6 +93,9 @@ class Rows:
             >>> rows.ids, rows.refused
             (('a',), {'liar': 'not_finite'})
         """
+        if isinstance(vectors, SpooledVectors):
+            names, matrix, left_out = vectors.sorted_matrix(_is_finite)
+            return cls(names, matrix, refused=dict.fromkeys(left_out, NOT_FINITE))
         given = {name: _plain(vectors[name]) for name in sorted(vectors)}
         refused = {name: NOT_FINITE for name, vector in given.items() if not _is_finite(vector)}
         ids = tuple(name for name in given if name not in refused)
@@ -103,9 +117,33 @@ class Rows:
         """Return the number of columns."""
         return int(self.values.shape[1])
 
+    @property
+    def is_stored(self) -> bool:
+        """Return True if the vectors are in a file."""
+        return not isinstance(self.values, np.ndarray)
+
     def mixed(self, mix: Mix, ids: tuple[str, ...] | None = None) -> Rows:
-        """Return the rows that a pre-aggregation makes of these; nothing is computed yet."""
-        return replace(self, ids=ids or self.ids, mixes=(*self.mixes, mix), sent=self.sent or self)
+        """Return the rows that a pre-aggregation makes of these.
+
+        Nothing is computed yet, except the means of groups of rows in a file.
+        """
+        names = self.ids if ids is None else ids
+        after = replace(self, ids=names, mixes=(*self.mixes, mix), sent=self.sent or self)
+        is_exact = all(one.is_rowwise for one in self.mixes[self.written :])
+        if isinstance(self._base, np.ndarray) or not (is_exact and isinstance(mix, Grouped)):
+            return after
+        found = self._base.mapped(partial(_applied, after.mixes[self.written :]), len(names))
+        return replace(after, mixed_values=found, written=len(after.mixes))
+
+    def in_memory(self) -> Rows:
+        """Return the same rows as an array."""
+        if not self.is_stored:
+            return self
+        return Rows(self.ids, self.block(0, self.width), refused=self.refused)
+
+    @property
+    def _base(self) -> Values | StoredMatrix:
+        return self.values if self.mixed_values is None else self.mixed_values
 
     def only(self, kept: NDArray[np.intp]) -> Rows:
         """Return some of the rows, by their positions."""
@@ -117,30 +155,51 @@ class Rows:
 
     def row(self, i: int) -> Values:
         """Return one row, shape ``(d,)``, in the precision of the values."""
+        if not self.mixes:
+            found: Values = self.values[np.array([i]), 0 : self.width][0]
+            return found
         one = np.zeros(len(self))
         one[i] = 1.0
-        found: Values = (
-            self.combine(one).astype(self.values.dtype) if self.mixes else self.values[i]
-        )
-        return found
+        return self.combine(one).astype(self.values.dtype)
 
     def of_columns(self, chosen: NDArray[np.intp]) -> Values:
         """Return any columns of all rows, shape ``(n, len(chosen))``."""
-        return self._mixed(self.values[:, chosen])
+        return self._mixed(self._base[:, chosen])
 
     def block(self, start: int, stop: int) -> Values:
         """Return some columns of all rows, shape ``(n, stop - start)``. Not to be written to."""
-        return self._mixed(self.values[:, start:stop])
+        return self._mixed(self._base[:, start:stop])
+
+    def part(self, rows: slice, start: int, stop: int) -> Values:
+        """Return some columns of some rows. Not to be written to."""
+        later = self.mixes[self.written :]
+        if not all(mix.is_rowwise for mix in later):
+            return self.block(start, stop)[rows]
+        if not later:
+            return self._base[rows, start:stop]
+        chosen, wanted = np.arange(len(self))[rows], []
+        for mix in reversed(later):
+            wanted.append((mix, chosen))
+            chosen = mix.before(chosen)
+        block = self._base[chosen, start:stop]
+        for mix, after in reversed(wanted):
+            block = mix.applied(block, after)
+        return block
+
+    @property
+    def pieces(self) -> list[slice]:
+        """Return slices of rows that are read at a time in passes over single rows."""
+        is_whole = not self.is_stored or not all(m.is_rowwise for m in self.mixes[self.written :])
+        step = max(len(self), 1) if is_whole else max(_READ // max(self.width, 1) // 128, 1) * 128
+        return [slice(*span) for span in blocked_ops.spans(len(self), step)]
 
     def _mixed(self, block: Values) -> Values:
-        for mix in self.mixes:
-            block = mix.applied(block)
-        return block
+        return _applied(self.mixes[self.written :], block)
 
     def shares_of_senders(self, weights: Matrix) -> Matrix:
         """Return the weights of the sent vectors for given weights of rows, shape ``(m,)``."""
         for mix in reversed(self.mixes):
-            weights = weights @ mix.matrix
+            weights = mix.back(weights)
         return weights
 
     def combine(self, weights: Matrix) -> Matrix:
@@ -170,7 +229,8 @@ class Rows:
         sent = self.sent
         if sent is None:
             return self.products, None
-        if "products" not in sent.__dict__ and FEW < len(self) < len(sent):
+        is_many = len(self) > FEW or len(sent) > PAIRS
+        if "products" not in sent.__dict__ and is_many and len(self) < len(sent):
             return self.products, None
         return sent.products, self._mixing
 
@@ -201,7 +261,7 @@ class Rows:
 
     def along(self, point: Values) -> Matrix:
         """Return every row's inner product with a vector, shape ``(n,)``."""
-        return blocked_ops.along(self.block, self.width, len(self), point)
+        return blocked_ops.along(self.part, self.width, len(self), point)
 
     def distances(self) -> Matrix:
         """Return the squared Euclidean distances between rows, shape ``(n, n)``, never negative."""
@@ -209,11 +269,11 @@ class Rows:
 
     def norms(self) -> Matrix:
         """Return the Euclidean norm of every row, shape ``(n,)``."""
-        return np.sqrt(blocked_ops.squares(self.block, self.width, len(self)))
+        return np.sqrt(blocked_ops.squares(self.part, self.width, self.pieces, len(self)))
 
     def distances_to(self, point: Matrix) -> Matrix:
         """Return every row's Euclidean distance to a point, shape ``(n,)``."""
-        return np.sqrt(blocked_ops.squares(self.block, self.width, len(self), point))
+        return np.sqrt(blocked_ops.squares(self.part, self.width, self.pieces, len(self), point))
 
     def ordered(self, statistic: Callable[[Values], Values]) -> Matrix:
         """Sort every column and apply a statistic, block by block.
@@ -302,6 +362,12 @@ def apart(gram: Matrix) -> Matrix:
     out = np.maximum(squares[:, None] + squares[None, :] - 2.0 * gram, 0.0)
     np.fill_diagonal(out, 0.0)
     return out
+
+
+def _applied(mixes: tuple[Mix, ...], block: Values) -> Values:
+    for mix in mixes:
+        block = mix.applied(block)
+    return block
 
 
 def _symmetric(matrix: Matrix) -> Matrix:

@@ -32,12 +32,15 @@ from tests.aggregator.rig import Desk, Device
 ROOT = keys.from_seed(bytes(range(32)))
 
 
-def toy_manifest(files, graphs=("gradient", "forecast")):
+LAYERS = (("body.w", (2,)), ("head.b", (1,)))
+
+
+def toy_manifest(files, graphs=("gradient", "forecast"), layers=LAYERS):
     return Manifest(
         name="toy",
         version=1,
         min_sdk="0.1.0",
-        layers=(("body.w", (2,)), ("head.b", (1,))),
+        layers=layers,
         shared=("body.",),
         window=Window(2, 1, 3600),
         features=(Feature("load", "target", "kWh"),),

@@ -62,7 +62,7 @@ def afl(setup: Setup) -> Half[Averaged]:
         Misfit: The run configures a rule or a weighting, which AFL replaces.
     """
     has_no_use(setup, "rule", "weighting")
-    return averaging(setup.rule, setup.settings.bound(setup.rounds))
+    return averaging(setup.rule, setup.settings.bound(setup.rounds), setup.add_row)
 
 
 @dataclass(frozen=True, slots=True)

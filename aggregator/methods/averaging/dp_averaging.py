@@ -127,7 +127,8 @@ def nbafl(setup: Setup, entropy: Entropy = os.urandom) -> Half[Averaged]:
         raise SchemaError("run.rounds", "missing; the noise of the downlink depends on it")
     bound = settings.bound(setup.rounds)
     sigma = settings.sigma(setup.rounds)
-    return averaging(setup.rule, replace(bound, after=replayable_noise(sigma, entropy)))
+    noisy = replace(bound, after=replayable_noise(sigma, entropy))
+    return averaging(setup.rule, noisy, setup.add_row)
 
 
 def udp(setup: Setup) -> Half[Averaged]:
@@ -138,7 +139,7 @@ def udp(setup: Setup) -> Half[Averaged]:
     """
     if setup.settings.crd and setup.rounds.limit is None:
         raise SchemaError("run.rounds", "missing; run.settings.crd discounts it")
-    return averaging(setup.rule, setup.settings.bound(setup.rounds))
+    return averaging(setup.rule, setup.settings.bound(setup.rounds), setup.add_row)
 
 
 def replayable_noise(sigma: float, entropy: Entropy) -> Transform:

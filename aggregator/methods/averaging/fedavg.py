@@ -129,4 +129,4 @@ class FedAdam:
 
 def fedavg(setup: Setup) -> Half[Averaged]:
     """Return the server half of FedSGD, FedAvg, FedProx, FedAvgM and FedAdam."""
-    return averaging(setup.rule, setup.settings.bound(setup.rounds))
+    return averaging(setup.rule, setup.settings.bound(setup.rounds), setup.add_row)

@@ -71,7 +71,7 @@ def _averaging(setup: Setup, layer: str) -> Half[Averaged]:
     require_recurrent(setup, layer)
     if setup.share < LEAST_SHARE:
         raise SchemaError("run.client_fraction", f"from {LEAST_SHARE} to 1", str(setup.share))
-    return averaging(setup.rule, setup.settings.bound(setup.rounds))
+    return averaging(setup.rule, setup.settings.bound(setup.rounds), setup.add_row)
 
 
 def _is(layer: str, one: Layer) -> bool:

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aggregator.methods.base import round_machine
+from aggregator.methods.base.pending_rows import AddRow, with_row
 from aggregator.methods.base.round_machine import (
     ASK,
     NOT_FINITE,
@@ -144,8 +145,15 @@ class Averaging:
         return Claims(self.rounds) if self.scheme is None else self.scheme
 
 
-def averaging(rule: Rule, settings: Averaging) -> Half[Averaged]:
-    """Return the server half of the averaging family: ``round_machine.apply`` with its hooks."""
+def averaging(rule: Rule, settings: Averaging, add_row: AddRow = with_row) -> Half[Averaged]:
+    """Return the server half of the averaging family: ``round_machine.apply`` with its hooks.
+
+    Args:
+        rule: Rule of the run.
+        settings: Settings of the family.
+        add_row: Adds an update to those that wait; it may keep them in a file, of which the rule
+            reads blocks.
+    """
 
     def init(w: Vector) -> Averaged:
         start = np.asarray(w, np.float64).copy()
@@ -164,7 +172,7 @@ def averaging(rule: Rule, settings: Averaging) -> Half[Averaged]:
     hooks = RoundHooks(
         settings.rounds,
         counts=_counts,
-        accept=partial(_with, settings),
+        accept=partial(_with, settings, add_row),
         combine=partial(_combined, rule, settings),
         discard=_discarded,
         tasks=tasks,
@@ -238,14 +246,14 @@ def _counts(state: Averaged, update: Update) -> bool:
     )
 
 
-def _with(settings: Averaging, state: Averaged, update: Update) -> Averaged:
+def _with(settings: Averaging, add_row: AddRow, state: Averaged, update: Update) -> Averaged:
     difference = state.w - update.vector if settings.weights else update.vector
     losses = dict(state.losses)
     if "loss" in update.values:
         losses[update.sender] = float(update.values["loss"])
     return replace(
         state,
-        pending={**state.pending, update.sender: difference},
+        pending=add_row(state.pending, update.sender, difference),
         counts={**state.counts, update.sender: float(update.values.get("n", 1.0))},
         losses=losses,
         kept=state.kept if settings.record is None else settings.record(state, update),

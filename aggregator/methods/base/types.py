@@ -10,6 +10,7 @@ from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
+from aggregator.methods.base.pending_rows import AddRow, with_row
 from aggregator.methods.base.round_machine import Rounds
 from aggregator.rules import Rule
 from edge_sdk.wire.contract.analytic import AnalyticSection
@@ -107,6 +108,7 @@ class Setup:
         folder: Folder of the configuration: files that settings name are relative to it.
         graph: The model between the devices, where a run has one.
         analytic: The bundle's section of a model in closed form, where it is one.
+        add_row: Adds an update to those that wait for the round to close.
     """
 
     rule: Rule
@@ -118,6 +120,7 @@ class Setup:
     folder: Path = Path()
     graph: BoundGraph | None = None
     analytic: AnalyticSection | None = None
+    add_row: AddRow = with_row
 
 
 class Method(NamedTuple):

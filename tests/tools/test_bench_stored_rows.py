@@ -1,0 +1,15 @@
+"""The measurement of rules over stored rows runs every case, at a small size."""
+
+from tools import bench_stored_rows
+
+
+def test_every_case_has_a_line(tmp_path, monkeypatch, capsys):
+    words = ["", "--rows", "3000", "--width", "70", "--folder", str(tmp_path)]
+    monkeypatch.setattr("sys.argv", [*words, "--markdown", str(tmp_path / "table.md")])
+    monkeypatch.setattr(bench_stored_rows, "IN_MEMORY", 0)
+    bench_stored_rows.main()
+    lines = (tmp_path / "table.md").read_text("utf-8").splitlines()
+    names = [line.split(" | ")[0].removeprefix("| ") for line in lines[4:]]
+    assert names[3:] == list(bench_stored_rows.cases(3000))
+    assert all(float(line.split("|")[4]) >= 0 for line in lines[4:])
+    assert "geometric_median" in capsys.readouterr().out
