@@ -339,13 +339,14 @@ class _UnnamedFile:
     """File without a name, open until its owner is gone."""
 
     def __init__(self, folder: Path) -> None:
-        self.fd, path = tempfile.mkstemp(dir=folder, prefix="rows-")
-        Path(path).unlink()
+        # with O_TMPFILE, where the system has it, no moment shows a name
+        self._file = tempfile.TemporaryFile(dir=folder, prefix="rows-", buffering=0)  # noqa: SIM115
+        self.fd = self._file.fileno()
 
     def __del__(self) -> None:
         """Close the file, which deletes it."""
-        if hasattr(self, "fd"):
-            os.close(self.fd)
+        if hasattr(self, "_file"):
+            self._file.close()
 
 
 def _write(fd: int, values: Values, at: int) -> None:
