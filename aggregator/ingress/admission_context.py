@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from aggregator.ingress.log_continuation import LogContinuation
 from aggregator.ingress.rate_limits import RateLimits
 from aggregator.ingress.uploads import UploadCapacity
 from aggregator.store.sequence_ledger import Ledger
@@ -125,6 +126,7 @@ def welcome(
     time: int,
     names: tuple[str, ...] = (),
     region: str = "",
+    proof: LogContinuation | None = None,
 ) -> WelcomeMessage:
     """Return the welcome for a device whose hello is accepted.
 
@@ -137,6 +139,7 @@ def welcome(
         time: Server time, Unix milliseconds.
         names: Names of the device's runs; none for the run that is announced to all.
         region: The device's label ``region``, if it has one.
+        proof: Proof that the log of models continues the checkpoint in the hello, if it has one.
 
     Example:
         Only capabilities of both ends are granted; the count of releases is the aggregator's.
@@ -161,6 +164,8 @@ def welcome(
         cmd=ledger.cmd,
         runs=names,
         region=region,
+        note=proof.note if proof is not None else None,
+        path=proof.path if proof is not None else b"",
     )
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from aggregator.ingress.admission_context import AdmissionContext, WelcomeTerms, welcome
 from aggregator.ingress.content_server import ContentServer
+from aggregator.ingress.log_continuation import LogProver
 from aggregator.ingress.registry import Registry
 from aggregator.ingress.replies import IngressResult, ReplySealer
 from aggregator.ingress.update_admission import UpdateAdmission
@@ -71,6 +72,7 @@ class DeviceSessions:
         self._store, self._registry, self._sealer, self._clock = store, registry, sealer, clock
         self._admission, self._uploads, self._downloads = admission, uploads, downloads
         self._counts, self._contexts = counts, contexts
+        self._prover = LogProver(store, sealer.fleet, sealer.signer, counts)
         self._renumbered: dict[str, tuple[int, int]] = {}
 
     def hello(
@@ -106,7 +108,15 @@ class DeviceSessions:
         now = self._clock.wall()
         region = self._registry.labels(device).get("region", "")
         reply = welcome(
-            terms, hello, sealed.ref, ledger, run=run, time=now, names=names, region=region
+            terms,
+            hello,
+            sealed.ref,
+            ledger,
+            run=run,
+            time=now,
+            names=names,
+            region=region,
+            proof=self._prover.continuation(device, hello.log + hello.root),
         )
         messages: list[Message] = [reply, *self._store.issued(device)]
         answers = tuple(self._sealer.seal(device, message) for message in messages)

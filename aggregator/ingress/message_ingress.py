@@ -73,7 +73,8 @@ class MessageIngress:
     Attributes:
         counts: Counters by name: refusal reasons, and ACCEPTED, REPLAYED, UNKNOWN_KEYS,
             SEQ_GAPS, STALE_STATUS, PULLS_DELAYED, REFUSED_BY_DEVICE; NO_WINDOWS_ON_DEVICE for a
-            device that had no complete window to train on in a round; SLOTS_AGAIN for a chunk of
+            device that had no complete window to train on in a round; LOG_FORK_ON_DEVICE for a
+            hello with a checkpoint of another log of models; SLOTS_AGAIN for a chunk of
             the model broadcast again; OUTLIVED for a life that continued behind a newer one;
             IGNORED for a name with too many forged signatures; STRAY for a message that no device
             of this fleet sends to the aggregator.

@@ -221,6 +221,16 @@ _ROWS: tuple[tuple[tuple[Reason, ...], RefusalAdvice], ...] = (
             "gridfed-edge check on the device names each channel's source, gridfed-edge status what is missing",
         ),
     ),
+    (
+        (
+            Reason.LOG_FORK,
+            Reason.NOT_LOGGED,
+        ),
+        RefusalAdvice(
+            "by devices: a model that does not continue the log of models, or is in none",
+            "compare gridfed-edge status of two devices; see the log of models",
+        ),
+    ),
 )
 
 ADVICE: Mapping[Reason, RefusalAdvice] = MappingProxyType(

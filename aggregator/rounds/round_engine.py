@@ -19,7 +19,7 @@ from aggregator.rounds import announcements as announce
 from aggregator.rounds import run_timers, task_dispatch
 from aggregator.rounds.announcements import BETWEEN, Ends, Phase, Publication
 from aggregator.rounds.round_starts import RoundStarts
-from aggregator.rounds.run_announcer import RunAnnouncer
+from aggregator.rounds.run_announcer import Announced, RunAnnouncer
 from aggregator.store.errors import DatabaseFullError
 from aggregator.store.state_codec import changed, digest, flatten
 from aggregator.store.types import DownloadBody, JournalEntry, PendingTask, Store, Timer, Version
@@ -264,10 +264,11 @@ class RoundEngine:
 
     def announced(self) -> tuple[Publication, ...]:
         """Sign, save and return the announcements of the present state again."""
-        publications, contents = self._present_announcements()
-        self._store.announce({one.topic: one.payload for one in publications}, contents)
-        self._note_announced(self.state, publications)
-        return publications
+        found = self._present_announcements()
+        published = {one.topic: one.payload for one in found.publications}
+        self._store.announce(published, found.contents, logged=found.logged)
+        self._note_announced(self.state, found.publications)
+        return found.publications
 
     def open_round(self) -> tuple[Publication, ...]:
         """Open the round that waits for its start; save and return its announcements.
@@ -277,7 +278,8 @@ class RoundEngine:
         is_waiting, before = self.is_waiting, self._timers
         self.is_waiting = False
         self._restart_timers()
-        publications, contents = self._present_announcements()
+        found = self._present_announcements()
+        publications = found.publications
         try:
             self._store.commit(
                 self.number,
@@ -285,7 +287,8 @@ class RoundEngine:
                 self._upto,
                 timers=[one.timer for one in self._timers],
                 published={one.topic: one.payload for one in publications},
-                contents=contents,
+                contents=found.contents,
+                logged=found.logged,
             )
         except DatabaseFullError:
             self.is_waiting, self._timers = is_waiting, before
@@ -300,7 +303,7 @@ class RoundEngine:
         state: Any = self.state
         return replace(state, is_open=False) if self.is_waiting and state.is_open else state
 
-    def _present_announcements(self) -> tuple[tuple[Publication, ...], tuple[DownloadBody, ...]]:
+    def _present_announcements(self) -> Announced:
         task = self._announcer.task(self.state)
         task = replace(task, values={**self._values, **task.values})
         is_between = self.is_waiting and not self.is_paused and not self.is_done
@@ -325,9 +328,7 @@ class RoundEngine:
         wanted = [e for e in effects if isinstance(e, Due)]
         version = self._version(closed, state) if closed else None
         is_waiting = self._waits_after(entry, state, version)
-        publications, contents = self._announcements_after(
-            state, effects, closed, is_waiting=is_waiting
-        )
+        found = self._announcements_after(state, effects, closed, is_waiting=is_waiting)
         asked, bodies = self._device_tasks(effects)
         alarms = run_timers.pending(self._timers, closed) + [
             run_timers.started(due, self._clock) for due in wanted
@@ -339,18 +340,19 @@ class RoundEngine:
             entry.position,
             closed=version,
             timers=[one.timer for one in alarms],
-            published={one.topic: one.payload for one in publications},
-            contents=(*contents, *bodies),
+            published={one.topic: one.payload for one in found.publications},
+            contents=(*found.contents, *bodies),
             asked=asked,
             keep=self.run.config.retention.bounds,
+            logged=found.logged,
         )
         self._saved, self._timers, self._upto = leaves, alarms, entry.position
         self.is_waiting = is_waiting
         if any(isinstance(e, Task) for e in effects) and (closed or self._opened_at is None):
             self._opened_at = self._clock.monotonic()
-        self._note_announced(state, publications)
+        self._note_announced(state, found.publications)
         _log(version, self.run.config.run.name)
-        return AppliedEvent(publications, version, asked)
+        return AppliedEvent(found.publications, version, asked)
 
     def _needed(self, event: Event, effects: Effects) -> Effects:
         """Omit the new task of a returning device that still has an open one.
@@ -367,7 +369,7 @@ class RoundEngine:
 
     def _announcements_after(
         self, state: Course, effects: Effects, closed: Closed | None, *, is_waiting: bool
-    ) -> tuple[tuple[Publication, ...], tuple[DownloadBody, ...]]:
+    ) -> Announced:
         """Return the announcements: the common task, or an informative manifest of the model."""
         task = next((e for e in effects if isinstance(e, Task) and e.to == ALL), None)
         if task is not None:
@@ -381,7 +383,7 @@ class RoundEngine:
                 chunk=self.chunk,
             )
         if closed is None:
-            return (), ()
+            return Announced()
         if is_waiting and not self.is_waiting:
             return self._announcer.announcements(
                 self._announcer.task(state), "pause", None, chunk=self.chunk
@@ -393,7 +395,7 @@ class RoundEngine:
                     self._announcer.task(state), "train", 0.0, chunk=self.chunk
                 )
                 if is_due and not is_waiting
-                else ((), ())
+                else Announced()
             )
         return self._announcer.announcements(
             self._announcer.task(state), "stop", 0.0, chunk=self.chunk

@@ -18,7 +18,8 @@ from aggregator.rounds.announcements import (
     Phase,
     Publication,
 )
-from aggregator.store.types import DownloadBody, Store
+from aggregator.rounds.manifest_log import logged
+from aggregator.store.types import DownloadBody, LogLeaf, Store
 from edge_sdk.app.clock import Clock
 from edge_sdk.app.settings import seconds
 from edge_sdk.wire.contract.method import ALL, CONTRACTS, Scalars, Task, answered
@@ -34,6 +35,21 @@ from edge_sdk.wire.protocol.messages import (
     ModelMessage,
 )
 from edge_sdk.wire.protocol.transfer import MOST_IN_FLIGHT
+
+
+@dataclass(frozen=True, slots=True)
+class Announced:
+    """Announcements to save together, and then to publish.
+
+    Attributes:
+        publications: Retained messages, in the order in which they are published.
+        contents: Bodies that they announce.
+        logged: Leaf of the manifest among them.
+    """
+
+    publications: tuple[Publication, ...] = ()
+    contents: tuple[DownloadBody, ...] = ()
+    logged: LogLeaf | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,8 +119,8 @@ class RunAnnouncer:
 
     def announcements(
         self, task: Task, phase: Phase, after: float | None, *, chunk: int, anew: bool = False
-    ) -> tuple[tuple[Publication, ...], tuple[DownloadBody, ...]]:
-        """Return the slots, if the model has changed, and then the manifest.
+    ) -> Announced:
+        """Return the slots, if the model has changed, and then the manifest, which is logged.
 
         Args:
             task: The common task.
@@ -126,18 +142,21 @@ class RunAnnouncer:
             ahead=0 if after is None else self._ahead(),
         )
         message = announce.manifest(self.run, task, body, opening, number=self.number, phase=phase)
+        message, leaf = logged(
+            message, self.run.bundle.digest, self.store, self.ends, time=self.clock.wall()
+        )
         manifest = announce.model(self.ends, message)
         if after is None:
-            return (manifest,), ()
+            return Announced((manifest,), logged=leaf)
         before = self.store.content(body.id)
         if before is not None and not anew:
-            return (manifest,), ()
+            return Announced((manifest,), logged=leaf)
         parts = announce.slots(self.ends, body, chunk=chunk)
         prefix = topics.part(self.ends.fleet, 0, self.ends.audience)[:-1]
         used = [t for t, payload in self.store.announcements().items() if payload and prefix in t]
         cleared = announce.cleared(self.ends.fleet, len(parts), len(used), self.ends.audience)
         content = DownloadBody("model", body.id, body.data, chunk, self.run.config.run.name)
-        return (*parts, *cleared, manifest), (content,)
+        return Announced((*parts, *cleared, manifest), (content,), leaf)
 
     def _ahead(self) -> int:
         """Return the chunks that every device may send without a grant at once."""

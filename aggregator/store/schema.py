@@ -10,7 +10,7 @@ from aggregator.store.errors import DatabaseError, DatabaseNewerError
 from edge_sdk.app import sqlite_file
 
 APPLICATION = 0x47464147  # "GFAG"
-SCHEMA = 6
+SCHEMA = 7
 RESTORED = "restored"
 """Fact that marks a backup copy until it is adopted."""
 
@@ -57,6 +57,14 @@ CREATE TABLE IF NOT EXISTS trial_states (of BLOB NOT NULL, device TEXT NOT NULL,
 """
 """Since schema 6: changes of rollouts, and the results and states that devices report of them."""
 
+_MODEL_LOG = """
+CREATE TABLE IF NOT EXISTS model_leaves (run INTEGER NOT NULL, leaf INTEGER NOT NULL,
+    data BLOB NOT NULL, time INTEGER NOT NULL, PRIMARY KEY (run, leaf)) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS model_nodes (run INTEGER NOT NULL, level INTEGER NOT NULL,
+    place INTEGER NOT NULL, hash BLOB NOT NULL, PRIMARY KEY (run, level, place)) WITHOUT ROWID;
+"""
+"""Since schema 7: the leaves of each run's log of models, and the hashes of its complete subtrees."""
+
 _TASKS_BEFORE = """
 ALTER TABLE tasks RENAME TO tasks_of_devices;
 DROP INDEX IF EXISTS tasks_content;
@@ -100,7 +108,7 @@ CREATE TABLE commands (device TEXT NOT NULL, num INTEGER NOT NULL, op TEXT NOT N
     PRIMARY KEY (device, num)) WITHOUT ROWID;
 """
 
-LATER_TABLES = f"{_TASKS}{_PRUNED}{_RUNS}{_CONTACTS}{_ROLLOUTS}"
+LATER_TABLES = f"{_TASKS}{_PRUNED}{_RUNS}{_CONTACTS}{_ROLLOUTS}{_MODEL_LOG}"
 _FORMAT = sqlite_file.FileFormat(APPLICATION, SCHEMA, f"{TABLES}{LATER_TABLES}")
 
 
@@ -129,7 +137,8 @@ def prepare(db: sqlite3.Connection, path: Path, *, read_only: bool = False) -> N
         tasks = _TASKS if schema < 2 else f"{_TASKS_BEFORE}{_TASKS}{_TASKS_AFTER}"
         until_4 = f"{tasks}{_PRUNED}{_RUNS}{_CONTENT_NAMES}" if schema < 4 else ""
         db.executescript(
-            f"BEGIN IMMEDIATE; {until_4}{_CONTACTS}{_ROLLOUTS} PRAGMA user_version = {SCHEMA}; COMMIT;"
+            f"BEGIN IMMEDIATE; {until_4}{_CONTACTS}{_ROLLOUTS}{_MODEL_LOG}"
+            f" PRAGMA user_version = {SCHEMA}; COMMIT;"
         )
 
 
@@ -151,6 +160,11 @@ def has_contacts(db: Database) -> bool:
 def has_rollouts(db: Database) -> bool:
     """Return whether the file has rollouts, which older schemas lack."""
     return schema_of(db) >= 6
+
+
+def has_model_log(db: Database) -> bool:
+    """Return whether the file has logs of models, which older schemas lack."""
+    return schema_of(db) >= 7
 
 
 def fact(db: Database, name: str) -> int:

@@ -18,6 +18,7 @@ from aggregator.store import (
     devices,
     journal,
     ledgers,
+    model_log,
     retention,
     rollouts,
     runs,
@@ -40,6 +41,7 @@ from aggregator.store.types import (
     EnrolledDevice,
     Horizon,
     JournalEntry,
+    LogLeaf,
     PendingTask,
     Retention,
     RolloutChange,
@@ -370,12 +372,15 @@ class SqlStore:
         contents: Sequence[DownloadBody] = (),
         asked: Sequence[PendingTask] = (),
         keep: Retention | None = None,
+        logged: LogLeaf | None = None,
     ) -> None:
         """Save the changes of an event together with the announcements that follow from it."""
         with self._transactions.writing() as db, self._retained(keep) as kept:
             saved = states.save(db, run, upto, leaves)
             runs.advance(db, run, upto, timers)
             announcements.save(db, published or {})
+            if logged is not None:
+                model_log.append(db, logged)
             tasks.save(db, asked)
             announcements.put_contents(db, contents)
             if kept is not None:
@@ -427,12 +432,30 @@ class SqlStore:
         return announcements.get(self._db, topic)
 
     def announce(
-        self, published: Mapping[str, bytes], contents: Sequence[DownloadBody] = ()
+        self,
+        published: Mapping[str, bytes],
+        contents: Sequence[DownloadBody] = (),
+        *,
+        logged: LogLeaf | None = None,
     ) -> None:
         """Save announcements that follow from no event; an empty payload clears a topic."""
         with self._transactions.writing() as db:
             announcements.save(db, published)
+            if logged is not None:
+                model_log.append(db, logged)
             announcements.put_contents(db, contents)
+
+    def log_size(self, run: int) -> int:
+        """Return the number of leaves of the log of a run's models."""
+        return model_log.size(self._db, run)
+
+    def log_node(self, run: int, level: int, place: int) -> bytes:
+        """Return the hash of a complete subtree of the log of a run's models."""
+        return model_log.node(self._db, run, level, place)
+
+    def log_leaves(self, run: int, first: int = 0, last: int | None = None) -> Iterator[LogLeaf]:
+        """Return the leaves of the log of a run's models from a number on."""
+        return model_log.leaves(self._db, run, first, last)
 
     def content(self, ref: bytes) -> DownloadBody | None:
         """Return a downloadable body by the first 16 bytes of its digest."""

@@ -277,6 +277,23 @@ class Horizon:
 
 
 @dataclass(frozen=True, slots=True)
+class LogLeaf:
+    """A leaf of the log of a run's models.
+
+    Attributes:
+        run: Number of the run.
+        index: Number of the leaf, from 0.
+        data: Its bytes (``wire.protocol.model_log.LoggedModel``).
+        time: Time of its announcement, Unix milliseconds.
+    """
+
+    run: int
+    index: int
+    data: bytes
+    time: int
+
+
+@dataclass(frozen=True, slots=True)
 class DownloadBody:
     """A downloadable body: the content of a model or a task, or a bundle's archive.
 
@@ -583,6 +600,7 @@ class Store(Protocol):
         contents: Sequence[DownloadBody] = (),
         asked: Sequence[PendingTask] = (),
         keep: Retention | None = None,
+        logged: LogLeaf | None = None,
     ) -> None:
         """Save the changes of an event together with the announcements that follow from it.
 
@@ -597,6 +615,7 @@ class Store(Protocol):
             asked: Tasks of single devices, which replace their previous ones; a content is kept
                 until the last task with it is answered.
             keep: Budgets, applied after a closed round by deleting the oldest data; None keeps all.
+            logged: Leaf of the manifest among the announcements, if there is one.
         """
 
     def horizon(self) -> Horizon:
@@ -624,9 +643,29 @@ class Store(Protocol):
         """Return the signed payload of one retained topic; empty if it has none."""
 
     def announce(
-        self, published: Mapping[str, bytes], contents: Sequence[DownloadBody] = ()
+        self,
+        published: Mapping[str, bytes],
+        contents: Sequence[DownloadBody] = (),
+        *,
+        logged: LogLeaf | None = None,
     ) -> None:
-        """Save announcements that follow from no event; an empty payload clears a topic."""
+        """Save announcements that follow from no event; an empty payload clears a topic.
+
+        A leaf of the log of models is appended in the same transaction.
+        """
+
+    def log_size(self, run: int) -> int:
+        """Return the number of leaves of the log of a run's models."""
+
+    def log_node(self, run: int, level: int, place: int) -> bytes:
+        """Return the hash of a complete subtree of the log of a run's models.
+
+        Raises:
+            LookupError: It is not complete.
+        """
+
+    def log_leaves(self, run: int, first: int = 0, last: int | None = None) -> Iterator[LogLeaf]:
+        """Return the leaves of the log of a run's models from a number on, up to the one before ``last``."""
 
     def content(self, ref: bytes) -> DownloadBody | None:
         """Return a downloadable body by the first 16 bytes of its digest."""

@@ -27,6 +27,7 @@ from edge_sdk.privacy.datasheet import guarantee
 from edge_sdk.privacy.ledger import ParticipationCharges
 from edge_sdk.session.certificate_monitor import days_left
 from edge_sdk.session.durable_outbox import REMEDIES
+from edge_sdk.session.model_log import log_summary
 from edge_sdk.session.participation import BUDGET_EXHAUSTED
 from edge_sdk.session.rollout_inbox import saved_rollout
 from edge_sdk.session.run_choice import declined_runs
@@ -96,6 +97,7 @@ def status(config: Config, beside: tuple[ParticipationCharges, ...] = ()) -> dic
             "history": kept(config, store, announced),
             "forecast": _served(config, store, announced),
             **({"rollout": trial} if (trial := _rollout(store)) else {}),
+            **({"model log": log} if (log := log_summary(store)) else {}),
             "privacy": guarantee(plan),
             "budget": account.summary(one),
             **({"certificate days left": days} if days else {}),

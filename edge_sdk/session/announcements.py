@@ -60,6 +60,7 @@ from edge_sdk.session import manifest_checks
 from edge_sdk.session.download import DownloadCompleted, Downloader
 from edge_sdk.session.events import BundleAnnounced, FoundBundle
 from edge_sdk.session.key_ring import KeyRing
+from edge_sdk.session.model_log import RUN_NAME
 from edge_sdk.store.store import DeviceStore
 from edge_sdk.wire.errors import Reason, Refused
 from edge_sdk.wire.protocol.codec import decode
@@ -67,7 +68,7 @@ from edge_sdk.wire.protocol.messages import BundleMessage, KeysMessage, TaskMess
 
 logger = logging.getLogger(__name__)
 
-_FOLLOWED = "run name"
+_FOLLOWED = RUN_NAME
 _OWNER = "bundle of"
 """Papers: the run that the device takes part in, and the run whose announcement is saved."""
 

@@ -144,6 +144,7 @@ class Dispatcher:
             if is_held or parts.participation.is_rationed or not is_common_start(request):
                 parts.downloads.release_slots()
             yield from parts.inbox.receive_model(request, is_held=is_held)
+            self._request_log()
             yield from self._completed(parts.downloads.completed())
             return
         parts.count(f"bytes down {request.ask}", size)
@@ -153,6 +154,14 @@ class Dispatcher:
         elif wanted is not None and not is_held:
             ready = parts.signals.receive(request, parts.inbox.seen, wanted, parts.time.uptime)
             yield from map(SignalTaskReceived, ready)
+
+    def _request_log(self) -> None:
+        """Say hello again if a manifest waits for a proof, which the welcome brings."""
+        parts = self._parts
+        is_ready = parts.outbox.state.is_ready and not parts.participation.is_rationed
+        if is_ready and parts.log.is_request_due(parts.time.uptime):
+            parts.count("log proofs requested")
+            parts.participation.follow(parts.outbox.propose_life())
 
     def _receive_piece(self, piece: m.PartMessage | m.ChunkMessage) -> Events:
         yield from self._completed(self._parts.downloads.add(piece))
@@ -202,6 +211,8 @@ class Dispatcher:
         if isinstance(answer, m.WelcomeMessage) and parts.outbox.state.is_ready and not was_ready:
             self._welcomed(answer)
             yield from self._follow_run(parts.choice.offer(answer.runs))
+            if parts.log.receive_welcome(answer):
+                yield from self.reconsider()
 
     def _follow_run(self, name: str) -> Events:
         """Take part in the run of this name; nothing of the former is answered."""

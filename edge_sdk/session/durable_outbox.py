@@ -99,6 +99,7 @@ class DurableOutbox:
             retry=RetryPolicy(base, 90 * base),
         )
         self._saved = self.state.entries
+        self._log_place: Callable[[], bytes] = bytes
 
     @property
     def quota(self) -> int | None:
@@ -107,7 +108,12 @@ class DurableOutbox:
 
     def inputs(self) -> StepInputs:
         """Return the inputs of a step: the time, a random draw and a nonce."""
-        return StepInputs(self._rng.random, lambda: secrets.token_bytes(16), self._now())
+        log = self._log_place()
+        return StepInputs(self._rng.random, lambda: secrets.token_bytes(16), self._now(), log)
+
+    def report_log(self, place: Callable[[], bytes]) -> None:
+        """State the last checkpoint of the log of models in every hello from now on."""
+        self._log_place = place
 
     @property
     def next_due(self) -> float | None:

@@ -37,6 +37,13 @@ class KeyRing:
             return self.pinned
         return None
 
+    def online(self, now: int | None) -> tuple[bytes, ...]:
+        """Return the aggregator's keys in force; without a clock, validity is not checked."""
+        if self.announced is None:
+            return (self.pinned,) if self.pinned else ()
+        known = self._online()
+        return tuple(key for key, start, end in known if now is None or start <= now < end)
+
     @property
     def encryption_key(self) -> bytes | None:
         """Return the X25519 key to which messages to the aggregator are encrypted, or None."""

@@ -19,6 +19,7 @@ from edge_sdk.session.durable_outbox import DurableOutbox
 from edge_sdk.session.key_ring import KeyRing
 from edge_sdk.session.link_quota import LinkQuota
 from edge_sdk.session.metrics_report import MetricsReporter
+from edge_sdk.session.model_log import ModelLog
 from edge_sdk.session.participation import Participation
 from edge_sdk.session.poison_messages import SetAside
 from edge_sdk.session.rollout_inbox import RolloutInbox
@@ -44,6 +45,7 @@ class SessionParts:
         link: Signed link.
         downloads: The download in progress.
         announcements: Keys and the bundle announcement in force.
+        log: Log of the run's models.
         inbox: Manifests and tasks.
         signals: Perishable tasks.
         outbox: Releases that wait for their receipts.
@@ -63,6 +65,7 @@ class SessionParts:
     link: SignedLink
     downloads: Downloader
     announcements: Announcements
+    log: ModelLog
     inbox: TaskInbox
     signals: SignalInbox
     outbox: DurableOutbox
@@ -109,11 +112,27 @@ class SessionParts:
         patience, base = seconds(config.timeouts.retained_model), seconds(config.timeouts.reply)
         name = announcements.name
         link.follow_run(name)
+        log = ModelLog(
+            store,
+            config.fleet,
+            lambda: announcements.ring.online(time.now()),
+            lambda: announcements.bundle.digest if announcements.bundle is not None else b"",
+            name=name,
+        )
         inbox = TaskInbox(
-            config.id, store, time, downloads, agenda, run=run, patience=patience, name=name
+            config.id,
+            store,
+            time,
+            downloads,
+            agenda,
+            log=log,
+            run=run,
+            patience=patience,
+            name=name,
         )
         sdk = ".".join(map(str, SDK_VERSION))
         outbox = DurableOutbox(store, link, rng, now, counts, sdk=sdk, base=base)
+        outbox.report_log(lambda: log.place)
         quota = LinkQuota(store, limits_of(config.limits).daily_link_bytes)
         return cls(
             store=store,
@@ -122,6 +141,7 @@ class SessionParts:
             link=link,
             downloads=downloads,
             announcements=announcements,
+            log=log,
             inbox=inbox,
             signals=SignalInbox(config.id),
             outbox=outbox,

@@ -22,6 +22,7 @@ from edge_sdk.session.events import (
     TaskWithdrawn,
 )
 from edge_sdk.session.manifest_checks import ManifestExpectation, NewestAnnouncements
+from edge_sdk.session.model_log import ModelLog
 from edge_sdk.session.server_clock import ServerClock
 from edge_sdk.store.store import DeviceStore
 from edge_sdk.wire.contract.method import END, Task, Up
@@ -46,6 +47,7 @@ class TaskInbox:
         clock: Server time, for the ends of rounds.
         downloads: Downloader bodies.
         agenda: Work that waits on the device; read, never changed.
+        log: Log of the run's models.
         run: Run of the bundle announcement in force.
         patience: Seconds until missing chunks of a model are requested.
         name: Name of the run; empty for the one announced to all.
@@ -65,13 +67,14 @@ class TaskInbox:
         downloads: Downloader,
         agenda: Agenda,
         *,
+        log: ModelLog,
         run: int,
         patience: float,
         name: str = "",
     ) -> None:
         self._device, self._store, self._clock = device, store, clock
         self._downloads, self._agenda, self._patience = downloads, agenda, patience
-        self._name = name
+        self._name, self._log = name, log
         self.seen = NewestAnnouncements(store.fact(self._serial), run)
         self.wanted: ManifestExpectation | None = None
         self.manifest: m.ModelMessage | None = None
@@ -119,6 +122,7 @@ class TaskInbox:
 
     def follow_run(self, name: str) -> None:
         """Take part in the run of this name: nothing was received in it yet."""
+        self._log.follow_run(name)
         self._name, self.manifest, self._task, self._content = name, None, None, None
         self.seen = NewestAnnouncements(self._store.fact(self._serial))
         self.phase = "train"
@@ -153,16 +157,24 @@ class TaskInbox:
             is_held: True while an operator's command stops the device.
 
         Raises:
-            Refused: As ``manifest_checks.judge_model``.
+            Refused: As ``manifest_checks.judge_model`` and ``ModelLog.continued``.
         """
         manifest_checks.check_serial(manifest.serial, self.seen.serial)
+        before = self.manifest
         if self.manifest is None or manifest.serial > self.manifest.serial:
             self.manifest, self._manifest_at = manifest, self._clock.uptime
         if self._is_early(manifest.run) or self.wanted is None:
             return  # considered again when the announced run is in force
         manifest_checks.judge_model(manifest, self.seen, self.wanted)
+        try:
+            followed = self._log.continued(manifest)
+        except Refused:
+            self.manifest = before
+            raise
+        if self._log.is_behind:
+            return  # considered again when the proof is here
         if manifest.serial > self.seen.serial:
-            self._store.set_facts(**{self._serial: manifest.serial})
+            self._log.save(followed, **{self._serial: manifest.serial})
             self.seen = replace(self.seen, serial=manifest.serial)
         self.phase = manifest.phase
         yield InlineLimitAnnounced(manifest.inline, manifest.ahead or 0)

@@ -60,6 +60,8 @@ class Reason(IntEnum):
     ROLLBACK = 83
     UNUSABLE_LINK = 84
     NO_WINDOWS = 85
+    LOG_FORK = 86
+    NOT_LOGGED = 87
 
     @property
     def is_final(self) -> bool:

@@ -25,6 +25,7 @@ from aggregator.store.types import (
     EnrolledDevice,
     Horizon,
     JournalEntry,
+    LogLeaf,
     PendingTask,
     Retention,
     RolloutChange,
@@ -34,6 +35,7 @@ from aggregator.store.types import (
     Timer,
     Version,
 )
+from edge_sdk.wire import merkle_tree
 from edge_sdk.wire.contract.method import Event, Update
 from edge_sdk.wire.errors import Reason
 from edge_sdk.wire.protocol import envelope
@@ -58,6 +60,8 @@ class Tables:
     announcements: dict[str, bytes] = field(default_factory=dict)
     contents: dict[bytes, DownloadBody] = field(default_factory=dict)
     changes: list[RolloutChange] = field(default_factory=list)
+    logged: list[LogLeaf] = field(default_factory=list)
+    nodes: dict[tuple[int, int, int], bytes] = field(default_factory=dict)
     trials: dict[tuple[bytes, str], DeviceTrial] = field(default_factory=dict)
     serial: int = 0
 
@@ -305,6 +309,7 @@ class MemoryStore:
         contents: Sequence[DownloadBody] = (),
         asked: Sequence[PendingTask] = (),
         keep: Retention | None = None,
+        logged: LogLeaf | None = None,
     ) -> None:
         del keep
         record, first, saved = self._of(run)
@@ -312,7 +317,7 @@ class MemoryStore:
         merged = {path: leaf for path, leaf in merged.items() if leaf is not None}
         self._tables.runs[run] = (record, first, SavedState(merged, upto, tuple(timers)))
         self._tables.tasks.update({one.device: one for one in asked})
-        self.announce(published or {}, contents)
+        self.announce(published or {}, contents, logged=logged)
         if closed is not None:
             self._tables.versions.append(replace(closed, position=upto))
 
@@ -364,10 +369,33 @@ class MemoryStore:
         return self._tables.announcements.get(topic, b"")
 
     def announce(
-        self, published: Mapping[str, bytes], contents: Sequence[DownloadBody] = ()
+        self,
+        published: Mapping[str, bytes],
+        contents: Sequence[DownloadBody] = (),
+        *,
+        logged: LogLeaf | None = None,
     ) -> None:
+        if logged is not None:
+            self._tables.logged.append(logged)
+            found = merkle_tree.completed(
+                logged.index,
+                merkle_tree.leaf_hash(logged.data),
+                lambda level, place: self.log_node(logged.run, level, place),
+            )
+            self._tables.nodes.update(
+                {(logged.run, level, place): value for level, place, value in found}
+            )
         self._tables.announcements.update(published)
         self._tables.contents.update({one.id: one for one in contents})
+
+    def log_size(self, run: int) -> int:
+        return len(list(self.log_leaves(run)))
+
+    def log_node(self, run: int, level: int, place: int) -> bytes:
+        return self._tables.nodes[run, level, place]
+
+    def log_leaves(self, run: int, first: int = 0, last: int | None = None) -> Iterator[LogLeaf]:
+        yield from [one for one in self._tables.logged if one.run == run][first:last]
 
     def content(self, ref: bytes) -> DownloadBody | None:
         return self._tables.contents.get(ref)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import struct
 import sys
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -18,10 +19,17 @@ import numpy as np
 
 from edge_sdk.analytic.statistic_vector import to_vector
 from edge_sdk.analytic.statistics import gather
-from edge_sdk.wire import keys
+from edge_sdk.wire import keys, merkle_tree, signed_note
 from edge_sdk.wire.contract.parameter_layout import ParamSpec
 from edge_sdk.wire.hpke import DecryptionKey
-from edge_sdk.wire.protocol import codec, envelope, messages, msgpack_reader, topics
+from edge_sdk.wire.protocol import (
+    codec,
+    envelope,
+    messages,
+    model_log,
+    msgpack_reader,
+    topics,
+)
 from edge_sdk.wire.protocol.encrypted_body import BodyContext, encrypted_body
 from edge_sdk.wire.protocol.messages import LARGEST
 from edge_sdk.wire.schema import key_of
@@ -81,6 +89,28 @@ CONTENT = messages.ContentBody(
     spec=SPEC.digest,
     enc="f4",
     blob=codec.pack_tensor(np.array([0.25, 3.0]), "f4"),
+)
+
+
+BUNDLE = hashlib.sha256(b"archive").digest()
+MANIFEST = messages.ModelMessage(
+    serial=5,
+    run=7,
+    round=41,
+    version=41,
+    phase="train",
+    part="shared",
+    spec=SPEC.digest,
+    enc="f4",
+    digest=envelope.digest(codec.encode(CONTENT)),
+    size=len(codec.encode(CONTENT)),
+    chunk=32768,
+    until=NOW + 600_000,
+    spread=10_000,
+    inline=32768,
+    share=0.5,
+    vals={"steps": 4.0, "rate": 0.01, "prox": 0.0},
+    cohort=bytes(range(16)),
 )
 
 
@@ -264,18 +294,51 @@ def rollouts() -> list[Case]:
 
 def model() -> list[Case]:
     """The common model: manifest and its only part."""
-    body = codec.encode(CONTENT)
+    body, manifest = codec.encode(CONTENT), MANIFEST
     whole = envelope.digest(body)
-    manifest = messages.ModelMessage(
-        serial=5, run=7, round=41, version=41, phase="train", part="shared", spec=SPEC.digest,
-        enc="f4", digest=whole, size=len(body), chunk=32768, until=NOW + 600_000, spread=10_000,
-        inline=32768, share=0.5, vals={"steps": 4.0, "rate": 0.01, "prox": 0.0},
-        cohort=bytes(range(16)),
-    )  # fmt: skip
     return [
         common("model", manifest),
         common("model-ahead", replace(manifest, round=42, spread=0, share=1.0, ahead=8)),
+        *(common(f"model-logged-{i}", one) for i, one in enumerate(logged(manifest), 1)),
         common("part", messages.PartMessage(id=whole[:16], i=0, blob=body)),
+    ]
+
+
+def logged(manifest: messages.ModelMessage) -> list[messages.ModelMessage]:
+    """Return the manifests of three rounds, each with its proof, and the log after them in a welcome."""
+    nodes: dict[tuple[int, int], bytes] = {}
+    found = []
+    for index in range(3):
+        one = replace(manifest, serial=5 + index, round=41 + index, version=41 + index)
+        leaf = model_log.leaf_of(one, BUNDLE).hash
+        for level, place, value in merkle_tree.completed(index, leaf, lambda k, i: nodes[k, i]):
+            nodes[level, place] = value
+        path = merkle_tree.inclusion_proof(index, index + 1, lambda k, i: nodes[k, i])
+        root = merkle_tree.root(index + 1, lambda k, i: nodes[k, i])
+        note = signed_note.signed(model_log.checkpoint(FLEET, 7, index + 1, root), AGGREGATOR)
+        found.append(replace(one, note=note.text, path=merkle_tree.joined(path)))
+    return found
+
+
+def log_sessions() -> list[Case]:
+    """A hello with a checkpoint of one leaf, and the welcome that proves that three continue it."""
+    first, second, third = logged(MANIFEST)
+    one = signed_note.read_note(first.note or "").checkpoint
+    hello = replace(HELLO, log=struct.pack(">2Q", 7, one.size), root=one.root)
+    nodes = [model_log.leaf_of(two, BUNDLE).hash for two in (second, third)]
+    welcome = messages.WelcomeMessage(
+        hello=envelope.ref(envelope.digest(codec.encode(hello))), life=3, spent=11, time=NOW, wire=1,
+        caps=(), run=7, inline=32768, window=8, quota=1_000_000, hold=2, cmd=5, note=third.note,
+        path=merkle_tree.joined(nodes),
+    )  # fmt: skip
+    body = codec.encode(hello)
+    short = body.replace(b"\xa3log\xc4\x10" + hello.log, b"\xa3log\xc4\x0f" + hello.log[1:])
+    bad = envelope.seal(short, kind="hello", fleet=FLEET, **UP)
+    topic = topics.up(FLEET, DEVICE_ID, "hello")
+    return [
+        up("hello-log", hello),
+        down("welcome-log", welcome),
+        Case("bad-hello-log", bad, topic, DEVICE_ID, "_agg", "hello", refused="MALFORMED"),
     ]
 
 
@@ -551,6 +614,7 @@ def cases() -> list[Case]:
         *forecasts(),
         *rollouts(),
         *model(),
+        *log_sessions(),
         *tasks(),
         *turns(),
         *bad_pieces(),

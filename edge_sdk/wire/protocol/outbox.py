@@ -1,8 +1,8 @@
-"""Implement the durable outbox as a pure machine: lives, entries, offers, chunks, receipts, timers.
+"""Implement the durable outbox as a pure machine: lives, entries, offers, chunks.
 
 A frozen ``Outbox`` and an event are the input; the next ``Outbox`` and the messages to send are the
 output. The shell saves ``numbers`` and ``entries`` before it sends anything (`PROTOCOL.md` section
-9). Times are seconds of the monotonic clock; randomness and nonces come from ``StepInputs``.
+9). Times are seconds of the monotonic clock; randomness comes from ``StepInputs``.
 """
 
 from __future__ import annotations
@@ -104,6 +104,8 @@ def propose_life(outbox: Outbox, inputs: StepInputs, *, above: int = 0) -> Outbo
         caps=CAPS,
         sdk=outbox.sdk,
         conn=outbox.conn,
+        log=inputs.log[:16],
+        root=inputs.log[16:],
     )
     fresh = replace(
         outbox,
@@ -117,7 +119,7 @@ def propose_life(outbox: Outbox, inputs: StepInputs, *, above: int = 0) -> Outbo
 
 
 def linked(outbox: Outbox, inputs: StepInputs, *, max_payload: int, conn: int) -> OutboxStep:
-    """Handle a new connection: send hello if this process has not, else continue."""
+    """Handle a new connection: send hello if none was, else continue."""
     unusable = outbox.stopped == Reason.UNUSABLE_LINK
     stopped: Reason | None = None if unusable else outbox.stopped
     chunk = outbox.chunk
@@ -136,7 +138,7 @@ def linked(outbox: Outbox, inputs: StepInputs, *, max_payload: int, conn: int) -
 
 
 def unlinked(outbox: Outbox) -> Outbox:
-    """Handle a lost connection: nothing is lost, nothing is sent."""
+    """Handle a lost connection: nothing is sent."""
     return replace(outbox, is_linked=False, transfer=None)
 
 

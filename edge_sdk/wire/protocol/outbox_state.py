@@ -121,11 +121,12 @@ class RetryPolicy:
 
 @dataclass(frozen=True, slots=True)
 class StepInputs:
-    """External inputs of one step: a uniform draw, a nonce, the present time."""
+    """External inputs of one step: a uniform draw, a nonce, the present time, the log's checkpoint."""
 
     draw: Callable[[], float]
     nonce: Callable[[], bytes]  # 16 unpredictable bytes
     now: float
+    log: bytes = b""  # ``log`` and ``root`` of a hello
 
 
 @dataclass(frozen=True, slots=True)

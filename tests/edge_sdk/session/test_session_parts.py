@@ -29,6 +29,7 @@ from edge_sdk.session.durable_outbox import BudgetRefused, DurableOutbox
 from edge_sdk.session.key_ring import KeyRing
 from edge_sdk.session.link_quota import SAVE_AFTER, LinkQuota
 from edge_sdk.session.manifest_checks import ManifestExpectation
+from edge_sdk.session.model_log import ModelLog
 from edge_sdk.session.participation import Participation
 from edge_sdk.session.parts import SessionParts
 from edge_sdk.session.server_clock import ServerClock
@@ -97,7 +98,8 @@ def parts(store):
     link, rng = Link(log), random.Random(1)
     time = ServerClock(store, clock)
     downloads = Downloader(link, rng, clock.monotonic, counts)
-    inbox = TaskInbox("meter-1", store, time, downloads, agenda, run=1, patience=2.0)
+    log_ = ModelLog(store, "north", tuple, bytes)
+    inbox = TaskInbox("meter-1", store, time, downloads, agenda, log=log_, run=1, patience=2.0)
     outbox = DurableOutbox(store, link, rng, clock.monotonic, counts, sdk="1", base=1.0)
     quota = LinkQuota(store, 1000)
     participation = Participation(store, outbox, inbox, quota)

@@ -5,6 +5,7 @@ It shares no line with ``edge_sdk``: no import, no msgpack library, no dataclass
 the bytes, an index, and a table of what each kind must say. It returns dicts or raises ``Bad``.
 """
 
+import base64
 import hashlib
 import struct
 
@@ -36,8 +37,9 @@ TABLE = {
         {
             "life": ONE, "nonce": REF, "spent": SPENT, "lost": (T, 0, 0), "open": (L, 0, 8),
             "wire": (L, 2, 2), "caps": (L, 0, 32), "sdk": (S, 1, 32), "conn": (I, 0, 2**32 - 1),
+            "log": (B, 0, 16), "root": (B, 0, 32),
         },
-        "",
+        "log root",
     ),
     "welcome": (
         0,
@@ -45,9 +47,9 @@ TABLE = {
             "hello": REF, "life": ONE, "spent": SPENT, "time": TIME, "wire": (I, 1, 255),
             "caps": (L, 0, 32), "run": ANY, "inline": (I, 0, 32768), "window": (I, 1, 256),
             "quota": ANY, "hold": (I, 1, 8), "cmd": ANY, "runs": (L, 0, 32),
-            "region": (S, 0, 64),
+            "region": (S, 0, 64), "note": (S, 1, 512), "path": (B, 0, 2048),
         },
-        "runs region",
+        "runs region note path",
     ),
     "floor": (0, {"hello": REF, "life": ANY}, ""),
     "keys": (
@@ -76,8 +78,9 @@ TABLE = {
             "size": (I, 1, 2**23), "chunk": (I, 1, 32768), "until": TIME, "spread": SPAN,
             "inline": (I, 0, 32768), "share": (F, 0.0, 1.0), "vals": (M, 0, 32), "cohort": REF,
             "deltas": (L, 0, 8), "ahead": (I, 1, 256),
+            "note": (S, 1, 512), "path": (B, 0, 2048),
         },
-        "vals cohort deltas ahead",
+        "vals cohort deltas ahead note path",
     ),
     "task": (
         1,
@@ -383,6 +386,9 @@ def together(kind, keys, said, blob):
         columns_of(said, blob)
     if kind == "rollout":
         rollout_of(said)
+    sizes = len(said.get("log", b"")), len(said.get("root", b""))
+    if kind == "hello" and sizes not in ((0, 0), (16, 32)):
+        raise Bad("MALFORMED")
     if "shape" in keys and (kind == "signal" or said.get("shape")):
         rows(said, blob)
 
@@ -407,6 +413,41 @@ def rollout_of(said):
         raise Bad("MALFORMED")
     if said["digest"] == said["served"]:
         raise Bad("MALFORMED")
+
+
+def logged(said, bundle, fleet, public):
+    """Verify the checkpoint and the proof of a manifest by section 7; return size and both roots."""
+    text, _, signature = said["note"].partition("\n\n")
+    origin, size, root = text.split("\n")
+    if origin != f"gridfed-log/1/{fleet}/{said['run']}":
+        raise Bad("MALFORMED")
+    dash, name, encoded = signature.rstrip("\n").split(" ")
+    key = base64.b64decode(encoded)
+    wanted = hashlib.sha256(origin.encode() + b"\n\x01" + public).digest()[:4]
+    if dash != "\u2014" or name != origin or key[:4] != wanted:
+        raise Bad("BAD_SIGNATURE")
+    try:
+        Ed25519PublicKey.from_public_bytes(public).verify(key[4:], f"{text}\n".encode())
+    except InvalidSignature:
+        raise Bad("BAD_SIGNATURE") from None
+    terms = [said["spec"], said.get("cohort", b""), struct.pack(">d", said["share"])]
+    for name, value in sorted(said.get("vals", {}).items()):
+        terms += [name.encode(), struct.pack(">d", value)]
+    terms = b"".join(bytes([len(part)]) + part for part in terms)
+    leaf = b"\x00gridfed/1/leaf\x00"
+    for word in ("run", "round", "version", "serial"):
+        leaf += struct.pack(">Q", said[word])
+    leaf += said["digest"] + bundle + hashlib.sha256(b"gridfed/1/terms\x00" + terms).digest()
+    after, before, rest = hashlib.sha256(leaf).digest(), b"", said["path"]
+    if len(rest) % 32 or len(rest) // 32 != (int(size) - 1).bit_count():
+        raise Bad("MALFORMED")
+    for i in range(0, len(rest), 32):
+        one = rest[i : i + 32]
+        before = hashlib.sha256(b"\x01" + one + before).digest() if before else one
+        after = hashlib.sha256(b"\x01" + one + after).digest()
+    if after != base64.b64decode(root):
+        raise Bad("BAD_DIGEST")
+    return int(size), before or hashlib.sha256(b"").digest(), after
 
 
 def known(kind, header, keys, optional):

@@ -47,7 +47,9 @@ def test_the_second_decoder_imports_nothing_of_the_product():
     tree = ast.parse((HERE / "second_decoder.py").read_text())
     modules = {n.module for n in ast.walk(tree) if isinstance(n, ast.ImportFrom)}
     modules |= {a.name for n in ast.walk(tree) if isinstance(n, ast.Import) for a in n.names}
-    assert {name.split(".")[0] for name in modules} == {"hashlib", "struct", "cryptography"}
+    assert {name.split(".")[0] for name in modules} == {
+        "base64", "hashlib", "struct", "cryptography",
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", sorted(INDEX["payloads"]))
@@ -99,7 +101,7 @@ def test_the_second_table_is_the_same_as_the_classes(kind):
 def test_the_text_lists_every_code_with_its_number_and_channel():
     for reason in Reason:
         channel = (
-            ", local" if reason.name in ("ROLLBACK", "UNUSABLE_LINK")
+            ", local" if reason.name in ("ROLLBACK", "UNUSABLE_LINK", "LOG_FORK", "NOT_LOGGED")
             else " R, N" if reason is Reason.INTERNAL
             else " R" if reason.is_final else " N"
         )  # fmt: skip

@@ -8,9 +8,11 @@ from typing import Annotated, ClassVar, Literal
 from edge_sdk.wire.protocol.messages.fields import (
     CHUNK_LIMIT,
     BodySize,
+    Checkpoint,
     ChunkSize,
     Digest,
     Index,
+    LogProof,
     Major,
     Moment,
     Ordinal,
@@ -97,6 +99,8 @@ class ModelMessage:
     cohort: Ref | None = None  # salt of the draw that ``share`` decides
     deltas: Annotated[tuple[Pair, ...], Length(0, 8)] = ()  # (base version, first slot) of patches
     ahead: Window | None = None  # most chunks of an update sent with its first offer, ungranted
+    note: Checkpoint | None = None  # signed checkpoint of the log, with this manifest as last leaf
+    path: LogProof = b""  # hashes that prove it
 
 
 @dataclass(frozen=True, slots=True)

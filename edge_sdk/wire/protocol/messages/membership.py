@@ -8,6 +8,10 @@ from typing import Annotated, ClassVar, Literal
 from edge_sdk.wire.protocol.messages.fields import (
     CHUNK_LIMIT,
     U32,
+    Checkpoint,
+    LogPlace,
+    LogProof,
+    LogRoot,
     Major,
     Moment,
     Ordinal,
@@ -47,6 +51,13 @@ class HelloMessage:
     caps: Words  # optional abilities, such as f2
     sdk: Release  # version of the device's software
     conn: U32  # the same counter as in status
+    log: LogPlace = b""  # run and size of the last checkpoint of the log of models: 8 + 8 bytes
+    root: LogRoot = b""  # root of that checkpoint
+
+    def __post_init__(self) -> None:
+        """Refuse a checkpoint that is not as long as one."""
+        if (len(self.log), len(self.root)) not in {(0, 0), (16, 32)}:
+            raise ValueError("log, root: expected 16 and 32 bytes, or neither")
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +79,8 @@ class WelcomeMessage:
     cmd: Whole  # highest command number issued to this device
     runs: Words = ()  # names of the runs that the device takes part in; ``run`` is the first one's
     region: Annotated[str, Length(0, 64)] = ""  # label ``region``: whose weather the device reads
+    note: Checkpoint | None = None  # signed checkpoint of the log of the run in the hello's ``log``
+    path: LogProof = b""  # proof that it continues the checkpoint in the hello
 
 
 @dataclass(frozen=True, slots=True)
