@@ -206,12 +206,13 @@ class Dispatcher:
             since = parts.time.after_loss(answer.time, is_sound=is_sound)
             parts.store.begin_noise_anew(since // 1000)
             yield StoreLossDetected()
-        was_ready = parts.outbox.state.is_ready
+        was_ready, pending = parts.outbox.state.is_ready, parts.outbox.state.hello
+        stated = b"" if pending is None else pending.hello.log + pending.hello.root
         parts.participation.follow(parts.outbox.receive(answer))
         if isinstance(answer, m.WelcomeMessage) and parts.outbox.state.is_ready and not was_ready:
             self._welcomed(answer)
             yield from self._follow_run(parts.choice.offer(answer.runs))
-            if parts.log.receive_welcome(answer):
+            if parts.log.receive_welcome(answer, stated):
                 yield from self.reconsider()
 
     def _follow_run(self, name: str) -> Events:

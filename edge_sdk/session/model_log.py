@@ -141,7 +141,7 @@ class ModelLog:
         if found.size > last.size + 1:
             self.is_behind = True
             return None
-        self._require_longer(last, found)
+        _require_longer(last.size, found)
         root = found.root if found.size == last.size else before
         if root != last.root:
             raise self._fork(last, found)
@@ -159,8 +159,15 @@ class ModelLog:
             logger.info("model log followed %s", fields(**about))
         self._last = followed
 
-    def receive_welcome(self, welcome: WelcomeMessage) -> bool:
-        """Follow the checkpoint in a welcome, which proves that it continues the last one.
+    def receive_welcome(self, welcome: WelcomeMessage, stated: bytes) -> bool:
+        """Follow the checkpoint in a welcome, which proves that it continues the one in the hello.
+
+        A manifest may have come between hello and welcome. The proof then says nothing about the
+        checkpoint of that manifest, which stays the last one unless both trees have the same size.
+
+        Args:
+            welcome: The answer to the hello.
+            stated: Run, size and root in that hello; empty without a checkpoint.
 
         Returns:
             True if the log continues, so that a manifest that waited can be considered again.
@@ -169,18 +176,25 @@ class ModelLog:
             Refused: As ``continued``.
         """
         last = self._last
-        if welcome.note is None or last is None or not _is_of(welcome.note, last):
+        if welcome.note is None or last is None or not stated or not _is_of(welcome.note, last):
             return False
-        note = checkpoint_of(welcome.note, self._fleet, last.run)
+        run, size = struct.unpack_from(">2Q", stated)
+        if run != last.run:
+            return False
+        note = checkpoint_of(welcome.note, self._fleet, run)
         self._require_signed(note)
-        found = FollowedLog(last.run, note)
-        self._require_longer(last, found)
+        found = FollowedLog(run, note)
+        _require_longer(size, found)
         try:
             path = merkle_tree.split(welcome.path)
         except ValueError as error:
             raise Refused(Reason.MALFORMED, f"proof of consistency: {error}") from error
-        if not merkle_tree.is_consistent((last.size, last.root), (found.size, found.root), path):
+        if not merkle_tree.is_consistent((size, stated[16:]), (found.size, found.root), path):
             raise self._fork(last, found)
+        if found.size == last.size and found.root != last.root:
+            raise self._fork(last, found)
+        if last.size not in (size, found.size):
+            return False
         self.is_behind = False
         self.save(found)
         return True
@@ -200,12 +214,6 @@ class ModelLog:
         if not any(map(note.is_signed_by, self._keys())):
             raise Refused(Reason.BAD_SIGNATURE, "no key of the aggregator signed the checkpoint")
 
-    def _require_longer(self, last: FollowedLog, found: FollowedLog) -> None:
-        """Refuse a checkpoint of fewer leaves."""
-        if found.size < last.size:
-            why = f"the log has {found.size} leaves, and had {last.size} before"
-            raise Refused(Reason.ROLLBACK, why)
-
     def _fork(self, last: FollowedLog, found: FollowedLog) -> Refused:
         """Record a fork, once, with both notes; return the refusal."""
         evidence = f"{last.note.text}\n{found.note.text}"
@@ -216,6 +224,12 @@ class ModelLog:
             logger.error("model log fork %s", fields(**about))
         why = f"checkpoint {found.size} does not continue checkpoint {last.size}"
         return Refused(Reason.LOG_FORK, why)
+
+
+def _require_longer(size: int, found: FollowedLog) -> None:
+    """Refuse a checkpoint of fewer leaves than an earlier one."""
+    if found.size < size:
+        raise Refused(Reason.ROLLBACK, f"the log has {found.size} leaves, and had {size} before")
 
 
 def _is_of(note: str, followed: FollowedLog) -> bool:

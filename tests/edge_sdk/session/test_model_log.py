@@ -122,7 +122,7 @@ def test_a_model_of_its_own_is_a_fork_and_the_evidence_stays(store, caplog):
     device = follower(store)  # a restart
     assert not follow(device, other.append())  # two leaves more: it asks for a proof, in vain
     with pytest.raises(Refused, match="LOG_FORK"):
-        device.receive_welcome(other.welcome(device.place))
+        device.receive_welcome(other.welcome(device.place), device.place)
     notes = saved_fork(store).split("\n\n\N{EM DASH}")
     assert len(notes) == 3
     assert log_summary(store)["fork"]
@@ -141,10 +141,40 @@ def test_a_gap_is_closed_by_the_welcome_and_not_by_another_log(store):
     assert device.is_request_due(0.0)
     assert not device.is_request_due(model_log.REQUEST_PAUSE / 2)
     assert device.is_request_due(model_log.REQUEST_PAUSE)
-    assert device.receive_welcome(log.welcome(device.place))
+    assert device.receive_welcome(log.welcome(device.place), device.place)
     assert saved_log(store).size == 7
     assert follow(device, last)
     assert refused(device, forged) is Reason.LOG_FORK
+
+
+@pytest.mark.parametrize("more", [0, 1, 2])
+def test_a_manifest_between_hello_and_welcome_is_no_fork(store, more):
+    """The proof begins at the checkpoint that the hello stated, not at the last one."""
+    log, device = Log(), follower(store)
+    follow(device, log.append())
+    stated, early = device.place, log.fork()
+    assert follow(device, log.append())
+    for _ in range(more - 1):
+        log.append()
+    welcome = (log if more else early).welcome(stated)
+    assert device.receive_welcome(welcome, stated) == (more == 1)
+    assert saved_log(store).size == 2
+    assert saved_fork(store) == ""
+    later = [log.append() for _ in range(3)]
+    assert not follow(device, later[-1])
+    assert device.receive_welcome(log.welcome(device.place), device.place)
+    assert saved_log(store).size == len(log.leaves)
+
+
+def test_a_welcome_for_the_size_of_another_manifest_is_a_fork(store):
+    log, device = Log(), follower(store)
+    follow(device, log.append())
+    stated, other = device.place, log.fork()
+    assert follow(device, log.append())
+    other.append(content=b"x")
+    with pytest.raises(Refused, match="LOG_FORK"):
+        device.receive_welcome(other.welcome(stated), stated)
+    assert saved_fork(store).count("gridfed-log/1/north/1\n") == 2
 
 
 def test_a_welcome_from_another_log_is_a_fork(store):
@@ -154,16 +184,19 @@ def test_a_welcome_from_another_log_is_a_fork(store):
     for _ in range(3):
         other.append(content=b"x")
     with pytest.raises(Refused, match="LOG_FORK"):
-        device.receive_welcome(other.welcome(device.place))
+        device.receive_welcome(other.welcome(device.place), device.place)
     assert saved_log(store).size == 1
     for broken in ({"path": bytes(33)}, {"path": bytes(32 * 3)}, {"note": other.note(2)}):
         with pytest.raises(Refused):
-            device.receive_welcome(replace(other.welcome(device.place), **broken))
+            device.receive_welcome(replace(other.welcome(device.place), **broken), device.place)
     later = Log(run=2)
     later.append()
-    assert not device.receive_welcome(later.welcome(device.place))  # of a run that is not followed
-    assert not device.receive_welcome(log.welcome(device.place, note=None))
-    assert not follower(store, name="chargers").receive_welcome(log.welcome(device.place))
+    is_followed = device.receive_welcome(later.welcome(device.place), device.place)
+    assert not is_followed  # another run
+    assert not device.receive_welcome(log.welcome(device.place, note=None), device.place)
+    assert not follower(store, name="chargers").receive_welcome(
+        log.welcome(device.place), device.place
+    )
 
 
 def test_a_rolled_back_log_is_refused(store):
@@ -178,7 +211,7 @@ def test_a_rolled_back_log_is_refused(store):
     assert leaf.serial == 99
     assert refused(device, manifests[1]) is Reason.ROLLBACK
     with pytest.raises(Refused, match="ROLLBACK"):
-        device.receive_welcome(shorter.welcome(device.place))
+        device.receive_welcome(shorter.welcome(device.place), device.place)
 
 
 @pytest.mark.parametrize(
