@@ -51,7 +51,7 @@ class LogProver:
     def continuation(self, device: str, place: bytes) -> LogContinuation | None:
         """Return the present checkpoint of the log that a device follows; None if there is none.
 
-        A device whose checkpoint is none of this log was given another model, by whoever has or had the
+        A device whose checkpoint is none of this log was given another model, by a present or former holder of the
         aggregator's key, or this database has lost announcements. It is reported, and counted.
 
         Args:
