@@ -73,7 +73,10 @@ def distributions(project: Mapping[str, Any]) -> tuple[Distribution, ...]:
                     for name in ("console", "oidc", "postgres", "train")
                 },
                 "sim": [f"gridfed-sim=={version}"],
-                **{name: [f"gridfed-sim[{name}]=={version}"] for name in ("evaluate", "compare")},
+                **{
+                    name: [f"gridfed-sim[{name}]=={version}"]
+                    for name in ("evaluate", "compare", "ray")
+                },
             },
         ),
         Distribution(
@@ -88,7 +91,7 @@ def distributions(project: Mapping[str, Any]) -> tuple[Distribution, ...]:
             "firmware_sim",
             "Simulated devices and fleets of gridfed, its demo, and the comparison on your own records.",
             [*pinned.values(), *sim],
-            {name: extras[name] for name in ("evaluate", "compare")},
+            {name: extras[name] for name in ("evaluate", "compare", "ray")},
         ),
     )
 

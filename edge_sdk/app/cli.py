@@ -187,6 +187,7 @@ EXTRAS: Mapping[str, str] = {
     "pandas": "evaluate",
     "pyarrow": "evaluate",
     "lightgbm": "compare",
+    "ray": "ray",
 }
 """Extra of the distribution that installs a package, by the package's import name."""
 

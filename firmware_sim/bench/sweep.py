@@ -1,4 +1,4 @@
-"""Run every cell of a sweep directly, with a record of each; a killed sweep continues.
+"""Run every cell of a sweep, with a record of each; a killed sweep continues.
 
 Each record is written whole after its run. A cell whose record is there is not run again.
 """
@@ -6,17 +6,16 @@ Each record is written whole after its run. A cell whose record is there is not 
 from __future__ import annotations
 
 import json
-import math
-import time
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from edge_sdk.app.cli import USAGE, Failure
-from firmware_sim.bench.cells import SweepCell, cells_of, evaluated, scenario_of
+from firmware_sim.bench.cell_run import SweepDefinition, record_of
+from firmware_sim.bench.cells import SweepCell, cells_of
 from firmware_sim.bench.files import write_whole
-from firmware_sim.bench.run_record import FORMAT, definition, digest_of, machine, versions
-from firmware_sim.direct.run import DirectRun
+from firmware_sim.bench.run_record import definition, digest_of
 from firmware_sim.reports.progress_display import Display
 from firmware_sim.samples import SampleSet
 from firmware_sim.scenario import Scenario
@@ -26,6 +25,33 @@ class OtherSweepError(Failure):
     """The folder holds the runs of another sweep."""
 
     exit_code = USAGE
+
+
+class CellExecutor(Protocol):
+    """Runs cells, in this process or elsewhere."""
+
+    def records(
+        self, sweep: SweepDefinition, cells: Iterable[SweepCell]
+    ) -> Iterator[tuple[SweepCell, dict[str, Any]]]:
+        """Return each cell with its record, as the runs end."""
+
+
+@dataclass(frozen=True)
+class LocalExecutor:
+    """Runs one cell after another in this process.
+
+    Attributes:
+        shown: Display of the progress of each run.
+    """
+
+    shown: Display
+
+    def records(
+        self, sweep: SweepDefinition, cells: Iterable[SweepCell]
+    ) -> Iterator[tuple[SweepCell, dict[str, Any]]]:
+        """Return each cell with its record, in order."""
+        for cell in cells:
+            yield cell, record_of(sweep, cell, self.shown)
 
 
 @dataclass
@@ -39,6 +65,7 @@ class Sweep:
         folder: Folder of records and tables; an interrupted sweep is continued in it.
         shown: Display of the progress.
         limit: Time limit of one run in seconds.
+        executor: Runs the cells; None for this process.
         resumed: Number of cells whose record was there.
     """
 
@@ -48,6 +75,7 @@ class Sweep:
     folder: Path
     shown: Display
     limit: float = 600.0
+    executor: CellExecutor | None = None
     resumed: int = 0
 
     def run(self) -> list[dict[str, Any]]:
@@ -58,18 +86,20 @@ class Sweep:
             TooSlow: A run did not end within its time limit; the records before it stay.
         """
         mark = self._begin()
-        cells, records = cells_of(self.scenario, self.seeds), []
-        for number, cell in enumerate(cells):
-            self.shown.advance("sweep", number, len(cells))
-            found = self._recorded(cell, mark)
-            if found is None:
-                found = self._execute(cell, mark)
-                write_whole(self._path(cell), json.dumps(found, indent=1).encode())
-            else:
-                self.resumed += 1
-            records.append(found)
-        self.shown.advance("sweep", len(cells), len(cells))
-        return records
+        cells = cells_of(self.scenario, self.seeds)
+        records = {cell.name: self._recorded(cell, mark) for cell in cells}
+        missing = list({cell.name: cell for cell in cells if records[cell.name] is None}.values())
+        done = self.resumed = len(cells) - len(missing)
+        self.shown.advance("sweep", done, len(cells))
+        sweep = SweepDefinition(self.scenario, self.samples, tuple(self.seeds), mark, self.limit)
+        executor = LocalExecutor(self.shown) if self.executor is None else self.executor
+        for cell, record in executor.records(sweep, missing) if missing else ():
+            write_whole(self._path(cell), json.dumps(record, indent=1).encode())
+            records[cell.name] = record
+            done += 1
+            self.shown.advance("sweep", done, len(cells))
+        ended = [records[cell.name] for cell in cells]
+        return [record for record in ended if record is not None]
 
     def _begin(self) -> str:
         """Write the definition, or compare it with that of the folder; return its digest."""
@@ -97,66 +127,3 @@ class Sweep:
         except (OSError, ValueError):
             return None
         return found if found.get("definition") == mark else None
-
-    def _execute(self, cell: SweepCell, mark: str) -> dict[str, Any]:
-        samples = self.samples.with_seed(cell.seed)
-        seeded = self.scenario.with_seed(cell.seed)
-        name, began = f"{cell.run.method} {cell.run.rule_name}, {cell.attack}", time.time()
-        run = DirectRun(
-            scenario_of(seeded, cell),
-            samples,
-            self.shown,
-            limit=self.limit,
-            seed=cell.seed,
-            name=f"{name}, seed {cell.seed}",
-            attack_plan=cell.attack_plan,
-            evaluated=evaluated(seeded, samples),
-        )
-        run.run()
-        assert run.result is not None
-        assert run.errors is not None
-        result = run.result
-        return {
-            "format": FORMAT,
-            "name": cell.name,
-            "definition": mark,
-            "began": began,
-            "cell": {
-                "method": cell.run.method,
-                "rule": cell.run.rule_name,
-                "encoding": cell.run.encoding,
-                "attack": cell.attack,
-                "seed": cell.seed,
-                "settings": dict(cell.run.settings),
-                "attack_settings": cell.plan,
-            },
-            "versions": versions(),
-            "machine": machine(),
-            "result": {
-                "rounds": result.version,
-                "updates": result.updates,
-                "bytes_up": result.up,
-                "bytes_down": result.down,
-                "seconds": result.seconds,
-                "processor_seconds": result.processor,
-                "setup_seconds": result.setup,
-                "virtual_seconds": result.virtual,
-                "refused": result.refused,
-                "state": result.digest,
-                "model": result.model,
-            },
-            "rounds": [asdict(replace(one, cohort=())) for one in result.rounds],
-            "errors": {
-                device: {
-                    "mae": _number(error.mae),
-                    "rmse": _number(error.rmse),
-                    "windows": error.windows,
-                }
-                for device, error in run.errors.each.items()
-            },
-        }
-
-
-def _number(value: float) -> float | None:
-    """Return a number for JSON, which has no infinity."""
-    return value if math.isfinite(value) else None

@@ -4,19 +4,22 @@ Every run has a record with its seeds, versions, digests and machine. A sweep th
 continues in its folder: give the same options again.
 
   gridfed-sim sweep runs --method fedavg,fedprox --rule mean,median --attack alie,label_flip --f 1 --seeds 0 1 2
+  gridfed-sim sweep runs --method fedavg,fedprox --seeds 0 1 2 --ray
 """
 
 from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 from edge_sdk.app.cli import CommandResult
 from edge_sdk.app.settings import SettingsError
 from firmware_sim.bench.mlflow_folder import write_mlflow
+from firmware_sim.bench.ray_runs import LOCAL, ray_cluster
 from firmware_sim.bench.report import HEAD, summaries, write_report
 from firmware_sim.bench.results import write_tables
-from firmware_sim.bench.sweep import Sweep
+from firmware_sim.bench.sweep import CellExecutor, Sweep
 from firmware_sim.commands.run_options import add_run_options, chosen_scenario
 from firmware_sim.direct.fleet import refuse_unsupported
 from firmware_sim.fleet.histories import check_histories
@@ -28,6 +31,26 @@ def add_arguments(parser: ArgumentParser) -> None:
     """Add the arguments of this subcommand."""
     parser.add_argument("folder", type=Path, help="folder of records, tables and report")
     add_run_options(parser)
+    parser.add_argument(
+        "--ray",
+        nargs="?",
+        const=LOCAL,
+        metavar="ADDRESS",
+        help="distribute the runs with Ray: on this machine, or on the cluster at the address",
+    )
+    parser.add_argument(
+        "--processors", type=int, help="processors that --ray uses on this machine (all)"
+    )
+
+
+def _executor(args: Namespace) -> AbstractContextManager[CellExecutor | None]:
+    if args.ray is None:
+        if args.processors is not None:
+            raise SettingsError("--processors: needs --ray")
+        return nullcontext()
+    if args.processors is not None and args.processors < 1:
+        raise SettingsError(f"--processors {args.processors}: expected at least 1")
+    return ray_cluster(args.ray, args.processors)
 
 
 def run(args: Namespace) -> CommandResult:
@@ -39,9 +62,10 @@ def run(args: Namespace) -> CommandResult:
     for way in (chosen.run, *chosen.comparisons):
         for attack_plan in (None, *chosen.attacks):
             refuse_unsupported(way, chosen.privacy, attack_plan)
-    with stoppable(), display(is_quiet=args.json) as shown:
+    with stoppable(), display(is_quiet=args.json) as shown, _executor(args) as executor:
+        seeds = args.seeds or [args.seed]
         sweep = Sweep(
-            chosen, samples, args.seeds or [args.seed], args.folder, shown, limit=args.limit
+            chosen, samples, seeds, args.folder, shown, limit=args.limit, executor=executor
         )
         records = sweep.run()
     title = f"{chosen.devices} {chosen.samples}: methods, rules and attacks"

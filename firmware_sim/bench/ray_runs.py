@@ -1,0 +1,147 @@
+"""Run the cells of a sweep on a Ray cluster: started here for the sweep, or at an address.
+
+A run is one task on one processor. A task whose process dies is repeated by Ray. Every machine needs
+gridfed and its packages in the same versions, and the readings and the bundle at the same paths; each task
+compares both with the sweep's before it runs.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import shutil
+import signal
+import tempfile
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from edge_sdk.app.cli import Failure
+from firmware_sim.bench.cell_run import SweepDefinition, record_of
+from firmware_sim.bench.cells import SweepCell
+from firmware_sim.bench.run_record import definition, digest_of, versions
+from firmware_sim.reports.progress_display import PlainDisplay
+
+LOCAL = "local"
+"""Address of a cluster that is started for the sweep, on loopback, and stopped after it."""
+
+_STORE_BYTES = 100_000_000
+
+
+class RayRunError(Failure):
+    """A run on the cluster failed, or a machine has other packages or files."""
+
+
+class RayConnectionError(Failure):
+    """There is no cluster at the address, or none could be started."""
+
+
+@contextmanager
+def ray_cluster(address: str, processors: int | None = None) -> Iterator[RayExecutor]:
+    """Connect to a cluster, or start one on this machine; disconnect or stop it at the end.
+
+    Ray's usage report, which sends data over the network, is turned off.
+
+    Args:
+        address: Address of a cluster as ``ray.init`` takes it, or ``local``.
+        processors: Number of processors of a local cluster; None is all.
+
+    Raises:
+        ModuleNotFoundError: Ray is not installed.
+        RayConnectionError: No connection, or no start.
+    """
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    ray: Any = import_module("ray")
+    options: dict[str, Any] = {"address": address}
+    folder = None
+    if address == LOCAL:
+        folder = tempfile.mkdtemp(prefix="gf-ray-", dir="/tmp")
+        options |= {
+            "num_cpus": processors or os.cpu_count(),
+            "object_store_memory": _STORE_BYTES,
+            "include_dashboard": False,
+            "_node_ip_address": "127.0.0.1",
+            "_temp_dir": folder,
+        }
+    try:
+        try:
+            with _kept_handler():
+                ray.init(**options, log_to_driver=False, logging_level="error")
+        except Exception as error:  # Ray raises Exception itself, as a timeout
+            raise RayConnectionError(f"Ray at {address!r}: {error}") from error
+        yield RayExecutor(ray)
+    finally:
+        with _kept_handler():
+            ray.shutdown()
+        if folder is not None:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def _kept_handler() -> Iterator[None]:
+    """Restore the handler of SIGTERM, which Ray replaces."""
+    is_main = threading.current_thread() is threading.main_thread()
+    handler = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        if is_main:
+            signal.signal(signal.SIGTERM, handler)
+
+
+@dataclass(frozen=True)
+class RayExecutor:
+    """Runs cells as tasks of a cluster; each has the bits of a run in one process.
+
+    Attributes:
+        ray: The module ``ray``, connected.
+    """
+
+    ray: Any
+
+    def records(
+        self, sweep: SweepDefinition, cells: Iterable[SweepCell]
+    ) -> Iterator[tuple[SweepCell, dict[str, Any]]]:
+        """Return each cell with its record, as the runs end.
+
+        Raises:
+            RayRunError: A run failed; those that did not begin are cancelled.
+        """
+        task = self.ray.remote(num_cpus=1)(_outcome)
+        common = self.ray.put((sweep, str(Path.cwd()), versions()))
+        waiting = {task.remote(common, cell): cell for cell in cells}
+        try:
+            while waiting:
+                (ended,), _ = self.ray.wait(list(waiting), num_returns=1)
+                cell = waiting.pop(ended)
+                found = self.ray.get(ended)
+                if isinstance(found, str):
+                    raise RayRunError(f"{cell.name}: {found}")
+                yield cell, found
+        except self.ray.exceptions.RayError as error:
+            raise RayRunError(f"{cell.name}: {error}") from error
+        finally:
+            for left in waiting:
+                with suppress(self.ray.exceptions.RayError):
+                    self.ray.cancel(left, force=True)
+
+
+def _outcome(common: tuple[SweepDefinition, str, dict[str, str]], cell: SweepCell) -> Any:  # noqa: ANN401 - the record, or the text of a failure
+    """Run a cell in a process of the cluster."""
+    sweep, folder, wanted = common
+    found = versions()
+    if found != wanted:
+        names = sorted(name for name in {*found, *wanted} if found.get(name) != wanted.get(name))
+        return f"other versions on a machine of the cluster: {', '.join(names)}"
+    try:
+        os.chdir(folder)
+        mark = digest_of(definition(sweep.scenario, sweep.samples, list(sweep.seeds)))
+        if mark != sweep.mark:
+            return "other readings or another bundle on a machine of the cluster"
+        return record_of(sweep, cell, PlainDisplay(io.StringIO()))
+    except (Failure, OSError) as error:
+        return str(error)
