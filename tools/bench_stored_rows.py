@@ -1,7 +1,7 @@
 """Measure every rule over rows in a file: processor seconds, and memory over the interpreter's.
 
     python tools/bench_stored_rows.py                         # 100,000 rows of 5,760 numbers, all cases
-    python tools/bench_stored_rows.py --rows 20000 --cases mean,median
+    python tools/bench_stored_rows.py --rows 20000 --cases "mean;median"
     python tools/bench_stored_rows.py --folder DIR --markdown FILE
 
 The rows take 2.3 GB in the folder, and as much again in order of device id. Every case runs in one

@@ -42,13 +42,21 @@ def nnm(rows: Rows, *, f: Faulty) -> Rows:
 def bucketing(rows: Rows, draw: int, *, size: Count = 2, seed: Seed = 0) -> Rows:
     """Replace rows by the means of random groups; the last group may be smaller.
 
-    Every round draws another permutation; a repeated computation draws the same one.
+    Every round draws another permutation; a repeated computation draws the same one. The rule after it
+    compares n / size rows instead of n. A Byzantine row spoils its whole group, so that rule must
+    tolerate f of n / size rows: Krum up to (n / size - 3) / 2 Byzantine clients instead of
+    (n - 3) / 2.
 
     Args:
         rows: Updates, shape ``(n, d)``.
         draw: Number of verdicts so far.
         size: Rows in a group.
         seed: Seed of the permutations. It discloses which clients share a group.
+
+    Example:
+        >>> rows = Rows.of({name: np.ones(1) for name in "abcde"})
+        >>> bucketing(rows, 0, size=2).block(0, 1).ravel().tolist()
+        [1.0, 1.0, 1.0]
 
     Reference:
         Karimireddy et al., Byzantine-Robust Learning on Heterogeneous Datasets via Bucketing, ICLR

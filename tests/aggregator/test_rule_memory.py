@@ -17,6 +17,9 @@ from aggregator.store.row_file import SpooledRows
 from edge_sdk.app.settings import SettingsError
 from edge_sdk.wire.link.loopback import LoopbackBroker
 from tests.aggregator.conftest import Puppet, StillClock, write_bundle
+from tests.postgres_server import postgres_server
+
+__all__ = ["postgres_server"]
 
 ROOT = Path(__file__).resolve().parents[2]
 WIDTH, DEVICES = 7_900, 14
@@ -29,13 +32,14 @@ IN_MEMORY = f"rule_memory_mb = 100\n{RULE}"
 def wide(founded, tmp_path):
     """A configuration whose updates take 31.6 kB each."""
 
-    def make(more):
+    def make(more, url=""):
         layers = (("body.w", (WIDTH,)), ("head.b", (1,)))
         contents = {"initial.f32": np.zeros(WIDTH + 1, "<f4").tobytes()}
         (tmp_path / "state").mkdir(exist_ok=True)
         if not (tmp_path / "toy").exists():
             write_bundle(tmp_path / "toy", contents=contents, layers=layers)
-        return founded(more, [("quorum = 2", f"quorum = {DEVICES}")], devices=DEVICES)
+        store = [("[run]", f'[store]\nurl = "{url}"\n\n[run]')] if url else []
+        return founded(more, [("quorum = 2", f"quorum = {DEVICES}"), *store], devices=DEVICES)
 
     return make
 
@@ -109,8 +113,18 @@ def in_memory(wide):
     return found
 
 
-def test_a_daemon_killed_in_a_round_of_stored_updates_ends_with_the_bits_of_memory(in_memory, wide):
-    config = wide(IN_FILE)
+@pytest.fixture(params=["sqlite", "postgres"])
+def url(request):
+    """The URL of an empty PostgreSQL database; empty for a file of SQLite."""
+    if request.param == "sqlite":
+        return ""
+    return request.getfixturevalue("postgres_server").schema()
+
+
+def test_a_daemon_killed_in_a_round_of_stored_updates_ends_with_the_bits_of_memory(
+    in_memory, wide, url
+):
+    config = wide(IN_FILE, url)
     program = (
         "import os, signal, sys\n"
         "from aggregator.config import AggregatorConfig\n"
