@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import json
+import os
 import shutil
 import signal
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+from edge_sdk.wire import keys
 from firmware_sim.fleet.federation import free_port, start_broker
 from firmware_sim.fleet.processes import command
 from tests.broker.test_federation import ENDLESS, begin, rewrite
@@ -16,6 +22,7 @@ __all__ = ["begin"]
 pytestmark = [pytest.mark.broker, pytest.mark.slow, pytest.mark.timeout(900)]
 
 
+ROOT = Path(__file__).resolve().parents[2]
 EITHER = replace(ENDLESS, run=replace(ENDLESS.run, quorum=1))
 """A run in which one device is enough for a round."""
 
@@ -24,6 +31,19 @@ def stop(trial, program):
     program.signal(signal.SIGTERM)
     program.wait(60)
     trial.family.members.remove(program)
+
+
+def log(*args, cwd=None):
+    done = subprocess.run(
+        [sys.executable, "-m", "aggregator", "log", *args, "--json"],
+        cwd=cwd,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    return done.returncode, json.loads(done.stdout)
 
 
 def log_of(trial, number):
@@ -70,3 +90,13 @@ def test_a_forked_aggregator_is_found_by_comparison_by_the_device_and_by_the_hon
     assert any("model log fork" in line for line in back.tail(200).splitlines())
     trial.until(lambda: "device follows another model log" in trial.run.aggregator.tail(2000))
     assert log_of(trial, 1)["fork"] == ""
+
+    # a third party finds it from the export and the two devices' notes alone
+    (tmp_path / "deceived").write_text(deceived_log["note"], "utf-8")
+    (tmp_path / "other").write_text(log_of(trial, 1)["note"], "utf-8")
+    log("export", "--config", str(trial.config), "--out", str(tmp_path / "log"))
+    public = honest / "aggregator" / "aggregator.key"
+    keys.save_public(tmp_path / "public", keys.load_signing_key(public).public)
+    against = ("--public", "public", "--against", "deceived", "other")
+    code, found = log("verify", "log", *against, cwd=tmp_path)
+    assert (code, [one["reason"] for one in found["notes"]]) == (1, ["LOG_FORK", ""])

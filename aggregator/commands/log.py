@@ -1,0 +1,178 @@
+"""Export the log of models, verify an export, and cosign it as a witness.
+
+An export is a file of JSON lines. To verify it takes the aggregator's public key and no database. With
+--against, checkpoints of devices are compared with the log: each file has a note, as the value of note in
+gridfed-edge status --json.
+
+A witness is another organisation. It keeps the last note that it has cosigned in a folder of its own, and
+cosigns a log only if the log continues that note. It keeps both notes of a fork as evidence.
+
+  gridfed-aggregator log export --config aggregator.toml --out models.jsonl
+  gridfed-aggregator log verify models.jsonl --public aggregator.pub
+  gridfed-aggregator log verify models.jsonl --public aggregator.pub --against meter-1.note meter-2.note
+  gridfed-aggregator log witness models.jsonl --public aggregator.pub --key witness.key --name example.org
+"""
+
+from __future__ import annotations
+
+import fcntl
+import time
+from argparse import ArgumentParser, Namespace
+from pathlib import Path
+
+from aggregator.audit.log_export import VerifiedLog, export_lines, verified
+from aggregator.audit.log_witness import cosign, save_fork, save_note, saved_note
+from aggregator.commands.arguments import add_config_option
+from aggregator.commands.errors import CommandError, require_database
+from aggregator.config import AggregatorConfig
+from aggregator.operations.run_setup import signer
+from aggregator.store.opener import open_store
+from edge_sdk.app.cli import OK, RUNTIME, CommandResult
+from edge_sdk.wire import keys
+from edge_sdk.wire.errors import Reason, Refused
+from edge_sdk.wire.signed_note import NoteError, SignedCheckpoint, WitnessKey, read_note
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    """Add the action and the options of each action."""
+    parser.add_argument("what", choices=("export", "verify", "witness"), help="action")
+    parser.add_argument("file", nargs="?", default="", help="verify, witness: the export")
+    parser.add_argument("--out", metavar="FILE", help="export: the new file")
+    parser.add_argument(
+        "--run", type=int, metavar="N", help="export: number of the run (the newest)"
+    )
+    parser.add_argument(
+        "--public", metavar="FILE", nargs="+", default=[], help="public keys of the aggregator"
+    )
+    parser.add_argument(
+        "--against", metavar="FILE", nargs="+", default=[], help="verify: notes of devices"
+    )
+    parser.add_argument("--key", metavar="FILE", help="witness: its private key, made if missing")
+    parser.add_argument("--name", help="witness: its name, as in example.org/witness")
+    parser.add_argument(
+        "--folder", metavar="FOLDER", default="witness", help="witness: its notes (witness)"
+    )
+    add_config_option(parser)
+
+
+def run(args: Namespace) -> CommandResult:
+    """Execute one action.
+
+    Raises:
+        CommandError: An argument is missing, or a file cannot be read.
+    """
+    if args.what == "export":
+        return _export(args)
+    if not args.file or not args.public:
+        raise CommandError(f"log {args.what}: expected the file of an export, and --public")
+    try:
+        log = _log(args)
+    except Refused as error:
+        data = {"reason": error.reason.name, "detail": error.detail}
+        return CommandResult(data, f"{args.file}: refused: {error}", RUNTIME)
+    return _compared(args, log) if args.what == "verify" else _cosigned(args, log)
+
+
+def _export(args: Namespace) -> CommandResult:
+    """Write the log of a run to a file."""
+    if not args.out:
+        raise CommandError("log export: expected --out")
+    config = require_database(AggregatorConfig.load(args.config))
+    with open_store(config.database, read_only=True) as store:
+        number = args.run or max((record.run for record in store.records()), default=0)
+        if not store.log_size(number):
+            raise CommandError(f"run {number} has no log: no model was announced in it")
+        lines = list(export_lines(store, config.fleet, number, signer(config)))
+    data = "".join(f"{line}\n" for line in lines).encode()
+    keys.write_atomically(Path(args.out), data, 0o644)
+    text = f"{args.out}: {len(lines) - 1} models of run {number}"
+    return CommandResult({"run": number, "models": len(lines) - 1, "file": args.out}, text)
+
+
+def _log(args: Namespace) -> VerifiedLog:
+    """Read and verify the export."""
+    public = [keys.read_public(path) for path in args.public]
+    return verified(_text(Path(args.file)).splitlines(), public)
+
+
+def _compared(args: Namespace, log: VerifiedLog) -> CommandResult:
+    """Compare notes with a log; exit with 1 if it does not continue one of them."""
+    said = log.note.checkpoint
+    rows: list[dict[str, object]] = []
+    for name in args.against:
+        refusal = _refusal(log, name)
+        rows.append({"note": name, "reason": refusal.reason.name if refusal else ""})
+    data = {"log": said.origin, "models": said.size, "root": said.root.hex(), "notes": rows}
+    lines = [f"{said.origin}: {said.size} models, root {said.root.hex()[:16]}: verified"]
+    lines += [f"{row['note']}: {row['reason'] or 'is of this log'}" for row in rows]
+    is_one_refused = any(row["reason"] for row in rows)
+    return CommandResult(data, "\n".join(lines), RUNTIME if is_one_refused else OK)
+
+
+def _refusal(log: VerifiedLog, name: str) -> Refused | None:
+    """Return why a log does not continue the note in a file."""
+    try:
+        log.require_continues(_note(Path(name)))
+    except Refused as error:
+        return error
+    return None
+
+
+def _note(path: Path) -> SignedCheckpoint:
+    try:
+        return read_note(_text(path))
+    except NoteError as error:
+        raise Refused(Reason.MALFORMED, f"{path}: {error}") from error
+
+
+def _cosigned(args: Namespace, log: VerifiedLog) -> CommandResult:
+    """Cosign a log, or refuse it and keep the evidence."""
+    if not args.key or not args.name:
+        raise CommandError("log witness: expected --key and --name")
+    folder = Path(args.folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    key = _witness_key(Path(args.key))
+    try:
+        WitnessKey.parse(WitnessKey(args.name, key.public).text)
+    except NoteError as error:
+        raise CommandError(
+            f"log witness: --name {args.name!r}: no spaces, no plus signs"
+        ) from error
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # two at once could cosign two logs
+        return _cosigned_alone(args, log, folder, key)
+
+
+def _cosigned_alone(
+    args: Namespace, log: VerifiedLog, folder: Path, key: keys.SigningKey
+) -> CommandResult:
+    origin, witness = log.note.checkpoint.origin, WitnessKey(args.name, key.public).text
+    before = None
+    try:
+        before = saved_note(folder, origin)
+        note = cosign(log, before, args.name, key, int(time.time()))
+    except Refused as error:
+        data: dict[str, object] = {"log": origin, "reason": error.reason.name}
+        text = f"{origin}: refused: {error}"
+        if before is not None and error.reason is Reason.LOG_FORK:
+            evidence = save_fork(folder, before, log.note)
+            data["evidence"] = str(evidence)
+            text += f"\nboth notes: {evidence}"
+        return CommandResult(data, text, RUNTIME)
+    path = save_note(folder, note)
+    found = {"log": origin, "models": note.checkpoint.size, "witness": witness, "note": note.text}
+    return CommandResult({**found, "file": str(path)}, note.text)
+
+
+def _witness_key(path: Path) -> keys.SigningKey:
+    """Return the key of the witness; make it if there is none."""
+    if not path.exists():
+        keys.save_signing_key(path, keys.generate())
+    return keys.load_signing_key(path)
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise CommandError(f"{path}: cannot be read: {error}") from error

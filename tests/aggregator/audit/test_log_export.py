@@ -1,0 +1,226 @@
+"""An export of the log of models is verified from the file alone, and a witness cosigns no second log."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aggregator.audit.log_export import export_lines, verified
+from aggregator.audit.log_witness import cosign, note_path, saved_note
+from aggregator.store.opener import open_store
+from edge_sdk.wire import keys, signed_note
+from edge_sdk.wire.errors import Reason, Refused
+from edge_sdk.wire.signed_note import WitnessKey, read_note
+from tests.aggregator.store.log_writer import ENDS, announce
+from tests.aggregator.store.rig import begin
+
+ROOT = Path(__file__).resolve().parents[3]
+VECTOR = ROOT / "tests" / "vectors" / "model-log.jsonl"
+PUBLIC = [ENDS.signer.public]
+WITNESS = keys.from_seed(b"w" * 32)
+GOLDEN = tuple(VECTOR.read_text("utf-8").splitlines())
+
+
+def history(path, salts):
+    """Return the exports after each of these announcements; a salt makes the models other ones."""
+    with open_store(path) as store:
+        begin(store)
+        found = []
+        for salt in salts:
+            announce(store, salt)
+            found.append(list(export_lines(store, "north", 1, ENDS.signer)))
+        return found
+
+
+@pytest.fixture
+def honest(tmp_path):
+    return history(tmp_path / "honest.db", [b""] * 7)
+
+
+@pytest.fixture
+def split(tmp_path):
+    """Three models as the others have them, then models of its own."""
+    return history(tmp_path / "split.db", [b"", b"", b"", b"own", b"own", b"own", b"own"])
+
+
+def test_the_golden_vector_is_what_is_written_and_read(tmp_path):
+    assert history(tmp_path / "fleet.db", [b""] * 3)[-1] == list(GOLDEN)
+    log = verified(GOLDEN, PUBLIC)
+    assert (log.leaves, log.root(3)) == (3, log.note.checkpoint.root)
+
+
+def test_every_export_continues_every_earlier_one(honest):
+    logs = [verified(lines, PUBLIC) for lines in honest]
+    for n, later in enumerate(logs):
+        for earlier in logs[: n + 1]:
+            later.require_continues(earlier.note)
+
+
+@pytest.mark.parametrize("common", [0, 1, 2])
+def test_a_log_that_continues_the_common_part_is_no_fork_yet(honest, split, common):
+    verified(honest[-1], PUBLIC).require_continues(verified(split[common], PUBLIC).note)
+
+
+@pytest.mark.parametrize("size", [4, 5, 6, 7])
+def test_a_planted_model_is_a_fork_from_its_own_round_on(honest, split, size):
+    device = verified(split[size - 1], PUBLIC).note
+    with pytest.raises(Refused) as refused:
+        verified(honest[-1], PUBLIC).require_continues(device)
+    assert refused.value.reason is Reason.LOG_FORK
+
+
+def test_a_shorter_log_is_a_rollback_and_another_key_no_evidence(honest):
+    short, long = verified(honest[2], PUBLIC), verified(honest[5], PUBLIC)
+    with pytest.raises(Refused) as refused:
+        short.require_continues(long.note)
+    assert refused.value.reason is Reason.ROLLBACK
+    forged = signed_note.signed(short.note.checkpoint, WITNESS)
+    with pytest.raises(Refused) as refused:
+        long.require_continues(forged)
+    assert refused.value.reason is Reason.BAD_SIGNATURE
+
+
+def changed(number, **values):
+    lines = list(GOLDEN)
+    lines[number] = json.dumps({**json.loads(lines[number]), **values})
+    return lines
+
+
+@pytest.mark.parametrize(
+    ("lines", "reason"),
+    [
+        (changed(2, round=9), Reason.BAD_DIGEST),
+        (changed(2, digest="0" * 63 + "1"), Reason.BAD_DIGEST),
+        (GOLDEN[:-1], Reason.BAD_DIGEST),
+        ((*GOLDEN, *GOLDEN[-1:]), Reason.MALFORMED),
+        ((GOLDEN[0], GOLDEN[2], GOLDEN[1], GOLDEN[3]), Reason.MALFORMED),
+        (changed(1, digest="A" * 64), Reason.MALFORMED),
+        (changed(1, round=True), Reason.MALFORMED),
+        (changed(1, round=-1), Reason.MALFORMED),
+        (changed(1, more=1), Reason.MALFORMED),
+        (changed(0, format="gridfed-model-log/2"), Reason.MALFORMED),
+        (changed(0, run=2), Reason.MALFORMED),
+        ((), Reason.MALFORMED),
+    ],
+)
+def test_a_changed_export_is_refused_by_reason(lines, reason):
+    with pytest.raises(Refused) as refused:
+        verified(lines, PUBLIC)
+    assert refused.value.reason is reason
+
+
+def test_an_export_of_another_signer_is_refused():
+    with pytest.raises(Refused) as refused:
+        verified(GOLDEN, [WITNESS.public])
+    assert refused.value.reason is Reason.BAD_SIGNATURE
+
+
+@given(st.integers(0, 3), st.integers(0, 900), st.text(max_size=4))
+def test_no_change_of_a_line_is_another_log(number, place, text):
+    """A changed line either says the same in other spaces or is refused; nothing else is raised."""
+    line = GOLDEN[number]
+    lines = list(GOLDEN)
+    lines[number] = line[:place] + text + line[place + len(text) :]
+    try:
+        log = verified(lines, PUBLIC)
+    except Refused:
+        return
+    assert log.note.checkpoint == verified(GOLDEN, PUBLIC).note.checkpoint
+
+
+@given(st.lists(st.text(max_size=200), max_size=4))
+def test_any_text_is_refused(lines):
+    with pytest.raises(Refused):
+        verified(lines, PUBLIC)
+
+
+def test_a_witness_cosigns_what_continues_its_note_alone(honest, split):
+    first = cosign(verified(honest[3], PUBLIC), None, "example.org", WITNESS, 1_790_000_000)
+    key = WitnessKey("example.org", WITNESS.public)
+    assert first.cosigned_at(key) == 1_790_000_000
+    second = cosign(verified(honest[5], PUBLIC), first, "example.org", WITNESS, 1_790_000_001)
+    assert second.checkpoint.size == 6
+    for lines, reason in ((split[6], Reason.LOG_FORK), (honest[4], Reason.ROLLBACK)):
+        with pytest.raises(Refused) as refused:
+            cosign(verified(lines, PUBLIC), second, "example.org", WITNESS, 1_790_000_002)
+        assert refused.value.reason is reason
+
+
+# --- the command, as another organisation runs it -------------------------------------------------
+
+
+def arguments(folder, lines, *more):
+    (folder / "export.jsonl").write_text("".join(f"{line}\n" for line in lines), "utf-8")
+    keys.save_public(folder / "aggregator.pub", PUBLIC[0])
+    return [
+        sys.executable, "-m", "aggregator", "log", more[0], "export.jsonl", "--public", "aggregator.pub",
+        *more[1:],
+    ]  # fmt: skip
+
+
+def call(folder, lines, *more):
+    done = subprocess.run(
+        arguments(folder, lines, *more, "--json"),
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert "Traceback" not in done.stderr
+    return done.returncode, json.loads(done.stdout)
+
+
+SIGN = ("witness", "--key", "witness.key", "--name", "example.org")
+
+
+def test_the_witness_keeps_the_evidence_of_a_fork(tmp_path, honest, split):
+    code, first = call(tmp_path, honest[4], *SIGN)
+    assert (code, first["models"]) == (0, 5)
+    key = WitnessKey.parse(first["witness"])
+    assert read_note(first["note"]).cosigned_at(key) is not None
+    code, refused = call(tmp_path, split[6], *SIGN)
+    assert (code, refused["reason"]) == (1, "LOG_FORK")
+    evidence = (tmp_path / refused["evidence"]).read_text("utf-8")
+    assert evidence.count("gridfed-log/1/north/1\n") == 2
+    assert call(tmp_path, honest[2], *SIGN)[1]["reason"] == "ROLLBACK"
+    code, again = call(tmp_path, honest[6], *SIGN)
+    assert (code, again["models"]) == (0, 7)
+    note_path(tmp_path / "witness", "gridfed-log/1/north/1").write_text("lost", "utf-8")
+    assert call(tmp_path, honest[6], *SIGN)[1]["reason"] == "MALFORMED"
+
+
+def test_a_device_that_was_given_another_model_is_found_by_its_note(tmp_path, honest, split):
+    for name, lines in (("first", honest[4]), ("second", split[4])):
+        (tmp_path / name).write_text(verified(lines, PUBLIC).note.text, "utf-8")
+    code, found = call(tmp_path, honest[6], "verify", "--against", "first", "second")
+    assert (code, [one["reason"] for one in found["notes"]]) == (1, ["", "LOG_FORK"])
+
+
+def test_kill_9_leaves_a_witness_that_still_refuses_the_other_log(tmp_path, honest, split):
+    """Whenever the process dies: its note is absent or whole, and never of a shorter log than before."""
+    call(tmp_path, honest[3], *SIGN)
+    size = 4
+    for n, patience in enumerate((0.2, 0.5, 1.0, 2.0)):
+        command = arguments(tmp_path, honest[min(4 + n, 6)], *SIGN)
+        with subprocess.Popen(
+            command,
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            stdout=subprocess.DEVNULL,
+        ) as process:
+            try:
+                process.wait(patience)
+            except subprocess.TimeoutExpired:
+                process.send_signal(signal.SIGKILL)
+        note = saved_note(tmp_path / "witness", "gridfed-log/1/north/1")
+        assert note.checkpoint.size >= size
+        size = note.checkpoint.size
+    assert call(tmp_path, split[6], *SIGN)[1]["reason"] == "LOG_FORK"
