@@ -304,6 +304,15 @@ class Metrics:
         }
         return dict(sorted(counted.items()))
 
+    def payload_bytes(self) -> dict[str, int]:
+        """Return the payload bytes since the start: up is from the devices."""
+        found = {"up": 0, "down": 0}
+        for metric in self.payload.collect():
+            for sample in metric.samples:
+                if sample.name.endswith("_total"):
+                    found[sample.labels["way"]] = int(sample.value)
+        return found
+
     def text(self) -> bytes:
         """Return the metrics in the Prometheus text format."""
         return generate_latest(self.registry)

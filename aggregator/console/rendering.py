@@ -13,6 +13,8 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
+from aggregator.operations.link_projection import size
+
 PAGES = (
     ("/", "Fleet"),
     ("/runs", "Runs and rounds"),
@@ -56,7 +58,7 @@ def environment() -> Environment:
         lstrip_blocks=True,
     )
     made.filters |= {"moment": moment, "number": number, "table_value": table_value, "day": day}
-    made.filters |= {"phase": phase, "exclusion": exclusion, "spans": spans}
+    made.filters |= {"phase": phase, "exclusion": exclusion, "spans": spans, "size": size}
     made.globals |= {"pages": PAGES, "facts_of": FACTS, "assets": _assets_digest()}
     return made
 

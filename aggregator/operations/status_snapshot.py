@@ -181,6 +181,7 @@ class StatusView:
             "devices": {"enrolled": len(self.registry), **self.registry.states()},
             "contacts": self.registry.contacts(LISTED),
             "refused": self.metrics.refusals(),
+            "payload": self.metrics.payload_bytes(),
             "rounds": [round_line(version) for version in reversed(self.closed)],
         }
         if parent := self.parent():

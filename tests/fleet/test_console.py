@@ -159,6 +159,15 @@ def test_who_has_answered_and_who_is_awaited(person):
     assert person.clicks <= 3
 
 
+def test_how_many_bytes_has_the_fleet_cost(person):
+    person.follow("Runs and rounds")
+    found = re.search(
+        r"start: ([\d.]+) (kB|MB) received from devices, ([\d.]+) (kB|MB) sent", person.words
+    )
+    assert found, person.words
+    assert person.clicks == 1
+
+
 def test_how_much_budget_is_left(person):
     person.follow("Privacy budgets")
     assert re.search(r"home-1 enrolled (\d+) 40 (\d+) [\d.]+", person.words)
