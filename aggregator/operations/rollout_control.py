@@ -52,15 +52,15 @@ class RolloutGate:
         days: Days with results that a stage needs.
         least: Devices with a result that such a day needs.
         margin: Share of error beyond which a day is lost.
-        shadow: Least share of the fleet that scores the version.
+        shadow: Least share of the fleet that scores the version; scoring serves nothing.
         bound: Most probability of a stop without harm.
     """
 
     waves: tuple[float, ...] = (0.01, 0.05, 0.25, 1.0)
     days: int = 3
     least: int = 5
-    margin: float = 0.02
-    shadow: float = 0.5
+    margin: float = 0.01
+    shadow: float = 1.0
     bound: float = 0.01
 
 

@@ -131,7 +131,7 @@ class Days:
 def test_a_bad_version_is_served_nowhere_and_an_equal_one_reaches_its_waves(world, tmp_path):
     days = Days(world, DEVICES)
     days.add(bad_version, tmp_path / "bad")
-    days.start(2)
+    days.start(2, "--gate", "shadow=50")
     members = days.places("score")
     assert days.states["score"] == members
     assert members > DEVICES // 3
@@ -147,7 +147,7 @@ def test_a_bad_version_is_served_nowhere_and_an_equal_one_reaches_its_waves(worl
     assert not list(days.world.folder.glob("home-*/rollout"))
 
     days.add(lambda trial, folder: second_version(trial, folder, 3), tmp_path / "equal")
-    days.start(3, "--waves", "1,25,100", "--gate", "days=1")
+    days.start(3, "--waves", "1,25,100", "--gate", "days=1,shadow=50")
     seen = []
     for _ in range(8):
         days.pass_day()

@@ -8,8 +8,10 @@ from edge_sdk.forecasting.calendar_features import DAY
 from edge_sdk.forecasting.trial_record import TrialRecord
 from tools.experiments.rollout_gates import (
     BEFORE,
+    LONGEST,
     MONDAY,
     Experiment,
+    JudgedWindows,
     Parts,
     simulated,
     summary,
@@ -32,16 +34,15 @@ def experiment(parts):
 
 
 def test_the_new_version_is_worse_by_the_stated_share_on_the_days_of_the_rollout(parts):
-    meters = simulated(24, 0, parts)
+    meters = simulated(12, 0, parts)
     model = trained(meters, 0, steps=150)
-    assert np.mean([one.error(model) for one in meters]) < np.mean(
-        [one.error(parts.shipped.initial) for one in meters]
-    )
+    windows = JudgedWindows(meters)
+    assert np.mean(windows.errors(model)) < np.mean(windows.errors(parts.shipped.initial))
     served, new = versions(meters, model, 0, 1.1)
-    before = np.mean([one.error(new) / one.error(served) for one in meters])
-    assert before == pytest.approx(1.1, abs=0.01)
-    sums = [one.compared(served, new, 7).sums.sum(axis=0) for one in meters]
-    assert 1.04 < np.mean([b / a for a, b in sums]) < 1.16
+    ratio = np.mean(windows.errors(new) / windows.errors(served))
+    assert ratio == pytest.approx(1.1, abs=0.01)
+    sums = [one.compared(served, new, LONGEST).sums.sum(axis=0) for one in meters]
+    assert np.mean([b / a for a, b in sums]) == pytest.approx(1.1, abs=0.02)
 
 
 def test_comparing_all_days_at_once_is_comparing_them_day_by_day(parts):
@@ -75,5 +76,5 @@ def test_a_version_with_a_tenth_more_error_is_stopped_before_a_device_serves_it(
 @pytest.mark.slow
 def test_a_version_with_the_same_error_reaches_the_whole_fleet(experiment):
     ends = list(experiment.ends(1.0, range(RUNS)))
-    assert [(one.phase, one.stage, one.served) for one in ends] == [("done", 2, DEVICES)] * RUNS
-    assert summary("equal", ends).count("|") == 9
+    assert [(one.phase, one.stage, one.served) for one in ends] == [("done", 2, DEVICES)] * 2 * RUNS
+    assert summary("equal", ends).count("|") == 10

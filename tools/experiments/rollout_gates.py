@@ -4,18 +4,23 @@ Every device has its own readings and the device SDK's own comparison of two ver
 messages, and the aggregator's own gate judges them day by day. Time is virtual; link, installation
 and training are left out.
 
-The model is trained on pooled windows of a fleet. Both versions are that model with a random
-direction added to its parameters: the served one has 2 % more error than the model, and the new one
-a stated multiple of the served one's. Both multiples are means over devices of ratios of absolute
-errors, on windows of the four weeks before the rollout.
+The model is trained on pooled windows of a fleet before the rollout. Both versions are that model with
+a random direction added to its parameters: the served one has 2 % more error than the model, and the
+new one a stated multiple of the served one's. Both multiples are means over devices of ratios of
+absolute errors on the days of the rollout. Of two versions with the same error, either is the
+served one in a rollout of its own.
 
-  python -m tools.experiments.rollout_gates --data DATA --runs 20
+  python -m tools.experiments.rollout_gates --data DATA --runs 20 --error 1.1
+  python -m tools.experiments.rollout_gates --data DATA --runs 50 --error 1.0
   python -m tools.experiments.rollout_gates --runs 3                # simulated readings
+
+``--records FOLDER`` keeps the devices' comparisons, so that other gates judge the same days.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -32,7 +37,7 @@ from aggregator.store.types import DeviceTrial
 from edge_sdk import METHODS, Config
 from edge_sdk.bundle import Bundle, TrustedKeys
 from edge_sdk.forecasting.calendar_features import DAY
-from edge_sdk.forecasting.forecast import rolling
+from edge_sdk.forecasting.forecast import least
 from edge_sdk.forecasting.series import Series, SeriesRow
 from edge_sdk.forecasting.trial_record import TrialRecord
 from edge_sdk.forecasting.windows import ChannelFrame
@@ -53,11 +58,9 @@ BUNDLE, LOAD = "load-week-1", "elec.import.energy"
 SETS = ("building_bdg2_fl_az_ca", "building_resstock_ca_alameda")
 MONDAY = 1_767_571_200  # 2026-01-05, the first reading of every device
 BEFORE, LONGEST = 35, 24  # days of readings before a rollout; days of one
-SHORT = 5  # days that are compared at first; most bad versions do not live longer
 SERVED = 1.02  # error of the served version, as a multiple of the trained model's
 TRAINED = 600  # steps of training
 SPACING = 14  # weeks between the parts of one building's year that are devices of their own
-SIGHTED = 24  # devices whose windows decide how long a direction is
 
 Floats = NDArray[np.float64]
 
@@ -142,11 +145,16 @@ class Meter:
         """Every fourth window of the newest four weeks before the rollout."""
         return np.asarray(self.frame.origins()[-4 * 7 * 24 :: 4])
 
-    def error(self, p: Vector) -> float:
-        """Return the mean absolute error of parameters on these windows, in units of the series."""
-        graph: Any = self.parts.shipped.graphs["forecast"]
-        found = rolling(graph, p, self.frame, self.origins, self.parts.levels)
-        return float(np.nanmean(np.abs(found - self.frame.truth(self.origins))))
+    @cached_property
+    def whole(self) -> ChannelFrame:
+        """Channels of all days, on the scale of the days before the rollout."""
+        manifest, scale = self.parts.shipped.manifest, self.frame.scale
+        return ChannelFrame.of(self.series(BEFORE + LONGEST), manifest, scale=scale)
+
+    @cached_property
+    def judged(self) -> NDArray[np.int64]:
+        """Every fourth window of the days of the rollout."""
+        return np.asarray(self.whole.origins()[-LONGEST * 24 :: 4])
 
     def version(self, served: Vector, new: Vector, days: int) -> TrialVersion:
         """Return the new version beside the served one after some days of a rollout."""
@@ -185,34 +193,60 @@ def trained(meters: Sequence[Meter], seed: int, steps: int = TRAINED) -> Vector:
     return p
 
 
-def scaled_to(
-    meters: Sequence[Meter], p: Vector, direction: Vector, errors: Floats, multiple: float
-) -> Vector:
-    """Return the parameters along a direction whose error is a multiple of given errors.
+@dataclass
+class JudgedWindows:
+    """The windows of a fleet on the days of the rollout, forecast in one call.
 
-    The multiple is the mean over devices of the ratio of errors, as everywhere here.
-
-    Args:
-        meters: Devices whose windows decide.
-        p: Parameters where the direction begins.
-        direction: Direction, of the length of the parameters.
-        errors: Errors to compare with, one a device.
-        multiple: Wanted mean ratio, above that of ``p``.
+    Attributes:
+        meters: The fleet.
     """
 
-    def ratio(length: float) -> float:
-        at = (p + length * direction).astype(np.float32)
-        return float(
-            np.mean([one.error(at) / error for one, error in zip(meters, errors, strict=True)])
-        )
+    meters: Sequence[Meter]
 
-    low, high = 0.0, 0.05
-    while ratio(high) < multiple:
-        low, high = high, 2.0 * high
-    for _ in range(9):
-        middle = (low + high) / 2.0
-        low, high = (middle, high) if ratio(middle) < multiple else (low, middle)
-    return np.asarray(p + high * direction, np.float32)
+    @cached_property
+    def inputs(self) -> NDArray[np.float32]:
+        """Input windows of all devices."""
+        return np.concatenate([one.whole.inputs(one.judged) for one in self.meters])
+
+    def errors(self, p: Vector) -> Floats:
+        """Return each device's mean absolute error, in units of its series, ``(devices,)``."""
+        parts = self.meters[0].parts
+        graph: Any = parts.shipped.graphs["forecast"]
+        horizon, levels = self.meters[0].frame.window.horizon, list(parts.levels)
+        x = self.inputs
+        calls = [np.asarray(graph(p=p, x=x[i : i + 2048])[0]) for i in range(0, len(x), 2048)]
+        yhat = np.concatenate(calls).reshape(len(x), horizon, len(levels))
+        median, found, start = np.sort(yhat, axis=2)[:, :, levels.index(0.5)], [], 0
+        for one in self.meters:
+            here = median[start : start + len(one.judged)]
+            start += len(one.judged)
+            values = np.maximum(one.whole.restore(here, one.judged), least(one.whole))
+            found.append(np.nanmean(np.abs(values - one.whole.truth(one.judged))))
+        return np.array(found)
+
+    def scaled_to(self, p: Vector, direction: Vector, errors: Floats, multiple: float) -> Vector:
+        """Return the parameters along a direction whose error is a multiple of given errors.
+
+        The multiple is the mean over devices of the ratio of errors, as everywhere here.
+
+        Args:
+            p: Parameters where the direction begins.
+            direction: Direction, of the length of the parameters.
+            errors: Errors to compare with, one a device.
+            multiple: Wanted mean ratio, above that of ``p``.
+        """
+
+        def ratio(length: float) -> float:
+            at = np.asarray(p + length * direction, np.float32)
+            return float(np.mean(self.errors(at) / errors))
+
+        low, high = 0.0, 0.05
+        while ratio(high) < multiple:
+            low, high = high, 2.0 * high
+        for _ in range(9):
+            middle = (low + high) / 2.0
+            low, high = (middle, high) if ratio(middle) < multiple else (low, middle)
+        return np.asarray(p + high * direction, np.float32)
 
 
 def versions(
@@ -229,10 +263,9 @@ def versions(
     rng = np.random.default_rng([11, seed])
     size = float(np.sqrt(np.mean(model**2)))
     one, other = (size * rng.standard_normal((2, len(model)))).astype(np.float32)
-    some = meters[:SIGHTED]
-    served = scaled_to(some, model, one, np.array([m.error(model) for m in some]), SERVED)
-    errors = np.array([m.error(served) for m in some])
-    return served, scaled_to(some, model, other, errors, multiple)
+    windows = JudgedWindows(meters)
+    served = windows.scaled_to(model, one, windows.errors(model), SERVED)
+    return served, windows.scaled_to(model, other, windows.errors(served), multiple)
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,10 +318,28 @@ class Member:
         return decode(TrialMessage, encode(sent))
 
 
-def rollout(
-    meters: Sequence[Meter], served: Vector, new: Vector, *, seed: int, gate: RolloutGate
-) -> RolloutEnd:
-    """Let a version out to a fleet, day by day, until the rollout is over."""
+Records = Mapping[str, TrialRecord]
+
+
+def turned(records: Records) -> Records:
+    """Return the comparisons with the served version in the place of the new one.
+
+    Example:
+        >>> one = TrialRecord(np.array([5]), np.array([[1.0, 2.0]]))
+        >>> turned({"meter-000": one})["meter-000"].sums.tolist()
+        [[2.0, 1.0]]
+    """
+    return {name: TrialRecord(one.days, one.sums[:, ::-1]) for name, one in records.items()}
+
+
+def rollout(records: Records, *, seed: int, gate: RolloutGate) -> RolloutEnd:
+    """Let a version out to a fleet, day by day, until the rollout is over.
+
+    Args:
+        records: Each device's comparison of all days of the rollout.
+        seed: Seed of the salt, which draws the waves.
+        gate: Waves and test.
+    """
     salt = np.random.default_rng([13, seed]).bytes(16)
     plan = RolloutMessage(
         1, BUNDLE, 2, bytes([2]) * 32, 900, bytes([1]) * 32, salt, gate.waves, gate.shadow,
@@ -299,23 +350,20 @@ def rollout(
     results: dict[str, dict[int, tuple[bool, bool]]] = {}
     state, most, day = RolloutState(since=first - 1), 0, first
     for day in range(first, first + LONGEST - 1):
-        for meter in meters:
-            place = role(plan, state.stage, meter.name)
+        for name, record in records.items():
+            place = role(plan, state.stage, name)
             if place == "none":
                 continue
-            length = SHORT if day < first + SHORT - 1 else LONGEST
-            if meter.name not in members:
-                members[meter.name] = Member(meter.compared(served, new, length), day)
-            elif day == first + SHORT - 1:
-                members[meter.name].record = meter.compared(served, new, length)
-            report = members[meter.name].report(of, plan, place, day + 1)
-            found = results.setdefault(meter.name, {})
+            if name not in members:
+                members[name] = Member(record, day)
+            report = members[name].report(of, plan, place, day + 1)
+            found = results.setdefault(name, {})
             for back, word in enumerate(report.lost):
                 if word:
                     found.setdefault(report.day - back, (word == 2, report.state == "serve"))
         most = max(most, sum(one.state == "serve" for one in members.values()))
         trials = [DeviceTrial(name, "score", day, found) for name, found in results.items()]
-        is_drawn = any(role(plan, state.stage, one.name) == "serve" for one in meters)
+        is_drawn = any(role(plan, state.stage, name) == "serve" for name in records)
         state = state.advanced(plan, day_results(plan, state, trials), day + 1, drawn=is_drawn)
         if state.is_over:
             break
@@ -375,22 +423,84 @@ class Experiment:
     Attributes:
         fleet: Makes the devices of a seed.
         gate: Gate of every rollout.
+        steps: Steps of training.
+        kept: Folder of comparisons that were made before, and of new ones; None keeps none.
     """
 
     fleet: Callable[[int], list[Meter]]
     gate: RolloutGate = field(default_factory=RolloutGate)
     steps: int = TRAINED
+    kept: Path | None = None
+
+    @cached_property
+    def model(self) -> Vector:
+        """The model, trained once, on the fleet of seed 0."""
+        return trained(self.fleet(0), 0, self.steps)
+
+    def records(self, multiple: float, seed: int) -> Records:
+        """Return each device's comparison of the two versions of a seed."""
+        path = self.kept and self.kept / f"records-{multiple}-{seed}.npy"
+        if path and path.exists():
+            return from_array(np.load(path))
+        meters = self.fleet(seed)
+        served, new = versions(meters, self.model, seed, multiple)
+        found = {one.name: one.compared(served, new, LONGEST) for one in meters}
+        if path:
+            np.save(path, to_array(found))
+        return found
 
     def ends(self, multiple: float, seeds: Sequence[int]) -> Iterator[RolloutEnd]:
-        """Yield the end of a rollout for each seed: other devices, directions and waves.
+        """Yield the ends of rollouts for each seed: other devices, directions and waves.
 
-        The model is trained once, on the fleet of the first seed.
+        Equal versions have two rollouts, as either can be the served one.
         """
-        model = trained(self.fleet(seeds[0]), seeds[0], self.steps)
         for seed in seeds:
-            meters = self.fleet(seed)
-            served, new = versions(meters, model, seed, multiple)
-            yield rollout(meters, served, new, seed=seed, gate=self.gate)
+            records = self.records(multiple, seed)
+            yield rollout(records, seed=seed, gate=self.gate)
+            if multiple == 1.0:
+                yield rollout(turned(records), seed=seed, gate=self.gate)
+
+
+def to_array(records: Records) -> Floats:
+    """Return comparisons as an array, ``(devices, LONGEST, 2)``; NaN on a day without a result.
+
+    Example:
+        >>> first = MONDAY // DAY + BEFORE
+        >>> found = from_array(to_array({"meter-000": TrialRecord(np.array([first + 2]), np.ones((1, 2)))}))
+        >>> (found["meter-000"].days - first).tolist(), found["meter-000"].sums.tolist()
+        ([2], [[1.0, 1.0]])
+    """
+    found, first = np.full((len(records), LONGEST, 2), np.nan), MONDAY // DAY + BEFORE
+    for i, one in enumerate(records.values()):
+        is_within = (one.days >= first) & (one.days < first + LONGEST)
+        found[i, one.days[is_within] - first] = one.sums[is_within]
+    return found
+
+
+def from_array(found: Floats) -> Records:
+    """Return comparisons from what ``to_array`` returned."""
+    first, records = MONDAY // DAY + BEFORE, {}
+    for i, sums in enumerate(found):
+        days = np.flatnonzero(np.isfinite(sums).all(axis=1))
+        records[f"meter-{i:03}"] = TrialRecord(first + days, sums[days])
+    return records
+
+
+def upper_bound(found: int, of: int) -> float:
+    """Return the exact upper 95 % bound of a rate: the rate at which so few are one case in twenty.
+
+    Example:
+        >>> round(upper_bound(0, 100), 3), round(upper_bound(1, 100), 3)
+        (0.03, 0.047)
+    """
+    if found == of:
+        return 1.0
+    low, high = found / of, 1.0
+    for _ in range(60):
+        rate = (low + high) / 2.0
+        terms = (math.comb(of, k) * rate**k * (1.0 - rate) ** (of - k) for k in range(found + 1))
+        low, high = (rate, high) if math.fsum(terms) > 0.05 else (low, rate)
+    return high
 
 
 def summary(name: str, ends: Sequence[RolloutEnd]) -> str:
@@ -407,6 +517,7 @@ def summary(name: str, ends: Sequence[RolloutEnd]) -> str:
         "days until the stop": f"{days[0]} to {days[-1]}" if days else "-",
         "most devices that served it": str(max(one.served for one in ends)),
         "reached the whole fleet": str(sum(one.phase == "done" for one in ends)),
+        "upper 95 % bound of stops": f"{upper_bound(len(stopped), len(ends)):.3f}",
     }
     return "| " + " | ".join(cells.values()) + " |"
 
@@ -423,6 +534,9 @@ def main() -> None:
     parser.add_argument(
         "--error", type=float, nargs="+", default=[1.1, 1.0], help="multiples (1.1 1.0)"
     )
+    parser.add_argument("--margin", type=float, help="margin of the gate (the default gate's)")
+    parser.add_argument("--shadow", type=float, help="share that scores (the default gate's)")
+    parser.add_argument("--records", type=Path, help="folder of devices' comparisons")
     args = parser.parse_args()
     parts = Parts.load()
 
@@ -431,7 +545,11 @@ def main() -> None:
             return recorded(args.data, args.devices, seed, parts)
         return simulated(args.devices, seed, parts)
 
-    experiment = Experiment(fleet)
+    gate = RolloutGate()
+    gate = replace(gate, margin=args.margin or gate.margin, shadow=args.shadow or gate.shadow)
+    if args.records:
+        args.records.mkdir(parents=True, exist_ok=True)
+    experiment = Experiment(fleet, gate, kept=args.records)
     seeds = range(args.first, args.first + args.runs)
     rows = []
     for multiple in args.error:
