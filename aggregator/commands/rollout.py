@@ -6,7 +6,7 @@ itself: its devices return to the version that they served, as the root key has 
 needs that key.
 
   gridfed-aggregator rollout start load-week-1 --waves 1,5,25,100
-  gridfed-aggregator rollout start load-week-1 --gate days=3,least=5,margin=1,shadow=100,bound=1
+  gridfed-aggregator rollout start load-week-1 --gate days=3,least=5,margin=1.5,shadow=100,bound=1
   gridfed-aggregator rollout status --json
   gridfed-aggregator rollout pause          no further device begins to serve the version
   gridfed-aggregator rollout abort --why "complaints of customers"    every device returns
@@ -38,7 +38,7 @@ from edge_sdk.app.clock import SystemClock
 from edge_sdk.wire.protocol.envelope import ROOT
 from edge_sdk.wire.protocol.messages import RolloutMessage
 
-GATE = {"days": 3.0, "least": 5.0, "margin": 1.0, "shadow": 100.0, "bound": 1.0}
+GATE = {"days": 3.0, "least": 5.0, "margin": 1.5, "shadow": 100.0, "bound": 1.0}
 """The gate's names with their default values; margin, shadow and bound are per cent."""
 
 

@@ -59,7 +59,7 @@ class RolloutGate:
     waves: tuple[float, ...] = (0.01, 0.05, 0.25, 1.0)
     days: int = 3
     least: int = 5
-    margin: float = 0.01
+    margin: float = 0.015
     shadow: float = 1.0
     bound: float = 0.01
 

@@ -10,11 +10,10 @@ new one a stated multiple of the served one's. Both multiples are means over dev
 absolute errors on the days of the rollout. Of two versions with the same error, either is the
 served one in a rollout of its own.
 
-  python -m tools.experiments.rollout_gates --data DATA --runs 20 --error 1.1
-  python -m tools.experiments.rollout_gates --data DATA --runs 50 --error 1.0
-  python -m tools.experiments.rollout_gates --runs 3                # simulated readings
+  python -m tools.experiments.rollout_gates --data DATA --docs docs
+  python -m tools.experiments.rollout_gates --error 1.1 --first 0 --runs 3     # simulated
 
-``--records FOLDER`` keeps the devices' comparisons, so that other gates judge the same days.
+Every gate of ``GATES`` judges the same comparisons. ``--records FOLDER`` keeps them.
 """
 
 from __future__ import annotations
@@ -26,6 +25,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import cache, cached_property
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -53,6 +53,7 @@ from edge_sdk.wire.protocol.rollout_roles import role
 from firmware_sim.direct.fleet import DirectFleet
 from firmware_sim.samples import sample_set
 from firmware_sim.scenario import Scenario
+from tools.experiments.marked_block import replace_block
 
 BUNDLE, LOAD = "load-week-1", "elec.import.energy"
 SETS = ("building_bdg2_fl_az_ca", "building_resstock_ca_alameda")
@@ -61,6 +62,9 @@ BEFORE, LONGEST = 35, 24  # days of readings before a rollout; days of one
 SERVED = 1.02  # error of the served version, as a multiple of the trained model's
 TRAINED = 600  # steps of training
 SPACING = 14  # weeks between the parts of one building's year that are devices of their own
+
+MARKER = "<!-- rollout gates -->"
+GATES = (RolloutGate(), RolloutGate(shadow=0.5, margin=0.02))  # the default, and the former default
 
 Floats = NDArray[np.float64]
 
@@ -503,23 +507,30 @@ def upper_bound(found: int, of: int) -> float:
     return high
 
 
-def summary(name: str, ends: Sequence[RolloutEnd]) -> str:
-    """Return the ends of one kind of version as a row of a table."""
+def summary(name: str, gate: RolloutGate, ends: Sequence[RolloutEnd]) -> dict[str, str]:
+    """Return the ends of one kind of version under a gate, as a row of a table."""
     stopped = [one for one in ends if one.why == "harm"]
     days = sorted(one.day for one in stopped)
-    multiples = [one.multiple for one in ends]
-    cells: Mapping[str, str] = {
+    least_stopped = 1.0 - upper_bound(len(ends) - len(stopped), len(ends))
+    most_stopped = upper_bound(len(stopped), len(ends))
+    return {
         "version": name,
-        "error on the rollout's days": f"{min(multiples):.3f} to {max(multiples):.3f}",
+        "shadow, margin": f"{100 * gate.shadow:g} %, {100 * gate.margin:g} %",
         "rollouts": str(len(ends)),
         "stopped": str(len(stopped)),
         "within 3 days": str(sum(day <= 3 for day in days)),
         "days until the stop": f"{days[0]} to {days[-1]}" if days else "-",
         "most devices that served it": str(max(one.served for one in ends)),
         "reached the whole fleet": str(sum(one.phase == "done" for one in ends)),
-        "upper 95 % bound of stops": f"{upper_bound(len(stopped), len(ends)):.3f}",
+        "rate of stops, lower and upper 95 % bound": f"{least_stopped:.3f}, {most_stopped:.3f}",
     }
-    return "| " + " | ".join(cells.values()) + " |"
+
+
+def table(rows: Sequence[Mapping[str, str]]) -> str:
+    """Return rows of one kind as a table."""
+    lines = [tuple(rows[0]), ("---", *["---:"] * (len(rows[0]) - 1))]
+    lines += [tuple(row.values()) for row in rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
 def main() -> None:
@@ -529,14 +540,15 @@ def main() -> None:
     )
     parser.add_argument("--data", type=Path, help="folder of the real sets (simulated readings)")
     parser.add_argument("--devices", type=int, default=200, help="devices of a fleet (200)")
-    parser.add_argument("--runs", type=int, default=20, help="rollouts of each version (20)")
-    parser.add_argument("--first", type=int, default=0, help="first seed (0)")
-    parser.add_argument(
-        "--error", type=float, nargs="+", default=[1.1, 1.0], help="multiples (1.1 1.0)"
-    )
-    parser.add_argument("--margin", type=float, help="margin of the gate (the default gate's)")
-    parser.add_argument("--shadow", type=float, help="share that scores (the default gate's)")
+    for name, kind, values, words in (
+        ("--error", float, [1.1, 1.0, 1.1, 1.0], "multiples, one a row"),
+        ("--first", int, [0, 0, 50, 50], "first seeds"),
+        ("--runs", int, [20, 50, 20, 32], "numbers of fleets"),
+    ):
+        shown = " ".join(map(str, values))
+        parser.add_argument(name, type=kind, nargs="+", default=values, help=f"{words} ({shown})")
     parser.add_argument("--records", type=Path, help="folder of devices' comparisons")
+    parser.add_argument("--docs", type=Path, help="folder of the pages, to write the table")
     args = parser.parse_args()
     parts = Parts.load()
 
@@ -545,20 +557,23 @@ def main() -> None:
             return recorded(args.data, args.devices, seed, parts)
         return simulated(args.devices, seed, parts)
 
-    gate = RolloutGate()
-    gate = replace(gate, margin=args.margin or gate.margin, shadow=args.shadow or gate.shadow)
-    if args.records:
-        args.records.mkdir(parents=True, exist_ok=True)
-    experiment = Experiment(fleet, gate, kept=args.records)
-    seeds = range(args.first, args.first + args.runs)
     rows = []
-    for multiple in args.error:
-        ends = []
-        for end in experiment.ends(multiple, seeds):
-            ends.append(end)
-            print(multiple, end, flush=True)
-        rows.append(summary(f"{multiple:g} x the error", ends))
-    print("\n".join(rows))
+    with TemporaryDirectory() as folder:
+        kept = args.records or Path(folder)
+        kept.mkdir(parents=True, exist_ok=True)
+        experiment = Experiment(fleet, kept=kept)
+        for multiple, first, runs in zip(args.error, args.first, args.runs, strict=True):
+            seeds = range(first, first + runs)
+            for gate in GATES:
+                ends = []
+                for end in replace(experiment, gate=gate).ends(multiple, seeds):
+                    ends.append(end)
+                    print(multiple, end, flush=True)
+                name = f"{multiple:g} x the error, fleets {first} to {first + runs - 1}"
+                rows.append(summary(name, gate, ends))
+    print(table(rows))
+    if args.docs:
+        replace_block(args.docs / "measurements.md", MARKER, table(rows))
 
 
 if __name__ == "__main__":

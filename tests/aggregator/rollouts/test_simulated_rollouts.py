@@ -21,7 +21,7 @@ def plan(salt):
     return RolloutMessage(
         serial=1, name="load", version=2, digest=b"t" * 32, size=900,
         served=b"s" * 32, salt=salt,
-        waves=(0.01, 0.05, 0.25, 1.0), shadow=1.0, days=3, least=5, margin=0.01, bound=0.01,
+        waves=(0.01, 0.05, 0.25, 1.0), shadow=1.0, days=3, least=5, margin=0.015, bound=0.01,
     )  # fmt: skip
 
 
@@ -37,7 +37,7 @@ def lost_days(rng, factor, shared=0.8):
     own = np.sqrt(1.0 - shared**2)
     served = np.abs(shared * common + own * one)
     new = factor * np.abs(shared * common + own * two)
-    return new.sum(axis=1) > 1.01 * served.sum(axis=1)
+    return new.sum(axis=1) > 1.015 * served.sum(axis=1)
 
 
 def rollout(seed, factor):
