@@ -13,7 +13,7 @@ served one in a rollout of its own.
   python -m tools.experiments.rollout_gates --data DATA --docs docs
   python -m tools.experiments.rollout_gates --error 1.1 --first 0 --runs 3     # simulated
 
-Every gate of ``GATES`` judges the same comparisons. ``--records FOLDER`` keeps them.
+Every gate of ``GATES`` judges the comparisons of worse versions, the first one those of equal ones. ``--records FOLDER`` keeps them.
 """
 
 from __future__ import annotations
@@ -541,9 +541,9 @@ def main() -> None:
     parser.add_argument("--data", type=Path, help="folder of the real sets (simulated readings)")
     parser.add_argument("--devices", type=int, default=200, help="devices of a fleet (200)")
     for name, kind, values, words in (
-        ("--error", float, [1.1, 1.0, 1.1, 1.0], "multiples, one a row"),
-        ("--first", int, [0, 0, 50, 50], "first seeds"),
-        ("--runs", int, [20, 50, 20, 32], "numbers of fleets"),
+        ("--error", float, [1.1, 1.0, 1.1, 1.0, 1.0], "multiples, one a row"),
+        ("--first", int, [0, 0, 50, 50, 66], "first seeds"),
+        ("--runs", int, [20, 50, 7, 7, 7], "numbers of fleets"),
     ):
         shown = " ".join(map(str, values))
         parser.add_argument(name, type=kind, nargs="+", default=values, help=f"{words} ({shown})")
@@ -564,7 +564,7 @@ def main() -> None:
         experiment = Experiment(fleet, kept=kept)
         for multiple, first, runs in zip(args.error, args.first, args.runs, strict=True):
             seeds = range(first, first + runs)
-            for gate in GATES:
+            for gate in GATES if multiple > 1.0 else GATES[:1]:
                 ends = []
                 for end in replace(experiment, gate=gate).ends(multiple, seeds):
                     ends.append(end)
