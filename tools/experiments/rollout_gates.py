@@ -13,7 +13,8 @@ served one in a rollout of its own.
   python -m tools.experiments.rollout_gates --data DATA --docs docs
   python -m tools.experiments.rollout_gates --error 1.1 --first 0 --runs 3     # simulated
 
-Every gate of ``GATES`` judges the comparisons of worse versions, the first one those of equal ones. ``--records FOLDER`` keeps them.
+Every gate of ``GATES`` judges the comparisons of worse versions, the first one those of equal
+ones. ``--records FOLDER`` keeps the comparisons.
 """
 
 from __future__ import annotations
