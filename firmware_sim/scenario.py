@@ -11,7 +11,7 @@ from typing import Annotated, Any, ClassVar
 from edge_sdk.app.settings import Duration, SettingsError, load
 from edge_sdk.bundle import shipped_names
 from edge_sdk.wire.contract.archive import MANIFEST
-from edge_sdk.wire.protocol.block_quantisation import UpdateEncoding
+from edge_sdk.wire.protocol.block_quantisation import DownlinkEncoding, UpdateEncoding
 from edge_sdk.wire.schema import Between, Length
 from firmware_sim.attacks.attack_plan import AttackPlan
 from firmware_sim.samples import SampleSet
@@ -66,6 +66,7 @@ class RunSettings:
         rule: Aggregation rule: the aggregator's table ``run.rule``; left out: the mean.
         graph: Model between the devices: its table ``run.graph``, for methods that have one.
         encoding: Encoding of the updates: its key ``run.encoding``.
+        downlink: Encoding of new models: its key ``run.downlink``.
         seed: Seed of the aggregator's draws.
     """
 
@@ -78,6 +79,7 @@ class RunSettings:
     rule: Mapping[str, Any] = field(default_factory=dict)
     graph: Mapping[str, Any] = field(default_factory=dict)
     encoding: UpdateEncoding = "f4"
+    downlink: DownlinkEncoding = "f4"
     seed: Annotated[int, Between(0, 2**63 - 1)] = 0
 
     def awaits(self, present: int) -> int:

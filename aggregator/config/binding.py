@@ -15,6 +15,7 @@ import numpy as np
 
 from aggregator.bundles import BundleFileError, ModelBundle, open_bundle
 from aggregator.config.bundle_registry import registry_of
+from aggregator.config.encodings import check_downlink, update_encodings
 from aggregator.config.parent_binding import check_parent
 from aggregator.config.rule_binding import bound_rule
 from aggregator.config.schedule import Schedule
@@ -103,6 +104,7 @@ def bind(config: AggregatorConfig) -> BoundRun:
     _check_graphs(config, bundle, getattr(settings, "graphs", ask.graphs))
     _check_limits(config, bundle, settings)
     _check_stages(config, bundle)
+    check_downlink(config)
     spec, rounds = _spec(config, bundle), _rounds(config)
     rule = bound_rule(config, rounds)
     try:
@@ -129,7 +131,7 @@ def bind(config: AggregatorConfig) -> BoundRun:
         size=answer_size(bundle.manifest, spec, ask),
         contract=ask,
         further=answers(CONTRACTS[run.method])[1:],
-        encs=_encodings(config, ask),
+        encs=update_encodings(config, ask),
         max_staleness=settings.max_staleness if ask.patient else None,
         max_norm=_max_norm(config.admission),
         n_cap=config.admission.max_samples,
@@ -138,20 +140,6 @@ def bind(config: AggregatorConfig) -> BoundRun:
     _check_retention(bound)
     check_parent(config, rounds.enough)
     return bound
-
-
-def _encodings(config: AggregatorConfig, ask: Ask) -> tuple[str, ...]:
-    """Return the encodings of updates that the run allows; the last one is preferred."""
-    wanted = config.run.encoding
-    if wanted == "f4":
-        return (ask.enc,)
-    if not ask.is_quantisable:
-        why = (
-            f"{wanted!r} does not fit method {config.run.method!r}: only updates that are "
-            "differences of weights are quantised; leave it out"
-        )
-        raise _wrong(config, "run.encoding", why)
-    return ask.enc, wanted
 
 
 def answer_size(manifest: Manifest, spec: ParamSpec, ask: Ask) -> int:
@@ -307,7 +295,7 @@ def _rounds(config: AggregatorConfig) -> Rounds:
     run = config.run
     if run.quorum < 1:
         raise _wrong(config, "run.quorum", f"expected at least 1, got {run.quorum}")
-    rounds = Rounds(quorum=run.quorum, deadline=1.0)
+    rounds = Rounds(quorum=run.quorum, deadline=1.0, downlink=run.downlink)
     for key, changes in (
         ("min_updates", {"least": run.min_updates}),
         ("deadline", {"deadline": seconds(run.deadline)}),

@@ -25,7 +25,7 @@ from aggregator.methods.base.rate_stages import RateStage
 from aggregator.store.location import SCHEMES, Location, PostgresUrl
 from aggregator.store.types import Retention
 from edge_sdk.app.settings import Duration, Loaded, load
-from edge_sdk.wire.protocol.block_quantisation import UpdateEncoding
+from edge_sdk.wire.protocol.block_quantisation import DownlinkEncoding, UpdateEncoding
 from edge_sdk.wire.protocol.messages import CHUNK_LIMIT
 from edge_sdk.wire.protocol.topics import is_run_name
 from edge_sdk.wire.schema import Between, Length, Matches
@@ -193,13 +193,12 @@ class RunSection:
     min_updates: int | None = None  # updates that suffice at the deadline; left out: the quorum
     deadline: Duration = "15m"  # longest time from opening to closing or abandoning a round
     rounds: int | None = None  # stop after this number of completed rounds; left out: never
-    rate_stages: tuple[
-        RateStage, ...
-    ] = ()  # rounds and rate of each stage, instead of settings.rate
+    rate_stages: tuple[RateStage, ...] = ()  # rounds and rate of each, for settings.rate
     weighting: Literal["uniform", "samples"] = "uniform"  # weight of a device
     weight_cap: float | None = None  # largest sample count, as a multiple of the median
     client_fraction: Fraction = 1.0  # probability that a device takes part in a round
     encoding: UpdateEncoding = "f4"  # encoding of updates: float32, 8 or 4 bits
+    downlink: DownlinkEncoding = "f4"  # new models: whole, or as a step in 8 bits
     seed: Annotated[int, Between(0, 2**63 - 1)] = 0  # seed of the server's random draws
     schedule: ScheduleSection = field(default_factory=ScheduleSection)  # when rounds begin
     graph: GraphSection | None = None  # graph model between the devices, where the method has one

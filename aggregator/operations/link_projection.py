@@ -7,14 +7,17 @@ from dataclasses import dataclass
 import numpy as np
 
 from aggregator.config import BoundRun, settings_of
+from aggregator.methods.base.downlink_step import STEP
 from aggregator.rounds import announcements as announce
 from aggregator.rounds.announcements import Body, Ends, Opening
 from edge_sdk.app.settings import SettingsError
 from edge_sdk.wire.contract.method import ALL, Array, Task
 from edge_sdk.wire.keys import generate
 from edge_sdk.wire.protocol import envelope, topics
+from edge_sdk.wire.protocol.block_quantisation import encoded_size
 from edge_sdk.wire.protocol.codec import encode, pack_tensor
 from edge_sdk.wire.protocol.messages import LARGEST, ReceiptMessage, UpdateMessage
+from edge_sdk.wire.protocol.model_step import STEP_ENCODING
 
 IDLE_DAY = 30_000
 """Bytes of a connected day without a round, both directions: pings, time, metrics, one connection.
@@ -176,17 +179,23 @@ def _update_bytes(run: BoundRun) -> int:
 
 
 def _model_bytes(run: BoundRun) -> int:
-    """Return the bytes of the parts and the manifest; a task of one device is as large."""
+    """Return the bytes of the parts and the manifest; a task of one device is as large.
+
+    Where steps are announced, the parts are those of a step.
+    """
     ends = Ends(run.config.fleet, generate())
     vector = np.zeros(run.spec.shared_size, np.float32)
     count = max(1, len(run.ask.down))
     arrays: dict[str, Array] = {run.ask.down[0] if run.ask.down else "w": vector}
+    if run.config.run.downlink != "f4":
+        arrays[STEP] = np.zeros(encoded_size(len(vector), STEP_ENCODING), np.uint8)
     values = {one.name: 0.123 for one in run.ask.numbers}
     task = Task(ALL, 1000, run.config.run.method, base=1000, values=values, arrays=arrays)
     body = announce.body(run, task, number=1)
     content = Body(1000, body.data + bytes(4 * len(vector) * (count - 1)))
-    opening = Opening(LARGEST // 2**20, 1_800_000_000_000, 10_000, 32_768)
-    parts = announce.slots(ends, content)
+    step = announce.step(run, task, number=1)
+    opening = Opening(LARGEST // 2**20, 1_800_000_000_000, 10_000, 32_768, step=step)
+    parts = announce.slots(ends, content if step is None else step)
     manifest = announce.model(ends, announce.manifest(run, task, content, opening, number=1))
     return sum(_framed(one.topic, len(one.payload)) for one in (*parts, manifest))
 

@@ -79,6 +79,8 @@ def definition(run: config.BoundRun) -> str:
         },
         "admission": {"max_norm": said_norm(run), "n_cap": run.limits.n_cap},
     }
+    if section.downlink != "f4":
+        found["downlink"] = {"enc": "q8"}
     if section.cohort:
         found["cohort"] = dict(section.cohort)
     if section.graph is not None:

@@ -11,24 +11,27 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
+
 from aggregator.config import BoundRun
+from aggregator.methods.base.downlink_step import STEP
 from edge_sdk.wire.contract.method import Task
 from edge_sdk.wire.keys import Signer
 from edge_sdk.wire.protocol import topics
-from edge_sdk.wire.protocol.codec import encode, pack_tensor
+from edge_sdk.wire.protocol.codec import encode
 from edge_sdk.wire.protocol.envelope import AGGREGATOR, ALL, ROOT, digest, ref, seal
 from edge_sdk.wire.protocol.messages import (
     CHUNK_LIMIT,
     SPAN_LIMIT,
     WIRE,
     BundleMessage,
-    ContentBody,
     KeysMessage,
     Message,
     ModelMessage,
     PartMessage,
     TimeMessage,
 )
+from edge_sdk.wire.protocol.model_step import model_body, step_body
 from edge_sdk.wire.protocol.transfer import count_of
 
 OVERLAP = 400 * 86_400_000
@@ -137,25 +140,29 @@ def bundle(root: Ends, message: BundleMessage) -> Publication:
 
 def body(run: BoundRun, task: Task, *, number: int) -> Body:
     """Encode the model of a task as a content body."""
-    content = ContentBody(
-        run=number,
-        version=task.base,
-        part="shared",
-        spec=run.spec.digest,
-        enc="f4",
-        blob=pack_tensor(task.arrays[run.ask.down[0] if run.ask.down else "w"], "f4"),
-    )
-    return Body(task.base, encode(content))
+    w = task.arrays[run.ask.down[0] if run.ask.down else "w"]
+    return Body(task.base, model_body(run=number, version=task.base, spec=run.spec.digest, w=w))
 
 
-def slots(ends: Ends, content: Body, *, chunk: int = CHUNK_LIMIT) -> tuple[Publication, ...]:
-    """Split a content body into retained parts."""
+def step(run: BoundRun, task: Task, *, number: int) -> Body | None:
+    """Encode the step from the last version to the model of a task; None without one."""
+    found = task.arrays.get(STEP)
+    if found is None:
+        return None
+    spec, blob = run.spec.digest, np.asarray(found, np.uint8).tobytes()
+    return Body(task.base, step_body(run=number, version=task.base, spec=spec, blob=blob))
+
+
+def slots(
+    ends: Ends, content: Body, *, chunk: int = CHUNK_LIMIT, first: int = 0
+) -> tuple[Publication, ...]:
+    """Split a content body into retained parts, from a slot on."""
     pieces = (
         PartMessage(id=content.id, i=i, blob=content.data[i * chunk : (i + 1) * chunk])
         for i in range(count_of(len(content.data), chunk))
     )
     return tuple(
-        Publication(topics.part(ends.fleet, part.i, ends.audience), ends.to_all(part))
+        Publication(topics.part(ends.fleet, first + part.i, ends.audience), ends.to_all(part))
         for part in pieces
     )
 
@@ -180,6 +187,7 @@ class Opening:
         inline: Largest body sent without an offer, bytes.
         chunk: Size of one part, bytes.
         ahead: Chunks of an update that may follow its first offer without a grant.
+        step: The step from the last version, whose slots follow those of the model; or None.
     """
 
     serial: int
@@ -188,6 +196,7 @@ class Opening:
     inline: int
     chunk: int = CHUNK_LIMIT
     ahead: int = 0
+    step: Body | None = None
 
 
 def manifest(
@@ -201,7 +210,8 @@ def manifest(
 ) -> ModelMessage:
     """Build the manifest that opens a task's round; its vals are the contract's scalars."""
     declared = {one.name for one in run.ask.numbers}
-    share = run.config.run.client_fraction
+    share, moved = run.config.run.client_fraction, opening.step
+    after = count_of(len(content.data), opening.chunk)
     return ModelMessage(
         serial=opening.serial,
         run=number,
@@ -221,6 +231,9 @@ def manifest(
         vals=_declared(task.values, declared),
         cohort=salt(run.config.run.seed, number, task.round) if share < 1.0 else None,
         ahead=opening.ahead or None,
+        deltas=() if moved is None else ((task.base - 1, after),),
+        step=None if moved is None else moved.digest,
+        step_size=None if moved is None else len(moved.data),
     )
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from aggregator.config import BoundRun
 from aggregator.ingress.uploads import MESSAGES
 from aggregator.methods import Course
+from aggregator.methods.base.downlink_step import STEP
 from aggregator.rounds import announcements as announce
 from aggregator.rounds.announcements import (
     BETWEEN,
@@ -34,7 +35,7 @@ from edge_sdk.wire.protocol.messages import (
     BundleMessage,
     ModelMessage,
 )
-from edge_sdk.wire.protocol.transfer import MOST_IN_FLIGHT
+from edge_sdk.wire.protocol.transfer import MOST_IN_FLIGHT, count_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +116,7 @@ class RunAnnouncer:
         model = self.run.half.model(state)
         values = {one.name: float(model[one.name]) for one in ask.numbers if one.name in model}
         arrays = {ask.down[0] if ask.down else "w": model["p"]}
+        arrays |= {STEP: model[STEP]} if STEP in model else {}
         return Task(ALL, state.round, name, base=state.version, values=values, arrays=arrays)
 
     def announcements(
@@ -131,6 +133,7 @@ class RunAnnouncer:
             anew: True signs and returns the slots again, although the model is the announced one.
         """
         body = announce.body(self.run, task, number=self.number)
+        step = None if after is None else self._step(task, body, chunk)
         lasts = OVERLAP if self.run.ask.personal else int((after or 0.0) * 1000)
         until = BETWEEN if after is None else min(self.clock.wall() + lasts, TIME_LIMIT)
         opening = Opening(
@@ -140,6 +143,7 @@ class RunAnnouncer:
             inline=self.run.config.admission.max_inline_bytes,
             chunk=chunk,
             ahead=0 if after is None else self._ahead(),
+            step=step,
         )
         message = announce.manifest(self.run, task, body, opening, number=self.number, phase=phase)
         message, leaf = logged(
@@ -152,11 +156,23 @@ class RunAnnouncer:
         if before is not None and not anew:
             return Announced((manifest,), logged=leaf)
         parts = announce.slots(self.ends, body, chunk=chunk)
+        if step is not None:
+            parts += announce.slots(self.ends, step, chunk=chunk, first=len(parts))
         prefix = topics.part(self.ends.fleet, 0, self.ends.audience)[:-1]
         used = [t for t, payload in self.store.announcements().items() if payload and prefix in t]
         cleared = announce.cleared(self.ends.fleet, len(parts), len(used), self.ends.audience)
-        content = DownloadBody("model", body.id, body.data, chunk, self.run.config.run.name)
-        return Announced((*parts, *cleared, manifest), (content,), leaf)
+        bodies = [("model", body)] + ([] if step is None else [("step", step)])
+        name = self.run.config.run.name
+        contents = [DownloadBody(kind, one.id, one.data, chunk, name) for kind, one in bodies]
+        return Announced((*parts, *cleared, manifest), tuple(contents), leaf)
+
+    def _step(self, task: Task, body: Body, chunk: int) -> Body | None:
+        """Return the body of the step to a model; None without one, or without slots for it."""
+        step = announce.step(self.run, task, number=self.number)
+        if step is None:
+            return None
+        slots = sum(count_of(len(one.data), chunk) for one in (body, step))
+        return step if slots <= topics.SLOTS_LIMIT else None
 
     def _ahead(self) -> int:
         """Return the chunks that every device may send without a grant at once."""
@@ -167,9 +183,15 @@ class RunAnnouncer:
         return min(MOST_IN_FLIGHT, room // max(1, self.devices()))
 
     def _spread(self, body: Body) -> int:
+        """Return the window of the random delay, milliseconds.
+
+        Where steps are announced it is at least one: without any, devices stay subscribed to the
+        slots of whole models.
+        """
         pacing = self.run.config.pacing
         if pacing.jitter != "auto":
-            return min(int(1000 * seconds(pacing.jitter)), SPAN_LIMIT)
+            least = int(self.run.config.run.downlink != "f4")
+            return min(max(least, int(1000 * seconds(pacing.jitter))), SPAN_LIMIT)
         return announce.spread(
             self.devices(),
             len(body.data),

@@ -34,11 +34,13 @@ class DownloadCompleted:
         manifest: Message that announced it.
         announced: Bytes of that message, where they are kept.
         body: The body.
+        is_step: True if it is the step from the version before, not the whole model.
     """
 
     manifest: Announcement
     announced: bytes
     body: bytes
+    is_step: bool = False
 
 
 @dataclass(slots=True)
@@ -52,6 +54,7 @@ class BodyDownload:
         asks: Time from which missing chunks are requested.
         announced: Bytes of the message, where they are kept.
         is_open: True once the slots are subscribed.
+        step_slots: Slots of the step that is downloaded instead of a whole model; none otherwise.
     """
 
     manifest: Announcement
@@ -60,6 +63,7 @@ class BodyDownload:
     asks: float
     announced: bytes = b""
     is_open: bool = False
+    step_slots: range = range(0)
 
     @classmethod
     def of(
@@ -70,6 +74,7 @@ class BodyDownload:
         patience: float,
         rng: Random,
         announced: bytes = b"",
+        is_step: bool = False,
     ) -> BodyDownload:
         """Plan the download of an announced body; only the common model waits for its slots.
 
@@ -81,8 +86,13 @@ class BodyDownload:
             chunk = manifest.chunk or 0
         wait = patience if isinstance(manifest, ModelMessage) else 0.0
         digest, size = manifest.digest or b"", manifest.size or 0
+        first = 0
+        if is_step and isinstance(manifest, ModelMessage):
+            digest, size = manifest.step or b"", manifest.step_size or 0
+            first = manifest.deltas[0][1]
         receiving = Receiving(digest, size, chunk, now=opens, rng=rng)
-        return cls(manifest, receiving, opens, opens + wait, announced)
+        slots = range(first, first + receiving.count) if is_step else range(0)
+        return cls(manifest, receiving, opens, opens + wait, announced, step_slots=slots)
 
     @property
     def has_slots(self) -> bool:
@@ -185,7 +195,12 @@ class Downloader:
         return self._download.next_due if self._download is not None else None
 
     def begin(
-        self, manifest: Announcement, *, patience: float = 0.0, announced: bytes = b""
+        self,
+        manifest: Announcement,
+        *,
+        patience: float = 0.0,
+        announced: bytes = b"",
+        is_step: bool = False,
     ) -> None:
         """Begin to download a body, instead of the one in progress.
 
@@ -195,6 +210,7 @@ class Downloader:
             manifest: Message that announces the body.
             patience: Seconds to wait for slots before missing chunks are requested.
             announced: Bytes of the message, if they are to be kept.
+            is_step: True downloads the step that a manifest announces, not the whole model.
 
         Raises:
             Refused: MALFORMED or TOO_LARGE sizes.
@@ -203,7 +219,12 @@ class Downloader:
         if isinstance(manifest, ModelMessage):
             opens += self._rng.random() * manifest.spread / 1000
         download = BodyDownload.of(
-            manifest, opens=opens, patience=patience, rng=self._rng, announced=announced
+            manifest,
+            opens=opens,
+            patience=patience,
+            rng=self._rng,
+            announced=announced,
+            is_step=is_step,
         )
         early = self._early
         self.stop()
@@ -211,13 +232,13 @@ class Downloader:
         if isinstance(manifest, ModelMessage):
             for part in early.drain(download.receiving.id) if early is not None else ():
                 download.add(part, opens)
-            if is_common_start(manifest):
+            if is_common_start(manifest) and not is_step:
                 self._early = EarlyParts(manifest.size)
 
     def stop(self) -> None:
         """End the download, and unsubscribe from its slots unless the next parts are awaited."""
         if self._early is None and self._download is not None and self._download.is_open:
-            self._link.subscribe_parts(wanted=False)
+            self._link.subscribe_parts(wanted=False, slots=self._download.step_slots)
         self._download = None
 
     def release_slots(self) -> None:
@@ -243,7 +264,7 @@ class Downloader:
         if download is None or not self._link.is_up or now < download.opens:
             return
         if download.open_slots():
-            self._link.subscribe_parts(wanted=True)
+            self._link.subscribe_parts(wanted=True, slots=download.step_slots)
         request = download.request(now)
         if request is not None:
             self._counts["fetches asked"] += 1
@@ -275,7 +296,9 @@ class Downloader:
             return None
         body = download.receiving.body()
         self.stop()
-        return DownloadCompleted(download.manifest, download.announced, body)
+        is_step = bool(download.step_slots)
+        self._counts["steps received"] += is_step
+        return DownloadCompleted(download.manifest, download.announced, body, is_step)
 
     def refuse(self, refusal: RefusalMessage, *, shortest: float) -> bool:
         """Process a refusal of the requested chunks; return False if it is about something else.

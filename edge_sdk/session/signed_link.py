@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from edge_sdk.app.cli import fields
@@ -84,6 +84,7 @@ class SignedLink:
         self._link: Transport | None = None
         self._accepts_peers = False
         self._audience = ALL
+        self._part_filters: tuple[str, ...] = ()
         self._regions: frozenset[str] = frozenset()
         self._logged: set[tuple[str, Reason]] = set()
         self._signer, self._fleet, self._device = signer, fleet, device
@@ -141,7 +142,7 @@ class SignedLink:
             return
         if self._link is not None and self._link.is_up:
             former = topics.run_filters(self._fleet, self._audience)
-            self._link.unsubscribe(*former, topics.parts_filter(self._fleet, self._audience))
+            self._link.unsubscribe(*former, *self._part_filters)
             self._link.subscribe(*topics.run_filters(self._fleet, audience))
         self._audience = audience
 
@@ -276,10 +277,13 @@ class SignedLink:
         if self._regions:
             self.link.subscribe(*(topics.weather(self._fleet, x) for x in sorted(self._regions)))
 
-    def subscribe_parts(self, *, wanted: bool) -> None:
-        """Subscribe to the slots of the common model, or unsubscribe."""
+    def subscribe_parts(self, *, wanted: bool, slots: Iterable[int] = ()) -> None:
+        """Subscribe to slots of the common model, or unsubscribe; none named: all of them."""
         change: Callable[..., None] = self.link.subscribe if wanted else self.link.unsubscribe
-        change(topics.parts_filter(self._fleet, self._audience))
+        some = tuple(topics.part(self._fleet, slot, self._audience) for slot in slots)
+        some = some or (topics.parts_filter(self._fleet, self._audience),)
+        self._part_filters = some if wanted else ()
+        change(*some)
 
     def flush(self) -> None:
         """Pass queued messages to the link up to its window."""

@@ -6,11 +6,13 @@ that repeats one of its tasks, or the download in progress, changes nothing.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
 
+from edge_sdk.app.cli import fields
 from edge_sdk.session import manifest_checks
 from edge_sdk.session.agenda import Agenda
 from edge_sdk.session.download import DownloadCompleted, Downloader
@@ -22,6 +24,7 @@ from edge_sdk.session.events import (
     TaskWithdrawn,
 )
 from edge_sdk.session.manifest_checks import ManifestExpectation, NewestAnnouncements
+from edge_sdk.session.model_content import NewestModel, whole_model
 from edge_sdk.session.model_log import ModelLog
 from edge_sdk.session.server_clock import ServerClock
 from edge_sdk.store.store import DeviceStore
@@ -32,6 +35,8 @@ from edge_sdk.wire.protocol import messages as m
 from edge_sdk.wire.protocol.client_sampling import takes_part
 from edge_sdk.wire.protocol.codec import decode, unpack_tensor
 from edge_sdk.wire.protocol.envelope import digest
+
+logger = logging.getLogger(__name__)
 
 _GRACE = 600.0  # seconds after which a round counts as ended when the server time is unknown
 
@@ -82,6 +87,7 @@ class TaskInbox:
         self._manifest_at = clock.uptime
         self._task: m.TaskMessage | None = None
         self._content: tuple[bytes, Vector] | None = None
+        self._newest = NewestModel()
 
     @property
     def is_common(self) -> bool:
@@ -117,13 +123,16 @@ class TaskInbox:
         """Begin a run: nothing was received in it yet."""
         self.seen = NewestAnnouncements(self.seen.serial, run)
         self._content = None
+        self._newest.clear()
         if self._task is not None and self._task.run != run:
             self._task = None
 
     def follow_run(self, name: str) -> None:
         """Take part in the run of this name: nothing was received in it yet."""
         self._log.follow_run(name)
-        self._name, self.manifest, self._task, self._content = name, None, None, None
+        self._name, self.manifest, self._task = name, None, None
+        self._content = None
+        self._newest.clear()
         self.seen = NewestAnnouncements(self._store.fact(self._serial))
         self.phase = "train"
 
@@ -213,7 +222,8 @@ class TaskInbox:
             yield self._model_task(manifest, self._content[1])
         elif not isinstance(self._downloads.manifest, m.BundleMessage):
             # one transfer at a time; considered again when the bundle is in force
-            self._downloads.begin(manifest, patience=self._patience)
+            has_base = self._newest.has_base(manifest)
+            self._downloads.begin(manifest, patience=self._patience, is_step=has_base)
 
     # --- tasks for this device --------------------------------------------------------------------
 
@@ -277,24 +287,30 @@ class TaskInbox:
         """
         manifest = completed.manifest
         if isinstance(manifest, m.ModelMessage):
-            yield self._model_task(manifest, self._read_model(manifest, completed.body))
+            w = self._read_common(manifest, completed)
+            if w is not None:
+                yield self._model_task(manifest, w)
         elif isinstance(manifest, m.TaskMessage):
             yield self._read_task(manifest, completed.body)
 
-    def _read_model(self, manifest: m.ModelMessage, body: bytes) -> Vector:
-        """Decode the vector; the digest is verified, so a contradiction is the server's fault."""
-        content = decode(m.ContentBody, body)
-        found = (content.run, content.version, content.part, content.spec, content.enc)
-        if found != (manifest.run, manifest.version, manifest.part, manifest.spec, manifest.enc):
-            raise Refused(Reason.MALFORMED, "the content differs from its manifest")
+    def _read_common(self, manifest: m.ModelMessage, completed: DownloadCompleted) -> Vector | None:
+        """Return the vector; None after a step that does not fit: the whole model is downloaded."""
         assert self.wanted is not None
-        vector = unpack_tensor(content.blob, content.enc, self.wanted.size)
-        return vector.astype(np.float32)
+        if not completed.is_step:
+            return whole_model(manifest, completed.body, self.wanted.size)
+        try:
+            return self._newest.after_step(manifest, completed.body)
+        except Refused as refused:
+            logger.warning("step refused %s", fields(version=manifest.version, why=str(refused)))
+            self._newest.clear()
+            self._downloads.begin(manifest, patience=self._patience)
+            return None
 
     def _model_task(self, manifest: m.ModelMessage, w: Vector) -> TaskReceived:
         """Return the task of a manifest; at the end of a run it carries only the final model."""
         assert self.wanted is not None
         self._content = (manifest.digest, w)
+        self._newest.keep(manifest.version, w)
         is_end = manifest.phase == "stop"
         return TaskReceived(
             Task(

@@ -5,7 +5,9 @@ from __future__ import annotations
 from argparse import ArgumentParser, Namespace
 from dataclasses import replace
 from pathlib import Path
+from typing import get_args
 
+from edge_sdk.wire.protocol.block_quantisation import DownlinkEncoding
 from firmware_sim.commands.comparison_options import with_trial
 from firmware_sim.commands.options import arguments
 from firmware_sim.samples import SampleSet, sample_set
@@ -27,6 +29,8 @@ def add_run_options(parser: ArgumentParser) -> None:
     add("--method", metavar="NAMES", help="method; several with commas are compared (fedavg)")
     words = "encoding of the updates: f4, q8, q4; several with commas are compared (f4)"
     add("--encoding", metavar="NAMES", help=words)
+    words = "encoding of new models: f4, or q8 for steps of 8 bits from the last one (f4)"
+    add("--downlink", choices=get_args(DownlinkEncoding), help=words)
     words = "devices whose updates close a round (all; half for asynchronous methods)"
     add("--quorum", type=int, metavar="N", help=words)
     words = "setting of every method, or of one: fedprox.prox=0.1"
@@ -70,6 +74,7 @@ def chosen_scenario(args: Namespace) -> tuple[Scenario, SampleSet]:
         base = replace(base, bundle=DEFAULT_BUNDLES.get(args.like or base.samples, base.bundle))
     options = {"samples": args.like, "devices": args.devices, "bundle": args.bundle}
     learned = {"quorum": args.quorum, "rounds": args.rounds, "shared": args.shared}
+    learned |= {"downlink": args.downlink}
     settings = {"steps": args.steps, "rate": args.rate}
     given = {key: value for key, value in settings.items() if value is not None}
     learning = replace(

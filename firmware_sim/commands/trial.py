@@ -57,6 +57,7 @@ class TrialRow:
         credit: Credit report, where the method weighs models for one another.
         byzantine: Ids of the Byzantine devices.
         sent: Payload bytes that a device sent per round, on average; 0 if the run did not end.
+        received: The same of what it received.
     """
 
     run: RunSettings
@@ -69,6 +70,7 @@ class TrialRow:
     credit: CreditReport | None = None
     byzantine: frozenset[str] = frozenset()
     sent: int = 0
+    received: int = 0
 
     @property
     def rise(self) -> float | None:
@@ -107,7 +109,9 @@ class TrialRow:
             "method": self.run.method,
             "rule": self.run.rule_name,
             "encoding": self.run.encoding,
+            "downlink": self.run.downlink,
             "bytes_sent_a_round": self.sent,
+            "bytes_received_a_round": self.received,
             "attack": self.attack_plan.attack if self.attack_plan else None,
             "mae": _number(self.errors.mae),
             "rmse": _number(self.errors.rmse),
@@ -216,10 +220,11 @@ class Trial:
             learning, quorum=learning.awaits(available_updates(self.scenario, attack_plan))
         )
         run = self._prepared(replace(self.scenario, run=run_settings), where, url, attack_plan)
-        rounds, sent = learning.rounds, 0
+        rounds, sent, received = learning.rounds, 0, 0
         try:
             cost = run.run()
-            sent = round(cost.up / cost.devices / max(1, cost.rounds))
+            shares = cost.devices * max(1, cost.rounds)
+            sent, received = round(cost.up / shares), round(cost.down / shares)
         except TooSlow as slow:
             if attack_plan is None:
                 raise
@@ -239,6 +244,7 @@ class Trial:
             credit=run.credit,
             byzantine=attack_plan.malicious(ids) if attack_plan else frozenset(),
             sent=sent,
+            received=received,
         )
 
     def _prepared(
@@ -289,16 +295,17 @@ def table(rows: Sequence[TrialRow], unit: str) -> str:
     names = [(_method(row), row.run.rule_name) for row in rows]
     wide = [max(map(len, column)) + 2 for column in zip(*names, ("method", "rule"), strict=True)]
     head = f"{'method':{wide[0]}}{'rule':{wide[1]}}{'attack':16}"
-    lines = [f"{head}{'MAE':>10}{'RMSE':>10}{'rise':>12}{'refused':>9}{'B a round':>11}  "]
+    lines = [f"{head}{'MAE':>10}{'RMSE':>10}{'rise':>12}{'refused':>9}{'B up':>9}{'B down':>9}  "]
     for (method, rule), row in zip(names, rows, strict=True):
         attack = row.attack_plan.attack if row.attack_plan else "none"
         lines.append(
             f"{method:{wide[0]}}{rule:{wide[1]}}{attack:16}{row.errors.mae:10.4g}"
             f"{row.errors.rmse:10.4g}{_rise(row.rise):>12}{sum(row.refused.values()):9}"
-            f"{row.sent or '':>11}  {row.outcome}"
+            f"{row.sent or '':>9}{row.received or '':>9}  {row.outcome}"
         )
     evaluated = len(rows[0].errors.each) if rows else 0
-    lines += [f"means over the {evaluated} devices that are honest in every run, {unit}", ""]
+    lines.append(f"means over the {evaluated} devices that are honest in every run, {unit};")
+    lines += ["B: bytes of a device and round", ""]
     text = "\n".join([*map(str.rstrip, lines), *verdicts(rows)])
     details = [
         row.details_text(unit) for row in rows if row.attack_plan is not None or len(rows) == 1
@@ -307,9 +314,11 @@ def table(rows: Sequence[TrialRow], unit: str) -> str:
 
 
 def _method(row: TrialRow) -> str:
-    """Return the method, with the encoding of its updates where that is not float32."""
-    encoding = row.run.encoding
-    return row.run.method if encoding == "f4" else f"{row.run.method} {encoding}"
+    """Return the method, with the encodings of updates and new models that are not float32."""
+    run = row.run
+    words = [run.method, run.encoding if run.encoding != "f4" else ""]
+    words += [f"down {run.downlink}" if run.downlink != "f4" else ""]
+    return " ".join(filter(None, words))
 
 
 def _rise(share: float | None) -> str:

@@ -155,15 +155,20 @@ class DirectFleet:
     def errors(self, simulation: DirectSimulation, evaluated: tuple[str, ...]) -> Errors:
         """Score the devices' forecasts on readings after their histories."""
         found = {}
-        later = replace(self.scenario, until=self.scenario.evaluation[1])
         for name in evaluated:
-            device = simulation.devices[name]
-            series = self.histories.series(self.samples_of[name], later)
-            judged = self._runtime(name, series, METHODS[self.bound.config.run.method])
-            judged.scale = device.learner.scale
-            _, predicted, truth = judged.rolling(device.state, *self.scenario.span)
+            judged = self.judged(simulation, name)
+            state = simulation.devices[name].state
+            _, predicted, truth = judged.rolling(state, *self.scenario.span)
             found[name] = Error.of(predicted, truth)
         return Errors(found)
+
+    def judged(self, simulation: DirectSimulation, name: str) -> ModelRuntime:
+        """Return the runtime of a device with the readings after its history."""
+        later = replace(self.scenario, until=self.scenario.evaluation[1])
+        series = self.histories.series(self.samples_of[name], later)
+        judged = self._runtime(name, series, METHODS[self.bound.config.run.method])
+        judged.scale = simulation.devices[name].learner.scale
+        return judged
 
     def _device(self, name: str, factory: Factory | None, *, is_last: bool) -> DirectDevice:
         chosen = self.scenario.of_newcomer() if is_last else self.scenario

@@ -15,6 +15,7 @@ import numpy as np
 
 from aggregator.config import BoundRun
 from aggregator.methods import OPEN
+from aggregator.methods.base.downlink_step import STEP
 from aggregator.store.state_codec import digest
 from edge_sdk.session.manifest_checks import vectors
 from edge_sdk.wire.contract.method import (
@@ -186,7 +187,8 @@ class DirectServer:
         ask = self.bound.ask
         name = ask.down[0] if ask.down else "w"
         w = np.asarray(task.arrays[name], np.float32)
-        self.bytes_down += 4 * w.size * len(self.devices)
+        whole = 4 * w.size  # a device that took the task before has the version of the step
+        self.bytes_down += task.arrays.get(STEP, np.zeros(whole, np.uint8)).size * len(self.devices)
         declared = {one.name for one in ask.numbers}
         values = {key: float(value) for key, value in task.values.items() if key in declared}
         arrays = {name: w}

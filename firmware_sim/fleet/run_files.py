@@ -222,6 +222,7 @@ def aggregator_table(fleet: str, chosen: Scenario, broker: str, page: str) -> di
             "graph": dict(learning.graph) or None,
             "seed": learning.seed or None,
             "encoding": learning.encoding,
+            "downlink": learning.downlink,
             "schedule": {"rounds_per_day": "continuous"},
         },
     }

@@ -72,6 +72,7 @@ def test_a_forked_aggregator_is_found_by_comparison_by_the_device_and_by_the_hon
     forger = trial.family.start("forger", command("gridfed-aggregator", "run", str(config)))
     rewrite(first.config, "broker", url=other)
     deceived = trial.family.start("deceived", command("gridfed-edge", "run", str(first.config)))
+    trial.until(lambda: "round closed" in forger.tail(200))  # until then both logs are equal
     before = log_of(trial, 0)["size"]
     trial.until(lambda: log_of(trial, 0)["size"] > before)
     stop(trial, deceived)

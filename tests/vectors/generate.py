@@ -27,6 +27,7 @@ from edge_sdk.wire.protocol import (
     envelope,
     messages,
     model_log,
+    model_step,
     msgpack_reader,
     topics,
 )
@@ -89,6 +90,13 @@ CONTENT = messages.ContentBody(
     spec=SPEC.digest,
     enc="f4",
     blob=codec.pack_tensor(np.array([0.25, 3.0]), "f4"),
+)
+
+STEP = [0.9921875, -0.5]
+"""The step from version 40 to ``CONTENT``'s version: exact in ``q8``."""
+BASE = [-0.7421875, 3.5]
+STEP_BODY = model_step.step_body(
+    run=7, version=41, spec=SPEC.digest, blob=codec.pack_tensor(np.array(STEP), "q8")
 )
 
 
@@ -296,11 +304,18 @@ def model() -> list[Case]:
     """The common model: manifest and its only part."""
     body, manifest = codec.encode(CONTENT), MANIFEST
     whole = envelope.digest(body)
+    step = envelope.digest(STEP_BODY)
+    stepped = replace(manifest, deltas=((40, 1),), step=step, step_size=len(STEP_BODY))
     return [
         common("model", manifest),
         common("model-ahead", replace(manifest, round=42, spread=0, share=1.0, ahead=8)),
         *(common(f"model-logged-{i}", one) for i, one in enumerate(logged(manifest), 1)),
         common("part", messages.PartMessage(id=whole[:16], i=0, blob=body)),
+        common("model-step", stepped),
+        replace(
+            common("part-step", messages.PartMessage(id=step[:16], i=0, blob=STEP_BODY)),
+            topic=topics.part(FLEET, 1),
+        ),
     ]
 
 
@@ -632,6 +647,7 @@ def files() -> dict[str, bytes]:
     made = cases()
     out = {f"{case.name}.bin": case.payload for case in made}
     out["body-content.bin"] = codec.encode(CONTENT)
+    out["body-step.bin"] = STEP_BODY
     out |= {
         f"tensor-{name}.bin": codec.pack_tensor(np.array(vector), enc)
         for name, (enc, vector) in TENSORS.items()
@@ -652,6 +668,7 @@ def files() -> dict[str, bytes]:
             for case in made
         },
         "content": said(CONTENT),
+        "step": {"base": BASE, "model": codec.unpack_tensor(CONTENT.blob, "f4", 2).tolist()},
         "tensors": {name: {"enc": enc, "vector": v} for name, (enc, v) in TENSORS.items()},
     }  # fmt: skip
     out["index.json"] = (json.dumps(index, indent=1, sort_keys=True) + "\n").encode()

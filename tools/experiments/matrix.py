@@ -27,8 +27,10 @@ from edge_sdk.methods import METHODS as DEVICE
 from edge_sdk.methods.local_sgd import LocalSgd
 from edge_sdk.methods.training_context import ShellContext, Windows
 from edge_sdk.shared_math.optim import adam
-from edge_sdk.wire.contract.method import CONTRACTS
+from edge_sdk.training.error_feedback import Residual, UplinkEncoding, rounding_seed
+from edge_sdk.wire.contract.method import CONTRACTS, Task, Update
 from edge_sdk.wire.contract.parameter_layout import Vector
+from edge_sdk.wire.protocol.block_quantisation import dequantise
 from firmware_sim.attacks import ATTACKS
 from tools.experiments import cells as data
 from tools.experiments import synthetic
@@ -80,6 +82,7 @@ class Square:
         before: What the answers go through first; empty for nothing.
         seed: Of everything that is drawn.
         rounds: Of FedAvg.
+        encoding: Of the honest answers; ``q8`` and ``q4`` with error feedback.
     """
 
     rule: str
@@ -87,11 +90,13 @@ class Square:
     before: str
     seed: int
     rounds: int = ROUNDS
+    encoding: str = "f4"
 
     @property
     def file(self) -> str:
         """Return the file of its result, below the output folder."""
-        words = ("e13", self.rule, self.attack or "none", self.before or "bare")
+        words: tuple[str, ...] = ("e13", self.rule, self.attack or "none", self.before or "bare")
+        words = words if self.encoding == "f4" else (*words, self.encoding)
         return "-".join((*words, f"r{self.rounds}", f"s{self.seed}")) + ".json"
 
 
@@ -169,11 +174,36 @@ def _learnt(
     settings = method.settings(steps=STEPS, rate=1e-3)
     setup = Setup(rule, settings, Rounds(quorum=CLIENTS, limit=square.rounds), spec, square.seed)
     lies = liars(square.attack, named, CLIENTS, CONTRACTS["fedavg"], square.seed)
-    world = World(method.half(setup), devices, at_once, lies, states=states)
+    encoded = {} if square.encoding == "f4" else {x: Quantised(square.encoding) for x in cells}
+    world = World(method.half(setup), devices, at_once, lies, encoded, states)
     common = spec.shared(first)
     for moment in world.moments(common):
         common = np.asarray(world.server.model(moment.state)["p"], np.float32)
     return common
+
+
+@dataclass(slots=True)
+class Quantised:
+    """What arrives of a client's answers in ``q8`` or ``q4``: the decoded vectors.
+
+    Attributes:
+        enc: The encoding.
+        residual: Rounding error that is added to the next answer.
+    """
+
+    enc: str
+    residual: Residual | None = None
+
+    def __call__(self, update: Update) -> Update:
+        """Encode an answer as a device does; return what the aggregator decodes."""
+        size, carried = update.vector.size, np.zeros(update.vector.size)
+        if self.residual is not None:
+            carried = self.residual.carried(run=1, round_=update.round, enc=self.enc, size=size)
+        task = Task(update.sender, update.round, "train", base=update.base)
+        seed = rounding_seed(update.sender, run=1, task=task)
+        encoding = UplinkEncoding(self.enc, carried, seed)
+        self.residual = encoding.residual(update, run=1)
+        return replace(update, vector=dequantise(encoding.encode(update.vector), self.enc, size))
 
 
 def _spoilt(square: Square, cell: Cell, bundle: Bundle) -> ChannelFrame:

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aggregator.methods.base import round_machine
+from aggregator.methods.base.downlink_step import adopted, announced
 from aggregator.methods.base.pending_rows import AddRow, with_row
 from aggregator.methods.base.round_machine import (
     ASK,
@@ -49,6 +50,8 @@ class Averaged(RoundState):
         parent: The model received last from a parent's aggregator, with its numbers (``run``,
             ``number``, ``attempt``, ``step``, ``version``, ``w``), the ``rounds`` closed since and
             the largest ``count`` of updates in one; empty without a parent.
+        downlink: The last step and what it left out (``downlink_step.adopted``); empty while whole
+            models are announced, and after a parent's model.
     """
 
     moments: Mapping[str, NDArray[np.float64]]
@@ -58,6 +61,7 @@ class Averaged(RoundState):
     counts: Mapping[str, float] = field(default_factory=dict)
     losses: Mapping[str, float] = field(default_factory=dict)
     parent: Mapping[str, Any] = field(default_factory=dict)
+    downlink: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def senders(self) -> Collection[str]:
@@ -162,10 +166,12 @@ def averaging(rule: Rule, settings: Averaging, add_row: AddRow = with_row) -> Ha
 
     def model(state: Averaged) -> Mapping[str, Array]:
         is_over = state.round > 0 and not state.is_open
-        return {"p": published(settings.manner.final(state) if is_over else state.w)}
+        w = settings.manner.final(state) if is_over else state.w
+        return {"p": published(w), **(announced(state.downlink) if w is state.w else {})}
 
     def tasks(state: Averaged, _clients: Iterable[str]) -> Effects:
-        arrays, at = {"w": published(state.w)}, settings.values_at
+        arrays: dict[str, Array] = {"w": published(state.w), **announced(state.downlink)}
+        at = settings.values_at
         values = settings.values if at is None else at(state.version)
         return (Task(ALL, state.round, ASK, base=state.version, values=values, arrays=arrays),)
 
@@ -192,6 +198,9 @@ def _combined(rule: Rule, settings: Averaging, state: Averaged) -> RoundOutcome[
     w, moments = optimiser_step(
         settings.optimiser, state.w, verdict.value, state.moments, settings.after
     )
+    downlink: Mapping[str, Any] = {}
+    if settings.rounds.downlink == "q8" and np.isfinite(published(w)).all():
+        w, downlink = adopted(state.w, w, state.downlink)
     if not np.isfinite(published(w)).all():
         return _discarded(state, NOT_FINITE)
     kept = scheme.keep(state, w)
@@ -202,6 +211,7 @@ def _combined(rule: Rule, settings: Averaging, state: Averaged) -> RoundOutcome[
         memory=verdict.memory,
         kept=kept,
         parent=_counted(state.parent, len(rows.ids)),
+        downlink=downlink,
     )
     is_last = scheme.is_over(state.version + 1, kept)
     return RoundOutcome(moved, _report(state, rows, verdict), is_last=is_last)
@@ -224,7 +234,7 @@ def _adopted(state: Averaged, event: ParentModel) -> RoundOutcome[Averaged]:
     parent = {name: getattr(event, name) for name in names}
     parent |= {"w": event.vector, "rounds": 0, "count": 0}
     report = {"cohort": [], "parent_round": event.number, "parent_version": event.version}
-    moved = replace(_emptied(state), w=w, parent=parent)
+    moved = replace(_emptied(state), w=w, parent=parent, downlink={})
     return RoundOutcome(moved, report, is_last=event.is_last)
 
 

@@ -24,6 +24,7 @@ from edge_sdk.wire.contract.method import (
     Update,
 )
 from edge_sdk.wire.contract.parameter_layout import Vector
+from edge_sdk.wire.protocol.block_quantisation import DownlinkEncoding
 
 ASK = "train"
 OPEN = Due(round=0, ask="open")
@@ -50,6 +51,7 @@ class Rounds:
         weighting: ``uniform``, or ``samples`` by the claimed sample counts.
         cap: Largest sample count that is used, as a multiple of the median.
         limit: Number of moved rounds after which the run stops; None never stops.
+        downlink: ``q8`` adopts every new model as an eight-bit step from the last one.
     """
 
     quorum: int = 1
@@ -58,6 +60,7 @@ class Rounds:
     weighting: Literal["uniform", "samples"] = "uniform"
     cap: float = 10.0
     limit: int | None = None
+    downlink: DownlinkEncoding = "f4"
 
     def __post_init__(self) -> None:
         """Refuse values outside of their bounds."""

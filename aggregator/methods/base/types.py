@@ -129,11 +129,13 @@ class Method(NamedTuple):
     Where the contract's ask is ``patient``, the settings have ``max_staleness``: a staler update is
     refused at ingress. They may have ``graphs``: those of the contract's that a device needs for
     these numbers. A method that combines updates on its ``own`` refuses a rule, so none is shown.
+    One that ``is_stepped`` adopts new models as eight-bit steps where the run wants it.
     """
 
     settings: type[Any]
     half: Callable[[Setup], Half[Any]]
     own: bool = False
+    is_stepped: bool = False
 
 
 Unused = Literal["rule", "weighting", "share"]

@@ -19,6 +19,9 @@ from edge_sdk.wire.errors import Reason, Refused
 UpdateEncoding = Literal["f4", "q8", "q4"]
 """Encoding of updates that a run may ask for; ``f4`` is float32."""
 
+DownlinkEncoding = Literal["f4", "q8"]
+"""Encoding in which devices receive new models: whole in float32, or as a step in eight bits."""
+
 BLOCK: Final = 64
 """Number of scalars that share one scale."""
 

@@ -81,8 +81,8 @@ class Link:
     def discard_queue(self):
         self.log.append("discarded")
 
-    def subscribe_parts(self, *, wanted):
-        self.log.append(f"parts {wanted}")
+    def subscribe_parts(self, *, wanted, slots=()):
+        self.log.append(f"parts {wanted}{list(slots) or ''}")
 
 
 @pytest.fixture

@@ -78,9 +78,10 @@ TABLE = {
             "size": (I, 1, 2**23), "chunk": (I, 1, 32768), "until": TIME, "spread": SPAN,
             "inline": (I, 0, 32768), "share": (F, 0.0, 1.0), "vals": (M, 0, 32), "cohort": REF,
             "deltas": (L, 0, 8), "ahead": (I, 1, 256),
-            "note": (S, 1, 512), "path": (B, 0, 2048),
+            "note": (S, 1, 512), "path": (B, 0, 2048), "step": (B, 32, 32),
+            "step_size": (I, 1, 2**23),
         },
-        "vals cohort deltas ahead note path",
+        "vals cohort deltas ahead note path step step_size",
     ),
     "task": (
         1,
@@ -531,6 +532,45 @@ def tensor(blob, enc, size):
     for i, value in zip(where, struct.unpack_from(f"<{kept}f", blob, 4 + 4 * kept), strict=True):
         out[i] = value
     return out
+
+
+def after_step(manifest, body, base):
+    """Return the float32 model of a manifest from the body of its step and the version before."""
+    if hashlib.sha256(body).digest() != manifest["step"] or len(body) != manifest["step_size"]:
+        raise Bad("BAD_DIGEST")
+    _, header, at = read(body, 1, 3)
+    what, blob, at = read(body, at, 0)
+    wanted = {"part": "step", "enc": "q8"} | {k: manifest[k] for k in ("run", "version", "spec")}
+    if (
+        body[:1] != b"\x92"
+        or what is not B
+        or at != len(body)
+        or {k: v for k, (_, v) in header.items()} != wanted
+    ):
+        raise Bad("MALFORMED")
+    moved = [x + step for x, step in zip(base, tensor(blob, "q8", len(base)), strict=True)]
+    floats = struct.pack(f"<{len(moved)}f", *moved)
+    whole = {**wanted, "part": "shared", "enc": "f4"}
+    if hashlib.sha256(b"\x92\x85" + pairs(whole) + packed(floats)).digest() != manifest["digest"]:
+        raise Bad("BAD_DIGEST")
+    return list(struct.unpack(f"<{len(moved)}f", floats))
+
+
+def pairs(header):
+    """Write the pairs of a short map in the order of their keys."""
+    return b"".join(packed(key) + packed(header[key]) for key in sorted(header))
+
+
+def packed(value):
+    """Write a short text, bytes, or a whole number that is not negative."""
+    if isinstance(value, str):
+        return bytes([0xA0 + len(value)]) + value.encode()
+    if isinstance(value, bytes):
+        head = struct.pack(">BB", 0xC4, len(value)) if len(value) < 256 else b""
+        return (head or struct.pack(">BI", 0xC6, len(value))) + value
+    if value < 128:
+        return bytes([value])
+    return struct.pack(">BI", 0xCE, value)
 
 
 def expect(blob, size):

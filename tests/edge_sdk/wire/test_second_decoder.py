@@ -72,6 +72,15 @@ def test_both_decoders_read_the_same_tensor(name):
     assert second.tensor(blob, case["enc"], len(case["vector"])) == case["vector"]
 
 
+def test_both_decoders_apply_the_step_to_the_announced_model():
+    manifest, body = parse("model-step"), parse("part-step")["blob"]
+    assert body == (FOLDER / "body-step.bin").read_bytes()
+    assert manifest["deltas"] == [[40, 1]]
+    assert second.after_step(manifest, body, INDEX["step"]["base"]) == INDEX["step"]["model"]
+    with pytest.raises(second.Bad, match="BAD_DIGEST"):
+        second.after_step(manifest, body, [-0.7421875, 3.25])
+
+
 def test_the_offer_proves_the_body_that_its_chunks_carry():
     offer = parse("offer")
     body = parse("chunk-0")["blob"] + parse("chunk-1")["blob"]

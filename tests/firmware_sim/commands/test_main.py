@@ -28,6 +28,7 @@ def test_options_override_a_scenario():
         "bundle": None,
         "method": None,
         "encoding": None,
+        "downlink": None,
         "rounds": 5,
         "shared": ("lstm.",),
         "steps": 7,

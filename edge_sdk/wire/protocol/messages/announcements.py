@@ -97,10 +97,12 @@ class ModelMessage:
     share: Share  # probability with which a device takes part
     vals: Scalars = field(default_factory=dict)  # the numbers of the task, as the contract names
     cohort: Ref | None = None  # salt of the draw that ``share`` decides
-    deltas: Annotated[tuple[Pair, ...], Length(0, 8)] = ()  # (base version, first slot) of patches
+    deltas: Annotated[tuple[Pair, ...], Length(0, 8)] = ()  # (base version, first slot) of a step
     ahead: Window | None = None  # most chunks of an update sent with its first offer, ungranted
     note: Checkpoint | None = None  # signed checkpoint of the log, with this manifest as last leaf
     path: LogProof = b""  # hashes that prove it
+    step: Digest | None = None  # SHA-256 of the content body of a step from the version before
+    step_size: BodySize | None = None  # bytes of the step's content body
 
 
 @dataclass(frozen=True, slots=True)
