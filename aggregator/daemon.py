@@ -580,7 +580,7 @@ def serve(
             store = wait_for_store(
                 config.database,
                 lambda: _is_stopping(stopping),
-                lambda: _note_standby(config),
+                lambda why: _note_standby(config, why),
                 is_patient=is_again,
             )
             if store is None:
@@ -609,10 +609,10 @@ def _served(
         return {"round": daemon.state.round, "version": daemon.state.version}
 
 
-def _note_standby(config: AggregatorConfig) -> None:
-    """Log that another process writes, and tell systemd that this one is ready."""
-    logger.info("standby started %s", fields(fleet=config.fleet, database=config.database))
-    notify("READY=1", "STATUS=standby: another process writes to the database")
+def _note_standby(config: AggregatorConfig, why: str) -> None:
+    """Log why this process waits, and tell systemd that this one is ready."""
+    logger.info("standby started %s", fields(fleet=config.fleet, why=why))
+    notify("READY=1", "STATUS=standby: waits for the database")
 
 
 def _is_stopping(stopping: StopRequest) -> bool:

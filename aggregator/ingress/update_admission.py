@@ -193,7 +193,9 @@ class UpdateAdmission:
         return IngressResult((self._sealer.receipt(device, key, row),))
 
     def _make_room(self, device: str, before: Ledger, ledger: Ledger) -> None:
-        if self._store.held(device) >= ROWS and ledger != before:
+        if self._store.held(device) < ROWS:
+            return
+        if ledger != before:
             self._store.save_ledger(device, ledger)  # the first use of a new life prunes
         if self._store.held(device) >= ROWS:
             raise Refused(Reason.SAY_HELLO, f"{device} holds {ROWS} numbers")

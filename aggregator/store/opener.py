@@ -39,7 +39,7 @@ def open_store(place: Location, *, read_only: bool = False) -> Store:
 def wait_for_store(
     place: Location,
     is_stopping: Callable[[], bool],
-    note: Callable[[], None],
+    note: Callable[[str], None],
     *,
     is_patient: bool = False,
 ) -> Store | None:
@@ -48,7 +48,7 @@ def wait_for_store(
     Args:
         place: The database.
         is_stopping: Returns whether to give up.
-        note: Called once, when the wait begins.
+        note: Called once with the reason, when the wait begins.
         is_patient: Wait also while the server cannot be reached.
 
     Returns:

@@ -136,7 +136,7 @@ class PostgresStore(SqlStore):
 def wait(
     place: PostgresUrl,
     is_stopping: Callable[[], bool],
-    note: Callable[[], None],
+    note: Callable[[str], None],
     *,
     is_patient: bool = False,
 ) -> PostgresStore | None:
@@ -145,7 +145,7 @@ def wait(
     Args:
         place: The database.
         is_stopping: Returns whether to give up.
-        note: Called once, when the wait begins.
+        note: Called once with the reason, when the wait begins.
         is_patient: Wait also while the server cannot be reached.
 
     Returns:
@@ -163,8 +163,8 @@ def wait(
                 except DatabaseError as error:
                     if not (is_waiting or is_patient or isinstance(error, DatabaseBusyError)):
                         raise
-                if not is_waiting:
-                    note()
+                    if not is_waiting:
+                        note(str(error))
                 is_waiting = True
             time.sleep(LOOK)
     finally:

@@ -317,7 +317,7 @@ def test_one_device_or_the_fleet_can_be_paused_and_resumed(begin):
     run(command("gridfed-aggregator", "resume", str(trial.config)))
     trial.until(lambda: trial.status()["run"]["version"] > still)
     assert trial.status()["run"]["phase"] == "train"
-    assert trial.status()["refused"].keys() <= {"PAUSED"}
+    assert trial.status()["refused"].keys() <= {"PAUSED", "EXPIRED"}  # a grant, on a busy machine
 
 
 # --- what an operator hands out -------------------------------------------------------------------
