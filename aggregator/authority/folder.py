@@ -145,6 +145,24 @@ def revoke(
     return found
 
 
+def revoke_all(
+    folder: Path,
+    names: Sequence[str],
+    now: datetime,
+    lifetime: timedelta,
+    passphrase: bytes = b"",
+) -> None:
+    """Revoke the certificates of several names, those without any included, and write the list.
+
+    Raises:
+        AuthorityError: There is no authority in the folder.
+    """
+    with _locked(folder), opened_authority(folder, passphrase) as (authority, record):
+        for name in names:
+            shut_out(record, name, now)
+        publish(folder, record, authority, now, lifetime)
+
+
 def shut_out(record: Record, name: str, now: datetime) -> None:
     """Revoke every valid certificate of a name, its unused password, and its membership."""
     with record.transaction():

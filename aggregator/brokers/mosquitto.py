@@ -280,7 +280,28 @@ def _entrance(listener: _Listener, settings: Mapping[str, str]) -> list[str]:
         findings.append(f"{where}: no acl_file: a device can publish as another device")
     if settings.get("tls_version") in {"tlsv1", "tlsv1.0", "tlsv1.1"}:
         findings.append(f"{where}: tls_version {settings['tls_version']} is broken")
-    return findings + _revocations(where, settings.get("crlfile", ""))
+    return (
+        findings + _shutting_out(where, settings) + _revocations(where, settings.get("crlfile", ""))
+    )
+
+
+def _shutting_out(where: str, settings: Mapping[str, str]) -> list[str]:
+    """Find settings in which a revoked device stays connected, or comes back."""
+    findings = []
+    if settings.get("require_certificate") == "true" and "crlfile" not in settings:
+        findings.append(f"{where}: no crlfile: a revoked device connects again")
+    plugins = [value for name, value in settings.items() if name in {"plugin", "auth_plugin"}]
+    if any("dynamic_security" in value for value in plugins):
+        findings.append(
+            f"{where}: dynamic security: disableClient does not shut out a device with a certificate, "
+            "which connects again and receives; use deleteClient, and a crlfile"
+        )
+        if "acl_file" not in settings:
+            findings.append(
+                f"{where}: no acl_file beside dynamic security: gridfed-aggregator revoke cannot "
+                "deny topics to a connected device"
+            )
+    return findings
 
 
 def _revocations(where: str, name: str) -> list[str]:

@@ -11,17 +11,20 @@ gridfed-aggregator broker check --file mosquitto.conf settings that lose message
 from __future__ import annotations
 
 import csv
-import fcntl
-import os
 import sys
 import time
 from argparse import ArgumentParser, Namespace
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext, suppress
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from aggregator.brokers import broker_process
+from aggregator.brokers.access_changes import (
+    denied_users,
+    locked_access_file,
+    replace_access_file,
+    with_denied,
+)
 from aggregator.brokers.shared_access import fleets_in, joined
 from aggregator.commands.arguments import add_config_option
 from edge_sdk.app.cli import RUNTIME, USAGE, CommandResult, Failure, stop_signals
@@ -178,12 +181,14 @@ def write_access_rules(args: Namespace) -> CommandResult:
 def _write_rules(path: Path, fleet: str, rules: str, *, is_shared: bool) -> None:
     """Replace a file of access rules at once, for Mosquitto may read it at any time.
 
-    The file has mode 0640: Mosquitto warns of one that everybody can read. A file that exists keeps
-    its group. The rules of other fleets in it are kept on a shared broker, and a reason to refuse
-    on any other.
+    A denial to a revoked device stays, unless the device has rules again. The rules of other fleets
+    in it are kept on a shared broker, and a reason to refuse on any other.
     """
-    with _locked(path) if is_shared else nullcontext():
+    with locked_access_file(path):
         before = path.read_text("utf-8", errors="replace") if path.exists() else ""
+        gone = [user for user in denied_users(before, fleet) if f"user {user}\n" not in rules]
+        if gone:
+            rules = with_denied(rules, fleet, gone)
         if is_shared:
             try:
                 rules = joined(before, fleet, rules)
@@ -195,21 +200,7 @@ def _write_rules(path: Path, fleet: str, rules: str, *, is_shared: bool) -> None
                 hint="choose another --folder or --file; or, where the fleets share a broker and "
                 "their certificates name FLEET.DEVICE, add --shared",
             )
-        beside = path.with_name(f"{path.name}.part")
-        beside.write_text(rules, "utf-8")
-        beside.chmod(0o640)
-        if path.exists():
-            with suppress(PermissionError):
-                os.chown(beside, -1, path.stat().st_gid)
-        beside.replace(path)
-
-
-@contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """Let one command at a time change a file of several fleets."""
-    with path.with_name(f"{path.name}.lock").open("ab") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
+        replace_access_file(path, rules)
 
 
 def _pairs(name: str) -> dict[str, set[str]]:

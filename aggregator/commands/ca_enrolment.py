@@ -19,6 +19,7 @@ from aggregator.commands.errors import require_database
 from aggregator.config import AggregatorConfig
 from aggregator.operations.control_queue import ControlOrder, leave
 from aggregator.operations.labels import LabelError, parse_labels
+from aggregator.operations.revocation import admit, require_settings
 from edge_sdk.app.cli import CommandResult, notify, start_logging, stop_signals
 from edge_sdk.app.permissions import make_private_folder, open_private
 from edge_sdk.wire.link.client_names import qualified, unqualified
@@ -116,6 +117,7 @@ def serve(args: Namespace) -> CommandResult:
     """Serve EST until a signal."""
     config = require_database(AggregatorConfig.load(args.config))
     section, folder = config.ca, folder_of(args)
+    require_settings(config)
     start_logging(config.log.level)
     host, _, port = section.listen.rpartition(":")
     if not port.isdigit():
@@ -145,11 +147,16 @@ def serve(args: Namespace) -> CommandResult:
 
 
 def _delivery(config: AggregatorConfig) -> Callable[[list[EnrolledMember]], None]:
-    """Return a function that queues enrolments for the daemon; repeated ones change nothing."""
+    """Return a function that gives members their access rules and queues their enrolments.
+
+    Repeated ones change nothing.
+    """
 
     def deliver(members: list[EnrolledMember]) -> None:
-        for one in members:
-            if one.state == "member" and one.identity is not None:
+        found = [one for one in members if one.state == "member"]
+        admit(config, [unqualified(one.name)[1] for one in found])
+        for one in found:
+            if one.identity is not None:
                 device = unqualified(one.name)[1]
                 public = one.identity.hex()
                 leave(config.inbox, ControlOrder("enrol", device, public=public, labels=one.labels))

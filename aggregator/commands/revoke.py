@@ -1,19 +1,27 @@
-"""Revoke a device: its messages are refused from now on.
+"""Revoke a device: its messages are refused, and the broker shuts it out.
 
-Also remove it from the broker's access rules (`gridfed-aggregator broker access`).
+With `access_file`, `reload` and `folder` in [ca], its access rules become a denial, its certificates
+are revoked, and the broker reads both again. A probe then measures the time until nothing is
+delivered any more. Exit code 1 means that the broker does not shut devices out. Without these keys
+change the access rules by hand (`gridfed-aggregator broker access`).
 
   gridfed-aggregator revoke meter-1 --why "meter replaced"
 """
 
 from __future__ import annotations
 
+import time
 from argparse import ArgumentParser, Namespace
 
 from aggregator.commands.arguments import add_config_option
 from aggregator.commands.orders import apply_orders
 from aggregator.config import AggregatorConfig
-from aggregator.operations.control_queue import ControlOrder
-from edge_sdk.app.cli import CommandResult
+from aggregator.operations.control_queue import ControlOrder, waiting
+from aggregator.operations.revocation import require_settings, shut_out
+from aggregator.store.opener import open_store
+from edge_sdk.app.cli import RUNTIME, CommandResult
+
+PATIENCE = 10.0  # s in which a running daemon applies an order
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -25,6 +33,40 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(args: Namespace) -> CommandResult:
     """Revoke a device."""
-    return apply_orders(
-        AggregatorConfig.load(args.config), [ControlOrder("revoke", args.id, why=args.why)]
-    )
+    config = AggregatorConfig.load(args.config)
+    is_shutting = require_settings(config)
+    done = apply_orders(config, [ControlOrder("revoke", args.id, why=args.why)])
+    if not is_shutting:
+        return done
+    path = config.ca.passphrase_file
+    result = shut_out(config, _names(config, args.id), path.read_bytes().strip() if path else b"")
+    is_applied = _is_applied(config, args.id)
+    late = "" if is_applied else "; the daemon has not applied the order yet"
+    data = {
+        **done.data,
+        "silent_after_ms": result.silent_after,
+        "reconnection_refused": result.is_refused,
+    }
+    text = f"{done.text}\nbroker: {result.sentence()}{late}"
+    return CommandResult(data, text, 0 if result.is_out or result.why else RUNTIME)
+
+
+def _names(config: AggregatorConfig, device: str) -> list[str]:
+    """Return the device and its further participations, which have its key."""
+    with open_store(config.database, read_only=True) as store:
+        clients = store.clients()
+    keys = {key for one in clients if one.id == device for key in one.sign}
+    return [one.id for one in clients if one.id == device or keys & set(one.sign)]
+
+
+def _is_applied(config: AggregatorConfig, device: str) -> bool:
+    """Wait until a running daemon has applied the order."""
+    end = time.monotonic() + PATIENCE
+    while any(
+        order is not None and (order.do, order.device) == ("revoke", device)
+        for _, order in waiting(config.inbox)
+    ):
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.05)
+    return True
