@@ -67,6 +67,11 @@ def model(tree, name):
     return stored(tree, name)[0]["w"].astype(np.float32)
 
 
+def of_site(tree, name, key):
+    """What a site's status says of its parent; None while it does not answer."""
+    return tree.status(name).get("parent", {}).get(key)
+
+
 def updates(tree):
     """Every update that the parent has journalled."""
     return [one.event for one in stored(tree, "parent")[1] if isinstance(one.event, Update)]
@@ -164,20 +169,20 @@ def test_a_kill_of_any_aggregator_at_any_moment_changes_no_bit(undisturbed, tmp_
         all_start(tree)
         with tree.devices() as fleets:
             everyone = list(fleets.values())
-
-            def until(done):
-                serve(everyone, done)
-
-            until(lambda: tree.version("site-1") >= 2)  # its first round is closed
+            first, second = fleets[0], fleets[1]
+            # Site 2 has closed its round and is receipted before any device of site 1 trains.
+            serve([second], lambda: of_site(tree, "site-2", "accepted") == 1)
+            serve([first], lambda: tree.version("site-1") >= 2)  # its first round is closed
             tree.kill("site-1")
             tree.start("site-1")
-            until(lambda: tree.version("parent") >= 1)
+            # No device of site 2 is served, so it cannot close the round of the parent's new model.
+            serve([first], lambda: tree.version("site-2") >= 3)  # it has the parent's new model
             tree.kill("parent")
-            until(lambda: tree.status("site-2")["parent"]["pending"] == 1)  # sealed, not receipted
+            serve(everyone, lambda: of_site(tree, "site-2", "pending") == 1)  # no receipt
             tree.kill("site-2")
             tree.start("site-2")
             tree.start("parent")
-            until(lambda: tree.version("parent") >= 3)
+            serve(everyone, lambda: tree.version("parent") >= 3)
             for name in ("parent", "site-1", "site-2"):
                 tree.kill(name)
             for name in ("site-2", "site-1", "parent"):
@@ -203,7 +208,7 @@ def test_a_site_that_is_cut_off_goes_on_and_offers_all_of_it_later(tmp_path):
                 everyone,
                 lambda: (
                     all(tree.version(name) >= before[name] + 3 for name in before)
-                    and all(tree.status(name)["parent"]["state"] == "alone" for name in before)
+                    and all(of_site(tree, name, "state") == "alone" for name in before)
                 ),
             )
             tree.start("parent")
@@ -219,7 +224,7 @@ def test_a_stale_difference_counts_with_an_asynchronous_parent(tmp_path):
         "method": "fedbuff",
         "quorum": 1,
         "weighting": "uniform",
-        "rounds": 8,
+        "rounds": 16,
         "settings": {"steps": 2},
     }
     with planted(tmp_path, parent_run=run_of_parent, rounds=2) as tree:
@@ -229,14 +234,15 @@ def test_a_stale_difference_counts_with_an_asynchronous_parent(tmp_path):
             serve(
                 everyone,
                 lambda: (
-                    tree.status("site-1").get("parent", {}).get("rounds") == "1 of 2"
-                    or tree.version("parent") >= 2
+                    of_site(tree, "site-1", "rounds") == "1 of 2" or tree.version("parent") >= 2
                 ),
             )
             tree.kill("site-1")
             at = tree.version("parent")
             serve(everyone, lambda: tree.version("parent") >= at + 2)
             tree.start("site-1")
+            before = of_site(tree, "site-1", "accepted") or 0
+            serve([fleets[0]], lambda: (of_site(tree, "site-1", "accepted") or 0) > before)
             finish(tree, fleets)
         _, journal, versions = stored(tree, "parent")
         late = [one.report["staleness"].get("site-1", 0) for one in versions]
@@ -270,7 +276,7 @@ def test_a_site_that_was_never_enrolled_waits_and_then_goes_on(tmp_path):
             serve(list(fleets.values()), lambda: tree.version("site-1") >= 2)
             serve(
                 list(fleets.values()),
-                lambda: tree.status("site-1")["parent"]["state"] == "alone",
+                lambda: of_site(tree, "site-1", "state") == "alone",
             )
             serve(list(fleets.values()), lambda: tree.version("site-1") >= 4)
         assert tree.version("parent") == 0
