@@ -74,6 +74,7 @@ class Fleet:
 FLEETS = (
     Fleet("homes", "load-lstm-week", ("lstm",)),
     Fleet("chargers", "chargers-week-1", ("",)),
+    Fleet("cells", "cells-mlp-1", ("",)),
     Fleet("cells", "cells-mlp-1", ("",), 100),
 )
 
