@@ -6,7 +6,7 @@ import hashlib
 import ipaddress
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Final, Literal
 
 from cryptography import x509
@@ -14,10 +14,9 @@ from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 from cryptography.hazmat.primitives.serialization import pkcs7
-from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+from cryptography.x509.oid import AttributeOID, ExtendedKeyUsageOID, NameOID
 
 from edge_sdk.wire.link.certificate_request import (
-    IDENTITY_OID,
     CertificateAnswerError,
     identity_in,
 )
@@ -125,7 +124,7 @@ def issue(
     if (role in SERVERS) != bool(hosts):
         wanted = "at least one host name or address" if role in SERVERS else "no host names"
         raise CertificateError(f"{role} {name}: expected {wanted}, got {len(hosts)}")
-    last = authority.certificate.not_valid_after_utc
+    last = validity(authority.certificate)[1]
     if now >= last:
         raise CertificateError(f"the authority's certificate expired on {last:%Y-%m-%d}")
     check_key(key)
@@ -136,7 +135,7 @@ def issue(
         .issuer_name(issuer.subject)
         .public_key(key)
         .serial_number(x509.random_serial_number())
-        .not_valid_before(max(now - SKEW, issuer.not_valid_before_utc))
+        .not_valid_before(max(now - SKEW, validity(issuer)[0]))
         .not_valid_after(min(now + lifetime, last))
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(_usage(signs=False), critical=True)
@@ -235,23 +234,19 @@ def read_request(der: bytes) -> CertificateRequest:
         is_valid = request.is_signature_valid
         key = request.public_key()
         names = request.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
-        found = [one for one in request.extensions if one.oid.dotted_string == IDENTITY_OID]
+        found = [
+            one.value for one in request.attributes if one.oid == AttributeOID.UNSTRUCTURED_NAME
+        ]
     except (ValueError, TypeError, UnsupportedAlgorithm, x509.InvalidVersion) as error:
         raise CertificateError(f"not a certificate request: {error}") from error
-    except (x509.DuplicateExtension, x509.UnsupportedGeneralNameType) as error:
-        raise CertificateError(f"not a usable certificate request: {error}") from error
     if not is_valid:
         raise CertificateError("the request's signature is not of the key in it")
     checked = check_key(key)
-    spki = checked.public_bytes(
-        serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo
-    )
+    spki = _spki(checked)
     identity = proof = b""
     if found:
-        value = found[0].value
         try:
-            raw = value.value if isinstance(value, x509.UnrecognizedExtension) else b""
-            identity, proof = identity_in(raw)
+            identity, proof = identity_in(found[0])
         except CertificateAnswerError as error:
             raise CertificateError(str(error)) from error
     name = str(names[0].value) if len(names) == 1 else ""
@@ -294,7 +289,7 @@ def presented(der: bytes) -> PresentedCertificate:
     except (ValueError, TypeError, x509.InvalidVersion) as error:
         raise CertificateError(f"not a certificate: {error}") from error
     name, issuer = (str(one[0].value) if one else "" for one in names)
-    return PresentedCertificate(f"{found.serial_number:x}", name, issuer, found.not_valid_after_utc)
+    return PresentedCertificate(f"{found.serial_number:x}", name, issuer, validity(found)[1])
 
 
 def described_server(pem: bytes) -> tuple[datetime, list[str]]:
@@ -308,7 +303,18 @@ def described_server(pem: bytes) -> tuple[datetime, list[str]]:
         names = found.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     except (ValueError, TypeError, x509.ExtensionNotFound) as error:
         raise CertificateError(f"not a server's certificate: {error}") from error
-    return found.not_valid_after_utc, sorted(str(one.value) for one in names)
+    return validity(found)[1], sorted(str(one.value) for one in names)
+
+
+def validity(certificate: x509.Certificate) -> tuple[datetime, datetime]:
+    """Return begin and end of a certificate's validity, in UTC.
+
+    The library's attributes with a time zone are of version 42; Debian 12 has 38.
+    """
+    names = ("not_valid_before", "not_valid_after")
+    has_zone = hasattr(certificate, "not_valid_after_utc")
+    found = [getattr(certificate, f"{name}_utc" if has_zone else name) for name in names]
+    return found[0].replace(tzinfo=UTC), found[1].replace(tzinfo=UTC)
 
 
 def certificate_of(der: bytes) -> x509.Certificate:
@@ -376,9 +382,15 @@ def load_authority(certificate: bytes, key: bytes, passphrase: bytes = b"") -> A
         raise CertificateError(f"the authority's files cannot be read: {error}") from error
     if not isinstance(loaded, ec.EllipticCurvePrivateKey):
         raise CertificateError("the authority's key is not on a NIST curve")
-    if loaded.public_key() != read.public_key():
+    if _spki(loaded.public_key()) != _spki(check_key(read.public_key())):
         raise CertificateError("the authority's key is not the one of its certificate")
     return Authority(read, loaded)
+
+
+def _spki(key: PublicKey) -> bytes:
+    return key.public_bytes(
+        serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo
+    )
 
 
 def _name(common: str) -> x509.Name:

@@ -126,7 +126,7 @@ class EstService:
             raise
         certificate = x509.certificate_of(made)
         name = certificate.subject.rfc4514_string().removeprefix("CN=")
-        until = f"{certificate.not_valid_after_utc:%Y-%m-%d}"
+        until = f"{x509.validity(certificate)[1]:%Y-%m-%d}"
         logger.info("certificate issued %s", fields(name=name, until=until))
         return x509.certs_only([certificate])
 

@@ -116,7 +116,7 @@ def issue(
 def entry_of(made: x509.Certificate, name: str, role: str, now: datetime) -> IssuedCertificate:
     """Return the record's entry of a certificate."""
     return IssuedCertificate(
-        f"{made.serial_number:x}", name, role, text_of(now), text_of(made.not_valid_after_utc)
+        f"{made.serial_number:x}", name, role, text_of(now), text_of(x509.validity(made)[1])
     )
 
 
@@ -240,7 +240,7 @@ def claims_authority(folder: Path, now: datetime, passphrase: bytes = b"") -> Au
     with _locked(folder):
         if not (folder / CLAIMS).exists():
             key = x509.new_key()
-            until = main.certificate.not_valid_after_utc
+            until = x509.validity(main.certificate)[1]
             made = x509.new_authority(CLAIMS_NAME, key, now, until - now)
             _write(folder / CLAIMS_KEY, x509.key_pem(key, passphrase), is_private=True)
             _write(folder / CLAIMS, x509.pem_of(made.certificate))

@@ -1,11 +1,13 @@
 """Make a device's TLS key and certificate request (PKCS #10), and read what an EST server answers.
 
-The request proves the device's identity: an extension contains the identity key and its signature
-over the request's public key. A server that does not know the extension ignores it.
+The request proves the device's identity: its attribute ``unstructuredName`` (RFC 2985, section 5.4.3)
+contains the identity key and its signature over the request's public key. A server that expects
+something else there ignores it, and no certificate contains it.
 """
 
 from __future__ import annotations
 
+import base64
 import hashlib
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -19,11 +21,8 @@ from edge_sdk.wire.protocol.enrolment_statement import enrolment_statement
 if TYPE_CHECKING:
     from cryptography import x509
 
-IDENTITY_OID: Final = "2.25.147687016968556910701788887153756822577"
-"""Extension with the identity key and its signature; an OID made from a UUID (ITU-T X.667)."""
-
-_HEADER: Final = bytes([0x04, PUBLIC_SIZE + SIGNATURE_SIZE])
-"""Tag and length of the extension's value, a DER octet string of 96 bytes."""
+PROOF_PREFIX: Final = b"gridfed-identity:"
+"""What the attribute begins with; the identity key and its signature follow in base64url."""
 
 
 class CertificateAnswerError(WireError):
@@ -69,33 +68,37 @@ def certificate_request(
         serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo
     )
     proof = signer.sign(enrolment_statement(fleet, device, signer.public, request=spki))
-    identity = x509.UnrecognizedExtension(
-        x509.ObjectIdentifier(IDENTITY_OID), _HEADER + signer.public + proof
-    )
+    identity = PROOF_PREFIX + base64.urlsafe_b64encode(signer.public + proof)
     name = qualified(fleet, device) if is_shared else device
     return (
         x509.CertificateSigningRequestBuilder()
         .subject_name(x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name)]))
-        .add_extension(identity, critical=False)
+        .add_attribute(x509.oid.AttributeOID.UNSTRUCTURED_NAME, identity)
         .sign(private, hashes.SHA256())
         .public_bytes(serialization.Encoding.DER)
     )
 
 
 def identity_in(value: bytes) -> tuple[bytes, bytes]:
-    """Return identity key and signature of the extension's value.
+    """Return identity key and signature of the attribute's value; both empty if it has neither.
 
     Raises:
-        CertificateAnswerError: The value has another form.
+        CertificateAnswerError: The value begins as a proof does and has another form.
 
-    >>> [len(part) for part in identity_in(bytes([4, 96]) + bytes(96))]
+    >>> [len(part) for part in identity_in(PROOF_PREFIX + 128 * b"A")]
     [32, 64]
+    >>> identity_in(b"router-7.example")
+    (b'', b'')
     """
-    if len(value) != len(_HEADER) + PUBLIC_SIZE + SIGNATURE_SIZE or not value.startswith(_HEADER):
-        raise CertificateAnswerError(
-            f"expected an octet string of {PUBLIC_SIZE + SIGNATURE_SIZE} bytes as proof of identity"
-        )
-    raw = value[len(_HEADER) :]
+    if not value.startswith(PROOF_PREFIX):
+        return b"", b""
+    size = PUBLIC_SIZE + SIGNATURE_SIZE
+    try:
+        raw = base64.b64decode(value[len(PROOF_PREFIX) :], b"-_", validate=True)
+    except ValueError:
+        raw = b""
+    if len(raw) != size:
+        raise CertificateAnswerError(f"expected {size} bytes in base64url as proof of identity")
     return raw[:PUBLIC_SIZE], raw[PUBLIC_SIZE:]
 
 

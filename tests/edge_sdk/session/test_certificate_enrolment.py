@@ -20,7 +20,7 @@ from edge_sdk.session.certificate_enrolment import Enrolment
 from edge_sdk.session.certificate_files import CertificateFiles
 from edge_sdk.wire.keys import load_signing_key, verify
 from edge_sdk.wire.link.certificate_request import (
-    IDENTITY_OID,
+    PROOF_PREFIX,
     CertificateAnswerError,
     certificate_request,
     fingerprint,
@@ -137,14 +137,22 @@ def test_the_request_proves_the_identity_over_its_tls_key(device, foreign):
     assert enrol(device, foreign, "--otp", "word", "--ca", foreign.ca) == 0
     signer = load_signing_key(device / "meter-1.key")
     request = x509.load_der_x509_csr(certificate_request(new_tls_key(), "north", "meter-1", signer))
-    (found,) = [one for one in request.extensions if one.oid.dotted_string == IDENTITY_OID]
-    public, proof = identity_in(found.value.value)
+    (found,) = list(request.attributes)
+    public, proof = identity_in(found.value)
     spki = request.public_key().public_bytes(
         serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo
     )
     assert public == signer.public
     assert verify(public, proof, enrolment_statement("north", "meter-1", public, request=spki))
     assert not verify(public, proof, enrolment_statement("south", "meter-1", public, request=spki))
+
+
+@pytest.mark.parametrize(
+    "value", [PROOF_PREFIX, PROOF_PREFIX + 127 * b"A", PROOF_PREFIX + 128 * b"!"]
+)
+def test_a_proof_of_another_form_is_refused(value):
+    with pytest.raises(CertificateAnswerError, match="expected 96 bytes in base64url"):
+        identity_in(value)
 
 
 def test_a_certificate_of_another_key_or_name_is_not_stored(device, foreign):
