@@ -19,6 +19,7 @@ from edge_sdk.forecasting.combination import (
     COMMON,
     FLEET,
     FLEET_TREES,
+    LAST_GOOD,
     MEAN,
     TUNED,
     mean_loss,
@@ -99,7 +100,7 @@ def scored(
     for one in found.values():
         known &= np.isfinite(one).all(axis=(1, 2))
     step = naive_lag1(frame.raw)
-    of_fleet = {FLEET, COMMON, TUNED, FLEET_TREES, BLEND, MEAN, BY_STEP}
+    of_fleet = {FLEET, COMMON, TUNED, LAST_GOOD, FLEET_TREES, BLEND, MEAN, BY_STEP}
     learned = of_fleet if is_trained else set()
     rows = [
         _row(name, one[known], truth[known], models, step, is_trained=name in learned)

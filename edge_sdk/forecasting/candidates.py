@@ -19,6 +19,7 @@ from edge_sdk.forecasting.combination import (
     FLEET,
     FLEET_TREES,
     LAST_DAY,
+    LAST_GOOD,
     LAST_WEEK,
     MEAN,
     OWN,
@@ -43,6 +44,7 @@ SOURCES: Final[Mapping[str, SourceOf]] = MappingProxyType(
         FLEET: "model",
         COMMON: "common model",
         TUNED: "tuned model",
+        LAST_GOOD: "last good model",
         OWN: "own model",
         TREES: "trees",
         FLEET_TREES: "fleet and trees",
@@ -74,6 +76,7 @@ class CandidateModels:
         own: Linear model of this device; None if there is none.
         common: Whole vector of the fleet's solution, where ``p`` is this device's; None elsewhere.
         boosted: Wide model of this device with its trees and blend; None if there is none.
+        good: Whole vector of the fleet's model when it was last good; None if there is none.
     """
 
     graph: Graph
@@ -83,12 +86,14 @@ class CandidateModels:
     own: OwnModel | None = None
     common: Vector | None = None
     boosted: BoostedModel | None = None
+    good: Vector | None = None
 
     @property
     def available(self) -> tuple[str, ...]:
         """Return the names that may be chosen, the weighted mean among them."""
         missing = {TUNED} if self.tuned is None else set()
         missing |= {COMMON} if self.common is None else set()
+        missing |= {LAST_GOOD} if self.good is None else set()
         missing |= {OWN} if self.own is None else set()
         missing |= set(_BOOSTED) if self.boosted is None else set()
         return tuple(name for name in (*CANDIDATES, MEAN) if name not in missing)
@@ -117,6 +122,10 @@ class CandidateModels:
                 fleet
                 if self.tuned is None
                 else fan(self.graph, self.tuned, frame, origins, self.levels)
+            )
+        if self.good is not None and LAST_GOOD in names:
+            found[CANDIDATES.index(LAST_GOOD)] = fan(
+                self.graph, self.good, frame, origins, self.levels
             )
         has_blend = self.boosted is not None and BLEND in names
         if self.common is not None and (COMMON in names or has_blend):

@@ -15,7 +15,7 @@ served, and only from the day on which there are weights.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Final
@@ -31,6 +31,8 @@ TUNED: Final = "tuned"
 """A copy of that model, tuned on this device's windows; never sent."""
 COMMON: Final = "common"
 """The fleet's solution without this device's own: of a method in closed form only."""
+LAST_GOOD: Final = "last good"
+"""The fleet's model of an earlier day on which it was good; a choice only after an alarm."""
 OWN: Final = "own"
 """A linear model of this device alone, in closed form; never sent."""
 TREES: Final = "trees"
@@ -53,6 +55,7 @@ CANDIDATES: Final = (
     FLEET,
     COMMON,
     TUNED,
+    LAST_GOOD,
     OWN,
     TREES,
     FLEET_TREES,
@@ -63,6 +66,8 @@ CANDIDATES: Final = (
 """The candidates in order: where two are equally good, the earlier one is preferred."""
 COLUMNS: Final = (*CANDIDATES, MEAN)
 """The names of an error table's columns."""
+USUAL: Final = tuple(name for name in COLUMNS if name != LAST_GOOD)
+"""The columns that are compared as long as there was no alarm."""
 
 LEAST: Final = 7
 """Number of held-back days below which a candidate is not compared."""
@@ -124,9 +129,16 @@ class HeldBackErrors:
         known = self.counts.sum(axis=1)
         return np.asarray(self.sums.sum(axis=1) / np.maximum(known, 1)[:, None])
 
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Return the names of the columns to be saved: the last good model's if there was one."""
+        is_known = np.isfinite(self.sums[:, :, COLUMNS.index(LAST_GOOD)]).any()
+        return COLUMNS if is_known else USUAL
+
     def arrays(self) -> dict[str, Array]:
         """Return the table as named arrays, to be saved; ``from_arrays`` is the inverse."""
-        return {"days": self.days, "sums": self.sums, "counts": self.counts}
+        which = [COLUMNS.index(name) for name in self.columns]
+        return {"days": self.days, "sums": self.sums[:, :, which], "counts": self.counts}
 
     @classmethod
     def from_arrays(
@@ -216,15 +228,20 @@ class HeldBackErrors:
         one = slice(number, number + 1)
         return HeldBackErrors(self.days[some], self.sums[some, one], self.counts[some, one])
 
-    def compared(self, least: int = LEAST) -> dict[str, float]:
+    def compared(self, least: int = LEAST, names: Collection[str] = USUAL) -> dict[str, float]:
         """Return the mean error of each comparable column, over the days that all of them know.
 
         A column is compared if it knows at least so many days. While the comparable columns have
         fewer days than that in common, the one that knows the fewest is left out.
+
+        Args:
+            least: Number of days.
+            names: Columns to compare.
         """
         errors = self.errors
         known = np.isfinite(errors)
-        columns = [c for c in range(len(COLUMNS)) if known[:, c].sum() >= least]
+        named = [c for c, name in enumerate(COLUMNS) if name in names]
+        columns = [c for c in named if known[:, c].sum() >= least]
         while columns:
             common = known[:, columns].all(axis=1)
             if common.sum() >= least:
@@ -236,7 +253,8 @@ class HeldBackErrors:
     def inverse_weights(self, least: int = LEAST) -> dict[str, float]:
         """Return the weights of the mean, with sum 1; empty without comparable candidates.
 
-        Candidates whose error exceeds the least one by more than the factor ``CLOSE`` have none.
+        Candidates whose error exceeds the least one by more than the factor ``CLOSE`` have none, nor
+        has the last good model.
         """
         errors = {name: error for name, error in self.compared(least).items() if name != MEAN}
         if not errors:

@@ -20,6 +20,7 @@ SourceOf = Literal[
     "without graph",
     "common model",
     "tuned model",
+    "last good model",
     "own model",
     "trees",
     "fleet and trees",
@@ -49,7 +50,8 @@ class Forecast:
         unit: Unit of the values.
         source: ``model``; ``without graph``, the model of a split method without the server's
             graph; ``common model``, the fleet's solution in closed form; ``tuned model``, a copy
-            tuned on this device; ``own model``, one of this device alone; ``trees``, a wider one
+            tuned on this device; ``last good model``, that of an earlier day, after an alarm; ``own
+            model``, one of this device alone; ``trees``, a wider one
             with trees; ``fleet and trees``, the model with trees of this device; ``blend`` of
             models, trees and seasons; ``last day`` and ``last week``, the same slots that much
             earlier; ``weighted mean`` of several of them; ``by step``, a choice for each block of

@@ -11,9 +11,11 @@ from edge_sdk.forecasting.combination import (
     BY_STEP,
     COLUMNS,
     FLEET,
+    LAST_GOOD,
     LEAST,
     MARGIN,
     MEAN,
+    USUAL,
     HeldBackErrors,
     blocks_of,
 )
@@ -52,7 +54,7 @@ class ForecastChoice:
 def choose(
     table: HeldBackErrors,
     present: str = FLEET,
-    available: Collection[str] = COLUMNS,
+    available: Collection[str] = USUAL,
     *,
     least: int = LEAST,
 ) -> ForecastChoice:
@@ -65,7 +67,8 @@ def choose(
     Args:
         table: Held-back errors.
         present: Name of the present choice.
-        available: Names that may be chosen now.
+        available: Names that may be chosen now; the last good model is compared only if it is
+            among them.
         least: Days that a candidate must know to be compared.
 
     Example:
@@ -76,7 +79,7 @@ def choose(
         >>> choose(table).name, choose(table.before(6)).name
         ('last day', 'fleet')
     """
-    errors, days = table.compared(least), len(table.days)
+    errors, days = table.compared(least, _compared(available)), len(table.days)
     rivals = {name: error for name, error in errors.items() if name in available}
     incumbent = present if present in rivals else FLEET
     if not rivals:
@@ -91,7 +94,7 @@ def choose(
 def choose_by_step(
     table: HeldBackErrors,
     before: ForecastChoice,
-    available: Collection[str] = COLUMNS,
+    available: Collection[str] = USUAL,
     *,
     least: int = LEAST,
 ) -> ForecastChoice:
@@ -100,7 +103,7 @@ def choose_by_step(
     Args:
         table: Held-back errors.
         before: The present choice.
-        available: Names that may be chosen now.
+        available: Names that may be chosen now, as for ``choose``.
         least: Days that a candidate must know to be compared.
     """
     if table.blocks == 1:
@@ -112,7 +115,7 @@ def choose_by_step(
         choose(table.block(number), one.name, available, least=least)
         for number, one in enumerate(present)
     )
-    errors, days = table.compared(least), len(table.days)
+    errors, days = table.compared(least, _compared(available)), len(table.days)
     names = {part.name for part in parts}
     if len(names) == 1 and MEAN not in names:
         return replace(parts[0], errors=errors, days=days)
@@ -120,6 +123,11 @@ def choose_by_step(
     shares = table.counts.sum(axis=0) / max(int(table.counts.sum()), 1)
     errors = {**errors, BY_STEP: float(np.sum(shares * np.array(known)))}
     return ForecastChoice(BY_STEP, {}, errors, days, parts)
+
+
+def _compared(available: Collection[str]) -> tuple[str, ...]:
+    """Return the columns to compare: every usual one, also those that may not be chosen."""
+    return COLUMNS if LAST_GOOD in available else USUAL
 
 
 def by_steps(choice: ForecastChoice, horizon: int) -> dict[str, str]:

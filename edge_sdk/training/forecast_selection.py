@@ -20,10 +20,11 @@ from edge_sdk.app.settings import seconds
 from edge_sdk.config import Config
 from edge_sdk.errors import StoreFull
 from edge_sdk.forecasting.calendar_features import DAY
-from edge_sdk.forecasting.combination import FLEET
-from edge_sdk.forecasting.forecast_choice import choose_by_step
+from edge_sdk.forecasting.candidates import CandidateModels
+from edge_sdk.forecasting.combination import FLEET, LAST_GOOD
+from edge_sdk.forecasting.forecast_choice import ForecastChoice, choose_by_step
 from edge_sdk.forecasting.own_model import fit
-from edge_sdk.forecasting.windows import Scale
+from edge_sdk.forecasting.windows import ChannelFrame, Scale
 from edge_sdk.runtime import GraphError
 from edge_sdk.session.session import Session
 from edge_sdk.store.store import DeviceStore
@@ -31,9 +32,11 @@ from edge_sdk.training.active_run import ActiveRun, GivenUp
 from edge_sdk.training.boosting import fit_trees
 from edge_sdk.training.fine_tuning import digest_of, tuned, why_fleet, why_not_tuned
 from edge_sdk.training.flush_scheduler import FlushScheduler
+from edge_sdk.training.last_good import after_day
 from edge_sdk.training.model_runtime import ModelRuntime
 from edge_sdk.training.saved_selection import (
     BOOSTED_MODEL,
+    GOOD_MODEL,
     OWN_MODEL,
     SELECTION,
     TUNED_MODEL,
@@ -243,25 +246,35 @@ class ForecastSelection:
         p, frame = learner.vector(state), learner.frame()
         self._compare(p)
         before, models = self.candidates.selection, self.candidates.models(learner, state)
+        found = self._chosen(before, models, p, frame)
+        newest, judged = learner.series.newest, int(self._clock.wall() / 1000)
+        self._save(replace(found, judged=judged, judged_row=newest, base=self._digest()))
+        self._serve(before.choice)
+
+    def _chosen(
+        self, before: SavedSelection, models: CandidateModels, p: Vector, frame: ChannelFrame
+    ) -> SavedSelection:
+        """Choose from the candidates as they are.
+
+        The last good model is one after an alarm, and while the present one is not good.
+        """
         holdout, table = self._config.training.holdout_fraction, before.table
         if holdout:
             table = models.compared_on(p, frame, frame.origins((1.0 - holdout, 1.0)))
         recent, least = before.monitor.comparable(table)
-        choice = choose_by_step(recent, before.choice, models.available, least=least)
-        newest, judged = learner.series.newest, int(self._clock.wall() / 1000)
-        self._save(
-            replace(
-                before,
-                table=table,
-                choice=choice,
-                judged=judged,
-                judged_row=newest,
-                base=self._digest(),
-            )
-        )
-        learner.serve(self.candidates.served(learner, state))
-        if choice.name != before.choice.name:
-            names = {"served": choice.name, "before": before.choice.name, "days": choice.days}
+        available = {*models.available}
+        good = self.candidates.good
+        if before.monitor.since < 0 and (good is None or good.next is not None):
+            available.discard(LAST_GOOD)
+        choice = choose_by_step(recent, before.choice, available, least=least)
+        return replace(before, table=table, choice=choice)
+
+    def _serve(self, before: ForecastChoice) -> None:
+        """Serve the saved choice from the next forecast on, and log a change."""
+        learner, choice = self._active.learner, self.candidates.selection.choice
+        learner.serve(self.candidates.served(learner, self._active.latest))
+        if choice.name != before.name:
+            names = {"served": choice.name, "before": before.name, "days": choice.days}
             errors = {name: choice.errors.get(name, np.nan) for name in (choice.name, FLEET)}
             compared = {"error": errors[choice.name], "fleet": errors[FLEET]}
             logger.info("forecast chosen %s", fields(**names, **compared))
@@ -270,22 +283,39 @@ class ForecastSelection:
         """Compare candidates, and score what was served, on values since the last comparison.
 
         It is saved at once: after a restart, values that were learned meanwhile are not compared.
+        After an alarm the device leaves what it served in the same transaction, for the best of what
+        it has; models are fitted and compared again later, when no other work waits.
         """
         learner, before = self._active.learner, self.candidates.selection
         if not len(learner.series) or learner.series.newest == before.upto:
             return
         newest, table, monitor = learner.series.newest, before.table, before.monitor
+        models, frame = self.candidates.models(learner, self._active.latest), learner.frame()
         if 0 <= before.upto < newest:
-            models, frame = self.candidates.models(learner, self._active.latest), learner.frame()
             if not self._config.training.holdout_fraction:
                 table = models.compared_since(table, before.upto, p, frame)
             monitor = models.monitored(monitor, before.choice, before.upto, p, frame)
+        found = replace(before, table=table, upto=newest, monitor=monitor)
+        is_alarm = monitor.alarms > before.monitor.alarms
         with suppress(StoreFull):
-            self._save(replace(before, table=table, upto=newest, monitor=monitor))
-        if monitor.alarms > before.monitor.alarms:
+            self._save(self._chosen(found, models, p, frame) if is_alarm else found)
+            self._keep_good(p)
+        if is_alarm:
             scores = {"week": monitor.scores.ratio(7), "month": monitor.scores.ratio(28)}
             logger.warning("forecast has become worse %s", fields(**scores))
             self._session.count("forecast alarms")
+            self._serve(before.choice)
+
+    def _keep_good(self, p: Vector) -> None:
+        """Keep the fleet's model of the last good day, once a day."""
+        learner, before = self._active.learner, self.candidates.good
+        today = learner.series.newest * learner.series.step // DAY
+        saved = self.candidates.selection
+        is_returned = LAST_GOOD in saved.choice.used
+        found = after_day(before, saved.monitor.scores, today, p, is_returned=is_returned)
+        if found is not None and found is not before:
+            save(self._store, learner, GOOD_MODEL, found.arrays())
+            self.candidates = replace(self.candidates, good=found)
 
     def _save(self, selection: SavedSelection) -> None:
         save(self._store, self._active.learner, SELECTION, selection.leaves())

@@ -1,4 +1,4 @@
-"""Keep what a device knows about its candidates: errors, choice, tuned copy and own model."""
+"""Keep what a device knows about its candidates: errors, choice, and the models beside the fleet's."""
 
 from __future__ import annotations
 
@@ -26,12 +26,13 @@ from edge_sdk.forecasting.own_model import OwnModel
 from edge_sdk.store.store import DeviceStore
 from edge_sdk.training.boosting import FittedTrees
 from edge_sdk.training.fine_tuning import TunedModel, why_fleet, why_not_tuned
+from edge_sdk.training.last_good import LastGood
 from edge_sdk.training.model_runtime import ModelRuntime
 from edge_sdk.wire.errors import WireError
 from edge_sdk.wire.protocol.codec import Leaf, pack_leaves, unpack_leaves
 
 SELECTION, TUNED_MODEL, OWN_MODEL = "forecast selection", "tuned model", "own model"
-BOOSTED_MODEL = "boosted model"
+BOOSTED_MODEL, GOOD_MODEL = "boosted model", "last good model"
 """Names under which the store keeps them."""
 
 _UNREADABLE = (
@@ -76,7 +77,7 @@ class SavedSelection:
         choice = self.choice
         monitor = {"monitor": self.monitor.leaves()} if len(self.monitor.scores.days) else {}
         return {
-            "columns": list(COLUMNS),
+            "columns": list(self.table.columns),
             "table": self.table.arrays(),
             **_choice_leaves(choice),
             "parts": [_choice_leaves(part) for part in choice.parts],
@@ -159,12 +160,14 @@ class DeviceCandidates:
         tuned: Result of the last fine-tuning; None before the first.
         own: Linear model of this device; None before the first fit.
         boosted: Wide model of this device with trees and a blend; None before the first fit.
+        good: The fleet's model of the last day on which it was good; None before the first.
     """
 
     selection: SavedSelection = field(default_factory=SavedSelection)
     tuned: TunedModel | None = None
     own: OwnModel | None = None
     boosted: FittedTrees | None = None
+    good: LastGood | None = None
 
     @classmethod
     def recall(cls, learner: ModelRuntime, store: DeviceStore) -> DeviceCandidates:
@@ -178,6 +181,7 @@ class DeviceCandidates:
             _read(store, learner, TUNED_MODEL, TunedModel.from_arrays),
             _read(store, learner, OWN_MODEL, OwnModel.from_arrays),
             _read(store, learner, BOOSTED_MODEL, FittedTrees.from_arrays),
+            _read(store, learner, GOOD_MODEL, LastGood.from_arrays),
         )
 
     def models(self, learner: ModelRuntime, state: Any) -> CandidateModels:  # noqa: ANN401 - the half's own type
@@ -193,6 +197,7 @@ class DeviceCandidates:
             own=self.own,
             common=learner.common(state),
             boosted=None if self.boosted is None else self.boosted.model,
+            good=None if self.good is None else self.good.p,
         )
 
     def served(self, learner: ModelRuntime, state: Any) -> ServedForecast | None:  # noqa: ANN401 - as above

@@ -16,6 +16,7 @@ from edge_sdk.forecasting.combination import (
     FLEET,
     FLEET_TREES,
     LAST_DAY,
+    LAST_GOOD,
     LAST_WEEK,
     OWN,
     TUNED,
@@ -43,7 +44,7 @@ def test_naive_forecasts_are_scored_as_by_hand(make, read_only):
     config, _ = trained(make)
     found = backtest(config, 7.0).data
     rows = {row["name"]: row for row in found["rows"]}
-    assert set(rows) == {*CANDIDATES, "last value"} - {COMMON}
+    assert set(rows) == {*CANDIDATES, "last value"} - {COMMON, LAST_GOOD}
     values = np.array([load(hour) for hour in range(61 * DAY)])
     late = np.arange(len(values) - found["windows"], len(values))
     for name, back in ((LAST_DAY, DAY), (LAST_WEEK, 7 * DAY), ("last value", 1)):

@@ -15,6 +15,7 @@ from edge_sdk.forecasting.combination import (
     COLUMNS,
     FLEET,
     LAST_DAY,
+    LAST_GOOD,
     LAST_WEEK,
     LEAST,
     LONGEST,
@@ -180,10 +181,24 @@ def test_old_days_are_forgotten():
 
 def test_a_table_survives_being_saved():
     table = table_of(fleet=1.0, own=2.0)
-    again = HeldBackErrors.from_arrays(unpack_leaves(pack_leaves(table.arrays())))
+    again = HeldBackErrors.from_arrays(unpack_leaves(pack_leaves(table.arrays())), table.columns)
     assert choose(again) == choose(table)
     with pytest.raises(ValueError, match="fit"):
-        HeldBackErrors.from_arrays({**table.arrays(), "days": np.zeros((2, 2))})
+        HeldBackErrors.from_arrays({**table.arrays(), "days": np.zeros((2, 2))}, table.columns)
+
+
+def test_the_last_good_model_is_compared_only_where_it_may_be_chosen():
+    table = table_of(fleet=2.0, last_good=0.5, last_day=1.0)
+    assert choose(table).name == LAST_DAY
+    assert LAST_GOOD not in choose(table).errors
+    assert choose(table, available=COLUMNS).name == LAST_GOOD
+    assert LAST_GOOD not in table.inverse_weights()
+
+
+def test_a_column_without_the_last_good_model_is_not_saved():
+    """Records of devices without an alarm keep the bytes of earlier versions."""
+    assert LAST_GOOD not in table_of(fleet=1.0, own=2.0).columns
+    assert table_of(fleet=1.0, last_good=2.0).columns == COLUMNS
 
 
 @given(

@@ -30,6 +30,7 @@ from edge_sdk.forecasting.forecast_choice import ForecastChoice
 from edge_sdk.forecasting.series import Reading
 from edge_sdk.training.saved_selection import (
     BOOSTED_MODEL,
+    GOOD_MODEL,
     OWN_MODEL,
     SELECTION,
     TUNED_MODEL,
@@ -171,7 +172,7 @@ def test_a_damaged_record_begins_anew_with_the_fleets_model(fleet, damage, caplo
     observe(client, 14)
     live(fleet, 14, 10)
     client.flush()
-    names = (SELECTION, TUNED_MODEL, OWN_MODEL, BOOSTED_MODEL)
+    names = (SELECTION, TUNED_MODEL, OWN_MODEL, BOOSTED_MODEL, GOOD_MODEL)
     for name in names:
         client._store.file_paper(name, damage)
     fleet.device.kill()

@@ -21,8 +21,10 @@ from edge_sdk.forecasting.combination import (
     COLUMNS,
     FLEET,
     LAST_DAY,
+    LAST_GOOD,
     OWN,
     TREES,
+    USUAL,
     HeldBackErrors,
 )
 from edge_sdk.forecasting.conformal import ConformalCalibration
@@ -35,8 +37,10 @@ from edge_sdk.forecasting.windows import Scale
 from edge_sdk.training.boosting import FittedTrees
 from edge_sdk.training.bootstrap import CALIBRATION, recall_intervals
 from edge_sdk.training.fine_tuning import TunedModel
+from edge_sdk.training.last_good import LastGood
 from edge_sdk.training.saved_selection import (
     BOOSTED_MODEL,
+    GOOD_MODEL,
     OWN_MODEL,
     SELECTION,
     TUNED_MODEL,
@@ -58,6 +62,7 @@ BUILD = {
     TUNED_MODEL: TunedModel.from_arrays,
     OWN_MODEL: OwnModel.from_arrays,
     BOOSTED_MODEL: FittedTrees.from_arrays,
+    GOOD_MODEL: LastGood.from_arrays,
 }
 
 
@@ -68,10 +73,11 @@ class Papers(dict):
     paper = dict.get
 
 
-def table(blocks):
-    sums = np.arange(3.0 * blocks * len(COLUMNS)).reshape(3, blocks, len(COLUMNS)) / 4
-    sums[0, :, COLUMNS.index(OWN)] = np.nan
-    return HeldBackErrors(np.array([20_000, 20_001, 20_003]), sums, np.full((3, blocks), 24))
+def table(blocks, columns=USUAL):
+    sums = np.arange(3.0 * blocks * len(columns)).reshape(3, blocks, len(columns)) / 4
+    sums[0, :, columns.index(OWN)] = np.nan
+    arrays = {"days": np.array([20_000, 20_001, 20_003]), "sums": sums}
+    return HeldBackErrors.from_arrays({**arrays, "counts": np.full((3, blocks), 24)}, columns)
 
 
 def boosted():
@@ -114,7 +120,9 @@ def records():
     by_step = ForecastChoice(BY_STEP, {}, {**errors, BY_STEP: 0.25}, 3, parts)
     numbers = (481_000, 1_790_000_000, 480_990, DIGEST)
     own = OwnModel(np.array([0.0, 1.0]), np.array([1.0, 2.0]), np.array([[0.5, -1.0, 2.0]]), 1e-3)
-    tuned = TunedModel(DIGEST, np.array([1.0, -2.0], np.float32), 0.5, 0.25, 7)
+    p = np.array([1.0, -2.0], np.float32)
+    tuned = TunedModel(DIGEST, p, 0.5, 0.25, 7)
+    returned = ForecastChoice(LAST_GOOD, {LAST_GOOD: 1.0}, {**errors, LAST_GOOD: 0.25}, 2)
     return {
         "forecast-selection": (SELECTION, SavedSelection(table(1), parts[1], *numbers).leaves()),
         "forecast-selection-by-step": (
@@ -125,6 +133,12 @@ def records():
             SELECTION,
             SavedSelection(table(1), parts[1], *numbers, monitor).leaves(),
         ),
+        "forecast-selection-after-an-alarm": (
+            SELECTION,
+            SavedSelection(table(1, COLUMNS), returned, *numbers, monitor).leaves(),
+        ),
+        "last-good-model": (GOOD_MODEL, LastGood(20_003, p, -p).arrays()),
+        "last-good-model-none": (GOOD_MODEL, LastGood(20_003, None, p).arrays()),
         "tuned-model": (TUNED_MODEL, tuned.arrays()),
         "tuned-model-none": (TUNED_MODEL, TunedModel(DIGEST, None, 0.5, 0.5, 1).arrays()),
         "own-model": (OWN_MODEL, own.arrays()),
