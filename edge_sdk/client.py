@@ -31,16 +31,11 @@ from edge_sdk.session.session import Connect, Session
 from edge_sdk.store.erasure import refuse_state
 from edge_sdk.store.store import DeviceStore
 from edge_sdk.training.active_run import RETURNS, ActiveRun, GivenUp
-from edge_sdk.training.bootstrap import (
-    BundleOpener,
-    connect,
-    load_ring,
-    load_signer,
-    open_bundle,
-)
+from edge_sdk.training.bootstrap import connect, load_ring, load_signer
 from edge_sdk.training.defect_guard import DefectGuard
 from edge_sdk.training.flush_scheduler import FlushScheduler
 from edge_sdk.training.forecast_selection import ForecastSelection
+from edge_sdk.training.installed_bundle import BundleOpener, open_bundle
 from edge_sdk.training.issue import issued_forecast
 from edge_sdk.training.local_rounds import LocalRounds
 from edge_sdk.training.model_runtime import ModelRuntime

@@ -31,7 +31,7 @@ from edge_sdk.privacy import datasheet as sheets
 from edge_sdk.privacy.ledger import ParticipationCharges, PrivacyAccount, epsilon_at
 from edge_sdk.store.schema import FILE
 from edge_sdk.store.store import DeviceStore
-from edge_sdk.training import bootstrap
+from edge_sdk.training import installed_bundle
 from edge_sdk.training.score_reporter import POINT
 from edge_sdk.wire.contract.parameter_layout import ParamSpec
 from edge_sdk.wire.protocol import messages as m
@@ -91,7 +91,7 @@ def budget(config: Config, beside: tuple[ParticipationCharges, ...] = ()) -> dic
     else:
         plan = plan_of(config, None)
     account = account or PrivacyAccount(limit=plan.limit, most=plan.most(None), beside=beside)
-    manifest = bootstrap.open_bundle(config, announced).manifest
+    manifest = installed_bundle.open_bundle(config, announced).manifest
     spec = manifest.spec(announced.shared if announced else None)
     return {
         "bundle": manifest.name,

@@ -32,7 +32,7 @@ from edge_sdk.sources import Source
 from edge_sdk.sources.csvfile import CsvFile
 from edge_sdk.store.schema import FILE
 from edge_sdk.store.store import DeviceStore
-from edge_sdk.training import bootstrap
+from edge_sdk.training import bootstrap, installed_bundle
 from edge_sdk.training.retention import history_of
 from edge_sdk.training.shared_budgets import refuse_unit
 from edge_sdk.wire.contract.manifest import Manifest
@@ -83,7 +83,7 @@ def channels_of(config: Config) -> list[ChannelSource]:
     Raises:
         EdgeError: The bundle or a source cannot be used.
     """
-    manifest = bootstrap.open_bundle(config, None).manifest
+    manifest = installed_bundle.open_bundle(config, None).manifest
     return channel_sources(manifest, streams_given(config, manifest), config.site)
 
 
@@ -105,7 +105,7 @@ def check_device(config: Config) -> dict[str, str]:
     """
     key = bootstrap.load_signer(config.keys.device)
     bootstrap.load_ring(config.keys)
-    bundle = bootstrap.open_bundle(config, None)
+    bundle = installed_bundle.open_bundle(config, None)
     manifest = bundle.manifest
     if unknown := [name for name in config.accept.methods if name not in METHODS]:
         raise ConfigError(f"accept.methods: unknown {unknown[0]!r}; known: {known_names(METHODS)}")

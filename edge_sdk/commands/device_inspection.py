@@ -24,7 +24,7 @@ from edge_sdk.privacy.noise_calibration import NoisePlan
 from edge_sdk.session.announcements import saved_message
 from edge_sdk.store.schema import FILE
 from edge_sdk.store.store import DeviceStore
-from edge_sdk.training import bootstrap
+from edge_sdk.training import bootstrap, installed_bundle
 from edge_sdk.training.fine_tuning import why_fleet
 from edge_sdk.training.issue import issued_forecast
 from edge_sdk.training.model_runtime import ModelRuntime
@@ -74,8 +74,9 @@ class DeviceInspection:
         """
         with DeviceStore.open(config.state, read_only=True) as store:
             announced = announced_of(store)
-            bundle = bootstrap.open_bundle(config, announced)
-            learner = bootstrap.set_up(config, store, bundle, announced, METHODS)
+            bundle = installed_bundle.open_bundle(config, announced)
+            found = installed_bundle.of_bundle(announced, bundle)
+            learner = bootstrap.set_up(config, store, bundle, found, METHODS)
             state, learned = bootstrap.recall(learner, store)
             candidates = DeviceCandidates()
             if not why_fleet(config, learner):
@@ -155,7 +156,7 @@ def announced_of(store: DeviceStore) -> m.BundleMessage | None:
 
 def plan_of(config: Config, announced: m.BundleMessage | None) -> NoisePlan:
     """Return the calibrated privacy mechanism of the device."""
-    manifest = bootstrap.open_bundle(config, announced).manifest
+    manifest = installed_bundle.open_bundle(config, announced).manifest
     method = announced.method if announced else config.accept.methods[0]
     shared = manifest.spec(announced.shared if announced else None).shared_size
     return bootstrap.plan(config, manifest, method, shared)

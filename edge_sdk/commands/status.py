@@ -34,7 +34,7 @@ from edge_sdk.session.run_choice import declined_runs
 from edge_sdk.store.erasure import WIPE_ORDERED, WIPED
 from edge_sdk.store.schema import FILE
 from edge_sdk.store.store import DeviceStore, LearnedState
-from edge_sdk.training import bootstrap
+from edge_sdk.training import bootstrap, installed_bundle
 from edge_sdk.training.active_run import RETURNS
 from edge_sdk.training.retention import history_of
 from edge_sdk.training.saved_selection import DeviceCandidates, summary_of
@@ -125,7 +125,7 @@ def _refused(store: DeviceStore) -> str:
 
 def kept(config: Config, store: DeviceStore, announced: m.BundleMessage | None) -> dict[str, Any]:
     """Return the days of readings stored, and the maximum days and bytes of the history."""
-    history = history_of(config, bootstrap.open_bundle(config, announced).manifest)
+    history = history_of(config, installed_bundle.open_bundle(config, announced).manifest)
     span = store.span_readings()
     days = 0.0 if span is None else (span[1] - span[0] + 1) * history.step / 86_400
     most = {"days at most": round(history.days, 2), "bytes at most": history.bytes}
@@ -136,8 +136,9 @@ def _served(
     config: Config, store: DeviceStore, announced: m.BundleMessage | None
 ) -> dict[str, Any]:
     """Return what the device forecasts with, and the candidates' errors relative to the fleet's."""
-    bundle = bootstrap.open_bundle(config, announced)
-    learner = bootstrap.set_up(config, store, bundle, announced, METHODS)
+    bundle = installed_bundle.open_bundle(config, announced)
+    found = installed_bundle.of_bundle(announced, bundle)
+    learner = bootstrap.set_up(config, store, bundle, found, METHODS)
     bootstrap.recall(learner, store)
     return summary_of(config, learner, DeviceCandidates.recall(learner, store))
 

@@ -153,8 +153,14 @@ class Announcements:
         self.name, self.bundle = name, None
 
     def record_installed(self, digest: bytes) -> None:
-        """Set the digest of the installed bundle's archive."""
+        """Set the digest of the archive of the bundle in use.
+
+        The announcement of another bundle is not in force any more: it is followed again, and its
+        archive requested, when it arrives.
+        """
         self._installed = digest
+        if self.bundle is not None and self.bundle.digest != digest:
+            self.bundle = None
 
     def receive_bundle(self, announced: BundleMessage, body: bytes) -> Iterator[BundleAnnounced]:
         """Follow a newer announcement; download its archive first if another bundle is installed.

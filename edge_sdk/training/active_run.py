@@ -19,8 +19,9 @@ from edge_sdk.session.events import FoundBundle
 from edge_sdk.session.manifest_checks import ManifestExpectation
 from edge_sdk.session.session import Session
 from edge_sdk.store.store import DeviceStore
-from edge_sdk.training.bootstrap import recall, set_up, take_over
+from edge_sdk.training.bootstrap import recall, set_up
 from edge_sdk.training.error_feedback import Residual
+from edge_sdk.training.installed_bundle import of_bundle, take_over
 from edge_sdk.training.model_runtime import ModelRuntime
 from edge_sdk.training.privacy_accountant import PrivacyAccountant
 from edge_sdk.training.run_role import RunnableBundle
@@ -92,7 +93,7 @@ class ActiveRun:
         self.local_state: LocalState | None = None
         self.residual: Residual | None = None
         self._is_judged, self._returns_before = False, store.fact(RETURNS)
-        self._put(bundle, session.announced)
+        self._put(bundle, of_bundle(session.announced, bundle))
         self.recall()
 
     @property

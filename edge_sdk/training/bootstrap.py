@@ -1,4 +1,4 @@
-"""Load and check what a device needs to start: keys, bundle, privacy mechanism, peers and link."""
+"""Load and check what a device needs to start: keys, privacy mechanism, peers and link."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from edge_sdk.app.settings import seconds
-from edge_sdk.bundle import Bundle as OpenBundle
-from edge_sdk.bundle import TrustedKeys, install, load_installed
 from edge_sdk.config import Config, KeysSection
 from edge_sdk.errors import ConfigError, EdgeError
 from edge_sdk.forecasting.intervals import SavedCalibration
@@ -26,10 +24,8 @@ from edge_sdk.privacy.method_compatibility import refuse_method
 from edge_sdk.privacy.noise_calibration import DeviceFacts, NoisePlan
 from edge_sdk.privacy.validation import plan_of
 from edge_sdk.session.announcements import saved_message
-from edge_sdk.session.events import FoundBundle
 from edge_sdk.session.key_ring import KeyRing
 from edge_sdk.session.signed_link import Will
-from edge_sdk.store.schema import INSTALLED
 from edge_sdk.store.store import DeviceStore, LearnedState
 from edge_sdk.training.model_runtime import ModelRuntime
 from edge_sdk.training.retention import history_of
@@ -77,42 +73,6 @@ def load_ring(keys: KeysSection) -> KeyRing:
         return KeyRing(read_public(keys.root), pinned)
     except KeyFileError as error:
         raise ConfigError(str(error), hint="copy root.pub from the operator") from error
-
-
-BundleOpener = Callable[[Config, m.BundleMessage | None], RunnableBundle]
-"""Opens the bundle to start with, from the configuration and the last announcement."""
-
-
-def open_bundle(config: Config, announced: m.BundleMessage | None) -> RunnableBundle:
-    """Open the installed bundle that the fleet announced last, else the configured one.
-
-    Raises:
-        EdgeError: It is missing, damaged, or not signed by a trusted key.
-    """
-    trust, folder = _trust(config), config.state / INSTALLED
-    if announced is not None and (folder / announced.digest.hex()).is_dir():
-        return load_installed(folder, announced.digest, trust=trust)
-    return OpenBundle.open(config.bundle, trust=trust)
-
-
-def take_over(config: Config, found: FoundBundle, present: RunnableBundle) -> RunnableBundle:
-    """Return the bundle of an announcement: the present one, or its archive after installation.
-
-    Raises:
-        EdgeError: The archive differs from the announced one, or cannot run here.
-    """
-    if found.archive is None:
-        return present
-    return install(
-        found.archive,
-        config.state / INSTALLED,
-        trust=_trust(config),
-        digest=found.announced.digest,
-    )
-
-
-def _trust(config: Config) -> TrustedKeys:
-    return TrustedKeys((load_ring(config.keys).root,))
 
 
 def set_up(

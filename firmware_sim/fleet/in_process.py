@@ -17,7 +17,7 @@ from edge_sdk.app.settings import seconds
 from edge_sdk.forecasting.series import Series, SeriesRow
 from edge_sdk.store.schema import INSTALLED
 from edge_sdk.store.store import DeviceStore
-from edge_sdk.training.bootstrap import open_bundle
+from edge_sdk.training.installed_bundle import open_bundle
 from edge_sdk.training.retention import history_of
 from edge_sdk.training.run_role import RunnableBundle, series_for
 from edge_sdk.wire.contract.manifest import Manifest
@@ -44,7 +44,7 @@ class SharedBundles:
     _opened: dict[tuple[str, Path], RunnableBundle] = field(default_factory=dict)
 
     def open(self, config: Config, announced: BundleMessage | None) -> RunnableBundle:
-        """Open the bundle of a device, as ``edge_sdk.training.bootstrap.open_bundle``."""
+        """Open the bundle of a device, as ``edge_sdk.training.installed_bundle.open_bundle``."""
         if announced is not None and (config.state / INSTALLED / announced.digest.hex()).is_dir():
             return open_bundle(config, announced)
         key = (config.bundle, config.keys.root)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import signal
 from dataclasses import replace
 from pathlib import Path
 
@@ -88,3 +89,35 @@ def test_a_fleet_goes_to_version_two_and_back_and_trains_and_forecasts(begin, tm
     trial.until(lambda: "next round" in trial.status()["schedule"])
     said = json.loads(run(command("gridfed-aggregator", "status", str(config), "--json")))
     assert said["run"]["phase"] == "pause"
+
+
+def test_a_device_whose_bundle_is_damaged_uses_the_one_before_and_requests_it_again(
+    begin, tmp_path
+):
+    trial = begin(ENDLESS, "mosquitto")
+    trains(trial, 1)
+    stop(trial)
+    trial.say("bundle", "promote", "load-mlp")
+    trial.say("bundle", "promote", str(second_version(trial, tmp_path)))
+    rewrite(trial.config, "run", bundle="load-mlp@live")
+    announced(trial)
+    trains(trial, 2)
+
+    stop(trial)  # no aggregator answers, so the device has to go on with what it has
+    agent, device = trial.run.devices[0], trial.run.prepared.devices[0]
+    agent.signal(signal.SIGKILL)
+    agent.wait(30.0)
+    trial.family.members.remove(agent)
+    (kept,) = device.config.parent.glob(f"{device.id}/bundle/[!.]*")
+    (kept / "forecast.onnx").write_bytes(b"a page of flash that cannot be read")
+    said = json.loads(run(command("gridfed-edge", "forecast", str(device.config), "--json")))
+    assert said["source"] not in ("none", "")
+    agent = trial.run.devices[0] = trial.run.start_device(device)
+    trial.until(lambda: "bundle not used" in agent.tail(200))
+    assert 'instead="load-mlp version 1"' in agent.tail(200)
+
+    trial.run.start_aggregator()
+    trial.until(lambda: (kept / "forecast.onnx").stat().st_size > 100)
+    trial.until(lambda: trial.device(0)["run"] == 2)
+    version = trial.status()["run"]["version"]
+    trial.until(lambda: trial.device(0)["version"] > version)

@@ -23,7 +23,7 @@ import numpy as np
 from edge_sdk import client as client_module
 from edge_sdk.store import store as store_module
 from edge_sdk.store.store import DeviceStore
-from edge_sdk.training import bootstrap
+from edge_sdk.training import installed_bundle
 from edge_sdk.wire.protocol import codec, topics
 from edge_sdk.wire.protocol import messages as m
 from edge_sdk.wire.protocol.envelope import AGGREGATOR, digest, unseal
@@ -144,7 +144,7 @@ def main(folder: Path, kills: int) -> dict[str, object]:
     """Kill so many times; compare after every one."""
     module = parts()
     bundle = module.NumpyBundle()
-    for used in (client_module, bootstrap):
+    for used in (client_module, installed_bundle):
         used.open_bundle = lambda _config, _announced: bundle
     deaths = dict.fromkeys((*BETWEEN, *AROUND), 0)
     worst, log = 0, folder / "wire.log"

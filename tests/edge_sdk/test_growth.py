@@ -13,7 +13,7 @@ from edge_sdk import client as client_module
 from edge_sdk.forecasting.series import Reading
 from edge_sdk.store.schema import FILE
 from edge_sdk.store.store import DeviceStore
-from edge_sdk.training import bootstrap
+from edge_sdk.training import installed_bundle
 from edge_sdk.training.retention import history_of
 from edge_sdk.wire.contract.manifest import Window
 from tests.edge_sdk.conftest import LOOKBACK
@@ -53,7 +53,7 @@ def numpy_bundle(numpy_bundle, monkeypatch):
     """The bundle of the other tests, on quarters of an hour."""
     manifest = replace(numpy_bundle.manifest, window=Window(LOOKBACK, 1, STEP))
     bundle = replace(numpy_bundle, manifest=manifest)
-    for module in (client_module, bootstrap):
+    for module in (client_module, installed_bundle):
         monkeypatch.setattr(module, "open_bundle", lambda _config, _announced: bundle)
     return bundle
 

@@ -22,13 +22,13 @@ from edge_sdk.forecasting.combination import (
     TUNED,
 )
 from edge_sdk.forecasting.forecast_metrics import naive_lag1
-from edge_sdk.training import bootstrap
+from edge_sdk.training import installed_bundle
 from tests.edge_sdk.training.test_forecast_selection import DAY, NEAR, live, load, observe
 
 
 @pytest.fixture
 def read_only(numpy_bundle, monkeypatch):
-    monkeypatch.setattr(bootstrap, "open_bundle", lambda _config, _announced: numpy_bundle)
+    monkeypatch.setattr(installed_bundle, "open_bundle", lambda _config, _announced: numpy_bundle)
 
 
 def trained(make, **settings):

@@ -18,7 +18,7 @@ from edge_sdk.privacy.analytic_gaussian import epsilon_of
 from edge_sdk.privacy.settings import PrivacySection
 from edge_sdk.store.schema import FILE, SCHEMA
 from edge_sdk.store.store import DeviceStore
-from edge_sdk.training import bootstrap
+from edge_sdk.training import installed_bundle
 from edge_sdk.wire.contract.manifest import GraphFile
 from edge_sdk.wire.errors import Reason
 from edge_sdk.wire.protocol import messages as m
@@ -57,7 +57,7 @@ def numpy_bundle(numpy_bundle, monkeypatch):
     )
     graphs = {**numpy_bundle.graphs, "clipped_gradient": clipped_gradient}
     bundle = replace(numpy_bundle, manifest=manifest, graphs=graphs)
-    for module in (client_module, bootstrap):
+    for module in (client_module, installed_bundle):
         monkeypatch.setattr(module, "open_bundle", lambda _config, _announced: bundle)
     return bundle
 

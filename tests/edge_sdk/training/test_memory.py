@@ -17,7 +17,7 @@ from edge_sdk.forecasting.own_model import fit
 from edge_sdk.forecasting.series import SeriesRow
 from edge_sdk.methods import METHODS
 from edge_sdk.store.store import DeviceStore
-from edge_sdk.training import boosting, bootstrap
+from edge_sdk.training import boosting, bootstrap, installed_bundle
 from edge_sdk.training.saved_selection import DeviceCandidates
 from edge_sdk.wire import keys
 from edge_sdk.wire.contract.method import END, Task
@@ -45,7 +45,7 @@ def learner(tmp_path_factory):
     }
     config = from_table(Config, table, "meter.toml")
     store = DeviceStore.open(config.state)
-    bundle = bootstrap.open_bundle(config, None)
+    bundle = installed_bundle.open_bundle(config, None)
     found = bootstrap.set_up(config, store, bundle, None, METHODS)
     hour, rng = np.arange(HOURS), np.random.default_rng(0)
     load = 2.0 + np.sin(2 * np.pi * hour / 24) + rng.normal(0, 0.2, HOURS)

@@ -14,7 +14,7 @@ from edge_sdk.forecasting.series import Reading
 from edge_sdk.limits.resource_limits import LimitsSection
 from edge_sdk.store.schema import FILE
 from edge_sdk.store.store import DeviceStore
-from edge_sdk.training import bootstrap
+from edge_sdk.training import installed_bundle
 from edge_sdk.training.retention import KeptHistory, history_of, slots_needed
 from tests.edge_sdk.conftest import MANIFEST
 from tests.edge_sdk.test_client import W0
@@ -32,7 +32,7 @@ NOISE = {
 
 @pytest.fixture
 def numpy_bundle(numpy_bundle, monkeypatch):
-    monkeypatch.setattr(bootstrap, "open_bundle", lambda _config, _announced: numpy_bundle)
+    monkeypatch.setattr(installed_bundle, "open_bundle", lambda _config, _announced: numpy_bundle)
     return numpy_bundle
 
 
