@@ -255,8 +255,8 @@ def epsilon_at(account: PrivacyAccount, point: str) -> float:
 def compose(charges: Iterable[PrivacyCharge], delta: float) -> float:
     """Return the ε of all these releases together.
 
-    Gaussian releases compose exactly, pure ones by addition; pure ones alone also by advanced
-    composition, where that is less.
+    Gaussian releases compose exactly, pure ones by addition; pure ones of one ε alone also by
+    advanced composition, where that is less.
 
     Example:
         >>> hundred = PrivacyCharge(0, "device", "update", "gaussian", multiplier=4.0, count=100)
@@ -275,7 +275,8 @@ def compose(charges: Iterable[PrivacyCharge], delta: float) -> float:
     added = math.fsum(charge.count / charge.multiplier for charge in pure)
     if squares:
         return epsilon_of(1.0 / math.sqrt(squares), delta) + added
-    if len(pure) == 1 and pure[0].multiplier > 1.0:
-        (only,) = pure
-        return min(added, advanced_composition(1.0 / only.multiplier, only.count, delta))
+    multipliers = {charge.multiplier for charge in pure}
+    if len(multipliers) == 1 and (multiplier := multipliers.pop()) > 1.0:
+        count = sum(charge.count for charge in pure)
+        return min(added, advanced_composition(1.0 / multiplier, count, delta))
     return added

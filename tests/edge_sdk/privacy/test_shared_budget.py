@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from edge_sdk.privacy.event import UNBOUNDED, PrivacyCharge
@@ -41,6 +41,9 @@ CHARGES = st.builds(
 
 
 @given(st.lists(CHARGES, min_size=1, max_size=4), st.lists(CHARGES, min_size=1, max_size=4))
+@example(
+    [charge(9.0, mechanism="sign_flip", count=14)], [charge(9.0, mechanism="sign_flip", count=16)]
+)
 def test_two_ledgers_cost_what_one_with_all_charges_costs(own, other):
     """The oracle is one account that has made every release itself."""
     together = account(*own, *other)
