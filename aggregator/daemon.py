@@ -18,6 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, Self
 
+from aggregator.audit_log.recorder import DAEMON, AuditLog
 from aggregator.config import AggregatorConfig, BoundRun, bind
 from aggregator.ingress.body_decryption import BodyDecryption
 from aggregator.ingress.cohort import Cohort
@@ -122,7 +123,8 @@ class Daemon:
         bound, signer = [bind(view) for view in config.views()], run_setup.signer(config)
         self.config, self._clock = config, clock
         self._store = self._closing.enter_context(store or open_store(config.database))
-        self._registry = Registry(self._store)
+        self._audit_log = AuditLog(self._store, config.fleet, signer, clock.wall)
+        self._registry = Registry(self._store, self._audit_log)
         self._registry.store_forecasts(_book(config))
         self._registry.collect_scores(_scores(config))
         cohorts: list[Cohort] = []
@@ -183,6 +185,7 @@ class Daemon:
             self._letters,
             self.metrics,
             clock,
+            self._audit_log,
         )
         drivers = tuple(
             RunDriver(
@@ -210,6 +213,8 @@ class Daemon:
             config.fleet,
             self._rollout,
             config,
+            self._isolation,
+            self._audit_log,
         )
         self._link = LinkSession(
             self._transport,
@@ -333,6 +338,9 @@ class Daemon:
             logger.warning("configuration refused %s", fields(**about), exc_info=is_ours)
         else:
             keys = config_reload.changed(self.config, wanted)
+            if keys:
+                detail = ", ".join(keys)
+                self._audit_log.record(DAEMON, "reload", wanted.file.name, detail=detail)
             self._follow(wanted, runs)
             logger.info("configuration reloaded %s", fields(changed=",".join(keys) or "nothing"))
         self._run_periodic()

@@ -123,6 +123,9 @@ def list_serials(
     serials: Iterable[tuple[str, str, str]],
     until: datetime,
     claims: dict[str, str] | None = None,
+    *,
+    now: datetime | None = None,
+    who: str = "",
 ) -> list[tuple[str, str, str]]:
     """List devices that may enrol once, and return serial, name and password of each.
 
@@ -133,6 +136,8 @@ def list_serials(
         serials: Serial, common name and labels of each device.
         until: Time at which the passwords expire.
         claims: Serial number of the claim certificate by serial; such a device has no password.
+        now: Present time, for the audit log; by default ``until``.
+        who: Operator.
     """
     made = []
     with record.transaction():
@@ -143,6 +148,9 @@ def list_serials(
             record.put_listed(
                 ListedSerial(serial, name, labels, salt, digest, claim, text_of(until))
             )
+            kind = "claim certificate" if claim else "one-time password"
+            detail = f"{name}: {kind} until {text_of(until)}"
+            record.add_act(text_of(now or until), who, "list serial", serial, detail)
             made.append((serial, name, password))
     return made
 
@@ -193,6 +201,8 @@ class EnrolmentAuthority:
             record.use(listed.serial, text_of(now), request.key_digest)
             identity = request.identity or None
             since, is_delivered = text_of(now), identity is None
+            if identity is None:  # else the aggregator records the enrolment that it receives
+                record.add_act(since, f"serial {listed.serial}", "enrol", listed.name)
             record.put_member(
                 EnrolledMember(listed.name, identity, listed.labels, "member", since, is_delivered)
             )
@@ -230,6 +240,10 @@ class EnrolmentAuthority:
             if not is_late or is_approved:
                 if member.pending:
                     record.put_member(replace(member, pending="", approved=""))
+                detail = f"TLS key {request.key_digest}"
+                record.add_act(
+                    text_of(now), request.name, "renew certificate", request.name, detail
+                )
                 return self._issue(request, now)
             if not member.pending:
                 record.put_member(replace(member, pending=text_of(now)))
@@ -250,13 +264,14 @@ class EnrolmentAuthority:
         return der
 
 
-def approve(record: Record, name: str, now: datetime) -> bool:
+def approve(record: Record, name: str, now: datetime, who: str = "") -> bool:
     """Approve a renewal after the time of grace; return False if the name does not wait for it."""
     with record.transaction():
         member = record.member(name)
         if member is None or not member.pending:
             return False
         record.put_member(replace(member, approved=text_of(now)))
+        record.add_act(text_of(now), who, "approve renewal", name, f"waits since {member.pending}")
     return True
 
 

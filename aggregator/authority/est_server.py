@@ -36,6 +36,7 @@ from aggregator.authority.enrolment import (
     RefusedError,
 )
 from aggregator.authority.folder import text_of
+from aggregator.authority.pending_acts import AuthorityAct
 from aggregator.authority.record import EnrolledMember, Record
 from edge_sdk.app.cli import fields
 from edge_sdk.wire.link.tls_files import load
@@ -67,6 +68,7 @@ class EstService:
         deliver: Receives the new members, in order, and gives them to the aggregator; repeated after
             a crash.
         passphrase: Passphrase of the authority's key.
+        deliver_acts: Receives the acts for the aggregator's audit log, likewise.
         clock: Returns the present time.
     """
 
@@ -75,6 +77,7 @@ class EstService:
     root: str = ""
     deliver: Callable[[list[EnrolledMember]], None] = lambda _members: None
     passphrase: bytes = b""
+    deliver_acts: Callable[[list[AuthorityAct]], None] = lambda _acts: None
     clock: Callable[[], datetime] = lambda: datetime.now(UTC).replace(microsecond=0)
     _enrolment: EnrolmentAuthority = field(init=False)
     _thread: ThreadPoolExecutor = field(init=False)
@@ -147,6 +150,10 @@ class EstService:
             self.deliver(members)
             with self._enrolment.record.transaction():
                 self._enrolment.record.mark_delivered(members)
+        if acts := self._enrolment.record.acts():
+            self.deliver_acts(acts)
+            with self._enrolment.record.transaction():
+                self._enrolment.record.forget_acts(acts)
 
     def _end(self) -> None:
         self._upkeep()

@@ -33,9 +33,17 @@ class AuthorityError(Failure):
 
 
 def create(
-    folder: Path, name: str, now: datetime, lifetime: timedelta, passphrase: bytes = b""
+    folder: Path,
+    name: str,
+    now: datetime,
+    lifetime: timedelta,
+    passphrase: bytes = b"",
+    *,
+    who: str = "",
 ) -> Path:
     """Make an authority in a folder, with an empty list of revoked certificates.
+
+    An act of an operator, whose name is ``who``, is kept for the audit log; so in ``issue`` and ``revoke``.
 
     Returns:
         Path of its certificate.
@@ -59,6 +67,8 @@ def create(
         _write(folder / KEY, x509.key_pem(key, passphrase), is_private=True)
         _write(folder / CERTIFICATE, x509.pem_of(authority.certificate))
         with opened(folder) as record:
+            digest = x509.fingerprint_of(authority.certificate)
+            record.add_act(text_of(now), who, "make authority", name, f"SHA-256 {digest}")
             publish(folder, record, authority, now, timedelta(days=30))
     return folder / CERTIFICATE
 
@@ -75,6 +85,7 @@ def issue(
     out: Path | None = None,
     is_renewal: bool = False,
     passphrase: bytes = b"",
+    who: str = "",
 ) -> tuple[Path, Path | None]:
     """Issue a certificate; without a request also make its private key.
 
@@ -105,7 +116,11 @@ def issue(
             )
         except CertificateError as error:
             raise AuthorityError(f"ca issue {name}: {error}") from error
-        record.add(entry_of(made, name, role, now))
+        with record.transaction():
+            record.add(entry := entry_of(made, name, role, now))
+            if who:
+                detail = f"{role}, serial {entry.serial}, until {entry.expires}"
+                record.add_act(text_of(now), who, "issue certificate", name, detail)
         target.mkdir(parents=True, exist_ok=True)
         if private is not None:
             _write(files[1], x509.key_pem(private), is_private=True)
@@ -121,7 +136,13 @@ def entry_of(made: x509.Certificate, name: str, role: str, now: datetime) -> Iss
 
 
 def revoke(
-    folder: Path, name: str, now: datetime, lifetime: timedelta, passphrase: bytes = b""
+    folder: Path,
+    name: str,
+    now: datetime,
+    lifetime: timedelta,
+    passphrase: bytes = b"",
+    *,
+    who: str = "",
 ) -> list[IssuedCertificate]:
     """Revoke all valid certificates of a name, and write the list.
 
@@ -140,7 +161,7 @@ def revoke(
             raise AuthorityError(
                 f"{name}: has no valid certificate of this authority; valid: {listed}"
             )
-        shut_out(record, name, now)
+        shut_out(record, name, now, who)
         publish(folder, record, authority, now, lifetime)
     return found
 
@@ -151,6 +172,8 @@ def revoke_all(
     now: datetime,
     lifetime: timedelta,
     passphrase: bytes = b"",
+    *,
+    who: str = "",
 ) -> None:
     """Revoke the certificates of several names, those without any included, and write the list.
 
@@ -159,16 +182,19 @@ def revoke_all(
     """
     with _locked(folder), opened_authority(folder, passphrase) as (authority, record):
         for name in names:
-            shut_out(record, name, now)
+            shut_out(record, name, now, who)
         publish(folder, record, authority, now, lifetime)
 
 
-def shut_out(record: Record, name: str, now: datetime) -> None:
+def shut_out(record: Record, name: str, now: datetime, who: str = "") -> None:
     """Revoke every valid certificate of a name, its unused password, and its membership."""
     with record.transaction():
-        for one in record.certificates(name):
-            if one.is_valid(now):
-                record.revoke(one.serial, text_of(now))
+        valid = [one for one in record.certificates(name) if one.is_valid(now)]
+        for one in valid:
+            record.revoke(one.serial, text_of(now))
+        if who and valid:
+            serials = ", ".join(one.serial for one in valid)
+            record.add_act(text_of(now), who, "revoke certificates", name, f"serials {serials}")
         if member := record.member(name):
             record.put_member(replace(member, state="revoked", pending="", approved=""))
         for listed in record.all_listed():

@@ -7,6 +7,7 @@ in the record, and the device is a member whose enrolment the aggregator has yet
 from __future__ import annotations
 
 import json
+import secrets
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, ClassVar
 
+from aggregator.authority.pending_acts import ACTS_TABLE, AuthorityAct
 from edge_sdk.app import sqlite_file
 from edge_sdk.app.cli import RUNTIME, Failure
 
@@ -21,8 +23,8 @@ FILE, FORMER = "authority.sqlite", "issued.jsonl"
 
 _FORMAT = sqlite_file.FileFormat(
     application=0x67666361,
-    schema=1,
-    tables="""
+    schema=2,
+    tables=f"""
     CREATE TABLE certificates (
         position INTEGER PRIMARY KEY, serial TEXT NOT NULL UNIQUE, name TEXT NOT NULL,
         role TEXT NOT NULL, issued TEXT NOT NULL, expires TEXT NOT NULL,
@@ -39,7 +41,7 @@ _FORMAT = sqlite_file.FileFormat(
         approved TEXT NOT NULL DEFAULT '');
     CREATE TABLE refusals (
         reason TEXT PRIMARY KEY, count INTEGER NOT NULL, last TEXT NOT NULL, about TEXT NOT NULL);
-    """,
+    {ACTS_TABLE}""",
 )
 
 
@@ -142,7 +144,11 @@ class Record:
         path = folder / FILE
         self._db = sqlite_file.connect(path)
         try:
-            sqlite_file.prepare(self._db, _FORMAT)
+            if sqlite_file.prepare(self._db, _FORMAT) < _FORMAT.schema:
+                upgrade = (
+                    f"BEGIN IMMEDIATE; {ACTS_TABLE} PRAGMA user_version = {_FORMAT.schema}; COMMIT;"
+                )
+                self._db.executescript(upgrade)
             self._import(folder / FORMER)
         except (sqlite_file.ForeignFileError, sqlite_file.SqliteError) as error:
             self._db.close()
@@ -296,6 +302,24 @@ class Record:
                 *(int(one.is_delivered), one.pending, one.approved),
             ),
         )
+
+    def add_act(self, at: str, actor: str, act: str, subject: str, detail: str = "") -> None:
+        """Keep an act for the aggregator's audit log, in the transaction of the act."""
+        self._db.execute(
+            "INSERT INTO acts (id, at, actor, act, subject, detail) VALUES (?, ?, ?, ?, ?, ?)",
+            (secrets.token_hex(8), at, actor, act, subject, detail),
+        )
+
+    def acts(self) -> list[AuthorityAct]:
+        """Return the acts that the aggregator's audit log has yet to receive, oldest first."""
+        rows = self._db.execute(
+            "SELECT id, at, actor, act, subject, detail FROM acts ORDER BY position"
+        )
+        return [AuthorityAct(*row) for row in rows]
+
+    def forget_acts(self, acts: Iterable[AuthorityAct]) -> None:
+        """Delete acts that were received."""
+        self._db.executemany("DELETE FROM acts WHERE id = ?", [(one.id,) for one in acts])
 
     def refusals(self) -> dict[str, int]:
         """Return the number of refusals by reason."""

@@ -19,8 +19,9 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
+from aggregator.audit_log.recorder import AuditLog, Initiator, login_name
 from aggregator.bundles import shipped
-from aggregator.commands.arguments import add_config, add_root_key
+from aggregator.commands.arguments import add_config, add_root_key, add_why
 from aggregator.commands.errors import require_database
 from aggregator.config import AggregatorConfig, BoundRun, bind
 from aggregator.ingress.cohort import fits
@@ -31,6 +32,7 @@ from aggregator.store.opener import open_store
 from aggregator.store.types import EnrolledDevice
 from edge_sdk.app.cli import CommandResult
 from edge_sdk.app.clock import SystemClock
+from edge_sdk.wire.hpke import DecryptionKey
 from edge_sdk.wire.keys import SigningKey
 
 
@@ -46,6 +48,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         action="store_true",
         help="make another key to which devices encrypt, and delete all but the two before",
     )
+    add_why(parser)
 
 
 def run(args: Namespace) -> CommandResult:
@@ -59,13 +62,26 @@ def load_keys(args: Namespace, config: AggregatorConfig) -> tuple[SigningKey, Si
     return keys_of(config.state, config.signing_key, config.root_public, root_key)
 
 
-def sign_announcements(args: Namespace, config: AggregatorConfig) -> CommandResult:
-    """Sign keys and bundle, begin a run if one is due, and report what devices need."""
+def sign_announcements(
+    args: Namespace, config: AggregatorConfig, *, subject: str = "", detail: str = ""
+) -> CommandResult:
+    """Sign keys and bundle, begin a run if one is due, record it, and report what devices need.
+
+    Args:
+        args: Arguments of ``init``, ``announce`` or ``restore``.
+        config: Configuration.
+        subject: What the command has changed before, for its record; empty for nothing.
+        detail: What of it was changed.
+    """
     root, online = load_keys(args, config)
     bound = [bind(view) for view in config.views()]
     keys = EncryptionKeys(config.encryption_folder)
-    encryption = keys.present(renew=args.new_encryption_key) if config.encryption.kinds else None
-    with open_store(config.database) as store:
+    encryption = (
+        keys.present(renew=getattr(args, "new_encryption_key", False))
+        if config.encryption.kinds
+        else None
+    )
+    with open_store(config.database) as store, store.transaction():
         clients = [client for client in store.clients() if client.state != "revoked"]
         is_restored = store.was_restored
         done = [
@@ -82,6 +98,16 @@ def sign_announcements(args: Namespace, config: AggregatorConfig) -> CommandResu
             for run in bound
         ]
         gone = retire(config, store)
+        audit_log = AuditLog(store, config.fleet, online)
+        by, why = Initiator("command", login_name()), getattr(args, "why", "")
+        if subject:
+            audit_log.record(by, args.command, subject, reason=why, detail=detail)
+        for one, run in zip(done, bound, strict=True):
+            subject = f"run {run.config.run.name or one.number}"
+            detail = _recorded(one, run, root, online, encryption)
+            audit_log.record(by, "announce", subject, reason=why, detail=detail)
+        for name in gone:
+            audit_log.record(by, "retire", f"run {name or '-'}", reason=why)
     root_file = args.root_key or config.state / "root.key"
     text = "\n".join(
         (
@@ -112,6 +138,23 @@ def sign_announcements(args: Namespace, config: AggregatorConfig) -> CommandResu
         pairs = zip(config.runs, done, strict=True)
         data["runs"] = [{"name": run.name, **asdict(one)} for run, one in pairs]
     return CommandResult(data, text)
+
+
+def _recorded(
+    done: RunSetup,
+    run: BoundRun,
+    root: SigningKey,
+    online: SigningKey,
+    encryption: DecryptionKey | None,
+) -> str:
+    """Return what was signed, for the audit log."""
+    manifest = run.bundle.manifest
+    key = f", encryption key {encryption.kid.hex()}" if encryption is not None else ""
+    return (
+        f"{_outcome(done)}; bundle {manifest.name} version {manifest.version} "
+        f"({run.bundle.digest.hex()}), aggregator key {online.public.hex()}{key}, "
+        f"signed by root {root.kid.hex()}"
+    )
 
 
 def _described(

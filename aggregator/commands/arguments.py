@@ -34,6 +34,11 @@ def add_run(parser: ArgumentParser, what: str) -> None:
     parser.add_argument("--run", default="", metavar="NAME", help=f"{what} (default: all runs)")
 
 
+def add_why(parser: ArgumentParser) -> None:
+    """Add the reason of an act."""
+    parser.add_argument("--why", default="", help="reason, kept in the audit log")
+
+
 def check_run_name(name: str, config: AggregatorConfig) -> str:
     """Return the name of a run; empty for all.
 

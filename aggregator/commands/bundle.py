@@ -22,8 +22,11 @@ from aggregator.bundles import ModelBundle, open_bundle, shipped
 from aggregator.commands.announce import load_keys
 from aggregator.commands.arguments import add_config_option, add_root_key
 from aggregator.commands.errors import CommandError
+from aggregator.commands.orders import apply_orders
 from aggregator.config import AggregatorConfig, registry_of
 from aggregator.config.bundle_registry import LIVE, BundleRegistry
+from aggregator.operations.control_queue import ControlOrder
+from aggregator.store.opener import exists
 from edge_sdk.app.cli import CommandResult
 
 
@@ -128,6 +131,8 @@ def sign_again(
     for version in versions:
         registry.sign_again(args.name, version, root)
     signed = ", ".join(map(str, versions)) or "none"
+    detail = f"versions {signed} signed by root {root.kid.hex()}"
+    _record(config, "re-sign bundle", args.name, detail)
     text = f"{args.name}: versions signed by root {root.kid.hex()}: {signed}"
     return CommandResult({"name": args.name, "versions": versions}, text)
 
@@ -155,6 +160,8 @@ def _moved(
     name, version = bundle.manifest.name, bundle.manifest.version
     before = registry.move(name, args.alias, version)
     alias = f"{name}@{args.alias}"
+    detail = f"version {version}{what}, {bundle.digest.hex()}; before: {before or 'none'}"
+    _record(config, f"{args.what} bundle", alias, detail)
     lines = [f"{alias}: version {version}{what} (before: {before or 'none'})"]
     if config.run.bundle != alias:
         lines.append(
@@ -163,3 +170,9 @@ def _moved(
     lines.append(f"then sign it for the devices: gridfed-aggregator announce {config.file}")
     data = {"name": name, "version": version, "alias": args.alias, "before": before}
     return CommandResult(data, "\n".join(lines))
+
+
+def _record(config: AggregatorConfig, act: str, subject: str, detail: str) -> None:
+    """Record an act on the registry, which is a folder, once the fleet has a database."""
+    if exists(config.database):
+        apply_orders(config, [ControlOrder("record", subject[:64], op=act, detail=detail[:1000])])

@@ -23,6 +23,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import cast
 
+from aggregator.audit_log.recorder import login_name
 from aggregator.authority import folder as authority
 from aggregator.authority.certificates import Role
 from aggregator.authority.folder import AuthorityError
@@ -74,18 +75,24 @@ def run(args: Namespace) -> CommandResult:
     if args.what in ("issue", "revoke") and not args.name:
         raise AuthorityError(f"ca {args.what}: expected a name")
     if args.what in ca_enrolment.ACTIONS:
-        return ca_enrolment.ACTIONS[args.what](args)
+        done = ca_enrolment.ACTIONS[args.what](args)
+        ca_enrolment.pass_acts_on(args, ca_enrolment.folder_of(args))
+        return done
     if args.what == "init":
         args.folder = args.folder or Path("ca")
     args.folder = ca_enrolment.folder_of(args)
-    return ACTIONS[args.what](args)
+    done = ACTIONS[args.what](args)
+    ca_enrolment.pass_acts_on(args, args.folder)
+    return done
 
 
 def make_authority(args: Namespace) -> CommandResult:
     """Make an authority."""
     folder = Path(args.name) if args.name else args.folder
     lifetime = timedelta(days=args.days or 365.25 * YEARS)
-    file = authority.create(folder, args.title, _now(), lifetime, _passphrase(args))
+    file = authority.create(
+        folder, args.title, _now(), lifetime, _passphrase(args), who=login_name()
+    )
     text = (
         f"{file}: certificate of the authority; devices, broker and aggregator need it as ca_file\n"
         f"{folder / authority.KEY}: its private key; keep a copy offline\n"
@@ -109,6 +116,7 @@ def issue_certificate(args: Namespace) -> CommandResult:
         out=args.out,
         is_renewal=args.renew,
         passphrase=_passphrase(args),
+        who=login_name(),
     )
     lines = [f"{certificate}: certificate of {name} ({args.role})"]
     if key is not None:
@@ -121,7 +129,9 @@ def revoke_certificate(args: Namespace) -> CommandResult:
     """Revoke the certificates of a name."""
     lifetime = timedelta(days=args.days or LIST_DAYS)
     name = _full_name(args)
-    gone = authority.revoke(args.folder, name, _now(), lifetime, _passphrase(args))
+    gone = authority.revoke(
+        args.folder, name, _now(), lifetime, _passphrase(args), who=login_name()
+    )
     file = args.folder / authority.REVOKED
     text = (
         f"{name}: {len(gone)} certificate{'s' * (len(gone) != 1)} revoked\n"

@@ -8,18 +8,22 @@ from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+from aggregator.audit_log.recorder import login_name
 from aggregator.authority import certificates as x509
 from aggregator.authority import enrolment
 from aggregator.authority import folder as authority
 from aggregator.authority.enrolment import EnrolmentPolicy
 from aggregator.authority.est_server import EstServer, EstService
 from aggregator.authority.folder import AuthorityError
-from aggregator.authority.record import EnrolledMember, opened
+from aggregator.authority.pending_acts import AuthorityAct
+from aggregator.authority.record import FILE, EnrolledMember, opened
 from aggregator.commands.errors import require_database
+from aggregator.commands.orders import apply_orders
 from aggregator.config import AggregatorConfig
 from aggregator.operations.control_queue import ControlOrder, leave
 from aggregator.operations.labels import LabelError, parse_labels
 from aggregator.operations.revocation import admit, require_settings
+from aggregator.store.opener import exists
 from edge_sdk.app.cli import CommandResult, notify, start_logging, stop_signals
 from edge_sdk.app.permissions import make_private_folder, open_private
 from edge_sdk.wire.link.client_names import qualified, unqualified
@@ -49,7 +53,9 @@ def write_passwords(args: Namespace) -> CommandResult:
     lifetime = timedelta(days=args.days or PASSWORD_DAYS)
     claims = _claims(args, folder, serials, now, lifetime) if args.claims else None
     with opened(folder) as record:
-        made = enrolment.list_serials(record, serials, now + lifetime, claims)
+        made = enrolment.list_serials(
+            record, serials, now + lifetime, claims, now=now, who=login_name()
+        )
     if args.claims:
         where = f"{args.out}: {len(made)} claim certificates with their keys, one for each serial"
     else:
@@ -129,7 +135,9 @@ def serve(args: Namespace) -> CommandResult:
         timedelta(days=section.certificate_days),
         timedelta(days=section.grace_days),
     )
-    service = EstService(folder, policy, root, _delivery(config), _passphrase(args, config))
+    service = EstService(
+        folder, policy, root, _delivery(config), _passphrase(args, config), queue_acts(config)
+    )
     try:
         server = EstServer((host.strip("[]"), int(port)), service, hosts)
     except (OSError, OverflowError) as error:
@@ -159,9 +167,59 @@ def _delivery(config: AggregatorConfig) -> Callable[[list[EnrolledMember]], None
             if one.identity is not None:
                 device = unqualified(one.name)[1]
                 public = one.identity.hex()
-                leave(config.inbox, ControlOrder("enrol", device, public=public, labels=one.labels))
+                leave(
+                    config.inbox,
+                    ControlOrder(
+                        "enrol",
+                        device,
+                        public=public,
+                        labels=one.labels,
+                        who="est",
+                        via="authority",
+                        why="enrolled over EST",
+                    ),
+                )
 
     return deliver
+
+
+def queue_acts(config: AggregatorConfig) -> Callable[[list[AuthorityAct]], None]:
+    """Return a function that queues the authority's acts for the daemon's audit log."""
+
+    def queue(acts: list[AuthorityAct]) -> None:
+        for order in _records(acts):
+            leave(config.inbox, order)
+
+    return queue
+
+
+def pass_acts_on(args: Namespace, folder: Path) -> None:
+    """Pass the authority's acts on to the fleet's audit log, if the fleet is on this machine."""
+    if not Path(args.config).exists() or not (folder / FILE).exists():
+        return
+    config = AggregatorConfig.load(args.config)
+    if not exists(config.database):
+        return
+    with opened(folder) as record:
+        if acts := record.acts():
+            apply_orders(config, _records(acts))
+            with record.transaction():
+                record.forget_acts(acts)
+
+
+def _records(acts: list[AuthorityAct]) -> list[ControlOrder]:
+    return [
+        ControlOrder(
+            "record",
+            one.subject[:64],
+            op=one.act,
+            who=one.actor[:64] or "unknown",
+            via="authority",
+            id=one.id,
+            detail=f"{one.detail}{'; ' if one.detail else ''}at {one.at}"[:1000],
+        )
+        for one in acts
+    ]
 
 
 def approve_member(args: Namespace) -> CommandResult:
@@ -172,7 +230,7 @@ def approve_member(args: Namespace) -> CommandResult:
     authority.require_authority(folder)
     name = qualified(args.fleet, args.name) if args.fleet else args.name
     with opened(folder) as record:
-        if not enrolment.approve(record, name, _now()):
+        if not enrolment.approve(record, name, _now(), login_name()):
             waiting = ", ".join(one.name for one in record.members() if one.pending) or "none"
             raise AuthorityError(f"ca approve {name}: does not wait; waiting: {waiting}")
     return CommandResult({"approved": name}, f"{name} may renew its certificate within a day")

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
 
-from aggregator.commands.arguments import add_config_option
+from aggregator.commands.arguments import add_config_option, add_why
 from aggregator.commands.errors import CommandError
 from aggregator.commands.orders import apply_orders
 from aggregator.config import AggregatorConfig
@@ -26,6 +26,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("op", help="stop, resume, reenrol, report, budget, hello or wipe")
     parser.add_argument("--releases", type=int, help="budget: total number of updates allowed")
     add_config_option(parser)
+    add_why(parser)
 
 
 def run(args: Namespace) -> CommandResult:
@@ -38,7 +39,7 @@ def run(args: Namespace) -> CommandResult:
             )
         numbers["releases"] = float(args.releases)
     check_args(args.op, numbers)
-    order = ControlOrder("command", args.id, op=args.op, args=numbers)
+    order = ControlOrder("command", args.id, op=args.op, args=numbers, why=args.why)
     return apply_orders(AggregatorConfig.load(args.config), [order])
 
 

@@ -16,9 +16,12 @@ from contextlib import nullcontext
 from datetime import UTC, datetime
 
 from aggregator import config as configs
+from aggregator.audit_log.recorder import AuditLog, Initiator, login_name
 from aggregator.commands.arguments import add_config_option
 from aggregator.ingress.dead_letters import DeadLetters, Letter, LetterError, forget
 from aggregator.operations.control_queue import ControlOrder, leave
+from aggregator.operations.order_executor import letters_named
+from aggregator.operations.run_setup import signer
 from aggregator.store.errors import DatabaseBusyError
 from aggregator.store.opener import exists, open_store
 from edge_sdk.app.cli import CommandResult
@@ -75,9 +78,10 @@ def _show(_config: configs.AggregatorConfig, letters: DeadLetters, name: str) ->
 
 def _retry(config: configs.AggregatorConfig, letters: DeadLetters, name: str) -> CommandResult:
     names = [one.name for one in letters.letters()] if name == EVERY else [name]
+    who = login_name()[:64]
     for one in names:
         letters.letter(one)
-        leave(config.inbox, ControlOrder("retry", one))
+        leave(config.inbox, ControlOrder("retry", one, who=who))
     done = [f"{one}: queued for the daemon" for one in names]
     return CommandResult({"retried": names}, "\n".join(done) or "no dead letters")
 
@@ -85,12 +89,16 @@ def _retry(config: configs.AggregatorConfig, letters: DeadLetters, name: str) ->
 def _clear(config: configs.AggregatorConfig, letters: DeadLetters, name: str) -> CommandResult:
     if name != EVERY:
         letters.letter(name)
+    who, is_any = login_name()[:64], any(True for _ in letters.letters())
     try:
         is_set_up = exists(config.database)
-        with open_store(config.database) if is_set_up else nullcontext():
+        with open_store(config.database) if is_set_up else nullcontext() as store:
+            if store is not None and is_any:  # letters are files: the record comes first
+                log, by = AuditLog(store, config.fleet, signer(config)), Initiator("command", who)
+                log.record(by, "clear", letters_named(name), detail="dead letters deleted")
             count = forget(letters, name)
     except DatabaseBusyError:
-        leave(config.inbox, ControlOrder("clear", name))
+        leave(config.inbox, ControlOrder("clear", name, who=who))
         return CommandResult({"cleared": name}, "queued for the running daemon")
     return CommandResult({"cleared": name, "count": count}, f"{count} dead letters deleted")
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
-from aggregator.commands.arguments import add_config_option
+from aggregator.commands.arguments import add_config_option, add_why
 from aggregator.commands.errors import CommandError
 from aggregator.commands.orders import apply_orders
 from aggregator.config import AggregatorConfig
@@ -46,6 +46,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         help="count of releases at the start of the ledger (with a new key: the previous count)",
     )
     add_config_option(parser)
+    add_why(parser)
 
 
 def run(args: Namespace) -> CommandResult:
@@ -73,6 +74,7 @@ def run(args: Namespace) -> CommandResult:
             public=claim.public.hex(),
             spent=args.spent,
             labels=claim.labels,
+            why=args.why,
         )
         for claim in claims
     ]

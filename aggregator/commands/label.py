@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
 
-from aggregator.commands.arguments import add_config_option
+from aggregator.commands.arguments import add_config_option, add_why
 from aggregator.commands.errors import CommandError
 from aggregator.commands.orders import apply_orders
 from aggregator.config import AggregatorConfig
@@ -24,6 +24,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("labels", metavar="NAME=VALUE,…", help="labels to set; NAME= removes one")
     parser.add_argument("id", nargs="+", help="ids of the devices")
     add_config_option(parser)
+    add_why(parser)
 
 
 def run(args: Namespace) -> CommandResult:
@@ -32,5 +33,5 @@ def run(args: Namespace) -> CommandResult:
     if not changes:
         raise CommandError("label: expected NAME=VALUE, as in region=north")
     text = label_text(changes.items())
-    orders = [ControlOrder("label", device, labels=text) for device in args.id]
+    orders = [ControlOrder("label", device, labels=text, why=args.why) for device in args.id]
     return apply_orders(AggregatorConfig.load(args.config), orders)

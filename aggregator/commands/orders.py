@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from aggregator.audit_log.recorder import AuditLog, login_name
 from aggregator.commands.errors import require_database
 from aggregator.config import AggregatorConfig
 from aggregator.operations.control_queue import (
     ControlOrder,
-    apply,
+    OrderError,
     check_order,
     leave,
     renewal,
     waiting,
 )
+from aggregator.operations.recorded_orders import apply_recorded
+from aggregator.operations.run_setup import signer
 from aggregator.store.errors import DatabaseBusyError
 from aggregator.store.opener import open_store
 from edge_sdk.app.cli import CommandResult
+
+WHY_LIMIT = 200  # characters that an order carries
 
 
 def apply_orders(config: AggregatorConfig, orders: list[ControlOrder]) -> CommandResult:
@@ -24,11 +31,16 @@ def apply_orders(config: AggregatorConfig, orders: list[ControlOrder]) -> Comman
         OrderError: One cannot be carried out; none was.
     """
     require_database(config)
+    if any(len(order.why) > WHY_LIMIT for order in orders):
+        raise OrderError(f"--why: expected at most {WHY_LIMIT} characters")
+    who = login_name()[:64]
+    orders = [replace(order, who=order.who or who) for order in orders]
     try:
         with open_store(config.database) as store:
+            audit_log = AuditLog(store, config.fleet, signer(config))
             for n, order in enumerate(orders):
                 check_order(order, store, orders[:n])
-            done = [apply(order, store) for order in orders]
+            done = [apply_recorded(order, store, audit_log) for order in orders]
     except DatabaseBusyError:
         queued = [order for _, order in waiting(config.inbox) if order is not None]
         with open_store(config.database, read_only=True) as store:

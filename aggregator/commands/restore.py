@@ -13,10 +13,13 @@ from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
 from aggregator.commands.announce import load_keys, sign_announcements
-from aggregator.commands.arguments import add_config_option, add_root_key
+from aggregator.commands.arguments import add_config_option, add_root_key, add_why
 from aggregator.commands.errors import CommandError
 from aggregator.config import AggregatorConfig, bind
 from aggregator.operations.backup_restore import put_in_place
+from aggregator.store.audit_record import AuditRecord
+from aggregator.store.errors import DatabaseError
+from aggregator.store.opener import exists, open_store
 from edge_sdk.app.cli import CommandResult
 from edge_sdk.app.clock import SystemClock
 
@@ -26,6 +29,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("file", help="file that `backup` wrote")
     add_root_key(parser)
     add_config_option(parser)
+    add_why(parser)
 
 
 def run(args: Namespace) -> CommandResult:
@@ -39,9 +43,15 @@ def run(args: Namespace) -> CommandResult:
             hint="put root.pub and aggregator.key back into the state folder, then restore",
         )
     load_keys(args, config)  # fail before the restore if the keys are missing
+    before = _last_record(config)
     done = put_in_place(config, Path(args.file), now=SystemClock().wall())
     args.fresh = False
-    begun = sign_announcements(args, config)
+    begun = sign_announcements(
+        args,
+        config,
+        subject=Path(args.file).name,
+        detail=f"run {done.run}, version {done.version}; {_lost(before)}",
+    )
     text = (
         f"{args.file}: run {done.run}, version {done.version}, restored; the next run continues "
         "from it\n"
@@ -53,3 +63,21 @@ def run(args: Namespace) -> CommandResult:
     kept = f"\nprevious database: {aside}" if aside else ""
     data = {**begun.data, "restored_run": done.run, "version": done.version, "aside": aside}
     return CommandResult(data, f"{text}{kept}\n{begun.text}")
+
+
+def _last_record(config: AggregatorConfig) -> AuditRecord | None:
+    """Return the newest record of the audit log that the backup replaces; None if it cannot be read."""
+    try:
+        if not exists(config.database):
+            return None
+        with open_store(config.database, read_only=True) as store:
+            return store.last_audit_record()
+    except DatabaseError:
+        return None
+
+
+def _lost(before: AuditRecord | None) -> str:
+    """Return what the replaced audit log ended with."""
+    if before is None:
+        return "the replaced database had no audit log"
+    return f"the audit log of the replaced database ended with record {before.number}"

@@ -27,7 +27,9 @@ PATIENCE = 10.0  # s in which a running daemon applies an order
 def add_arguments(parser: ArgumentParser) -> None:
     """Add the device and the reason."""
     parser.add_argument("id", help="id of the device")
-    parser.add_argument("--why", default="", help="reason, kept with the device")
+    parser.add_argument(
+        "--why", default="", help="reason, kept with the device and in the audit log"
+    )
     add_config_option(parser)
 
 

@@ -14,12 +14,11 @@ needs that key.
 
 from __future__ import annotations
 
-import getpass
-import os
 import secrets
 from argparse import ArgumentParser, Namespace
 from typing import Any
 
+from aggregator.audit_log.recorder import Initiator, login_name
 from aggregator.bundles import ModelBundle
 from aggregator.commands.announce import load_keys
 from aggregator.commands.arguments import add_config_option, add_root_key
@@ -62,7 +61,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 def run(args: Namespace) -> CommandResult:
     """Execute one action."""
     config = require_database(AggregatorConfig.load(args.config))
-    who = (args.who or _user())[:64]
+    who = (args.who or login_name())[:64]
     if args.what == "status":
         return status(config)
     if args.what == "start":
@@ -141,7 +140,8 @@ def start(args: Namespace, config: AggregatorConfig, who: str) -> CommandResult:
     payload = Ends(config.fleet, root).to_all(plan, ROOT)
     try:
         with open_store(config.database) as store:
-            control.begin(config, store, Ends(config.fleet, online), payload, who=who, now=now)
+            by = Initiator("command", who)
+            control.begin(config, store, Ends(config.fleet, online), payload, by=by, now=now)
         text = "started"
     except DatabaseBusyError:
         leave_description(config.inbox, payload)
@@ -207,7 +207,7 @@ def act(what: str, config: AggregatorConfig, who: str, why: str = "") -> Command
         with open_store(config.database) as store:
             ends = Ends(config.fleet, run_setup.signer(config))
             rollout = control.RolloutControl(store, ends, SystemClock(), lambda _: None)
-            done = rollout.act(what, who, why)
+            done = rollout.act(what, Initiator("command", who), why)
     except DatabaseBusyError:
         leave(config.inbox, ControlOrder("rollout", "_all", op=what, who=who, why=why))
         done = f"rollout {what}: queued for the running daemon"
@@ -230,11 +230,3 @@ def _described(plan: RolloutMessage) -> dict[str, Any]:
 def _sentence(plan: RolloutMessage) -> str:
     waves = ", ".join(f"{100 * one:g}" for one in plan.waves)
     return f"rollout of {plan.name} version {plan.version} in waves of {waves} %"
-
-
-def _user() -> str:
-    """Return the name of the user, or the number where the system has no name for it."""
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):
-        return str(os.getuid())

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
 
-from aggregator.commands.arguments import add_config_option, add_run, check_run_name
+from aggregator.commands.arguments import add_config_option, add_run, add_why, check_run_name
 from aggregator.commands.orders import apply_orders
 from aggregator.config import AggregatorConfig
 from aggregator.operations.control_queue import ControlOrder, refuse_unlearning
@@ -24,6 +24,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("id", help="id of the device")
     add_config_option(parser)
     add_run(parser, "remove it from the model of this run alone")
+    add_why(parser)
 
 
 def run(args: Namespace) -> CommandResult:
@@ -33,4 +34,4 @@ def run(args: Namespace) -> CommandResult:
     named = [run for run in config.runs if run.name == name]
     if name or len(config.runs) == 1:  # of several runs the daemon knows those of the device
         refuse_unlearning((named or config.runs)[0].method)
-    return apply_orders(config, [ControlOrder("unlearn", args.id, run=name)])
+    return apply_orders(config, [ControlOrder("unlearn", args.id, run=name, why=args.why)])

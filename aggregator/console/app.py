@@ -28,6 +28,7 @@ from aggregator.console.access import (
     log_refusal,
     read_form,
 )
+from aggregator.console.audit_page import audit_page
 from aggregator.console.charts import replay_chart
 from aggregator.console.live_status import LiveStatus
 from aggregator.console.order_log import give_order
@@ -104,6 +105,7 @@ class ConsoleApp:
             "/rollout": ("rollout", "Rollout", self.pages.rollout),
             "/keys": ("keys", "Keys and expiry", self.pages.keys),
             "/orders": ("orders", "Orders", self.pages.orders),
+            "/audit-log": ("audit_log", "Audit log", lambda query: audit_page(self.config, query)),
         }
         routes: list[Route | Mount] = [
             Route(path, self._guarded(self._shown(*page)), methods=["GET"])
@@ -282,7 +284,12 @@ class ConsoleApp:
             raise RefusedRequestError(400, "Give a reason: it is recorded with the order.")
         args = {"releases": float(_whole(form["releases"]))} if form.get("releases") else {}
         raw: dict[str, Any] = {name: form.get(name, "") for name in ("do", "op", "why", "labels")}
-        raw |= {"device": form.get("device") or "_all", "who": viewer.name, "args": args}
+        raw |= {
+            "device": form.get("device") or "_all",
+            "who": viewer.name,
+            "via": "console",
+            "args": args,
+        }
         try:
             order = build(ControlOrder, raw)
         except SchemaError as error:

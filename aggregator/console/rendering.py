@@ -27,6 +27,7 @@ PAGES = (
     ("/rollout", "Rollout"),
     ("/keys", "Keys and expiry"),
     ("/orders", "Orders"),
+    ("/audit-log", "Audit log"),
 )
 """Address and name of every page in the navigation."""
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from heapq import nlargest
 from typing import Any
 
+from aggregator.audit_log.recorder import DAEMON, AuditLog
 from aggregator.ingress.forecast_book import ForecastBook
 from aggregator.ingress.score_book import ScoreBook
 from aggregator.store.types import Contact, DeclinedRun, EnrolledDevice, Store
@@ -50,6 +51,9 @@ class Presence:
         return self.state in _PRESENT
 
 
+_ACTS = {"quarantined": "quarantine", "revoked": "revoke", "enrolled": "release"}
+"""Name of the act that brings a device into a state."""
+
 PARTICIPATION_OF = "device"
 """Label of a further participation: the device's own id."""
 
@@ -90,9 +94,9 @@ class Registry:
     and last message are saved by ``save_contacts``, and declined runs at once.
     """
 
-    def __init__(self, store: Store) -> None:
-        """Read the enrolled devices."""
-        self._store = store
+    def __init__(self, store: Store, audit_log: AuditLog | None = None) -> None:
+        """Read the enrolled devices; quarantines are recorded in the audit log."""
+        self._store, self._audit_log = store, audit_log
         self._clients: dict[str, EnrolledDevice] = {}
         self._keys: dict[tuple[str, bytes], bytes] = {}
         self._presence: dict[str, Presence] = {}
@@ -349,5 +353,8 @@ class Registry:
     def _mark(self, device: str, state: str, why: str) -> None:
         client = self._clients.get(device)
         if client is not None:
-            self._store.put_client(replace(client, state=state, why=why))
+            with self._store.transaction():
+                self._store.put_client(replace(client, state=state, why=why))
+                if self._audit_log is not None:
+                    self._audit_log.record(DAEMON, _ACTS[state], device, reason=why)
             self.reload()

@@ -46,6 +46,7 @@ _BY_THE_DAEMON = {
     "unlearn": "unlearn a device",
     "weather": "announce weather",
     "rollout": "change a rollout",
+    "record": "record an act",
 }
 
 
@@ -62,13 +63,15 @@ class ControlOrder:
     Attributes:
         do: ``enrol``, ``revoke``, ``label``, ``unlearn`` or ``command`` a device; ``pause`` or
             ``resume`` the fleet; open a ``round`` before its start; ``retry`` or ``clear`` a dead
-            letter; announce ``weather``; begin or change a ``rollout``.
+            letter; announce ``weather``; begin or change a ``rollout``; ``record`` an act of another program.
         device: Id of the device; ``_all`` for the fleet, or for every dead letter; for ``weather``
-            the region.
+            the region; for ``record`` the subject.
         public: Raw public key as hex, for ``enrol``.
-        op: Command for the device, for ``command``; act, for ``rollout``.
+        op: Command for the device, for ``command``; act, for ``rollout`` and ``record``.
+        detail: What was changed, for ``record``.
         why: Reason; recorded with the device for ``revoke``.
-        who: Person who gave the order in the console; empty for a command.
+        who: Person who gave the order: the login name at a command, the user of the console.
+        via: Way by which it came.
         args: Numeric arguments of the command.
         until: Expiry, server time in Unix milliseconds.
         spent: Initial count of releases in the new ledger, for ``enrol`` with another key; by
@@ -76,6 +79,7 @@ class ControlOrder:
         labels: Changes of labels, ``name=value`` between commas, for ``enrol`` and ``label``.
         run: Name of the only run that is meant, for ``pause``, ``resume``, ``round`` and
             ``unlearn``; empty for all.
+        id: Id of the order, given by ``leave``; empty for one that is carried out at once.
     """
 
     do: Literal[
@@ -91,17 +95,21 @@ class ControlOrder:
         "label",
         "weather",
         "rollout",
+        "record",
     ]
     device: Annotated[str, Length(1, 64)]
     public: Annotated[str, Length(0, 64)] = ""
     op: str = ""
     why: Annotated[str, Length(0, 200)] = ""
     who: Annotated[str, Length(0, 64)] = ""
+    via: Literal["command", "console", "authority"] = "command"
     args: Scalars = field(default_factory=dict)
     until: Moment | None = None
     spent: Releases | None = None
     labels: Annotated[str, Length(0, 2000)] = ""
     run: Annotated[str, Length(0, 64)] = ""
+    id: Annotated[str, Length(0, 64)] = ""
+    detail: Annotated[str, Length(0, 1000)] = ""
 
 
 def apply(order: ControlOrder, store: Any) -> str:  # noqa: ANN401 - a Store that also issues commands
@@ -321,9 +329,10 @@ def renewal(order: ControlOrder, store: Any) -> str:  # noqa: ANN401 - as ``appl
 
 
 def leave(folder: Path, order: ControlOrder) -> Path:
-    """Write an order for the daemon atomically."""
+    """Write an order for the daemon atomically, under its id, which is drawn if it has none."""
     make_private_folder(folder)
-    path = folder / f"{secrets.token_hex(8)}.json"
+    order = replace(order, id=order.id or secrets.token_hex(8))
+    path = folder / f"{order.id}.json"
     fields = {name: getattr(order, name) for name in order.__dataclass_fields__}
     raw = json.dumps({name: value for name, value in fields.items() if value not in (None, {})})
     beside = path.with_suffix(".part")

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from aggregator.audit_log.recorder import AuditLog
 from aggregator.config import AggregatorConfig
 from aggregator.ingress.dead_letters import DeadLetters, LetterError, forget
 from aggregator.ingress.registry import Registry
@@ -14,14 +15,15 @@ from aggregator.ingress.replies import pause
 from aggregator.operations.control_queue import (
     ControlOrder,
     OrderError,
-    apply,
     carry_out,
     refuse_unlearning,
 )
+from aggregator.operations.recorded_orders import apply_recorded, initiator
 from aggregator.operations.rollout_control import RolloutControl
 from aggregator.operations.rollout_orders import read_description, remove_description
 from aggregator.operations.weather_publication import taken
 from aggregator.rounds.announcements import Publication
+from aggregator.rounds.message_isolation import Isolation
 from aggregator.rounds.message_processor import MessageProcessor
 from aggregator.rounds.publisher import Publisher
 from aggregator.rounds.run_driver import RunDriver
@@ -49,6 +51,8 @@ class OrderExecutor:
         fleet: Id of the fleet.
         rollout: Begins and changes rollouts.
         config: Configuration, with the root's public key and the bundles.
+        isolation: Undoes what an order has changed in memory if its transaction fails.
+        audit_log: Records every order that took effect.
     """
 
     store: Store
@@ -60,6 +64,8 @@ class OrderExecutor:
     fleet: str
     rollout: RolloutControl
     config: AggregatorConfig
+    isolation: Isolation
+    audit_log: AuditLog
 
     def apply(self, inbox: Path) -> None:
         """Execute the orders in a folder; a connected device hears of its command at once.
@@ -90,38 +96,73 @@ class OrderExecutor:
     def _execute(self, order: ControlOrder, inbox: Path) -> str:
         """Execute an order; return its result, with who gave it and why where that is known."""
         result = self._result(order, inbox)
-        return f"{result}; by {order.who}: {order.why}" if order.who else result
+        why = f": {order.why}" if order.why else ""
+        return f"{result}; by {order.who}{why}" if order.who else result
 
     def _result(self, order: ControlOrder, inbox: Path) -> str:
         special: Mapping[str, Callable[[], str]] = {
             "rollout": lambda: self._change_rollout(order, inbox),
             "retry": lambda: self._process_letter(order),
             "clear": lambda: self._process_letter(order),
-            "unlearn": lambda: self._unlearn(order.device, order.run),
-            "round": lambda: self._open_round(order.run),
-            "weather": lambda: self._announce_weather(order.device, inbox),
+            "weather": lambda: self._announce_weather(order, inbox),
+            "unlearn": lambda: self._together(order, lambda: self._unlearn(order)),
+            "round": lambda: self._together(order, lambda: self._open_round(order.run)),
+            "pause": lambda: self._together(order, lambda: self._pause(order)),
+            "resume": lambda: self._together(order, lambda: self._pause(order)),
         }
         if order.do in special:
             return special[order.do]()
-        if order.do not in ("pause", "resume"):
-            return apply(order, self.store)
+        return apply_recorded(order, self.store, self.audit_log)
+
+    def _together(self, order: ControlOrder, action: Callable[[], tuple[str, bool]]) -> str:
+        """Carry out an order about runs and record it, in one transaction; return its result.
+
+        Args:
+            order: The order.
+            action: Carries it out; returns its result, and whether anything changed.
+        """
+        results: list[str] = []
+
+        def carry_out_and_record() -> None:
+            result, is_changed = action()
+            if is_changed:
+                self._record(order, _subject_of(order), result)
+            results.append(result)
+
+        failed = self.isolation.attempt(carry_out_and_record)
+        if failed is not None:
+            raise failed
+        return results[0]
+
+    def _record(self, order: ControlOrder, subject: str, detail: str) -> None:
+        if not self.audit_log.has(order.id):
+            by = initiator(order)
+            self.audit_log.record(by, order.do, subject, reason=order.why, detail=detail)
+
+    def _pause(self, order: ControlOrder) -> tuple[str, bool]:
         meant = self._meant(order.run)
+        before = [driver.engine.phase for driver in meant]
         for driver in meant:
             driver.pause(is_paused=order.do == "pause")
-        phases = ", ".join(dict.fromkeys(driver.engine.phase for driver in meant))
-        return f"the phase of {_subject(order.run)} is {phases}"
+        after = [driver.engine.phase for driver in meant]
+        phases = ", ".join(dict.fromkeys(after))
+        return f"the phase of {_subject(order.run)} is {phases}", after != before
 
-    def _announce_weather(self, region: str, inbox: Path) -> str:
+    def _announce_weather(self, order: ControlOrder, inbox: Path) -> str:
+        region = order.device
         payload = taken(inbox, region)
         topic = topics.weather(self.fleet, region)
-        self.store.announce({topic: payload})
+        result = f"weather of {region} is {'announced' if payload else 'cleared'}"
+        with self.store.transaction():
+            self.store.announce({topic: payload})
+            self._record(order, region, result)
         self.publisher.announce([Publication(topic, payload)])
-        return f"weather of {region} is {'announced' if payload else 'cleared'}"
+        return result
 
     def _change_rollout(self, order: ControlOrder, inbox: Path) -> str:
         if order.op != "start":
-            return self.rollout.act(order.op, order.who, order.why)
-        done = self.rollout.begin(self.config, read_description(inbox), who=order.who)
+            return self.rollout.act(order.op, initiator(order), order.why)
+        done = self.rollout.begin(self.config, read_description(inbox), by=initiator(order))
         remove_description(inbox)
         return done
 
@@ -138,7 +179,7 @@ class OrderExecutor:
             )
         return found
 
-    def _open_round(self, name: str) -> str:
+    def _open_round(self, name: str) -> tuple[str, bool]:
         """Open every round that waits for its start.
 
         Raises:
@@ -154,42 +195,64 @@ class OrderExecutor:
                 f"no round waits for its start: round {number} is open, or was the last"
             )
         is_one = len(opened) == 1
-        return f"round {opened[0]} is open" if is_one else f"rounds {', '.join(opened)} are open"
+        text = f"round {opened[0]} is open" if is_one else f"rounds {', '.join(opened)} are open"
+        return text, True
 
-    def _unlearn(self, device: str, name: str) -> str:
+    def _unlearn(self, order: ControlOrder) -> tuple[str, bool]:
         """Remove everything that a device has contributed to the models of its runs.
 
         Raises:
             OrderError: The method does not keep contributions apart, or the device is not enrolled.
         """
+        device, name = order.device, order.run
         if device not in {client.id for client in self.registry.clients()}:
             raise OrderError(f"{device!r} is not enrolled")
         its = [one for one in self._meant(name) if name or one.cohort.holds(device)]
         for driver in its:
             refuse_unlearning(driver.engine.run.config.run.method)
-        return "; ".join(self._unlearn_in(driver, device) for driver in its) or (
-            f"{device} is in no run"
-        )
+        found = [self._unlearn_in(driver, device) for driver in its]
+        text = "; ".join(result for result, _ in found) or f"{device} is in no run"
+        return text, any(is_changed for _, is_changed in found)
 
     @staticmethod
-    def _unlearn_in(driver: RunDriver, device: str) -> str:
+    def _unlearn_in(driver: RunDriver, device: str) -> tuple[str, bool]:
         if not driver.unlearn(device):
-            return f"{device} has no statistic in run {driver.number}"
+            return f"{device} has no statistic in run {driver.number}", False
         state = driver.engine.state
         moment = "with the open round" if state.is_open else f"version {state.version}"
-        return f"{device} is unlearned in run {driver.number}: {moment}"
+        return f"{device} is unlearned in run {driver.number}: {moment}", True
 
     def _process_letter(self, order: ControlOrder) -> str:
-        """Process a dead letter again, or delete it."""
+        """Process a dead letter again, or delete it. Letters are files: the record comes first."""
         try:
             if order.do == "clear":
-                return f"{forget(self.letters, order.device)} dead letters deleted"
+                return self._clear_letters(order)
             letter = self.letters.letter(order.device)
+            self._record(order, letter.name, f"of {letter.device or letter.where}")
             self.letters.remove(letter.name)
         except LetterError as error:
             raise OrderError(str(error)) from error
         self.processor.process_again(letter)
         return f"dead letter {letter.name} of {letter.device or letter.where} processed again"
+
+    def _clear_letters(self, order: ControlOrder) -> str:
+        subject, is_any = letters_named(order.device), any(True for _ in self.letters.letters())
+        if is_any:
+            self._record(order, subject, "dead letters deleted")
+        return f"{forget(self.letters, order.device)} dead letters deleted"
+
+
+def letters_named(name: str) -> str:
+    """Return the subject of an order about dead letters.
+
+    >>> letters_named("_all"), letters_named("update-0007")
+    ('all dead letters', 'update-0007')
+    """
+    return "all dead letters" if name == "_all" else name
+
+
+def _subject_of(order: ControlOrder) -> str:
+    return order.device if order.do == "unlearn" else _subject(order.run)
 
 
 def _subject(name: str) -> str:

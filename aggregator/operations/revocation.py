@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+from aggregator.audit_log.recorder import login_name
 from aggregator.authority import folder as authority
 from aggregator.brokers.access_changes import (
     denied_users,
@@ -151,7 +152,7 @@ def _act(config: AggregatorConfig, names: Sequence[str], passphrase: bytes) -> N
     _edit(config, lambda text: with_denied(text, config.fleet, _denied(config, text, names)))
     if config.ca.folder is not None:
         now = datetime.now(UTC).replace(microsecond=0)
-        authority.revoke_all(config.ca.folder, names, now, LIST_DAYS, passphrase)
+        authority.revoke_all(config.ca.folder, names, now, LIST_DAYS, passphrase, who=login_name())
     reload_broker(config)
 
 

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from aggregator.audit_log.recorder import DAEMON, AuditLog, Initiator
 from aggregator.bundles import ModelBundle
 from aggregator.config import AggregatorConfig, registry_of
 from aggregator.operations.control_queue import OrderError
@@ -117,7 +118,13 @@ def day_results(
 
 
 def begin(
-    config: AggregatorConfig, store: Store, ends: Ends, payload: bytes, *, who: str, now: int
+    config: AggregatorConfig,
+    store: Store,
+    ends: Ends,
+    payload: bytes,
+    *,
+    by: Initiator,
+    now: int,
 ) -> RolloutMessage:
     """Save and announce a signed description, its archive and its first stage.
 
@@ -144,7 +151,8 @@ def begin(
     body = DownloadBody("bundle", bundle.digest[:16], bundle.archive, CHUNK_LIMIT, _ARCHIVES)
     state = RolloutState(since=now // DAY, why="start")
     description = {topics.common(config.fleet, RolloutMessage.kind): payload}
-    _save(store, ends, of, state, who=who, now=now, more=description, contents=[body])
+    subject = f"{plan.name} version {plan.version}"
+    _save(store, ends, of, subject, state, by=by, now=now, more=description, contents=[body])
     return plan
 
 
@@ -194,9 +202,10 @@ def _save(
     store: Store,
     ends: Ends,
     of: bytes,
+    subject: str,
     state: RolloutState,
     *,
-    who: str,
+    by: Initiator,
     now: int,
     more: Mapping[str, bytes] | None = None,
     contents: Iterable[DownloadBody] = (),
@@ -205,8 +214,13 @@ def _save(
     stage = StageMessage(store.next_serial(), of, state.phase, state.stage)
     topic = topics.common(ends.fleet, StageMessage.kind)
     published = {**(more or {}), topic: ends.to_all(stage)}
+    who = "" if by == DAEMON else by.actor
     change = RolloutChange(of, state.phase, state.stage, state.since, state.why, who, now)
-    store.change_rollout(change, published, list(contents))
+    audit_log = AuditLog(store, ends.fleet, ends.signer, lambda: now)
+    with store.transaction():
+        store.change_rollout(change, published, list(contents))
+        detail = f"phase {state.phase}, stage {state.stage}, of {of.hex()}"
+        audit_log.record(by, "rollout", subject, reason=state.why, detail=detail)
     about = {"of": of.hex(), "phase": state.phase, "stage": state.stage, "why": state.why}
     logger.info("rollout changed %s", fields(**about, who=who or "-"))
     return published
@@ -239,13 +253,13 @@ class RolloutControl:
         """State of the newest rollout; None without one."""
         return None if self._open is None else self._open.state
 
-    def begin(self, config: AggregatorConfig, payload: bytes, *, who: str) -> str:
+    def begin(self, config: AggregatorConfig, payload: bytes, *, by: Initiator) -> str:
         """Begin the rollout of a signed description; return a one-line result.
 
         Raises:
             OrderError: As ``begin``.
         """
-        plan = begin(config, self._store, self._ends, payload, who=who, now=self._clock.wall())
+        plan = begin(config, self._store, self._ends, payload, by=by, now=self._clock.wall())
         self._open, self._judged_on = newest(self._store, self._ends.fleet), -1
         wanted = (RolloutMessage.kind, StageMessage.kind)
         found = [topics.common(self._ends.fleet, kind) for kind in wanted]
@@ -288,14 +302,14 @@ class RolloutControl:
         is_drawn = bool(_places(self._store, plan, state.stage)["serve"])
         after = state.advanced(plan, days, today, drawn=is_drawn)
         if after != state:
-            self._change(self._open, after, "")
+            self._change(self._open, after, DAEMON)
 
-    def act(self, act: str, who: str, why: str = "") -> str:
+    def act(self, act: str, by: Initiator, why: str = "") -> str:
         """Pause, resume or abort the rollout; return a one-line result.
 
         Args:
             act: One of ``ACTS``.
-            who: Person who gives the order.
+            by: Who gives the order.
             why: Reason, recorded with the change.
 
         Raises:
@@ -317,12 +331,12 @@ class RolloutControl:
             raise OrderError(str(error)) from error
         if after != state:
             reason = f"operator: {why}" if why else after.why
-            self._change(self._open, replace(after, why=reason), who)
+            self._change(self._open, replace(after, why=reason), by)
         return f"rollout of {self._open.plan.name} version {self._open.plan.version}: {after.phase}"
 
-    def _change(self, open_: OpenRollout, after: RolloutState, who: str) -> None:
-        now = self._clock.wall()
-        published = _save(self._store, self._ends, open_.of, after, who=who, now=now)
+    def _change(self, open_: OpenRollout, after: RolloutState, by: Initiator) -> None:
+        now, subject = self._clock.wall(), f"{open_.plan.name} version {open_.plan.version}"
+        published = _save(self._store, self._ends, open_.of, subject, after, by=by, now=now)
         self._open = replace(open_, state=after)
         self._publish([Publication(topic, payload) for topic, payload in published.items()])
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from aggregator.audit_log.recorder import AuditLog, Initiator, login_name
 from aggregator.config import AggregatorConfig
 from aggregator.operations import run_setup
 from aggregator.operations.control_queue import ControlOrder, OrderError, leave
@@ -45,19 +46,25 @@ def publish(config: AggregatorConfig, region: str, table: WeatherTable | None) -
     Raises:
         Failure: The signing key or the store cannot be used.
     """
-    topic = topics.weather(config.fleet, region)
-    message, payload = None, b""
+    topic, signer = topics.weather(config.fleet, region), run_setup.signer(config)
+    message, payload, who = None, b"", login_name()[:64]
     if table is not None:
         before = announced(config).get(region)
         now = max(SystemClock().wall(), before.t + 1 if before is not None else 0)
         message = table.message(region, now)
-        payload = Ends(config.fleet, run_setup.signer(config)).to_all(message)
+        payload = Ends(config.fleet, signer).to_all(message)
     try:
-        with open_store(config.database) as store:
+        with open_store(config.database) as store, store.transaction():
             store.announce({topic: payload})
+            AuditLog(store, config.fleet, signer).record(
+                Initiator("command", who),
+                "weather",
+                region,
+                detail=f"weather of {region} is {'announced' if payload else 'cleared'}",
+            )
     except DatabaseBusyError:
         _write(_beside(config.inbox, region), payload)
-        leave(config.inbox, ControlOrder("weather", region))
+        leave(config.inbox, ControlOrder("weather", region, who=who))
         return PublishedWeather(message, True, len(payload))
     return PublishedWeather(message, False, len(payload))
 

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from aggregator.audit_log.recorder import AuditLog
 from aggregator.ingress.dead_letters import DeadLetters, Letter, arrival_digest, site_of, trace_of
 from aggregator.ingress.defect_policy import Faults, is_defect
 from aggregator.ingress.message_ingress import MessageIngress
@@ -72,6 +73,7 @@ class Isolation:
         letters: Dead letters.
         metrics: Counters of defects.
         clock: Server time.
+        audit_log: Records what the daemon does by itself.
         faults: Consecutive defects of each step.
     """
 
@@ -83,6 +85,7 @@ class Isolation:
     letters: DeadLetters
     metrics: Metrics
     clock: Clock
+    audit_log: AuditLog
     faults: Faults = field(default_factory=Faults)
 
     def attempt(self, action: Callable[[], None]) -> Exception | None:

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
+from aggregator.audit_log.recorder import DAEMON
 from aggregator.ingress.cohort import Cohort
 from aggregator.ingress.dead_letters import site_of
 from aggregator.ingress.defect_policy import ATTEMPTS
@@ -115,11 +116,13 @@ class RunDriver:
         known = {**self._about, "why": engine.halted}
         hint = f"see gridfed-aggregator dead-letters list {engine.run.config.file}"
         logger.error("run halted %s", fields(**known, hint=hint))
-        self._isolation.step(
-            self._step("pause"),
-            lambda: self._publisher.announce(engine.pause(is_paused=True)),
-            run=self.number,
-        )
+        self._isolation.step(self._step("pause"), self._pause_halted, run=self.number)
+
+    def _pause_halted(self) -> None:
+        """Pause the halted run, and record the halt."""
+        subject = f"run {self.name or self.number}"
+        self._isolation.audit_log.record(DAEMON, "halt", subject, reason=self._engine.halted)
+        self._publisher.announce(self._engine.pause(is_paused=True))
 
     def pause(self, *, is_paused: bool) -> None:
         """Pause or resume the fleet; a halted run is resumed from its present state."""

@@ -10,7 +10,7 @@ from aggregator.store.errors import DatabaseError, DatabaseNewerError
 from edge_sdk.app import sqlite_file
 
 APPLICATION = 0x47464147  # "GFAG"
-SCHEMA = 7
+SCHEMA = 8
 RESTORED = "restored"
 """Fact that marks a backup copy until it is adopted."""
 
@@ -65,6 +65,15 @@ CREATE TABLE IF NOT EXISTS model_nodes (run INTEGER NOT NULL, level INTEGER NOT 
 """
 """Since schema 7: the leaves of each run's log of models, and the hashes of its complete subtrees."""
 
+_AUDIT_LOG = """
+CREATE TABLE IF NOT EXISTS audit_records (number INTEGER PRIMARY KEY, time INTEGER NOT NULL,
+    via TEXT NOT NULL, actor TEXT NOT NULL, act TEXT NOT NULL, subject TEXT NOT NULL,
+    reason TEXT NOT NULL, detail TEXT NOT NULL, order_id TEXT NOT NULL, previous BLOB NOT NULL,
+    signer BLOB NOT NULL, signature BLOB NOT NULL);
+CREATE INDEX IF NOT EXISTS audit_records_order ON audit_records (order_id) WHERE order_id <> '';
+"""
+"""Since schema 8: the audit log of who did what, when and why."""
+
 _TASKS_BEFORE = """
 ALTER TABLE tasks RENAME TO tasks_of_devices;
 DROP INDEX IF EXISTS tasks_content;
@@ -108,7 +117,7 @@ CREATE TABLE commands (device TEXT NOT NULL, num INTEGER NOT NULL, op TEXT NOT N
     PRIMARY KEY (device, num)) WITHOUT ROWID;
 """
 
-LATER_TABLES = f"{_TASKS}{_PRUNED}{_RUNS}{_CONTACTS}{_ROLLOUTS}{_MODEL_LOG}"
+LATER_TABLES = f"{_TASKS}{_PRUNED}{_RUNS}{_CONTACTS}{_ROLLOUTS}{_MODEL_LOG}{_AUDIT_LOG}"
 _FORMAT = sqlite_file.FileFormat(APPLICATION, SCHEMA, f"{TABLES}{LATER_TABLES}")
 
 
@@ -137,7 +146,7 @@ def prepare(db: sqlite3.Connection, path: Path, *, read_only: bool = False) -> N
         tasks = _TASKS if schema < 2 else f"{_TASKS_BEFORE}{_TASKS}{_TASKS_AFTER}"
         until_4 = f"{tasks}{_PRUNED}{_RUNS}{_CONTENT_NAMES}" if schema < 4 else ""
         db.executescript(
-            f"BEGIN IMMEDIATE; {until_4}{_CONTACTS}{_ROLLOUTS}{_MODEL_LOG}"
+            f"BEGIN IMMEDIATE; {until_4}{_CONTACTS}{_ROLLOUTS}{_MODEL_LOG}{_AUDIT_LOG}"
             f" PRAGMA user_version = {SCHEMA}; COMMIT;"
         )
 
@@ -165,6 +174,11 @@ def has_rollouts(db: Database) -> bool:
 def has_model_log(db: Database) -> bool:
     """Return whether the file has logs of models, which older schemas lack."""
     return schema_of(db) >= 7
+
+
+def has_audit_log(db: Database) -> bool:
+    """Return whether the file has the audit log, which older schemas lack."""
+    return schema_of(db) >= 8
 
 
 def fact(db: Database, name: str) -> int:

@@ -14,6 +14,7 @@ from typing import Self
 
 from aggregator.store import (
     announcements,
+    audit_log,
     contacts,
     devices,
     journal,
@@ -25,6 +26,7 @@ from aggregator.store import (
     states,
     tasks,
 )
+from aggregator.store.audit_record import AuditRecord
 from aggregator.store.dialect import Database
 from aggregator.store.errors import DatabaseError
 from aggregator.store.location import Location
@@ -456,6 +458,23 @@ class SqlStore:
     def log_leaves(self, run: int, first: int = 0, last: int | None = None) -> Iterator[LogLeaf]:
         """Return the leaves of the log of a run's models from a number on."""
         return model_log.leaves(self._db, run, first, last)
+
+    def last_audit_record(self) -> AuditRecord | None:
+        """Return the newest record of the audit log."""
+        return audit_log.last(self._db)
+
+    def append_audit_record(self, record: AuditRecord) -> None:
+        """Append a record to the audit log."""
+        with self._transactions.writing() as db:
+            audit_log.append(db, record)
+
+    def audit_records(self, first: int = 1) -> Iterator[AuditRecord]:
+        """Return the records of the audit log from a number on, in order."""
+        return audit_log.records(self._db, first)
+
+    def has_audit_order(self, order: str) -> bool:
+        """Return whether the audit log has a record of an order."""
+        return audit_log.has_order(self._db, order)
 
     def content(self, ref: bytes) -> DownloadBody | None:
         """Return a downloadable body by the first 16 bytes of its digest."""

@@ -9,6 +9,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, Self
 
+from aggregator.store.audit_record import AuditRecord
 from aggregator.store.location import Location
 from aggregator.store.sequence_ledger import Key, Ledger, LedgerRow
 from edge_sdk.wire.contract.method import Due, Event, Update
@@ -666,6 +667,22 @@ class Store(Protocol):
 
     def log_leaves(self, run: int, first: int = 0, last: int | None = None) -> Iterator[LogLeaf]:
         """Return the leaves of the log of a run's models from a number on, up to the one before ``last``."""
+
+    # --- the audit log
+
+    def last_audit_record(self) -> AuditRecord | None:
+        """Return the newest record of the audit log; None if it is empty."""
+
+    def append_audit_record(self, record: AuditRecord) -> None:
+        """Append a record to the audit log; a second one of its number is refused."""
+
+    def audit_records(self, first: int = 1) -> Iterator[AuditRecord]:
+        """Return the records of the audit log from a number on, in order."""
+
+    def has_audit_order(self, order: str) -> bool:
+        """Return whether the audit log has a record of the order with this id; False for an empty id."""
+
+    # --- downloads and serials
 
     def content(self, ref: bytes) -> DownloadBody | None:
         """Return a downloadable body by the first 16 bytes of its digest."""

@@ -11,6 +11,7 @@ from dataclasses import replace
 
 import pytest
 
+from aggregator.audit_log.recorder import Initiator
 from aggregator.operations import rollout_control as control
 from aggregator.rounds.announcements import Ends
 from aggregator.store.opener import open_store
@@ -176,7 +177,8 @@ def test_reports_count_once_for_members_and_days_of_the_rollout(tmp_path, seed):
             topics.common(FLEET, "rollout"): Ends(FLEET, from_seed(b"r" * 32)).to_all(PLAN, "_root")
         }
         state = control.RolloutState(since=FIRST, why="start")
-        control._save(store, ends, OF, state, who="ann", now=clock.wall(), more=described)
+        by, now = Initiator("command", "ann"), clock.wall()
+        control._save(store, ends, OF, "load version 2", state, by=by, now=now, more=described)
         found = control.RolloutControl(store, ends, clock, lambda _: None)
         counted = {}
         for _ in range(400):

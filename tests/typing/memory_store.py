@@ -14,6 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from aggregator.store.audit_record import AuditRecord
 from aggregator.store.errors import DatabaseError
 from aggregator.store.sequence_ledger import Key, Ledger, LedgerRow, renewed
 from aggregator.store.types import (
@@ -62,6 +63,7 @@ class Tables:
     changes: list[RolloutChange] = field(default_factory=list)
     logged: list[LogLeaf] = field(default_factory=list)
     nodes: dict[tuple[int, int, int], bytes] = field(default_factory=dict)
+    audited: list[AuditRecord] = field(default_factory=list)
     trials: dict[tuple[bytes, str], DeviceTrial] = field(default_factory=dict)
     serial: int = 0
 
@@ -396,6 +398,20 @@ class MemoryStore:
 
     def log_leaves(self, run: int, first: int = 0, last: int | None = None) -> Iterator[LogLeaf]:
         yield from [one for one in self._tables.logged if one.run == run][first:last]
+
+    def last_audit_record(self) -> AuditRecord | None:
+        return self._tables.audited[-1] if self._tables.audited else None
+
+    def append_audit_record(self, record: AuditRecord) -> None:
+        if record.number != len(self._tables.audited) + 1:
+            raise DatabaseError(f"record {record.number} is not the next one")
+        self._tables.audited.append(record)
+
+    def audit_records(self, first: int = 1) -> Iterator[AuditRecord]:
+        return iter(self._tables.audited[first - 1 :])
+
+    def has_audit_order(self, order: str) -> bool:
+        return bool(order) and any(one.order == order for one in self._tables.audited)
 
     def content(self, ref: bytes) -> DownloadBody | None:
         return self._tables.contents.get(ref)

@@ -10,6 +10,7 @@ import urllib.request
 import numpy as np
 import pytest
 
+from aggregator.audit_log.recorder import AuditLog, Initiator
 from aggregator.config import AggregatorConfig, bind
 from aggregator.ingress.forecast_book import ForecastBook
 from aggregator.ingress.score_book import DAY, ScoreBook
@@ -95,6 +96,8 @@ def let_out(store):
     for stage, who, why in ((0, "ann", "start"), (1, HOSTILE, HOSTILE)):
         change = RolloutChange(of, "run", stage, 20_780, why, who, 1_760_000_000_000)
         store.change_rollout(change, published)
+    by = Initiator("console", HOSTILE)
+    AuditLog(store, "north", ONLINE).record(by, "revoke", HOSTILE, reason=HOSTILE)
     for name in ("meter-0", "meter-1"):
         trial = DeviceTrial(name, "score", 20_781, {20_781: (name == "meter-0", False)})
         store.record_trial(of, trial)

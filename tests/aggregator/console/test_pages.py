@@ -35,6 +35,8 @@ DETAILS = [
     "/devices?q=meter&label=kind%3Dmeter&state=enrolled&page=1",
     f"/devices?q={quote(HOSTILE, safe='')}",
     "/suspects?run=1",
+    "/audit-log?act=announce",
+    f"/audit-log?subject={quote(HOSTILE, safe='')}",
     f"/replay?run=1&without={quote(HOSTILE, safe='')}",
 ]
 
@@ -105,7 +107,7 @@ def test_every_link_leads_to_a_page(full):
         page = Page(answer.text)
         todo += [link for link in page.links if link not in seen]
         for form in page.forms:
-            assert form in {"/order", "/replay", "/sign-out", "/devices"}
+            assert form in {"/order", "/replay", "/sign-out", "/devices", "/audit-log"}
     paths = {urlsplit(one).path for one in seen}
     assert {"/run", "/round", "/device", *ADDRESSES} <= paths
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from aggregator.audit_log.recorder import Initiator
 from aggregator.commands.main import main
 from aggregator.config import AggregatorConfig
 from aggregator.operations import rollout_control as control
@@ -23,6 +24,7 @@ from edge_sdk.wire.protocol.rollout_roles import role
 DAY = control.DAY
 FIRST = 20_780
 FLEET = "north"
+ANN = Initiator("command", "ann")
 
 
 class Clock:
@@ -56,7 +58,7 @@ class Fleet:
         topic = topics.common(FLEET, RolloutMessage.kind)
         state = control.RolloutState(since=FIRST, why="start")
         control._save(
-            store, self.ends, self.of, state, who="ann", now=self.clock.wall(),
+            store, self.ends, self.of, "load version 2", state, by=ANN, now=self.clock.wall(),
             more={topic: Ends(FLEET, from_seed(b"r" * 32)).to_all(plan_, "_root")},
         )  # fmt: skip
         self.restart()
@@ -136,7 +138,7 @@ def test_the_stage_and_its_announcement_are_one_transaction(fleet, monkeypatch):
     )
     before = fleet.store.rollout_changes()
     with pytest.raises(RuntimeError):
-        fleet.control.act("abort", "bob")
+        fleet.control.act("abort", Initiator("command", "bob"))
     assert fleet.store.rollout_changes() == before
     monkeypatch.undo()
     fleet.restart()
@@ -144,10 +146,15 @@ def test_the_stage_and_its_announcement_are_one_transaction(fleet, monkeypatch):
 
 
 def test_acts_have_who_and_when_and_are_published(fleet):
-    assert fleet.control.act("pause", "bob") == "rollout of load version 2: pause"
-    assert fleet.control.act("resume", "bob").endswith("run")
-    assert fleet.control.act("abort", "eve", "complaints").endswith("return")
-    assert fleet.control.act("abort", "eve").endswith("return")  # twice: an order may be repeated
+    assert (
+        fleet.control.act("pause", Initiator("command", "bob"))
+        == "rollout of load version 2: pause"
+    )
+    assert fleet.control.act("resume", Initiator("command", "bob")).endswith("run")
+    assert fleet.control.act("abort", Initiator("command", "eve"), "complaints").endswith("return")
+    assert fleet.control.act("abort", Initiator("command", "eve")).endswith(
+        "return"
+    )  # twice: an order may be repeated
     changes = fleet.store.rollout_changes()
     assert [(one.phase, one.who) for one in changes] == [
         ("run", "ann"), ("pause", "bob"), ("run", "bob"), ("return", "eve"),
@@ -157,7 +164,7 @@ def test_acts_have_who_and_when_and_are_published(fleet):
     serials = [decode(StageMessage, unproved(one.payload)).serial for one in fleet.published]
     assert serials == sorted(set(serials))
     with pytest.raises(OrderError, match="resume: the rollout is over"):
-        fleet.control.act("resume", "bob")
+        fleet.control.act("resume", Initiator("command", "bob"))
 
 
 def test_reports_that_do_not_count(fleet):
