@@ -42,6 +42,7 @@ COMMANDS = {
     "health": _command("health", "Exit with 0 if the daemon is ready, else with 1."),
     "log": _command("log", "Export, verify or cosign the log of models."),
     "audit-log": _command("audit_log", "Show, export or verify who did what, when and why."),
+    "data-sheet": _command("data_sheet", "Write the fleet's data-protection sheet."),
     "audit": _command("audit", "Recompute every round from the journal, and compare."),
     "replay": _command("replay", "Apply recorded rounds again under another rule, and compare."),
     "dead-letters": _command("dead_letters", "List, show, retry or delete dead letters."),
