@@ -127,6 +127,7 @@ class Daemon:
         self._registry = Registry(self._store, self._audit_log)
         self._registry.store_forecasts(_book(config))
         self._registry.collect_scores(_scores(config))
+        self._registry.encryption.are_required = config.encryption.require_device_keys
         cohorts: list[Cohort] = []
         for section in config.runs:
             before = tuple(cohorts)
@@ -192,10 +193,9 @@ class Daemon:
                 self._isolation,
                 parts,
                 cohort,
-                run_setup.ends_of(run.config, signer),
                 self._show_closed,
             )
-            for run, parts, cohort in zip(bound, self._runs, cohorts, strict=True)
+            for parts, cohort in zip(self._runs, cohorts, strict=True)
         )
         self._driver = RunDrivers(drivers, self._publisher)
         self._processor = MessageProcessor(self._isolation, self._driver)
@@ -359,6 +359,7 @@ class Daemon:
         self._ingress.apply_terms(terms_of(wanted))
         self._registry.store_forecasts(_book(wanted))
         self._registry.collect_scores(_scores(wanted))
+        self._registry.encryption.are_required = wanted.encryption.require_device_keys
         self._upkeep.follow(wanted)
 
     def turn(self, timeout: float = 0.0) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
-from edge_sdk.app.enrolment_settings import CaSection
+from edge_sdk.app.enrolment_settings import CaSection, ReceptionSection
 from edge_sdk.app.settings import Duration, Loaded, SettingsError, load, seconds
 from edge_sdk.limits.resource_limits import LimitsSection
 from edge_sdk.methods.topology import NeighboursSection
@@ -232,6 +232,7 @@ class Config:
     keys: KeysSection
     privacy: PrivacySection
     ca: CaSection = field(default_factory=CaSection)
+    encryption: ReceptionSection = field(default_factory=ReceptionSection)
     accept: AcceptSection = field(default_factory=AcceptSection)
     training: TrainingSection = field(default_factory=TrainingSection)
     forecast: ForecastSection = field(default_factory=ForecastSection)

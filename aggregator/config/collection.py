@@ -13,9 +13,10 @@ EncryptedKind = Literal["update", "signal", "metrics", "forecast", "trial", "sco
 
 @dataclass(frozen=True, slots=True)
 class EncryptionSection:
-    """Encryption of devices' messages to this aggregator, so that no broker reads them."""
+    """Encryption of messages to this aggregator and to single devices, so that no broker reads them."""
 
     kinds: tuple[EncryptedKind, ...] = ()  # messages that devices must encrypt
+    require_device_keys: bool = False  # refuse devices that announce no key of their own
     folder: Path | None = None  # private keys; left out: encryption-keys in the state folder
 
 

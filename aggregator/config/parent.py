@@ -67,3 +67,4 @@ class ParentSection:
     patience: Duration = "1h"  # wait for the next model; then the site continues alone
     max_count: Count = 100  # largest number of devices that the parent receives
     reply: Duration = "10s"  # first wait for a reply of the parent; doubles up to 90 times this
+    require_encryption: bool = False  # announce a key, refuse clear messages to this site alone

@@ -95,9 +95,12 @@ class DeviceSessions:
         self._registry.check_one_life(device)
         self._registry.record_version(device, hello.sdk)
         before = self._store.ledger(device)
+        self._registry.encryption.refuse_missing(device, hello.key)
         ledger, is_welcome = after_hello(before, hello, sealed.digest, terms.hold)
         if not is_welcome:
-            return IngressResult((self._sealer.seal(device, FloorMessage(sealed.ref, ledger.top)),))
+            floor = FloorMessage(sealed.ref, ledger.top)
+            return IngressResult((self._sealer.seal(device, floor, hello.key),))
+        self._registry.encryption.record(sealed, hello.key)
         if ledger != before:
             self._registry.forget_bundle_refusal(device)
             self._admission.greeted(device, hello, ledger)

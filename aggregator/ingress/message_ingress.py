@@ -81,6 +81,7 @@ class MessageIngress:
         is_full: True if the last write found the disk full.
         at_hand: The newest message.
         signals: Assembler of transient signals.
+        sealer: Seals all replies.
     """
 
     def __init__(
@@ -123,20 +124,20 @@ class MessageIngress:
         self._signals_of: dict[int, SignalAssembler] = {}
         self._contexts: dict[int, AdmissionContext] = {}
         self._decryption = decryption or BodyDecryption(fleet)
-        self._sealer = ReplySealer(fleet, signer)
+        self.sealer = ReplySealer(fleet, signer, registry.encryption)
         self._limiter = RateLimiter(self._terms.quotas)
         self._uploads = Uploads(self._terms.room, rng or random.Random())  # noqa: S311 - jitter
         self._downloads = ContentServer(
-            store, sealer=self._sealer, window=self._terms.window, counts=self.counts
+            store, sealer=self.sealer, window=self._terms.window, counts=self.counts
         )
         self._admission = UpdateAdmission(
-            store, registry, sealer=self._sealer, clock=clock, counts=self.counts
+            store, registry, sealer=self.sealer, clock=clock, counts=self.counts
         )
         self._updates = UpdateIngress(
             store,
             registry,
             fleet=fleet,
-            sealer=self._sealer,
+            sealer=self.sealer,
             admission=self._admission,
             uploads=self._uploads,
             counts=self.counts,
@@ -146,7 +147,7 @@ class MessageIngress:
         sessions = DeviceSessions(
             store,
             registry,
-            sealer=self._sealer,
+            sealer=self.sealer,
             clock=clock,
             admission=self._admission,
             uploads=self._uploads,
@@ -315,7 +316,7 @@ class MessageIngress:
             return IngressResult()
         wait = self._uploads.wait() if reason is Reason.BUSY else pause(reason)
         refusal = RefusalMessage(reason, wait, *subject(sealed, message))
-        return IngressResult((self._sealer.seal(device, refusal),))
+        return IngressResult((self.sealer.refuse(device, refusal, message),))
 
     # --- updates
 

@@ -10,6 +10,7 @@ from heapq import nlargest
 from typing import Any
 
 from aggregator.audit_log.recorder import DAEMON, AuditLog
+from aggregator.ingress.device_keys import DeviceKeys
 from aggregator.ingress.forecast_book import ForecastBook
 from aggregator.ingress.score_book import ScoreBook
 from aggregator.store.types import Contact, DeclinedRun, EnrolledDevice, Store
@@ -112,6 +113,7 @@ class Registry:
         for run in store.declined():
             self._declined.setdefault(run.device, {})[run.name] = run
         self.reload()
+        self.encryption = DeviceKeys(store, lambda device, kid: self._keys.get((device, kid)))
 
     def reload(self) -> None:
         """Read the enrolled devices again, after another process changed them."""

@@ -5,19 +5,23 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from aggregator.ingress.device_keys import EXEMPT, DeviceKeys
 from aggregator.store.sequence_ledger import Key, LedgerRow
 from aggregator.store.types import JournalEntry
 from edge_sdk.wire.contract import method
 from edge_sdk.wire.errors import Reason
 from edge_sdk.wire.keys import Signer
 from edge_sdk.wire.protocol import codec, envelope, topics
+from edge_sdk.wire.protocol.encrypted_body import BodyContext, encrypted_body
 from edge_sdk.wire.protocol.envelope import AGGREGATOR, Sealed
 from edge_sdk.wire.protocol.messages import (
     ChunkMessage,
     HaveMessage,
+    HelloMessage,
     Message,
     OfferMessage,
     ReceiptMessage,
+    RefusalMessage,
 )
 
 NO_SPACE_WAIT = 60_000  # ms
@@ -69,15 +73,33 @@ class ReplySealer:
     Attributes:
         fleet: Id of the fleet, from the configuration; no message contains it.
         signer: The aggregator's online key.
+        encryption: The devices' encryption keys.
     """
 
     fleet: str
     signer: Signer
+    encryption: DeviceKeys
 
-    def seal(self, device: str, message: Message) -> Reply:
-        """Seal a message for one device."""
+    def seal(self, device: str, message: Message, key: bytes = b"") -> Reply:
+        """Encrypt a message for one device if its key is known, and sign it.
+
+        Where keys are required, a device without a key is asked for a hello instead.
+
+        Args:
+            device: Id of the device.
+            message: The message.
+            key: X25519 key of the hello that is answered; empty: the recorded one.
+        """
+        public = key or self.encryption.of(device)
+        is_clear = public is None and message.kind not in EXEMPT
+        if is_clear and self.encryption.are_required:
+            message = RefusalMessage(Reason.SAY_HELLO, 0)
+        body = codec.encode(message)
+        if public is not None:
+            context = BodyContext(self.fleet, message.kind, AGGREGATOR, device)
+            body = encrypted_body(body, public, context)
         payload = envelope.seal(
-            codec.encode(message),
+            body,
             kind=message.kind,
             sender=AGGREGATOR,
             recipient=device,
@@ -85,6 +107,15 @@ class ReplySealer:
             signer=self.signer,
         )
         return Reply(topics.down(self.fleet, device, message.kind), payload)
+
+    def refuse(self, device: str, refusal: RefusalMessage, refused: Message | None) -> Reply:
+        """Seal a refusal; that of a hello is encrypted to the key which the hello announces.
+
+        A hello refused with CANNOT_OPEN announces a key to which nothing can be encrypted.
+        """
+        is_usable = isinstance(refused, HelloMessage) and refusal.code != Reason.CANNOT_OPEN
+        key = refused.key if isinstance(refused, HelloMessage) and is_usable else b""
+        return self.seal(device, refusal, key)
 
     def receipt(self, device: str, key: Key, row: LedgerRow) -> Reply:
         """Seal the receipt of a settled number."""

@@ -28,6 +28,7 @@ LIVE: Mapping[str, str] = {
     "broker.crl_file": "at once",
     "ca": "when ca serve starts, and with the next command",
     "console": "when gridfed-console starts",
+    "encryption.require_device_keys": "at once; a device without a key is asked for a hello",
     "forecasts.store": "at once; what is stored stays",
     "scores.collect": "at once here; a device begins after its next welcome; what is stored stays",
     "scores.min_epsilon": "at once",

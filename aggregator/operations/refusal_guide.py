@@ -58,7 +58,9 @@ _ROWS: tuple[tuple[tuple[Reason, ...], RefusalAdvice], ...] = (
     (
         (Reason.PLAIN_REFUSED,),
         RefusalAdvice(
-            "a clear message of a kind in encryption.kinds", "check the device's version"
+            "a clear message of a kind in encryption.kinds, or a hello without a key where "
+            "encryption.require_device_keys is set",
+            "check the device's version, and its encryption.required",
         ),
     ),
     (

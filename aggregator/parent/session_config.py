@@ -8,6 +8,7 @@ from typing import Any
 
 from aggregator.config import AggregatorConfig
 from aggregator.config.parent import PARENT_METHODS, ParentSection
+from edge_sdk.app.enrolment_settings import ReceptionSection
 from edge_sdk.app.permissions import make_private_folder
 from edge_sdk.app.settings import SettingsError, seconds
 from edge_sdk.config import AcceptSection, BrokerSection, Config, KeysSection, TimeoutsSection
@@ -57,6 +58,7 @@ def session_config(config: AggregatorConfig, parent: ParentSection) -> Config:
             insecure=broker.insecure,
         ),
         keys=KeysSection(device=key_file(config, parent), root=parent.root),
+        encryption=ReceptionSection(required=parent.require_encryption),
         privacy=PrivacySection(MechanismSection("none")),
         accept=AcceptSection(methods=PARENT_METHODS, max_steps=65536),
         timeouts=TimeoutsSection(reply=parent.reply, retained_model=parent.reply),

@@ -12,7 +12,6 @@ from aggregator.ingress.dead_letters import site_of
 from aggregator.ingress.defect_policy import ATTEMPTS
 from aggregator.ingress.replies import Reply
 from aggregator.methods import OPEN, Linked
-from aggregator.rounds.announcements import Ends
 from aggregator.rounds.message_isolation import Isolation, RunParts
 from aggregator.rounds.round_engine import AppliedEvent, RoundEngine
 from aggregator.rounds.split_driver import TaskMessages
@@ -21,7 +20,6 @@ from aggregator.store.errors import DatabaseFullError
 from aggregator.store.types import JournalEntry, Version
 from edge_sdk.app.cli import fields
 from edge_sdk.wire.contract.method import Event, Member, ParentModel, Signal, Unlearned
-from edge_sdk.wire.protocol import codec, envelope, topics
 from edge_sdk.wire.protocol.messages import Message
 
 logger = logging.getLogger(__name__)
@@ -34,7 +32,6 @@ class RunDriver:
         isolation: Transaction over store and memory, with its parts.
         parts: Those of this run.
         cohort: Devices of this run.
-        ends: Signer and fleet of the messages.
         on_closed: Called with the rounds that were closed, before any device receives their
             announcement.
 
@@ -49,10 +46,9 @@ class RunDriver:
         isolation: Isolation,
         parts: RunParts,
         cohort: Cohort,
-        ends: Ends,
         on_closed: Callable[[Sequence[Version]], None],
     ) -> None:
-        self._isolation, self._ends, self._on_closed = isolation, ends, on_closed
+        self._isolation, self._on_closed = isolation, on_closed
         self._store, self._engine, self._split = isolation.store, parts.engine, parts.split
         self._publisher, self._backlog = isolation.publisher, parts.backlog
         self.number, self.cohort = parts.engine.number, cohort
@@ -270,15 +266,7 @@ class RunDriver:
 
     def sealed(self, device: str, message: Message) -> Reply:
         """Seal a message to one device."""
-        payload = envelope.seal(
-            codec.encode(message),
-            kind=message.kind,
-            sender=envelope.AGGREGATOR,
-            recipient=device,
-            fleet=self._ends.fleet,
-            signer=self._ends.signer,
-        )
-        return Reply(topics.down(self._ends.fleet, device, message.kind), payload)
+        return self._ingress.sealer.seal(device, message)
 
     def accept_member(self, member: Member, *, is_greeting: bool) -> None:
         """Pass a membership change to the half; repeat the open task once after a hello."""

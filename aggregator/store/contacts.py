@@ -1,12 +1,12 @@
-"""Store each device's software version and last message, and the runs that it has declined."""
+"""Store each device's software version, last message, encryption key and declined runs."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
 from aggregator.store.dialect import Database, upsert
-from aggregator.store.schema import has_contacts
-from aggregator.store.types import Contact, DeclinedRun
+from aggregator.store.schema import has_contacts, has_device_keys
+from aggregator.store.types import AnnouncedKey, Contact, DeclinedRun
 
 
 def contacts(db: Database) -> dict[str, Contact]:
@@ -23,6 +23,38 @@ def save(db: Database, found: Mapping[str, Contact]) -> None:
     """Insert or replace version and last message of some devices."""
     rows = [(device, one.sdk, one.seen) for device, one in found.items()]
     db.executemany(upsert("contacts", "device", "sdk, seen"), rows)
+
+
+def device_keys(db: Database) -> dict[str, AnnouncedKey]:
+    """Return the encryption keys that devices have announced, by id."""
+    if not has_device_keys(db):
+        return {}
+    return {
+        device: AnnouncedKey(bytes(signer), bytes(key))
+        for device, signer, key in db.execute("SELECT device, signer, key FROM device_keys")
+    }
+
+
+def save_device_key(db: Database, device: str, found: AnnouncedKey | None) -> None:
+    """Insert, replace or delete the encryption key of a device.
+
+    Example:
+        >>> import sqlite3
+        >>> from pathlib import Path
+        >>> from aggregator.store.schema import prepare
+        >>> db = sqlite3.connect(":memory:", isolation_level=None)
+        >>> prepare(db, Path("fleet.db"))
+        >>> save_device_key(db, "meter-1", AnnouncedKey(bytes(8), bytes(32)))
+        >>> sorted(device_keys(db))
+        ['meter-1']
+        >>> save_device_key(db, "meter-1", None)
+        >>> device_keys(db)
+        {}
+    """
+    if found is None:
+        db.execute("DELETE FROM device_keys WHERE device = ?", (device,))
+        return
+    db.execute(upsert("device_keys", "device", "signer, key"), (device, found.signer, found.key))
 
 
 def declined(db: Database) -> list[DeclinedRun]:

@@ -10,7 +10,7 @@ from aggregator.store.errors import DatabaseError, DatabaseNewerError
 from edge_sdk.app import sqlite_file
 
 APPLICATION = 0x47464147  # "GFAG"
-SCHEMA = 8
+SCHEMA = 9
 RESTORED = "restored"
 """Fact that marks a backup copy until it is adopted."""
 
@@ -74,6 +74,12 @@ CREATE INDEX IF NOT EXISTS audit_records_order ON audit_records (order_id) WHERE
 """
 """Since schema 8: the audit log of who did what, when and why."""
 
+_DEVICE_KEYS = """
+CREATE TABLE IF NOT EXISTS device_keys (device TEXT PRIMARY KEY, signer BLOB NOT NULL,
+    key BLOB NOT NULL) WITHOUT ROWID;
+"""
+"""Since schema 9: the encryption keys that devices have announced."""
+
 _TASKS_BEFORE = """
 ALTER TABLE tasks RENAME TO tasks_of_devices;
 DROP INDEX IF EXISTS tasks_content;
@@ -117,7 +123,9 @@ CREATE TABLE commands (device TEXT NOT NULL, num INTEGER NOT NULL, op TEXT NOT N
     PRIMARY KEY (device, num)) WITHOUT ROWID;
 """
 
-LATER_TABLES = f"{_TASKS}{_PRUNED}{_RUNS}{_CONTACTS}{_ROLLOUTS}{_MODEL_LOG}{_AUDIT_LOG}"
+LATER_TABLES = (
+    f"{_TASKS}{_PRUNED}{_RUNS}{_CONTACTS}{_ROLLOUTS}{_MODEL_LOG}{_AUDIT_LOG}{_DEVICE_KEYS}"
+)
 _FORMAT = sqlite_file.FileFormat(APPLICATION, SCHEMA, f"{TABLES}{LATER_TABLES}")
 
 
@@ -147,7 +155,7 @@ def prepare(db: sqlite3.Connection, path: Path, *, read_only: bool = False) -> N
         until_4 = f"{tasks}{_PRUNED}{_RUNS}{_CONTENT_NAMES}" if schema < 4 else ""
         db.executescript(
             f"BEGIN IMMEDIATE; {until_4}{_CONTACTS}{_ROLLOUTS}{_MODEL_LOG}{_AUDIT_LOG}"
-            f" PRAGMA user_version = {SCHEMA}; COMMIT;"
+            f"{_DEVICE_KEYS} PRAGMA user_version = {SCHEMA}; COMMIT;"
         )
 
 
@@ -179,6 +187,11 @@ def has_model_log(db: Database) -> bool:
 def has_audit_log(db: Database) -> bool:
     """Return whether the file has the audit log, which older schemas lack."""
     return schema_of(db) >= 8
+
+
+def has_device_keys(db: Database) -> bool:
+    """Return whether the file has the devices' encryption keys, which older schemas lack."""
+    return schema_of(db) >= 9
 
 
 def fact(db: Database, name: str) -> int:

@@ -35,6 +35,7 @@ from aggregator.store.schema import RESTORED, fact, put_fact
 from aggregator.store.sequence_ledger import Key, Ledger, LedgerRow
 from aggregator.store.transactions import Transactions
 from aggregator.store.types import (
+    AnnouncedKey,
     Applied,
     Contact,
     DeclinedRun,
@@ -144,6 +145,15 @@ class SqlStore:
         """Insert or replace software and last message of some devices."""
         with self._transactions.writing() as db:
             contacts.save(db, found)
+
+    def device_keys(self) -> dict[str, AnnouncedKey]:
+        """Return the encryption keys that devices have announced, by id."""
+        return contacts.device_keys(self._db)
+
+    def save_device_key(self, device: str, found: AnnouncedKey | None) -> None:
+        """Insert, replace or delete the encryption key of a device."""
+        with self._transactions.writing() as db:
+            contacts.save_device_key(db, device, found)
 
     def declined(self) -> list[DeclinedRun]:
         """Return the runs that devices have declined, by device and name."""

@@ -52,6 +52,19 @@ class Contact:
 
 
 @dataclass(frozen=True, slots=True)
+class AnnouncedKey:
+    """Encryption key that a device announced.
+
+    Attributes:
+        signer: Key id of the signing key of the hello that announced it (8 bytes).
+        key: Raw X25519 public key (32 bytes).
+    """
+
+    signer: bytes
+    key: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class RolloutChange:
     """One change of a rollout.
 
@@ -441,6 +454,12 @@ class Store(Protocol):
 
     def save_contacts(self, found: Mapping[str, Contact]) -> None:
         """Insert or replace software and last message of some devices."""
+
+    def device_keys(self) -> dict[str, AnnouncedKey]:
+        """Return the encryption keys that devices have announced, by id."""
+
+    def save_device_key(self, device: str, found: AnnouncedKey | None) -> None:
+        """Insert, replace or delete the encryption key of a device."""
 
     def declined(self) -> list[DeclinedRun]:
         """Return the runs that devices have declined, by device and name."""

@@ -1,9 +1,16 @@
-"""Define the section ``[ca]`` of a device's configuration."""
+"""Define the sections ``[ca]`` and ``[encryption]`` of a device's configuration."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class ReceptionSection:
+    """Encryption of messages to this device, so that no broker reads them."""
+
+    required: bool = False  # announce a key of this device, and refuse clear messages to it alone
 
 
 @dataclass(frozen=True, slots=True)

@@ -100,6 +100,7 @@ class DurableOutbox:
         )
         self._saved = self.state.entries
         self._log_place: Callable[[], bytes] = bytes
+        self._key = b""
 
     @property
     def quota(self) -> int | None:
@@ -109,11 +110,13 @@ class DurableOutbox:
     def inputs(self) -> StepInputs:
         """Return the inputs of a step: the time, a random draw and a nonce."""
         log = self._log_place()
-        return StepInputs(self._rng.random, lambda: secrets.token_bytes(16), self._now(), log)
+        return StepInputs(
+            self._rng.random, lambda: secrets.token_bytes(16), self._now(), log, self._key
+        )
 
-    def report_log(self, place: Callable[[], bytes]) -> None:
-        """State the last checkpoint of the log of models in every hello from now on."""
-        self._log_place = place
+    def announce(self, place: Callable[[], bytes], key: bytes) -> None:
+        """State the last checkpoint of the log of models, and a key, in every hello from now on."""
+        self._log_place, self._key = place, key
 
     @property
     def next_due(self) -> float | None:
@@ -276,12 +279,21 @@ class DurableOutbox:
                     yield BudgetRefused(self.state.numbers.spent)
             case RefusalReceived(code=code, wait=wait):
                 self._counts[f"told {_name_of(code)}"] += 1
+                if code == Reason.PLAIN_REFUSED and self.state.hello is not None:
+                    self._warn_of_missing_key()
                 if code in REMEDIES and self._store.fact("refused") != code:
                     self._store.set_facts(refused=code)
                 if code in REMEDIES and self._counts[f"told {_name_of(code)}"] == 1:
                     remedy = {"reason": _name_of(code), "do": REMEDIES[Reason(code)]}
                     logger.error("participation stopped %s", fields(**remedy))
                 logger.debug("refusal received %s", fields(reason=_name_of(code), wait=wait))
+
+    def _warn_of_missing_key(self) -> None:
+        """Log once that the aggregator welcomes no device without a key of its own."""
+        if self._counts["hellos without a key"] == 0:
+            remedy = "set encryption.required = true"
+            logger.error("hello refused %s", fields(reason="PLAIN_REFUSED", do=remedy))
+        self._counts["hellos without a key"] += 1
 
 
 def _name_of(code: int) -> str:

@@ -13,6 +13,7 @@ from edge_sdk.config import Config
 from edge_sdk.limits.resource_limits import limits_of
 from edge_sdk.session.agenda import Agenda
 from edge_sdk.session.announcements import Announcements
+from edge_sdk.session.body_keys import BodyKeys
 from edge_sdk.session.command_log import CommandLog
 from edge_sdk.session.download import Downloader
 from edge_sdk.session.durable_outbox import DurableOutbox
@@ -43,6 +44,7 @@ class SessionParts:
         counts: Event counters, by name.
         time: Estimate of server time.
         link: Signed link.
+        keys: Key of this device, to which messages to it are encrypted.
         downloads: The download in progress.
         announcements: Keys and the bundle announcement in force.
         log: Log of the run's models.
@@ -63,6 +65,7 @@ class SessionParts:
     counts: Counter[str]
     time: ServerClock
     link: SignedLink
+    keys: BodyKeys
     downloads: Downloader
     announcements: Announcements
     log: ModelLog
@@ -104,7 +107,10 @@ class SessionParts:
         counts, now = Counter[str](), clock.monotonic
         time = ServerClock(store, clock)
         is_trying = config.accept.rollouts
-        link = SignedLink(signer, fleet=config.fleet, device=config.id, reads_rollouts=is_trying)
+        keys = BodyKeys.of(store, is_required=config.encryption.required)
+        link = SignedLink(
+            signer, fleet=config.fleet, device=config.id, reads_rollouts=is_trying, keys=keys
+        )
         downloads = Downloader(link, rng, now, counts)
         announcements = Announcements(store, downloads, ring, config.accept.methods)
         link.encrypt_by(announcements.encryption_key)
@@ -132,13 +138,14 @@ class SessionParts:
         )
         sdk = ".".join(map(str, SDK_VERSION))
         outbox = DurableOutbox(store, link, rng, now, counts, sdk=sdk, base=base)
-        outbox.report_log(lambda: log.place)
+        outbox.announce(lambda: log.place, keys.announced)
         quota = LinkQuota(store, limits_of(config.limits).daily_link_bytes)
         return cls(
             store=store,
             counts=counts,
             time=time,
             link=link,
+            keys=keys,
             downloads=downloads,
             announcements=announcements,
             log=log,

@@ -355,6 +355,9 @@ class Session:
         if not self.participation.is_rationed:
             self.participation.follow(parts.outbox.tick())
             parts.downloads.advance()
+            if parts.outbox.state.is_ready and parts.keys.is_hello_due(self.now):
+                self.count("keys announced again")
+                self.participation.follow(parts.outbox.propose_life())
             is_missing = self.is_linked and parts.is_missing_announcements
             if self._resubscription.is_due(self.now, is_missing=is_missing):
                 self.count("subscribed again")

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from edge_sdk.app.cli import fields
+from edge_sdk.session.body_keys import BodyKeys
 from edge_sdk.session.poison_messages import is_defect
 from edge_sdk.wire.errors import LinkError, Reason, Refused
 from edge_sdk.wire.keys import Signer, kid_of
@@ -22,8 +23,10 @@ from edge_sdk.wire.protocol.envelope import (
     ALL,
     ROOT,
     KeyOf,
+    digest,
     kind_of,
     prove,
+    ref,
     seal,
     unseal,
     wrap,
@@ -55,7 +58,7 @@ def no_encryption(_kind: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class VerifiedMessage:
-    """A message whose sender is verified, and its bytes."""
+    """A message whose sender is verified, its clear body, and the reference to that."""
 
     message: Message
     body: bytes
@@ -74,7 +77,13 @@ class SignedLink:
     """
 
     def __init__(
-        self, signer: Signer, *, fleet: str, device: str, reads_rollouts: bool = False
+        self,
+        signer: Signer,
+        *,
+        fleet: str,
+        device: str,
+        reads_rollouts: bool = False,
+        keys: BodyKeys | None = None,
     ) -> None:
         """Prepare the envelope; nothing is sent before ``connect``."""
         self._reads_rollouts = reads_rollouts
@@ -89,6 +98,7 @@ class SignedLink:
         self._logged: set[tuple[str, Reason]] = set()
         self._signer, self._fleet, self._device = signer, fleet, device
         self._encryption_key: EncryptionKeyOf = no_encryption
+        self._keys = keys or BodyKeys()
         self._queue = PublishQueue(on_published=self._count, on_refused=_log_refused)
         self._arrived: deque[Happening] = deque()
 
@@ -324,11 +334,17 @@ class SignedLink:
             recipient=recipient,
             fleet=self._fleet,
             key_of=key_of,
+            decrypt=None if is_common else self._decrypt,
         )
-        message = decode(proved.kind, proved.body, on_unknown=self._count_unknown)
+        if not is_common:
+            self._keys.refuse_clear(proved)
+        message = decode(proved.kind, proved.content, on_unknown=self._count_unknown)
         if isinstance(message, WeatherMessage) and message.region != address.tail:
             raise Refused(Reason.MALFORMED, f"weather of {message.region!r} under {address.tail!r}")
-        return VerifiedMessage(message, proved.body, proved.ref)
+        return VerifiedMessage(message, proved.content, ref(digest(proved.content)))
+
+    def _decrypt(self, kind: str, sender: str, body: bytes) -> bytes:
+        return self._keys.decrypt(body, BodyContext(self._fleet, kind, sender, self._device))
 
     def _log_weather(self, topic: str, refused: Refused) -> None:
         """Log weather that cannot be verified or read, once for each region and reason."""

@@ -13,8 +13,10 @@ import pytest
 from edge_sdk.wire import keys
 from edge_sdk.wire.contract.method import CONTRACTS
 from edge_sdk.wire.contract.parameter_layout import ParamSpec
+from edge_sdk.wire.hpke import DecryptionKey
 from edge_sdk.wire.protocol import codec, envelope
 from edge_sdk.wire.protocol.admission_policy import Limits, OpenRound, admit_update
+from edge_sdk.wire.protocol.encrypted_body import BodyContext, decrypted_body, encrypted_body
 from edge_sdk.wire.protocol.envelope import AGGREGATOR
 from edge_sdk.wire.protocol.messages import CHUNK_LIMIT, ChunkMessage, UpdateMessage
 from edge_sdk.wire.protocol.transfer import Receiving, count_of
@@ -105,3 +107,32 @@ def test_one_update(best, copied, tell):
             rows.append((*cells, f"{took / floor:.2f}", f"{took / copy:.0f}"))
     head = ("scalars", "bytes", "payloads", "work", "us", "time / hash and signature", "/ copy")
     tell("one update, one thread", head, rows)
+
+
+def test_the_encryption_of_an_update(best, tell):
+    """Both directions and neighbours: the context differs, the work is the same."""
+    key, rows = DecryptionKey(bytes(range(32))), []
+    spec = ParamSpec.of([("w", (5_760,))])
+    vector = np.random.default_rng(1).standard_normal(5_760).astype(np.float32)
+    body = body_of(vector, spec)
+    device = {"sender": AGGREGATOR, "recipient": "meter-1"}
+    ways = {
+        "up": BodyContext("north", "update", "meter-1", AGGREGATOR),
+        "down": BodyContext("north", "task", **device),
+        "peer": BodyContext("north", "peer", "meter-1", "meter-2"),
+    }
+    for way, context in ways.items():
+        sent = encrypted_body(body, key.public, context)
+        assert decrypted_body(sent, {key.kid: key}.get, context) == body
+        clear = best(lambda: envelope.seal(body, kind="update", signer=KEY, **NAMES))
+        for what, work in (
+            ("encrypt", lambda c=context: encrypted_body(body, key.public, c)),
+            ("decrypt", lambda c=context, s=sent: decrypted_body(s, {key.kid: key}.get, c)),
+        ):
+            took = best(work)
+            grown = str(len(sent) - len(body))
+            rows.append(
+                (way, what, str(len(body)), grown, f"{1e3 * took:.3f}", f"{took / clear:.2f}")
+            )
+    head = ("direction", "work", "bytes", "more", "ms", "time / hash and signature")
+    tell("the encryption of an update, one thread", head, rows)

@@ -18,6 +18,7 @@ from aggregator.store.audit_record import AuditRecord
 from aggregator.store.errors import DatabaseError
 from aggregator.store.sequence_ledger import Key, Ledger, LedgerRow, renewed
 from aggregator.store.types import (
+    AnnouncedKey,
     Applied,
     Contact,
     DeclinedRun,
@@ -51,6 +52,7 @@ class Tables:
     clients: dict[str, EnrolledDevice] = field(default_factory=dict)
     contacts: dict[str, Contact] = field(default_factory=dict)
     declined: dict[tuple[str, str], DeclinedRun] = field(default_factory=dict)
+    device_keys: dict[str, AnnouncedKey] = field(default_factory=dict)
     ledgers: dict[str, Ledger] = field(default_factory=dict)
     rows: dict[tuple[str, int, int], LedgerRow] = field(default_factory=dict)
     commands: dict[tuple[str, int], CommandMessage] = field(default_factory=dict)
@@ -134,6 +136,15 @@ class MemoryStore:
 
     def save_contacts(self, found: Mapping[str, Contact]) -> None:
         self._tables.contacts.update(found)
+
+    def device_keys(self) -> dict[str, AnnouncedKey]:
+        return dict(self._tables.device_keys)
+
+    def save_device_key(self, device: str, found: AnnouncedKey | None) -> None:
+        if found is None:
+            self._tables.device_keys.pop(device, None)
+        else:
+            self._tables.device_keys[device] = found
 
     def declined(self) -> list[DeclinedRun]:
         return [one for _, one in sorted(self._tables.declined.items())]

@@ -41,6 +41,8 @@ DEVICE = keys.from_seed(bytes(range(32)))
 AGGREGATOR = keys.from_seed(bytes(range(32, 64)))
 ROOT = keys.from_seed(bytes(range(64, 96)))
 OPEN = DecryptionKey(bytes(range(96, 128)))
+OPEN_DEVICE = DecryptionKey(bytes(range(128, 160)))
+OPEN_NEIGHBOUR = DecryptionKey(bytes(range(192, 224)))
 SPEC = ParamSpec.of([("w", (2,))])
 NOW = 1_790_000_000_000  # a server time in 2026, in milliseconds
 
@@ -431,6 +433,50 @@ def encrypted() -> list[Case]:
 NEIGHBOUR_ID = "meter-0043"
 
 
+def encrypted_down() -> list[Case]:
+    """The hello that announces a key, a task and a receipt encrypted to it, and what must be refused."""
+    hello = replace(HELLO, key=OPEN_DEVICE.public)
+    body = codec.encode(hello)
+    short = body.replace(b"\xa3key\xc4\x20" + hello.key, b"\xa3key\xc4\x1f" + hello.key[1:])
+    bad = envelope.seal(short, kind="hello", fleet=FLEET, **UP)
+    topic = topics.up(FLEET, DEVICE_ID, "hello")
+    receipt = down(
+        "receipt-encrypted",
+        messages.ReceiptMessage(life=3, seq=12, ref=bytes(range(16)), code=0, run=7, round=41),
+    )
+    command = down("command-encrypted", messages.CommandMessage(4, "budget", {"releases": 40.0}))
+    context = BodyContext(FLEET, "receipt", "_agg", DEVICE_ID)
+    upward = replace(context, sender=DEVICE_ID, recipient="_agg")
+    wrong = {
+        "encrypted-to-the-aggregators-key": encrypted_for(receipt, OPEN),
+        "encrypted-for-another-device": encrypted_for(receipt, of=replace(context, recipient="m")),
+        "encrypted-as-another-kind": encrypted_for(receipt, of=replace(context, kind="command")),
+        "encrypted-for-another-direction": encrypted_for(receipt, of=upward),
+    }
+    return [
+        up("hello-key", hello),
+        Case("bad-hello-key", bad, topic, DEVICE_ID, "_agg", "hello", refused="MALFORMED"),
+        replace(receipt, payload=encrypted_for(receipt)),
+        replace(command, payload=encrypted_for(command)),
+        *(
+            replace(receipt, name=f"bad-{name}", payload=raw, fields=None, refused="CANNOT_OPEN")
+            for name, raw in wrong.items()
+        ),
+    ]
+
+
+def encrypted_for(
+    clear: Case, key: DecryptionKey = OPEN_DEVICE, of: BodyContext | None = None
+) -> bytes:
+    """Return the payload of a message from the aggregator with its body encrypted."""
+    context = of or BodyContext(FLEET, clear.kind, clear.sender, clear.recipient)
+    ephemeral = DecryptionKey(bytes(range(160, 192)))
+    body = encrypted_body(
+        envelope.unproved(clear.payload), key.public, context, ephemeral=ephemeral
+    )
+    return envelope.seal(body, kind=clear.kind, fleet=FLEET, **DOWN)
+
+
 def turns() -> list[Case]:
     """A turn of split learning: the windows, activations in two pieces, and what comes back."""
     h = np.arange(6, dtype=np.float32).reshape(3, 2, 1) / 4
@@ -635,6 +681,7 @@ def cases() -> list[Case]:
         *bad_pieces(),
         *uplink(),
         *encrypted(),
+        *encrypted_down(),
         *neighbours(),
         *widths(),
         *negative(),
@@ -658,7 +705,10 @@ def files() -> dict[str, bytes]:
             who: key.public.hex()
             for who, key in ((DEVICE_ID, DEVICE), ("_agg", AGGREGATOR), ("_root", ROOT))
         },
-        "open": OPEN.raw.hex(),
+        "decryption": {
+            who: key.raw.hex()
+            for who, key in (("_agg", OPEN), (DEVICE_ID, OPEN_DEVICE), (NEIGHBOUR_ID, OPEN_NEIGHBOUR))
+        },
         "size": SPEC.size,
         "payloads": {
             case.name: {

@@ -1,5 +1,7 @@
 """Encrypt a body to the key of its recipient, so that a broker reads neither header nor blob.
 
+Devices encrypt to the aggregator, the aggregator to one device, and neighbours to each other.
+
 ``[1, kid, enc, ciphertext]``: the number of the suite, the id of the recipient's key, and the two
 outputs of ``wire.hpke``. Fleet, kind, sender and recipient are the context of the encryption, so
 the ciphertext is valid in no other envelope, also under another signature.
@@ -14,6 +16,7 @@ from edge_sdk.wire.errors import Reason, Refused
 from edge_sdk.wire.hpke import ENC_SIZE, TAG_SIZE, DecryptionKey, HpkeError, encrypt
 from edge_sdk.wire.keys import KID_SIZE, kid_of
 from edge_sdk.wire.protocol import msgpack_reader
+from edge_sdk.wire.protocol.envelope import AGGREGATOR
 from edge_sdk.wire.protocol.messages import BODY_LIMIT, CLEAR, ENCRYPTED
 from edge_sdk.wire.protocol.msgpack_reader import Cursor, malformed
 
@@ -33,9 +36,16 @@ class BodyContext:
     def info(self) -> bytes:
         """Return the bytes that bind a ciphertext to this context."""
         parts = (self.fleet, self.kind, self.sender, self.recipient)
-        return b"gridfed/1/hpke\0" + b"".join(
+        return self._label + b"".join(
             bytes([len(raw)]) + raw for raw in (part.encode() for part in parts)
         )
+
+    @property
+    def _label(self) -> bytes:
+        """Return the label of the direction: up, down to one device, or between neighbours."""
+        if self.recipient == AGGREGATOR:
+            return b"gridfed/1/hpke\0"
+        return b"gridfed/1/hpke/down\0" if self.sender == AGGREGATOR else b"gridfed/1/hpke/peer\0"
 
 
 def encrypted_body(

@@ -1,8 +1,8 @@
 """Implement the durable outbox as a pure machine: lives, entries, offers, chunks.
 
 A frozen ``Outbox`` and an event are the input; the next ``Outbox`` and the messages to send are the
-output. The shell saves ``numbers`` and ``entries`` before it sends anything (`PROTOCOL.md` section
-9). Times are seconds of the monotonic clock; randomness comes from ``StepInputs``.
+output. The shell saves ``numbers`` and ``entries`` before it sends (`PROTOCOL.md`, 9).
+Times are seconds of the monotonic clock; draws are in ``StepInputs``.
 """
 
 from __future__ import annotations
@@ -106,6 +106,7 @@ def propose_life(outbox: Outbox, inputs: StepInputs, *, above: int = 0) -> Outbo
         conn=outbox.conn,
         log=inputs.log[:16],
         root=inputs.log[16:],
+        key=inputs.key,
     )
     fresh = replace(
         outbox,

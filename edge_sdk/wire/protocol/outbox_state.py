@@ -127,6 +127,7 @@ class StepInputs:
     nonce: Callable[[], bytes]  # 16 unpredictable bytes
     now: float
     log: bytes = b""  # ``log`` and ``root`` of a hello
+    key: bytes = b""  # ``key`` of a hello
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,9 +37,9 @@ TABLE = {
         {
             "life": ONE, "nonce": REF, "spent": SPENT, "lost": (T, 0, 0), "open": (L, 0, 8),
             "wire": (L, 2, 2), "caps": (L, 0, 32), "sdk": (S, 1, 32), "conn": (I, 0, 2**32 - 1),
-            "log": (B, 0, 16), "root": (B, 0, 32),
+            "log": (B, 0, 16), "root": (B, 0, 32), "key": (B, 0, 32),
         },
-        "log root",
+        "log root key",
     ),
     "welcome": (
         0,
@@ -317,7 +317,9 @@ def decrypted(body, names, private):
     public = key.public_key().public_bytes(Encoding.Raw, PublicFormat.Raw)
     if hashlib.sha256(public).digest()[:8] != kid:
         raise Bad("CANNOT_OPEN")
-    info = b"gridfed/1/hpke\x00" + b"".join(bytes([len(n)]) + n.encode() for n in names)
+    way = "" if names[3] == "_agg" else "/down" if names[2] == "_agg" else "/peer"
+    info = f"gridfed/1/hpke{way}\x00".encode()
+    info += b"".join(bytes([len(n)]) + n.encode() for n in names)
     kem, suite_id = b"KEM\x00\x20", b"HPKE\x00\x20\x00\x01\x00\x03"
     shared = key.exchange(X25519PublicKey.from_public_bytes(enc))
     shared = expand(extract(b"", kem, b"eae_prk", shared), kem, b"shared_secret", enc + public, 32)
@@ -389,6 +391,8 @@ def together(kind, keys, said, blob):
         rollout_of(said)
     sizes = len(said.get("log", b"")), len(said.get("root", b""))
     if kind == "hello" and sizes not in ((0, 0), (16, 32)):
+        raise Bad("MALFORMED")
+    if kind == "hello" and len(said.get("key", b"")) not in (0, 32):
         raise Bad("MALFORMED")
     if "shape" in keys and (kind == "signal" or said.get("shape")):
         rows(said, blob)

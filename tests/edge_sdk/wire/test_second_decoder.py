@@ -38,7 +38,7 @@ def parse(name):
         case["recipient"],
         INDEX["fleet"],
         bytes.fromhex(INDEX["keys"][case["sender"]]),
-        bytes.fromhex(INDEX["open"]),
+        bytes.fromhex(INDEX["decryption"].get(case["recipient"], "")),
     )
     return second.parse(case["kind"], body)
 

@@ -35,12 +35,17 @@ def key_of(sender, kid):
     return bytes.fromhex(public) if public else None
 
 
-OPEN = DecryptionKey(bytes.fromhex(INDEX["open"]))
+OPEN = {who: DecryptionKey(bytes.fromhex(raw)) for who, raw in INDEX["decryption"].items()}
 
 
-def decrypt(kind, sender, body):
-    context = BodyContext(INDEX["fleet"], kind, sender, "_agg")
-    return decrypted_body(body, lambda kid: OPEN if kid == OPEN.kid else None, context)
+def decrypt_for(recipient):
+    key = OPEN[recipient]
+
+    def decrypt(kind, sender, body):
+        context = BodyContext(INDEX["fleet"], kind, sender, recipient)
+        return decrypted_body(body, lambda kid: key if kid == key.kid else None, context)
+
+    return decrypt
 
 
 def receive(name, raw=None):
@@ -54,7 +59,7 @@ def receive(name, raw=None):
         recipient=case["recipient"],
         fleet=INDEX["fleet"],
         key_of=key_of,
-        decrypt=decrypt,
+        decrypt=decrypt_for(case["recipient"]) if case["recipient"] in OPEN else None,
     )
     return codec.decode(case["kind"], sealed.content)
 

@@ -9,6 +9,7 @@ from edge_sdk.wire.protocol.messages.fields import (
     CHUNK_LIMIT,
     U32,
     Checkpoint,
+    EncryptionKey,
     LogPlace,
     LogProof,
     LogRoot,
@@ -53,11 +54,14 @@ class HelloMessage:
     conn: U32  # the same counter as in status
     log: LogPlace = b""  # run and size of the last checkpoint of the log of models: 8 + 8 bytes
     root: LogRoot = b""  # root of that checkpoint
+    key: EncryptionKey = b""  # X25519 key to which messages to this device are encrypted
 
     def __post_init__(self) -> None:
-        """Refuse a checkpoint that is not as long as one."""
+        """Refuse a checkpoint or a key that is not as long as one."""
         if (len(self.log), len(self.root)) not in {(0, 0), (16, 32)}:
             raise ValueError("log, root: expected 16 and 32 bytes, or neither")
+        if len(self.key) not in {0, 32}:
+            raise ValueError("key: expected 32 bytes, or none")
 
 
 @dataclass(frozen=True, slots=True)

@@ -55,6 +55,40 @@ def test_a_body_is_valid_in_one_context(field):
     assert reason_of(BODY, replace(CONTEXT, **{field: "other"})) is Reason.CANNOT_OPEN
 
 
+@pytest.mark.parametrize(
+    ("sender", "recipient", "label"),
+    [
+        ("meter-1", "_agg", b"gridfed/1/hpke\0"),
+        ("_agg", "meter-1", b"gridfed/1/hpke/down\0"),
+        ("meter-1", "meter-2", b"gridfed/1/hpke/peer\0"),
+    ],
+)
+def test_a_second_package_reads_and_writes_every_direction(sender, recipient, label):
+    pyhpke = pytest.importorskip("pyhpke", reason="pyhpke is not installed")
+    context = BodyContext("north", "task", sender, recipient)
+    names = b"".join(bytes([len(x)]) + x.encode() for x in ("north", "task", sender, recipient))
+    suite = pyhpke.CipherSuite.new(
+        pyhpke.KEMId.DHKEM_X25519_HKDF_SHA256,
+        pyhpke.KDFId.HKDF_SHA256,
+        pyhpke.AEADId.CHACHA20_POLY1305,
+    )
+    private = suite.kem.deserialize_private_key(KEY.raw)
+    _, kid, enc, ciphertext = msgpack.unpackb(encrypted_body(CLEAR, KEY.public, context))
+    receiver = suite.create_recipient_context(enc, private, info=label + names)
+    assert (kid, receiver.open(ciphertext)) == (KEY.kid, CLEAR)
+
+    public = suite.kem.deserialize_public_key(KEY.public)
+    enc, writer = suite.create_sender_context(public, info=label + names)
+    theirs = b"\x94\x01" + b"".join(
+        msgpack.packb(part) for part in (KEY.kid, enc, writer.seal(CLEAR))
+    )
+    assert decrypted_body(theirs, key_of, context) == CLEAR
+    for other in ("_agg", "meter-1", "meter-3"):
+        if other not in (sender, recipient):
+            assert reason_of(theirs, replace(context, recipient=other)) is Reason.CANNOT_OPEN
+            assert reason_of(theirs, replace(context, sender=other)) is Reason.CANNOT_OPEN
+
+
 def test_lengths_separate_the_names_of_a_context():
     moved = BodyContext("northm", "etrics", "meter-1", "_agg")
     assert moved.info() != CONTEXT.info()

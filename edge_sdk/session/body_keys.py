@@ -1,0 +1,102 @@
+"""Hold the key to which messages to this device are encrypted, and refuse clear ones.
+
+The key is drawn once, saved in the device's store, and announced in every hello, whose signature
+binds it to the device's identity.
+"""
+
+from __future__ import annotations
+
+from typing import Self
+
+from edge_sdk.store.store import DeviceStore
+from edge_sdk.wire.errors import Reason, Refused
+from edge_sdk.wire.hpke import DecryptionKey
+from edge_sdk.wire.protocol.encrypted_body import BodyContext, decrypted_body
+from edge_sdk.wire.protocol.envelope import Sealed
+
+PAPER = "decryption key"
+_EXEMPT = frozenset(("floor", "refusal"))
+_AGAIN = 60.0  # s between two hellos that announce the key again
+
+
+class BodyKeys:
+    """The decryption key of one device.
+
+    Args:
+        key: The key; None if the device has none.
+        is_required: True to announce the key and to refuse clear messages.
+
+    Example:
+        >>> BodyKeys().announced, len(BodyKeys(DecryptionKey.generate(), is_required=True).announced)
+        (b'', 32)
+    """
+
+    def __init__(self, key: DecryptionKey | None = None, *, is_required: bool = False) -> None:
+        self._key, self.is_required = key, is_required
+        self._is_unread = False
+        self._again_at = float("-inf")
+
+    @classmethod
+    def of(cls, store: DeviceStore, *, is_required: bool) -> Self:
+        """Return the key of a store; one is made and saved if it is required and missing.
+
+        A key that is not required any more still reads what was encrypted to it before.
+
+        Raises:
+            StoreFull: No space; no key was made.
+        """
+        saved = store.paper(PAPER)
+        if saved is not None and len(saved) == 32:
+            return cls(DecryptionKey(saved), is_required=is_required)
+        if not is_required:
+            return cls()
+        key = DecryptionKey.generate()
+        store.file_paper(PAPER, key.raw)
+        return cls(key, is_required=True)
+
+    @property
+    def announced(self) -> bytes:
+        """Return the raw public key that a hello announces; empty if none is required."""
+        return self._key.public if self._key is not None and self.is_required else b""
+
+    def decrypt(self, body: bytes, context: BodyContext) -> bytes:
+        """Return the clear body of an encrypted one.
+
+        Raises:
+            Refused: CANNOT_OPEN or MALFORMED, as ``decrypted_body``.
+        """
+        try:
+            return decrypted_body(body, self._key_of, context)
+        except Refused:
+            self._is_unread = True
+            raise
+
+    def refuse_clear(self, proved: Sealed) -> None:
+        """Refuse a verified message to this device alone that should be encrypted.
+
+        A floor and a refusal may be clear: they have no content but a number, a reason and references, and
+        an aggregator without this device's key has nothing else to send.
+
+        Raises:
+            Refused: PLAIN_REFUSED.
+        """
+        if self.is_required and proved.clear is None and proved.kind not in _EXEMPT:
+            self._is_unread = True
+            raise Refused(Reason.PLAIN_REFUSED, f"{proved.sender}: a clear {proved.kind}")
+
+    def is_hello_due(self, now: float) -> bool:
+        """Return whether the key is to be announced again, because a message could not be read.
+
+        It is announced at most once a minute: an aggregator that was restored from a backup has lost
+        it.
+
+        Args:
+            now: Seconds of the monotonic clock.
+        """
+        is_due = self._is_unread and self.is_required and now >= self._again_at
+        if is_due:
+            self._again_at, self._is_unread = now + _AGAIN, False
+        return is_due
+
+    def _key_of(self, kid: bytes) -> DecryptionKey | None:
+        return self._key if self._key is not None and self._key.kid == kid else None
