@@ -54,6 +54,12 @@ SENT: tuple[SentFields, ...] = (
     SentFields("hello", ("wire", "caps", "sdk"), "the software", "public"),
     SentFields("hello", ("nonce",), "nothing: random", "process"),
     SentFields(
+        "hello",
+        ("key",),
+        "the public key to which messages to this device are encrypted; only with `encryption.required`",
+        "public",
+    ),
+    SentFields(
         "offer",
         ("of", "run", "round", "base", "spec", "life", "seq", "spent"),
         "as in the update that is offered",

@@ -329,8 +329,10 @@ ITEMS: tuple[StandardItem, ...] = (
         "Information confidentiality",
         (
             "key encryption.kinds",
+            "key encryption.require_device_keys",
             "page docs/operating.md#encrypt-updates-so-that-the-broker-cannot-read-them",
             "test tests/broker/test_encryption.py",
+            "test tests/broker/test_encryption_down.py",
             "page docs/operating.md#file-permissions",
         ),
         _readable,
