@@ -82,3 +82,20 @@ def test_every_file_of_the_architecture_page_exists():
 def test_every_package_of_a_program_is_on_the_architecture_page(program, page_row):
     folders = {path.parent.name for path in (ROOT / program).glob("*/__init__.py")}
     assert [name for name in sorted(folders) if f"`{name}/`" not in ARCHITECTURE] == []
+
+
+PAGES = sorted((ROOT / "docs").glob("**/*.md"))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem[:60])
+def test_every_test_that_a_page_names_exists(page):
+    named = re.findall(r"tests/[\w/]+\.py", page.read_text("utf-8"))
+    assert [one for one in named if not (ROOT / one).is_file()] == []
+
+
+def test_the_threat_model_names_a_defence_and_a_remaining_risk_for_each_attack():
+    page = (ROOT / "docs" / "threat-model.md").read_text("utf-8")
+    table = page.split("## Attacks and defences")[1].split("\n## ")[0]
+    rows = [line.strip("|").split(" | ") for line in table.splitlines() if line.startswith("| ")]
+    assert len(rows) >= 25
+    assert all(len(row) == 3 and all(cell.strip() for cell in row) for row in rows)
