@@ -31,9 +31,9 @@ def apply_recorded(order: ControlOrder, store: Store, audit_log: AuditLog) -> st
         audit_log.record(by, order.op, order.device, reason=order.why, detail=order.detail)
         return f"{order.op} of {order.device} is recorded"
     with store.transaction():
-        before, num = _devices(store), store.ledger(order.device).cmd
+        before, num = _devices(order, store), store.ledger(order.device).cmd
         result = apply(order, store)
-        after = _devices(store)
+        after = _devices(order, store)
         for device in sorted(after):
             if after[device] != before.get(device):
                 audit_log.record(
@@ -54,8 +54,12 @@ def apply_recorded(order: ControlOrder, store: Store, audit_log: AuditLog) -> st
     return result
 
 
-def _devices(store: Store) -> Mapping[str, EnrolledDevice]:
-    return {one.id: one for one in store.clients()}
+def _devices(order: ControlOrder, store: Store) -> Mapping[str, EnrolledDevice]:
+    """Return the devices that an order may change: all participations if it revokes one."""
+    if order.do == "revoke":
+        return {one.id: one for one in store.clients()}
+    found = store.client(order.device)
+    return {} if found is None else {found.id: found}
 
 
 def _changes(before: EnrolledDevice | None, after: EnrolledDevice) -> Iterator[str]:

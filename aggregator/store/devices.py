@@ -14,12 +14,15 @@ from edge_sdk.wire.protocol.messages import CommandMessage
 _COMMANDS = 64  # receipted commands kept per device
 
 
-def clients(db: Database) -> list[EnrolledDevice]:
-    """Return all enrolled devices, by id."""
+def clients(db: Database, only: str | None = None) -> list[EnrolledDevice]:
+    """Return all enrolled devices, by id; only the one with an id, where it is given."""
     labels: dict[str, list[tuple[str, str]]] = {}
+    where, values = ("", ()) if only is None else ("WHERE id = ?", (only,))
     if has_runs(db):
+        of = where.replace("id", "device")
         for device, name, value in db.execute(
-            "SELECT device, name, value FROM labels ORDER BY device, name"
+            f"SELECT device, name, value FROM labels {of} ORDER BY device, name",  # noqa: S608 - no value in it
+            values,
         ):
             labels.setdefault(device, []).append((name, value))
     return [
@@ -32,7 +35,8 @@ def clients(db: Database) -> list[EnrolledDevice]:
             tuple(labels.get(name, ())),
         )
         for name, sign, generation, state, why in db.execute(
-            "SELECT id, sign, generation, state, why FROM clients ORDER BY id"
+            f"SELECT id, sign, generation, state, why FROM clients {where} ORDER BY id",  # noqa: S608 - no value in it
+            values,
         )
     ]
 

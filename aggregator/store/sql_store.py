@@ -124,6 +124,10 @@ class SqlStore:
         """Return all enrolled devices, by id."""
         return devices.clients(self._db)
 
+    def client(self, device: str) -> EnrolledDevice | None:
+        """Return an enrolled device; None if no device has the id."""
+        return next(iter(devices.clients(self._db, device)), None)
+
     def put_client(self, client: EnrolledDevice) -> None:
         """Insert or replace a device."""
         with self._transactions.writing() as db:

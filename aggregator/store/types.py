@@ -436,6 +436,9 @@ class Store(Protocol):
     def clients(self) -> list[EnrolledDevice]:
         """Return all enrolled devices, by id."""
 
+    def client(self, device: str) -> EnrolledDevice | None:
+        """Return an enrolled device; None if no device has the id."""
+
     def put_client(self, client: EnrolledDevice) -> None:
         """Insert or replace a device."""
 

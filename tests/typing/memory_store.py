@@ -122,6 +122,9 @@ class MemoryStore:
     def clients(self) -> list[EnrolledDevice]:
         return [one for _, one in sorted(self._tables.clients.items())]
 
+    def client(self, device: str) -> EnrolledDevice | None:
+        return self._tables.clients.get(device)
+
     def put_client(self, client: EnrolledDevice) -> None:
         self._tables.clients[client.id] = client
 

@@ -64,6 +64,8 @@ def test_every_order_that_changes_a_device_is_recorded_with_what_changed(store, 
         ("eve", "revoke", "m-2", "sold", "from enrolled to revoked"),
     ]
     assert faults(store) == []
+    assert [store.client(one.id) for one in store.clients()] == store.clients()
+    assert store.client("m-9") is None
 
 
 def test_an_order_that_changes_nothing_or_is_refused_has_no_record(store, log):
