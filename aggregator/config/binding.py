@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, is_dataclass, replace
+from pathlib import Path
 from typing import Any, get_type_hints
 
 import numpy as np
@@ -88,8 +89,12 @@ class BoundRun:
         return state
 
 
-def bind(config: AggregatorConfig) -> BoundRun:
+def bind(config: AggregatorConfig, rows: Path | None = None) -> BoundRun:
     """Bind the names in a configuration to objects, and check values against each other.
+
+    Args:
+        config: The configuration.
+        rows: Folder for the file with a round's updates; that of the state if left out.
 
     Raises:
         SettingsError: Values do not fit; the message names the file and the key.
@@ -119,7 +124,7 @@ def bind(config: AggregatorConfig) -> BoundRun:
             config.file.parent,
             graph,
             bundle.manifest.analytic,
-            pending_rows(config.state, run.rule_memory_mb * 1_000_000 // 4),
+            pending_rows(rows or config.state, run.rule_memory_mb * 1_000_000 // 4),
         )
         half = in_stages(METHODS[run.method].half(setup), run.rate_stages)
     except SchemaError as error:  # incompatible values

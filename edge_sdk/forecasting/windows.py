@@ -174,7 +174,16 @@ class ChannelFrame:
             span: The part.
             observed: Whether to return only windows whose targets were all observed, for training.
             reach_back: Whether inputs may lie before the part (never after it).
+
+        Returns:
+            Rows in ascending order, read-only: a frame computes them once for each choice.
         """
+        key = (span, observed, reach_back)
+        if key not in self._listed:
+            self._listed[key] = self._complete(span, observed=observed, reach_back=reach_back)
+        return self._listed[key]
+
+    def _complete(self, span: Span, *, observed: bool, reach_back: bool) -> Ints:
         start, stop = (int(len(self) * share) for share in span)
         lookback, horizon = self.window.lookback, self.window.horizon
         first = max(lookback, start + (0 if reach_back else lookback)) - 1
@@ -182,7 +191,9 @@ class ChannelFrame:
         good = self._incomplete[rows + 1] == self._incomplete[rows + 1 - lookback]
         if observed:
             good &= self._unseen[rows + 1 + horizon] == self._unseen[rows + 1]
-        return np.asarray(rows[good])
+        found = np.asarray(rows[good])
+        found.flags.writeable = False
+        return found
 
     @property
     def is_ready(self) -> bool:
@@ -202,8 +213,7 @@ class ChannelFrame:
     def inputs(self, origins: Ints) -> NDArray[np.float32]:
         """Gather input windows in one copy, shape ``(B, lookback, channels)``."""
         lookback, width = self.window.lookback, self.channels.shape[1]
-        flat = sliding_window_view(self.channels.reshape(-1), lookback * width)[::width]
-        return np.asarray(flat[origins - lookback + 1].reshape(-1, lookback, width))
+        return np.asarray(self._flat[origins - lookback + 1].reshape(-1, lookback, width))
 
     def truth(self, origins: Ints) -> Floats:
         """Gather the targets in the series' unit, NaN where unobserved, ``(B, horizon)``."""
@@ -218,6 +228,17 @@ class ChannelFrame:
         """Invert ``targets``: the model's output in the series' unit, ``(B, horizon)``."""
         base = self.last[origins, None] if self.target.form == "change" else self.scale.low
         return np.asarray(base + self.scale.width * yhat.astype(np.float64))
+
+    @cached_property
+    def _listed(self) -> dict[tuple[Span, bool, bool], Ints]:
+        """Lists of origins by the arguments of ``origins``."""
+        return {}
+
+    @cached_property
+    def _flat(self) -> NDArray[np.float32]:
+        """View of every window as one row, shape ``(T - lookback + 1, lookback * C)``."""
+        lookback, width = self.window.lookback, self.channels.shape[1]
+        return sliding_window_view(self.channels.reshape(-1), lookback * width)[::width]
 
     @cached_property
     def _incomplete(self) -> Ints:

@@ -104,7 +104,8 @@ def measure(graph: Graph, p: Vector, windows: CanaryWindows) -> Measured:
         return Measured(len(origins), finite=False, error=np.inf)
     low, high = windows.low, windows.high
     width = max(high - low, frame.scale.width)
-    values = np.stack([frame.restore(level, origins) for level in np.moveaxis(forecasts, 2, 0)], 2)
+    levels = forecasts.reshape(len(origins), -1)  # of all slots: restored elementwise
+    values = frame.restore(levels, origins).reshape(forecasts.shape)
     beyond = max(low - float(values.min()), float(values.max()) - high, 0.0) / width
     middle: Floats = values[:, :, values.shape[2] // 2]
     error = float(np.abs(middle - windows.truth).mean()) / width

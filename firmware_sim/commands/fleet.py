@@ -55,6 +55,9 @@ def add_arguments(parser: ArgumentParser) -> None:
     where.add_argument("--direct", action="store_true", help=words)
     words = "with --direct: run N times with the same seeds, and compare every bit"
     add("--repeat", type=int, default=1, metavar="N", help=words)
+    words = "with --direct: processes that train the devices (default: one a core from 100 devices"
+    words += " on); 0 trains them in the one that runs the aggregator's half. The bits are the same"
+    add("--workers", type=int, metavar="N", help=words)
     add("--broker", default="", metavar="URL", help="URL of a running broker; default: start one")
     add_broker_kind(parser, "--kind")
     add(
@@ -129,6 +132,10 @@ def _check_direct(args: Namespace) -> None:
     """Refuse options that a direct simulation does not have, and one that nothing else has."""
     if args.repeat < 1:
         raise SettingsError(f"--repeat {args.repeat}: expected at least 1")
+    if args.workers is not None and not 0 <= args.workers <= MOST_PROCESSES:
+        raise SettingsError(f"--workers {args.workers}: expected 0 to {MOST_PROCESSES}")
+    if args.workers is not None and not args.direct:
+        raise SettingsError("--workers: only direct simulations have workers", hint="add --direct")
     if args.direct and (args.aggregator or args.broker or args.fault):
         raise SettingsError(
             "--direct: there is no broker, aggregator or process",
@@ -143,9 +150,18 @@ def _check_direct(args: Namespace) -> None:
 def _direct(args: Namespace, chosen: Scenario, samples: SampleSet) -> CommandResult:
     """Run the fleet directly, and compare the bits of repeated runs."""
     from firmware_sim.direct.run import DirectRun  # noqa: PLC0415 - loads the aggregator
+    from firmware_sim.direct.trainers import (  # noqa: PLC0415 - as above
+        default_workers,
+        has_workers,
+    )
 
+    workers = default_workers(chosen.devices) if args.workers is None else args.workers
+    if workers and not has_workers():
+        raise SettingsError(
+            f"--workers {workers}: this system cannot copy a process", hint="--workers 0"
+        )
     with stoppable(), display(is_quiet=args.json) as shown:
-        run_ = DirectRun(chosen, samples, shown, limit=args.limit, seed=args.seed)
+        run_ = DirectRun(chosen, samples, shown, limit=args.limit, seed=args.seed, workers=workers)
         results = list(run_.repeat(args.repeat))
     first = results[0]
     different = [
@@ -172,6 +188,7 @@ def _direct(args: Namespace, chosen: Scenario, samples: SampleSet) -> CommandRes
         "model": first.model,
         "refused": first.refused,
         "repeated": args.repeat,
+        "workers": workers,
     }
     text = first.text()
     if args.repeat > 1:
@@ -181,6 +198,11 @@ def _direct(args: Namespace, chosen: Scenario, samples: SampleSet) -> CommandRes
 
 def _trial(args: Namespace, chosen: Scenario, samples: SampleSet) -> CommandResult:
     """Run every scenario without and with every attack."""
+    if args.workers:
+        raise SettingsError(
+            "--workers: the runs of a comparison train their devices in one process",
+            hint="leave it out, or --attack, --csv, --seeds and the further methods and rules",
+        )
     if args.is_inside is False or args.aggregator:
         raise SettingsError(
             "--processes, --aggregator: the devices of an attacked run share one process, and every run "

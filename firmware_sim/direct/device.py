@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from edge_sdk.forecasting.windows import Scale
 from edge_sdk.training.error_feedback import (
     Residual,
     UplinkEncoding,
@@ -23,6 +24,23 @@ from edge_sdk.wire.contract.method import CONTRACTS, END, Ask, Effects, Task, Up
 from edge_sdk.wire.protocol.block_quantisation import LARGEST_STEP
 from edge_sdk.wire.protocol.messages import UpdateMessage
 from edge_sdk.wire.protocol.outbox_state import UplinkCounters
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DeviceProgress:
+    """State of a device of a direct simulation; it can be sent to another process.
+
+    Attributes:
+        state: State of the device half.
+        residual: Rounding error that has not been sent yet; None if exact.
+        sent: Number of updates sent.
+        scale: Scale of the training; None before the first.
+    """
+
+    state: Any
+    residual: Residual | None
+    sent: int
+    scale: Scale | None
 
 
 @dataclass(slots=True)
@@ -59,6 +77,20 @@ class DirectDevice:
         if self._windows is None:
             self._windows = len(self.learner.windows())
         return self._windows > 0
+
+    def progress(self) -> DeviceProgress:
+        """Return the state of the device."""
+        return DeviceProgress(self.state, self.residual, self.sent, self.learner.scale)
+
+    def restore(self, progress: DeviceProgress) -> None:
+        """Continue from what ``progress`` returned, earlier or in another process.
+
+        A scale that is fixed stays: it depends on the readings only, which never change here.
+        """
+        self.state, self.residual, self.sent = progress.state, progress.residual, progress.sent
+        if progress.scale is not None and self.learner.scale != progress.scale:
+            self.learner.fix_scale(progress.scale)
+            self.learner.refresh()
 
     def answer(self, task: Task) -> UpdateMessage | None:
         """Process a task as ``TrainingTransaction`` does; return the update's message, if any.

@@ -121,7 +121,8 @@ class DirectFleet:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gridfed-sim-")))
             make_private_folder(folder)
             chosen = replace(chosen, bundle=signed_bundle(folder, chosen.bundle))
-            bound = bind(_aggregator_config(chosen, folder))
+            scratch = Path(tempfile.gettempdir())  # the simulation outlives the folder
+            bound = bind(_aggregator_config(chosen, folder), scratch)
             config = _device_config(chosen, folder)
             public = bound.config.root_public
             roots = (read_public(public),) if public.is_file() else ()

@@ -12,6 +12,7 @@ from firmware_sim.attacks.attack_plan import AttackPlan
 from firmware_sim.direct.fleet import DirectFleet
 from firmware_sim.direct.server import DirectRound
 from firmware_sim.direct.simulation import DirectSimulation
+from firmware_sim.direct.trainers import WorkerCost, WorkerTrainer
 from firmware_sim.fleet.federation import Progress, TooSlow
 from firmware_sim.fleet.in_process import Cost, processor_seconds
 from firmware_sim.reports.credit_report import CreditReport
@@ -49,8 +50,8 @@ class DirectResult:
         up: Bytes of the updates' vectors; ``down``: of the models that the devices received.
         digest: Digest of the server half's final state, as the aggregator records it.
         refused: Number of refused updates, by reason.
-        memory: Bytes by which the process grew from before the set-up to after the last round; 0
-            where the system has no such number.
+        memory: Bytes by which the process grew from before the set-up to after the last round, and
+            what its workers share with no other process; 0 where the system has no such number.
     """
 
     devices: int
@@ -120,6 +121,8 @@ class DirectRun:
         refused: Number of refused updates, by reason.
         moved: Number of times the model moved.
         result: Result of the last run.
+        workers: Number of processes that train the devices; 0 trains them in this thread. Devices
+            of an attack know one another, so a run with an attack has none.
     """
 
     scenario: Scenario
@@ -135,6 +138,7 @@ class DirectRun:
     refused: dict[str, int] = field(default_factory=dict)
     moved: int = 0
     result: DirectResult | None = None
+    workers: int = 0
     _fleet: DirectFleet | None = None
 
     def run(self) -> Cost:
@@ -143,6 +147,7 @@ class DirectRun:
         Raises:
             SettingsError: The run needs a broker or a store.
             TooSlow: It did not end within the time limit.
+            ProgramDied: A worker process ended before its work did.
         """
         begun, before = time.monotonic(), resident_bytes()
         if self._fleet is None:
@@ -151,7 +156,7 @@ class DirectRun:
             )
         simulation = self._fleet.simulation()
         started, processor = time.monotonic(), processor_seconds()
-        self._run(simulation, started)
+        costs = self._run(simulation, started)
         ended, server = time.monotonic(), simulation.server
         self.result = DirectResult(
             len(simulation.devices),
@@ -159,13 +164,13 @@ class DirectRun:
             simulation.updates,
             started - begun,
             ended - started,
-            processor_seconds() - processor,
+            processor_seconds() - processor + sum(one.processor for one in costs),
             simulation.clock.now,
             server.bytes_up,
             server.bytes_down,
             server.digest,
             dict(server.refused),
-            max(0, resident_bytes() - before),
+            max(0, resident_bytes() - before) + sum(one.memory for one in costs),
         )
         if self.evaluated:
             self.errors = self._fleet.errors(simulation, self.evaluated)
@@ -178,7 +183,7 @@ class DirectRun:
             assert self.result is not None
             yield self.result
 
-    def _run(self, simulation: DirectSimulation, started: float) -> None:
+    def _run(self, simulation: DirectSimulation, started: float) -> list[WorkerCost]:
         shown, rounds = started, self.scenario.run.rounds
 
         def closed() -> None:
@@ -196,7 +201,12 @@ class DirectRun:
                     hint="more time: --limit; fewer rounds: --rounds",
                 )
 
-        simulation.run(closed)
+        if self.workers == 0 or self.attack_plan is not None:
+            simulation.run(closed)
+            return []
+        with WorkerTrainer(simulation.devices, self.workers) as trainer:
+            simulation.run(closed, trainer)
+            return trainer.collect()
 
     def _progress(self, simulation: DirectSimulation, seconds: float) -> Progress:
         server, last = simulation.server, simulation.server.rounds[-1]

@@ -10,6 +10,7 @@ from edge_sdk.wire.contract.method import Due, Task
 from firmware_sim.direct.arrivals import ArrivalTimes, VirtualClock
 from firmware_sim.direct.device import DirectDevice
 from firmware_sim.direct.server import DirectServer
+from firmware_sim.direct.trainers import Assignment, LocalTrainer, Trainer
 from firmware_sim.fleet.federation import TooSlow
 
 POLL = 0.05
@@ -41,19 +42,28 @@ class DirectSimulation:
     clock: VirtualClock = field(default_factory=VirtualClock)
     updates: int = 0
     order: list[str] = field(default_factory=list)
-    _queue: list[tuple[float, int, str, Task | Due]] = field(default_factory=list)
-    _open: dict[str, Task] = field(default_factory=dict)
+    _queue: list[tuple[float, int, str, Assignment | Due]] = field(default_factory=list)
+    _open: dict[str, Assignment] = field(default_factory=dict)
     _count: int = 0
+    _trainer: Trainer = field(init=False)
 
-    def run(self, closed: Callable[[], object] = lambda: None) -> None:
+    def __post_init__(self) -> None:
+        """Train the devices in this thread unless ``run`` is given a trainer."""
+        self._trainer = LocalTrainer(self.devices)
+
+    def run(
+        self, closed: Callable[[], object] = lambda: None, trainer: Trainer | None = None
+    ) -> None:
         """Run until the configured number of rounds is complete, and adopt the final model.
 
         Args:
             closed: Called after every round that ended; it may raise to stop.
+            trainer: Trains the devices; None trains them in this thread.
 
         Raises:
             TooSlow: No further update or deadline can close the open round.
         """
+        self._trainer = trainer or self._trainer
         self._follow(*self.server.open())
         seen = 0
         while not self.server.is_done:
@@ -67,8 +77,8 @@ class DirectSimulation:
             if len(self.server.rounds) > seen:
                 seen = len(self.server.rounds)
                 closed()
-        for task in self.server.final_tasks():
-            self.devices[task.to].answer(task)
+        for assignment in self._assigned(self.server.final_tasks()):
+            self._trainer.answer(assignment)
 
     def _step(self) -> None:
         """Process the next event in virtual time."""
@@ -79,11 +89,11 @@ class DirectSimulation:
             return
         if self._open.get(device) is not event:
             return  # a newer task replaced it
-        if device in self.may_answer and not self.may_answer[device](event):
+        if device in self.may_answer and not self.may_answer[device](event.task):
             self._push(POLL, device, event)
             return
         del self._open[device]
-        message = self.devices[device].answer(event)
+        message = self._trainer.answer(event)
         if message is not None:
             self.updates += 1
             self.order.append(device)
@@ -92,10 +102,24 @@ class DirectSimulation:
     def _follow(self, tasks: Iterable[Task], timers: Iterable[Due]) -> None:
         for due in timers:
             self._push(due.after, "", due)
-        for task in tasks:
-            self._open[task.to] = task
-            self._push(self.arrivals.next(task.to), task.to, task)
+        for assignment in self._assigned(tasks):
+            heapq.heappush(
+                self._queue,
+                (assignment.at, assignment.number, assignment.task.to, assignment),
+            )
 
-    def _push(self, after: float, device: str, event: Task | Due) -> None:
+    def _assigned(self, tasks: Iterable[Task]) -> list[Assignment]:
+        """Number tasks, draw when their updates arrive, and pass them to the trainer."""
+        assigned = []
+        for task in tasks:
+            self._count += 1
+            at = self.clock.now + self.arrivals.next(task.to)
+            made = Assignment(self._count, at, task, replaces=task.to in self._open)
+            self._open[task.to] = made
+            assigned.append(made)
+        self._trainer.begin(assigned)
+        return assigned
+
+    def _push(self, after: float, device: str, event: Assignment | Due) -> None:
         self._count += 1
         heapq.heappush(self._queue, (self.clock.now + after, self._count, device, event))

@@ -9,8 +9,9 @@ from functools import partial
 import numpy as np
 import pytest
 
-from aggregator.config import AggregatorConfig
+from aggregator.config import AggregatorConfig, binding
 from aggregator.daemon import Daemon
+from aggregator.store.row_file import pending_rows
 from aggregator.store.state_codec import digest
 from edge_sdk import Config
 from edge_sdk.app.settings import SettingsError
@@ -116,6 +117,21 @@ def simulated(chosen, seed=5, **options):
     made = DirectFleet.of(chosen, sample_set("homes"), seed=seed, **options).simulation()
     made.run()
     return made
+
+
+def test_updates_beyond_the_memory_of_a_round_are_kept_in_a_file(monkeypatch):
+    """The folder in which the configuration was bound is gone by then."""
+    chosen = scenario_of("fedavg")
+    usual = simulated(chosen)
+    kept = []
+
+    def in_a_file(folder, _limit):
+        kept.append(folder)
+        return pending_rows(folder, 1)
+
+    monkeypatch.setattr(binding, "pending_rows", in_a_file)
+    assert simulated(chosen).server.digest == usual.server.digest
+    assert kept[0].is_dir()
 
 
 CASES = [

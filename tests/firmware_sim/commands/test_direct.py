@@ -52,6 +52,7 @@ def test_a_comparison_of_methods_and_attacks_needs_no_broker(capsys, tmp_path):
     [
         (("--broker", "mqtt://127.0.0.1:1"), "--direct"),
         (("--repeat", "0"), "at least 1"),
+        (("--workers", "-1"), "expected 0 to"),
         (("--fault", "brownouts=1"), "--direct"),
         (("--attack", "delay"), "link"),
     ],
@@ -59,6 +60,20 @@ def test_a_comparison_of_methods_and_attacks_needs_no_broker(capsys, tmp_path):
 def test_what_does_not_fit_is_refused(capsys, more, words):
     assert main([*SMALL, *more]) == 2
     assert words in capsys.readouterr().err
+
+
+def test_workers_change_no_bit_of_the_printed_digests(capsys):
+    found = [run(capsys, "--rounds", "3", "--workers", number)[1] for number in ("0", "2")]
+    assert [one["workers"] for one in found] == [0, 2]
+    assert found[0]["state"] == found[1]["state"]
+    assert found[0]["model"] == found[1]["model"]
+
+
+def test_workers_without_direct_or_beside_a_comparison_are_refused(capsys):
+    assert main(["fleet", "--devices", "2", "--workers", "2"]) == 2
+    assert "add --direct" in capsys.readouterr().err
+    assert main([*SMALL, "--workers", "2", "--attack", "flipping"]) == 2
+    assert "train their devices in one process" in capsys.readouterr().err
 
 
 def test_repeat_without_direct_is_refused(capsys):

@@ -1,0 +1,293 @@
+"""Train the devices of a direct simulation: in this process, or in worker processes."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import queue
+import signal
+import threading
+import time
+import traceback
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from types import TracebackType
+from typing import Protocol, Self
+
+from edge_sdk.wire.contract.method import Task
+from edge_sdk.wire.protocol.messages import UpdateMessage
+from firmware_sim.direct.device import DeviceProgress, DirectDevice
+from firmware_sim.fleet.processes import ProgramDied
+
+FEWEST = 100
+"""Devices from which on workers are used by default; the start of a process costs some 20 ms."""
+
+_STOP_TIMEOUT = 5.0  # seconds that a worker has to end before it is terminated
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Assignment:
+    """A task on its way to a device.
+
+    Attributes:
+        number: Number of the assignment; later ones have larger numbers.
+        at: Virtual second at which the update arrives.
+        task: The task, addressed to one device.
+        replaces: True if the device has an earlier task whose answer was not asked for.
+    """
+
+    number: int
+    at: float
+    task: Task
+    replaces: bool = False
+
+
+class Trainer(Protocol):
+    """Trains the devices; what it computes does not depend on when it does so."""
+
+    def begin(self, assigned: Sequence[Assignment]) -> None:
+        """Accept tasks; their training may begin."""
+
+    def answer(self, assignment: Assignment) -> UpdateMessage | None:
+        """Return the message that answers a task, None without one; each task at most once."""
+
+
+@dataclass(frozen=True, slots=True)
+class LocalTrainer:
+    """Trains each device when its answer is asked for, in this thread."""
+
+    devices: Mapping[str, DirectDevice]
+
+    def begin(self, assigned: Sequence[Assignment]) -> None:
+        """Do nothing: a task that is replaced is never trained."""
+
+    def answer(self, assignment: Assignment) -> UpdateMessage | None:
+        """Train the device, and return the message of its update, if any."""
+        return self.devices[assignment.task.to].answer(assignment.task)
+
+
+def default_workers(devices: int) -> int:
+    """Return the number of worker processes for a fleet: one a core, 0 where they do not pay."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
+    return cores if devices >= FEWEST and cores > 1 and has_workers() else 0
+
+
+def has_workers() -> bool:
+    """Return True if this system can copy a process that is set up (``fork``)."""
+    return "fork" in multiprocessing.get_all_start_methods()
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerCost:
+    """Cost of a worker.
+
+    Attributes:
+        processor: Processor seconds.
+        memory: Bytes that it shares with no other process; 0 on a system without such a number.
+    """
+
+    processor: float
+    memory: int
+
+
+class WorkerTrainer:
+    """Trains disjoint parts of a fleet in worker processes, ahead of the virtual time.
+
+    A worker trains every task that it is given. If the task is replaced before its answer is
+    asked for, the device goes back to what it was before: the training has no effect, as if
+    it had not been. Results are therefore those of ``LocalTrainer`` to the bit.
+
+    Args:
+        devices: The devices by id; the workers begin with copies, and ``collect`` brings
+            the final states back.
+        workers: Number of processes.
+    """
+
+    def __init__(self, devices: Mapping[str, DirectDevice], workers: int) -> None:
+        self._devices = devices
+        self._part_of = {name: number % workers for number, name in enumerate(devices)}
+        self._processes: list[BaseProcess] = []
+        self._connections: list[Connection] = []
+        self._answers: dict[int, UpdateMessage | None] = {}
+        self._open: dict[str, int] = {}
+        self._replaced: set[int] = set()
+        self._count = workers
+
+    def __enter__(self) -> Self:
+        """Start the workers."""
+        context = multiprocessing.get_context("fork")
+        for part in range(self._count):
+            own = {x: self._devices[x] for x, number in self._part_of.items() if number == part}
+            here, there = context.Pipe()
+            process = context.Process(target=_work, args=(there, here, own), daemon=True)
+            process.start()
+            there.close()
+            self._connections.append(here)
+            self._processes.append(process)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Stop the workers; what they have not finished is lost."""
+        for connection in self._connections:
+            connection.close()
+        for process in self._processes:
+            if error is None:
+                process.join(_STOP_TIMEOUT)
+            process.terminate()
+            process.join()
+            process.close()
+
+    def begin(self, assigned: Sequence[Assignment]) -> None:
+        """Send the tasks to the workers of their devices, the first to arrive first.
+
+        Raises:
+            ProgramDied: A worker has ended.
+        """
+        parts: list[list[Assignment]] = [[] for _ in range(self._count)]
+        for one in sorted(assigned, key=lambda one: (one.at, one.number)):
+            parts[self._part_of[one.task.to]].append(one)
+            if one.replaces:
+                self._forget(self._open[one.task.to])
+            self._open[one.task.to] = one.number
+        for connection, part in zip(self._connections, parts, strict=True):
+            if part:
+                _send(connection, part)
+
+    def answer(self, assignment: Assignment) -> UpdateMessage | None:
+        """Wait for the answer to a task.
+
+        Raises:
+            ProgramDied: A worker has ended.
+            Exception: What the training of a device raised.
+        """
+        while assignment.number not in self._answers:
+            self._receive()
+        return self._answers.pop(assignment.number)
+
+    def collect(self) -> list[WorkerCost]:
+        """Bring the devices' states back when every task is answered; return the workers' costs.
+
+        Raises:
+            ProgramDied: A worker has ended.
+        """
+        costs = []
+        for connection in self._connections:
+            _send(connection, None)
+        for connection in self._connections:
+            while not isinstance(found := _received(connection), _Final):
+                pass  # answers to replaced tasks
+            costs.append(found.cost)
+            for name, progress in found.devices.items():
+                self._devices[name].restore(progress)
+        return costs
+
+    def _forget(self, number: int) -> None:
+        if number in self._answers:
+            del self._answers[number]
+        else:
+            self._replaced.add(number)
+
+    def _receive(self) -> None:
+        """Wait for a message of any worker, so that none waits while another one trains."""
+        for connection in wait(self._connections):
+            assert isinstance(connection, Connection)
+            found = _received(connection)
+            assert not isinstance(found, _Final)  # it follows every answer
+            number, message = found
+            if number in self._replaced:
+                self._replaced.remove(number)
+            else:
+                self._answers[number] = message
+
+
+@dataclass(frozen=True, slots=True)
+class _Final:
+    """The last message of a worker."""
+
+    devices: dict[str, DeviceProgress]
+    cost: WorkerCost
+
+
+def _send(connection: Connection, message: object) -> None:
+    try:
+        connection.send(message)
+    except OSError as error:
+        raise ProgramDied("a worker process of the simulation ended before its work did") from error
+
+
+def _received(connection: Connection) -> _Final | tuple[int, UpdateMessage | None]:
+    try:
+        found = connection.recv()
+    except (EOFError, OSError) as error:
+        raise ProgramDied("a worker process of the simulation ended before its work did") from error
+    if isinstance(found, BaseException):
+        raise found
+    assert isinstance(found, _Final | tuple)
+    return found
+
+
+@dataclass(slots=True)
+class _Worker:
+    """The devices of one worker, and what each was before its open task."""
+
+    devices: Mapping[str, DirectDevice]
+    before: dict[str, DeviceProgress] = field(default_factory=dict)
+
+    def answer(self, assigned: Assignment) -> UpdateMessage | None:
+        device = self.devices[assigned.task.to]
+        if assigned.replaces:
+            device.restore(self.before[device.id])
+        self.before[device.id] = device.progress()
+        return device.answer(assigned.task)
+
+
+def _work(own: Connection, other: Connection, devices: Mapping[str, DirectDevice]) -> None:
+    """Answer tasks in order until the simulation ends, or the process that started this one."""
+    other.close()  # this copy would hide that the other process has ended
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    begun, worker = time.process_time(), _Worker(devices)
+    tasks: queue.SimpleQueue[list[Assignment] | None] = queue.SimpleQueue()
+    threading.Thread(target=_read, args=(own, tasks), daemon=True).start()
+    try:
+        for assigned in _all(tasks):
+            own.send((assigned.number, worker.answer(assigned)))
+        states = {name: device.progress() for name, device in devices.items()}
+        own.send(_Final(states, WorkerCost(time.process_time() - begun, _private_bytes())))
+    except OSError:
+        return  # the other process has ended, or stopped the run
+    except Exception as error:  # noqa: BLE001 - raised again where the answer is awaited
+        error.add_note(traceback.format_exc())
+        own.send(error)
+
+
+def _all(tasks: queue.SimpleQueue[list[Assignment] | None]) -> Iterable[Assignment]:
+    while (some := tasks.get()) is not None:
+        yield from some
+
+
+def _read(own: Connection, tasks: queue.SimpleQueue[list[Assignment] | None]) -> None:
+    """Take tasks off the pipe while devices train, so that neither side waits for the other."""
+    try:
+        while (some := own.recv()) is not None:
+            tasks.put(some)
+    except (EOFError, OSError):
+        os._exit(1)  # the other process has ended: nothing is left to be done
+    tasks.put(None)
+
+
+def _private_bytes() -> int:
+    """Return the memory that no other process shares; 0 on a system without ``/proc``."""
+    try:
+        lines = Path("/proc/self/smaps_rollup").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return 0
+    return 1024 * sum(int(line.split()[1]) for line in lines if line.startswith("Private_"))
