@@ -192,7 +192,7 @@ class ChannelFrame:
         if observed:
             good &= self._unseen[rows + 1 + horizon] == self._unseen[rows + 1]
         found = np.asarray(rows[good])
-        found.flags.writeable = False
+        found.setflags(write=False)
         return found
 
     @property

@@ -280,7 +280,7 @@ def _read(own: Connection, tasks: queue.SimpleQueue[list[Assignment] | None]) ->
         while (some := own.recv()) is not None:
             tasks.put(some)
     except (EOFError, OSError):
-        os._exit(1)  # the other process has ended: nothing is left to be done
+        os.kill(os.getpid(), signal.SIGTERM)  # the other process has ended
     tasks.put(None)
 
 
