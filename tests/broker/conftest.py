@@ -8,7 +8,13 @@ from collections.abc import Callable, Iterable
 
 import pytest
 
-from aggregator.brokers.broker_process import BrokerProcess, has_embedded, mosquitto_program, start
+from aggregator.brokers.broker_process import (
+    BrokerProcess,
+    has_embedded,
+    mosquitto_program,
+    probe,
+    start,
+)
 from edge_sdk.wire.link.mqtt import Broker, MqttLink, Poller
 from edge_sdk.wire.link.transport import Happening, Message
 from tests.broker.single_meter import Meter
@@ -133,7 +139,16 @@ def protocol(request) -> int:
 
 @pytest.fixture
 def url(broker: BrokerProcess, protocol: int) -> str:
-    return broker.url if protocol == 5 else broker.url_v4
+    """Return the address for a protocol, at which the broker still answers after its start.
+
+    A start tries both protocols, after which the embedded broker may close every connection.
+    """
+    chosen = broker.url if protocol == 5 else broker.url_v4
+    for _ in range(5):
+        if broker.kind != "embedded" or probe(chosen, protocol=protocol):
+            return chosen
+        broker.restart()
+    pytest.fail("the embedded broker did not answer after five starts")
 
 
 @pytest.fixture
