@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import logging
 import math
+import secrets
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import partial
+from random import Random
 from typing import Self
 
 from edge_sdk.app.cli import fields, notify, stop_signals, watchdog_seconds
@@ -24,11 +26,17 @@ from edge_sdk.limits.resource_limits import limits_of
 from edge_sdk.outputs import FleetOutput, ThreadedOutput, open_output
 from edge_sdk.outputs.issuer import ForecastIssuer
 from edge_sdk.participations import Participations, participating
+from edge_sdk.session.certificate_files import CertificateFiles
 from edge_sdk.session.certificate_monitor import ExpiryReminder
+from edge_sdk.session.certificate_renewal import CertificateRenewal, RenewableLink
+from edge_sdk.session.renewal_schedule import NOTE, RenewalFailure
 from edge_sdk.sources import FleetWeatherSource, Source, ThreadedSource, open_source
 from edge_sdk.sources.fleet_weather import FleetWeather
 from edge_sdk.store.erasure import is_wipe_due, wipe_device
+from edge_sdk.training.bootstrap import load_signer
 from edge_sdk.wire.contract.manifest import Manifest
+from edge_sdk.wire.errors import WireError
+from edge_sdk.wire.link.client_names import qualified
 
 logger = logging.getLogger(__name__)
 
@@ -62,6 +70,7 @@ def run(config: Config, *, until_done: bool = False) -> dict[str, object]:
     outputs = {one.id: open_outputs(config, one.id) for one in participants}
     limit_memory(limits_of(config.limits).memory)
     threading.stack_size(_STACK)
+    restore_certificate(config)
     reminders = [ExpiryReminder(one) for one in participants]
     channels = [ChannelReminder(one) for one in participants]
     heartbeat = Heartbeat(config.heartbeat or default_path(config.state))
@@ -82,6 +91,7 @@ def run(config: Config, *, until_done: bool = False) -> dict[str, object]:
                     channel.turn(client.learner.manifest)
 
             remind()
+            renewal = renewal_of(config, device.main)
             device.backfill()
             weather = FleetWeather(
                 tuple(source for source in sources if isinstance(source, FleetWeatherSource)),
@@ -98,7 +108,9 @@ def run(config: Config, *, until_done: bool = False) -> dict[str, object]:
                     issuing.enter_context(_issuer(outputs[client.config.id], client, source_set))
                     for client in device.clients
                 ]
-                turns = (remind, *(issuer.turn for issuer in issuers))
+                turns = [remind, *(issuer.turn for issuer in issuers)]
+                if renewal is not None:
+                    turns.append(lambda: renewal.turn(device.main.now))
                 _serve(device, source_set, turns, is_stopping, until_done=until_done)
             notify("STOPPING=1")
             heartbeat.close()
@@ -106,6 +118,7 @@ def run(config: Config, *, until_done: bool = False) -> dict[str, object]:
             health = [found for issuer in issuers for found in issuer.health()]
             written = {"outputs": health} if health else {}
             found = device.status() | has_arrived | written | reminders[0].status()
+            found |= {} if renewal is None else renewal.status()
         if device.is_wipe_ordered:
             _wipe(config)
         return found
@@ -115,6 +128,49 @@ def _wipe(config: Config) -> None:
     """Erase readings, models and keys, as the operator ordered."""
     wipe_device(config.state, [config.keys.device], int(SystemClock().wall() / 1000))
     logger.warning("device wiped %s", fields(state=config.state))
+
+
+def restore_certificate(config: Config) -> None:
+    """Complete the files of a certificate that the device renews, if one is missing or damaged.
+
+    What cannot be restored is reported when the link is made.
+    """
+    if config.ca.url and config.broker.cert_file is not None:
+        with suppress(OSError, WireError):
+            CertificateFiles(config.broker.cert_file).restore()
+
+
+def renewal_of(config: Config, client: Client) -> CertificateRenewal | None:
+    """Return the renewal of the device's certificate; None without an EST server or TLS."""
+    link, file = client.link, config.broker.cert_file
+    is_tls = config.broker.url.startswith("mqtts:")
+    if not (config.ca.url and is_tls and file is not None and isinstance(link, RenewableLink)):
+        return None
+
+    def prepare() -> Callable[[], object]:
+        signed_time = client.server_clock.certificate_time()
+
+        def request() -> None:
+            from edge_sdk.session.certificate_enrolment import (  # noqa: PLC0415 - loads HTTP, only to renew
+                Enrolment,
+            )
+
+            signer = load_signer(config.keys.device)
+            Enrolment(config, config.ca.url, signer, signed_time).request(is_renewal=True)
+
+        return request
+
+    return CertificateRenewal(
+        config.id,
+        qualified(config.fleet, config.id) if config.ca.shared else config.id,
+        CertificateFiles(file),
+        link,
+        client.server_clock.best_time,
+        prepare,
+        lambda note: client.remember({NOTE: note}),
+        Random(secrets.randbits(64)),  # noqa: S311 - spreads load, hides nothing
+        RenewalFailure.read(client.remembered(NOTE)),
+    )
 
 
 def _issuer(

@@ -27,6 +27,7 @@ from edge_sdk.methods import METHODS, Factory
 from edge_sdk.peers.membership import PeerMembership
 from edge_sdk.session.agenda import Agenda
 from edge_sdk.session.events import FoundBundle
+from edge_sdk.session.server_clock import ServerClock
 from edge_sdk.session.session import Connect, Session
 from edge_sdk.store.erasure import refuse_state
 from edge_sdk.store.store import DeviceStore
@@ -344,6 +345,16 @@ class Client:
     def now(self) -> float:
         """Seconds of the monotonic clock of this client."""
         return self._session.now
+
+    @property
+    def link(self) -> Transport:
+        """The link in use."""
+        return self._session.link
+
+    @property
+    def server_clock(self) -> ServerClock:
+        """Estimate of server time."""
+        return self._session.time
 
     @property
     def is_linked(self) -> bool:

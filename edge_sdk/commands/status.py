@@ -9,6 +9,7 @@ candidates are relative to that of the fleet's model.
 
 from __future__ import annotations
 
+import time
 from argparse import Namespace
 from collections.abc import Mapping
 from typing import Any
@@ -25,10 +26,12 @@ from edge_sdk.config import PARTICIPATIONS, Config
 from edge_sdk.methods import METHODS
 from edge_sdk.privacy.datasheet import guarantee
 from edge_sdk.privacy.ledger import ParticipationCharges
+from edge_sdk.session.certificate_files import CertificateFiles
 from edge_sdk.session.certificate_monitor import days_left
 from edge_sdk.session.durable_outbox import REMEDIES
 from edge_sdk.session.model_log import log_summary
 from edge_sdk.session.participation import BUDGET_EXHAUSTED
+from edge_sdk.session.renewal_schedule import NOTE, RenewalFailure, summary
 from edge_sdk.session.rollout_inbox import saved_rollout
 from edge_sdk.session.run_choice import declined_runs
 from edge_sdk.store.erasure import WIPE_ORDERED, WIPED
@@ -101,8 +104,23 @@ def status(config: Config, beside: tuple[ParticipationCharges, ...] = ()) -> dic
             "privacy": guarantee(plan),
             "budget": account.summary(one),
             **({"certificate days left": days} if days else {}),
+            **_renewal(config, store),
             **_peer_exchange(learned),
         }
+
+
+def _renewal(config: Config, store: DeviceStore) -> dict[str, Any]:
+    """Return the state of a certificate that the device renews; empty without one."""
+    file = config.broker.cert_file
+    if not config.ca.url or file is None:
+        return {}
+    files, now = CertificateFiles(file), max(time.time(), store.fact("floor") / 1000)
+    present, failure = files.present(), RenewalFailure.read(store.paper(f"source {NOTE}"))
+    span = None if present is None else (present.since, present.until)
+    name = "" if present is None else present.name
+    is_unconfirmed = files.previous.exists()
+    found = summary(config.id, name, span, now, failure, is_unconfirmed=is_unconfirmed)
+    return {"certificate renewal": found}
 
 
 def _rollout(store: DeviceStore) -> dict[str, Any]:

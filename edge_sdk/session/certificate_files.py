@@ -7,7 +7,9 @@ or write, and may be repeated after a power cut.
 
 from __future__ import annotations
 
+import ssl
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 from edge_sdk.app.permissions import require_private
@@ -65,8 +67,17 @@ class CertificateFiles:
         return key
 
     def received(self) -> IssuedToDevice | None:
-        """Return the certificate that was received for the pending key, if it has arrived."""
-        return _read(self.next)
+        """Return the certificate that was received for the pending key, if it has arrived.
+
+        One that is older than the present certificate, which was replaced by hand, does not count.
+        """
+        found, present = _read(self.next), self.present()
+        is_older = found is not None and present is not None and found.since < present.since
+        return None if is_older else found
+
+    def former(self) -> IssuedToDevice | None:
+        """Return the certificate of the previous file; None without one that can be read."""
+        return _read(self.previous)
 
     def receive(self, certificates: list[bytes], name: str) -> IssuedToDevice:
         """Store the certificate of the pending key.
@@ -84,10 +95,18 @@ class CertificateFiles:
 
         The present file is kept as the previous one first; a repetition after a power cut keeps the
         one that is there.
+
+        Raises:
+            CertificateAnswerError: OpenSSL does not accept the received file, which is removed.
         """
         if self.received() is None:
             return False
-        if self.path.exists() and not self.previous.exists():
+        try:
+            ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_cert_chain(self.next)
+        except ssl.SSLError as error:
+            self.next.unlink(missing_ok=True)
+            raise CertificateAnswerError(f"the certificate cannot be used: {error}") from error
+        if self.present() is not None and not self.previous.exists():
             write_atomically(self.previous, self.path.read_bytes(), 0o600)
         self.next.replace(self.path)
         return True
@@ -99,13 +118,23 @@ class CertificateFiles:
         self.previous.unlink(missing_ok=True)
         return True
 
+    def restore(self) -> bool:
+        """Complete the files before a start; return whether the present one can be read.
+
+        A present file that is missing or damaged is replaced by the received one, or else by the
+        previous one.
+        """
+        if self.present() is None and not self.install() and self.former() is not None:
+            write_atomically(self.path, self.previous.read_bytes(), 0o600)
+        return self.present() is not None
+
     def exchange(self) -> bool:
         """Put the previous file in place of the present one, which no broker has accepted.
 
         The refused one becomes the previous one, so that both are tried in turn. Returns False if
-        there is no previous file.
+        there is no previous file that can be read.
         """
-        if not self.previous.exists():
+        if self.former() is None:
             return False
         present, before = self.path.read_bytes(), self.previous.read_bytes()
         write_atomically(self.path, before, 0o600)
@@ -117,6 +146,9 @@ def _read(path: Path) -> IssuedToDevice | None:
     try:
         content = path.read_bytes()
         at = content.find(_CERTIFICATE)
-        return described(content[at:]) if at >= 0 else None
+        return _described(content[at:]) if at >= 0 else None
     except (OSError, CertificateAnswerError):
         return None
+
+
+_described = lru_cache(maxsize=4)(described)

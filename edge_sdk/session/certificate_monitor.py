@@ -1,6 +1,7 @@
 """Monitor the expiry of the device's certificate and authority, and warn before it.
 
-A device cannot renew them; an operator can. An expired certificate stops nothing here: the device
+With ``[ca] url`` the device renews its certificate (``certificate_renewal``); the authority, and a
+certificate without that key, are an operator's. An expired certificate stops nothing here: the device
 forecasts without a link, its clock may be wrong, and the broker decides.
 """
 
@@ -16,6 +17,7 @@ from edge_sdk.errors import ConfigError
 from edge_sdk.wire.link.tls_files import (
     ExpiredFileError,
     File,
+    TlsFileState,
     Watch,
     files,
     look,
@@ -41,19 +43,27 @@ def checked(config: Config, now: float) -> dict[str, str]:
         now: Unix seconds.
 
     Raises:
-        ConfigError: A file cannot be read, or has expired, so that no broker accepts the device.
+        ConfigError: A file cannot be read, or has expired, so that no broker accepts the device. A
+            certificate that the device renews itself may have expired.
     """
+    own = [file for file in tls_files(config) if config.ca.url and file.kind == "certificate"]
     try:
-        found = refuse_expired(tls_files(config), now)
+        found = refuse_expired([file for file in tls_files(config) if file not in own], now)
+        found += [TlsFileState(file, file.read()) for file in own]
     except ExpiredFileError as error:
         hint = "put another one in place, or set this machine's clock"
         raise ConfigError(str(error), hint=hint) from error
     except X509Error as error:
         raise ConfigError(str(error)) from error
     return {
-        seen.file.kind: seen.told(now) + ("; renew it" if seen.is_near(now, HORIZON) else "")
+        seen.file.kind: seen.told(now)
+        + ("; the device renews it" if seen.file in own else _renew_it(seen, now))
         for seen in found
     }
+
+
+def _renew_it(seen: TlsFileState, now: float) -> str:
+    return "; renew it" if seen.is_near(now, HORIZON) else ""
 
 
 def days_left(config: Config) -> dict[str, int | str | None]:

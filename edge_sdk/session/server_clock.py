@@ -51,6 +51,15 @@ class ServerClock:
         now = self.now()
         return self._time.floor + int(1e3 * self.seconds_running) if now is None else now
 
+    def best_time(self) -> float:
+        """Return the present time as well as it is known, Unix seconds.
+
+        Signed time if this process has received it; else the later one of the machine's clock and
+        the stored signed time.
+        """
+        now = self.now()
+        return (max(self._clock.wall(), self._time.floor) if now is None else now) / 1000
+
     def certificate_time(self) -> float | None:
         """Return the time to check certificates against, or None to use the machine's clock.
 

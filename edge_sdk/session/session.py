@@ -91,6 +91,11 @@ class Session:
         return self._parts.time
 
     @property
+    def link(self) -> Transport:
+        """The link in use."""
+        return self._parts.link.link
+
+    @property
     def counts(self) -> Counter[str]:
         """Event counters, by name."""
         return self._parts.counts

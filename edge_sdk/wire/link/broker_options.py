@@ -248,12 +248,17 @@ def renewed(context: TlsContext, broker: Broker) -> TlsContext:
     The present context is returned while no file has changed, and while certificate and key do not
     match: a certificate may be in place a moment before its key.
     """
-    if context.marks == _marks(broker):
+    if is_current(context, broker):
         return context
     try:
         return tls_context(broker)
     except LinkError:
         return context
+
+
+def is_current(context: TlsContext, broker: Broker) -> bool:
+    """Return whether no file has changed since the context was made."""
+    return context.marks == _marks(broker)
 
 
 def _marks(broker: Broker) -> tuple[object, ...]:

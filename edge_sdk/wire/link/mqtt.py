@@ -28,7 +28,15 @@ from paho.mqtt.properties import Properties
 from paho.mqtt.reasoncodes import ReasonCode
 
 from edge_sdk.wire.errors import LinkError
-from edge_sdk.wire.link.broker_options import LARGEST, WINDOW, Broker, Will, renewed, tls_context
+from edge_sdk.wire.link.broker_options import (
+    LARGEST,
+    WINDOW,
+    Broker,
+    Will,
+    is_current,
+    renewed,
+    tls_context,
+)
 from edge_sdk.wire.link.event_loop import Clock, Poller
 from edge_sdk.wire.link.transport import Happening, LinkDown, LinkUp, Message
 from edge_sdk.wire.protocol.topics import is_unkept
@@ -119,6 +127,7 @@ class MqttLink:
         self._retains = True
         self._epoch = 0  # connection number: acknowledgements are valid within one
         self._attempt = 0
+        self._refusals = 0  # connections that the broker ended before it accepted them
         self._since = 0.0
         self._wanted = self._is_up = self._is_connecting = self._has_progress = False
         self._why = ""
@@ -131,6 +140,16 @@ class MqttLink:
     def is_up(self) -> bool:
         """Return whether the broker has accepted this client and the connection is up."""
         return self._is_up
+
+    @property
+    def refusals(self) -> int:
+        """Return how many connections the broker ended before it accepted this client."""
+        return self._refusals
+
+    @property
+    def has_current_files(self) -> bool:
+        """Return whether the connection was made with the TLS files as they are on the disk now."""
+        return self._tls is None or is_current(self._tls, self.broker)
 
     @property
     def counters(self) -> dict[str, int]:
@@ -227,15 +246,26 @@ class MqttLink:
         """Disconnect cleanly (the will is not sent) and free the socket; takes up to a second."""
         was_up, self._wanted = self._is_up, False
         if was_up:
-            self._client.disconnect()
-            until = time.monotonic() + 1.0
-            while self._client.want_write() and time.monotonic() < until:
-                self._client.loop_write()
-                time.sleep(0.001 if self._client.want_write() else 0.0)
+            self._disconnect()
         self._hang_up()
         self._poller.at(None, self)
         if self._owns_poller:
             self._poller.close()
+
+    def reconnect(self, why: str) -> None:
+        """Disconnect cleanly, and connect at once with the TLS files as they are now.
+
+        A connection attempt that is under way is left alone; one that is scheduled is made now. Does
+        nothing before ``open`` and after ``close``.
+        """
+        if not self._wanted or self._is_connecting:
+            return
+        if self._is_up:
+            self._why = why
+            self._disconnect()
+            self._lost(why)
+        self._attempt = 0
+        self._poller.at(self._poller.clock(), self)
 
     def cut(self) -> None:
         """Break the connection without a DISCONNECT, as a network failure would; then reconnect."""
@@ -255,6 +285,7 @@ class MqttLink:
             self._lost("the broker's window is smaller than what was in flight")
             self._client = self._new_client()
         except _UNREADABLE as error:
+            self._refusals += self._is_connecting
             self._lost(f"the connection failed: {error!r}")
 
     def tick(self, now: float) -> None:
@@ -356,10 +387,19 @@ class MqttLink:
         except _UNREADABLE as error:
             if self._tls is not None and self._tls.wrapped is not None:
                 self._tls.wrapped.close()  # paho leaves it open when the handshake fails
+            self._refusals += _is_refusal(error)
             self._lost(f"cannot reach {self.broker.url}: {error}")
         else:
             if self._descriptor >= 0:
                 self._poller.at(now + 1.0, self)
+
+    def _disconnect(self) -> None:
+        """Send DISCONNECT; takes up to a second."""
+        self._client.disconnect()
+        until = time.monotonic() + 1.0
+        while self._client.want_write() and time.monotonic() < until:
+            self._client.loop_write()
+            time.sleep(0.001 if self._client.want_write() else 0.0)
 
     def _lost(self, why: str) -> None:
         """Report the loss once, and schedule the next attempt."""
@@ -417,6 +457,7 @@ class MqttLink:
     def _on_disconnect(
         self, _c: object, _u: object, _f: object, reason: ReasonCode, _p: object
     ) -> None:
+        self._refusals += self._is_connecting
         self._lost(
             self._why or (self._refusal_before_connack() if self._is_connecting else _ended(reason))
         )
@@ -477,6 +518,19 @@ class MqttLink:
     def _on_written(self, _c: object, _u: object, _s: object) -> None:
         if self._descriptor >= 0:
             self._poller.watch(self._descriptor, self)
+
+
+def _is_refusal(error: Exception) -> bool:
+    """Return whether the other end has ended a handshake, and not this one or the network.
+
+    >>> _is_refusal(ssl.SSLError("alert")), _is_refusal(ssl.SSLCertVerificationError("its name"))
+    (True, False)
+    >>> _is_refusal(ConnectionRefusedError()), _is_refusal(ConnectionResetError())
+    (False, True)
+    """
+    if isinstance(error, ssl.SSLError):
+        return not isinstance(error, ssl.SSLCertVerificationError)
+    return isinstance(error, ConnectionResetError | BrokenPipeError)
 
 
 def _ended(reason: object) -> str:

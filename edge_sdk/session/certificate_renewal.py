@@ -1,0 +1,309 @@
+"""Renew the running device's certificate, and keep the former one until a broker has accepted the new one.
+
+The request waits for the network in a thread of its own. Everything else happens in ``turn``, and
+the files decide what is next (``CertificateFiles``), so that a device continues where it was killed.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any, Final, Protocol, runtime_checkable
+
+from edge_sdk.app.cli import fields
+from edge_sdk.session.certificate_files import CertificateFiles
+from edge_sdk.session.renewal_schedule import (
+    BROKER,
+    CLOCK,
+    LONGEST_WAIT,
+    PENDING,
+    SHORTEST_WAIT,
+    RenewalFailure,
+    due_at,
+    jitter_of,
+    minute_of,
+    summary,
+    wait_after,
+)
+from edge_sdk.wire.link.certificate_request import CertificateAnswerError, IssuedToDevice
+from edge_sdk.wire.link.tls_files import mark_of
+
+logger = logging.getLogger(__name__)
+
+LOOK: Final = 60.0  # s between two looks at the files; less for a validity below 3.3 hours
+LOOKS: Final = 200  # looks in a validity, at least
+PATIENCE: Final = 300.0  # s after which a request that does not end counts as failed
+REFUSALS: Final = 3  # connections that the broker refuses before the former certificate is tried
+RENEWED: Final = "renewed certificate"
+_UNREAD_VALIDITY: Final = 30 * 86_400.0  # s, assumed of a certificate that cannot be read
+
+
+class UnusedError(Exception):
+    """An error: the certificate was issued, and does not serve.
+
+    Attributes:
+        status: BROKER or CLOCK.
+    """
+
+    def __init__(self, text: str, status: int) -> None:
+        """Keep the status."""
+        super().__init__(text)
+        self.status = status
+
+
+@runtime_checkable
+class RenewableLink(Protocol):
+    """A link that reads its TLS files again at each connection, as ``MqttLink`` does."""
+
+    @property
+    def is_up(self) -> bool:
+        """Return whether the broker has accepted this client and the connection is up."""
+
+    @property
+    def has_current_files(self) -> bool:
+        """Return whether the connection was made with the files as they are now."""
+
+    @property
+    def refusals(self) -> int:
+        """Return how many connections the broker ended before it accepted this client."""
+
+    def reconnect(self, why: str) -> None:
+        """Connect again with the files as they are now."""
+
+
+class Attempt:
+    """One request, which waits for the network in a thread of its own.
+
+    Args:
+        request: Makes the request, and stores its answer.
+        since: Monotonic seconds of its start.
+    """
+
+    def __init__(self, request: Callable[[], object], since: float) -> None:
+        self.since = since
+        self.error: Exception | None = None
+        self._request = request
+        self._thread = threading.Thread(target=self._run, name="certificate renewal", daemon=True)
+        self._thread.start()
+
+    @property
+    def is_over(self) -> bool:
+        """Return whether the request has ended."""
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        try:
+            self._request()
+        except Exception as error:  # noqa: BLE001 - no renewal may stop the agent
+            self.error = error
+
+
+class RunningAttempt(Protocol):
+    """A request that was started."""
+
+    since: float
+    error: Exception | None
+
+    @property
+    def is_over(self) -> bool:
+        """Return whether the request has ended."""
+
+
+@dataclass(slots=True)
+class CertificateRenewal:
+    """Renew one device's certificate in time, and change the link over to it. Single-threaded.
+
+    Attributes:
+        device: Id of the device.
+        name: Common name of its certificate; with the certificate's end it decides the jitter.
+        files: Files of key and certificate.
+        link: Link to the broker.
+        wall: Returns the present time, Unix seconds.
+        prepare: Returns the function that requests the next certificate and stores it beside the
+            present one. It is called here, the function in another thread.
+        save: Stores a note for the next process.
+        rng: Source of the back-off's jitter.
+        failure: Last failed renewal.
+        start: Starts a request.
+        renewals: Number of certificates that were put in place.
+    """
+
+    device: str
+    name: str
+    files: CertificateFiles
+    link: RenewableLink
+    wall: Callable[[], float]
+    prepare: Callable[[], Callable[[], object]]
+    save: Callable[[bytes], None]
+    rng: Random
+    failure: RenewalFailure = field(default_factory=RenewalFailure)
+    start: Callable[[Callable[[], object], float], RunningAttempt] = Attempt
+    renewals: int = 0
+    _attempt: RunningAttempt | None = None
+    _look_at: float = float("-inf")
+    _retry_at: float | None = None
+    _is_unconfirmed: bool = False
+    _refusals: int = 0  # of the link, when the present file was put in place
+    _exchanges: int = 0
+    _reconnected: object = None  # mark of the file for which the link was reconnected
+
+    def turn(self, now: float) -> None:
+        """Do what is due; returns at once.
+
+        Args:
+            now: Seconds of a monotonic clock.
+        """
+        has_ended = self._attempt is not None and self._end_attempt(self._attempt, now)
+        if not (has_ended or self._is_unconfirmed or now >= self._look_at):
+            return
+        try:
+            self._act(now)
+        except (OSError, RuntimeError) as error:  # a full disk, a read-only folder, no thread
+            self._fail(now, error)
+            self._look_at = now + LOOK
+
+    def _act(self, now: float) -> None:
+        present = self.files.present()
+        self._look_at = now + max(0.1, min(LOOK, self._validity() / LOOKS))
+        if self._attempt is None and self.files.received() is not None:
+            self._install(now)
+            return
+        self._settle(now)
+        if self._attempt is None and self._may_begin(now) and self._is_due(present):
+            self._attempt = self.start(self.prepare(), now)
+
+    # --- requesting -------------------------------------------------------------------------------
+
+    def _is_due(self, present: IssuedToDevice | None) -> bool:
+        """Return whether to request a certificate.
+
+        While two are kept, the broker decides between them first; two that have expired do not wait.
+        """
+        if present is None:
+            return True
+        wall = self.wall()
+        if (former := self.files.former()) is not None:
+            return wall >= max(present.until, former.until)
+        return wall >= due_at(present.since, present.until, jitter_of(self.name, present.until))
+
+    def _may_begin(self, now: float) -> bool:
+        """Return whether the back-off has ended; one from before a restart is continued."""
+        if self._retry_at is None:
+            left = self.failure.retry - self.wall() if self.failure.failures else 0.0
+            self._retry_at = now + max(0.0, min(left, self._validity() * LONGEST_WAIT))
+        return now >= self._retry_at
+
+    def _end_attempt(self, attempt: RunningAttempt, now: float) -> bool:
+        """Judge a request that has ended; return whether it has."""
+        error = attempt.error
+        if not attempt.is_over:
+            if now - attempt.since <= PATIENCE:
+                return False
+            error = TimeoutError(f"no end within {PATIENCE:.0f} s")
+        self._attempt = None
+        if error is not None:
+            self._fail(now, error)
+        return True
+
+    def _fail(self, now: float, error: Exception) -> None:
+        """Plan the next attempt, save and log the failure."""
+        failures, status = self.failure.failures + 1, int(getattr(error, "status", 0))
+        present, wall = self.files.present(), self.wall()
+        is_expired = not self.link.is_up and (present is None or wall >= present.until)
+        wait = wait_after(failures, self._validity(), self.rng, is_expired=is_expired)
+        wait = max(wait, min(float(getattr(error, "retry_after", 0.0)), 86_400.0))
+        self._retry_at = now + wait
+        why = str(error) or type(error).__name__
+        self._note(RenewalFailure(failures, why, status, wall + wait))
+        do = self.failure.remedy(self.device)
+        if status == PENDING:
+            logger.warning(
+                "certificate awaits approval %s", fields(why=why, wait=round(wait), do=do)
+            )
+        else:
+            logger.warning("certificate not renewed %s", fields(why=why, wait=round(wait), do=do))
+
+    def _note(self, failure: RenewalFailure) -> None:
+        if failure != self.failure:
+            self.failure = failure
+            self.save(failure.written())
+
+    # --- changing over ----------------------------------------------------------------------------
+
+    def _install(self, now: float) -> None:
+        """Put the received certificate in place, and connect with it."""
+        try:
+            is_installed = self.files.install()
+        except CertificateAnswerError as error:  # OpenSSL does not accept the certificate
+            self._fail(now, error)
+            return
+        present = self.files.present()
+        if not is_installed or present is None:
+            return
+        self.renewals += 1
+        self._exchanges, self._is_unconfirmed = 0, True
+        until = minute_of(present.until)
+        logger.info("certificate renewed %s", fields(file=self.files.path, until=until))
+        if self.wall() >= due_at(present.since, present.until, 1.0):
+            at = minute_of(self.wall())
+            text = f"the new certificate is past its half at {at}: it arrived long ago, or this clock is wrong"
+            self._fail(now, UnusedError(text, CLOCK))
+        else:
+            self._note(RenewalFailure())
+        self._connect()
+
+    def _settle(self, now: float) -> None:
+        """Confirm the present certificate once the broker accepts it, or try the former one again."""
+        self._is_unconfirmed = self.files.previous.exists()
+        if self.link.is_up and not self.link.has_current_files:
+            if mark_of(self.files.path) != self._reconnected:
+                self._connect()
+            return
+        if not self._is_unconfirmed:
+            return
+        if self.link.is_up:
+            self._confirm(now)
+        elif self.link.refusals - self._refusals >= REFUSALS and self.files.exchange():
+            if self._exchanges == 0:
+                do = "the former one is in place again; compare the broker's cafile and crlfile"
+                logger.warning("certificate refused %s", fields(file=self.files.path, do=do))
+            self._exchanges += 1
+            self._connect()
+
+    def _confirm(self, now: float) -> None:
+        """Remove the other file: the broker has accepted the present one."""
+        present, former = self.files.present(), self.files.former()
+        self.files.confirm()
+        self._is_unconfirmed, self._exchanges = False, 0
+        if present is not None and former is not None and former.since > present.since:
+            self._fail(now, UnusedError("the broker refuses the new certificate", BROKER))
+        elif present is not None:
+            logger.info("certificate confirmed %s", fields(until=minute_of(present.until)))
+
+    def _connect(self) -> None:
+        self._reconnected, self._refusals = mark_of(self.files.path), self.link.refusals
+        self.link.reconnect(RENEWED)
+
+    # --- state ------------------------------------------------------------------------------------
+
+    def _validity(self) -> float:
+        present = self.files.present()
+        validity = _UNREAD_VALIDITY if present is None else present.until - present.since
+        return max(SHORTEST_WAIT, validity)
+
+    def status(self) -> dict[str, Any]:
+        """Return the certificate's state for the agent's status."""
+        present = self.files.present()
+        span = None if present is None else (present.since, present.until)
+        found = summary(
+            self.device,
+            self.name,
+            span,
+            self.wall(),
+            self.failure,
+            is_unconfirmed=self.files.previous.exists(),
+        )
+        return {"certificate renewal": found | {"renewals": self.renewals}}
