@@ -67,13 +67,8 @@ class CertificateFiles:
         return key
 
     def received(self) -> IssuedToDevice | None:
-        """Return the certificate that was received for the pending key, if it has arrived.
-
-        One that is older than the present certificate, which was replaced by hand, does not count.
-        """
-        found, present = _read(self.next), self.present()
-        is_older = found is not None and present is not None and found.since < present.since
-        return None if is_older else found
+        """Return the certificate that was received for the pending key, if it has arrived."""
+        return _read(self.next)
 
     def former(self) -> IssuedToDevice | None:
         """Return the certificate of the previous file; None without one that can be read."""

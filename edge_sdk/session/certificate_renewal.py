@@ -203,6 +203,8 @@ class CertificateRenewal:
             if now - attempt.since <= PATIENCE:
                 return False
             error = TimeoutError(f"no end within {PATIENCE:.0f} s")
+        elif error is None and self.files.received() is None:
+            error = CertificateAnswerError("no certificate was stored")
         self._attempt = None
         if error is not None:
             self._fail(now, error)

@@ -306,6 +306,14 @@ def test_the_request_waits_in_a_thread_and_the_turn_does_not(world):
     assert world.is_alone()
 
 
+def test_a_request_that_ends_without_a_certificate_is_a_failure(world):
+    world.renewal.prepare = lambda: lambda: world.requests.append(world.now)
+    world.now = world.due + LOOK
+    world.pass_time(600.0, 1.0)
+    assert len(world.requests) == 1
+    assert world.state["why"] == "no certificate was stored"
+
+
 def test_a_folder_that_cannot_be_written_is_a_failure_and_not_an_end(world, monkeypatch):
     def full(*_):
         raise OSError(28, "No space left on device")
