@@ -148,6 +148,7 @@ class CertificateRenewal:
     _is_unconfirmed: bool = False
     _refusals: int = 0  # of the link, when the present file was put in place
     _exchanges: int = 0
+    _has_former: bool | None = None  # the former file is in place; None: the dates decide
     _reconnected: object = None  # mark of the file for which the link was reconnected
 
     def turn(self, now: float) -> None:
@@ -246,7 +247,7 @@ class CertificateRenewal:
         if not is_installed or present is None:
             return
         self.renewals += 1
-        self._exchanges, self._is_unconfirmed = 0, True
+        self._exchanges, self._is_unconfirmed, self._has_former = 0, True, False
         until = minute_of(present.until)
         logger.info("certificate renewed %s", fields(file=self.files.path, until=until))
         if self.wall() >= due_at(present.since, present.until, 1.0):
@@ -268,7 +269,9 @@ class CertificateRenewal:
             return
         if self.link.is_up:
             self._confirm(now)
-        elif self.link.refusals - self._refusals >= REFUSALS and self.files.exchange():
+        elif self.link.refusals - self._refusals >= REFUSALS and self.files.former() is not None:
+            self._has_former = not self._is_former_in_place()
+            self.files.exchange()
             if self._exchanges == 0:
                 do = "the former one is in place again; compare the broker's cafile and crlfile"
                 logger.warning("certificate refused %s", fields(file=self.files.path, do=do))
@@ -277,13 +280,20 @@ class CertificateRenewal:
 
     def _confirm(self, now: float) -> None:
         """Remove the other file: the broker has accepted the present one."""
-        present, former = self.files.present(), self.files.former()
+        present, has_returned = self.files.present(), self._is_former_in_place()
         self.files.confirm()
-        self._is_unconfirmed, self._exchanges = False, 0
-        if present is not None and former is not None and former.since > present.since:
+        self._is_unconfirmed, self._exchanges, self._has_former = False, 0, None
+        if has_returned:
             self._fail(now, UnusedError("the broker refuses the new certificate", BROKER))
         elif present is not None:
             logger.info("certificate confirmed %s", fields(until=minute_of(present.until)))
+
+    def _is_former_in_place(self) -> bool:
+        """Return whether the file in place is the one that was in use before the renewal."""
+        if self._has_former is not None:
+            return self._has_former
+        present, other = self.files.present(), self.files.former()
+        return present is not None and other is not None and other.since > present.since
 
     def _connect(self) -> None:
         self._reconnected, self._refusals = mark_of(self.files.path), self.link.refusals

@@ -384,6 +384,24 @@ class RefusesNew(set):
         return content != self.first
 
 
+def test_a_server_that_dates_back_further_than_before_is_not_asked_without_end(world):
+    world.turn()
+    world.refused = RefusesNew(world.files.path.read_bytes())
+
+    def request():
+        world.requests.append(world.now)
+        key = world.files.pending_key()
+        made = certificate(key, START - LIFE, START + 2 * LIFE)
+        world.files.receive([made], "meter-1")
+
+    world.renewal.prepare = lambda: request
+    world.now = world.due + LOOK
+    world.pass_time(600.0, 1.0)
+    assert len(world.requests) == 1
+    assert RenewalFailure.read(world.notes[-1]).status == BROKER
+    assert world.link.is_up
+
+
 def test_a_refused_certificate_is_taken_back_and_another_one_requested_later(world, caplog):
     former = world.files.path.read_bytes()
     world.refused = RefusesNew(former)
