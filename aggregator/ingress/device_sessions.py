@@ -100,7 +100,7 @@ class DeviceSessions:
         if not is_welcome:
             floor = FloorMessage(sealed.ref, ledger.top)
             return IngressResult((self._sealer.seal(device, floor, hello.key),))
-        self._registry.encryption.record(sealed, hello.key)
+        rekeyed = device if self._registry.encryption.record(sealed, hello.key) else None
         if ledger != before:
             self._registry.forget_bundle_refusal(device)
             self._admission.greeted(device, hello, ledger)
@@ -123,7 +123,8 @@ class DeviceSessions:
         )
         messages: list[Message] = [reply, *self._store.issued(device)]
         answers = tuple(self._sealer.seal(device, message) for message in messages)
-        return IngressResult(answers, member=method.Member(device, True), greeted=device)
+        member = method.Member(device, True)
+        return IngressResult(answers, member=member, greeted=device, rekeyed=rekeyed)
 
     def status(self, sealed: Sealed, status: StatusMessage) -> IngressResult:
         """Record a device's presence; a device that leaves loses its uploads."""

@@ -54,6 +54,7 @@ class IngressResult:
         entries: Journalled updates for the round engine; at most one.
         member: Membership change, if any.
         greeted: Device that sent an accepted hello; its open task is sent again.
+        rekeyed: Device whose accepted hello announced another encryption key than before.
         signal: A complete transient signal, if any.
         run: Number of the run of the signal.
     """
@@ -62,6 +63,7 @@ class IngressResult:
     entries: tuple[JournalEntry, ...] = ()
     member: method.Member | None = None
     greeted: str | None = None
+    rekeyed: str | None = None
     signal: method.Signal | None = None
     run: int = 0
 

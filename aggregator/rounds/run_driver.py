@@ -335,11 +335,21 @@ class RunDriver:
             self._publisher.reply([self.sealed(device, message)])
 
     def _neighbours_of(self, device: str) -> Peers:
-        """Return the peers a device exchanges models with, and their public keys."""
+        """Return the peers a device exchanges models with, and their keys."""
         state = self._engine.state
         links = state.links.get(device, {}) if isinstance(state, Linked) else {}
         is_weighted = isinstance(state, Linked) and state.weighs
         keys = {name: self._registry.signs_with(name) for name in sorted(links)}
         known = {name: key for name, key in keys.items() if key is not None}
         weights = tuple(links[name] for name in known) if is_weighted else ()
-        return Peers(tuple(known), tuple(known.values()), weights)
+        found = tuple(self._registry.encryption.of(name) or b"" for name in known)
+        if not any(found):
+            return Peers(tuple(known), tuple(known.values()), weights)
+        serial = self._store.next_serial()
+        return Peers(tuple(known), tuple(known.values()), weights, found, serial)
+
+    def announce_key(self, device: str) -> None:
+        """Send the neighbours of a device their lists again: it announced another encryption key."""
+        state = self._engine.state
+        for name in sorted(state.links.get(device, {})) if isinstance(state, Linked) else ():
+            self._send_task(name)

@@ -40,6 +40,8 @@ class RunDrivers:
             member = admitted.member
             if member is not None and driver.cohort.takes(member.client):
                 driver.accept_member(member, is_greeting=admitted.greeted is not None)
+            if admitted.rekeyed is not None:
+                driver.announce_key(admitted.rekeyed)
 
     def wake(self) -> None:
         """Apply every timer that is due."""

@@ -92,6 +92,8 @@ class Peers(NamedTuple):
     peers: tuple[str, ...] = ()
     keys: tuple[bytes, ...] = ()
     weights: tuple[float, ...] = ()
+    open: tuple[bytes, ...] = ()
+    serial: int = 0
 
 
 NO_PEERS = Peers()

@@ -26,6 +26,7 @@ from edge_sdk.config import PARTICIPATIONS, Config
 from edge_sdk.methods import METHODS
 from edge_sdk.privacy.datasheet import guarantee
 from edge_sdk.privacy.ledger import ParticipationCharges
+from edge_sdk.session.body_keys import BodyKeys
 from edge_sdk.session.certificate_files import CertificateFiles
 from edge_sdk.session.certificate_monitor import days_left
 from edge_sdk.session.durable_outbox import REMEDIES
@@ -105,6 +106,7 @@ def status(config: Config, beside: tuple[ParticipationCharges, ...] = ()) -> dic
             "budget": account.summary(one),
             **({"certificate days left": days} if days else {}),
             **_renewal(config, store),
+            **({"encryption_key": key.hex()} if (key := BodyKeys.saved(store)) else {}),
             **_peer_exchange(learned),
         }
 

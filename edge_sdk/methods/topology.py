@@ -37,6 +37,7 @@ class NeighboursSection:
 
     keys: Keys = field(default_factory=dict)  # each neighbour's id and its key: 64 hex digits
     weights: Mapping[str, Weight] = field(default_factory=dict)  # left out: computed from degrees
+    encryption_keys: Keys = field(default_factory=dict)  # X25519 keys of neighbours that have one
     epoch: Annotated[int, Between(1, 2**31)] = 1  # raise it on all devices to restart the trackers
     steps: Count = 1  # local steps between two exchanges, that of the exchange included
     rate: Annotated[float, Between(0.0, 1e3)] = 1e-3  # length of a step
@@ -63,6 +64,7 @@ class PeerSettings:
         interval: Seconds between two exchanges.
         deadline: Seconds after which a neighbour is missing.
         total_steps: Total number of steps.
+        open: Raw X25519 keys of the neighbours that have one.
     """
 
     epoch: int
@@ -72,6 +74,7 @@ class PeerSettings:
     interval: float
     deadline: float
     total_steps: int = FOREVER
+    open: Mapping[str, bytes] = field(default_factory=dict)
 
     @property
     def steps(self) -> int:
@@ -111,6 +114,10 @@ def settings_of_section(section: NeighboursSection, method: str) -> PeerSettings
             raise SchemaError(
                 f"neighbours.keys.{name}", "a valid Ed25519 public key", f"one that {found}"
             )
+    if strangers := sorted(section.encryption_keys.keys() - section.keys.keys()):
+        raise SchemaError(
+            "neighbours.encryption_keys", "neighbours of neighbours.keys", strangers[0]
+        )
     values: dict[str, float] = {
         "steps": float(section.steps),
         "rate": section.rate,
@@ -131,6 +138,7 @@ def settings_of_section(section: NeighboursSection, method: str) -> PeerSettings
         seconds(section.interval),
         seconds(section.deadline),
         section.total_steps or FOREVER,
+        {name: bytes.fromhex(key) for name, key in sorted(section.encryption_keys.items())},
     )
 
 
@@ -142,4 +150,5 @@ def settings_of_task(task: m.TaskMessage) -> PeerSettings:
     total_steps = int(values.pop("last", FOREVER))
     weights = dict(zip(task.peers, task.weights, strict=False))
     keys = dict(zip(task.peers, task.keys, strict=True))
-    return PeerSettings(task.round, keys, weights, values, interval, deadline, total_steps)
+    found = {name: key for name, key in zip(task.peers, task.open, strict=False) if key}
+    return PeerSettings(task.round, keys, weights, values, interval, deadline, total_steps, found)

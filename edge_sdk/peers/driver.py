@@ -117,7 +117,7 @@ class PeerDriver:
         self._is_new = True
         if kept is not None and int(kept["run"]) == run and int(kept["epoch"]) >= settings.epoch:
             self._resume(kept)
-        session.accept_peers(settings.keys)
+        session.accept_peers(settings.keys, settings.open)
 
     # --- interface of the client ------------------------------------------------------------------
 

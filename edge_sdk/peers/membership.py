@@ -6,9 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 from edge_sdk.app.settings import seconds
 from edge_sdk.config import Config
+from edge_sdk.methods.topology import PeerSettings, settings_of_task
 from edge_sdk.peers.saved_decisions import LINK
 from edge_sdk.privacy.ledger import BudgetSpent
 from edge_sdk.session.agenda import Agenda
+from edge_sdk.session.announcements import saved_message
 from edge_sdk.session.session import Session
 from edge_sdk.store.store import DeviceStore
 from edge_sdk.training.active_run import ActiveRun
@@ -16,6 +18,7 @@ from edge_sdk.training.bootstrap import NEIGHBOURS, peer_settings
 from edge_sdk.training.training_transaction import TrainingTransaction
 from edge_sdk.wire.contract.method import Task
 from edge_sdk.wire.protocol.codec import encode
+from edge_sdk.wire.protocol.messages import TaskMessage
 from edge_sdk.wire.protocol.outbox_state import RetryPolicy
 
 if TYPE_CHECKING:
@@ -61,7 +64,7 @@ class PeerMembership:
         self.driver = None
         settings = peer_settings(self._config, self._store, role.method, seen.run)
         if settings is None:
-            self._session.accept_peers({})
+            self._session.accept_peers({}, {})
             return
         from edge_sdk.peers.driver import PeerDriver, PeerShell  # noqa: PLC0415 - few devices have peers
 
@@ -96,12 +99,24 @@ class PeerMembership:
         if task is not None and (present is None or task.round > present.settings.epoch):
             self._store.file_paper(NEIGHBOURS, encode(task))
             self.set_up_exchange()
+        elif task is not None and present is not None:
+            self._replace_keys(task, present.settings)
         if self.driver is None:
             return
         try:
             self.driver.serve()
         except BudgetSpent as error:
             self._active.accountant.stop(error)
+
+    def _replace_keys(self, task: TaskMessage, present: PeerSettings) -> None:
+        """Encrypt to other keys of the same peers; the exchange continues. An older list is ignored."""
+        saved = saved_message(self._store, TaskMessage, NEIGHBOURS)
+        listed = settings_of_task(task)
+        is_same = task.round == present.epoch and listed.keys == present.keys
+        is_newer = saved is None or task.serial > saved.serial
+        if is_same and is_newer and (saved is None or task.open != saved.open):
+            self._store.file_paper(NEIGHBOURS, encode(task))
+            self._session.accept_peers(present.keys, listed.open)
 
     def limit_wait(self, timeout: float) -> float:
         """Return the longest wait that keeps the exchange on time."""

@@ -6,13 +6,14 @@ binds it to the device's identity.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Self
 
 from edge_sdk.store.store import DeviceStore
 from edge_sdk.wire.errors import Reason, Refused
 from edge_sdk.wire.hpke import DecryptionKey
 from edge_sdk.wire.protocol.encrypted_body import BodyContext, decrypted_body
-from edge_sdk.wire.protocol.envelope import Sealed
+from edge_sdk.wire.protocol.envelope import AGGREGATOR, Sealed
 
 PAPER = "decryption key"
 _EXEMPT = frozenset(("floor", "refusal"))
@@ -26,6 +27,9 @@ class BodyKeys:
         key: The key; None if the device has none.
         is_required: True to announce the key and to refuse clear messages.
 
+    Attributes:
+        of_peers: Raw X25519 keys of the peers that have one, by id.
+
     Example:
         >>> BodyKeys().announced, len(BodyKeys(DecryptionKey.generate(), is_required=True).announced)
         (b'', 32)
@@ -33,6 +37,7 @@ class BodyKeys:
 
     def __init__(self, key: DecryptionKey | None = None, *, is_required: bool = False) -> None:
         self._key, self.is_required = key, is_required
+        self.of_peers: Mapping[str, bytes] = {}
         self._is_unread = False
         self._again_at = float("-inf")
 
@@ -54,6 +59,11 @@ class BodyKeys:
         store.file_paper(PAPER, key.raw)
         return cls(key, is_required=True)
 
+    @classmethod
+    def saved(cls, store: DeviceStore) -> bytes:
+        """Return the raw public key of a store; empty if it has none."""
+        return cls.of(store, is_required=True).announced if store.paper(PAPER) else b""
+
     @property
     def announced(self) -> bytes:
         """Return the raw public key that a hello announces; empty if none is required."""
@@ -68,7 +78,7 @@ class BodyKeys:
         try:
             return decrypted_body(body, self._key_of, context)
         except Refused:
-            self._is_unread = True
+            self._is_unread |= context.sender == AGGREGATOR
             raise
 
     def refuse_clear(self, proved: Sealed) -> None:
@@ -81,8 +91,31 @@ class BodyKeys:
             Refused: PLAIN_REFUSED.
         """
         if self.is_required and proved.clear is None and proved.kind not in _EXEMPT:
-            self._is_unread = True
+            self._is_unread |= proved.sender == AGGREGATOR
             raise Refused(Reason.PLAIN_REFUSED, f"{proved.sender}: a clear {proved.kind}")
+
+    def refuse_peer(self, proved: Sealed) -> None:
+        """Refuse a clear message of a peer where encryption is required, and any that has no key.
+
+        A link counts at both ends or at neither, so nothing is read of a peer to which nothing can be
+        sent.
+
+        Raises:
+            Refused: PLAIN_REFUSED; CANNOT_OPEN.
+        """
+        self.refuse_clear(proved)
+        self.of_peer(proved.sender)
+
+    def of_peer(self, name: str) -> bytes | None:
+        """Return the key to which messages to a peer are encrypted; None: they are sent clear.
+
+        Raises:
+            Refused: CANNOT_OPEN: this device requires encryption, and the peer's key is unknown.
+        """
+        public = self.of_peers.get(name)
+        if public is None and self.is_required:
+            raise Refused(Reason.CANNOT_OPEN, f"no key to encrypt to the neighbour {name}")
+        return public
 
     def is_hello_due(self, now: float) -> bool:
         """Return whether the key is to be announced again, because a message could not be read.

@@ -268,9 +268,14 @@ class Session:
         """Discard incomplete and early perishable tasks."""
         self._parts.signals.clear()
 
-    def accept_peers(self, peers: Mapping[str, bytes]) -> None:
-        """Accept messages from these peers only: their raw public keys by id."""
-        self._arrivals.accept_peers(peers)
+    def accept_peers(self, peers: Mapping[str, bytes], keys: Mapping[str, bytes]) -> None:
+        """Accept messages from these peers only.
+
+        Args:
+            peers: Their raw Ed25519 keys by id.
+            keys: Raw X25519 keys of those to which messages are encrypted, by id.
+        """
+        self._arrivals.accept_peers(peers, keys)
 
     def send_to_peer(self, peer: str, message: m.PeerMessage | m.SettleMessage) -> None:
         """Send a message to a peer; one that cannot be sent now is requested again."""

@@ -128,7 +128,7 @@ class SignedLink:
 
     @property
     def is_refusing_unknown(self) -> bool:
-        """Return whether messages were refused because their key is unknown here."""
+        """Return whether messages of an unknown key were refused."""
         return self.refused[Reason.UNKNOWN_CLIENT] > 0
 
     def count_refused(self, reason: Reason) -> None:
@@ -212,10 +212,14 @@ class SignedLink:
         return len(payload)
 
     def send_to_peer(self, peer: str, message: Message) -> int:
-        """Seal a message to a peer and queue it; return its size in bytes, 0 without a link."""
+        """Seal a message to a peer and queue it; return its size, 0 if it cannot be sent."""
         if not self.link.is_up:
             return 0
-        payload = self.sealed(message, recipient=peer)
+        try:
+            payload = self.sealed(message, recipient=peer)
+        except Refused as refused:
+            self.refused[refused.reason] += 1
+            return 0
         topic = topics.peer(self._fleet, self._device, peer)
         self._publish(QueuedPublish(topic, payload, expiry=EXPIRY))
         return len(payload)
@@ -259,12 +263,13 @@ class SignedLink:
 
         Raises:
             ValueError: A kind that no device may send (``messages.FROM_DEVICES``).
-            Refused: CANNOT_OPEN: it must be encrypted, and no key to encrypt to is announced.
+            Refused: CANNOT_OPEN: it must be encrypted, and no key to encrypt to is known.
         """
         if message.kind not in FROM_DEVICES:
             raise ValueError(f"a device must not send {message.kind!r}")
         body = encode(message)
-        public = self._encryption_key(message.kind) if recipient == AGGREGATOR else None
+        is_up = recipient == AGGREGATOR
+        public = self._encryption_key(message.kind) if is_up else self._keys.of_peer(recipient)
         if public is not None:
             context = BodyContext(self._fleet, message.kind, self._device, recipient)
             body = encrypted_body(body, public, context)
@@ -370,9 +375,11 @@ class SignedLink:
             recipient=self._device,
             fleet=self._fleet,
             key_of=key_of,
+            decrypt=self._decrypt if self._keys.is_required else None,
         )
-        message = decode(proved.kind, proved.body, on_unknown=self._count_unknown)
-        return VerifiedMessage(message, proved.body, proved.ref, address.id)
+        self._keys.refuse_peer(proved)
+        message = decode(proved.kind, proved.content, on_unknown=self._count_unknown)
+        return VerifiedMessage(message, proved.content, proved.ref, address.id)
 
     def _count_unknown(self, _key: str) -> None:
         self.unknown += 1

@@ -242,8 +242,8 @@ class TaskInbox:
         kept = self._task
         if kept is None or kept.run != task.run or task.turn > kept.turn:
             kept = task
-        elif task.turn == kept.turn and task.blob:
-            kept = task  # a reminder carries no blob
+        elif task.turn == kept.turn and (task.blob or task.serial > kept.serial):
+            kept = task  # a reminder carries no blob; a newer serial has other keys of the peers
         self._task = kept
         if self._is_early(kept.run) or self.wanted is None:
             return  # considered again when the announced run is in force

@@ -466,15 +466,18 @@ def encrypted_down() -> list[Case]:
 
 
 def encrypted_for(
-    clear: Case, key: DecryptionKey = OPEN_DEVICE, of: BodyContext | None = None
+    clear: Case,
+    key: DecryptionKey = OPEN_DEVICE,
+    of: BodyContext | None = None,
+    way: dict[str, Any] = DOWN,
 ) -> bytes:
-    """Return the payload of a message from the aggregator with its body encrypted."""
+    """Return the payload of a message to a device with its body encrypted."""
     context = of or BodyContext(FLEET, clear.kind, clear.sender, clear.recipient)
     ephemeral = DecryptionKey(bytes(range(160, 192)))
     body = encrypted_body(
         envelope.unproved(clear.payload), key.public, context, ephemeral=ephemeral
     )
-    return envelope.seal(body, kind=clear.kind, fleet=FLEET, **DOWN)
+    return envelope.seal(body, kind=clear.kind, fleet=FLEET, **way)
 
 
 def turns() -> list[Case]:
@@ -551,7 +554,32 @@ def neighbours() -> list[Case]:
         run=7, round=2, base=0, ask="begin", spec=SPEC.digest, vals={"tau": 1.0},
         peers=(NEIGHBOUR_ID,), keys=(AGGREGATOR.public,), weights=(0.25,),
     )  # fmt: skip
+    other = {"sender": NEIGHBOUR_ID, "recipient": DEVICE_ID, "signer": AGGREGATOR}
+    back = topics.peer(FLEET, NEIGHBOUR_ID, DEVICE_ID)
+    coming = sealed("peer-encrypted", peer, other, back)
+    downward = BodyContext(FLEET, "peer", "_agg", DEVICE_ID)
+    listed = replace(begin, open=(OPEN_NEIGHBOUR.public,), serial=9)
+    body = codec.encode(listed)
+    short = body.replace(
+        b"\xa4open\x91\xc4\x20" + listed.open[0], b"\xa4open\x91\xc4\x1f" + listed.open[0][1:]
+    )
+    bad = down("bad-task-neighbour-keys", begin)
     return [
+        down("task-neighbour-keys", listed),
+        replace(
+            bad,
+            payload=envelope.seal(short, kind="task", fleet=FLEET, **DOWN),
+            fields=None,
+            refused="MALFORMED",
+        ),
+        replace(coming, payload=encrypted_for(coming, way=other)),
+        replace(
+            coming,
+            name="bad-peer-encrypted-for-another-direction",
+            payload=encrypted_for(coming, of=downward, way=other),
+            fields=None,
+            refused="CANNOT_OPEN",
+        ),
         down("task-neighbours", begin),
         sealed("peer", peer, way, topic),
         sealed("peer-tracker", replace(peer, part="tracker"), way, topic),
@@ -703,7 +731,9 @@ def files() -> dict[str, bytes]:
         "fleet": FLEET,
         "keys": {
             who: key.public.hex()
-            for who, key in ((DEVICE_ID, DEVICE), ("_agg", AGGREGATOR), ("_root", ROOT))
+            for who, key in (
+                (DEVICE_ID, DEVICE), (NEIGHBOUR_ID, AGGREGATOR), ("_agg", AGGREGATOR), ("_root", ROOT)
+            )
         },
         "decryption": {
             who: key.raw.hex()

@@ -90,9 +90,9 @@ TABLE = {
             "step": ANY, "digest": (B, 32, 32), "size": (I, 1, 2**23), "chunk": (I, 1, 32768),
             "vals": (M, 0, 32), "peers": (L, 0, 24), "keys": (L, 0, 24), "weights": (L, 0, 24),
             "enc": (S, 0, 2), "shape": (L, 0, 4), "off": (I, 0, 2**32 - 1),
-            "num": (I, 0, 2**32 - 1),
+            "num": (I, 0, 2**32 - 1), "open": (L, 0, 24), "serial": ANY,
         },
-        "attempt step digest size chunk vals peers keys weights enc shape off num",
+        "attempt step digest size chunk vals peers keys weights enc shape off num open serial",
     ),
     "signal": (
         1,
@@ -394,6 +394,10 @@ def together(kind, keys, said, blob):
         raise Bad("MALFORMED")
     if kind == "hello" and len(said.get("key", b"")) not in (0, 32):
         raise Bad("MALFORMED")
+    if kind == "task" and said.get("open"):
+        lengths = {len(one) for one in said["open"]}
+        if not lengths <= {0, 32} or len(said["open"]) != len(said.get("peers", ())):
+            raise Bad("MALFORMED")
     if "shape" in keys and (kind == "signal" or said.get("shape")):
         rows(said, blob)
 

@@ -13,6 +13,7 @@ from edge_sdk.wire.protocol.messages.fields import (
     ChunkSize,
     Digest,
     Dimensions,
+    EncryptionKey,
     Ordinal,
     Piece,
     PublicKey,
@@ -50,6 +51,8 @@ class TaskMessage:
     peers: Annotated[tuple[Text, ...], Length(0, NEIGHBOURS_LIMIT)] = ()  # ids of the neighbours
     keys: Annotated[tuple[PublicKey, ...], Length(0, NEIGHBOURS_LIMIT)] = ()  # the neighbours' keys
     weights: Annotated[tuple[Real, ...], Length(0, NEIGHBOURS_LIMIT)] = ()  # unset: from degrees
+    open: Annotated[tuple[EncryptionKey, ...], Length(0, NEIGHBOURS_LIMIT)] = ()  # X25519 keys
+    serial: Whole = 0  # of ``open``: rises
     enc: Annotated[str, Length(0, 2)] = ""  # of a transient array: f4, f2, or i4 for window ids
     shape: Dimensions = ()  # shape of that whole array; unset: it carries none
     off: U32 = 0  # number of the first row in the blob
@@ -60,6 +63,10 @@ class TaskMessage:
         """Refuse an incomplete description of content, neighbours or rows."""
         if len(self.keys) != len(self.peers) or len(self.weights) not in (0, len(self.peers)):
             raise ValueError("peers, keys and weights have the same length")
+        if len(self.open) not in (0, len(self.peers)) or not {0, 32}.issuperset(
+            map(len, self.open)
+        ):
+            raise ValueError("open: expected 32 bytes or none for each of the peers, or no list")
         if any(weakness(key) for key in self.keys):
             raise ValueError("keys: one of them is not a valid Ed25519 public key")
         if len({self.digest is None, self.size is None, self.chunk is None}) > 1:
