@@ -78,6 +78,29 @@ def test_check_refuses_certificates_that_no_broker_accepts(authority, config, ca
     assert "Traceback" not in said
 
 
+def test_an_expired_certificate_that_the_device_renews_is_no_reason_to_refuse(
+    authority, config, capsys
+):
+    certificate, key = authority.issue("meter-1", days=(-40.0, -9.5))
+    pem = config.parent / "tls.pem"
+    pem.write_bytes(key.read_bytes() + certificate.read_bytes())
+    text = TOML.replace("meter-1.crt", "tls.pem").replace("meter-1.key", "tls.pem")
+    config.write_text(text)
+    assert main(["check", str(config)]) == 2
+    assert "expired 9 days ago" in capsys.readouterr().err
+    config.write_text(text + '[ca]\nurl = "https://ca.example"\n')
+    assert main(["check", str(config)]) == 0
+    assert "certificate: expired 9 days ago; the device renews it" in capsys.readouterr().out
+    DeviceStore.open(config.parent / "state").close()
+    assert main(["status", str(config), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)["certificate renewal"]
+    assert found["state"] == "expired; it is renewed with the identity key"
+    assert set(found) == {"valid until", "renews from", "state"}
+    Authority(authority.folder, "ca", days=(-9.0, -1.5))
+    assert main(["check", str(config)]) == 2
+    assert "ca_file" in capsys.readouterr().err
+
+
 def test_a_clock_at_1970_is_reported_instead_of_the_certificate(config, capsys, monkeypatch):
     monkeypatch.setattr("edge_sdk.commands.check.time.time", lambda: 3600.0)
     assert main(["check", str(config)]) == 0
