@@ -8,6 +8,7 @@ import pytest
 from aggregator.store.errors import DatabaseNewerError
 from aggregator.store.opener import open_store
 from aggregator.store.types import (
+    AnnouncedKey,
     Contact,
     DeclinedRun,
     DeviceTrial,
@@ -137,3 +138,18 @@ def test_a_file_of_schema_5_has_no_rollouts_until_it_is_upgraded(file):
         store.change_rollout(replace(first, of=b"b"), {})
         assert store.trials(b"a") == []
         assert [one.of for one in store.rollout_changes()] == [b"b"]
+
+
+def test_a_file_of_schema_8_has_no_encryption_keys_until_it_is_upgraded(file):
+    key = AnnouncedKey(bytes(8), bytes(range(32)))
+    open_store(file).close()
+    with sqlite3.connect(file) as db:
+        db.executescript("DROP TABLE device_keys; PRAGMA user_version = 8;")
+    with open_store(file, read_only=True) as store:
+        assert store.device_keys() == {}
+    with open_store(file) as store:
+        store.save_device_key("meter-1", key)
+    with open_store(file) as store:
+        assert store.device_keys() == {"meter-1": key}
+        store.save_device_key("meter-1", None)
+        assert store.device_keys() == {}
