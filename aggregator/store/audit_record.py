@@ -53,7 +53,7 @@ class AuditRecord:
     def statement(self, fleet: str) -> bytes:
         r"""Return the bytes that are signed: a line that names the format and the fleet, then JSON.
 
-        >>> AuditRecord(1, 0, "daemon", "daemon", "halt", "north").statement("north")[:42]
+        >>> AuditRecord(1, 0, "daemon", "daemon", "halt", "north").statement("north")[:41]
         b'gridfed audit record/1 north\n{"act":"halt'
         """
         fields = self.fields()

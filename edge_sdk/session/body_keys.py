@@ -27,9 +27,6 @@ class BodyKeys:
         key: The key; None if the device has none.
         is_required: True to announce the key and to refuse clear messages.
 
-    Attributes:
-        of_peers: Raw X25519 keys of the peers that have one, by id.
-
     Example:
         >>> BodyKeys().announced, len(BodyKeys(DecryptionKey.generate(), is_required=True).announced)
         (b'', 32)
@@ -37,7 +34,7 @@ class BodyKeys:
 
     def __init__(self, key: DecryptionKey | None = None, *, is_required: bool = False) -> None:
         self._key, self.is_required = key, is_required
-        self.of_peers: Mapping[str, bytes] = {}
+        self._of_peers: Mapping[str, bytes] = {}
         self._is_unread = False
         self._again_at = float("-inf")
 
@@ -112,10 +109,14 @@ class BodyKeys:
         Raises:
             Refused: CANNOT_OPEN: this device requires encryption, and the peer's key is unknown.
         """
-        public = self.of_peers.get(name)
+        public = self._of_peers.get(name)
         if public is None and self.is_required:
             raise Refused(Reason.CANNOT_OPEN, f"no key to encrypt to the neighbour {name}")
         return public
+
+    def accept_peers(self, keys: Mapping[str, bytes]) -> None:
+        """Encrypt to these peers from now on: the raw X25519 keys of those that have one, by id."""
+        self._of_peers = keys
 
     def is_hello_due(self, now: float) -> bool:
         """Return whether the key is to be announced again, because a message could not be read.

@@ -53,7 +53,7 @@ class Dispatcher:
     def accept_peers(self, peers: Mapping[str, bytes], keys: Mapping[str, bytes]) -> None:
         """Accept messages from these peers only: their public keys, and those to encrypt to, by id."""
         self.peers = peers
-        self._parts.keys.of_peers = keys
+        self._parts.keys.accept_peers(keys)
         self._parts.link.accept_peers(wanted=bool(peers))
 
     def key_of(self, sender: str, kid: bytes) -> bytes | None:

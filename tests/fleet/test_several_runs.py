@@ -226,7 +226,7 @@ def test_pause_resume_and_round_of_one_run_leave_the_others_alone(town, capsys, 
     before = town.versions()
     town.until(lambda: town.versions()["meters"] >= before["meters"] + 3)
     assert town.versions()["cells"] == before["cells"]
-    assert 'order executed result="the phase of run cells is pause"' in caplog.text
+    assert 'order executed result="the phase of run cells is pause; by ' in caplog.text
     assert cli.main(["round", "now", config, "--run", "cells"]) == 0
     town.until(lambda: "run cells is paused: gridfed-aggregator resume" in caplog.text)
     assert cli.main(["resume", config, "--run", "cells"]) == 0
