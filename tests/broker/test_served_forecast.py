@@ -9,7 +9,14 @@ from dataclasses import replace
 import pytest
 
 from aggregator.brokers.broker_process import has_embedded, mosquitto_program
-from edge_sdk.forecasting.combination import CANDIDATES, COMMON, FLEET, MARGIN, TUNED
+from edge_sdk.forecasting.combination import (
+    CANDIDATES,
+    COMMON,
+    FLEET,
+    LAST_GOOD,
+    MARGIN,
+    TUNED,
+)
 from firmware_sim.fleet.federation import Federation, free_port, start_broker
 from firmware_sim.fleet.processes import ProcessGroup, command, run
 from firmware_sim.fleet.run_files import prepare
@@ -48,7 +55,7 @@ def test_every_device_says_what_it_serves_and_why(tmp_path):
         assert found["forecast"] == last["forecast"]
         errors = found["forecast"]["error relative to fleet"]
         assert found["forecast"]["days compared"] >= 7
-        assert set(CANDIDATES) - {COMMON} <= set(errors)
+        assert set(CANDIDATES) - {COMMON, LAST_GOOD} <= set(errors)
         assert errors[FLEET] == 1.0
         served = found["forecast"]["served"]
         assert (1.0 - MARGIN) * errors[served] <= min(errors.values()) + 1e-4  # rounded
@@ -58,6 +65,6 @@ def test_every_device_says_what_it_serves_and_why(tmp_path):
         assert "served" in run(command("gridfed-edge", "forecast", str(device.config)))
         scores = json.loads(run(command("gridfed-edge", "backtest", str(device.config), "--json")))
         by_name = {row["name"]: row for row in scores["rows"]}
-        assert set(CANDIDATES) - {COMMON, TUNED} <= set(by_name)
+        assert set(CANDIDATES) - {COMMON, TUNED, LAST_GOOD} <= set(by_name)
         assert not any(row["trained on these windows"] for row in by_name.values())
         assert by_name[FLEET]["error"] > 0.0
