@@ -17,6 +17,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
+from aggregator.authority.certificates import validity
 from edge_sdk.session import certificate_files, certificate_renewal
 from edge_sdk.session.certificate_files import CertificateFiles
 from edge_sdk.session.certificate_renewal import (
@@ -136,7 +137,7 @@ class World:
     def accepts(self, content: bytes) -> bool:
         pem = content[content.index(b"-----BEGIN CERT") :]
         found = x509.load_pem_x509_certificate(pem)
-        return found.not_valid_after_utc.timestamp() > self.now and content not in self.refused
+        return validity(found)[1].timestamp() > self.now and content not in self.refused
 
     def turn(self):
         self.renewal.turn(self.now)
