@@ -25,7 +25,7 @@ FAULTS_LIMIT = 1000
 FaultKind = Literal[
     "malformed", "changed", "missing", "moved", "unlinked", "truncated", "rewritten"
 ]
-"""What is wrong with a record."""
+"""Fault of a record."""
 
 _HEADER = {
     "format": str, "fleet": str, "records": int, "time": int, "head": str, "signer": str, "signature": str,

@@ -116,6 +116,7 @@ class Announcements:
         is_its_own = _saved_text(store, _OWNER) == self.name
         self.bundle = saved_message(store, BundleMessage, "bundle") if is_its_own else None
         self._installed = b""
+        self._left: BundleMessage | None = None  # no longer in force, of the same run
 
     def receive_keys(self, keys: KeysMessage, body: bytes) -> KeysAdopted:
         """Adopt and save a list of keys.
@@ -150,17 +151,17 @@ class Announcements:
         The announcement in force stays in use until one of the run arrives.
         """
         self._store.file_paper(_FOLLOWED, name.encode())
-        self.name, self.bundle = name, None
+        self.name, self.bundle, self._left = name, None, None
 
     def record_installed(self, digest: bytes) -> None:
         """Set the digest of the archive of the bundle in use.
 
         The announcement of another bundle is not in force any more: it is followed again, and its
-        archive requested, when it arrives.
+        archive requested, when it arrives. An older one is still refused.
         """
         self._installed = digest
         if self.bundle is not None and self.bundle.digest != digest:
-            self.bundle = None
+            self._left, self.bundle = self.bundle, None
 
     def receive_bundle(self, announced: BundleMessage, body: bytes) -> Iterator[BundleAnnounced]:
         """Follow a newer announcement; download its archive first if another bundle is installed.
@@ -168,10 +169,11 @@ class Announcements:
         Raises:
             Refused: As ``manifest_checks.judge_bundle``, or sizes that no archive has.
         """
-        newest, pending = self.bundle, self._downloads.manifest
+        pending = self._downloads.manifest
         floor = [self._store.fact(name) for name in self._floor]
+        newest = self.bundle or self._left
         manifest_checks.judge_bundle(announced, newest, self._methods, floor=(floor[0], floor[1]))
-        if newest is not None and announced.serial == newest.serial:
+        if self.bundle is not None and announced.serial == self.bundle.serial:
             return
         if announced.digest == self._installed:
             yield BundleAnnounced(FoundBundle(announced, body, None))
@@ -192,7 +194,7 @@ class Announcements:
         self._store.file_paper("bundle", found.body, **floor if self.name else {})
         if _saved_text(self._store, _OWNER) != self.name:
             self._store.file_paper(_OWNER, self.name.encode())
-        self.bundle = announced
+        self.bundle, self._left = announced, None
 
     @property
     def _floor(self) -> tuple[str, str]:

@@ -13,11 +13,10 @@ import time
 
 import pytest
 
-from aggregator.brokers.broker_process import mosquitto_program
 from edge_sdk.app.cli import OK
 from edge_sdk.commands.main import main as edge
 from tests.broker.authority import Authority
-from tests.broker.test_enrolment import ROOT, Site, run, until
+from tests.broker.test_enrolment import ROOT, Site, run, sites, until
 
 pytestmark = pytest.mark.broker
 
@@ -190,17 +189,7 @@ class Agent:
 
 @pytest.fixture
 def site(tmp_path):
-    if mosquitto_program() is None:
-        pytest.skip("mosquitto is not installed")
-    made = []
-
-    def site(**more):
-        made.append(RenewalSite(tmp_path, **more))
-        return made[-1]
-
-    yield site
-    for one in made:
-        one.close()
+    yield from sites(RenewalSite, tmp_path)
 
 
 def test_certificates_of_seconds_are_renewed_while_the_device_trains_and_no_round_is_lost(

@@ -148,19 +148,24 @@ ca = {{ url = "{est}" }}
         self.broker.stop()
 
 
-@pytest.fixture
-def site(tmp_path):
+def sites(kind, folder):
+    """Yield a function that makes sites of a class, and close them."""
     if mosquitto_program() is None:
         pytest.skip("mosquitto is not installed")
     made = []
 
     def site(**more):
-        made.append(Site(tmp_path, **more))
+        made.append(kind(folder, **more))
         return made[-1]
 
     yield site
     for one in made:
         one.close()
+
+
+@pytest.fixture
+def site(tmp_path):
+    yield from sites(Site, tmp_path)
 
 
 def test_a_sealed_box_becomes_a_member_with_two_short_texts(site, capsys, tmp_path):

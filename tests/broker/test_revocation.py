@@ -11,7 +11,6 @@ import time
 import pytest
 
 from aggregator.brokers.access_changes import denied_users, has_patterns
-from aggregator.brokers.broker_process import mosquitto_program
 from aggregator.brokers.mosquitto_acl import read
 from edge_sdk.app.cli import OK
 from edge_sdk.wire import keys
@@ -19,7 +18,7 @@ from edge_sdk.wire.link.broker_options import Broker
 from edge_sdk.wire.link.mosquitto_access import mosquitto_access
 from edge_sdk.wire.link.mqtt import MqttLink
 from edge_sdk.wire.link.transport import LinkDown, Message
-from tests.broker.test_enrolment import ROOT, Site, run
+from tests.broker.test_enrolment import ROOT, Site, run, sites
 
 pytestmark = pytest.mark.broker
 
@@ -28,17 +27,7 @@ DENIED = 3_000
 
 @pytest.fixture
 def site(tmp_path):
-    if mosquitto_program() is None:
-        pytest.skip("mosquitto is not installed")
-    made = []
-
-    def site(**more):
-        made.append(Site(tmp_path, **more))
-        return made[-1]
-
-    yield site
-    for one in made:
-        one.close()
+    yield from sites(Site, tmp_path)
 
 
 def link_of(here, name):

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from cryptography import x509
 
 PROOF_PREFIX: Final = b"gridfed-identity:"
-"""What the attribute begins with; the identity key and its signature follow in base64url."""
+"""Begin of the attribute; the identity key and its signature follow in base64url."""
 
 
 class CertificateAnswerError(WireError):

@@ -437,6 +437,26 @@ def test_a_newer_bundle_replaces_the_one_in_download_and_arrives(parts, store):
     assert list(parts.inbox.downloaded(completed)) == [], "it is no task"
 
 
+def test_with_another_bundle_in_use_the_announced_one_is_fetched_again_and_an_older_one_refused(
+    parts, store
+):
+    """The device started with the bundle before, because the announced one was damaged."""
+    whole = b"new"
+    newer = bundle(2, digest=digest(whole))
+    announcements = Announcements(store, parts.downloads, KeyRing(bytes(32)), ["fedavg"])
+    announcements.record_installed(newer.digest)
+    announcements.adopt(events.FoundBundle(newer, encode(newer), None))
+    again = Announcements(store, parts.downloads, KeyRing(bytes(32)), ["fedavg"])
+    again.record_installed(bundle(1).digest)
+    assert again.bundle is None
+    with pytest.raises(Refused, match="ROLLBACK"):
+        list(again.receive_bundle(bundle(1), b"one"))
+    assert list(again.receive_bundle(newer, encode(newer))) == []
+    completed = parts.downloads.add(m.ChunkMessage(digest(whole)[:16], 0, blob=whole))
+    (event,) = again.downloaded(completed)
+    assert event.found.archive == whole
+
+
 # --- what another process reads -------------------------------------------------------------------
 
 
