@@ -1,5 +1,7 @@
 """The measurement of rules over stored rows runs every case, at a small size."""
 
+from math import isfinite
+
 from tools import bench_stored_rows
 
 
@@ -11,5 +13,6 @@ def test_every_case_has_a_line(tmp_path, monkeypatch, capsys):
     lines = (tmp_path / "table.md").read_text("utf-8").splitlines()
     names = [line.split(" | ")[0].removeprefix("| ") for line in lines[4:]]
     assert names[3:] == list(bench_stored_rows.cases(3000))
-    assert all(float(line.split("|")[4]) >= 0 for line in lines[4:])
+    # Of 3,000 rows nothing is seen: the kernel counts memory in batches, and may give some back meanwhile.
+    assert all(isfinite(float(line.split("|")[4])) for line in lines[4:])
     assert "geometric_median" in capsys.readouterr().out
