@@ -3,11 +3,13 @@
     python tools/bench_stored_rows.py                         # 100,000 rows of 5,760 numbers, all cases
     python tools/bench_stored_rows.py --rows 20000 --cases "mean;median"
     python tools/bench_stored_rows.py --folder DIR --markdown FILE
+    python tools/bench_stored_rows.py --rows 20000 --ray      # also on a Ray cluster of this machine
 
 The rows take 2.3 GB in the folder, and as much again in order of device id. Every case runs in one
 process after another; the kernel's record of its largest memory (VmHWM) is reset before each. The
 baseline is the process's memory after its imports. The yardstick is one pass over the same file
-that only reads.
+that only reads. With ``--ray`` every case is computed in this process and on a Ray cluster instead;
+the table compares wall clocks, and other bits end the command with an error.
 """
 
 from __future__ import annotations
@@ -17,19 +19,24 @@ import gc
 import os
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from aggregator.rules import Rows, bind
+from aggregator.rules.blocked_ops import executed_by
 from aggregator.rules.weights import uniform
 from aggregator.store.row_file import pending_rows
+from firmware_sim.bench.ray_columns import RayColumns
+from firmware_sim.bench.ray_runs import LOCAL, ray_cluster
 
 BYZANTINE = 500
 IN_MEMORY = 64_000_000
 TRUSTED = "device-000000"
+COMPARED = ["| case | one process, s | Ray, s | ratio |", "|---|---:|---:|---:|"]
 
 
 def bucketed(size: int) -> list[dict[str, Any]]:
@@ -93,6 +100,47 @@ def read_once(rows: Rows) -> int:
     return len(rows)
 
 
+def in_one_process(
+    rows: Rows, chosen: list[str], once: float, baseline: float
+) -> Iterator[tuple[str, str]]:
+    """Measure cases; return a line of the table and a remark for each."""
+    for case in chosen:
+        rule = rule_of(case, len(rows))
+        verdict, seconds, peak = timed(lambda: rule(rows, uniform(len(rows)), {}))  # noqa: B023
+        error = float(np.abs(verdict.value).max())
+        line = f"| {case} | {seconds:.1f} | {seconds / once:.1f} | {peak - baseline:.0f} |"
+        yield line, f"(largest {error:.2f}, {dict(verdict.report)})"
+
+
+def on_ray(
+    rows: Rows, chosen: list[str], address: str, processors: int | None
+) -> Iterator[tuple[str, str]]:
+    """Compute cases here and on a cluster; return a line of the table and a remark for each.
+
+    Raises:
+        SystemExit: The bits differ.
+    """
+    begun = time.monotonic()
+    with ray_cluster(address, processors) as cluster:
+        yield f"| start of the cluster | | {time.monotonic() - begun:.1f} | |", ""
+        for case in chosen:
+            rule, seconds, found = rule_of(case, len(rows)), list[float](), list[bytes]()
+            for executor in (nullcontext(), executed_by(RayColumns(cluster.ray))):
+                begun = time.monotonic()
+                with executor:
+                    found.append(rule(rows, uniform(len(rows)), {}).value.tobytes())
+                seconds.append(time.monotonic() - begun)
+            if found[0] != found[1]:
+                raise SystemExit(f"{case}: other bits on the cluster")
+            here, there = seconds
+            yield f"| {case} | {here:.1f} | {there:.1f} | {there / here:.1f} |", "(equal bits)"
+
+
+def rule_of(case: str, count: int) -> Any:  # noqa: ANN401 - a bound rule
+    """Return the rule of a case."""
+    return bind(case.rpartition(", ")[2], **cases(count)[case])
+
+
 def main() -> None:
     """Measure the chosen cases and print a table."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
@@ -100,6 +148,8 @@ def main() -> None:
     parser.add_argument("--width", type=int, default=5760)
     parser.add_argument("--cases", help="names, separated by semicolons; left out: all")
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()))
+    parser.add_argument("--ray", nargs="?", const=LOCAL, metavar="ADDRESS")
+    parser.add_argument("--processors", type=int, help="processors of a cluster on this machine")
     parser.add_argument("--markdown", type=Path, help="also write the table to this file")
     args = parser.parse_args()
     baseline = memory("VmRSS")
@@ -114,14 +164,13 @@ def main() -> None:
     lines.append(f"| read once | {once:.1f} | 1.0 | {peak - baseline:.0f} |")
     print("\n".join(lines[-2:]), flush=True)
     chosen = args.cases.split(";") if args.cases else list(cases(count))
-    for case in chosen:
-        parameters = cases(count)[case]
-        rule = bind(case.rpartition(", ")[2], **parameters)
-        verdict, seconds, peak = timed(lambda: rule(rows, uniform(count), {}))  # noqa: B023
-        error = float(np.abs(verdict.value).max())
-        line = f"| {case} | {seconds:.1f} | {seconds / once:.1f} | {peak - baseline:.0f} |"
-        lines.append(line)
-        print(line, f"(largest {error:.2f}, {dict(verdict.report)})", flush=True)
+    measured = in_one_process(rows, chosen, once, baseline)
+    if args.ray:
+        lines, measured = COMPARED, on_ray(rows, chosen, args.ray, args.processors)
+        print("\n".join(lines), flush=True)
+    for line, note in measured:
+        lines = [*lines, line]
+        print(line, note, flush=True)
     if args.markdown:
         threads = os.environ.get("OMP_NUM_THREADS", "all")
         args.markdown.write_text(f"threads: {threads}\n\n" + "\n".join(lines) + "\n")

@@ -2,6 +2,8 @@
 
 from math import isfinite
 
+import pytest
+
 from tools import bench_stored_rows
 
 
@@ -16,3 +18,19 @@ def test_every_case_has_a_line(tmp_path, monkeypatch, capsys):
     # Of 3,000 rows nothing is seen: the kernel counts memory in batches, and may give some back meanwhile.
     assert all(isfinite(float(line.split("|")[4])) for line in lines[4:])
     assert "geometric_median" in capsys.readouterr().out
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_cluster_is_compared(tmp_path, monkeypatch, capsys):
+    pytest.importorskip("ray", reason="needs the extra ray")
+    words = ["", "--rows", "500", "--width", "30", "--folder", str(tmp_path), "--processors", "1"]
+    monkeypatch.setattr("sys.argv", [*words, "--ray", "--cases", "mean;median"])
+    bench_stored_rows.main()
+    printed = capsys.readouterr().out.splitlines()
+    assert [line.split(" | ")[0] for line in printed[-3:]] == [
+        "| start of the cluster",
+        "| mean",
+        "| median",
+    ]
+    assert printed[-1].endswith("(equal bits)")
