@@ -77,6 +77,7 @@ class Client:
             another one is left for a run that does not. None: the sources are not known.
         bundles: Opens the bundle to start with, instead of ``open_bundle``; a simulator shares one
             between its devices.
+        store: The open store in ``config.state``, which the client closes; None opens it.
 
     Raises:
         EdgeError: A key, bundle or store cannot be used.
@@ -94,13 +95,14 @@ class Client:
         may_answer: Callable[[Task], bool] = lambda _task: True,
         streams: Callable[[Manifest], Container[str]] | None = None,
         bundles: BundleOpener | None = None,
+        store: DeviceStore | None = None,
     ) -> None:
         self.config = config
         self._clock, self._stopping = clock or SystemClock(), stopping
         self._may_answer, self._streams, self._bundles = may_answer, streams, bundles
         self._signer, ring = load_signer(config.keys.device), load_ring(config.keys)
         self._sealer = sealer or SignedSealer(config, self._signer)
-        self._store = DeviceStore.open(config.state)
+        self._store = store or DeviceStore.open(config.state)
         try:
             self._report_store()
             self._agenda = Agenda()

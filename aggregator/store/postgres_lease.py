@@ -22,6 +22,9 @@ from aggregator.store.postgres_connection import connect, prepare
 BEAT = 1.0  # s between two statements of the session with the lock
 SILENT = 3.0  # s without a statement after which a standby ends the session
 LOOK = 0.25  # s between two looks of a standby
+ENDING = (
+    2000  # ms to wait for a process that has just ended: the server frees its lock a little later
+)
 _KEY = "1195786567, hashtext(current_schema())"  # "GFAG", and one lock for each schema
 _WRITER = "gridfed writer"
 _HOLDER = "gridfed lock"
@@ -49,7 +52,7 @@ class Lease:
         """Take the lock, and increase the epoch.
 
         Raises:
-            DatabaseBusyError: Another process holds it.
+            DatabaseBusyError: Another process holds it, for ``ENDING`` ms at least.
             DatabaseNewerError: A newer version wrote the database.
             DatabaseError: The database cannot be reached or written.
         """
@@ -130,12 +133,15 @@ class LockWatch:
 
 def _locked(db: psycopg.Connection, place: PostgresUrl) -> int:
     """Take the lock, end a writer that lost it, and return the next epoch."""
-    (is_ours,) = db.execute(f"SELECT pg_try_advisory_lock({_KEY})".encode()).fetchone() or (False,)
-    if not is_ours:
+    db.execute(f"SET lock_timeout = {ENDING}".encode())
+    try:
+        db.execute(f"SELECT pg_advisory_lock({_KEY})".encode())
+    except psycopg.errors.LockNotAvailable as error:
         raise DatabaseBusyError(
             f"{place}: another process holds this database",
             hint="one aggregator writes at a time; `run` waits as a standby",
-        )
+        ) from error
+    db.execute("RESET lock_timeout")
     prepare(db, place)
     db.execute(
         "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = %s"

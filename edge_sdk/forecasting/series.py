@@ -116,6 +116,20 @@ class SeriesRow(NamedTuple):
     flags: int = 0
 
 
+class SeriesColumn(NamedTuple):
+    """Some values of one stream on the grid.
+
+    Attributes:
+        stream: Canonical name.
+        slots: Unix seconds // step, int64, ascending, shape ``(n,)``.
+        values: float64, shape ``(n,)``.
+    """
+
+    stream: str
+    slots: NDArray[np.int64]
+    values: NDArray[np.float64]
+
+
 class Series:
     """A bounded, regular series of several streams, on slots of ``step`` seconds since 1970 UTC.
 
@@ -196,6 +210,25 @@ class Series:
         for row in rows:
             if row.stream in self._columns and self._reach(row.slot):
                 self._columns[row.stream][row.slot - self._base] = row.value
+
+    def load_columns(self, columns: Iterable[SeriesColumn]) -> None:
+        """Load saved readings as ``load`` does, each column in ascending order of time.
+
+        Example:
+            >>> series = Series(3600, ["elec.import.energy"], capacity=3)
+            >>> hours, kwh = np.array([10, 13, 15]), np.array([1.0, 2.0, 3.0])
+            >>> series.load_columns([SeriesColumn("elec.import.energy", hours, kwh)])
+            >>> series.oldest, series.values("elec.import.energy")
+            (13, array([ 2., nan,  3.]))
+        """
+        for stream, slots, values in columns:
+            if stream not in self._columns or not len(slots):
+                continue
+            self._reach(int(slots[-1]))
+            kept = slots >= self.oldest
+            if kept.any():
+                self._reach(int(slots[kept][0]))
+                self._columns[stream][slots[kept] - self._base] = values[kept]
 
     @property
     def oldest(self) -> int:

@@ -51,8 +51,16 @@ SET_ASIDE = "unusable rows"
 """Name of the stored record that lists unusable values found on disk."""
 
 
-def opened(folder: Path, *, read_only: bool) -> tuple[sqlite3.Connection, Path, ExitStack]:
+def opened(
+    folder: Path, *, read_only: bool, exclusive: bool = False
+) -> tuple[sqlite3.Connection, Path, ExitStack]:
     """Open the file in a folder; create both if they are missing.
+
+    Args:
+        folder: The device's ``state`` folder.
+        read_only: True to read beside a running device.
+        exclusive: True to let nothing read beside it; SQLite's own lock takes the place of the lock file,
+            and two files stay open instead of four. The log beside the file stays below 1 MB.
 
     Returns:
         The connection, the file's path, and what closes it and releases its lock.
@@ -72,12 +80,18 @@ def opened(folder: Path, *, read_only: bool) -> tuple[sqlite3.Connection, Path, 
     with _refusing(path), ExitStack() as held:
         if not read_only:
             make_private_folder(folder)
-            held.enter_context(sqlite_file.locked(folder / "lock"))
+            if not exclusive:
+                held.enter_context(sqlite_file.locked(folder / "lock"))
         db = held.enter_context(closing(sqlite_file.connect(path, read_only=read_only)))
-        schema = sqlite_file.prepare(db, _FORMAT, read_only=read_only)
+        schema = sqlite_file.prepare(db, _FORMAT, read_only=read_only, exclusive=exclusive)
         if schema < SCHEMA and not read_only:
             _migrate(db, path, schema)
         return db, path, held.pop_all()
+
+
+def stored_bytes(folder: Path) -> int:
+    """Return the size of the file in a folder and of its log; 0 without a file."""
+    return sqlite_file.size(folder / FILE)
 
 
 @contextmanager

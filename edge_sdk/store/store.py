@@ -15,8 +15,9 @@ from typing import Self
 
 from edge_sdk.app import sqlite_file
 from edge_sdk.errors import StoreError, StoreFull
-from edge_sdk.forecasting.series import SeriesRow
+from edge_sdk.forecasting.series import SeriesColumn, SeriesRow
 from edge_sdk.privacy.event import UNBOUNDED, PrivacyCharge
+from edge_sdk.store import reading_rows
 from edge_sdk.store.bounds import usable_charge
 from edge_sdk.store.ledger_rows import before_the_ledger, charges, write_charges
 from edge_sdk.store.rows import (
@@ -77,19 +78,20 @@ class DeviceStore:
         self.found: dict[str, str] = {}
 
     @classmethod
-    def open(cls, folder: Path, *, read_only: bool = False) -> DeviceStore:
+    def open(cls, folder: Path, *, read_only: bool = False, exclusive: bool = False) -> DeviceStore:
         """Open the file in a folder; create both if they are missing.
 
         Args:
             folder: The device's ``state`` folder.
             read_only: True to read only; works beside a running device, and creates nothing.
+            exclusive: True to let nothing read beside it, with two open files instead of four.
 
         Raises:
             StoreBusy: Another process uses this folder.
             StoreNewer: A newer version of this software wrote the file.
             StoreError: It cannot be opened, or is not a device store.
         """
-        store = cls(*opened(folder, read_only=read_only))
+        store = cls(*opened(folder, read_only=read_only, exclusive=exclusive))
         if not read_only:
             store._set_aside()
         return store
@@ -333,26 +335,26 @@ class DeviceStore:
             step: Seconds per slot.
         """
         with self._writing() as db:
-            db.executemany("INSERT OR REPLACE INTO readings VALUES (?, ?, ?, ?)", rows)
-            if before is not None:
-                db.execute("DELETE FROM readings WHERE slot < ?", (before,))
-                if db.execute("DELETE FROM noised WHERE slot < ?", (before,)).rowcount:
-                    since = max(self.fact("noised since"), before * step)
-                    write_facts(db, {"noised since": since})
+            reading_rows.write_readings(db, rows)
+            if before is not None and reading_rows.drop_readings(db, before):
+                since = max(self.fact("noised since"), before * step)
+                write_facts(db, {"noised since": since})
 
     def readings(self) -> Iterator[SeriesRow]:
         """Return the readings in order of time."""
-        rows = self._db.execute("SELECT stream, slot, value, flags FROM readings ORDER BY slot")
-        yield from (SeriesRow(*row) for row in rows)
+        return reading_rows.read_readings(self._db)
+
+    def columns(self, streams: Iterable[str]) -> Iterator[SeriesColumn]:
+        """Return the readings of streams in pieces, each stream in order of time."""
+        return reading_rows.read_columns(self._db, streams)
 
     def count_readings(self) -> int:
         """Return the number of stored readings."""
-        return int(self._db.execute("SELECT count(*) FROM readings").fetchone()[0])
+        return reading_rows.count_readings(self._db)
 
     def span_readings(self) -> tuple[int, int] | None:
         """Return the oldest and the newest stored slot; None without any."""
-        oldest, newest = self._db.execute("SELECT min(slot), max(slot) FROM readings").fetchone()
-        return None if oldest is None else (int(oldest), int(newest))
+        return reading_rows.span_readings(self._db)
 
     # --- the file ---------------------------------------------------------------------------------
 

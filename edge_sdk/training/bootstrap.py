@@ -105,7 +105,7 @@ def set_up(
     if present is not None and (present.step, present.streams) == (series.step, series.streams):
         series = present
     else:
-        series.load(store.readings())
+        series.load_columns(store.columns(series.streams))
     role = RunRole(announced.run if announced else 0, method, tuple(shared))
     mechanism = protect(config, store, bundle.manifest, role, clock)
     learner = ModelRuntime(

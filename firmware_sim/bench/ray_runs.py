@@ -72,7 +72,10 @@ def ray_cluster(address: str, processors: int | None = None) -> Iterator[RayExec
             with _kept_handler():
                 ray.init(**options, log_to_driver=False, logging_level="error")
         except Exception as error:  # Ray raises Exception itself, as a timeout
-            raise RayConnectionError(f"Ray at {address!r}: {error}") from error
+            raise RayConnectionError(
+                f"Ray at {address!r}: {error}",
+                hint="if the cluster requires a token, set RAY_AUTH_MODE=token here as well",
+            ) from error
         yield RayExecutor(ray)
     finally:
         with _kept_handler():

@@ -14,6 +14,7 @@ from __future__ import annotations
 import os
 import tempfile
 from argparse import ArgumentParser, Namespace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -121,11 +122,17 @@ def run(args: Namespace) -> CommandResult:
         "seconds": cost.wall,
         "per_device_and_round": cost.each,
         "device_process": fleet_run.device_process,
+        "own_process": asdict(own) if (own := fleet_run.own_process) else {},
         "refused": fleet_run.refused,
         "served": dict(fleet_run.served),
     }
     served = ", ".join(f"{name} on {count}" for name, count in fleet_run.served.most_common())
-    return CommandResult(data, cost.text() + (f"\nforecasts served: {served}" if served else ""))
+    lines = [
+        cost.text(),
+        own.text() if own else "",
+        f"forecasts served: {served}" if served else "",
+    ]
+    return CommandResult(data, "\n".join(line for line in lines if line))
 
 
 def _check_direct(args: Namespace) -> None:

@@ -20,7 +20,16 @@ from firmware_sim.fleet.federation import (
     require_broker,
     start_broker,
 )
-from firmware_sim.fleet.in_process import Cost, Fleet, over_mqtt, populate, processor_seconds
+from firmware_sim.fleet.in_process import (
+    Cost,
+    Fleet,
+    OwnProcess,
+    over_mqtt,
+    peak_bytes,
+    populate,
+    processor_seconds,
+    resident_bytes,
+)
 from firmware_sim.fleet.power_failures import PowerFailures
 from firmware_sim.fleet.processes import ProcessGroup
 from firmware_sim.fleet.run_files import Prepared, join, prepare
@@ -63,6 +72,7 @@ class FleetRun:
         power_failures: Number of power failures.
         moved: Version of the model at the last look.
         device_process: Peak memory and processor seconds of one device's process, as medians.
+        own_process: Set-up and memory of this process, where it runs the devices.
         served: Number of device processes that serve each candidate at the end.
     """
 
@@ -89,6 +99,7 @@ class FleetRun:
     power_failures: int = 0
     moved: int = 0
     device_process: dict[str, float] = field(default_factory=dict)
+    own_process: OwnProcess | None = None
     served: Counter[str] = field(default_factory=Counter)
 
     def run(self) -> Cost:
@@ -138,7 +149,9 @@ class FleetRun:
         with Fleet() as fleet:
             connect = over_mqtt(self.seed)
             role = self._roles([device.id for device in devices])
+            before, begun = resident_bytes(), processor_seconds()
             populate(fleet, devices, self.samples, self.scenario, connect, role=role)
+            set_up = processor_seconds() - begun
             self.shown.note(f"{len(fleet.clients)} devices are set up in this process")
             meter = RoundCosts(run, processor_seconds)
             try:
@@ -152,6 +165,9 @@ class FleetRun:
                         fleet, devices, self.evaluated, self.samples, self.scenario
                     )
                     self.credit = read_credit(run.prepared.aggregator, self.out)
+            self.own_process = OwnProcess.of(
+                len(fleet.clients), set_up, before, peak_bytes(), fleet.store_bytes()
+            )
             for client in fleet.clients:
                 self.counts.update(client.status()["counts"])
             return meter.cost(fleet.traffic())

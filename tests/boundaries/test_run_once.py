@@ -31,7 +31,17 @@ def test_bad_at_the_end(breaks): pass
 
 def names_of(folder, *options):
     ended = subprocess.run(
-        [sys.executable, "-m", "pytest", "-v", "-p", "no:cacheprovider", *options, "test_some.py"],
+        [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-v",
+            "-p",
+            "no:cacheprovider",
+            "--rootdir=.",
+            *options,
+            "test_some.py",
+        ],
         cwd=folder,
         capture_output=True,
         text=True,

@@ -4,6 +4,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import threading
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -129,6 +130,15 @@ class TestWatch:
         watch = postgres_lease.LockWatch(type(place)("postgresql:///x?host=/nonexistent"))
         assert not watch.look()
         assert not watch.look()
+
+
+def test_a_process_that_is_ending_is_waited_for(place, monkeypatch):
+    monkeypatch.setattr(postgres_lease, "ENDING", 60_000)
+    ending = open_store(place)
+    timer = threading.Timer(0.3, ending.close)
+    timer.start()
+    open_store(place).close()
+    timer.join()
 
 
 def test_a_standby_that_is_stopped_gives_up(place):

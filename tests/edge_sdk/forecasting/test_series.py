@@ -6,8 +6,17 @@ import math
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from edge_sdk.forecasting.series import Flag, Reading, ReadingOutcome, Series, SeriesRow
+from edge_sdk.forecasting.series import (
+    Flag,
+    Reading,
+    ReadingOutcome,
+    Series,
+    SeriesColumn,
+    SeriesRow,
+)
 
 LOAD, HEAT = "elec.import.energy", "weather.temperature"
 HOUR = 3600
@@ -147,3 +156,39 @@ def test_saved_rows_rebuild_the_series():
 def test_steps_and_capacities_are_positive():
     with pytest.raises(ValueError, match="positive"):
         Series(0, [LOAD])
+
+
+def seen(series, stream):
+    """The slots with a value, and these values."""
+    times, values = series.times(), series.values(stream)
+    is_seen = np.isfinite(values)
+    return dict(zip(times[is_seen].tolist(), values[is_seen].tolist(), strict=True))
+
+
+SLOTS = st.lists(st.integers(-40, 400), unique=True, max_size=30)
+
+
+@given(
+    slots=st.fixed_dictionaries({LOAD: SLOTS, HEAT: SLOTS, "unknown": SLOTS}),
+    capacity=st.integers(1, 200),
+    piece=st.integers(1, 9),
+    already=SLOTS,
+)
+def test_columns_give_what_rows_in_order_of_time_give(slots, capacity, piece, already):
+    rows = sorted((slot, name) for name, some in slots.items() for slot in some)
+    one, other = hourly(capacity), hourly(capacity)
+    for series in (one, other):
+        series.load(SeriesRow(LOAD, slot, -1.0) for slot in sorted(already))
+    one.load(SeriesRow(name, slot, float(slot)) for slot, name in rows)
+    for name, some in slots.items():
+        ordered = np.array(sorted(some), np.int64)
+        pieces = [ordered[at : at + piece] for at in range(0, len(ordered), piece)]
+        other.load_columns(SeriesColumn(name, part, part.astype(float)) for part in pieces)
+    known = {*already, *(slot for slot, name in rows if name != "unknown")}
+    assert bool(len(other)) == bool(known)
+    if known:
+        assert other.newest == one.newest == max(known)
+        assert other.oldest == one.oldest
+    for name in (LOAD, HEAT):
+        assert seen(other, name) == seen(one, name)
+    assert not other.unsaved

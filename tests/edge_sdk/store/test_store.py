@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -138,3 +139,39 @@ def test_the_last_write_of_a_slot_wins(tmp_path):
         store.add_readings([SeriesRow("load", 3, 1.0)], before=2)
         assert [row.slot for row in store.readings()] == [2, 3]
         assert (store.span_readings(), store.noised_since()) == ((2, 3), 0)
+
+
+def test_columns_come_in_order_of_time_and_only_those_wanted(tmp_path):
+    slots = range(9_000, 0, -1)
+    with DeviceStore.open(tmp_path) as store:
+        store.add_readings(SeriesRow("load", slot, slot / 2) for slot in slots)
+        store.add_readings([SeriesRow("heat", 7, 1.0), SeriesRow("other", 1, 1.0)])
+        pieces = list(store.columns(["heat", "load", "none"]))
+    assert [piece.stream for piece in pieces][:2] == ["heat", "load"]
+    assert {piece.stream for piece in pieces} == {"heat", "load"}
+    loads = np.concatenate([piece.slots for piece in pieces[1:]])
+    values = np.concatenate([piece.values for piece in pieces[1:]])
+    assert loads.tolist() == sorted(slots)
+    assert (values == loads / 2).all()
+
+
+def test_the_log_of_an_exclusive_store_stays_short(tmp_path):
+    with DeviceStore.open(tmp_path, exclusive=True) as store:
+        for number in range(200):
+            store.add_readings([SeriesRow("load", number, 1.0)])
+        assert (tmp_path / "device.db-wal").stat().st_size < 600_000
+        assert store.count_readings() == 200
+
+
+def test_an_exclusive_store_has_two_files_open_and_nobody_beside_it(tmp_path, monkeypatch):
+    monkeypatch.setattr("edge_sdk.app.sqlite_file.BUSY_TIMEOUT", 0.01)
+    with DeviceStore.open(tmp_path, exclusive=True) as store:
+        store.add_readings([SeriesRow("load", 1, 1.0)])
+        open_files = [os.path.realpath(file) for file in Path("/proc/self/fd").iterdir()]
+        own = [Path(file).name for file in open_files if file.startswith(str(tmp_path))]
+        assert sorted(own) == ["device.db", "device.db-wal"]
+        for given in ({}, {"exclusive": True}, {"read_only": True}):
+            with pytest.raises(StoreError, match="locked"):
+                DeviceStore.open(tmp_path, **given)
+    with DeviceStore.open(tmp_path) as store:
+        assert store.count_readings() == 1

@@ -90,6 +90,7 @@ def test_a_cluster_of_this_machine_gives_the_same_and_is_stopped(done, tmp_path,
 def test_at_an_address_a_killed_process_is_replaced_and_failures_are_reported(
     done, tmp_path, capsys, monkeypatch
 ):
+    monkeypatch.setenv("RAY_AUTH_MODE", "token")
     cluster = subprocess.Popen(
         [sys.executable, "-c", CLUSTER], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
         text=True, start_new_session=True, env={**os.environ, "PYTHONPATH": str(ROOT)},
