@@ -29,11 +29,11 @@ from edge_sdk.participations import Participations, participating
 from edge_sdk.session.certificate_files import CertificateFiles
 from edge_sdk.session.certificate_monitor import ExpiryReminder
 from edge_sdk.session.certificate_renewal import CertificateRenewal, RenewableLink
+from edge_sdk.session.identity import load_signer
 from edge_sdk.session.renewal_schedule import NOTE, RenewalFailure
 from edge_sdk.sources import FleetWeatherSource, Source, ThreadedSource, open_source
 from edge_sdk.sources.fleet_weather import FleetWeather
 from edge_sdk.store.erasure import is_wipe_due, wipe_device
-from edge_sdk.training.bootstrap import load_signer
 from edge_sdk.wire.contract.manifest import Manifest
 from edge_sdk.wire.errors import WireError
 from edge_sdk.wire.link.client_names import qualified
@@ -155,7 +155,7 @@ def renewal_of(config: Config, client: Client) -> CertificateRenewal | None:
                 Enrolment,
             )
 
-            signer = load_signer(config.keys.device)
+            signer = load_signer(config)
             Enrolment(config, config.ca.url, signer, signed_time).request(is_renewal=True)
 
         return request

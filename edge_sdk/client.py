@@ -27,12 +27,13 @@ from edge_sdk.methods import METHODS, Factory
 from edge_sdk.peers.membership import PeerMembership
 from edge_sdk.session.agenda import Agenda
 from edge_sdk.session.events import FoundBundle
+from edge_sdk.session.identity import load_signer
 from edge_sdk.session.server_clock import ServerClock
 from edge_sdk.session.session import Connect, Session
 from edge_sdk.store.erasure import refuse_state
 from edge_sdk.store.store import DeviceStore
 from edge_sdk.training.active_run import RETURNS, ActiveRun, GivenUp
-from edge_sdk.training.bootstrap import connect, load_ring, load_signer
+from edge_sdk.training.bootstrap import connect, load_ring
 from edge_sdk.training.defect_guard import DefectGuard
 from edge_sdk.training.flush_scheduler import FlushScheduler
 from edge_sdk.training.forecast_selection import ForecastSelection
@@ -100,7 +101,7 @@ class Client:
         self.config = config
         self._clock, self._stopping = clock or SystemClock(), stopping
         self._may_answer, self._streams, self._bundles = may_answer, streams, bundles
-        self._signer, ring = load_signer(config.keys.device), load_ring(config.keys)
+        self._signer, ring = load_signer(config), load_ring(config.keys)
         self._sealer = sealer or SignedSealer(config, self._signer)
         self._store = store or DeviceStore.open(config.state)
         try:

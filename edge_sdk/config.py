@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
-from edge_sdk.app.enrolment_settings import CaSection, ReceptionSection
+from edge_sdk.app.enrolment_settings import CaSection, IdentitySection, ReceptionSection
 from edge_sdk.app.settings import Duration, Loaded, SettingsError, load, seconds
 from edge_sdk.limits.resource_limits import LimitsSection
 from edge_sdk.methods.topology import NeighboursSection
@@ -90,7 +90,7 @@ class BrokerSection:
 class KeysSection:
     """Keys, each given as a file path."""
 
-    device: Path  # this device's signing key, PEM, mode 0600
+    device: Path  # this device's identity key, PEM, mode 0600
     root: Path  # root public key of the operator: 64 hex digits
     aggregator: Path | None = None  # pinned aggregator key besides those that root announces
 
@@ -231,6 +231,7 @@ class Config:
     broker: BrokerSection
     keys: KeysSection
     privacy: PrivacySection
+    identity: IdentitySection = field(default_factory=IdentitySection)
     ca: CaSection = field(default_factory=CaSection)
     encryption: ReceptionSection = field(default_factory=ReceptionSection)
     accept: AcceptSection = field(default_factory=AcceptSection)

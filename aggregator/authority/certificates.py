@@ -206,7 +206,7 @@ class CertificateRequest:
         name: Common name; empty without one.
         key: Public key, strong enough for a certificate.
         spki: The key as DER (SubjectPublicKeyInfo).
-        identity: Identity key of a device, raw Ed25519; empty without one.
+        identity: Identity key of a device, raw Ed25519 or P-256; empty without one.
         proof: Its signature, to be verified by the caller; empty without one.
     """
 

@@ -27,7 +27,7 @@ from edge_sdk.wire.keys import verify
 from edge_sdk.wire.link.client_names import unqualified
 from edge_sdk.wire.protocol.enrolment_statement import enrolment_statement
 from edge_sdk.wire.protocol.topics import is_device_id
-from edge_sdk.wire.small_order import weakness
+from edge_sdk.wire.public_key import weakness
 
 RefusalReason = Literal[
     "bad request",

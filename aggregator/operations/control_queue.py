@@ -98,7 +98,7 @@ class ControlOrder:
         "record",
     ]
     device: Annotated[str, Length(1, 64)]
-    public: Annotated[str, Length(0, 64)] = ""
+    public: Annotated[str, Length(0, 66)] = ""
     op: str = ""
     why: Annotated[str, Length(0, 200)] = ""
     who: Annotated[str, Length(0, 64)] = ""
@@ -329,13 +329,16 @@ def renewal(order: ControlOrder, store: Any) -> str:  # noqa: ANN401 - as ``appl
 
 
 def leave(folder: Path, order: ControlOrder) -> Path:
-    """Write an order for the daemon atomically, under its id, which is drawn if it has none."""
+    """Write an order for the daemon atomically, under its id, which is drawn if it has none.
+
+    Two programs may leave the same order at the same time: each writes a file of its own first.
+    """
     make_private_folder(folder)
     order = replace(order, id=order.id or secrets.token_hex(8))
     path = folder / f"{order.id}.json"
     fields = {name: getattr(order, name) for name in order.__dataclass_fields__}
     raw = json.dumps({name: value for name, value in fields.items() if value not in (None, {})})
-    beside = path.with_suffix(".part")
+    beside = folder / f"{order.id}.{secrets.token_hex(4)}.part"
     with open_private(beside, encoding="utf-8") as file:
         file.write(raw)
         file.flush()

@@ -16,11 +16,11 @@ from aggregator.operations.labels import LabelError, parse_labels
 from edge_sdk.app.cli import USAGE, Failure
 from edge_sdk.app.permissions import make_private_folder, require_private
 from edge_sdk.wire.keys import (
-    PUBLIC_SIZE,
     SIGNATURE_SIZE,
     KeyFileError,
     SigningKey,
     load_signing_key,
+    read_device_public,
     read_public,
     save_public,
     save_signing_key,
@@ -28,7 +28,7 @@ from edge_sdk.wire.keys import (
 )
 from edge_sdk.wire.protocol.enrolment_statement import NO_KEY, enrolment_statement
 from edge_sdk.wire.protocol.topics import is_device_id
-from edge_sdk.wire.small_order import weakness
+from edge_sdk.wire.public_key import weakness
 
 COLUMNS = ("id", "public", "proof", "labels")
 """Columns of a CSV file of claims; of the line that ``gridfed-edge enrol`` prints, the first three."""
@@ -46,7 +46,7 @@ class Claim:
 
     Attributes:
         device: The requested id: certificate name, user name, topic and sender at once.
-        public: Raw Ed25519 public key.
+        public: Raw public key: Ed25519 (32 bytes) or P-256 (33 bytes).
         proof: Signature of ``statement`` by that key; empty if the operator vouches for the key.
         labels: Labels of the device, ``name=value`` between commas.
     """
@@ -85,11 +85,6 @@ def verify_claim(claim: Claim, fleet: str, *, where: str = "enrol") -> Claim:
             f"{where}: {claim.device!r} is not a valid device id",
             hint="letters, digits, - and _; at most 64; starting with a letter or a digit",
         )
-    if len(claim.public) != PUBLIC_SIZE:
-        raise EnrolError(
-            f"{where}: {claim.device}: expected a public key of {PUBLIC_SIZE} bytes, "
-            f"got {len(claim.public)}"
-        )
     if found := weakness(claim.public):
         raise EnrolError(
             f"{where}: {claim.device}: the public key {claim.public.hex()} {found}",
@@ -107,13 +102,13 @@ def verify_claim(claim: Claim, fleet: str, *, where: str = "enrol") -> Claim:
 def claim_of(
     device: str, public: str, proof: str = "", labels: str = "", *, where: str = "enrol"
 ) -> Claim:
-    """Parse a claim: the key as 64 hex digits or a file, the proof as 128 hex digits or nothing.
+    """Parse a claim: the key as 64 or 66 hex digits or a file, the proof as 128 hex digits or nothing.
 
     Raises:
         EnrolError: The claim cannot be parsed.
     """
     try:
-        raw = read_public(public)
+        raw = read_device_public(public)
     except KeyFileError as error:
         raise EnrolError(f"{where}: {device}: {error}") from error
     try:
@@ -161,7 +156,8 @@ def _is_claim(row: Sequence[str]) -> bool:
     >>> _is_claim(["meter-1", "ab" * 32]), _is_claim(["id", "public", "proof"]), _is_claim([])
     (True, False, False)
     """
-    return len(row) > 1 and re.fullmatch(r"[0-9a-fA-F]{64}", row[1].strip()) is not None
+    form = r"[0-9a-fA-F]{64}|0[23][0-9a-fA-F]{64}"
+    return len(row) > 1 and re.fullmatch(form, row[1].strip()) is not None
 
 
 def keys_of(

@@ -23,7 +23,7 @@ class EnrolledDevice:
 
     Attributes:
         id: Id of the device in every place.
-        sign: Raw Ed25519 public keys that may sign for it, at most two.
+        sign: Raw public keys that may sign for it, Ed25519 or P-256, at most two.
         generation: Number of its enrolments.
         state: ``enrolled``, ``quarantined`` or ``revoked``.
         why: Reason for a state other than enrolled.

@@ -1,9 +1,11 @@
-"""Define the sections ``[ca]`` and ``[encryption]`` of a device's configuration."""
+"""Define the sections ``[ca]``, ``[encryption]`` and ``[identity]`` of a device's configuration."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+
+from edge_sdk.wire.public_key import KeyKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,3 +52,10 @@ class CaSection:
             raise ValueError(
                 "ca.url: expected no [[participation]], whose certificate it does not renew"
             )
+
+
+@dataclass(frozen=True, slots=True)
+class IdentitySection:
+    """Kind of this device's identity key."""
+
+    curve: KeyKind = "ed25519"  # ed25519 or p256; an existing key of another kind is refused

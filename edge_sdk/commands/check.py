@@ -28,6 +28,7 @@ from edge_sdk.limits.resource_limits import limits_of
 from edge_sdk.methods import METHODS
 from edge_sdk.privacy.datasheet import guarantee
 from edge_sdk.session import certificate_monitor
+from edge_sdk.session.identity import load_signer
 from edge_sdk.sources import Source
 from edge_sdk.sources.csvfile import CsvFile
 from edge_sdk.store.schema import FILE
@@ -103,7 +104,7 @@ def check_device(config: Config) -> dict[str, str]:
     Raises:
         EdgeError: The first error found.
     """
-    key = bootstrap.load_signer(config.keys.device)
+    key = load_signer(config)
     bootstrap.load_ring(config.keys)
     bundle = installed_bundle.open_bundle(config, None)
     manifest = bundle.manifest

@@ -20,20 +20,13 @@ from pathlib import Path
 from typing import Any
 
 from edge_sdk.app.cli import CommandResult
-from edge_sdk.app.permissions import make_private_folder
 from edge_sdk.commands.arguments import add_config
 from edge_sdk.config import PARTICIPATIONS, Config
 from edge_sdk.errors import ConfigError
 from edge_sdk.session.certificate_enrolment import Enrolment
+from edge_sdk.session.identity import create_identity, load_signer
 from edge_sdk.store.erasure import end_wipe
-from edge_sdk.wire.keys import (
-    KeyFileError,
-    SigningKey,
-    generate,
-    load_signing_key,
-    save_public,
-    save_signing_key,
-)
+from edge_sdk.wire.keys import Signer, save_public
 from edge_sdk.wire.link.x509_expiry import day_of
 from edge_sdk.wire.protocol.enrolment_statement import enrolment_statement
 
@@ -79,7 +72,7 @@ def _over_est(args: Namespace, config: Config) -> CommandResult:
     if config.broker.cert_file != config.broker.key_file:
         raise ConfigError("enrol: expected broker.cert_file and broker.key_file to be one file")
     found = enrol(config)
-    enrolment = Enrolment(config, url, load_signing_key(config.keys.device))
+    enrolment = Enrolment(config, url, load_signer(config))
     enrolment.trust(args.ca)
     issued = enrolment.request(
         is_renewal=args.renew, password=args.otp, serial=args.serial, claim=args.claim
@@ -103,28 +96,22 @@ def enrol(config: Config) -> dict[str, Any]:
     Raises:
         ConfigError: The key file exists but is no key, or cannot be written.
     """
-    path = config.keys.device
-    is_new = not path.exists()
+    key, is_new = create_identity(config)
     try:
-        if is_new:
-            if not path.parent.exists():
-                make_private_folder(path.parent)
-            save_signing_key(path, generate())
-        key = load_signing_key(path)
-        save_public(path.with_suffix(".pub"), key.public)
-    except (KeyFileError, OSError) as error:
+        save_public(config.keys.device.with_suffix(".pub"), key.public)
+    except OSError as error:
         raise ConfigError(str(error)) from error
     return {
         "id": config.id,
         "fleet": config.fleet,
-        "key": str(path),
+        "key": str(config.keys.device),
         "public": key.public.hex(),
         "proof": key.sign(claim(config, key)).hex(),
         "is_new": is_new,
     }
 
 
-def claim(config: Config, key: SigningKey) -> bytes:
+def claim(config: Config, key: Signer) -> bytes:
     """Return the bytes that a device signs to prove its key.
 
     A device has no sealing key and requests no certificate: 32 zero bytes, and an empty digest.

@@ -16,11 +16,13 @@ from edge_sdk.shared_math.mixing_matrix import metropolis_row
 from edge_sdk.wire.contract.method import Scalars
 from edge_sdk.wire.protocol import messages as m
 from edge_sdk.wire.protocol.messages import NEIGHBOURS_LIMIT
+from edge_sdk.wire.public_key import weakness
 from edge_sdk.wire.schema import Between, Length, Matches, SchemaError
-from edge_sdk.wire.small_order import weakness
 
 Hex = Annotated[str, Matches(r"[0-9a-fA-F]{64}")]
+DeviceHex = Annotated[str, Matches(r"[0-9a-fA-F]{64}|0[23][0-9a-fA-F]{64}")]
 Keys = Annotated[Mapping[str, Hex], Length(0, NEIGHBOURS_LIMIT)]
+SigningKeys = Annotated[Mapping[str, DeviceHex], Length(0, NEIGHBOURS_LIMIT)]
 Weight = Annotated[float, Between(1e-9, 1.0)]
 Count = Annotated[int, Between(1, 65536)]
 
@@ -35,7 +37,7 @@ DGD, ATC = 0.0, 1.0
 class NeighboursSection:
     """Training with neighbours and without a server. Without keys the section is off."""
 
-    keys: Keys = field(default_factory=dict)  # each neighbour's id and its key: 64 hex digits
+    keys: SigningKeys = field(default_factory=dict)  # each neighbour's id and its key, hex digits
     weights: Mapping[str, Weight] = field(default_factory=dict)  # left out: computed from degrees
     encryption_keys: Keys = field(default_factory=dict)  # X25519 keys of neighbours that have one
     epoch: Annotated[int, Between(1, 2**31)] = 1  # raise it on all devices to restart the trackers
@@ -111,9 +113,7 @@ def settings_of_section(section: NeighboursSection, method: str) -> PeerSettings
     keys = {name: bytes.fromhex(key) for name, key in sorted(section.keys.items())}
     for name, key in keys.items():
         if found := weakness(key):
-            raise SchemaError(
-                f"neighbours.keys.{name}", "a valid Ed25519 public key", f"one that {found}"
-            )
+            raise SchemaError(f"neighbours.keys.{name}", "a valid public key", f"one that {found}")
     if strangers := sorted(section.encryption_keys.keys() - section.keys.keys()):
         raise SchemaError(
             "neighbours.encryption_keys", "neighbours of neighbours.keys", strangers[0]

@@ -272,7 +272,7 @@ class Session:
         """Accept messages from these peers only.
 
         Args:
-            peers: Their raw Ed25519 keys by id.
+            peers: Their raw public keys by id.
             keys: Raw X25519 keys of those to which messages are encrypted, by id.
         """
         self._arrivals.accept_peers(peers, keys)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import stat
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from edge_sdk.app.settings import seconds
@@ -33,7 +31,7 @@ from edge_sdk.training.run_role import RunnableBundle, RunRole, series_for
 from edge_sdk.wire.contract.manifest import Manifest
 from edge_sdk.wire.contract.method import CONTRACTS, Up, answered
 from edge_sdk.wire.errors import LinkError, WireError
-from edge_sdk.wire.keys import KeyFileError, SigningKey, load_signing_key, read_public
+from edge_sdk.wire.keys import KeyFileError, read_public
 from edge_sdk.wire.link.broker_options import Broker
 from edge_sdk.wire.link.client_names import client_id_of
 from edge_sdk.wire.link.transport import Transport
@@ -44,22 +42,6 @@ from edge_sdk.wire.schema import SchemaError
 
 NEIGHBOURS = "neighbours"
 """Name under which the store keeps the latest list of peers from the aggregator."""
-
-
-def load_signer(path: Path) -> SigningKey:
-    """Read the device's own key; refuse one that other users of the machine can read.
-
-    Raises:
-        ConfigError: The key is missing, or readable by others.
-    """
-    try:
-        if path.exists() and stat.S_IMODE(path.stat().st_mode) & 0o077:
-            raise ConfigError(
-                f"{path}: other users can read the device key", hint=f"chmod 600 {path}"
-            )
-        return load_signing_key(path)
-    except KeyFileError as error:
-        raise ConfigError(str(error), hint="make one with `gridfed-edge enrol CONFIG`") from error
 
 
 def load_ring(keys: KeysSection) -> KeyRing:

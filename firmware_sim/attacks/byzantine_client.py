@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from edge_sdk import Client, Config
-from edge_sdk.training.bootstrap import load_signer
+from edge_sdk.session.identity import load_signer
 from edge_sdk.training.error_feedback import UplinkEncoding
 from edge_sdk.training.model_runtime import ModelRuntime
 from edge_sdk.training.outbox_entry import SignedSealer, signed
@@ -39,7 +39,7 @@ def byzantine_client(config: Config, *, attacker: ByzantineHalves, **options: An
     client = Client(
         config,
         methods=attacker.methods(),
-        sealer=ByzantineSealer(config, load_signer(config.keys.device), attacker),
+        sealer=ByzantineSealer(config, load_signer(config), attacker),
         may_answer=attacker.may_answer,
         **options,
     )

@@ -11,7 +11,7 @@ from aggregator.brokers.broker_process import has_embedded, start
 from aggregator.commands.main import program
 from aggregator.models.closed_form import ANALYTIC, made
 from edge_sdk import Client, Config
-from edge_sdk.training.bootstrap import load_signer
+from edge_sdk.session.identity import load_signer
 from edge_sdk.training.outbox_entry import SignedSealer, signed
 from edge_sdk.wire.contract.analytic import statistic_layout
 from edge_sdk.wire.keys import generate, save_signing_key
@@ -76,7 +76,7 @@ def test_a_device_of_another_width_is_refused_and_the_others_go_on(url, tmp_path
     """Its statistic cannot be added up with theirs: the layout in its offer says so."""
 
     def wide(config, **options):
-        return Client(config, sealer=WideSealer(config, load_signer(config.keys.device)), **options)
+        return Client(config, sealer=WideSealer(config, load_signer(config)), **options)
 
     def roles(_self, ids):
         last = max(ids)

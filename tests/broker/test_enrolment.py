@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import signal
@@ -46,7 +47,7 @@ def until(wanted, what, patience=120.0):
 class Site:
     """An operator's machine: authority, broker with TLS, configuration, daemon, EST server."""
 
-    def __init__(self, folder: Path, *, more: str = "", devices=None):
+    def __init__(self, folder: Path, *, more: str = "", devices=None, quorum: int = 1):
         self.folder, self.port = folder, free_port()
         self.ca, self.access = folder / "ca", folder / "access.acl"
         assert run("ca", "init", self.ca) == OK
@@ -88,8 +89,8 @@ bundle = "load-week-1"
 method = "fedavg"
 shared = ["body."]
 rule = {{ name = "mean" }}
-quorum = 1
-min_updates = 1
+quorum = {quorum}
+min_updates = {quorum}
 deadline = "1m"
 """
         )
@@ -117,7 +118,7 @@ deadline = "1m"
         assert run(*words, "--config", self.config) == OK
         return out.read_text().splitlines()[1].rsplit(",")[-1]
 
-    def device(self, name, est):
+    def device(self, name, est, more=""):
         place = self.folder / name
         place.mkdir()
         (place / "meter.toml").write_text(
@@ -130,6 +131,7 @@ broker = {{ url = "{self.url}", ca_file = "ca.pem", cert_file = "tls.pem", key_f
 keys = {{ device = "meter.key", root = "root.pub" }}
 privacy = {{ mechanism = {{ name = "none" }} }}
 ca = {{ url = "{est}" }}
+{more}
 """
         )
         return place / "meter.toml"
@@ -191,3 +193,47 @@ def test_a_sealed_box_becomes_a_member_with_two_short_texts(site, capsys, tmp_pa
     assert here.devices(capsys)["meter-1"]["state"] == "enrolled"
     assert run("ca", "status", "--config", here.config) == OK
     assert "listed 1, not yet enrolled 0, members 1" in capsys.readouterr().out
+
+
+READINGS = """
+identity = { curve = "CURVE" }
+heartbeat = "beat"
+[[source]]
+type = "csv"
+path = "load.csv"
+time_format = "epoch"
+columns = { kwh = "elec.import.energy" }
+"""
+
+
+def write_readings(folder):
+    """Write eight days of hourly readings up to the last full hour."""
+    end = int(time.time()) // 3600 * 3600
+    rows = [
+        f"{end - 3600 * i},{1 + math.sin(i / 24 * math.tau) / 2:.3f}\n"
+        for i in range(8 * 24, 0, -1)
+    ]
+    (folder / "load.csv").write_text("time,kwh\n" + "".join(rows))
+
+
+def version_of(here, capsys):
+    capsys.readouterr()
+    assert run("status", here.config, "--json") == OK
+    return json.loads(capsys.readouterr().out)["run"]["version"]
+
+
+def test_a_device_with_a_p256_key_enrols_over_est_and_moves_the_model(site, capsys):
+    """Two devices, a round needs both: one signs with P-256, the other with Ed25519."""
+    here = site(quorum=2)
+    here.start("aggregator", "run", here.config)
+    _, est, digest = here.serve()
+    for name, curve in (("meter-1", "p256"), ("meter-2", "ed25519")):
+        config = here.device(name, est, READINGS.replace("CURVE", curve))
+        write_readings(config.parent)
+        words = ("--otp", here.password(name), "--ca", digest)
+        done = program("edge_sdk", "enrol", config, *words)
+        assert done.wait() == 0
+        until(lambda name=name: name in here.devices(capsys), "enrolled by the daemon")
+        here.start("edge_sdk", "run", config)
+    assert len((here.folder / "meter-1" / "meter.pub").read_text().strip()) == 66
+    until(lambda: version_of(here, capsys) >= 1, "a round with updates of both")

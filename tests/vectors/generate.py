@@ -8,6 +8,7 @@ plain JSON: bytes as hex. Nothing here is random, so a changed byte is a changed
 from __future__ import annotations
 
 import hashlib
+import hmac
 import json
 import struct
 import sys
@@ -37,6 +38,7 @@ from edge_sdk.wire.schema import key_of
 
 FLEET = "north"
 DEVICE_ID = "meter-0042"
+P256_ID = "meter-0044"
 DEVICE = keys.from_seed(bytes(range(32)))
 AGGREGATOR = keys.from_seed(bytes(range(32, 64)))
 ROOT = keys.from_seed(bytes(range(64, 96)))
@@ -122,6 +124,75 @@ MANIFEST = messages.ModelMessage(
     vals={"steps": 4.0, "rate": 0.01, "prox": 0.0},
     cohort=bytes(range(16)),
 )
+
+
+class P256Key:
+    """ECDSA on P-256 with SHA-256 and the nonce of RFC 6979, over integers alone.
+
+    No library: the bytes are the same everywhere, also where a library's nonces are random.
+    """
+
+    P = 2**256 - 2**224 + 2**192 + 2**96 - 1
+    N = 0xFFFFFFFF00000000FFFFFFFFFFFFFFFFBCE6FAADA7179E84F3B9CAC2FC632551
+    G = (
+        0x6B17D1F2E12C4247F8BCE6E563A440F277037D812DEB33A0F4A13945D898C296,
+        0x4FE342E2FE1A7F9B8EE7EB4A7C0F9E162BCE33576B315ECECBB6406837BF51F5,
+    )
+
+    def __init__(self, private: int) -> None:
+        self.private = private
+        x, y = self.times(private, self.G)
+        self.public = bytes((2 + y % 2,)) + x.to_bytes(32, "big")
+
+    def add(self, one: Any, two: Any) -> Any:
+        """Add two points; None is the neutral one."""
+        if one is None or two is None:
+            return two if one is None else one
+        (x1, y1), (x2, y2), p = one, two, self.P
+        if x1 == x2 and (y1 + y2) % p == 0:
+            return None
+        slope = (
+            (3 * x1 * x1 - 3) * pow(2 * y1, -1, p)
+            if one == two
+            else (y2 - y1) * pow(x2 - x1, -1, p)
+        )
+        x = (slope * slope - x1 - x2) % p
+        return x, (slope * (x1 - x) - y1) % p
+
+    def times(self, number: int, point: Any) -> Any:
+        """Multiply a point by doubling and adding."""
+        out = None
+        while number:
+            out = self.add(out, point) if number & 1 else out
+            point, number = self.add(point, point), number >> 1
+        return out
+
+    def numbers(self, data: bytes) -> tuple[int, int]:
+        """Return r and s, as RFC 6979 has them."""
+        digest = hashlib.sha256(data).digest()
+        h = int.from_bytes(digest, "big") % self.N
+        seed = self.private.to_bytes(32, "big") + h.to_bytes(32, "big")
+        k, v = bytes(32), b"\x01" * 32
+        for mark in (b"\0", b"\1"):
+            k = hmac.digest(k, v + mark + seed, "sha256")
+            v = hmac.digest(k, v, "sha256")
+        nonce = int.from_bytes(hmac.digest(k, v, "sha256"), "big")  # below n but for 1 in 2^32
+        r = self.times(nonce, self.G)[0] % self.N
+        return r, pow(nonce, -1, self.N) * (h + r * self.private) % self.N
+
+    def sign(self, data: bytes) -> bytes:
+        """Return r || s with the smaller s."""
+        r, s = self.numbers(data)
+        return r.to_bytes(32, "big") + min(s, self.N - s).to_bytes(32, "big")
+
+    def sign_larger(self, data: bytes) -> bytes:
+        """Return r || s with the larger s, which is refused."""
+        r, s = self.numbers(data)
+        return r.to_bytes(32, "big") + max(s, self.N - s).to_bytes(32, "big")
+
+
+P256 = P256Key(0xC9AFA9D845BA75166B5C215767B1D6934E50C3DB36E89B127B8A622B120F6721)
+"""The key of RFC 6979, appendix A.2.5."""
 
 
 @dataclass(frozen=True)
@@ -590,6 +661,56 @@ def neighbours() -> list[Case]:
     ]
 
 
+def p256() -> list[Case]:
+    """What a device with a P-256 key says, and a neighbour with one."""
+    way = {"sender": P256_ID, "recipient": "_agg", "signer": P256}
+    topic = topics.up(FLEET, P256_ID, "update")
+    good = sealed("update-p256", UPDATE, way, topic)
+    body = codec.encode(UPDATE)
+    whole = envelope.digest(body)
+    said_bytes = b"gridfed/1/sig\0" + b"".join(
+        bytes([len(part)]) + part.encode() for part in (FLEET, "update", P256_ID, "_agg")
+    )
+    proof = keys.kid_of(P256.public) + P256.sign_larger(said_bytes + whole)
+    larger = envelope.wrap(body, kind="update", sender=P256_ID, proof=proof)
+    swapped = keys.kid_of(P256.public) + DEVICE.sign(said_bytes + whole)
+    other = envelope.wrap(body, kind="update", sender=P256_ID, proof=swapped)
+    begin = messages.TaskMessage(
+        run=7, round=2, base=0, ask="begin", spec=SPEC.digest, vals={"tau": 1.0},
+        peers=(NEIGHBOUR_ID, P256_ID), keys=(AGGREGATOR.public, P256.public),
+    )  # fmt: skip
+    task = down("task-neighbour-p256", begin)
+    off = codec.encode(begin).replace(P256.public, P256.public[:-1] + b"\0")
+    cut = codec.encode(begin).replace(b"\xc4\x21" + P256.public, b"\xc4\x1f" + P256.public[:-2])
+    peer = messages.PeerMessage(
+        run=7, epoch=2, step=41, part="theta", degree=3, spec=SPEC.digest, enc="f4", off=0, num=2,
+        blob=UPDATE.blob,
+    )  # fmt: skip
+    to_device = {"sender": P256_ID, "recipient": DEVICE_ID, "signer": P256}
+    return [
+        good,
+        sealed("hello-p256", HELLO, way, topics.up(FLEET, P256_ID, "hello")),
+        replace(
+            good, name="bad-p256-larger-s", payload=larger, fields=None, refused="BAD_SIGNATURE"
+        ),
+        replace(
+            good, name="bad-p256-by-ed25519", payload=other, fields=None, refused="BAD_SIGNATURE"
+        ),
+        task,
+        *(
+            replace(
+                task,
+                name=f"bad-task-neighbour-p256-{what}",
+                payload=envelope.seal(raw_body, kind="task", fleet=FLEET, **DOWN),
+                fields=None,
+                refused="MALFORMED",
+            )
+            for what, raw_body in (("off-the-curve", off), ("of-31-bytes", cut))
+        ),
+        sealed("peer-p256", peer, to_device, topics.peer(FLEET, P256_ID, DEVICE_ID)),
+    ]
+
+
 def widths() -> list[Case]:
     """The largest integer of every width, and the first of the next; too large ones are refused.
 
@@ -711,6 +832,7 @@ def cases() -> list[Case]:
         *encrypted(),
         *encrypted_down(),
         *neighbours(),
+        *p256(),
         *widths(),
         *negative(),
         beyond(),
@@ -732,7 +854,8 @@ def files() -> dict[str, bytes]:
         "keys": {
             who: key.public.hex()
             for who, key in (
-                (DEVICE_ID, DEVICE), (NEIGHBOUR_ID, AGGREGATOR), ("_agg", AGGREGATOR), ("_root", ROOT)
+                (DEVICE_ID, DEVICE), (NEIGHBOUR_ID, AGGREGATOR), (P256_ID, P256),
+                ("_agg", AGGREGATOR), ("_root", ROOT),
             )
         },
         "decryption": {

@@ -14,9 +14,10 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
 from edge_sdk.wire.errors import WireError
-from edge_sdk.wire.keys import PUBLIC_SIZE, SIGNATURE_SIZE, Signer
+from edge_sdk.wire.keys import SIGNATURE_SIZE, Signer
 from edge_sdk.wire.link.client_names import qualified
 from edge_sdk.wire.protocol.enrolment_statement import enrolment_statement
+from edge_sdk.wire.public_key import SIZES
 
 if TYPE_CHECKING:
     from cryptography import x509
@@ -89,17 +90,20 @@ def identity_in(value: bytes) -> tuple[bytes, bytes]:
     [32, 64]
     >>> identity_in(b"router-7.example")
     (b'', b'')
+    >>> [len(part) for part in identity_in(PROOF_PREFIX + base64.urlsafe_b64encode(bytes(97)))]
+    [33, 64]
     """
     if not value.startswith(PROOF_PREFIX):
         return b"", b""
-    size = PUBLIC_SIZE + SIGNATURE_SIZE
+    sizes = [size + SIGNATURE_SIZE for size in SIZES]
     try:
         raw = base64.b64decode(value[len(PROOF_PREFIX) :], b"-_", validate=True)
     except ValueError:
         raw = b""
-    if len(raw) != size:
-        raise CertificateAnswerError(f"expected {size} bytes in base64url as proof of identity")
-    return raw[:PUBLIC_SIZE], raw[PUBLIC_SIZE:]
+    if len(raw) not in sizes:
+        text = " or ".join(map(str, sizes))
+        raise CertificateAnswerError(f"expected {text} bytes in base64url as proof of identity")
+    return raw[:-SIGNATURE_SIZE], raw[-SIGNATURE_SIZE:]
 
 
 @dataclass(frozen=True, slots=True)

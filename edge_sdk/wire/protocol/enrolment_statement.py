@@ -18,7 +18,7 @@ def enrolment_statement(
     Args:
         fleet: Id of the fleet to join.
         device: Requested id.
-        public: Raw public signing key.
+        public: Raw public signing key: Ed25519 (32 bytes) or P-256 (33 bytes).
         open_: Raw public sealing key; 32 zero bytes without one.
         request: Public key of the certificate request (DER, SubjectPublicKeyInfo); empty without
             one.

@@ -32,9 +32,11 @@ def password_of(folder, serial, name="", labels="", until=NOW + timedelta(days=3
 class Device:
     """Keys of a device, and requests of it."""
 
-    def __init__(self, name, *, fleet=FLEET, seed=None):
+    def __init__(self, name, *, fleet=FLEET, seed=None, kind="ed25519"):
         self.name, self.fleet = name, fleet
-        self.identity = keys.generate() if seed is None else keys.from_seed(bytes([seed]) * 32)
+        self.identity = (
+            keys.generate_device_key(kind) if seed is None else keys.from_seed(bytes([seed]) * 32)
+        )
         self.tls = new_tls_key()
 
     def request(self, *, name="", key=None):

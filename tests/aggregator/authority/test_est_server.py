@@ -52,8 +52,10 @@ def certificate(pem):
     return reader.load_pem_x509_certificate(pem)
 
 
-def test_a_device_is_enrolled_once_and_the_same_request_again_has_the_same_answer(folder):
-    word, device = listed(folder, "meter-1", labels="region=north"), Device("meter-1")
+@pytest.mark.parametrize("kind", ["ed25519", "p256"])
+def test_a_device_is_enrolled_once_and_the_same_request_again_has_the_same_answer(folder, kind):
+    word = listed(folder, "meter-1", labels="region=north")
+    device = Device("meter-1", kind=kind)
     delivered = []
     with serving(folder, deliver=delivered.extend) as server:
         where = address(server, folder)

@@ -1,5 +1,7 @@
 """Orders reach the store once or twice, never half, and never ill-formed."""
 
+import os
+
 import pytest
 
 from aggregator.operations.control_queue import (
@@ -130,3 +132,17 @@ def test_a_device_is_revoked_under_all_its_ids_and_gets_no_further_one(store):
     assert {state for state, _ in states(store).values()} == {"revoked"}
     with pytest.raises(OrderError, match="already enrolled"):
         apply(further("meter-1-c", "meter-1"), store)
+
+
+def test_two_programs_leave_the_same_order_at_the_same_time(tmp_path, monkeypatch):
+    order, sync, inside = ControlOrder("pause", "_all", id="same"), os.fsync, []
+
+    def meanwhile(number):
+        monkeypatch.undo()
+        inside.append(leave(tmp_path, order))
+        sync(number)
+
+    monkeypatch.setattr(os, "fsync", meanwhile)
+    assert leave(tmp_path, order) == inside[0]
+    assert [found for _, found in waiting(tmp_path)] == [order]
+    assert [path.name for path in tmp_path.iterdir()] == ["same.json"]

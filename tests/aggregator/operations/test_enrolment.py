@@ -70,6 +70,24 @@ def test_a_file_of_the_lines_that_devices_print_is_read_without_names(tmp_path):
         next(claims)
 
 
+def test_a_claim_with_a_p256_key_passes_and_a_point_off_the_curve_does_not(tmp_path):
+    key = keys.P256SigningKey.generate()
+    proof = key.sign(statement("north", "meter-1", key.public))
+    path = tmp_path / "lines.csv"
+    path.write_text(f"meter-1,{key.public.hex()},{proof.hex()}\n")
+    (claim,) = read_claims(path)
+    assert verify_claim(claim, "north") == Claim("meter-1", key.public, proof)
+    with pytest.raises(EnrolError, match="the proof does not match"):
+        verify_claim(claim, "south")
+    off = b"\x02" + bytes(31) + b"\x01"
+    with pytest.raises(EnrolError, match="not a point"):
+        claim_of("meter-1", off.hex())
+    with pytest.raises(EnrolError, match="not a point"):
+        verify_claim(Claim("meter-1", off), "north")
+    with pytest.raises(EnrolError, match="has 34 bytes"):
+        verify_claim(Claim("meter-1", bytes(34)), "north")
+
+
 @pytest.mark.parametrize(
     ("text", "says"),
     [("name,key\n", "columns id and public"), ("id,public\na,zz\n", "line 2: a: zz: cannot read")],

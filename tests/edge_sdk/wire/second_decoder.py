@@ -10,7 +10,9 @@ import hashlib
 import struct
 
 from cryptography.exceptions import InvalidSignature, InvalidTag
+from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+from cryptography.hazmat.primitives.asymmetric.utils import encode_dss_signature
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 from cryptography.hazmat.primitives.hashes import SHA256
@@ -353,11 +355,37 @@ def check(digest, proof, kind, sender, recipient, fleet, public):
     for part in (fleet, kind, sender, recipient):
         said += bytes([len(part)]) + part.encode()
     try:
-        Ed25519PublicKey.from_public_bytes(public).verify(proof[8:], said + digest)
+        if len(public) == 33:
+            p256(public, proof[8:], said + digest)
+        else:
+            Ed25519PublicKey.from_public_bytes(public).verify(proof[8:], said + digest)
     except InvalidSignature:
         raise Bad("BAD_SIGNATURE") from None
     if proof[:8] != hashlib.sha256(public).digest()[:8]:
         raise Bad("BAD_SIGNATURE")
+
+
+def p256(public, signature, said):
+    """Verify r || s by section 1; of the two s that are valid, only the smaller one counts."""
+    n = 0xFFFFFFFF00000000FFFFFFFFFFFFFFFFBCE6FAADA7179E84F3B9CAC2FC632551
+    r, s = int.from_bytes(signature[:32], "big"), int.from_bytes(signature[32:], "big")
+    if not 1 <= r < n or not 1 <= s <= n // 2:
+        raise InvalidSignature
+    key = ec.EllipticCurvePublicKey.from_encoded_point(ec.SECP256R1(), public)
+    key.verify(encode_dss_signature(r, s), said, ec.ECDSA(SHA256()))
+
+
+def signing_key(raw):
+    """Check the size of a device's key, and that one of 33 bytes is a point of P-256."""
+    if len(raw) not in (32, 33):
+        raise Bad("MALFORMED")
+    if len(raw) == 33:
+        try:
+            ec.EllipticCurvePublicKey.from_encoded_point(ec.SECP256R1(), raw)
+        except ValueError:
+            raise Bad("MALFORMED") from None
+        if raw[0] not in (2, 3):
+            raise Bad("MALFORMED")
 
 
 def parse(kind, body):
@@ -394,6 +422,8 @@ def together(kind, keys, said, blob):
         raise Bad("MALFORMED")
     if kind == "hello" and len(said.get("key", b"")) not in (0, 32):
         raise Bad("MALFORMED")
+    for key in said.get("keys", ()) if kind == "task" else ():
+        signing_key(key)
     if kind == "task" and said.get("open"):
         lengths = {len(one) for one in said["open"]}
         if not lengths <= {0, 32} or len(said["open"]) != len(said.get("peers", ())):

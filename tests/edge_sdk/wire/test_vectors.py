@@ -97,11 +97,12 @@ def test_a_bad_payload_is_refused_for_the_stated_reason(name):
 
 
 @pytest.mark.parametrize("bit", [0x01, 0x80, 0xFF])
-def test_every_flipped_byte_of_the_update_is_refused(bit):
-    raw = (FOLDER / "update.bin").read_bytes()
+@pytest.mark.parametrize("name", ["update", "update-p256"])
+def test_every_flipped_byte_of_the_update_is_refused(name, bit):
+    raw = (FOLDER / f"{name}.bin").read_bytes()
     for at in range(len(raw)):
         with pytest.raises(Refused):
-            receive("update", raw[:at] + bytes([raw[at] ^ bit]) + raw[at + 1 :])
+            receive(name, raw[:at] + bytes([raw[at] ^ bit]) + raw[at + 1 :])
 
 
 def test_every_cut_of_the_update_is_refused():

@@ -53,6 +53,7 @@ Share = Annotated[float, Between(0.0, 1.0)]
 Ref = Annotated[bytes, Length(16, 16)]
 Digest = Annotated[bytes, Length(32, 32)]
 PublicKey = Annotated[bytes, Length(32, 32)]
+DeviceKey = Annotated[bytes, Length(32, 33)]  # Ed25519, or P-256
 Proof = Annotated[bytes, Length(72, 72)]
 Piece = Annotated[bytes, Length(0, CHUNK_LIMIT)]
 Bitmap = Annotated[bytes, Length(0, CHUNKS_LIMIT // 8)]

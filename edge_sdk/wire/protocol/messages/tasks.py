@@ -11,12 +11,12 @@ from edge_sdk.wire.protocol.messages.fields import (
     U32,
     BodySize,
     ChunkSize,
+    DeviceKey,
     Digest,
     Dimensions,
     EncryptionKey,
     Ordinal,
     Piece,
-    PublicKey,
     Real,
     Ref,
     Scalars,
@@ -24,8 +24,8 @@ from edge_sdk.wire.protocol.messages.fields import (
     Whole,
     Word,
 )
+from edge_sdk.wire.public_key import weakness
 from edge_sdk.wire.schema import Length
-from edge_sdk.wire.small_order import weakness
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class TaskMessage:
     chunk: ChunkSize | None = None  # bytes of one chunk of it; the last is shorter
     vals: Scalars = field(default_factory=dict)  # the numbers of the task, as the contract names
     peers: Annotated[tuple[Text, ...], Length(0, NEIGHBOURS_LIMIT)] = ()  # ids of the neighbours
-    keys: Annotated[tuple[PublicKey, ...], Length(0, NEIGHBOURS_LIMIT)] = ()  # the neighbours' keys
+    keys: Annotated[tuple[DeviceKey, ...], Length(0, NEIGHBOURS_LIMIT)] = ()  # the neighbours' keys
     weights: Annotated[tuple[Real, ...], Length(0, NEIGHBOURS_LIMIT)] = ()  # unset: from degrees
     open: Annotated[tuple[EncryptionKey, ...], Length(0, NEIGHBOURS_LIMIT)] = ()  # X25519 keys
     serial: Whole = 0  # of ``open``: rises
@@ -68,7 +68,7 @@ class TaskMessage:
         ):
             raise ValueError("open: expected 32 bytes or none for each of the peers, or no list")
         if any(weakness(key) for key in self.keys):
-            raise ValueError("keys: one of them is not a valid Ed25519 public key")
+            raise ValueError("keys: one of them is not a valid public key")
         if len({self.digest is None, self.size is None, self.chunk is None}) > 1:
             raise ValueError("digest, size and chunk belong together")
         if self.shape and self.digest is not None:
