@@ -37,6 +37,7 @@ from aggregator.operations.http_status import Page, Snapshot
 from aggregator.operations.operator_alerts import OperatorAlerts
 from aggregator.operations.order_executor import OrderExecutor
 from aggregator.operations.rollout_control import RolloutControl
+from aggregator.operations.root_signatures import RootSignatureMonitor
 from aggregator.operations.startup import link_to, started_broker, terms_of
 from aggregator.operations.status_snapshot import StatusView
 from aggregator.parent.site import TreeSite
@@ -163,6 +164,7 @@ class Daemon:
         self._floods.exclude(self._subscriptions.remembered(), clock.monotonic())
         self._upkeep = OperatorAlerts(clock)
         self._upkeep.follow(config)
+        self._root_signatures = RootSignatureMonitor(self._store, clock, signer.public)
         self._view = StatusView(
             tuple(parts.engine for parts in self._runs),
             self._ingress,
@@ -499,6 +501,7 @@ class Daemon:
         ):
             self._done_since = now
         self._upkeep.warn()
+        step("root signatures", self._root_signatures.warn)
         if now >= self._save_contacts_at:
             self._save_contacts_at = now + CONTACTS
             step("contacts", self._registry.save_contacts)

@@ -233,6 +233,14 @@ _ROWS: tuple[tuple[tuple[Reason, ...], RefusalAdvice], ...] = (
             "compare gridfed-edge status of two devices; see the log of models",
         ),
     ),
+    (
+        (Reason.ANNOUNCEMENT_EXPIRED,),
+        RefusalAdvice(
+            "sent by devices: a manifest or bundle announcement whose validity is over",
+            "is the daemon running, and its clock right? else the broker repeats old announcements; "
+            "a bundle: announce",
+        ),
+    ),
 )
 
 ADVICE: Mapping[Reason, RefusalAdvice] = MappingProxyType(

@@ -139,7 +139,7 @@ def set_up(
     signed = [
         announce.keys(all_, online, serial=store.next_serial(), now=now, encryption=encryption),
         announce.bundle(
-            its, announce.bundle_message(run, number=number, serial=store.next_serial())
+            its, announce.bundle_message(run, number=number, serial=store.next_serial(), now=now)
         ),
     ]
     published = {one.topic: one.payload for one in signed}
@@ -276,7 +276,7 @@ def verified_run(run: config.BoundRun, store: Store, online: SigningKey) -> type
 
 
 def _check_encryption_key(run: config.BoundRun, announced: KeysMessage) -> None:
-    """Refuse to start if devices encrypt to a key that is not here."""
+    """Refuse to start if devices encrypt to a missing key."""
     keys = EncryptionKeys(run.config.encryption_folder)
     missing = [one for one in announced.open if keys.key_of(kid_of(one)) is None]
     if missing or (run.config.encryption.kinds and not announced.open):

@@ -7,7 +7,7 @@ arguments, because they must never repeat and only the store has the last one.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -35,7 +35,10 @@ from edge_sdk.wire.protocol.model_step import model_body, step_body
 from edge_sdk.wire.protocol.transfer import count_of
 
 OVERLAP = 400 * 86_400_000
-"""Validity of an online key in milliseconds: long enough for a device offline for a year."""
+"""Validity of what the root signs in milliseconds: long enough for a device offline for a year."""
+
+VALIDITY = 14 * 86_400_000
+"""Validity of a manifest in milliseconds; it is signed again after half of it."""
 
 Phase = Literal["train", "pause", "stop"]
 
@@ -90,7 +93,13 @@ class Body:
 
 
 def keys(
-    root: Ends, online: bytes, *, serial: int, now: int, encryption: bytes | None = None
+    root: Ends,
+    online: bytes,
+    *,
+    serial: int,
+    now: int,
+    encryption: bytes | None = None,
+    also: Sequence[bytes] = (),
 ) -> Publication:
     """Announce the online key, signed by the root.
 
@@ -100,20 +109,31 @@ def keys(
         serial: Larger than every previous one.
         now: Unix milliseconds; the key is valid from a day earlier, for slow clocks.
         encryption: Raw X25519 key to which devices encrypt, or None.
+        also: Further keys that may sign as ``_agg``, during a rotation.
     """
+    listed = (online, *also)
     message = KeysMessage(
         serial=serial,
-        sign=(online,),
+        sign=listed,
         open=() if encryption is None else (encryption,),
-        from_=(max(0, now - 86_400_000),),
-        until=(now + OVERLAP,),
+        from_=(max(0, now - 86_400_000),) * len(listed),
+        until=(now + OVERLAP,) * len(listed),
         min_wire=WIRE,
     )
     return Publication(topics.common(root.fleet, "keys"), root.to_all(message, ROOT))
 
 
-def bundle_message(run: BoundRun, *, number: int, serial: int) -> BundleMessage:
-    """Build the announcement of the bundle and the method of run ``number``."""
+def bundle_message(
+    run: BoundRun, *, number: int, serial: int, now: int | None = None
+) -> BundleMessage:
+    """Build the announcement of the bundle and the method of run ``number``.
+
+    Args:
+        run: The bound configuration.
+        number: Number of the run.
+        serial: Larger than every previous one.
+        now: Unix milliseconds; devices refuse it 400 days later. None for never.
+    """
     manifest = run.bundle.manifest
     return BundleMessage(
         serial=serial,
@@ -128,6 +148,7 @@ def bundle_message(run: BoundRun, *, number: int, serial: int) -> BundleMessage:
         shared=run.shared,
         seal=tuple(sorted(run.config.encryption.kinds)),
         encs=run.limits.encs,
+        expires=None if now is None else now + OVERLAP,
     )
 
 
@@ -188,6 +209,7 @@ class Opening:
         chunk: Size of one part, bytes.
         ahead: Chunks of an update that may follow its first offer without a grant.
         step: The step from the last version, whose slots follow those of the model; or None.
+        expires: Time from which devices refuse the manifest, Unix milliseconds; None for never.
     """
 
     serial: int
@@ -197,6 +219,7 @@ class Opening:
     chunk: int = CHUNK_LIMIT
     ahead: int = 0
     step: Body | None = None
+    expires: int | None = None
 
 
 def manifest(
@@ -234,6 +257,7 @@ def manifest(
         deltas=() if moved is None else ((task.base - 1, after),),
         step=None if moved is None else moved.digest,
         step_size=None if moved is None else len(moved.data),
+        expires=opening.expires,
     )
 
 

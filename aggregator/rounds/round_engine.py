@@ -17,14 +17,14 @@ from aggregator.ingress.admission_context import AdmissionContext, everybody
 from aggregator.methods import ABANDON, AGAIN, OPEN, Course
 from aggregator.rounds import announcements as announce
 from aggregator.rounds import run_timers, task_dispatch
-from aggregator.rounds.announcements import BETWEEN, Ends, Phase, Publication
+from aggregator.rounds.announcements import BETWEEN, VALIDITY, Ends, Phase, Publication
 from aggregator.rounds.round_starts import RoundStarts
 from aggregator.rounds.run_announcer import Announced, RunAnnouncer
 from aggregator.store.errors import DatabaseFullError
 from aggregator.store.state_codec import changed, digest, flatten
 from aggregator.store.types import DownloadBody, JournalEntry, PendingTask, Store, Timer, Version
 from edge_sdk.app.cli import fields
-from edge_sdk.app.clock import Clock
+from edge_sdk.app.clock import DAY, Clock
 from edge_sdk.wire.contract.method import (
     ALL,
     CONTRACTS,
@@ -118,6 +118,7 @@ class RoundEngine:
         self._values = self._announcer.last_values()
         self._announced_at = -SHOW_EVERY if manifest is None else clock.monotonic()
         self._announced_version = manifest.version if manifest is not None else -1
+        self._expires = None if manifest is None else manifest.expires
 
     @property
     def _announcer(self) -> RunAnnouncer:
@@ -220,6 +221,18 @@ class RoundEngine:
         moved = self.state.version != self._announced_version
         return moved and self._clock.monotonic() - self._announced_at >= SHOW_EVERY
 
+    @property
+    def is_expiring(self) -> bool:
+        """Return whether the manifest has to be signed again, so that devices do not refuse it.
+
+        Half of its validity is over, or it ends a day later than one signed now would: it was
+        signed by a clock that was ahead.
+        """
+        if self._expires is None:
+            return self.state.round > 0
+        left = self._expires - self._clock.wall()
+        return not VALIDITY / 2 < left <= VALIDITY + DAY
+
     def due(self) -> list[Event]:
         """Return the timers that are due; each stays pending until it is journalled."""
         if self.phase == "pause":
@@ -262,9 +275,13 @@ class RoundEngine:
         self.state = state
         return applied
 
-    def announced(self) -> tuple[Publication, ...]:
-        """Sign, save and return the announcements of the present state again."""
-        found = self._present_announcements()
+    def announced(self, *, anew: bool = True) -> tuple[Publication, ...]:
+        """Sign, save and return the announcements of the present state again.
+
+        Args:
+            anew: False leaves out the slots of a model that is announced already.
+        """
+        found = self._present_announcements(anew=anew)
         published = {one.topic: one.payload for one in found.publications}
         self._store.announce(published, found.contents, logged=found.logged)
         self._note_announced(self.state, found.publications)
@@ -303,12 +320,12 @@ class RoundEngine:
         state: Any = self.state
         return replace(state, is_open=False) if self.is_waiting and state.is_open else state
 
-    def _present_announcements(self) -> Announced:
+    def _present_announcements(self, *, anew: bool = True) -> Announced:
         task = self._announcer.task(self.state)
         task = replace(task, values={**self._values, **task.values})
         is_between = self.is_waiting and not self.is_paused and not self.is_done
         after = None if is_between else self._remaining()
-        return self._announcer.announcements(task, self.phase, after, chunk=self.chunk, anew=True)
+        return self._announcer.announcements(task, self.phase, after, chunk=self.chunk, anew=anew)
 
     def _restart_timers(self) -> None:
         self._timers = [run_timers.started(one.timer.due, self._clock) for one in self._timers]
@@ -411,6 +428,7 @@ class RoundEngine:
     def _note_announced(self, state: Course, publications: tuple[Publication, ...]) -> None:
         if publications:
             self._announced_version, self._announced_at = state.version, self._clock.monotonic()
+            self._expires = self._clock.wall() + VALIDITY
 
     def _version(self, closed: Closed, state: Course) -> Version:
         began, report = self._opened_at, dict(closed.report)

@@ -13,6 +13,7 @@ from aggregator.rounds import announcements as announce
 from aggregator.rounds.announcements import (
     BETWEEN,
     OVERLAP,
+    VALIDITY,
     Body,
     Ends,
     Opening,
@@ -144,6 +145,7 @@ class RunAnnouncer:
             chunk=chunk,
             ahead=0 if after is None else self._ahead(),
             step=step,
+            expires=min(self.clock.wall() + VALIDITY, TIME_LIMIT),
         )
         message = announce.manifest(self.run, task, body, opening, number=self.number, phase=phase)
         message, leaf = logged(

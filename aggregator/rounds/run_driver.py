@@ -262,7 +262,13 @@ class RunDriver:
         step(self._step("unwritten"), lambda: self.send(()))  # left over from a full disk
         if engine.is_behind and not engine.halted:
             step(self._step("announcement"), lambda: self._publisher.announce(engine.announced()))
+        elif engine.is_expiring:
+            step(self._step("renewal"), self._renew_manifest)
         self.report_closed()
+
+    def _renew_manifest(self) -> None:
+        """Sign the manifest again before devices refuse it, also while the run is paused or over."""
+        self._publisher.announce(self._engine.announced(anew=False))
 
     def sealed(self, device: str, message: Message) -> Reply:
         """Seal a message to one device."""

@@ -34,18 +34,21 @@ A bundle:
     (``session.manifest_checks.judge_bundle``)
 11. It requires encryption only of kinds that this version can encrypt: PLAIN_REFUSED.
     (``session.manifest_checks.judge_bundle``)
-12. Its archive has a size that can be transferred: MALFORMED, TOO_LARGE.
+12. Its validity is not over by the latest signed time: ANNOUNCEMENT_EXPIRED.
+    (``session.manifest_checks.check_expiry``)
+13. Its archive has a size that can be transferred: MALFORMED, TOO_LARGE.
     (``wire.protocol.transfer.check_sizes``)
-13. Each chunk of the archive has the right index and length: BAD_CHUNK.
+14. Each chunk of the archive has the right index and length: BAD_CHUNK.
     (``wire.protocol.transfer.Receiving.add``)
-14. The whole archive has the announced digest: NOT_FOUND, BAD_DIGEST.
+15. The whole archive has the announced digest: NOT_FOUND, BAD_DIGEST.
     (``wire.protocol.transfer.Receiving.body``)
-15. Root has signed the archive, its version is not older than an installed one, and it passes its
+16. Root has signed the archive, its version is not older than an installed one, and it passes its
     golden sample: BundleError. (``bundle.install``)
 
-The rules of a common model are those of ``session.manifest_checks.judge_model``, and of a task
-those of ``session.manifest_checks.judge_task``; rules 1 to 6 come first there too. A bundle with
-the serial number in force passes rules 8 to 11 and is then ignored.
+The rules of a common model are those of ``session.manifest_checks.judge_model`` and
+``session.manifest_checks.check_expiry``, and of a task those of
+``session.manifest_checks.judge_task``; rules 1 to 6 come first there too. A bundle with the serial
+number in force passes rules 8 to 12 and is then ignored.
 """
 
 from __future__ import annotations
@@ -163,16 +166,27 @@ class Announcements:
         if self.bundle is not None and self.bundle.digest != digest:
             self._left, self.bundle = self.bundle, None
 
-    def receive_bundle(self, announced: BundleMessage, body: bytes) -> Iterator[BundleAnnounced]:
+    def receive_bundle(
+        self, announced: BundleMessage, body: bytes, *, time: int
+    ) -> Iterator[BundleAnnounced]:
         """Follow a newer announcement; download its archive first if another bundle is installed.
 
+        An expired one is refused also if it is the one in force, which stays in use.
+
+        Args:
+            announced: The announcement.
+            body: Its bytes.
+            time: Latest signed server time, Unix milliseconds.
+
         Raises:
-            Refused: As ``manifest_checks.judge_bundle``, or sizes that no archive has.
+            Refused: As ``manifest_checks.judge_bundle`` and ``manifest_checks.check_expiry``, or
+                sizes that no archive has.
         """
         pending = self._downloads.manifest
         floor = [self._store.fact(name) for name in self._floor]
         newest = self.bundle or self._left
         manifest_checks.judge_bundle(announced, newest, self._methods, floor=(floor[0], floor[1]))
+        manifest_checks.check_expiry(announced, time)
         if self.bundle is not None and announced.serial == self.bundle.serial:
             return
         if announced.digest == self._installed:

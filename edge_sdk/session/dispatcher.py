@@ -16,6 +16,7 @@ from edge_sdk.session.events import (
     StoreLossDetected,
     TaskWithdrawn,
 )
+from edge_sdk.session.manifest_checks import check_expiry
 from edge_sdk.session.operator_commands import OperatorCommands
 from edge_sdk.session.parts import SessionParts
 from edge_sdk.session.poison_messages import digest_of, is_defect
@@ -27,6 +28,9 @@ from edge_sdk.wire.protocol import messages as m
 logger = logging.getLogger(__name__)
 
 Events = Iterator[SessionEvent]
+
+_LOGGED = frozenset((Reason.BAD_SCALAR, Reason.ANNOUNCEMENT_EXPIRED))
+"""Reasons of which the operator learns from the log, for every kind of announcement."""
 
 _REPORT_AGAIN = 60.0  # seconds until the same refused bundle is reported again
 
@@ -125,7 +129,8 @@ class Dispatcher:
             case m.ModelMessage() | m.TaskMessage() as request:
                 yield from self._receive_request(request, len(verified.body))
             case m.BundleMessage() as bundle:
-                yield from parts.announcements.receive_bundle(bundle, verified.body)
+                time = parts.time.latest_signed
+                yield from parts.announcements.receive_bundle(bundle, verified.body, time=time)
             case m.KeysMessage() as keys:
                 self._receive_keys(keys, verified.body)
             case m.TimeMessage(t=t):
@@ -215,6 +220,25 @@ class Dispatcher:
             yield from self._follow_run(parts.choice.offer(answer.runs))
             if parts.log.receive_welcome(answer, stated):
                 yield from self.reconsider()
+            yield from self._withdraw_expired()
+
+    def _withdraw_expired(self) -> Events:
+        """Withdraw a manifest that arrived before the time was known, if its validity is over.
+
+        Raises:
+            Refused: ANNOUNCEMENT_EXPIRED.
+        """
+        inbox, manifest = self._parts.inbox, self._parts.inbox.manifest
+        if manifest is None:
+            return
+        try:
+            check_expiry(manifest, self._parts.time.latest_signed)
+        except Refused:
+            inbox.forget_manifest()
+            if inbox.is_common:
+                self._parts.downloads.abandon()
+                yield TaskWithdrawn()
+            raise
 
     def _follow_run(self, name: str) -> Events:
         """Take part in the run of this name; nothing of the former is answered."""
@@ -234,7 +258,11 @@ class Dispatcher:
     def _welcomed(self, welcome: m.WelcomeMessage) -> None:
         parts = self._parts
         is_sound = parts.announcements.ring.is_in_force(welcome.time)
+        before = parts.time.latest_signed
         parts.time.correct(welcome.time, is_sound=is_sound)
+        has_refused = parts.link.refused[Reason.ANNOUNCEMENT_EXPIRED] > 0
+        if has_refused and parts.time.latest_signed < before:
+            parts.link.subscribe()  # they were judged by a time that was wrong
         lowered = parts.commands.lower(welcome.cmd)
         if lowered is not None:
             numbers = {"issued": welcome.cmd, "now": lowered}
@@ -282,7 +310,7 @@ class Dispatcher:
         """Count a verified message that is not followed; log an operator's error once."""
         self._parts.link.count_refused(refused.reason)
         why = str(refused)
-        is_error = refused.reason is Reason.BAD_SCALAR or kind == m.BundleMessage.kind
+        is_error = refused.reason in _LOGGED or kind == m.BundleMessage.kind
         is_first = is_error and why != self._last_refusal
         if is_first:
             self._last_refusal = why

@@ -116,6 +116,22 @@ def check_serial(serial: int, known: int) -> None:
         raise Refused(Reason.FROM_FUTURE, why)
 
 
+def check_expiry(announced: ModelMessage | BundleMessage, time: int) -> None:
+    """Refuse an announcement whose validity is over: a newer one may be withheld.
+
+    Args:
+        announced: A manifest, or a bundle announcement; without ``expires`` it is valid for ever.
+        time: Latest signed server time, Unix milliseconds.
+
+    Raises:
+        Refused: ANNOUNCEMENT_EXPIRED.
+    """
+    if announced.expires is not None and time >= announced.expires:
+        days = (time - announced.expires) / 86_400_000
+        why = f"announcement {announced.serial} expired {days:.1f} days ago"
+        raise Refused(Reason.ANNOUNCEMENT_EXPIRED, why)
+
+
 def judge_task(task: TaskMessage, seen: NewestAnnouncements, wanted: ManifestExpectation) -> None:
     """Refuse a task that this device must not work on, even if its signature is valid.
 

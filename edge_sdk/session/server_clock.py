@@ -41,6 +41,15 @@ class ServerClock:
         """Return server time in Unix milliseconds, or None without any hint in this process."""
         return self._time.now(self.uptime)
 
+    @property
+    def latest_signed(self) -> int:
+        """Latest server time that a signed message gave, Unix milliseconds.
+
+        The machine's clock is not used, so a device whose clock is wrong judges no announcement by
+        it. What the aggregator signed by a wrong clock counts until a welcome takes it back.
+        """
+        return max(self._time.floor, self.now() or 0)
+
     def has_passed(self, until: int, *, since: float, grace: float) -> bool:
         """Return whether a deadline is over; without a hint, ``grace`` seconds after ``since``."""
         return self._time.has_passed(until, self.uptime, since=since, grace=grace)
@@ -66,7 +75,7 @@ class ServerClock:
         The machine's clock is wrong if it is a day behind the newest signed time; then that time is
         used.
         """
-        signed = max(self._time.floor, self.now() or 0)
+        signed = self.latest_signed
         return signed / 1000 if self._clock.wall() + DAY < signed else None
 
     def earlier_certificate_time(self) -> float | None:

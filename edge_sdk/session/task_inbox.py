@@ -141,6 +141,10 @@ class TaskInbox:
         """Name of the fact with the newest serial number of a manifest."""
         return f"serial {self._name}" if self._name else "serial"
 
+    def forget_manifest(self) -> None:
+        """Forget the newest manifest: it is not to be followed any more."""
+        self.manifest = None
+
     def restart_serials(self) -> None:
         """Accept any serial number again: the holder of another key restarts the numbering."""
         self.seen, self.manifest = replace(self.seen, serial=0), None
@@ -166,9 +170,11 @@ class TaskInbox:
             is_held: True while an operator's command stops the device.
 
         Raises:
-            Refused: As ``manifest_checks.judge_model`` and ``ModelLog.continued``.
+            Refused: As ``manifest_checks.judge_model``, ``manifest_checks.check_expiry`` and
+                ``ModelLog.continued``.
         """
         manifest_checks.check_serial(manifest.serial, self.seen.serial)
+        manifest_checks.check_expiry(manifest, self._clock.latest_signed)
         before = self.manifest
         if self.manifest is None or manifest.serial > self.manifest.serial:
             self.manifest, self._manifest_at = manifest, self._clock.uptime

@@ -62,6 +62,7 @@ class Reason(IntEnum):
     NO_WINDOWS = 85
     LOG_FORK = 86
     NOT_LOGGED = 87
+    ANNOUNCEMENT_EXPIRED = 88
 
     @property
     def is_final(self) -> bool:

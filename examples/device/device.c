@@ -477,12 +477,19 @@ static void on_welcome(View header) {
   inline_limit = most, quota = day, welcome_time = ms, time_received = now();
   is_ready = 1, tries = 0, due = now(), printf("welcome life=%llu\n", (unsigned long long)life);
 }
+static int is_expired(View header) {         /* by server time; without it nothing counts as expired */
+  uint64_t expires = number_of(header, "expires");
+  int is_past = !misfit && server_time() >= expires;
+  misfit = 0;                                /* `expires` is optional */
+  if (is_past) fprintf(stderr, "device: an announcement expired: a newer one may be withheld\n");
+  return is_past;
+}
 static void on_bundle(View header) {
   uint64_t serial = number_of(header, "serial"), run = number_of(header, "run");
   View layout = bytes_of(header, "spec", 16);
   int is_served = text_is(header, "method", "fedavg") || text_is(header, "method", "fedprox") ||
                   text_is(header, "method", "fedavgm") || text_is(header, "method", "fedadam");
-  if (misfit || serial < at.bundle) return;
+  if (misfit || serial < at.bundle || is_expired(header)) return;
   if (serial > at.bundle) at.bundle = serial, save_numbers();
   bundle.run = is_served ? run : 0, memcpy(bundle.spec, layout.p, 16), schedule_step();
 }
@@ -504,6 +511,7 @@ static int is_drawn(View header) {           /* u < share (§11) */
 static void on_model(View header) {
   uint64_t serial = number_of(header, "serial"), size = number_of(header, "size"), chunk = number_of(header, "chunk");
   View digest = bytes_of(header, "digest", 32), layout = bytes_of(header, "spec", 16);
+  if (misfit || is_expired(header)) return;
   if (!is_drawn(header) || serial <= offered.serial || outbox.n || !text_is(header, "phase", "train")) return;
   double start = now() + uniform((double)number_of(header, "spread") / 1000);
   uint64_t until = number_of(header, "until"), round = number_of(header, "round"), version = number_of(header, "version");

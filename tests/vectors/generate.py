@@ -105,6 +105,18 @@ STEP_BODY = model_step.step_body(
 
 
 BUNDLE = hashlib.sha256(b"archive").digest()
+ANNOUNCED = messages.BundleMessage(
+    serial=4,
+    name="load-hourly",
+    version=2,
+    digest=BUNDLE,
+    size=7,
+    spec=SPEC.digest,
+    sdk="0.1.0",
+    method="fedavg",
+    run=7,
+    shared=("w",),
+)
 MANIFEST = messages.ModelMessage(
     serial=5,
     run=7,
@@ -297,14 +309,8 @@ def session() -> list[Case]:
             ),
             FROM_ROOT,
         ),
-        common(
-            "bundle",
-            messages.BundleMessage(
-                serial=4, name="load-hourly", version=2, digest=hashlib.sha256(b"archive").digest(),
-                size=7, spec=SPEC.digest, sdk="0.1.0", method="fedavg", run=7, shared=("w",),
-            ),
-            FROM_ROOT,
-        ),
+        common("bundle", ANNOUNCED, FROM_ROOT),
+        common("bundle-expires", replace(ANNOUNCED, expires=NOW + 34_560_000_000), FROM_ROOT),
         common("time", messages.TimeMessage(serial=900, t=NOW)),
         down("command", messages.CommandMessage(num=5, op="report", args={"minutes": 15.0})),
         up(
@@ -385,6 +391,7 @@ def model() -> list[Case]:
         *(common(f"model-logged-{i}", one) for i, one in enumerate(logged(manifest), 1)),
         common("part", messages.PartMessage(id=whole[:16], i=0, blob=body)),
         common("model-step", stepped),
+        common("model-expires", replace(manifest, expires=NOW + 1_209_600_000)),
         replace(
             common("part-step", messages.PartMessage(id=step[:16], i=0, blob=STEP_BODY)),
             topic=topics.part(FLEET, 1),

@@ -429,8 +429,8 @@ def test_a_newer_bundle_replaces_the_one_in_download_and_arrives(parts, store):
     whole = b"new"
     announcements = Announcements(store, parts.downloads, KeyRing(bytes(32)), ["fedavg"])
     newer = bundle(2, digest=digest(whole))
-    assert list(announcements.receive_bundle(bundle(1), b"one")) == []
-    assert list(announcements.receive_bundle(newer, b"two")) == []
+    assert list(announcements.receive_bundle(bundle(1), b"one", time=0)) == []
+    assert list(announcements.receive_bundle(newer, b"two", time=0)) == []
     completed = parts.downloads.add(m.ChunkMessage(digest(whole)[:16], 0, blob=whole))
     (event,) = announcements.downloaded(completed)
     assert event == events.BundleAnnounced(events.FoundBundle(newer, b"two", whole))
@@ -450,8 +450,8 @@ def test_with_another_bundle_in_use_the_announced_one_is_fetched_again_and_an_ol
     again.record_installed(bundle(1).digest)
     assert again.bundle is None
     with pytest.raises(Refused, match="ROLLBACK"):
-        list(again.receive_bundle(bundle(1), b"one"))
-    assert list(again.receive_bundle(newer, encode(newer))) == []
+        list(again.receive_bundle(bundle(1), b"one", time=0))
+    assert list(again.receive_bundle(newer, encode(newer), time=0)) == []
     completed = parts.downloads.add(m.ChunkMessage(digest(whole)[:16], 0, blob=whole))
     (event,) = again.downloaded(completed)
     assert event.found.archive == whole

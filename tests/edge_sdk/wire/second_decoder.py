@@ -68,9 +68,9 @@ TABLE = {
             "serial": ONE, "name": (S, 0, 64), "version": (I, 1, 2**31 - 1), "digest": (B, 32, 32),
             "size": (I, 1, 2**23), "spec": REF, "sdk": (S, 1, 32), "method": (S, 1, 16),
             "run": ONE, "shared": (L, 0, 32), "seal": (L, 0, 32), "encs": (L, 0, 32),
-            "url": (S, 1, 512),
+            "url": (S, 1, 512), "expires": TIME,
         },
-        "seal encs url",
+        "seal encs url expires",
     ),
     "model": (
         0,
@@ -81,9 +81,9 @@ TABLE = {
             "inline": (I, 0, 32768), "share": (F, 0.0, 1.0), "vals": (M, 0, 32), "cohort": REF,
             "deltas": (L, 0, 8), "ahead": (I, 1, 256),
             "note": (S, 1, 512), "path": (B, 0, 2048), "step": (B, 32, 32),
-            "step_size": (I, 1, 2**23),
+            "step_size": (I, 1, 2**23), "expires": TIME,
         },
-        "vals cohort deltas ahead note path step step_size",
+        "vals cohort deltas ahead note path step step_size expires",
     ),
     "task": (
         1,

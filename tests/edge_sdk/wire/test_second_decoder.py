@@ -107,10 +107,13 @@ def test_the_second_table_is_the_same_as_the_classes(kind):
     assert keys.keys() | ({"blob"} if with_blob else set()) == fields
 
 
+LOCAL = ("ROLLBACK", "UNUSABLE_LINK", "LOG_FORK", "NOT_LOGGED")
+
+
 def test_the_text_lists_every_code_with_its_number_and_channel():
     for reason in Reason:
         channel = (
-            ", local" if reason.name in ("ROLLBACK", "UNUSABLE_LINK", "LOG_FORK", "NOT_LOGGED")
+            ", local" if reason.name in LOCAL
             else " R, N" if reason is Reason.INTERNAL
             else " R" if reason.is_final else " N"
         )  # fmt: skip

@@ -73,6 +73,7 @@ class BundleMessage:
     seal: Words = ()  # kinds that must be sealed
     encs: Words = ("f4",)  # tensor encodings allowed in updates
     url: Annotated[str, Length(1, 512)] | None = None  # second location of the archive
+    expires: Moment | None = None  # server time from which a device refuses it
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +104,7 @@ class ModelMessage:
     path: LogProof = b""  # hashes that prove it
     step: Digest | None = None  # SHA-256 of the content body of a step from the version before
     step_size: BodySize | None = None  # bytes of the step's content body
+    expires: Moment | None = None  # server time from which a device refuses it
 
 
 @dataclass(frozen=True, slots=True)
