@@ -1,5 +1,6 @@
-"""What pytest must not import, because packages are absent; and how CI runs each test once."""
+"""What pytest must not import, because packages are absent; how CI runs each test once, with the same draws."""
 
+import os
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -27,8 +28,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--leave-out", metavar="FILE", help="leave out the tests that FILE names")
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
-    """Keep a list of passed tests where one is asked for; not in the workers of pytest-xdist."""
+    """Keep a list of passed tests where one is asked for; not in the workers of pytest-xdist.
+
+    With ``GRIDFED_REPEATABLE`` in the environment, pytest-randomly gets one seed.
+    """
+    if (
+        "GRIDFED_REPEATABLE" in os.environ
+        and getattr(config.option, "randomly_seed", 0) == "default"
+    ):
+        config.option.randomly_seed = 1
     if (path := config.getoption("--passed-to")) and not hasattr(config, "workerinput"):
         config.pluginmanager.register(PassedTests(Path(path)))
 
