@@ -291,11 +291,12 @@ def test_times_are_in_the_zone_of_the_viewer(served, driver):
 def test_a_page_shows_a_change_by_itself(served, driver):
     address, config, _ = served
     driver.get(address)
-    assert "1 quarantined" in driver.find_element(By.TAG_NAME, "main").text
+    figure = "a[href='/devices?state=quarantined'] b"
+    assert driver.find_element(By.CSS_SELECTOR, figure).text == "1"
     with open_store(config.database) as store:
         store.put_client(EnrolledDevice("new", (bytes(range(32)),), state="quarantined", why="x"))
     WebDriverWait(driver, chromium.PATIENCE, ignored_exceptions=[Exception]).until(
-        lambda d: "2 quarantined" in d.find_element(By.TAG_NAME, "main").text
+        lambda d: d.find_element(By.CSS_SELECTOR, figure).text == "2"
     )
 
 
