@@ -115,7 +115,8 @@ def one(arm: Arm, folder: Path, out: Path) -> list[Path]:
     path = out / arm.file
     tuned = out / replace(arm, name=f"{arm.name} tuned").file
     if not path.exists():
-        for result in reversed(plfl.run(arm, folder)):
+        resume = path.with_suffix(".resume")
+        for result in reversed(plfl.run(arm, folder, resume=resume)):
             target = out / Arm(**result["arm"]).file
             draft = target.with_suffix(".part")
             draft.write_text(json.dumps(result))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import numpy as np
@@ -9,8 +10,10 @@ import pytest
 
 from edge_sdk.bundle import Bundle, TrustedKeys
 from edge_sdk.forecasting.windows import Drawable
-from tools.experiments import buildings, claims, heterogeneity, plfl
+from tools import reproduce
+from tools.experiments import buildings, claims, figures, heterogeneity, plfl
 from tools.experiments.joint_loop import Plan, Pooled, gather, rounds
+from tools.experiments.resumable import Checkpoint
 
 
 def house(name: str, scale: float) -> buildings.Building:
@@ -38,6 +41,64 @@ def run(ground, shared, number=2, seed=0, names=("a", "b")):
     for _, after in rounds(plan, fleet):
         fleet = after
     return fleet
+
+
+ARM = plfl.Arm("e6", "made up", "FL", "paper", seed=0, rounds=4, steps=2, clients=2)
+ARMS = [replace(ARM, name=name) for name in ("FL", "cfg 1", "cfg 3", plfl.NO_FL)]
+ARMS.append(replace(ARM, experiment="e5", name="fedavgm"))
+
+
+def trained(arm, ground, path=None, stop=0):
+    def told(number):
+        if number == stop:
+            raise KeyboardInterrupt
+
+    return plfl._trained(arm, ground, told, Checkpoint(path, seconds=0.0))
+
+
+@pytest.mark.parametrize("arm", ARMS, ids=lambda arm: arm.name)
+def test_a_stopped_arm_continues_in_its_middle_with_the_same_bits(
+    ground, tmp_path, monkeypatch, arm
+):
+    """Momentum, Adam's moments and personal layers come back with it, and so does its curve."""
+    monkeypatch.setattr(plfl, "LOOKED_AT", (1, 4))
+    whole, path = trained(arm, ground)
+    resume = tmp_path / "arm.resume"
+    with pytest.raises(KeyboardInterrupt):
+        trained(arm, ground, resume, stop=3)
+    assert Checkpoint(resume).load()["fleet"]["done"] == 2
+    vectors, again = trained(arm, ground, resume)
+    assert all((vectors[x] == whole[x]).all() for x in whole)
+    assert again == path
+    assert [point["round"] for point in path] == [1, 4]
+
+
+@pytest.mark.parametrize("arm", ARMS, ids=lambda arm: arm.name)
+def test_a_short_run_is_the_beginning_of_a_long_one(ground, monkeypatch, arm):
+    monkeypatch.setattr(plfl, "LOOKED_AT", (2,))
+    assert trained(replace(arm, rounds=2), ground)[1] == trained(arm, ground)[1]
+
+
+def test_the_learning_curve_is_that_of_the_longest_kept_runs(tmp_path):
+    """An arm that was not run is not a line; without any there is no record."""
+    options = reproduce.parse(["figures", "--data", "x", "--out", str(tmp_path)])
+    assert figures.layer_lengths(options) is None
+    home = replace(ARM, dataset=figures.HOMES, rounds=50)
+    for arm, points in (
+        (home, [{"round": 20, "MAE": 3.0, "MASE": 2.0}]),
+        (replace(home, name="cfg 1", rounds=20), [{"round": 20, "MAE": 9.0, "MASE": 9.0}]),
+        (
+            replace(home, name="cfg 1"),
+            [{"round": 20, "MAE": 1.0, "MASE": 0.5}, {"round": 50, "MAE": 0.75, "MASE": 0.25}],
+        ),
+    ):
+        result = {"arm": {"rounds": arm.rounds}, "path": points}
+        (tmp_path / arm.file).write_text(json.dumps(result))
+    found = figures.layer_lengths(options)
+    assert found["across"] == [20, 50]
+    first, second = found["panels"]
+    assert first["lines"] == {"FL": [3.0, None], "cfg 1": [1.0, 0.75]}
+    assert second["lines"] == {"FL": [2.0, None], "cfg 1": [0.5, 0.25]}
 
 
 def test_sharing_everything_leaves_one_model_and_sharing_the_body_does_not(ground):

@@ -2,8 +2,8 @@
 
     python tools/reproduce.py figures --data data --out runs
 
-PL-FL's Figure 4 is made of E6's kept results (the longest runs in ``--out``), and PFGL's Figure 3
-of E1's; the learning curve of PFGL's longest run is made of its saved middles
+PL-FL's Figure 4 and its learning curves are made of the kept results of E5 and E6 (the longest runs
+in ``--out``), and PFGL's Figure 3 of E1's; the learning curve of PFGL's longest run is made of its saved middles
 (``tools/experiments/long_run.py``). PFGL's Figure 2 and BAFDP's Figures 2 and 3 train a model for
 each panel, in some minutes and some seconds. Records go to ``tools/papers/curves`` and ``weights``,
 pictures are made of them by ``reproduce.py list --docs docs``.
@@ -14,7 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -29,12 +29,14 @@ from tools.experiments import (
     charging,
     ev,
     long_run,
+    plfl,
 )
 from tools.experiments.resumable import Checkpoint
 from tools.papers import curves, drawings
 
 EXPERIMENT = "figures"
 LAST, DAYS = 150, 2
+HOMES = "building_resstock_ca_alameda"
 CONFIGURATIONS = ("FL", "cfg 1", "cfg 2", "cfg 3")
 
 Record = Mapping[str, Any]
@@ -44,6 +46,8 @@ def main(options: argparse.Namespace) -> int:
     """Write every record that can be made; name those that cannot."""
     makers: Mapping[str, Callable[[argparse.Namespace], Record | None]] = {
         "pl-fl-fig-4": last_forecasts,
+        "pl-fl-servers": server_lengths,
+        "pl-fl-layers": layer_lengths,
         "bafdp-fig-2": cell_forecasts,
         "bafdp-fig-3": budgets,
         "pfgl-fig-2": station_fans,
@@ -74,16 +78,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def last_forecasts(options: argparse.Namespace) -> Record | None:
     """Return the last forecasts of the second building, by every configuration (PL-FL, Fig. 4)."""
-    name = "building_resstock_ca_alameda"
-    found = {}
-    for arm in CONFIGURATIONS:
-        paths = options.out.glob(f"e6-{name}-paper-{arm.replace(' ', '')}-k*-s0.json")
-        kept = [json.loads(path.read_text()) for path in paths]
-        if kept:
-            found[arm] = max(kept, key=lambda r: int(r["arm"]["rounds"]))
-    if len(found) < len(CONFIGURATIONS) or not (options.data / name).is_dir():
+    found = _longest("e6", CONFIGURATIONS, options)
+    if len(found) < len(CONFIGURATIONS) or not (options.data / HOMES).is_dir():
         return None
-    house = buildings.load(options.data, name, 2)[1]
+    house = buildings.load(options.data, HOMES, 2)[1]
     rows = found["FL"]["forecasts"][house.name]["target_index"][-LAST:]
     truth = house.columns[buildings.LOAD][rows]
     lines = {arm: _rounded(r["forecasts"][house.name]["point"][-LAST:]) for arm, r in found.items()}
@@ -92,6 +90,42 @@ def last_forecasts(options: argparse.Namespace) -> Record | None:
         for arm, values in lines.items()
     ]
     return {"x": "hour", "y": "kWh", "across": list(range(1, LAST + 1)), "panels": panels}
+
+
+def server_lengths(options: argparse.Namespace) -> Record | None:
+    """Return the learning curves of PL-FL's server algorithms (E5)."""
+    return _learning(_longest("e5", tuple(plfl.SERVERS), options), "3 homes of ResStock")
+
+
+def layer_lengths(options: argparse.Namespace) -> Record | None:
+    """Return the learning curves of PL-FL's configurations (E6)."""
+    return _learning(_longest("e6", (plfl.NO_FL, *CONFIGURATIONS), options), "42 homes of ResStock")
+
+
+def _longest(experiment: str, names: Iterable[str], options: argparse.Namespace) -> dict[str, Any]:
+    """Return the longest kept run of each arm of the paper's form, seed 0, on ResStock."""
+    found = {}
+    for name in names:
+        paths = options.out.glob(f"{experiment}-{HOMES}-paper-{name.replace(' ', '')}-k*-s0.json")
+        if kept := [json.loads(path.read_text()) for path in paths]:
+            found[name] = max(kept, key=lambda r: int(r["arm"]["rounds"]))
+    return found
+
+
+def _learning(found: Mapping[str, Any], where: str) -> Record | None:
+    """Return both errors of every run over its rounds; None without a run that kept its course."""
+    paths = {name: r["path"] for name, r in found.items() if r.get("path")}
+    if not paths:
+        return None
+    across = sorted({point["round"] for path in paths.values() for point in path})
+    panels = []
+    for kind, title in (("MAE", "test part: MAE, kWh"), ("MASE", "test part: MASE")):
+        lines = {}
+        for name, path in paths.items():
+            values = {point["round"]: float(f"{point[kind]:.4g}") for point in path}
+            lines[name] = [values.get(number) for number in across]
+        panels.append({"title": title, "lines": lines})
+    return {"x": "rounds (the paper has 2000)", "y": where, "across": across, "panels": panels}
 
 
 def cell_forecasts(options: argparse.Namespace) -> Record | None:
