@@ -19,6 +19,7 @@ from edge_sdk.wire.contract.method import CONTRACTS, Task, Update
 from tools import reproduce
 from tools.experiments import (
     bafdp,
+    cell_curves,
     cells,
     cellular_setup,
     matrix,
@@ -143,6 +144,59 @@ def test_bafdps_parts_work_together(folder):
     assert one["liars"]
     assert set(one["liars"]).isdisjoint(one["cells"].keys() - set(one["liars"]))
     assert one["path"][-1]["RMSE"] < 3.0 * one["path"][0]["RMSE"]
+
+
+@pytest.fixture
+def few(folder, tmp_path):
+    words = [
+        "figures",
+        "--data",
+        str(folder),
+        "--out",
+        str(tmp_path),
+        "--cells",
+        "4",
+        "--work",
+        "8",
+    ]
+    return reproduce.parse(words)
+
+
+def test_both_horizons_of_the_figure_show_the_same_hours(few):
+    """What was measured at an hour does not depend on how far ahead it was forecast."""
+    panels = cell_curves.forecasts(few)["panels"]
+    near, far = panels[: cell_curves.FORECAST], panels[cell_curves.FORECAST :]
+    assert [x["lines"]["measured"] for x in near] == [x["lines"]["measured"] for x in far]
+    assert all(len(set(x["lines"]["measured"])) > 1 for x in near)
+    assert near[0]["lines"]["forecast"] != far[0]["lines"]["forecast"]
+
+
+def test_lines_over_time_have_values_at_their_own_times(few):
+    """One method waits and the other does not: each time belongs to a run of them."""
+    made = cell_curves.waiting(few)
+    assert [one["title"] for one in made["panels"]] == [
+        "Milan: training loss",
+        "Milan: RMSE",
+        "Milan: MAE",
+    ]
+    for one in made["panels"]:
+        kept = [
+            {at for at, y in zip(made["across"], line, strict=True) if y is not None}
+            for line in one["lines"].values()
+        ]
+        assert len(kept) == 2
+        assert all(kept)
+        assert set.union(*kept) == set(made["across"])
+
+
+def test_attackers_and_budgets_have_a_line_each(few, monkeypatch):
+    monkeypatch.setattr(robust, "FIGURE_8", (0.25, 0.75))
+    (panel,) = cell_curves.attackers(few)["panels"]
+    assert list(panel["lines"]) == ["0%", "25%", "75%"]
+    assert panel["lines"]["75%"][-1] > panel["lines"]["0%"][-1]
+    made = cell_curves.budgets(few)
+    assert [one["title"] for one in made["panels"]] == ["Milan, a=30", "Milan, a=50"]
+    assert all(one["lines"]["epsilon"][-1] > one["lines"]["epsilon"][0] for one in made["panels"])
 
 
 def test_a_liar_sees_honest_answers_and_keeps_its_header():

@@ -3,10 +3,11 @@
     python tools/reproduce.py figures --data data --out runs
 
 PL-FL's Figure 4 and its learning curves are made of the kept results of E5 and E6 (the longest runs
-in ``--out``), and PFGL's Figure 3 of E1's; the learning curve of PFGL's longest run is made of its saved middles
-(``tools/experiments/long_run.py``). PFGL's Figure 2 and BAFDP's Figures 2 and 3 train a model for
-each panel, in some minutes and some seconds. Records go to ``tools/papers/curves`` and ``weights``,
-pictures are made of them by ``reproduce.py list --docs docs``.
+in ``--out``), and PFGL's Figure 3 of E1's; the learning curve of PFGL's longest run is made of its
+saved middles (``tools/experiments/long_run.py``). All others are trained first, PFGL's Figure 2 in
+some minutes and each line of the others in some seconds; what ``--out`` has is not trained again.
+Records go to ``tools/papers/curves`` and ``weights``, pictures are made of them by
+``reproduce.py list --docs docs``.
 """
 
 from __future__ import annotations
@@ -17,14 +18,10 @@ import sys
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-import numpy as np
-
-from edge_sdk.forecasting.forecast import rolling
 from tools.experiments import (
-    bafdp,
+    artificial_graph_curves,
     buildings,
-    cells,
-    cellular_setup,
+    cell_curves,
     chargers,
     charging,
     ev,
@@ -33,6 +30,7 @@ from tools.experiments import (
 )
 from tools.experiments.resumable import Checkpoint
 from tools.papers import curves, drawings
+from tools.papers.curves import rounded
 
 EXPERIMENT = "figures"
 LAST, DAYS = 150, 2
@@ -48,8 +46,13 @@ def main(options: argparse.Namespace) -> int:
         "pl-fl-fig-4": last_forecasts,
         "pl-fl-servers": server_lengths,
         "pl-fl-layers": layer_lengths,
-        "bafdp-fig-2": cell_forecasts,
-        "bafdp-fig-3": budgets,
+        "bafdp-fig-2": cell_curves.forecasts,
+        "bafdp-fig-3": cell_curves.budgets,
+        "bafdp-fig-4-to-6": cell_curves.waiting,
+        "bafdp-fig-8": cell_curves.attackers,
+        "graph-aware-fig-10-1": artificial_graph_curves.five,
+        "graph-aware-fig-10-3": artificial_graph_curves.fifty,
+        "graph-aware-fig-10-4": artificial_graph_curves.text,
         "pfgl-fig-2": station_fans,
         "pfgl-fig-3": station_weights,
         "pfgl-lengths": long_run.lengths,
@@ -84,9 +87,9 @@ def last_forecasts(options: argparse.Namespace) -> Record | None:
     house = buildings.load(options.data, HOMES, 2)[1]
     rows = found["FL"]["forecasts"][house.name]["target_index"][-LAST:]
     truth = house.columns[buildings.LOAD][rows]
-    lines = {arm: _rounded(r["forecasts"][house.name]["point"][-LAST:]) for arm, r in found.items()}
+    lines = {arm: rounded(r["forecasts"][house.name]["point"][-LAST:]) for arm, r in found.items()}
     panels = [
-        {"title": arm, "lines": {"measured": _rounded(truth), "forecast": values}}
+        {"title": arm, "lines": {"measured": rounded(truth), "forecast": values}}
         for arm, values in lines.items()
     ]
     return {"x": "hour", "y": "kWh", "across": list(range(1, LAST + 1)), "panels": panels}
@@ -128,43 +131,6 @@ def _learning(found: Mapping[str, Any], where: str) -> Record | None:
     return {"x": "rounds (the paper has 2000)", "y": where, "across": across, "panels": panels}
 
 
-def cell_forecasts(options: argparse.Namespace) -> Record | None:
-    """Return BAFDP's forecasts of two cells over the test week, an hour ahead (BAFDP, Fig. 2)."""
-    if not (options.data / cells.MILAN).is_dir():
-        return None
-    arm = cellular_setup.Arm(
-        "e9", cells.MILAN, 1, "BAFDP", "mlp", None, options.work, 0, clients=options.cells or 10
-    )
-    base = cellular_setup.ground(arm, options.data)
-    vectors, _ = bafdp.trained(arm, base)
-    panels = []
-    for name in sorted(base.cells)[:2]:
-        cut = base.served[name]
-        rows = cells.origins(base.cells[name], cut, "test")
-        told = rolling(base.bundle.forecast, vectors[name], cut, rows)[:, 0]
-        lines = {"measured": _rounded(cut.truth(rows)[:, 0]), "forecast": _rounded(told)}
-        panels.append({"title": name, "lines": lines})
-    length = len(rows)
-    return {"x": "hour", "y": "traffic", "across": list(range(1, length + 1)), "panels": panels}
-
-
-def budgets(options: argparse.Namespace) -> Record | None:
-    """Return the mean budget epsilon of the devices over the firings, by its cap (BAFDP, Fig. 3)."""
-    if not (options.data / cells.MILAN).is_dir():
-        return None
-    panels, across = [], []
-    for cap in (30.0, 50.0):
-        arm = cellular_setup.Arm(
-            "e10", cells.MILAN, 1, "BAFDP", "mlp", cap, options.work, 0, clients=options.cells or 10
-        )
-        _, path = bafdp.trained(arm, cellular_setup.ground(arm, options.data))
-        across = [x["firing"] for x in path]
-        panels.append(
-            {"title": f"a={cap:g}", "lines": {"epsilon": _rounded([x["epsilon"] for x in path])}}
-        )
-    return {"x": "firing", "y": "mean epsilon", "across": across, "panels": panels}
-
-
 def station_fans(options: argparse.Namespace) -> Record | None:
     """Return PFGL's intervals six steps ahead at every station, over some days (PFGL, Fig. 2)."""
     if not (options.data / ev.BOULDER).is_dir():
@@ -181,8 +147,8 @@ def station_fans(options: argparse.Namespace) -> Record | None:
         start = len(rows) // 2
         some = slice(start, start + DAYS * ev.DAY)
         truth, fan = base.frames[name].truth(rows[some])[:, -1], ev.served(fans[name][some, -1])
-        lines = {"measured": _rounded(truth), "median": _rounded(fan[:, 1])}
-        ends = {"low": _rounded(fan[:, 0]), "high": _rounded(fan[:, 2])}
+        lines = {"measured": rounded(truth), "median": rounded(fan[:, 1])}
+        ends = {"low": rounded(fan[:, 0]), "high": rounded(fan[:, 2])}
         panels.append({"title": name, "lines": lines, **ends})
     kept.drop()
     across = [(i + 1) / 2 for i in range(DAYS * ev.DAY)]
@@ -196,15 +162,6 @@ def station_weights(options: argparse.Namespace) -> Record | None:
     if not path.is_file():
         return None
     last = json.loads(path.read_text())["credits"][-1]
-    rows = [_rounded([last[x].get(y, 0.0) for y in last]) for x in last]
+    rows = [rounded([last[x].get(y, 0.0) for y in last]) for x in last]
     title = f"weight of a station's model (column) for another (row), round {arm.rounds}"
     return {"title": title, "names": list(last), "rows": rows}
-
-
-def _rounded(values: Any) -> list[float]:  # noqa: ANN401 - an array or a list
-    """Return numbers of four digits; what was not measured is the value before it."""
-    out: list[float] = []
-    for value in np.asarray(values, np.float64):
-        known = float(f"{value:.4g}") if np.isfinite(value) else (out[-1] if out else 0.0)
-        out.append(known)
-    return out
