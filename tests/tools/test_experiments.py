@@ -155,6 +155,33 @@ def test_a_claim_must_hold_in_every_seed():
     assert [claim.holds for claim in claims.of_e5(bad)] == [False, False, True]
 
 
+@pytest.mark.parametrize(
+    ("changed", "failing"),
+    [
+        ({}, 3),  # one set: not each configuration can be the best
+        ({"cfg_1": [9.0, 7.0]}, 2),  # 8 on average: another one is the lowest
+        ({"cfg_3": [21.0, 21.0]}, 0),  # above No-FL
+        ({"FL": [5.5, 5.5]}, 1),
+    ],
+)
+def test_configurations_are_judged_on_averages_as_in_the_paper(changed, failing):
+    values = {"No_FL": [20.0, 20.0], "FL": [30.0, 30.0], "cfg_1": [1.0, 9.0]}
+    values |= {"cfg_2": [6.0, 6.0], "cfg_3": [7.0, 7.0]} | changed
+    found = list(results(**values))
+    for one in found:
+        one["arm"]["name"] = one["arm"]["name"].replace("No FL", plfl.NO_FL)
+    verdicts = [claim.holds for claim in claims.of_e6(found)]
+    assert not verdicts[3]
+    assert not verdicts[failing]
+    assert verdicts[0] is (failing != 0)
+
+
+def test_all_cells_but_one_must_be_below_the_naive_forecast():
+    good = {"FL": [9.0], "pooled": [9.0], "cfg_1": [0.5], "cfg_2": [0.6], "cfg_3": [1.5]}
+    assert claims.of_e6(list(results(**good)))[4].holds
+    assert not claims.of_e6(list(results(**good | {"cfg_2": [1.1]})))[4].holds
+
+
 def test_a_gain_counts_only_against_local_training_to_convergence():
     (claim,) = claims.gains(list(results(local_long=[1.0], cfg_1=[1.1])))
     assert claim.verdict == "NOT reproduced"
