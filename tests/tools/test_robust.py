@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shutil
 from dataclasses import replace
 
 import numpy as np
@@ -366,6 +367,28 @@ def test_every_experiment_lists_each_run_once():
     assert len({x.file for x in listed}) == len(listed)
     assert {x.experiment for x in listed} == {"e9", "e10", "e11", "e12", "e14"}
     assert len(robust.squares(options)) == 2 * 11 * 9 * 3
+
+
+@pytest.mark.slow
+def test_the_sweep_on_trento_is_made_where_trento_is_there(folder, tmp_path):
+    """Its budgets and numbers are those of Table III, and its best budget is a claim."""
+    shutil.copytree(folder / cells.MILAN, tmp_path / cells.MILAN)
+    words = ["e10", "--data", str(tmp_path), "--out", str(tmp_path / "out"), "--seeds", "1"]
+    words += ["--cells", "2", "--work", "2", "--workers", "1"]
+    options = reproduce.parse(words)
+    options.cellular = [cells.MILAN]
+    assert {x.dataset for x in robust.arms(options)} == {cells.MILAN}
+    assert reproduce.main(words) == 0
+    said = (tmp_path / "out" / "E10.md").read_text()
+    assert "Trento is not in the data folder" in said
+    assert "38.3569" not in said
+    shutil.copytree(folder / cells.MILAN, tmp_path / cells.TRENTO)
+    assert reproduce.main(words) == 0
+    said = (tmp_path / "out" / "E10.md").read_text()
+    assert "Trento is not" not in said
+    (row,) = [line for line in said.splitlines() if "38.3569 / 16.6541" in line]
+    assert row.startswith("| 20 |")
+    assert "the best budget is 20, cellular_trento H=1" in said
 
 
 def test_data_is_asked_for(capsys):

@@ -169,8 +169,7 @@ def _shown(one: Exhibit, name: str) -> list[str]:
         ),
         "",
     ]
-    if one.command != "none":
-        lines += [f"Command: `{one.command}`", ""]
+    lines += [f"Command: `{one.command}`", ""]
     if one.has_picture:
         lines += [f"![{one.unit}]({Path(picture_name(name, one)).name})", ""]
     return lines
