@@ -198,7 +198,20 @@ def test_what_goes_with_load_is_correlated_over_buildings_and_over_time(capsys):
         for x in houses
     ]
     assert heterogeneity.of_time(with_weather, "weather.temperature") == pytest.approx(-1.0)
-    assert np.isnan(heterogeneity.of_time(houses, "weather.humidity"))
+    assert np.isnan(heterogeneity.of_time(houses, "relative_humidity"))
+    known = [
+        replace(
+            x, further={"relative_humidity": x.columns[buildings.LOAD], "year_built": np.float64(y)}
+        )
+        for x, y in zip(houses, [1990.0, np.nan, 1950.0], strict=True)
+    ]
+    assert heterogeneity.of_time(known, "relative_humidity") == pytest.approx(1.0)
+    assert heterogeneity.of_site(known, "year_built") == pytest.approx(
+        -1.0
+    )  # c is larger and older
+    assert np.isnan(heterogeneity.of_site(houses, "year_built"))
     rows = heterogeneity.boxes(houses)
     assert [row[2] for row in rows] == sorted(row[2] for row in rows)
-    assert heterogeneity.lines({"building_x": some})[2].startswith("| feature | x | paper |")
+    lines = heterogeneity.lines({"building_x": some})
+    assert lines[2].startswith("| feature | x | paper |")
+    assert "| wind_direction | no data | -0.0246, 0.0787, 0.0787 |" in lines
