@@ -26,7 +26,7 @@ from tools.experiments import (
     long_run,
 )
 from tools.experiments.charging import Arm
-from tools.experiments.graph_baselines import marks
+from tools.experiments.graph_baselines import TABLE_V, marks
 from tools.experiments.resumable import Checkpoint
 
 NAMES = ("A", "B", "C")
@@ -77,6 +77,14 @@ def test_a_rows_turns_are_settings_of_its_method(name):
     row = charging.FIELD[name]
     assert replace(METHODS[row.method].settings().turns, **row.turns)
     assert row.graph == "residual" or row.graph in KINDS[row.method]
+
+
+def test_every_cell_of_the_papers_table_of_attacks_has_an_arm():
+    options = reproduce.parse(["e2", "--data", "x", "--seeds", "1"])
+    made = {(x.attack, x.liars, x.name) for x in graphs.arms(options) if x.dataset == ev.BOULDER}
+    wanted = {(*which, name) for which, row in TABLE_V.items() for name in row}
+    assert len(wanted) == 60
+    assert made >= wanted
 
 
 @pytest.mark.usefixtures("hasty")
