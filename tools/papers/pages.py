@@ -120,7 +120,7 @@ def page(paper: Paper, name: str) -> str:
             "",
             "## Claims",
             "",
-            "Each with the paper's own criterion.",
+            "Each with the paper's own criterion. What a paper says of other work is not judged.",
             "",
             *_table(
                 ("the paper says", "here", "by"),
