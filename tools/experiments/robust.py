@@ -112,7 +112,10 @@ def _e12(options: argparse.Namespace, seed: int) -> list[Arm]:
 
 
 def _e14(options: argparse.Namespace, seed: int) -> list[Arm]:
-    """Yield the parts of BAFDP one by one and together, and FedAvg where it has them."""
+    """Yield the parts of BAFDP one by one and together, and FedAvg where it has them.
+
+    A day ahead its defaults alone.
+    """
     few = min(options.cells or ROUND, ROUND)
     make = partial(_arm, options, "e14", seed, clients=few)
     out = []
@@ -121,7 +124,8 @@ def _e14(options: argparse.Namespace, seed: int) -> list[Arm]:
             common = {"budget": budget, "attack": attack, "ratio": ratio}
             out += [make(name="BAFDP, defaults", clock=x, **common) for x in ("even", "straggler")]
             out.append(make(name="FedAvg", **common))
-    return out
+    far = {"name": "BAFDP, defaults", "horizon": 24}
+    return [*out, make(**far), make(**far, attack="flipping", ratio=MOST)]
 
 
 def squares(options: argparse.Namespace) -> list[Square]:
