@@ -232,6 +232,24 @@ def test_runs_of_different_lengths_are_judged_apart():
         assert held[f"{text} (PFGL at its best held-back round, No_FL at its last step)"]
 
 
+def stations(name, **scores):
+    """A run whose stations have these scores of QS, MIL and ICP."""
+    rows = {x: dict(zip(("QS", "MIL", "ICP"), y, strict=True)) for x, y in scores.items()}
+    return {**told(name, 1.0), "stations": rows}
+
+
+def test_the_improved_rate_counts_stations_that_are_better_than_alone():
+    """Lower in QS and MIL, and closer to 0.8 in ICP: 0.9 is as far as 0.7, and not closer."""
+    alone = stations("No_FL", A=(1.0, 2.0, 0.7), B=(1.0, 2.0, 0.75))
+    others = [stations(x, A=(1.0, 2.0, 0.7), B=(1.0, 2.0, 0.75)) for x in TABLE_V["", 0]]
+    others[-1] = stations("PFGL", A=(0.9, 1.0, 0.9), B=(1.2, 1.5, 0.82))
+    lines = graph_pages.by_station([alone, *others])
+    rates = [line.split("|")[-2].strip() for line in lines if line.startswith("| PFGL")]
+    assert rates == ["50%", "100%", "50%"]
+    assert sum("LSTM-PFL" in line and line.endswith("| 0% |") for line in lines) == 3
+    assert graph_pages.by_station([alone, *others[1:]]) == []  # a row is missing
+
+
 @pytest.mark.parametrize(("near", "far", "holds"), [(0.9, 0.8, True), (1.2, 1.1, False)])
 def test_the_headline_needs_a_gain_that_grows_with_the_horizon(near, far, holds):
     """A smaller loss six steps ahead is no gain."""
