@@ -26,6 +26,10 @@ from edge_sdk.app.settings import shown
 from edge_sdk.wire.contract.method import Up
 from edge_sdk.wire.protocol.codec import pack_tensor
 
+MANY_STEPS = 24
+"""Length of a forecast from which BAFDP is known to be weak; shorter ones of several steps were not
+measured."""
+
 add_arguments = add_config
 
 
@@ -52,11 +56,26 @@ def run(args: Namespace) -> CommandResult:
     lines += [f"{one['kind']:<{width}}  {one['file']}: {one['status']}" for one in expiring]
     lines += [f"warning: {one['file']}: {one['status']}" for one in expiring if one["soon"]]
     lines += [f"warning: {one}" for found in projections for one in found.warnings()]
+    weak = [text for one in (bound, *further) if (text := _robustness(one))]
+    lines += [f"warning: {one}" for one in weak]
     settings = [{"key": key, "value": value, "origin": origin} for key, value, origin in said]
     data = {"settings": settings, **facts, "certificates": expiring}
     data["projection"] = _projected(projections[0])
     data |= {"runs": others} if others else {}
+    data |= {"warnings": weak} if weak else {}
     return CommandResult(data, "\n".join([*lines, f"{args.config}: valid"]))
+
+
+def _robustness(bound: BoundRun) -> str:
+    """Return what Byzantine devices cost BAFDP in forecasts of many steps; empty for few steps."""
+    name, steps = bound.config.run.method, bound.bundle.manifest.window.horizon
+    if name not in {"bafdp", "bsfdp"} or steps < MANY_STEPS:
+        return ""
+    return (
+        f"run.method: {name} with forecasts of {steps} steps: three tenths of devices with flipped "
+        "models raised the error by 39 % a day ahead, and by 4 % an hour ahead (docs/methods.md); "
+        "rsa: by 7 %"
+    )
 
 
 def _facts(bound: BoundRun, projection: LinkProjection) -> dict[str, object]:

@@ -68,6 +68,27 @@ def test_check_config_prints_the_projection(workplace, tmp_path, capsys):
     assert said["traffic"].startswith("5.71 rounds a day x ")
 
 
+@pytest.mark.parametrize(
+    "chosen",
+    [
+        ("bafdp", "cells-mlp-24", True),
+        ("bsfdp", "cells-mlp-24", True),
+        ("bafdp", "cells-mlp-1", False),
+        ("rsa", "cells-mlp-24", False),
+    ],
+)
+def test_check_config_warns_of_bafdp_a_day_ahead(workplace, tmp_path, capsys, chosen):
+    method, bundle, is_warned = chosen
+    path = workplace(replacing=[('"fedavg"', f'"{method}"'), ('"toy"', f'"{bundle}"')])
+    keys.save_signing_key(tmp_path / "state" / "aggregator.key", ONLINE)
+    code, said = checked(path, capsys)
+    assert code == 0, said
+    assert any("raised the error by 39 %" in x for x in said.get("warnings", [])) is is_warned
+    assert cli.main(["check-config", str(path)]) == 0
+    text = capsys.readouterr().out
+    assert (f"warning: run.method: {method} with forecasts of 24 steps" in text) is is_warned
+
+
 def test_a_schedule_beyond_the_quota_is_refused_with_the_figures(workplace, tmp_path, capsys):
     path = workplace(replacing=[(CONTINUOUS, "schedule = { rounds_per_day = 1000 }")])
     path.write_text(path.read_text() + "\n[admission]\ndaily_bytes = 100_000\n")

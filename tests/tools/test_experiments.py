@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import numpy as np
@@ -9,8 +10,10 @@ import pytest
 
 from edge_sdk.bundle import Bundle, TrustedKeys
 from edge_sdk.forecasting.windows import Drawable
-from tools.experiments import buildings, claims, heterogeneity, plfl
+from tools import reproduce
+from tools.experiments import buildings, claims, figures, heterogeneity, plfl
 from tools.experiments.joint_loop import Plan, Pooled, gather, rounds
+from tools.experiments.resumable import Checkpoint
 
 
 def house(name: str, scale: float) -> buildings.Building:
@@ -38,6 +41,64 @@ def run(ground, shared, number=2, seed=0, names=("a", "b")):
     for _, after in rounds(plan, fleet):
         fleet = after
     return fleet
+
+
+ARM = plfl.Arm("e6", "made up", "FL", "paper", seed=0, rounds=4, steps=2, clients=2)
+ARMS = [replace(ARM, name=name) for name in ("FL", "cfg 1", "cfg 3", plfl.NO_FL)]
+ARMS.append(replace(ARM, experiment="e5", name="fedavgm"))
+
+
+def trained(arm, ground, path=None, stop=0):
+    def told(number):
+        if number == stop:
+            raise KeyboardInterrupt
+
+    return plfl._trained(arm, ground, told, Checkpoint(path, seconds=0.0))
+
+
+@pytest.mark.parametrize("arm", ARMS, ids=lambda arm: arm.name)
+def test_a_stopped_arm_continues_in_its_middle_with_the_same_bits(
+    ground, tmp_path, monkeypatch, arm
+):
+    """Momentum, Adam's moments and personal layers come back with it, and so does its curve."""
+    monkeypatch.setattr(plfl, "LOOKED_AT", (1, 4))
+    whole, path = trained(arm, ground)
+    resume = tmp_path / "arm.resume"
+    with pytest.raises(KeyboardInterrupt):
+        trained(arm, ground, resume, stop=3)
+    assert Checkpoint(resume).load()["fleet"]["done"] == 2
+    vectors, again = trained(arm, ground, resume)
+    assert all((vectors[x] == whole[x]).all() for x in whole)
+    assert again == path
+    assert [point["round"] for point in path] == [1, 4]
+
+
+@pytest.mark.parametrize("arm", ARMS, ids=lambda arm: arm.name)
+def test_a_short_run_is_the_beginning_of_a_long_one(ground, monkeypatch, arm):
+    monkeypatch.setattr(plfl, "LOOKED_AT", (2,))
+    assert trained(replace(arm, rounds=2), ground)[1] == trained(arm, ground)[1]
+
+
+def test_the_learning_curve_is_that_of_the_longest_kept_runs(tmp_path):
+    """An arm that was not run is not a line; without any there is no record."""
+    options = reproduce.parse(["figures", "--data", "x", "--out", str(tmp_path)])
+    assert figures.layer_lengths(options) is None
+    home = replace(ARM, dataset=figures.HOMES, rounds=50)
+    for arm, points in (
+        (home, [{"round": 20, "MAE": 3.0, "MASE": 2.0}]),
+        (replace(home, name="cfg 1", rounds=20), [{"round": 20, "MAE": 9.0, "MASE": 9.0}]),
+        (
+            replace(home, name="cfg 1"),
+            [{"round": 20, "MAE": 1.0, "MASE": 0.5}, {"round": 50, "MAE": 0.75, "MASE": 0.25}],
+        ),
+    ):
+        result = {"arm": {"rounds": arm.rounds}, "path": points}
+        (tmp_path / arm.file).write_text(json.dumps(result))
+    found = figures.layer_lengths(options)
+    assert found["across"] == [20, 50]
+    first, second = found["panels"]
+    assert first["lines"] == {"FL": [3.0, None], "cfg 1": [1.0, 0.75]}
+    assert second["lines"] == {"FL": [2.0, None], "cfg 1": [0.5, 0.25]}
 
 
 def test_sharing_everything_leaves_one_model_and_sharing_the_body_does_not(ground):
@@ -94,6 +155,33 @@ def test_a_claim_must_hold_in_every_seed():
     assert [claim.holds for claim in claims.of_e5(bad)] == [False, False, True]
 
 
+@pytest.mark.parametrize(
+    ("changed", "failing"),
+    [
+        ({}, 3),  # one set: not each configuration can be the best
+        ({"cfg_1": [9.0, 7.0]}, 2),  # 8 on average: another one is the lowest
+        ({"cfg_3": [21.0, 21.0]}, 0),  # above No-FL
+        ({"FL": [5.5, 5.5]}, 1),
+    ],
+)
+def test_configurations_are_judged_on_averages_as_in_the_paper(changed, failing):
+    values = {"No_FL": [20.0, 20.0], "FL": [30.0, 30.0], "cfg_1": [1.0, 9.0]}
+    values |= {"cfg_2": [6.0, 6.0], "cfg_3": [7.0, 7.0]} | changed
+    found = list(results(**values))
+    for one in found:
+        one["arm"]["name"] = one["arm"]["name"].replace("No FL", plfl.NO_FL)
+    verdicts = [claim.holds for claim in claims.of_e6(found)]
+    assert not verdicts[3]
+    assert not verdicts[failing]
+    assert verdicts[0] is (failing != 0)
+
+
+def test_all_cells_but_one_must_be_below_the_naive_forecast():
+    good = {"FL": [9.0], "pooled": [9.0], "cfg_1": [0.5], "cfg_2": [0.6], "cfg_3": [1.5]}
+    assert claims.of_e6(list(results(**good)))[4].holds
+    assert not claims.of_e6(list(results(**good | {"cfg_2": [1.1]})))[4].holds
+
+
 def test_a_gain_counts_only_against_local_training_to_convergence():
     (claim,) = claims.gains(list(results(local_long=[1.0], cfg_1=[1.1])))
     assert claim.verdict == "NOT reproduced"
@@ -110,7 +198,20 @@ def test_what_goes_with_load_is_correlated_over_buildings_and_over_time(capsys):
         for x in houses
     ]
     assert heterogeneity.of_time(with_weather, "weather.temperature") == pytest.approx(-1.0)
-    assert np.isnan(heterogeneity.of_time(houses, "weather.humidity"))
+    assert np.isnan(heterogeneity.of_time(houses, "relative_humidity"))
+    known = [
+        replace(
+            x, further={"relative_humidity": x.columns[buildings.LOAD], "year_built": np.float64(y)}
+        )
+        for x, y in zip(houses, [1990.0, np.nan, 1950.0], strict=True)
+    ]
+    assert heterogeneity.of_time(known, "relative_humidity") == pytest.approx(1.0)
+    assert heterogeneity.of_site(known, "year_built") == pytest.approx(
+        -1.0
+    )  # c is larger and older
+    assert np.isnan(heterogeneity.of_site(houses, "year_built"))
     rows = heterogeneity.boxes(houses)
     assert [row[2] for row in rows] == sorted(row[2] for row in rows)
-    assert heterogeneity.lines({"building_x": some})[2].startswith("| feature | x | paper |")
+    lines = heterogeneity.lines({"building_x": some})
+    assert lines[2].startswith("| feature | x | paper |")
+    assert "| wind_direction | no data | -0.0246, 0.0787, 0.0787 |" in lines

@@ -26,7 +26,7 @@ from tools.experiments import (
     long_run,
 )
 from tools.experiments.charging import Arm
-from tools.experiments.graph_baselines import marks
+from tools.experiments.graph_baselines import TABLE_V, marks
 from tools.experiments.resumable import Checkpoint
 
 NAMES = ("A", "B", "C")
@@ -77,6 +77,14 @@ def test_a_rows_turns_are_settings_of_its_method(name):
     row = charging.FIELD[name]
     assert replace(METHODS[row.method].settings().turns, **row.turns)
     assert row.graph == "residual" or row.graph in KINDS[row.method]
+
+
+def test_every_cell_of_the_papers_table_of_attacks_has_an_arm():
+    options = reproduce.parse(["e2", "--data", "x", "--seeds", "1"])
+    made = {(x.attack, x.liars, x.name) for x in graphs.arms(options) if x.dataset == ev.BOULDER}
+    wanted = {(*which, name) for which, row in TABLE_V.items() for name in row}
+    assert len(wanted) == 60
+    assert made >= wanted
 
 
 @pytest.mark.usefixtures("hasty")
@@ -222,6 +230,24 @@ def test_runs_of_different_lengths_are_judged_apart():
     for rounds in (48, 480):
         text = f"in {rounds} rounds, QS of PFGL is below No_FL's of the same length"
         assert held[f"{text} (PFGL at its best held-back round, No_FL at its last step)"]
+
+
+def stations(name, **scores):
+    """A run whose stations have these scores of QS, MIL and ICP."""
+    rows = {x: dict(zip(("QS", "MIL", "ICP"), y, strict=True)) for x, y in scores.items()}
+    return {**told(name, 1.0), "stations": rows}
+
+
+def test_the_improved_rate_counts_stations_that_are_better_than_alone():
+    """Lower in QS and MIL, and closer to 0.8 in ICP: 0.9 is as far as 0.7, and not closer."""
+    alone = stations("No_FL", A=(1.0, 2.0, 0.7), B=(1.0, 2.0, 0.75))
+    others = [stations(x, A=(1.0, 2.0, 0.7), B=(1.0, 2.0, 0.75)) for x in TABLE_V["", 0]]
+    others[-1] = stations("PFGL", A=(0.9, 1.0, 0.9), B=(1.2, 1.5, 0.82))
+    lines = graph_pages.by_station([alone, *others])
+    rates = [line.split("|")[-2].strip() for line in lines if line.startswith("| PFGL")]
+    assert rates == ["50%", "100%", "50%"]
+    assert sum("LSTM-PFL" in line and line.endswith("| 0% |") for line in lines) == 3
+    assert graph_pages.by_station([alone, *others[1:]]) == []  # a row is missing
 
 
 @pytest.mark.parametrize(("near", "far", "holds"), [(0.9, 0.8, True), (1.2, 1.1, False)])

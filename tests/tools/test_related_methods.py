@@ -1,6 +1,7 @@
 """The graph experiments: what they make up, count, judge and write."""
 
 import argparse
+import json
 
 import numpy as np
 import pytest
@@ -8,6 +9,7 @@ import pytest
 from aggregator.graph import Site
 from edge_sdk.bundle import Bundle, TrustedKeys
 from tools.experiments import (
+    artificial_graph_curves,
     language,
     located_devices,
     real_graphs,
@@ -132,6 +134,39 @@ def test_a_quick_run_writes_a_page_with_every_claim(tmp_path):
     assert "<img" in (tmp_path / "E7.html").read_text()
     options.kept = True
     assert related_methods_pages.main(options) == 0
+
+
+def keep(folder, figure, method, *parts):
+    """Keep a run as it is kept: round, bytes, loss, distance, loss of the average."""
+    found = [{"method": method, "seed": 0, "figure": figure, **said} for said in parts]
+    (folder / synthetic_graph.file(figure, method, 0, quick=False)).write_text(json.dumps(found))
+
+
+def test_a_figure_has_the_loss_of_the_average_where_there_is_no_server(tmp_path):
+    options = argparse.Namespace(out=tmp_path, quick=False)
+    shown = {"train": [[1, 0.0, 4.0, 0.0, 5.0], [6, 0.0, 2.0, 0.0, 3.0]]}
+    shown["test"] = [[1, 0.0, 8.0, 0.0, 9.0]]
+    for method in synthetic_graph.KINDS:
+        keep(tmp_path, "10.3", method, *({"part": x, "shown": y} for x, y in shown.items()))
+    record = artificial_graph_curves.fifty(options)
+    train, test = (one["lines"] for one in record["panels"])
+    assert record["across"] == [1, 6]
+    assert (train["FeSEM"], train["DFL-SGD"]) == ([4.0, 2.0], [5.0, 3.0])
+    assert (test["FeSEM"], test["DFL-GT"]) == ([8.0, None], [9.0, None])
+
+
+def test_a_figure_shows_the_two_steps_that_it_names(tmp_path):
+    options = argparse.Namespace(out=tmp_path, quick=False)
+    for method in synthetic_graph.SPEEDS:
+        runs = [
+            {"linear": net is synthetic_graph.LINE, "fading": fading, "rate": rate}
+            | {"shown": [[1, 0.0, 10 * rate + fading, 0.0]]}
+            for net, fading, rate in synthetic_graph.ways(quick=False)
+        ]
+        keep(tmp_path, "10.1", method, *runs)
+    constant, fading = (one["lines"] for one in artificial_graph_curves.five(options)["panels"])
+    assert constant == {"FedAvg": [1.0], "DFL-GT": [1.0], "DFL-SGD": [1.0]}
+    assert fading == {"FedAvg": [2.0], "DFL-GT": [2.0], "DFL-SGD": [2.0]}
 
 
 def real(name, seed, score):

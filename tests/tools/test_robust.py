@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shutil
 from dataclasses import replace
 
 import numpy as np
@@ -19,6 +20,7 @@ from edge_sdk.wire.contract.method import CONTRACTS, Task, Update
 from tools import reproduce
 from tools.experiments import (
     bafdp,
+    cell_curves,
     cells,
     cellular_setup,
     matrix,
@@ -143,6 +145,59 @@ def test_bafdps_parts_work_together(folder):
     assert one["liars"]
     assert set(one["liars"]).isdisjoint(one["cells"].keys() - set(one["liars"]))
     assert one["path"][-1]["RMSE"] < 3.0 * one["path"][0]["RMSE"]
+
+
+@pytest.fixture
+def few(folder, tmp_path):
+    words = [
+        "figures",
+        "--data",
+        str(folder),
+        "--out",
+        str(tmp_path),
+        "--cells",
+        "4",
+        "--work",
+        "8",
+    ]
+    return reproduce.parse(words)
+
+
+def test_both_horizons_of_the_figure_show_the_same_hours(few):
+    """What was measured at an hour does not depend on how far ahead it was forecast."""
+    panels = cell_curves.forecasts(few)["panels"]
+    near, far = panels[: cell_curves.FORECAST], panels[cell_curves.FORECAST :]
+    assert [x["lines"]["measured"] for x in near] == [x["lines"]["measured"] for x in far]
+    assert all(len(set(x["lines"]["measured"])) > 1 for x in near)
+    assert near[0]["lines"]["forecast"] != far[0]["lines"]["forecast"]
+
+
+def test_lines_over_time_have_values_at_their_own_times(few):
+    """One method waits and the other does not: each time belongs to a run of them."""
+    made = cell_curves.waiting(few)
+    assert [one["title"] for one in made["panels"]] == [
+        "Milan: training loss",
+        "Milan: RMSE",
+        "Milan: MAE",
+    ]
+    for one in made["panels"]:
+        kept = [
+            {at for at, y in zip(made["across"], line, strict=True) if y is not None}
+            for line in one["lines"].values()
+        ]
+        assert len(kept) == 2
+        assert all(kept)
+        assert set.union(*kept) == set(made["across"])
+
+
+def test_attackers_and_budgets_have_a_line_each(few, monkeypatch):
+    monkeypatch.setattr(robust, "FIGURE_8", (0.25, 0.75))
+    (panel,) = cell_curves.attackers(few)["panels"]
+    assert list(panel["lines"]) == ["0%", "25%", "75%"]
+    assert panel["lines"]["75%"][-1] > panel["lines"]["0%"][-1]
+    made = cell_curves.budgets(few)
+    assert [one["title"] for one in made["panels"]] == ["Milan, a=30", "Milan, a=50"]
+    assert all(one["lines"]["epsilon"][-1] > one["lines"]["epsilon"][0] for one in made["panels"])
 
 
 def test_a_liar_sees_honest_answers_and_keeps_its_header():
@@ -312,6 +367,28 @@ def test_every_experiment_lists_each_run_once():
     assert len({x.file for x in listed}) == len(listed)
     assert {x.experiment for x in listed} == {"e9", "e10", "e11", "e12", "e14"}
     assert len(robust.squares(options)) == 2 * 11 * 9 * 3
+
+
+@pytest.mark.slow
+def test_the_sweep_on_trento_is_made_where_trento_is_there(folder, tmp_path):
+    """Its budgets and numbers are those of Table III, and its best budget is a claim."""
+    shutil.copytree(folder / cells.MILAN, tmp_path / cells.MILAN)
+    words = ["e10", "--data", str(tmp_path), "--out", str(tmp_path / "out"), "--seeds", "1"]
+    words += ["--cells", "2", "--work", "2", "--workers", "1"]
+    options = reproduce.parse(words)
+    options.cellular = [cells.MILAN]
+    assert {x.dataset for x in robust.arms(options)} == {cells.MILAN}
+    assert reproduce.main(words) == 0
+    said = (tmp_path / "out" / "E10.md").read_text()
+    assert "Trento is not in the data folder" in said
+    assert "38.3569" not in said
+    shutil.copytree(folder / cells.MILAN, tmp_path / cells.TRENTO)
+    assert reproduce.main(words) == 0
+    said = (tmp_path / "out" / "E10.md").read_text()
+    assert "Trento is not" not in said
+    (row,) = [line for line in said.splitlines() if "38.3569 / 16.6541" in line]
+    assert row.startswith("| 20 |")
+    assert "the best budget is 20, cellular_trento H=1" in said
 
 
 def test_data_is_asked_for(capsys):

@@ -124,7 +124,7 @@ def _look(arm: Arm, base: Ground, moment: Moment, number: int, common: Vector) -
     lied = set(_liars(arm, base))
     honest = {name: common for name in base.cells if name not in lied}
     seen = {"time": moment.time, "firing": float(number), **together(judged(base, honest))}
-    if arm.experiment == "e11":
+    if arm.experiment in {"e11", "e12"}:
         seen["loss"] = _loss(base, common)
     if "eps" in moment.closed.report:
         seen["epsilon"] = float(moment.closed.report["eps"])

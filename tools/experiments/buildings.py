@@ -7,8 +7,9 @@ the product's (``edge_sdk.forecasting.windows``).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -20,6 +21,14 @@ from edge_sdk.wire.contract.manifest import Feature, Manifest, Target, Window
 
 LOAD = "elec.import.energy"
 WEATHER = ("weather.temperature", "weather.wind_speed")
+FURTHER: Mapping[str, str] = {
+    "direct_normal_radiation": "direct_normal_wm2",
+    "diffuse_horizontal_radiation": "diffuse_horiz_wm2",
+    "wind_direction": "wind_dir_deg",
+    "relative_humidity": "rel_humidity_pct",
+}
+"""Weather of ResStock that no model reads, and its columns."""
+
 SETS = ("building_bdg2_fl_az_ca", "building_resstock_ca_alameda", "building_simbench_15min")
 CLIENTS = 42
 PARTS: Mapping[str, Span] = {"train": (0.0, 0.8), "test": (0.8, 0.9), "validation": (0.9, 1.0)}
@@ -36,6 +45,7 @@ class Building:
         start: Unix seconds of the first row; local time is used as if it were UTC.
         columns: Stream to values, NaN where missing, each of shape ``(T,)``.
         site: Static features by name.
+        further: Weather and static features that no model reads, by name: a series, or one number.
     """
 
     name: str
@@ -43,6 +53,7 @@ class Building:
     start: int
     columns: Mapping[str, NDArray[np.float64]]
     site: Mapping[str, float]
+    further: Mapping[str, Any] = field(default_factory=dict)
 
     def series(self) -> Series:
         """Return the readings on the SDK's grid."""
@@ -68,10 +79,14 @@ def load(folder: Path, name: str, clients: int = CLIENTS) -> list[Building]:
 def _bdg2(folder: Path) -> Iterator[Building]:
     table = pd.read_parquet(folder / "electricity_hourly_kwh.parquet")
     table = table[table.ts_local >= "2017-01-01"].reset_index(drop=True)
-    areas = pd.read_csv(folder / "buildings.csv").set_index("building_id")["sqm"]
+    known = pd.read_csv(folder / "buildings.csv").set_index("building_id")
     for name in table.columns.drop("ts_local"):
-        site = {"floor_area": float(areas.get(name, 0.0) or 0.0)}
-        yield Building(name, 3600, _start(table), {LOAD: table[name].to_numpy(float)}, site)
+        site = {"floor_area": float(known["sqm"].get(name, 0.0) or 0.0)}
+        load = {LOAD: table[name].to_numpy(float)}
+        further = {}
+        if "yearbuilt" in known.columns:
+            further["year_built"] = np.float64(known["yearbuilt"].get(name, np.nan))
+        yield Building(name, 3600, _start(table), load, site, further)
 
 
 def _resstock(folder: Path) -> Iterator[Building]:
@@ -82,10 +97,15 @@ def _resstock(folder: Path) -> Iterator[Building]:
         WEATHER[0]: weather["dry_bulb_c"].to_numpy(float),
         WEATHER[1]: weather["wind_speed_ms"].to_numpy(float),
     }
+    further = {
+        name: weather[column].to_numpy(float)
+        for name, column in FURTHER.items()
+        if column in weather.columns
+    }
     for number, rows in table.groupby("building_id", observed=True):
         columns = {LOAD: rows.load_kwh.to_numpy(float), **outside}
         site = {"floor_area": float(roofs[int(str(number))])}
-        yield Building(f"B{number}", 3600, _start(rows), columns, site)
+        yield Building(f"B{number}", 3600, _start(rows), columns, site, further)
 
 
 def _simbench(folder: Path) -> Iterator[Building]:

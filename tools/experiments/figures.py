@@ -2,11 +2,12 @@
 
     python tools/reproduce.py figures --data data --out runs
 
-PL-FL's Figure 4 is made of E6's kept results (the longest runs in ``--out``), and PFGL's Figure 3
-of E1's; the learning curve of PFGL's longest run is made of its saved middles
-(``tools/experiments/long_run.py``). PFGL's Figure 2 and BAFDP's Figures 2 and 3 train a model for
-each panel, in some minutes and some seconds. Records go to ``tools/papers/curves`` and ``weights``,
-pictures are made of them by ``reproduce.py list --docs docs``.
+PL-FL's Figure 4 and its learning curves are made of the kept results of E5 and E6 (the longest runs
+in ``--out``), and PFGL's Figure 3 of E1's; the learning curve of PFGL's longest run is made of its
+saved middles (``tools/experiments/long_run.py``). All others are trained first, PFGL's Figure 2 in
+some minutes and each line of the others in some seconds; what ``--out`` has is not trained again.
+Records go to ``tools/papers/curves`` and ``weights``, pictures are made of them by
+``reproduce.py list --docs docs``.
 """
 
 from __future__ import annotations
@@ -14,27 +15,26 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-import numpy as np
-
-from edge_sdk.forecasting.forecast import rolling
 from tools.experiments import (
-    bafdp,
+    artificial_graph_curves,
     buildings,
-    cells,
-    cellular_setup,
+    cell_curves,
     chargers,
     charging,
     ev,
     long_run,
+    plfl,
 )
 from tools.experiments.resumable import Checkpoint
 from tools.papers import curves, drawings
+from tools.papers.curves import rounded
 
 EXPERIMENT = "figures"
 LAST, DAYS = 150, 2
+HOMES = "building_resstock_ca_alameda"
 CONFIGURATIONS = ("FL", "cfg 1", "cfg 2", "cfg 3")
 
 Record = Mapping[str, Any]
@@ -44,8 +44,15 @@ def main(options: argparse.Namespace) -> int:
     """Write every record that can be made; name those that cannot."""
     makers: Mapping[str, Callable[[argparse.Namespace], Record | None]] = {
         "pl-fl-fig-4": last_forecasts,
-        "bafdp-fig-2": cell_forecasts,
-        "bafdp-fig-3": budgets,
+        "pl-fl-servers": server_lengths,
+        "pl-fl-layers": layer_lengths,
+        "bafdp-fig-2": cell_curves.forecasts,
+        "bafdp-fig-3": cell_curves.budgets,
+        "bafdp-fig-4-to-6": cell_curves.waiting,
+        "bafdp-fig-8": cell_curves.attackers,
+        "graph-aware-fig-10-1": artificial_graph_curves.five,
+        "graph-aware-fig-10-3": artificial_graph_curves.fifty,
+        "graph-aware-fig-10-4": artificial_graph_curves.text,
         "pfgl-fig-2": station_fans,
         "pfgl-fig-3": station_weights,
         "pfgl-lengths": long_run.lengths,
@@ -74,61 +81,54 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def last_forecasts(options: argparse.Namespace) -> Record | None:
     """Return the last forecasts of the second building, by every configuration (PL-FL, Fig. 4)."""
-    name = "building_resstock_ca_alameda"
-    found = {}
-    for arm in CONFIGURATIONS:
-        paths = options.out.glob(f"e6-{name}-paper-{arm.replace(' ', '')}-k*-s0.json")
-        kept = [json.loads(path.read_text()) for path in paths]
-        if kept:
-            found[arm] = max(kept, key=lambda r: int(r["arm"]["rounds"]))
-    if len(found) < len(CONFIGURATIONS) or not (options.data / name).is_dir():
+    found = _longest("e6", CONFIGURATIONS, options)
+    if len(found) < len(CONFIGURATIONS) or not (options.data / HOMES).is_dir():
         return None
-    house = buildings.load(options.data, name, 2)[1]
+    house = buildings.load(options.data, HOMES, 2)[1]
     rows = found["FL"]["forecasts"][house.name]["target_index"][-LAST:]
     truth = house.columns[buildings.LOAD][rows]
-    lines = {arm: _rounded(r["forecasts"][house.name]["point"][-LAST:]) for arm, r in found.items()}
+    lines = {arm: rounded(r["forecasts"][house.name]["point"][-LAST:]) for arm, r in found.items()}
     panels = [
-        {"title": arm, "lines": {"measured": _rounded(truth), "forecast": values}}
+        {"title": arm, "lines": {"measured": rounded(truth), "forecast": values}}
         for arm, values in lines.items()
     ]
     return {"x": "hour", "y": "kWh", "across": list(range(1, LAST + 1)), "panels": panels}
 
 
-def cell_forecasts(options: argparse.Namespace) -> Record | None:
-    """Return BAFDP's forecasts of two cells over the test week, an hour ahead (BAFDP, Fig. 2)."""
-    if not (options.data / cells.MILAN).is_dir():
+def server_lengths(options: argparse.Namespace) -> Record | None:
+    """Return the learning curves of PL-FL's server algorithms (E5)."""
+    return _learning(_longest("e5", tuple(plfl.SERVERS), options), "3 homes of ResStock")
+
+
+def layer_lengths(options: argparse.Namespace) -> Record | None:
+    """Return the learning curves of PL-FL's configurations (E6)."""
+    return _learning(_longest("e6", (plfl.NO_FL, *CONFIGURATIONS), options), "42 homes of ResStock")
+
+
+def _longest(experiment: str, names: Iterable[str], options: argparse.Namespace) -> dict[str, Any]:
+    """Return the longest kept run of each arm of the paper's form, seed 0, on ResStock."""
+    found = {}
+    for name in names:
+        paths = options.out.glob(f"{experiment}-{HOMES}-paper-{name.replace(' ', '')}-k*-s0.json")
+        if kept := [json.loads(path.read_text()) for path in paths]:
+            found[name] = max(kept, key=lambda r: int(r["arm"]["rounds"]))
+    return found
+
+
+def _learning(found: Mapping[str, Any], where: str) -> Record | None:
+    """Return both errors of every run over its rounds; None without a run that kept its course."""
+    paths = {name: r["path"] for name, r in found.items() if r.get("path")}
+    if not paths:
         return None
-    arm = cellular_setup.Arm(
-        "e9", cells.MILAN, 1, "BAFDP", "mlp", None, options.work, 0, clients=options.cells or 10
-    )
-    base = cellular_setup.ground(arm, options.data)
-    vectors, _ = bafdp.trained(arm, base)
+    across = sorted({point["round"] for path in paths.values() for point in path})
     panels = []
-    for name in sorted(base.cells)[:2]:
-        cut = base.served[name]
-        rows = cells.origins(base.cells[name], cut, "test")
-        told = rolling(base.bundle.forecast, vectors[name], cut, rows)[:, 0]
-        lines = {"measured": _rounded(cut.truth(rows)[:, 0]), "forecast": _rounded(told)}
-        panels.append({"title": name, "lines": lines})
-    length = len(rows)
-    return {"x": "hour", "y": "traffic", "across": list(range(1, length + 1)), "panels": panels}
-
-
-def budgets(options: argparse.Namespace) -> Record | None:
-    """Return the mean budget epsilon of the devices over the firings, by its cap (BAFDP, Fig. 3)."""
-    if not (options.data / cells.MILAN).is_dir():
-        return None
-    panels, across = [], []
-    for cap in (30.0, 50.0):
-        arm = cellular_setup.Arm(
-            "e10", cells.MILAN, 1, "BAFDP", "mlp", cap, options.work, 0, clients=options.cells or 10
-        )
-        _, path = bafdp.trained(arm, cellular_setup.ground(arm, options.data))
-        across = [x["firing"] for x in path]
-        panels.append(
-            {"title": f"a={cap:g}", "lines": {"epsilon": _rounded([x["epsilon"] for x in path])}}
-        )
-    return {"x": "firing", "y": "mean epsilon", "across": across, "panels": panels}
+    for kind, title in (("MAE", "test part: MAE, kWh"), ("MASE", "test part: MASE")):
+        lines = {}
+        for name, path in paths.items():
+            values = {point["round"]: float(f"{point[kind]:.4g}") for point in path}
+            lines[name] = [values.get(number) for number in across]
+        panels.append({"title": title, "lines": lines})
+    return {"x": "rounds (the paper has 2000)", "y": where, "across": across, "panels": panels}
 
 
 def station_fans(options: argparse.Namespace) -> Record | None:
@@ -147,8 +147,8 @@ def station_fans(options: argparse.Namespace) -> Record | None:
         start = len(rows) // 2
         some = slice(start, start + DAYS * ev.DAY)
         truth, fan = base.frames[name].truth(rows[some])[:, -1], ev.served(fans[name][some, -1])
-        lines = {"measured": _rounded(truth), "median": _rounded(fan[:, 1])}
-        ends = {"low": _rounded(fan[:, 0]), "high": _rounded(fan[:, 2])}
+        lines = {"measured": rounded(truth), "median": rounded(fan[:, 1])}
+        ends = {"low": rounded(fan[:, 0]), "high": rounded(fan[:, 2])}
         panels.append({"title": name, "lines": lines, **ends})
     kept.drop()
     across = [(i + 1) / 2 for i in range(DAYS * ev.DAY)]
@@ -162,15 +162,6 @@ def station_weights(options: argparse.Namespace) -> Record | None:
     if not path.is_file():
         return None
     last = json.loads(path.read_text())["credits"][-1]
-    rows = [_rounded([last[x].get(y, 0.0) for y in last]) for x in last]
+    rows = [rounded([last[x].get(y, 0.0) for y in last]) for x in last]
     title = f"weight of a station's model (column) for another (row), round {arm.rounds}"
     return {"title": title, "names": list(last), "rows": rows}
-
-
-def _rounded(values: Any) -> list[float]:  # noqa: ANN401 - an array or a list
-    """Return numbers of four digits; what was not measured is the value before it."""
-    out: list[float] = []
-    for value in np.asarray(values, np.float64):
-        known = float(f"{value:.4g}") if np.isfinite(value) else (out[-1] if out else 0.0)
-        out.append(known)
-    return out

@@ -18,6 +18,9 @@ from tools.experiments.rankings import where
 SHOWN = ("PFGL", "No_FL", "No_FL converged", "week, alone", OURS)
 """Rows of the tables by station."""
 
+COVERAGE = 0.8
+"""Nominal coverage of the interval between the quantiles 0.1 and 0.9."""
+
 _HINDSIGHT = (
     "Worst stations, as served; before: as forecast. MIL equal is that of the forecast intervals, "
     "each end moved outwards by a multiple known in hindsight, until they miss no more."
@@ -53,7 +56,8 @@ def e1(results: Results, marks: Marks, missing: Sequence[str] = ()) -> Page:
         lines += ["", "### Beside others, on the same windows: QS", "", *_marked(results, marks)]
     if any("served" in r for r in results):
         lines += ["", "### Served intervals: calibrated on the device", "", *_served(results)]
-    lines += ["", "### By station: QS", "", *_stations(results), "", *_fans(results)]
+    lines += ["", "### By station: QS", "", *_stations(results), "", *by_station(results)]
+    lines += _fans(results)
     return Page("E1: PFGL on real charging sites", claims, lines)
 
 
@@ -199,6 +203,39 @@ def _stations(results: Results) -> list[str]:
             cells = [_mean(found, station) for found in rows.values()]
             body.append([called(task), station, *cells])
     return table(("", "station", *SHOWN), body)
+
+
+def by_station(results: Results) -> list[str]:
+    """Return the paper's Tables II to IV of every task that has all of its rows, seed 0.
+
+    The improved rate is the share of stations that are better than without a federation: a lower
+    QS, a shorter interval, a coverage closer to 0.8.
+    """
+    lines = []
+    for dataset, horizon in tasks(results):
+        at = {"dataset": dataset, "horizon": horizon, "seed": 0, "attack": "", "stations": None}
+        found = {name: where(results, name=name, **at) for name in TABLES}
+        if not all(found.values()):
+            continue
+        for kind in ("QS", "MIL", "ICP"):
+            rows = {x: {k: v[kind] for k, v in r[0]["stations"].items()} for x, r in found.items()}
+            lines += [f"#### {called((dataset, horizon))}: {kind} by station, seed 0", ""]
+            lines += [*_improved(rows, kind), ""]
+    return lines
+
+
+def _improved(rows: Mapping[str, Mapping[str, float]], kind: str) -> list[str]:
+    alone = rows["No_FL"]
+    body = []
+    for name, row in rows.items():
+        better = [_badness(row[x], kind) < _badness(alone[x], kind) for x in row]
+        cells = [f"{value:.4g}" for value in (*row.values(), np.mean([*row.values()]))]
+        body.append([name, *cells, f"{np.mean(better):.0%}" if name != "No_FL" else ""])
+    return table(("", *alone, "mean", "improved rate"), body)
+
+
+def _badness(value: float, kind: str) -> float:
+    return round(abs(value - COVERAGE), 9) if kind == "ICP" else value
 
 
 def _mean(found: Results, station: str) -> str:

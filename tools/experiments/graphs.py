@@ -37,7 +37,9 @@ CROWDS = (1, 4)
 ALL = 8
 """All stations of the first attacked set lie, as in the paper's Table V; rows of the paper only."""
 
-ATTACKED = ("PFGL", "LSTM-FedAvg", "LSTM-PFL", "CNFGNN")
+ATTACKED = ("PFGL", "LSTM-FedAvg", "LSTM-CNN-FedAvg", "LSTM-PFL", "LSTM-CNN-PFL", "CNFGNN")
+"""Every row of the paper's Table V."""
+
 SPARED = ("PFGL, residual", "PFGL, unmasked")
 """Without the server's guard that also keeps out of the graph whom most others leave out."""
 

@@ -10,7 +10,7 @@ import hashlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -22,7 +22,7 @@ from edge_sdk.methods import METHODS as DEVICE
 from edge_sdk.methods.local_sgd import LocalSgd, LocalState
 from edge_sdk.methods.training_context import Batch, Graph, ShellContext, Windows
 from edge_sdk.shared_math.optim import adam
-from edge_sdk.wire.contract.method import ALL, Closed, Half, Task, Update
+from edge_sdk.wire.contract.method import ALL, Closed, Effects, Half, Task, Update
 from edge_sdk.wire.contract.parameter_layout import ParamSpec, Vector
 
 
@@ -97,14 +97,38 @@ def redrawn(spec: ParamSpec, initial: Vector, rng: np.random.Generator) -> Vecto
     return out
 
 
+_CHANGING = ("states", "common", "done", "server", "task")
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Fleet:
-    """All devices of a plan, between two rounds."""
+    """All devices of a plan, and its server, between two rounds.
+
+    Attributes:
+        spec: Layout of the vector.
+        halves: The devices' halves.
+        states: The devices' states.
+        common: The newest common layers.
+        done: How many rounds are over.
+        server: The server half's state after them; None before the first.
+        task: What it asks next; None before the first round and after the last.
+    """
 
     spec: ParamSpec
     halves: Mapping[str, Half[LocalState]]
     states: dict[str, LocalState]
     common: Vector
+    done: int = 0
+    server: Any = None
+    task: Task | None = None
+
+    def saved(self) -> dict[str, Any]:
+        """Return everything that changes in a run."""
+        return {name: getattr(self, name) for name in _CHANGING}
+
+    def restored(self, saved: Mapping[str, Any]) -> Fleet:
+        """Return the fleet as it was when ``saved`` was called; ``rounds`` continues from there."""
+        return replace(self, **saved)
 
     def vectors(self) -> dict[str, Vector]:
         """Return the model of each device: its own layers and the newest common ones."""
@@ -154,6 +178,8 @@ def gather(
 def rounds(plan: Plan, fleet: Fleet) -> Iterator[tuple[int, Fleet]]:
     """Drive both sides and yield the fleet after each round, numbered from 1.
 
+    A fleet that has done some of the plan's rounds continues after them.
+
     Raises:
         RuntimeError: A round did not close, which only a plan without windows can bring about.
     """
@@ -166,10 +192,11 @@ def rounds(plan: Plan, fleet: Fleet) -> Iterator[tuple[int, Fleet]]:
 def _alone(plan: Plan, fleet: Fleet) -> Iterator[tuple[int, Fleet]]:
     """Train every device alone (configuration 3)."""
     values = {k: float(v) for k, v in plan.settings.items() if k in {"steps", "rate", "prox"}}
-    for number in range(1, plan.rounds + 1):
+    for number in range(fleet.done + 1, plan.rounds + 1):
         task = Task(ALL, number, "train", values=values, arrays={"w": fleet.common})
         for name, half in fleet.halves.items():
             fleet.states[name], _ = half.apply(fleet.states[name], task)
+        fleet = replace(fleet, done=number)
         yield number, fleet
 
 
@@ -177,8 +204,11 @@ def _with_server(plan: Plan, fleet: Fleet) -> Iterator[tuple[int, Fleet]]:
     method = SERVER[plan.method]
     every = Rounds(quorum=len(fleet.halves), limit=plan.rounds)
     server = method.half(Setup(bind("mean"), method.settings(**plan.settings), every, fleet.spec))
-    state, effects = server.apply(server.init(fleet.common), OPEN)
-    while task := next((x for x in effects if isinstance(x, Task)), None):
+    state, task = fleet.server, fleet.task
+    if not fleet.done:
+        state, effects = server.apply(server.init(fleet.common), OPEN)
+        task = _next_task(effects)
+    while task is not None:
         effects = ()
         for name, half in fleet.halves.items():
             fleet.states[name], answers = half.apply(fleet.states[name], task)
@@ -186,8 +216,14 @@ def _with_server(plan: Plan, fleet: Fleet) -> Iterator[tuple[int, Fleet]]:
                 state, effects = server.apply(state, update)
         if not any(isinstance(x, Closed) and x.moved for x in effects):
             raise RuntimeError(f"round {task.round} did not close: a device gave no answer")
-        fleet = replace(fleet, common=np.asarray(server.model(state)["p"], np.float32))
-        yield task.round, fleet
+        common, number = np.asarray(server.model(state)["p"], np.float32), task.round
+        task = _next_task(effects)
+        fleet = replace(fleet, common=common, done=number, server=state, task=task)
+        yield number, fleet
+
+
+def _next_task(effects: Effects) -> Task | None:
+    return next((x for x in effects if isinstance(x, Task)), None)
 
 
 def _given(windows: Windows) -> Callable[[], Windows]:

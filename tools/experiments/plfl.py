@@ -23,6 +23,7 @@ from edge_sdk.methods.training_context import Windows
 from edge_sdk.wire.contract.parameter_layout import Vector
 from tools.experiments import buildings as data
 from tools.experiments.joint_loop import Fleet, Plan, Pooled, gather, rounds
+from tools.experiments.resumable import Checkpoint
 
 CONFIGURATIONS: Mapping[str, tuple[str, ...]] = {
     "FL": ("",),
@@ -37,6 +38,10 @@ SERVERS: Mapping[str, Mapping[str, float]] = {
 }
 METHOD = {"paper": "fedadam", "week": "fedavg"}
 """E6's server algorithm: the paper's choice, and the plain one for the named option."""
+
+LOOKED_AT = (20, 50, 100, 200, 300, 500, 700, 1000, 1300, 1600, 2000)
+"""Rounds after which a run of the paper's form is scored on the test part, for its learning curve;
+nothing is chosen by it."""
 
 LONG = 1000
 """Steps of training alone "to convergence"; the best of the checkpoints, 50 steps apart, counts."""
@@ -127,7 +132,10 @@ class Ground:
 
 
 def run(
-    arm: Arm, folder: Path, progress: Callable[[int], None] = lambda _: None
+    arm: Arm,
+    folder: Path,
+    progress: Callable[[int], None] = lambda _: None,
+    resume: Path | None = None,
 ) -> list[dict[str, Any]]:
     """Train one arm and score every building on its test part.
 
@@ -137,8 +145,10 @@ def run(
         arm: What to run.
         folder: Folder of the data sets.
         progress: Told the number of each finished round.
+        resume: File that the arm writes every minute and continues from; removed at the end. Only
+            rounds are saved, not the tuning after them. Seconds are those of the last call.
     """
-    began = time.perf_counter()
+    began, kept = time.perf_counter(), Checkpoint(resume)
     houses = data.load(folder, arm.dataset, arm.clients)
     shipped = "load-lstm" if arm.form == "paper" else "load-lstm-week"
     bundle = Bundle.open(shipped, trust=TrustedKeys())
@@ -148,12 +158,13 @@ def run(
         x: Drawable(frame, frame.origins(data.PARTS["train"])) for x, frame in frames.items()
     }
     ground = Ground(bundle, frames, windows)
-    vectors = _trained(arm, ground, progress)
-    results = [_result(arm, ground, vectors, time.perf_counter() - began)]
+    vectors, path = _trained(arm, ground, progress, kept)
+    results = [{**_result(arm, ground, vectors, time.perf_counter() - began), "path": path}]
     if arm.form == "week" and arm.name in CONFIGURATIONS:
         vectors = _converged(arm, ground, progress, vectors)
         tuned = replace(arm, name=f"{arm.name} tuned")
         results.append(_result(tuned, ground, vectors, time.perf_counter() - began))
+    kept.drop()
     return results
 
 
@@ -161,49 +172,52 @@ def _result(
     arm: Arm, ground: Ground, vectors: Mapping[str, Vector], seconds: float
 ) -> dict[str, Any]:
     bundle, frames = ground.bundle, ground.frames
-    rows = {x: _scored(bundle, vectors[x], frame) for x, frame in frames.items()}
+    rows = _scores(ground, vectors)
     return {
         "arm": {name: getattr(arm, name) for name in Arm.__slots__},
         "seconds": round(seconds, 1),
         "stations": rows,
-        "mean": {
-            "MAE": float(np.mean([row["MAE"] for row in rows.values()])),
-            "MASE": float(np.mean([row["MASE"] for row in rows.values() if row["MASE"]])),
-        },
+        "mean": _mean(rows),
         "forecasts": {x: _told(bundle, vectors[x], frame) for x, frame in frames.items()},
     }
 
 
-def _trained(arm: Arm, ground: Ground, progress: Callable[[int], None]) -> Mapping[str, Vector]:
-    if arm.name in POOLED:
-        everybody = Pooled(tuple(ground.windows[x] for x in sorted(ground.windows)))
-        fleet = _run(arm, ground.bundle, {"_": everybody}, progress, alone=True)
-        return dict.fromkeys(ground.frames, fleet.vectors()["_"])
+def _trained(
+    arm: Arm, ground: Ground, progress: Callable[[int], None], kept: Checkpoint
+) -> tuple[Mapping[str, Vector], list[dict[str, float]]]:
+    """Return each building's vector, and the scores on the way."""
     if arm.name == "local long":
-        return _converged(arm, ground, progress)
-    return _run(arm, ground.bundle, ground.windows, progress).vectors()
+        return _converged(arm, ground, progress), []
+    path: list[dict[str, float]] = []
+    fleet, plan = _fleet(arm, ground)
+    if (before := kept.load()) is not None:
+        fleet, path = fleet.restored(before["fleet"]), before["path"]
+    for number, after in rounds(plan, fleet):
+        fleet = after
+        if arm.form == "paper" and number in LOOKED_AT:
+            path.append({"round": number, **_mean(_scores(ground, _vectors(arm, ground, fleet)))})
+        progress(number)
+        kept.save({"fleet": fleet.saved(), "path": path})
+    return _vectors(arm, ground, fleet), path
 
 
-def _run(
-    arm: Arm,
-    bundle: Bundle,
-    windows: Mapping[str, Windows],
-    progress: Callable[[int], None],
-    *,
-    alone: bool = False,
-) -> Fleet:
+def _vectors(arm: Arm, ground: Ground, fleet: Fleet) -> Mapping[str, Vector]:
+    vectors = fleet.vectors()
+    return dict.fromkeys(ground.frames, vectors["_"]) if arm.name in POOLED else vectors
+
+
+def _fleet(arm: Arm, ground: Ground) -> tuple[Fleet, Plan]:
+    windows: Mapping[str, Windows] = ground.windows
+    if arm.name in POOLED:
+        windows = {"_": Pooled(tuple(ground.windows[x] for x in sorted(ground.windows)))}
     method = arm.name if arm.experiment == "e5" else METHOD[arm.form]
-    shared = () if alone else CONFIGURATIONS.get(arm.name, ("",))
+    shared = () if arm.name in POOLED else CONFIGURATIONS.get(arm.name, ("",))
     settings = {"steps": arm.steps, "rate": 1e-3, **(SERVERS[method] if shared else {})}
     is_steady = arm.name == NO_FL
     is_fixed = arm.form == "paper" and not is_steady
     minibatch: Literal["fixed", "fresh"] = "fixed" if is_fixed else "fresh"
     plan = Plan(method, settings, shared, arm.rounds, 64, minibatch, arm.seed)
-    fleet = gather(plan, **_parts(bundle), windows=windows, keep_moments=is_steady)
-    for number, after in rounds(plan, fleet):
-        fleet = after
-        progress(number)
-    return fleet
+    return gather(plan, **_parts(ground.bundle), windows=windows, keep_moments=is_steady), plan
 
 
 def _converged(
@@ -246,6 +260,19 @@ def _parts(bundle: Bundle) -> dict[str, Any]:
 
 def _error(bundle: Bundle, p: Vector, frame: ChannelFrame, origins: NDArray[np.int64]) -> float:
     return mae(frame.truth(origins), rolling(bundle.forecast, p, frame, origins))
+
+
+Scores = Mapping[str, Mapping[str, float | None]]
+
+
+def _scores(ground: Ground, vectors: Mapping[str, Vector]) -> Scores:
+    return {x: _scored(ground.bundle, vectors[x], frame) for x, frame in ground.frames.items()}
+
+
+def _mean(rows: Scores) -> dict[str, float]:
+    """Average over buildings; one without a naive error has no MASE."""
+    found = {k: [row[k] for row in rows.values()] for k in ("MAE", "MASE")}
+    return {k: float(np.mean([x for x in some if x is not None])) for k, some in found.items()}
 
 
 def _scored(bundle: Bundle, p: Vector, frame: ChannelFrame) -> dict[str, float | None]:

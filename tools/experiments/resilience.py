@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -81,34 +82,40 @@ def _rise(value: float) -> str:
 def e14(results: Results) -> Page:
     """Return the report of E14: noise on readings, a straggler and attackers, one by one and together."""
     lines = [*states(results), "", TOGETHER, ""]
-    head = ("method", "noise", "clock", "without attack", "30 % flipping", "rise")
+    head = ("method", "hours ahead", "noise", "clock", "without attack", "30 % flipping", "rise")
     rows = []
     for name in ("BAFDP, defaults", "FedAvg"):
-        for budget in (None, 30.0):
-            for clock in ("even", "straggler"):
-                free = where(results, name=name, budget=budget, clock=clock, attack="")
-                hit = where(results, name=name, budget=budget, clock=clock, attack="flipping")
-                if free or hit:
-                    noise = "none" if budget is None else f"a={budget:g}"
-                    change = " ".join(f"{x:+.1%}" for x in together(results, name, budget, clock))
-                    rows.append([name, noise, clock, said(free), said(hit), change])
+        for horizon, budget, clock in itertools.product(
+            (1, 24), (None, 30.0), ("even", "straggler")
+        ):
+            setting = {"horizon": horizon, "budget": budget, "clock": clock}
+            free = where(results, name=name, attack="", **setting)
+            hit = where(results, name=name, attack="flipping", **setting)
+            if free or hit:
+                noise = "none" if budget is None else f"a={budget:g}"
+                rises = together(results, name, budget, clock, horizon)
+                change = " ".join(f"{x:+.1%}" for x in rises)
+                rows.append([name, str(horizon), noise, clock, said(free), said(hit), change])
     return Page("E14: BAFDP's parts together", together_claims(results), lines + table(head, rows))
 
 
-def together(results: Results, name: str, budget: float | None, clock: str) -> list[float]:
+def together(
+    results: Results, name: str, budget: float | None, clock: str, horizon: int = 1
+) -> list[float]:
     """Return the relative rise of the RMSE under attack, for each seed, in one setting."""
-    some = where(results, name=name, budget=budget, clock=clock)
-    return verdicts.rises(some, name, "flipping", 0.3, 1)
+    some = where(results, name=name, budget=budget, clock=clock, horizon=horizon)
+    return verdicts.rises(some, name, "flipping", 0.3, horizon)
 
 
 def together_claims(results: Results) -> list[Claim]:
     """Judge the combination: the attack costs no more beside noise and a straggler."""
     out = []
-    for text, budget, clock in (
-        ("attackers alone", None, "even"),
-        ("attackers, noise on readings (a=30) and a straggler together", 30.0, "straggler"),
+    for text, budget, clock, horizon in (
+        ("attackers alone", None, "even", 1),
+        ("attackers, noise on readings (a=30) and a straggler together", 30.0, "straggler", 1),
+        ("attackers alone, a day ahead", None, "even", 24),
     ):
-        if found := together(results, "BAFDP, defaults", budget, clock):
+        if found := together(results, "BAFDP, defaults", budget, clock, horizon):
             shares = ", ".join(f"{x:+.1%}" for x in found)
             bound = (
                 f"BAFDP with its defaults: RMSE rises by at most {verdicts.RISE:.0%} under {text}"

@@ -14,7 +14,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import Progress
 
-from tools.experiments import accuracy, bafdp, cells, matrix, resilience, wire
+from tools.experiments import accuracy, bafdp, cells, matrix, papers, resilience, wire
 from tools.experiments.baselines import HORIZONS, marks
 from tools.experiments.cellular_setup import Arm
 from tools.experiments.matrix import Square
@@ -79,11 +79,15 @@ def _e9(options: argparse.Namespace, seed: int) -> list[Arm]:
 
 
 def _e10(options: argparse.Namespace, seed: int) -> list[Arm]:
-    levels = (*BUDGETS, *WEAK, None)
+    """Yield the sweep of Table II on Milan, and that of Table III where Trento is there."""
+    levels: dict[str, tuple[float | None, ...]] = {cells.MILAN: (*BUDGETS, *WEAK, None)}
+    if cells.TRENTO in options.cellular:
+        levels[cells.TRENTO] = (*papers.TABLE_III, None)
     return [
-        _arm(options, "e10", seed, name="BAFDP", horizon=h, budget=a)
+        _arm(options, "e10", seed, name="BAFDP", dataset=dataset, horizon=h, budget=a)
+        for dataset, budgets in levels.items()
         for h in HORIZONS
-        for a in levels
+        for a in budgets
     ]
 
 
@@ -108,7 +112,10 @@ def _e12(options: argparse.Namespace, seed: int) -> list[Arm]:
 
 
 def _e14(options: argparse.Namespace, seed: int) -> list[Arm]:
-    """Yield the parts of BAFDP one by one and together, and FedAvg where it has them."""
+    """Yield the parts of BAFDP one by one and together, and FedAvg where it has them.
+
+    A day ahead its defaults alone.
+    """
     few = min(options.cells or ROUND, ROUND)
     make = partial(_arm, options, "e14", seed, clients=few)
     out = []
@@ -117,7 +124,8 @@ def _e14(options: argparse.Namespace, seed: int) -> list[Arm]:
             common = {"budget": budget, "attack": attack, "ratio": ratio}
             out += [make(name="BAFDP, defaults", clock=x, **common) for x in ("even", "straggler")]
             out.append(make(name="FedAvg", **common))
-    return out
+    far = {"name": "BAFDP, defaults", "horizon": 24}
+    return [*out, make(**far), make(**far, attack="flipping", ratio=MOST)]
 
 
 def squares(options: argparse.Namespace) -> list[Square]:
@@ -236,9 +244,11 @@ def page(
     """Return the report of one experiment."""
     if name == "e9":
         return accuracy.e9(results, marks=marks(options), missing=missing)
+    if name == "e10":
+        return accuracy.e10(results, missing)
     if name == "e12":
         found = {} if options.no_traffic else wire.measured(options)
         return resilience.e12(results, found)
-    makers = {"e10": accuracy.e10, "e11": accuracy.e11, "e13": resilience.e13}
+    makers = {"e11": accuracy.e11, "e13": resilience.e13}
     makers["e14"] = resilience.e14
     return makers[name](results)

@@ -7,7 +7,9 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
+
+import numpy as np
 
 from edge_sdk.wire.schema import Length, build
 
@@ -72,6 +74,19 @@ def read(name: str) -> Curves:
                 why = f"expected {len(curves.across)} values, got {len(values)}"
                 raise ValueError(f"{path.name}: {panel.title}: {why}")
     return curves
+
+
+def rounded(values: Any) -> list[float]:  # noqa: ANN401 - an array or a list
+    """Return numbers of four digits; what is not finite is the value before it.
+
+    >>> rounded([12345.6, float("nan"), 0.00012345])
+    [12350.0, 12350.0, 0.0001234]
+    """
+    out: list[float] = []
+    for value in np.asarray(values, np.float64):
+        known = float(f"{value:.4g}") if np.isfinite(value) else (out[-1] if out else 0.0)
+        out.append(known)
+    return out
 
 
 def picture(curves: Curves) -> str:

@@ -11,7 +11,7 @@ from tools.papers.records import PAPERS, Exhibit, Paper, read
 
 HEAD = ("paper", "table or figure", "state", "date", "command")
 ROW, LEFT, WIDE = 20, 210, 330
-APART = ("pfgl-lengths",)
+APART = ("pfgl-lengths", "pl-fl-servers")
 """Pictures of curves that belong to no exhibit; another page shows them."""
 
 
@@ -120,7 +120,7 @@ def page(paper: Paper, name: str) -> str:
             "",
             "## Claims",
             "",
-            "Each with the paper's own criterion.",
+            "Each with the paper's own criterion. What a paper says of other work is not judged.",
             "",
             *_table(
                 ("the paper says", "here", "by"),
@@ -169,8 +169,7 @@ def _shown(one: Exhibit, name: str) -> list[str]:
         ),
         "",
     ]
-    if one.command != "none":
-        lines += [f"Command: `{one.command}`", ""]
+    lines += [f"Command: `{one.command}`", ""]
     if one.has_picture:
         lines += [f"![{one.unit}]({Path(picture_name(name, one)).name})", ""]
     return lines
