@@ -42,6 +42,7 @@ from firmware_sim.fleet.federation import free_port
 PASSWORD = "correct horse battery"  # noqa: S105 - of a user whom this tool adds and removes
 AT_A_TIME, LONGEST = 3, 8.0  # consoles beside a fleet; s that one of them lives
 BY_ADDRESS = 25  # attempts from one address
+REQUESTS = 30  # of each page
 PATIENCE = 180.0  # s until a console answers
 CONFIG = """\
 fleet = "north"
@@ -180,8 +181,8 @@ def pages(devices: int, viewers: int, seconds: float) -> Mapping[str, Any]:
         try:
             for path, name in paths.items():
                 console.request(path)
-                taken, size = [], 0
-                for _ in range(30):
+                taken, size, used = [], 0, console.processor()
+                for _ in range(REQUESTS):
                     begun = time.perf_counter()
                     status, body = console.request(path)
                     taken.append(time.perf_counter() - begun)
@@ -190,6 +191,8 @@ def pages(devices: int, viewers: int, seconds: float) -> Mapping[str, Any]:
                 median = round(1000 * statistics.median(taken), 1)
                 found[name] = {"bytes": size, "median ms": median}
                 found[name]["p95 ms"] = round(percentile(taken, 0.95), 1)
+                each = 1000 * (console.processor() - used) / REQUESTS
+                found[name]["processor ms"] = round(each, 1)
             links = []
             for _ in range(viewers):
                 link = http.client.HTTPConnection("127.0.0.1", console.port, timeout=60)

@@ -28,17 +28,19 @@ from aggregator.console.fleet_summary import (
     rule_name,
 )
 from aggregator.console.forecast_page import device_forecast
+from aggregator.console.key_page import root_notices, signed_by_root
 from aggregator.console.live_status import LiveStatus
 from aggregator.console.order_log import given_orders, queued_orders
 from aggregator.console.rollout_page import fleet_rollout, rollout_values
 from aggregator.operations.control_queue import OPS
 from aggregator.operations.operator_alerts import offline
 from aggregator.operations.refusal_guide import ADVICE
+from aggregator.operations.root_signatures import HORIZON
 from aggregator.operations.status_snapshot import excluded, from_others
 from aggregator.rules import BEFORE, RULES
 from aggregator.store.opener import open_overview
 from aggregator.store.overview import DeviceFilter, DeviceSummary, StoreOverview
-from edge_sdk.app.clock import SystemClock
+from edge_sdk.app.clock import DAY, SystemClock
 from edge_sdk.wire.errors import Reason
 from edge_sdk.wire.keys import KeyFileError, kid_of, read_public
 
@@ -79,6 +81,7 @@ class ConsolePages:
             runs, states = self._runs(store, document), store.states()
             rounds = store.rounds(runs[0].number, 8) if runs else []
         needed, rollout = fleet_rollout(self.config)
+        needed += root_notices(signed_by_root(self.config), SystemClock().wall())
         return {
             "sentence": happening(document, runs),
             "notices": [*notices(document, states), *needed],
@@ -324,9 +327,11 @@ class ConsolePages:
             root = kid_of(read_public(self.config.root_public)).hex()
         except KeyFileError as error:
             root = str(error)
-        document = self.live.document()
+        document, now = self.live.document(), SystemClock().wall()
         return {
             "root": root,
+            "signed": [(one, one.days_left(now)) for one in signed_by_root(self.config)],
+            "near": HORIZON // DAY,
             "paths": {"root": self.config.root_public, "signing": self.config.signing_key},
             "files": document.get("certificates") or offline(self.config),
             "is_daemon_up": bool(document),

@@ -431,8 +431,8 @@ class StoreOverview:
             (run, last),
         )
         return [
-            ClosedRound(number, version, bool(moved), *facts, why)
-            for number, version, moved, *facts, why in rows
+            ClosedRound(number, version, bool(moved), *more)
+            for number, version, moved, *more in rows
         ]
 
     def closed_at(self, run: int, last: int) -> dict[int, tuple[int, int]]:

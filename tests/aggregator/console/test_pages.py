@@ -3,6 +3,7 @@
 import hashlib
 import re
 from dataclasses import replace
+from datetime import datetime
 from html import unescape
 from html.parser import HTMLParser
 from types import SimpleNamespace
@@ -238,6 +239,24 @@ def test_budgets_say_how_many_have_spent_how_much_and_who_stops_when(
     spent = words(console(with_limit(config, 3)).get("/budgets").text)
     assert "meter-0 enrolled 3 3 0 100 has stopped" in spent
     assert "meter-0 enrolled 3 - - - -" in words(full.get("/budgets").text), "no bound"
+
+
+def test_keys_and_announcements_of_the_root_with_their_ends(full, config, monkeypatch):
+    text = words(full.get("/keys").text)
+    key = keys.kid_of(ONLINE.public).hex()
+    found = re.search(rf"key {key} - (\S+ \S+ UTC) (\S+ \S+ UTC) (\d+) ", text)
+    assert found, text
+    assert found[1] < found[2]
+    assert "Sign it again" not in full.get("/").text
+    bundle = re.search(r"bundle toy version 1 - - (\S+) (\S+) UTC \d+ ", text)
+    end = datetime.fromisoformat(f"{bundle[1]} {bundle[2]}+00:00").timestamp()
+    now = int(1000 * (end - 10.5 * 86_400))
+    monkeypatch.setattr(
+        "aggregator.console.pages.SystemClock", lambda: SimpleNamespace(wall=lambda: now)
+    )
+    text = words(full.get("/").text)
+    assert "The announcement of toy version 1 ends in 10 days. Sign it again" in text
+    assert re.search(r"bundle toy version 1 - - \S+ \S+ UTC 10 ", words(full.get("/keys").text))
 
 
 def test_rounds_have_the_bytes_that_crossed_while_they_were_open(full):
