@@ -16,7 +16,7 @@ from __future__ import annotations
 import argparse
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -62,6 +62,8 @@ SETTINGS = (
 """Quantile, allowed share of unusual days, and largest number of earlier days that are compared."""
 BEFORE = 56
 """Days before an alarm with which its days are compared."""
+PLANTED = (1.5, 2.0)
+"""Factors of the breaks with which settings are compared."""
 ORDERS = 4
 """Random orders of the weeks of each device."""
 
@@ -170,14 +172,25 @@ def loses_most_days(scored: DailyScores) -> bool:
     return bool(np.mean(served > (1.0 + MARGIN) * naive) > 0.5)
 
 
-def unusual_alarms(scored: DailyScores, quantile: float, share: float, most: int) -> list[int]:
-    """Return the days of the alarms of the test of unusual days alone, with other settings."""
+def unusual_bounds(scored: DailyScores, quantile: float, most: int) -> list[float | None]:
+    """Return the bound above which each day is unusual, with other settings than the monitor's."""
+    return [usual_bound(scored, at, quantile, most) for at in range(len(scored.days))]
+
+
+def unusual_alarms(scored: DailyScores, bounds: Sequence[float | None], share: float) -> list[int]:
+    """Return the days of the alarms of the test of unusual days alone.
+
+    Args:
+        scored: Scores of all days.
+        bounds: Bound of each day, as ``unusual_bounds`` returns them.
+        share: Allowed share of unusual days.
+    """
     test, found = SequentialTest(), []
-    for at, day in enumerate(scored.days.tolist()):
-        bound = usual_bound(scored, at, quantile, most)
+    for day, bound, (served, _, naive) in zip(
+        scored.days.tolist(), bounds, scored.sums.tolist(), strict=True
+    ):
         if bound is None:
             continue
-        served, _, naive = scored.sums[at]
         test = test.after(is_lost=served > bound * naive, null=share)
         if test.evidence >= 1.0:
             test = SequentialTest()
@@ -316,27 +329,57 @@ def trade_off(scored: Sequence[DailyScores], seed: int = 0) -> str:
         titles += [f"{role}: alarms in 100 years", "in random order"]
         titles += [f"x 1.5 in {within} days", "x 2"]
     lines = ["| " + " | ".join(titles) + " |", "|" + " ---: |" * len(titles)]
-    for quantile, share, most in SETTINGS:
-        cells = [f"{quantile:g}", f"{share:g}", str(most)]
-        for half in (scored[::2], scored[1::2]):
-            rng, mixer = np.random.default_rng(seed), np.random.default_rng((seed, 2))
-            years = sum(len(one.days) for one in half) / 365.25
-            found, drift = 0, 0
-            seen: dict[float, list[tuple[bool, ...]]] = {1.5: [], 2.0: []}
-            for one in half:
-                found += len(unusual_alarms(one, quantile, share, most))
-                for _ in range(ORDERS):
-                    mixed = shuffled_weeks(one, mixer)
-                    drift += len(unusual_alarms(mixed, quantile, share, most))
-                day = int(rng.choice(one.days[WITHIN[0] : -WITHIN[-1]]))
-                for factor, its in seen.items():
-                    bad = broken(one, day, factor)
-                    its.append(hits(unusual_alarms(bad, quantile, share, most), day))
-            shares = [percent(np.mean(its, axis=0).tolist()) for its in seen.values()]
-            rates = (found / years, drift / years / ORDERS)
-            cells += [*(f"{100 * rate:.1f}" for rate in rates), *shares]
-        lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+    rows = {
+        setting: [f"{setting[0]:g}", f"{setting[1]:g}", str(setting[2])] for setting in SETTINGS
+    }
+    for half in (scored[::2], scored[1::2]):
+        years = sum(len(one.days) for one in half) / 365.25
+        for setting, found in half_results(half, seed).items():
+            rates = (found.alarms / years, found.drift / years / ORDERS)
+            rows[setting] += [f"{100 * rate:.1f}" for rate in rates]
+            rows[setting] += [percent(np.mean(its, axis=0).tolist()) for its in found.hits.values()]
+    return "\n".join(lines + ["| " + " | ".join(cells) + " |" for cells in rows.values()])
+
+
+@dataclass(slots=True)
+class SettingResult:
+    """What one setting of the test of unusual days gives on some devices.
+
+    Attributes:
+        alarms: Alarms without a break.
+        drift: Alarms with the weeks in ``ORDERS`` random orders.
+        hits: Whether the break of each device was found within each of ``WITHIN``, by factor.
+    """
+
+    alarms: int = 0
+    drift: int = 0
+    hits: dict[float, list[tuple[bool, ...]]] = field(
+        default_factory=lambda: {factor: [] for factor in PLANTED}
+    )
+
+
+def half_results(
+    devices: Sequence[DailyScores], seed: int
+) -> dict[tuple[float, float, int], SettingResult]:
+    """Return what every setting gives on some devices, all with the same breaks and orders."""
+    rng, mixer = np.random.default_rng(seed), np.random.default_rng((seed, 2))
+    found = {setting: SettingResult() for setting in SETTINGS}
+    for one in devices:
+        day = int(rng.choice(one.days[WITHIN[0] : -WITHIN[-1]]))
+        mixed = [shuffled_weeks(one, mixer) for _ in range(ORDERS)]
+        records = [one, *mixed, *(broken(one, day, factor) for factor in PLANTED)]
+        for quantile, most in sorted({(quantile, most) for quantile, _, most in SETTINGS}):
+            bounds = [unusual_bounds(record, quantile, most) for record in records]
+            for setting in (at for at in SETTINGS if (at[0], at[2]) == (quantile, most)):
+                days = [
+                    unusual_alarms(record, its, setting[1])
+                    for record, its in zip(records, bounds, strict=True)
+                ]
+                found[setting].alarms += len(days[0])
+                found[setting].drift += sum(map(len, days[1 : 1 + ORDERS]))
+                for factor, after in zip(PLANTED, days[1 + ORDERS :], strict=True):
+                    found[setting].hits[factor].append(hits(after, day))
+    return found
 
 
 def scored_set(data: Path, name: str, clients: int, folder: Path | None) -> list[DailyScores]:
