@@ -247,10 +247,15 @@ class Daemon:
             upto=saved.upto,
             holds=cohort.holds,
             is_held=self._site.holds if self._site is not None else lambda _state: False,
+            traffic=self._traffic,
         )
         contract = CONTRACTS[run.config.run.method]
         split = SplitDriver(run.half.play, contract, begun.run, run.spec.digest, self._clock)
         return RunParts(engine, split), saved.upto
+
+    def _traffic(self) -> Mapping[str, int]:
+        """Return the payload bytes since the start; engines are made before the metrics."""
+        return self.metrics.payload_bytes()
 
     def _site_of(self, run: BoundRun) -> TreeSite | None:
         """Return this aggregator as a device of its parent's fleet, if it has a parent."""

@@ -33,13 +33,16 @@ from urllib.parse import urlencode
 from aggregator.commands import main as aggregator_command
 from aggregator.config import AggregatorConfig
 from aggregator.store.opener import open_store
+from aggregator.store.sequence_ledger import Ledger, LedgerRow
 from aggregator.store.types import EnrolledDevice, Version
 from edge_sdk.wire import keys
+from edge_sdk.wire.errors import Reason
 from firmware_sim.fleet.federation import free_port
 
 PASSWORD = "correct horse battery"  # noqa: S105 - of a user whom this tool adds and removes
 AT_A_TIME, LONGEST = 3, 8.0  # consoles beside a fleet; s that one of them lives
 BY_ADDRESS = 25  # attempts from one address
+REQUESTS = 30  # of each page
 PATIENCE = 180.0  # s until a console answers
 CONFIG = """\
 fleet = "north"
@@ -47,6 +50,7 @@ state = "aggregator"
 broker = {{ url = "mqtt://127.0.0.1:1" }}
 http = {{ listen = "off" }}
 run = {{ bundle = "load-mlp", method = "fedavg", quorum = 3 }}
+admission = {{ max_updates = 400 }}
 [console]
 listen = "127.0.0.1:{port}"
 """
@@ -136,7 +140,7 @@ class RunningConsole:
 
 
 def new_fleet(folder: Path, devices: int = 0, rounds: int = 0) -> RunningConsole:
-    """Set up a fleet with some devices and closed rounds; start its console, and wait for it."""
+    """Set up a fleet whose devices have answered some closed rounds; start its console, and wait for it."""
     port = free_port()
     path = folder / "aggregator.toml"
     path.write_text(CONFIG.format(port=port), "utf-8")
@@ -155,6 +159,10 @@ def new_fleet(folder: Path, devices: int = 0, rounds: int = 0) -> RunningConsole
             at = 1_760_000_000_000 + 60_000 * number
             closed = Version(run.run, number, number, True, bytes(32), report, at)
             store.commit(run.run, {}, number, closed=closed)
+            for n, name in enumerate(names):
+                code = Reason.TOO_STALE if (n + number) % 50 == 0 else Reason.ACCEPTED
+                row = LedgerRow(bytes(32), code, run.run, number)
+                store.refuse(name, Ledger(spent=number), (1, number), row)
     return RunningConsole(path, port).wait()
 
 
@@ -173,8 +181,8 @@ def pages(devices: int, viewers: int, seconds: float) -> Mapping[str, Any]:
         try:
             for path, name in paths.items():
                 console.request(path)
-                taken, size = [], 0
-                for _ in range(30):
+                taken, size, used = [], 0, console.processor()
+                for _ in range(REQUESTS):
                     begun = time.perf_counter()
                     status, body = console.request(path)
                     taken.append(time.perf_counter() - begun)
@@ -183,6 +191,8 @@ def pages(devices: int, viewers: int, seconds: float) -> Mapping[str, Any]:
                 median = round(1000 * statistics.median(taken), 1)
                 found[name] = {"bytes": size, "median ms": median}
                 found[name]["p95 ms"] = round(percentile(taken, 0.95), 1)
+                each = 1000 * (console.processor() - used) / REQUESTS
+                found[name]["processor ms"] = round(each, 1)
             links = []
             for _ in range(viewers):
                 link = http.client.HTTPConnection("127.0.0.1", console.port, timeout=60)

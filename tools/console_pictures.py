@@ -39,6 +39,7 @@ from edge_sdk.wire.protocol.envelope import ROOT as ROOT_ID
 from edge_sdk.wire.protocol.envelope import digest, ref
 from edge_sdk.wire.protocol.messages import RolloutMessage
 from edge_sdk.wire.protocol.rollout_roles import role
+from firmware_sim.fleet.federation import free_port
 from tools import chromium
 from tools.console_load import new_fleet
 from tools.distributions import ROOT
@@ -46,8 +47,6 @@ from tools.distributions import ROOT
 DAY = 86_400  # s
 
 OUT = ROOT / "docs" / "images" / "console"
-PORT = 19_470
-BASE = f"http://127.0.0.1:{PORT}"
 ROUNDS, SHOWN = 40, 8  # rounds of the fleet; rounds that have closed when the pictures are taken
 WIDTH, QUALITY = 1000, 70
 LONGEST = 300.0  # s until the fleet has closed them
@@ -74,23 +73,23 @@ def wait(what: str, done: Callable[[], object]) -> Any:  # noqa: ANN401 - whatev
     raise SystemExit(f"{what}: not within {LONGEST:g} s")
 
 
-def is_served(path: str, text: str) -> bool:
+def is_served(base: str, path: str, text: str) -> bool:
     """Return whether a page of the console is there and contains a text."""
     try:
-        with urllib.request.urlopen(f"{BASE}{path}", timeout=30) as page:  # noqa: S310 - our own console
+        with urllib.request.urlopen(f"{base}{path}", timeout=30) as page:  # noqa: S310 - our own console
             return text in page.read().decode("utf-8")
     except (urllib.error.URLError, OSError):
         return False
 
 
-def configuration(folder: Path) -> Path | None:
+def configuration(folder: Path, port: int) -> Path | None:
     """Return a copy of the attacked fleet's configuration with the console's address, once it is there."""
     found = [one for one in folder.glob("*alie*/fleet/aggregator.toml") if one.stat().st_size]
     if not found or not (found[0].parent / "aggregator" / "aggregator.db").exists():
         return None
     copy = found[0].with_name("console.toml")
     text = found[0].read_text("utf-8")
-    copy.write_text(f'{text}\n[console]\nlisten = "127.0.0.1:{PORT}"\n', "utf-8")
+    copy.write_text(f'{text}\n[console]\nlisten = "127.0.0.1:{port}"\n', "utf-8")
     return copy
 
 
@@ -113,19 +112,19 @@ def take(
     return path
 
 
-def pictures(driver: Any, out: Path) -> Sequence[Path]:  # noqa: ANN401 - a selenium driver
+def pictures(driver: Any, base: str, out: Path) -> Sequence[Path]:  # noqa: ANN401 - a selenium driver
     """Write the pictures of the key pages; return their files."""
     made = []
-    driver.get(f"{BASE}/")
+    driver.get(f"{base}/")
     made += [take(driver, out, "fleet"), take(driver, out, "fleet-phone", scheme="dark", width=390)]
-    driver.get(f"{BASE}/devices")
+    driver.get(f"{base}/devices")
     made.append(take(driver, out, "devices"))
     device = driver.find_element("css selector", "tbody a").get_attribute("href")
     driver.get(device)
     made.append(take(driver, out, "device"))
-    driver.get(f"{BASE}/run?run=1")
+    driver.get(f"{base}/run?run=1")
     made.append(take(driver, out, "run", scheme="dark"))
-    driver.get(f"{BASE}/replay?run=1")
+    driver.get(f"{base}/replay?run=1")
     driver.execute_script(REPLAY)
     wait("the replay", lambda: driver.find_elements("css selector", "figure svg"))
     driver.find_element("css selector", "h2").location_once_scrolled_into_view  # noqa: B018 - it scrolls
@@ -133,12 +132,12 @@ def pictures(driver: Any, out: Path) -> Sequence[Path]:  # noqa: ANN401 - a sele
     return made
 
 
-def main() -> None:
+def main(words: Sequence[str] | None = None) -> None:
     """Take the pictures into the folder of the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--out", type=Path, default=OUT, help="folder (docs/images/console)")
     parser.add_argument("--rollout", action="store_true", help="only the page Rollout")
-    args = parser.parse_args()
+    args = parser.parse_args(words)
     out = args.out
     if chromium.missing():
         raise SystemExit(chromium.missing())
@@ -147,7 +146,8 @@ def main() -> None:
     sys.stdout.write(f"{path}: {path.stat().st_size} bytes\n")
     if args.rollout:
         return
-    python, running = (sys.executable, "-m"), []
+    python, running, port = (sys.executable, "-m"), [], free_port()
+    base = f"http://127.0.0.1:{port}"
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         program = (*python, "firmware_sim", *FLEET, "--rounds", str(ROUNDS), "--out", str(folder))
@@ -155,13 +155,13 @@ def main() -> None:
             running.append(
                 subprocess.Popen([*program, "--rule", "mean"], stdout=subprocess.DEVNULL)
             )
-            config = wait("the attacked fleet", lambda: configuration(folder))
+            config = wait("the attacked fleet", lambda: configuration(folder, port))
             running.append(
                 subprocess.Popen([*python, "aggregator.console", "--config", str(config)])
             )
-            wait(f"round {SHOWN}", lambda: is_served("/run?run=1", f"round={SHOWN}"))
+            wait(f"round {SHOWN}", lambda: is_served(base, "/run?run=1", f"round={SHOWN}"))
             with closing(_Browser(folder / "profile")) as browser:
-                for path in pictures(browser.driver, out):
+                for path in pictures(browser.driver, base, out):
                     sys.stdout.write(f"{path}: {path.stat().st_size} bytes\n")
         finally:
             for one in reversed(running):

@@ -1,4 +1,4 @@
-"""Draw bars with error bars as SVG, in the manner of ``line_chart``."""
+"""Draw bars, with error bars where they are known, as SVG, in the manner of ``line_chart``."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ Bar = tuple[str, float, float]
 def bar_chart(title: str, unit: str, bars: Sequence[Bar]) -> str:
     """Return an SVG picture with a bar for each value and a line of two standard errors either way.
 
+    A value without a standard error, which is 0, has no line.
+
     Args:
         title: Meaning of the picture, its accessible name.
         unit: Unit of the values.
@@ -25,6 +27,8 @@ def bar_chart(title: str, unit: str, bars: Sequence[Bar]) -> str:
         >>> picture = bar_chart("shares", "%", [("<a>", 40.0, 5.0), ("b", -2.0, 5.0)])
         >>> picture.count("<rect"), "&lt;a&gt;" in picture, "style=" in picture
         (2, True, False)
+        >>> "standard error" in bar_chart("counts", "devices", [("a", 4.0, 0.0)])
+        False
     """
     low = min(0.0, *(value - 2 * error for _, value, error in bars))
     high = max(0.0, *(value + 2 * error for _, value, error in bars))
@@ -43,14 +47,16 @@ def bar_chart(title: str, unit: str, bars: Sequence[Bar]) -> str:
         left = round(_LEFT + number * width, 1)
         middle = round(left + width / 2, 1)
         top, bottom = sorted((up(value), up(0.0)))
+        known = f", standard error {error:.3g}" if error else ""
         drawn.append(
             f'<rect x="{round(left + width / 6, 1)}" y="{top}" width="{round(width * 2 / 3, 1)}" '
             f'height="{round(bottom - top, 1)}" fill="{_COLOUR}"><title>{escape(label)}: {value:.4g} '
-            f"{escape(unit)}, standard error {error:.3g}</title></rect>"
+            f"{escape(unit)}{known}</title></rect>"
         )
-        drawn.append(
-            _line(middle, up(value - 2 * error), middle, up(value + 2 * error), "currentColor")
-        )
+        if error:
+            drawn.append(
+                _line(middle, up(value - 2 * error), middle, up(value + 2 * error), "currentColor")
+            )
         drawn.append(
             f'<text x="{middle}" y="{HEIGHT - 16}" text-anchor="middle">{escape(label)}</text>'
         )

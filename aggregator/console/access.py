@@ -17,7 +17,7 @@ from starlette.requests import Request
 
 from aggregator.config import AggregatorConfig
 from aggregator.config.console import OidcSection
-from aggregator.console.sign_in import AttemptLimit, Sessions
+from aggregator.console.sign_in import LOCKED, AttemptLimit, Sessions
 from aggregator.console.users import Role, User, is_password, read_users
 from aggregator.operations.http_status import split
 from edge_sdk.app.cli import USAGE, Failure, fields
@@ -164,6 +164,11 @@ class Access:
         if self.addresses.is_locked(address):
             raise RefusedRequestError(429, "Too many failed attempts: wait 15 minutes.")
 
+    def record_failure(self, address: str) -> None:
+        """Count a failed sign-in of an address, and log it once when that locks the address."""
+        if self.addresses.record_failure(address):
+            log_lock("address", address, address)
+
     def sign_in(self, name: str, password: str, address: str) -> str:
         """Return the id of a new session.
 
@@ -175,8 +180,9 @@ class Access:
         if self.names.is_locked(known) or self.addresses.is_locked(address):
             raise RefusedRequestError(429, "Too many failed attempts: wait 15 minutes.")
         if not is_password(user, password):
-            self.names.record_failure(known)
-            self.addresses.record_failure(address)
+            if self.names.record_failure(known):
+                log_lock("name", known or "of no user", address)
+            self.record_failure(address)
             raise RefusedRequestError(403, "Name or password is wrong.")
         self.names.forget(known)
         self.addresses.forget(address)
@@ -189,9 +195,17 @@ def address_of(request: Request) -> str:
     return request.client.host if request.client else ""
 
 
+def log_lock(what: str, which: str, address: str) -> None:
+    """Log that a name or an address is locked; the attempts while it is locked are not logged."""
+    logger.warning(
+        "console sign-in locked %s", fields(what=what, which=which, address=address, seconds=LOCKED)
+    )
+
+
 def log_refusal(request: Request, error: RefusedRequestError) -> None:
-    """Log a refused request; one that only needs a sign-in, or is too frequent, is not logged."""
-    if error.status not in {401, 429, 503}:
+    """Log a refused request; a page that only needs a sign-in, or is too frequent, is not logged."""
+    is_page = error.status == 401 and request.method == "GET"
+    if not is_page and error.status not in {429, 503}:
         address, path = address_of(request), request.url.path[:100]
         logger.warning(
             "console request refused %s",

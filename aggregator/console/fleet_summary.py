@@ -44,6 +44,8 @@ class RunLine:
         phase: Phase as announced; empty if the daemon does not answer.
         updates: Updates of the open round as ``n of quorum``; empty if unknown.
         next_round: Start of the next round; empty if none is planned.
+        received: Bytes that the daemon has received since the open round began; None if unknown.
+        sent: Bytes that it has sent since then; None if unknown.
     """
 
     number: int
@@ -56,6 +58,8 @@ class RunLine:
     phase: str = ""
     updates: str = ""
     next_round: str = ""
+    received: int | None = None
+    sent: int | None = None
 
 
 def happening(document: Mapping[str, Any], runs: Sequence[RunLine]) -> str:

@@ -87,7 +87,7 @@ class OidcPages:
         except IssuerError as error:
             return self._failed(request, error)
         except OidcRefusedError as error:
-            self.access.addresses.record_failure(address)
+            self.access.record_failure(address)
             log_refusal(request, RefusedRequestError(403, str(error)))
             return self.form(request, f"The sign-in was refused. {error}.", 403)
         logger.info("console signed in %s", fields(name=person.name, address=address))

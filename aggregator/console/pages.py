@@ -8,6 +8,16 @@ from typing import Any
 
 from aggregator.config import AggregatorConfig
 from aggregator.console.charts import excluded_chart, loss_chart, score_days
+from aggregator.console.device_history import device_history
+from aggregator.console.device_rows import (
+    UPDATES,
+    RoundTimes,
+    budget_end,
+    device_rows,
+    round_times,
+    spent_chart,
+    spent_shares,
+)
 from aggregator.console.fleet_summary import (
     ParticipationFacts,
     RunLine,
@@ -18,16 +28,19 @@ from aggregator.console.fleet_summary import (
     rule_name,
 )
 from aggregator.console.forecast_page import device_forecast
+from aggregator.console.key_page import root_notices, signed_by_root
 from aggregator.console.live_status import LiveStatus
 from aggregator.console.order_log import given_orders, queued_orders
 from aggregator.console.rollout_page import fleet_rollout, rollout_values
 from aggregator.operations.control_queue import OPS
 from aggregator.operations.operator_alerts import offline
 from aggregator.operations.refusal_guide import ADVICE
+from aggregator.operations.root_signatures import HORIZON
 from aggregator.operations.status_snapshot import excluded, from_others
 from aggregator.rules import BEFORE, RULES
 from aggregator.store.opener import open_overview
-from aggregator.store.overview import DeviceFilter, StoreOverview
+from aggregator.store.overview import DeviceFilter, DeviceSummary, StoreOverview
+from edge_sdk.app.clock import DAY, SystemClock
 from edge_sdk.wire.errors import Reason
 from edge_sdk.wire.keys import KeyFileError, kid_of, read_public
 
@@ -68,6 +81,7 @@ class ConsolePages:
             runs, states = self._runs(store, document), store.states()
             rounds = store.rounds(runs[0].number, 8) if runs else []
         needed, rollout = fleet_rollout(self.config)
+        needed += root_notices(signed_by_root(self.config), SystemClock().wall())
         return {
             "sentence": happening(document, runs),
             "notices": [*notices(document, states), *needed],
@@ -157,19 +171,22 @@ class ConsolePages:
     def devices(self, query: Query) -> Values:
         """Return one page of the devices that a search selects."""
         wanted = DeviceFilter(query.get("q", ""), query.get("label", ""), query.get("state", ""))
-        page = max(_number(query, "page", 1), 1)
+        page, document = max(_number(query, "page", 1), 1), self.live.document()
         with self.open() as store:
             count = store.count(wanted)
             found = store.devices(wanted, PER_PAGE, (page - 1) * PER_PAGE)
-            labels = store.label_names()
+            labels, runs = store.label_names(), self._runs(store, document)
+            contacts = document.get("contacts", {})
+            rows = device_rows(store, found, self.config, runs, contacts)
         return {
             "wanted": wanted,
             "page": page,
             "last": max(1, -(-count // PER_PAGE)),
             "count": count,
-            "devices": found,
+            "rows": rows,
             "labels": labels,
-            "contacts": self.live.document().get("contacts", {}),
+            "limit": self.config.admission.max_updates,
+            "updates": UPDATES,
         }
 
     def device(self, query: Query) -> Values:
@@ -181,9 +198,12 @@ class ConsolePages:
             if found is None:
                 raise NotFoundError(f"No device {name!r} is enrolled.")
             timeline = store.timeline(name, SHOWN)
+            acts, days = store.acts_about(name, SHOWN), store.trial_days(name)
             commands = store.commands(name, SHOWN)
             runs = self._runs(store, document)
-        contact = document.get("contacts", {}).get(name, {})
+            contact = document.get("contacts", {}).get(name, {})
+            (row,) = device_rows(store, [found], self.config, runs, {name: contact})
+            declined = store.declined([name]).get(name, {})
         facts = ParticipationFacts(
             found,
             contact,
@@ -196,9 +216,11 @@ class ConsolePages:
         return {
             "title": found.id,
             "device": found,
-            "contact": contact,
+            "row": row,
+            "declined": declined,
             "absence": reasons_for_absence(facts),
-            "timeline": [(one, Reason(one.code)) for one in timeline],
+            "history": device_history(timeline, acts, days, SHOWN),
+            "shown": SHOWN,
             "commands": [(one, _outcome(one.code)) for one in commands],
             "kids": [kid_of(bytes.fromhex(key)).hex() for key in found.keys],
             "limit": self.config.admission.max_updates,
@@ -208,14 +230,23 @@ class ConsolePages:
 
     def budgets(self, query: Query) -> Values:
         """Return the releases of the devices, largest first, against the bound."""
-        page = max(_number(query, "page", 1), 1)
+        page, now = max(_number(query, "page", 1), 1), SystemClock().wall()
+        limit = self.config.admission.max_updates
         with self.open() as store:
             count = store.count(DeviceFilter())
             offset = (page - 1) * PER_PAGE
             found = store.devices(DeviceFilter(), PER_PAGE, offset, by_spent=True)
-        limit = self.config.admission.max_updates
-        rows = [(one, one.spent / limit if limit else None) for one in found]
-        return {"rows": rows, "limit": limit, "page": page, "last": max(1, -(-count // PER_PAGE))}
+            times = round_times(store, self._runs(store, {}))
+            rows = [(one, _budget(store, one, times, limit, now)) for one in found]
+            shares = spent_shares(store.spent(), limit) if limit else []
+        return {
+            "rows": rows,
+            "limit": limit,
+            "page": page,
+            "last": max(1, -(-count // PER_PAGE)),
+            "shares": shares,
+            "chart": spent_chart(shares) if shares else "",
+        }
 
     def refusals(self, query: Query) -> Values:
         """Return every reason with its counts, meaning and remedy; and the devices of one."""
@@ -296,9 +327,11 @@ class ConsolePages:
             root = kid_of(read_public(self.config.root_public)).hex()
         except KeyFileError as error:
             root = str(error)
-        document = self.live.document()
+        document, now = self.live.document(), SystemClock().wall()
         return {
             "root": root,
+            "signed": [(one, one.days_left(now)) for one in signed_by_root(self.config)],
+            "near": HORIZON // DAY,
             "paths": {"root": self.config.root_public, "signing": self.config.signing_key},
             "files": document.get("certificates") or offline(self.config),
             "is_daemon_up": bool(document),
@@ -353,9 +386,27 @@ class ConsolePages:
                     now.get("phase", ""),
                     now.get("updates", ""),
                     str(plan.get("next round", "")) or planned_start(view, last, now),
+                    now.get("bytes received"),
+                    now.get("bytes sent"),
                 )
             )
         return found
+
+
+def _budget(
+    store: StoreOverview, device: DeviceSummary, times: RoundTimes, limit: int | None, now: int
+) -> Values:
+    """Return what is left of a device's releases, and when that is spent."""
+    if not limit:
+        return {"share": None, "left": None, "end": None}
+    left = max(limit - device.spent, 0)
+    is_counted = left and device.state == "enrolled"
+    updates = store.settled(device.id, UPDATES) if is_counted else []
+    return {
+        "share": device.spent / limit,
+        "left": left,
+        "end": budget_end(updates, times, left, now),
+    }
 
 
 def _outcome(code: int | None) -> str:

@@ -60,6 +60,7 @@ def environment() -> Environment:
     )
     made.filters |= {"moment": moment, "number": number, "table_value": table_value, "day": day}
     made.filters |= {"phase": phase, "exclusion": exclusion, "spans": spans, "size": size}
+    made.filters["bytes"] = byte_count
     made.globals |= {"pages": PAGES, "facts_of": FACTS, "assets": _assets_digest()}
     return made
 
@@ -114,6 +115,15 @@ def number(value: float | None, digits: int = 4) -> str:
     if value is None:
         return "-"
     return str(value) if isinstance(value, int) else f"{value:#.{digits}g}".removesuffix(".")
+
+
+def byte_count(value: float | None) -> str:
+    """Return a number of bytes for a reader; a hyphen for None.
+
+    >>> byte_count(66_700), byte_count(None)
+    ('67 kB', '-')
+    """
+    return "-" if value is None else size(int(value))
 
 
 def spans(numbers: Iterable[int]) -> str:

@@ -33,8 +33,8 @@ class AttemptLimit:
 
     Example:
         >>> limit = AttemptLimit(clock=lambda: 0.0, free=5)
-        >>> for _ in range(5):
-        ...     limit.record_failure("name eve")
+        >>> [limit.record_failure("name eve") for _ in range(5)]
+        [False, False, False, False, True]
         >>> limit.is_locked("name eve"), limit.is_locked("name bob")
         (True, False)
     """
@@ -59,14 +59,18 @@ class AttemptLimit:
                 return False
             return found.count >= self.free
 
-    def record_failure(self, key: str) -> None:
-        """Count a failure; the one that failed longest ago is forgotten above the bound."""
+    def record_failure(self, key: str) -> bool:
+        """Count a failure, and return whether it is the one that locks the name or address.
+
+        The one that failed longest ago is forgotten above the bound.
+        """
         with self._lock:
             found = self._failures.setdefault(key, _Failures())
             found.count, found.last = found.count + 1, self.clock()
             self._failures.move_to_end(key)
             while len(self._failures) > ADDRESSES:
                 self._failures.popitem(last=False)
+            return found.count == self.free
 
     def forget(self, key: str) -> None:
         """Forget the failures of a name or an address that has signed in."""

@@ -278,7 +278,14 @@ def _run_status(engine: RoundEngine) -> dict[str, Any]:
         "round": state.round,
         "version": state.version,
         "updates": f"{state.waiting} of {run.quorum}",
+        **_traffic(engine),
     }
+
+
+def _traffic(engine: RoundEngine) -> dict[str, int]:
+    """Return the bytes since the open round began; empty without an open round."""
+    found = engine.round_traffic() if engine.phase == "train" else {}
+    return {"bytes received": found["up"], "bytes sent": found["down"]} if found else {}
 
 
 def excluded(credit: Mapping[str, Mapping[str, float]]) -> tuple[str, ...]:

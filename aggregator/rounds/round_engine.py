@@ -73,6 +73,7 @@ class RoundEngine:
         upto: Journal position of the saved state.
         holds: Returns whether a device belongs to the run's cohort.
         is_held: Returns whether the round after a state waits for the parent's aggregator.
+        traffic: Returns the daemon's payload bytes since its start, by ``up`` and ``down``.
 
     Attributes:
         halted: Reason for which the run is halted until an operator resumes it; else empty.
@@ -94,8 +95,9 @@ class RoundEngine:
         upto: int = 0,
         holds: Callable[[str], bool] = everybody,
         is_held: Callable[[Course], bool] = lambda _state: False,
+        traffic: Callable[[], Mapping[str, int]] = dict,
     ) -> None:
-        self._holds, self._is_held = holds, is_held
+        self._holds, self._is_held, self._traffic = holds, is_held, traffic
         self.run = run
         self.number = number
         self.state = state
@@ -107,6 +109,7 @@ class RoundEngine:
         self._saved = flatten(state)
         self._opened_at: float | None = None
         self._opened_wall = 0
+        self._opened_traffic: Mapping[str, int] = {}
         self._timers = [run_timers.resumed(timer, clock) for timer in timers]
         manifest = self._announcer.last_manifest()
         self._upto = upto
@@ -311,6 +314,7 @@ class RoundEngine:
             self.is_waiting, self._timers = is_waiting, before
             raise
         self._opened_at, self._opened_wall = self._clock.monotonic(), self._clock.wall()
+        self._opened_traffic = dict(self._traffic())
         self._note_announced(self.state, publications)
         return publications
 
@@ -367,6 +371,7 @@ class RoundEngine:
         self.is_waiting = is_waiting
         if any(isinstance(e, Task) for e in effects) and (closed or self._opened_at is None):
             self._opened_at = self._clock.monotonic()
+            self._opened_traffic = dict(self._traffic())
         self._note_announced(state, found.publications)
         _log(version, self.run.config.run.name)
         return AppliedEvent(found.publications, version, asked)
@@ -434,6 +439,8 @@ class RoundEngine:
         began, report = self._opened_at, dict(closed.report)
         if began is not None:
             report["seconds"] = round(self._clock.monotonic() - began, 3)
+            if spent := self.round_traffic():
+                report |= {"received": spent["up"], "sent": spent["down"]}
         return Version(
             run=self.number,
             round=closed.round,
@@ -443,6 +450,16 @@ class RoundEngine:
             report=report,
             time=max(self._clock.wall(), self._opened_wall),  # a clock set back repeats no start
         )
+
+    def round_traffic(self) -> Mapping[str, int]:
+        """Return the daemon's payload bytes since the round was opened; empty if unknown.
+
+        They are those of all runs, ``up`` from devices and ``down`` to them.
+        """
+        if self._opened_at is None or not self._opened_traffic:
+            return {}
+        now = self._traffic()
+        return {way: now[way] - before for way, before in self._opened_traffic.items()}
 
     def _remaining(self) -> float:
         due = self.next_due

@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from aggregator.store import connection, journal, runs, tasks
+from aggregator.store.audit_record import AuditRecord
 from aggregator.store.dialect import (
     Database,
     json_elements,
@@ -22,7 +23,7 @@ from aggregator.store.dialect import (
     json_number,
     json_text,
 )
-from aggregator.store.schema import has_rollouts, has_runs
+from aggregator.store.schema import has_audit_log, has_contacts, has_rollouts, has_runs
 from aggregator.store.types import PendingTask, RunRecord, SuspectRow, Version
 
 
@@ -47,6 +48,30 @@ class DeviceSummary:
     keys: tuple[str, ...]
     spent: int
     labels: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class SettledUpdate:
+    """One settled update in short: what a list of devices needs of it.
+
+    Attributes:
+        run: Number of the run.
+        round: Round that it answered.
+        code: Verdict, a ``Reason``.
+    """
+
+    run: int
+    round: int
+    code: int
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceTrialDay:
+    """One day of a device in the newest rollout."""
+
+    day: int
+    is_lost: bool
+    is_serving: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +103,8 @@ class ClosedRound:
         loss: Mean of the reported losses, or None.
         step: Length of the model's change, or None.
         seconds: Duration, or None.
+        received: Payload bytes that the daemon received while it was open, or None.
+        sent: Payload bytes that the daemon sent meanwhile, or None.
         why: Reason that nothing moved; empty if it did.
     """
 
@@ -90,6 +117,8 @@ class ClosedRound:
     loss: float | None
     step: float | None
     seconds: float | None
+    received: float | None
+    sent: float | None
     why: str
 
 
@@ -259,7 +288,79 @@ class StoreOverview:
             values += ([name, value] if sign else [name]) if self._has_runs else []
         return " AND ".join(parts), values
 
+    def spent(self) -> list[int]:
+        """Return the releases of every enrolled device."""
+        rows = self._db.execute(
+            "SELECT coalesce(ledgers.spent, 0) FROM clients LEFT JOIN ledgers"
+            " ON ledgers.device = clients.id WHERE state = 'enrolled'"
+        )
+        return [spent for (spent,) in rows]
+
+    def contacts(self, names: Sequence[str]) -> dict[str, tuple[str, int]]:
+        """Return software and time of the last message (Unix ms) of devices, as the daemon saved them.
+
+        The daemon saves them every few minutes, and when it stops.
+        """
+        if not names or not has_contacts(self._db):
+            return {}
+        marks = ", ".join("?" * len(names))
+        rows = self._db.execute(
+            f"SELECT device, sdk, seen FROM contacts WHERE device IN ({marks})",  # noqa: S608 - marks
+            list(names),
+        )
+        return {name: (sdk, seen) for name, sdk, seen in rows}
+
+    def declined(self, names: Sequence[str]) -> dict[str, dict[str, str]]:
+        """Return the runs that devices have declined, each with the name of the reason."""
+        found: dict[str, dict[str, str]] = {}
+        if names and has_contacts(self._db):
+            marks = ", ".join("?" * len(names))
+            rows = self._db.execute(
+                f"SELECT device, name, reason FROM declined WHERE device IN ({marks})",  # noqa: S608 - marks
+                list(names),
+            )
+            for device, name, reason in rows:
+                found.setdefault(device, {})[name] = reason
+        return found
+
     # --- verdicts and commands
+
+    def settled(self, device: str, most: int = 100) -> list[SettledUpdate]:
+        """Return a device's newest settled updates in short, newest first."""
+        rows = self._db.execute(
+            "SELECT run, round, code FROM rows WHERE device = ? ORDER BY life DESC, seq DESC LIMIT ?",
+            (device, most),
+        )
+        return [SettledUpdate(*row) for row in rows]
+
+    def acts_about(self, device: str, most: int = 50, searched: int = 5000) -> list[AuditRecord]:
+        """Return the newest records of the audit log about a device, newest first.
+
+        Args:
+            device: The device.
+            most: Largest number of records.
+            searched: Number of newest records that are searched.
+        """
+        if not has_audit_log(self._db):
+            return []
+        last = self._db.execute("SELECT coalesce(max(number), 0) FROM audit_records").fetchone()[0]
+        rows = self._db.execute(
+            "SELECT number, time, via, actor, act, subject, reason, detail FROM audit_records"
+            " WHERE number > ? AND subject = ? ORDER BY number DESC LIMIT ?",
+            (last - searched, device, most),
+        )
+        return [AuditRecord(*row) for row in rows]
+
+    def trial_days(self, device: str) -> list[DeviceTrialDay]:
+        """Return the days that a device has reported in the newest rollout, newest first."""
+        if not has_rollouts(self._db):
+            return []
+        rows = self._db.execute(
+            "SELECT day, lost, serving FROM trials WHERE device = ? AND of ="
+            " (SELECT of FROM rollout_changes ORDER BY change DESC LIMIT 1) ORDER BY day DESC",
+            (device,),
+        )
+        return [DeviceTrialDay(day, bool(lost), bool(serving)) for day, lost, serving in rows]
 
     def refusals(self) -> list[tuple[int, int, int]]:
         """Return code, number of updates and number of devices of every final refusal kept."""
@@ -317,14 +418,15 @@ class StoreOverview:
     def rounds(self, run: int, last: int) -> list[ClosedRound]:
         """Return a run's newest closed rounds, newest first."""
         db = self._db
-        loss, step, seconds = (
-            json_number(db, "report", key) for key in ("loss", "step", "seconds")
+        numbers = ", ".join(
+            json_number(db, "report", key)
+            for key in ("loss", "step", "seconds", "received", "sent")
         )
         rows = db.execute(
             "SELECT round, version, moved, time,"  # noqa: S608 - fixed text
             f" coalesce({json_length(db, 'report', 'cohort')}, 0),"
             f" (SELECT count(*) FROM {json_items(db, 'versions.report', 'dropped')}),"
-            f" {loss}, {step}, {seconds}, coalesce({json_text(db, 'report', 'why')}, '')"
+            f" {numbers}, coalesce({json_text(db, 'report', 'why')}, '')"
             " FROM versions WHERE run = ? ORDER BY round DESC LIMIT ?",
             (run, last),
         )
@@ -332,6 +434,14 @@ class StoreOverview:
             ClosedRound(number, version, bool(moved), *more)
             for number, version, moved, *more in rows
         ]
+
+    def closed_at(self, run: int, last: int) -> dict[int, tuple[int, int]]:
+        """Return version and time (Unix ms) of a run's newest closed rounds, by round."""
+        rows = self._db.execute(
+            "SELECT round, version, time FROM versions WHERE run = ? ORDER BY round DESC LIMIT ?",
+            (run, last),
+        )
+        return {number: (version, time) for number, version, time in rows}
 
     def version(self, run: int, number: int) -> Version | None:
         """Return one closed round with its whole report, or None."""

@@ -1,8 +1,8 @@
 """Decide from daily scores when the served forecast has become worse than naive, or than it used to be.
 
 There are three alarms. Two are tests by betting, which hold at any look: one on days that are lost to the
-naive forecast, one on days whose error, as a multiple of the naive one, is above nine tenths of those of
-the device's own earlier days. The fast alarm is an error of more than twice the naive one, and of more than
+naive forecast, one on days whose error, as a multiple of the naive one, is above nineteen in twenty of those
+of the device's own earlier days. The fast alarm is an error of more than twice the naive one, and of more than
 twice the device's own usual error, on two days in succession: in a holiday the naive error alone may become
 small.
 An alarm asks the device to fit its models and to choose again, by the days of the alarm and later ones
@@ -28,14 +28,14 @@ GROSS: Final = 2.0
 """Multiple of the naive error and of the usual one that is an alarm on two days in succession."""
 USUAL: Final = (7, 28)
 """Least and largest number of earlier days whose median error is the usual one."""
-EARLIER: Final = (28, 56)
+EARLIER: Final = (28, 92)
 """Least and largest number of earlier days with which a day's ratio to the naive error is compared."""
 LAG: Final = 14
 """Days between a day and the newest earlier one, so that a break is not compared with itself."""
-UNUSUAL: Final = 0.9
+UNUSUAL: Final = 0.95
 """Quantile of the earlier ratios above which a day is unusual."""
-UNUSUAL_SHARE: Final = 0.25
-"""Share of unusual days that the test allows; one tenth is expected while nothing changes."""
+UNUSUAL_SHARE: Final = 0.2
+"""Share of unusual days that the test allows; a twentieth is expected while nothing changes."""
 SPANS: Final = (2, 14)
 """Days by which the device chooses again after a fast and after a slow alarm."""
 
@@ -179,22 +179,25 @@ class ModelMonitor:
         }
 
 
-def usual_bound(scores: DailyScores, at: int, quantile: float = UNUSUAL) -> float | None:
+def usual_bound(
+    scores: DailyScores, at: int, quantile: float = UNUSUAL, most: int = EARLIER[1]
+) -> float | None:
     """Return the multiple of the naive error above which a day is unusual; None if too few are known.
 
     Args:
         scores: Errors by day.
         at: Index of the day.
         quantile: Quantile of the ratios of the earlier days.
+        most: Largest number of earlier days.
 
     Example:
         >>> days, naive = np.arange(60), np.ones(60)
         >>> sums = np.stack([np.linspace(0.1, 0.4, 60), naive, naive], 1)
         >>> scores = DailyScores(days, sums, np.ones((60, 3), np.int64))
         >>> usual_bound(scores, 41), round(usual_bound(scores, 42), 4)
-        (None, 0.2236)
+        (None, 0.2304)
     """
-    served, _, naive = scores.sums[max(0, at - LAG - EARLIER[1]) : max(0, at - LAG)].T
+    served, _, naive = scores.sums[max(0, at - LAG - most) : max(0, at - LAG)].T
     known = naive > 0.0
     if np.count_nonzero(known) < EARLIER[0]:
         return None

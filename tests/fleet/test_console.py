@@ -1,4 +1,4 @@
-"""The operator's console over a real daemon: eight questions, each answered in at most three clicks.
+"""The operator's console over a real daemon: a new operator's questions, each answered in at most three clicks.
 
 A click follows a link or sends a form of the page.
 """
@@ -165,7 +165,27 @@ def test_how_many_bytes_has_the_fleet_cost(person):
         r"start: ([\d.]+) (kB|MB) received from devices, ([\d.]+) (kB|MB) sent", person.words
     )
     assert found, person.words
-    assert person.clicks == 1
+    person.follow("Run 1")
+    rows = re.findall(
+        r"moved 5 4 [\d.]+ [\d.]+ [\d.]+ ([\d.]+) (?:kB|MB) ([\d.]+) (?:kB|MB)", person.words
+    )
+    assert len(rows) >= 3, "each closed round has its bytes"
+    assert "Since it was opened the daemon has received" in person.words
+    assert person.clicks == 2
+
+
+def test_which_model_has_a_device_and_what_was_refused(person):
+    person.follow("Devices").send("/devices", q="home-1")
+    assert re.search(r"home-1 enrolled online .* load-mlp, round \d \d of 40 none ", person.words)
+    person.follow("home-1")
+    assert re.search(r"update \d+\.\d+ for round 3 (accepted|left out)", person.words)
+    assert person.clicks == 3
+
+
+def test_who_did_what_about_this_device(person):
+    person.follow("Devices").send("/devices", q="home-4").follow("home-4")
+    assert re.search(r"revoke: from enrolled to revoked by \S+ \(command\): sold", person.words)
+    assert person.clicks == 3
 
 
 def test_how_much_budget_is_left(person):
@@ -173,6 +193,12 @@ def test_how_much_budget_is_left(person):
     assert re.search(r"home-1 enrolled (\d+) 40 (\d+) [\d.]+", person.words)
     spent, left = re.search(r"home-1 enrolled (\d+) 40 (\d+)", person.words).groups()
     assert int(spent) + int(left) == 40
+
+
+def test_when_does_a_device_stop_because_its_budget_is_spent(person):
+    person.follow("Privacy budgets")
+    assert re.search(r"home-1 enrolled \d+ 40 \d+ [\d.]+ \d{4}-\d\d-\d\d [\d:]+ UTC", person.words)
+    assert person.clicks == 1
 
 
 def test_what_does_a_refusal_mean_and_what_is_to_be_done(person):

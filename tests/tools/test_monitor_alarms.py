@@ -12,13 +12,18 @@ from edge_sdk.forecasting.daily_scores import DailyScores
 from edge_sdk.forecasting.windows import ChannelFrame
 from tools.experiments.buildings import LOAD, Building
 from tools.experiments.monitor_alarms import (
+    ORDERS,
     SETTINGS,
     alarms,
     broken,
     is_false,
     joined,
+    loses_most_days,
+    most_events,
     scored_set,
     scores,
+    shuffled_table,
+    shuffled_weeks,
     summary,
     table,
     trade_off,
@@ -66,7 +71,32 @@ def test_an_alarm_is_false_where_nothing_became_worse():
 def test_settings_are_compared_on_two_halves_of_the_devices():
     lines = trade_off([record(0.9), record(0.8)]).splitlines()
     assert len(lines) == 2 + len(SETTINGS)
-    assert lines[2].startswith("| 0.75 | 0.25 | 0.0 | 0.0 | 100 / 100 % |")
+    assert lines[2].startswith("| 0.9 | 0.2 | 56 | 0.0 | 0.0 | 100 / 100 % |")
+
+
+def test_weeks_in_random_order_keep_their_days_and_lose_a_drift():
+    """A slow worsening raises an alarm in its own order, and none where its weeks are mixed."""
+    rising = record(0.9, days=364)
+    rising.sums[:, 0] = np.where(np.arange(364) < 343, 0.5, 0.9)
+    assert [is_slow for _, is_slow in alarms(rising)] == [True] * len(alarms(rising)) != []
+    mixed = shuffled_weeks(rising, np.random.default_rng(0))
+    assert sorted(mixed.sums[:, 0]) == sorted(rising.sums[:, 0])
+    assert (mixed.sums.reshape(52, 7, 3) == mixed.sums.reshape(52, 7, 3)[:, :1]).all()
+    assert alarms(mixed) == []
+
+
+def test_alarms_in_random_order_are_told_apart_by_devices_that_lose_most_days():
+    losing = record(1.2, days=365)
+    assert loses_most_days(losing)
+    assert not loses_most_days(record(1.04))
+    found = summary("made up", [losing, record(0.9, days=365)])
+    assert found.drift == 0
+    assert found.losing >= ORDERS
+    assert found.shuffled == pytest.approx(2 * ORDERS * 364 / 365.25)
+    years = round(found.shuffled)
+    bound = 100 * most_events(0) / found.shuffled
+    last = shuffled_table([found]).splitlines()[-1]
+    assert last.startswith(f"| all: 0.00 in 100 device-years, at most {bound:.2f} | {years} | 0 |")
 
 
 def test_scores_are_kept_and_not_computed_again(tmp_path):

@@ -5,14 +5,18 @@ device fits it, and is scored day by day against the seasonal naive forecast. A 
 errors from a random day on. The first 60 days train only. An alarm is false if, in the days that it is
 about, the error was neither above the naive one nor 1.25 times as large a multiple of it as before.
 
+The same scores with their weeks in random order have no drift: what one week has, any other may have. Every
+alarm of a sequential test on them is false, unless the device loses more than half of all its days to naive.
+
   python -m tools.experiments.monitor_alarms --data DATA --scores FOLDER --docs docs
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +26,7 @@ from edge_sdk.bundle import Bundle, TrustedKeys
 from edge_sdk.forecasting.calendar_features import DAY
 from edge_sdk.forecasting.candidates import target_days
 from edge_sdk.forecasting.daily_scores import DailyScores
-from edge_sdk.forecasting.model_monitor import EARLIER, SPANS, ModelMonitor, usual_bound
+from edge_sdk.forecasting.model_monitor import MARGIN, SPANS, ModelMonitor, usual_bound
 from edge_sdk.forecasting.own_model import fit
 from edge_sdk.forecasting.seasonal_naive import WEEK, rows_of, seasonal_naive
 from edge_sdk.forecasting.sequential_test import SequentialTest
@@ -43,8 +47,25 @@ WITHIN = (14, 28)
 WORSE = 1.25
 """Least factor of the ratio to the naive error that is a worsening."""
 PARTS = ("days", "sums", "counts")
-SETTINGS = ((0.75, 0.25), (0.8, 0.25), (0.9, 0.2), (0.9, 0.25), (0.9, 0.3), (0.9, 0.4))
-"""Quantile and allowed share of unusual days that are compared."""
+SETTINGS = (
+    (0.9, 0.2, 56),
+    (0.9, 0.25, 56),
+    (0.9, 0.3, 56),
+    (0.95, 0.15, 56),
+    (0.95, 0.2, 56),
+    (0.9, 0.25, 92),
+    (0.9, 0.3, 92),
+    (0.95, 0.15, 92),
+    (0.95, 0.2, 92),
+    (0.95, 0.25, 92),
+)
+"""Quantile, allowed share of unusual days, and largest number of earlier days that are compared."""
+BEFORE = 56
+"""Days before an alarm with which its days are compared."""
+PLANTED = (1.5, 2.0)
+"""Factors of the breaks with which settings are compared."""
+ORDERS = 4
+"""Random orders of the weeks of each device."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +80,9 @@ class Alarms:
         false: Those of both kinds in whose days nothing had become worse.
         worse: Devices whose error over the whole year is above the naive one.
         found: Shares of planted breaks that were found within each of ``WITHIN``, by factor.
+        shuffled: Device-years with the weeks in random order.
+        drift: Alarms of the sequential tests in these, on devices that lose at most half of all days to naive.
+        losing: Those on the other devices.
     """
 
     name: str
@@ -68,6 +92,9 @@ class Alarms:
     false: int
     worse: int
     found: dict[float, tuple[float, ...]]
+    shuffled: float
+    drift: int
+    losing: int
 
 
 def scores(frame: ChannelFrame, *, refit_days: int = 7) -> DailyScores:
@@ -124,14 +151,46 @@ def alarms(scored: DailyScores) -> list[tuple[int, bool]]:
     return found
 
 
-def unusual_alarms(scored: DailyScores, quantile: float, share: float) -> list[int]:
-    """Return the days of the alarms of the test of unusual days alone, with other settings."""
+def shuffled_weeks(scored: DailyScores, rng: np.random.Generator) -> DailyScores:
+    """Return the scores of whole weeks in random order; the days keep their numbers.
+
+    Example:
+        >>> days = np.arange(14)
+        >>> sums = np.stack([days, days, days], axis=1).astype(float)
+        >>> found = shuffled_weeks(DailyScores(days, sums, np.ones((14, 3), np.int64)), np.random.default_rng(1))
+        >>> found.sums[[0, 7], 0].tolist() in ([0.0, 7.0], [7.0, 0.0])
+        True
+    """
+    weeks = len(scored.days) // 7
+    order = (7 * rng.permutation(weeks)[:, None] + np.arange(7)).ravel()
+    return DailyScores(scored.days[: 7 * weeks], scored.sums[order], scored.counts[order])
+
+
+def loses_most_days(scored: DailyScores) -> bool:
+    """Return whether more than half of all days are lost to the naive forecast."""
+    served, _, naive = scored.sums.T
+    return bool(np.mean(served > (1.0 + MARGIN) * naive) > 0.5)
+
+
+def unusual_bounds(scored: DailyScores, quantile: float, most: int) -> list[float | None]:
+    """Return the bound above which each day is unusual, with other settings than the monitor's."""
+    return [usual_bound(scored, at, quantile, most) for at in range(len(scored.days))]
+
+
+def unusual_alarms(scored: DailyScores, bounds: Sequence[float | None], share: float) -> list[int]:
+    """Return the days of the alarms of the test of unusual days alone.
+
+    Args:
+        scored: Scores of all days.
+        bounds: Bound of each day, as ``unusual_bounds`` returns them.
+        share: Allowed share of unusual days.
+    """
     test, found = SequentialTest(), []
-    for at, day in enumerate(scored.days.tolist()):
-        bound = usual_bound(scored, at, quantile)
+    for day, bound, (served, _, naive) in zip(
+        scored.days.tolist(), bounds, scored.sums.tolist(), strict=True
+    ):
         if bound is None:
             continue
-        served, _, naive = scored.sums[at]
         test = test.after(is_lost=served > bound * naive, null=share)
         if test.evidence >= 1.0:
             test = SequentialTest()
@@ -148,7 +207,7 @@ def is_false(scored: DailyScores, day: int, span: int) -> bool:
         span: Number of days that it is about.
     """
     here = (scored.days <= day) & (scored.days > day - span)
-    before = (scored.days <= day - span) & (scored.days > day - span - EARLIER[1])
+    before = (scored.days <= day - span) & (scored.days > day - span - BEFORE)
     now, _, naive = scored.sums[here].sum(axis=0)
     then, _, naive_then = scored.sums[before].sum(axis=0)
     return bool(now <= naive and now * naive_then < WORSE * then * naive)
@@ -176,6 +235,7 @@ def summary(name: str, scored: Sequence[DailyScores], seed: int = 0) -> Alarms:
         seed: Seed of the days of the breaks.
     """
     rng, kinds, worse, false = np.random.default_rng(seed), [], 0, 0
+    mixer, shuffled, drift = np.random.default_rng((seed, 1)), 0, [0, 0]
     seen: dict[float, list[tuple[bool, ...]]] = {factor: [] for factor in FACTORS}
     for one in scored:
         its = alarms(one)
@@ -186,9 +246,16 @@ def summary(name: str, scored: Sequence[DailyScores], seed: int = 0) -> Alarms:
         day = int(rng.choice(one.days[WITHIN[0] : -WITHIN[-1]]))
         for factor, found in seen.items():
             found.append(hits((at for at, _ in alarms(broken(one, day, factor))), day))
+        for _ in range(ORDERS):
+            mixed = shuffled_weeks(one, mixer)
+            shuffled += len(mixed.days)
+            drift[loses_most_days(one)] += sum(is_slow for _, is_slow in alarms(mixed))
     years = sum(len(one.days) for one in scored) / 365.25
     shares = {factor: tuple(np.mean(found, axis=0).tolist()) for factor, found in seen.items()}
-    return Alarms(name, years, sum(kinds), len(kinds) - sum(kinds), false, worse, shares)
+    fast = len(kinds) - sum(kinds)
+    return Alarms(
+        name, years, sum(kinds), fast, false, worse, shares, shuffled / 365.25, drift[0], drift[1]
+    )
 
 
 def table(rows: Sequence[Alarms]) -> str:
@@ -206,6 +273,37 @@ def table(rows: Sequence[Alarms]) -> str:
         ]
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
+
+
+def shuffled_table(rows: Sequence[Alarms]) -> str:
+    """Return the alarms with the weeks in random order as a table in Markdown.
+
+    The rate has its exact upper bound at 95 % for independent device-years.
+    """
+    titles = ["set", "device-years, weeks in random order", "drift alarms"]
+    titles += ["on devices that lose most days to naive"]
+    lines = ["| " + " | ".join(titles) + " |", "| --- |" + " ---: |" * (len(titles) - 1)]
+    lines += [f"| {row.name} | {row.shuffled:.0f} | {row.drift} | {row.losing} |" for row in rows]
+    years, drift = sum(row.shuffled for row in rows), sum(row.drift for row in rows)
+    rate, bound = (100 * one / years for one in (drift, most_events(drift)))
+    what = f"all: {rate:.2f} in 100 device-years, at most {bound:.2f}"
+    lines.append(f"| {what} | {years:.0f} | {drift} | {sum(row.losing for row in rows)} |")
+    return "\n".join(lines)
+
+
+def most_events(seen: int, confidence: float = 0.95) -> float:
+    """Return the largest mean of a Poisson number of which so few were seen, by bisection.
+
+    >>> round(most_events(0), 3), round(most_events(3), 3)
+    (2.996, 7.754)
+    """
+    low, high = 0.0, seen + 10.0 * math.sqrt(seen + 1.0)
+    while high - low > 1e-9:
+        mean = (low + high) / 2
+        terms = (mean**k / math.factorial(k) for k in range(seen + 1))
+        is_likely = math.exp(-mean) * sum(terms) > 1.0 - confidence
+        low, high = (mean, high) if is_likely else (low, mean)
+    return high
 
 
 def percent(shares: Iterable[float]) -> str:
@@ -226,28 +324,62 @@ def trade_off(scored: Sequence[DailyScores], seed: int = 0) -> str:
         seed: Seed of the days of the breaks.
     """
     within = " / ".join(str(days) for days in WITHIN)
-    titles = ["quantile", "allowed share"]
+    titles = ["quantile", "allowed share", "earlier days"]
     for role in ("choice", "confirmation"):
-        titles += [f"{role}: alarms in 100 years", "false", f"x 1.5 in {within} days", "x 2"]
+        titles += [f"{role}: alarms in 100 years", "in random order"]
+        titles += [f"x 1.5 in {within} days", "x 2"]
     lines = ["| " + " | ".join(titles) + " |", "|" + " ---: |" * len(titles)]
-    for quantile, share in SETTINGS:
-        cells = [f"{quantile:g}", f"{share:g}"]
-        for half in (scored[::2], scored[1::2]):
-            rng = np.random.default_rng(seed)
-            years = sum(len(one.days) for one in half) / 365.25
-            found, false = 0, 0
-            seen: dict[float, list[tuple[bool, ...]]] = {1.5: [], 2.0: []}
-            for one in half:
-                days = unusual_alarms(one, quantile, share)
-                found += len(days)
-                false += sum(is_false(one, day, SPANS[1]) for day in days)
-                day = int(rng.choice(one.days[WITHIN[0] : -WITHIN[-1]]))
-                for factor, its in seen.items():
-                    its.append(hits(unusual_alarms(broken(one, day, factor), quantile, share), day))
-            shares = [percent(np.mean(its, axis=0).tolist()) for its in seen.values()]
-            cells += [f"{100 * found / years:.1f}", f"{100 * false / years:.1f}", *shares]
-        lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+    rows = {
+        setting: [f"{setting[0]:g}", f"{setting[1]:g}", str(setting[2])] for setting in SETTINGS
+    }
+    for half in (scored[::2], scored[1::2]):
+        years = sum(len(one.days) for one in half) / 365.25
+        for setting, found in half_results(half, seed).items():
+            rates = (found.alarms / years, found.drift / years / ORDERS)
+            rows[setting] += [f"{100 * rate:.1f}" for rate in rates]
+            rows[setting] += [percent(np.mean(its, axis=0).tolist()) for its in found.hits.values()]
+    return "\n".join(lines + ["| " + " | ".join(cells) + " |" for cells in rows.values()])
+
+
+@dataclass(slots=True)
+class SettingResult:
+    """What one setting of the test of unusual days gives on some devices.
+
+    Attributes:
+        alarms: Alarms without a break.
+        drift: Alarms with the weeks in ``ORDERS`` random orders.
+        hits: Whether the break of each device was found within each of ``WITHIN``, by factor.
+    """
+
+    alarms: int = 0
+    drift: int = 0
+    hits: dict[float, list[tuple[bool, ...]]] = field(
+        default_factory=lambda: {factor: [] for factor in PLANTED}
+    )
+
+
+def half_results(
+    devices: Sequence[DailyScores], seed: int
+) -> dict[tuple[float, float, int], SettingResult]:
+    """Return what every setting gives on some devices, all with the same breaks and orders."""
+    rng, mixer = np.random.default_rng(seed), np.random.default_rng((seed, 2))
+    found = {setting: SettingResult() for setting in SETTINGS}
+    for one in devices:
+        day = int(rng.choice(one.days[WITHIN[0] : -WITHIN[-1]]))
+        mixed = [shuffled_weeks(one, mixer) for _ in range(ORDERS)]
+        records = [one, *mixed, *(broken(one, day, factor) for factor in PLANTED)]
+        for quantile, most in sorted({(quantile, most) for quantile, _, most in SETTINGS}):
+            bounds = [unusual_bounds(record, quantile, most) for record in records]
+            for setting in (at for at in SETTINGS if (at[0], at[2]) == (quantile, most)):
+                days = [
+                    unusual_alarms(record, its, setting[1])
+                    for record, its in zip(records, bounds, strict=True)
+                ]
+                found[setting].alarms += len(days[0])
+                found[setting].drift += sum(map(len, days[1 : 1 + ORDERS]))
+                for factor, after in zip(PLANTED, days[1 + ORDERS :], strict=True):
+                    found[setting].hits[factor].append(hits(after, day))
+    return found
 
 
 def scored_set(data: Path, name: str, clients: int, folder: Path | None) -> list[DailyScores]:
@@ -291,9 +423,12 @@ def main() -> None:
         scored += its
         rows.append(summary(name, its))
         print(table(rows), flush=True)
+    mixed = shuffled_table(rows)
+    print(mixed, flush=True)
     other = trade_off(scored)
     print(other)
     if args.docs:
+        replace_block(args.docs / "measurements.md", "<!-- monitor weeks -->", mixed)
         replace_block(args.docs / "measurements.md", "<!-- monitor alarms -->", table(rows))
         replace_block(args.docs / "measurements.md", "<!-- monitor settings -->", other)
 

@@ -57,8 +57,11 @@ def fill(config, *, devices=6, rounds=3):
                 "dropped": {names[0]: HOSTILE},
                 "loss": 1.0 / number,
                 "step": 0.1,
+                "received": 1000 * number,
+                "sent": 66_700,
             }
-            closed = Version(run.run, number, number, True, bytes(32), report, 1_760_000_000_000)
+            at = 1_760_000_000_000 + number * 86_400_000
+            closed = Version(run.run, number, number, True, bytes(32), report, at)
             store.commit(run.run, {}, entry.position, closed=closed)
         row = LedgerRow(bytes(32), Reason.NORM_EXCEEDED, run.run, rounds)
         store.refuse("meter-1", Ledger(spent=rounds), (1, rounds + 1), row)

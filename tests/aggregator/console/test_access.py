@@ -105,6 +105,43 @@ def test_other_host_names_are_refused_as_after_rebinding(config, console):
         assert client.get("/", headers={"host": host}).status_code == 200
 
 
+def logged(caplog, event):
+    return [one.getMessage() for one in caplog.records if one.getMessage().startswith(event)]
+
+
+def test_refused_acts_are_logged_once_each(guarded, caplog):
+    """No session, another site's form, no token, no role: each with path, status and reason."""
+    assert give(guarded).status_code == 401
+    sign_in(guarded, "vera")
+    token = token_of(guarded)
+    assert give(guarded, headers={"origin": "http://evil.example"}, token=token).status_code == 403
+    assert give(guarded).status_code == 403
+    assert give(guarded, token=token).status_code == 403
+    lines = logged(caplog, "console request refused")
+    wanted = ["Sign in first", "not sent from a page", "The form has expired", "needs the role"]
+    assert len(lines) == len(wanted)
+    for line, why in zip(lines, wanted, strict=True):
+        assert "path=/order" in line
+        assert why in line
+    guarded.cookies.clear()
+    caplog.clear()
+    assert guarded.get("/").status_code == 303
+    assert guarded.get("/events").status_code == 401
+    assert logged(caplog, "console request refused") == [], "a page that needs a sign-in"
+
+
+def test_locks_are_logged_once(guarded, caplog):
+    for n in range(60):
+        sign_in(guarded, f"nobody{n}", "wrong")
+    (line,) = logged(caplog, "console sign-in locked")
+    assert 'what=name which="of no user" address=127.0.0.1' in line
+    assert len(logged(caplog, "console request refused")) == 5
+    for name in ("vera", "otto", "selma") * 15:
+        sign_in(guarded, name, "wrong")
+    locks = [one.split()[3:5] for one in logged(caplog, "console sign-in locked")[1:]]
+    assert locks == [["what=name", f"which={name}"] for name in ("vera", "otto", "selma")]
+
+
 def test_failures_lock_a_name_and_other_users_sign_in(guarded):
     for _ in range(5):
         assert sign_in(guarded, "vera", "wrong").status_code == 403

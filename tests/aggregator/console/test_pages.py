@@ -3,25 +3,28 @@
 import hashlib
 import re
 from dataclasses import replace
+from datetime import datetime
 from html import unescape
 from html.parser import HTMLParser
+from types import SimpleNamespace
 from urllib.parse import quote, urlsplit
 
 import numpy as np
 import pytest
 
+from aggregator.audit_log.recorder import AuditLog, Initiator
 from aggregator.console import live_status
 from aggregator.console.rendering import PAGES
 from aggregator.operations.control_queue import waiting
 from aggregator.operations.refusal_guide import ADVICE
 from aggregator.rounds.announcements import Ends
 from aggregator.store.opener import open_store
-from aggregator.store.types import DeviceTrial, EnrolledDevice
+from aggregator.store.types import Contact, DeclinedRun, DeviceTrial, EnrolledDevice
 from edge_sdk.wire import keys
 from edge_sdk.wire.errors import Reason
 from edge_sdk.wire.protocol import topics
 from edge_sdk.wire.protocol.messages import BundleMessage
-from tests.aggregator.conftest import ROOT
+from tests.aggregator.conftest import ONLINE, ROOT
 from tests.aggregator.console.browser import token_in
 from tests.aggregator.console.conftest import BROWSER, HOSTILE, fill, send_forecast
 
@@ -141,9 +144,16 @@ def test_pages_have_headings_labels_and_table_heads(full):
             assert re.search(rf"<label>[^<]*{re.escape(field)}", text), (address, field)
 
 
-def test_every_chart_has_a_name_and_a_table(full):
-    for address in ("/run?run=1", "/suspects", "/device?id=meter-1"):
-        text = full.get(address).text
+def test_every_chart_has_a_name_and_a_table(config, console, full):
+    limited = console(with_limit(config, 40))
+    for client, address in (
+        (full, "/run?run=1"),
+        (full, "/suspects"),
+        (full, "/device?id=meter-1"),
+        (full, "/scores"),
+        (limited, "/budgets"),
+    ):
+        text = client.get(address).text
         assert 'role="img" aria-label="' in text
         assert text.index("<svg") < text.rindex("<table>")
 
@@ -162,6 +172,96 @@ def test_device_page_says_why_it_takes_no_part(full):
     assert "Its newest update was refused, NORM_EXCEEDED: longer than admission.max_norm" in text
     shut = unescape(full.get(f"/device?id={quote(HOSTILE, safe='')}").text)
     assert "It is quarantined: " in shut
+
+
+def words(text):
+    return " ".join(unescape(re.sub(r"<[^>]+>", " ", text)).split())
+
+
+def with_limit(config, limit):
+    return replace(config, admission=replace(config.admission, max_updates=limit))
+
+
+def test_the_list_of_devices_has_model_budget_and_refusals(full, config, console, monkeypatch):
+    text = words(full.get("/devices").text)
+    seen = "unknown - -"
+    assert f"meter-1 enrolled {seen} toy, round 3 3 1 of 4, newest NORM_EXCEEDED kind=meter" in text
+    assert f"meter-5 enrolled {seen} toy 0 none kind=meter" in text
+    with open_store(config.database) as store:
+        store.save_contacts({"meter-1": Contact("1.2.3", 1_760_000_000_000)})
+        store.decline(DeclinedRun("meter-5", "", "NO_WINDOWS", bytes(16)))
+    text = words(console(with_limit(config, 40)).get("/devices").text)
+    assert (
+        "meter-1 enrolled unknown 2025-10-09 08:53:20 UTC 1.2.3 toy, round 3 3 of 40 1 of" in text
+    )
+    assert f"meter-5 enrolled {seen} none : NO_WINDOWS 0 of 40 none" in text
+    contacts = {
+        "meter-1": {"state": "online", "sdk": "2.0", "seen": 5, "bundle refused": "ROLLBACK"}
+    }
+    monkeypatch.setattr(live_status, "read_page", lambda _config: {"contacts": contacts})
+    text = words(console(config).get("/devices").text)
+    assert "meter-1 enrolled online 2025-10-09 08:53:20 UTC 2.0 toy : ROLLBACK 3" in text
+
+
+def test_the_timeline_has_updates_orders_and_days_of_a_rollout(full, config):
+    by = Initiator("console", "ann")
+    with open_store(config.database) as store:
+        AuditLog(store, "north", ONLINE).record(
+            by, "label", "meter-0", reason="moved", detail="x=1"
+        )
+    text = words(full.get("/device?id=meter-0").text)
+    table = text[text.index("What it sent, what was done about it") :]
+    events = [
+        "label: x=1 by ann (console): moved -",
+        "2026-11-25 00:00:00 UTC compared the rollout's version on 2026-11-24 lost with it -",
+        "2025-10-12 08:53:20 UTC update 1.3 for round 3 left out: ",
+        "update 1.1 for round 1 left out: ",
+    ]
+    places = [table.index(one) for one in events]
+    assert places == sorted(places), "newest first"
+    shut = words(full.get(f"/device?id={quote(HOSTILE, safe='')}").text)
+    assert f"revoke by {HOSTILE} (console): {HOSTILE}" in shut
+
+
+def test_budgets_say_how_many_have_spent_how_much_and_who_stops_when(
+    full, config, console, monkeypatch
+):
+    now = 1_760_000_000_000 + 3 * 86_400_000
+    monkeypatch.setattr(
+        "aggregator.console.pages.SystemClock", lambda: SimpleNamespace(wall=lambda: now)
+    )
+    text = words(console(with_limit(config, 10)).get("/budgets").text)
+    assert "meter-0 enrolled 3 10 7 30.0 2025-10-19 08:53:20 UTC" in text, (
+        "one a day: in seven days"
+    )
+    assert "meter-5 enrolled 0 10 10 0.00 -" in text, "it has no pace"
+    assert "0 to 10 % 2 10 to 20 % 0 20 to 30 % 0 30 to 40 % 4" in text
+    spent = words(console(with_limit(config, 3)).get("/budgets").text)
+    assert "meter-0 enrolled 3 3 0 100 has stopped" in spent
+    assert "meter-0 enrolled 3 - - - -" in words(full.get("/budgets").text), "no bound"
+
+
+def test_keys_and_announcements_of_the_root_with_their_ends(full, config, monkeypatch):
+    text = words(full.get("/keys").text)
+    key = keys.kid_of(ONLINE.public).hex()
+    found = re.search(rf"key {key} - (\S+ \S+ UTC) (\S+ \S+ UTC) (\d+) ", text)
+    assert found, text
+    assert found[1] < found[2]
+    assert "Sign it again" not in full.get("/").text
+    bundle = re.search(r"bundle toy version 1 - - (\S+) (\S+) UTC \d+ ", text)
+    end = datetime.fromisoformat(f"{bundle[1]} {bundle[2]}+00:00").timestamp()
+    now = int(1000 * (end - 10.5 * 86_400))
+    monkeypatch.setattr(
+        "aggregator.console.pages.SystemClock", lambda: SimpleNamespace(wall=lambda: now)
+    )
+    text = words(full.get("/").text)
+    assert "The announcement of toy version 1 ends in 10 days. Sign it again" in text
+    assert re.search(r"bundle toy version 1 - - \S+ \S+ UTC 10 ", words(full.get("/keys").text))
+
+
+def test_rounds_have_the_bytes_that_crossed_while_they_were_open(full):
+    text = words(full.get("/run?run=1").text)
+    assert re.search(r" 3 2025-10-12 08:53:20 UTC moved 4 1 0\.3333 0\.1000 - 3 kB 67 kB 3 ", text)
 
 
 def test_suspects_count_rounds(full):

@@ -4,10 +4,20 @@ import sqlite3
 
 import pytest
 
+from aggregator.audit_log.recorder import AuditLog, Initiator
 from aggregator.store.opener import open_overview, open_store
 from aggregator.store.overview import DeviceFilter
 from aggregator.store.sequence_ledger import Ledger, LedgerRow
-from aggregator.store.types import EnrolledDevice, RunRecord, Version
+from aggregator.store.types import (
+    Contact,
+    DeclinedRun,
+    DeviceTrial,
+    EnrolledDevice,
+    RolloutChange,
+    RunRecord,
+    Version,
+)
+from edge_sdk.wire import keys
 from edge_sdk.wire.contract.method import Due
 from edge_sdk.wire.errors import Reason
 
@@ -105,6 +115,41 @@ def test_refusals_rounds_and_timeline(path):
         assert [(one.device, one.op, one.code) for one in store.commands()] == [
             ("Dev_01", "stop", None)
         ]
+
+
+def test_newest_updates_contacts_and_declined_runs_of_devices(path):
+    with open_store(path) as store:
+        store.save_contacts({"Dev_01": Contact("1.0", 7000), "gone": Contact("0.9", 8000)})
+        store.decline(DeclinedRun("Dev_02", "meters", "NO_WINDOWS", bytes(16)))
+    with open_overview(path) as store:
+        assert [(one.run, one.round, one.code) for one in store.settled("Dev_01", 1)] == [
+            (1, 3, Reason.TOO_STALE)
+        ]
+        assert len(store.settled("Dev_01")) == 2
+        assert store.contacts(["Dev_01", "Dev_02"]) == {"Dev_01": ("1.0", 7000)}
+        assert store.declined(["Dev_01", "Dev_02"]) == {"Dev_02": {"meters": "NO_WINDOWS"}}
+        assert store.contacts([]) == store.declined([]) == {}
+        assert store.closed_at(1, 2) == {5: (5, 5000), 4: (4, 4000)}
+        assert sorted(store.spent()) == list(range(12)), "a revoked device does not count"
+
+
+def test_acts_and_days_of_a_rollout_about_one_device(path):
+    of, other = bytes(16), bytes([1]) * 16
+    with open_store(path) as store:
+        log = AuditLog(store, "north", keys.from_seed(bytes(32)))
+        for act in ("enrol", "label", "revoke"):
+            log.record(Initiator("command", "ann"), act, "gone", reason="why")
+        log.record(Initiator("command", "ann"), "label", "Dev_01")
+        for serial, one in enumerate((other, of)):
+            store.change_rollout(RolloutChange(one, "run", 0, 1, "start", "ann", serial + 1), {})
+            trial = DeviceTrial("Dev_01", "score", 20 + serial, {20 + serial: (True, False)})
+            store.record_trial(one, trial)
+    with open_overview(path) as store:
+        assert [one.act for one in store.acts_about("gone", 2)] == ["revoke", "label"]
+        assert [one.act for one in store.acts_about("gone", searched=2)] == ["revoke"]
+        (day,) = store.trial_days("Dev_01")
+        assert (day.day, day.is_lost, day.is_serving) == (21, True, False), "the newest rollout"
+        assert store.trial_days("gone") == []
 
 
 def test_fingerprint_changes_with_devices_and_rounds(path):

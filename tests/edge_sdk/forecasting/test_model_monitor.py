@@ -77,7 +77,7 @@ def test_a_slow_alarm_names_its_fortnight():
 
 @settings(max_examples=50, deadline=None)
 @given(st.lists(st.booleans(), max_size=12), st.floats(0.0, UNUSUAL_SHARE))
-def test_no_bet_on_unusual_days_gains_while_at_most_a_quarter_are_unusual(days, chance):
+def test_no_bet_on_unusual_days_gains_while_at_most_a_fifth_are_unusual(days, chance):
     test = SequentialTest()
     for is_lost in days:
         test = test.after(is_lost=is_lost, null=UNUSUAL_SHARE)
@@ -93,22 +93,22 @@ def steady(days, worse_from, factor):
 
 
 def test_days_that_are_worse_than_the_device_s_own_earlier_ones_are_an_alarm():
-    """The error stays below the naive one; the ninth unusual day in succession is the alarm."""
-    found = ModelMonitor(steady(90, 70, 1.8)).judged(100 + 79, 9)
-    assert (found.alarms, found.lost, found.tested) == (1, 0, 178)
-    assert found.since == 178 - 13
+    """The error stays below the naive one; the eighth unusual day in succession is the alarm."""
+    found = ModelMonitor(steady(90, 70, 1.8)).judged(100 + 78, 9)
+    assert (found.alarms, found.lost, found.tested) == (1, 0, 177)
+    assert found.since == 177 - 13
     assert found.unusual == SequentialTest()
-    assert ModelMonitor(steady(90, 70, 1.8)).judged(100 + 78, 9).alarms == 0
+    assert ModelMonitor(steady(90, 70, 1.8)).judged(100 + 77, 9).alarms == 0
     assert ModelMonitor(steady(90, 90, 1.8)).judged(190, 9).alarms == 0
 
 
 def test_a_day_is_compared_with_days_from_before_a_lag():
-    """Neither the fourteen days before it nor those older than seventy change the bound."""
-    ratios = np.linspace(0.2, 0.9, 100)
-    bound = usual_bound(table(ratios), 99)
-    assert bound == np.quantile(ratios[99 - LAG - EARLIER[1] : 99 - LAG], 0.9)
-    ratios[99 - LAG :] = ratios[: 99 - LAG - EARLIER[1]] = 5.0
-    assert usual_bound(table(ratios), 99) == bound
+    """Neither the fourteen days before it nor those older than 106 change the bound."""
+    ratios = np.linspace(0.2, 0.9, 120)
+    bound = usual_bound(table(ratios), 119)
+    assert bound == np.quantile(ratios[119 - LAG - EARLIER[1] : 119 - LAG], 0.95)
+    ratios[119 - LAG :] = ratios[: 119 - LAG - EARLIER[1]] = 5.0
+    assert usual_bound(table(ratios), 119) == bound
     assert usual_bound(table(ratios), LAG + EARLIER[0] - 1) is None
 
 

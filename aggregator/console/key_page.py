@@ -1,0 +1,104 @@
+"""Collect the announced keys and the announcements of the root that end, for the console."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from aggregator.config import AggregatorConfig
+from aggregator.console.fleet_summary import Notice
+from aggregator.operations.root_signatures import HORIZON
+from aggregator.store.opener import open_store
+from edge_sdk.app.clock import DAY
+from edge_sdk.wire.errors import Refused
+from edge_sdk.wire.keys import kid_of
+from edge_sdk.wire.protocol import topics
+from edge_sdk.wire.protocol.codec import decode
+from edge_sdk.wire.protocol.envelope import unproved
+from edge_sdk.wire.protocol.messages import BundleMessage, KeysMessage
+
+
+@dataclass(frozen=True, slots=True)
+class SignedByRoot:
+    """A key of the aggregator, or a bundle, that the root has announced.
+
+    Attributes:
+        kind: ``key`` or ``bundle``.
+        name: Id of the key, or name and version of the bundle.
+        run: Name of the run; empty for a key, and for the run that is announced to all.
+        begins: Time from which it is valid, Unix milliseconds; 0 if it has none.
+        ends: Time from which devices refuse it, Unix milliseconds; 0 if it has none.
+    """
+
+    kind: str
+    name: str
+    run: str
+    begins: int
+    ends: int
+
+    def days_left(self, now: int) -> int | None:
+        """Return the whole days until its end; None without an end.
+
+        >>> SignedByRoot("key", "00ff", "", 0, 3 * DAY).days_left(DAY + 1)
+        1
+        """
+        return (self.ends - now) // DAY if self.ends else None
+
+
+def signed_by_root(config: AggregatorConfig) -> list[SignedByRoot]:
+    """Return what the root has announced for the fleet and its runs."""
+    found: list[SignedByRoot] = []
+    with open_store(config.database, read_only=True) as store:
+        if payload := store.announced(topics.common(config.fleet, KeysMessage.kind)):
+            found += _keys(payload)
+        for run in config.runs:
+            topic = topics.common(config.fleet, BundleMessage.kind, topics.audience(run.name))
+            if payload := store.announced(topic):
+                found += _bundle(payload, run.name)
+    return found
+
+
+def _keys(payload: bytes) -> Iterator[SignedByRoot]:
+    try:
+        keys = decode(KeysMessage, unproved(payload))
+    except Refused:  # another version's
+        return
+    for key, begins, ends in zip(keys.sign, keys.from_, keys.until, strict=True):
+        yield SignedByRoot("key", kid_of(key).hex(), "", begins, ends)
+
+
+def _bundle(payload: bytes, run: str) -> Iterator[SignedByRoot]:
+    try:
+        bundle = decode(BundleMessage, unproved(payload))
+    except Refused:
+        return
+    name = f"{bundle.name} version {bundle.version}"
+    yield SignedByRoot("bundle", name, run, 0, bundle.expires or 0)
+
+
+def root_notices(found: Sequence[SignedByRoot], now: int) -> list[Notice]:
+    """Return what the root has to sign again within ``HORIZON``.
+
+    Args:
+        found: What the root has announced.
+        now: Present time, Unix milliseconds.
+
+    Example:
+        >>> old, new = (SignedByRoot("key", name, "", 0, end) for name, end in (("a", DAY), ("b", 400 * DAY)))
+        >>> root_notices([old, new], 0)
+        []
+        >>> found = root_notices([SignedByRoot("bundle", "load version 2", "", 0, 9 * DAY)], DAY)
+        >>> [one.text.partition(".")[0] for one in found]
+        ['The announcement of load version 2 ends in 8 days']
+    """
+    ends = [one.ends for one in found if one.kind == "key"]
+    judged = [one for one in found if one.kind != "key" or one.ends == max(ends)]
+    return [
+        Notice(
+            f"The {'announcement of ' if one.kind == 'bundle' else 'aggregator key '}{one.name} ends in "
+            f"{one.days_left(now)} days. Sign it again with the root key: gridfed-aggregator announce",
+            "/keys",
+        )
+        for one in judged
+        if one.ends and one.ends - now <= HORIZON
+    ]
