@@ -29,7 +29,7 @@ from edge_sdk.participations import Participations, participating
 from edge_sdk.session.certificate_files import CertificateFiles
 from edge_sdk.session.certificate_monitor import ExpiryReminder
 from edge_sdk.session.certificate_renewal import CertificateRenewal, RenewableLink
-from edge_sdk.session.identity import load_signer
+from edge_sdk.session.identity import erase_identity, identity_files
 from edge_sdk.session.renewal_schedule import NOTE, RenewalFailure
 from edge_sdk.sources import FleetWeatherSource, Source, ThreadedSource, open_source
 from edge_sdk.sources.fleet_weather import FleetWeather
@@ -62,9 +62,7 @@ def run(config: Config, *, until_done: bool = False) -> dict[str, object]:
     Raises:
         EdgeError: The device cannot start.
     """
-    if is_wipe_due(
-        config.state, [config.keys.device]
-    ):  # this program was killed before it had erased everything
+    if is_wipe_due(config.state, identity_files(config)):  # killed before everything was erased
         _wipe(config)
     sources, participants = open_sources(config), config.participants()
     outputs = {one.id: open_outputs(config, one.id) for one in participants}
@@ -126,7 +124,8 @@ def run(config: Config, *, until_done: bool = False) -> dict[str, object]:
 
 def _wipe(config: Config) -> None:
     """Erase readings, models and keys, as the operator ordered."""
-    wipe_device(config.state, [config.keys.device], int(SystemClock().wall() / 1000))
+    now = int(SystemClock().wall() / 1000)
+    wipe_device(config.state, identity_files(config), now, partial(erase_identity, config))
     logger.warning("device wiped %s", fields(state=config.state))
 
 
@@ -155,8 +154,7 @@ def renewal_of(config: Config, client: Client) -> CertificateRenewal | None:
                 Enrolment,
             )
 
-            signer = load_signer(config)
-            Enrolment(config, config.ca.url, signer, signed_time).request(is_renewal=True)
+            Enrolment(config, config.ca.url, client.signer, signed_time).request(is_renewal=True)
 
         return request
 

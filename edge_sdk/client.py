@@ -49,7 +49,7 @@ from edge_sdk.training.split_rounds import SplitRounds
 from edge_sdk.training.training_transaction import TRAINED_UNTIL, TrainingTransaction
 from edge_sdk.wire.contract.manifest import Manifest
 from edge_sdk.wire.contract.method import END, Task
-from edge_sdk.wire.keys import kid_of
+from edge_sdk.wire.keys import Signer, kid_of
 from edge_sdk.wire.link.transport import Transport
 from edge_sdk.wire.protocol.messages import ForecastMessage, WeatherMessage
 
@@ -353,6 +353,11 @@ class Client:
     def link(self) -> Transport:
         """The link in use."""
         return self._session.link
+
+    @property
+    def signer(self) -> Signer:
+        """The device's identity key."""
+        return self._signer
 
     @property
     def server_clock(self) -> ServerClock:

@@ -58,7 +58,7 @@ def distributions(project: Mapping[str, Any]) -> tuple[Distribution, ...]:
     version, extras = project["version"], project["optional-dependencies"]
     pinned = {name: f"{name}=={version}" for name in ("gridfed", "gridfed-aggregator")}
     sim = [one for one in extras["sim"] if not one.startswith("gridfed[")]
-    interfaces = {name: extras[name] for name in ("p1", "modbus", "ocpp", "pm3gpp")}
+    interfaces = {name: extras[name] for name in ("p1", "modbus", "ocpp", "pm3gpp", "pkcs11")}
     return (
         Distribution(
             "gridfed",

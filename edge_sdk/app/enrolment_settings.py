@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from edge_sdk.wire.pkcs11_uri import Pkcs11Uri, TokenPlace
 from edge_sdk.wire.public_key import KeyKind
 
 
@@ -56,6 +57,35 @@ class CaSection:
 
 @dataclass(frozen=True, slots=True)
 class IdentitySection:
-    """Kind of this device's identity key."""
+    """Kind of this device's identity key, and the PKCS #11 token that holds it."""
 
     curve: KeyKind = "ed25519"  # ed25519 or p256; an existing key of another kind is refused
+    key: str = ""  # URI of the key in a token: pkcs11:token=LABEL;object=NAME; unset: keys.device
+    module: Path | None = None  # PKCS #11 module of that token, a shared library
+    pin_file: Path | None = None  # file with the token's user PIN, mode 0600
+
+    def __post_init__(self) -> None:
+        """Refuse a URI that selects no key, and a token without its module."""
+        if not self.key:
+            given = (("module", self.module), ("pin_file", self.pin_file))
+            for name, path in given:
+                if path is not None:
+                    raise ValueError(
+                        f"{name}: expected key, the URI of a key in a token, beside it"
+                    )
+            return
+        try:
+            Pkcs11Uri.parse(self.key)
+        except ValueError as error:
+            raise ValueError(f"key: {error}") from error
+        if self.module is None:
+            raise ValueError(
+                "key: expected module, the path of the token's PKCS #11 module, beside it"
+            )
+
+    @property
+    def place(self) -> TokenPlace | None:
+        """Return the place of the key in a token; None if it is in a file."""
+        if not self.key or self.module is None:
+            return None
+        return TokenPlace(self.module, Pkcs11Uri.parse(self.key), self.curve, self.pin_file)

@@ -28,7 +28,7 @@ from edge_sdk.limits.resource_limits import limits_of
 from edge_sdk.methods import METHODS
 from edge_sdk.privacy.datasheet import guarantee
 from edge_sdk.session import certificate_monitor
-from edge_sdk.session.identity import load_signer
+from edge_sdk.session.identity import load_signer, place_of, require_signer
 from edge_sdk.sources import Source
 from edge_sdk.sources.csvfile import CsvFile
 from edge_sdk.store.schema import FILE
@@ -38,6 +38,7 @@ from edge_sdk.training.retention import history_of
 from edge_sdk.training.shared_budgets import refuse_unit
 from edge_sdk.wire.contract.manifest import Manifest
 from edge_sdk.wire.contract.parameter_layout import ParamSpec
+from edge_sdk.wire.keys import kid_of
 from edge_sdk.wire.link.transport import LinkDown, LinkUp
 from edge_sdk.wire.plugin_registry import known_names
 from edge_sdk.wire.protocol import topics
@@ -105,6 +106,7 @@ def check_device(config: Config) -> dict[str, str]:
         EdgeError: The first error found.
     """
     key = load_signer(config)
+    require_signer(key)
     bootstrap.load_ring(config.keys)
     bundle = installed_bundle.open_bundle(config, None)
     manifest = bundle.manifest
@@ -125,7 +127,7 @@ def check_device(config: Config) -> dict[str, str]:
     bootstrap.broker_of(config)
     kept = _kept(config)
     return {
-        "device key": key.kid.hex(),
+        "device key": f"{kid_of(key.public).hex()}, {place_of(config)}",
         "bundle": f"{manifest.name} version {manifest.version}, {manifest.size} scalars",
         "reads": ", ".join(_reads(manifest)),
         "sources": str(len(sources)),

@@ -2,8 +2,9 @@
 
 With a one-time password the device requests its TLS certificate from the operator's EST server, and
 is enrolled with it; no file is carried by hand. Without one, the printed line has the id, the public
-key, and a proof that this device holds the private key. Private keys never leave this machine. An
-existing key is kept; a wiped device begins again under a new one. Each further [[participation]] has
+key, and a proof that this device holds the private key. Private keys never leave this machine; with
+identity.key the key is made in a PKCS #11 token, and never leaves that. An existing key is kept; a
+wiped device begins again under a new one. Each further [[participation]] has
 a line of its own, with the same key and a label that names the device. Every step may be repeated
 after a power cut.
 
@@ -24,7 +25,7 @@ from edge_sdk.commands.arguments import add_config
 from edge_sdk.config import PARTICIPATIONS, Config
 from edge_sdk.errors import ConfigError
 from edge_sdk.session.certificate_enrolment import Enrolment
-from edge_sdk.session.identity import create_identity, load_signer
+from edge_sdk.session.identity import create_identity, has_identity, load_signer, place_of
 from edge_sdk.store.erasure import end_wipe
 from edge_sdk.wire.keys import Signer, save_public
 from edge_sdk.wire.link.x509_expiry import day_of
@@ -47,7 +48,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 def run(args: Namespace) -> CommandResult:
     """Create the key, and enrol the device over EST or return the operator's line."""
     config = Config.load(args.config)
-    if not config.keys.device.exists():
+    if not has_identity(config):
         end_wipe(config.state)
     if args.otp or args.claim or args.renew:
         return _over_est(args, config)
@@ -104,7 +105,7 @@ def enrol(config: Config) -> dict[str, Any]:
     return {
         "id": config.id,
         "fleet": config.fleet,
-        "key": str(config.keys.device),
+        "key": str(config.keys.device) if config.identity.place is None else place_of(config),
         "public": key.public.hex(),
         "proof": key.sign(claim(config, key)).hex(),
         "is_new": is_new,

@@ -29,7 +29,9 @@ from edge_sdk.privacy.ledger import ParticipationCharges
 from edge_sdk.session.body_keys import BodyKeys
 from edge_sdk.session.certificate_files import CertificateFiles
 from edge_sdk.session.certificate_monitor import days_left
+from edge_sdk.session.connection import SIGNER_AWAY
 from edge_sdk.session.durable_outbox import REMEDIES
+from edge_sdk.session.identity import place_of
 from edge_sdk.session.model_log import log_summary
 from edge_sdk.session.participation import BUDGET_EXHAUSTED
 from edge_sdk.session.renewal_schedule import NOTE, RenewalFailure, summary
@@ -83,6 +85,8 @@ def status(config: Config, beside: tuple[ParticipationCharges, ...] = ()) -> dic
         return {
             "id": config.id,
             "fleet": config.fleet,
+            "key": place_of(config),
+            **({"token unreachable since": away} if (away := _away(store)) else {}),
             "bundle": announced.name if announced else config.bundle,
             "method": announced.method if announced else None,
             "run": learned.run if learned else 0,
@@ -109,6 +113,12 @@ def status(config: Config, beside: tuple[ParticipationCharges, ...] = ()) -> dic
             **({"encryption_key": key.hex()} if (key := BodyKeys.saved(store)) else {}),
             **_peer_exchange(learned),
         }
+
+
+def _away(store: DeviceStore) -> str:
+    """Return since when the agent has not reached the token of its key; empty while it does."""
+    since = store.fact(SIGNER_AWAY)
+    return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(since)) if since else ""
 
 
 def _renewal(config: Config, store: DeviceStore) -> dict[str, Any]:

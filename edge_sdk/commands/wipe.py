@@ -1,8 +1,8 @@
 """Erase readings, models, unsent updates and the private key of this device.
 
-The privacy ledger and the count of releases are kept: a device that begins again has no new budget.
-Stop the agent first. Give --yes, because nothing brings the readings back. Files that outputs have
-written and the configuration are not touched.
+A key in a PKCS #11 token is destroyed in the token. The privacy ledger and the count of releases are
+kept: a device that begins again has no new budget. Stop the agent first. Give --yes, because nothing
+brings the readings back. Files that outputs have written and the configuration are not touched.
 
   gridfed-edge wipe meter.toml --yes
 """
@@ -11,11 +11,13 @@ from __future__ import annotations
 
 import time
 from argparse import ArgumentParser, Namespace
+from functools import partial
 
 from edge_sdk.app.cli import CommandResult
 from edge_sdk.commands.arguments import add_config
 from edge_sdk.config import Config
 from edge_sdk.errors import ConfigError
+from edge_sdk.session.identity import erase_identity, identity_files
 from edge_sdk.store.erasure import state_folders, wipe_device
 
 
@@ -34,7 +36,8 @@ def run(args: Namespace) -> CommandResult:
             f"wipe erases the readings, models and the key of {config.id!r} in {config.state}",
             hint="to do it: gridfed-edge wipe CONFIG --yes",
         )
-    wipe_device(config.state, [config.keys.device], int(time.time()))
+    destroy = partial(erase_identity, config)
+    wipe_device(config.state, identity_files(config), int(time.time()), destroy)
     data = {"id": config.id, "state": str(config.state), "folders": len(folders)}
     return CommandResult(
         data,

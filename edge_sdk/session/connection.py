@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import logging
+from contextlib import suppress
 
 from edge_sdk.app.cli import fields
+from edge_sdk.errors import StoreFull
 from edge_sdk.session.parts import SessionParts
 from edge_sdk.session.signed_link import Will
 from edge_sdk.wire.link.transport import LinkDown, LinkUp
 
 logger = logging.getLogger(__name__)
+
+SIGNER_AWAY = "signer away"
+"""Saved fact: Unix seconds since when the token of the key is away; 0 while it is there."""
 
 _REASONS_LOGGED = 16
 """Most reasons that are remembered; a further one is logged at each attempt."""
@@ -29,10 +34,15 @@ class Connection:
         self._parts = parts
         self.linked_at = parts.time.uptime
         self._is_counted = False
+        self._max_payload = 0
+        self._is_signer_away = parts.store.fact(SIGNER_AWAY) > 0
         self._logged: set[str] = set()  # reasons logged since the link last came up
 
-    def will(self) -> Will:
-        """Return the last will and count the connection; called before every CONNECT."""
+    def will(self) -> Will | None:
+        """Return the last will and count the connection; called before every CONNECT.
+
+        It is None while the key is away, since nobody would accept an unsigned one.
+        """
         self._parts.outbox.count_connection()
         self._is_counted = True
         return self._parts.link.will(self._parts.outbox.status("lost"))
@@ -43,6 +53,7 @@ class Connection:
         if not self._is_counted:
             parts.outbox.count_connection()
         self._is_counted, self.linked_at = False, parts.time.uptime
+        self._max_payload = link.max_payload
         self._logged.clear()
         dates = {"certificate_dates_by": link.dates_by} if link.dates_by else {}
         logger.info("link up %s", fields(conn=parts.outbox.state.conn, **dates))
@@ -50,6 +61,24 @@ class Connection:
         parts.downloads.reconnected()
         parts.link.publish_status(parts.outbox.status("online"))
         parts.participation.follow(parts.outbox.link_up(link.max_payload))
+
+    def watch_signer(self) -> None:
+        """Note when the token of the key goes away; once it is back, send what waited for it."""
+        parts = self._parts
+        link = parts.link
+        is_back = link.reach_signer()
+        is_away = bool(link.why_unsigned)
+        if is_away != self._is_signer_away and (is_away or link.has_signed):
+            self._is_signer_away = is_away
+            with suppress(StoreFull):
+                parts.store.set_facts(**{SIGNER_AWAY: int(parts.time.best_time()) * is_away})
+            if is_away:
+                logger.warning("token unreachable %s", fields(why=link.why_unsigned))
+            else:
+                logger.info("token reached again")
+        if is_back and link.is_up:
+            link.publish_status(parts.outbox.status("online"))
+            parts.participation.follow(parts.outbox.link_up(self._max_payload))
 
     def link_down(self, link: LinkDown) -> None:
         """Stop sending; log each reason once, and its repetitions at debug level."""

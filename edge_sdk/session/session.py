@@ -38,7 +38,7 @@ from edge_sdk.wire.protocol.envelope import digest, ref
 from edge_sdk.wire.protocol.outbox import Outbox
 from edge_sdk.wire.protocol.outbox_state import SCORES, OutboxEntry, StepInputs, UplinkCounters
 
-Connect = Callable[[Callable[[], Will]], Transport]
+Connect = Callable[[Callable[[], Will | None]], Transport]
 """Make a link from the function that returns the last will."""
 
 Events = Iterator[SessionEvent]
@@ -161,7 +161,17 @@ class Session:
     @property
     def may_request(self) -> bool:
         """Return whether a request may be sent to the aggregator now."""
-        return self.is_linked and self.outbox.is_ready and not self.participation.is_rationed
+        is_free = not self.participation.is_rationed and self.may_sign
+        return self.is_linked and self.outbox.is_ready and is_free
+
+    @property
+    def may_sign(self) -> bool:
+        """Return whether the signing key can be used, as far as is known."""
+        return not self._parts.link.why_unsigned
+
+    def note_signer(self, why: str) -> None:
+        """Note that the signing key is away."""
+        self._parts.link.note_signer(why)
 
     @property
     def is_linked(self) -> bool:
@@ -194,7 +204,8 @@ class Session:
         """Return payload bytes and refused arrivals since the start."""
         link = self._parts.link
         refused = {f"arrived {reason.name}": number for reason, number in link.refused.items()}
-        return {"bytes_up": link.bytes_up, "bytes_down": link.bytes_down, **refused}
+        unsigned = {"not signed": link.unsigned} if link.unsigned else {}
+        return {"bytes_up": link.bytes_up, "bytes_down": link.bytes_down, **unsigned, **refused}
 
     # --- changes by the client --------------------------------------------------------------------
 
@@ -351,6 +362,7 @@ class Session:
             The events for the client. Each is to be recorded before the next is requested.
         """
         parts = self._parts
+        self._connection.watch_signer()
         wait = timeout
         if not self.participation.is_rationed:
             wait = max(0.0, min(timeout, parts.next_due(self.now + timeout) - self.now))

@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 from edge_sdk.app.cli import fields
 from edge_sdk.session.body_keys import BodyKeys
 from edge_sdk.session.poison_messages import is_defect
-from edge_sdk.wire.errors import LinkError, Reason, Refused
-from edge_sdk.wire.keys import Signer, kid_of
+from edge_sdk.wire.errors import LinkError, Reason, Refused, SignerUnavailable
+from edge_sdk.wire.keys import RemovableSigner, Signer, kid_of
 from edge_sdk.wire.link.publish_queue import EXPIRY, PERISHABLE, PublishQueue, QueuedPublish
 from edge_sdk.wire.link.transport import Happening, LinkDown, LinkUp, Transport
 from edge_sdk.wire.link.transport import Message as Publish
@@ -74,6 +74,9 @@ class SignedLink:
         unknown: Number of header keys that were ignored.
         bytes_up: Payload bytes passed to the link.
         bytes_down: Payload bytes that arrived.
+        unsigned: Number of messages that were not sent because the key was away.
+        why_unsigned: Reason why the key cannot be used at present; empty if it can.
+        has_signed: Whether the key has signed a message of this process.
     """
 
     def __init__(
@@ -89,7 +92,8 @@ class SignedLink:
         self._reads_rollouts = reads_rollouts
         self.refused: Counter[Reason] = Counter()
         self.unknown = 0
-        self.bytes_up = self.bytes_down = 0
+        self.bytes_up = self.bytes_down = self.unsigned = 0
+        self.why_unsigned, self.has_signed = "", False
         self._link: Transport | None = None
         self._accepts_peers = False
         self._audience = ALL
@@ -198,15 +202,13 @@ class SignedLink:
     def send(self, message: Message, *, worker: str | None = None, qos: int = 1) -> int:
         """Seal a message to the aggregator and queue it; return its size in bytes.
 
-        A message that must be encrypted and cannot be is counted as refused and not sent; its size
-        is 0.
+        A message that must be encrypted and cannot be is counted as refused and not sent, one that
+        cannot be signed now as unsigned; its size is 0.
         """
         topic = topics.up(self._fleet, self._device, message.kind, worker)
         expiry = EXPIRY if message.kind in PERISHABLE else None
-        try:
-            payload = self.sealed(message)
-        except Refused as refused:
-            self.refused[refused.reason] += 1
+        payload = self._payload(message)
+        if payload is None:
             return 0
         self._publish(QueuedPublish(topic, payload, qos=qos, expiry=expiry))
         return len(payload)
@@ -215,10 +217,8 @@ class SignedLink:
         """Seal a message to a peer and queue it; return its size, 0 if it cannot be sent."""
         if not self.link.is_up:
             return 0
-        try:
-            payload = self.sealed(message, recipient=peer)
-        except Refused as refused:
-            self.refused[refused.reason] += 1
+        payload = self._payload(message, peer)
+        if payload is None:
             return 0
         topic = topics.peer(self._fleet, self._device, peer)
         self._publish(QueuedPublish(topic, payload, expiry=EXPIRY))
@@ -250,13 +250,41 @@ class SignedLink:
         return replace(entry, proof=proof)
 
     def publish_status(self, status: StatusMessage) -> None:
-        """Queue the retained status."""
-        topic = topics.status(self._fleet, self._device)
-        self._publish(QueuedPublish(topic, self.sealed(status), retain=True))
+        """Queue the retained status; without the key it is left as it is."""
+        topic, payload = topics.status(self._fleet, self._device), self._payload(status)
+        if payload is not None:
+            self._publish(QueuedPublish(topic, payload, retain=True))
 
-    def will(self, status: StatusMessage) -> Will:
-        """Return the last will for the broker."""
-        return topics.status(self._fleet, self._device), self.sealed(status), True
+    def will(self, status: StatusMessage) -> Will | None:
+        """Return the last will for the broker; None while the key is away."""
+        topic, payload = topics.status(self._fleet, self._device), self._payload(status)
+        return None if payload is None else (topic, payload, True)
+
+    def note_signer(self, why: str) -> None:
+        """Note that the key is away: nothing is trained for the fleet until it can be used again."""
+        self.unsigned += 1
+        self.why_unsigned = why
+
+    def reach_signer(self) -> bool:
+        """Return whether a key that was away can be used again; ask for it."""
+        signer = self._signer
+        if not self.why_unsigned or not (isinstance(signer, RemovableSigner) and signer.reach()):
+            return False
+        self.why_unsigned, self.has_signed = "", True
+        return True
+
+    def _payload(self, message: Message, recipient: str = AGGREGATOR) -> bytes | None:
+        """Return a sealed message; None if it cannot be encrypted or signed now, which is counted."""
+        try:
+            payload = self.sealed(message, recipient)
+        except Refused as refused:
+            self.refused[refused.reason] += 1
+            return None
+        except SignerUnavailable as error:
+            self.note_signer(str(error))
+            return None
+        self.has_signed = True
+        return payload
 
     def sealed(self, message: Message, recipient: str = AGGREGATOR) -> bytes:
         """Write, encrypt if need be, and sign a message to the aggregator or another recipient.
@@ -264,6 +292,7 @@ class SignedLink:
         Raises:
             ValueError: A kind that no device may send (``messages.FROM_DEVICES``).
             Refused: CANNOT_OPEN: it must be encrypted, and no key to encrypt to is known.
+            SignerUnavailable: The signing key is away.
         """
         if message.kind not in FROM_DEVICES:
             raise ValueError(f"a device must not send {message.kind!r}")

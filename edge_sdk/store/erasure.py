@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import shutil
 import sqlite3
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import closing
 from pathlib import Path
 
@@ -40,29 +40,33 @@ def is_wipe_due(state: Path, keys: Iterable[Path]) -> bool:
 
     Args:
         state: The device's own state folder.
-        keys: Private key files, which a wipe deletes last.
+        keys: Private key files, or the public key of one in a token, which a wipe deletes last.
     """
     has_key = any(key.exists() for key in keys)
     found = [(_fact(one, WIPE_ORDERED), _fact(one, WIPED)) for one in state_folders(state)]
     return any((ordered and not wiped) or (wiped and has_key) for ordered, wiped in found)
 
 
-def wipe_device(state: Path, keys: Iterable[Path], now: int) -> None:
+def wipe_device(
+    state: Path, keys: Iterable[Path], now: int, destroy: Callable[[], None] = lambda: None
+) -> None:
     """Wipe every state folder of a device, then delete its private keys.
 
     Repeatable after a kill: the keys go last, and a state is wiped before them.
 
     Args:
         state: The device's own state folder.
-        keys: Private key files; missing ones are skipped.
+        keys: Private key files, or the public key of one in a token; missing ones are skipped.
         now: As for ``wipe_state``.
+        destroy: Destroys a private key that is not in a file; called before the files are deleted.
 
     Raises:
-        EdgeError: A state is in use or cannot be opened.
+        EdgeError: A state is in use or cannot be opened, or the key cannot be destroyed now.
     """
     for folder in state_folders(state):
         wipe_state(folder, now)
         shutil.rmtree(folder / INSTALLED, ignore_errors=True)
+    destroy()
     for key in keys:
         key.unlink(missing_ok=True)
 

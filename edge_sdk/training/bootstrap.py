@@ -257,7 +257,7 @@ def keep_intervals(kept: SavedCalibration, store: DeviceStore) -> None:
 
 def broker_of(
     config: Config,
-    will: Callable[[], Will] | None = None,
+    will: Callable[[], Will | None] | None = None,
     judged_at: Callable[[], float | None] | None = None,
     judged_else: Callable[[], float | None] | None = None,
 ) -> Broker:
@@ -288,7 +288,7 @@ def broker_of(
 
 def connect(
     config: Config,
-    will: Callable[[], Will],
+    will: Callable[[], Will | None],
     judged_at: Callable[[], float | None] | None = None,
     judged_else: Callable[[], float | None] | None = None,
     *,

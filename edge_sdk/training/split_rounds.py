@@ -19,7 +19,7 @@ from edge_sdk.session.session import Session
 from edge_sdk.training.active_run import ActiveRun, GivenUp
 from edge_sdk.training.training_transaction import TrainingTransaction
 from edge_sdk.wire.contract.method import SERVE, SHARE, Due, Effects, Signal, Task
-from edge_sdk.wire.errors import Refused
+from edge_sdk.wire.errors import Refused, SignerUnavailable
 
 logger = logging.getLogger(__name__)
 
@@ -145,9 +145,16 @@ class SplitRounds:
             return
         try:
             self._transaction.process(call, asked)
-        except (GivenUp, BudgetSpent, StoreFull) as error:  # the server asks again
+        except (
+            GivenUp,
+            BudgetSpent,
+            StoreFull,
+            SignerUnavailable,
+        ) as error:  # the server asks again
             if isinstance(error, BudgetSpent):
                 self._active.accountant.stop(error)
+            if isinstance(error, SignerUnavailable):
+                session.note_signer(str(error))
             session.count("rounds not released")
             return
         if session.seen.round == asked.round:

@@ -23,9 +23,9 @@ from edge_sdk.store.store import DeviceStore
 from edge_sdk.training.active_run import ActiveRun, GivenUp
 from edge_sdk.training.error_feedback import UplinkEncoding, rounding_seed, uplink_encoding
 from edge_sdk.training.flush_scheduler import FlushScheduler
-from edge_sdk.training.outbox_entry import UpdateSealer, record
+from edge_sdk.training.outbox_entry import OWN, UpdateSealer, record
 from edge_sdk.wire.contract.method import END, Task, Update
-from edge_sdk.wire.errors import Reason, Refused
+from edge_sdk.wire.errors import Reason, Refused, SignerUnavailable
 from edge_sdk.wire.protocol.block_quantisation import LARGEST_STEP
 from edge_sdk.wire.protocol.codec import Leaf
 from edge_sdk.wire.protocol.messages import UpdateMessage
@@ -63,7 +63,7 @@ class TrainingTransaction:
             return True
         active, participation = self._active, self._session.participation
         is_allowed = participation.may_train and participation.accepts_encoding(active.ask.enc)
-        if not is_allowed or self._scheduler.blocking_limit():
+        if not (is_allowed and self._session.may_sign) or self._scheduler.blocking_limit():
             return False
         return active.is_common or len(active.learner.windows()) > 0
 
@@ -94,6 +94,11 @@ class TrainingTransaction:
         except GivenUp:
             session.count("rounds given up")
             if not self._active.is_common:
+                self._agenda.postpone(task)
+        except SignerUnavailable as error:  # nothing has changed; the same round is trained again
+            session.note_signer(str(error))
+            session.count("rounds not released")
+            if task.round < OWN:
                 self._agenda.postpone(task)
         except (BudgetSpent, StoreFull, GraphError) as error:
             if isinstance(error, BudgetSpent):
@@ -129,7 +134,7 @@ class TrainingTransaction:
             asked: The task it answers, if that is a different one.
 
         Raises:
-            BudgetSpent: Or ``StoreError``: then nothing has changed.
+            BudgetSpent: Or ``StoreError``, or ``SignerUnavailable``: then nothing has changed.
             GivenUp: A newer task arrived, or no release is allowed now: nothing has changed either.
         """
         active, session, accountant = self._active, self._session, self._active.accountant

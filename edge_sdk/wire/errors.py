@@ -107,3 +107,7 @@ class Refused(WireError):  # noqa: N818 - the protocol's own word, and the one t
 
 class LinkError(WireError):
     """An error: the broker could not be reached, or refused the connection."""
+
+
+class SignerUnavailable(WireError):  # noqa: N818 - a state of the token rather than a fault in it
+    """An error: the private key cannot be used now; the same call may succeed later."""

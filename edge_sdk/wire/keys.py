@@ -14,7 +14,7 @@ import os
 import re
 import secrets
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from edge_sdk.wire import p256, public_key
 from edge_sdk.wire.errors import WireError
@@ -50,7 +50,19 @@ class Signer(Protocol):
         """Return the raw public key: 32 bytes of Ed25519, or 33 of P-256."""
 
     def sign(self, data: bytes) -> bytes:
-        """Return the 64-byte signature of ``data`` that ``verify`` accepts."""
+        """Return the 64-byte signature of ``data`` that ``verify`` accepts.
+
+        Raises:
+            SignerUnavailable: The key is in a token that is away.
+        """
+
+
+@runtime_checkable
+class RemovableSigner(Signer, Protocol):
+    """A signing key that may be away for a while, such as one in a token."""
+
+    def reach(self) -> bool:
+        """Return whether the key can be used now."""
 
 
 class SigningKey:

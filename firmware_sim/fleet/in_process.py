@@ -32,7 +32,7 @@ from firmware_sim.results import Traffic, short
 from firmware_sim.samples import DeviceReadings, SampleSet, instant
 from firmware_sim.scenario import Scenario
 
-Connect = Callable[[Config, Callable[[], Will]], Transport]
+Connect = Callable[[Config, Callable[[], Will | None]], Transport]
 """Makes one device's link."""
 
 
@@ -134,7 +134,7 @@ def over_mqtt(seed: int = 0) -> Connect:
 
     poller, rng = Poller(), random.Random(seed)  # noqa: S311 - jitter of reconnects
 
-    def connect(config: Config, will: Callable[[], Will]) -> Transport:
+    def connect(config: Config, will: Callable[[], Will | None]) -> Transport:
         broker = Broker(
             url=config.broker.url,
             client_id=f"{config.fleet}.{config.id}",
@@ -230,7 +230,7 @@ def enlist(
 ) -> Client:
     """Start one device in its role, and the processes that claim to be it."""
 
-    def linked(as_config: Config, will: Callable[[], Will]) -> Transport:
+    def linked(as_config: Config, will: Callable[[], Will | None]) -> Transport:
         link: Transport = role.around(connect(as_config, will))
         return link
 
@@ -245,7 +245,7 @@ def enlist(
     return client
 
 
-def _as(named: Config, connect: Connect, _: Config, will: Callable[[], Will]) -> Transport:
+def _as(named: Config, connect: Connect, _: Config, will: Callable[[], Will | None]) -> Transport:
     return connect(named, will)
 
 

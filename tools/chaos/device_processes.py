@@ -99,7 +99,7 @@ def _over_mqtt(seed: int) -> Connect:
     """
     poller, rng = Poller(), random.Random(seed)  # noqa: S311 - jitter
 
-    def connect(config: Config, will: Callable[[], Will]) -> MqttLink:
+    def connect(config: Config, will: Callable[[], Will | None]) -> MqttLink:
         broker = Broker(
             url=config.broker.url,
             client_id=f"{config.fleet}.{config.id}",

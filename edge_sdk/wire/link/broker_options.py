@@ -77,7 +77,7 @@ use mqtts:// (plain MQTT is for loopback, or insecure = true)
     keepalive: int = 60
     username: str | None = None
     password: str | None = field(default=None, repr=False)
-    will: Will | Callable[[], Will] | None = None
+    will: Will | Callable[[], Will | None] | None = None
     session_expiry: int = 86_400
     receive_maximum: int = WINDOW
     max_packet: int = LARGEST

@@ -142,7 +142,9 @@ class LoopbackBroker:
         self._kept_down: set[str] = set()
         self._number = 0
 
-    def link(self, client_id: str, will: Will | Callable[[], Will] | None = None) -> LoopbackLink:
+    def link(
+        self, client_id: str, will: Will | Callable[[], Will | None] | None = None
+    ) -> LoopbackLink:
         """Return a link for one client; a second link with the same id takes the connection over."""
         return LoopbackLink(self, client_id, will)
 
@@ -266,7 +268,7 @@ class LoopbackLink:
         self,
         broker: LoopbackBroker,
         client_id: str,
-        will: Will | Callable[[], Will] | None = None,
+        will: Will | Callable[[], Will | None] | None = None,
     ) -> None:
         self.client_id = client_id
         self.last_words: Will | None = None

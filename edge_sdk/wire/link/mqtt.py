@@ -359,7 +359,11 @@ class MqttLink:
         will = self.broker.will
         if will is None:
             return
-        topic, payload, retain = will() if callable(will) else will
+        present = will() if callable(will) else will
+        if present is None:  # none can be signed now
+            self._client.will_clear()
+            return
+        topic, payload, retain = present
         properties = None
         if self.broker.protocol == 5:
             properties = Properties(PacketTypes.WILLMESSAGE)  # type: ignore[no-untyped-call]
