@@ -55,7 +55,7 @@ class RunningProgram:
         name: Name in messages and of its log file.
         log: Its standard output and error.
         cpu: Processor seconds, user and system; final once it has ended.
-        peak_kb: Largest resident memory in kilobytes; final once it has ended.
+        peak_kb: Largest resident memory in kilobytes, as ``poll`` has last seen it.
     """
 
     name: str
@@ -68,16 +68,17 @@ class RunningProgram:
     def poll(self) -> int | None:
         """Return the exit code, or None while it runs; negative for a signal."""
         if self.code is None:
+            self.peak_kb = max(self.peak_kb, peak_kilobytes(self.process.pid))
             pid, status, usage = os.wait4(self.process.pid, os.WNOHANG)
             if pid:
                 self.code = self.process.returncode = os.waitstatus_to_exitcode(status)
                 self.cpu = usage.ru_utime + usage.ru_stime
-                self.peak_kb = usage.ru_maxrss
+                self.peak_kb = self.peak_kb or usage.ru_maxrss
         return self.code
 
     def measure(self) -> float:
         """Return the processor seconds used so far (Linux: from ``/proc``)."""
-        if self.code is None:
+        if self.poll() is None:
             self.cpu = max(self.cpu, processor_seconds(self.process.pid))
         return self.cpu
 
@@ -111,6 +112,23 @@ def processor_seconds(pid: int) -> float:
         return 0.0
     user, system = stat.rpartition(")")[2].split()[11:13]  # a name may hold blanks and brackets
     return (int(user) + int(system)) / float(os.sysconf("SC_CLK_TCK"))
+
+
+def peak_kilobytes(pid: int) -> int:
+    """Return the largest resident memory of a running process; 0 where there is no ``/proc``.
+
+    ``ru_maxrss`` would be at least that of the process that started it: it counts what was resident
+    before ``exec``.
+
+    >>> peak_kilobytes(os.getpid()) > 1000 or sys.platform != "linux"
+    True
+    """
+    try:
+        status = Path(f"/proc/{pid}/status").read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return 0
+    found = [line.split()[1] for line in status.splitlines() if line.startswith("VmHWM:")]
+    return int(found[0]) if found else 0
 
 
 def command(program: str, *arguments: str) -> list[str]:

@@ -1,6 +1,6 @@
 """Run one simulated day of one device, and compare it with the committed budgets.
 
-    python -m tools.day [--every 1] [--pace 1200] [--rounds-per-day 1] [--keep FOLDER]
+    python -m tools.day [--every 1] [--pace 1200] [--rounds-per-day 1] [--encoding q4 --downlink q8] [--keep FOLDER]
 
 A real agent under a real limit of memory (``RLIMIT_DATA``, set from outside), a simulated meter on
 a TCP port, a real broker and a real aggregator with rounds all day. Agent, meter and aggregator
@@ -167,6 +167,8 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument(
         "--rounds-per-day", type=int, default=0, help="of the schedule; 0: back to back (0)"
     )
+    parser.add_argument("--encoding", choices=("f4", "q8", "q4"), default="f4", help="of updates")
+    parser.add_argument("--downlink", choices=("f4", "q8"), default="f4", help="of new models")
     parser.add_argument("--behind", type=int, default=usual.behind, help="days of readings (28)")
     parser.add_argument("--python", default="", help="interpreter of the device; this one")
     parser.add_argument("--json", action="store_true", help="print all of it")
@@ -180,6 +182,8 @@ def main(argv: list[str] | None = None) -> int:
         behind=args.behind,
         python=args.python,
         rounds_per_day=args.rounds_per_day,
+        encoding=args.encoding,
+        downlink=args.downlink,
     )
     with tempfile.TemporaryDirectory(prefix="gridfed-day-") as spare:
         folder = args.keep or Path(spare)

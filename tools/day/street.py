@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from edge_sdk import Client, Config, Reading
+from edge_sdk.wire.protocol.block_quantisation import DownlinkEncoding, UpdateEncoding
 from firmware_sim.devices.meter import Meter
 from firmware_sim.devices.meter_process import MeterSettings
 from firmware_sim.fleet.federation import Federation, free_port, start_broker
@@ -40,6 +41,7 @@ class Plan:
         behind: Days of readings that the device has already.
         python: Interpreter of the device; this one if empty.
         rounds_per_day: Of the aggregator's schedule; 0 runs all of ``rounds`` back to back.
+        encoding: Of updates; ``downlink``: of new models.
     """
 
     bundle: str = "load-lstm-week"
@@ -52,6 +54,8 @@ class Plan:
     behind: int = 28
     python: str = ""
     rounds_per_day: int = 0
+    encoding: UpdateEncoding = "f4"
+    downlink: DownlinkEncoding = "f4"
 
 
 @dataclass(slots=True)
@@ -76,7 +80,14 @@ class Street:
             Counted(port, town, is_watched=False),
         )
         settings = {} if plan.method == "analytic" else {"steps": plan.steps}
-        learning = RunSettings(plan.method, rounds=plan.rounds, settings=settings, deadline="12h")
+        learning = RunSettings(
+            plan.method,
+            rounds=plan.rounds,
+            settings=settings,
+            deadline="12h",
+            encoding=plan.encoding,
+            downlink=plan.downlink,
+        )
         scenario = Scenario("a day", "homes", 1, plan.bundle, learning, until="2018-02-01")
         page = f"127.0.0.1:{free_port()}"
         ready = prepare(

@@ -60,6 +60,18 @@ def test_leaving_the_block_stops_and_measures_every_program(tmp_path):
     assert member.peak_kb > 1000
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="another process's memory is in /proc")
+def test_the_memory_of_the_starting_process_is_not_counted(tmp_path):
+    """``ru_maxrss`` counts it: what was resident before ``exec``."""
+    held = bytearray(b"1") * (150 * 2**20)
+    with ProcessGroup(tmp_path) as family:
+        member = family.start("sleeper", SLEEP)
+        until(lambda: member.poll() is not None or "up" in member.tail())
+        member.poll()
+    assert len(held) == 150 * 2**20
+    assert 1000 < member.peak_kb < 100_000
+
+
 def test_a_program_that_ignores_sigterm_is_killed(tmp_path):
     with ProcessGroup(tmp_path) as family:
         member = family.start("deaf", DEAF)
