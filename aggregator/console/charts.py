@@ -12,7 +12,7 @@ from aggregator.analysis.bar_chart import bar_chart
 from aggregator.analysis.line_chart import line_chart
 from aggregator.config import AggregatorConfig
 from aggregator.ingress.score_book import ScoreBook, histogram
-from aggregator.store.overview import ClosedRound
+from aggregator.store.overview_rows import ClosedRound
 
 SCORED = 7  # newest days of scores
 

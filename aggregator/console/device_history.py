@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 
 from aggregator.console.rendering import exclusion
 from aggregator.store.audit_record import AuditRecord
-from aggregator.store.overview import DeviceTrialDay, TimelineEntry
+from aggregator.store.overview_rows import DeviceTrialDay, TimelineEntry
 from edge_sdk.wire.errors import Reason
 
 DAY = 86_400_000  # ms

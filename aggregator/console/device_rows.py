@@ -1,4 +1,4 @@
-"""Collect what the lists of devices show of each one: model, refusals, and when its budget ends."""
+"""Collect what the lists of devices show of each one: connection, model and refusals."""
 
 from __future__ import annotations
 
@@ -6,20 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from markupsafe import Markup
-
-from aggregator.analysis.bar_chart import bar_chart
 from aggregator.config import AggregatorConfig
 from aggregator.console.fleet_summary import RunLine
-from aggregator.store.overview import DeviceSummary, SettledUpdate, StoreOverview
+from aggregator.store.overview import StoreOverview
+from aggregator.store.overview_rows import DeviceSummary
 from edge_sdk.wire.errors import Reason
 
 UPDATES = 100  # newest settled updates of a device that are read
-DATED = 50  # newest closed rounds of a run whose times are read
-TENTHS = 10
-
-RoundTimes = Mapping[tuple[int, int], int]
-"""Server time (Unix ms) of closed rounds, by run and round."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,80 +111,3 @@ def run_of(
             return begun[section.name], ""
         reasons.append(declined[section.name])
     return None, reasons[0] if reasons else ""
-
-
-def round_times(store: StoreOverview, runs: Sequence[RunLine]) -> RoundTimes:
-    """Return the times of the newest closed rounds of some runs."""
-    return {
-        (run.number, number): time
-        for run in runs
-        for number, (_, time) in store.closed_at(run.number, DATED).items()
-        if time
-    }
-
-
-def budget_end(
-    updates: Sequence[SettledUpdate], times: RoundTimes, left: int, now: int
-) -> int | None:
-    """Return when a device has spent its releases at the pace of its newest rounds (Unix ms).
-
-    Args:
-        updates: Its newest settled updates, newest first.
-        times: Times of closed rounds.
-        left: Releases that are left.
-        now: Present time, Unix milliseconds.
-
-    Returns:
-        The time; None where fewer than two rounds show a pace.
-
-    Example:
-        >>> day = 86_400_000
-        >>> times = {(1, number): number * day for number in range(1, 6)}
-        >>> updates = [SettledUpdate(1, number, 0) for number in (5, 4, 3, 1)]
-        >>> budget_end(updates, times, 6, 5 * day) == 13 * day
-        True
-        >>> budget_end(updates[:1], times, 6, 5 * day) is None
-        True
-    """
-    dated = [
-        times[one.run, one.round]
-        for one in updates
-        if not one.code and (one.run, one.round) in times
-    ]
-    if len(dated) < 2 or dated[0] <= dated[-1]:
-        return None
-    each = (dated[0] - dated[-1]) / (len(dated) - 1)
-    return round(now + left * each)
-
-
-@dataclass(frozen=True, slots=True)
-class SpentShare:
-    """Number of enrolled devices that have spent a share of their releases."""
-
-    share: str
-    devices: int
-
-
-def spent_shares(spent: Sequence[int], limit: int) -> list[SpentShare]:
-    """Return how many devices have spent which tenth of the bound.
-
-    Args:
-        spent: Releases of each device.
-        limit: ``admission.max_updates``.
-
-    Example:
-        >>> [one.devices for one in spent_shares([0, 3, 4, 39, 40, 41], 40)]
-        [2, 1, 0, 0, 0, 0, 0, 0, 0, 1, 2]
-    """
-    counts = [0] * (TENTHS + 1)
-    for one in spent:
-        counts[min(TENTHS * one // limit, TENTHS)] += 1
-    names = [f"{10 * one} to {10 * one + 10} %" for one in range(TENTHS)]
-    return [SpentShare(*one) for one in zip([*names, "all"], counts, strict=True)]
-
-
-def spent_chart(shares: Sequence[SpentShare]) -> Markup:
-    """Return a picture of the shares."""
-    bars = [(one.share.removesuffix(" %"), float(one.devices), 0.0) for one in shares]
-    title = "Enrolled devices by the share of their releases that is spent, in percent"
-    return Markup(bar_chart(title, "devices", bars))  # noqa: S704 - bar_chart escapes

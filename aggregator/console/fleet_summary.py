@@ -9,7 +9,7 @@ from typing import Any
 from aggregator.config import AggregatorConfig, config_schedule
 from aggregator.methods import METHODS
 from aggregator.operations.refusal_guide import ADVICE
-from aggregator.store.overview import ClosedRound, DeviceSummary, TimelineEntry
+from aggregator.store.overview_rows import ClosedRound, DeviceSummary, TimelineEntry
 from edge_sdk.app.clock import SystemClock
 from edge_sdk.wire.errors import Reason
 

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from aggregator.config import AggregatorConfig
 from aggregator.console.fleet_summary import Notice
+from aggregator.operations.operator_alerts import offline
 from aggregator.operations.root_signatures import HORIZON
 from aggregator.store.opener import open_store
-from edge_sdk.app.clock import DAY
+from edge_sdk.app.clock import DAY, SystemClock
 from edge_sdk.wire.errors import Refused
-from edge_sdk.wire.keys import kid_of
+from edge_sdk.wire.keys import KeyFileError, kid_of, read_public
 from edge_sdk.wire.protocol import topics
 from edge_sdk.wire.protocol.codec import decode
 from edge_sdk.wire.protocol.envelope import unproved
@@ -43,6 +45,30 @@ class SignedByRoot:
         1
         """
         return (self.ends - now) // DAY if self.ends else None
+
+
+def key_values(config: AggregatorConfig, document: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the keys in use, what the root has announced, and the files that expire.
+
+    Args:
+        config: Configuration of the aggregator.
+        document: Status of the running daemon; empty if it does not answer.
+    """
+    now = SystemClock().wall()
+    try:
+        root = kid_of(read_public(config.root_public)).hex()
+    except KeyFileError as error:
+        root = str(error)
+    return {
+        "root": root,
+        "signed": [(one, one.days_left(now)) for one in signed_by_root(config)],
+        "near": HORIZON // DAY,
+        "paths": {"root": config.root_public, "signing": config.signing_key},
+        "files": document.get("certificates") or offline(config),
+        "is_daemon_up": bool(document),
+        "configuration": document.get("configuration", ""),
+        "checks": document.get("checks", {}),
+    }
 
 
 def signed_by_root(config: AggregatorConfig) -> list[SignedByRoot]:

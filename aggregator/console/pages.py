@@ -7,17 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from aggregator.config import AggregatorConfig
+from aggregator.console.budget_page import budget_values
 from aggregator.console.charts import excluded_chart, loss_chart, score_days
 from aggregator.console.device_history import device_history
-from aggregator.console.device_rows import (
-    UPDATES,
-    RoundTimes,
-    budget_end,
-    device_rows,
-    round_times,
-    spent_chart,
-    spent_shares,
-)
+from aggregator.console.device_rows import UPDATES, device_rows
 from aggregator.console.fleet_summary import (
     ParticipationFacts,
     RunLine,
@@ -28,21 +21,20 @@ from aggregator.console.fleet_summary import (
     rule_name,
 )
 from aggregator.console.forecast_page import device_forecast
-from aggregator.console.key_page import root_notices, signed_by_root
+from aggregator.console.key_page import key_values, root_notices, signed_by_root
 from aggregator.console.live_status import LiveStatus
 from aggregator.console.order_log import given_orders, queued_orders
 from aggregator.console.rollout_page import fleet_rollout, rollout_values
 from aggregator.operations.control_queue import OPS
-from aggregator.operations.operator_alerts import offline
 from aggregator.operations.refusal_guide import ADVICE
-from aggregator.operations.root_signatures import HORIZON
 from aggregator.operations.status_snapshot import excluded, from_others
 from aggregator.rules import BEFORE, RULES
 from aggregator.store.opener import open_overview
-from aggregator.store.overview import DeviceFilter, DeviceSummary, StoreOverview
-from edge_sdk.app.clock import DAY, SystemClock
+from aggregator.store.overview import StoreOverview
+from aggregator.store.overview_rows import DeviceFilter
+from edge_sdk.app.clock import SystemClock
 from edge_sdk.wire.errors import Reason
-from edge_sdk.wire.keys import KeyFileError, kid_of, read_public
+from edge_sdk.wire.keys import kid_of
 
 PER_PAGE = 50  # devices
 SHOWN = 50  # rounds, entries and names in a table
@@ -190,7 +182,7 @@ class ConsolePages:
         }
 
     def device(self, query: Query) -> Values:
-        """Return one device: why it takes no part, its timeline, commands and keys."""
+        """Return one device: why it takes no part, timeline, commands, keys."""
         name = query.get("id", "")
         document = self.live.document()
         with self.open() as store:
@@ -230,23 +222,10 @@ class ConsolePages:
 
     def budgets(self, query: Query) -> Values:
         """Return the releases of the devices, largest first, against the bound."""
-        page, now = max(_number(query, "page", 1), 1), SystemClock().wall()
-        limit = self.config.admission.max_updates
+        page = max(_number(query, "page", 1), 1)
         with self.open() as store:
-            count = store.count(DeviceFilter())
-            offset = (page - 1) * PER_PAGE
-            found = store.devices(DeviceFilter(), PER_PAGE, offset, by_spent=True)
-            times = round_times(store, self._runs(store, {}))
-            rows = [(one, _budget(store, one, times, limit, now)) for one in found]
-            shares = spent_shares(store.spent(), limit) if limit else []
-        return {
-            "rows": rows,
-            "limit": limit,
-            "page": page,
-            "last": max(1, -(-count // PER_PAGE)),
-            "shares": shares,
-            "chart": spent_chart(shares) if shares else "",
-        }
+            runs = [run.number for run in self._runs(store, {})]
+            return budget_values(store, self.config, runs, page, PER_PAGE)
 
     def refusals(self, query: Query) -> Values:
         """Return every reason with its counts, meaning and remedy; and the devices of one."""
@@ -274,7 +253,7 @@ class ConsolePages:
         }
 
     def suspects(self, query: Query) -> Values:
-        """Return the devices that the rule left out, and those in quarantine."""
+        """Return the devices left out by the rule, and those in quarantine."""
         with self.open() as store:
             runs = self._runs(store, {})
             number = _number(query, "run", runs[0].number if runs else 0)
@@ -322,22 +301,8 @@ class ConsolePages:
         return rollout_values(self.config, is_daemon_up=bool(self.live.document()))
 
     def keys(self, _query: Query) -> Values:
-        """Return the keys in use and the files that expire."""
-        try:
-            root = kid_of(read_public(self.config.root_public)).hex()
-        except KeyFileError as error:
-            root = str(error)
-        document, now = self.live.document(), SystemClock().wall()
-        return {
-            "root": root,
-            "signed": [(one, one.days_left(now)) for one in signed_by_root(self.config)],
-            "near": HORIZON // DAY,
-            "paths": {"root": self.config.root_public, "signing": self.config.signing_key},
-            "files": document.get("certificates") or offline(self.config),
-            "is_daemon_up": bool(document),
-            "configuration": document.get("configuration", ""),
-            "checks": document.get("checks", {}),
-        }
+        """Return the keys in use, and what expires."""
+        return key_values(self.config, self.live.document())
 
     def orders(self, _query: Query) -> Values:
         """Return the orders that wait, those given in the console, and open commands."""
@@ -364,7 +329,7 @@ class ConsolePages:
         return next((run.cohort for run in self.config.runs if run.name == name), {})
 
     def _runs(self, store: StoreOverview, document: Mapping[str, Any]) -> list[RunLine]:
-        """Return the configured runs that have begun."""
+        """Return the runs that have begun."""
         live = {one.get("run"): one for one in document.get("runs") or [document.get("run", {})]}
         found = []
         for view in self.config.views():
@@ -391,22 +356,6 @@ class ConsolePages:
                 )
             )
         return found
-
-
-def _budget(
-    store: StoreOverview, device: DeviceSummary, times: RoundTimes, limit: int | None, now: int
-) -> Values:
-    """Return what is left of a device's releases, and when that is spent."""
-    if not limit:
-        return {"share": None, "left": None, "end": None}
-    left = max(limit - device.spent, 0)
-    is_counted = left and device.state == "enrolled"
-    updates = store.settled(device.id, UPDATES) if is_counted else []
-    return {
-        "share": device.spent / limit,
-        "left": left,
-        "end": budget_end(updates, times, left, now),
-    }
 
 
 def _outcome(code: int | None) -> str:

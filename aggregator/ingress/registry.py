@@ -249,19 +249,17 @@ class Registry:
     def contacts(self, most: int) -> dict[str, dict[str, Any]]:
         """Return state, software and time of the last message of the devices heard last.
 
-        A device that refuses the announced bundle has its reason under ``bundle refused``.
+        ``bundle refused`` is the reason of a device that refuses the bundle.
 
         Args:
             most: Number of devices at most.
         """
         newest = nlargest(most, self._presence.items(), key=lambda item: item[1].seen)
-        found: dict[str, dict[str, Any]] = {
-            name: {"state": at.state, "sdk": at.sdk, "seen": at.seen} for name, at in newest
+        refusals = {name: {"bundle refused": why} for name, why in self._bundle_refusals.items()}
+        return {
+            name: {"state": at.state, "sdk": at.sdk, "seen": at.seen, **refusals.get(name, {})}
+            for name, at in newest
         }
-        for name, reason in self._bundle_refusals.items():
-            if name in found:
-                found[name]["bundle refused"] = reason
-        return found
 
     def follow(self, device: str, status: StatusMessage) -> Member | None:
         """Apply a status; return the membership change it causes, or None.

@@ -7,153 +7,30 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from aggregator.store import connection, journal, runs, tasks
+from aggregator.store import connection, journal, runs, suspects, tasks
 from aggregator.store.audit_record import AuditRecord
 from aggregator.store.dialect import (
     Database,
-    json_elements,
     json_items,
     json_length,
-    json_list,
     json_number,
     json_text,
 )
+from aggregator.store.overview_rows import (
+    ClosedRound,
+    CommandRow,
+    DeviceFilter,
+    DeviceSummary,
+    DeviceTrialDay,
+    SettledUpdate,
+    TimelineEntry,
+)
 from aggregator.store.schema import has_audit_log, has_contacts, has_rollouts, has_runs
 from aggregator.store.types import PendingTask, RunRecord, SuspectRow, Version
-
-
-@dataclass(frozen=True, slots=True)
-class DeviceSummary:
-    """One device in a list.
-
-    Attributes:
-        id: Id of the device.
-        state: ``enrolled``, ``quarantined`` or ``revoked``.
-        why: Reason for another state than enrolled.
-        generation: Number of its enrolments.
-        keys: Public keys that may sign for it, hex.
-        spent: Releases that the aggregator has counted.
-        labels: Pairs of name and value, sorted.
-    """
-
-    id: str
-    state: str
-    why: str
-    generation: int
-    keys: tuple[str, ...]
-    spent: int
-    labels: tuple[tuple[str, str], ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class SettledUpdate:
-    """One settled update in short: what a list of devices needs of it.
-
-    Attributes:
-        run: Number of the run.
-        round: Round that it answered.
-        code: Verdict, a ``Reason``.
-    """
-
-    run: int
-    round: int
-    code: int
-
-
-@dataclass(frozen=True, slots=True)
-class DeviceTrialDay:
-    """One day of a device in the newest rollout."""
-
-    day: int
-    is_lost: bool
-    is_serving: bool
-
-
-@dataclass(frozen=True, slots=True)
-class DeviceFilter:
-    """Selection of devices.
-
-    Attributes:
-        text: Part of the id; empty selects all.
-        label: ``name`` or ``name=value`` of a label; empty selects all.
-        state: A state; empty selects all.
-    """
-
-    text: str = ""
-    label: str = ""
-    state: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class ClosedRound:
-    """A closed round without the lists of its devices.
-
-    Attributes:
-        round: Number of the round.
-        version: Version of the model after it.
-        moved: True if the model changed.
-        time: Server time in Unix milliseconds.
-        devices: Number of devices whose update was used.
-        dropped: Number of devices that the rule left out.
-        loss: Mean of the reported losses, or None.
-        step: Length of the model's change, or None.
-        seconds: Duration, or None.
-        received: Payload bytes that the daemon received while it was open, or None.
-        sent: Payload bytes that the daemon sent meanwhile, or None.
-        why: Reason that nothing moved; empty if it did.
-    """
-
-    round: int
-    version: int
-    moved: bool
-    time: int
-    devices: int
-    dropped: int
-    loss: float | None
-    step: float | None
-    seconds: float | None
-    received: float | None
-    sent: float | None
-    why: str
-
-
-@dataclass(frozen=True, slots=True)
-class TimelineEntry:
-    """One settled update of a device.
-
-    Attributes:
-        run: Number of the run.
-        round: Round that it answered.
-        life: Life of its number.
-        seq: Sequence number within the life.
-        code: Verdict, a ``Reason``.
-        time: Server time at which the round closed, Unix milliseconds; 0 if it is open or unknown.
-        dropped: Reason for which the rule left it out; empty if it did not.
-    """
-
-    run: int
-    round: int
-    life: int
-    seq: int
-    code: int
-    time: int = 0
-    dropped: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class CommandRow:
-    """One command to a device; ``code`` is None until the device has receipted it."""
-
-    device: str
-    num: int
-    op: str
-    args: Mapping[str, float]
-    code: int | None
 
 
 class StoreOverview:
@@ -483,40 +360,7 @@ class StoreOverview:
             rounds: Number of newest closed rounds.
             most: Largest number of devices.
         """
-        db = self._db
-        dropped, weights = (json_items(db, "report", key) for key in ("dropped", "weights"))
-        recent = (
-            "WITH recent AS (SELECT round, report FROM versions WHERE run = ?"
-            " ORDER BY round DESC LIMIT ?)"
-        )
-        out = db.execute(
-            f"{recent}, out AS ("  # noqa: S608 - fixed text
-            f" SELECT round, key AS device, value AS why FROM recent, {dropped}"
-            f" UNION SELECT round, key, 'weight 0' FROM recent, {weights}"
-            " WHERE CAST(value AS DOUBLE PRECISION) = 0)"
-            f" SELECT device, count(DISTINCT round), max(round), {json_list(db, 'why')},"
-            f" {json_list(db, 'round')}"
-            " FROM out GROUP BY device ORDER BY 2 DESC, 1 LIMIT ?",
-            (run, rounds, most),
-        ).fetchall()
-        answered = dict(
-            db.execute(
-                f"{recent} SELECT value, count(*) FROM recent,"  # noqa: S608 - fixed text
-                f" {json_elements(db, 'report', 'cohort')} GROUP BY value",
-                (run, rounds),
-            ).fetchall()
-        )
-        return [
-            SuspectRow(
-                str(device),
-                times,
-                answered.get(device, times),
-                last,
-                _sorted(reasons),
-                tuple(sorted(map(int, json.loads(when)), reverse=True)),
-            )
-            for device, times, last, reasons, when in out
-        ]
+        return suspects.rows(self._db, run, rounds, most)
 
     def fingerprint(self) -> str:
         """Return a text that differs after any change that a page shows."""
@@ -532,7 +376,3 @@ class StoreOverview:
                 " (SELECT count(*) FROM trials), (SELECT coalesce(sum(day), 0) FROM trial_states)"
             ).fetchone()
         return repr((*row, sorted(self.states().items()), *rollout))
-
-
-def _sorted(reasons: str) -> tuple[str, ...]:
-    return tuple(sorted(map(str, json.loads(reasons))))

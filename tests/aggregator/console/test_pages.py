@@ -223,13 +223,18 @@ def test_the_timeline_has_updates_orders_and_days_of_a_rollout(full, config):
     assert f"revoke by {HOSTILE} (console): {HOSTILE}" in shut
 
 
+def at_time(monkeypatch, now):
+    """Let the pages be made at a time, Unix milliseconds."""
+    for module in ("pages", "budget_page", "key_page"):
+        clock = f"aggregator.console.{module}.SystemClock"
+        monkeypatch.setattr(clock, lambda: SimpleNamespace(wall=lambda: now))
+
+
 def test_budgets_say_how_many_have_spent_how_much_and_who_stops_when(
     full, config, console, monkeypatch
 ):
     now = 1_760_000_000_000 + 3 * 86_400_000
-    monkeypatch.setattr(
-        "aggregator.console.pages.SystemClock", lambda: SimpleNamespace(wall=lambda: now)
-    )
+    at_time(monkeypatch, now)
     text = words(console(with_limit(config, 10)).get("/budgets").text)
     assert "meter-0 enrolled 3 10 7 30.0 2025-10-19 08:53:20 UTC" in text, (
         "one a day: in seven days"
@@ -251,9 +256,7 @@ def test_keys_and_announcements_of_the_root_with_their_ends(full, config, monkey
     bundle = re.search(r"bundle toy version 1 - - (\S+) (\S+) UTC \d+ ", text)
     end = datetime.fromisoformat(f"{bundle[1]} {bundle[2]}+00:00").timestamp()
     now = int(1000 * (end - 10.5 * 86_400))
-    monkeypatch.setattr(
-        "aggregator.console.pages.SystemClock", lambda: SimpleNamespace(wall=lambda: now)
-    )
+    at_time(monkeypatch, now)
     text = words(full.get("/").text)
     assert "The announcement of toy version 1 ends in 10 days. Sign it again" in text
     assert re.search(r"bundle toy version 1 - - \S+ \S+ UTC 10 ", words(full.get("/keys").text))

@@ -6,7 +6,7 @@ import pytest
 
 from aggregator.audit_log.recorder import AuditLog, Initiator
 from aggregator.store.opener import open_overview, open_store
-from aggregator.store.overview import DeviceFilter
+from aggregator.store.overview_rows import DeviceFilter
 from aggregator.store.sequence_ledger import Ledger, LedgerRow
 from aggregator.store.types import (
     Contact,
