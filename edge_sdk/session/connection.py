@@ -35,13 +35,13 @@ class Connection:
         self.linked_at = parts.time.uptime
         self._is_counted = False
         self._max_payload = 0
-        self._is_signer_away = parts.store.fact(SIGNER_AWAY) > 0
+        self._is_signer_away: bool | None = None  # None until the store was read
         self._logged: set[str] = set()  # reasons logged since the link last came up
 
     def will(self) -> Will | None:
         """Return the last will and count the connection; called before every CONNECT.
 
-        It is None while the key is away, since nobody would accept an unsigned one.
+        It is None while the key is away, since an unsigned one would be refused.
         """
         self._parts.outbox.count_connection()
         self._is_counted = True
@@ -66,14 +66,16 @@ class Connection:
         """Note when the token of the key goes away; once it is back, send what waited for it."""
         parts = self._parts
         link = parts.link
-        is_back = link.reach_signer()
-        is_away = bool(link.why_unsigned)
-        if is_away != self._is_signer_away and (is_away or link.has_signed):
+        if self._is_signer_away is None:
+            self._is_signer_away = parts.store.fact(SIGNER_AWAY) > 0
+        is_back = link.signing.reach()
+        is_away = bool(link.signing.why_away)
+        if is_away != self._is_signer_away and (is_away or link.signing.has_signed):
             self._is_signer_away = is_away
             with suppress(StoreFull):
                 parts.store.set_facts(**{SIGNER_AWAY: int(parts.time.best_time()) * is_away})
             if is_away:
-                logger.warning("token unreachable %s", fields(why=link.why_unsigned))
+                logger.warning("token unreachable %s", fields(why=link.signing.why_away))
             else:
                 logger.info("token reached again")
         if is_back and link.is_up:

@@ -93,7 +93,7 @@ class DurableOutbox:
         self._now, self._counts = now, counts
         self.state = Outbox(
             numbers=store.numbers(),
-            entries=tuple(map(link.sign_again, store.outbox())),
+            entries=tuple(map(link.signing.sign_again, store.outbox())),
             conn=store.fact("conn"),
             sdk=sdk,
             retry=RetryPolicy(base, 90 * base),

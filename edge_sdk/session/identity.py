@@ -10,7 +10,7 @@ from edge_sdk.app.cli import fields
 from edge_sdk.app.permissions import make_private_folder
 from edge_sdk.config import Config
 from edge_sdk.errors import ConfigError, EdgeError
-from edge_sdk.wire.errors import SignerUnavailable
+from edge_sdk.wire.errors import SignerUnavailable, TokenRefused
 from edge_sdk.wire.keys import (
     KeyFileError,
     Signer,
@@ -69,7 +69,7 @@ def require_signer(signer: Signer) -> None:
         ConfigError: The token refuses.
         TokenUnreachable: It is away.
     """
-    from edge_sdk.wire.pkcs11_token import Pkcs11Key, TokenRefused  # noqa: PLC0415 - tokens only
+    from edge_sdk.wire.pkcs11_token import Pkcs11Key  # noqa: PLC0415 - tokens only
 
     if not isinstance(signer, Pkcs11Key):
         return
@@ -122,7 +122,7 @@ def erase_identity(config: Config) -> None:
     place = config.identity.place
     if place is None or not has_identity(config):
         return
-    from edge_sdk.wire.pkcs11_token import TokenRefused, destroy_in_token  # noqa: PLC0415
+    from edge_sdk.wire.pkcs11_token import destroy_in_token  # noqa: PLC0415
 
     try:
         destroy_in_token(place)
@@ -142,7 +142,7 @@ def place_of(config: Config) -> str:
 
 def _load_from_token(config: Config, place: TokenPlace) -> Signer:
     """Return the key in a token; one that is away is reached when it is needed."""
-    from edge_sdk.wire.pkcs11_token import Pkcs11Key, TokenRefused  # noqa: PLC0415 - tokens only
+    from edge_sdk.wire.pkcs11_token import Pkcs11Key  # noqa: PLC0415 - tokens only
 
     _refuse_file(config)
     known = _known_public(config)
@@ -166,7 +166,7 @@ def _load_from_token(config: Config, place: TokenPlace) -> Signer:
 
 def _create_in_token(config: Config, place: TokenPlace) -> tuple[Signer, bool]:
     """Find the key in the token, or make it there; return it, and whether it is new."""
-    from edge_sdk.wire.pkcs11_token import TokenRefused, generate_in_token  # noqa: PLC0415
+    from edge_sdk.wire.pkcs11_token import generate_in_token  # noqa: PLC0415
 
     _refuse_file(config)
     try:

@@ -167,11 +167,11 @@ class Session:
     @property
     def may_sign(self) -> bool:
         """Return whether the signing key can be used, as far as is known."""
-        return not self._parts.link.why_unsigned
+        return not self._parts.link.signing.why_away
 
     def note_signer(self, why: str) -> None:
         """Note that the signing key is away."""
-        self._parts.link.note_signer(why)
+        self._parts.link.signing.note_away(why)
 
     @property
     def is_linked(self) -> bool:
@@ -204,7 +204,7 @@ class Session:
         """Return payload bytes and refused arrivals since the start."""
         link = self._parts.link
         refused = {f"arrived {reason.name}": number for reason, number in link.refused.items()}
-        unsigned = {"not signed": link.unsigned} if link.unsigned else {}
+        unsigned = {"not signed": link.signing.unsigned} if link.signing.unsigned else {}
         return {"bytes_up": link.bytes_up, "bytes_down": link.bytes_down, **unsigned, **refused}
 
     # --- changes by the client --------------------------------------------------------------------

@@ -5,13 +5,14 @@ from __future__ import annotations
 import logging
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from edge_sdk.app.cli import fields
 from edge_sdk.session.body_keys import BodyKeys
 from edge_sdk.session.poison_messages import is_defect
+from edge_sdk.session.signer_state import SignerState
 from edge_sdk.wire.errors import LinkError, Reason, Refused, SignerUnavailable
-from edge_sdk.wire.keys import RemovableSigner, Signer, kid_of
+from edge_sdk.wire.keys import Signer
 from edge_sdk.wire.link.publish_queue import EXPIRY, PERISHABLE, PublishQueue, QueuedPublish
 from edge_sdk.wire.link.transport import Happening, LinkDown, LinkUp, Transport
 from edge_sdk.wire.link.transport import Message as Publish
@@ -25,9 +26,7 @@ from edge_sdk.wire.protocol.envelope import (
     KeyOf,
     digest,
     kind_of,
-    prove,
     ref,
-    seal,
     unseal,
     wrap,
 )
@@ -37,7 +36,6 @@ from edge_sdk.wire.protocol.messages import (
     StatusMessage,
     WeatherMessage,
 )
-from edge_sdk.wire.protocol.outbox_state import OutboxEntry
 
 logger = logging.getLogger(__name__)
 
@@ -74,9 +72,7 @@ class SignedLink:
         unknown: Number of header keys that were ignored.
         bytes_up: Payload bytes passed to the link.
         bytes_down: Payload bytes that arrived.
-        unsigned: Number of messages that were not sent because the key was away.
-        why_unsigned: Reason why the key cannot be used at present; empty if it can.
-        has_signed: Whether the key has signed a message of this process.
+        signing: The signing key.
     """
 
     def __init__(
@@ -92,15 +88,15 @@ class SignedLink:
         self._reads_rollouts = reads_rollouts
         self.refused: Counter[Reason] = Counter()
         self.unknown = 0
-        self.bytes_up = self.bytes_down = self.unsigned = 0
-        self.why_unsigned, self.has_signed = "", False
+        self.bytes_up = self.bytes_down = 0
+        self.signing = SignerState(signer, fleet, device)
         self._link: Transport | None = None
         self._accepts_peers = False
         self._audience = ALL
         self._part_filters: tuple[str, ...] = ()
         self._regions: frozenset[str] = frozenset()
         self._logged: set[tuple[str, Reason]] = set()
-        self._signer, self._fleet, self._device = signer, fleet, device
+        self._fleet, self._device = fleet, device
         self._encryption_key: EncryptionKeyOf = no_encryption
         self._keys = keys or BodyKeys()
         self._queue = PublishQueue(on_published=self._count, on_refused=_log_refused)
@@ -202,8 +198,7 @@ class SignedLink:
     def send(self, message: Message, *, worker: str | None = None, qos: int = 1) -> int:
         """Seal a message to the aggregator and queue it; return its size in bytes.
 
-        A message that must be encrypted and cannot be is counted as refused and not sent, one that
-        cannot be signed now as unsigned; its size is 0.
+        One that cannot be encrypted or signed now is counted and not sent; its size is 0.
         """
         topic = topics.up(self._fleet, self._device, message.kind, worker)
         expiry = EXPIRY if message.kind in PERISHABLE else None
@@ -235,20 +230,6 @@ class SignedLink:
         payload = wrap(body, kind=kind, sender=self._device, proof=proof)
         self._publish(QueuedPublish(topics.up(self._fleet, self._device, kind), payload))
 
-    def sign_again(self, entry: OutboxEntry) -> OutboxEntry:
-        """Return an outbox entry, signed again if the device has another key now; its body stays."""
-        if entry.proof.startswith(kid_of(self._signer.public)):
-            return entry
-        proof = prove(
-            entry.digest,
-            kind=entry.kind,
-            sender=self._device,
-            recipient=AGGREGATOR,
-            fleet=self._fleet,
-            signer=self._signer,
-        )
-        return replace(entry, proof=proof)
-
     def publish_status(self, status: StatusMessage) -> None:
         """Queue the retained status; without the key it is left as it is."""
         topic, payload = topics.status(self._fleet, self._device), self._payload(status)
@@ -260,19 +241,6 @@ class SignedLink:
         topic, payload = topics.status(self._fleet, self._device), self._payload(status)
         return None if payload is None else (topic, payload, True)
 
-    def note_signer(self, why: str) -> None:
-        """Note that the key is away: nothing is trained for the fleet until it can be used again."""
-        self.unsigned += 1
-        self.why_unsigned = why
-
-    def reach_signer(self) -> bool:
-        """Return whether a key that was away can be used again; ask for it."""
-        signer = self._signer
-        if not self.why_unsigned or not (isinstance(signer, RemovableSigner) and signer.reach()):
-            return False
-        self.why_unsigned, self.has_signed = "", True
-        return True
-
     def _payload(self, message: Message, recipient: str = AGGREGATOR) -> bytes | None:
         """Return a sealed message; None if it cannot be encrypted or signed now, which is counted."""
         try:
@@ -281,9 +249,8 @@ class SignedLink:
             self.refused[refused.reason] += 1
             return None
         except SignerUnavailable as error:
-            self.note_signer(str(error))
+            self.signing.note_away(str(error))
             return None
-        self.has_signed = True
         return payload
 
     def sealed(self, message: Message, recipient: str = AGGREGATOR) -> bytes:
@@ -302,14 +269,7 @@ class SignedLink:
         if public is not None:
             context = BodyContext(self._fleet, message.kind, self._device, recipient)
             body = encrypted_body(body, public, context)
-        return seal(
-            body,
-            kind=message.kind,
-            sender=self._device,
-            recipient=recipient,
-            fleet=self._fleet,
-            signer=self._signer,
-        )
+        return self.signing.seal(body, message.kind, recipient)
 
     def subscribe(self) -> None:
         """Subscribe to every topic that a device always needs."""

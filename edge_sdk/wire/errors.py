@@ -111,3 +111,7 @@ class LinkError(WireError):
 
 class SignerUnavailable(WireError):  # noqa: N818 - a state of the token rather than a fault in it
     """An error: the private key cannot be used now; the same call may succeed later."""
+
+
+class TokenRefused(WireError):  # noqa: N818 - as above
+    """An error: a key in a token that cannot be used until the operator has acted."""
