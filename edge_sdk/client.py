@@ -101,7 +101,7 @@ class Client:
         self.config = config
         self._clock, self._stopping = clock or SystemClock(), stopping
         self._may_answer, self._streams, self._bundles = may_answer, streams, bundles
-        self._signer, ring = load_signer(config), load_ring(config.keys)
+        self._signer, ring = load_signer(config), load_ring(config)
         self._sealer = sealer or SignedSealer(config, self._signer)
         self._store = store or DeviceStore.open(config.state)
         try:

@@ -38,6 +38,7 @@ from edge_sdk.training.retention import history_of
 from edge_sdk.training.shared_budgets import refuse_unit
 from edge_sdk.wire.contract.manifest import Manifest
 from edge_sdk.wire.contract.parameter_layout import ParamSpec
+from edge_sdk.wire.keys import kid_of
 from edge_sdk.wire.link.transport import LinkDown, LinkUp
 from edge_sdk.wire.plugin_registry import known_names
 from edge_sdk.wire.protocol import topics
@@ -105,7 +106,7 @@ def check_device(config: Config) -> dict[str, str]:
         EdgeError: The first error found.
     """
     key = load_signer(config)
-    bootstrap.load_ring(config.keys)
+    bootstrap.load_ring(config)
     bundle = installed_bundle.open_bundle(config, None)
     manifest = bundle.manifest
     if unknown := [name for name in config.accept.methods if name not in METHODS]:
@@ -125,7 +126,7 @@ def check_device(config: Config) -> dict[str, str]:
     bootstrap.broker_of(config)
     kept = _kept(config)
     return {
-        "device key": key.kid.hex(),
+        "device key": kid_of(key.public).hex(),
         "bundle": f"{manifest.name} version {manifest.version}, {manifest.size} scalars",
         "reads": ", ".join(_reads(manifest)),
         "sources": str(len(sources)),

@@ -24,9 +24,10 @@ from edge_sdk.commands.arguments import add_config
 from edge_sdk.config import PARTICIPATIONS, Config
 from edge_sdk.errors import ConfigError
 from edge_sdk.session.certificate_enrolment import Enrolment
-from edge_sdk.session.identity import create_identity, load_signer
+from edge_sdk.session.identity import create_identity, has_identity, load_signer
 from edge_sdk.store.erasure import end_wipe
-from edge_sdk.wire.keys import Signer, save_public
+from edge_sdk.wire.key_store import is_token_uri
+from edge_sdk.wire.keys import KeyFileError, Signer, save_public
 from edge_sdk.wire.link.x509_expiry import day_of
 from edge_sdk.wire.protocol.enrolment_statement import enrolment_statement
 
@@ -47,7 +48,11 @@ def add_arguments(parser: ArgumentParser) -> None:
 def run(args: Namespace) -> CommandResult:
     """Create the key, and enrol the device over EST or return the operator's line."""
     config = Config.load(args.config)
-    if not config.keys.device.exists():
+    try:
+        is_without_key = not has_identity(config)
+    except KeyFileError as error:
+        raise ConfigError(str(error)) from error
+    if is_without_key:
         end_wipe(config.state)
     if args.otp or args.claim or args.renew:
         return _over_est(args, config)
@@ -98,7 +103,8 @@ def enrol(config: Config) -> dict[str, Any]:
     """
     key, is_new = create_identity(config)
     try:
-        save_public(config.keys.device.with_suffix(".pub"), key.public)
+        if not is_token_uri(config.keys.device):
+            save_public(config.keys.device.with_suffix(".pub"), key.public)
     except OSError as error:
         raise ConfigError(str(error)) from error
     return {

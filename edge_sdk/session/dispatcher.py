@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 
 from edge_sdk.app.cli import fields
 from edge_sdk.session.download import DownloadCompleted, is_common_start
@@ -65,6 +65,10 @@ class Dispatcher:
         if sender in self.peers:
             return self.peers[sender]
         return self._parts.announcements.ring.key(sender, kid, self._parts.time.now())
+
+    def may_sign(self, kind: str, signers: Collection[bytes]) -> bool:
+        """Return whether these keys, which have signed an announcement of this kind, are enough."""
+        return self._parts.announcements.ring.is_enough(kind, signers)
 
     def reconsider(self) -> Events:
         """Check the newest manifest and task again, after their prerequisites have arrived."""

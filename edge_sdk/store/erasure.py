@@ -18,6 +18,7 @@ from edge_sdk.errors import ConfigError
 from edge_sdk.store.rows import read_fact, write_facts
 from edge_sdk.store.schema import FILE, INSTALLED, SET_ASIDE, opened
 from edge_sdk.store.store import DeviceStore
+from edge_sdk.wire.key_store import delete_key, has_key
 
 WIPE_ORDERED, WIPED = "wipe ordered", "wiped"
 """Facts: an operator ordered the wipe; Unix seconds of the finished one."""
@@ -42,9 +43,9 @@ def is_wipe_due(state: Path, keys: Iterable[Path]) -> bool:
         state: The device's own state folder.
         keys: Private key files, which a wipe deletes last.
     """
-    has_key = any(key.exists() for key in keys)
+    is_key_left = any(map(has_key, keys))
     found = [(_fact(one, WIPE_ORDERED), _fact(one, WIPED)) for one in state_folders(state)]
-    return any((ordered and not wiped) or (wiped and has_key) for ordered, wiped in found)
+    return any((ordered and not wiped) or (wiped and is_key_left) for ordered, wiped in found)
 
 
 def wipe_device(state: Path, keys: Iterable[Path], now: int) -> None:
@@ -54,7 +55,7 @@ def wipe_device(state: Path, keys: Iterable[Path], now: int) -> None:
 
     Args:
         state: The device's own state folder.
-        keys: Private key files; missing ones are skipped.
+        keys: Private key files, or URIs of keys in tokens; missing ones are skipped.
         now: As for ``wipe_state``.
 
     Raises:
@@ -64,7 +65,7 @@ def wipe_device(state: Path, keys: Iterable[Path], now: int) -> None:
         wipe_state(folder, now)
         shutil.rmtree(folder / INSTALLED, ignore_errors=True)
     for key in keys:
-        key.unlink(missing_ok=True)
+        delete_key(key)
 
 
 def fleet_of(store: DeviceStore) -> str:
