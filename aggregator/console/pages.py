@@ -29,7 +29,8 @@ from aggregator.rules import BEFORE, RULES
 from aggregator.store.opener import open_overview
 from aggregator.store.overview import DeviceFilter, StoreOverview
 from edge_sdk.wire.errors import Reason
-from edge_sdk.wire.keys import KeyFileError, kid_of, read_public
+from edge_sdk.wire.keys import KeyFileError, kid_of
+from edge_sdk.wire.root_keys import read_root
 
 PER_PAGE = 50  # devices
 SHOWN = 50  # rounds, entries and names in a table
@@ -293,7 +294,7 @@ class ConsolePages:
     def keys(self, _query: Query) -> Values:
         """Return the keys in use and the files that expire."""
         try:
-            root = kid_of(read_public(self.config.root_public)).hex()
+            root = read_root(self.config.root_public).name
         except KeyFileError as error:
             root = str(error)
         document = self.live.document()
