@@ -245,7 +245,7 @@ def read_request(der: bytes) -> CertificateRequest:
         raise CertificateError("the request's signature is not of the key in it")
     checked = check_key(key)
     spki = _spki(checked)
-    identity = proof = b""
+    identity = proof = succession = b""
     if found:
         try:
             identity, proof, succession = identity_in(found[0])
