@@ -526,6 +526,10 @@ class Client:
 def _maker(config: Config, transport: Transport | Connect | None, session: Session) -> Connect:
     if transport is None:
         return lambda will: connect(
-            config, will, session.time.certificate_time, session.time.earlier_certificate_time
+            config,
+            will,
+            session.time.certificate_time,
+            session.time.earlier_certificate_time,
+            session.time.is_unknown,
         )
     return transport if callable(transport) else lambda _will: transport
