@@ -59,6 +59,6 @@ def add_root_key(parser: ArgumentParser) -> None:
         metavar="FILE",
         action="append",
         default=[],
-        help="a private key of the root: a file or a PKCS#11 URI; repeat it where several have to "
+        help="the root's private key: a file or a PKCS#11 URI; repeat it where several have to "
         "sign (default: root*.key in the state folder)",
     )
