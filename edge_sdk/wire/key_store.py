@@ -105,7 +105,7 @@ class TokenSigningKey:
 
     __slots__ = ("_name", "_private", "public")
 
-    def __init__(self, name: str, private: pkcs11.PrivateKey, public: bytes) -> None:
+    def __init__(self, name: str, private: Any, public: bytes) -> None:  # noqa: ANN401 - as _raw
         """Keep the handle of the private key."""
         self._name, self._private, self.public = name, private, public
 
