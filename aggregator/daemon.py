@@ -30,7 +30,7 @@ from aggregator.ingress.registry import Registry
 from aggregator.ingress.score_book import ScoreBook
 from aggregator.ingress.signal_assembler import SignalAssembler
 from aggregator.metrics import Metrics
-from aggregator.operations import config_reload, run_setup
+from aggregator.operations import config_reload, run_setup, signing_keys
 from aggregator.operations.config_reload import HangUps, hang_ups
 from aggregator.operations.encryption_keys import EncryptionKeys
 from aggregator.operations.http_status import Page, Snapshot
@@ -56,7 +56,7 @@ from aggregator.store.types import Store, Version
 from edge_sdk.app.cli import fields, notify, stop_signals
 from edge_sdk.app.clock import Clock, SystemClock
 from edge_sdk.wire.contract.method import CONTRACTS
-from edge_sdk.wire.keys import SigningKey
+from edge_sdk.wire.keys import Signer, SigningKey
 from edge_sdk.wire.link.event_loop import Poller
 from edge_sdk.wire.link.transport import Happening, LinkDown, LinkUp, Message, Transport
 from edge_sdk.wire.protocol import topics
@@ -121,7 +121,8 @@ class Daemon:
         clock: Clock,
         rng: random.Random | None,
     ) -> None:
-        bound, signer = [bind(view) for view in config.views()], run_setup.signer(config)
+        bound, signer = [bind(view) for view in config.views()], signing_keys.signer(config)
+        model = signing_keys.model_signer(config)
         self.config, self._clock = config, clock
         self._store = self._closing.enter_context(store or open_store(config.database))
         self._audit_log = AuditLog(self._store, config.fleet, signer, clock.wall)
@@ -135,7 +136,8 @@ class Daemon:
             cohorts.append(Cohort(self._registry, section.cohort, section.name, before))
         self._site = self._site_of(bound[0])
         saved = [
-            self._continued(run, cohort, signer) for run, cohort in zip(bound, cohorts, strict=True)
+            self._continued(run, cohort, signer, model)
+            for run, cohort in zip(bound, cohorts, strict=True)
         ]
         for name in run_setup.retire(config, self._store):
             logger.info("run retired %s", fields(name=name))
@@ -147,6 +149,7 @@ class Daemon:
             self._registry,
             fleet=config.fleet,
             signer=signer,
+            model_signer=model,
             clock=clock,
             terms=terms_of(config),
             rng=rng,
@@ -231,7 +234,9 @@ class Daemon:
         self._judge_at = self._periodic_at
         self._done_since: float | None = None
 
-    def _continued(self, run: BoundRun, cohort: Cohort, signer: SigningKey) -> tuple[RunParts, int]:
+    def _continued(
+        self, run: BoundRun, cohort: Cohort, signer: SigningKey, model: Signer
+    ) -> tuple[RunParts, int]:
         """Return a run in its saved state, and the journal position of that state."""
         begun = run_setup.verified_run(run, self._store, signer)
         state, saved = run_setup.resumed(run, self._store, begun.run)
@@ -241,7 +246,7 @@ class Daemon:
             state,
             saved.timers,
             store=self._store,
-            ends=run_setup.ends_of(run.config, signer),
+            ends=run_setup.ends_of(run.config, model),
             clock=self._clock,
             devices=lambda: len(cohort),
             upto=saved.upto,

@@ -101,7 +101,7 @@ class Client:
         self.config = config
         self._clock, self._stopping = clock or SystemClock(), stopping
         self._may_answer, self._streams, self._bundles = may_answer, streams, bundles
-        self._signer, ring = load_signer(config), load_ring(config.keys)
+        self._signer, ring = load_signer(config), load_ring(config)
         self._sealer = sealer or SignedSealer(config, self._signer)
         self._store = store or DeviceStore.open(config.state)
         try:
@@ -531,6 +531,10 @@ class Client:
 def _maker(config: Config, transport: Transport | Connect | None, session: Session) -> Connect:
     if transport is None:
         return lambda will: connect(
-            config, will, session.time.certificate_time, session.time.earlier_certificate_time
+            config,
+            will,
+            session.time.certificate_time,
+            session.time.earlier_certificate_time,
+            session.time.is_unknown,
         )
     return transport if callable(transport) else lambda _will: transport

@@ -208,6 +208,7 @@ class CertificateRequest:
         spki: The key as DER (SubjectPublicKeyInfo).
         identity: Identity key of a device, raw Ed25519 or P-256; empty without one.
         proof: Its signature, to be verified by the caller; empty without one.
+        succession: Signature of the identity key before over this one; empty without a change.
     """
 
     name: str
@@ -215,6 +216,7 @@ class CertificateRequest:
     spki: bytes
     identity: bytes = b""
     proof: bytes = b""
+    succession: bytes = b""
 
     @property
     def key_digest(self) -> str:
@@ -243,14 +245,14 @@ def read_request(der: bytes) -> CertificateRequest:
         raise CertificateError("the request's signature is not of the key in it")
     checked = check_key(key)
     spki = _spki(checked)
-    identity = proof = b""
+    identity = proof = succession = b""
     if found:
         try:
-            identity, proof = identity_in(found[0])
+            identity, proof, succession = identity_in(found[0])
         except CertificateAnswerError as error:
             raise CertificateError(str(error)) from error
     name = str(names[0].value) if len(names) == 1 else ""
-    return CertificateRequest(name, checked, spki, identity, proof)
+    return CertificateRequest(name, checked, spki, identity, proof, succession)
 
 
 def certs_only(certificates: Sequence[x509.Certificate]) -> bytes:

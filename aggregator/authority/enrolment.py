@@ -25,7 +25,7 @@ from aggregator.authority.folder import entry_of, text_of
 from aggregator.authority.record import EnrolledMember, IssuedCertificate, ListedSerial, Record
 from edge_sdk.wire.keys import verify
 from edge_sdk.wire.link.client_names import unqualified
-from edge_sdk.wire.protocol.enrolment_statement import enrolment_statement
+from edge_sdk.wire.protocol.enrolment_statement import enrolment_statement, succession_statement
 from edge_sdk.wire.protocol.topics import is_device_id
 from edge_sdk.wire.public_key import weakness
 
@@ -227,9 +227,10 @@ class EnrolmentAuthority:
     def _renew(self, request: CertificateRequest, shown: Credentials, now: datetime) -> bytes:
         record = self.record
         with record.transaction():
-            member = _member(record, request, shown)
+            member = _member(record, request, shown, self.policy.fleet)
             again = record.of_key(request.name, request.key_digest)
             if again is not None and _is_fresh(again[0], now):
+                self._followed(member, request, now)
                 return again[1]
             held = record.certificates(request.name)
             expired = max(datetime.fromisoformat(one.expires) for one in held)
@@ -238,6 +239,7 @@ class EnrolmentAuthority:
                 bool(member.approved) and now - datetime.fromisoformat(member.approved) <= APPROVAL
             )
             if not is_late or is_approved:
+                member = self._followed(member, request, now)
                 if member.pending:
                     record.put_member(replace(member, pending="", approved=""))
                 detail = f"TLS key {request.key_digest}"
@@ -248,6 +250,18 @@ class EnrolmentAuthority:
             if not member.pending:
                 record.put_member(replace(member, pending=text_of(now)))
         raise RefusedError("expired past grace", request.name, is_pending=True)
+
+    def _followed(
+        self, member: EnrolledMember, request: CertificateRequest, now: datetime
+    ) -> EnrolledMember:
+        """Record the identity key that follows the member's; the aggregator receives it."""
+        if member.identity is None or request.identity == member.identity:
+            return member
+        changed = replace(member, identity=request.identity, is_delivered=False)
+        self.record.put_member(changed)
+        detail = f"identity key {member.identity.hex()} to {request.identity.hex()}"
+        self.record.add_act(text_of(now), request.name, "replace identity", request.name, detail)
+        return changed
 
     def _issue(self, request: CertificateRequest, now: datetime) -> bytes:
         made = x509.issue(
@@ -315,7 +329,9 @@ def _listed(record: Record, shown: Credentials, request: CertificateRequest) -> 
     return found
 
 
-def _member(record: Record, request: CertificateRequest, shown: Credentials) -> EnrolledMember:
+def _member(
+    record: Record, request: CertificateRequest, shown: Credentials, fleet: str
+) -> EnrolledMember:
     """Return the member that asks, after its certificate and its identity key were compared."""
     member = record.member(request.name)
     if member is None:
@@ -329,8 +345,18 @@ def _member(record: Record, request: CertificateRequest, shown: Credentials) -> 
     if member.identity is not None and not request.identity:
         raise RefusedError("identity not proved", request.name)
     if member.identity is not None and request.identity != member.identity:
-        raise RefusedError("foreign identity", request.name)
+        if not _is_successor(request, member.identity, fleet):
+            raise RefusedError("foreign identity", request.name)
+        if (owner := record.member_with(request.identity)) is not None:
+            raise RefusedError("identity in use", owner.name)
     return member
+
+
+def _is_successor(request: CertificateRequest, former: bytes, fleet: str) -> bool:
+    """Return whether the former identity key has named the one of the request as its successor."""
+    device = unqualified(request.name)[1]
+    signed = succession_statement(fleet, device, former, request.identity)
+    return bool(request.succession) and verify(former, request.succession, signed)
 
 
 def _compare_certificate(

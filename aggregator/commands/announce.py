@@ -15,9 +15,8 @@ If the configuration demands encryption, the key to which devices encrypt is ann
 from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from pathlib import Path
 
 from aggregator.audit_log.recorder import AuditLog, Initiator, login_name
 from aggregator.bundles import shipped
@@ -27,7 +26,10 @@ from aggregator.config import AggregatorConfig, BoundRun, bind
 from aggregator.ingress.cohort import fits
 from aggregator.operations.encryption_keys import EncryptionKeys
 from aggregator.operations.enrolment import keys_of
+from aggregator.operations.key_store import open_signer
+from aggregator.operations.root_signers import RootSigners
 from aggregator.operations.run_setup import RunSetup, retire, set_up
+from aggregator.operations.signing_keys import Delegate, signer
 from aggregator.store.opener import open_store
 from aggregator.store.types import EnrolledDevice
 from edge_sdk.app.cli import CommandResult
@@ -48,6 +50,11 @@ def add_arguments(parser: ArgumentParser) -> None:
         action="store_true",
         help="make another key to which devices encrypt, and delete all but the two before",
     )
+    parser.add_argument(
+        "--bundle-key",
+        metavar="FILE",
+        help="sign the bundle by a key of keys.bundle, without the root; the list of keys stays",
+    )
     add_why(parser)
 
 
@@ -56,24 +63,40 @@ def run(args: Namespace) -> CommandResult:
     return sign_announcements(args, require_database(AggregatorConfig.load(args.config)))
 
 
-def load_keys(args: Namespace, config: AggregatorConfig) -> tuple[SigningKey, SigningKey]:
-    """Return the root key and the online key; missing ones are made."""
-    root_key = Path(args.root_key) if args.root_key else None
-    return keys_of(config.state, config.signing_key, config.root_public, root_key)
+def load_keys(args: Namespace, config: AggregatorConfig) -> tuple[RootSigners, SigningKey]:
+    """Return the root's keys and the online key; missing ones are made."""
+    return keys_of(config.state, config.signing_key, config.root_public, args.root_key)
+
+
+def signers_of(
+    args: Namespace, config: AggregatorConfig
+) -> tuple[RootSigners | Delegate, SigningKey]:
+    """Return the root's keys, or the one to which bundles are delegated, and the online key."""
+    if not getattr(args, "bundle_key", None):
+        return load_keys(args, config)
+    return Delegate(open_signer(args.bundle_key)), signer(config)
 
 
 def sign_announcements(
-    args: Namespace, config: AggregatorConfig, *, subject: str = "", detail: str = ""
+    args: Namespace,
+    config: AggregatorConfig,
+    *,
+    subject: str = "",
+    detail: str = "",
+    signers: tuple[RootSigners | Delegate, SigningKey] | None = None,
+    also: Mapping[bytes, int] | None = None,
 ) -> CommandResult:
     """Sign keys and bundle, begin a run if one is due, record it, and report what devices need.
 
     Args:
-        args: Arguments of ``init``, ``announce`` or ``restore``.
+        args: Arguments of ``init``, ``announce``, ``restore`` or ``rotate``.
         config: Configuration.
         subject: What the command has changed before, for its record; empty for nothing.
         detail: What of it was changed.
+        signers: The root's keys and the online key; those of the arguments if left out.
+        also: Former keys of the aggregator that stay valid, each until a time (Unix milliseconds).
     """
-    root, online = load_keys(args, config)
+    root, online = signers or signers_of(args, config)
     bound = [bind(view) for view in config.views()]
     keys = EncryptionKeys(config.encryption_folder)
     encryption = (
@@ -94,6 +117,7 @@ def sign_announcements(
                 fresh=args.fresh,
                 is_restored=is_restored,
                 encryption=encryption.public if encryption is not None else None,
+                also=also,
             )
             for run in bound
         ]
@@ -108,7 +132,7 @@ def sign_announcements(
             audit_log.record(by, "announce", subject, reason=why, detail=detail)
         for name in gone:
             audit_log.record(by, "retire", f"run {name or '-'}", reason=why)
-    root_file = args.root_key or config.state / "root.key"
+    root_files = ", ".join(args.root_key) or f"{config.state / 'root.key'}"
     text = "\n".join(
         (
             *(
@@ -116,20 +140,20 @@ def sign_announcements(
                 for one, run in zip(done, bound, strict=True)
             ),
             *(f"fleet {config.fleet}: run {name or '-'} is no longer announced" for name in gone),
-            f"signed by root {root.kid.hex()} for aggregator {online.kid.hex()}",
+            f"signed by root {root.name} for aggregator {online.kid.hex()}",
             *(
                 f"devices encrypt {', '.join(config.encryption.kinds)} to the key {key.kid.hex()}"
                 for key in (encryption,)
                 if key is not None
             ),
             f"copy to every device: {config.root_public}",
-            f"keep offline, the daemon does not need it: {root_file}",
+            f"keep offline, the daemon does not need it: {root_files}",
         )
     )
     data = {
         **asdict(done[0]),
         "fleet": config.fleet,
-        "root": root.public.hex(),
+        "root": (root.key if isinstance(root, Delegate) else root).public.hex(),
         "aggregator": online.public.hex(),
         "root_public": str(config.root_public),
         "encryption": encryption.public.hex() if encryption is not None else None,
@@ -143,7 +167,7 @@ def sign_announcements(
 def _recorded(
     done: RunSetup,
     run: BoundRun,
-    root: SigningKey,
+    root: RootSigners | Delegate,
     online: SigningKey,
     encryption: DecryptionKey | None,
 ) -> str:
@@ -153,7 +177,7 @@ def _recorded(
     return (
         f"{_outcome(done)}; bundle {manifest.name} version {manifest.version} "
         f"({run.bundle.digest.hex()}), aggregator key {online.public.hex()}{key}, "
-        f"signed by root {root.kid.hex()}"
+        f"signed by root {root.name}"
     )
 
 

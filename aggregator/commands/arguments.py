@@ -53,9 +53,12 @@ def check_run_name(name: str, config: AggregatorConfig) -> str:
 
 
 def add_root_key(parser: ArgumentParser) -> None:
-    """Add the path of the root key, which an operator may keep offline."""
+    """Add the root's private keys, which operators may keep offline or in tokens."""
     parser.add_argument(
         "--root-key",
         metavar="FILE",
-        help="the root's private key (default: root.key in the state folder)",
+        action="append",
+        default=[],
+        help="the root's private key: a file or a PKCS#11 URI; repeat it where several have to "
+        "sign (default: root*.key in the state folder)",
     )

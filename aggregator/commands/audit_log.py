@@ -30,7 +30,7 @@ from aggregator.audit_log.export import (
 from aggregator.commands.arguments import add_config_option
 from aggregator.commands.errors import CommandError, require_database
 from aggregator.config import AggregatorConfig
-from aggregator.operations.run_setup import signer
+from aggregator.operations.signing_keys import signer
 from aggregator.store.audit_record import AuditRecord
 from aggregator.store.opener import open_store
 from edge_sdk.app.cli import OK, RUNTIME, CommandResult

@@ -21,7 +21,7 @@ from aggregator.commands.arguments import add_config_option
 from aggregator.ingress.dead_letters import DeadLetters, Letter, LetterError, forget
 from aggregator.operations.control_queue import ControlOrder, leave
 from aggregator.operations.order_executor import letters_named
-from aggregator.operations.run_setup import signer
+from aggregator.operations.signing_keys import signer
 from aggregator.store.errors import DatabaseBusyError
 from aggregator.store.opener import exists, open_store
 from edge_sdk.app.cli import CommandResult

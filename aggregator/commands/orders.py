@@ -16,7 +16,7 @@ from aggregator.operations.control_queue import (
     waiting,
 )
 from aggregator.operations.recorded_orders import apply_recorded
-from aggregator.operations.run_setup import signer
+from aggregator.operations.signing_keys import signer
 from aggregator.store.errors import DatabaseBusyError
 from aggregator.store.opener import open_store
 from edge_sdk.app.cli import CommandResult

@@ -26,7 +26,7 @@ from aggregator.commands.errors import CommandError, require_database
 from aggregator.config import AggregatorConfig, registry_of
 from aggregator.config.bundle_registry import LIVE, BundleRegistry
 from aggregator.operations import rollout_control as control
-from aggregator.operations import run_setup
+from aggregator.operations import signing_keys
 from aggregator.operations.control_queue import ControlOrder, leave
 from aggregator.operations.rollout_orders import leave_description
 from aggregator.rounds.announcements import Ends
@@ -137,7 +137,7 @@ def start(args: Namespace, config: AggregatorConfig, who: str) -> CommandResult:
     plan = control.describe(
         bundle, served.digest, serial=now, salt=secrets.token_bytes(16), gate=gate
     )
-    payload = Ends(config.fleet, root).to_all(plan, ROOT)
+    payload = Ends(config.fleet, root, also=root.also).to_all(plan, ROOT)
     try:
         with open_store(config.database) as store:
             by = Initiator("command", who)
@@ -205,7 +205,7 @@ def act(what: str, config: AggregatorConfig, who: str, why: str = "") -> Command
     """Pause, resume or abort the rollout, here or in the running daemon."""
     try:
         with open_store(config.database) as store:
-            ends = Ends(config.fleet, run_setup.signer(config))
+            ends = Ends(config.fleet, signing_keys.signer(config))
             rollout = control.RolloutControl(store, ends, SystemClock(), lambda _: None)
             done = rollout.act(what, Initiator("command", who), why)
     except DatabaseBusyError:

@@ -15,7 +15,7 @@ from typing import Any, get_type_hints
 import numpy as np
 
 from aggregator.bundles import BundleFileError, ModelBundle, open_bundle
-from aggregator.config.bundle_registry import registry_of
+from aggregator.config.bundle_registry import archive_keys, registry_of
 from aggregator.config.encodings import check_downlink, update_encodings
 from aggregator.config.parent_binding import check_parent
 from aggregator.config.rule_binding import bound_rule
@@ -36,10 +36,11 @@ from edge_sdk.wire.contract.analytic import STATISTIC, statistic_layout
 from edge_sdk.wire.contract.manifest import Manifest, ManifestError
 from edge_sdk.wire.contract.method import CONTRACTS, Ask, Half, Update, answered, answers
 from edge_sdk.wire.contract.parameter_layout import ParamSpec
-from edge_sdk.wire.keys import KeyFileError, read_public
+from edge_sdk.wire.keys import KeyFileError
 from edge_sdk.wire.plugin_registry import known_names
 from edge_sdk.wire.protocol.admission_policy import Limits
 from edge_sdk.wire.protocol.codec import pack_leaves
+from edge_sdk.wire.root_keys import RootKeys, read_root
 from edge_sdk.wire.schema import SchemaError, build
 
 
@@ -165,14 +166,14 @@ def _check_retention(run: BoundRun) -> None:
         raise _wrong(config, "retention.vector_bytes", why)
 
 
-def root_of(config: AggregatorConfig) -> bytes:
-    """Return the root's raw public key.
+def root_of(config: AggregatorConfig) -> RootKeys:
+    """Return the root's public keys.
 
     Raises:
         SettingsError: The file is missing or contains no key.
     """
     try:
-        return read_public(config.root_public)
+        return read_root(config.root_public)
     except KeyFileError as error:
         raise SettingsError(
             f"{config.file.name}: keys.root: {error}",
@@ -181,8 +182,7 @@ def root_of(config: AggregatorConfig) -> bytes:
 
 
 def _open(config: AggregatorConfig) -> ModelBundle:
-    public = config.root_public
-    trusted = (read_public(public),) if public.is_file() else ()
+    trusted = archive_keys(config)
     try:
         if "@" in config.run.bundle:
             return registry_of(config).resolve(config.run.bundle)

@@ -16,11 +16,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from aggregator.bundles import BundleFileError, ModelBundle, open_bundle, release_keys
+from aggregator.config.root_files import archived_keys
 from aggregator.config.sections import AggregatorConfig
 from edge_sdk.app.permissions import make_private_folder, open_private
+from edge_sdk.app.settings import SettingsError
 from edge_sdk.wire.contract.archive import MANIFEST, SIGNATURE, seal
 from edge_sdk.wire.contract.manifest import Manifest
-from edge_sdk.wire.keys import SigningKey, read_public
+from edge_sdk.wire.keys import KeyFileError, Signer, read_public
+from edge_sdk.wire.root_keys import read_root
 
 LIVE = "live"
 """Usual alias: the version that the fleet trains."""
@@ -124,7 +127,7 @@ class BundleRegistry:
         names = (MANIFEST, SIGNATURE, *manifest.files)
         self._write(manifest, {one: (source / one).read_bytes() for one in names})
 
-    def released(self, name: str, version: int, root: SigningKey) -> ModelBundle:
+    def released(self, name: str, version: int, root: Signer) -> ModelBundle:
         """Release the content of a version again, under the next version, signed by the root.
 
         Raises:
@@ -137,7 +140,7 @@ class BundleRegistry:
         self._write(manifest, {MANIFEST: raw, SIGNATURE: seal(root, raw), **files})
         return self.open(name, manifest.version)
 
-    def sign_again(self, name: str, version: int, root: SigningKey) -> None:
+    def sign_again(self, name: str, version: int, root: Signer) -> None:
         """Replace the signature of a version by one of the present root key."""
         path = self.path(name, version)
         _replace(path / SIGNATURE, seal(root, (path / MANIFEST).read_bytes()))
@@ -179,9 +182,29 @@ class BundleRegistry:
 
 def registry_of(config: AggregatorConfig) -> BundleRegistry:
     """Return the registry of a fleet's bundles."""
+    return BundleRegistry(config.state / "bundles", archive_keys(config))
+
+
+def bundle_keys(config: AggregatorConfig) -> tuple[bytes, ...]:
+    """Return the public keys that may sign bundles in place of the root.
+
+    Raises:
+        SettingsError: A file is missing or holds no key.
+    """
+    try:
+        return tuple(map(read_public, config.keys.bundle))
+    except KeyFileError as error:
+        raise SettingsError(f"{config.file.name}: keys.bundle: {error}") from error
+
+
+def archive_keys(config: AggregatorConfig) -> tuple[bytes, ...]:
+    """Return the keys of which one has to sign the archive of a bundle.
+
+    They are those of the root and of former roots, and those to which bundles are delegated.
+    """
     public = config.root_public
-    trusted = (read_public(public),) if public.is_file() else ()
-    return BundleRegistry(config.state / "bundles", trusted)
+    present = read_root(public).keys if public.is_file() else ()
+    return (*present, *bundle_keys(config), *archived_keys(config.state))
 
 
 def _replace(path: Path, content: bytes) -> None:

@@ -92,7 +92,9 @@ class ServerKeysSection:
     """Key files. A key that is left out is read from the state folder under its usual name."""
 
     signing: Path | None = None  # the online key: aggregator.key
-    root: Path | None = None  # the root's public key: root.pub
+    root: Path | None = None  # the root's public key, or "2 of 3" and a key a line: root.pub
+    model: Path | None = None  # private key that alone signs models and their log: the online key
+    bundle: tuple[Path, ...] = ()  # public keys that may sign bundles and rollouts in place of root
 
 
 @dataclass(frozen=True, slots=True)
@@ -307,7 +309,7 @@ class AggregatorConfig:
 
     @cached_property
     def root_public(self) -> Path:
-        """Return the path of the root's public key (64 hex digits)."""
+        """Return the path of the root's public key or keys."""
         return self.keys.root or self.state / "root.pub"
 
     @classmethod

@@ -13,11 +13,12 @@ from aggregator.operations.root_signatures import HORIZON
 from aggregator.store.opener import open_store
 from edge_sdk.app.clock import DAY, SystemClock
 from edge_sdk.wire.errors import Refused
-from edge_sdk.wire.keys import KeyFileError, kid_of, read_public
+from edge_sdk.wire.keys import KeyFileError, kid_of
 from edge_sdk.wire.protocol import topics
 from edge_sdk.wire.protocol.codec import decode
 from edge_sdk.wire.protocol.envelope import unproved
 from edge_sdk.wire.protocol.messages import BundleMessage, KeysMessage
+from edge_sdk.wire.root_keys import read_root
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +57,7 @@ def key_values(config: AggregatorConfig, document: Mapping[str, Any]) -> dict[st
     """
     now = SystemClock().wall()
     try:
-        root = kid_of(read_public(config.root_public)).hex()
+        root = read_root(config.root_public).name
     except KeyFileError as error:
         root = str(error)
     return {

@@ -21,6 +21,7 @@ from edge_sdk.app.cli import fields
 from edge_sdk.app.clock import Clock
 from edge_sdk.wire.contract import method
 from edge_sdk.wire.errors import ABILITIES, Reason, Refused
+from edge_sdk.wire.keys import Signer
 from edge_sdk.wire.protocol.envelope import Sealed
 from edge_sdk.wire.protocol.messages import (
     WIRE,
@@ -62,6 +63,7 @@ class DeviceSessions:
         registry: Registry,
         *,
         sealer: ReplySealer,
+        model_signer: Signer,
         clock: Clock,
         admission: UpdateAdmission,
         uploads: Uploads,
@@ -72,7 +74,7 @@ class DeviceSessions:
         self._store, self._registry, self._sealer, self._clock = store, registry, sealer, clock
         self._admission, self._uploads, self._downloads = admission, uploads, downloads
         self._counts, self._contexts = counts, contexts
-        self._prover = LogProver(store, sealer.fleet, sealer.signer, counts)
+        self._prover = LogProver(store, sealer.fleet, model_signer, counts)
         self._renumbered: dict[str, tuple[int, int]] = {}
 
     def hello(

@@ -73,11 +73,10 @@ class MessageIngress:
     Attributes:
         counts: Counters by name: refusal reasons, and ACCEPTED, REPLAYED, UNKNOWN_KEYS,
             SEQ_GAPS, STALE_STATUS, PULLS_DELAYED, REFUSED_BY_DEVICE; NO_WINDOWS_ON_DEVICE for a
-            device that had no complete window to train on in a round; LOG_FORK_ON_DEVICE for a
-            hello with a checkpoint of another log of models; SLOTS_AGAIN for a chunk of
-            the model broadcast again; OUTLIVED for a life that continued behind a newer one;
-            IGNORED for a name with too many forged signatures; STRAY for a message that no device
-            of this fleet sends to the aggregator.
+            device without a window in a round; LOG_FORK_ON_DEVICE for a hello with a checkpoint
+            of another log; SLOTS_AGAIN for a chunk of the model sent again; OUTLIVED for a life
+            that continued behind a newer one; IGNORED for a name with too many forged
+            signatures; STRAY for a message that no device sends.
         is_full: True if the last write found the disk full.
         at_hand: The newest message.
         signals: Assembler of transient signals.
@@ -97,20 +96,22 @@ class MessageIngress:
         signals: SignalAssembler | None = None,
         is_set_aside: Callable[[str, bytes], bool] = never_set_aside,
         decryption: BodyDecryption | None = None,
+        model_signer: Signer | None = None,
     ) -> None:
         """Start without a run and transfers.
 
         Args:
-            store: Store of all durable state.
+            store: Durable state.
             registry: Enrolled devices and their keys.
-            fleet: Id of the fleet, from the configuration; no message contains it.
-            signer: The aggregator's online key.
+            fleet: Id of the fleet; no message contains it.
+            signer: The online key.
             clock: Wall time for welcomes, monotonic time for everything else.
             terms: Terms of a welcome.
             rng: Jitter of waits.
-            signals: Assembler of transient signals; or none.
-            is_set_aside: Returns whether a body of this digest caused a defect.
-            decryption: Keys of encrypted bodies.
+            signals: Assembler of signals.
+            is_set_aside: Whether a body of this digest caused a defect.
+            decryption: Opens encrypted bodies.
+            model_signer: Key of the log of models; or ``signer``.
         """
         self.counts: Counter[str] = Counter()
         self.is_full = False
@@ -148,6 +149,7 @@ class MessageIngress:
             store,
             registry,
             sealer=self.sealer,
+            model_signer=model_signer or signer,
             clock=clock,
             admission=self._admission,
             uploads=self._uploads,

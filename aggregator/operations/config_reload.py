@@ -16,7 +16,7 @@ from types import FrameType
 from typing import Any
 
 from aggregator.config import AggregatorConfig, BoundRun, bind
-from aggregator.operations import run_setup
+from aggregator.operations import run_setup, signing_keys
 from aggregator.store.types import Store
 from edge_sdk.app.cli import USAGE, Failure, StopSignal
 from edge_sdk.wire.errors import WireError
@@ -140,7 +140,7 @@ def again(
     views = list(zip(runs, wanted.views(), strict=True))
     for run, view in views:
         _check(changed(run.config, view), run)
-    signer = run_setup.signer(wanted)
+    signer = signing_keys.signer(wanted)
     return wanted, tuple(_bound_again(run, view, store, signer) for run, view in views)
 
 

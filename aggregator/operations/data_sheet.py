@@ -12,16 +12,17 @@ from aggregator.audit_log.export import Verification
 from aggregator.authority.folder import issued
 from aggregator.config import AggregatorConfig, BoundRun
 from aggregator.operations import operator_alerts
-from aggregator.operations.run_setup import signer
 from aggregator.operations.sent_fields import SENT
+from aggregator.operations.signing_keys import signer
 from aggregator.operations.standard_items import ITEMS
 from aggregator.store.audit_record import AuditRecord
 from aggregator.store.types import Store
 from edge_sdk.app.cli import installed_version
 from edge_sdk.wire.contract.method import Up
-from edge_sdk.wire.keys import kid_of, read_public
+from edge_sdk.wire.keys import kid_of
 from edge_sdk.wire.protocol.messages import RolloutMessage
 from edge_sdk.wire.protocol.topics import common
+from edge_sdk.wire.root_keys import read_root
 
 NEWEST = 20  # records of the audit log that the sheet shows
 
@@ -177,7 +178,7 @@ def _keys(config: AggregatorConfig, now: int) -> dict[str, Any]:
     online = signer(config)
     files = ("kind", "file", "expires", "status")
     found: dict[str, Any] = {
-        "root": kid_of(read_public(config.root_public)).hex(),
+        "root": read_root(config.root_public).name,
         "aggregator": kid_of(online.public).hex(),
         "files": [{name: one[name] for name in files} for one in operator_alerts.offline(config)],
         "encrypted_kinds": list(config.encryption.kinds),

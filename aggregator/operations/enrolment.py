@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from aggregator.operations.labels import LabelError, parse_labels
+from aggregator.operations.root_signers import RootSigners, private_keys, root_signers
 from edge_sdk.app.cli import USAGE, Failure
 from edge_sdk.app.permissions import make_private_folder, require_private
 from edge_sdk.wire.keys import (
@@ -21,14 +22,15 @@ from edge_sdk.wire.keys import (
     SigningKey,
     load_signing_key,
     read_device_public,
-    read_public,
     save_public,
     save_signing_key,
     verify,
+    write_atomically,
 )
 from edge_sdk.wire.protocol.enrolment_statement import NO_KEY, enrolment_statement
 from edge_sdk.wire.protocol.topics import is_device_id
 from edge_sdk.wire.public_key import weakness
+from edge_sdk.wire.root_keys import RootKeys
 
 COLUMNS = ("id", "public", "proof", "labels")
 """Columns of a CSV file of claims; of the line that ``gridfed-edge enrol`` prints, the first three."""
@@ -161,38 +163,30 @@ def _is_claim(row: Sequence[str]) -> bool:
 
 
 def keys_of(
-    folder: Path, online: Path, public: Path, root_key: Path | None = None
-) -> tuple[SigningKey, SigningKey]:
+    folder: Path, online: Path, public: Path, root_keys: Sequence[str] = ()
+) -> tuple[RootSigners, SigningKey]:
     """Create the keys of a fleet, or load the existing ones.
 
     Args:
         folder: The state folder, in which a new root key is created.
         online: Path of the aggregator's private key; created if missing.
         public: Path of the root's public key; written if missing.
-        root_key: Path of the root's private key, if it was moved away.
+        root_keys: Private keys of the root, if they were moved away: files or PKCS#11 URIs.
 
     Returns:
         The root's and the aggregator's key.
 
     Raises:
-        EnrolError: The root's private key is needed and is missing or differs; a second root key
+        RootKeyError: Private keys of the root are needed and are missing or differ; a second root
             is never created.
     """
-    root_file = root_key or folder / "root.key"
-    if not root_file.exists() and (public.exists() or root_key is not None):
-        raise EnrolError(
-            f"{root_file}: file not found, and {public.name} exists: this fleet has a root key",
-            hint="name its private key: --root-key FILE",
-        )
     make_private_folder(folder)
-    root = _made(root_file)
     if not public.exists():
-        save_public(public, root.public)
-    if read_public(public) != root.public:
-        raise EnrolError(
-            f"{root_file} (key id {root.kid.hex()}) is not the private key of {public}",
-            hint="devices trust only that root; sign with its key",
-        )
+        if not root_keys:
+            _made(folder / "root.key")
+        first = private_keys(folder, root_keys)
+        write_atomically(public, RootKeys(tuple(key.public for key in first)).text.encode(), 0o644)
+    root = root_signers(folder, public, root_keys)
     signer = _made(online)
     save_public(online.with_suffix(".pub"), signer.public)
     return root, signer

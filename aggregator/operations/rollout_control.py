@@ -17,6 +17,7 @@ from typing import Any
 from aggregator.audit_log.recorder import DAEMON, AuditLog, Initiator
 from aggregator.bundles import ModelBundle
 from aggregator.config import AggregatorConfig, registry_of
+from aggregator.config.bundle_registry import bundle_keys
 from aggregator.operations.control_queue import OrderError
 from aggregator.rollouts.harm_test import DayResults, log_evidence
 from aggregator.rollouts.stages import Phase, RolloutError, RolloutState
@@ -25,7 +26,7 @@ from aggregator.store.types import DeviceTrial, DownloadBody, RolloutChange, Sto
 from edge_sdk.app.cli import fields
 from edge_sdk.app.clock import Clock
 from edge_sdk.wire.errors import Refused
-from edge_sdk.wire.keys import kid_of, read_public
+from edge_sdk.wire.keys import kid_of
 from edge_sdk.wire.protocol import topics
 from edge_sdk.wire.protocol.codec import decode
 from edge_sdk.wire.protocol.envelope import ALL, ROOT, digest, ref, unproved, unseal
@@ -36,6 +37,7 @@ from edge_sdk.wire.protocol.messages import (
     TrialMessage,
 )
 from edge_sdk.wire.protocol.rollout_roles import role
+from edge_sdk.wire.root_keys import read_root
 
 logger = logging.getLogger(__name__)
 
@@ -183,7 +185,8 @@ def describe(
 
 
 def _verified(config: AggregatorConfig, payload: bytes) -> RolloutMessage:
-    root = read_public(config.root_public)
+    root = read_root(config.root_public)
+    delegates = {kid_of(key): key for key in bundle_keys(config)}
     try:
         sealed = unseal(
             payload,
@@ -191,7 +194,10 @@ def _verified(config: AggregatorConfig, payload: bytes) -> RolloutMessage:
             sender=ROOT,
             recipient=ALL,
             fleet=config.fleet,
-            key_of=lambda _sender, kid: root if kid_of(root) == kid else None,
+            key_of=lambda _sender, kid: root.key(kid) or delegates.get(kid),
+            is_enough=lambda signers: (
+                root.is_enough(signers) or bool(set(delegates.values()) & set(signers))
+            ),
         )
         return decode(RolloutMessage, sealed.body)
     except Refused as refused:

@@ -15,17 +15,28 @@ from typing import TypeVar
 import numpy as np
 
 from aggregator import config
+from aggregator.config.bundle_registry import bundle_keys
 from aggregator.ingress.cohort import fits
-from aggregator.methods import METHODS, Course
+from aggregator.methods import Course
+from aggregator.operations.definition_changes import changed, names_of, renamed, short
 from aggregator.operations.encryption_keys import EncryptionKeys
+from aggregator.operations.root_signers import RootSigners
+from aggregator.operations.signing_keys import (
+    Delegate,
+    RunSetupError,
+    check_model_key,
+    roles_of,
+)
 from aggregator.rounds import announcements as announce
 from aggregator.store import types
 from aggregator.store.state_codec import flatten, layout, rebuild
 from aggregator.store.types import DownloadBody, Store
-from edge_sdk.app.cli import USAGE, Failure
-from edge_sdk.app.permissions import require_private
 from edge_sdk.wire.errors import Refused
-from edge_sdk.wire.keys import KeyFileError, Signer, SigningKey, kid_of, load_signing_key
+from edge_sdk.wire.keys import (
+    Signer,
+    SigningKey,
+    kid_of,
+)
 from edge_sdk.wire.protocol import topics
 from edge_sdk.wire.protocol.codec import decode
 from edge_sdk.wire.protocol.envelope import ALL, ROOT, unseal
@@ -35,12 +46,6 @@ M = TypeVar("M", bound=Message)
 
 RUN_LEAP = 1_000
 """Step of the run number after a restore, beyond every run begun since the backup."""
-
-
-class RunSetupError(Failure):
-    """Signed announcements that are missing or do not match the configuration."""
-
-    exit_code = USAGE
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,12 +102,13 @@ def set_up(
     run: config.BoundRun,
     store: Store,
     *,
-    root: SigningKey,
+    root: RootSigners | Delegate,
     online: bytes,
     now: int,
     fresh: bool = False,
     is_restored: bool | None = None,
     encryption: bytes | None = None,
+    also: Mapping[bytes, int] | None = None,
 ) -> RunSetup:
     """Sign keys and bundle into the store; begin a run if the configuration defines another one.
 
@@ -112,15 +118,17 @@ def set_up(
     Args:
         run: The bound configuration.
         store: The store, opened for writing.
-        root: The root's private key.
+        root: The root's private keys, or a key to which the root has delegated bundles: it signs
+            the bundle alone, and the list of keys stays.
         online: The aggregator's public key.
         now: Unix milliseconds.
         fresh: Begin another run in any case, from the bundle's initial vector.
         is_restored: True if the store was restored before the first of several runs was set up.
         encryption: Key to which devices encrypt, or None.
+        also: Former keys of the aggregator that stay valid, each until a time (Unix milliseconds).
 
     Raises:
-        RunSetupError: Devices would refuse the bundle.
+        RunSetupError: Devices would refuse the bundle, or the key to which bundles are delegated.
     """
     is_restored = store.was_restored if is_restored is None else is_restored
     name = run.config.run.name
@@ -135,13 +143,23 @@ def set_up(
         number = (newest.run if newest else 0) + (RUN_LEAP if is_restored else 1)
     if store.was_restored:
         store.adopt()
-    all_, its = announce.Ends(run.config.fleet, root), ends_of(run.config, root)
-    signed = [
-        announce.keys(all_, online, serial=store.next_serial(), now=now, encryption=encryption),
-        announce.bundle(
-            its, announce.bundle_message(run, number=number, serial=store.next_serial(), now=now)
-        ),
-    ]
+    if isinstance(root, Delegate):
+        _check_delegate(run, store, root, online, now)
+        signed, its = [], ends_of(run.config, root.key)
+    else:
+        ends = announce.Ends(run.config.fleet, root, also=root.also)
+        listed = announce.keys(
+            ends,
+            online,
+            serial=store.next_serial(),
+            now=now,
+            encryption=encryption,
+            also=also,
+            roles=roles_of(run.config, root),
+        )
+        signed, its = [listed], ends_of(run.config, root, also=root.also)
+    message = announce.bundle_message(run, number=number, serial=store.next_serial(), now=now)
+    signed.append(announce.bundle(its, message))
     published = {one.topic: one.payload for one in signed}
     archive = DownloadBody("bundle", run.bundle.digest[:16], run.bundle.archive, CHUNK_LIMIT, name)
     if not is_new:
@@ -152,6 +170,30 @@ def set_up(
     store.announce({}, [archive])
     _order_hello(run, store)
     return RunSetup(number, is_new=True, continued=continued, installs=installs)
+
+
+def _check_delegate(
+    run: config.BoundRun, store: Store, delegate: Delegate, online: bytes, now: int
+) -> None:
+    """Check that devices accept a bundle by this key, under the list of keys that they have.
+
+    Raises:
+        RunSetupError: They do not; the root has to sign.
+    """
+    listed = _announced(run, store, KeysMessage.kind, KeysMessage)
+    name = kid_of(delegate.key.public).hex()
+    if delegate.key.public not in listed.bundle:
+        raise RunSetupError(
+            f"{name}: the root has delegated bundles to "
+            f"{', '.join(kid_of(key).hex() for key in listed.bundle) or 'no key'}",
+            hint="name its public key in keys.bundle, and sign once with the root: announce",
+        )
+    ends = dict(zip(listed.sign, listed.until, strict=True))
+    if ends.get(online, 0) <= now:
+        raise RunSetupError(
+            f"the list of keys has no valid key {kid_of(online).hex()} of the aggregator",
+            hint="sign it with the root key: announce without --bundle-key",
+        )
 
 
 def _replaces(run: config.BoundRun, store: Store) -> bool:
@@ -202,10 +244,12 @@ def _order_hello(run: config.BoundRun, store: Store) -> None:
                 store.issue(client.id, "hello")
 
 
-def ends_of(configured: config.AggregatorConfig, signer: Signer) -> announce.Ends:
-    """Return signer, fleet and audience of a run's announcements."""
+def ends_of(
+    configured: config.AggregatorConfig, signer: Signer, also: tuple[Signer, ...] = ()
+) -> announce.Ends:
+    """Return signers, fleet and audience of a run's announcements."""
     audience = topics.audience(configured.run.name)
-    return announce.Ends(configured.fleet, signer, audience)
+    return announce.Ends(configured.fleet, signer, audience, also)
 
 
 def differences(run: config.BoundRun, store: Store, begun: types.RunRecord) -> list[str]:
@@ -213,30 +257,12 @@ def differences(run: config.BoundRun, store: Store, begun: types.RunRecord) -> l
     announced = _announced(run, store, "bundle", BundleMessage)
     wanted = announce.bundle_message(run, number=begun.run, serial=1)
     found = [
-        f"{name}: {_short(getattr(announced, name))} was announced, now {_short(getattr(wanted, name))}"
+        f"{name}: {short(getattr(announced, name))} was announced, now {short(getattr(wanted, name))}"
         for name in ("name", "version", "digest", "spec", "method", "shared", "seal", "encs")
         if getattr(announced, name) != getattr(wanted, name)
     ]
     before, after = json.loads(begun.settings), json.loads(definition(run))
-    return found + _changed(_renamed(before, _names(begun.method)), after)
-
-
-def signer(configured: config.AggregatorConfig) -> SigningKey:
-    """Read the online key.
-
-    Raises:
-        RunSetupError: It is missing or is no key; the hint names the remedy.
-        PermissionsError: Other users can read it.
-    """
-    try:
-        key = load_signing_key(configured.signing_key)
-    except KeyFileError as error:
-        raise RunSetupError(
-            str(error),
-            hint=f"put it back, or create another: gridfed-aggregator init {configured.file}",
-        ) from error
-    require_private(configured.signing_key)
-    return key
+    return found + changed(renamed(before, names_of(begun.method)), after)
 
 
 def verified_run(run: config.BoundRun, store: Store, online: SigningKey) -> types.RunRecord:
@@ -260,6 +286,7 @@ def verified_run(run: config.BoundRun, store: Store, online: SigningKey) -> type
             f"announced: {', '.join(kid_of(key).hex() for key in announced.sign)}",
             hint=f"sign it with the root key: gridfed-aggregator announce {where}",
         )
+    check_model_key(run.config, announced, online)
     if store.was_restored:
         raise RunSetupError(
             f"{store.path} was restored from a backup; run {begun.run} may have continued since",
@@ -336,6 +363,8 @@ def resumed(run: config.BoundRun, store: Store, number: int) -> tuple[Course, ty
 
 def _announced(run: config.BoundRun, store: Store, kind: str, cls: type[M]) -> M:
     fleet, root = run.config.fleet, config.root_of(run.config)
+    is_delegated = kind != KeysMessage.kind
+    delegates = {kid_of(key): key for key in bundle_keys(run.config) if is_delegated}
     audience = ALL if kind == KeysMessage.kind else topics.audience(run.config.run.name)
     payload = store.announcements().get(topics.common(fleet, kind, audience), b"")
     try:
@@ -345,7 +374,10 @@ def _announced(run: config.BoundRun, store: Store, kind: str, cls: type[M]) -> M
             sender=ROOT,
             recipient=audience,
             fleet=fleet,
-            key_of=lambda _sender, kid: root if kid_of(root) == kid else None,
+            key_of=lambda _sender, kid: root.key(kid) or delegates.get(kid),
+            is_enough=lambda signers: (
+                root.is_enough(signers) or bool(set(delegates.values()) & set(signers))
+            ),
         )
         return decode(cls, sealed.body)
     except Refused as error:
@@ -354,47 +386,3 @@ def _announced(run: config.BoundRun, store: Store, kind: str, cls: type[M]) -> M
             f"{run.config.root_public.name} for fleet {fleet!r} ({error.reason.name})",
             hint=f"sign it: gridfed-aggregator announce {run.config.file}",
         ) from error
-
-
-def _names(method: str) -> dict[str, str]:
-    """Return the present path of every key of a run of this method that was renamed."""
-    settings = METHODS[method].settings if method in METHODS else object
-    own = config.renamed_settings(settings)
-    return {**config.RENAMED, **{f"run.settings.{old}": new for old, new in own.items()}}
-
-
-def _renamed(
-    stored: Mapping[str, object], names: Mapping[str, str], at: str = "run."
-) -> dict[str, object]:
-    """Return a stored definition with its present keys, some of which were renamed or removed.
-
-    >>> _renamed({"rule": {"name": "median", "before": ["nnm"]}, "seed": 1}, config.RENAMED)
-    {'rule': {'name': 'median', 'preaggregation': ['nnm']}, 'seed': 1}
-    >>> _renamed({"settings": {"damping": "subtracted"}}, {})
-    {'settings': {}}
-    >>> _renamed({"settings": {"damping": 0.1}}, {})
-    {'settings': {'damping': 0.1}}
-    """
-    removed = {"run.settings.damping": "subtracted"}  # BAFDP's, when it had a second value
-    return {
-        names.get(f"{at}{key}", key).rpartition(".")[2]: (
-            _renamed(value, names, f"{at}{key}.") if isinstance(value, dict) else value
-        )
-        for key, value in stored.items()
-        if removed.get(f"{at}{key}", ...) != value
-    }
-
-
-def _changed(before: Mapping[str, object], after: Mapping[str, object], at: str = "") -> list[str]:
-    found: list[str] = []
-    for key in sorted({*before, *after}):
-        old, new = before.get(key), after.get(key)
-        if isinstance(old, dict) and isinstance(new, dict):
-            found += _changed(old, new, f"{at}{key}.")
-        elif old != new:
-            found.append(f"{at}{key}: {old} at the start, now {new}")
-    return found
-
-
-def _short(value: object) -> str:
-    return value.hex()[:12] if isinstance(value, bytes) else str(value)

@@ -409,7 +409,7 @@ ITEMS: tuple[StandardItem, ...] = (
         "EDR 3.12",
         "Provisioning product supplier roots of trust",
         (),
-        _never("the keys are files of the device; a security chip is not used"),
+        _never("keys.device may name a token; each device's own configuration shows whether"),
     ),
     StandardItem(
         ETSI,
@@ -440,8 +440,14 @@ ITEMS: tuple[StandardItem, ...] = (
         ETSI,
         "5.4",
         "Securely store sensitive security parameters",
-        ("test tests/edge_sdk/app/test_permissions.py", "page docs/devices.md#the-state-folder"),
-        _never("keys are files that only the agent's user reads; a security chip is not used"),
+        (
+            "test tests/edge_sdk/app/test_permissions.py",
+            "test tests/edge_sdk/wire/test_key_store.py",
+            "page docs/devices.md#the-state-folder",
+        ),
+        _never(
+            "files of mode 0600, or a token in keys.device; the device's configuration shows it"
+        ),
     ),
     StandardItem(
         ETSI,

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from aggregator.audit_log.recorder import AuditLog, Initiator, login_name
 from aggregator.config import AggregatorConfig
-from aggregator.operations import run_setup
+from aggregator.operations import signing_keys
 from aggregator.operations.control_queue import ControlOrder, OrderError, leave
 from aggregator.operations.weather_tables import WeatherTable
 from aggregator.rounds.announcements import Ends
@@ -46,7 +46,7 @@ def publish(config: AggregatorConfig, region: str, table: WeatherTable | None) -
     Raises:
         Failure: The signing key or the store cannot be used.
     """
-    topic, signer = topics.weather(config.fleet, region), run_setup.signer(config)
+    topic, signer = topics.weather(config.fleet, region), signing_keys.signer(config)
     message, payload, who = None, b"", login_name()[:64]
     if table is not None:
         before = announced(config).get(region)

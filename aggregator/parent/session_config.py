@@ -13,6 +13,7 @@ from edge_sdk.app.permissions import make_private_folder
 from edge_sdk.app.settings import SettingsError, seconds
 from edge_sdk.config import AcceptSection, BrokerSection, Config, KeysSection, TimeoutsSection
 from edge_sdk.privacy.settings import MechanismSection, PrivacySection
+from edge_sdk.session.followed_root import FollowedRoot
 from edge_sdk.session.key_ring import KeyRing
 from edge_sdk.wire.errors import LinkError
 from edge_sdk.wire.keys import (
@@ -20,11 +21,11 @@ from edge_sdk.wire.keys import (
     SigningKey,
     generate,
     load_signing_key,
-    read_public,
     save_public,
     save_signing_key,
 )
 from edge_sdk.wire.link.client_names import client_id_of
+from edge_sdk.wire.root_keys import read_root
 
 FOLDER = "parent"
 """Folder inside the aggregator's state folder that holds the session's store."""
@@ -73,7 +74,10 @@ def load_keys(config: AggregatorConfig, parent: ParentSection) -> tuple[SigningK
     """
     name = config.file.name
     try:
-        ring = KeyRing(read_public(parent.root))
+        pinned = read_root(parent.root)
+        site = session_config(config, parent)
+        followed = FollowedRoot.of(site.state, site.fleet, pinned)
+        ring = KeyRing(followed.load()[0], followed=followed)
     except KeyFileError as error:
         raise SettingsError(
             f"{name}: parent.root: {error}", hint="copy root.pub from the parent's operator"

@@ -7,7 +7,7 @@ arguments, because they must never repeat and only the store has the last one.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -33,6 +33,7 @@ from edge_sdk.wire.protocol.messages import (
 )
 from edge_sdk.wire.protocol.model_step import model_body, step_body
 from edge_sdk.wire.protocol.transfer import count_of
+from edge_sdk.wire.root_keys import RootKeys
 
 OVERLAP = 400 * 86_400_000
 """Validity of what the root signs in milliseconds: long enough for a device offline for a year."""
@@ -61,6 +62,7 @@ class Ends:
     fleet: str
     signer: Signer
     audience: str = ALL  # devices of a run, or all
+    also: tuple[Signer, ...] = ()  # further keys of the root, which sign what the root sends
 
     def to_all(self, message: Message, sender: str = AGGREGATOR) -> bytes:
         """Seal a message for the whole audience."""
@@ -71,7 +73,23 @@ class Ends:
             recipient=self.audience,
             fleet=self.fleet,
             signer=self.signer,
+            also=self.also,
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Roles:
+    """Keys that a list of keys names beside those of the aggregator.
+
+    Attributes:
+        root: Root from now on, while devices change over to it; None while it stays as it is.
+        bundle: Raw public keys that may sign bundles and rollouts in place of the root.
+        model: Raw public keys that alone may sign models and their log; empty: the aggregator's.
+    """
+
+    root: RootKeys | None = None
+    bundle: tuple[bytes, ...] = ()
+    model: tuple[bytes, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +117,8 @@ def keys(
     serial: int,
     now: int,
     encryption: bytes | None = None,
-    also: Sequence[bytes] = (),
+    also: Mapping[bytes, int] | None = None,
+    roles: Roles | None = None,
 ) -> Publication:
     """Announce the online key, signed by the root.
 
@@ -109,16 +128,24 @@ def keys(
         serial: Larger than every previous one.
         now: Unix milliseconds; the key is valid from a day earlier, for slow clocks.
         encryption: Raw X25519 key to which devices encrypt, or None.
-        also: Further keys that may sign as ``_agg``, during a rotation.
+        also: Further keys that may sign as ``_agg`` during a rotation, each with the end of its
+            validity, Unix milliseconds.
+        roles: Keys of further roles; none if left out.
     """
-    listed = (online, *also)
+    ends = {online: now + OVERLAP, **(also or {})}
+    roles = roles or Roles()
+    listed = tuple(dict.fromkeys((online, *ends, *roles.model)))
     message = KeysMessage(
         serial=serial,
         sign=listed,
         open=() if encryption is None else (encryption,),
         from_=(max(0, now - 86_400_000),) * len(listed),
-        until=(now + OVERLAP,) * len(listed),
+        until=tuple(ends.get(key, now + OVERLAP) for key in listed),
         min_wire=WIRE,
+        roots=() if roles.root is None else roles.root.keys,
+        root_min=1 if roles.root is None else roles.root.threshold,
+        bundle=roles.bundle,
+        model=roles.model,
     )
     return Publication(topics.common(root.fleet, "keys"), root.to_all(message, ROOT))
 

@@ -107,7 +107,7 @@ def check_device(config: Config) -> dict[str, str]:
     """
     key = load_signer(config)
     require_signer(key)
-    bootstrap.load_ring(config.keys)
+    bootstrap.load_ring(config)
     bundle = installed_bundle.open_bundle(config, None)
     manifest = bundle.manifest
     if unknown := [name for name in config.accept.methods if name not in METHODS]:

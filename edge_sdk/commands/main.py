@@ -39,6 +39,7 @@ COMMANDS = {
         "source": "Test one source.",
         "tap": "Run the OCPP proxy between a charger and its back office.",
         "enrol": "Create this device's signing key.",
+        "rotate": "Replace this device's signing key.",
         "migrate": "Take readings and privacy ledger along to another fleet.",
         "wipe": "Erase readings, models and key; the privacy ledger is kept.",
     }.items()

@@ -11,44 +11,49 @@ Every announcement:
 2. Its envelope has an allowed size, form and protocol version, the topic's kind and the topic's
    sender (root for keys and bundles): TOO_LARGE, MALFORMED, UNKNOWN_WIRE, WRONG_SENDER.
    (``wire.protocol.envelope.unseal``)
-3. The sender's key is known and valid now; the operator's root key is pinned and an aggregator key
-   is announced by root: UNKNOWN_CLIENT. (``session.key_ring.KeyRing.key``)
+3. The sender's key is known and valid now; the operator's root is pinned, or named by the pinned
+   one, and an aggregator key is announced by root: UNKNOWN_CLIENT.
+   (``session.key_ring.KeyRing.key``)
 4. The signature covers fleet, kind, sender, recipient and body: MALFORMED, UNKNOWN_CLIENT,
    BAD_SIGNATURE. (``wire.protocol.envelope.check_proof``)
-5. Its body is a clear one: CANNOT_OPEN, MALFORMED. (``wire.protocol.envelope.opened``)
-6. Its fields have the types and bounds of their kind: MALFORMED, UNKNOWN_FIELD, UNKNOWN_KIND,
+5. Enough keys of the root, or one of the role of this kind, have signed what the root sends:
+   MALFORMED, UNKNOWN_CLIENT, BAD_SIGNATURE. (``wire.protocol.envelope.check_root_proofs``)
+6. Its body is a clear one: CANNOT_OPEN, MALFORMED. (``wire.protocol.envelope.opened``)
+7. Its fields have the types and bounds of their kind: MALFORMED, UNKNOWN_FIELD, UNKNOWN_KIND,
    TOO_LARGE. (``wire.protocol.codec.decode``)
 
 A list of keys:
 
-7. Its serial number is not lower than that of the list in force: ROLLBACK.
+8. A next root that it names has signed it with enough keys: BAD_SIGNATURE.
+   (``session.signing_roles.check_successor``)
+9. Its serial number is not lower than that of the list in force: ROLLBACK.
    (``session.key_ring.KeyRing.accept``)
 
 A bundle:
 
-8. Its serial number and run are not lower than those in force, nor is its version if the name is
+10. Its serial number and run are not lower than those in force, nor is its version if the name is
    the same: ROLLBACK. (``session.manifest_checks.judge_bundle``)
    The numbers are those of its run's name; a device that changes its run keeps the former's.
-9. The configuration accepts its method: UNKNOWN_KIND. (``session.manifest_checks.judge_bundle``)
-10. It allows the encoding of the method's updates: WRONG_ENCODING.
+11. The configuration accepts its method: UNKNOWN_KIND. (``session.manifest_checks.judge_bundle``)
+12. It allows the encoding of the method's updates: WRONG_ENCODING.
     (``session.manifest_checks.judge_bundle``)
-11. It requires encryption only of kinds that this version can encrypt: PLAIN_REFUSED.
+13. It requires encryption only of kinds that this version can encrypt: PLAIN_REFUSED.
     (``session.manifest_checks.judge_bundle``)
-12. Its validity is not over by the latest signed time: ANNOUNCEMENT_EXPIRED.
+14. Its validity is not over by the latest signed time: ANNOUNCEMENT_EXPIRED.
     (``session.manifest_checks.check_expiry``)
-13. Its archive has a size that can be transferred: MALFORMED, TOO_LARGE.
+15. Its archive has a size that can be transferred: MALFORMED, TOO_LARGE.
     (``wire.protocol.transfer.check_sizes``)
-14. Each chunk of the archive has the right index and length: BAD_CHUNK.
+16. Each chunk of the archive has the right index and length: BAD_CHUNK.
     (``wire.protocol.transfer.Receiving.add``)
-15. The whole archive has the announced digest: NOT_FOUND, BAD_DIGEST.
+17. The whole archive has the announced digest: NOT_FOUND, BAD_DIGEST.
     (``wire.protocol.transfer.Receiving.body``)
-16. Root has signed the archive, its version is not older than an installed one, and it passes its
+18. Root has signed the archive, its version is not older than an installed one, and it passes its
     golden sample: BundleError. (``bundle.install``)
 
 The rules of a common model are those of ``session.manifest_checks.judge_model`` and
 ``session.manifest_checks.check_expiry``, and of a task those of
-``session.manifest_checks.judge_task``; rules 1 to 6 come first there too. A bundle with the serial
-number in force passes rules 8 to 12 and is then ignored.
+``session.manifest_checks.judge_task``; rules 1 to 7 come first there too. A bundle with the serial
+number in force passes rules 10 to 14 and is then ignored.
 """
 
 from __future__ import annotations
@@ -127,7 +132,12 @@ class Announcements:
         Raises:
             Refused: ROLLBACK for an older list.
         """
-        before, self.ring = self.ring, self.ring.accept(keys)
+        before, ring = self.ring, self.ring.accept(keys)
+        if ring.followed is not None:  # first: the list is received again
+            ring.followed.save(ring.root, ring.bundle_keys)
+        self.ring = ring
+        if ring.root != before.root:
+            logger.warning("root replaced %s", fields(root=ring.root.name, before=before.root.name))
         known = before.announced
         is_renumbered = known is not None and not set(known.sign) & set(keys.sign)
         self._store.file_paper("keys", body, **({"serial": 0} if is_renumbered else {}))

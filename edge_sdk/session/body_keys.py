@@ -6,7 +6,7 @@ binds it to the device's identity.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Self
 
 from edge_sdk.store.store import DeviceStore
@@ -18,6 +18,13 @@ from edge_sdk.wire.protocol.envelope import AGGREGATOR, Sealed
 PAPER = "decryption key"
 _EXEMPT = frozenset(("floor", "refusal"))
 _AGAIN = 60.0  # s between two hellos that announce the key again
+
+EncryptionKeyOf = Callable[[str], bytes | None]
+"""Kind of a message to the X25519 key that it must be encrypted to, or None. It may raise ``Refused``."""
+
+
+def no_encryption(_kind: str) -> None:
+    """Return None: nothing is encrypted."""
 
 
 class BodyKeys:

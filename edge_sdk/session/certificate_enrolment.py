@@ -8,7 +8,7 @@ from pathlib import Path
 from edge_sdk.config import Config
 from edge_sdk.errors import ConfigError
 from edge_sdk.session.certificate_files import CertificateFiles
-from edge_sdk.wire.keys import Signer, checked_public, save_public, write_atomically
+from edge_sdk.wire.keys import Signer, write_atomically
 from edge_sdk.wire.link.certificate_request import (
     IssuedToDevice,
     certificate_request,
@@ -21,6 +21,7 @@ from edge_sdk.wire.link.est_client import (
     request_certificate,
     root_public_key,
 )
+from edge_sdk.wire.root_keys import parse_root
 
 PIN = "sha256:"
 """Prefix of an authority that is given by its digest."""
@@ -35,12 +36,14 @@ class Enrolment:
         url: Address of the EST server.
         signer: Identity key of the device.
         signed_time: Time from the aggregator, Unix seconds; None without one.
+        former: Identity key that ``signer`` follows; None for no change.
     """
 
     config: Config
     url: str
     signer: Signer
     signed_time: float | None = None
+    former: Signer | None = None
 
     @property
     def files(self) -> CertificateFiles:
@@ -124,7 +127,12 @@ class Enrolment:
             return found
         key = files.pending_key()
         der = certificate_request(
-            key, config.fleet, config.id, self.signer, is_shared=config.ca.shared
+            key,
+            config.fleet,
+            config.id,
+            self.signer,
+            is_shared=config.ca.shared,
+            former=self.former,
         )
         present = files.path if is_renewal and files.present() else claim
         user = (serial or config.id) if password else ""
@@ -152,9 +160,10 @@ class Enrolment:
         if path.exists():
             return False
         text = root_public_key(self.address)
-        if len(text) != 64 or not all(c in "0123456789abcdef" for c in text):
+        if not text:
             return False
+        root = parse_root(text, self.url)
         if not path.parent.exists():
             path.parent.mkdir(parents=True)
-        save_public(path, checked_public(bytes.fromhex(text), self.url))
+        write_atomically(path, root.text.encode(), 0o644)
         return True

@@ -2,32 +2,47 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 
+from edge_sdk.session.followed_root import FollowedRoot
 from edge_sdk.wire.errors import Reason, Refused
 from edge_sdk.wire.keys import kid_of
 from edge_sdk.wire.protocol.envelope import AGGREGATOR, ROOT
-from edge_sdk.wire.protocol.messages import KeysMessage
+from edge_sdk.wire.protocol.messages import (
+    BundleMessage,
+    KeysMessage,
+    ModelMessage,
+    RolloutMessage,
+)
+from edge_sdk.wire.root_keys import RootKeys
+
+_DELEGATED = frozenset((BundleMessage.kind, RolloutMessage.kind))
+_OF_ROOT = _DELEGATED | {KeysMessage.kind}
 
 
 @dataclass(frozen=True, slots=True)
 class KeyRing:
-    """The trusted public keys: the pinned root key, and the aggregator keys that root announced.
+    """The trusted public keys: the root, and the keys that root announced.
 
     Attributes:
-        root: Raw public key of the operator.
+        root: Public keys of the operator: the pinned ones, or those that they have named as successors.
         pinned: Aggregator key pinned in the configuration, or None.
         announced: The newest ``keys`` announcement, or None.
+        followed: File of the root in force, or None to keep none.
     """
 
-    root: bytes
+    root: RootKeys
     pinned: bytes | None = None
     announced: KeysMessage | None = None
+    followed: FollowedRoot | None = None
 
     def key(self, sender: str, kid: bytes, now: int | None) -> bytes | None:
         """Return the key in force for a sender; without a clock, validity is not checked."""
         if sender == ROOT:
-            return self.root if kid_of(self.root) == kid else None
+            return self.root.key(kid) or next(
+                (key for key in self.bundle_keys if kid_of(key) == kid), None
+            )
         if sender != AGGREGATOR:
             return None
         for public, start, end in self._online():
@@ -36,6 +51,26 @@ class KeyRing:
         if self.announced is None and self.pinned and kid_of(self.pinned) == kid:
             return self.pinned
         return None
+
+    @property
+    def bundle_keys(self) -> tuple[bytes, ...]:
+        """Return the keys to which root has delegated bundles and rollouts."""
+        return () if self.announced is None else self.announced.bundle
+
+    def is_enough(self, kind: str, signers: Collection[bytes]) -> bool:
+        """Return whether these keys, which have signed an announcement of this kind, are enough."""
+        if kind == ModelMessage.kind:
+            role = () if self.announced is None else self.announced.model
+            return not role or bool(set(role) & set(signers))
+        if kind not in _OF_ROOT:
+            return bool(signers)
+        is_delegated = kind in _DELEGATED and bool(set(self.bundle_keys) & set(signers))
+        return is_delegated or self.root.is_enough(signers)
+
+    def model_keys(self, now: int | None) -> tuple[bytes, ...]:
+        """Return the aggregator's keys in force that may sign models and their log."""
+        role = () if self.announced is None else self.announced.model
+        return tuple(key for key in self.online(now) if not role or key in role)
 
     def online(self, now: int | None) -> tuple[bytes, ...]:
         """Return the aggregator's keys in force; without a clock, validity is not checked."""
@@ -65,7 +100,8 @@ class KeyRing:
         if self.announced is not None and keys.serial < self.announced.serial:
             why = f"serial number {keys.serial} of the keys is below {self.announced.serial}"
             raise Refused(Reason.ROLLBACK, why)
-        return replace(self, announced=keys)
+        root = RootKeys(keys.roots, keys.root_min) if keys.roots else self.root
+        return replace(self, announced=keys, root=root)
 
     def _online(self) -> tuple[tuple[bytes, int, int], ...]:
         if self.announced is None:

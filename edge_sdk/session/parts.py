@@ -121,7 +121,7 @@ class SessionParts:
         log = ModelLog(
             store,
             config.fleet,
-            lambda: announcements.ring.online(time.now()),
+            lambda: announcements.ring.model_keys(time.now()),
             lambda: announcements.bundle.digest if announcements.bundle is not None else b"",
             name=name,
         )

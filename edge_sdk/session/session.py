@@ -366,7 +366,7 @@ class Session:
         wait = timeout
         if not self.participation.is_rationed:
             wait = max(0.0, min(timeout, parts.next_due(self.now + timeout) - self.now))
-        for arrival in parts.link.poll(wait, self._arrivals.key_of):
+        for arrival in parts.link.poll(wait, self._arrivals.key_of, self._arrivals.may_sign):
             match arrival:
                 case LinkUp():
                     self._connection.link_up(arrival)
@@ -374,6 +374,7 @@ class Session:
                     self._connection.link_down(arrival)
                 case VerifiedMessage():
                     yield from self._arrivals.receive(arrival)
+        self._connection.check_dates()
         if not self.participation.is_rationed:
             self.participation.follow(parts.outbox.tick())
             parts.downloads.advance()

@@ -6,11 +6,20 @@ import logging
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 from edge_sdk.app.cli import fields
-from edge_sdk.session.body_keys import BodyKeys
+from edge_sdk.session.body_keys import BodyKeys, EncryptionKeyOf, no_encryption
 from edge_sdk.session.poison_messages import is_defect
 from edge_sdk.session.signer_state import SignerState
+from edge_sdk.session.signing_roles import (
+    MaySign,
+    any_key,
+    check_role,
+    check_successor,
+    is_of_fleet,
+    sender_of,
+)
 from edge_sdk.wire.errors import LinkError, Reason, Refused, SignerUnavailable
 from edge_sdk.wire.keys import Signer
 from edge_sdk.wire.link.publish_queue import EXPIRY, PERISHABLE, PublishQueue, QueuedPublish
@@ -22,7 +31,6 @@ from edge_sdk.wire.protocol.encrypted_body import BodyContext, encrypted_body
 from edge_sdk.wire.protocol.envelope import (
     AGGREGATOR,
     ALL,
-    ROOT,
     KeyOf,
     digest,
     kind_of,
@@ -32,6 +40,7 @@ from edge_sdk.wire.protocol.envelope import (
 )
 from edge_sdk.wire.protocol.messages import (
     FROM_DEVICES,
+    KeysMessage,
     Message,
     StatusMessage,
     WeatherMessage,
@@ -42,16 +51,7 @@ logger = logging.getLogger(__name__)
 Will = tuple[str, bytes, bool]
 """Topic, payload and retained flag of the MQTT last will."""
 
-EncryptionKeyOf = Callable[[str], bytes | None]
-"""Kind of a message to the X25519 key that it must be encrypted to, or None. It may raise ``Refused``."""
-
-_ROOT_KINDS = frozenset({"keys", "bundle", "rollout"})
-_FLEET_KINDS = frozenset({"keys", "time", "weather", "rollout", "stage"})
 _PEERS = frozenset({"peer", "settle"})
-
-
-def no_encryption(_kind: str) -> None:
-    """Return None: nothing is encrypted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,9 +68,9 @@ class SignedLink:
     """One device's signing end of the link. Messages beyond the window wait here, in order.
 
     Attributes:
-        refused: Refused arrivals, counted by reason.
-        unknown: Number of header keys that were ignored.
-        bytes_up: Payload bytes passed to the link.
+        refused: Refused arrivals by reason.
+        unknown: Ignored header keys.
+        bytes_up: Payload bytes sent.
         bytes_down: Payload bytes that arrived.
         signing: The signing key.
     """
@@ -166,12 +166,13 @@ class SignedLink:
         if new := sorted(regions - former):
             self._link.subscribe(*(topics.weather(self._fleet, region) for region in new))
 
-    def poll(self, timeout: float, key_of: KeyOf) -> Iterator[LinkUp | LinkDown | VerifiedMessage]:
+    def poll(
+        self, timeout: float, key_of: KeyOf, may_sign: MaySign = any_key
+    ) -> Iterator[LinkUp | LinkDown | VerifiedMessage]:
         """Serve the link and yield events; a message is acknowledged after it was processed.
 
-        An arrival that cannot be verified or read is counted, acknowledged and dropped. An event
-        that could not be processed because the disk was full is yielded again: otherwise a link
-        that came up then would count as down for as long as it lasts.
+        An unreadable arrival is counted, acknowledged and dropped. An event
+        that could not be processed because the disk was full is yielded again.
         """
         self._arrived.extend(self.link.poll(0.0 if self._arrived else timeout))
         while self._arrived:
@@ -179,7 +180,7 @@ class SignedLink:
             if isinstance(happening, Publish):
                 try:
                     if happening.payload:  # an empty payload clears a retained slot
-                        yield self._open(happening, key_of)
+                        yield self._open(happening, key_of, may_sign)
                 except Refused as refused:
                     self.refused[refused.reason] += 1
                     self._log_weather(happening.topic, refused)
@@ -305,7 +306,7 @@ class SignedLink:
     def _count(self, message: QueuedPublish) -> None:
         self.bytes_up += len(message.payload)
 
-    def _open(self, publish: Publish, key_of: KeyOf) -> VerifiedMessage:
+    def _open(self, publish: Publish, key_of: KeyOf, may_sign: MaySign) -> VerifiedMessage:
         address = topics.parse(publish.topic)
         if address is None or address.fleet != self._fleet:
             raise Refused(
@@ -316,11 +317,11 @@ class SignedLink:
         is_common = address.direction == "all"
         if address.kind == WeatherMessage.kind and address.tail not in self._regions:
             raise Refused(Reason.MALFORMED, f"topic {publish.topic!r} is of another region")
-        wanted = ALL if address.kind in _FLEET_KINDS else self._audience
+        wanted = ALL if is_of_fleet(address.kind) else self._audience
         if is_common and address.id != wanted:
             raise Refused(Reason.MALFORMED, f"topic {publish.topic!r} is of another run")
         recipient = address.id if is_common else self._device
-        sender = ROOT if is_common and address.kind in _ROOT_KINDS else AGGREGATOR
+        sender = sender_of(address.kind) if is_common else AGGREGATOR
         proved = unseal(
             publish.payload,
             kind=address.kind,
@@ -329,10 +330,15 @@ class SignedLink:
             fleet=self._fleet,
             key_of=key_of,
             decrypt=None if is_common else self._decrypt,
+            is_enough=partial(may_sign, address.kind),
         )
+        if is_common and sender == AGGREGATOR:
+            check_role(proved, key_of, may_sign)
         if not is_common:
             self._keys.refuse_clear(proved)
         message = decode(proved.kind, proved.content, on_unknown=self._count_unknown)
+        if isinstance(message, KeysMessage):
+            check_successor(message, proved, self._fleet)
         if isinstance(message, WeatherMessage) and message.region != address.tail:
             raise Refused(Reason.MALFORMED, f"weather of {message.region!r} under {address.tail!r}")
         return VerifiedMessage(message, proved.content, ref(digest(proved.content)))

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from edge_sdk.app.settings import seconds
-from edge_sdk.config import Config, KeysSection
+from edge_sdk.config import Config
 from edge_sdk.errors import ConfigError, EdgeError
 from edge_sdk.forecasting.intervals import SavedCalibration
 from edge_sdk.forecasting.series import Series
@@ -22,6 +22,7 @@ from edge_sdk.privacy.method_compatibility import refuse_method
 from edge_sdk.privacy.noise_calibration import DeviceFacts, NoisePlan
 from edge_sdk.privacy.validation import plan_of
 from edge_sdk.session.announcements import saved_message
+from edge_sdk.session.followed_root import FollowedRoot
 from edge_sdk.session.key_ring import KeyRing
 from edge_sdk.session.signed_link import Will
 from edge_sdk.store.store import DeviceStore, LearnedState
@@ -38,21 +39,50 @@ from edge_sdk.wire.link.transport import Transport
 from edge_sdk.wire.plugin_registry import known_names
 from edge_sdk.wire.protocol import messages as m
 from edge_sdk.wire.protocol.codec import pack_leaves, unpack_leaves
+from edge_sdk.wire.root_keys import RootKeys, read_root
 from edge_sdk.wire.schema import SchemaError
 
 NEIGHBOURS = "neighbours"
 """Name under which the store keeps the latest list of peers from the aggregator."""
 
 
-def load_ring(keys: KeysSection) -> KeyRing:
-    """Read the trusted public keys.
+def load_ring(config: Config) -> KeyRing:
+    """Read the trusted public keys: the root in force, and a pinned key of the aggregator.
 
     Raises:
         ConfigError: A file is missing or holds no public key.
     """
+    keys = config.keys
     try:
         pinned = None if keys.aggregator is None else read_public(keys.aggregator)
-        return KeyRing(read_public(keys.root), pinned)
+        followed = FollowedRoot.of(config.state, config.fleet, read_root(keys.root))
+        return KeyRing(followed.load()[0], pinned, followed=followed)
+    except KeyFileError as error:
+        raise ConfigError(str(error), hint="copy root.pub from the operator") from error
+
+
+def archive_keys(config: Config) -> tuple[bytes, ...]:
+    """Return the keys of which one has to sign a bundle's archive.
+
+    They are those of the root in force, those to which it has delegated bundles, and those of the
+    pinned root, by which older archives are signed; the announcement decides which archive is used.
+
+    Raises:
+        ConfigError: A file is missing or holds no public key.
+    """
+    followed = FollowedRoot.of(config.state, config.fleet, pinned_root(config))
+    root, bundle = followed.load()
+    return tuple(dict.fromkeys((*root.keys, *bundle, *followed.pinned.keys)))
+
+
+def pinned_root(config: Config) -> RootKeys:
+    """Read the root of the configuration.
+
+    Raises:
+        ConfigError: The file is missing or holds no public key.
+    """
+    try:
+        return read_root(config.keys.root)
     except KeyFileError as error:
         raise ConfigError(str(error), hint="copy root.pub from the operator") from error
 
@@ -260,6 +290,7 @@ def broker_of(
     will: Callable[[], Will | None] | None = None,
     judged_at: Callable[[], float | None] | None = None,
     judged_else: Callable[[], float | None] | None = None,
+    is_time_unknown: Callable[[], bool] | None = None,
 ) -> Broker:
     """Return the options of the configured broker.
 
@@ -281,6 +312,7 @@ def broker_of(
             insecure=section.insecure,
             judged_at=judged_at,
             judged_else=judged_else,
+            is_time_unknown=is_time_unknown,
         )
     except LinkError as error:
         raise ConfigError(f"broker: {error}") from error
@@ -291,6 +323,7 @@ def connect(
     will: Callable[[], Will | None],
     judged_at: Callable[[], float | None] | None = None,
     judged_else: Callable[[], float | None] | None = None,
+    is_time_unknown: Callable[[], bool] | None = None,
     *,
     is_trial: bool = False,
 ) -> Transport:
@@ -301,7 +334,7 @@ def connect(
     """
     from edge_sdk.wire.link.mqtt import MqttLink  # noqa: PLC0415 - loads paho: only for a real broker
 
-    broker = broker_of(config, None if is_trial else will, judged_at, judged_else)
+    broker = broker_of(config, None if is_trial else will, judged_at, judged_else, is_time_unknown)
     if is_trial:
         broker = replace(broker, session_expiry=0)
     try:

@@ -15,7 +15,7 @@ from edge_sdk.bundle import Bundle, BundleError, TrustedKeys, install, load_inst
 from edge_sdk.config import Config
 from edge_sdk.session.events import FoundBundle
 from edge_sdk.store.schema import INSTALLED
-from edge_sdk.training.bootstrap import load_ring
+from edge_sdk.training.bootstrap import archive_keys
 from edge_sdk.training.run_role import RunnableBundle
 from edge_sdk.wire.protocol import messages as m
 
@@ -90,4 +90,4 @@ def take_over(config: Config, found: FoundBundle, present: RunnableBundle) -> Ru
 
 
 def _trust(config: Config) -> TrustedKeys:
-    return TrustedKeys((load_ring(config.keys).root,))
+    return TrustedKeys(archive_keys(config))

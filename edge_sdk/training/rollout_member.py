@@ -26,7 +26,7 @@ from edge_sdk.session.rollout_inbox import FollowedRollout, saved_rollout
 from edge_sdk.session.session import Session
 from edge_sdk.store.store import DeviceStore
 from edge_sdk.training.active_run import ActiveRun, GivenUp
-from edge_sdk.training.bootstrap import load_ring
+from edge_sdk.training.bootstrap import archive_keys
 from edge_sdk.training.fine_tuning import tuned, why_not_tuned
 from edge_sdk.training.flush_scheduler import FlushScheduler
 from edge_sdk.training.model_runtime import ModelRuntime
@@ -341,4 +341,4 @@ def _check_name(bundle: Bundle, found: FollowedRollout) -> None:
 
 
 def _trust(config: Config) -> TrustedKeys:
-    return TrustedKeys((load_ring(config.keys).root,))
+    return TrustedKeys(archive_keys(config))

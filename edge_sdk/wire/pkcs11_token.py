@@ -182,7 +182,7 @@ def generate_in_token(place: TokenPlace) -> tuple[Pkcs11Key, bool]:
             try:
                 _generate(session, place)
             except pkcs11_package().PKCS11Error as error:
-                why = f"{place}: the token makes no {_NAME[place.kind]} key ({words_of(error)})"
+                why = f"{place}: the token makes no {_name(place)} key ({words_of(error)})"
                 raise TokenRefused(why) from error
     return Pkcs11Key(place), is_new
 
@@ -231,6 +231,10 @@ def _matching(session: Any, place: TokenPlace) -> list[Any]:  # noqa: ANN401 - a
     return list(session.get_objects(wanted))
 
 
+def _name(place: TokenPlace) -> str:
+    return " or ".join([_NAME[place.kind]] if place.kind else _NAME.values())
+
+
 def _found(session: Any, place: TokenPlace) -> Any:  # noqa: ANN401 - as above
     found = _matching(session, place)
     if not found:
@@ -239,9 +243,9 @@ def _found(session: Any, place: TokenPlace) -> Any:  # noqa: ANN401 - as above
         raise TokenRefused(f"{place}: {len(found)} keys match; add id=%HEX to the URI")
     types = pkcs11_package().KeyType
     kinds = {types.EC: "p256", types.EC_EDWARDS: "ed25519"}
-    if kinds.get(found[0].key_type) != place.kind:
+    if kinds.get(found[0].key_type) not in ([place.kind] if place.kind else [*kinds.values()]):
         kind = getattr(found[0].key_type, "name", "unknown")
-        raise TokenRefused(f"{place}: holds a key of type {kind}, expected {_NAME[place.kind]}")
+        raise TokenRefused(f"{place}: holds a key of type {kind}, expected {_name(place)}")
     return found[0]
 
 
@@ -264,7 +268,7 @@ def _public_of(session: Any, private: Any, place: TokenPlace, known: bytes) -> b
     points = [known] if known else []
     points += [_point(bytes(one[attribute.EC_POINT])) for one in _publics(session, private)]
     signature = _signature(private, _PAIR)
-    fitting = [one for one in points if kind_of(one) == place.kind]
+    fitting = [one for one in points if place.kind in {None, kind_of(one)}]
     fitting = [one for one in fitting if not public_key.weakness(one)]
     for point in fitting:
         if verify(point, signature, _PAIR):
@@ -275,9 +279,7 @@ def _public_of(session: Any, private: Any, place: TokenPlace, known: bytes) -> b
         raise TokenRefused(
             f"{place}: holds another key than the enrolled one ({kid_of(known).hex()})"
         )
-    raise TokenRefused(
-        f"{place}: the token has no {_NAME[place.kind]} public key with the key's id"
-    )
+    raise TokenRefused(f"{place}: the token has no {_name(place)} public key with the key's id")
 
 
 def _point(found: bytes) -> bytes:
@@ -307,7 +309,7 @@ def _generate(session: Any, place: TokenPlace) -> None:  # noqa: ANN401 - a sess
     """Make a key that signs and never leaves the token. A TPM refuses attributes that it sets itself."""
     pkcs11 = pkcs11_package()
     attribute, unset = pkcs11.Attribute, pkcs11.constants.DEFAULT
-    if place.uri.label is None:
+    if place.kind is None or place.uri.label is None:
         raise TokenRefused(f"{place}: to make a key, add object=NAME to the URI")
     kinds = {"p256": pkcs11.KeyType.EC, "ed25519": pkcs11.KeyType.EC_EDWARDS}
     session.create_domain_parameters(

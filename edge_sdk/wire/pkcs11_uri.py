@@ -101,13 +101,13 @@ class TokenPlace:
     Attributes:
         module: Shared library of the token's maker.
         uri: Token, and key in it.
-        kind: Kind of the key.
+        kind: Kind of the key; None for either kind.
         pin_file: File with the user PIN; None for a token that asks for none.
     """
 
     module: Path
     uri: Pkcs11Uri
-    kind: KeyKind
+    kind: KeyKind | None
     pin_file: Path | None = None
 
     def __str__(self) -> str:

@@ -21,7 +21,7 @@ from edge_sdk.training.model_runtime import ModelRuntime
 from edge_sdk.training.retention import history_of
 from edge_sdk.training.run_role import RunRole
 from edge_sdk.wire.contract.method import CONTRACTS, Half, Up, answered
-from edge_sdk.wire.keys import read_public
+from edge_sdk.wire.root_keys import read_root
 from firmware_sim.attacks.attack_plan import AttackPlan
 from firmware_sim.attacks.byzantine_halves import ByzantineHalves, recorded
 from firmware_sim.attacks.coalition import Coalition
@@ -125,7 +125,7 @@ class DirectFleet:
             bound = bind(_aggregator_config(chosen, folder), scratch)
             config = _device_config(chosen, folder)
             public = bound.config.root_public
-            roots = (read_public(public),) if public.is_file() else ()
+            roots = read_root(public).keys if public.is_file() else ()
             bundle = Bundle.open(chosen.bundle, trust=TrustedKeys(roots))
             _ = [bundle.graphs[name] for name in bundle.graphs]  # loaded before the files go
         capacity = history_of(config, bundle.manifest).slots

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from aggregator.config import AggregatorConfig, bind
+from aggregator.operations.root_signers import RootSigners
 from aggregator.operations.run_setup import set_up
 from aggregator.store.opener import open_store
 from aggregator.store.types import EnrolledDevice
@@ -226,7 +227,9 @@ def founded(workplace):
             keys.save_signing_key(config.signing_key, ONLINE)
         with open_store(config.database) as store:
             run = bind(config)
-            set_up(run, store, root=ROOT, online=ONLINE.public, now=1_800_000_000_000)
+            set_up(
+                run, store, root=RootSigners.of(ROOT), online=ONLINE.public, now=1_800_000_000_000
+            )
             for i in range(1, devices + 1):
                 public = keys.from_seed(bytes([i]) * 32).public
                 store.put_client(EnrolledDevice(f"meter-{i}", (public,)))

@@ -6,7 +6,9 @@ import pytest
 from aggregator.config import bind
 from aggregator.daemon import Daemon
 from aggregator.operations.control_queue import ControlOrder, leave
-from aggregator.operations.run_setup import RunSetupError, set_up
+from aggregator.operations.root_signers import RootSigners
+from aggregator.operations.run_setup import set_up
+from aggregator.operations.signing_keys import RunSetupError
 from aggregator.store import state_codec
 from aggregator.store.opener import open_store
 from edge_sdk.wire import keys
@@ -231,7 +233,13 @@ def test_a_replaced_key_signs_everything_anew(founded, serve, puppets):
         serve(config, broker)
     with open_store(config.database) as store:
         root = keys.load_signing_key(config.state / "root.key")
-        set_up(bind(config), store, root=root, online=online.public, now=1_800_000_000_000)
+        set_up(
+            bind(config),
+            store,
+            root=RootSigners.of(root),
+            online=online.public,
+            now=1_800_000_000_000,
+        )
     turns(serve(config, broker))
     ours = {t: p for t, p in broker.retained().items() if t.endswith(("/model", "/part/0"))}
     assert len(ours) == 2

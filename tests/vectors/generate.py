@@ -42,6 +42,7 @@ P256_ID = "meter-0044"
 DEVICE = keys.from_seed(bytes(range(32)))
 AGGREGATOR = keys.from_seed(bytes(range(32, 64)))
 ROOT = keys.from_seed(bytes(range(64, 96)))
+NEXT = keys.from_seed(bytes(range(160, 192)))
 OPEN = DecryptionKey(bytes(range(96, 128)))
 OPEN_DEVICE = DecryptionKey(bytes(range(128, 160)))
 OPEN_NEIGHBOUR = DecryptionKey(bytes(range(192, 224)))
@@ -668,6 +669,37 @@ def neighbours() -> list[Case]:
     ]
 
 
+def roots() -> list[Case]:
+    """A list of keys with every role, signed by the root and by the next one; and flawed lists."""
+    way, topic = {"sender": "_root", "recipient": "_all"}, topics.common(FLEET, "keys")
+    listed = messages.KeysMessage(
+        serial=4, sign=(AGGREGATOR.public, DEVICE.public), open=(OPEN.public,), from_=(NOW, NOW),
+        until=(NOW + 86_400_000, NOW + 3_600_000), min_wire=1, roots=(NEXT.public, DEVICE.public),
+        root_min=2, bundle=(NEXT.public,), model=(AGGREGATOR.public,),
+    )  # fmt: skip
+    body = codec.encode(listed)
+
+    def by(*signers: Any) -> bytes:
+        first, *also = signers
+        return envelope.seal(body, kind="keys", fleet=FLEET, signer=first, also=also, **way)
+
+    good = Case("keys-roles", by(ROOT, NEXT, DEVICE), topic, "_root", "_all", "keys", said(listed))
+    flawed = {
+        "of-the-next-root-alone": (by(NEXT, DEVICE), "UNKNOWN_CLIENT"),
+        "proof-of-100-bytes": (
+            envelope.wrap(body, kind="keys", sender="_root", proof=bytes(100)),
+            "MALFORMED",
+        ),
+    }
+    return [
+        good,
+        *(
+            replace(good, name=f"bad-keys-{name}", payload=payload, fields=None, refused=reason)
+            for name, (payload, reason) in flawed.items()
+        ),
+    ]
+
+
 def p256() -> list[Case]:
     """What a device with a P-256 key says, and a neighbour with one."""
     way = {"sender": P256_ID, "recipient": "_agg", "signer": P256}
@@ -840,6 +872,7 @@ def cases() -> list[Case]:
         *encrypted_down(),
         *neighbours(),
         *p256(),
+        *roots(),
         *widths(),
         *negative(),
         beyond(),

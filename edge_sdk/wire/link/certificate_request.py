@@ -1,7 +1,8 @@
 """Make a device's TLS key and certificate request (PKCS #10), and read what an EST server answers.
 
 The request proves the device's identity: its attribute ``unstructuredName`` (RFC 2985, section 5.4.3)
-contains the identity key and its signature over the request's public key. A server that expects
+contains the identity key and its signature over the request's public key, and where a device changes its
+identity key, the signature of the key before over the new one. A server that expects
 something else there ignores it, and no certificate contains it.
 """
 
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 from edge_sdk.wire.errors import WireError
 from edge_sdk.wire.keys import SIGNATURE_SIZE, Signer
 from edge_sdk.wire.link.client_names import qualified
-from edge_sdk.wire.protocol.enrolment_statement import enrolment_statement
+from edge_sdk.wire.protocol.enrolment_statement import enrolment_statement, succession_statement
 from edge_sdk.wire.public_key import SIZES
 
 if TYPE_CHECKING:
@@ -43,7 +44,13 @@ def new_tls_key() -> bytes:
 
 
 def certificate_request(
-    key: bytes, fleet: str, device: str, signer: Signer, *, is_shared: bool = False
+    key: bytes,
+    fleet: str,
+    device: str,
+    signer: Signer,
+    *,
+    is_shared: bool = False,
+    former: Signer | None = None,
 ) -> bytes:
     """Return a request for a device's certificate, signed by its TLS key and by its identity key.
 
@@ -53,6 +60,7 @@ def certificate_request(
         device: Id of the device, the common name.
         signer: Identity key of the device.
         is_shared: The common name is ``FLEET.DEVICE``, for a broker that fleets share.
+        former: Identity key that ``signer`` follows, which signs that too; None for no change.
 
     Returns:
         DER bytes.
@@ -69,6 +77,8 @@ def certificate_request(
         serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo
     )
     proof = signer.sign(enrolment_statement(fleet, device, signer.public, request=spki))
+    if former is not None:
+        proof += former.sign(succession_statement(fleet, device, former.public, signer.public))
     identity = PROOF_PREFIX + base64.urlsafe_b64encode(signer.public + proof)
     name = qualified(fleet, device) if is_shared else device
     return (
@@ -80,30 +90,33 @@ def certificate_request(
     )
 
 
-def identity_in(value: bytes) -> tuple[bytes, bytes]:
-    """Return identity key and signature of the attribute's value; both empty if it has neither.
+def identity_in(value: bytes) -> tuple[bytes, bytes, bytes]:
+    """Return identity key, its signature, and the signature of the key before; empty without them.
 
     Raises:
         CertificateAnswerError: The value begins as a proof does and has another form.
 
     >>> [len(part) for part in identity_in(PROOF_PREFIX + 128 * b"A")]
-    [32, 64]
+    [32, 64, 0]
     >>> identity_in(b"router-7.example")
-    (b'', b'')
+    (b'', b'', b'')
     >>> [len(part) for part in identity_in(PROOF_PREFIX + base64.urlsafe_b64encode(bytes(97)))]
-    [33, 64]
+    [33, 64, 0]
+    >>> [len(part) for part in identity_in(PROOF_PREFIX + base64.urlsafe_b64encode(bytes(161)))]
+    [33, 64, 64]
     """
     if not value.startswith(PROOF_PREFIX):
-        return b"", b""
-    sizes = [size + SIGNATURE_SIZE for size in SIZES]
+        return b"", b"", b""
+    sizes = {size + count * SIGNATURE_SIZE: size for size in SIZES for count in (1, 2)}
     try:
         raw = base64.b64decode(value[len(PROOF_PREFIX) :], b"-_", validate=True)
     except ValueError:
         raw = b""
     if len(raw) not in sizes:
-        text = " or ".join(map(str, sizes))
+        text = " or ".join(map(str, sorted(sizes)))
         raise CertificateAnswerError(f"expected {text} bytes in base64url as proof of identity")
-    return raw[:-SIGNATURE_SIZE], raw[-SIGNATURE_SIZE:]
+    at = sizes[len(raw)]
+    return raw[:at], raw[at : at + SIGNATURE_SIZE], raw[at + SIGNATURE_SIZE :]
 
 
 @dataclass(frozen=True, slots=True)

@@ -132,7 +132,7 @@ def request_certificate(
 
 
 def root_public_key(address: EstServerAddress) -> str:
-    """Return the fleet's root public key, 64 hex digits; empty if the server has none.
+    """Return the content of the fleet's root.pub; empty if the server has none.
 
     Raises:
         EstError: The server cannot be reached.

@@ -10,6 +10,28 @@ NO_KEY: Final = bytes(32)
 """Placeholder for the sealing key of a device without one."""
 
 
+SUCCESSION: Final = b"gridfed/1/succession\0"
+
+
+def succession_statement(fleet: str, device: str, former: bytes, public: bytes) -> bytes:
+    """Return the bytes that a device signs by its present key to name the key that follows it.
+
+    Args:
+        fleet: Id of the fleet.
+        device: Id of the device.
+        former: Raw public key that signs.
+        public: Raw public key that follows it.
+
+    Example:
+        >>> len(succession_statement("north", "meter-1", bytes(32), bytes(33)))
+        102
+    """
+    named = b"".join(
+        bytes([len(raw)]) + raw for raw in (fleet.encode(), device.encode(), former, public)
+    )
+    return SUCCESSION + named
+
+
 def enrolment_statement(
     fleet: str, device: str, public: bytes, open_: bytes = NO_KEY, request: bytes = b""
 ) -> bytes:

@@ -7,7 +7,7 @@ kind, sender, recipient and the body's digest, so an envelope is valid in no oth
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from edge_sdk.wire.errors import Reason, Refused
@@ -22,10 +22,14 @@ ALL = "_all"
 
 PAYLOAD_LIMIT = 65536
 PROOF_SIZE = KID_SIZE + SIGNATURE_SIZE
+PROOFS_LIMIT = 16  # of the root: a present one of 8 keys, and its successor of 8
 
 KeyOf = Callable[[str, bytes], bytes | None]
 """``(sender, kid)`` to the raw public key in force, or None. It may itself raise ``Refused``
 (REVOKED, QUOTA): it is asked after the topic was checked and before any signature is computed."""
+
+IsEnough = Callable[[Collection[bytes]], bool]
+"""Public keys whose signatures were verified, to whether the message counts."""
 
 Decrypt = Callable[[str, str, bytes], bytes]
 """``(kind, sender, encrypted body)`` to the clear body. It raises ``Refused`` (CANNOT_OPEN)."""
@@ -40,7 +44,7 @@ class Sealed:
         sender: Verified sender.
         body: Body as received, encrypted or clear; the digest is that of these bytes.
         digest: SHA-256 of the body.
-        proof: Key id and signature.
+        proof: Key id and signature; of the root one or several, one after the other.
         clear: Decrypted body; None if it was not encrypted.
     """
 
@@ -73,11 +77,20 @@ def ref(whole: bytes) -> bytes:
 
 
 def seal(
-    body: bytes, *, kind: str, sender: str, recipient: str, fleet: str, signer: Signer
+    body: bytes,
+    *,
+    kind: str,
+    sender: str,
+    recipient: str,
+    fleet: str,
+    signer: Signer,
+    also: Sequence[Signer] = (),
 ) -> bytes:
-    """Wrap and sign a body; the result is a whole MQTT payload."""
-    proof = prove(
-        digest(body), kind=kind, sender=sender, recipient=recipient, fleet=fleet, signer=signer
+    """Wrap and sign a body, by several keys of the root if given; the result is a whole MQTT payload."""
+    whole = digest(body)
+    proof = b"".join(
+        prove(whole, kind=kind, sender=sender, recipient=recipient, fleet=fleet, signer=one)
+        for one in (signer, *also)
     )
     return wrap(body, kind=kind, sender=sender, proof=proof)
 
@@ -129,6 +142,57 @@ def check_proof(
         raise Refused(Reason.BAD_SIGNATURE, f"{sender}, key {kid.hex()}")
 
 
+def check_root_proofs(
+    whole: bytes,
+    proof: bytes,
+    *,
+    kind: str,
+    recipient: str,
+    fleet: str,
+    key_of: KeyOf,
+    is_enough: IsEnough,
+) -> None:
+    """Check that enough keys of the root signed the body with this digest.
+
+    Signatures of unknown keys are skipped: during a rotation those of the former and of the next
+    root are there.
+
+    Raises:
+        Refused: MALFORMED for a wrong length, UNKNOWN_CLIENT if there is no known key, BAD_SIGNATURE
+            if a known key's signature is wrong or too few have signed, or what ``key_of`` raised.
+    """
+    if not proof or len(proof) % PROOF_SIZE or len(proof) > PROOFS_LIMIT * PROOF_SIZE:
+        raise malformed(f"a proof of {len(proof)} bytes")
+    signed = _signed(whole, kind=kind, sender=ROOT, recipient=recipient, fleet=fleet)
+    found: set[bytes] = set()
+    for one in _proofs(proof):
+        kid, signature = one[:KID_SIZE], one[KID_SIZE:]
+        public = key_of(ROOT, kid)
+        if public is None or kid_of(public) != kid:
+            continue
+        if not verify(public, signature, signed):
+            raise Refused(Reason.BAD_SIGNATURE, f"{ROOT}, key {kid.hex()}")
+        found.add(public)
+    if not found:
+        names = ", ".join(one[:KID_SIZE].hex() for one in _proofs(proof))
+        raise Refused(Reason.UNKNOWN_CLIENT, f"{ROOT}, key {names}")
+    if not is_enough(found):
+        raise Refused(Reason.BAD_SIGNATURE, f"{ROOT}: signed by {len(found)} of its keys, too few")
+
+
+def root_signers(
+    proved: Sealed, candidates: Iterable[bytes], *, recipient: str, fleet: str
+) -> frozenset[bytes]:
+    """Return those of some public keys of which a root's message has a valid signature."""
+    by_kid = {one[:KID_SIZE]: one[KID_SIZE:] for one in _proofs(proved.proof)}
+    signed = _signed(proved.digest, kind=proved.kind, sender=ROOT, recipient=recipient, fleet=fleet)
+    return frozenset(key for key in candidates if verify(key, by_kid.get(kid_of(key), b""), signed))
+
+
+def _proofs(proof: bytes) -> list[bytes]:
+    return [proof[at : at + PROOF_SIZE] for at in range(0, len(proof), PROOF_SIZE)]
+
+
 def unseal(
     raw: bytes,
     *,
@@ -138,6 +202,7 @@ def unseal(
     fleet: str,
     key_of: KeyOf,
     decrypt: Decrypt | None = None,
+    is_enough: IsEnough = bool,
 ) -> Sealed:
     """Verify the sender of these bytes before decoding their content.
 
@@ -149,6 +214,8 @@ def unseal(
         fleet: Fleet of the receiver's configuration, never of the message.
         key_of: Function that returns the sender's key; see ``KeyOf``.
         decrypt: Function that decrypts a body; None where no message is encrypted.
+        is_enough: Function that decides whether the root's keys that have signed are enough; any
+            one of those that ``key_of`` knows if it is left out.
 
     Raises:
         Refused: In this order: TOO_LARGE; MALFORMED; UNKNOWN_WIRE; MALFORMED (another kind than
@@ -167,9 +234,20 @@ def unseal(
             Reason.WRONG_SENDER, f"sender {claimed_sender!r}, expected {sender!r} as in the topic"
         )
     whole = digest(body)
-    check_proof(
-        whole, proof, kind=kind, sender=sender, recipient=recipient, fleet=fleet, key_of=key_of
-    )
+    if sender == ROOT:
+        check_root_proofs(
+            whole,
+            proof,
+            kind=kind,
+            recipient=recipient,
+            fleet=fleet,
+            key_of=key_of,
+            is_enough=is_enough,
+        )
+    else:
+        check_proof(
+            whole, proof, kind=kind, sender=sender, recipient=recipient, fleet=fleet, key_of=key_of
+        )
     return opened(Sealed(kind, sender, body, whole, proof), decrypt)
 
 
@@ -213,7 +291,9 @@ def _outer(raw: bytes) -> tuple[int, str, str, bytes, bytes]:
     at = Cursor(raw)
     if at.array() != 5:
         raise malformed("an envelope has five elements")
-    five = at.whole(), at.text(16), at.text(64), at.binary(PAYLOAD_LIMIT), at.binary(PROOF_SIZE)
+    kind_and_sender = at.whole(), at.text(16), at.text(64)
+    most = PROOF_SIZE * (PROOFS_LIMIT if kind_and_sender[2] == ROOT else 1)
+    five = *kind_and_sender, at.binary(PAYLOAD_LIMIT), at.binary(most)
     if not at.is_done:
         raise malformed("bytes after the envelope")
     return five

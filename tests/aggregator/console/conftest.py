@@ -14,6 +14,7 @@ from aggregator.audit_log.recorder import AuditLog, Initiator
 from aggregator.config import AggregatorConfig, bind
 from aggregator.ingress.forecast_book import ForecastBook
 from aggregator.ingress.score_book import DAY, ScoreBook
+from aggregator.operations.root_signers import RootSigners
 from aggregator.operations.run_setup import set_up
 from aggregator.rounds.announcements import Ends
 from aggregator.store.opener import open_store
@@ -112,7 +113,13 @@ def config(workplace):
     path = workplace()
     found = AggregatorConfig.load(path)
     with open_store(found.database) as store:
-        set_up(bind(found), store, root=ROOT, online=ONLINE.public, now=1_800_000_000_000)
+        set_up(
+            bind(found),
+            store,
+            root=RootSigners.of(ROOT),
+            online=ONLINE.public,
+            now=1_800_000_000_000,
+        )
     return found
 
 

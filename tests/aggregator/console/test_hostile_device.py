@@ -16,6 +16,7 @@ import pytest
 from aggregator.brokers.broker_process import mosquitto_program, start
 from aggregator.config import AggregatorConfig, bind
 from aggregator.console.rendering import PAGES
+from aggregator.operations.root_signers import RootSigners
 from aggregator.operations.run_setup import set_up
 from aggregator.store.opener import open_store
 from aggregator.store.types import EnrolledDevice
@@ -106,7 +107,7 @@ def founded(path):
     keys.save_signing_key(config.signing_key, ONLINE)
     with open_store(config.database) as store:
         now = int(time.time() * 1000)
-        set_up(bind(config), store, root=ROOT, online=ONLINE.public, now=now)
+        set_up(bind(config), store, root=RootSigners.of(ROOT), online=ONLINE.public, now=now)
         for number in (1, 2):
             public = keys.from_seed(bytes([number]) * 32).public
             store.put_client(EnrolledDevice(f"meter-{number}", (public,)))

@@ -13,6 +13,7 @@ from aggregator.operations.enrolment import (
     statement,
     verify_claim,
 )
+from aggregator.operations.root_signers import RootKeyError
 from edge_sdk.wire import keys
 
 KEY = keys.from_seed(bytes(range(32)))
@@ -114,16 +115,16 @@ def test_keys_are_private_and_made_once(tmp_path):
 def test_no_second_root_is_made_when_the_first_was_moved_away(tmp_path):
     root, _ = made(tmp_path)
     (tmp_path / "root.key").rename(tmp_path / "offline.key")
-    with pytest.raises(EnrolError, match="this fleet has a root"):
+    with pytest.raises(RootKeyError, match="this fleet has a root"):
         made(tmp_path)
-    assert made(tmp_path, root_key=tmp_path / "offline.key")[0].public == root.public
+    assert made(tmp_path, root_keys=[str(tmp_path / "offline.key")])[0].public == root.public
 
 
 def test_another_root_key_is_refused(tmp_path):
     made(tmp_path)
     keys.save_signing_key(tmp_path / "other.key", KEY)
-    with pytest.raises(EnrolError, match="is not the private key"):
-        made(tmp_path, root_key=tmp_path / "other.key")
+    with pytest.raises(RootKeyError, match="0 of its private keys are present"):
+        made(tmp_path, root_keys=[str(tmp_path / "other.key")])
 
 
 @pytest.mark.parametrize("public", [bytes(32), bytes([1]) + bytes(31), b"\xff" * 32])

@@ -4,7 +4,9 @@ import numpy as np
 import pytest
 
 from aggregator.config import AggregatorConfig, bind
-from aggregator.operations.run_setup import RUN_LEAP, RunSetupError, resumed, set_up, verified_run
+from aggregator.operations.root_signers import RootSigners
+from aggregator.operations.run_setup import RUN_LEAP, resumed, set_up, verified_run
+from aggregator.operations.signing_keys import RunSetupError
 from aggregator.store.opener import open_store
 from edge_sdk.app.settings import SettingsError
 from edge_sdk.wire import keys
@@ -20,7 +22,7 @@ def founding(path, root=ROOT, **more):
     config = AggregatorConfig.load(path, {})
     run = bind(config)
     with open_store(config.database) as store:
-        done = set_up(run, store, root=root, online=ONLINE.public, now=NOW, **more)
+        done = set_up(run, store, root=RootSigners.of(root), online=ONLINE.public, now=NOW, **more)
         return done, run, store.announcements()
 
 

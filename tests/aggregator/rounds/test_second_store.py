@@ -5,6 +5,7 @@ import pytest
 
 from aggregator.config import bind
 from aggregator.daemon import Daemon
+from aggregator.operations.root_signers import RootSigners
 from aggregator.operations.run_setup import set_up
 from aggregator.store import state_codec
 from aggregator.store.types import EnrolledDevice
@@ -43,7 +44,7 @@ def played(config, store, puppets, clock):
 def test_a_run_on_a_store_in_memory_has_the_digests_of_one_on_sqlite(founded, puppets, still_clock):
     config = founded("rounds = 9")
     memory, run = opened(), bind(config)
-    set_up(run, memory, root=ROOT, online=ONLINE.public, now=1_800_000_000_000)
+    set_up(run, memory, root=RootSigners.of(ROOT), online=ONLINE.public, now=1_800_000_000_000)
     for i in (1, 2, 3):
         public = keys.from_seed(bytes([i]) * 32).public
         memory.put_client(EnrolledDevice(f"meter-{i}", (public,)))

@@ -43,6 +43,7 @@ from edge_sdk.wire.protocol import messages as m
 from edge_sdk.wire.protocol.codec import encode, pack_tensor
 from edge_sdk.wire.protocol.envelope import digest
 from edge_sdk.wire.protocol.outbox_state import OutboxEntry, UplinkCounters
+from edge_sdk.wire.root_keys import RootKeys
 
 SPEC = b"s" * 16
 HOUR = 3600.0
@@ -431,7 +432,9 @@ def bundle(serial, **changes):
 def test_a_newer_bundle_replaces_the_one_in_download_and_arrives(parts, store):
     """The announcement belongs to its download: the newer one is not lost with the older."""
     whole = b"new"
-    announcements = Announcements(store, parts.downloads, KeyRing(bytes(32)), ["fedavg"])
+    announcements = Announcements(
+        store, parts.downloads, KeyRing(RootKeys((bytes(32),))), ["fedavg"]
+    )
     newer = bundle(2, digest=digest(whole))
     assert list(announcements.receive_bundle(bundle(1), b"one", time=0)) == []
     assert list(announcements.receive_bundle(newer, b"two", time=0)) == []
@@ -447,10 +450,12 @@ def test_with_another_bundle_in_use_the_announced_one_is_fetched_again_and_an_ol
     """The device started with the bundle before, because the announced one was damaged."""
     whole = b"new"
     newer = bundle(2, digest=digest(whole))
-    announcements = Announcements(store, parts.downloads, KeyRing(bytes(32)), ["fedavg"])
+    announcements = Announcements(
+        store, parts.downloads, KeyRing(RootKeys((bytes(32),))), ["fedavg"]
+    )
     announcements.record_installed(newer.digest)
     announcements.adopt(events.FoundBundle(newer, encode(newer), None))
-    again = Announcements(store, parts.downloads, KeyRing(bytes(32)), ["fedavg"])
+    again = Announcements(store, parts.downloads, KeyRing(RootKeys((bytes(32),))), ["fedavg"])
     again.record_installed(bundle(1).digest)
     assert again.bundle is None
     with pytest.raises(Refused, match="ROLLBACK"):

@@ -58,9 +58,10 @@ TABLE = {
         0,
         {
             "serial": ONE, "sign": (L, 1, 8), "open": (L, 0, 8), "from": (L, 1, 8),
-            "until": (L, 1, 8), "min_wire": (I, 1, 255),
+            "until": (L, 1, 8), "min_wire": (I, 1, 255), "roots": (L, 0, 8), "root_min": (I, 1, 8),
+            "bundle": (L, 0, 8), "model": (L, 0, 8),
         },
-        "",
+        "roots root_min bundle model",
     ),
     "bundle": (
         0,
@@ -275,6 +276,15 @@ def read_map(raw, at, size, depth):
     return M, out, at
 
 
+def proof_of(proofs, public):
+    """Return the proof of the one key that this decoder knows, of all that the root sends."""
+    kid = hashlib.sha256(public).digest()[:8]
+    for i in range(0, len(proofs), 72):
+        if proofs[i : i + 8] == kid:
+            return proofs[i : i + 72]
+    raise Bad("UNKNOWN_CLIENT")
+
+
 def unwrap(raw, kind, sender, recipient, fleet, public, private):
     """Check an envelope in the order of section 3 and return the clear body."""
     if len(raw) > 65536:
@@ -288,7 +298,8 @@ def unwrap(raw, kind, sender, recipient, fleet, public, private):
             raise Bad("MALFORMED")
         five.append(value)
     wire, said_kind, said_sender, body, proof = five
-    if at != len(raw) or len(proof) != 72:
+    most = 16 if said_sender == "_root" else 1
+    if at != len(raw) or len(proof) % 72 or not 72 <= len(proof) <= 72 * most:
         raise Bad("MALFORMED")
     if wire != 1:
         raise Bad("UNKNOWN_WIRE")
@@ -296,6 +307,7 @@ def unwrap(raw, kind, sender, recipient, fleet, public, private):
         raise Bad("MALFORMED")
     if said_sender != sender:
         raise Bad("WRONG_SENDER")
+    proof = proof_of(proof, public) if sender == "_root" else proof
     check(hashlib.sha256(body).digest(), proof, kind, sender, recipient, fleet, public)
     if body[:1] == b"\x94":
         return decrypted(body, (fleet, kind, sender, recipient), private)

@@ -33,6 +33,8 @@ from edge_sdk.wire.protocol.messages.fields import (
 from edge_sdk.wire.schema import Between, Length
 from edge_sdk.wire.small_order import weakness
 
+KeyList = Annotated[tuple[PublicKey, ...], Length(0, 8)]
+
 
 @dataclass(frozen=True, slots=True)
 class KeysMessage:
@@ -45,9 +47,22 @@ class KeysMessage:
     from_: Annotated[tuple[Moment, ...], Length(1, 8)]  # start of validity of each ``sign`` key
     until: Annotated[tuple[Moment, ...], Length(1, 8)]  # end of validity of each ``sign`` key
     min_wire: Major  # lowest major version that a device may use
+    roots: KeyList = ()  # Ed25519 keys of the root from now on, which have signed this list too
+    root_min: Annotated[int, Between(1, 8)] = 1  # number of them that have to sign
+    bundle: KeyList = ()  # Ed25519 keys any of which may sign ``bundle`` and ``rollout`` too
+    model: KeyList = ()  # those of ``sign`` that alone may sign models and their log; none: all
 
     def __post_init__(self) -> None:
-        """Refuse lists of different lengths."""
+        """Refuse lists of different lengths, unsafe keys, and roles without a key."""
+        for key in (*self.roots, *self.bundle):
+            if found := weakness(key):
+                raise ValueError(f"the key {key.hex()} {found}")
+        if len(set(self.roots)) != len(self.roots) or (
+            self.roots and self.root_min > len(self.roots)
+        ):
+            raise ValueError("roots: expected at least root_min different keys")
+        if not set(self.model) <= set(self.sign):
+            raise ValueError("model: expected keys of sign")
         if not len(self.sign) == len(self.from_) == len(self.until):
             raise ValueError("sign, from and until must have the same length")
         for key in self.sign:

@@ -1,0 +1,97 @@
+"""A fleet trains on while aggregator and root change their keys; sleepers and restarts included."""
+
+from __future__ import annotations
+
+import shutil
+
+from aggregator.commands import main as cli
+from edge_sdk.wire.root_keys import read_root
+
+
+def rotate(one, *words):
+    one.kill_daemon()
+    assert cli.main(["rotate", *map(str, words), "--config", str(one.config)]) == 0
+    one.start_daemon()
+
+
+def trained(one, rounds=1):
+    before = one.version
+    one.until(lambda: one.version >= before + rounds)
+
+
+def followed(one, number):
+    return one.clients[number]._session._parts.announcements.ring.root
+
+
+def pinned_apart(one):
+    """Give each device a pinned root of its own, which no rotation writes."""
+    for number in range(one.devices):
+        config = one.folder / f"home-{number}.toml"
+        copy = one.folder / f"home-{number}-root.pub"
+        shutil.copy(one.folder / "aggregator" / "root.pub", copy)
+        text = config.read_text()
+        assert "aggregator/root.pub" in text
+        config.write_text(text.replace("aggregator/root.pub", copy.name))
+
+
+def test_no_round_is_lost_while_every_key_is_replaced(world):
+    one = world(run={"quorum": 2})
+    pinned_apart(one)
+    one.start_all()
+    trained(one)
+    run = one.daemon.state.round
+    rotate(one, "aggregator")
+    trained(one, 2)
+    one.die(2)  # it sleeps through the rotation of the root
+    files = [one.folder / f"person-{n}.key" for n in range(3)]
+    named = [word for file in files for word in ("--next", file)]
+    rotate(one, "root", *named, "--threshold", 2)
+    trained(one, 2)
+    root = read_root(one.folder / "aggregator" / "root.pub")
+    assert root.threshold == 2
+    assert followed(one, 0) == followed(one, 1) == root
+    one.die(1)
+    one.start(1)  # after a power cut
+    trained(one)
+    assert followed(one, 1) == root
+    one.start(2)
+    trained(one)
+    one.until(lambda: followed(one, 2) == root)
+    both = [word for file in files[1:] for word in ("--root-key", file)]
+    rotate(one, "root", "--finish", *both)
+    trained(one, 2)
+    assert one.daemon.state.round > run
+    one.die(0)
+    one.start(0)
+    trained(one)
+    for client in one.clients.values():
+        refused = client._session.traffic()
+        assert not [name for name in refused if "BAD_SIGNATURE" in name]
+
+
+def test_a_device_changes_its_key_and_its_waiting_update_counts_once(world):
+    one = world(run={"quorum": 3})
+    one.start_all()
+    trained(one)
+    one.die(1)
+    config = one.folder / "home-1.toml"
+    before = (one.folder / "home-1.pub").read_text().strip()
+    from edge_sdk.commands import main as edge  # noqa: PLC0415 - only here
+
+    assert edge.main(["rotate", str(config)]) == 0
+    public = _next_public(one)
+    assert edge.main(["rotate", str(config), "--finish"]) == 0
+    assert (one.folder / "home-1.pub").read_text().strip() == public != before
+    one.kill_daemon()
+    words = ["enrol", "home-1", "--public", public, "--config", str(one.config)]
+    assert cli.main(words) == 0
+    one.start_daemon()
+    one.start(1)
+    trained(one, 2)  # every round needs all three
+    assert one.clients[1]._session._parts.outbox.state.is_ready
+
+
+def _next_public(one):
+    from edge_sdk.wire.keys import load_device_key  # noqa: PLC0415 - only here
+
+    return load_device_key(one.folder / "home-1.key.next").public.hex()
