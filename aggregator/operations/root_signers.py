@@ -128,9 +128,10 @@ def checked(keys: Sequence[Signer], root: RootKeys, former: RootKeys | None) -> 
     for one, what in ((root, "root"), (former, "former root")):
         if one is not None and not one.is_enough(present):
             count = len(set(one.keys) & set(present))
+            given = ", ".join(kid_of(key).hex() for key in present)
             raise RootKeyError(
-                f"{what} ({one.name}): {count} of its private keys are present, "
-                f"expected {one.threshold}",
+                f"{what} ({one.name}): {count} of its private keys are present, expected "
+                f"{one.threshold}" + ("" if count else f": {given} is not the private key"),
                 hint="name each: --root-key FILE --root-key FILE; devices trust only that root",
             )
     wanted = dict.fromkeys((*root.keys, *(former.keys if former else ())))
