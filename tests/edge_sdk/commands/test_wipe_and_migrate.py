@@ -72,7 +72,7 @@ def test_enrol_lets_a_wiped_device_begin_again_with_its_ledger(config, capsys):
     assert (config.parent / "meter.pub").read_text() != before
     capsys.readouterr()
     assert cli.main(["status", str(config)]) == 0
-    assert "wiped" not in capsys.readouterr().out
+    assert "stopped: no\n" in capsys.readouterr().out
     assert released(config) == [CHARGE, CHARGE]
 
 
