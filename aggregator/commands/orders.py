@@ -9,13 +9,13 @@ from aggregator.commands.errors import require_database
 from aggregator.config import AggregatorConfig
 from aggregator.operations.control_queue import (
     ControlOrder,
-    KnownDevices,
     OrderError,
     check_orders,
     leave,
     renewal,
     waiting,
 )
+from aggregator.operations.known_devices import KnownDevices
 from aggregator.operations.recorded_orders import apply_recorded
 from aggregator.operations.run_setup import signer
 from aggregator.store.errors import DatabaseBusyError

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from aggregator.ingress.registry import PARTICIPATION_OF
+from aggregator.operations.known_devices import KnownDevices
 from aggregator.operations.labels import (
     LabelError,
     Labels,
@@ -112,62 +113,13 @@ class ControlOrder:
     detail: Annotated[str, Length(0, 1000)] = ""
 
 
-class KnownDevices:
-    """Enrolled devices by id and by key, so that many orders read the database once.
-
-    Args:
-        clients: The devices.
-
-    >>> known = KnownDevices([EnrolledDevice("m-1", (b"a",)), EnrolledDevice("m-2", (b"b",))])
-    >>> known.put(EnrolledDevice("m-2", (b"a",)))
-    >>> [one.id for one in known.others_of(known["m-1"])], known.get("m-3")
-    (['m-2'], None)
-    """
-
-    def __init__(self, clients: Iterable[EnrolledDevice]) -> None:
-        self._by_id: dict[str, EnrolledDevice] = {}
-        self._by_key: dict[bytes, dict[str, None]] = {}
-        for client in clients:
-            self.put(client)
-
-    def __contains__(self, device: str) -> bool:
-        """Return whether a device is enrolled, or was and is revoked."""
-        return device in self._by_id
-
-    def __getitem__(self, device: str) -> EnrolledDevice:
-        """Return a device."""
-        return self._by_id[device]
-
-    def get(self, device: str) -> EnrolledDevice | None:
-        """Return a device; None if no device has the id."""
-        return self._by_id.get(device)
-
-    def put(self, client: EnrolledDevice) -> None:
-        """Insert or replace a device."""
-        before = self._by_id.get(client.id)
-        for key in () if before is None else before.sign:
-            self._by_key[key].pop(client.id, None)
-        self._by_id[client.id] = client
-        for key in client.sign:
-            self._by_key.setdefault(key, {})[client.id] = None
-
-    def others_of(self, device: EnrolledDevice) -> list[EnrolledDevice]:
-        """Return the other participations of a device, by id: those that have its key."""
-        ids = {name for key in device.sign for name in self._by_key.get(key, ())}
-        return [self._by_id[name] for name in sorted(ids - {device.id})]
-
-
 def apply(order: ControlOrder, store: Any, known: KnownDevices | None = None) -> str:  # noqa: ANN401 - a Store that also issues commands
     """Carry out an order and return a one-line result.
 
-    Args:
-        order: The order.
-        store: Store, open for writing.
-        known: Its devices, if the caller has read them; an enrolment is entered there.
+    An enrolment is entered in ``known``, the devices of the store, if the caller has read them.
 
     Raises:
-        OrderError: As ``check_order``; a label is malformed; or only a running daemon can carry it
-            out.
+        OrderError: As ``check_order``; a label is malformed; or only a running daemon can do it.
     """
     if order.do in _BY_THE_DAEMON:
         raise OrderError(f"only a running daemon can {_BY_THE_DAEMON[order.do]}")
@@ -175,7 +127,7 @@ def apply(order: ControlOrder, store: Any, known: KnownDevices | None = None) ->
     _check(order, known)
     if order.do == "enrol":
         result = _enrol(order, store, known.get(order.device))
-        known.put(store.client(order.device))
+        known.insert(store.client(order.device))
         return result
     if order.do == "revoke":
         meant = [known[order.device], *known.others_of(known[order.device])]
@@ -241,7 +193,7 @@ def check_orders(
 def _expect(order: ControlOrder, known: KnownDevices) -> None:
     """Enter a device that an order will enrol."""
     if order.do == "enrol" and order.device not in known:
-        known.put(_enrolled_by(order))
+        known.insert(_enrolled_by(order))
 
 
 def _check(order: ControlOrder, known: KnownDevices) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from aggregator.audit_log.recorder import AuditLog, Initiator
-from aggregator.operations.control_queue import ControlOrder, KnownDevices, apply
+from aggregator.operations.control_queue import ControlOrder, apply
+from aggregator.operations.known_devices import KnownDevices
 from aggregator.operations.labels import label_text
 from aggregator.store.types import EnrolledDevice, Store
 from edge_sdk.wire.keys import kid_of

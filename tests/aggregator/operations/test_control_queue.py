@@ -6,7 +6,6 @@ import pytest
 
 from aggregator.operations.control_queue import (
     ControlOrder,
-    KnownDevices,
     OrderError,
     apply,
     carry_out,
@@ -15,6 +14,7 @@ from aggregator.operations.control_queue import (
     leave,
     waiting,
 )
+from aggregator.operations.known_devices import KnownDevices
 from aggregator.store.opener import open_store
 from edge_sdk.wire import keys
 
