@@ -10,11 +10,12 @@ from aggregator.config import AggregatorConfig
 from aggregator.operations.control_queue import (
     ControlOrder,
     OrderError,
-    check_order,
+    check_orders,
     leave,
     renewal,
     waiting,
 )
+from aggregator.operations.known_devices import KnownDevices
 from aggregator.operations.recorded_orders import apply_recorded
 from aggregator.operations.signing_keys import signer
 from aggregator.store.errors import DatabaseBusyError
@@ -38,14 +39,15 @@ def apply_orders(config: AggregatorConfig, orders: list[ControlOrder]) -> Comman
     try:
         with open_store(config.database) as store:
             audit_log = AuditLog(store, config.fleet, signer(config))
-            for n, order in enumerate(orders):
-                check_order(order, store, orders[:n])
-            done = [apply_recorded(order, store, audit_log) for order in orders]
+            check_orders(orders, store)
+            is_enrolment = all(order.do == "enrol" for order in orders)
+            known = KnownDevices(store.clients()) if is_enrolment else None
+            with store.transaction():
+                done = [apply_recorded(order, store, audit_log, known) for order in orders]
     except DatabaseBusyError:
         queued = [order for _, order in waiting(config.inbox) if order is not None]
         with open_store(config.database, read_only=True) as store:
-            for n, order in enumerate(orders):
-                check_order(order, store, [*queued, *orders[:n]])
+            check_orders(orders, store, queued)
             notes = [renewal(order, store) for order in orders]
         for order in orders:
             leave(config.inbox, order)

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from aggregator.ingress.registry import PARTICIPATION_OF
+from aggregator.operations.known_devices import KnownDevices
 from aggregator.operations.labels import (
     LabelError,
     Labels,
@@ -112,21 +113,24 @@ class ControlOrder:
     detail: Annotated[str, Length(0, 1000)] = ""
 
 
-def apply(order: ControlOrder, store: Any) -> str:  # noqa: ANN401 - a Store that also issues commands
+def apply(order: ControlOrder, store: Any, known: KnownDevices | None = None) -> str:  # noqa: ANN401 - a Store that also issues commands
     """Carry out an order and return a one-line result.
 
+    An enrolment is entered in ``known``, the devices of the store, if the caller has read them.
+
     Raises:
-        OrderError: As ``check_order``; a label is malformed; or only a running daemon can carry it
-            out.
+        OrderError: As ``check_order``; a label is malformed; or only a running daemon can do it.
     """
     if order.do in _BY_THE_DAEMON:
         raise OrderError(f"only a running daemon can {_BY_THE_DAEMON[order.do]}")
-    check_order(order, store)
-    known = {client.id: client for client in store.clients()}
+    known = KnownDevices(store.clients()) if known is None else known
+    _check(order, known)
     if order.do == "enrol":
-        return _enrol(order, store, known.get(order.device))
+        result = _enrol(order, store, known.get(order.device))
+        known.insert(store.client(order.device))
+        return result
     if order.do == "revoke":
-        meant = [known[order.device], *_others_of(known[order.device], known.values())]
+        meant = [known[order.device], *known.others_of(known[order.device])]
         for one in meant:
             store.put_client(replace(one, state="revoked", why=order.why))
         *others, last = [one.id for one in meant]
@@ -165,10 +169,34 @@ def check_order(order: ControlOrder, store: Any, before: Iterable[ControlOrder] 
         OrderError: The device is not enrolled, its key is enrolled under another id, or the command
             is unknown.
     """
-    known = {client.id: client for client in store.clients()}
+    check_orders([order], store, before)
+
+
+def check_orders(
+    orders: Iterable[ControlOrder],
+    store: Any,  # noqa: ANN401 - as ``apply``
+    before: Iterable[ControlOrder] = (),
+) -> None:
+    """Refuse orders of which one cannot be carried out after those before it.
+
+    Raises:
+        OrderError: As ``check_order``.
+    """
+    known = KnownDevices(store.clients())
     for one in before:
-        if one.do == "enrol":
-            known.setdefault(one.device, _enrolled_by(one))
+        _expect(one, known)
+    for order in orders:
+        _check(order, known)
+        _expect(order, known)
+
+
+def _expect(order: ControlOrder, known: KnownDevices) -> None:
+    """Enter a device that an order will enrol."""
+    if order.do == "enrol" and order.device not in known:
+        known.insert(_enrolled_by(order))
+
+
+def _check(order: ControlOrder, known: KnownDevices) -> None:
     if order.do == "enrol":
         _refuse_key(order, known)
         return
@@ -180,7 +208,7 @@ def check_order(order: ControlOrder, store: Any, before: Iterable[ControlOrder] 
         check_args(order.op, order.args)
 
 
-def _refuse_key(order: ControlOrder, known: Mapping[str, EnrolledDevice]) -> None:
+def _refuse_key(order: ControlOrder, known: KnownDevices) -> None:
     """Refuse a key that other ids have, unless all are participations of one device.
 
     Raises:
@@ -188,7 +216,7 @@ def _refuse_key(order: ControlOrder, known: Mapping[str, EnrolledDevice]) -> Non
             the device has too many participations.
     """
     here = _enrolled_by(order, known.get(order.device))
-    others = list(_others_of(here, known.values()))
+    others = known.others_of(here)
     if not others:
         return
     owner = _owner(here)
@@ -214,15 +242,6 @@ def _enrolled_by(order: ControlOrder, before: EnrolledDevice | None = None) -> E
 def _owner(client: EnrolledDevice) -> str:
     """Return the id of the device whose participation this is: its own, without a label."""
     return dict(client.labels).get(PARTICIPATION_OF, client.id)
-
-
-def _others_of(
-    device: EnrolledDevice, clients: Iterable[EnrolledDevice]
-) -> Iterator[EnrolledDevice]:
-    """Return the other participations of a device: the ids that have its key."""
-    for one in clients:
-        if one.id != device.id and set(one.sign) & set(device.sign):
-            yield one
 
 
 def refuse_unlearning(method: str) -> None:
@@ -312,8 +331,7 @@ def _labels(before: Labels, order: ControlOrder) -> Labels:
 
 def renewal(order: ControlOrder, store: Any) -> str:  # noqa: ANN401 - as ``apply``
     """Return a note on the state that an enrolment resets, for the operator; empty if none."""
-    known = {client.id: client for client in store.clients()}
-    before = known.get(order.device)
+    before = store.client(order.device)
     if order.do != "enrol" or before is None or before.sign == (bytes.fromhex(order.public),):
         return ""
     counted, after = store.ledger(order.device).spent, _count_after(order, store)

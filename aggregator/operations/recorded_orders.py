@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from aggregator.audit_log.recorder import AuditLog, Initiator
 from aggregator.operations.control_queue import ControlOrder, apply
+from aggregator.operations.known_devices import KnownDevices
 from aggregator.operations.labels import label_text
 from aggregator.store.types import EnrolledDevice, Store
 from edge_sdk.wire.keys import kid_of
@@ -16,10 +17,18 @@ def initiator(order: ControlOrder) -> Initiator:
     return Initiator(order.via, order.who or "unknown", order.id)
 
 
-def apply_recorded(order: ControlOrder, store: Store, audit_log: AuditLog) -> str:
+def apply_recorded(
+    order: ControlOrder, store: Store, audit_log: AuditLog, known: KnownDevices | None = None
+) -> str:
     """Carry out an order about a device as ``control_queue.apply`` does; return a one-line result.
 
     An order that was recorded is not carried out again, as after a crash between both.
+
+    Args:
+        order: The order.
+        store: Store, open for writing.
+        audit_log: The audit log in it.
+        known: As for ``apply``.
 
     Raises:
         OrderError: As ``apply``; nothing was changed or recorded.
@@ -32,7 +41,7 @@ def apply_recorded(order: ControlOrder, store: Store, audit_log: AuditLog) -> st
         return f"{order.op} of {order.device} is recorded"
     with store.transaction():
         before, num = _devices(order, store), store.ledger(order.device).cmd
-        result = apply(order, store)
+        result = apply(order, store, known)
         after = _devices(order, store)
         for device in sorted(after):
             if after[device] != before.get(device):

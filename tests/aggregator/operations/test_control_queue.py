@@ -10,10 +10,13 @@ from aggregator.operations.control_queue import (
     apply,
     carry_out,
     check_order,
+    check_orders,
     leave,
     waiting,
 )
+from aggregator.operations.known_devices import KnownDevices
 from aggregator.store.opener import open_store
+from edge_sdk.wire import keys
 
 PUBLIC, OTHER = "01" * 32, "02" * 32
 
@@ -146,3 +149,34 @@ def test_two_programs_leave_the_same_order_at_the_same_time(tmp_path, monkeypatc
     assert leave(tmp_path, order) == inside[0]
     assert [found for _, found in waiting(tmp_path)] == [order]
     assert [path.name for path in tmp_path.iterdir()] == ["same.json"]
+
+
+def key_number(number):
+    return keys.from_seed(number.to_bytes(32, "big")).public.hex()
+
+
+def test_many_enrolments_read_the_devices_once(store, monkeypatch):
+    """Reading all of them for each order took minutes for 5,000."""
+    orders = [ControlOrder("enrol", f"m-{n}", public=key_number(n)) for n in range(50)]
+    reads, read = [], store.clients
+    monkeypatch.setattr(store, "clients", lambda: reads.append(1) or read())
+    check_orders(orders, store)
+    known = KnownDevices(store.clients())
+    results = [apply(order, store, known) for order in orders]
+    assert results == [f"m-{n} is enrolled" for n in range(50)]
+    assert len(reads) == 2
+    assert len(store.clients()) == 50
+    assert known["m-7"] == store.client("m-7")
+
+
+def test_an_enrolment_is_checked_against_those_before_it(store):
+    first, second = (ControlOrder("enrol", name, public=key_number(1)) for name in ("m-1", "m-2"))
+    with pytest.raises(OrderError, match="already enrolled as 'm-1'"):
+        check_orders([first, second], store)
+    known = KnownDevices(store.clients())
+    apply(first, store, known)
+    with pytest.raises(OrderError, match="already enrolled as 'm-1'"):
+        apply(second, store, known)
+    apply(ControlOrder("enrol", "m-1", public=key_number(2)), store, known)
+    apply(second, store, known)  # the key is free again
+    assert states(store) == {"m-1": ("enrolled", 2), "m-2": ("enrolled", 1)}
