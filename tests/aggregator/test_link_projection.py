@@ -83,7 +83,7 @@ def test_check_config_warns_of_bafdp_a_day_ahead(workplace, tmp_path, capsys, ch
     keys.save_signing_key(tmp_path / "state" / "aggregator.key", ONLINE)
     code, said = checked(path, capsys)
     assert code == 0, said
-    assert any("raised the error by 39 %" in x for x in said.get("warnings", [])) is is_warned
+    assert any("raised the error by 46 to 49 %" in x for x in said.get("warnings", [])) is is_warned
     assert cli.main(["check-config", str(path)]) == 0
     text = capsys.readouterr().out
     assert (f"warning: run.method: {method} with forecasts of 24 steps" in text) is is_warned
