@@ -96,7 +96,6 @@ class UpdateWorker:
                 case Message():
                     self._held.append(event)
                 case LinkUp(shares=shares):
-                    self._held.clear()  # the broker sends again what was not acknowledged
                     if not shares:
                         raise self._unshared("has none")
                     self._transport.subscribe(self._filter)

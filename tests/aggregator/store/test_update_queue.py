@@ -1,5 +1,7 @@
 """The queue of checked updates on PostgreSQL: order, what stays, who counts as a worker."""
 
+import subprocess
+import sys
 import threading
 import time
 from functools import partial
@@ -96,6 +98,38 @@ def test_a_name_belongs_to_one_worker_at_a_time(fleet, monkeypatch):
     again = open_queue(fleet, worker="1")
     for one in (other, again):
         one.close()
+
+
+WORKER = """
+import sys
+from aggregator.store.location import PostgresUrl
+from aggregator.store.opener import open_queue
+from aggregator.store.update_queue import QueuedUpdate
+
+queue, number = open_queue(PostgresUrl(sys.argv[1]), worker="1"), 0
+while True:
+    group = [QueuedUpdate(f"t/{number + at}", b"x" * 200, verified_by=b"k" * 32) for at in range(20)]
+    queue.append(group)
+    number += len(group)
+    print(number, flush=True)
+"""
+
+
+def test_sixty_thousand_queued_updates_survive_the_death_of_a_worker(fleet, queue):
+    """kill -9 while it appends: what it had queued stays, and groups are whole."""
+    command = [sys.executable, "-c", WORKER, fleet.url]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as worker:
+        queued = 0
+        while queued < 60_000:
+            queued = int(worker.stdout.readline())
+        worker.kill()
+    with psycopg.connect(fleet.url) as db:
+        topics = {topic for (topic,) in db.execute("SELECT topic FROM queued_updates")}
+    assert len(topics) >= queued
+    assert len(topics) % 20 == 0
+    assert topics == {f"t/{number}" for number in range(len(topics))}
+    assert queue.length() == len(topics)
+    wait_until(lambda: queue.workers() == [WorkerStatus("1", False, len(topics), {})])
 
 
 def test_the_length_counts_what_waits(queue):
