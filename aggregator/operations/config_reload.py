@@ -37,6 +37,7 @@ LIVE: Mapping[str, str] = {
     "admission.messages_per_minute": "at once",
     "admission.daily_bytes": "at once here; a device receives it with its next welcome",
     "admission.max_updates": "at once",
+    "admission.max_queued_updates": "when a worker starts",
     "pacing.jitter": "with the next manifest",
     "pacing.broadcast_bytes_per_second": "with the next manifest; for requested content, at once",
     "pacing.updates_per_second": "with the next manifest",
