@@ -57,7 +57,7 @@ class Connection:
         self._max_payload = link.max_payload
         self._logged.clear()
         dates = {"certificate_dates_by": link.dates_by} if link.dates_by else {}
-        parts.time.is_link_limited, parts.time.is_check_due = link.dates_by == UNCHECKED, False
+        parts.time.note_link(is_limited=link.dates_by == UNCHECKED)
         logger.info("link up %s", fields(conn=parts.outbox.state.conn, **dates))
         parts.link.subscribe()
         parts.downloads.reconnected()
@@ -88,7 +88,7 @@ class Connection:
         """Connect again if the dates of the broker's certificate can be checked now."""
         time, link = self._parts.time, self._parts.link.link
         if time.is_check_due and isinstance(link, Reconnectable):
-            time.is_check_due = False
+            time.note_link(is_limited=True)
             link.reconnect("the certificate's dates can be checked now")
 
     def link_down(self, link: LinkDown) -> None:

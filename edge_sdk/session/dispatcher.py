@@ -271,7 +271,7 @@ class Dispatcher:
         is_sound = parts.announcements.ring.is_in_force(welcome.time)
         before = parts.time.latest_signed
         parts.time.correct(welcome.time, is_sound=is_sound)
-        parts.time.is_check_due = parts.time.is_link_limited and is_sound
+        parts.time.note_welcome(is_sound=is_sound)
         has_refused = parts.link.refused[Reason.ANNOUNCEMENT_EXPIRED] > 0
         if has_refused and parts.time.latest_signed < before:
             parts.link.subscribe()  # they were judged by a time that was wrong

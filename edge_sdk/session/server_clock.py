@@ -26,9 +26,7 @@ class ServerClock:
         floor = max(ServerTime().floor, store.fact("floor"))
         self._time = ServerTime(floor, before=store.fact("floor before"))
         self._started = self._doubts_at = self.uptime
-        self.is_link_limited = (
-            False  # its certificate's dates are unchecked, as the time is unknown
-        )
+        self.is_link_limited = False  # the dates of the broker's certificate are unchecked
         self.is_check_due = False  # they can be checked now
 
     @property
@@ -40,6 +38,14 @@ class ServerClock:
     def seconds_running(self) -> float:
         """Seconds since this process began."""
         return self.uptime - self._started
+
+    def note_link(self, *, is_limited: bool) -> None:
+        """Note a new link, and whether the dates of the broker's certificate are unchecked on it."""
+        self.is_link_limited, self.is_check_due = is_limited, False
+
+    def note_welcome(self, *, is_sound: bool) -> None:
+        """Note a welcome; with a sound time the dates of a limited link can be checked."""
+        self.is_check_due = self.is_link_limited and is_sound
 
     def now(self) -> int | None:
         """Return server time in Unix milliseconds, or None without any hint in this process."""
