@@ -37,7 +37,7 @@ def test_a_whole_day_and_its_rounds_stay_within_the_budgets(tmp_path):
     assert day.rounds == PLAN.rounds
     assert day.told["counts"]["accepted"] == PLAN.rounds
     assert day.told["sources"][0]["accepted"] >= 0.9 * 86_400 / PLAN.every  # a busy machine lags
-    assert day.told["counts"]["readings new"] >= 23
+    assert day.told["counts"]["readings new"] >= 0.9 * 23  # as above
     assert day.keeps_to(budgets("B")), day.measured
     _counts_what_is_seen_from_outside(day, next((tmp_path / "fleet" / "devices").glob("*.toml")))
 
