@@ -531,10 +531,6 @@ class Client:
 def _maker(config: Config, transport: Transport | Connect | None, session: Session) -> Connect:
     if transport is None:
         return lambda will: connect(
-            config,
-            will,
-            session.time.certificate_time,
-            session.time.earlier_certificate_time,
-            session.time.is_unknown,
+            config, will, session.time.certificate_time, session.time.earlier_certificate_time
         )
     return transport if callable(transport) else lambda _will: transport

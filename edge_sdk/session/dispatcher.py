@@ -32,11 +32,6 @@ Events = Iterator[SessionEvent]
 _LOGGED = frozenset((Reason.BAD_SCALAR, Reason.ANNOUNCEMENT_EXPIRED))
 """Reasons of which the operator learns from the log, for every kind of announcement."""
 
-_FOR_TIME = frozenset(
-    (m.KeysMessage.kind, m.TimeMessage.kind, m.WelcomeMessage.kind, m.FloorMessage.kind)
-)
-"""Kinds that a device accepts over a link whose certificate's dates could not be checked."""
-
 _REPORT_AGAIN = 60.0  # seconds until the same refused bundle is reported again
 
 
@@ -94,8 +89,6 @@ class Dispatcher:
         kind, body = verified.message.kind, digest_of(verified.message.kind, verified.ref)
         if self._parts.set_aside.holds(body):
             return
-        if self._parts.time.is_link_limited and kind not in _FOR_TIME:
-            return  # it is retained, or sent again, once the dates of the broker were checked
         try:
             yield from self._follow(self._dispatch(verified))
         except Refused as refused:
@@ -271,7 +264,6 @@ class Dispatcher:
         is_sound = parts.announcements.ring.is_in_force(welcome.time)
         before = parts.time.latest_signed
         parts.time.correct(welcome.time, is_sound=is_sound)
-        parts.time.is_check_due = parts.time.is_link_limited and is_sound
         has_refused = parts.link.refused[Reason.ANNOUNCEMENT_EXPIRED] > 0
         if has_refused and parts.time.latest_signed < before:
             parts.link.subscribe()  # they were judged by a time that was wrong

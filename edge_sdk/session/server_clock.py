@@ -26,10 +26,6 @@ class ServerClock:
         floor = max(ServerTime().floor, store.fact("floor"))
         self._time = ServerTime(floor, before=store.fact("floor before"))
         self._started = self._doubts_at = self.uptime
-        self.is_link_limited = (
-            False  # its certificate's dates are unchecked, as the time is unknown
-        )
-        self.is_check_due = False  # they can be checked now
 
     @property
     def uptime(self) -> float:
@@ -81,15 +77,6 @@ class ServerClock:
         """
         signed = self.latest_signed
         return signed / 1000 if self._clock.wall() + DAY < signed else None
-
-    def is_unknown(self) -> bool:
-        """Return whether neither a signed message nor the machine has given a time.
-
-        So it is at the first start of a device whose clock is at 1970, or years behind.
-        """
-        built = ServerTime().floor
-        has_signed = self.now() is not None or self._time.floor > built
-        return not has_signed and self._clock.wall() + DAY < built
 
     def earlier_certificate_time(self) -> float | None:
         """Return a second time to check certificates against: the stored one before it was raised."""

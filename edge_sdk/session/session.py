@@ -374,7 +374,6 @@ class Session:
                     self._connection.link_down(arrival)
                 case VerifiedMessage():
                     yield from self._arrivals.receive(arrival)
-        self._connection.check_dates()
         if not self.participation.is_rationed:
             self.participation.follow(parts.outbox.tick())
             parts.downloads.advance()

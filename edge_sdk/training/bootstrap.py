@@ -290,7 +290,6 @@ def broker_of(
     will: Callable[[], Will | None] | None = None,
     judged_at: Callable[[], float | None] | None = None,
     judged_else: Callable[[], float | None] | None = None,
-    is_time_unknown: Callable[[], bool] | None = None,
 ) -> Broker:
     """Return the options of the configured broker.
 
@@ -312,7 +311,6 @@ def broker_of(
             insecure=section.insecure,
             judged_at=judged_at,
             judged_else=judged_else,
-            is_time_unknown=is_time_unknown,
         )
     except LinkError as error:
         raise ConfigError(f"broker: {error}") from error
@@ -323,7 +321,6 @@ def connect(
     will: Callable[[], Will | None],
     judged_at: Callable[[], float | None] | None = None,
     judged_else: Callable[[], float | None] | None = None,
-    is_time_unknown: Callable[[], bool] | None = None,
     *,
     is_trial: bool = False,
 ) -> Transport:
@@ -334,7 +331,7 @@ def connect(
     """
     from edge_sdk.wire.link.mqtt import MqttLink  # noqa: PLC0415 - loads paho: only for a real broker
 
-    broker = broker_of(config, None if is_trial else will, judged_at, judged_else, is_time_unknown)
+    broker = broker_of(config, None if is_trial else will, judged_at, judged_else)
     if is_trial:
         broker = replace(broker, session_expiry=0)
     try:

@@ -24,7 +24,6 @@ LARGEST: Final = 65_536
 STORED: Final = "stored time"
 MACHINE: Final = "machine's clock"
 EARLIER: Final = "stored time before its last leap"
-UNCHECKED: Final = "not checked"
 """Name of the time at which a broker certificate's dates were valid."""
 
 Will = tuple[str, bytes, bool]
@@ -59,8 +58,6 @@ class Broker:
             seconds for checking the broker's certificate when this machine's clock is a day or more
             behind it, else None. The dates may also be valid at this machine's clock.
         judged_else: Function that returns one more moment at which the dates may be valid, or None.
-        is_time_unknown: Function that returns whether the present time is not known at all: a
-            certificate with other dates is accepted then (``UNCHECKED``); chain and name are checked.
 
     Raises:
         LinkError: The settings cannot work together; the message names them.
@@ -90,7 +87,6 @@ use mqtts:// (plain MQTT is for loopback, or insecure = true)
     insecure: bool = False
     judged_at: Callable[[], float | None] | None = field(default=None, repr=False)
     judged_else: Callable[[], float | None] | None = field(default=None, repr=False)
-    is_time_unknown: Callable[[], bool] | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         """Refuse invalid settings before anything is sent."""
@@ -176,9 +172,6 @@ class _Dated(ssl.SSLSocket):
             if at is not None and begin <= at <= end:
                 context.dates_by = name
                 return
-        if context.is_time_unknown is not None and context.is_time_unknown():
-            context.dates_by = UNCHECKED
-            return
         context.dates_by = ""
         tried_times = "; ".join(
             f"{name} {_utc(at)}" for name, at in tried.items() if at is not None
@@ -218,7 +211,6 @@ class TlsContext(ssl.SSLContext):
     sslsocket_class = _Dated
     judged_at: Callable[[], float | None] | None = None
     judged_else: Callable[[], float | None] | None = None
-    is_time_unknown: Callable[[], bool] | None = None
     at: float | None = None
     other: float | None = None
     dates_by: str = ""
@@ -243,7 +235,6 @@ def tls_context(broker: Broker) -> TlsContext:
     """
     context = TlsContext(ssl.PROTOCOL_TLS_CLIENT)
     context.judged_at, context.judged_else = broker.judged_at, broker.judged_else
-    context.is_time_unknown = broker.is_time_unknown
     context.marks = _marks(broker)  # first: a file written meanwhile is read again
     try:
         return load(context, broker.ca_file, broker.cert_file, broker.key_file)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,14 +33,6 @@ class LinkDown:
 
 
 Happening = Message | LinkUp | LinkDown
-
-
-@runtime_checkable
-class Reconnectable(Protocol):
-    """A link that can connect again at once, as ``MqttLink`` does."""
-
-    def reconnect(self, why: str) -> None:
-        """Disconnect, and connect again with the files and the time as they are now."""
 
 
 class Transport(Protocol):
