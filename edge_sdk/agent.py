@@ -29,7 +29,7 @@ from edge_sdk.participations import Participations, participating
 from edge_sdk.session.certificate_files import CertificateFiles
 from edge_sdk.session.certificate_monitor import ExpiryReminder
 from edge_sdk.session.certificate_renewal import CertificateRenewal, RenewableLink
-from edge_sdk.session.identity import load_signer
+from edge_sdk.session.identity import key_files
 from edge_sdk.session.renewal_schedule import NOTE, RenewalFailure
 from edge_sdk.sources import FleetWeatherSource, Source, ThreadedSource, open_source
 from edge_sdk.sources.fleet_weather import FleetWeather
@@ -63,7 +63,7 @@ def run(config: Config, *, until_done: bool = False) -> dict[str, object]:
         EdgeError: The device cannot start.
     """
     if is_wipe_due(
-        config.state, [config.keys.device]
+        config.state, key_files(config)
     ):  # this program was killed before it had erased everything
         _wipe(config)
     sources, participants = open_sources(config), config.participants()
@@ -126,7 +126,7 @@ def run(config: Config, *, until_done: bool = False) -> dict[str, object]:
 
 def _wipe(config: Config) -> None:
     """Erase readings, models and keys, as the operator ordered."""
-    wipe_device(config.state, [config.keys.device], int(SystemClock().wall() / 1000))
+    wipe_device(config.state, key_files(config), int(SystemClock().wall() / 1000))
     logger.warning("device wiped %s", fields(state=config.state))
 
 
@@ -149,14 +149,14 @@ def renewal_of(config: Config, client: Client) -> CertificateRenewal | None:
 
     def prepare() -> Callable[[], object]:
         signed_time = client.server_clock.certificate_time()
+        signer, former = client.identity.for_request()
 
         def request() -> None:
             from edge_sdk.session.certificate_enrolment import (  # noqa: PLC0415 - loads HTTP, only to renew
                 Enrolment,
             )
 
-            signer = load_signer(config)
-            Enrolment(config, config.ca.url, signer, signed_time).request(is_renewal=True)
+            Enrolment(config, config.ca.url, signer, signed_time, former).request(is_renewal=True)
 
         return request
 
@@ -170,6 +170,8 @@ def renewal_of(config: Config, client: Client) -> CertificateRenewal | None:
         lambda note: client.remember({NOTE: note}),
         Random(secrets.randbits(64)),  # noqa: S311 - spreads load, hides nothing
         RenewalFailure.read(client.remembered(NOTE)),
+        is_ordered=lambda: client.identity.is_request_due,
+        record_issued=client.identity.record_issued,
     )
 
 

@@ -19,6 +19,7 @@ from cryptography.x509.oid import AttributeOID, ExtendedKeyUsageOID, NameOID
 from edge_sdk.wire.link.certificate_request import (
     CertificateAnswerError,
     identity_in,
+    succession_in,
 )
 
 Certificate = x509.Certificate
@@ -208,6 +209,8 @@ class CertificateRequest:
         spki: The key as DER (SubjectPublicKeyInfo).
         identity: Identity key of a device, raw Ed25519 or P-256; empty without one.
         proof: Its signature, to be verified by the caller; empty without one.
+        succession: Signature of the former identity key, which this one is to replace, to be
+            verified by the caller; empty without one.
     """
 
     name: str
@@ -215,6 +218,7 @@ class CertificateRequest:
     spki: bytes
     identity: bytes = b""
     proof: bytes = b""
+    succession: bytes = b""
 
     @property
     def key_digest(self) -> str:
@@ -243,14 +247,14 @@ def read_request(der: bytes) -> CertificateRequest:
         raise CertificateError("the request's signature is not of the key in it")
     checked = check_key(key)
     spki = _spki(checked)
-    identity = proof = b""
+    identity = proof = succession = b""
     if found:
         try:
-            identity, proof = identity_in(found[0])
+            (identity, proof), succession = identity_in(found[0]), succession_in(found[0])
         except CertificateAnswerError as error:
             raise CertificateError(str(error)) from error
     name = str(names[0].value) if len(names) == 1 else ""
-    return CertificateRequest(name, checked, spki, identity, proof)
+    return CertificateRequest(name, checked, spki, identity, proof, succession)
 
 
 def certs_only(certificates: Sequence[x509.Certificate]) -> bytes:

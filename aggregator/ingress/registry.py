@@ -179,11 +179,37 @@ class Registry:
         return self._keys.get((device, kid))
 
     def signs_with(self, device: str) -> bytes | None:
-        """Return a device's newest public key; None unless its state is ``enrolled``."""
+        """Return the public key with which a device signs; None unless its state is ``enrolled``.
+
+        Of two, it is the former one, until the device has used the other.
+        """
         client = self._clients.get(device)
         if client is None or client.state != "enrolled" or not client.sign:
             return None
-        return client.sign[-1]
+        return client.sign[0]
+
+    def retire_former(self, device: str, kid: bytes) -> bool:
+        """Retire the former key of a device that has used the one that replaces it.
+
+        Args:
+            device: Id of the device.
+            kid: Key id of a verified message that is no hello: the device has been welcomed under
+                this key.
+
+        Returns:
+            True if a key was retired.
+        """
+        client = self._clients.get(device)
+        if client is None or len(client.sign) < 2 or kid != kid_of(client.sign[-1]):
+            return False
+        with self._store.transaction():
+            self._store.put_client(replace(client, sign=client.sign[-1:]))
+            if self._audit_log is not None:
+                former = ", ".join(kid_of(one).hex() for one in client.sign[:-1])
+                self._audit_log.record(DAEMON, "retire key", device, detail=f"key {former}")
+        self.reload()
+        logger.info("former key retired %s", fields(device=device, key=kid.hex()))
+        return True
 
     def enrol(self, client: EnrolledDevice) -> None:
         """Enrol a device, or replace its keys."""

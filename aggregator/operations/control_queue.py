@@ -67,6 +67,9 @@ class ControlOrder:
         device: Id of the device; ``_all`` for the fleet, or for every dead letter; for ``weather``
             the region; for ``record`` the subject.
         public: Raw public key as hex, for ``enrol``.
+        former: Raw public key as hex that ``public`` replaces, for ``enrol``: whoever gives the order
+            has verified its signature. The ledger continues, and the former key is valid until the
+            device has used the new one.
         op: Command for the device, for ``command``; act, for ``rollout`` and ``record``.
         detail: What was changed, for ``record``.
         why: Reason; recorded with the device for ``revoke``.
@@ -109,6 +112,7 @@ class ControlOrder:
     labels: Annotated[str, Length(0, 2000)] = ""
     run: Annotated[str, Length(0, 64)] = ""
     id: Annotated[str, Length(0, 64)] = ""
+    former: Annotated[str, Length(0, 66)] = ""
     detail: Annotated[str, Length(0, 1000)] = ""
 
 
@@ -277,10 +281,16 @@ def _enrol(order: ControlOrder, store: Any, before: EnrolledDevice | None) -> st
         new = EnrolledDevice(order.device, (public,), labels=labels)
         store.renew(new, spent=order.spent or 0)
         return f"{order.device} is enrolled"
-    if before.sign == (public,) and before.state == "enrolled":
+    is_same = before.sign == (public,) or (order.former and public in before.sign)
+    if is_same and before.state == "enrolled":
         if labels != before.labels:
             store.put_client(replace(before, labels=labels))
         return f"{order.device} is already enrolled with this key"
+    if _is_succession(order, before):
+        former = bytes.fromhex(order.former)
+        store.put_client(replace(before, sign=(former, public), labels=labels))
+        store.issue(order.device, "hello")  # signed by the new key
+        return f"{order.device} has a new key, which replaces the former one once it is used"
     generation = before.generation + 1
     again = EnrolledDevice(order.device, (public,), generation, labels=labels)
     if before.sign == (public,):
@@ -289,6 +299,12 @@ def _enrol(order: ControlOrder, store: Any, before: EnrolledDevice | None) -> st
     note = renewal(order, store)
     store.renew(again, spent=_count_after(order, store))
     return f"{order.device} is enrolled again, generation {generation}{note}"
+
+
+def _is_succession(order: ControlOrder, before: EnrolledDevice) -> bool:
+    """Return whether an enrolment replaces a key that is in force, so that the ledger continues."""
+    is_known = bytes.fromhex(order.former) in before.sign
+    return is_known and bytes.fromhex(order.public) not in before.sign and before.state != "revoked"
 
 
 def _count_after(order: ControlOrder, store: Any) -> int:  # noqa: ANN401 - as ``apply``
@@ -315,6 +331,10 @@ def renewal(order: ControlOrder, store: Any) -> str:  # noqa: ANN401 - as ``appl
     known = {client.id: client for client in store.clients()}
     before = known.get(order.device)
     if order.do != "enrol" or before is None or before.sign == (bytes.fromhex(order.public),):
+        return ""
+    if order.former and (
+        _is_succession(order, before) or bytes.fromhex(order.public) in before.sign
+    ):
         return ""
     counted, after = store.ledger(order.device).spent, _count_after(order, store)
     change = f"continues at {after}" if after == counted else f"changes from {counted} to {after}"

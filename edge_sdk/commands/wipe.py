@@ -16,6 +16,7 @@ from edge_sdk.app.cli import CommandResult
 from edge_sdk.commands.arguments import add_config
 from edge_sdk.config import Config
 from edge_sdk.errors import ConfigError
+from edge_sdk.session.identity import key_files
 from edge_sdk.store.erasure import state_folders, wipe_device
 
 
@@ -34,7 +35,7 @@ def run(args: Namespace) -> CommandResult:
             f"wipe erases the readings, models and the key of {config.id!r} in {config.state}",
             hint="to do it: gridfed-edge wipe CONFIG --yes",
         )
-    wipe_device(config.state, [config.keys.device], int(time.time()))
+    wipe_device(config.state, key_files(config), int(time.time()))
     data = {"id": config.id, "state": str(config.state), "folders": len(folders)}
     return CommandResult(
         data,

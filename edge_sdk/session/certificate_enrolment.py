@@ -35,12 +35,14 @@ class Enrolment:
         url: Address of the EST server.
         signer: Identity key of the device.
         signed_time: Time from the aggregator, Unix seconds; None without one.
+        former: Identity key that ``signer`` is to replace; None without one.
     """
 
     config: Config
     url: str
     signer: Signer
     signed_time: float | None = None
+    former: Signer | None = None
 
     @property
     def files(self) -> CertificateFiles:
@@ -120,11 +122,16 @@ class Enrolment:
             CertificateAnswerError: The answer is of another key or name.
         """
         files, config = self.files, self.config
-        if found := files.received():
+        if self.former is None and (found := files.received()):
             return found
         key = files.pending_key()
         der = certificate_request(
-            key, config.fleet, config.id, self.signer, is_shared=config.ca.shared
+            key,
+            config.fleet,
+            config.id,
+            self.signer,
+            former=self.former,
+            is_shared=config.ca.shared,
         )
         present = files.path if is_renewal and files.present() else claim
         user = (serial or config.id) if password else ""

@@ -212,6 +212,8 @@ class Dispatcher:
             since = parts.time.after_loss(answer.time, is_sound=is_sound)
             parts.store.begin_noise_anew(since // 1000)
             yield StoreLossDetected()
+        if isinstance(answer, m.WelcomeMessage | m.FloorMessage):
+            self._receive_trial(answer)
         was_ready, pending = parts.outbox.state.is_ready, parts.outbox.state.hello
         stated = b"" if pending is None else pending.hello.log + pending.hello.root
         parts.participation.follow(parts.outbox.receive(answer))
@@ -221,6 +223,17 @@ class Dispatcher:
             if parts.log.receive_welcome(answer, stated):
                 yield from self.reconsider()
             yield from self._withdraw_expired()
+
+    def _receive_trial(self, answer: m.WelcomeMessage | m.FloorMessage) -> None:
+        """Use the new identity key from now on, if this answers a hello that it has signed."""
+        parts = self._parts
+        if not parts.identity.is_trial(answer.hello):
+            return
+        if parts.outbox.is_welcome(answer):
+            parts.identity.adopt()
+            parts.outbox.sign_again()
+        elif isinstance(answer, m.FloorMessage):
+            parts.identity.try_next()
 
     def _withdraw_expired(self) -> Events:
         """Withdraw a manifest that arrived before the time was known, if its validity is over.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import stat
+from pathlib import Path
 
 from edge_sdk.app.permissions import make_private_folder
 from edge_sdk.config import Config
@@ -10,11 +11,41 @@ from edge_sdk.errors import ConfigError
 from edge_sdk.wire.keys import (
     DeviceSigningKey,
     KeyFileError,
+    Signer,
     generate_device_key,
     load_device_key,
     save_signing_key,
 )
+from edge_sdk.wire.protocol.enrolment_statement import enrolment_statement, succession_statement
 from edge_sdk.wire.public_key import kind_of
+
+
+def next_key_file(config: Config) -> Path:
+    """Return the file of the key that is to replace the device's key."""
+    return config.keys.device.with_name(f"{config.keys.device.name}.next")
+
+
+def key_files(config: Config) -> list[Path]:
+    """Return every file that may hold a private key of the device's identity."""
+    return [config.keys.device, next_key_file(config)]
+
+
+def keys_for_request(config: Config) -> tuple[Signer, Signer | None]:
+    """Return the key that is to be enrolled, and the former one if that is being replaced.
+
+    Raises:
+        ConfigError: As ``load_signer``.
+        KeyFileError: The new key cannot be read.
+    """
+    path, present = next_key_file(config), load_signer(config)
+    return (load_device_key(path), present) if path.exists() else (present, None)
+
+
+def succession_line(config: Config, key: Signer, former: Signer) -> str:
+    """Return the line that an operator needs to enrol a key in place of the former one."""
+    proof = key.sign(enrolment_statement(config.fleet, config.id, key.public))
+    succession = former.sign(succession_statement(config.fleet, config.id, key.public))
+    return f"{config.id},{key.public.hex()},{proof.hex()},,{succession.hex()}"
 
 
 def load_signer(config: Config) -> DeviceSigningKey:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from edge_sdk.app.clock import Clock
 from edge_sdk.config import Config
 from edge_sdk.session.agenda import Agenda
+from edge_sdk.session.certificate_renewal import RenewableLink
 from edge_sdk.session.connection import Connection
 from edge_sdk.session.dispatcher import Dispatcher
 from edge_sdk.session.events import FoundBundle, SessionEvent, SignalTaskReceived
@@ -44,6 +45,8 @@ Connect = Callable[[Callable[[], Will]], Transport]
 Events = Iterator[SessionEvent]
 
 _HOURLY = 3600.0
+
+REPLACED = "replaced identity key"
 
 
 class Session:
@@ -365,6 +368,7 @@ class Session:
         if not self.participation.is_rationed:
             self.participation.follow(parts.outbox.tick())
             parts.downloads.advance()
+            self._replace_key()
             if parts.outbox.state.is_ready and parts.keys.is_hello_due(self.now):
                 self.count("keys announced again")
                 self.participation.follow(parts.outbox.propose_life())
@@ -380,3 +384,16 @@ class Session:
             parts.reporter.send()
         parts.link.flush()
         parts.count_bytes()
+
+    def _replace_key(self) -> None:
+        """Continue the replacement of the identity key that an operator has ordered."""
+        parts, identity = self._parts, self._parts.identity
+        identity.advance(self.now)
+        hello = parts.outbox.state.hello
+        is_over = hello is not None and identity.is_trial_over(hello.ref, hello.attempts)
+        if is_over or (parts.outbox.state.is_ready and identity.begin_trial(self.now)):
+            parts.participation.follow(parts.outbox.propose_life())
+        if identity.is_reconnection_due:
+            identity.is_reconnection_due = False
+            if isinstance(self.link, RenewableLink):  # its last will is signed by the former key
+                self.link.reconnect(REPLACED)

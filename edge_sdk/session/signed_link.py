@@ -33,6 +33,7 @@ from edge_sdk.wire.protocol.envelope import (
 )
 from edge_sdk.wire.protocol.messages import (
     FROM_DEVICES,
+    HelloMessage,
     Message,
     StatusMessage,
     WeatherMessage,
@@ -97,6 +98,7 @@ class SignedLink:
         self._regions: frozenset[str] = frozenset()
         self._logged: set[tuple[str, Reason]] = set()
         self._signer, self._fleet, self._device = signer, fleet, device
+        self._hello_signer: Callable[[bytes], Signer] = lambda _ref: self._signer
         self._encryption_key: EncryptionKeyOf = no_encryption
         self._keys = keys or BodyKeys()
         self._queue = PublishQueue(on_published=self._count, on_refused=_log_refused)
@@ -144,6 +146,10 @@ class SignedLink:
     def encrypt_by(self, key_of: EncryptionKeyOf) -> None:
         """Encrypt messages to the aggregator from now on, if this function returns a key for their kind."""
         self._encryption_key = key_of
+
+    def sign_hellos_by(self, signer_of: Callable[[bytes], Signer]) -> None:
+        """Sign hellos from now on by the key that this function returns for their reference."""
+        self._hello_signer = signer_of
 
     def follow_run(self, name: str) -> None:
         """Accept the announcements of this run from now on, and of no other."""
@@ -268,6 +274,8 @@ class SignedLink:
         if message.kind not in FROM_DEVICES:
             raise ValueError(f"a device must not send {message.kind!r}")
         body = encode(message)
+        is_hello = message.kind == HelloMessage.kind
+        signer = self._hello_signer(ref(digest(body))) if is_hello else self._signer
         is_up = recipient == AGGREGATOR
         public = self._encryption_key(message.kind) if is_up else self._keys.of_peer(recipient)
         if public is not None:
@@ -279,7 +287,7 @@ class SignedLink:
             sender=self._device,
             recipient=recipient,
             fleet=self._fleet,
-            signer=self._signer,
+            signer=signer,
         )
 
     def subscribe(self) -> None:

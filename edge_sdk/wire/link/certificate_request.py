@@ -16,14 +16,19 @@ from typing import TYPE_CHECKING, Any, Final
 from edge_sdk.wire.errors import WireError
 from edge_sdk.wire.keys import SIGNATURE_SIZE, Signer
 from edge_sdk.wire.link.client_names import qualified
-from edge_sdk.wire.protocol.enrolment_statement import enrolment_statement
+from edge_sdk.wire.protocol.enrolment_statement import enrolment_statement, succession_statement
 from edge_sdk.wire.public_key import SIZES
 
 if TYPE_CHECKING:
     from cryptography import x509
 
 PROOF_PREFIX: Final = b"gridfed-identity:"
-"""Begin of the attribute; the identity key and its signature follow in base64url."""
+"""Begin of the attribute; the identity key and its signature follow in base64url.
+
+The signature of the former identity key may follow, after a full stop.
+"""
+
+_SEPARATOR: Final = b"."
 
 
 class CertificateAnswerError(WireError):
@@ -43,7 +48,13 @@ def new_tls_key() -> bytes:
 
 
 def certificate_request(
-    key: bytes, fleet: str, device: str, signer: Signer, *, is_shared: bool = False
+    key: bytes,
+    fleet: str,
+    device: str,
+    signer: Signer,
+    *,
+    former: Signer | None = None,
+    is_shared: bool = False,
 ) -> bytes:
     """Return a request for a device's certificate, signed by its TLS key and by its identity key.
 
@@ -52,6 +63,7 @@ def certificate_request(
         fleet: Fleet of the device.
         device: Id of the device, the common name.
         signer: Identity key of the device.
+        former: Identity key that ``signer`` is to replace; None without one.
         is_shared: The common name is ``FLEET.DEVICE``, for a broker that fleets share.
 
     Returns:
@@ -70,6 +82,9 @@ def certificate_request(
     )
     proof = signer.sign(enrolment_statement(fleet, device, signer.public, request=spki))
     identity = PROOF_PREFIX + base64.urlsafe_b64encode(signer.public + proof)
+    if former is not None:
+        succession = succession_statement(fleet, device, signer.public, request=spki)
+        identity += _SEPARATOR + base64.urlsafe_b64encode(former.sign(succession))
     name = qualified(fleet, device) if is_shared else device
     return (
         x509.CertificateSigningRequestBuilder()
@@ -96,14 +111,40 @@ def identity_in(value: bytes) -> tuple[bytes, bytes]:
     if not value.startswith(PROOF_PREFIX):
         return b"", b""
     sizes = [size + SIGNATURE_SIZE for size in SIZES]
-    try:
-        raw = base64.b64decode(value[len(PROOF_PREFIX) :], b"-_", validate=True)
-    except ValueError:
-        raw = b""
+    raw = _decoded(value.removeprefix(PROOF_PREFIX).partition(_SEPARATOR)[0])
     if len(raw) not in sizes:
         text = " or ".join(map(str, sizes))
         raise CertificateAnswerError(f"expected {text} bytes in base64url as proof of identity")
     return raw[:-SIGNATURE_SIZE], raw[-SIGNATURE_SIZE:]
+
+
+def succession_in(value: bytes) -> bytes:
+    """Return the signature of the former identity key in the attribute's value; empty without one.
+
+    Raises:
+        CertificateAnswerError: The value begins as a proof does, and has another signature.
+
+    >>> proof = PROOF_PREFIX + 128 * b"A"
+    >>> succession_in(proof), len(succession_in(proof + b"." + base64.urlsafe_b64encode(bytes(64))))
+    (b'', 64)
+    """
+    _, separator, given = value.partition(_SEPARATOR)
+    if not value.startswith(PROOF_PREFIX) or not separator:
+        return b""
+    raw = _decoded(given)
+    if len(raw) != SIGNATURE_SIZE:
+        raise CertificateAnswerError(
+            f"expected {SIGNATURE_SIZE} bytes in base64url as signature of the former identity"
+        )
+    return raw
+
+
+def _decoded(text: bytes) -> bytes:
+    """Return the bytes of a base64url text; empty if it is none."""
+    try:
+        return base64.b64decode(text, b"-_", validate=True)
+    except ValueError:
+        return b""
 
 
 @dataclass(frozen=True, slots=True)
