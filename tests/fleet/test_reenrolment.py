@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,12 @@ from edge_sdk.commands.main import main as edge
 from edge_sdk.session import identity_keys
 from edge_sdk.session.identity_keys import ORDERED, REQUESTED, STEP, UNORDERED
 from edge_sdk.store.store import DeviceStore
-from edge_sdk.wire.keys import load_device_key, read_device_public
+from edge_sdk.wire.keys import (
+    generate,
+    load_device_key,
+    read_device_public,
+    save_signing_key,
+)
 
 
 class KilledError(BaseException):
@@ -195,3 +201,43 @@ def test_a_key_of_further_participations_is_not_replaced(world, caplog):
         one.turn()
     assert one.daemon._store.issued("home-0") == []  # receipted: BAD_COMMAND
     assert one.clients[0].identity.step == UNORDERED
+
+
+def test_a_replaced_device_begins_with_the_count_of_its_predecessor(world):
+    one = world(devices=2)
+    one.start_all()
+    one.until(lambda: one.version >= 2)
+    counted = one.daemon._store.ledger("home-0").spent
+    assert counted > 0
+    one.die(0)
+    config = Config.load(one.folder / "home-0.toml")
+    shutil.rmtree(config.state)  # other hardware: neither key nor state
+    key = generate()
+    save_signing_key(config.keys.device, key)
+    order(one, "enrol", "home-0", "--public", key.public.hex())
+    one.until(lambda: keys_at_aggregator(one) == (key.public,))
+    client = one.start(0)
+    one.until(lambda: client._session.outbox.welcome is not None)
+    assert client.status()["spent"] >= counted
+    assert one.daemon._store.ledger("home-0").spent >= counted
+    assert one.daemon._registry.client("home-0").generation == 2
+
+
+def test_an_update_that_the_broker_has_queued_is_not_counted_once_its_device_is_revoked(world):
+    one = world(devices=2, run={"quorum": 1})
+    one.start_all()
+    one.until(lambda: one.version >= 2)
+    one.until(lambda: one.clients[0]._session.outbox.entries)
+    one.kill_daemon()
+    for _ in range(50):
+        one.turn()
+    (queued,) = one.clients[0]._session.outbox.entries
+    assert queued.attempts > 0  # the broker has it
+    order(one, "revoke", "home-0", "--why", "stolen")
+    one.start_daemon()
+    version = one.version
+    one.until(lambda: one.version >= version + 2)
+    assert one.daemon._ingress.counts["REVOKED"] > 0
+    cohorts = [found.report["cohort"] for found in one.daemon._store.versions(1)]
+    assert all("home-0" not in cohort for cohort in cohorts[version:])
+    assert any("home-0" in cohort for cohort in cohorts[:version])
