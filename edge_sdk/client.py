@@ -523,7 +523,12 @@ class Client:
 
 def _maker(config: Config, transport: Transport | Connect | None, session: Session) -> Connect:
     if transport is None:
+        time = session.time
         return lambda will: connect(
-            config, will, session.time.certificate_time, session.time.earlier_certificate_time
+            config,
+            will,
+            time.certificate_time,
+            time.earlier_certificate_time,
+            lambda: not time.is_bound,
         )
     return transport if callable(transport) else lambda _will: transport

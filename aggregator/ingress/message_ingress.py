@@ -32,7 +32,7 @@ from aggregator.store.errors import DatabaseFullError
 from aggregator.store.types import Store
 from edge_sdk.app.clock import Clock
 from edge_sdk.wire.errors import Reason, Refused
-from edge_sdk.wire.keys import KID_SIZE, Signer
+from edge_sdk.wire.keys import Signer
 from edge_sdk.wire.link.transport import Message as Arrival
 from edge_sdk.wire.protocol import codec, topics
 from edge_sdk.wire.protocol.envelope import Sealed
@@ -273,9 +273,7 @@ class MessageIngress:
                 raise Refused(Reason.UNKNOWN_KIND, kind)  # noqa: TRY301 - one place replies
             sealed = self._unseal(device, kind, payload, now)
             self.at_hand = AtHand(device, kind, sealed)
-            self._registry.record_contact(device, self._clock.wall())
-            if kind != HelloMessage.kind:
-                self._registry.retire_former(device, sealed.proof[:KID_SIZE])
+            self._registry.record_contact(sealed, self._clock.wall())
             self._check_set_aside(sealed)
             cls, handler = self._handlers[kind]
             message = codec.decode(cls, sealed.content, on_unknown=self._unknown)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from aggregator.ingress.registry import PARTICIPATION_OF
+from aggregator.ingress.participations import PARTICIPATION_OF
 from aggregator.operations.labels import (
     LabelError,
     Labels,
@@ -25,7 +25,6 @@ from aggregator.operations.labels import (
 from aggregator.store.types import EnrolledDevice
 from edge_sdk.app.cli import RUNTIME, Failure
 from edge_sdk.app.permissions import make_private_folder, open_private
-from edge_sdk.wire.contract.method import CONTRACTS, answered
 from edge_sdk.wire.protocol.messages import LARGEST, RELEASES_LIMIT, Moment, Releases, Scalars
 from edge_sdk.wire.schema import Length, SchemaError, build
 
@@ -227,27 +226,6 @@ def _others_of(
     for one in clients:
         if one.id != device.id and set(one.sign) & set(device.sign):
             yield one
-
-
-def refuse_unlearning(method: str) -> None:
-    """Refuse to unlearn a device where a method does not keep contributions apart.
-
-    Raises:
-        OrderError: With the remedy.
-
-    Example:
-        >>> refuse_unlearning("analytic")
-        >>> refuse_unlearning("fedavg")
-        Traceback (most recent call last):
-        aggregator.operations.control_queue.OrderError: method 'fedavg' cannot unlearn a device: ...
-    """
-    if method in CONTRACTS and answered(CONTRACTS[method])[1].has_statistic:
-        return
-    raise OrderError(
-        f"method {method!r} cannot unlearn a device: its updates are mixed into the model when a "
-        "round closes",
-        hint="revoke the device, then begin anew: gridfed-aggregator announce --fresh",
-    )
 
 
 def check_args(op: str, args: Mapping[str, float]) -> None:

@@ -14,10 +14,10 @@ from collections.abc import Callable, Iterator, Mapping
 from edge_sdk.app.clock import Clock
 from edge_sdk.config import Config
 from edge_sdk.session.agenda import Agenda
-from edge_sdk.session.certificate_renewal import RenewableLink
 from edge_sdk.session.connection import Connection
 from edge_sdk.session.dispatcher import Dispatcher
 from edge_sdk.session.events import FoundBundle, SessionEvent, SignalTaskReceived
+from edge_sdk.session.key_replacement import replace_key
 from edge_sdk.session.key_ring import KeyRing
 from edge_sdk.session.link_quota import LinkQuota
 from edge_sdk.session.manifest_checks import ManifestExpectation, NewestAnnouncements
@@ -28,7 +28,8 @@ from edge_sdk.session.resubscription import Resubscription
 from edge_sdk.session.rollout_inbox import FollowedRollout
 from edge_sdk.session.server_clock import ServerClock
 from edge_sdk.session.signal_messages import signal_messages
-from edge_sdk.session.signed_link import VerifiedMessage, Will
+from edge_sdk.session.signed_link import Will
+from edge_sdk.session.verified_message import VerifiedMessage
 from edge_sdk.store.store import DeviceStore
 from edge_sdk.wire.contract.method import Signal
 from edge_sdk.wire.errors import Reason
@@ -45,8 +46,6 @@ Connect = Callable[[Callable[[], Will]], Transport]
 Events = Iterator[SessionEvent]
 
 _HOURLY = 3600.0
-
-REPLACED = "replaced identity key"
 
 
 class Session:
@@ -368,7 +367,7 @@ class Session:
         if not self.participation.is_rationed:
             self.participation.follow(parts.outbox.tick())
             parts.downloads.advance()
-            self._replace_key()
+            replace_key(parts, self.now)
             if parts.outbox.state.is_ready and parts.keys.is_hello_due(self.now):
                 self.count("keys announced again")
                 self.participation.follow(parts.outbox.propose_life())
@@ -384,16 +383,3 @@ class Session:
             parts.reporter.send()
         parts.link.flush()
         parts.count_bytes()
-
-    def _replace_key(self) -> None:
-        """Continue the replacement of the identity key that an operator has ordered."""
-        parts, identity = self._parts, self._parts.identity
-        identity.advance(self.now)
-        hello = parts.outbox.state.hello
-        is_over = hello is not None and identity.is_trial_over(hello.ref, hello.attempts)
-        if is_over or (parts.outbox.state.is_ready and identity.begin_trial(self.now)):
-            parts.participation.follow(parts.outbox.propose_life())
-        if identity.is_reconnection_due:
-            identity.is_reconnection_due = False
-            if isinstance(self.link, RenewableLink):  # its last will is signed by the former key
-                self.link.reconnect(REPLACED)

@@ -5,13 +5,15 @@ from __future__ import annotations
 import logging
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
 
 from edge_sdk.app.cli import fields
 from edge_sdk.session.body_keys import BodyKeys
 from edge_sdk.session.poison_messages import is_defect
+from edge_sdk.session.refused_weather import RefusedWeatherLog
+from edge_sdk.session.signed_entry import signed_again
+from edge_sdk.session.verified_message import VerifiedMessage, sealed_by_peer
 from edge_sdk.wire.errors import LinkError, Reason, Refused
-from edge_sdk.wire.keys import Signer, kid_of
+from edge_sdk.wire.keys import Signer
 from edge_sdk.wire.link.publish_queue import EXPIRY, PERISHABLE, PublishQueue, QueuedPublish
 from edge_sdk.wire.link.transport import Happening, LinkDown, LinkUp, Transport
 from edge_sdk.wire.link.transport import Message as Publish
@@ -24,8 +26,6 @@ from edge_sdk.wire.protocol.envelope import (
     ROOT,
     KeyOf,
     digest,
-    kind_of,
-    prove,
     ref,
     seal,
     unseal,
@@ -50,21 +50,10 @@ EncryptionKeyOf = Callable[[str], bytes | None]
 
 _ROOT_KINDS = frozenset({"keys", "bundle", "rollout"})
 _FLEET_KINDS = frozenset({"keys", "time", "weather", "rollout", "stage"})
-_PEERS = frozenset({"peer", "settle"})
 
 
 def no_encryption(_kind: str) -> None:
     """Return None: nothing is encrypted."""
-
-
-@dataclass(frozen=True, slots=True)
-class VerifiedMessage:
-    """A message whose sender is verified, its clear body, and the reference to that."""
-
-    message: Message
-    body: bytes
-    ref: bytes
-    sender: str = AGGREGATOR
 
 
 class SignedLink:
@@ -75,6 +64,8 @@ class SignedLink:
         unknown: Number of header keys that were ignored.
         bytes_up: Payload bytes passed to the link.
         bytes_down: Payload bytes that arrived.
+        is_limited: True while the connection may only serve to learn the time: nothing but a hello is
+            sent, and nothing but its answer and the list of keys is read.
     """
 
     def __init__(
@@ -91,12 +82,13 @@ class SignedLink:
         self.refused: Counter[Reason] = Counter()
         self.unknown = 0
         self.bytes_up = self.bytes_down = 0
+        self.is_limited = False
         self._link: Transport | None = None
         self._accepts_peers = False
         self._audience = ALL
         self._part_filters: tuple[str, ...] = ()
         self._regions: frozenset[str] = frozenset()
-        self._logged: set[tuple[str, Reason]] = set()
+        self._weather_log = RefusedWeatherLog()
         self._signer, self._fleet, self._device = signer, fleet, device
         self._hello_signer: Callable[[bytes], Signer] = lambda _ref: self._signer
         self._encryption_key: EncryptionKeyOf = no_encryption
@@ -184,11 +176,13 @@ class SignedLink:
             happening = self._arrived[0]
             if isinstance(happening, Publish):
                 try:
-                    if happening.payload:  # an empty payload clears a retained slot
+                    if happening.payload and self._may_read(
+                        happening
+                    ):  # an empty payload clears a retained slot
                         yield self._open(happening, key_of)
                 except Refused as refused:
                     self.refused[refused.reason] += 1
-                    self._log_weather(happening.topic, refused)
+                    self._weather_log.record(happening.topic, refused, self._regions)
                 except Exception as error:
                     if not is_defect(error):
                         raise
@@ -243,17 +237,7 @@ class SignedLink:
 
     def sign_again(self, entry: OutboxEntry) -> OutboxEntry:
         """Return an outbox entry, signed again if the device has another key now; its body stays."""
-        if entry.proof.startswith(kid_of(self._signer.public)):
-            return entry
-        proof = prove(
-            entry.digest,
-            kind=entry.kind,
-            sender=self._device,
-            recipient=AGGREGATOR,
-            fleet=self._fleet,
-            signer=self._signer,
-        )
-        return replace(entry, proof=proof)
+        return signed_again(entry, self._signer, self._fleet, self._device)
 
     def publish_status(self, status: StatusMessage) -> None:
         """Queue the retained status."""
@@ -291,7 +275,10 @@ class SignedLink:
         )
 
     def subscribe(self) -> None:
-        """Subscribe to every topic that a device always needs."""
+        """Subscribe to every topic that a device always needs, or that a limited connection may have."""
+        if self.is_limited:
+            self.link.subscribe(*topics.time_filters(self._fleet, self._device))
+            return
         self.link.subscribe(*topics.device_filters(self._fleet, self._device, self._audience))
         if self._accepts_peers:
             self.link.subscribe(topics.peers_filter(self._fleet, self._device))
@@ -317,12 +304,19 @@ class SignedLink:
         self._queue.clear()
 
     def _publish(self, message: QueuedPublish) -> None:
-        if self.link.is_up:
+        is_hello = message.topic == topics.up(self._fleet, self._device, HelloMessage.kind)
+        if self.link.is_up and (is_hello or not self.is_limited):
             self._queue.append(message)
             self.flush()
 
     def _count(self, message: QueuedPublish) -> None:
         self.bytes_up += len(message.payload)
+
+    def _may_read(self, publish: Publish) -> bool:
+        """Return whether a message may be read on this connection."""
+        return not self.is_limited or publish.topic in topics.time_filters(
+            self._fleet, self._device
+        )
 
     def _open(self, publish: Publish, key_of: KeyOf) -> VerifiedMessage:
         address = topics.parse(publish.topic)
@@ -331,7 +325,12 @@ class SignedLink:
                 Reason.MALFORMED, f"topic {publish.topic!r} is not addressed to this device"
             )
         if address.direction == "peer":
-            return self._open_peer(publish, address, key_of)
+            decrypt = self._decrypt if self._keys.is_required else None
+            reader = self._fleet, self._device
+            proved = sealed_by_peer(publish.payload, address, reader, key_of, decrypt)
+            self._keys.refuse_peer(proved)
+            message = decode(proved.kind, proved.content, on_unknown=self._count_unknown)
+            return VerifiedMessage(message, proved.content, proved.ref, address.id)
         is_common = address.direction == "all"
         if address.kind == WeatherMessage.kind and address.tail not in self._regions:
             raise Refused(Reason.MALFORMED, f"topic {publish.topic!r} is of another region")
@@ -358,36 +357,6 @@ class SignedLink:
 
     def _decrypt(self, kind: str, sender: str, body: bytes) -> bytes:
         return self._keys.decrypt(body, BodyContext(self._fleet, kind, sender, self._device))
-
-    def _log_weather(self, topic: str, refused: Refused) -> None:
-        """Log weather that cannot be verified or read, once for each region and reason."""
-        address = topics.parse(topic)
-        if address is None or address.kind != WeatherMessage.kind:
-            return
-        about = (address.tail, refused.reason)
-        if address.tail in self._regions and about not in self._logged:
-            self._logged.add(about)
-            logger.warning("weather refused %s", fields(region=address.tail, why=refused))
-
-    def _open_peer(
-        self, publish: Publish, address: topics.TopicAddress, key_of: KeyOf
-    ) -> VerifiedMessage:
-        """Verify a message from a peer; ``key_of`` decides whether the sender is one."""
-        kind = kind_of(publish.payload)
-        if kind not in _PEERS or address.tail != self._device:
-            raise Refused(Reason.UNKNOWN_KIND, f"{kind!r} is not accepted from a peer")
-        proved = unseal(
-            publish.payload,
-            kind=kind,
-            sender=address.id,
-            recipient=self._device,
-            fleet=self._fleet,
-            key_of=key_of,
-            decrypt=self._decrypt if self._keys.is_required else None,
-        )
-        self._keys.refuse_peer(proved)
-        message = decode(proved.kind, proved.content, on_unknown=self._count_unknown)
-        return VerifiedMessage(message, proved.content, proved.ref, address.id)
 
     def _count_unknown(self, _key: str) -> None:
         self.unknown += 1
