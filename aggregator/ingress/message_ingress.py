@@ -275,7 +275,7 @@ class MessageIngress:
                 raise Refused(Reason.UNKNOWN_KIND, kind)  # noqa: TRY301 - one place replies
             sealed = self._unseal(device, kind, payload, now)
             self.at_hand = AtHand(device, kind, sealed)
-            self._registry.record_contact(device, self._clock.wall())
+            self._registry.record_contact(sealed, self._clock.wall())
             self._check_set_aside(sealed)
             cls, handler = self._handlers[kind]
             message = codec.decode(cls, sealed.content, on_unknown=self._unknown)

@@ -19,6 +19,9 @@ class ServerClock:
     Args:
         store: Store that keeps the estimate.
         clock: Clocks of the machine.
+
+    Attributes:
+        is_bound: True once a welcome has answered a hello of this process: its time is no replay.
     """
 
     def __init__(self, store: DeviceStore, clock: Clock) -> None:
@@ -26,6 +29,7 @@ class ServerClock:
         floor = max(ServerTime().floor, store.fact("floor"))
         self._time = ServerTime(floor, before=store.fact("floor before"))
         self._started = self._doubts_at = self.uptime
+        self.is_bound = False
 
     @property
     def uptime(self) -> float:
@@ -111,6 +115,7 @@ class ServerClock:
         before = self._time.kept(self.uptime)
         if is_sound:
             self._time = self._time.adjust(t, self.uptime, wall=self._clock.wall(), bound=True)
+            self.is_bound = True
             self.save()
         else:
             logger.error("server time rejected %s", fields(time=t, why="no key is valid"))

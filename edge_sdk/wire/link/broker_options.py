@@ -24,7 +24,8 @@ LARGEST: Final = 65_536
 STORED: Final = "stored time"
 MACHINE: Final = "machine's clock"
 EARLIER: Final = "stored time before its last leap"
-"""Name of the time at which a broker certificate's dates were valid."""
+LIMITED: Final = "no time yet"
+"""Name of the time at which a broker certificate's dates were valid; the last of a limited connection."""
 
 Will = tuple[str, bytes, bool]
 """Topic, payload and retain flag of the message that the broker publishes on a lost link."""
@@ -58,6 +59,9 @@ class Broker:
             seconds for checking the broker's certificate when this machine's clock is a day or more
             behind it, else None. The dates may also be valid at this machine's clock.
         judged_else: Function that returns one more moment at which the dates may be valid, or None.
+        may_be_later: Function that returns whether the true time may be later than ``judged_at``. Then
+            a certificate that begins later makes a limited connection, on which the caller may do no
+            more than learn the time (``LinkUp.is_limited``). None: there is no such connection.
 
     Raises:
         LinkError: The settings cannot work together; the message names them.
@@ -87,6 +91,7 @@ use mqtts:// (plain MQTT is for loopback, or insecure = true)
     insecure: bool = False
     judged_at: Callable[[], float | None] | None = field(default=None, repr=False)
     judged_else: Callable[[], float | None] | None = field(default=None, repr=False)
+    may_be_later: Callable[[], bool] | None = None
 
     def __post_init__(self) -> None:
         """Refuse invalid settings before anything is sent."""
@@ -162,7 +167,7 @@ class _Dated(ssl.SSLSocket):
         context = self.context
         if not isinstance(context, TlsContext):
             return
-        context.dates_by = MACHINE
+        context.dates_by, context.is_limited = MACHINE, False
         if context.at is None:
             return
         leaf: Any = self.getpeercert()
@@ -172,6 +177,10 @@ class _Dated(ssl.SSLSocket):
             if at is not None and begin <= at <= end:
                 context.dates_by = name
                 return
+        is_later = begin > max(at for at in tried.values() if at is not None)
+        if is_later and context.may_be_later is not None and context.may_be_later():
+            context.dates_by, context.is_limited = LIMITED, True
+            return
         context.dates_by = ""
         tried_times = "; ".join(
             f"{name} {_utc(at)}" for name, at in tried.items() if at is not None
@@ -206,11 +215,14 @@ class TlsContext(ssl.SSLContext):
         at: Signed time, Unix seconds; None while the clock agrees.
         other: One more moment to try.
         dates_by: Name of the moment at which the last certificate was valid.
+        is_limited: True if that is unknown, and the connection may only serve to learn the time.
     """
 
     sslsocket_class = _Dated
     judged_at: Callable[[], float | None] | None = None
     judged_else: Callable[[], float | None] | None = None
+    may_be_later: Callable[[], bool] | None = None
+    is_limited: bool = False
     at: float | None = None
     other: float | None = None
     dates_by: str = ""
@@ -235,6 +247,7 @@ def tls_context(broker: Broker) -> TlsContext:
     """
     context = TlsContext(ssl.PROTOCOL_TLS_CLIENT)
     context.judged_at, context.judged_else = broker.judged_at, broker.judged_else
+    context.may_be_later = broker.may_be_later
     context.marks = _marks(broker)  # first: a file written meanwhile is read again
     try:
         return load(context, broker.ca_file, broker.cert_file, broker.key_file)
