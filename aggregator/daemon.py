@@ -51,10 +51,12 @@ from aggregator.rounds.run_driver import RunDriver
 from aggregator.rounds.run_drivers import RunDrivers
 from aggregator.rounds.split_driver import SplitDriver
 from aggregator.store.errors import is_lost
-from aggregator.store.opener import open_store, wait_for_store
+from aggregator.store.opener import open_queue, open_store, wait_for_store
 from aggregator.store.types import Store, Version
+from aggregator.store.update_queue import UpdateQueue
 from edge_sdk.app.cli import fields, notify, stop_signals
 from edge_sdk.app.clock import Clock, SystemClock
+from edge_sdk.app.settings import SettingsError
 from edge_sdk.wire.contract.method import CONTRACTS
 from edge_sdk.wire.keys import Signer, SigningKey
 from edge_sdk.wire.link.event_loop import Poller
@@ -68,6 +70,9 @@ LINGER = 2.0  # s after the last round for receipts and the final announcement
 CONTACTS = 60.0  # s between two writes of the devices' last messages
 JUDGED = 2.0  # s between two judgements of a rollout that has new reports
 GOODBYE = 10.0  # s to publish queued messages when the daemon is stopped
+QUEUE_LOOK = 0.02  # s between two looks into the queue of the admission workers
+QUEUED_AT_ONCE = 64  # updates of the queue that share a commit
+QUEUED_IN_A_TURN = 8  # such commits in one turn of the loop
 
 
 class StopRequest(Protocol):
@@ -162,8 +167,16 @@ class Daemon:
         self._broker = None if transport else self._closing.enter_context(started_broker(config))
         self._transport = transport or link_to(config, self._broker, self._poller)
         self._floods = FloodControl()
-        excluded = config.state / "excluded.json"
-        self._subscriptions = Subscriptions(self._transport, config.fleet, excluded)
+        self._queue = self._queue_of(config)
+        self._workers: int | None = None
+        self._queued = 0  # updates of the queue that were processed in the last turn
+        self._subscriptions = Subscriptions(
+            self._transport,
+            config.fleet,
+            config.state / "excluded.json",
+            has_workers=config.admission.workers,
+            had_workers=config.store.url is not None,
+        )
         self._floods.exclude(self._subscriptions.remembered(), clock.monotonic())
         self._upkeep = OperatorAlerts(clock)
         self._upkeep.follow(config)
@@ -278,6 +291,14 @@ class Daemon:
         self._closing.callback(site.close)
         return site
 
+    def _queue_of(self, config: AggregatorConfig) -> UpdateQueue | None:
+        """Return the queue of the admission workers, if there may be any."""
+        if not config.admission.workers:
+            return None
+        queue = open_queue(config.database)
+        self._closing.callback(queue.close)
+        return queue
+
     def _close_poller(self) -> None:
         if self._poller is not None:
             self._poller.close()
@@ -385,6 +406,8 @@ class Daemon:
             else:
                 for event in group:
                     self._serve(event)
+        if self._queue is not None:
+            self._receive_queued(self._queue)
         self._link.exclude(self._floods)
         self._driver.wake()
         self._isolation.step("transfers", lambda: self._driver.accept(self._ingress.tick()))
@@ -444,7 +467,13 @@ class Daemon:
         match event:
             case Message():
                 self._receive((event,))
-            case LinkUp(max_payload=largest):
+            case LinkUp(max_payload=largest, shares=shares):
+                if self._queue is not None and not shares:
+                    raise SettingsError(
+                        "admission.workers: workers need shared subscriptions of MQTT 5, which this "
+                        "broker does not have",
+                        hint="use a broker that has them, such as Mosquitto, or set it to false",
+                    )
                 self._link.connected(largest)
             case LinkDown(why=why):
                 self._publisher.clear()
@@ -458,6 +487,33 @@ class Daemon:
         self._processor.process_together([one for one in messages if self._admits(one)])
         for message in messages:
             self._transport.acknowledge(message)
+
+    def _receive_queued(self, queue: UpdateQueue) -> None:
+        """Process updates that workers have checked, and remove them after the commit.
+
+        What is processed and not removed is processed again, and answered from the ledger.
+        """
+        self._queued = 0
+        for _ in range(QUEUED_IN_A_TURN):
+            updates = queue.oldest(QUEUED_AT_ONCE)
+            if not updates:
+                return
+            self._processor.process_together([one for one in updates if self._admits(one)])
+            queue.remove(updates)
+            self._queued += len(updates)
+
+    def _count_workers(self, queue: UpdateQueue) -> None:
+        """Receive updates in place of the workers while none is alive."""
+        found = queue.workers()
+        self._view.measure_workers(found)
+        before, self._workers = self._workers, sum(one.is_alive for one in found)
+        if before is not None and bool(before) == bool(self._workers):
+            return
+        if self._workers:
+            logger.info("workers admit updates %s", fields(workers=self._workers))
+        else:
+            logger.warning("no worker admits updates %s", fields(do="gridfed-aggregator worker"))
+        self._subscriptions.receive_updates(is_alone=not self._workers)
 
     def _admits(self, message: Message) -> bool:
         """Count a message; return whether it is processed, and not dropped as part of a flood."""
@@ -500,6 +556,8 @@ class Daemon:
         step = self._isolation.step
         if self.config.inbox.is_dir():
             step("orders", lambda: self._orders.apply(self.config.inbox), in_transaction=False)
+        if self._queue is not None:
+            self._count_workers(self._queue)
         self._link.retry()
         self._link.announce_time()
         for driver in self._driver:
@@ -540,6 +598,8 @@ class Daemon:
         if self._ingress.is_full or self._isolation.faults.is_waiting(now):
             return TURN
         due = [self._periodic_at, self._ingress.next_due]
+        if self._queue is not None:
+            due.append(now if self._queued else now + QUEUE_LOOK)
         for parts in self._runs:
             stage = parts.split.next_due if not parts.engine.is_paused else None
             due += [parts.engine.next_due, stage]

@@ -193,6 +193,21 @@ class Metrics:
         self.flooding = Gauge(
             "gridfed_devices_flooding", "Devices excluded because they send too much.", registry=own
         )
+        self.workers = Gauge(
+            "gridfed_admission_workers", "Admission workers that are alive.", registry=own
+        )
+        self.queued = Gauge(
+            "gridfed_queued_updates",
+            "Updates in the queue, by the admission worker that checked them.",
+            ["worker"],
+            registry=own,
+        )
+        self.checked = Gauge(
+            "gridfed_worker_updates",
+            "Updates that an admission worker has handled since it started, by result.",
+            ["worker", "result"],
+            registry=own,
+        )
         self.parent = {
             what: Gauge(f"gridfed_parent_{what}", text, registry=own)
             for what, text in _OF_PARENT.items()

@@ -62,6 +62,13 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--key", default="", help="config: private key of the broker (PEM)")
     parser.add_argument("--crl", default="", help="config: revoked certificates of devices (PEM)")
     parser.add_argument(
+        "--worker",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="config, access: name in the certificate of an admission worker; may be repeated",
+    )
+    parser.add_argument(
         "--shared",
         action="store_true",
         help="config, access: several fleets share the broker; certificates name FLEET.DEVICE",
@@ -118,7 +125,11 @@ def write_config(args: Namespace) -> CommandResult:
         known = () if args.shared else None  # a shared broker's rules list the enrolled devices
         rules = (
             mosquitto_access(
-                args.fleet, known, neighbours=_pairs(args.pairs), is_shared=args.shared
+                args.fleet,
+                known,
+                neighbours=_pairs(args.pairs),
+                is_shared=args.shared,
+                workers=args.worker,
             )
             if args.fleet
             else ""
@@ -168,7 +179,12 @@ def write_access_rules(args: Namespace) -> CommandResult:
             near[name] |= others
     try:
         text = mosquitto_access(
-            config.fleet, devices, neighbours=near, is_shared=args.shared, runs=runs
+            config.fleet,
+            devices,
+            neighbours=near,
+            is_shared=args.shared,
+            runs=runs,
+            workers=args.worker,
         )
     except ValueError as error:
         raise BrokerCommandError(f"broker access: {error}") from error

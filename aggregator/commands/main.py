@@ -24,6 +24,7 @@ def _command(module: str, summary: str) -> Subcommand:
 
 COMMANDS = {
     "run": _command("run", "Run the daemon until SIGTERM."),
+    "worker": _command("worker", "Check updates for the daemon until SIGTERM."),
     "check": _command("check", "Show the configuration in force, and check that it can run."),
     "check-config": _command("check", "Same as check."),
     "init": _command("init", "Make keys, begin a run, and sign what devices must trust."),

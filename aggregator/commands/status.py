@@ -131,6 +131,19 @@ def _run_lines(document: Mapping[str, Any]) -> list[str]:
     return lines
 
 
+def worker_lines(document: Mapping[str, Any]) -> list[str]:
+    """Return a line for each admission worker.
+
+    >>> worker_lines({"workers": {"1": {"state": "alive", "queued": 2, "checked": 40}}})
+    ['worker 1: alive, queued 2, checked 40']
+    """
+    lines = []
+    for name, one in document.get("workers", {}).items():
+        pairs = [f"{key} {value}" for key, value in one.items() if key != "state"]
+        lines.append(f"worker {name}: {', '.join([one['state'], *pairs])}")
+    return lines
+
+
 def _prose(document: Mapping[str, Any]) -> str:
     head = "running" if document["running"] else "not running; from the database"
     lines = [f"fleet {document['fleet']}: {head}"]
@@ -138,7 +151,7 @@ def _prose(document: Mapping[str, Any]) -> str:
         pairs = document.get(name) or {}
         if pairs:
             lines.append(f"{name}: " + ", ".join(f"{key} {value}" for key, value in pairs.items()))
-    lines += _run_lines(document)
+    lines += [*_run_lines(document), *worker_lines(document)]
     for label, names in document.get("clusters", {}).items():
         more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
         lines.append(f"cluster {label}: {', '.join(names[:SHOWN]) or 'none'}{more}")

@@ -137,6 +137,8 @@ class AdmissionSection:
     max_updates: Positive | None = None  # updates of one device in total; left out: no limit
     daily_bytes: DailyBytes = 64_000_000  # bytes per device and day, both directions
     messages_per_minute: Positive = 60  # messages per device and minute, without chunks
+    workers: bool = False  # updates come from gridfed-aggregator worker; needs store.url
+    max_queued_updates: Positive = 100_000  # updates from workers that wait in the database
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,6 +249,10 @@ class AggregatorConfig:
         for run in self.runs:
             if run.cohort and not run.name:
                 raise ValueError("run.cohort: a run with a cohort needs a run.name")
+        if self.admission.workers and self.store.url is None:
+            raise ValueError("admission.workers: workers need PostgreSQL; set store.url")
+        if self.admission.workers and self.broker.protocol != 5:
+            raise ValueError("admission.workers: shared subscriptions need broker.protocol = 5")
 
     @property
     def runs(self) -> tuple[RunSection, ...]:

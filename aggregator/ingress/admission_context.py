@@ -54,6 +54,11 @@ def everybody(_device: str) -> bool:
     return True
 
 
+def never_set_aside(_device: str, _digest: bytes) -> bool:
+    """Return False: no body caused a defect before."""
+    return False
+
+
 @dataclass(frozen=True, slots=True)
 class AdmissionContext:
     """The run, round and version open for updates; the daemon replaces it at every change.

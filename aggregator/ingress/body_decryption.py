@@ -38,8 +38,10 @@ class BodyDecryption:
         """
         return decrypted_body(body, self.key_of, BodyContext(self.fleet, kind, sender, AGGREGATOR))
 
-    def unseal(self, payload: bytes, *, kind: str, sender: str, key_of: KeyOf) -> Sealed:
-        """Verify a payload of a device and decrypt its body.
+    def unseal(
+        self, payload: bytes, *, kind: str, sender: str, key_of: KeyOf, verified_by: bytes = b""
+    ) -> Sealed:
+        """Verify a payload of a device, unless a worker has with this key, and decrypt its body.
 
         Raises:
             Refused: As ``envelope.unseal``, and PLAIN_REFUSED.
@@ -53,6 +55,7 @@ class BodyDecryption:
                 fleet=self.fleet,
                 key_of=key_of,
                 decrypt=self.decrypt,
+                verified_by=verified_by,
             )
         )
 

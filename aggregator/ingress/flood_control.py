@@ -185,17 +185,30 @@ class Subscriptions:
     at once nor leaves stale subscriptions in the broker's session.
     """
 
-    def __init__(self, transport: Transport, fleet: str, file: Path) -> None:
+    def __init__(
+        self,
+        transport: Transport,
+        fleet: str,
+        file: Path,
+        *,
+        has_workers: bool = False,
+        had_workers: bool = False,
+    ) -> None:
         """Start with the exclusions of the previous process.
 
         Args:
             transport: The link.
             fleet: Id of the fleet.
             file: List of excluded devices; missing if there are none.
+            has_workers: True if admission workers receive the updates that are sent whole.
+            had_workers: True if an earlier process may have had them, whose subscriptions the broker
+                may keep.
         """
         self._transport = transport
         self._fleet = fleet
         self._file = file
+        self._has_workers, self._had_workers = has_workers, had_workers
+        self._is_alone = False
         self._named: frozenset[str] | None = frozenset() if file.exists() else None
         self.excluded: frozenset[str] = frozenset()
 
@@ -216,12 +229,31 @@ class Subscriptions:
     def renew(self, devices: Collection[str]) -> None:
         """Subscribe again after a ``LinkUp``, whatever the broker's session has kept."""
         if self._named is None:
-            self._transport.subscribe(*topics.aggregator_filters(self._fleet))
+            self._transport.subscribe(*self._wildcards)
+        else:
+            self._named = frozenset(devices) - self.excluded
+            self._transport.subscribe(*self._filters(self._named))
+            self._transport.unsubscribe(*self._wildcards)
+            self._transport.unsubscribe(*self._filters(self.excluded))
+        self._renew_updates()
+
+    def receive_updates(self, *, is_alone: bool) -> None:
+        """Receive the updates in place of the workers from now on, or leave them to the workers."""
+        self._is_alone = is_alone
+        if self._transport.is_up:
+            self._renew_updates()
+
+    def _renew_updates(self) -> None:
+        """Subscribe to updates if no worker does; drop what the broker kept of the other setting."""
+        if not (self._has_workers or self._had_workers):
             return
-        self._named = frozenset(devices) - self.excluded
-        self._transport.subscribe(*self._filters(self._named))
-        self._transport.unsubscribe(*topics.aggregator_filters(self._fleet))
-        self._transport.unsubscribe(*self._filters(self.excluded))
+        shared = topics.updates_filter(self._fleet)
+        other = topics.aggregator_filters(self._fleet, has_workers=not self._has_workers)
+        if self._has_workers and self._is_alone:
+            self._transport.subscribe(shared)
+        else:
+            self._transport.unsubscribe(shared)
+        self._transport.unsubscribe(*(one for one in other if one not in self._wildcards))
 
     def follow(self, devices: Collection[str], excluded: frozenset[str]) -> None:
         """Subscribe to all devices except the excluded ones.
@@ -235,7 +267,7 @@ class Subscriptions:
         before = self._named
         if wanted == before and (wanted is None or excluded == self.excluded):
             return
-        wildcards = topics.aggregator_filters(self._fleet)
+        wildcards = self._wildcards
         if wanted is None:
             self._transport.subscribe(*wildcards)
             self._transport.unsubscribe(*self._filters({*devices, *(before or ())}))
@@ -248,11 +280,17 @@ class Subscriptions:
         self.excluded = excluded if wanted is not None else frozenset()
         self._save()
 
+    @property
+    def _wildcards(self) -> tuple[str, ...]:
+        return topics.aggregator_filters(self._fleet, has_workers=self._has_workers)
+
     def _filters(self, devices: Iterable[str]) -> list[str]:
         return [
             pattern
             for name in sorted(devices)
-            for pattern in (topics.up(self._fleet, name, "+"), topics.status(self._fleet, name))
+            for pattern in topics.aggregator_filters(
+                self._fleet, name, has_workers=self._has_workers
+            )
         ]
 
     def _save(self) -> None:

@@ -17,6 +17,7 @@ from aggregator.ingress.admission_context import (
     AdmissionContext,
     WelcomeTerms,
     check_signal,
+    never_set_aside,
 )
 from aggregator.ingress.body_decryption import BodyDecryption
 from aggregator.ingress.content_server import ContentServer
@@ -30,6 +31,7 @@ from aggregator.ingress.update_ingress import UpdateIngress
 from aggregator.ingress.uploads import Uploads
 from aggregator.store.errors import DatabaseFullError
 from aggregator.store.types import Store
+from aggregator.store.update_queue import QueuedUpdate
 from edge_sdk.app.clock import Clock
 from edge_sdk.wire.errors import Reason, Refused
 from edge_sdk.wire.keys import Signer
@@ -60,11 +62,6 @@ class AtHand(NamedTuple):
     kind: str = ""
     sealed: Sealed | None = None
     message: Message | None = None
-
-
-def never_set_aside(_device: str, _digest: bytes) -> bool:
-    """Return False: no body caused a defect before."""
-    return False
 
 
 class MessageIngress:
@@ -102,13 +99,13 @@ class MessageIngress:
 
         Args:
             store: Durable state.
-            registry: Enrolled devices and their keys.
-            fleet: Id of the fleet; no message contains it.
+            registry: Devices and their keys.
+            fleet: Its id; no message has it.
             signer: The online key.
             clock: Wall time for welcomes, monotonic time for everything else.
             terms: Terms of a welcome.
             rng: Jitter of waits.
-            signals: Assembler of signals.
+            signals: Their assembler.
             is_set_aside: Whether a body of this digest caused a defect.
             decryption: Opens encrypted bodies.
             model_signer: Key of the log of models; or ``signer``.
@@ -196,14 +193,14 @@ class MessageIngress:
         self._uploads.resize(terms.room)
 
     def receive(self, message: Arrival) -> IngressResult:
-        """Handle one message from the broker; it may be acknowledged when this returns."""
+        """Handle one message; it may be acknowledged afterwards."""
         self.at_hand = AtHand()
         address = topics.parse(message.topic)
         is_ours = address is not None and address.fleet == self._fleet and message.payload
         if address is None or not is_ours or address.direction not in ("up", "status"):
             self.counts["STRAY"] += 1
             return IngressResult()
-        return self._receive(address.id, address.kind, message.payload)
+        return self._receive(address.id, address.kind, message)
 
     def receive_body(self, body: Sealed) -> IngressResult:
         """Handle a body that was sent in chunks and set aside before.
@@ -245,7 +242,7 @@ class MessageIngress:
         return self._refuse(address.id, Reason.INTERNAL, None, None)
 
     def tick(self) -> IngressResult:
-        """Request overdue chunks, drop timed-out transfers, and grant waiting offers."""
+        """Request and grant what is due."""
         now = self._clock.monotonic()
         self._downloads.forget(now)
         return IngressResult(self._updates.tick(now))
@@ -262,7 +259,7 @@ class MessageIngress:
 
     # --- authentication
 
-    def _receive(self, device: str, kind: str, payload: bytes) -> IngressResult:
+    def _receive(self, device: str, kind: str, arrival: Arrival) -> IngressResult:
         now = self._clock.monotonic()
         if self._limiter.is_ignored(device, now):
             self.counts["IGNORED"] += 1
@@ -273,7 +270,7 @@ class MessageIngress:
         try:
             if kind not in self._handlers:
                 raise Refused(Reason.UNKNOWN_KIND, kind)  # noqa: TRY301 - one place replies
-            sealed = self._unseal(device, kind, payload, now)
+            sealed = self._unseal(device, kind, arrival, now)
             self.at_hand = AtHand(device, kind, sealed)
             self._registry.record_contact(sealed, self._clock.wall())
             self._check_set_aside(sealed)
@@ -294,13 +291,18 @@ class MessageIngress:
         self.is_full = self.is_full and not result.entries
         return result
 
-    def _unseal(self, device: str, kind: str, payload: bytes, now: float) -> Sealed:
+    def _unseal(self, device: str, kind: str, arrival: Arrival, now: float) -> Sealed:
+        payload = arrival.payload
+
         def key_of(sender: str, kid: bytes) -> bytes | None:
             public = self._registry.key_of(sender, kid)
             self._limiter.charge(sender, kind, len(payload), now)
             return public
 
-        return self._decryption.unseal(payload, kind=kind, sender=device, key_of=key_of)
+        known = arrival.verified_by if isinstance(arrival, QueuedUpdate) else b""
+        return self._decryption.unseal(
+            payload, kind=kind, sender=device, key_of=key_of, verified_by=known
+        )
 
     def _check_set_aside(self, body: Sealed) -> None:
         if self._is_set_aside(body.sender, body.digest):

@@ -169,7 +169,7 @@ class Registry:
         return client.sign[0]
 
     def _retire_former(self, sealed: Sealed) -> None:
-        """Retire the former key of a device that uses the one that replaces it.
+        """Retire the former key of a device that uses the new one.
 
         A hello does not count: it has yet to be welcomed.
         """

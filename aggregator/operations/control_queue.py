@@ -68,20 +68,20 @@ class ControlOrder:
             the region; for ``record`` the subject.
         public: Raw public key as hex, for ``enrol``.
         former: Raw public key as hex that ``public`` replaces, its signature being verified: the
-            ledger continues, and both are valid until ``public`` was used.
+            ledger continues; both are valid until ``public`` is used.
         op: Command for the device, for ``command``; act, for ``rollout`` and ``record``.
         detail: What was changed, for ``record``.
         why: Reason; recorded with the device for ``revoke``.
-        who: Person who gave the order: the login name at a command, the user of the console.
+        who: Person: the login name at a command, the user of the console.
         via: Way by which it came.
         args: Numeric arguments of the command.
         until: Expiry, server time in Unix milliseconds.
-        spent: Initial count of releases in the new ledger, for ``enrol`` with another key; by
-            default the count of the previous ledger continues.
+        spent: Count of releases in the new ledger, for ``enrol`` with another key; by default the
+            previous count continues.
         labels: Changes of labels, ``name=value`` between commas, for ``enrol`` and ``label``.
-        run: Name of the only run that is meant, for ``pause``, ``resume``, ``round`` and
-            ``unlearn``; empty for all.
-        id: Id of the order, given by ``leave``; empty for one that is carried out at once.
+        run: The only run that is meant, for ``pause``, ``resume``, ``round`` and ``unlearn``; empty
+            for all.
+        id: Id of the order, given by ``leave``; empty for an immediate one.
     """
 
     do: Literal[
@@ -298,13 +298,13 @@ def _enrol(order: ControlOrder, store: Any, before: EnrolledDevice | None) -> st
 
 
 def _is_succession(order: ControlOrder, before: EnrolledDevice) -> bool:
-    """Return whether an enrolment replaces a key in force, so that the ledger continues."""
+    """Return whether an enrolment replaces a key in force."""
     is_known = bytes.fromhex(order.former) in before.sign
     return is_known and bytes.fromhex(order.public) not in before.sign and before.state != "revoked"
 
 
 def _count_after(order: ControlOrder, store: Any) -> int:  # noqa: ANN401 - as ``apply``
-    """Return the count of releases that a ledger under a new key begins with.
+    """Return the count of releases in a new ledger.
 
     The previous count continues, so that another key or machine gives no new budget. One that no
     device can have reached is a damaged number: it begins at 0.
@@ -323,7 +323,7 @@ def _labels(before: Labels, order: ControlOrder) -> Labels:
 
 
 def renewal(order: ControlOrder, store: Any) -> str:  # noqa: ANN401 - as ``apply``
-    """Return a note on the state that an enrolment resets, for the operator; empty if none."""
+    """Return a note on what an enrolment resets, for the operator; empty if nothing."""
     before = store.client(order.device)
     if order.do != "enrol" or before is None or before.sign == (bytes.fromhex(order.public),):
         return ""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sized
+from collections.abc import Callable, Mapping, Sequence, Sized
 from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
@@ -21,6 +21,7 @@ from aggregator.operations.http_status import Snapshot, round_line
 from aggregator.operations.operator_alerts import OperatorAlerts
 from aggregator.rounds.round_engine import RoundEngine, restored
 from aggregator.store.types import Store, Version
+from aggregator.store.update_queue import WorkerStatus
 from edge_sdk.app.clock import DAY
 from edge_sdk.wire.link.transport import Transport
 
@@ -62,6 +63,7 @@ class StatusView:
         parent: Returns the status in the parent's fleet; empty without a parent.
         metrics: Metrics.
         closed: The newest closed rounds.
+        workers: Admission workers that are alive, or have updates in the queue.
     """
 
     engines: tuple[RoundEngine, ...]
@@ -76,6 +78,7 @@ class StatusView:
     parent: Callable[[], Mapping[str, Any]] = dict
     metrics: Metrics = field(default_factory=Metrics)
     closed: deque[Version] = field(default_factory=lambda: deque(maxlen=REMEMBERED))
+    workers: list[WorkerStatus] = field(default_factory=list)
 
     @property
     def engine(self) -> RoundEngine:
@@ -111,6 +114,18 @@ class StatusView:
         self.metrics.messages.labels(kind if kind in _KINDS else "other").inc()
         self.metrics.payload.labels("up").inc(size)
         self.metrics.volume.labels("up", kind if kind in _KINDS else "other").inc(size)
+
+    def measure_workers(self, found: Sequence[WorkerStatus]) -> None:
+        """Record the admission workers."""
+        self.workers[:] = found
+        metrics = self.metrics
+        metrics.workers.set(sum(one.is_alive for one in found))
+        metrics.queued.clear()
+        metrics.checked.clear()
+        for one in found:
+            metrics.queued.labels(one.name).set(one.queued)
+            for result, number in one.counts.items():
+                metrics.checked.labels(one.name, result).set(number)
 
     def measure(self) -> None:
         """Update every gauge."""
@@ -186,6 +201,8 @@ class StatusView:
         }
         if parent := self.parent():
             status["parent"] = dict(parent)
+        if self.workers:
+            status["workers"] = {one.name: _worker_status(one) for one in self.workers}
         if len(self.engines) > 1:
             status["runs"] = [
                 _run_status(engine) | {"schedule": self._schedule(engine)}
@@ -262,6 +279,12 @@ class StatusView:
         if not isinstance(state, Clustered):
             return {}
         return {label: list(names) for label, names in state.clusters.items()}
+
+
+def _worker_status(worker: WorkerStatus) -> dict[str, Any]:
+    """Return the status of one admission worker."""
+    state = "alive" if worker.is_alive else "gone"
+    return {"state": state, "queued": worker.queued, **worker.counts}
 
 
 def _run_status(engine: RoundEngine) -> dict[str, Any]:

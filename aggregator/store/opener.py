@@ -14,8 +14,18 @@ from aggregator.store.location import Location, PostgresUrl
 from aggregator.store.overview import StoreOverview
 from aggregator.store.sqlite import SqliteStore
 from aggregator.store.types import Store
+from aggregator.store.update_queue import UpdateQueue
 
-__all__ = ["alone", "exists", "migrate", "open_overview", "open_store", "refill", "wait_for_store"]
+__all__ = [
+    "alone",
+    "exists",
+    "migrate",
+    "open_overview",
+    "open_queue",
+    "open_store",
+    "refill",
+    "wait_for_store",
+]
 
 
 def open_store(place: Location, *, read_only: bool = False) -> Store:
@@ -74,6 +84,28 @@ def open_overview(place: Location) -> StoreOverview:
         found: StoreOverview = _postgres().open_overview(place)
         return found
     return StoreOverview.open(place)
+
+
+def open_queue(place: Location, *, worker: str = "") -> UpdateQueue:
+    """Open the queue of updates that admission workers have checked.
+
+    Args:
+        place: The database, of PostgreSQL.
+        worker: Name of the worker that opens it; empty for the process that runs the rounds.
+
+    Raises:
+        DatabaseBusyError: A worker of this name runs.
+        DatabaseError: It is a file of SQLite, has no fleet, or cannot be opened.
+    """
+    if not isinstance(place, PostgresUrl):
+        raise DatabaseError(
+            f"{place}: admission workers need PostgreSQL",
+            hint="set store.url, and copy the fleet with gridfed-aggregator migrate",
+        )
+    _postgres()
+    from aggregator.store.postgres_queue import PostgresQueue  # noqa: PLC0415 - extra
+
+    return PostgresQueue.open(place, worker=worker)
 
 
 def exists(place: Location) -> bool:

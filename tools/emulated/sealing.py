@@ -8,6 +8,7 @@ import ssl
 import threading
 from dataclasses import replace
 from pathlib import Path
+from typing import TypedDict
 
 import numpy as np
 from cryptography import x509
@@ -22,7 +23,16 @@ from edge_sdk.wire.protocol.codec import decode, encode, pack_tensor
 from edge_sdk.wire.protocol.messages import UpdateMessage
 
 KEY = keys.generate()
-_WAY = {"kind": "update", "sender": "meter-0042", "recipient": "_agg", "fleet": "north"}
+
+
+class _Way(TypedDict):
+    kind: str
+    sender: str
+    recipient: str
+    fleet: str
+
+
+_WAY: _Way = {"kind": "update", "sender": "meter-0042", "recipient": "_agg", "fleet": "north"}
 
 
 class Wrong(Exception):  # noqa: N818 - what a check has found, as a sentence

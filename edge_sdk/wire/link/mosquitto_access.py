@@ -31,6 +31,7 @@ def mosquitto_access(
     neighbours: Mapping[str, Collection[str]] = _NONE,
     is_shared: bool = False,
     runs: Mapping[str, Collection[str]] = _NONE,
+    workers: Collection[str] = (),
 ) -> str:
     """Return the text of an ``acl_file``.
 
@@ -46,6 +47,7 @@ def mosquitto_access(
         is_shared: Several fleets share the broker: users are named with their fleet, as in
             ``north.meter-1``, so that a device of another fleet with the same id has no rights.
         runs: For each listed device, the names of its runs, whose announcements it may read.
+        workers: Names in the certificates of admission workers, which read updates and write nothing.
 
     Raises:
         ValueError: A name is not a valid id, is too long with its fleet, or patterns are asked for
@@ -58,9 +60,8 @@ def mosquitto_access(
     """
     if not is_fleet_id(fleet):
         raise ValueError(f"fleet {fleet!r}: expected [A-Za-z0-9][A-Za-z0-9_-]{{0,31}}")
-    for name in {*(devices or ()), *neighbours, *(n for near in neighbours.values() for n in near)}:
-        if not is_device_id(name):
-            raise ValueError(f"device {name!r}: expected [A-Za-z0-9][A-Za-z0-9_-]{{0,63}}")
+    near = {name for others in neighbours.values() for name in others}
+    _check_names({*(devices or ()), *neighbours, *near}, workers)
     if is_shared and devices is None:
         raise ValueError("patterns grant access to every certificate; list the devices instead")
     root = f"{ROOT}/{fleet}"
@@ -80,8 +81,19 @@ def mosquitto_access(
         for other in sorted(neighbours.get(name, ())):
             rules += [f"write {root}/{name}/peer/{other}", f"read {root}/{other}/peer/{name}"]
         lines += [f"user {user(name)}", *(f"topic {rule}" for rule in rules)]
+    for name in sorted(workers):
+        lines += [f"user {user(name)}", f"topic read {root}/+/up/update"]
     lines += [f"user {user(AGGREGATOR)}", f"topic readwrite {root}/#"]
     return "".join(f"{line}\n" for line in lines)
+
+
+def _check_names(devices: Collection[str], workers: Collection[str]) -> None:
+    for name in devices:
+        if name in workers:
+            raise ValueError(f"worker {name!r}: a device has this id; choose another name")
+    for name in (*devices, *workers):
+        if not is_device_id(name):
+            raise ValueError(f"device {name!r}: expected [A-Za-z0-9][A-Za-z0-9_-]{{0,63}}")
 
 
 def _own(root: str, name: str) -> list[str]:

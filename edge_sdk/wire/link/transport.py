@@ -24,6 +24,7 @@ class LinkUp:
     max_payload: int  # largest payload the link can carry, in bytes
     dates_by: str = ""  # moment at which the broker's certificate is valid; empty without TLS
     is_limited: bool = False  # the dates cannot be judged yet: only the time may be learnt
+    shares: bool = True  # False if the broker has said that it has no shared subscriptions
 
 
 @dataclass(frozen=True, slots=True)

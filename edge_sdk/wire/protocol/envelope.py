@@ -125,8 +125,12 @@ def check_proof(
     recipient: str,
     fleet: str,
     key_of: KeyOf,
+    verified_by: bytes = b"",
 ) -> None:
     """Check that ``sender`` signed the body with this digest; an offer is verified in this way.
+
+    With ``verified_by``, the public key with which another process of this receiver has verified these
+    bytes, the signature is not verified again if that is still the sender's key.
 
     Raises:
         Refused: UNKNOWN_CLIENT if there is no such key, BAD_SIGNATURE, or what ``key_of`` raised.
@@ -137,6 +141,8 @@ def check_proof(
     public = key_of(sender, kid)
     if public is None:
         raise Refused(Reason.UNKNOWN_CLIENT, f"{sender}, key {kid.hex()}")
+    if kid_of(public) == kid and public == verified_by:
+        return
     signed = _signed(whole, kind=kind, sender=sender, recipient=recipient, fleet=fleet)
     if kid_of(public) != kid or not verify(public, signature, signed):
         raise Refused(Reason.BAD_SIGNATURE, f"{sender}, key {kid.hex()}")
@@ -203,6 +209,7 @@ def unseal(
     key_of: KeyOf,
     decrypt: Decrypt | None = None,
     is_enough: IsEnough = bool,
+    verified_by: bytes = b"",
 ) -> Sealed:
     """Verify the sender of these bytes before decoding their content.
 
@@ -216,6 +223,7 @@ def unseal(
         decrypt: Function that decrypts a body; None where no message is encrypted.
         is_enough: Function that decides whether the root's keys that have signed are enough; any
             one of those that ``key_of`` knows if it is left out.
+        verified_by: As for ``check_proof``.
 
     Raises:
         Refused: In this order: TOO_LARGE; MALFORMED; UNKNOWN_WIRE; MALFORMED (another kind than
@@ -246,7 +254,14 @@ def unseal(
         )
     else:
         check_proof(
-            whole, proof, kind=kind, sender=sender, recipient=recipient, fleet=fleet, key_of=key_of
+            whole,
+            proof,
+            kind=kind,
+            sender=sender,
+            recipient=recipient,
+            fleet=fleet,
+            key_of=key_of,
+            verified_by=verified_by,
         )
     return opened(Sealed(kind, sender, body, whole, proof), decrypt)
 

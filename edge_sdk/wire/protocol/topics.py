@@ -234,13 +234,28 @@ def parts_filter(fleet: str, audience: str = ALL) -> str:
     return f"{ROOT}/{fleet}/{audience}/part/#"
 
 
-def aggregator_filters(fleet: str, group: str | None = None) -> tuple[str, ...]:
-    """Return the aggregator's filters; ``group`` shares the uplink among workers.
+def aggregator_filters(
+    fleet: str, device: str = "+", *, has_workers: bool = False
+) -> tuple[str, ...]:
+    """Return the aggregator's filters, for all devices or for one.
 
+    With admission workers they leave out ``update``, which ``updates_filter`` shares among the workers.
     Status is never shared: retained messages do not reach shared subscriptions.
 
-    >>> aggregator_filters("north", "agg")
-    ('$share/agg/gf/1/north/+/up/+', 'gf/1/north/+/status')
+    >>> aggregator_filters("north")
+    ('gf/1/north/+/up/+', 'gf/1/north/+/status')
+    >>> shared = aggregator_filters("north", "m1", has_workers=True)
+    >>> len(shared), up("north", "m1", "offer") in shared, up("north", "m1", "update") in shared
+    (12, True, False)
     """
-    uplink = f"{ROOT}/{fleet}/+/up/+"
-    return (f"$share/{group}/{uplink}" if group else uplink, f"{ROOT}/{fleet}/+/status")
+    kinds = [kind for kind in UPLINK if kind != "update"] if has_workers else ["+"]
+    return *(up(fleet, device, kind) for kind in kinds), status(fleet, device)
+
+
+def updates_filter(fleet: str) -> str:
+    """Return the subscription to all updates that are sent whole, shared by the admission workers.
+
+    >>> updates_filter("north")
+    '$share/admission/gf/1/north/+/up/update'
+    """
+    return f"$share/admission/{up(fleet, '+', 'update')}"

@@ -134,3 +134,22 @@ def test_devices_read_the_weather_of_any_region_and_only_the_aggregator_writes_i
     assert rules.may("m1", topic, write=False)
     assert not rules.may("m1", topic, write=True)
     assert rules.may("_agg", topic, write=True)
+
+
+@pytest.mark.parametrize(
+    ("devices", "is_shared"), [(None, False), (["m1", "m2"], False), (["m1", "m2"], True)]
+)
+def test_a_worker_reads_updates_and_writes_nothing_else_of_a_device(devices, is_shared):
+    text = mosquitto_access("north", devices, is_shared=is_shared, workers=["worker-1"])
+    rules, user = read(text), "north.worker-1" if is_shared else "worker-1"
+    assert findings(text) == findings(mosquitto_access("north", devices, is_shared=is_shared))
+    assert rules.may(user, f"{ROOT}/m1/up/update", write=False)
+    for rest in ("m1/up/hello", "m1/down/receipt", "m1/status"):
+        assert not rules.may(user, f"{ROOT}/{rest}", write=False)
+    for rest in ("m1/up/update", "m1/down/receipt", "_all/model", "m1/status"):
+        assert not rules.may(user, f"{ROOT}/{rest}", write=True)
+
+
+def test_a_worker_with_the_id_of_a_device_is_refused():
+    with pytest.raises(ValueError, match="a device has this id"):
+        mosquitto_access("north", ["m1"], workers=["m1"])

@@ -73,7 +73,7 @@ def test_ids_have_lengths_and_no_leading_mark():
 
 def matches(pattern, topic):
     """Say whether an MQTT filter matches a topic."""
-    levels = pattern.removeprefix("$share/agg/").split("/")
+    levels = pattern.removeprefix("$share/admission/").split("/")
     said = topic.split("/")
     if levels[-1] == "#":
         return said[: len(levels) - 1] == levels[:-1] and len(said) >= len(levels)
@@ -99,12 +99,18 @@ def test_a_device_receives_its_own_topics_and_common_ones_once():
     assert matches(topics.parts_filter("north"), topics.part("north", 3))
 
 
-@pytest.mark.parametrize("group", [None, "agg"])
-def test_the_aggregator_receives_each_devices_messages_once(group):
-    filters = [*topics.aggregator_filters("north", group), "gf/1/north/+/up/chunk/w1"]
+@pytest.mark.parametrize("has_workers", [False, True])
+def test_the_aggregator_receives_each_devices_messages_once(has_workers):
+    filters = [*topics.aggregator_filters("north", has_workers=has_workers)]
+    filters += ["gf/1/north/+/up/chunk/w1"]
+    filters += [topics.updates_filter("north")] if has_workers else []
     heard = [sum(matches(f, topic) for f in filters) for topic in EVERY]
     assert heard == [1, 1, 1, 0, 0, 0, 0, 0, 0]
 
 
-def test_status_is_never_shared():
-    assert not topics.aggregator_filters("north", "agg")[1].startswith("$share")
+def test_only_updates_are_shared():
+    """Retained messages do not reach shared subscriptions, and a transfer needs one receiver."""
+    filters = topics.aggregator_filters("north", has_workers=True)
+    assert not any(one.startswith("$share") for one in filters)
+    kinds = {topics.parse(one.replace("+", "m1")).kind for one in filters}
+    assert kinds == {*topics.UPLINK, "status"} - {"update"}
