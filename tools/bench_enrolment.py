@@ -132,6 +132,10 @@ def sealing(sizes: list[int]) -> dict[str, Any]:
     return found
 
 
+def _key_of_root(root: RootKeys, _sender: str, kid: bytes) -> bytes | None:
+    return root.key(kid)
+
+
 def verification(roots: list[tuple[int, int]]) -> dict[str, Any]:
     """Return the bytes of proof of a list of keys and the time to verify it, for each root.
 
@@ -160,7 +164,7 @@ def verification(roots: list[tuple[int, int]]) -> dict[str, Any]:
             sender=sender,
             recipient=recipient,
             fleet=FLEET,
-            key_of=lambda _, kid, root=root: root.key(kid),
+            key_of=partial(_key_of_root, root),
             is_enough=root.is_enough,
         )
         name = f"{threshold} of {count}"

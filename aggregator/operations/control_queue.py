@@ -74,8 +74,8 @@ class ControlOrder:
         why: Reason; recorded with the device for ``revoke``.
         who: Person: the login name at a command, the user of the console.
         via: Way by which it came.
-        args: Numeric arguments of the command.
-        until: Expiry, server time in Unix milliseconds.
+        args: Numeric arguments.
+        until: Expiry, server time in Unix ms.
         spent: Count of releases in the new ledger, for ``enrol`` with another key; by default the
             previous count continues.
         labels: Changes of labels, ``name=value`` between commas, for ``enrol`` and ``label``.
