@@ -34,6 +34,7 @@ import numpy as np
 
 from aggregator.brokers import broker_process
 from aggregator.config import AggregatorConfig, bind
+from aggregator.operations.root_signers import RootSigners
 from aggregator.operations.run_setup import set_up
 from aggregator.store.location import PostgresUrl
 from aggregator.store.opener import open_queue, open_store
@@ -104,7 +105,13 @@ class Fleet:
         run = bind(config)
         signers = {f"meter-{number}": keys.generate() for number in range(DEVICES)}
         with open_store(config.database) as store:
-            set_up(run, store, root=root, online=online.public, now=int(time.time() * 1000))
+            set_up(
+                run,
+                store,
+                root=RootSigners.of(root),
+                online=online.public,
+                now=int(time.time() * 1000),
+            )
             with store.transaction():
                 for name, key in signers.items():
                     store.put_client(EnrolledDevice(name, (key.public,)))

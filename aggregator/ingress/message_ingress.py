@@ -70,10 +70,9 @@ class MessageIngress:
     Attributes:
         counts: Counters by name: refusal reasons, and ACCEPTED, REPLAYED, UNKNOWN_KEYS,
             SEQ_GAPS, STALE_STATUS, PULLS_DELAYED, REFUSED_BY_DEVICE; NO_WINDOWS_ON_DEVICE for a
-            device without a window in a round; LOG_FORK_ON_DEVICE for a hello with a checkpoint
-            of another log; SLOTS_AGAIN for a chunk of the model sent again; OUTLIVED for a life
-            that continued behind a newer one; IGNORED for a name with too many forged
-            signatures; STRAY for a message that no device sends.
+            device without a window; LOG_FORK_ON_DEVICE for a hello with a checkpoint of another
+            log; SLOTS_AGAIN for a chunk sent again; OUTLIVED for a life that continued behind a
+            newer one; IGNORED for a name with too many forged signatures; STRAY for others.
         is_full: True if the last write found the disk full.
         at_hand: The newest message.
         signals: Assembler of transient signals.

@@ -228,8 +228,8 @@ def _improved(rows: Mapping[str, Mapping[str, float]], kind: str) -> list[str]:
     alone = rows["No_FL"]
     body = []
     for name, row in rows.items():
-        better = [_badness(row[x], kind) < _badness(alone[x], kind) for x in row]
-        cells = [f"{value:.4g}" for value in (*row.values(), np.mean([*row.values()]))]
+        better = [_badness(row[x], kind) < _badness(alone[x], kind) for x in alone]
+        cells = [f"{value:.4g}" for value in (*(row[x] for x in alone), np.mean([*row.values()]))]
         body.append([name, *cells, f"{np.mean(better):.0%}" if name != "No_FL" else ""])
     return table(("", *alone, "mean", "improved rate"), body)
 
