@@ -29,7 +29,7 @@ from edge_sdk.participations import Participations, participating
 from edge_sdk.session.certificate_files import CertificateFiles
 from edge_sdk.session.certificate_monitor import ExpiryReminder
 from edge_sdk.session.certificate_renewal import CertificateRenewal, RenewableLink
-from edge_sdk.session.identity import erase_identity, identity_files
+from edge_sdk.session.identity import erase_identity, key_files
 from edge_sdk.session.renewal_schedule import NOTE, RenewalFailure
 from edge_sdk.sources import FleetWeatherSource, Source, ThreadedSource, open_source
 from edge_sdk.sources.fleet_weather import FleetWeather
@@ -62,7 +62,7 @@ def run(config: Config, *, until_done: bool = False) -> dict[str, object]:
     Raises:
         EdgeError: The device cannot start.
     """
-    if is_wipe_due(config.state, identity_files(config)):  # killed before everything was erased
+    if is_wipe_due(config.state, key_files(config)):  # killed before everything was erased
         _wipe(config)
     sources, participants = open_sources(config), config.participants()
     outputs = {one.id: open_outputs(config, one.id) for one in participants}
@@ -125,7 +125,7 @@ def run(config: Config, *, until_done: bool = False) -> dict[str, object]:
 def _wipe(config: Config) -> None:
     """Erase readings, models and keys, as the operator ordered."""
     now = int(SystemClock().wall() / 1000)
-    wipe_device(config.state, identity_files(config), now, partial(erase_identity, config))
+    wipe_device(config.state, key_files(config), now, partial(erase_identity, config))
     logger.warning("device wiped %s", fields(state=config.state))
 
 
@@ -148,13 +148,14 @@ def renewal_of(config: Config, client: Client) -> CertificateRenewal | None:
 
     def prepare() -> Callable[[], object]:
         signed_time = client.server_clock.certificate_time()
+        signer, former = client.identity.for_request()
 
         def request() -> None:
             from edge_sdk.session.certificate_enrolment import (  # noqa: PLC0415 - loads HTTP, only to renew
                 Enrolment,
             )
 
-            Enrolment(config, config.ca.url, client.signer, signed_time).request(is_renewal=True)
+            Enrolment(config, config.ca.url, signer, signed_time, former).request(is_renewal=True)
 
         return request
 
@@ -168,6 +169,8 @@ def renewal_of(config: Config, client: Client) -> CertificateRenewal | None:
         lambda note: client.remember({NOTE: note}),
         Random(secrets.randbits(64)),  # noqa: S311 - spreads load, hides nothing
         RenewalFailure.read(client.remembered(NOTE)),
+        is_ordered=lambda: client.identity.is_request_due,
+        record_issued=client.identity.record_issued,
     )
 
 

@@ -28,6 +28,7 @@ from edge_sdk.peers.membership import PeerMembership
 from edge_sdk.session.agenda import Agenda
 from edge_sdk.session.events import FoundBundle
 from edge_sdk.session.identity import load_signer
+from edge_sdk.session.identity_keys import IdentityKeys
 from edge_sdk.session.server_clock import ServerClock
 from edge_sdk.session.session import Connect, Session
 from edge_sdk.store.erasure import refuse_state
@@ -49,7 +50,7 @@ from edge_sdk.training.split_rounds import SplitRounds
 from edge_sdk.training.training_transaction import TRAINED_UNTIL, TrainingTransaction
 from edge_sdk.wire.contract.manifest import Manifest
 from edge_sdk.wire.contract.method import END, Task
-from edge_sdk.wire.keys import Signer, kid_of
+from edge_sdk.wire.keys import kid_of
 from edge_sdk.wire.link.transport import Transport
 from edge_sdk.wire.protocol.messages import ForecastMessage, WeatherMessage
 
@@ -101,17 +102,19 @@ class Client:
         self.config = config
         self._clock, self._stopping = clock or SystemClock(), stopping
         self._may_answer, self._streams, self._bundles = may_answer, streams, bundles
-        self._signer, ring = load_signer(config), load_ring(config)
-        self._sealer = sealer or SignedSealer(config, self._signer)
+        key, ring = load_signer(config), load_ring(config)
         self._store = store or DeviceStore.open(config.state)
         try:
+            refuse_state(self._store, config.fleet)
+            self.identity = IdentityKeys(config, self._store, key)
+            self._sealer = sealer or SignedSealer(config, self.identity)
             self._report_store()
             self._agenda = Agenda()
             self._session = Session(
                 config,
                 self._store,
                 clock=self._clock,
-                signer=self._signer,
+                signer=self.identity,
                 ring=ring,
                 agenda=self._agenda,
             )
@@ -124,18 +127,13 @@ class Client:
             raise
 
     def _report_store(self) -> None:
-        """Log records of the store that cannot be used; restart numbering under a new key.
-
-        Raises:
-            ConfigError: The state was wiped, or belongs to another fleet.
-        """
-        refuse_state(self._store, self.config.fleet)
+        """Log records of the store that cannot be used; restart numbering under a new key."""
         for what, value in self._store.found.items():
             record = {"what": what, "value": value}
             logger.error(
                 "stored value rejected %s", fields(**record, do="gridfed-edge check CONFIG")
             )
-        if self._store.own(kid_of(self._signer.public), self.config.fleet):
+        if self._store.own(kid_of(self.identity.public), self.config.fleet):
             logger.warning("signing key changed")
 
     def _compose(self, methods: Mapping[str, Factory]) -> None:
@@ -355,11 +353,6 @@ class Client:
         return self._session.link
 
     @property
-    def signer(self) -> Signer:
-        """The device's identity key."""
-        return self._signer
-
-    @property
     def server_clock(self) -> ServerClock:
         """Estimate of server time."""
         return self._session.time
@@ -530,11 +523,12 @@ class Client:
 
 def _maker(config: Config, transport: Transport | Connect | None, session: Session) -> Connect:
     if transport is None:
+        time = session.time
         return lambda will: connect(
             config,
             will,
-            session.time.certificate_time,
-            session.time.earlier_certificate_time,
-            session.time.is_unknown,
+            time.certificate_time,
+            time.earlier_certificate_time,
+            lambda: not time.is_bound,
         )
     return transport if callable(transport) else lambda _will: transport

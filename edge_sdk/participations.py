@@ -188,6 +188,8 @@ def participating(
                 streams=streams,
             )
             clients.append(stack.enter_context(client))
+        for client in clients:
+            client.identity.is_shared = len(clients) > 1
         found = Participations(clients)
         if former := former_charges(config):
             logger.info("former participations counted %s", fields(number=len(former)))

@@ -19,6 +19,7 @@ from cryptography.x509.oid import AttributeOID, ExtendedKeyUsageOID, NameOID
 from edge_sdk.wire.link.certificate_request import (
     CertificateAnswerError,
     identity_in,
+    succession_in,
 )
 
 Certificate = x509.Certificate
@@ -208,7 +209,8 @@ class CertificateRequest:
         spki: The key as DER (SubjectPublicKeyInfo).
         identity: Identity key of a device, raw Ed25519 or P-256; empty without one.
         proof: Its signature, to be verified by the caller; empty without one.
-        succession: Signature of the identity key before over this one; empty without a change.
+        succession: Signature of the former identity key, which this one is to replace, to be
+            verified by the caller; empty without one.
     """
 
     name: str
@@ -248,7 +250,7 @@ def read_request(der: bytes) -> CertificateRequest:
     identity = proof = succession = b""
     if found:
         try:
-            identity, proof, succession = identity_in(found[0])
+            (identity, proof), succession = identity_in(found[0]), succession_in(found[0])
         except CertificateAnswerError as error:
             raise CertificateError(str(error)) from error
     name = str(names[0].value) if len(names) == 1 else ""

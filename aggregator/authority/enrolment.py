@@ -23,7 +23,7 @@ from aggregator.authority.certificates import (
 )
 from aggregator.authority.folder import entry_of, text_of
 from aggregator.authority.record import EnrolledMember, IssuedCertificate, ListedSerial, Record
-from edge_sdk.wire.keys import verify
+from edge_sdk.wire.keys import kid_of, verify
 from edge_sdk.wire.link.client_names import unqualified
 from edge_sdk.wire.protocol.enrolment_statement import enrolment_statement, succession_statement
 from edge_sdk.wire.protocol.topics import is_device_id
@@ -212,7 +212,8 @@ class EnrolmentAuthority:
         """Renew a member's certificate over `/simplereenroll`, and return it as DER.
 
         A member that enrolled with an identity key proves it again: its TLS key alone renews
-        nothing. Any other member shows its certificate. Within the time of grace after the end of
+        nothing. Any other member shows its certificate. A request with another identity key, which
+        the former one has signed, also replaces that. Within the time of grace after the end of
         the newest certificate this goes on; later an operator approves.
 
         Raises:
@@ -227,10 +228,10 @@ class EnrolmentAuthority:
     def _renew(self, request: CertificateRequest, shown: Credentials, now: datetime) -> bytes:
         record = self.record
         with record.transaction():
-            member = _member(record, request, shown, self.policy.fleet)
+            member = _member(record, request, shown, self.policy)
             again = record.of_key(request.name, request.key_digest)
             if again is not None and _is_fresh(again[0], now):
-                self._followed(member, request, now)
+                self._replace_identity(member, request, now)
                 return again[1]
             held = record.certificates(request.name)
             expired = max(datetime.fromisoformat(one.expires) for one in held)
@@ -239,9 +240,10 @@ class EnrolmentAuthority:
                 bool(member.approved) and now - datetime.fromisoformat(member.approved) <= APPROVAL
             )
             if not is_late or is_approved:
-                member = self._followed(member, request, now)
                 if member.pending:
-                    record.put_member(replace(member, pending="", approved=""))
+                    member = replace(member, pending="", approved="")
+                    record.put_member(member)
+                self._replace_identity(member, request, now)
                 detail = f"TLS key {request.key_digest}"
                 record.add_act(
                     text_of(now), request.name, "renew certificate", request.name, detail
@@ -251,17 +253,25 @@ class EnrolmentAuthority:
                 record.put_member(replace(member, pending=text_of(now)))
         raise RefusedError("expired past grace", request.name, is_pending=True)
 
-    def _followed(
+    def _replace_identity(
         self, member: EnrolledMember, request: CertificateRequest, now: datetime
-    ) -> EnrolledMember:
-        """Record the identity key that follows the member's; the aggregator receives it."""
-        if member.identity is None or request.identity == member.identity:
-            return member
-        changed = replace(member, identity=request.identity, is_delivered=False)
-        self.record.put_member(changed)
-        detail = f"identity key {member.identity.hex()} to {request.identity.hex()}"
-        self.record.add_act(text_of(now), request.name, "replace identity", request.name, detail)
-        return changed
+    ) -> None:
+        """Record the identity key of a request in place of the former one, which has signed it.
+
+        A replacement that the aggregator has yet to receive keeps the key that it knows.
+        """
+        former = member.identity
+        if former is None or request.identity == former:
+            return
+        known = former if member.is_delivered or member.former is None else member.former
+        since = text_of(now)
+        self.record.put_member(
+            replace(
+                member, identity=request.identity, former=known, since=since, is_delivered=False
+            )
+        )
+        detail = f"key {kid_of(request.identity).hex()} instead of {kid_of(former).hex()}"
+        self.record.add_act(since, member.name, "replace identity", member.name, detail)
 
     def _issue(self, request: CertificateRequest, now: datetime) -> bytes:
         made = x509.issue(
@@ -330,7 +340,7 @@ def _listed(record: Record, shown: Credentials, request: CertificateRequest) -> 
 
 
 def _member(
-    record: Record, request: CertificateRequest, shown: Credentials, fleet: str
+    record: Record, request: CertificateRequest, shown: Credentials, policy: EnrolmentPolicy
 ) -> EnrolledMember:
     """Return the member that asks, after its certificate and its identity key were compared."""
     member = record.member(request.name)
@@ -345,18 +355,20 @@ def _member(
     if member.identity is not None and not request.identity:
         raise RefusedError("identity not proved", request.name)
     if member.identity is not None and request.identity != member.identity:
-        if not _is_successor(request, member.identity, fleet):
-            raise RefusedError("foreign identity", request.name)
-        if (owner := record.member_with(request.identity)) is not None:
-            raise RefusedError("identity in use", owner.name)
+        _verify_succession(record, request, member.identity, policy)
     return member
 
 
-def _is_successor(request: CertificateRequest, former: bytes, fleet: str) -> bool:
-    """Return whether the former identity key has named the one of the request as its successor."""
+def _verify_succession(
+    record: Record, request: CertificateRequest, former: bytes, policy: EnrolmentPolicy
+) -> None:
+    """Verify that a member's present identity key has signed the one of the request."""
     device = unqualified(request.name)[1]
-    signed = succession_statement(fleet, device, former, request.identity)
-    return bool(request.succession) and verify(former, request.succession, signed)
+    signed = succession_statement(policy.fleet, device, request.identity, request=request.spki)
+    if not request.succession or not verify(former, request.succession, signed):
+        raise RefusedError("foreign identity", request.name)
+    if record.member_with(request.identity) is not None:
+        raise RefusedError("identity in use", request.name)
 
 
 def _compare_certificate(

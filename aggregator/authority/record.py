@@ -23,7 +23,7 @@ FILE, FORMER = "authority.sqlite", "issued.jsonl"
 
 _FORMAT = sqlite_file.FileFormat(
     application=0x67666361,
-    schema=2,
+    schema=3,
     tables=f"""
     CREATE TABLE certificates (
         position INTEGER PRIMARY KEY, serial TEXT NOT NULL UNIQUE, name TEXT NOT NULL,
@@ -38,11 +38,14 @@ _FORMAT = sqlite_file.FileFormat(
     CREATE TABLE members (
         name TEXT PRIMARY KEY, identity BLOB UNIQUE, labels TEXT NOT NULL, state TEXT NOT NULL,
         since TEXT NOT NULL, is_delivered INTEGER NOT NULL, pending TEXT NOT NULL DEFAULT '',
-        approved TEXT NOT NULL DEFAULT '');
+        approved TEXT NOT NULL DEFAULT '', former BLOB);
     CREATE TABLE refusals (
         reason TEXT PRIMARY KEY, count INTEGER NOT NULL, last TEXT NOT NULL, about TEXT NOT NULL);
     {ACTS_TABLE}""",
 )
+
+_FORMER_KEY = "ALTER TABLE members ADD COLUMN former BLOB;"
+"""Since schema 3: identity key that the present one replaces, until the aggregator knows both."""
 
 
 class RecordError(Failure):
@@ -116,6 +119,8 @@ class EnrolledMember:
         is_delivered: True once the aggregator has received the enrolment.
         pending: Time at which it first asked after its time of grace; empty if it does not wait.
         approved: Time of the operator's approval; empty without one.
+        former: Identity key that the present one replaces, by which it was proved; None without
+            one.
     """
 
     name: str
@@ -126,6 +131,7 @@ class EnrolledMember:
     is_delivered: bool
     pending: str = ""
     approved: str = ""
+    former: bytes | None = None
 
 
 class Record:
@@ -146,7 +152,8 @@ class Record:
         try:
             if sqlite_file.prepare(self._db, _FORMAT) < _FORMAT.schema:
                 upgrade = (
-                    f"BEGIN IMMEDIATE; {ACTS_TABLE} PRAGMA user_version = {_FORMAT.schema}; COMMIT;"
+                    f"BEGIN IMMEDIATE; {ACTS_TABLE} {_FORMER_KEY}"
+                    f" PRAGMA user_version = {_FORMAT.schema}; COMMIT;"
                 )
                 self._db.executescript(upgrade)
             self._import(folder / FORMER)
@@ -280,26 +287,25 @@ class Record:
 
     def _members(self, where: str, value: object) -> Iterator[EnrolledMember]:
         rows = self._db.execute(
-            "SELECT name, identity, labels, state, since, is_delivered, pending, approved"  # noqa: S608 - texts of this module
+            "SELECT name, identity, labels, state, since, is_delivered, pending, approved, former"  # noqa: S608 - texts of this module
             f" FROM members WHERE {where} ORDER BY name",
             (value,),
         )
         for row in rows.fetchall():
-            name, identity, labels, state, since, is_delivered, pending, approved = row
-            yield EnrolledMember(
-                name, identity, labels, state, since, bool(is_delivered), pending, approved
-            )
+            name, identity, labels, state, since, is_delivered, *more = row
+            yield EnrolledMember(name, identity, labels, state, since, bool(is_delivered), *more)
 
     def put_member(self, one: EnrolledMember) -> None:
         """Record a member, in place of an earlier entry of its name."""
         self._db.execute(
-            "INSERT INTO members VALUES (?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (name) DO UPDATE SET"
+            "INSERT INTO members (name, identity, labels, state, since, is_delivered, pending,"
+            " approved, former) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (name) DO UPDATE SET"
             " identity = excluded.identity, labels = excluded.labels, state = excluded.state,"
             " since = excluded.since, is_delivered = excluded.is_delivered,"
-            " pending = excluded.pending, approved = excluded.approved",
+            " pending = excluded.pending, approved = excluded.approved, former = excluded.former",
             (
                 *(one.name, one.identity, one.labels, one.state, one.since),
-                *(int(one.is_delivered), one.pending, one.approved),
+                *(int(one.is_delivered), one.pending, one.approved, one.former),
             ),
         )
 

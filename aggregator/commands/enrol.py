@@ -3,7 +3,8 @@
 `gridfed-edge enrol` on the device prints its public key and a proof that it holds the private key.
 A new key for an enrolled device begins a new ledger of sequence numbers. The count of its releases
 continues, also when a broken device is replaced by another under its id; --spent sets it. The privacy
-ledger on the device is kept.
+ledger on the device is kept. A device that was ordered to make a new key (`command ID reenrol`) signs it
+with its former one: give that signature by --succession, and its ledger continues too.
 
   gridfed-aggregator enrol meter-1 --public meter-1.pub --proof HEX
   gridfed-aggregator enrol meter-1 --public meter-1.pub --label region=north,kind=meter
@@ -16,11 +17,12 @@ from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
 from aggregator.commands.arguments import add_config_option, add_why
-from aggregator.commands.errors import CommandError
+from aggregator.commands.errors import CommandError, require_database
 from aggregator.commands.orders import apply_orders
 from aggregator.config import AggregatorConfig
 from aggregator.operations.control_queue import ControlOrder
-from aggregator.operations.enrolment import claim_of, read_claims, verify_claim
+from aggregator.operations.enrolment import Claim, claim_of, former_key, read_claims, verify_claim
+from aggregator.store.opener import open_store
 from edge_sdk.app.cli import CommandResult
 from edge_sdk.wire.protocol.messages import RELEASES_LIMIT
 
@@ -30,9 +32,10 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("id", nargs="?", help="id of the device")
     parser.add_argument("--public", metavar="HEX|FILE", help="its public key")
     parser.add_argument("--proof", metavar="HEX", default="", help="its proof of possession")
-    parser.add_argument(
-        "--from-file", metavar="CSV", help="many devices: columns id, public, proof, labels"
-    )
+    text = "signature of its former key, which the new one replaces"
+    parser.add_argument("--succession", metavar="HEX", default="", help=text)
+    text = "many devices: columns id, public, proof, labels, succession"
+    parser.add_argument("--from-file", metavar="CSV", help=text)
     parser.add_argument(
         "--label",
         metavar="NAME=VALUE,…",
@@ -61,7 +64,7 @@ def run(args: Namespace) -> CommandResult:
     claims = (
         list(read_claims(Path(args.from_file)))
         if args.from_file
-        else [claim_of(args.id, args.public, args.proof, args.label)]
+        else [claim_of(args.id, args.public, args.proof, args.label, args.succession)]
     )
     for claim in claims:
         verify_claim(claim, config.fleet)
@@ -72,10 +75,21 @@ def run(args: Namespace) -> CommandResult:
             "enrol",
             claim.device,
             public=claim.public.hex(),
+            former=former,
             spent=args.spent,
             labels=claim.labels,
             why=args.why,
         )
-        for claim in claims
+        for claim, former in zip(claims, _former_keys(config, claims), strict=True)
     ]
     return apply_orders(config, orders)
+
+
+def _former_keys(config: AggregatorConfig, claims: list[Claim]) -> list[str]:
+    """Return the enrolled key that each claim replaces, as hex; empty for most."""
+    if not any(claim.succession for claim in claims):
+        return [""] * len(claims)
+    require_database(config)
+    with open_store(config.database, read_only=True) as store:
+        keys = {client.id: client.sign for client in store.clients()}
+    return [former_key(one, config.fleet, keys.get(one.device, ())).hex() for one in claims]

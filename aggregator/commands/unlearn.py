@@ -15,7 +15,8 @@ from argparse import ArgumentParser, Namespace
 from aggregator.commands.arguments import add_config_option, add_run, add_why, check_run_name
 from aggregator.commands.orders import apply_orders
 from aggregator.config import AggregatorConfig
-from aggregator.operations.control_queue import ControlOrder, refuse_unlearning
+from aggregator.operations.control_queue import ControlOrder
+from aggregator.operations.unlearning import refuse_unlearning
 from edge_sdk.app.cli import CommandResult
 
 

@@ -98,13 +98,13 @@ class MessageIngress:
 
         Args:
             store: Durable state.
-            registry: Enrolled devices and their keys.
-            fleet: Id of the fleet; no message contains it.
+            registry: Devices and their keys.
+            fleet: Its id; no message has it.
             signer: The online key.
             clock: Wall time for welcomes, monotonic time for everything else.
             terms: Terms of a welcome.
             rng: Jitter of waits.
-            signals: Assembler of signals.
+            signals: Their assembler.
             is_set_aside: Whether a body of this digest caused a defect.
             decryption: Opens encrypted bodies.
             model_signer: Key of the log of models; or ``signer``.
@@ -192,7 +192,7 @@ class MessageIngress:
         self._uploads.resize(terms.room)
 
     def receive(self, message: Arrival) -> IngressResult:
-        """Handle one message from the broker or a worker; it may be acknowledged afterwards."""
+        """Handle one message; it may be acknowledged afterwards."""
         self.at_hand = AtHand()
         address = topics.parse(message.topic)
         is_ours = address is not None and address.fleet == self._fleet and message.payload
@@ -271,7 +271,7 @@ class MessageIngress:
                 raise Refused(Reason.UNKNOWN_KIND, kind)  # noqa: TRY301 - one place replies
             sealed = self._unseal(device, kind, arrival, now)
             self.at_hand = AtHand(device, kind, sealed)
-            self._registry.record_contact(device, self._clock.wall())
+            self._registry.record_contact(sealed, self._clock.wall())
             self._check_set_aside(sealed)
             cls, handler = self._handlers[kind]
             message = codec.decode(cls, sealed.content, on_unknown=self._unknown)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from heapq import nlargest
 from typing import Any
@@ -12,13 +12,20 @@ from typing import Any
 from aggregator.audit_log.recorder import DAEMON, AuditLog
 from aggregator.ingress.device_keys import DeviceKeys
 from aggregator.ingress.forecast_book import ForecastBook
+from aggregator.ingress.participations import earlier_of
 from aggregator.ingress.score_book import ScoreBook
 from aggregator.store.types import Contact, DeclinedRun, EnrolledDevice, Store
 from edge_sdk.app.cli import fields
 from edge_sdk.wire.contract.method import Member
 from edge_sdk.wire.errors import Reason, Refused
-from edge_sdk.wire.keys import kid_of
-from edge_sdk.wire.protocol.messages import MetricsMessage, StatusMessage, TrialMessage
+from edge_sdk.wire.keys import KID_SIZE, kid_of
+from edge_sdk.wire.protocol.envelope import Sealed
+from edge_sdk.wire.protocol.messages import (
+    HelloMessage,
+    MetricsMessage,
+    StatusMessage,
+    TrialMessage,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -54,33 +61,6 @@ class Presence:
 
 _ACTS = {"quarantined": "quarantine", "revoked": "revoke", "enrolled": "release"}
 """Name of the act that brings a device into a state."""
-
-PARTICIPATION_OF = "device"
-"""Label of a further participation: the device's own id."""
-
-
-def earlier_of(clients: Iterable[EnrolledDevice]) -> dict[str, tuple[str, ...]]:
-    """Return the earlier participations of every id that is one of several of a device.
-
-    The label ``device`` names the device; ids without it that share a key are one device too.
-
-    >>> own, further = EnrolledDevice("m", (b"k",)), EnrolledDevice("a", (b"k",), labels=(("device", "m"),))
-    >>> earlier_of([further, own, EnrolledDevice("other", (b"o",))])
-    {'a': ('m',)}
-    """
-    participations: dict[str, list[tuple[bool, str]]] = {}
-    owner_of_key: dict[bytes, str] = {}
-    for client in sorted(clients, key=lambda one: one.id):
-        owner = dict(client.labels).get(PARTICIPATION_OF, "")
-        own = (
-            owner_of_key.setdefault(client.sign[-1], client.id) if client.sign and not owner else ""
-        )
-        participations.setdefault(owner or own or client.id, []).append((bool(owner), client.id))
-    found = {}
-    for members in participations.values():
-        ids = [name for _, name in sorted(members)]
-        found.update({name: tuple(ids[:at]) for at, name in enumerate(ids) if at})
-    return found
 
 
 def _no_rollout(_device: str, _trial: TrialMessage) -> bool:
@@ -179,11 +159,33 @@ class Registry:
         return self._keys.get((device, kid))
 
     def signs_with(self, device: str) -> bytes | None:
-        """Return a device's newest public key; None unless its state is ``enrolled``."""
+        """Return the public key with which a device signs; None unless its state is ``enrolled``.
+
+        Of two, it is the former one, until the device has used the other.
+        """
         client = self._clients.get(device)
         if client is None or client.state != "enrolled" or not client.sign:
             return None
-        return client.sign[-1]
+        return client.sign[0]
+
+    def _retire_former(self, sealed: Sealed) -> None:
+        """Retire the former key of a device that uses the new one.
+
+        A hello does not count: it has yet to be welcomed.
+        """
+        device, kid = sealed.sender, sealed.proof[:KID_SIZE]
+        client = self._clients.get(device)
+        if client is None or len(client.sign) < 2 or sealed.kind == HelloMessage.kind:
+            return
+        if kid != kid_of(client.sign[-1]):
+            return
+        with self._store.transaction():
+            self._store.put_client(replace(client, sign=client.sign[-1:]))
+            if self._audit_log is not None:
+                former = ", ".join(kid_of(one).hex() for one in client.sign[:-1])
+                self._audit_log.record(DAEMON, "retire key", device, detail=f"key {former}")
+        self.reload()
+        logger.info("former key retired %s", fields(device=device, key=kid.hex()))
 
     def enrol(self, client: EnrolledDevice) -> None:
         """Enrol a device, or replace its keys."""
@@ -230,9 +232,11 @@ class Registry:
         """Return the presence of a device."""
         return self._presence.get(device, Presence())
 
-    def record_contact(self, device: str, wall: int) -> None:
-        """Record the time of a verified message from a device."""
+    def record_contact(self, sealed: Sealed, wall: int) -> None:
+        """Record the time of a verified message; retire the key that its key has replaced."""
+        device = sealed.sender
         self._presence[device] = replace(self.presence(device), seen=wall)
+        self._retire_former(sealed)
 
     def record_version(self, device: str, sdk: str) -> None:
         """Record the version of a device's software, from its hello."""

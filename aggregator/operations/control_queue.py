@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from aggregator.ingress.registry import PARTICIPATION_OF
+from aggregator.ingress.participations import PARTICIPATION_OF
 from aggregator.operations.known_devices import KnownDevices
 from aggregator.operations.labels import (
     LabelError,
@@ -26,7 +26,6 @@ from aggregator.operations.labels import (
 from aggregator.store.types import EnrolledDevice
 from edge_sdk.app.cli import RUNTIME, Failure
 from edge_sdk.app.permissions import make_private_folder, open_private
-from edge_sdk.wire.contract.method import CONTRACTS, answered
 from edge_sdk.wire.protocol.messages import LARGEST, RELEASES_LIMIT, Moment, Releases, Scalars
 from edge_sdk.wire.schema import Length, SchemaError, build
 
@@ -68,19 +67,21 @@ class ControlOrder:
         device: Id of the device; ``_all`` for the fleet, or for every dead letter; for ``weather``
             the region; for ``record`` the subject.
         public: Raw public key as hex, for ``enrol``.
+        former: Raw public key as hex that ``public`` replaces, its signature being verified: the
+            ledger continues; both are valid until ``public`` is used.
         op: Command for the device, for ``command``; act, for ``rollout`` and ``record``.
         detail: What was changed, for ``record``.
         why: Reason; recorded with the device for ``revoke``.
-        who: Person who gave the order: the login name at a command, the user of the console.
+        who: Person: the login name at a command, the user of the console.
         via: Way by which it came.
-        args: Numeric arguments of the command.
-        until: Expiry, server time in Unix milliseconds.
-        spent: Initial count of releases in the new ledger, for ``enrol`` with another key; by
-            default the count of the previous ledger continues.
+        args: Numeric arguments.
+        until: Expiry, server time in Unix ms.
+        spent: Count of releases in the new ledger, for ``enrol`` with another key; by default the
+            previous count continues.
         labels: Changes of labels, ``name=value`` between commas, for ``enrol`` and ``label``.
-        run: Name of the only run that is meant, for ``pause``, ``resume``, ``round`` and
-            ``unlearn``; empty for all.
-        id: Id of the order, given by ``leave``; empty for one that is carried out at once.
+        run: The only run that is meant, for ``pause``, ``resume``, ``round`` and ``unlearn``; empty
+            for all.
+        id: Id of the order, given by ``leave``; empty for an immediate one.
     """
 
     do: Literal[
@@ -110,6 +111,7 @@ class ControlOrder:
     labels: Annotated[str, Length(0, 2000)] = ""
     run: Annotated[str, Length(0, 64)] = ""
     id: Annotated[str, Length(0, 64)] = ""
+    former: Annotated[str, Length(0, 66)] = ""
     detail: Annotated[str, Length(0, 1000)] = ""
 
 
@@ -244,27 +246,6 @@ def _owner(client: EnrolledDevice) -> str:
     return dict(client.labels).get(PARTICIPATION_OF, client.id)
 
 
-def refuse_unlearning(method: str) -> None:
-    """Refuse to unlearn a device where a method does not keep contributions apart.
-
-    Raises:
-        OrderError: With the remedy.
-
-    Example:
-        >>> refuse_unlearning("analytic")
-        >>> refuse_unlearning("fedavg")
-        Traceback (most recent call last):
-        aggregator.operations.control_queue.OrderError: method 'fedavg' cannot unlearn a device: ...
-    """
-    if method in CONTRACTS and answered(CONTRACTS[method])[1].has_statistic:
-        return
-    raise OrderError(
-        f"method {method!r} cannot unlearn a device: its updates are mixed into the model when a "
-        "round closes",
-        hint="revoke the device, then begin anew: gridfed-aggregator announce --fresh",
-    )
-
-
 def check_args(op: str, args: Mapping[str, float]) -> None:
     """Refuse arguments of a command that the device would refuse.
 
@@ -296,10 +277,16 @@ def _enrol(order: ControlOrder, store: Any, before: EnrolledDevice | None) -> st
         new = EnrolledDevice(order.device, (public,), labels=labels)
         store.renew(new, spent=order.spent or 0)
         return f"{order.device} is enrolled"
-    if before.sign == (public,) and before.state == "enrolled":
+    is_same = before.sign == (public,) or (order.former and public in before.sign)
+    if is_same and before.state == "enrolled":
         if labels != before.labels:
             store.put_client(replace(before, labels=labels))
         return f"{order.device} is already enrolled with this key"
+    if _is_succession(order, before):
+        former = bytes.fromhex(order.former)
+        store.put_client(replace(before, sign=(former, public), labels=labels))
+        store.issue(order.device, "hello")  # signed by the new key
+        return f"{order.device} has a new key, which replaces the former one once it is used"
     generation = before.generation + 1
     again = EnrolledDevice(order.device, (public,), generation, labels=labels)
     if before.sign == (public,):
@@ -310,11 +297,17 @@ def _enrol(order: ControlOrder, store: Any, before: EnrolledDevice | None) -> st
     return f"{order.device} is enrolled again, generation {generation}{note}"
 
 
-def _count_after(order: ControlOrder, store: Any) -> int:  # noqa: ANN401 - as ``apply``
-    """Return the count of releases that a ledger under a new key begins with.
+def _is_succession(order: ControlOrder, before: EnrolledDevice) -> bool:
+    """Return whether an enrolment replaces a key in force."""
+    is_known = bytes.fromhex(order.former) in before.sign
+    return is_known and bytes.fromhex(order.public) not in before.sign and before.state != "revoked"
 
-    The count of the previous ledger continues, so that another key or another machine does not give
-    a device a new budget. A count that no device can have reached is a damaged number and begins at 0.
+
+def _count_after(order: ControlOrder, store: Any) -> int:  # noqa: ANN401 - as ``apply``
+    """Return the count of releases in a new ledger.
+
+    The previous count continues, so that another key or machine gives no new budget. One that no
+    device can have reached is a damaged number: it begins at 0.
     """
     if order.spent is not None:
         return order.spent
@@ -330,9 +323,12 @@ def _labels(before: Labels, order: ControlOrder) -> Labels:
 
 
 def renewal(order: ControlOrder, store: Any) -> str:  # noqa: ANN401 - as ``apply``
-    """Return a note on the state that an enrolment resets, for the operator; empty if none."""
+    """Return a note on what an enrolment resets, for the operator; empty if nothing."""
     before = store.client(order.device)
     if order.do != "enrol" or before is None or before.sign == (bytes.fromhex(order.public),):
+        return ""
+    is_listed = bytes.fromhex(order.public) in before.sign
+    if order.former and (is_listed or _is_succession(order, before)):
         return ""
     counted, after = store.ledger(order.device).spent, _count_after(order, store)
     change = f"continues at {after}" if after == counted else f"changes from {counted} to {after}"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import csv
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,13 +27,20 @@ from edge_sdk.wire.keys import (
     verify,
     write_atomically,
 )
-from edge_sdk.wire.protocol.enrolment_statement import NO_KEY, enrolment_statement
+from edge_sdk.wire.protocol.enrolment_statement import (
+    NO_KEY,
+    enrolment_statement,
+    succession_statement,
+)
 from edge_sdk.wire.protocol.topics import is_device_id
 from edge_sdk.wire.public_key import weakness
 from edge_sdk.wire.root_keys import RootKeys
 
-COLUMNS = ("id", "public", "proof", "labels")
-"""Columns of a CSV file of claims; of the line that ``gridfed-edge enrol`` prints, the first three."""
+COLUMNS = ("id", "public", "proof", "labels", "succession")
+"""Columns of a CSV file of claims; of the line that ``gridfed-edge enrol`` prints, the first three.
+
+A device that replaces its key prints all five.
+"""
 
 
 class EnrolError(Failure):
@@ -51,12 +58,15 @@ class Claim:
         public: Raw public key: Ed25519 (32 bytes) or P-256 (33 bytes).
         proof: Signature of ``statement`` by that key; empty if the operator vouches for the key.
         labels: Labels of the device, ``name=value`` between commas.
+        succession: Signature of ``succession_statement`` by the key that this one replaces; empty
+            without one.
     """
 
     device: str
     public: bytes
     proof: bytes = b""
     labels: str = ""
+    succession: bytes = b""
 
 
 def statement(
@@ -101,10 +111,34 @@ def verify_claim(claim: Claim, fleet: str, *, where: str = "enrol") -> Claim:
     return claim
 
 
+def former_key(claim: Claim, fleet: str, keys: Iterable[bytes], *, where: str = "enrol") -> bytes:
+    """Return the key that a claim replaces: the one of these that has signed it; empty without one.
+
+    Raises:
+        EnrolError: The claim has a signature of a former key, and it is of none of these.
+    """
+    if not claim.succession:
+        return b""
+    signed = succession_statement(fleet, claim.device, claim.public)
+    for key in keys:
+        if verify(key, claim.succession, signed):
+            return key
+    raise EnrolError(
+        f"{where}: {claim.device}: the succession is signed by no key that this device has here",
+        hint="to enrol it with a new ledger, leave the succession out",
+    )
+
+
 def claim_of(
-    device: str, public: str, proof: str = "", labels: str = "", *, where: str = "enrol"
+    device: str,
+    public: str,
+    proof: str = "",
+    labels: str = "",
+    succession: str = "",
+    *,
+    where: str = "enrol",
 ) -> Claim:
-    """Parse a claim: the key as 64 or 66 hex digits or a file, the proof as 128 hex digits or nothing.
+    """Parse a claim: the key as 64 or 66 hex digits or a file, signatures as 128 hex digits or nothing.
 
     Raises:
         EnrolError: The claim cannot be parsed.
@@ -113,21 +147,29 @@ def claim_of(
         raw = read_device_public(public)
     except KeyFileError as error:
         raise EnrolError(f"{where}: {device}: {error}") from error
-    try:
-        signature = bytes.fromhex(proof)
-    except ValueError as error:
-        raise EnrolError(f"{where}: {device}: expected a proof of 128 hex digits") from error
-    if signature and len(signature) != SIGNATURE_SIZE:
-        raise EnrolError(f"{where}: {device}: expected a proof of 128 hex digits, got {len(proof)}")
+    signatures = [
+        _signature(text, f"{where}: {device}: expected a {name} of 128 hex digits")
+        for name, text in (("proof", proof), ("succession", succession))
+    ]
     try:
         parse_labels(labels)
     except LabelError as error:
         raise EnrolError(f"{where}: {device}: {error}") from error
-    return Claim(device, raw, signature, labels)
+    return Claim(device, raw, signatures[0], labels, signatures[1])
+
+
+def _signature(text: str, expected: str) -> bytes:
+    try:
+        signature = bytes.fromhex(text)
+    except ValueError as error:
+        raise EnrolError(expected) from error
+    if signature and len(signature) != SIGNATURE_SIZE:
+        raise EnrolError(f"{expected}, got {len(text)}")
+    return signature
 
 
 def read_claims(path: Path) -> Iterator[Claim]:
-    """Read a CSV file with the columns ``id``, ``public`` and, optionally, ``proof`` and ``labels``.
+    """Read a CSV file with the columns ``id``, ``public`` and, optionally, the other ``COLUMNS``.
 
     Without a first line that names them, the columns are in this order: the lines that devices print.
 

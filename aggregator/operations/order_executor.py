@@ -16,11 +16,11 @@ from aggregator.operations.control_queue import (
     ControlOrder,
     OrderError,
     carry_out,
-    refuse_unlearning,
 )
 from aggregator.operations.recorded_orders import apply_recorded, initiator
 from aggregator.operations.rollout_control import RolloutControl
 from aggregator.operations.rollout_orders import read_description, remove_description
+from aggregator.operations.unlearning import refuse_unlearning
 from aggregator.operations.weather_publication import taken
 from aggregator.rounds.announcements import Publication
 from aggregator.rounds.message_isolation import Isolation

@@ -3,10 +3,11 @@
 With a one-time password the device requests its TLS certificate from the operator's EST server, and
 is enrolled with it; no file is carried by hand. Without one, the printed line has the id, the public
 key, and a proof that this device holds the private key. Private keys never leave this machine; with
-identity.key the key is made in a PKCS #11 token, and never leaves that. An existing key is kept; a
-wiped device begins again under a new one. Each further [[participation]] has
-a line of its own, with the same key and a label that names the device. Every step may be repeated
-after a power cut.
+identity.key the key is made in a PKCS #11 token, and never leaves that. An existing key is kept; while
+it is being replaced (`gridfed-edge rotate`, `gridfed-aggregator command ID reenrol`), the line is that of
+the new key, with a signature by the former one. A wiped device begins again under a new key. Each further
+[[participation]] has a line of its own, with the same key and a label that names the device. Every step
+may be repeated after a power cut.
 
   gridfed-edge enrol meter.toml --otp WORD --ca sha256:DIGEST
   gridfed-edge enrol meter.toml --claim claim.pem --ca ca.pem
@@ -25,7 +26,14 @@ from edge_sdk.commands.arguments import add_config
 from edge_sdk.config import PARTICIPATIONS, Config
 from edge_sdk.errors import ConfigError
 from edge_sdk.session.certificate_enrolment import Enrolment
-from edge_sdk.session.identity import create_identity, has_identity, load_signer, place_of
+from edge_sdk.session.identity import (
+    create_identity,
+    has_identity,
+    keys_for_request,
+    next_key_file,
+    place_of,
+    succession_line,
+)
 from edge_sdk.store.erasure import end_wipe
 from edge_sdk.wire.keys import Signer, save_public
 from edge_sdk.wire.link.x509_expiry import day_of
@@ -56,6 +64,10 @@ def run(args: Namespace) -> CommandResult:
     further = [enrol(one) for one in config.participants()[1:]]
     made = "created a key" if found["is_new"] else "this device has a key already"
     lines = [f"{one['id']},{one['public']},{one['proof']}" for one in (found, *further)]
+    key, former = keys_for_request(config)
+    if former is not None:
+        made = f"this device replaces its key by {next_key_file(config)}"
+        lines[0] = succession_line(config, key, former)
     lines[1:] = [f"{line},device={config.id}" for line in lines[1:]]
     what = "these lines" if further else "this line"
     text = "\n".join((f"{made}: {found['key']}", f"give {what} to the operator:", *lines))
@@ -73,7 +85,8 @@ def _over_est(args: Namespace, config: Config) -> CommandResult:
     if config.broker.cert_file != config.broker.key_file:
         raise ConfigError("enrol: expected broker.cert_file and broker.key_file to be one file")
     found = enrol(config)
-    enrolment = Enrolment(config, url, load_signer(config))
+    signer, former = keys_for_request(config)
+    enrolment = Enrolment(config, url, signer, former=former)
     enrolment.trust(args.ca)
     issued = enrolment.request(
         is_renewal=args.renew, password=args.otp, serial=args.serial, claim=args.claim

@@ -16,6 +16,7 @@ from edge_sdk.app.cli import CommandResult
 from edge_sdk.commands.arguments import add_config
 from edge_sdk.config import Config
 from edge_sdk.errors import ConfigError
+from edge_sdk.session.identity import next_key_file
 from edge_sdk.store.erasure import fleet_of, leave_fleet, refuse_wiped, state_folders
 from edge_sdk.store.store import DeviceStore
 
@@ -32,6 +33,7 @@ def run(args: Namespace) -> CommandResult:
             before = fleet_of(store)
         if before not in ("", config.fleet):
             leave_fleet(folder)
+            next_key_file(config).unlink(missing_ok=True)
             moved.append(before)
     if not moved:
         raise ConfigError(

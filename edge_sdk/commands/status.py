@@ -31,7 +31,8 @@ from edge_sdk.session.certificate_files import CertificateFiles
 from edge_sdk.session.certificate_monitor import days_left
 from edge_sdk.session.connection import SIGNER_AWAY
 from edge_sdk.session.durable_outbox import REMEDIES
-from edge_sdk.session.identity import place_of
+from edge_sdk.session.identity import keys_for_request, place_of, succession_line
+from edge_sdk.session.identity_keys import STEP, step_text
 from edge_sdk.session.model_log import log_summary
 from edge_sdk.session.participation import BUDGET_EXHAUSTED
 from edge_sdk.session.renewal_schedule import NOTE, RenewalFailure, summary
@@ -110,6 +111,7 @@ def status(config: Config, beside: tuple[ParticipationCharges, ...] = ()) -> dic
             "budget": account.summary(one),
             **({"certificate days left": days} if days else {}),
             **_renewal(config, store),
+            **_replacement(config, store),
             **({"encryption_key": key.hex()} if (key := BodyKeys.saved(store)) else {}),
             **_peer_exchange(learned),
         }
@@ -133,6 +135,15 @@ def _renewal(config: Config, store: DeviceStore) -> dict[str, Any]:
     is_unconfirmed = files.previous.exists()
     found = summary(config.id, name, span, now, failure, is_unconfirmed=is_unconfirmed)
     return {"certificate renewal": found}
+
+
+def _replacement(config: Config, store: DeviceStore) -> dict[str, Any]:
+    """Return what the replacement of the identity key waits for; empty without one."""
+    if not store.fact(STEP):
+        return {}
+    key, former = keys_for_request(config)
+    line = "" if former is None else succession_line(config, key, former)
+    return {"identity key": step_text(store.fact(STEP), line)}
 
 
 def _rollout(store: DeviceStore) -> dict[str, Any]:

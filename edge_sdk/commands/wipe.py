@@ -17,7 +17,7 @@ from edge_sdk.app.cli import CommandResult
 from edge_sdk.commands.arguments import add_config
 from edge_sdk.config import Config
 from edge_sdk.errors import ConfigError
-from edge_sdk.session.identity import erase_identity, identity_files
+from edge_sdk.session.identity import erase_identity, key_files
 from edge_sdk.store.erasure import state_folders, wipe_device
 
 
@@ -37,7 +37,7 @@ def run(args: Namespace) -> CommandResult:
             hint="to do it: gridfed-edge wipe CONFIG --yes",
         )
     destroy = partial(erase_identity, config)
-    wipe_device(config.state, identity_files(config), int(time.time()), destroy)
+    wipe_device(config.state, key_files(config), int(time.time()), destroy)
     data = {"id": config.id, "state": str(config.state), "folders": len(folders)}
     return CommandResult(
         data,

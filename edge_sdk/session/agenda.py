@@ -16,7 +16,7 @@ from edge_sdk.session.events import (
     TaskReceived,
     TaskWithdrawn,
 )
-from edge_sdk.session.signed_link import VerifiedMessage
+from edge_sdk.session.verified_message import VerifiedMessage
 from edge_sdk.wire.contract.method import Task
 from edge_sdk.wire.protocol.messages import TaskMessage
 

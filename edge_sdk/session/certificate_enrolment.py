@@ -36,7 +36,7 @@ class Enrolment:
         url: Address of the EST server.
         signer: Identity key of the device.
         signed_time: Time from the aggregator, Unix seconds; None without one.
-        former: Identity key that ``signer`` follows; None for no change.
+        former: Identity key that ``signer`` is to replace; None without one.
     """
 
     config: Config
@@ -123,7 +123,7 @@ class Enrolment:
             CertificateAnswerError: The answer is of another key or name.
         """
         files, config = self.files, self.config
-        if found := files.received():
+        if self.former is None and (found := files.received()):
             return found
         key = files.pending_key()
         der = certificate_request(
@@ -131,8 +131,8 @@ class Enrolment:
             config.fleet,
             config.id,
             self.signer,
-            is_shared=config.ca.shared,
             former=self.former,
+            is_shared=config.ca.shared,
         )
         present = files.path if is_renewal and files.present() else claim
         user = (serial or config.id) if password else ""

@@ -129,6 +129,8 @@ class CertificateRenewal:
         failure: Last failed renewal.
         start: Starts a request.
         renewals: Number of certificates that were put in place.
+        is_ordered: Returns whether a certificate is to be requested before it is due.
+        record_issued: Called when a request was answered with a certificate.
     """
 
     device: str
@@ -142,6 +144,8 @@ class CertificateRenewal:
     failure: RenewalFailure = field(default_factory=RenewalFailure)
     start: Callable[[Callable[[], object], float], RunningAttempt] = Attempt
     renewals: int = 0
+    is_ordered: Callable[[], bool] = lambda: False
+    record_issued: Callable[[], None] = lambda: None
     _attempt: RunningAttempt | None = None
     _look_at: float = float("-inf")
     _retry_at: float | None = None
@@ -188,7 +192,9 @@ class CertificateRenewal:
         wall = self.wall()
         if (former := self.files.former()) is not None:
             return wall >= max(present.until, former.until)
-        return wall >= due_at(present.since, present.until, jitter_of(self.name, present.until))
+        return self.is_ordered() or wall >= due_at(
+            present.since, present.until, jitter_of(self.name, present.until)
+        )
 
     def _may_begin(self, now: float) -> bool:
         """Return whether the back-off has ended; one from before a restart is continued."""
@@ -209,6 +215,8 @@ class CertificateRenewal:
         self._attempt = None
         if error is not None:
             self._fail(now, error)
+        else:
+            self.record_issued()
         return True
 
     def _fail(self, now: float, error: Exception) -> None:

@@ -9,8 +9,7 @@ from edge_sdk.app.cli import fields
 from edge_sdk.errors import StoreFull
 from edge_sdk.session.parts import SessionParts
 from edge_sdk.session.signed_link import Will
-from edge_sdk.wire.link.broker_options import UNCHECKED
-from edge_sdk.wire.link.transport import LinkDown, LinkUp, Reconnectable
+from edge_sdk.wire.link.transport import LinkDown, LinkUp
 
 logger = logging.getLogger(__name__)
 
@@ -57,8 +56,10 @@ class Connection:
         self._max_payload = link.max_payload
         self._logged.clear()
         dates = {"certificate_dates_by": link.dates_by} if link.dates_by else {}
-        parts.time.note_link(is_limited=link.dates_by == UNCHECKED)
         logger.info("link up %s", fields(conn=parts.outbox.state.conn, **dates))
+        parts.link.is_limited = link.is_limited
+        if link.is_limited:
+            logger.warning("connection limited %s", fields(until="the aggregator's time is known"))
         parts.link.subscribe()
         parts.downloads.reconnected()
         parts.link.publish_status(parts.outbox.status("online"))
@@ -83,13 +84,6 @@ class Connection:
         if is_back and link.is_up:
             link.publish_status(parts.outbox.status("online"))
             parts.participation.follow(parts.outbox.link_up(self._max_payload))
-
-    def check_dates(self) -> None:
-        """Connect again if the dates of the broker's certificate can be checked now."""
-        time, link = self._parts.time, self._parts.link.link
-        if time.is_check_due and isinstance(link, Reconnectable):
-            time.note_link(is_limited=True)
-            link.reconnect("the certificate's dates can be checked now")
 
     def link_down(self, link: LinkDown) -> None:
         """Stop sending; log each reason once, and its repetitions at debug level."""

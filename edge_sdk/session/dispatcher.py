@@ -6,6 +6,7 @@ import logging
 from collections.abc import Collection, Iterator, Mapping
 
 from edge_sdk.app.cli import fields
+from edge_sdk.session.certificate_renewal import RenewableLink
 from edge_sdk.session.download import DownloadCompleted, is_common_start
 from edge_sdk.session.durable_outbox import FromAggregator
 from edge_sdk.session.events import (
@@ -16,12 +17,13 @@ from edge_sdk.session.events import (
     StoreLossDetected,
     TaskWithdrawn,
 )
+from edge_sdk.session.key_replacement import receive_trial
 from edge_sdk.session.manifest_checks import check_expiry
 from edge_sdk.session.operator_commands import OperatorCommands
 from edge_sdk.session.parts import SessionParts
 from edge_sdk.session.poison_messages import digest_of, is_defect
 from edge_sdk.session.signal_inbox import is_perishable
-from edge_sdk.session.signed_link import VerifiedMessage
+from edge_sdk.session.verified_message import VerifiedMessage
 from edge_sdk.wire.errors import Reason, Refused
 from edge_sdk.wire.protocol import messages as m
 
@@ -32,10 +34,8 @@ Events = Iterator[SessionEvent]
 _LOGGED = frozenset((Reason.BAD_SCALAR, Reason.ANNOUNCEMENT_EXPIRED))
 """Reasons of which the operator learns from the log, for every kind of announcement."""
 
-_FOR_TIME = frozenset(
-    (m.KeysMessage.kind, m.TimeMessage.kind, m.WelcomeMessage.kind, m.FloorMessage.kind)
-)
-"""Kinds that a device accepts over a link whose certificate's dates could not be checked."""
+TIME_KNOWN = "server time is known"
+"""Reason of the reconnection that ends a limited connection."""
 
 _REPORT_AGAIN = 60.0  # seconds until the same refused bundle is reported again
 
@@ -94,8 +94,6 @@ class Dispatcher:
         kind, body = verified.message.kind, digest_of(verified.message.kind, verified.ref)
         if self._parts.set_aside.holds(body):
             return
-        if self._parts.time.is_link_limited and kind not in _FOR_TIME:
-            return  # it is retained, or sent again, once the dates of the broker were checked
         try:
             yield from self._follow(self._dispatch(verified))
         except Refused as refused:
@@ -223,6 +221,11 @@ class Dispatcher:
             since = parts.time.after_loss(answer.time, is_sound=is_sound)
             parts.store.begin_noise_anew(since // 1000)
             yield StoreLossDetected()
+        if isinstance(answer, m.WelcomeMessage) and parts.link.is_limited:
+            self._receive_time_alone(answer)
+            return
+        if isinstance(answer, m.WelcomeMessage | m.FloorMessage):
+            receive_trial(parts, answer)
         was_ready, pending = parts.outbox.state.is_ready, parts.outbox.state.hello
         stated = b"" if pending is None else pending.hello.log + pending.hello.root
         parts.participation.follow(parts.outbox.receive(answer))
@@ -232,6 +235,16 @@ class Dispatcher:
             if parts.log.receive_welcome(answer, stated):
                 yield from self.reconsider()
             yield from self._withdraw_expired()
+
+    def _receive_time_alone(self, welcome: m.WelcomeMessage) -> None:
+        """Adopt the time of a welcome on a limited connection, and connect again to be judged by it."""
+        parts = self._parts
+        if not parts.outbox.is_welcome(welcome):
+            return
+        is_sound = parts.announcements.ring.is_in_force(welcome.time)
+        parts.time.correct(welcome.time, is_sound=is_sound)
+        if is_sound and isinstance(parts.link.link, RenewableLink):
+            parts.link.link.reconnect(TIME_KNOWN)
 
     def _withdraw_expired(self) -> Events:
         """Withdraw a manifest that arrived before the time was known, if its validity is over.
@@ -271,7 +284,6 @@ class Dispatcher:
         is_sound = parts.announcements.ring.is_in_force(welcome.time)
         before = parts.time.latest_signed
         parts.time.correct(welcome.time, is_sound=is_sound)
-        parts.time.note_welcome(is_sound=is_sound)
         has_refused = parts.link.refused[Reason.ANNOUNCEMENT_EXPIRED] > 0
         if has_refused and parts.time.latest_signed < before:
             parts.link.subscribe()  # they were judged by a time that was wrong

@@ -214,6 +214,21 @@ class DurableOutbox:
             self.state = replace(self.state, numbers=numbers)
         return self._apply(outbox.release(self.state, entry, self.inputs()))
 
+    def sign_again(self) -> None:
+        """Sign every entry again: the device has another key now. A restart does so too."""
+        entries = tuple(map(self._link.signing.sign_again, self.state.entries))
+        self.state = replace(self.state, entries=entries)
+
+    def is_welcome(self, message: FromAggregator) -> bool:
+        """Return whether a message is the welcome that the present hello waits for."""
+        hello = self.state.hello
+        return (
+            isinstance(message, m.WelcomeMessage)
+            and hello is not None
+            and message.hello == hello.ref
+            and message.life == self.state.numbers.life
+        )
+
     # --- numbers ----------------------------------------------------------------------------------
 
     def adopt_numbers(self, numbers: UplinkCounters) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from edge_sdk.session.signed_link import VerifiedMessage
+from edge_sdk.session.verified_message import VerifiedMessage
 from edge_sdk.wire.contract.method import Task
 from edge_sdk.wire.protocol.messages import BundleMessage, TaskMessage
 

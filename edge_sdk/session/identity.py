@@ -21,6 +21,7 @@ from edge_sdk.wire.keys import (
     save_signing_key,
 )
 from edge_sdk.wire.pkcs11_uri import TokenPlace
+from edge_sdk.wire.protocol.enrolment_statement import enrolment_statement, succession_statement
 from edge_sdk.wire.public_key import kind_of
 
 logger = logging.getLogger(__name__)
@@ -32,6 +33,35 @@ class TokenUnreachable(EdgeError):  # noqa: N818 - a state of the token
     """The token that holds the identity key is away; the same command may succeed later."""
 
     exit_code = 75
+
+
+def next_key_file(config: Config) -> Path:
+    """Return the file of the key that is to replace the device's key."""
+    return config.keys.device.with_name(f"{config.keys.device.name}.next")
+
+
+def key_files(config: Config) -> list[Path]:
+    """Return the files that a wipe deletes, in this order: a key that is to replace another goes first."""
+    return [next_key_file(config), *identity_files(config)]
+
+
+def keys_for_request(config: Config) -> tuple[Signer, Signer | None]:
+    """Return the key that is to be enrolled, and the former one if that is being replaced.
+
+    Raises:
+        ConfigError: As ``load_signer``.
+        KeyFileError: The new key cannot be read.
+        TokenUnreachable: As ``load_signer``.
+    """
+    path, present = next_key_file(config), load_signer(config)
+    return (load_device_key(path), present) if path.exists() else (present, None)
+
+
+def succession_line(config: Config, key: Signer, former: Signer) -> str:
+    """Return the line that an operator needs to enrol a key in place of the former one."""
+    proof = key.sign(enrolment_statement(config.fleet, config.id, key.public))
+    succession = former.sign(succession_statement(config.fleet, config.id, key.public))
+    return f"{config.id},{key.public.hex()},{proof.hex()},,{succession.hex()}"
 
 
 def load_signer(config: Config) -> Signer:

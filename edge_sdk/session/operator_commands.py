@@ -8,6 +8,7 @@ from collections.abc import Callable, Generator, Iterator
 from edge_sdk.app.cli import fields
 from edge_sdk.session.command_log import CommandRepeated, CommandSuperseded
 from edge_sdk.session.events import SessionEvent, TaskWithdrawn
+from edge_sdk.session.identity_keys import STEP
 from edge_sdk.session.parts import SessionParts
 from edge_sdk.store.erasure import WIPE_ORDERED
 from edge_sdk.wire.errors import Reason
@@ -47,11 +48,12 @@ class OperatorCommands:
                 self._parts.link.send(m.RefusalMessage(code=Reason.SUPERSEDED, wait=0, ref=ref))
                 return
             case CommandRepeated(code=code):
-                pass
+                if command.op == "hello":  # this process has not sent one, or it was lost
+                    self._parts.identity.try_next()
             case _:
                 code = yield from self._execute(command)
                 participation = self._parts.participation
-                facts = {"stopped": int(participation.is_held)}
+                facts = {"stopped": int(participation.is_held), STEP: self._parts.identity.step}
                 if participation.is_wipe_ordered:
                     facts[WIPE_ORDERED] = 1
                 self._parts.commands.add(command.num, ref, code, **facts)
@@ -70,11 +72,16 @@ class OperatorCommands:
             case "wipe":
                 self._parts.participation.order_wipe()
                 yield TaskWithdrawn()
+            case "reenrol" if (
+                not self._parts.participation.is_wipe_ordered and self._parts.identity.order()
+            ):
+                pass
             case "report":
                 self._parts.reporter.send()
             case "budget" if 0 <= command.args.get("releases", -1.0) <= m.RELEASES_LIMIT:
                 self._parts.participation.allow(int(command.args["releases"]))
             case "hello":
+                self._parts.identity.try_next()
                 self._parts.participation.follow(self._parts.outbox.propose_life())
             case _:
                 return int(Reason.BAD_COMMAND)

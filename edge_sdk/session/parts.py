@@ -17,6 +17,7 @@ from edge_sdk.session.body_keys import BodyKeys
 from edge_sdk.session.command_log import CommandLog
 from edge_sdk.session.download import Downloader
 from edge_sdk.session.durable_outbox import DurableOutbox
+from edge_sdk.session.identity_keys import IdentityKeys
 from edge_sdk.session.key_ring import KeyRing
 from edge_sdk.session.link_quota import LinkQuota
 from edge_sdk.session.metrics_report import MetricsReporter
@@ -59,6 +60,7 @@ class SessionParts:
         choice: Runs of the last welcome, and those that the device declines.
         weather: Weather of the regions that the device reads.
         rollouts: The rollout that the device follows.
+        identity: Identity key of this device, and the one that is to replace it.
     """
 
     store: DeviceStore
@@ -80,6 +82,7 @@ class SessionParts:
     choice: RunChoice
     weather: WeatherInbox
     rollouts: RolloutInbox
+    identity: IdentityKeys
 
     @classmethod
     def of(
@@ -107,10 +110,14 @@ class SessionParts:
         counts, now = Counter[str](), clock.monotonic
         time = ServerClock(store, clock)
         is_trying = config.accept.rollouts
+        identity = (
+            signer if isinstance(signer, IdentityKeys) else IdentityKeys(config, store, signer)
+        )
         keys = BodyKeys.of(store, is_required=config.encryption.required)
         link = SignedLink(
-            signer, fleet=config.fleet, device=config.id, reads_rollouts=is_trying, keys=keys
+            identity, fleet=config.fleet, device=config.id, reads_rollouts=is_trying, keys=keys
         )
+        link.sign_hellos_by(identity.hello_signer)
         downloads = Downloader(link, rng, now, counts)
         announcements = Announcements(store, downloads, ring, config.accept.methods)
         link.encrypt_by(announcements.encryption_key)
@@ -160,6 +167,7 @@ class SessionParts:
             choice=RunChoice(store),
             weather=WeatherInbox(store, link, regions_of(config.source)),
             rollouts=RolloutInbox(store, downloads, time, is_accepted=is_trying, pause=patience),
+            identity=identity,
         )
 
     def count(self, name: str, number: int = 1) -> None:

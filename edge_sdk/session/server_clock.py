@@ -19,6 +19,9 @@ class ServerClock:
     Args:
         store: Store that keeps the estimate.
         clock: Clocks of the machine.
+
+    Attributes:
+        is_bound: True once a welcome has answered a hello of this process: its time is no replay.
     """
 
     def __init__(self, store: DeviceStore, clock: Clock) -> None:
@@ -26,8 +29,7 @@ class ServerClock:
         floor = max(ServerTime().floor, store.fact("floor"))
         self._time = ServerTime(floor, before=store.fact("floor before"))
         self._started = self._doubts_at = self.uptime
-        self.is_link_limited = False  # the dates of the broker's certificate are unchecked
-        self.is_check_due = False  # they can be checked now
+        self.is_bound = False
 
     @property
     def uptime(self) -> float:
@@ -38,14 +40,6 @@ class ServerClock:
     def seconds_running(self) -> float:
         """Seconds since this process began."""
         return self.uptime - self._started
-
-    def note_link(self, *, is_limited: bool) -> None:
-        """Note a new link, and whether the dates of the broker's certificate are unchecked on it."""
-        self.is_link_limited, self.is_check_due = is_limited, False
-
-    def note_welcome(self, *, is_sound: bool) -> None:
-        """Note a welcome; with a sound time the dates of a limited link can be checked."""
-        self.is_check_due = self.is_link_limited and is_sound
 
     def now(self) -> int | None:
         """Return server time in Unix milliseconds, or None without any hint in this process."""
@@ -88,15 +82,6 @@ class ServerClock:
         signed = self.latest_signed
         return signed / 1000 if self._clock.wall() + DAY < signed else None
 
-    def is_unknown(self) -> bool:
-        """Return whether neither a signed message nor the machine has given a time.
-
-        So it is at the first start of a device whose clock is at 1970, or years behind.
-        """
-        built = ServerTime().floor
-        has_signed = self.now() is not None or self._time.floor > built
-        return not has_signed and self._clock.wall() + DAY < built
-
     def earlier_certificate_time(self) -> float | None:
         """Return a second time to check certificates against: the stored one before it was raised."""
         return self._time.before / 1000 if self._time.before else None
@@ -130,6 +115,7 @@ class ServerClock:
         before = self._time.kept(self.uptime)
         if is_sound:
             self._time = self._time.adjust(t, self.uptime, wall=self._clock.wall(), bound=True)
+            self.is_bound = True
             self.save()
         else:
             logger.error("server time rejected %s", fields(time=t, why="no key is valid"))

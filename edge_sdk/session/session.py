@@ -17,6 +17,7 @@ from edge_sdk.session.agenda import Agenda
 from edge_sdk.session.connection import Connection
 from edge_sdk.session.dispatcher import Dispatcher
 from edge_sdk.session.events import FoundBundle, SessionEvent, SignalTaskReceived
+from edge_sdk.session.key_replacement import replace_key
 from edge_sdk.session.key_ring import KeyRing
 from edge_sdk.session.link_quota import LinkQuota
 from edge_sdk.session.manifest_checks import ManifestExpectation, NewestAnnouncements
@@ -27,7 +28,8 @@ from edge_sdk.session.resubscription import Resubscription
 from edge_sdk.session.rollout_inbox import FollowedRollout
 from edge_sdk.session.server_clock import ServerClock
 from edge_sdk.session.signal_messages import signal_messages
-from edge_sdk.session.signed_link import VerifiedMessage, Will
+from edge_sdk.session.signed_link import Will
+from edge_sdk.session.verified_message import VerifiedMessage
 from edge_sdk.store.store import DeviceStore
 from edge_sdk.wire.contract.method import Signal
 from edge_sdk.wire.errors import Reason
@@ -374,10 +376,10 @@ class Session:
                     self._connection.link_down(arrival)
                 case VerifiedMessage():
                     yield from self._arrivals.receive(arrival)
-        self._connection.check_dates()
         if not self.participation.is_rationed:
             self.participation.follow(parts.outbox.tick())
             parts.downloads.advance()
+            replace_key(parts, self.now)
             if parts.outbox.state.is_ready and parts.keys.is_hello_due(self.now):
                 self.count("keys announced again")
                 self.participation.follow(parts.outbox.propose_life())

@@ -5,12 +5,12 @@ from __future__ import annotations
 import logging
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from functools import partial
 
 from edge_sdk.app.cli import fields
 from edge_sdk.session.body_keys import BodyKeys, EncryptionKeyOf, no_encryption
 from edge_sdk.session.poison_messages import is_defect
+from edge_sdk.session.refused_weather import RefusedWeatherLog
 from edge_sdk.session.signer_state import SignerState
 from edge_sdk.session.signing_roles import (
     MaySign,
@@ -20,6 +20,7 @@ from edge_sdk.session.signing_roles import (
     is_of_fleet,
     sender_of,
 )
+from edge_sdk.session.verified_message import VerifiedMessage, sealed_by_peer
 from edge_sdk.wire.errors import LinkError, Reason, Refused, SignerUnavailable
 from edge_sdk.wire.keys import Signer
 from edge_sdk.wire.link.publish_queue import EXPIRY, PERISHABLE, PublishQueue, QueuedPublish
@@ -33,13 +34,13 @@ from edge_sdk.wire.protocol.envelope import (
     ALL,
     KeyOf,
     digest,
-    kind_of,
     ref,
     unseal,
     wrap,
 )
 from edge_sdk.wire.protocol.messages import (
     FROM_DEVICES,
+    HelloMessage,
     KeysMessage,
     Message,
     StatusMessage,
@@ -51,18 +52,6 @@ logger = logging.getLogger(__name__)
 Will = tuple[str, bytes, bool]
 """Topic, payload and retained flag of the MQTT last will."""
 
-_PEERS = frozenset({"peer", "settle"})
-
-
-@dataclass(frozen=True, slots=True)
-class VerifiedMessage:
-    """A message whose sender is verified, its clear body, and the reference to that."""
-
-    message: Message
-    body: bytes
-    ref: bytes
-    sender: str = AGGREGATOR
-
 
 class SignedLink:
     """One device's signing end of the link. Messages beyond the window wait here, in order.
@@ -73,6 +62,8 @@ class SignedLink:
         bytes_up: Payload bytes sent.
         bytes_down: Payload bytes that arrived.
         signing: The signing key.
+        is_limited: True while the connection may only serve to learn the time: nothing but a hello is
+            sent, and nothing but its answer and the list of keys is read.
     """
 
     def __init__(
@@ -90,13 +81,15 @@ class SignedLink:
         self.unknown = 0
         self.bytes_up = self.bytes_down = 0
         self.signing = SignerState(signer, fleet, device)
+        self.is_limited = False
         self._link: Transport | None = None
         self._accepts_peers = False
         self._audience = ALL
         self._part_filters: tuple[str, ...] = ()
         self._regions: frozenset[str] = frozenset()
-        self._logged: set[tuple[str, Reason]] = set()
+        self._weather_log = RefusedWeatherLog()
         self._fleet, self._device = fleet, device
+        self._hello_signer: Callable[[bytes], Signer] = lambda _ref: signer
         self._encryption_key: EncryptionKeyOf = no_encryption
         self._keys = keys or BodyKeys()
         self._queue = PublishQueue(on_published=self._count, on_refused=_log_refused)
@@ -145,6 +138,10 @@ class SignedLink:
         """Encrypt messages to the aggregator from now on, if this function returns a key for their kind."""
         self._encryption_key = key_of
 
+    def sign_hellos_by(self, signer_of: Callable[[bytes], Signer]) -> None:
+        """Sign hellos from now on by the key that this function returns for their reference."""
+        self._hello_signer = signer_of
+
     def follow_run(self, name: str) -> None:
         """Accept the announcements of this run from now on, and of no other."""
         audience = topics.audience(name)
@@ -179,11 +176,12 @@ class SignedLink:
             happening = self._arrived[0]
             if isinstance(happening, Publish):
                 try:
-                    if happening.payload:  # an empty payload clears a retained slot
+                    # an empty payload clears a retained slot
+                    if happening.payload and self._may_read(happening):
                         yield self._open(happening, key_of, may_sign)
                 except Refused as refused:
                     self.refused[refused.reason] += 1
-                    self._log_weather(happening.topic, refused)
+                    self._weather_log.record(happening.topic, refused, self._regions)
                 except Exception as error:
                     if not is_defect(error):
                         raise
@@ -265,15 +263,20 @@ class SignedLink:
         if message.kind not in FROM_DEVICES:
             raise ValueError(f"a device must not send {message.kind!r}")
         body = encode(message)
+        is_hello = message.kind == HelloMessage.kind
+        signer = self._hello_signer(ref(digest(body))) if is_hello else None
         is_up = recipient == AGGREGATOR
         public = self._encryption_key(message.kind) if is_up else self._keys.of_peer(recipient)
         if public is not None:
             context = BodyContext(self._fleet, message.kind, self._device, recipient)
             body = encrypted_body(body, public, context)
-        return self.signing.seal(body, message.kind, recipient)
+        return self.signing.seal(body, message.kind, recipient, signer)
 
     def subscribe(self) -> None:
-        """Subscribe to every topic that a device always needs."""
+        """Subscribe to every topic that a device always needs, or that a limited connection may have."""
+        if self.is_limited:
+            self.link.subscribe(*topics.time_filters(self._fleet, self._device))
+            return
         self.link.subscribe(*topics.device_filters(self._fleet, self._device, self._audience))
         if self._accepts_peers:
             self.link.subscribe(topics.peers_filter(self._fleet, self._device))
@@ -299,12 +302,19 @@ class SignedLink:
         self._queue.clear()
 
     def _publish(self, message: QueuedPublish) -> None:
-        if self.link.is_up:
+        is_hello = message.topic == topics.up(self._fleet, self._device, HelloMessage.kind)
+        if self.link.is_up and (is_hello or not self.is_limited):
             self._queue.append(message)
             self.flush()
 
     def _count(self, message: QueuedPublish) -> None:
         self.bytes_up += len(message.payload)
+
+    def _may_read(self, publish: Publish) -> bool:
+        """Return whether a message may be read on this connection."""
+        return not self.is_limited or publish.topic in topics.time_filters(
+            self._fleet, self._device
+        )
 
     def _open(self, publish: Publish, key_of: KeyOf, may_sign: MaySign) -> VerifiedMessage:
         address = topics.parse(publish.topic)
@@ -313,7 +323,12 @@ class SignedLink:
                 Reason.MALFORMED, f"topic {publish.topic!r} is not addressed to this device"
             )
         if address.direction == "peer":
-            return self._open_peer(publish, address, key_of)
+            decrypt = self._decrypt if self._keys.is_required else None
+            reader = self._fleet, self._device
+            proved = sealed_by_peer(publish.payload, address, reader, key_of, decrypt)
+            self._keys.refuse_peer(proved)
+            message = decode(proved.kind, proved.content, on_unknown=self._count_unknown)
+            return VerifiedMessage(message, proved.content, proved.ref, address.id)
         is_common = address.direction == "all"
         if address.kind == WeatherMessage.kind and address.tail not in self._regions:
             raise Refused(Reason.MALFORMED, f"topic {publish.topic!r} is of another region")
@@ -345,36 +360,6 @@ class SignedLink:
 
     def _decrypt(self, kind: str, sender: str, body: bytes) -> bytes:
         return self._keys.decrypt(body, BodyContext(self._fleet, kind, sender, self._device))
-
-    def _log_weather(self, topic: str, refused: Refused) -> None:
-        """Log weather that cannot be verified or read, once for each region and reason."""
-        address = topics.parse(topic)
-        if address is None or address.kind != WeatherMessage.kind:
-            return
-        about = (address.tail, refused.reason)
-        if address.tail in self._regions and about not in self._logged:
-            self._logged.add(about)
-            logger.warning("weather refused %s", fields(region=address.tail, why=refused))
-
-    def _open_peer(
-        self, publish: Publish, address: topics.TopicAddress, key_of: KeyOf
-    ) -> VerifiedMessage:
-        """Verify a message from a peer; ``key_of`` decides whether the sender is one."""
-        kind = kind_of(publish.payload)
-        if kind not in _PEERS or address.tail != self._device:
-            raise Refused(Reason.UNKNOWN_KIND, f"{kind!r} is not accepted from a peer")
-        proved = unseal(
-            publish.payload,
-            kind=kind,
-            sender=address.id,
-            recipient=self._device,
-            fleet=self._fleet,
-            key_of=key_of,
-            decrypt=self._decrypt if self._keys.is_required else None,
-        )
-        self._keys.refuse_peer(proved)
-        message = decode(proved.kind, proved.content, on_unknown=self._count_unknown)
-        return VerifiedMessage(message, proved.content, proved.ref, address.id)
 
     def _count_unknown(self, _key: str) -> None:
         self.unknown += 1

@@ -28,8 +28,8 @@ class SignerState:
         self.why_away, self.has_signed = "", False
         self.unsigned = 0
 
-    def seal(self, body: bytes, kind: str, recipient: str) -> bytes:
-        """Wrap and sign a body.
+    def seal(self, body: bytes, kind: str, recipient: str, signer: Signer | None = None) -> bytes:
+        """Wrap and sign a body, by another key of the device if one is given.
 
         Raises:
             SignerUnavailable: The key is away.
@@ -40,7 +40,7 @@ class SignerState:
             sender=self._device,
             recipient=recipient,
             fleet=self._fleet,
-            signer=self._signer,
+            signer=signer or self._signer,
         )
         self.has_signed = True
         return payload

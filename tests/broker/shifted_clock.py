@@ -17,6 +17,7 @@ def main(file: str, program: str, *words: str) -> int:
     """Set the clock of this process, and run the program."""
     shift = Path(file)
     SystemClock.wall = lambda _self: time.time_ns() // 1_000_000 + int(shift.read_text() or 0)
+    time.time = lambda: SystemClock().wall() / 1000  # by which certificates are judged
     return importlib.import_module(f"{program}.commands.main").main(list(words))
 
 

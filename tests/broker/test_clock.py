@@ -9,9 +9,8 @@ import time
 import pytest
 
 from aggregator.brokers.broker_process import mosquitto_program
-from edge_sdk.wire.link.broker_options import UNCHECKED
 from edge_sdk.wire.link.mqtt import Broker, MqttLink
-from edge_sdk.wire.link.transport import LinkDown, LinkUp
+from edge_sdk.wire.link.transport import LinkDown
 from firmware_sim.fleet.federation import free_port
 from tests.broker.authority import Authority
 
@@ -110,31 +109,3 @@ def test_a_clock_that_was_set_is_trusted_again(site):
         assert any("not yet valid" in why for why in heard), heard
     finally:
         link.close()
-
-
-def test_where_no_time_is_known_chain_and_name_are_checked_and_the_dates_left_open(site, tmp_path):
-    """A first start in 1970; what the link may be used for then is the session's business."""
-    url, authority, _ = site
-    other = Authority(tmp_path, "other")
-    for ca_file, host, works in (
-        (authority, "127.0.0.1", True),
-        (other.file, "127.0.0.1", False),
-        (authority, "localhost", False),
-    ):
-        link = MqttLink(
-            Broker(
-                url=url.replace("127.0.0.1", host),
-                client_id="dev1",
-                ca_file=ca_file,
-                judged_at=lambda: time.time() - 400 * DAY,
-                is_time_unknown=lambda: True,
-            )
-        )
-        link.open()
-        found = []
-        while not found:
-            found = [one for one in link.poll(0.05) if isinstance(one, LinkUp | LinkDown)]
-        link.close()
-        assert isinstance(found[0], LinkUp) is works, found
-        if works:
-            assert found[0].dates_by == UNCHECKED

@@ -237,6 +237,15 @@ def test_a_stop_command_is_executed_receipted_and_survives_a_restart(fleet):
 def test_an_unknown_command_is_refused_with_a_reason(fleet):
     fleet.device.start()
     fleet.run()
+    fleet.server.tell(m.CommandMessage(num=1, op="reboot"))
+    fleet.run()
+    assert fleet.server.receipts[0].code == 81
+
+
+def test_a_key_that_is_shared_by_participations_is_not_replaced(fleet):
+    fleet.device.start()
+    fleet.device.client.identity.is_shared = True
+    fleet.run()
     fleet.server.tell(m.CommandMessage(num=1, op="reenrol"))
     fleet.run()
     assert fleet.server.receipts[0].code == 81

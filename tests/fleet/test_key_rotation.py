@@ -5,6 +5,8 @@ from __future__ import annotations
 import shutil
 
 from aggregator.commands import main as cli
+from edge_sdk.commands import main as edge
+from edge_sdk.session.identity_keys import UNORDERED
 from edge_sdk.wire.root_keys import read_root
 
 
@@ -69,29 +71,24 @@ def test_no_round_is_lost_while_every_key_is_replaced(world):
         assert not [name for name in refused if "BAD_SIGNATURE" in name]
 
 
-def test_a_device_changes_its_key_and_its_waiting_update_counts_once(world):
+def test_a_device_replaces_its_key_by_its_own_command_and_no_round_is_lost(world, capsys):
     one = world(run={"quorum": 3})
     one.start_all()
     trained(one)
+    generation = one.daemon._registry.client("home-1").generation
     one.die(1)
-    config = one.folder / "home-1.toml"
     before = (one.folder / "home-1.pub").read_text().strip()
-    from edge_sdk.commands import main as edge  # noqa: PLC0415 - only here
-
-    assert edge.main(["rotate", str(config)]) == 0
-    public = _next_public(one)
-    assert edge.main(["rotate", str(config), "--finish"]) == 0
-    assert (one.folder / "home-1.pub").read_text().strip() == public != before
-    one.kill_daemon()
-    words = ["enrol", "home-1", "--public", public, "--config", str(one.config)]
-    assert cli.main(words) == 0
-    one.start_daemon()
+    capsys.readouterr()
+    assert edge.main(["rotate", str(one.folder / "home-1.toml")]) == 0
+    line = capsys.readouterr().out.splitlines()[-1]
     one.start(1)
+    trained(one)  # under the former key
+    (one.folder / "lines.csv").write_text(line + "\n")
+    words = ["enrol", "--from-file", str(one.folder / "lines.csv"), "--config", str(one.config)]
+    assert cli.main(words) == 0
+    one.until(lambda: one.clients[1].identity.step == UNORDERED)
     trained(one, 2)  # every round needs all three
-    assert one.clients[1]._session._parts.outbox.state.is_ready
-
-
-def _next_public(one):
-    from edge_sdk.wire.keys import load_device_key  # noqa: PLC0415 - only here
-
-    return load_device_key(one.folder / "home-1.key.next").public.hex()
+    public = (one.folder / "home-1.pub").read_text().strip()
+    assert public == line.split(",")[1] != before
+    one.until(lambda: one.daemon._registry.client("home-1").sign == (bytes.fromhex(public),))
+    assert one.daemon._registry.client("home-1").generation == generation

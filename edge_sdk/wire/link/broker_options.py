@@ -24,8 +24,8 @@ LARGEST: Final = 65_536
 STORED: Final = "stored time"
 MACHINE: Final = "machine's clock"
 EARLIER: Final = "stored time before its last leap"
-UNCHECKED: Final = "not checked"
-"""Name of the time at which a broker certificate's dates were valid."""
+LIMITED: Final = "no time yet"
+"""Name of the time at which a broker certificate's dates were valid; the last of a limited connection."""
 
 Will = tuple[str, bytes, bool]
 """Topic, payload and retain flag of the message that the broker publishes on a lost link."""
@@ -59,8 +59,9 @@ class Broker:
             seconds for checking the broker's certificate when this machine's clock is a day or more
             behind it, else None. The dates may also be valid at this machine's clock.
         judged_else: Function that returns one more moment at which the dates may be valid, or None.
-        is_time_unknown: Function that returns whether the present time is not known at all: a
-            certificate with other dates is accepted then (``UNCHECKED``); chain and name are checked.
+        may_be_later: Function that returns whether the true time may be later than ``judged_at``. Then
+            a certificate that begins later makes a limited connection, on which the caller may do no
+            more than learn the time (``LinkUp.is_limited``). None: there is no such connection.
 
     Raises:
         LinkError: The settings cannot work together; the message names them.
@@ -90,7 +91,7 @@ use mqtts:// (plain MQTT is for loopback, or insecure = true)
     insecure: bool = False
     judged_at: Callable[[], float | None] | None = field(default=None, repr=False)
     judged_else: Callable[[], float | None] | None = field(default=None, repr=False)
-    is_time_unknown: Callable[[], bool] | None = field(default=None, repr=False)
+    may_be_later: Callable[[], bool] | None = None
 
     def __post_init__(self) -> None:
         """Refuse invalid settings before anything is sent."""
@@ -166,7 +167,7 @@ class _Dated(ssl.SSLSocket):
         context = self.context
         if not isinstance(context, TlsContext):
             return
-        context.dates_by = MACHINE
+        context.dates_by, context.is_limited = MACHINE, False
         if context.at is None:
             return
         leaf: Any = self.getpeercert()
@@ -176,8 +177,9 @@ class _Dated(ssl.SSLSocket):
             if at is not None and begin <= at <= end:
                 context.dates_by = name
                 return
-        if context.is_time_unknown is not None and context.is_time_unknown():
-            context.dates_by = UNCHECKED
+        is_later = begin > max(at for at in tried.values() if at is not None)
+        if is_later and context.may_be_later is not None and context.may_be_later():
+            context.dates_by, context.is_limited = LIMITED, True
             return
         context.dates_by = ""
         tried_times = "; ".join(
@@ -213,12 +215,14 @@ class TlsContext(ssl.SSLContext):
         at: Signed time, Unix seconds; None while the clock agrees.
         other: One more moment to try.
         dates_by: Name of the moment at which the last certificate was valid.
+        is_limited: True if that is unknown, and the connection may only serve to learn the time.
     """
 
     sslsocket_class = _Dated
     judged_at: Callable[[], float | None] | None = None
     judged_else: Callable[[], float | None] | None = None
-    is_time_unknown: Callable[[], bool] | None = None
+    may_be_later: Callable[[], bool] | None = None
+    is_limited: bool = False
     at: float | None = None
     other: float | None = None
     dates_by: str = ""
@@ -243,7 +247,7 @@ def tls_context(broker: Broker) -> TlsContext:
     """
     context = TlsContext(ssl.PROTOCOL_TLS_CLIENT)
     context.judged_at, context.judged_else = broker.judged_at, broker.judged_else
-    context.is_time_unknown = broker.is_time_unknown
+    context.may_be_later = broker.may_be_later
     context.marks = _marks(broker)  # first: a file written meanwhile is read again
     try:
         return load(context, broker.ca_file, broker.cert_file, broker.key_file)

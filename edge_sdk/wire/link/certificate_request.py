@@ -1,8 +1,7 @@
 """Make a device's TLS key and certificate request (PKCS #10), and read what an EST server answers.
 
 The request proves the device's identity: its attribute ``unstructuredName`` (RFC 2985, section 5.4.3)
-contains the identity key and its signature over the request's public key, and where a device changes its
-identity key, the signature of the key before over the new one. A server that expects
+contains the identity key and its signature over the request's public key. A server that expects
 something else there ignores it, and no certificate contains it.
 """
 
@@ -24,7 +23,12 @@ if TYPE_CHECKING:
     from cryptography import x509
 
 PROOF_PREFIX: Final = b"gridfed-identity:"
-"""Begin of the attribute; the identity key and its signature follow in base64url."""
+"""Begin of the attribute; the identity key and its signature follow in base64url.
+
+The signature of the former identity key may follow, after a full stop.
+"""
+
+_SEPARATOR: Final = b"."
 
 
 class CertificateAnswerError(WireError):
@@ -49,8 +53,8 @@ def certificate_request(
     device: str,
     signer: Signer,
     *,
-    is_shared: bool = False,
     former: Signer | None = None,
+    is_shared: bool = False,
 ) -> bytes:
     """Return a request for a device's certificate, signed by its TLS key and by its identity key.
 
@@ -59,8 +63,8 @@ def certificate_request(
         fleet: Fleet of the device.
         device: Id of the device, the common name.
         signer: Identity key of the device.
+        former: Identity key that ``signer`` is to replace; None without one.
         is_shared: The common name is ``FLEET.DEVICE``, for a broker that fleets share.
-        former: Identity key that ``signer`` follows, which signs that too; None for no change.
 
     Returns:
         DER bytes.
@@ -77,9 +81,10 @@ def certificate_request(
         serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo
     )
     proof = signer.sign(enrolment_statement(fleet, device, signer.public, request=spki))
-    if former is not None:
-        proof += former.sign(succession_statement(fleet, device, former.public, signer.public))
     identity = PROOF_PREFIX + base64.urlsafe_b64encode(signer.public + proof)
+    if former is not None:
+        succession = succession_statement(fleet, device, signer.public, request=spki)
+        identity += _SEPARATOR + base64.urlsafe_b64encode(former.sign(succession))
     name = qualified(fleet, device) if is_shared else device
     return (
         x509.CertificateSigningRequestBuilder()
@@ -90,33 +95,56 @@ def certificate_request(
     )
 
 
-def identity_in(value: bytes) -> tuple[bytes, bytes, bytes]:
-    """Return identity key, its signature, and the signature of the key before; empty without them.
+def identity_in(value: bytes) -> tuple[bytes, bytes]:
+    """Return identity key and signature of the attribute's value; both empty if it has neither.
 
     Raises:
         CertificateAnswerError: The value begins as a proof does and has another form.
 
     >>> [len(part) for part in identity_in(PROOF_PREFIX + 128 * b"A")]
-    [32, 64, 0]
+    [32, 64]
     >>> identity_in(b"router-7.example")
-    (b'', b'', b'')
+    (b'', b'')
     >>> [len(part) for part in identity_in(PROOF_PREFIX + base64.urlsafe_b64encode(bytes(97)))]
-    [33, 64, 0]
-    >>> [len(part) for part in identity_in(PROOF_PREFIX + base64.urlsafe_b64encode(bytes(161)))]
-    [33, 64, 64]
+    [33, 64]
     """
     if not value.startswith(PROOF_PREFIX):
-        return b"", b"", b""
-    sizes = {size + count * SIGNATURE_SIZE: size for size in SIZES for count in (1, 2)}
-    try:
-        raw = base64.b64decode(value[len(PROOF_PREFIX) :], b"-_", validate=True)
-    except ValueError:
-        raw = b""
+        return b"", b""
+    sizes = [size + SIGNATURE_SIZE for size in SIZES]
+    raw = _decoded(value.removeprefix(PROOF_PREFIX).partition(_SEPARATOR)[0])
     if len(raw) not in sizes:
-        text = " or ".join(map(str, sorted(sizes)))
+        text = " or ".join(map(str, sizes))
         raise CertificateAnswerError(f"expected {text} bytes in base64url as proof of identity")
-    at = sizes[len(raw)]
-    return raw[:at], raw[at : at + SIGNATURE_SIZE], raw[at + SIGNATURE_SIZE :]
+    return raw[:-SIGNATURE_SIZE], raw[-SIGNATURE_SIZE:]
+
+
+def succession_in(value: bytes) -> bytes:
+    """Return the signature of the former identity key in the attribute's value; empty without one.
+
+    Raises:
+        CertificateAnswerError: The value begins as a proof does, and has another signature.
+
+    >>> proof = PROOF_PREFIX + 128 * b"A"
+    >>> succession_in(proof), len(succession_in(proof + b"." + base64.urlsafe_b64encode(bytes(64))))
+    (b'', 64)
+    """
+    _, separator, given = value.partition(_SEPARATOR)
+    if not value.startswith(PROOF_PREFIX) or not separator:
+        return b""
+    raw = _decoded(given)
+    if len(raw) != SIGNATURE_SIZE:
+        raise CertificateAnswerError(
+            f"expected {SIGNATURE_SIZE} bytes in base64url as signature of the former identity"
+        )
+    return raw
+
+
+def _decoded(text: bytes) -> bytes:
+    """Return the bytes of a base64url text; empty if it is none."""
+    try:
+        return base64.b64decode(text, b"-_", validate=True)
+    except ValueError:
+        return b""
 
 
 @dataclass(frozen=True, slots=True)

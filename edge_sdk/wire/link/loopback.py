@@ -105,7 +105,7 @@ class LoopbackBroker:
     >>> broker = LoopbackBroker()
     >>> ear, mouth = broker.link("ear"), broker.link("mouth")
     >>> ear.open(), mouth.open(), ear.poll(0), mouth.poll(0)[0].max_payload
-    (None, None, (LinkUp(max_payload=65536, dates_by='', shares=True),), 65536)
+    (None, None, (LinkUp(max_payload=65536, dates_by='', is_limited=False, shares=True),), 65536)
     >>> ear.subscribe("news/#")
     >>> mouth.publish("news/today", b"hello")
     True

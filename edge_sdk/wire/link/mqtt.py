@@ -456,8 +456,9 @@ class MqttLink:
         self._poller.settled(self)
         self._counts["connects"] += 1
         dates_by = self._tls.dates_by if self._tls is not None else ""
+        is_limited = self._tls is not None and self._tls.is_limited
         shares = bool(getattr(properties, "SharedSubscriptionAvailable", 1))
-        self._happened.append(LinkUp(self._max_payload, dates_by, shares))
+        self._happened.append(LinkUp(self._max_payload, dates_by, is_limited, shares))
 
     def _on_disconnect(
         self, _c: object, _u: object, _f: object, reason: ReasonCode, _p: object

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +23,7 @@ class LinkUp:
 
     max_payload: int  # largest payload the link can carry, in bytes
     dates_by: str = ""  # moment at which the broker's certificate is valid; empty without TLS
+    is_limited: bool = False  # the dates cannot be judged yet: only the time may be learnt
     shares: bool = True  # False if the broker has said that it has no shared subscriptions
 
 
@@ -34,14 +35,6 @@ class LinkDown:
 
 
 Happening = Message | LinkUp | LinkDown
-
-
-@runtime_checkable
-class Reconnectable(Protocol):
-    """A link that can connect again at once, as ``MqttLink`` does."""
-
-    def reconnect(self, why: str) -> None:
-        """Disconnect, and connect again with the files and the time as they are now."""
 
 
 class Transport(Protocol):

@@ -1,4 +1,4 @@
-"""Form the bytes by whose signature a device proves its key when it is enrolled."""
+"""Form the bytes by whose signatures a device proves its key, and that the key succeeds another."""
 
 from __future__ import annotations
 
@@ -6,30 +6,9 @@ import hashlib
 from typing import Final
 
 CONTEXT: Final = b"gridfed/1/enrol\0"
+SUCCESSION: Final = b"gridfed/1/reenrol\0"
 NO_KEY: Final = bytes(32)
 """Placeholder for the sealing key of a device without one."""
-
-
-SUCCESSION: Final = b"gridfed/1/succession\0"
-
-
-def succession_statement(fleet: str, device: str, former: bytes, public: bytes) -> bytes:
-    """Return the bytes that a device signs by its present key to name the key that follows it.
-
-    Args:
-        fleet: Id of the fleet.
-        device: Id of the device.
-        former: Raw public key that signs.
-        public: Raw public key that follows it.
-
-    Example:
-        >>> len(succession_statement("north", "meter-1", bytes(32), bytes(33)))
-        102
-    """
-    named = b"".join(
-        bytes([len(raw)]) + raw for raw in (fleet.encode(), device.encode(), former, public)
-    )
-    return SUCCESSION + named
 
 
 def enrolment_statement(
@@ -49,5 +28,20 @@ def enrolment_statement(
         >>> len(enrolment_statement("north", "meter-1", bytes(32)))
         126
     """
-    named = b"".join(bytes([len(raw)]) + raw for raw in (fleet.encode(), device.encode()))
-    return CONTEXT + named + public + open_ + hashlib.sha256(request).digest()
+    return CONTEXT + _named(fleet, device) + public + open_ + hashlib.sha256(request).digest()
+
+
+def succession_statement(fleet: str, device: str, public: bytes, request: bytes = b"") -> bytes:
+    """Return the bytes that a device signs with its former key to enrol another one in its place.
+
+    The arguments are those of ``enrolment_statement``; ``public`` is the new key.
+
+    Example:
+        >>> len(succession_statement("north", "meter-1", bytes(32)))
+        96
+    """
+    return SUCCESSION + _named(fleet, device) + public + hashlib.sha256(request).digest()
+
+
+def _named(fleet: str, device: str) -> bytes:
+    return b"".join(bytes([len(raw)]) + raw for raw in (fleet.encode(), device.encode()))

@@ -201,6 +201,15 @@ def device_filters(fleet: str, device: str, audience: str = ALL) -> tuple[str, .
     return own + run_filters(fleet, audience)
 
 
+def time_filters(fleet: str, device: str) -> tuple[str, ...]:
+    """Return the topics of a limited connection: what a device needs to learn and verify the time.
+
+    >>> time_filters("north", "meter-1")
+    ('gf/1/north/_all/keys', 'gf/1/north/meter-1/down/welcome', 'gf/1/north/meter-1/down/floor')
+    """
+    return common(fleet, "keys"), down(fleet, device, "welcome"), down(fleet, device, "floor")
+
+
 def rollout_filters(fleet: str) -> tuple[str, ...]:
     """Return the filters that a device adds while its configuration accepts rollouts.
 

@@ -39,8 +39,10 @@ class Device:
         )
         self.tls = new_tls_key()
 
-    def request(self, *, name="", key=None):
-        return certificate_request(key or self.tls, self.fleet, name or self.name, self.identity)
+    def request(self, *, name="", key=None, former=None):
+        return certificate_request(
+            key or self.tls, self.fleet, name or self.name, self.identity, former=former
+        )
 
 
 @contextmanager

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import http.client
 import shutil
+import sqlite3
 import ssl
 import subprocess
 from datetime import UTC, datetime, timedelta
@@ -348,3 +349,70 @@ def test_openssl_reads_the_answer_and_curl_is_a_client(folder, tmp_path):
         check=True, capture_output=True, text=True,
     ).stdout  # fmt: skip
     assert "OK" in verified
+
+
+def test_a_member_replaces_its_identity_by_a_signature_of_the_former_one(folder):
+    words = {n: listed(folder, f"meter-{n}", labels="region=north") for n in (1, 2)}
+    devices = {n: Device(f"meter-{n}") for n in words}
+    delivered = []
+    with serving(folder, deliver=delivered.extend) as server:
+        where = address(server, folder)
+        for n, device in devices.items():
+            how = {"is_renewal": False, "user": device.name, "password": words[n]}
+            request_certificate(where, device.request(), **how)
+        server.service.turn()
+        former, device = devices[1].identity, Device("meter-1")
+        renew = {"is_renewal": True}
+        for signer, reason in ((None, "foreign identity"), (device.identity, "foreign identity")):
+            with pytest.raises(EstError, match=reason):
+                request_certificate(where, device.request(former=signer), **renew)
+        taken = Device("meter-1")
+        taken.identity = devices[2].identity
+        with pytest.raises(EstError, match="identity in use"):
+            request_certificate(where, taken.request(former=former), **renew)
+        (first,) = request_certificate(where, device.request(former=former), **renew)
+        (again,) = request_certificate(where, device.request(former=former), **renew)
+        assert again == first  # its answer was lost
+        with pytest.raises(
+            EstError, match="foreign identity"
+        ):  # the former one renews nothing more
+            request_certificate(where, devices[1].request(key=new_tls_key()), **renew)
+        request_certificate(where, device.request(key=new_tls_key()), **renew)
+    *_, last = delivered
+    assert (last.name, last.identity, last.former) == (
+        "meter-1",
+        device.identity.public,
+        former.public,
+    )
+    assert refusals(folder) == {"foreign identity": 3, "identity in use": 1}
+    with opened(folder) as record:
+        acts = [one.act for one in record.acts() if one.subject == "meter-1"]
+    assert acts.count("replace identity") <= 1  # delivered, or waiting
+
+
+def test_two_replacements_before_a_delivery_name_the_key_that_the_aggregator_knows(folder):
+    word = listed(folder, "meter-1")
+    first, second, third = (Device("meter-1") for _ in range(3))
+    with opened(folder) as record:
+        how = EnrolmentPolicy("north")
+        ca = enrolment.EnrolmentAuthority(record, authority.load_folder(folder), how)
+        now = datetime.now(UTC).replace(microsecond=0)
+        ca.enrol(first.request(), enrolment.Credentials("meter-1", word), now)
+        record.mark_delivered(record.members())
+        for former, device in ((first, second), (second, third)):
+            ca.renew(device.request(former=former.identity), enrolment.Credentials(), now)
+        (member,) = record.undelivered()
+        assert (member.identity, member.former) == (third.identity.public, first.identity.public)
+        record.mark_delivered([member])
+        assert record.undelivered() == []
+
+
+def test_a_record_of_the_former_schema_gains_the_column_of_former_keys(folder):
+    listed(folder, "meter-1")
+    with sqlite3.connect(folder / "authority.sqlite") as db:
+        db.execute("ALTER TABLE members DROP COLUMN former")
+        db.execute("INSERT INTO members VALUES ('meter-9', x'01', '', 'member', 'now', 1, '', '')")
+        db.execute("PRAGMA user_version = 2")
+    with opened(folder) as record:
+        (found,) = record.members()
+    assert (found.name, found.former) == ("meter-9", None)

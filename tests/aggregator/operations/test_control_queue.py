@@ -1,6 +1,7 @@
 """Orders reach the store once or twice, never half, and never ill-formed."""
 
 import os
+from dataclasses import replace
 
 import pytest
 
@@ -43,6 +44,32 @@ def test_another_key_is_another_generation(store):
     apply(ControlOrder("enrol", "meter-1", public=OTHER), store)
     assert states(store) == {"meter-1": ("enrolled", 2)}
     assert store.clients()[0].sign == (bytes.fromhex(OTHER),)
+
+
+@pytest.mark.parametrize("via", ["command", "authority"])
+def test_the_count_of_releases_continues_under_another_key(store, via):
+    apply(ControlOrder("enrol", "meter-1", public=PUBLIC, via=via), store)
+    store.save_ledger("meter-1", replace(store.ledger("meter-1"), spent=7))
+    apply(ControlOrder("enrol", "meter-1", public=OTHER, via=via), store)
+    assert store.ledger("meter-1").spent == 7
+    assert states(store) == {"meter-1": ("enrolled", 2)}
+
+
+def test_a_key_that_replaces_another_one_is_in_force_beside_it_and_the_ledger_stays(store):
+    apply(ControlOrder("enrol", "meter-1", public=PUBLIC), store)
+    before = replace(store.ledger("meter-1"), spent=7, cur=3)
+    store.save_ledger("meter-1", before)
+    order = ControlOrder("enrol", "meter-1", public=OTHER, former=PUBLIC)
+    assert "new key" in apply(order, store)
+    assert "already enrolled" in apply(order, store)
+    assert store.clients()[0].sign == (bytes.fromhex(PUBLIC), bytes.fromhex(OTHER))
+    assert states(store) == {"meter-1": ("enrolled", 1)}
+    assert replace(store.ledger("meter-1"), cmd=before.cmd) == before
+    assert [command.op for command in store.issued("meter-1")] == ["hello"]
+    third = "03" * 32
+    apply(ControlOrder("enrol", "meter-1", public=third, former="04" * 32), store)
+    assert store.clients()[0].sign == (bytes.fromhex(third),)  # of no key that is in force
+    assert states(store) == {"meter-1": ("enrolled", 2)}
 
 
 def test_a_revoked_device_comes_back_by_enrolment_only(store):
