@@ -188,8 +188,9 @@ def participating(
                 streams=streams,
             )
             clients.append(stack.enter_context(client))
-        for client in clients:
-            client.identity.is_shared = len(clients) > 1
+        if len(clients) > 1:
+            for client in clients:
+                client.identity.share()
         found = Participations(clients)
         if former := former_charges(config):
             logger.info("former participations counted %s", fields(number=len(former)))

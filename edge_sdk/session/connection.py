@@ -57,7 +57,6 @@ class Connection:
         self._logged.clear()
         dates = {"certificate_dates_by": link.dates_by} if link.dates_by else {}
         logger.info("link up %s", fields(conn=parts.outbox.state.conn, **dates))
-        parts.link.is_limited = link.is_limited
         if link.is_limited:
             logger.warning("connection limited %s", fields(until="the aggregator's time is known"))
         parts.link.subscribe()

@@ -55,12 +55,11 @@ class IdentityKeys:
 
     Attributes:
         is_shared: True if further participations use the key, which is then not replaced.
-        is_reconnection_due: True if the connection's last will is signed by a former key.
     """
 
     def __init__(self, config: Config, store: DeviceStore, key: Signer) -> None:
         self._config, self._store, self._key = config, store, key
-        self.is_shared = self.is_reconnection_due = False
+        self.is_shared = self._is_reconnection_due = False
         self.step = store.fact(STEP)
         self._file = next_key_file(config)
         self._next: DeviceSigningKey | None = None
@@ -86,6 +85,10 @@ class IdentityKeys:
     def reach(self) -> bool:
         """Return whether a key in a token can be used now."""
         return isinstance(self._key, RemovableSigner) and self._key.reach()
+
+    def share(self) -> None:
+        """Note that further participations use the key: it is not replaced."""
+        self.is_shared = True
 
     # --- the order and the request ------------------------------------------------------------------
 
@@ -217,7 +220,12 @@ class IdentityKeys:
         self._store.file_paper("key", kid_of(self._next.public), **{STEP: WELCOMED})
         self.step = WELCOMED
         self._put_in_place(self._next)
-        self.is_reconnection_due = True
+        self._is_reconnection_due = True
+
+    def take_reconnection(self) -> bool:
+        """Return whether to connect again since the last will is of a former key, and forget it."""
+        is_due, self._is_reconnection_due = self._is_reconnection_due, False
+        return is_due
 
     def _put_in_place(self, key: DeviceSigningKey) -> None:
         former, self._key = self._key, key

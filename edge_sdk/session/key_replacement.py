@@ -24,10 +24,8 @@ def replace_key(parts: SessionParts, now: float) -> None:
     is_over = hello is not None and identity.is_trial_over(hello.ref, hello.attempts)
     if is_over or (parts.outbox.state.is_ready and identity.begin_trial(now)):
         parts.participation.follow(parts.outbox.propose_life())
-    if identity.is_reconnection_due:
-        identity.is_reconnection_due = False
-        if isinstance(parts.link.link, RenewableLink):  # its last will is signed by the former key
-            parts.link.link.reconnect(REPLACED)
+    if identity.take_reconnection() and isinstance(parts.link.link, RenewableLink):
+        parts.link.link.reconnect(REPLACED)
 
 
 def receive_trial(parts: SessionParts, answer: WelcomeMessage | FloorMessage) -> None:

@@ -62,8 +62,7 @@ class SignedLink:
         bytes_up: Payload bytes sent.
         bytes_down: Payload bytes that arrived.
         signing: The signing key.
-        is_limited: True while the connection may only serve to learn the time: nothing but a hello is
-            sent, and nothing but its answer and the list of keys is read.
+        is_limited: True while only a hello is sent, and only its answer and the keys are read.
     """
 
     def __init__(
@@ -191,6 +190,8 @@ class SignedLink:
                 self.bytes_down += len(happening.payload)
                 self.link.acknowledge(happening)
             else:
+                if isinstance(happening, LinkUp):
+                    self.is_limited = happening.is_limited
                 yield happening
             self._arrived.popleft()
 
@@ -236,7 +237,7 @@ class SignedLink:
             self._publish(QueuedPublish(topic, payload, retain=True))
 
     def will(self, status: StatusMessage) -> Will | None:
-        """Return the last will for the broker; None while the key is away."""
+        """Return the last will; None while the key is away."""
         topic, payload = topics.status(self._fleet, self._device), self._payload(status)
         return None if payload is None else (topic, payload, True)
 
@@ -311,7 +312,7 @@ class SignedLink:
         self.bytes_up += len(message.payload)
 
     def _may_read(self, publish: Publish) -> bool:
-        """Return whether a message may be read on this connection."""
+        """Return whether a message may be read now."""
         return not self.is_limited or publish.topic in topics.time_filters(
             self._fleet, self._device
         )
