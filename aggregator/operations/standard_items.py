@@ -442,7 +442,7 @@ ITEMS: tuple[StandardItem, ...] = (
         "Securely store sensitive security parameters",
         (
             "test tests/edge_sdk/app/test_permissions.py",
-            "test tests/edge_sdk/wire/test_key_store.py",
+            "test tests/aggregator/operations/test_key_store.py",
             "page docs/devices.md#the-state-folder",
         ),
         _never(
