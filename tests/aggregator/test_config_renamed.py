@@ -7,7 +7,7 @@ import pytest
 from aggregator import config
 from aggregator.commands.main import main
 from aggregator.methods import METHODS
-from aggregator.operations import run_setup
+from aggregator.operations.definition_changes import changed, names_of, renamed
 from aggregator.rules import RULES
 from aggregator.rules.factory import _settings
 from edge_sdk.app.settings import SettingsError
@@ -91,5 +91,5 @@ def test_a_run_that_was_begun_under_old_keys_goes_on(workplace):
     after = {"rule": {"name": "median", "preaggregation": ["nnm"]}, "graph": {"memory_mb": 64}}
     turns = {"validation_batches": 2, "batch": 32}
     after["settings"] = {"steps": 4, "final_tuning": True, "turns": turns}
-    present = run_setup._renamed(before, run_setup._names("pfgl"))
-    assert run_setup._changed(present, after) == []
+    present = renamed(before, names_of("pfgl"))
+    assert changed(present, after) == []

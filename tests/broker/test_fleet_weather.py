@@ -220,9 +220,16 @@ def test_a_forecast_reaches_the_aggregator_only_if_both_sides_ask_for_it(site, t
     one.start()
     meter.start()
     one.until(lambda: "meter-1" in one.say("forecasts", config))
-    row = json.loads(one.say("forecasts", config, "--json"))["forecasts"][0]
-    own = json.loads(meter.edge("forecast", "--json").stdout)
-    assert row["values"][0]["value"] == pytest.approx(own["values"][0], rel=1e-6)
+
+    def stored():
+        return json.loads(one.say("forecasts", config, "--json"))["forecasts"][0]
+
+    def is_the_present_one():  # it changes after a round; the next second sends it
+        own = json.loads(meter.edge("forecast", "--json").stdout)
+        return stored()["values"][0]["value"] == pytest.approx(own["values"][0], rel=1e-6)
+
+    one.until(is_the_present_one)
+    row = stored()
     assert (row["model"], row["candidate"]) == ("load-week-weather-1", "fleet")
     assert row["values"][0]["lower"] <= row["values"][0]["value"] <= row["values"][0]["upper"]
     lines = one.say("forecasts", config, "--csv").splitlines()

@@ -30,7 +30,7 @@ quorum = 2
 def written(folder, bundle="cells-mlp-1", more="", method="fedavg"):
     path = folder / "aggregator.toml"
     path.write_text(CONFIG.format(bundle=bundle, more=more, method=method))
-    return Namespace(config=str(path), error=None, root_key=None, fresh=False)
+    return Namespace(config=str(path), error=None, root_key=[], fresh=False)
 
 
 def test_before_a_run_it_is_the_bundles(tmp_path):
