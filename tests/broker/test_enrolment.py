@@ -47,7 +47,7 @@ def until(wanted, what, patience=120.0):
 class Site:
     """An operator's machine: authority, broker with TLS, configuration, daemon, EST server."""
 
-    def __init__(self, folder: Path, *, more: str = "", devices=None, quorum: int = 1):
+    def __init__(self, folder: Path, *, more: str = "", devices=None, quorum: int = 1, reload=None):
         self.folder, self.port = folder, free_port()
         self.ca, self.access = folder / "ca", folder / "access.acl"
         assert run("ca", "init", self.ca) == OK
@@ -82,7 +82,7 @@ folder = "ca"
 listen = "127.0.0.1:{self.port}"
 hosts = ["localhost"]
 access_file = "access.acl"
-reload = ["kill", "-HUP", "{self.broker.pid}"]
+reload = {json.dumps(reload or ["kill", "-HUP", str(self.broker.pid)])}
 {more}
 [run]
 bundle = "load-week-1"
