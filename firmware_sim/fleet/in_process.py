@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import resource
 import tempfile
@@ -27,6 +28,7 @@ from edge_sdk.wire.link.broker_options import Broker, Will
 from edge_sdk.wire.link.transport import Transport
 from edge_sdk.wire.protocol.messages import BundleMessage
 from firmware_sim.attacks.attack_plan import HONEST, AttackRole
+from firmware_sim.fleet.processes import peak_kilobytes
 from firmware_sim.fleet.run_files import Device
 from firmware_sim.results import Traffic, short
 from firmware_sim.samples import DeviceReadings, SampleSet, instant
@@ -257,7 +259,9 @@ def processor_seconds() -> float:
 
 def peak_bytes() -> int:
     """Return the largest resident memory of this process so far, in bytes."""
-    return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return 1024 * (
+        peak_kilobytes(os.getpid()) or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    )
 
 
 def resident_bytes() -> int:
