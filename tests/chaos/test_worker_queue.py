@@ -21,6 +21,7 @@ from aggregator.audit.recompute import recompute
 from aggregator.brokers.broker_process import mosquitto_program, start
 from aggregator.config import AggregatorConfig, bind
 from aggregator.daemon import Daemon
+from aggregator.operations.root_signers import RootSigners
 from aggregator.operations.run_setup import set_up
 from aggregator.store.location import PostgresUrl
 from aggregator.store.opener import migrate, open_queue, open_store
@@ -75,7 +76,9 @@ def founded(folder: Path, broker: str) -> Fleet:
     keys.save_signing_key(config.signing_key, ONLINE)
     run, rng, sent = bind(config), np.random.default_rng(3), []
     with open_store(config.database) as store:
-        set_up(run, store, root=ROOT, online=ONLINE.public, now=int(time.time() * 1000))
+        set_up(
+            run, store, root=RootSigners.of(ROOT), online=ONLINE.public, now=int(time.time() * 1000)
+        )
         with store.transaction():
             for number in range(UPDATES):
                 name, key = f"meter-{number}", keys.generate()
