@@ -8,7 +8,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
-from edge_sdk.app.enrolment_settings import CaSection, IdentitySection, ReceptionSection
+from edge_sdk.app.enrolment_settings import (
+    CaSection,
+    IdentitySection,
+    KeysSection,
+    ReceptionSection,
+)
 from edge_sdk.app.settings import Duration, Loaded, SettingsError, load, seconds
 from edge_sdk.limits.resource_limits import LimitsSection
 from edge_sdk.methods.topology import NeighboursSection
@@ -84,15 +89,6 @@ class BrokerSection:
     keepalive: Annotated[int, Between(5, 65535)] = 60  # seconds without traffic before a ping
     reconnect_max: Duration = "10m"  # longest wait between two connection attempts
     insecure: bool = False  # allow mqtt:// to another host
-
-
-@dataclass(frozen=True, slots=True)
-class KeysSection:
-    """Keys, each given as a file path."""
-
-    device: Path  # this device's identity key, PEM, mode 0600
-    root: Path  # root public key of the operator: 64 hex digits
-    aggregator: Path | None = None  # pinned aggregator key besides those that root announces
 
 
 _PATHS = (

@@ -93,7 +93,7 @@ class ServerKeysSection:
 
     signing: Path | None = None  # the online key: aggregator.key
     root: Path | None = None  # the root's public key, or "2 of 3" and a key a line: root.pub
-    model: Path | None = None  # private key that alone signs models and their log: the online key
+    model: str = ""  # private key that alone signs models and their log, a file or a pkcs11 URI
     bundle: tuple[Path, ...] = ()  # public keys that may sign bundles and rollouts in place of root
 
 

@@ -6,6 +6,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from aggregator.store.errors import DatabaseError, is_about_values, is_from_database
+from edge_sdk.wire.errors import SignerUnavailable
 
 FIRST_WAIT = 1.0  # s before a step that met a defect is retried; doubles
 LONGEST_WAIT = 60.0  # s
@@ -13,16 +14,19 @@ ATTEMPTS = 3  # consecutive defects after which the run is halted
 
 
 def is_defect(error: BaseException) -> bool:
-    """Return whether an error is a defect of this program, not of disk, memory or operator.
+    """Return whether an error is a defect of this program, not of disk, memory, token or operator.
 
     Example:
         >>> is_defect(ZeroDivisionError()), is_defect(MemoryError()), is_defect(OSError())
         (True, False, False)
+        >>> is_defect(SignerUnavailable("the token is away"))
+        False
     """
     cause = error.__cause__ if isinstance(error, DatabaseError) else error
     if cause is None or is_from_database(cause):
         return cause is not None and is_about_values(cause)
-    return isinstance(error, Exception) and not isinstance(error, (OSError, MemoryError))
+    outside = (OSError, MemoryError, SignerUnavailable)
+    return isinstance(error, Exception) and not isinstance(error, outside)
 
 
 @dataclass(slots=True)

@@ -11,11 +11,10 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import unquote
 
-from edge_sdk.wire.errors import SignerUnavailable, TokenRefused
+from edge_sdk.wire.errors import TokenRefused
 from edge_sdk.wire.keys import KeyFileError, Signer, load_device_key
-from edge_sdk.wire.pkcs11_uri import Pkcs11Uri, TokenPlace
+from edge_sdk.wire.pkcs11_uri import SCHEME, Pkcs11Uri, TokenPlace
 
-_SCHEME: Final = "pkcs11:"
 _QUERY: Final = ("module-path", "pin-source")
 
 
@@ -25,7 +24,7 @@ def is_token_uri(where: Path | str) -> bool:
     >>> is_token_uri("pkcs11:token=a;object=b?module-path=/m.so"), is_token_uri("/etc/root.key")
     (True, False)
     """
-    return str(where).startswith(_SCHEME)
+    return str(where).startswith(SCHEME)
 
 
 def token_place(uri: str) -> TokenPlace:
@@ -59,7 +58,8 @@ def open_signer(where: Path | str) -> Signer:
     """Open a private key: a PEM file, or a key in a token.
 
     Raises:
-        KeyFileError: No such file or token, another kind of key, or python-pkcs11 is missing.
+        KeyFileError: No such file or key, another kind of key, or python-pkcs11 is missing.
+        SignerUnavailable: The token is away.
     """
     if not is_token_uri(where):
         return load_device_key(where)
@@ -67,5 +67,5 @@ def open_signer(where: Path | str) -> Signer:
 
     try:
         return Pkcs11Key(token_place(str(where)))
-    except (TokenRefused, SignerUnavailable) as error:
+    except TokenRefused as error:
         raise KeyFileError(str(error)) from error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from aggregator.config import AggregatorConfig
 from aggregator.config.bundle_registry import bundle_keys
@@ -46,7 +47,7 @@ class Delegate:
 
 def roles_of(configured: AggregatorConfig, root: RootSigners) -> Roles:
     """Return the roles of the list of keys that the root signs under a configuration."""
-    model = () if configured.keys.model is None else (model_signer(configured).public,)
+    model = (model_signer(configured).public,) if configured.keys.model else ()
     return Roles(
         root=root.root if root.former is not None else None,
         bundle=bundle_keys(configured),
@@ -78,12 +79,14 @@ def model_signer(configured: AggregatorConfig) -> Signer:
     Raises:
         RunSetupError: It is missing, or is no Ed25519 key.
         PermissionsError: Other users can read it.
+        SignerUnavailable: Its token is away.
     """
-    where = configured.keys.model
-    if where is None:
+    where: Path | str = configured.keys.model
+    if not where:
         return signer(configured)
     try:
         if not is_token_uri(where):
+            where = configured.file.absolute().parent / Path(where).expanduser()
             require_private(where)
         key = open_signer(where)
     except KeyFileError as error:

@@ -8,10 +8,10 @@ from typing import Any
 
 from aggregator.config import AggregatorConfig
 from aggregator.config.parent import PARENT_METHODS, ParentSection
-from edge_sdk.app.enrolment_settings import ReceptionSection
+from edge_sdk.app.enrolment_settings import KeysSection, ReceptionSection
 from edge_sdk.app.permissions import make_private_folder
 from edge_sdk.app.settings import SettingsError, seconds
-from edge_sdk.config import AcceptSection, BrokerSection, Config, KeysSection, TimeoutsSection
+from edge_sdk.config import AcceptSection, BrokerSection, Config, TimeoutsSection
 from edge_sdk.privacy.settings import MechanismSection, PrivacySection
 from edge_sdk.session.followed_root import FollowedRoot
 from edge_sdk.session.key_ring import KeyRing

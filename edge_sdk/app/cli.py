@@ -18,7 +18,7 @@ from importlib import import_module
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from edge_sdk.wire.errors import LinkError, WireError
+from edge_sdk.wire.errors import LinkError, SignerUnavailable, WireError
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
@@ -170,7 +170,7 @@ class CommandLine:
             print(f"  hint: {hint}", file=sys.stderr)
         if isinstance(error, Failure):
             return error.exit_code
-        return TEMPORARY if isinstance(error, LinkError) else RUNTIME
+        return TEMPORARY if isinstance(error, (LinkError, SignerUnavailable)) else RUNTIME
 
 
 EXTRAS: Mapping[str, str] = {

@@ -1,11 +1,11 @@
-"""Define the sections ``[ca]``, ``[encryption]`` and ``[identity]`` of a device's configuration."""
+"""Define the sections ``[ca]``, ``[encryption]``, ``[identity]`` and ``[keys]`` of a device's configuration."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
 
-from edge_sdk.wire.pkcs11_uri import Pkcs11Uri, TokenPlace
+from edge_sdk.wire.pkcs11_uri import SCHEME, Pkcs11Uri, TokenPlace
 from edge_sdk.wire.public_key import KeyKind
 
 
@@ -53,6 +53,20 @@ class CaSection:
             raise ValueError(
                 "ca.url: expected no [[participation]], whose certificate it does not renew"
             )
+
+
+@dataclass(frozen=True, slots=True)
+class KeysSection:
+    """Keys, each given as a file path."""
+
+    device: Path  # this device's identity key, PEM, mode 0600
+    root: Path  # root public key of the operator: 64 hex digits
+    aggregator: Path | None = None  # pinned aggregator key besides those that root announces
+
+    def __post_init__(self) -> None:
+        """Refuse a URI in place of a file."""
+        if str(self.device).startswith(SCHEME):
+            raise ValueError("device: expected a file; identity.key names a key in a token")
 
 
 @dataclass(frozen=True, slots=True)

@@ -152,21 +152,14 @@ def _has(table: object, keys: Sequence[str]) -> bool:
     return isinstance(items, list | tuple) and any(_has(item, keys[1:]) for item in items)
 
 
-_URI = "pkcs11:"
-
-
 def rooted(config: T, folder: Path) -> T:
-    """Return the configuration with every relative path, at any depth, resolved in ``folder``.
-
-    A PKCS#11 URI, which names a key in a token, is kept as it is.
-    """
+    """Return the configuration with every relative path, at any depth, resolved in ``folder``."""
     return _rooted(config, folder.absolute())  # type: ignore[no-any-return]
 
 
 def _rooted(value: Any, folder: Path) -> Any:  # noqa: ANN401 - walks any tree of settings
     if isinstance(value, Path):
-        is_token = str(value).startswith(_URI)
-        return value if is_token else folder / value.expanduser()
+        return folder / value.expanduser()
     if isinstance(value, tuple):
         return tuple(_rooted(item, folder) for item in value)
     if is_dataclass(value) and not isinstance(value, type):

@@ -38,9 +38,7 @@ STEP: Final = "reenrolment"
 
 UNORDERED, ORDERED, REQUESTED, WELCOMED = range(4)
 
-TRIAL_EVERY: Final = (
-    3600.0  # s between two hellos that are tried with a key that waits for approval
-)
+TRIAL_EVERY: Final = 3600.0  # s between two hellos by a key that waits for approval
 TRIALS: Final = 3  # times that such a hello is sent before the former key is used again
 _RETRY: Final = 60.0  # s until a key that could not be written is tried again
 

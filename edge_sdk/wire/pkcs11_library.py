@@ -115,7 +115,9 @@ def _logged_in(library: TokenLibrary, token: Any, place: TokenPlace, *, is_writa
     flags, flag = token.flags, pkcs11.TokenFlag
     if place.pin_file is None:
         if flags & flag.LOGIN_REQUIRED:
-            raise TokenRefused(f"{place}: the token asks for a PIN: set identity.pin_file")
+            raise TokenRefused(
+                f"{place}: the token asks for a PIN: set identity.pin_file, or pin-source of the URI"
+            )
         return token.open(rw=is_writable)
     for state, what in (
         (flag.USER_PIN_LOCKED, "the PIN is locked; unlock it with the token's own program"),

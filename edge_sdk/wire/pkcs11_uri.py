@@ -14,7 +14,7 @@ from urllib.parse import unquote_to_bytes
 
 from edge_sdk.wire.public_key import KeyKind
 
-_SCHEME: Final = "pkcs11:"
+SCHEME: Final = "pkcs11:"
 _FORM: Final = re.compile(r"(?:[A-Za-z0-9\-._~:\[\]@!$'()*+,=&]|%[0-9A-Fa-f]{2})*")  # RFC 7512, 2.3
 _FIELD_OF: Final = {
     "token": "token",
@@ -55,9 +55,9 @@ class Pkcs11Uri:
         Raises:
             ValueError: It is no such URI, or selects no token or no key. No value is in the message.
         """
-        if not text.startswith(_SCHEME):
+        if not text.startswith(SCHEME):
             raise ValueError("expected a URI of RFC 7512: pkcs11:token=LABEL;object=NAME")
-        path, mark, _ = text[len(_SCHEME) :].partition("?")
+        path, mark, _ = text[len(SCHEME) :].partition("?")
         if mark:
             raise ValueError(
                 "expected no query after '?': module and PIN are keys of their own (module, pin_file)"

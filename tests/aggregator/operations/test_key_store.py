@@ -1,13 +1,18 @@
 """Keys of the root and of models in a real PKCS #11 token: SoftHSM."""
 
+import subprocess
+import sys
+
 import pytest
 
 from aggregator.commands import main as aggregator
 from aggregator.config import AggregatorConfig
+from aggregator.ingress.defect_policy import is_defect
 from aggregator.operations.key_store import open_signer, token_place
 from aggregator.operations.signing_keys import model_signer
-from edge_sdk.app.cli import OK, USAGE
+from edge_sdk.app.cli import OK, TEMPORARY, USAGE
 from edge_sdk.wire import keys
+from edge_sdk.wire.errors import SignerUnavailable
 from edge_sdk.wire.keys import KeyFileError
 from edge_sdk.wire.pkcs11_token import generate_in_token
 from edge_sdk.wire.pkcs11_uri import Pkcs11Uri, TokenPlace
@@ -57,7 +62,6 @@ def test_a_uri_opens_a_key_of_either_kind(softhsm, kind):
 def test_what_is_missing_is_named_without_the_files_of_the_query(softhsm, tmp_path):
     for name, words in (
         (uri(softhsm, "absent"), "object 'absent'"),
-        (uri(softhsm, "a").replace("token=meter", "token=other"), "token 'other'"),
         (uri(softhsm, "a").replace(str(softhsm.pin), "/no/such/pin"), "cannot read the PIN"),
         ("pkcs11:token=meter;object=a", "module-path=FILE"),
         (f"{uri(softhsm, 'a')}&pin-value=1234", "unknown query 'pin-value'"),
@@ -93,4 +97,18 @@ def test_models_are_signed_by_a_token(softhsm, tmp_path):
     path = tmp_path / "aggregator.toml"
     path.write_text(f'{FLEET}\n[keys]\nmodel = "{name}"\n')
     assert aggregator.main(["init", str(path)]) == OK
-    assert model_signer(AggregatorConfig.load(path, {})).public == public
+    key = model_signer(AggregatorConfig.load(path, {}))
+    assert key.public == public
+    softhsm.remove()
+    with pytest.raises(SignerUnavailable) as away:
+        key.sign(b"manifest")
+    assert not is_defect(away.value), "no message is set aside for it, and no run is halted"
+    with pytest.raises(SignerUnavailable):
+        open_signer(name)
+    words = [sys.executable, "-m", "aggregator", "run", str(path)]
+    ended = subprocess.run(words, capture_output=True, text=True, check=False, timeout=120)
+    assert ended.returncode == TEMPORARY, "the service manager starts it again"
+    assert "PKCS #11 token 'meter'" in ended.stderr
+    assert "Traceback" not in ended.stderr
+    softhsm.put_back()
+    assert open_signer(name).public == public

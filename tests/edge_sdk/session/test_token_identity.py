@@ -321,3 +321,10 @@ def test_the_pin_is_nowhere_in_what_is_printed(softhsm, configured, capsys, capl
 def test_settings_that_do_not_belong_together_are_refused(configured, section, why):
     with pytest.raises(SettingsError, match=why):
         Config.load(configured(section))
+
+
+def test_a_uri_in_place_of_the_key_file_is_refused(configured):
+    path = configured("")
+    path.write_text(path.read_text().replace("meter.key", "pkcs11:token=a;object=b"))
+    with pytest.raises(SettingsError, match=r"identity\.key names a key in a token"):
+        Config.load(path)
