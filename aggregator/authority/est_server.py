@@ -272,6 +272,7 @@ def server_context(
     context.load_verify_locations(cafile=folder / authority.CLAIMS)
     context.verify_mode = ssl.CERT_OPTIONAL
     context.verify_flags |= _NO_CHECK_TIME
+    context.num_tickets = 0  # a device comes once in weeks
     return context
 
 
@@ -280,6 +281,7 @@ class _Handler(BaseHTTPRequestHandler):
     server_version = "gridfed-est"
     sys_version = ""
     timeout = PATIENCE
+    wbufsize = -1  # head and body of an answer in one TLS record
     server: EstServer
 
     def do_GET(self) -> None:
