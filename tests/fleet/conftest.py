@@ -165,6 +165,21 @@ class World:
         self.fleet.turn(0.0)
         self.clock.now += seconds
 
+    def cut_power_until(self, condition, rng):
+        """Cut the power of the daemon or of a device, drawn by ``rng``, time and again, until ``condition``."""
+        while not condition():
+            for _ in range(rng.randint(2, 12)):
+                self.turn()
+            if rng.random() < 0.4:
+                self.kill_daemon()
+                self.turn()
+                self.start_daemon()
+            else:
+                victim = rng.randrange(self.devices)
+                self.die(victim)
+                self.turn()
+                self.start(victim)
+
     def until(self, condition, turns=4000):
         for _ in range(turns):
             if condition():

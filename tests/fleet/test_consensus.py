@@ -60,18 +60,7 @@ def test_power_cuts_on_either_side_change_no_bit(world, method, seed):
     wanted = undisturbed(world, method)
     one, rng = fleet_of(world, method, run={"deadline": "600s"}), random.Random(seed)
     one.start_all()
-    while one.version < ROUNDS:
-        for _ in range(rng.randint(2, 12)):
-            one.turn()
-        if rng.random() < 0.4:
-            one.kill_daemon()
-            one.turn()
-            one.start_daemon()
-        else:
-            victim = rng.randrange(one.devices)
-            one.die(victim)
-            one.turn()
-            one.start(victim)
+    one.cut_power_until(lambda: one.version >= ROUNDS, rng)
     assert finish(one).tobytes() == wanted.tobytes()
 
 

@@ -137,18 +137,7 @@ def test_power_cuts_on_either_side_change_no_bit(world, seed):
     wanted = finish(calm)
     one, rng = personal(world, settings={"sites": SITES}), random.Random(seed)
     one.start_all()
-    while not one.daemon.is_done:
-        for _ in range(rng.randint(2, 12)):
-            one.turn()
-        if rng.random() < 0.4:
-            one.kill_daemon()
-            one.turn()
-            one.start_daemon()
-        else:
-            victim = rng.randrange(4)
-            one.die(victim)
-            one.turn()
-            one.start(victim)
+    one.cut_power_until(lambda: one.daemon.is_done, rng)
     state = finish(one)
     assert bits(state) == bits(wanted)
     assert state.credits == wanted.credits
