@@ -120,8 +120,8 @@ class UpdateWorker:
         self._transport.close()
 
     def _serve_for(self, seconds: float) -> None:
-        until = time.monotonic() + seconds
-        while time.monotonic() < until:
+        until = self._clock.monotonic() + seconds
+        while self._clock.monotonic() < until:
             self.turn(0.1)
 
     def _pass_on(self) -> int:
