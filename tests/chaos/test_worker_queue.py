@@ -35,13 +35,15 @@ from edge_sdk.wire.protocol.messages import UpdateMessage
 from firmware_sim.fleet.processes import ProcessGroup, RunningProgram
 from tests.aggregator.conftest import ONLINE, ROOT, write_bundle
 from tests.postgres_server import missing, running
-from tools.bench_workers import publish
-
-pytestmark = [pytest.mark.chaos, pytest.mark.broker, pytest.mark.slow]
+from tools.mqtt_sender import publish
 
 UPDATES = int(os.environ.get("GRIDFED_QUEUED", "300"))
 TOGETHER = 64  # updates that the daemon without workers receives at once
 PATIENCE = 1800.0  # s
+pytestmark = [
+    *(pytest.mark.chaos, pytest.mark.broker, pytest.mark.slow),
+    pytest.mark.timeout(max(900, UPDATES // 10)),
+]
 CONFIG = """
 fleet = "north"
 state = "state"
