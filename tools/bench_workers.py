@@ -320,7 +320,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             fleet = Fleet(folder, broker.url, place.url, updates=args.updates, enc=args.enc)
             queue = open_queue(place)
             for number in range(args.repeat):
-                for count, blocks in found.items():
+                for count in sorted(
+                    found, reverse=number % 2 == 1
+                ):  # what changes steadily cancels
+                    blocks = found[count]
                     blocks.append(measured(fleet, broker, queue, db, count))
                     print(f"block {number + 1}, {count} workers: {blocks[-1].rate:.0f}", flush=True)
             queue.close()

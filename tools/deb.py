@@ -45,7 +45,7 @@ DEPENDENCIES: Mapping[str, str] = {
 
 UNITS: Mapping[str, tuple[str, ...]] = {
     "edge_sdk": ("gridfed-edge@.service", "gridfed-tap@.service"),
-    "aggregator": ("gridfed-aggregator.service",),
+    "aggregator": ("gridfed-aggregator.service", "gridfed-aggregator-worker@.service"),
     "aggregator.console": ("gridfed-console.service",),
 }
 """Units of systemd, by import package; an administrator enables them."""

@@ -53,6 +53,7 @@ def test_the_packages_install_run_and_leave_nothing(tmp_path):
         "gridfed-edge@.service",
         "gridfed-tap@.service",
         "gridfed-aggregator.service",
+        "gridfed-aggregator-worker@.service",
         "gridfed-console.service",
     }
     for text in units.values():
