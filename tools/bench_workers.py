@@ -138,7 +138,7 @@ _NOTHING = UpdateMessage(
 )
 
 
-def signed(name: str, key: SigningKey, message: UpdateMessage) -> Message:
+def signed(name: str, key: SigningKey, message: UpdateMessage, fleet: str = FLEET) -> Message:
     """Return a signed update of a device with its topic."""
     payload = envelope.seal(
         codec.encode(message),
@@ -146,9 +146,9 @@ def signed(name: str, key: SigningKey, message: UpdateMessage) -> Message:
         kind=message.kind,
         sender=name,
         recipient=AGGREGATOR,
-        fleet=FLEET,
+        fleet=fleet,
     )
-    return Message(topics.up(FLEET, name, message.kind), payload)
+    return Message(topics.up(fleet, name, message.kind), payload)
 
 
 @contextmanager
