@@ -120,8 +120,8 @@ class UpdateWorker:
         self._transport.close()
 
     def _serve_for(self, seconds: float) -> None:
-        until = time.monotonic() + seconds
-        while time.monotonic() < until:
+        until = self._clock.monotonic() + seconds
+        while self._clock.monotonic() < until:
             self.turn(0.1)
 
     def _pass_on(self) -> int:
@@ -219,6 +219,7 @@ def serve(config: AggregatorConfig, name: str) -> dict[str, int]:
                 if not (has_worked and is_away):
                     raise
                 logger.error("database lost %s", fields(why=error))  # noqa: TRY400 - no defect
+                notify("WATCHDOG=1")
                 time.sleep(AGAIN)
     logger.info("worker stopped %s", fields(fleet=config.fleet, name=name))
     return dict(counts)

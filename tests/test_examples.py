@@ -19,6 +19,7 @@ import pytest
 
 from aggregator.brokers.mosquitto import check_mosquitto_config
 from aggregator.commands import main as aggregator_cli
+from aggregator.commands.main import program as aggregator_program
 from aggregator.config import AggregatorConfig, bind, settings_of
 from aggregator.config.parent import ParentSection
 from aggregator.methods.analytic.settings import Analytic
@@ -50,6 +51,7 @@ def test_every_example_has_a_test():
         "sweep.ipynb",
         "alerts.yml",
         "gridfed-aggregator.service",
+        "gridfed-aggregator-worker@.service",
         "gridfed-console.service",
         "gridfed-edge.service",
         "gridfed-edge@.service",
@@ -391,7 +393,10 @@ def test_the_neighbourhood_example_is_valid(tmp_path):
 # --- the service and the image -----------------------------------------------------------------
 
 
-UNITS = ["gridfed-edge", "gridfed-aggregator", "gridfed-console", "gridfed-edge@", "gridfed-tap@"]
+UNITS = [
+    *("gridfed-edge", "gridfed-edge@", "gridfed-tap@"),
+    *("gridfed-aggregator", "gridfed-aggregator-worker@", "gridfed-console"),
+]
 
 
 @pytest.fixture(params=UNITS)
@@ -486,6 +491,28 @@ def test_the_unit_of_the_aggregator_names_existing_keys_and_files():
     assert config.broker.key_file.name in re.findall(r"LoadCredential=([\w.-]+):", text)
     assert "ExecReload=/bin/kill -HUP $MAINPID" in text
     assert "RestartPreventExitStatus=2 3" in text
+
+
+def test_the_template_of_a_worker_is_hardened_as_the_daemon_and_writes_nothing():
+    daemon, worker = (
+        (EXAMPLES / f"{name}.service").read_text("utf-8")
+        for name in ("gridfed-aggregator", "gridfed-aggregator-worker@")
+    )
+    named = {
+        name: value.replace("%i", "2").replace("%d", "/run/credentials")
+        for name, value in re.findall(r"(GRIDFED_AGGREGATOR_\w+)=(\S+)", worker)
+    }
+    config = AggregatorConfig.load(EXAMPLES / "aggregator.toml", named)
+    assert config.broker.cert_file == Path("/etc/gridfed/worker-2.pem")
+    assert config.broker.key_file.name in re.findall(r"LoadCredential=([\w.-]+):", worker)
+    assert f"InaccessiblePaths=-{config.signing_key}\n" in worker
+    (words,) = re.findall(r"^ExecStart=\S+ (.*)$", worker, re.MULTILINE)
+    args = aggregator_program().parser().parse_args(words.replace("%i", "2").split())
+    assert (args.command, args.name) == ("worker", "2")
+    assert "Directory=" not in worker, "a folder of the unit's own could be written"
+    assert "RestartPreventExitStatus=2 3" in worker
+    sandbox = daemon.index("NoNewPrivileges=yes")
+    assert worker.endswith(daemon[sandbox:])
 
 
 IMAGES = {

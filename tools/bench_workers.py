@@ -1,12 +1,16 @@
-"""Updates a second of one admission worker beside several, in one run, and the cost of a checked update.
+"""Updates a second of one admission worker beside several, with the processor time of every program.
 
     python -m tools.bench_workers --url postgresql://gridfed@/bench     # an empty database
-    python -m tools.bench_workers --url ... --updates 2000 --repeat 5 --most 2
+    python -m tools.bench_workers --url ... --updates 2000 --repeat 5 --most 2 --enc q4
 
 A Mosquitto and ``gridfed-aggregator worker`` processes are started. In each block the workers are stopped
 (SIGSTOP) while signed updates fill their queues at the broker; then they continue, and the seconds until
 all updates are in the database are measured, so the program that publishes takes no part. Blocks of one
-worker alternate with blocks of several. At the end, blocks of updates pass the daemon's ingress: received
+worker alternate with blocks of several. Each worker is a session of its own, because Linux divides a busy
+machine among sessions (or services), not among processes.
+
+From the processor time of workers, broker and database follows how much several workers can gain on these
+cores where nothing else runs (``bounds``). At the end, blocks of updates pass the daemon's ingress: received
 by it, and taken from the workers' queue. Compare ratios: times of a shared machine move.
 """
 
@@ -17,18 +21,16 @@ import os
 import re
 import shutil
 import signal
-import socket
 import statistics
-import struct
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from urllib.parse import urlsplit
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -36,23 +38,27 @@ from aggregator.brokers import broker_process
 from aggregator.config import AggregatorConfig, bind
 from aggregator.operations.root_signers import RootSigners
 from aggregator.operations.run_setup import set_up
-from aggregator.store.location import PostgresUrl
 from aggregator.store.opener import open_queue, open_store
 from aggregator.store.types import EnrolledDevice
-from aggregator.store.update_queue import QueuedUpdate, UpdateQueue
+from aggregator.store.update_queue import UpdateQueue
 from edge_sdk.wire import keys
 from edge_sdk.wire.keys import SigningKey
 from edge_sdk.wire.link.transport import Message
 from edge_sdk.wire.protocol import codec, envelope, topics
 from edge_sdk.wire.protocol.envelope import AGGREGATOR
 from edge_sdk.wire.protocol.messages import UpdateMessage
-from tools.bench_store import BLOCK, Admission, Cost, Sender, cost_since
+from firmware_sim.fleet.processes import processor_seconds
+from tools.bench_queue import daemon_costs, schema
+from tools.mqtt_sender import publish
+
+if TYPE_CHECKING:
+    import psycopg
 
 FLEET = "bench"
 DEVICES = 100
 PATIENCE = 300.0  # s for one block
-LOOK = 0.005  # s between two looks into the database
-TICKS = os.sysconf("SC_CLK_TCK")
+LOOK = 0.01  # s between two looks into the database
+PROGRAMS = ("workers", "broker", "database")
 
 CONFIG = """\
 fleet = "{fleet}"
@@ -76,11 +82,11 @@ class Throughput:
 
     Attributes:
         rate: Updates a second, from the first message to the last row.
-        processor: Processor time of the workers, seconds an update.
+        spent: Processor time by program (``PROGRAMS``), seconds an update.
     """
 
     rate: float
-    processor: float
+    spent: Mapping[str, float]
 
 
 class Fleet:
@@ -91,9 +97,12 @@ class Fleet:
         broker: Address of the broker.
         database: URL of the database, empty.
         updates: Number of updates.
+        enc: Encoding of their vectors.
     """
 
-    def __init__(self, folder: Path, broker: str, database: str, updates: int) -> None:
+    def __init__(
+        self, folder: Path, broker: str, database: str, *, updates: int, enc: str = "f4"
+    ) -> None:
         self.file = folder / "aggregator.toml"
         text = CONFIG.format(fleet=FLEET, broker=broker, database=database, devices=DEVICES)
         self.file.write_text(text, "utf-8")
@@ -115,85 +124,31 @@ class Fleet:
             with store.transaction():
                 for name, key in signers.items():
                     store.put_client(EnrolledDevice(name, (key.public,)))
-        vector = np.random.default_rng(7).normal(size=run.spec.shared_size).astype("<f4").tobytes()
-        names = list(signers)
+        vector = codec.pack_tensor(np.random.default_rng(7).normal(size=run.spec.shared_size), enc)
+        unsigned = replace(_NOTHING, spec=run.spec.digest, enc=enc, blob=vector)
+        names = [f"meter-{at % DEVICES}" for at in range(updates)]
         self.updates = [
-            signed(names[at % DEVICES], signers[names[at % DEVICES]], at, run.spec.digest, vector)
-            for at in range(updates)
+            signed(name, signers[name], replace(unsigned, seq=at, spent=at))
+            for at, name in enumerate(names, 1)
         ]
 
 
-def signed(name: str, key: SigningKey, number: int, spec: bytes, vector: bytes) -> Message:
+_NOTHING = UpdateMessage(
+    run=1, round=1, base=0, life=1, seq=1, spent=1, spec=b"", part="delta", enc="f4", n=64, blob=b""
+)
+
+
+def signed(name: str, key: SigningKey, message: UpdateMessage, fleet: str = FLEET) -> Message:
     """Return a signed update of a device with its topic."""
-    message = UpdateMessage(
-        run=1,
-        round=1,
-        base=0,
-        life=1,
-        seq=1 + number,
-        spent=1 + number,
-        spec=spec,
-        part="delta",
-        enc="f4",
-        n=64,
-        blob=vector,
-    )
     payload = envelope.seal(
         codec.encode(message),
         signer=key,
         kind=message.kind,
         sender=name,
         recipient=AGGREGATOR,
-        fleet=FLEET,
+        fleet=fleet,
     )
-    return Message(topics.up(FLEET, name, message.kind), payload)
-
-
-def publish(broker: str, messages: Sequence[Message]) -> None:
-    """Publish messages with quality of service 1 (MQTT 3.1.1), and wait for every acknowledgement."""
-    place = urlsplit(broker)
-    packets = b"".join(
-        _packet(0x32, _text(one.topic) + struct.pack("!H", 1 + at % 65_535) + one.payload)
-        for at, one in enumerate(messages)
-    )
-    hello = _packet(0x10, _text("MQTT") + b"\x04\x02" + struct.pack("!H", 0) + _text("bench"))
-    with socket.create_connection((place.hostname or "", place.port or 1883)) as link:
-        link.sendall(hello)
-        missing, sent = 4 + 4 * len(messages), memoryview(packets)
-        link.setblocking(False)
-        until = time.monotonic() + PATIENCE
-        while missing:
-            if time.monotonic() > until:
-                raise SystemExit("the broker did not acknowledge every update")
-            try:
-                if sent:
-                    sent = sent[link.send(sent[: 1 << 18]) :]
-            except BlockingIOError:
-                time.sleep(0.001)
-            try:
-                missing -= len(link.recv(65_536))
-            except BlockingIOError:
-                time.sleep(0.0 if sent else 0.001)
-        link.setblocking(True)
-        link.sendall(b"\xe0\x00")
-
-
-def _text(value: str) -> bytes:
-    return struct.pack("!H", len(value)) + value.encode()
-
-
-def _packet(kind: int, rest: bytes) -> bytes:
-    """Return a packet of MQTT.
-
-    >>> _packet(0x30, bytes(200))[:3].hex()
-    '30c801'
-    """
-    length, left = bytearray(), len(rest)
-    while left > 127:
-        length.append(left & 127 | 128)
-        left >>= 7
-    length.append(left)
-    return bytes([kind]) + bytes(length) + rest
+    return Message(topics.up(fleet, name, message.kind), payload)
 
 
 @contextmanager
@@ -202,7 +157,10 @@ def workers(
 ) -> Iterator[list[subprocess.Popen[bytes]]]:
     """Start workers, wait until updates reach them, and end them."""
     command = [sys.executable, "-m", "aggregator", "worker", str(fleet.file)]
-    started = [subprocess.Popen([*command, "--name", str(name)]) for name in range(count)]
+    started = [
+        subprocess.Popen([*command, "--name", str(name)], start_new_session=True)
+        for name in range(count)
+    ]
     try:
         until = time.monotonic() + PATIENCE
         while sum(one.is_alive for one in queue.workers()) < count:
@@ -217,135 +175,137 @@ def workers(
             one.wait()
 
 
-def processor_of(processes: Sequence[subprocess.Popen[bytes]]) -> float:
-    """Return the processor time of processes, in seconds."""
-    total = 0
-    for one in processes:
-        fields = Path(f"/proc/{one.pid}/stat").read_text("utf-8").rpartition(")")[2].split()
-        total += int(fields[11]) + int(fields[12])
-    return total / TICKS
+class Accounts:
+    """Processor time of the programs of a block.
+
+    Args:
+        db: A connection to the database.
+        broker: Process id of the broker.
+        workers: Process ids of the workers.
+
+    Raises:
+        SystemExit: The database's server is on another machine.
+    """
+
+    def __init__(self, db: psycopg.Connection, broker: int, workers: Sequence[int]) -> None:
+        found = db.execute(
+            "SELECT pid FROM pg_stat_activity WHERE pid <> pg_backend_pid()"
+            " AND (datname = current_database() OR datname IS NULL)"
+        )
+        database = [pid for (pid,) in found]
+        if not all(Path(f"/proc/{pid}/comm").exists() for pid in database):
+            raise SystemExit("--url: the server is not on this machine: its processor is unknown")
+        self._pids = dict(zip(PROGRAMS, (list(workers), [broker], database), strict=True))
+        self._begun = self._now()
+
+    def spent(self) -> dict[str, float]:
+        """Return the seconds since the start, by program."""
+        return {name: now - self._begun[name] for name, now in self._now().items()}
+
+    def _now(self) -> dict[str, float]:
+        return {name: sum(map(processor_seconds, pids)) for name, pids in self._pids.items()}
 
 
-def measured(fleet: Fleet, broker: str, queue: UpdateQueue, count: int) -> Throughput:
+def measured(
+    fleet: Fleet, broker: broker_process.BrokerProcess, queue: UpdateQueue, db: psycopg.Connection,
+    count: int,
+) -> Throughput:  # fmt: skip
     """Return what ``count`` workers do with all updates of the fleet, and empty the queue."""
     wanted = len(fleet.updates)
     with workers(fleet, queue, count) as processes:
         for one in processes:
             one.send_signal(signal.SIGSTOP)
-        publish(broker, fleet.updates)
-        spent, begun = processor_of(processes), time.perf_counter()
+        publish(broker.url, fleet.updates)
+        accounts = Accounts(db, broker.pid or 0, [one.pid for one in processes])
+        begun = time.perf_counter()
         for one in processes:
             one.send_signal(signal.SIGCONT)
         while (found := queue.length()) < wanted:
             if time.perf_counter() - begun > PATIENCE:
                 raise SystemExit(f"{found} of {wanted} updates are in the queue")
             time.sleep(LOOK)
-        seconds = time.perf_counter() - begun
-        spent = processor_of(processes) - spent
+        seconds, spent = time.perf_counter() - begun, accounts.spent()
     if any(not one.verified_by for one in queue.oldest(wanted)):
         raise SystemExit("a worker refused an update")
-    emptied(queue)
-    return Throughput(wanted / seconds, spent / wanted)
+    db.execute("TRUNCATE queued_updates")
+    return Throughput(wanted / seconds, {name: one / wanted for name, one in spent.items()})
 
 
-def emptied(queue: UpdateQueue) -> None:
-    """Remove every update."""
-    while found := queue.oldest(1000):
-        queue.remove(found)
+def bounds(
+    one: Mapping[str, float], several: Mapping[str, float], count: int, cores: int
+) -> tuple[float, float]:
+    """Return the ratios of several workers to one that processor times allow where nothing else runs.
 
-
-class QueuedAdmission(Admission):
-    """The daemon's ingress for updates that workers have checked.
+    Several workers have all cores together; the broker, and each worker with its session of the
+    database, have one core at most. One worker streams its updates into the database and waits for the
+    commit: the first ratio is for a database that works while the worker does, the second for one that
+    works while the worker waits.
 
     Args:
-        place: The database, empty.
-        sender: The device.
-        queue: The queue in that database.
+        one: Seconds an update by program (``PROGRAMS``), with one worker.
+        several: The same with several.
+        count: Number of workers.
+        cores: Cores of the machine.
+
+    Example:
+        On two cores a broker that costs nothing allows up to twice the rate. One that costs half as much
+        as worker and database allows a third more.
+
+        >>> spent = {"workers": 0.3, "broker": 0.0, "database": 0.1}
+        >>> [round(ratio, 2) for ratio in bounds(spent, spent, 2, 2)]
+        [1.5, 2.0]
+        >>> spent = {"workers": 0.3, "broker": 0.2, "database": 0.1}
+        >>> [round(ratio, 2) for ratio in bounds(spent, spent, 2, 2)]
+        [1.0, 1.33]
     """
-
-    def __init__(self, place: PostgresUrl, sender: Sender) -> None:
-        super().__init__(place, sender)
-        self.queue = open_queue(place)
-        self._key = sender.key.public
-
-    def block(self, group: int) -> Cost:
-        """Take ``BLOCK`` updates from the queue, admit ``group`` in a commit, and remove them."""
-        messages = [next(self._sent) for _ in range(BLOCK)]
-        self.queue.append(
-            [QueuedUpdate(m.topic, m.payload, verified_by=self._key) for m in messages]
-        )
-        begun = time.perf_counter(), time.process_time()
-        for _ in range(0, BLOCK, group):
-            taken = self.queue.oldest(group)
-            with self.store.transaction():
-                for message in taken:
-                    self._admit(message)
-            self.queue.remove(taken)
-        return cost_since(*begun)
+    alone = one["workers"], one["workers"] + one["database"]
+    best = max(sum(several.values()) / cores, several["workers"] / count, several["broker"])
+    return max(alone[0], one["broker"]) / best, max(alone[1], one["broker"]) / best
 
 
-def daemon_costs(url: str, blocks: int) -> dict[str, Cost]:
-    """Return the daemon's cost of an update that it checks itself, and of one from a worker."""
-    found: dict[str, list[Cost]] = {"checked by the daemon": [], "checked by a worker": []}
-    kinds = {"checked by the daemon": Admission, "checked by a worker": QueuedAdmission}
-    for _ in range(blocks):
-        for name, kind in kinds.items():
-            with schema(url) as place:
-                engine = kind(place, Sender(5760))
-                engine.block(BLOCK)
-                found[name] += [engine.block(BLOCK) for _ in range(4)]
-                if isinstance(engine, QueuedAdmission):
-                    engine.queue.close()
-                engine.store.close()
-    return {
-        name: Cost(
-            statistics.median(one.wall for one in costs),
-            statistics.median(one.processor for one in costs),
-        )
-        for name, costs in found.items()
-    }
+def medians(blocks: Sequence[Throughput]) -> Throughput:
+    """Return the median of each figure.
+
+    >>> medians([Throughput(3.0, dict.fromkeys(PROGRAMS, 1.0))] * 2).rate
+    3.0
+    """
+    return Throughput(
+        statistics.median(one.rate for one in blocks),
+        {name: statistics.median(one.spent[name] for one in blocks) for name in PROGRAMS},
+    )
 
 
-@contextmanager
-def schema(url: str) -> Iterator[PostgresUrl]:
-    """Make an empty schema in a database, and drop it at the end."""
-    import psycopg  # noqa: PLC0415 - extra
-
-    name = f"bench_{time.monotonic_ns()}"
-    with psycopg.connect(url, autocommit=True) as db:
-        db.execute(f"CREATE SCHEMA {name}".encode())
-        try:
-            mark = "&" if "?" in url else "?"
-            yield PostgresUrl(f"{url}{mark}options=-c%20search_path%3D{name}")
-        finally:
-            db.execute(f"DROP SCHEMA {name} CASCADE".encode())
-
-
-def table(found: dict[int, list[Throughput]]) -> str:
+def table(found: Mapping[int, Sequence[Throughput]]) -> str:
     """Return the medians as a Markdown table, and the ratio to one worker.
 
-    >>> print(table({1: [Throughput(1000.0, 0.0004)], 2: [Throughput(1600.0, 0.0005)]}).splitlines()[-1])
-    | 2 | 1600 | 0.50 | 1.60 |
+    >>> spent = {"workers": 0.0004, "broker": 0.0001, "database": 0.0002}
+    >>> print(table({1: [Throughput(1000.0, spent)], 2: [Throughput(1600.0, spent)]}).splitlines()[-1])
+    | 2 | 1600 | 1.60 | 0.40 | 0.10 | 0.20 | 0.70 |
     """
     lines = [
-        "| workers | updates a second | processor of the workers, ms an update | ratio |",
-        "| ---: | ---: | ---: | ---: |",
+        "| workers | updates a second | ratio | workers, ms | broker, ms | database, ms | all, ms |",
+        "| ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
     ]
-    base = statistics.median(one.rate for one in found[1])
+    base = medians(found[1]).rate
     for count, blocks in sorted(found.items()):
-        rate = statistics.median(one.rate for one in blocks)
-        processor = statistics.median(one.processor for one in blocks)
-        lines.append(f"| {count} | {rate:.0f} | {processor * 1e3:.2f} | {rate / base:.2f} |")
+        here = medians(blocks)
+        times = [*here.spent.values(), sum(here.spent.values())]
+        shown = " | ".join(f"{one * 1e3:.2f}" for one in times)
+        lines.append(f"| {count} | {here.rate:.0f} | {here.rate / base:.2f} | {shown} |")
     return "\n".join(lines)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure, and print the tables."""
+    import psycopg  # noqa: PLC0415 - extra
+
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--url", required=True, help="PostgreSQL database, in new schemas")
     parser.add_argument("--updates", type=int, default=2000, help="updates of a block (2000)")
     parser.add_argument("--repeat", type=int, default=5, help="blocks of each number (5)")
     parser.add_argument("--most", type=int, default=2, help="workers beside one (2)")
+    parser.add_argument("--enc", choices=codec.ENCODINGS, default="f4", help="encoding (f4)")
+    parser.add_argument("--no-daemon", action="store_true", help="only the workers")
     args = parser.parse_args(argv)
     if not re.match(r"postgres(ql)?://", args.url):
         parser.error(f"--url: expected postgresql://…, got {args.url!r}")
@@ -355,26 +315,35 @@ def main(argv: Sequence[str] | None = None) -> int:
         with (
             broker_process.start("mosquitto", folder=folder / "broker") as broker,
             schema(args.url) as place,
+            psycopg.connect(place.url, autocommit=True) as db,
         ):
-            fleet = Fleet(folder, broker.url, place.url, args.updates)
+            fleet = Fleet(folder, broker.url, place.url, updates=args.updates, enc=args.enc)
             queue = open_queue(place)
             for number in range(args.repeat):
-                for count, blocks in found.items():
-                    blocks.append(measured(fleet, broker.url, queue, count))
+                for count in sorted(
+                    found, reverse=number % 2 == 1
+                ):  # what changes steadily cancels
+                    blocks = found[count]
+                    blocks.append(measured(fleet, broker, queue, db, count))
                     print(f"block {number + 1}, {count} workers: {blocks[-1].rate:.0f}", flush=True)
             queue.close()
-        ratios = [b.rate / a.rate for a, b in zip(found[1], found[args.most], strict=True)]
         load = " ".join(f"{one:.1f}" for one in os.getloadavg())
-        costs = daemon_costs(args.url, 3)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    print(f"\n{table(found)}\n")
+    print(f"\n{len(fleet.updates[0].payload)} bytes an update ({args.enc})\n\n{table(found)}\n")
+    ratios = [b.rate / a.rate for a, b in zip(found[1], found[args.most], strict=True)]
     shown = ", ".join(f"{one:.2f}" for one in sorted(ratios))
     print(
-        f"ratios of neighbouring blocks: {shown}; median {statistics.median(ratios):.2f}; load {load}\n"
+        f"ratios of neighbouring blocks: {shown}; median {statistics.median(ratios):.2f}; load {load}"
     )
+    cores = len(os.sched_getaffinity(0))
+    one, several = (medians(found[count]).spent for count in (1, args.most))
+    least, most = bounds(one, several, args.most, cores)
+    print(f"processor times allow {least:.2f} to {most:.2f} on {cores} cores without other work\n")
+    if args.no_daemon:
+        return 0
     print("| an update in the daemon | wall, ms | processor, ms |\n| --- | ---: | ---: |")
-    for name, cost in costs.items():
+    for name, cost in daemon_costs(args.url, 3).items():
         print(f"| {name} | {cost.wall * 1e3:.2f} | {cost.processor * 1e3:.2f} |")
     return 0
 

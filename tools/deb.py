@@ -3,8 +3,8 @@
     python -m tools.deb [--out dist]
 
 ``gridfed-edge`` depends on Debian's Python, numpy, cryptography and msgpack. It contains paho-mqtt;
-``gridfed-aggregator`` contains prometheus-client, and ``gridfed-console`` starlette and uvicorn, because
-Debian 12 has older versions than gridfed needs.
+``gridfed-aggregator`` contains prometheus-client and, for PostgreSQL, psycopg, which uses Debian's libpq;
+``gridfed-console`` contains starlette and uvicorn. Debian 12 has older versions than gridfed needs.
 Needs dpkg-deb, pip and the extra ``publish``.
 """
 
@@ -27,25 +27,25 @@ LIBRARY = Path("usr/lib/gridfed")
 DEPENDS = "python3 (>= 3.11), python3-numpy, python3-cryptography, python3-msgpack"
 CONTAINED: Mapping[str, Sequence[str]] = {
     "edge_sdk": ("paho-mqtt>=2.1,<3",),
-    "aggregator": ("prometheus-client>=0.20",),
+    "aggregator": ("prometheus-client>=0.20", "psycopg>=3.2,<4", "typing-extensions>=4.10"),
     "aggregator.console": (
         "starlette>=0.40",
         "uvicorn>=0.30",
-        *("anyio>=4", "click>=8", "h11>=0.14", "idna>=3", "typing-extensions>=4.10"),
+        *("anyio>=4", "click>=8", "h11>=0.14", "idna>=3"),
     ),
 }
 """Requirements that a package's library contains, by import package."""
 
 DEPENDENCIES: Mapping[str, str] = {
     "edge_sdk": DEPENDS,
-    "aggregator": "gridfed-edge (= {version})",
+    "aggregator": "gridfed-edge (= {version}), libpq5",
     "aggregator.console": "gridfed-aggregator (= {version}), python3-jinja2",
 }
 """Packages that a package depends on, by import package."""
 
 UNITS: Mapping[str, tuple[str, ...]] = {
     "edge_sdk": ("gridfed-edge@.service", "gridfed-tap@.service"),
-    "aggregator": ("gridfed-aggregator.service",),
+    "aggregator": ("gridfed-aggregator.service", "gridfed-aggregator-worker@.service"),
     "aggregator.console": ("gridfed-console.service",),
 }
 """Units of systemd, by import package; an administrator enables them."""

@@ -12,16 +12,18 @@ from aggregator.commands.main import program
 from aggregator.commands.worker import run as run_command
 from aggregator.config import AggregatorConfig
 from aggregator.daemon import Daemon
+from aggregator.ingress.rate_limits import RateLimits
+from aggregator.ingress.update_check import DeviceKeyCache, UpdateCheck
 from aggregator.store.errors import DatabaseError
 from aggregator.store.opener import open_queue, open_store
 from aggregator.store.update_queue import WorkerStatus
-from aggregator.worker import UpdateWorker, broker_for, check_of, serve
+from aggregator.worker import GOODBYE, HANDOVER, UpdateWorker, broker_for, check_of, serve
 from edge_sdk.app.cli import USAGE, Failure
 from edge_sdk.app.settings import SettingsError
 from edge_sdk.wire import keys
 from edge_sdk.wire.errors import Reason
 from edge_sdk.wire.link.loopback import LoopbackBroker
-from edge_sdk.wire.link.transport import LinkDown, LinkUp
+from edge_sdk.wire.link.transport import LinkDown, LinkUp, Message
 from edge_sdk.wire.protocol import topics
 from edge_sdk.wire.protocol.messages import ModelMessage, ReceiptMessage, RefusalMessage
 
@@ -300,6 +302,50 @@ def test_a_worker_without_a_link_is_not_counted(still_clock):
     worker = UpdateWorker(link, queue, check, "north", most=9, clock=still_clock)
     worker.turn()
     assert queue.shown == [True, False]
+
+
+class PassingTime(Events):
+    """A link whose clock moves by what is waited for; a message arrives in every wait."""
+
+    def __init__(self, clock):
+        super().__init__()
+        self.clock, self.unsubscribed_at, self.closed_at = clock, [], []
+
+    def poll(self, timeout):
+        self.clock.now += timeout
+        return [Message("gf/1/north/meter-1/up/update", b"?")]
+
+    def unsubscribe(self, *filters):
+        assert filters == (SHARED,)
+        self.unsubscribed_at.append(self.clock.now)
+
+    def acknowledge(self, message):
+        self.acknowledged.append((self.clock.now, message))
+
+    def close(self):
+        self.closed_at.append(self.clock.now)
+
+
+def test_a_worker_that_leaves_waits_by_its_clock_and_serves_meanwhile(still_clock):
+    begun = still_clock.now
+    link, queue = PassingTime(still_clock), MemoryQueue()
+    check = UpdateCheck(
+        "north",
+        DeviceKeyCache(list, still_clock),
+        still_clock,
+        inline=9,
+        quotas=RateLimits(),
+        sizes={},
+    )
+    worker = UpdateWorker(link, queue, check, "north", most=999, clock=still_clock)
+    worker.leave()
+    assert queue.shown == [False]
+    assert link.unsubscribed_at == [pytest.approx(begun + HANDOVER, abs=0.11)]
+    assert link.closed_at == [pytest.approx(begun + HANDOVER + GOODBYE, abs=0.22)]
+    assert link.unsubscribed_at[0] >= begun + HANDOVER
+    assert link.closed_at[0] >= link.unsubscribed_at[0] + GOODBYE
+    assert len(link.acknowledged) == len(queue.updates) > 0
+    assert queue.reports[-1] == {"MALFORMED": len(queue.updates)}
 
 
 # --- configuration and command

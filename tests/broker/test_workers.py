@@ -35,8 +35,10 @@ SCENARIO = Scenario(
 
 
 def begun(made: Federation, name: str) -> RunningProgram:
-    """Start a worker, and wait for its subscription."""
+    """Start a worker without a state folder, which it does not need; wait for its subscription."""
     words = command("gridfed-aggregator", "worker", str(made.prepared.aggregator), "--name", name)
+    state = made.prepared.aggregator.with_name(f"no-state-{name}")
+    words = ["env", f"GRIDFED_AGGREGATOR_STATE={state}", *words]
     worker = made.family.start(f"worker-{name}", words)
     wait_until(lambda: "link up" in worker.log.read_text("utf-8", errors="replace"), worker.tail())
     return worker
@@ -107,3 +109,4 @@ def test_workers_that_are_killed_change_no_bit_and_the_daemon_steps_in(tmp_path,
         made.family.members.remove(last)
         made.stop()
         assert outcome(made) == undisturbed
+        assert not list(made.prepared.aggregator.parent.glob("no-state-*")), "workers write nothing"

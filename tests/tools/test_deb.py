@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+from ctypes.util import find_library
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -53,6 +54,7 @@ def test_the_packages_install_run_and_leave_nothing(tmp_path):
         "gridfed-edge@.service",
         "gridfed-tap@.service",
         "gridfed-aggregator.service",
+        "gridfed-aggregator-worker@.service",
         "gridfed-console.service",
     }
     for text in units.values():
@@ -66,9 +68,15 @@ def test_the_packages_install_run_and_leave_nothing(tmp_path):
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert done.stdout.count(str(library)) == 2, "nothing else is needed to serve"
-    assert {"edge_sdk", "aggregator", "paho", "prometheus_client", "starlette", "uvicorn"} <= {
-        path.name for path in library.iterdir()
-    }
+    names = {path.name for path in library.iterdir()}
+    assert {"edge_sdk", "aggregator", "paho", "prometheus_client", "psycopg"} <= names
+    assert {"starlette", "uvicorn"} <= names
+    if find_library("pq"):
+        done = subprocess.run(
+            [sys.executable, "-S", "-c", "import psycopg; print(psycopg.__file__)"],
+            env={"PYTHONPATH": str(library)}, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        assert str(library) in done.stdout, done.stderr
     assert not (library / "firmware_sim").exists()
     assert list(library.glob("gridfed-*.dist-info/METADATA"))
     for package in ("edge_sdk", "aggregator"):
