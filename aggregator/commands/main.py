@@ -42,7 +42,7 @@ COMMANDS = {
     "round": _command("round", "Open the next round before its start."),
     "status": _command("status", "Show the state of the run."),
     "health": _command("health", "Exit with 0 if the daemon is ready, else with 1."),
-    "log": _command("log", "Export, verify or cosign the log of models."),
+    "log": _command("log", "Export or verify the log of models."),
     "audit-log": _command("audit_log", "Show, export or verify who did what, when and why."),
     "data-sheet": _command("data_sheet", "Write the fleet's data-protection sheet."),
     "audit": _command("audit", "Recompute every round from the journal, and compare."),
