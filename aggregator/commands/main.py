@@ -29,7 +29,7 @@ COMMANDS = {
     "check-config": _command("check", "Same as check."),
     "init": _command("init", "Make keys, begin a run, and sign what devices must trust."),
     "announce": _command("announce", "Sign again; begin another run if the configuration changed."),
-    "rotate": _command("rotate", "Replace the keys of the root or of the aggregator."),
+    "rotate": _command("rotate", "Replace the keys of the root, the aggregator or the authority."),
     "enrol": _command("enrol", "Enrol a device, or all devices of a CSV file."),
     "join": _command("join", "Create this site's key for its parent's fleet."),
     "revoke": _command("revoke", "Revoke a device."),
