@@ -74,7 +74,7 @@ browser: $(VENV)/.browser ## add selenium and axe-core, for the console's tests 
 dist: $(VENV)/.publish ## build the three distributions with man pages and completion into dist/, and check them for an index
 	@$(BIN)/python -m tools.distributions --out dist
 
-deb: $(VENV)/.publish ## build Debian packages of device, aggregator and console into dist/ (needs dpkg-deb)
+deb: $(VENV)/.publish ## build Debian packages of device, aggregator, console and witness into dist/ (needs dpkg-deb)
 	@$(BIN)/python -m tools.deb --out dist
 
 journeys: $(VENV)/.sim dist ## what three new users do, from the wheels, with the time to their first success

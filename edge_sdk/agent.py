@@ -6,6 +6,7 @@ import logging
 import math
 import secrets
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
@@ -29,6 +30,7 @@ from edge_sdk.participations import Participations, participating
 from edge_sdk.session.certificate_files import CertificateFiles
 from edge_sdk.session.certificate_monitor import ExpiryReminder
 from edge_sdk.session.certificate_renewal import CertificateRenewal, RenewableLink
+from edge_sdk.session.followed_authorities import FollowedAuthorities
 from edge_sdk.session.identity import erase_identity, key_files
 from edge_sdk.session.renewal_schedule import NOTE, RenewalFailure
 from edge_sdk.sources import FleetWeatherSource, Source, ThreadedSource, open_source
@@ -159,18 +161,29 @@ def renewal_of(config: Config, client: Client) -> CertificateRenewal | None:
 
         return request
 
+    files, wall = CertificateFiles(file), client.server_clock.best_time
+    followed = FollowedAuthorities.of(config.state, config.fleet)
+
+    def is_ordered() -> bool:
+        is_request_due = client.identity.is_request_due
+        return is_request_due or followed.is_renewal_due(files.present(), time.time())
+
+    def record_issued() -> None:
+        client.identity.record_issued()
+        followed.record_issued(files.received(), time.time())
+
     return CertificateRenewal(
         config.id,
         qualified(config.fleet, config.id) if config.ca.shared else config.id,
-        CertificateFiles(file),
+        files,
         link,
-        client.server_clock.best_time,
+        wall,
         prepare,
         lambda note: client.remember({NOTE: note}),
         Random(secrets.randbits(64)),  # noqa: S311 - spreads load, hides nothing
         RenewalFailure.read(client.remembered(NOTE)),
-        is_ordered=lambda: client.identity.is_request_due,
-        record_issued=client.identity.record_issued,
+        is_ordered=is_ordered,
+        record_issued=record_issued,
     )
 
 

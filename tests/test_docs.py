@@ -37,6 +37,7 @@ MODULES = {
     "gridfed-edge": "edge_sdk",
     "gridfed-aggregator": "aggregator",
     "gridfed-console": "aggregator.console",
+    "gridfed-witness": "aggregator.witness",
     "gridfed-sim": "firmware_sim",
 }
 

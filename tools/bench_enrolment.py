@@ -25,7 +25,8 @@ import numpy as np
 
 from aggregator.authority import enrolment, folder
 from aggregator.authority.enrolment import Credentials, EnrolmentAuthority, EnrolmentPolicy
-from aggregator.authority.est_server import EstServer, EstService
+from aggregator.authority.est_server import EstServer
+from aggregator.authority.est_service import EstService
 from aggregator.authority.record import opened
 from edge_sdk.wire import keys
 from edge_sdk.wire.hpke import DecryptionKey

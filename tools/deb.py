@@ -1,4 +1,4 @@
-"""Build Debian packages of the device, the aggregator and its console.
+"""Build Debian packages of the device, the aggregator, its console, and the witness.
 
     python -m tools.deb [--out dist]
 
@@ -33,6 +33,7 @@ CONTAINED: Mapping[str, Sequence[str]] = {
         "uvicorn>=0.30",
         *("anyio>=4", "click>=8", "h11>=0.14", "idna>=3"),
     ),
+    "aggregator.witness": (),
 }
 """Requirements that a package's library contains, by import package."""
 
@@ -40,6 +41,7 @@ DEPENDENCIES: Mapping[str, str] = {
     "edge_sdk": DEPENDS,
     "aggregator": "gridfed-edge (= {version}), libpq5",
     "aggregator.console": "gridfed-aggregator (= {version}), python3-jinja2",
+    "aggregator.witness": "gridfed-aggregator (= {version})",
 }
 """Packages that a package depends on, by import package."""
 
@@ -47,6 +49,7 @@ UNITS: Mapping[str, tuple[str, ...]] = {
     "edge_sdk": ("gridfed-edge@.service", "gridfed-tap@.service"),
     "aggregator": ("gridfed-aggregator.service", "gridfed-aggregator-worker@.service"),
     "aggregator.console": ("gridfed-console.service",),
+    "aggregator.witness": (),
 }
 """Units of systemd, by import package; an administrator enables them."""
 
@@ -63,7 +66,8 @@ def write_root(package: str, root: Path, version: str, summary: str) -> None:
     """Write the files of a Debian package below a folder.
 
     Args:
-        package: ``edge_sdk``, ``aggregator`` or ``aggregator.console``, whose code is in that of the aggregator.
+        package: ``edge_sdk``, ``aggregator``, or ``aggregator.console`` or ``aggregator.witness``, whose code is in
+            that of the aggregator.
         root: Empty folder that stands for ``/``.
         version: Version of the package.
         summary: One line.
@@ -73,10 +77,11 @@ def write_root(package: str, root: Path, version: str, summary: str) -> None:
         ignored = shutil.ignore_patterns("__pycache__")
         shutil.copytree(ROOT / package, library / package, ignore=ignored)
     pip = (sys.executable, "-m", "pip", "--disable-pip-version-check", "install", "--quiet")
-    subprocess.run(
-        [*pip, "--no-deps", "--no-compile", "--target", str(library), *CONTAINED[package]],
-        check=True,
-    )
+    if CONTAINED[package]:
+        subprocess.run(
+            [*pip, "--no-deps", "--no-compile", "--target", str(library), *CONTAINED[package]],
+            check=True,
+        )
     shutil.rmtree(library / "bin", ignore_errors=True)
     if package == "edge_sdk":  # --version reads it
         metadata = library / f"gridfed-{version}.dist-info" / "METADATA"
@@ -92,8 +97,8 @@ def write_root(package: str, root: Path, version: str, summary: str) -> None:
             path.rename(vendor / path.name)
             path.parent.rmdir()
     units = root / "lib/systemd/system"
-    units.mkdir(parents=True)
     for unit in UNITS[package]:
+        units.mkdir(parents=True, exist_ok=True)
         text = (ROOT / "examples" / unit).read_text(encoding="utf-8")
         (units / unit).write_text(text.replace("/opt/gridfed/bin/", "/usr/bin/"), encoding="utf-8")
     wrapper = root / "usr/bin" / name
@@ -128,6 +133,7 @@ def build(out: Path) -> tuple[Path, ...]:
     built = []
     texts = {one.package: one.description for one in distributions(document["project"])}
     texts["aggregator.console"] = "The operator's console of gridfed: pages over the database."
+    texts["aggregator.witness"] = "A witness that cosigns the log of models of a fleet of gridfed."
     for package in CONTAINED:
         with tempfile.TemporaryDirectory() as place:
             root = Path(place) / "root"

@@ -46,6 +46,7 @@ PROGRAMS = {
     "gridfed-edge": "edge_sdk.commands.main",
     "gridfed-aggregator": "aggregator.commands.main",
     "gridfed-console": "aggregator.console.program",
+    "gridfed-witness": "aggregator.witness.program",
     "gridfed-sim": "firmware_sim.commands.main",
 }
 WORDS: Mapping[object, str] = {

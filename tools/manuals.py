@@ -19,6 +19,7 @@ PROGRAMS = {
     "edge_sdk": "edge_sdk.commands.main",
     "aggregator": "aggregator.commands.main",
     "aggregator.console": "aggregator.console.program",
+    "aggregator.witness": "aggregator.witness.program",
     "firmware_sim": "firmware_sim.commands.main",
 }
 """Module with the ``program`` of every package with a command."""

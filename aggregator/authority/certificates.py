@@ -6,7 +6,7 @@ import hashlib
 import ipaddress
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Final, Literal
 
 from cryptography import x509
@@ -16,6 +16,12 @@ from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 from cryptography.hazmat.primitives.serialization import pkcs7
 from cryptography.x509.oid import AttributeOID, ExtendedKeyUsageOID, NameOID
 
+from aggregator.authority.certificate_reader import (
+    CertificateError,
+    certificates_in,
+    key_id,
+    validity,
+)
 from edge_sdk.wire.link.certificate_request import (
     CertificateAnswerError,
     identity_in,
@@ -43,10 +49,6 @@ _USES = {
 }
 
 
-class CertificateError(ValueError):
-    """A name, key, date or request that no certificate is issued for; the message says which."""
-
-
 @dataclass(frozen=True, slots=True)
 class Authority:
     """A certificate authority: its certificate and the private key that signs.
@@ -54,10 +56,17 @@ class Authority:
     Attributes:
         certificate: Self-signed certificate of the authority.
         key: Its private key, on the curve P-256.
+        following: Authority that replaces it, while holders of certificates change over.
     """
 
     certificate: x509.Certificate
     key: PrivateKey
+    following: Authority | None = None
+
+    @property
+    def key_id(self) -> str:
+        """Return the identifier of its key, as hexadecimal digits."""
+        return key_id(self.certificate)
 
 
 def new_key() -> PrivateKey:
@@ -262,65 +271,6 @@ def certs_only(certificates: Sequence[x509.Certificate]) -> bytes:
     return pkcs7.serialize_certificates(list(certificates), serialization.Encoding.DER)
 
 
-@dataclass(frozen=True, slots=True)
-class PresentedCertificate:
-    """The certificate of a TLS client, whose chain was verified but not its dates.
-
-    Attributes:
-        serial: Serial number, hexadecimal.
-        name: Common name; empty without one.
-        issuer: Common name of its issuer.
-        expires: End of its validity.
-    """
-
-    serial: str
-    name: str
-    issuer: str
-    expires: datetime
-
-
-def presented(der: bytes) -> PresentedCertificate:
-    """Read a TLS client's certificate.
-
-    Raises:
-        CertificateError: It cannot be read.
-    """
-    try:
-        found = x509.load_der_x509_certificate(der)
-        names = [
-            one.get_attributes_for_oid(NameOID.COMMON_NAME) for one in (found.subject, found.issuer)
-        ]
-    except (ValueError, TypeError, x509.InvalidVersion) as error:
-        raise CertificateError(f"not a certificate: {error}") from error
-    name, issuer = (str(one[0].value) if one else "" for one in names)
-    return PresentedCertificate(f"{found.serial_number:x}", name, issuer, validity(found)[1])
-
-
-def described_server(pem: bytes) -> tuple[datetime, list[str]]:
-    """Return end of validity, and sorted host names and addresses, of a server's certificate.
-
-    Raises:
-        CertificateError: It cannot be read.
-    """
-    try:
-        found = x509.load_pem_x509_certificate(pem)
-        names = found.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-    except (ValueError, TypeError, x509.ExtensionNotFound) as error:
-        raise CertificateError(f"not a server's certificate: {error}") from error
-    return validity(found)[1], sorted(str(one.value) for one in names)
-
-
-def validity(certificate: x509.Certificate) -> tuple[datetime, datetime]:
-    """Return begin and end of a certificate's validity, in UTC.
-
-    The library's attributes with a time zone are of version 42; Debian 12 has 38.
-    """
-    names = ("not_valid_before", "not_valid_after")
-    has_zone = hasattr(certificate, "not_valid_after_utc")
-    found = [getattr(certificate, f"{name}_utc" if has_zone else name) for name in names]
-    return found[0].replace(tzinfo=UTC), found[1].replace(tzinfo=UTC)
-
-
 def certificate_of(der: bytes) -> x509.Certificate:
     """Return a certificate of the authority's own record, from DER."""
     return x509.load_der_x509_certificate(der)
@@ -373,22 +323,23 @@ def key_pem(key: PrivateKey, passphrase: bytes = b"") -> bytes:
 
 
 def load_authority(certificate: bytes, key: bytes, passphrase: bytes = b"") -> Authority:
-    """Return the authority of two PEM files.
+    """Return the authority of two PEM files: of several certificates, the one of the key.
 
     Raises:
-        CertificateError: A file is damaged, the passphrase is missing or wrong, or the key is not
-            the certificate's.
+        CertificateError: A file is damaged, the passphrase is missing or wrong, or the key is no
+            certificate's.
     """
     try:
         loaded = serialization.load_pem_private_key(key, passphrase or None)
-        read = x509.load_pem_x509_certificate(certificate)
     except (ValueError, TypeError, UnsupportedAlgorithm) as error:
         raise CertificateError(f"the authority's files cannot be read: {error}") from error
     if not isinstance(loaded, ec.EllipticCurvePrivateKey):
         raise CertificateError("the authority's key is not on a NIST curve")
-    if _spki(loaded.public_key()) != _spki(check_key(read.public_key())):
-        raise CertificateError("the authority's key is not the one of its certificate")
-    return Authority(read, loaded)
+    spki = _spki(loaded.public_key())
+    for read in certificates_in(certificate):
+        if _spki(check_key(read.public_key())) == spki:
+            return Authority(read, loaded)
+    raise CertificateError("the authority's key is not the one of its certificate")
 
 
 def _spki(key: PublicKey) -> bytes:

@@ -12,64 +12,25 @@ import secrets
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
-from typing import Final, Literal
+from typing import Final
 
 from aggregator.authority import certificates as x509
-from aggregator.authority.certificates import (
-    Authority,
-    CertificateError,
-    CertificateRequest,
-    PresentedCertificate,
-)
+from aggregator.authority.certificate_reader import CertificateError, PresentedCertificate
+from aggregator.authority.certificates import Authority, CertificateRequest
 from aggregator.authority.folder import entry_of, text_of
-from aggregator.authority.record import EnrolledMember, IssuedCertificate, ListedSerial, Record
+from aggregator.authority.issued_certificate import IssuedCertificate
+from aggregator.authority.record import EnrolledMember, ListedSerial, Record
+from aggregator.authority.refusal import RefusedError
 from edge_sdk.wire.keys import kid_of, verify
 from edge_sdk.wire.link.client_names import unqualified
 from edge_sdk.wire.protocol.enrolment_statement import enrolment_statement, succession_statement
 from edge_sdk.wire.protocol.topics import is_device_id
 from edge_sdk.wire.public_key import weakness
 
-RefusalReason = Literal[
-    "bad request",
-    "no credentials",
-    "unlisted serial",
-    "wrong password",
-    "password expired",
-    "used twice",
-    "foreign common name",
-    "identity not proved",
-    "identity in use",
-    "foreign identity",
-    "not a member",
-    "revoked",
-    "expired past grace",
-    "forged authority",
-]
-"""Why a request is refused; each is counted."""
-
-UNAUTHENTICATED: Final = ("no credentials", "unlisted serial", "wrong password", "password expired")
-"""Reasons that are answered with HTTP 401; the others with 403, or 400 for a bad request."""
-
 APPROVAL: Final = timedelta(days=1)
 """Time for which an operator's approval is valid."""
 
 PASSWORD_BYTES: Final = 15  # 120 bits: a guess costs a TLS handshake, so no slow hash is needed
-
-
-class RefusedError(Exception):
-    """A refused request.
-
-    Attributes:
-        reason: Why.
-        about: Name or serial of the device, as far as known; it is not authenticated.
-        is_pending: True if an operator may approve the device, which should ask again.
-    """
-
-    def __init__(self, reason: RefusalReason, about: str, *, is_pending: bool = False) -> None:
-        """Keep reason and device."""
-        super().__init__(f"{reason}: {about}")
-        self.reason: RefusalReason = reason
-        self.about, self.is_pending = about, is_pending
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,12 +42,14 @@ class Credentials:
         password: Password of HTTP Basic.
         certificate: TLS client certificate, of this authority or of its claims; None without one.
         is_claim: True if the certificate is a claim.
+        trusted: SHA-256 of each authority that the client trusts, as it says.
     """
 
     serial: str = ""
     password: str = ""
     certificate: PresentedCertificate | None = None
     is_claim: bool = False
+    trusted: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,7 +169,7 @@ class EnrolmentAuthority:
             record.put_member(
                 EnrolledMember(listed.name, identity, listed.labels, "member", since, is_delivered)
             )
-            return self._issue(request, now)
+            return self._issue(request, shown, now)
 
     def renew(self, der: bytes, shown: Credentials, now: datetime) -> bytes:
         """Renew a member's certificate over `/simplereenroll`, and return it as DER.
@@ -248,7 +211,7 @@ class EnrolmentAuthority:
                 record.add_act(
                     text_of(now), request.name, "renew certificate", request.name, detail
                 )
-                return self._issue(request, now)
+                return self._issue(request, shown, now)
             if not member.pending:
                 record.put_member(replace(member, pending=text_of(now)))
         raise RefusedError("expired past grace", request.name, is_pending=True)
@@ -273,9 +236,14 @@ class EnrolmentAuthority:
         detail = f"key {kid_of(request.identity).hex()} instead of {kid_of(former).hex()}"
         self.record.add_act(since, member.name, "replace identity", member.name, detail)
 
-    def _issue(self, request: CertificateRequest, now: datetime) -> bytes:
+    def _issue(self, request: CertificateRequest, shown: Credentials, now: datetime) -> bytes:
+        by, following = self.authority, self.authority.following
+        if following is not None and (
+            not request.identity or x509.fingerprint_of(following.certificate) in shown.trusted
+        ):
+            by = following  # a device of another maker follows by /cacerts
         made = x509.issue(
-            self.authority,
+            by,
             request.name,
             "device",
             request.key,

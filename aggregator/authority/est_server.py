@@ -14,31 +14,20 @@ import socket
 import ssl
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from socketserver import ThreadingMixIn
 from typing import Any, Final
 
-from aggregator.authority import certificates as x509
 from aggregator.authority import folder as authority
-from aggregator.authority.certificates import CertificateError
-from aggregator.authority.enrolment import (
-    UNAUTHENTICATED,
-    Credentials,
-    EnrolmentAuthority,
-    EnrolmentPolicy,
-    RefusalReason,
-    RefusedError,
-)
-from aggregator.authority.folder import text_of
-from aggregator.authority.pending_acts import AuthorityAct
-from aggregator.authority.record import EnrolledMember, Record
+from aggregator.authority.certificate_reader import CertificateError, described_server, presented
+from aggregator.authority.enrolment import Credentials
+from aggregator.authority.est_service import EstService
+from aggregator.authority.refusal import UNAUTHENTICATED, RefusedError
 from edge_sdk.app.cli import fields
+from edge_sdk.wire.link.est_client import AUTHORITIES_HEADER
 from edge_sdk.wire.link.tls_files import load
 
 logger = logging.getLogger(__name__)
@@ -55,109 +44,6 @@ RETRY: Final = 5.0  # s after a failed one
 _SERVER_DAYS = timedelta(days=90)
 _NO_CHECK_TIME = 0x200000
 """OpenSSL's flag that leaves the dates of a chain to its caller; Python has no name for it."""
-
-
-@dataclass(slots=True)
-class EstService:
-    """The authority behind the server: decisions in one thread, counts, and delivery.
-
-    Attributes:
-        folder: Folder of the authority.
-        policy: Rules of the authority.
-        root: Public key of the fleet's root, 64 hex digits; empty if it is not served.
-        deliver: Receives the new members, in order, and gives them to the aggregator; repeated after
-            a crash.
-        passphrase: Passphrase of the authority's key.
-        deliver_acts: Receives the acts for the aggregator's audit log, likewise.
-        clock: Returns the present time.
-    """
-
-    folder: Path
-    policy: EnrolmentPolicy
-    root: str = ""
-    deliver: Callable[[list[EnrolledMember]], None] = lambda _members: None
-    passphrase: bytes = b""
-    deliver_acts: Callable[[list[AuthorityAct]], None] = lambda _acts: None
-    clock: Callable[[], datetime] = lambda: datetime.now(UTC).replace(microsecond=0)
-    _enrolment: EnrolmentAuthority = field(init=False)
-    _thread: ThreadPoolExecutor = field(init=False)
-    _refused: Counter[str] = field(default_factory=Counter)
-    _last: str = ""
-
-    def __post_init__(self) -> None:
-        """Load the authority; the record is opened in the thread that uses it."""
-        loaded = authority.load_folder(self.folder, self.passphrase)
-        self._thread = ThreadPoolExecutor(1, "enrolment")
-        record = self._thread.submit(Record, self.folder).result()
-        self._enrolment = EnrolmentAuthority(record, loaded, self.policy)
-
-    def close(self) -> None:
-        """Save the counts, and close the record."""
-        self._thread.submit(self._end).result()
-        self._thread.shutdown()
-
-    def authorities(self) -> bytes:
-        """Return the authority's certificate as PKCS #7, DER."""
-        return x509.certs_only([self._enrolment.authority.certificate])
-
-    def is_claim(self, issuer: str) -> bool:
-        """Return whether an issuer, by common name, is the authority of claim certificates."""
-        return issuer == authority.CLAIMS_NAME
-
-    def answer(self, der: bytes, shown: Credentials, *, is_renewal: bool) -> bytes:
-        """Return the certificate for a request, as PKCS #7 in DER.
-
-        Raises:
-            RefusedError: With the reason; it is counted.
-        """
-        act = self._enrolment.renew if is_renewal else self._enrolment.enrol
-        return self._thread.submit(self._decide, act, der, shown).result()
-
-    def refuse(self, reason: RefusalReason, about: str) -> None:
-        """Count a refusal, and log it."""
-        self._thread.submit(self._count, reason, about)
-
-    def turn(self) -> None:
-        """Deliver new members, and save the counts of refusals."""
-        self._thread.submit(self._upkeep).result()
-
-    def _decide(self, act: Callable[..., bytes], der: bytes, shown: Credentials) -> bytes:
-        try:
-            made = act(der, shown, self.clock())
-        except RefusedError as error:
-            self._count(error.reason, error.about)
-            raise
-        certificate = x509.certificate_of(made)
-        name = certificate.subject.rfc4514_string().removeprefix("CN=")
-        until = f"{x509.validity(certificate)[1]:%Y-%m-%d}"
-        logger.info("certificate issued %s", fields(name=name, until=until))
-        return x509.certs_only([certificate])
-
-    def _count(self, reason: RefusalReason, about: str) -> None:
-        about = "".join(c if c.isprintable() else "?" for c in about[:64])
-        if not self._refused[reason]:
-            logger.warning("request refused %s", fields(reason=reason, about=about))
-        self._refused[reason] += 1
-        self._last = about
-
-    def _upkeep(self) -> None:
-        if self._refused:
-            with self._enrolment.record.transaction():
-                now = text_of(self.clock())
-                self._enrolment.record.count_refusals(self._refused, now, self._last)
-            self._refused.clear()
-        if members := self._enrolment.record.undelivered():
-            self.deliver(members)
-            with self._enrolment.record.transaction():
-                self._enrolment.record.mark_delivered(members)
-        if acts := self._enrolment.record.acts():
-            self.deliver_acts(acts)
-            with self._enrolment.record.transaction():
-                self._enrolment.record.forget_acts(acts)
-
-    def _end(self) -> None:
-        self._upkeep()
-        self._enrolment.record.close()
 
 
 class EstServer(ThreadingMixIn, HTTPServer):
@@ -179,7 +65,7 @@ class EstServer(ThreadingMixIn, HTTPServer):
         """Issue the server's certificate, and listen."""
         self.service, self.hosts = service, hosts
         self.context = server_context(service.folder, hosts, service.clock(), service.passphrase)
-        self._renewed_at = service.clock()
+        self._renewed_at, self._changes = service.clock(), service.changes
         self._free = threading.BoundedSemaphore(CONNECTIONS)
         self._due = 0.0
         if ":" in address[0]:
@@ -234,8 +120,10 @@ class EstServer(ThreadingMixIn, HTTPServer):
         try:
             self.service.turn()
             now = self.service.clock()
-            if now - self._renewed_at > timedelta(hours=12):
-                self._renewed_at = now
+            if now - self._renewed_at > timedelta(hours=12) or (
+                self._changes != self.service.changes
+            ):
+                self._renewed_at, self._changes = now, self.service.changes
                 self.context = server_context(
                     self.service.folder, self.hosts, now, self.service.passphrase
                 )
@@ -249,13 +137,16 @@ def server_context(
 ) -> ssl.SSLContext:
     """Return the server's TLS context; issue its certificate unless it has half its validity left.
 
+    It is issued again by the authority that has replaced its own.
+
     Client certificates are optional, and their dates are not checked here: a member whose
     certificate has expired may renew it.
     """
     file = folder / "issued" / "_est.pem"
     names = [one.strip("[]") for one in hosts]
-    held = x509.described_server(file.read_bytes()) if file.exists() else None
-    if held is None or held[0] - now < _SERVER_DAYS / 2 or held[1] != sorted(names):
+    held = described_server(file.read_bytes()) if file.exists() else None
+    by = authority.load_folder(folder, passphrase).key_id
+    if held is None or held[0] - now < _SERVER_DAYS / 2 or held[1:] != (sorted(names), by):
         authority.issue(
             folder,
             "_est",
@@ -336,22 +227,24 @@ class _Handler(BaseHTTPRequestHandler):
     def _credentials(self) -> Credentials:
         connection: Any = self.connection
         der = connection.getpeercert(binary_form=True)
+        said = self.headers.get(AUTHORITIES_HEADER, "")
+        trusted = frozenset(one.strip().lower() for one in said.split(","))
         if der:
             try:
-                found = x509.presented(der)
+                found = presented(der)
             except CertificateError as error:
                 raise _BadRequestError(str(error)) from error
             claims = self.server.service.is_claim(found.issuer)
-            return Credentials(certificate=found, is_claim=claims)
+            return Credentials(certificate=found, is_claim=claims, trusted=trusted)
         scheme, _, given = self.headers.get("Authorization", "").partition(" ")
         if scheme.lower() != "basic":
-            return Credentials()
+            return Credentials(trusted=trusted)
         try:
             text = base64.b64decode(given.strip(), validate=True).decode()
         except (binascii.Error, ValueError) as error:
             raise _BadRequestError("expected HTTP Basic credentials") from error
         serial, _, password = text.partition(":")
-        return Credentials(serial, password)
+        return Credentials(serial, password, trusted=trusted)
 
     def _send_pkcs7(self, der: bytes) -> None:
         kind = "application/pkcs7-mime; smime-type=certs-only"

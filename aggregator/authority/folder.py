@@ -16,12 +16,25 @@ from pathlib import Path
 from typing import ClassVar
 
 from aggregator.authority import certificates as x509
-from aggregator.authority.certificates import Authority, CertificateError, Role
-from aggregator.authority.record import IssuedCertificate, Record, opened
+from aggregator.authority.certificate_reader import (
+    CertificateError,
+    certificates_in,
+    issuer_id,
+    key_id,
+    private_key_in,
+    validity,
+)
+from aggregator.authority.certificates import Authority, Role
+from aggregator.authority.former_certificates import GRACE, devices_of_former
+from aggregator.authority.issued_certificate import IssuedCertificate
+from aggregator.authority.record import Record, opened
 from edge_sdk.app.cli import USAGE, Failure
 from edge_sdk.app.permissions import make_private_folder, open_private, require_private
 
 CERTIFICATE, KEY, REVOKED = "ca.pem", "ca.key", "revoked.pem"
+NEXT = "next.pem"
+"""While the authority is replaced: key and certificate of the next one, then the former certificate."""
+
 CLAIMS, CLAIMS_KEY, CLAIMS_NAME = "claims.pem", "claims.key", "gridfed claims"
 """Authority of claim certificates, which only the EST server accepts."""
 
@@ -63,7 +76,7 @@ def create(
     except CertificateError as error:
         raise AuthorityError(f"ca init: {error}") from error
     make_private_folder(folder)
-    with _locked(folder):
+    with locked(folder):
         _write(folder / KEY, x509.key_pem(key, passphrase), is_private=True)
         _write(folder / CERTIFICATE, x509.pem_of(authority.certificate))
         with opened(folder) as record:
@@ -86,8 +99,12 @@ def issue(
     is_renewal: bool = False,
     passphrase: bytes = b"",
     who: str = "",
+    grace: timedelta = GRACE,
 ) -> tuple[Path, Path | None]:
     """Issue a certificate; without a request also make its private key.
+
+    While the authority is replaced, the next one issues those of clients, and those of a broker once no device
+    waits that may not trust it yet; ``grace`` is the time after which an expired device does not count.
 
     Returns:
         Paths of the certificate and of the key; None where the holder has the key.
@@ -96,7 +113,7 @@ def issue(
         AuthorityError: The name has a valid certificate and this is no renewal, a file would be
             overwritten, or the request, key or host is refused.
     """
-    with _locked(folder), opened_authority(folder, passphrase) as (authority, record):
+    with locked(folder), opened_authority(folder, passphrase) as (authority, record):
         before = [one for one in record.certificates(name) if one.is_valid(now)]
         if before and not is_renewal:
             raise AuthorityError(
@@ -109,11 +126,10 @@ def issue(
         if taken:
             raise AuthorityError(f"{taken[0]}: exists already", hint="choose another --out")
         private = x509.new_key() if request is None else None
+        by = _issuer_of(authority, record, role, now, grace)
         try:
             public = private.public_key() if private else x509.request_key(request or b"")
-            made = x509.issue(
-                authority, name, role, public, now=now, lifetime=lifetime, hosts=hosts
-            )
+            made = x509.issue(by, name, role, public, now=now, lifetime=lifetime, hosts=hosts)
         except CertificateError as error:
             raise AuthorityError(f"ca issue {name}: {error}") from error
         with record.transaction():
@@ -128,11 +144,22 @@ def issue(
     return files[0], files[1] if private is not None else None
 
 
+def _issuer_of(
+    authority: Authority, record: Record, role: Role, now: datetime, grace: timedelta
+) -> Authority:
+    """Return the authority that issues a certificate of a role while it is replaced."""
+    following = authority.following
+    if following is None or role == "est":  # of which a device may have learned nothing yet
+        return authority
+    if role == "broker" and devices_of_former(record, following.key_id, now, grace):
+        return authority
+    return following
+
+
 def entry_of(made: x509.Certificate, name: str, role: str, now: datetime) -> IssuedCertificate:
     """Return the record's entry of a certificate."""
-    return IssuedCertificate(
-        f"{made.serial_number:x}", name, role, text_of(now), text_of(x509.validity(made)[1])
-    )
+    serial, until = f"{made.serial_number:x}", text_of(validity(made)[1])
+    return IssuedCertificate(serial, name, role, text_of(now), until, issuer=issuer_id(made))
 
 
 def revoke(
@@ -152,7 +179,7 @@ def revoke(
     Raises:
         AuthorityError: The name has no valid certificate.
     """
-    with _locked(folder), opened_authority(folder, passphrase) as (authority, record):
+    with locked(folder), opened_authority(folder, passphrase) as (authority, record):
         found = [one for one in record.certificates(name) if one.is_valid(now)]
         member = record.member(name)
         if not found and (member is None or member.state == "revoked"):
@@ -180,7 +207,7 @@ def revoke_all(
     Raises:
         AuthorityError: There is no authority in the folder.
     """
-    with _locked(folder), opened_authority(folder, passphrase) as (authority, record):
+    with locked(folder), opened_authority(folder, passphrase) as (authority, record):
         for name in names:
             shut_out(record, name, now, who)
         publish(folder, record, authority, now, lifetime)
@@ -208,7 +235,7 @@ def renew_list(folder: Path, now: datetime, lifetime: timedelta, passphrase: byt
     Raises:
         AuthorityError: There is no authority in the folder.
     """
-    with _locked(folder), opened_authority(folder, passphrase) as (authority, record):
+    with locked(folder), opened_authority(folder, passphrase) as (authority, record):
         publish(folder, record, authority, now, lifetime)
     return folder / REVOKED
 
@@ -228,7 +255,7 @@ def issued(folder: Path) -> list[IssuedCertificate]:
 def publish(
     folder: Path, record: Record, authority: Authority, now: datetime, lifetime: timedelta
 ) -> None:
-    """Write the list of revoked certificates.
+    """Write the list of revoked certificates, signed by the authority and by the one that replaces it.
 
     Entries that expired more than a day ago are left out: no server accepts those certificates.
     """
@@ -239,8 +266,9 @@ def publish(
     ]
     number = int(now.timestamp() * 1000)
     revoked = [(int(one.serial, 16), datetime.fromisoformat(one.revoked)) for one in gone]
-    made = x509.revocation_list(authority, revoked, number, now, lifetime)
-    _write(folder / REVOKED, x509.pem_of(made))
+    signers = [one for one in (authority, authority.following) if one is not None]
+    lists = [x509.revocation_list(one, revoked, number, now, lifetime) for one in signers]
+    _write(folder / REVOKED, b"".join(map(x509.pem_of, lists)))
 
 
 @contextmanager
@@ -263,10 +291,10 @@ def claims_authority(folder: Path, now: datetime, passphrase: bytes = b"") -> Au
         AuthorityError: There is no authority in the folder.
     """
     main = load_folder(folder, passphrase)
-    with _locked(folder):
+    with locked(folder):
         if not (folder / CLAIMS).exists():
             key = x509.new_key()
-            until = x509.validity(main.certificate)[1]
+            until = validity(main.certificate)[1]
             made = x509.new_authority(CLAIMS_NAME, key, now, until - now)
             _write(folder / CLAIMS_KEY, x509.key_pem(key, passphrase), is_private=True)
             _write(folder / CLAIMS, x509.pem_of(made.certificate))
@@ -279,12 +307,36 @@ def write_issued(path: Path, content: bytes, *, is_private: bool = False) -> Non
 
 
 def load_folder(folder: Path, passphrase: bytes = b"") -> Authority:
-    """Return the authority of a folder.
+    """Return the authority of a folder, with the one that replaces it once it is trusted too.
 
     Raises:
         AuthorityError: There is none, or its key cannot be read.
     """
-    return _loaded(folder, CERTIFICATE, KEY, passphrase)
+    found = _loaded(folder, CERTIFICATE, KEY, passphrase)
+    following = load_next(folder, passphrase)
+    if following is None or following.key_id == found.key_id:
+        return found
+    trusted = map(key_id, certificates_in((folder / CERTIFICATE).read_bytes()))
+    return replace(found, following=following) if following.key_id in trusted else found
+
+
+def load_next(folder: Path, passphrase: bytes = b"") -> Authority | None:
+    """Return the authority that replaces the present one; None while none does.
+
+    Raises:
+        AuthorityError: Its key cannot be read.
+    """
+    path = folder / NEXT
+    if not path.exists():
+        return None
+    require_private(path)
+    content = path.read_bytes()
+    try:
+        return x509.load_authority(content, private_key_in(content), passphrase)
+    except CertificateError as error:
+        raise AuthorityError(
+            f"{path}: {error}", hint="a key with a passphrase needs --passphrase-file"
+        ) from error
 
 
 def require_authority(folder: Path) -> None:
@@ -337,7 +389,7 @@ def _write(path: Path, content: bytes, *, is_private: bool = False) -> None:
 
 
 @contextmanager
-def _locked(folder: Path) -> Iterator[None]:
+def locked(folder: Path) -> Iterator[None]:
     """Let one process at a time issue and revoke."""
     if not folder.is_dir():
         raise AuthorityError(

@@ -11,10 +11,10 @@ import secrets
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
 from typing import Any, ClassVar
 
+from aggregator.authority.issued_certificate import IssuedCertificate
 from aggregator.authority.pending_acts import ACTS_TABLE, AuthorityAct
 from edge_sdk.app import sqlite_file
 from edge_sdk.app.cli import RUNTIME, Failure
@@ -23,12 +23,13 @@ FILE, FORMER = "authority.sqlite", "issued.jsonl"
 
 _FORMAT = sqlite_file.FileFormat(
     application=0x67666361,
-    schema=3,
+    schema=4,
     tables=f"""
     CREATE TABLE certificates (
         position INTEGER PRIMARY KEY, serial TEXT NOT NULL UNIQUE, name TEXT NOT NULL,
         role TEXT NOT NULL, issued TEXT NOT NULL, expires TEXT NOT NULL,
-        revoked TEXT NOT NULL DEFAULT '', key_digest TEXT NOT NULL DEFAULT '', der BLOB);
+        revoked TEXT NOT NULL DEFAULT '', key_digest TEXT NOT NULL DEFAULT '', der BLOB,
+        issuer TEXT NOT NULL DEFAULT '');
     CREATE INDEX certificates_name ON certificates (name);
     CREATE TABLE listed (
         serial TEXT PRIMARY KEY, name TEXT NOT NULL UNIQUE, labels TEXT NOT NULL,
@@ -47,36 +48,14 @@ _FORMAT = sqlite_file.FileFormat(
 _FORMER_KEY = "ALTER TABLE members ADD COLUMN former BLOB;"
 """Since schema 3: identity key that the present one replaces, until the aggregator knows both."""
 
+_ISSUER = "ALTER TABLE certificates ADD COLUMN issuer TEXT NOT NULL DEFAULT '';"
+"""Since schema 4: identifier of the key of the authority that has signed."""
+
 
 class RecordError(Failure):
     """The record of issued certificates is damaged, or of another program or release."""
 
     exit_code: ClassVar[int] = RUNTIME
-
-
-@dataclass(frozen=True, slots=True)
-class IssuedCertificate:
-    """An entry of the record.
-
-    Attributes:
-        serial: Serial number, hexadecimal.
-        name: Common name.
-        role: ``device``, ``aggregator``, ``broker``, ``est`` or ``claim``.
-        issued: Time of issue, ISO 8601 in UTC.
-        expires: End of its validity, likewise.
-        revoked: Time of its revocation, likewise; empty if it is not revoked.
-    """
-
-    serial: str
-    name: str
-    role: str
-    issued: str
-    expires: str
-    revoked: str = ""
-
-    def is_valid(self, now: datetime) -> bool:
-        """Return True if it is neither revoked nor expired."""
-        return not self.revoked and now < datetime.fromisoformat(self.expires)
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,9 +129,10 @@ class Record:
         path = folder / FILE
         self._db = sqlite_file.connect(path)
         try:
-            if sqlite_file.prepare(self._db, _FORMAT) < _FORMAT.schema:
+            if (schema := sqlite_file.prepare(self._db, _FORMAT)) < _FORMAT.schema:
+                former_key = _FORMER_KEY if schema < 3 else ""
                 upgrade = (
-                    f"BEGIN IMMEDIATE; {ACTS_TABLE} {_FORMER_KEY}"
+                    f"BEGIN IMMEDIATE; {ACTS_TABLE} {former_key} {_ISSUER}"
                     f" PRAGMA user_version = {_FORMAT.schema}; COMMIT;"
                 )
                 self._db.executescript(upgrade)
@@ -183,7 +163,7 @@ class Record:
         """Return what was issued, oldest first; only for one name where it is given."""
         where, values = ("", ()) if name is None else (" WHERE name = ?", (name,))
         rows = self._db.execute(
-            f"SELECT serial, name, role, issued, expires, revoked FROM certificates{where}"  # noqa: S608 - no value in it
+            f"SELECT serial, name, role, issued, expires, revoked, issuer FROM certificates{where}"  # noqa: S608 - no value in it
             " ORDER BY position",
             values,
         )
@@ -192,19 +172,22 @@ class Record:
     def add(self, one: IssuedCertificate, key_digest: str = "", der: bytes | None = None) -> None:
         """Record a certificate."""
         self._db.execute(
-            "INSERT INTO certificates (serial, name, role, issued, expires, revoked, key_digest, der)"
-            " VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
-            (one.serial, one.name, one.role, one.issued, one.expires, one.revoked, key_digest, der),
+            "INSERT INTO certificates (serial, name, role, issued, expires, revoked, key_digest, der,"
+            " issuer) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            (
+                *(one.serial, one.name, one.role, one.issued, one.expires, one.revoked),
+                *(key_digest, der, one.issuer),
+            ),
         )
 
     def of_key(self, name: str, key_digest: str) -> tuple[IssuedCertificate, bytes] | None:
         """Return the newest certificate of a name for a key, with its DER bytes, if it has one."""
         row = self._db.execute(
-            "SELECT serial, name, role, issued, expires, revoked, der FROM certificates"
+            "SELECT serial, name, role, issued, expires, revoked, issuer, der FROM certificates"
             " WHERE name = ? AND key_digest = ? AND der IS NOT NULL ORDER BY position DESC LIMIT 1",
             (name, key_digest),
         ).fetchone()
-        return None if row is None else (IssuedCertificate(*row[:6]), row[6])
+        return None if row is None else (IssuedCertificate(*row[:7]), row[7])
 
     def revoke(self, serial: str, at: str) -> None:
         """Mark a certificate as revoked."""

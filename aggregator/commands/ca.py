@@ -117,6 +117,7 @@ def issue_certificate(args: Namespace) -> CommandResult:
         is_renewal=args.renew,
         passphrase=_passphrase(args),
         who=login_name(),
+        grace=ca_enrolment.grace_of(args),
     )
     lines = [f"{certificate}: certificate of {name} ({args.role})"]
     if key is not None:

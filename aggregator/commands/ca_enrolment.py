@@ -12,9 +12,12 @@ from aggregator.audit_log.recorder import login_name
 from aggregator.authority import certificates as x509
 from aggregator.authority import enrolment
 from aggregator.authority import folder as authority
+from aggregator.authority.authority_replacement import next_authority
 from aggregator.authority.enrolment import EnrolmentPolicy
-from aggregator.authority.est_server import EstServer, EstService
+from aggregator.authority.est_server import EstServer
+from aggregator.authority.est_service import EstService
 from aggregator.authority.folder import AuthorityError
+from aggregator.authority.former_certificates import GRACE, devices_of_former
 from aggregator.authority.pending_acts import AuthorityAct
 from aggregator.authority.record import FILE, EnrolledMember, opened
 from aggregator.commands.errors import require_database
@@ -41,6 +44,13 @@ def folder_of(args: Namespace) -> Path:
         if named is not None:
             return named
     return Path("ca")
+
+
+def grace_of(args: Namespace) -> timedelta:
+    """Return the time in which an expired certificate may be renewed, of the configuration if there is one."""
+    if not Path(args.config).exists():
+        return GRACE
+    return timedelta(days=AggregatorConfig.load(args.config).ca.grace_days)
 
 
 def write_passwords(args: Namespace) -> CommandResult:
@@ -241,8 +251,11 @@ def show_members(args: Namespace) -> CommandResult:
     """Show listed serials, members, those that wait for approval, and refusals by reason."""
     folder = folder_of(args)
     authority.require_authority(folder)
+    following, former = next_authority(folder), []
     with opened(folder) as record:
         listed, members, refused = record.all_listed(), record.members(), record.refusals()
+        if following is not None:
+            former = devices_of_former(record, following.key_id, _now(), grace_of(args))
     waiting = [one.name for one in members if one.pending]
     data = {
         "listed": len(listed),
@@ -252,11 +265,16 @@ def show_members(args: Namespace) -> CommandResult:
         "pending": waiting,
         "refused": refused,
     }
+    if following is not None:
+        data["replacing"] = {"next": following.name, "devices_of_former": former}
     lines = [
         f"listed {data['listed']}, not yet enrolled {data['unused']}, members {data['members']}",
         f"waiting for approval: {', '.join(waiting) or 'none'}",
         *(f"refused, {reason}: {count}" for reason, count in refused.items()),
     ]
+    if following is not None:
+        lines.append(f"the authority is being replaced by {following.name!r}")
+        lines.append(f"devices with a certificate of the former: {', '.join(former) or 'none'}")
     return CommandResult(data, "\n".join(lines))
 
 

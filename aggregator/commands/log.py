@@ -1,27 +1,22 @@
-"""Export the log of models, verify an export, and cosign it as a witness.
+"""Export the log of models, or verify an export.
 
 An export is a file of JSON lines. To verify it takes the aggregator's public key and no database. With
 --against, checkpoints of devices are compared with the log: each file has a note, as the value of note in
 gridfed-edge status --json.
 
-A witness is another organisation. It keeps the last note that it has cosigned in a folder of its own, and
-cosigns a log only if the log continues that note. It keeps both notes of a fork as evidence.
-
   gridfed-aggregator log export --config aggregator.toml --out models.jsonl
   gridfed-aggregator log verify models.jsonl --public aggregator.pub
   gridfed-aggregator log verify models.jsonl --public aggregator.pub --against meter-1.note meter-2.note
-  gridfed-aggregator log witness models.jsonl --public aggregator.pub --key witness.key --name example.org
+
+Another organisation cosigns an export by gridfed-witness.
 """
 
 from __future__ import annotations
 
-import fcntl
-import time
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
 from aggregator.audit.log_export import VerifiedLog, export_lines, verified
-from aggregator.audit.log_witness import cosign, save_fork, save_note, saved_note
 from aggregator.commands.arguments import add_config_option
 from aggregator.commands.errors import CommandError, require_database
 from aggregator.config import AggregatorConfig
@@ -30,13 +25,13 @@ from aggregator.store.opener import open_store
 from edge_sdk.app.cli import OK, RUNTIME, CommandResult
 from edge_sdk.wire import keys
 from edge_sdk.wire.errors import Reason, Refused
-from edge_sdk.wire.signed_note import NoteError, SignedCheckpoint, WitnessKey, read_note
+from edge_sdk.wire.signed_note import NoteError, SignedCheckpoint, read_note
 
 
 def add_arguments(parser: ArgumentParser) -> None:
     """Add the action and the options of each action."""
-    parser.add_argument("what", choices=("export", "verify", "witness"), help="action")
-    parser.add_argument("file", nargs="?", default="", help="verify, witness: the export")
+    parser.add_argument("what", choices=("export", "verify"), help="action")
+    parser.add_argument("file", nargs="?", default="", help="verify: the export")
     parser.add_argument("--out", metavar="FILE", help="export: the new file")
     parser.add_argument(
         "--run", type=int, metavar="N", help="export: number of the run (the newest)"
@@ -46,11 +41,6 @@ def add_arguments(parser: ArgumentParser) -> None:
     )
     parser.add_argument(
         "--against", metavar="FILE", nargs="+", default=[], help="verify: notes of devices"
-    )
-    parser.add_argument("--key", metavar="FILE", help="witness: its private key, made if missing")
-    parser.add_argument("--name", help="witness: its name, as in example.org/witness")
-    parser.add_argument(
-        "--folder", metavar="FOLDER", default="witness", help="witness: its notes (witness)"
     )
     add_config_option(parser)
 
@@ -64,13 +54,13 @@ def run(args: Namespace) -> CommandResult:
     if args.what == "export":
         return _export(args)
     if not args.file or not args.public:
-        raise CommandError(f"log {args.what}: expected the file of an export, and --public")
+        raise CommandError("log verify: expected the file of an export, and --public")
     try:
         log = _log(args)
     except Refused as error:
         data = {"reason": error.reason.name, "detail": error.detail}
         return CommandResult(data, f"{args.file}: refused: {error}", RUNTIME)
-    return _compared(args, log) if args.what == "verify" else _cosigned(args, log)
+    return _compared(args, log)
 
 
 def _export(args: Namespace) -> CommandResult:
@@ -123,52 +113,6 @@ def _note(path: Path) -> SignedCheckpoint:
         return read_note(_text(path))
     except NoteError as error:
         raise Refused(Reason.MALFORMED, f"{path}: {error}") from error
-
-
-def _cosigned(args: Namespace, log: VerifiedLog) -> CommandResult:
-    """Cosign a log, or refuse it and keep the evidence."""
-    if not args.key or not args.name:
-        raise CommandError("log witness: expected --key and --name")
-    folder = Path(args.folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    key = _witness_key(Path(args.key))
-    try:
-        WitnessKey.parse(WitnessKey(args.name, key.public).text)
-    except NoteError as error:
-        raise CommandError(
-            f"log witness: --name {args.name!r}: no spaces, no plus signs"
-        ) from error
-    with (folder / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # two at once could cosign two logs
-        return _cosigned_alone(args, log, folder, key)
-
-
-def _cosigned_alone(
-    args: Namespace, log: VerifiedLog, folder: Path, key: keys.SigningKey
-) -> CommandResult:
-    origin, witness = log.note.checkpoint.origin, WitnessKey(args.name, key.public).text
-    before = None
-    try:
-        before = saved_note(folder, origin)
-        note = cosign(log, before, args.name, key, int(time.time()))
-    except Refused as error:
-        data: dict[str, object] = {"log": origin, "reason": error.reason.name}
-        text = f"{origin}: refused: {error}"
-        if before is not None and error.reason is Reason.LOG_FORK:
-            evidence = save_fork(folder, before, log.note)
-            data["evidence"] = str(evidence)
-            text += f"\nboth notes: {evidence}"
-        return CommandResult(data, text, RUNTIME)
-    path = save_note(folder, note)
-    found = {"log": origin, "models": note.checkpoint.size, "witness": witness, "note": note.text}
-    return CommandResult({**found, "file": str(path)}, note.text)
-
-
-def _witness_key(path: Path) -> keys.SigningKey:
-    """Return the key of the witness; make it if there is none."""
-    if not path.exists():
-        keys.save_signing_key(path, keys.generate())
-    return keys.load_signing_key(path)
 
 
 def _text(path: Path) -> str:

@@ -8,6 +8,12 @@ of the aggregator stays valid for --overlap days.
   gridfed-aggregator rotate root --next a.key --next b.key --next c.key --threshold 2
   gridfed-aggregator rotate root --finish
 
+Devices trust the next certificate authority beside the present one, and renew their certificates by it.
+--finish takes the former one out, once nobody needs it.
+
+  gridfed-aggregator rotate ca --config aggregator.toml
+  gridfed-aggregator rotate ca --finish
+
 A device replaces its own key: gridfed-edge rotate.
 """
 
@@ -15,12 +21,22 @@ from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 
+from aggregator.authority import authority_replacement
+from aggregator.authority.certificate_reader import common_name
+from aggregator.authority.certificates import fingerprint_of
+from aggregator.authority.folder import CERTIFICATE, load_folder
 from aggregator.commands.announce import load_keys, sign_announcements
 from aggregator.commands.arguments import add_config_option, add_root_key, add_why
 from aggregator.commands.errors import CommandError, require_database
 from aggregator.config import AggregatorConfig
 from aggregator.operations import key_rotation
+from aggregator.operations.authority_rotation import (
+    authority_folder,
+    passphrase_of,
+    refuse_while_needed,
+)
 from aggregator.operations.key_rotation import RootRotation
 from aggregator.operations.signing_keys import signer
 from edge_sdk.app.cli import CommandResult
@@ -30,10 +46,14 @@ LONGEST_OVERLAP = 400
 """Longest validity of a former key, days: as long as the list of keys itself."""
 
 
+LIFETIME = timedelta(days=3652)
+"""Validity of a new authority's certificate, as of `ca init`."""
+
+
 def add_arguments(parser: ArgumentParser) -> None:
     """Add the key to replace, and its options."""
     add = parser.add_argument
-    add("what", choices=["root", "aggregator"], help="key to replace")
+    add("what", choices=["root", "aggregator", "ca"], help="key to replace")
     add_config_option(parser)
     add_root_key(parser)
     text = (
@@ -42,7 +62,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     add("--next", action="append", default=[], metavar="FILE", help=text)
     text = "keys of the next root that have to sign (default: 1)"
     add("--threshold", type=int, default=1, metavar="N", help=text)
-    text = "end the time in which the former root signs too; devices that missed it need root.pub"
+    text = "end the overlap; devices that missed it need the next root.pub, or ca.pem, by hand"
     add("--finish", action="store_true", help=text)
     text = "days for which the aggregator's former key stays valid (default: 7; 0 if it was stolen)"
     add("--overlap", type=int, default=7, metavar="DAYS", help=text)
@@ -55,6 +75,8 @@ def run(args: Namespace) -> CommandResult:
     config = require_database(AggregatorConfig.load(args.config))
     if args.what == "aggregator":
         return _rotate_aggregator(args, config)
+    if args.what == "ca":
+        return _finish_ca(args, config) if args.finish else _rotate_ca(args, config)
     return _finish(args, config) if args.finish else _rotate_root(args, config)
 
 
@@ -104,3 +126,37 @@ def _finish(args: Namespace, config: AggregatorConfig) -> CommandResult:
     key_rotation.forget_former_root(config)
     text = f"root: {root.root.name} signs alone; delete the private keys of the former root"
     return replace(done, text=f"{text}\n{done.text}")
+
+
+def _rotate_ca(args: Namespace, config: AggregatorConfig) -> CommandResult:
+    folder, signers = authority_folder(config), load_keys(args, config)
+    former = load_folder(folder, passphrase_of(config)).certificate
+    made = authority_replacement.begin(folder, _now(), LIFETIME, passphrase_of(config)).certificate
+    detail = f"authority {fingerprint_of(former)} to {fingerprint_of(made)}"
+    done = sign_announcements(args, config, subject="ca", detail=detail, signers=signers)
+    trusted = folder / CERTIFICATE
+    text = (
+        f"ca: {common_name(former)!r} is being replaced by {common_name(made)!r}, sha256:{fingerprint_of(made)}\n"
+        f"{trusted}: both; copy it to the broker's cafile, and restart the broker before the daemon\n"
+        "devices renew by the new one within a tenth of their certificates' validity: gridfed-aggregator ca status\n"
+        "both are trusted until: gridfed-aggregator rotate ca --finish"
+    )
+    return replace(done, text=f"{text}\n{done.text}")
+
+
+def _finish_ca(args: Namespace, config: AggregatorConfig) -> CommandResult:
+    folder, signers = authority_folder(config), load_keys(args, config)
+    refuse_while_needed(config, _now())
+    made = authority_replacement.announce_alone(folder, passphrase_of(config)).certificate
+    detail = f"finished: authority {fingerprint_of(made)} alone"
+    done = sign_announcements(args, config, subject="ca", detail=detail, signers=signers)
+    authority_replacement.complete(folder, _now(), passphrase_of(config))
+    text = (
+        f"ca: {common_name(made)!r} alone issues and is trusted, sha256:{fingerprint_of(made)}\n"
+        f"{folder / CERTIFICATE}: copy it to the broker's cafile, and restart the broker; the former key is deleted"
+    )
+    return replace(done, text=f"{text}\n{done.text}")
+
+
+def _now() -> datetime:
+    return datetime.now(UTC).replace(microsecond=0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from aggregator.authority.authority_replacement import announced_authorities
 from aggregator.config import AggregatorConfig
 from aggregator.config.bundle_registry import bundle_keys
 from aggregator.operations.key_store import is_token_uri, open_signer
@@ -52,6 +53,7 @@ def roles_of(configured: AggregatorConfig, root: RootSigners) -> Roles:
         root=root.root if root.former is not None else None,
         bundle=bundle_keys(configured),
         model=model,
+        ca=announced_authorities(configured.ca.folder),
     )
 
 

@@ -85,11 +85,13 @@ class Roles:
         root: Root from now on, while devices change over to it; None while it stays as it is.
         bundle: Raw public keys that may sign bundles and rollouts in place of the root.
         model: Raw public keys that alone may sign models and their log; empty: the aggregator's.
+        ca: Authorities of TLS certificates, DER; empty: devices keep those that they have.
     """
 
     root: RootKeys | None = None
     bundle: tuple[bytes, ...] = ()
     model: tuple[bytes, ...] = ()
+    ca: tuple[bytes, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +148,7 @@ def keys(
         root_min=1 if roles.root is None else roles.root.threshold,
         bundle=roles.bundle,
         model=roles.model,
+        ca=roles.ca,
     )
     return Publication(topics.common(root.fleet, "keys"), root.to_all(message, ROOT))
 

@@ -1,6 +1,6 @@
 """Build command-line programs: subcommands, exit codes, signals, log lines and sd_notify.
 
-Shared by all three programs; contains nothing specific to one of them.
+Shared by all programs; contains nothing specific to one of them.
 """
 
 from __future__ import annotations

@@ -28,6 +28,8 @@ A list of keys:
    (``session.signing_roles.check_successor``)
 9. Its serial number is not lower than that of the list in force: ROLLBACK.
    (``session.key_ring.KeyRing.accept``)
+   The authorities that it names are certificates of authorities: MALFORMED.
+   (``session.followed_authorities.checked_authorities``)
 
 A bundle:
 
@@ -59,6 +61,7 @@ number in force passes rules 10 to 14 and is then ignored.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
@@ -67,6 +70,7 @@ from edge_sdk.app.cli import fields
 from edge_sdk.session import manifest_checks
 from edge_sdk.session.download import DownloadCompleted, Downloader
 from edge_sdk.session.events import BundleAnnounced, FoundBundle
+from edge_sdk.session.followed_authorities import checked_authorities
 from edge_sdk.session.key_ring import KeyRing
 from edge_sdk.session.model_log import RUN_NAME
 from edge_sdk.store.store import DeviceStore
@@ -130,14 +134,17 @@ class Announcements:
         """Adopt and save a list of keys.
 
         Raises:
-            Refused: ROLLBACK for an older list.
+            Refused: ROLLBACK for an older list, MALFORMED for one that names no authorities as such.
         """
         before, ring = self.ring, self.ring.accept(keys)
+        authority_keys = checked_authorities(keys.ca)
         if ring.followed is not None:  # first: the list is received again
             ring.followed.save(ring.root, ring.bundle_keys)
         self.ring = ring
         if ring.root != before.root:
             logger.warning("root replaced %s", fields(root=ring.root.name, before=before.root.name))
+        if ring.authorities is not None:
+            ring.authorities.follow(keys.ca, authority_keys, time.time())
         known = before.announced
         is_renumbered = known is not None and not set(known.sign) & set(keys.sign)
         self._store.file_paper("keys", body, **({"serial": 0} if is_renumbered else {}))

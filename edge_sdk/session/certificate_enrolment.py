@@ -8,7 +8,9 @@ from pathlib import Path
 from edge_sdk.config import Config
 from edge_sdk.errors import ConfigError
 from edge_sdk.session.certificate_files import CertificateFiles
+from edge_sdk.session.followed_authorities import trusted_digests
 from edge_sdk.wire.keys import Signer, write_atomically
+from edge_sdk.wire.link.authority_certificates import certificates_of, digest_of
 from edge_sdk.wire.link.certificate_request import (
     IssuedToDevice,
     certificate_request,
@@ -73,6 +75,12 @@ class Enrolment:
         return named
 
     @property
+    def _authority_files(self) -> list[Path]:
+        """Return the files of the authorities of the server and of the broker."""
+        path = self.authority_file
+        return list(dict.fromkeys((path, self.config.broker.ca_file or path)))
+
+    @property
     def address(self) -> EstServerAddress:
         """Return the server's address."""
         return EstServerAddress(self.url, self.authority_file, self.signed_time)
@@ -102,12 +110,12 @@ class Enrolment:
             pem = pinned_authority(self.address, pin.removeprefix(PIN).replace(":", ""))
         else:
             pem = Path(pin).read_bytes()
-        known = path.read_bytes() if path.exists() else b""
-        if known and fingerprint(known) != fingerprint(pem):
+        known = certificates_of(path.read_bytes()) if path.exists() else []
+        if known and fingerprint(pem) not in map(digest_of, known):
             raise ConfigError(
                 f"{path}: holds another authority than --ca", hint=f"remove {path} to replace it"
             )
-        for file in {path, self.config.broker.ca_file or path}:
+        for file in self._authority_files:
             if not file.exists():
                 write_atomically(file, pem, 0o644)
 
@@ -143,6 +151,7 @@ class Enrolment:
             user=user,
             password=password,
             certificate=present,
+            trusted=trusted_digests(self._authority_files),
         )
         return files.receive(answer, self.name)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 
+from edge_sdk.session.followed_authorities import FollowedAuthorities
 from edge_sdk.session.followed_root import FollowedRoot
 from edge_sdk.wire.errors import Reason, Refused
 from edge_sdk.wire.keys import kid_of
@@ -30,12 +31,14 @@ class KeyRing:
         pinned: Aggregator key pinned in the configuration, or None.
         announced: The newest ``keys`` announcement, or None.
         followed: File of the root in force, or None to keep none.
+        authorities: Files of the authorities of TLS certificates, or None to follow none.
     """
 
     root: RootKeys
     pinned: bytes | None = None
     announced: KeysMessage | None = None
     followed: FollowedRoot | None = None
+    authorities: FollowedAuthorities | None = None
 
     def key(self, sender: str, kid: bytes, now: int | None) -> bytes | None:
         """Return the key in force for a sender; without a clock, validity is not checked."""

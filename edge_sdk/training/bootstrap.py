@@ -22,6 +22,7 @@ from edge_sdk.privacy.method_compatibility import refuse_method
 from edge_sdk.privacy.noise_calibration import DeviceFacts, NoisePlan
 from edge_sdk.privacy.validation import plan_of
 from edge_sdk.session.announcements import saved_message
+from edge_sdk.session.followed_authorities import FollowedAuthorities
 from edge_sdk.session.followed_root import FollowedRoot
 from edge_sdk.session.key_ring import KeyRing
 from edge_sdk.session.signed_link import Will
@@ -56,7 +57,10 @@ def load_ring(config: Config) -> KeyRing:
     try:
         pinned = None if keys.aggregator is None else read_public(keys.aggregator)
         followed = FollowedRoot.of(config.state, config.fleet, read_root(keys.root))
-        return KeyRing(followed.load()[0], pinned, followed=followed)
+        authorities = FollowedAuthorities.of(
+            config.state, config.fleet, config.broker.ca_file, config.ca.ca_file
+        )
+        return KeyRing(followed.load()[0], pinned, followed=followed, authorities=authorities)
     except KeyFileError as error:
         raise ConfigError(str(error), hint="copy root.pub from the operator") from error
 

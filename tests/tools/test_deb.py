@@ -40,7 +40,7 @@ def test_the_packages_install_run_and_leave_nothing(tmp_path):
     (root / "var/lib/dpkg/available").touch()
     dpkg(root, "--install", *map(str, files))
     environ = {**os.environ, "PYTHONPATH": str(Path(np.__file__).parents[1])}
-    for name in ("gridfed-edge", "gridfed-aggregator", "gridfed-console"):
+    for name in ("gridfed-edge", "gridfed-aggregator", "gridfed-console", "gridfed-witness"):
         done = subprocess.run(
             [sys.executable, root / "usr/bin" / name, "--help"],
             env=environ, cwd=tmp_path, capture_output=True, text=True, check=False,
@@ -82,5 +82,6 @@ def test_the_packages_install_run_and_leave_nothing(tmp_path):
     for package in ("edge_sdk", "aggregator"):
         held = {path.relative_to(library) for path in (library / package).rglob("*.py")}
         assert held == {path.relative_to(ROOT) for path in (ROOT / package).rglob("*.py")}
-    dpkg(root, "--purge", "gridfed-console", "gridfed-aggregator", "gridfed-edge")
+    names = ("gridfed-witness", "gridfed-console", "gridfed-aggregator", "gridfed-edge")
+    dpkg(root, "--purge", *names)
     assert not list(root.glob("usr/**/*.py"))

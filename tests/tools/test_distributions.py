@@ -27,7 +27,7 @@ PACKAGES = {
 }
 COMMANDS = {
     "gridfed": ["gridfed-edge"],
-    "gridfed-aggregator": ["gridfed-aggregator", "gridfed-console"],
+    "gridfed-aggregator": ["gridfed-aggregator", "gridfed-console", "gridfed-witness"],
     "gridfed-sim": ["gridfed-sim"],
 }
 

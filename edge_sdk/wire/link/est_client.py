@@ -6,7 +6,7 @@ import base64
 import http.client
 import ssl
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -19,6 +19,12 @@ from edge_sdk.wire.link.certificate_request import certificates_in, fingerprint
 ANSWER_LIMIT: Final = 65_536  # bytes
 ROOT_PATH: Final = "/.well-known/gridfed/root"
 """Path of the fleet's root public key on gridfed's own server."""
+
+AUTHORITIES_HEADER: Final = "Gridfed-Authorities"
+"""HTTP header with the SHA-256 of each authority that a client trusts; not part of RFC 7030.
+
+While an authority is replaced, the server issues by the next one to those that trust it.
+"""
 
 
 class EstError(WireError):
@@ -107,6 +113,7 @@ def request_certificate(
     user: str = "",
     password: str = "",
     certificate: Path | str | None = None,
+    trusted: Sequence[str] = (),
 ) -> list[bytes]:
     """Send a certificate request, and return the certificates of the answer, each as PEM.
 
@@ -117,6 +124,7 @@ def request_certificate(
         user: User name of HTTP Basic; empty without.
         password: Its password.
         certificate: PEM file with a client certificate and its key.
+        trusted: SHA-256 of each authority that this client trusts, as hexadecimal digits.
 
     Raises:
         EstError: The server refuses, asks to wait, or cannot be reached.
@@ -125,6 +133,8 @@ def request_certificate(
     if user:
         word = base64.b64encode(f"{user}:{password}".encode()).decode()
         headers["Authorization"] = f"Basic {word}"
+    if trusted:
+        headers[AUTHORITIES_HEADER] = ", ".join(trusted)
     path = address.path("simplereenroll" if is_renewal else "simpleenroll")
     context = address.context(certificate)
     body = _exchange(address, context, "POST", path, body=base64.encodebytes(der), headers=headers)

@@ -1,8 +1,7 @@
-"""An export of the log of models is verified from the file alone, and a witness cosigns no second log."""
+"""An export of the log of models is verified from the file alone."""
 
 import json
 import os
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -11,31 +10,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aggregator.audit.log_export import export_lines, verified
-from aggregator.audit.log_witness import cosign, note_path, saved_note
-from aggregator.store.opener import open_store
+from aggregator.audit.log_export import verified
 from edge_sdk.wire import keys, signed_note
 from edge_sdk.wire.errors import Reason, Refused
-from edge_sdk.wire.signed_note import WitnessKey, read_note
-from tests.aggregator.store.log_writer import ENDS, announce
-from tests.aggregator.store.rig import begin
+from tests.aggregator.store.log_writer import ENDS, history
 
 ROOT = Path(__file__).resolve().parents[3]
 VECTOR = ROOT / "tests" / "vectors" / "model-log.jsonl"
 PUBLIC = [ENDS.signer.public]
 WITNESS = keys.from_seed(b"w" * 32)
 GOLDEN = tuple(VECTOR.read_text("utf-8").splitlines())
-
-
-def history(path, salts):
-    """Return the exports after each of these announcements; a salt makes the models other ones."""
-    with open_store(path) as store:
-        begin(store)
-        found = []
-        for salt in salts:
-            announce(store, salt)
-            found.append(list(export_lines(store, "north", 1, ENDS.signer)))
-        return found
 
 
 @pytest.fixture
@@ -140,19 +124,7 @@ def test_any_text_is_refused(lines):
         verified(lines, PUBLIC)
 
 
-def test_a_witness_cosigns_what_continues_its_note_alone(honest, split):
-    first = cosign(verified(honest[3], PUBLIC), None, "example.org", WITNESS, 1_790_000_000)
-    key = WitnessKey("example.org", WITNESS.public)
-    assert first.cosigned_at(key) == 1_790_000_000
-    second = cosign(verified(honest[5], PUBLIC), first, "example.org", WITNESS, 1_790_000_001)
-    assert second.checkpoint.size == 6
-    for lines, reason in ((split[6], Reason.LOG_FORK), (honest[4], Reason.ROLLBACK)):
-        with pytest.raises(Refused) as refused:
-            cosign(verified(lines, PUBLIC), second, "example.org", WITNESS, 1_790_000_002)
-        assert refused.value.reason is reason
-
-
-# --- the command, as another organisation runs it -------------------------------------------------
+# --- the command, as anybody runs it -------------------------------------------------
 
 
 def arguments(folder, lines, *more):
@@ -178,49 +150,8 @@ def call(folder, lines, *more):
     return done.returncode, json.loads(done.stdout)
 
 
-SIGN = ("witness", "--key", "witness.key", "--name", "example.org")
-
-
-def test_the_witness_keeps_the_evidence_of_a_fork(tmp_path, honest, split):
-    code, first = call(tmp_path, honest[4], *SIGN)
-    assert (code, first["models"]) == (0, 5)
-    key = WitnessKey.parse(first["witness"])
-    assert read_note(first["note"]).cosigned_at(key) is not None
-    code, refused = call(tmp_path, split[6], *SIGN)
-    assert (code, refused["reason"]) == (1, "LOG_FORK")
-    evidence = (tmp_path / refused["evidence"]).read_text("utf-8")
-    assert evidence.count("gridfed-log/1/north/1\n") == 2
-    assert call(tmp_path, honest[2], *SIGN)[1]["reason"] == "ROLLBACK"
-    code, again = call(tmp_path, honest[6], *SIGN)
-    assert (code, again["models"]) == (0, 7)
-    note_path(tmp_path / "witness", "gridfed-log/1/north/1").write_text("lost", "utf-8")
-    assert call(tmp_path, honest[6], *SIGN)[1]["reason"] == "MALFORMED"
-
-
 def test_a_device_that_was_given_another_model_is_found_by_its_note(tmp_path, honest, split):
     for name, lines in (("first", honest[4]), ("second", split[4])):
         (tmp_path / name).write_text(verified(lines, PUBLIC).note.text, "utf-8")
     code, found = call(tmp_path, honest[6], "verify", "--against", "first", "second")
     assert (code, [one["reason"] for one in found["notes"]]) == (1, ["", "LOG_FORK"])
-
-
-def test_kill_9_leaves_a_witness_that_still_refuses_the_other_log(tmp_path, honest, split):
-    """Whenever the process dies: its note is absent or whole, and never of a shorter log than before."""
-    call(tmp_path, honest[3], *SIGN)
-    size = 4
-    for n, patience in enumerate((0.2, 0.5, 1.0, 2.0)):
-        command = arguments(tmp_path, honest[min(4 + n, 6)], *SIGN)
-        with subprocess.Popen(
-            command,
-            cwd=tmp_path,
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
-            stdout=subprocess.DEVNULL,
-        ) as process:
-            try:
-                process.wait(patience)
-            except subprocess.TimeoutExpired:
-                process.send_signal(signal.SIGKILL)
-        note = saved_note(tmp_path / "witness", "gridfed-log/1/north/1")
-        assert note.checkpoint.size >= size
-        size = note.checkpoint.size
-    assert call(tmp_path, split[6], *SIGN)[1]["reason"] == "LOG_FORK"

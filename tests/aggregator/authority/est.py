@@ -9,7 +9,8 @@ from datetime import UTC, datetime, timedelta
 from aggregator.authority import enrolment
 from aggregator.authority import folder as authority
 from aggregator.authority.enrolment import EnrolmentPolicy
-from aggregator.authority.est_server import EstServer, EstService
+from aggregator.authority.est_server import EstServer
+from aggregator.authority.est_service import EstService
 from aggregator.authority.record import opened
 from edge_sdk.wire import keys
 from edge_sdk.wire.link.certificate_request import certificate_request, new_tls_key

@@ -6,6 +6,7 @@ Each line is the size and root of a checkpoint that was committed, and could hav
 import sys
 from pathlib import Path
 
+from aggregator.audit.log_export import export_lines
 from aggregator.rounds.announcements import Ends
 from aggregator.rounds.manifest_log import logged
 from aggregator.store.location import PostgresUrl
@@ -39,6 +40,17 @@ def announce(store, salt=b""):
     closed = Version(1, number, number, True, bytes(32), {}, number)
     store.commit(1, {}, number, closed=closed, published={TOPIC: encode(message)}, logged=leaf)
     return read_note(message.note).checkpoint
+
+
+def history(path, salts):
+    """Return the exports after each of these announcements; a salt makes the models other ones."""
+    with open_store(path) as store:
+        begin(store)
+        found = []
+        for salt in salts:
+            announce(store, salt)
+            found.append(list(export_lines(store, "north", 1, ENDS.signer)))
+        return found
 
 
 def main():

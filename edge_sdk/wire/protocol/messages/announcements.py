@@ -7,6 +7,7 @@ from typing import Annotated, ClassVar, Literal
 
 from edge_sdk.wire.protocol.messages.fields import (
     CHUNK_LIMIT,
+    AuthorityCertificate,
     BodySize,
     Checkpoint,
     ChunkSize,
@@ -34,6 +35,7 @@ from edge_sdk.wire.schema import Between, Length
 from edge_sdk.wire.small_order import weakness
 
 KeyList = Annotated[tuple[PublicKey, ...], Length(0, 8)]
+AuthorityList = Annotated[tuple[AuthorityCertificate, ...], Length(0, 4)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +53,7 @@ class KeysMessage:
     root_min: Annotated[int, Between(1, 8)] = 1  # number of them that have to sign
     bundle: KeyList = ()  # Ed25519 keys any of which may sign ``bundle`` and ``rollout`` too
     model: KeyList = ()  # those of ``sign`` that alone may sign models and their log; none: all
+    ca: AuthorityList = ()  # authorities of TLS certificates, DER, the one that issues first
 
     def __post_init__(self) -> None:
         """Refuse lists of different lengths, unsafe keys, and roles without a key."""

@@ -54,6 +54,10 @@ Ref = Annotated[bytes, Length(16, 16)]
 Digest = Annotated[bytes, Length(32, 32)]
 PublicKey = Annotated[bytes, Length(32, 32)]
 DeviceKey = Annotated[bytes, Length(32, 33)]  # Ed25519, or P-256
+CA_SIZE = 2048
+"""Most bytes of an authority's certificate, DER."""
+
+AuthorityCertificate = Annotated[bytes, Length(1, CA_SIZE)]
 Proof = Annotated[bytes, Length(72, 72)]
 Piece = Annotated[bytes, Length(0, CHUNK_LIMIT)]
 Bitmap = Annotated[bytes, Length(0, CHUNKS_LIMIT // 8)]

@@ -63,6 +63,26 @@ def saved_note(folder: Path, origin: str) -> SignedCheckpoint | None:
     return note
 
 
+def notes(folder: Path) -> list[SignedCheckpoint]:
+    """Return the last note of every log that the witness has cosigned, by the name of the log.
+
+    Raises:
+        Refused: MALFORMED for a file that is no note.
+    """
+    found = []
+    for path in folder.glob("*.note"):
+        try:
+            found.append(signed_note.read_note(path.read_text("utf-8")))
+        except (NoteError, UnicodeDecodeError) as error:
+            raise Refused(Reason.MALFORMED, f"{path}: {error}") from error
+    return sorted(found, key=lambda note: note.checkpoint.origin)
+
+
+def forks(folder: Path) -> list[Path]:
+    """Return the files with the evidence of forks."""
+    return sorted(folder.glob("fork-*.txt"))
+
+
 def save_note(folder: Path, note: SignedCheckpoint) -> Path:
     """Save the last note of a log: atomic under power loss."""
     path = note_path(folder, note.checkpoint.origin)

@@ -1,0 +1,156 @@
+"""Replace an authority by another one in steps, each of which may be repeated after a kill.
+
+The next authority is one file of the folder, ``next.pem``, until the replacement is complete; its presence
+decides what is next. ``announced.pem`` has the authorities that the root names in its list of keys, the one that
+issues first. ``ca.pem``, which broker and aggregator trust, has both meanwhile.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Final
+
+from aggregator.authority import certificates as x509
+from aggregator.authority.certificate_reader import certificates_in, common_name, key_id
+from aggregator.authority.certificates import Authority, Certificate
+from aggregator.authority.folder import (
+    CERTIFICATE,
+    KEY,
+    NEXT,
+    AuthorityError,
+    load_folder,
+    load_next,
+    locked,
+    publish,
+    write_issued,
+)
+from aggregator.authority.record import opened
+from edge_sdk.wire.protocol.messages.fields import CA_SIZE
+
+ANNOUNCED: Final = "announced.pem"
+LIST_DAYS: Final = timedelta(days=30)
+
+
+@dataclass(frozen=True, slots=True)
+class NextAuthority:
+    """Certificate of the authority that replaces the present one.
+
+    Attributes:
+        key_id: Identifier of its key, as hexadecimal digits.
+        name: Common name.
+        pem: The certificate.
+    """
+
+    key_id: str
+    name: str
+    pem: bytes
+
+
+def next_authority(folder: Path) -> NextAuthority | None:
+    """Return the next authority without its key, which may have a passphrase; None while there is none."""
+    path = folder / NEXT
+    if not path.exists():
+        return None
+    found = certificates_in(path.read_bytes())[0]
+    return NextAuthority(key_id(found), common_name(found), x509.pem_of(found))
+
+
+def announced_authorities(folder: Path | None) -> tuple[bytes, ...]:
+    """Return the authorities that the root names in its list of keys, as DER, the one that issues first.
+
+    Empty until the first replacement: devices then keep the authority that the operator gave them.
+    """
+    if folder is None or not (folder / ANNOUNCED).exists():
+        return ()
+    return tuple(x509.der_of(one) for one in certificates_in((folder / ANNOUNCED).read_bytes()))
+
+
+def begin(folder: Path, now: datetime, lifetime: timedelta, passphrase: bytes = b"") -> Authority:
+    """Make the next authority, or continue with the one that was made; return it.
+
+    Raises:
+        AuthorityError: There is no authority in the folder, or the replacement is being finished already.
+    """
+    with locked(folder):
+        present = load_folder(folder, passphrase)
+        following = load_next(folder, passphrase)
+        if following is None:
+            following = _make_next(folder, present, now, lifetime, passphrase)
+        if following.key_id == present.key_id:
+            raise AuthorityError(
+                "rotate ca: the former authority is being taken out",
+                hint="complete it: gridfed-aggregator rotate ca --finish",
+            )
+        both = [following.certificate, present.certificate]
+        trusted = certificates_in((folder / CERTIFICATE).read_bytes())
+        _write(folder / CERTIFICATE, [*trusted, following.certificate])
+        with opened(folder) as record:
+            publish(folder, record, replace(present, following=following), now, LIST_DAYS)
+        _write(folder / ANNOUNCED, both)
+    return following
+
+
+def announce_alone(folder: Path, passphrase: bytes = b"") -> Authority:
+    """Let the root name the next authority alone from its next list of keys on; return it.
+
+    Raises:
+        AuthorityError: No replacement waits to be finished.
+    """
+    with locked(folder):
+        following = load_next(folder, passphrase)
+        if following is None:
+            raise AuthorityError("rotate ca --finish: no replacement waits to be finished")
+        _write(folder / ANNOUNCED, [following.certificate])
+    return following
+
+
+def complete(folder: Path, now: datetime, passphrase: bytes = b"") -> None:
+    """Put the next authority in place, after the root has named it alone; the former key is gone then."""
+    with locked(folder):
+        following = load_next(folder, passphrase)
+        if following is None:
+            return
+        gone = {key_id(one) for one in certificates_in((folder / NEXT).read_bytes())[1:]}
+        write_issued(folder / KEY, x509.key_pem(following.key, passphrase), is_private=True)
+        trusted = certificates_in((folder / CERTIFICATE).read_bytes())
+        kept = [one for one in trusted if key_id(one) not in gone]
+        _write(folder / CERTIFICATE, [following.certificate, *kept])
+        with opened(folder) as record:
+            publish(folder, record, following, now, LIST_DAYS)
+        (folder / NEXT).unlink()
+
+
+def _make_next(
+    folder: Path, present: Authority, now: datetime, lifetime: timedelta, passphrase: bytes
+) -> Authority:
+    name = _next_name(common_name(present.certificate))
+    made = x509.new_authority(name, x509.new_key(), now, lifetime)
+    if len(x509.der_of(present.certificate)) > CA_SIZE:
+        raise AuthorityError(f"{folder}: the authority's certificate has more than {CA_SIZE} bytes")
+    certificates = map(x509.pem_of, (made.certificate, present.certificate))
+    content = x509.key_pem(made.key, passphrase) + b"".join(certificates)
+    write_issued(folder / NEXT, content, is_private=True)
+    return made
+
+
+def _next_name(name: str) -> str:
+    """Return a name that differs, so that certificates say by whom they are.
+
+    >>> _next_name("North grid"), _next_name("North grid 2")
+    ('North grid 2', 'North grid 3')
+    >>> len(_next_name("x" * 64))
+    64
+    """
+    found = re.fullmatch(r"(.*) (\d{1,9})", name)
+    base, number = (found[1], int(found[2]) + 1) if found else (name, 2)
+    end = f" {number}"
+    return f"{base[: 64 - len(end)]}{end}"
+
+
+def _write(path: Path, certificates: list[Certificate]) -> None:
+    """Write certificates as PEM, each once."""
+    lines = dict.fromkeys(x509.pem_of(one) for one in certificates)
+    write_issued(path, b"".join(lines))
