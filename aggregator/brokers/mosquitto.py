@@ -15,6 +15,7 @@ from pathlib import Path
 
 from aggregator.brokers.mosquitto_acl import findings as access_findings
 from edge_sdk.wire.link.tls_files import File, look
+from edge_sdk.wire.link.x509_expiry import HORIZON
 
 _SOON = 7  # days
 QUEUE = 20_000  # messages per client; 0 means unlimited, and dropped everything in 2.0.16
@@ -280,9 +281,8 @@ def _entrance(listener: _Listener, settings: Mapping[str, str]) -> list[str]:
         findings.append(f"{where}: no acl_file: a device can publish as another device")
     if settings.get("tls_version") in {"tlsv1", "tlsv1.0", "tlsv1.1"}:
         findings.append(f"{where}: tls_version {settings['tls_version']} is broken")
-    return (
-        findings + _shutting_out(where, settings) + _revocations(where, settings.get("crlfile", ""))
-    )
+    findings += _shutting_out(where, settings) + _authorities(where, settings.get("cafile", ""))
+    return findings + _revocations(where, settings.get("crlfile", ""))
 
 
 def _shutting_out(where: str, settings: Mapping[str, str]) -> list[str]:
@@ -302,6 +302,18 @@ def _shutting_out(where: str, settings: Mapping[str, str]) -> list[str]:
                 "deny topics to a connected device"
             )
     return findings
+
+
+def _authorities(where: str, name: str) -> list[str]:
+    """Check the authorities; once they have expired the broker refuses every client."""
+    if not name or not Path(name).exists():  # as below
+        return []
+    (seen,) = look([File("ca", Path(name), "cafile")])
+    now = time.time()
+    if not seen.is_near(now, HORIZON):
+        return []
+    do = "replace the authority: gridfed-aggregator rotate ca"
+    return [f"{where}: cafile {name}: {seen.told(now)}; {do}"]
 
 
 def _revocations(where: str, name: str) -> list[str]:

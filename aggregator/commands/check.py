@@ -19,7 +19,12 @@ from aggregator.commands.arguments import add_config
 from aggregator.config import AggregatorConfig, BoundRun, bind, load_with_origins, settings_of
 from aggregator.methods import METHODS
 from aggregator.operations.link_projection import LinkProjection, projection_of, refuse_excess
-from aggregator.operations.operator_alerts import horizon_of, refuse_expired, rows
+from aggregator.operations.operator_alerts import (
+    authority_warning,
+    horizon_of,
+    refuse_expired,
+    rows,
+)
 from edge_sdk.app.cli import CommandResult
 from edge_sdk.app.clock import SystemClock
 from edge_sdk.app.settings import shown
@@ -55,6 +60,8 @@ def run(args: Namespace) -> CommandResult:
         lines += ["", f"run {name}", *(f"{key:<{width}}  {value}" for key, value in found.items())]
     lines += [f"{one['kind']:<{width}}  {one['file']}: {one['status']}" for one in expiring]
     lines += [f"warning: {one['file']}: {one['status']}" for one in expiring if one["soon"]]
+    authority = authority_warning(loaded.value, now)
+    lines += [f"warning: {authority}"] if authority else []
     lines += [f"warning: {one}" for found in projections for one in found.warnings()]
     weak = [text for one in (bound, *further) if (text := _robustness(one))]
     lines += [f"warning: {one}" for one in weak]
@@ -62,7 +69,8 @@ def run(args: Namespace) -> CommandResult:
     data = {"settings": settings, **facts, "certificates": expiring}
     data["projection"] = _projected(projections[0])
     data |= {"runs": others} if others else {}
-    data |= {"warnings": weak} if weak else {}
+    warned = [*([authority] if authority else []), *weak]
+    data |= {"warnings": warned} if warned else {}
     return CommandResult(data, "\n".join([*lines, f"{args.config}: valid"]))
 
 

@@ -9,7 +9,7 @@ of the aggregator stays valid for --overlap days.
   gridfed-aggregator rotate root --finish
 
 Devices trust the next certificate authority beside the present one, and renew their certificates by it.
---finish takes the former one out, once nobody needs it.
+--finish takes the former one out, once no certificate of it is in use.
 
   gridfed-aggregator rotate ca --config aggregator.toml
   gridfed-aggregator rotate ca --finish

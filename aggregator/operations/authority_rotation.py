@@ -63,7 +63,7 @@ def refuse_while_needed(config: AggregatorConfig, now: datetime) -> None:
     if devices:
         more = f" and {len(devices) - SHOWN} more" if len(devices) > SHOWN else ""
         raise AuthorityInUseError(
-            f"rotate ca --finish: {len(devices)} devices have a certificate of the former authority: "
+            "rotate ca --finish: these devices have a certificate of the former authority: "
             f"{', '.join(devices[:SHOWN])}{more}",
             hint="wait until they have renewed (gridfed-aggregator ca status), or revoke those that never will",
         )

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from aggregator.authority.folder import CERTIFICATE, NEXT
 from aggregator.config import AggregatorConfig
 from aggregator.metrics import Metrics
 from edge_sdk.app.cli import fields
@@ -19,7 +20,8 @@ from edge_sdk.wire.link.x509_expiry import X509Error, day_of
 logger = logging.getLogger(__name__)
 
 _RENEW = {
-    "ca": "renew the authority of the broker's certificate, and copy its file to every device",
+    "ca": "put the file of a valid authority in place, here and on every device; before its end "
+    "gridfed-aggregator rotate ca replaces it without that",
     "certificate": "sign a new certificate for _agg and replace the file",
     "crl": "sign a new list, replace the broker's file and send the broker SIGHUP",
 }
@@ -68,6 +70,24 @@ def rows(found: Iterable[TlsFileState], now: float, horizon: float) -> list[dict
         }
         for seen in found
     ]
+
+
+def authority_warning(config: AggregatorConfig, now: float) -> str:
+    """Return a sentence if the fleet's own authority expires soon; empty if not, or without one.
+
+    Args:
+        config: Configuration that names the authority's folder.
+        now: Unix seconds.
+    """
+    folder = config.ca.folder
+    if folder is None or not (folder / CERTIFICATE).exists():
+        return ""
+    (seen,) = look([File("ca", folder / CERTIFICATE, "ca.folder")])
+    if not seen.is_near(now, horizon_of(config)):
+        return ""
+    do = "rotate ca --finish" if (folder / NEXT).exists() else "rotate ca"
+    command = f"gridfed-aggregator {do} --config {config.file}"
+    return f"ca.folder: {seen.file.path}: {seen.told(now)}; replace the authority: {command}"
 
 
 def offline(config: AggregatorConfig) -> list[dict[str, Any]]:

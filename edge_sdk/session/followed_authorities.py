@@ -35,7 +35,7 @@ _KEPT: Final = 16  # digests that are remembered
 
 @dataclass(frozen=True, slots=True)
 class NamedAuthorities:
-    """What the root has named until now.
+    """Authorities that the root has named until now.
 
     Attributes:
         fleet: Fleet of the device.
@@ -82,7 +82,7 @@ class FollowedAuthorities:
         return cls(state / FILE, fleet, tuple(dict.fromkeys(one for one in files if one)))
 
     def load(self) -> NamedAuthorities:
-        """Return what the root has named; nothing in another fleet."""
+        """Return the authorities that the root has named; none in another fleet."""
         try:
             found: Any = json.loads(self.path.read_text("utf-8"))
             if found["fleet"] == self.fleet:

@@ -13,10 +13,14 @@ import json
 import struct
 import sys
 from dataclasses import dataclass, fields, replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from cryptography import x509
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ed25519
 
 from edge_sdk.analytic.statistic_vector import to_vector
 from edge_sdk.analytic.statistics import gather
@@ -669,6 +673,34 @@ def neighbours() -> list[Case]:
     ]
 
 
+def authority(name: str, seed: int) -> bytes:
+    """Return an authority's certificate, DER; Ed25519 signs the same bytes alike."""
+    key = ed25519.Ed25519PrivateKey.from_private_bytes(bytes([seed]) * 32)
+    subject = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name)])
+    begin = datetime.fromtimestamp(NOW / 1000, UTC)
+    made = (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(subject)
+        .public_key(key.public_key())
+        .serial_number(seed)
+        .not_valid_before(begin)
+        .not_valid_after(begin + timedelta(days=3652))
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .sign(key, None)
+    )
+    return made.public_bytes(serialization.Encoding.DER)
+
+
+def authorities() -> list[Case]:
+    """A list of keys that names two authorities of TLS certificates."""
+    listed = messages.KeysMessage(
+        serial=5, sign=(AGGREGATOR.public,), open=(), from_=(NOW,), until=(NOW + 86_400_000,),
+        min_wire=1, ca=(authority("North grid 2", 2), authority("North grid", 1)),
+    )  # fmt: skip
+    return [replace(common("keys", listed, FROM_ROOT), name="keys-authorities")]
+
+
 def roots() -> list[Case]:
     """A list of keys with every role, signed by the root and by the next one; and flawed lists."""
     way, topic = {"sender": "_root", "recipient": "_all"}, topics.common(FLEET, "keys")
@@ -873,6 +905,7 @@ def cases() -> list[Case]:
         *neighbours(),
         *p256(),
         *roots(),
+        *authorities(),
         *widths(),
         *negative(),
         beyond(),

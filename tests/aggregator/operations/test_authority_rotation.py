@@ -85,7 +85,8 @@ def test_both_authorities_are_trusted_and_announced_until_the_end(place, capsys)
     assert here.fleet.starts() is True
     assert here.rotate("--finish") == USAGE
     assert (
-        "1 devices have a certificate of the former authority: meter-1" in capsys.readouterr().err
+        "these devices have a certificate of the former authority: meter-1"
+        in capsys.readouterr().err
     )
     assert here.issue("meter-1", "--renew") == "North grid 2"
     assert here.rotate("--finish") == OK
@@ -329,3 +330,32 @@ def test_a_finish_that_was_cut_off_is_not_begun_again(place, capsys, monkeypatch
     assert "the former authority is being taken out" in capsys.readouterr().err
     assert here.rotate("--finish") == OK
     assert here.names() == ["North grid 2"]
+
+
+# --- warnings ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("age", "is_near"), [(340, True), (250, False)])
+def test_an_authority_that_expires_soon_is_reported_with_the_command(
+    workplace, tmp_path, capsys, age, is_near
+):
+    path = workplace()
+    folder = path.parent / "ca"
+    authority.create(folder, "North grid", datetime.now(UTC) - age * DAY, 365 * DAY)
+    path.write_text(f'{path.read_text()}\n[ca]\nfolder = "ca"\n')
+    assert main(["init", str(path)]) == OK
+    conf = tmp_path / "mosquitto.conf"
+    conf.write_text(f"listener 8883\ncafile {folder / 'ca.pem'}\nrequire_certificate true\n")
+    command = "gridfed-aggregator rotate ca"
+    capsys.readouterr()
+    assert main(["check", str(path)]) == OK
+    shown = capsys.readouterr().out
+    assert (f"replace the authority: {command} --config {path}" in shown) is is_near
+    main(["broker", "check", "--file", str(conf)])
+    said = capsys.readouterr()
+    assert (f"replace the authority: {command}" in said.out + said.err) is is_near
+    if is_near:
+        assert main(["rotate", "ca", "--config", str(path)]) == OK
+        capsys.readouterr()
+        assert main(["check", str(path)]) == OK
+        assert f"{command} --finish --config {path}" in capsys.readouterr().out

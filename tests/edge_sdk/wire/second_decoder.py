@@ -59,9 +59,9 @@ TABLE = {
         {
             "serial": ONE, "sign": (L, 1, 8), "open": (L, 0, 8), "from": (L, 1, 8),
             "until": (L, 1, 8), "min_wire": (I, 1, 255), "roots": (L, 0, 8), "root_min": (I, 1, 8),
-            "bundle": (L, 0, 8), "model": (L, 0, 8),
+            "bundle": (L, 0, 8), "model": (L, 0, 8), "ca": (L, 0, 2),
         },
-        "roots root_min bundle model",
+        "roots root_min bundle model ca",
     ),
     "bundle": (
         0,

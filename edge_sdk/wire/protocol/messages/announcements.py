@@ -35,7 +35,7 @@ from edge_sdk.wire.schema import Between, Length
 from edge_sdk.wire.small_order import weakness
 
 KeyList = Annotated[tuple[PublicKey, ...], Length(0, 8)]
-AuthorityList = Annotated[tuple[AuthorityCertificate, ...], Length(0, 4)]
+AuthorityList = Annotated[tuple[AuthorityCertificate, ...], Length(0, 2)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,7 +54,7 @@ Ref = Annotated[bytes, Length(16, 16)]
 Digest = Annotated[bytes, Length(32, 32)]
 PublicKey = Annotated[bytes, Length(32, 32)]
 DeviceKey = Annotated[bytes, Length(32, 33)]  # Ed25519, or P-256
-CA_SIZE = 2048
+CA_SIZE = 1024
 """Most bytes of an authority's certificate, DER."""
 
 AuthorityCertificate = Annotated[bytes, Length(1, CA_SIZE)]
