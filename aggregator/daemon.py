@@ -55,7 +55,7 @@ from aggregator.store.opener import open_queue, open_store, wait_for_store
 from aggregator.store.types import Store, Version
 from aggregator.store.update_queue import UpdateQueue
 from edge_sdk.app.cli import fields, notify, stop_signals
-from edge_sdk.app.clock import Clock, SystemClock
+from edge_sdk.app.clock import Clock
 from edge_sdk.app.settings import SettingsError
 from edge_sdk.wire.contract.method import CONTRACTS
 from edge_sdk.wire.keys import Signer, SigningKey
@@ -89,7 +89,7 @@ class Daemon:
         config: Configuration of the operator.
         transport: The link; by default to the configured broker, or to one that is started.
         store: The opened database, which the daemon closes; by default the configured one.
-        clock: Wall and monotonic time.
+        clock: Wall and monotonic time; by default that of the store.
         rng: Random jitter of waits; no result depends on it.
         parent_transport: Link to the parent's broker; by default as configured in ``[parent]``.
 
@@ -109,7 +109,6 @@ class Daemon:
     ) -> None:
         self._closing = ExitStack()
         try:
-            clock = clock or SystemClock()
             self._poller = Poller() if config.parent is not None else None
             self._closing.callback(self._close_poller)
             self._parent_transport = parent_transport
@@ -123,13 +122,14 @@ class Daemon:
         config: AggregatorConfig,
         transport: Transport | None,
         store: Store | None,
-        clock: Clock,
+        clock: Clock | None,
         rng: random.Random | None,
     ) -> None:
         bound, signer = [bind(view) for view in config.views()], signing_keys.signer(config)
         model = signing_keys.model_signer(config)
-        self.config, self._clock = config, clock
         self._store = self._closing.enter_context(store or open_store(config.database))
+        clock = clock or self._store.clock()
+        self.config, self._clock = config, clock
         self._audit_log = AuditLog(self._store, config.fleet, signer, clock.wall)
         self._registry = Registry(self._store, self._audit_log)
         self._registry.store_forecasts(_book(config))

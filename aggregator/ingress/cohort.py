@@ -58,6 +58,11 @@ class Cohort:
         outside = {one.id for one in self.registry.clients() if not self.takes(one.id)}
         return self.registry.shut_out() | outside
 
+    def is_shut_out(self, device: str) -> bool:
+        """Return whether ``shut_out`` has this device, without a look at the others."""
+        client = self.registry.client(device)
+        return client is not None and (client.state != "enrolled" or not self.takes(device))
+
 
 def fits(client: EnrolledDevice, labels: Mapping[str, str]) -> bool:
     """Return whether a device has all of these labels.

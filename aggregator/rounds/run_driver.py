@@ -277,7 +277,7 @@ class RunDriver:
     def accept_member(self, member: Member, *, is_greeting: bool) -> None:
         """Pass a membership change to the half; repeat the open task once after a hello."""
         device = member.client
-        if member.present and device in self.cohort.shut_out():
+        if member.present and self.cohort.is_shut_out(device):
             return
         before = self.tasks.sent.get(device, 0)
         self._journal(self._engine.meet, member)

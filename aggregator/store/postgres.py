@@ -28,6 +28,7 @@ from aggregator.store.postgres_connection import (
 from aggregator.store.postgres_lease import LOOK, Lease, LockWatch
 from aggregator.store.schema import fact
 from aggregator.store.sql_store import SqlStore
+from edge_sdk.app.clock import Clock, SystemClock
 
 __all__ = ["PostgresStore", "exists", "migrate", "open_overview", "refill", "wait"]
 
@@ -85,6 +86,10 @@ class PostgresStore(SqlStore):
         """Raise ``DatabaseLostError`` if another process may have taken over."""
         if self._lease is not None:
             self._lease.require_held()
+
+    def clock(self) -> Clock:
+        """Return the clock of the server; this machine's for a reader, which holds no lock."""
+        return self._lease.clock if self._lease is not None else SystemClock()
 
     def backup(self, path: Path) -> None:
         """Write a consistent copy, as a file of SQLite, while the daemon runs."""

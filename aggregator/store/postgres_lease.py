@@ -5,6 +5,9 @@ process ends, the server frees the lock. When the process is paused or cut off, 
 a standby that sees it silent for ``SILENT`` seconds of its own clock ends it and takes the lock. Each
 taking of the lock increases the epoch, which every transaction that writes compares: a process that
 wakes up later cannot commit.
+
+The same statement reads the server's clock, which is the one wall clock of all processes that may write
+(``DatabaseClock``). The clocks of their machines may be wrong or be set.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ import psycopg
 from aggregator.store.errors import DatabaseBusyError, DatabaseError, DatabaseLostError
 from aggregator.store.location import PostgresUrl
 from aggregator.store.postgres_connection import connect, prepare
+from edge_sdk.app.clock import Clock, SystemClock
 
 BEAT = 1.0  # s between two statements of the session with the lock
 SILENT = 3.0  # s without a statement after which a standby ends the session
@@ -35,6 +39,42 @@ _SESSIONS = (
 )
 
 
+class DatabaseClock:
+    """Wall clock of the database's server: what was read last, and the monotonic time since.
+
+    Args:
+        own: Clock of this process; its monotonic part is used, and its wall clock is not.
+
+    Example:
+        >>> class Own:
+        ...     at = 5.0
+        ...     def wall(self): return 0
+        ...     def monotonic(self): return self.at
+        >>> clock = DatabaseClock(Own())
+        >>> clock.set(1_790_000_000_000)
+        >>> Own.at = 7.5
+        >>> clock.wall(), clock.monotonic()
+        (1790000002500, 7.5)
+    """
+
+    def __init__(self, own: Clock) -> None:
+        self._own = own
+        self._read = (own.wall(), own.monotonic())
+
+    def set(self, wall: int) -> None:
+        """Record the server's time, Unix milliseconds, that was read just now."""
+        self._read = (wall, self._own.monotonic())  # one assignment: another thread may read it
+
+    def wall(self) -> int:
+        """Unix milliseconds of the server's clock."""
+        wall, at = self._read
+        return wall + int(1000 * (self._own.monotonic() - at))
+
+    def monotonic(self) -> float:
+        """Seconds of this process's monotonic clock."""
+        return self._own.monotonic()
+
+
 class Lease:
     """The lock of one database, held until ``close``; use ``acquire``."""
 
@@ -44,6 +84,8 @@ class Lease:
         self._db, self._place = db, place
         self._closing = threading.Event()
         self._lost = ""
+        self.clock = DatabaseClock(SystemClock())
+        self._read_clock()
         self._thread = threading.Thread(target=self._beat, name="lease", daemon=True)
         self._thread.start()
 
@@ -84,10 +126,17 @@ class Lease:
     def _beat(self) -> None:
         while not self._closing.wait(BEAT):
             try:
-                self._db.execute("SELECT 1")
+                self._read_clock()
             except psycopg.Error as error:
                 self._lost = " ".join(str(error).split()) or type(error).__name__
                 return
+
+    def _read_clock(self) -> None:
+        row = self._db.execute(
+            "SELECT (extract(epoch FROM clock_timestamp()) * 1000)::bigint"
+        ).fetchone()
+        assert row is not None
+        self.clock.set(int(row[0]))
 
 
 class LockWatch:

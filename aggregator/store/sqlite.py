@@ -12,6 +12,7 @@ from pathlib import Path
 from aggregator.store import connection
 from aggregator.store.sql_store import SqlStore
 from edge_sdk.app import sqlite_file
+from edge_sdk.app.clock import Clock, SystemClock
 
 
 class SqliteStore(SqlStore):
@@ -52,6 +53,10 @@ class SqliteStore(SqlStore):
 
     def check_lease(self) -> None:
         """Do nothing: the lock of a file is never lost."""
+
+    def clock(self) -> Clock:
+        """Return the clock of this machine."""
+        return SystemClock()
 
     def backup(self, path: Path) -> None:
         """Write a consistent copy while the daemon runs."""

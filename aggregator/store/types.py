@@ -12,6 +12,7 @@ from typing import Any, Protocol, Self
 from aggregator.store.audit_record import AuditRecord
 from aggregator.store.location import Location
 from aggregator.store.sequence_ledger import Key, Ledger, LedgerRow
+from edge_sdk.app.clock import Clock
 from edge_sdk.wire.contract.method import Due, Event, Update
 from edge_sdk.wire.protocol.codec import Leaf
 from edge_sdk.wire.protocol.messages import CommandMessage
@@ -390,6 +391,12 @@ class Store(Protocol):
 
     def close(self) -> None:
         """Close and unlock the database."""
+
+    def clock(self) -> Clock:
+        """Return the clock by which what is written here is dated and due.
+
+        All processes that may write share its wall clock: that of the server, or of this machine for a file.
+        """
 
     def check_lease(self) -> None:
         """Check that this process may still write.

@@ -196,6 +196,11 @@ class IdentityKeys:
             self._trial, self._is_trial_due = ref, False
         return self._next if self._next is not None and ref == self._trial else self
 
+    @property
+    def has_trial(self) -> bool:
+        """Return whether the new key has signed a hello that is not answered yet."""
+        return self._next is not None and bool(self._trial)
+
     def is_trial(self, ref: bytes) -> bool:
         """Return whether the new key has signed the hello with this reference."""
         return self._next is not None and bool(ref) and ref == self._trial

@@ -21,7 +21,11 @@ def replace_key(parts: SessionParts, now: float) -> None:
     """
     identity, hello = parts.identity, parts.outbox.state.hello
     identity.advance(now)
-    is_over = hello is not None and identity.is_trial_over(hello.ref, hello.attempts)
+    is_over = (
+        identity.has_trial
+        and hello is not None  # whose reference is computed for a trial only: it is a digest
+        and identity.is_trial_over(hello.ref, hello.attempts)
+    )
     if is_over or (parts.outbox.state.is_ready and identity.begin_trial(now)):
         parts.participation.follow(parts.outbox.propose_life())
     if identity.take_reconnection() and isinstance(parts.link.link, RenewableLink):

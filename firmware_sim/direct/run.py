@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol
 
 from firmware_sim.attacks.attack_plan import AttackPlan
 from firmware_sim.direct.fleet import DirectFleet
 from firmware_sim.direct.server import DirectRound
 from firmware_sim.direct.simulation import DirectSimulation
-from firmware_sim.direct.trainers import WorkerCost, WorkerTrainer
+from firmware_sim.direct.trainers import RemoteTrainer, WorkerTrainer
 from firmware_sim.fleet.federation import Progress, TooSlow
 from firmware_sim.fleet.in_process import Cost, processor_seconds
 from firmware_sim.reports.credit_report import CreditReport
@@ -103,6 +105,15 @@ class DirectResult:
         )
 
 
+class DeviceCluster(Protocol):
+    """Machines that train the devices of a run (``firmware_sim.bench.ray_devices.RayDevices``)."""
+
+    def trainer(
+        self, chosen: Scenario, samples: SampleSet, ids: Sequence[str], *, seed: int = 0
+    ) -> RemoteTrainer:
+        """Return the trainer of a run without an attack."""
+
+
 @dataclass
 class DirectRun:
     """One direct run, with the attributes of a ``FleetRun`` that a trial reads.
@@ -123,6 +134,8 @@ class DirectRun:
         result: Result of the last run.
         workers: Number of processes that train the devices; 0 trains them in this thread. Devices
             of an attack know one another, so a run with an attack has none.
+        cluster: Trains the devices on other machines instead of ``workers``, and keeps their
+            states, so that no device is evaluated; None is no cluster.
     """
 
     scenario: Scenario
@@ -139,6 +152,7 @@ class DirectRun:
     moved: int = 0
     result: DirectResult | None = None
     workers: int = 0
+    cluster: DeviceCluster | None = None
     _fleet: DirectFleet | None = None
 
     def run(self) -> Cost:
@@ -148,18 +162,21 @@ class DirectRun:
             SettingsError: The run needs a broker or a store.
             TooSlow: It did not end within the time limit.
             ProgramDied: A worker process ended before its work did.
+            RayRunError: So did one of the cluster.
         """
         begun, before = time.monotonic(), resident_bytes()
         if self._fleet is None:
             self._fleet = DirectFleet.of(
                 self.scenario, self.samples, seed=self.seed, attack_plan=self.attack_plan
             )
-        simulation = self._fleet.simulation()
-        started, processor = time.monotonic(), processor_seconds()
-        costs = self._run(simulation, started)
+        simulation = self._fleet.simulation(has_devices=self.cluster is None)
+        with self._trainer(self._fleet, simulation) as trainer:
+            started, processor = time.monotonic(), processor_seconds()
+            self._run(simulation, started, trainer)
+            costs = [] if trainer is None else trainer.collect()
         ended, server = time.monotonic(), simulation.server
         self.result = DirectResult(
-            len(simulation.devices),
+            len(server.devices),
             tuple(server.rounds),
             simulation.updates,
             started - begun,
@@ -183,7 +200,19 @@ class DirectRun:
             assert self.result is not None
             yield self.result
 
-    def _run(self, simulation: DirectSimulation, started: float) -> list[WorkerCost]:
+    def _trainer(
+        self, fleet: DirectFleet, simulation: DirectSimulation
+    ) -> AbstractContextManager[RemoteTrainer | None]:
+        """Return what trains the devices in other processes, None without them."""
+        if self.cluster is not None:
+            return self.cluster.trainer(self.scenario, self.samples, fleet.ids, seed=self.seed)
+        if self.workers == 0 or self.attack_plan is not None:
+            return nullcontext()
+        return WorkerTrainer(simulation.devices, self.workers)
+
+    def _run(
+        self, simulation: DirectSimulation, started: float, trainer: RemoteTrainer | None
+    ) -> None:
         shown, rounds = started, self.scenario.run.rounds
 
         def closed() -> None:
@@ -201,16 +230,11 @@ class DirectRun:
                     hint="more time: --limit; fewer rounds: --rounds",
                 )
 
-        if self.workers == 0 or self.attack_plan is not None:
-            simulation.run(closed)
-            return []
-        with WorkerTrainer(simulation.devices, self.workers) as trainer:
-            simulation.run(closed, trainer)
-            return trainer.collect()
+        simulation.run(closed, trainer)
 
     def _progress(self, simulation: DirectSimulation, seconds: float) -> Progress:
         server, last = simulation.server, simulation.server.rounds[-1]
-        count = len(simulation.devices)
+        count = len(server.devices)
         return Progress(
             round=last.round,
             version=last.version,

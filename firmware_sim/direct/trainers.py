@@ -45,6 +45,11 @@ class Assignment:
     replaces: bool = False
 
 
+def in_order(assigned: Iterable[Assignment]) -> list[Assignment]:
+    """Return tasks in the order in which their updates arrive."""
+    return sorted(assigned, key=lambda one: (one.at, one.number))
+
+
 class Trainer(Protocol):
     """Trains the devices; what it computes does not depend on when it does so."""
 
@@ -53,6 +58,24 @@ class Trainer(Protocol):
 
     def answer(self, assignment: Assignment) -> UpdateMessage | None:
         """Return the message that answers a task, None without one; each task at most once."""
+
+
+class RemoteTrainer(Trainer, Protocol):
+    """Trains the devices in other processes, which run while it is entered."""
+
+    def __enter__(self) -> Self:
+        """Start the processes."""
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """End the processes."""
+
+    def collect(self) -> list[WorkerCost]:
+        """Bring states back when every task is answered; return the costs of the processes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +175,7 @@ class WorkerTrainer:
             ProgramDied: A worker has ended.
         """
         parts: list[list[Assignment]] = [[] for _ in range(self._count)]
-        for one in sorted(assigned, key=lambda one: (one.at, one.number)):
+        for one in in_order(assigned):
             parts[self._part_of[one.task.to]].append(one)
             if one.replaces:
                 self._forget(self._open[one.task.to])
@@ -235,13 +258,19 @@ def _received(connection: Connection) -> _Final | tuple[int, UpdateMessage | Non
 
 
 @dataclass(slots=True)
-class _Worker:
-    """The devices of one worker, and what each was before its open task."""
+class RepeatableDevices:
+    """Devices that are trained ahead of the virtual time, and what each was before its open task.
+
+    Attributes:
+        devices: The devices by id.
+        before: State of each before the task that it answered last.
+    """
 
     devices: Mapping[str, DirectDevice]
     before: dict[str, DeviceProgress] = field(default_factory=dict)
 
     def answer(self, assigned: Assignment) -> UpdateMessage | None:
+        """Train a device; if the task replaces one that was trained, that one leaves no trace."""
         device = self.devices[assigned.task.to]
         if assigned.replaces:
             device.restore(self.before[device.id])
@@ -254,14 +283,14 @@ def _work(own: Connection, other: Connection, devices: Mapping[str, DirectDevice
     other.close()  # this copy would hide that the other process has ended
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    begun, worker = time.process_time(), _Worker(devices)
+    begun, worker = time.process_time(), RepeatableDevices(devices)
     tasks: queue.SimpleQueue[list[Assignment] | None] = queue.SimpleQueue()
     threading.Thread(target=_read, args=(own, tasks), daemon=True).start()
     try:
         for assigned in _all(tasks):
             own.send((assigned.number, worker.answer(assigned)))
         states = {name: device.progress() for name, device in devices.items()}
-        own.send(_Final(states, WorkerCost(time.process_time() - begun, _private_bytes())))
+        own.send(_Final(states, WorkerCost(time.process_time() - begun, private_bytes())))
     except OSError:
         return  # the other process has ended, or stopped the run
     except Exception as error:  # noqa: BLE001 - raised again where the answer is awaited
@@ -284,7 +313,7 @@ def _read(own: Connection, tasks: queue.SimpleQueue[list[Assignment] | None]) ->
     tasks.put(None)
 
 
-def _private_bytes() -> int:
+def private_bytes() -> int:
     """Return the memory that no other process shares; 0 on a system without ``/proc``."""
     try:
         lines = Path("/proc/self/smaps_rollup").read_text(encoding="ascii").splitlines()

@@ -179,20 +179,21 @@ def populate(
 
     The readings of a file are put on the bundle's grid once, and written to the store of every
     device that has them before it starts. No other program reads these stores while they are open.
+    The configuration is read once for all devices with the same readings.
     """
-    histories: dict[tuple[Path, str], bytes] = {}
+    prepared: dict[tuple[Path, str], tuple[Config, bytes]] = {}
     for number, device in enumerate(devices, 1):
-        config = Config.load(device.config)
         own = chosen.of_newcomer() if number == len(devices) else chosen
         key = (device.sample.path, own.start)
-        if key not in histories:
+        if key not in prepared:
+            config = Config.load(device.config)
             manifest = fleet.bundles.open(config, None).manifest
             history = readings(device.sample, samples, own)
             rows = on_grid(manifest, history_of(config, manifest).slots, history).pending()
-            histories[key] = stored(rows)
-        assigned_role = role(device.id)
-        store_of = partial(copied, histories[key])
-        enlist(fleet, config, assigned_role, connect=connect, history=tuple, store_of=store_of)
+            prepared[key] = config, stored(rows)
+        like, file = prepared[key]
+        store_of, config = partial(copied, file), device.configured(like)
+        enlist(fleet, config, role(device.id), connect=connect, history=tuple, store_of=store_of)
 
 
 def stored(rows: Sequence[SeriesRow]) -> bytes:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from edge_sdk import Config
 from edge_sdk.app.permissions import make_private_folder
 from edge_sdk.bundle import shipped_names
 from edge_sdk.wire.contract.archive import MANIFEST, SIGNATURE, seal
@@ -33,6 +34,16 @@ class Device:
     id: str
     config: Path
     sample: DeviceReadings
+
+    def configured(self, like: Config) -> Config:
+        """Return what ``Config.load`` reads from the file, made of that of another device of the fleet.
+
+        Args:
+            like: Configuration of a device with the same readings, which has another id, state and key.
+        """
+        state = self.config.with_suffix("").absolute()
+        key = self.config.with_suffix(".key").absolute()
+        return replace(like, id=self.id, state=state, keys=replace(like.keys, device=key))
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ from firmware_sim.fleet.run_files import prepare
 from firmware_sim.samples import sample_set
 from firmware_sim.scenario import RunSettings, Scenario
 from tests.chaos.storm import kill, read, settled
-from tests.chaos.test_standby import URL, wait_until
+from tests.chaos.test_standby import URL, WallClock, wait_until
 from tests.postgres_server import PostgresServer, missing, running
 from tests.tcp_proxy import TcpProxy, forwarding
 
@@ -50,10 +50,12 @@ class Aggregator:
     Attributes:
         program: The process.
         page: Address of its status page.
+        clock: Its wall clock.
     """
 
     program: RunningProgram
     page: str
+    clock: WallClock
 
     @property
     def text(self) -> str:
@@ -90,9 +92,10 @@ class Fleet:
         number, self.count = self.count, self.count + 1
         page = f"127.0.0.1:{free_port()}"
         environ = {PAGE: page} | ({URL: url} if url else {})
-        words = command("gridfed-aggregator", "run", str(config or self.made.prepared.aggregator))
+        clock = WallClock(self.made.prepared.folder / f"aggregator-{number}.clock")
+        words = clock.command("aggregator", "run", str(config or self.made.prepared.aggregator))
         program = self.made.family.start(f"aggregator-{number}", words, environ=environ)
-        self.started.append(Aggregator(program, page))
+        self.started.append(Aggregator(program, page, clock))
         return self.started[-1]
 
     def start_pair(self, url: str, standby: str) -> tuple[Aggregator, Aggregator]:
@@ -171,11 +174,17 @@ def place(monkeypatch) -> Iterator[Place]:
         yield Place(server, proxy, direct, by_proxy)
 
 
-def test_a_paused_daemon_cannot_commit_and_says_why(calm, place, tmp_path):
-    """The zombie wakes up behind its successor, waits, and is the successor's standby."""
+@pytest.mark.parametrize("hours", [(0, 0), (-30, 5), (400, -5)])
+def test_a_paused_daemon_cannot_commit_and_says_why(calm, place, tmp_path, hours):
+    """The zombie wakes up behind its successor, waits, and is the successor's standby.
+
+    Meanwhile the wall clocks of both jump by these hours.
+    """
     with fleet(tmp_path) as one:
         first, second = one.start_pair(place.by_proxy, place.direct)
         first.program.signal(signal.SIGSTOP)
+        for aggregator, jump in zip((first, second), hours, strict=True):
+            aggregator.clock.set(jump)
         second.wait_for(6)
         first.program.signal(signal.SIGCONT)
         first.wait_to_log("standby started")
@@ -188,10 +197,15 @@ def test_a_paused_daemon_cannot_commit_and_says_why(calm, place, tmp_path):
 
 @pytest.mark.parametrize("way", ["hold", "cut"])
 def test_a_daemon_that_is_cut_off_from_the_server_is_replaced(calm, place, tmp_path, way):
-    """``hold``: no packet arrives until later, then all do. ``cut``: connections are reset."""
+    """``hold``: no packet arrives until later, then all do. ``cut``: connections are reset.
+
+    The wall clock of one jumps before that, and the clock of the other one after it.
+    """
     with fleet(tmp_path) as one:
         first, second = one.start_pair(place.by_proxy, place.direct)
+        first.clock.set(5)
         getattr(place.proxy, way)()
+        second.clock.set(-30)
         second.wait_for(6)
         assert first.program.poll() is None
         place.proxy.resume()

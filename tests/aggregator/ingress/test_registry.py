@@ -2,6 +2,7 @@
 
 import pytest
 
+from aggregator.ingress.cohort import Cohort
 from aggregator.ingress.registry import Registry
 from aggregator.store.opener import open_store
 from aggregator.store.types import EnrolledDevice
@@ -29,3 +30,18 @@ def test_keys_are_found_by_their_id_and_only_for_their_device(tmp_path):
         assert [c.why for c in registry.clients()] == ["sold", "fork"]
         registry.release("m-2")
         assert not registry.is_quarantined("m-2")
+
+
+def test_whether_one_device_is_shut_out_agrees_with_the_set_of_all(tmp_path):
+    meter, cell = (("kind", "meter"),), (("kind", "cell"),)
+    with open_store(tmp_path / "fleet.db") as store:
+        registry = Registry(store)
+        for number, labels in enumerate([meter, meter, meter, cell]):
+            public = from_seed(bytes([number]) * 32).public
+            registry.enrol(EnrolledDevice(f"m-{number}", (public,), labels=labels))
+        registry.quarantine("m-1", "fork")
+        registry.revoke("m-2", "sold")
+        cohort = Cohort(registry, {"kind": "meter"})
+        assert cohort.shut_out() == {"m-1", "m-2", "m-3"}
+        for device in ("m-0", "m-1", "m-2", "m-3", "unknown"):
+            assert cohort.is_shut_out(device) == (device in cohort.shut_out())

@@ -17,6 +17,7 @@ from aggregator.store import postgres, postgres_lease  # noqa: E402 - after the 
 from aggregator.store.errors import DatabaseBusyError, DatabaseError, DatabaseLostError  # noqa: E402 - after the skip
 from aggregator.store.opener import open_store, wait_for_store  # noqa: E402 - after the skip
 from aggregator.store.types import EnrolledDevice  # noqa: E402 - after the skip
+from edge_sdk.app.clock import SystemClock  # noqa: E402 - after the skip
 from tests.aggregator.store.rig import begin, settle  # noqa: E402 - after the skip
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -229,3 +230,18 @@ def test_postgres_module_names_what_the_opener_uses():
     assert {"PostgresStore", "wait", "migrate", "refill", "exists", "open_overview"} <= {
         *postgres.__all__
     }
+
+
+def test_the_clock_is_the_servers_whatever_this_machines_shows(place, monkeypatch):
+    monkeypatch.setattr(postgres_lease, "BEAT", 0.01)
+    monkeypatch.setattr(SystemClock, "wall", lambda _self: 0)
+    with open_store(place) as store, psycopg.connect(place.url) as db:
+        clock = store.clock()
+        (before,) = db.execute("SELECT extract(epoch FROM now()) * 1000").fetchone()
+        assert abs(clock.wall() - int(before)) < 60_000
+        clock.set(0)  # the next beat of the lock reads it again
+        for _ in range(3000):
+            if clock.wall() >= int(before):
+                return
+            time.sleep(0.01)
+    pytest.fail("the server's clock was not read again")

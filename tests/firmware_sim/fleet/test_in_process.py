@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from edge_sdk import Config
 from edge_sdk.wire.link.loopback import LoopbackBroker
 from firmware_sim.fleet.in_process import Fleet, populate
 from firmware_sim.fleet.run_files import prepare
@@ -47,3 +48,16 @@ def test_the_last_device_has_the_history_of_a_newcomer(fleet):
     first, *_, last = (len(client.learner.series) for client in fleet.clients)
     assert first == 14 * 24
     assert last == 9 * 24
+
+
+def test_a_configuration_made_of_another_devices_is_that_of_the_file(tmp_path):
+    samples = sample_set("homes")
+    samples = replace(samples, samples=samples.samples[:1])
+    chosen = Scenario("alike", devices=3, bundle="load-mlp", run=RunSettings(rounds=1))
+    fleet = prepare(
+        tmp_path / "fleet", "sim", chosen, samples, broker="mqtt://127.0.0.1:1", page="off"
+    )
+    first, *others = fleet.devices
+    like = Config.load(first.config)
+    for device in others:
+        assert device.configured(like) == Config.load(device.config) != like
