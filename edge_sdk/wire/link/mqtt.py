@@ -18,9 +18,15 @@ import struct
 import time
 from collections import deque
 from collections.abc import Sequence
+from contextlib import nullcontext
+from importlib.util import find_spec
 from typing import Final
 
-import paho.mqtt.client as paho
+from edge_sdk.wire.link.empty_module import empty_module
+
+with empty_module("urllib.request") if find_spec("socks") is None else nullcontext():
+    # paho uses it for proxies only, and only with PySocks; it takes 1.5 MiB
+    import paho.mqtt.client as paho
 from paho.mqtt import MQTTException
 from paho.mqtt.enums import CallbackAPIVersion
 from paho.mqtt.packettypes import PacketTypes
