@@ -20,8 +20,9 @@ from edge_sdk.wire.link.x509_expiry import HORIZON
 _SOON = 7  # days
 QUEUE = 20_000  # messages per client; 0 means unlimited, and dropped everything in 2.0.16
 QUEUE_BYTES = 64 << 20
-INFLIGHT_BYTES = 2 << 20  # 20 messages of the largest size are 1.3 MB
-PACKET = 66_048  # bytes: the largest payload and its packet header
+INFLIGHT_BYTES = 2 << 20  # 20 messages are 1.3 MB, or twelve updates of 168 kB
+PACKET = 66_048  # bytes: the largest payload of most messages, and its packet header
+LARGEST_PACKET = 263_168  # bytes: the same of an update in one message
 MEMORY = 1 << 30  # bytes of heap; above it, a client that needs more is disconnected
 
 
@@ -98,7 +99,7 @@ def mosquitto_config(
         f"persistence_location {folder}/",
         "autosave_interval 5",
         "persistent_client_expiration 14d",
-        f"max_packet_size {PACKET}",
+        f"max_packet_size {LARGEST_PACKET}",
         f"max_queued_messages {QUEUE}",
         f"max_queued_bytes {QUEUE_BYTES}",
         "max_inflight_messages 20",
@@ -221,7 +222,7 @@ def _bounds(common: Mapping[str, str]) -> list[str]:
     findings = []
     if not any(int(common.get(name, "0")) for name in ("max_packet_size", "message_size_limit")):
         findings.append(
-            f"max_packet_size is not set: one message may have 256 MB; set it to {PACKET}"
+            f"max_packet_size is not set: one message may have 256 MB; set it to {LARGEST_PACKET}"
         )
     if int(common.get("max_inflight_bytes", "0")) == 0:
         findings.append("max_inflight_bytes is not set: the bytes in flight are unlimited")

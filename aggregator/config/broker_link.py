@@ -17,7 +17,11 @@ def broker_of(config: AggregatorConfig, url: str) -> Any:  # noqa: ANN401 - ``ed
     Raises:
         SettingsError: The settings contradict each other.
     """
-    from edge_sdk.wire.link.broker_options import Broker  # noqa: PLC0415 - TLS is loaded when a link is wanted
+    from edge_sdk.wire.link.broker_options import (  # noqa: PLC0415 - TLS is loaded when a link is wanted
+        LARGEST_UPDATE,
+        OVERHEAD,
+        Broker,
+    )
 
     section = config.broker
     try:
@@ -29,6 +33,7 @@ def broker_of(config: AggregatorConfig, url: str) -> Any:  # noqa: ANN401 - ``ed
             key_file=section.key_file,
             protocol=section.protocol,
             keepalive=section.keepalive,
+            max_packet=LARGEST_UPDATE + OVERHEAD,
             session_expiry=604_800,
             reconnect_max=seconds(section.reconnect_max),
             insecure=section.insecure,

@@ -27,6 +27,7 @@ class WelcomeTerms:
 
     Attributes:
         inline: Largest body sent without an offer, bytes; 0 = always offer.
+        single: Largest body of an update in one message, where a manifest allows it, bytes; 0 = none.
         window: Largest number of chunks in flight to one device.
         quota: Daily quota of a device, bytes.
         hold: Largest number of unreceipted outbox entries of a device.
@@ -36,6 +37,7 @@ class WelcomeTerms:
     """
 
     inline: int = CHUNK_LIMIT
+    single: int = 0
     window: int = 8
     quota: int = 64_000_000
     hold: int = 2

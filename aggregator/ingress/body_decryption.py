@@ -9,7 +9,7 @@ from edge_sdk.wire.errors import Reason, Refused
 from edge_sdk.wire.hpke import DecryptionKey
 from edge_sdk.wire.protocol import envelope
 from edge_sdk.wire.protocol.encrypted_body import BodyContext, decrypted_body
-from edge_sdk.wire.protocol.envelope import AGGREGATOR, KeyOf, Sealed
+from edge_sdk.wire.protocol.envelope import AGGREGATOR, PAYLOAD_LIMIT, KeyOf, Sealed
 
 
 def no_key(_kid: bytes) -> None:
@@ -39,7 +39,14 @@ class BodyDecryption:
         return decrypted_body(body, self.key_of, BodyContext(self.fleet, kind, sender, AGGREGATOR))
 
     def unseal(
-        self, payload: bytes, *, kind: str, sender: str, key_of: KeyOf, verified_by: bytes = b""
+        self,
+        payload: bytes,
+        *,
+        kind: str,
+        sender: str,
+        key_of: KeyOf,
+        verified_by: bytes = b"",
+        limit: int = PAYLOAD_LIMIT,
     ) -> Sealed:
         """Verify a payload of a device, unless a worker has with this key, and decrypt its body.
 
@@ -56,6 +63,7 @@ class BodyDecryption:
                 key_of=key_of,
                 decrypt=self.decrypt,
                 verified_by=verified_by,
+                limit=limit,
             )
         )
 

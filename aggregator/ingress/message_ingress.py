@@ -37,7 +37,7 @@ from edge_sdk.wire.errors import Reason, Refused
 from edge_sdk.wire.keys import Signer
 from edge_sdk.wire.link.transport import Message as Arrival
 from edge_sdk.wire.protocol import codec, topics
-from edge_sdk.wire.protocol.envelope import Sealed
+from edge_sdk.wire.protocol.envelope import PAYLOAD_LIMIT, SINGLE_PAYLOAD_LIMIT, Sealed
 from edge_sdk.wire.protocol.messages import (
     ChunkMessage,
     HaveMessage,
@@ -298,9 +298,15 @@ class MessageIngress:
             self._limiter.charge(sender, kind, len(payload), now)
             return public
 
+        is_single = kind == UpdateMessage.kind and self._terms.single > 0
         known = arrival.verified_by if isinstance(arrival, QueuedUpdate) else b""
         return self._decryption.unseal(
-            payload, kind=kind, sender=device, key_of=key_of, verified_by=known
+            payload,
+            kind=kind,
+            sender=device,
+            key_of=key_of,
+            verified_by=known,
+            limit=SINGLE_PAYLOAD_LIMIT if is_single else PAYLOAD_LIMIT,
         )
 
     def _check_set_aside(self, body: Sealed) -> None:
@@ -324,10 +330,11 @@ class MessageIngress:
     # --- updates
 
     def _update(self, sealed: Sealed, update: UpdateMessage) -> IngressResult:
-        if len(sealed.body) > self._terms.inline:
+        most = max(self._terms.inline, self._terms.single)
+        if len(sealed.body) > most:
             raise Refused(
                 Reason.TOO_LARGE,
-                f"{len(sealed.body)} bytes inline, at most {self._terms.inline} are allowed: "
+                f"{len(sealed.body)} bytes inline, at most {most} are allowed: "
                 "offer the body first",
             )
         return self._updates.update(sealed, update)

@@ -238,6 +238,7 @@ class Opening:
         inline: Largest body sent without an offer, bytes.
         chunk: Size of one part, bytes.
         ahead: Chunks of an update that may follow its first offer without a grant.
+        single: Largest body of an update that may go in one message, bytes; 0 for none.
         step: The step from the last version, whose slots follow those of the model; or None.
         expires: Time from which devices refuse the manifest, Unix milliseconds; None for never.
     """
@@ -248,6 +249,7 @@ class Opening:
     inline: int
     chunk: int = CHUNK_LIMIT
     ahead: int = 0
+    single: int = 0
     step: Body | None = None
     expires: int | None = None
 
@@ -284,6 +286,7 @@ def manifest(
         vals=_declared(task.values, declared),
         cohort=salt(run.config.run.seed, number, task.round) if share < 1.0 else None,
         ahead=opening.ahead or None,
+        single=opening.single or None,
         deltas=() if moved is None else ((task.base - 1, after),),
         step=None if moved is None else moved.digest,
         step_size=None if moved is None else len(moved.data),

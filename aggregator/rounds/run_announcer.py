@@ -31,6 +31,7 @@ from edge_sdk.wire.protocol.codec import decode
 from edge_sdk.wire.protocol.envelope import AGGREGATOR, digest, ref, unproved, unseal
 from edge_sdk.wire.protocol.messages import (
     CHUNK_LIMIT,
+    SINGLE_LIMIT,
     SPAN_LIMIT,
     TIME_LIMIT,
     BundleMessage,
@@ -144,6 +145,7 @@ class RunAnnouncer:
             inline=self.run.config.admission.max_inline_bytes,
             chunk=chunk,
             ahead=0 if after is None else self._ahead(),
+            single=0 if after is None else self._single(),
             step=step,
             expires=min(self.clock.wall() + VALIDITY, TIME_LIMIT),
         )
@@ -183,6 +185,17 @@ class RunAnnouncer:
             return 0
         room = min(MESSAGES, admission.max_in_flight_bytes // CHUNK_LIMIT)
         return min(MOST_IN_FLIGHT, room // max(1, self.devices()))
+
+    def _single(self) -> int:
+        """Return the largest body of an update that may go in one message, bytes; 0 for none.
+
+        Devices together send no more bytes unasked than in chunks, and one of them at most its hourly share.
+        """
+        admission = self.run.config.admission
+        if admission.workers:  # they take bodies of at most ``max_inline_bytes``
+            return 0
+        size = min(SINGLE_LIMIT, admission.daily_bytes // 8, self._ahead() * CHUNK_LIMIT)
+        return size if size > CHUNK_LIMIT else 0
 
     def _spread(self, body: Body) -> int:
         """Return the window of the random delay, milliseconds.

@@ -54,7 +54,7 @@ class DailyQuota:
         >>> DailyQuota(20_000, 400).with_others([DailyQuota(20_000, 50), DailyQuota(19_999, 7)])
         DailyQuota(day=20000, used=450)
         """
-        return replace(self, used=self.used + sum(x.used for x in others if x.day == self.day))
+        return DailyQuota(self.day, self.used + sum(x.used for x in others if x.day == self.day))
 
     def is_spent(self, quota: int | None) -> bool:
         """Return whether only receipts, commands and status may be sent for the rest of the day.

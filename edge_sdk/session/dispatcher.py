@@ -110,7 +110,7 @@ class Dispatcher:
         """Follow what is meant for the session, and pass everything else on to the client."""
         for event in events:
             if isinstance(event, InlineLimitAnnounced):
-                self._parts.outbox.limit_inline(event.size, event.ahead)
+                self._parts.outbox.limit_inline(event.size, event.ahead, event.single)
             else:
                 yield event
 

@@ -235,9 +235,9 @@ class DurableOutbox:
         """Adopt numbers that the store already holds: releases were charged with other data."""
         self.state = replace(self.state, numbers=numbers)
 
-    def limit_inline(self, size: int, ahead: int) -> None:
-        """Set the largest update sent without an offer, and the chunks sent without a grant."""
-        self.state = replace(self.state, inline=size, ahead=ahead)
+    def limit_inline(self, size: int, ahead: int, single: int) -> None:
+        """Set the largest updates sent without an offer, and the chunks sent without a grant."""
+        self.state = replace(self.state, inline=size, ahead=ahead, single=single)
 
     def count_connection(self) -> None:
         """Count and save one more connection."""

@@ -80,11 +80,13 @@ class StoreLossDetected:
 class InlineLimitAnnounced:
     """A manifest sets the largest update that is sent without an offer, in bytes.
 
-    ``ahead`` is the number of chunks of a larger one that may follow its first offer at once.
+    ``ahead`` is the number of chunks of a larger one that may follow its first offer at once, and
+    ``single`` the size up to which a larger one may go in one message that the link carries.
     """
 
     size: int
     ahead: int = 0
+    single: int = 0
 
 
 SessionEvent = (

@@ -46,7 +46,9 @@ class LinkQuota:
 
     def is_spent(self, announced: int | None) -> bool:
         """Return whether the quota is used up; the lower of the announced and the own one holds."""
-        used = self._day.with_others(other.day for other in self._others)
+        used = self._day
+        if self._others:
+            used = used.with_others(other.day for other in self._others)
         return used.is_spent(lesser(announced, self._own))
 
     def count(self, crossed: int, now: int | None, *, announced: int | None) -> None:

@@ -192,7 +192,7 @@ class TaskInbox:
             self._log.save(followed, **{self._serial: manifest.serial})
             self.seen = replace(self.seen, serial=manifest.serial)
         self.phase = manifest.phase
-        yield InlineLimitAnnounced(manifest.inline, manifest.ahead or 0)
+        yield InlineLimitAnnounced(manifest.inline, manifest.ahead or 0, manifest.single or 0)
         if self._is_wanted(manifest, is_held=is_held) and not self._is_pending(manifest):
             yield from self._fetch_model(manifest)
 

@@ -127,11 +127,11 @@ class FieldPath(NamedTuple):
 
     def key(self, key: str) -> FieldPath:
         """Return the path of one key of a table."""
-        return self._replace(path=f"{self.path}.{key}" if self.path else key)
+        return FieldPath(f"{self.path}.{key}" if self.path else key, self.lenient)
 
     def item(self, index: int) -> FieldPath:
         """Return the path of one item of a list."""
-        return self._replace(path=f"{self.path}[{index}]")
+        return FieldPath(f"{self.path}[{index}]", self.lenient)
 
     def misfit(self, expected: str, value: object) -> SchemaError:
         """Return the error that this value is not what was expected here."""

@@ -21,6 +21,12 @@ WINDOW: Final = 20
 LARGEST: Final = 65_536
 """Largest payload in bytes, unless the server's limit is lower."""
 
+LARGEST_UPDATE: Final = 262_656
+"""Largest payload in bytes where the server states that it takes packets of this size."""
+
+OVERHEAD: Final = 512
+"""Bytes of a packet that are not payload: topic (at most 6 levels), properties, headers."""
+
 STORED: Final = "stored time"
 MACHINE: Final = "machine's clock"
 EARLIER: Final = "stored time before its last leap"

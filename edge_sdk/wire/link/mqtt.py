@@ -18,9 +18,15 @@ import struct
 import time
 from collections import deque
 from collections.abc import Sequence
+from contextlib import nullcontext
+from importlib.util import find_spec
 from typing import Final
 
-import paho.mqtt.client as paho
+from edge_sdk.wire.link.empty_module import empty_module
+
+with empty_module("urllib.request") if find_spec("socks") is None else nullcontext():
+    # paho uses it for proxies only, and only with PySocks; it takes 1.5 MiB
+    import paho.mqtt.client as paho
 from paho.mqtt import MQTTException
 from paho.mqtt.enums import CallbackAPIVersion
 from paho.mqtt.packettypes import PacketTypes
@@ -30,6 +36,8 @@ from paho.mqtt.reasoncodes import ReasonCode
 from edge_sdk.wire.errors import LinkError
 from edge_sdk.wire.link.broker_options import (
     LARGEST,
+    LARGEST_UPDATE,
+    OVERHEAD,
     WINDOW,
     Broker,
     Will,
@@ -42,9 +50,6 @@ from edge_sdk.wire.link.transport import Happening, LinkDown, LinkUp, Message
 from edge_sdk.wire.protocol.topics import is_unkept
 
 __all__ = ["LARGEST", "WINDOW", "Broker", "MqttLink", "Poller", "Will"]
-
-OVERHEAD: Final = 512
-"""Bytes of a packet that are not payload: topic (at most 6 levels), properties, headers."""
 
 WILL_DELAY: Final = 30  # s: a short loss of the link does not publish the will
 STEADY: Final = 10.0  # s: a connection that lasted this long resets the reconnect delay
@@ -121,6 +126,7 @@ class MqttLink:
              "refused_filters", "unreadable"), 0)  # fmt: skip
         self._sent_before = self._received_before = 0
         self._unacknowledged: set[int] = set()  # packet ids of QoS 1 publishes without a PUBACK
+        self._large: set[int] = set()  # packet ids of those that no chunk of the protocol reaches
         self._unsent: set[int] = set()  # packet ids of QoS 0 publishes not yet on the socket
         self._window = WINDOW
         self._max_payload = LARGEST
@@ -224,6 +230,8 @@ class MqttLink:
         if info.rc not in {paho.MQTT_ERR_SUCCESS, paho.MQTT_ERR_NO_CONN}:
             return False
         (self._unacknowledged if qos else self._unsent).add(info.mid)
+        if len(payload) > LARGEST:
+            self._large.add(info.mid)
         self._counts["publishes"] += 1
         return True
 
@@ -338,6 +346,7 @@ class MqttLink:
             properties=self._connect_properties() if five else None,
         )
         self._unacknowledged.clear()
+        self._large.clear()
         self._unsent.clear()
         return client
 
@@ -371,11 +380,15 @@ class MqttLink:
         self._client.will_set(topic, payload, 1, retain, properties)
 
     def _renew(self) -> None:
-        """Read the TLS files again if they changed since the last attempt."""
+        """Read the TLS files again if they changed since the last attempt.
+
+        A large message that was on its way is given up: a line on which it never arrives before the
+        connection ends would carry nothing else. Its sender offers the same bytes in chunks.
+        """
         before = self._tls
         if before is not None:
             self._tls = renewed(before, self.broker)
-        if self._tls is not before:
+        if self._tls is not before or self._large:
             self._counts["abandoned"] += len(self._unacknowledged)  # the sender repeats them
             self._client = self._new_client()
 
@@ -449,7 +462,7 @@ class MqttLink:
         if len(self._unacknowledged) > self._window:
             raise _WindowShrankError
         packet = getattr(properties, "MaximumPacketSize", LARGEST + OVERHEAD)
-        self._max_payload = max(0, min(LARGEST, packet - OVERHEAD))
+        self._max_payload = max(0, min(LARGEST_UPDATE, packet - OVERHEAD))
         self._retains = bool(getattr(properties, "RetainAvailable", 1))
         self._is_up, self._is_connecting = True, False
         self._since = self._poller.clock()
@@ -493,6 +506,7 @@ class MqttLink:
     def _on_publish(self, _c: object, _u: object, mid: int, reason: ReasonCode, _p: object) -> None:
         self._has_progress |= mid in self._unacknowledged
         self._unacknowledged.discard(mid)
+        self._large.discard(mid)
         self._unsent.discard(mid)
         if reason.value >= REFUSED:
             self._counts["refused_publishes"] += 1

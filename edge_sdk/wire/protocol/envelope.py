@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from edge_sdk.wire.errors import Reason, Refused
 from edge_sdk.wire.keys import KID_SIZE, SIGNATURE_SIZE, Signer, kid_of, verify
 from edge_sdk.wire.protocol import msgpack_reader
-from edge_sdk.wire.protocol.messages import CLEAR, ENCRYPTED, WIRE
+from edge_sdk.wire.protocol.messages import CLEAR, ENCRYPTED, SINGLE_LIMIT, WIRE
 from edge_sdk.wire.protocol.msgpack_reader import Cursor, malformed
 
 AGGREGATOR = "_agg"
@@ -21,6 +21,7 @@ ROOT = "_root"
 ALL = "_all"
 
 PAYLOAD_LIMIT = 65536
+SINGLE_PAYLOAD_LIMIT = SINGLE_LIMIT + 512  # of an update in one message, with its envelope
 PROOF_SIZE = KID_SIZE + SIGNATURE_SIZE
 PROOFS_LIMIT = 16  # of the root: a present one of 8 keys, and its successor of 8
 
@@ -210,6 +211,7 @@ def unseal(
     decrypt: Decrypt | None = None,
     is_enough: IsEnough = bool,
     verified_by: bytes = b"",
+    limit: int = PAYLOAD_LIMIT,
 ) -> Sealed:
     """Verify the sender of these bytes before decoding their content.
 
@@ -224,15 +226,16 @@ def unseal(
         is_enough: Function that decides whether the root's keys that have signed are enough; any
             one of those that ``key_of`` knows if it is left out.
         verified_by: As for ``check_proof``.
+        limit: Largest payload, bytes.
 
     Raises:
         Refused: In this order: TOO_LARGE; MALFORMED; UNKNOWN_WIRE; MALFORMED (another kind than
             the topic's); WRONG_SENDER; what ``key_of`` raises; UNKNOWN_CLIENT; BAD_SIGNATURE;
             what ``decrypt`` raises; CANNOT_OPEN for an encrypted body without ``decrypt``.
     """
-    if len(raw) > PAYLOAD_LIMIT:
+    if len(raw) > limit:
         raise Refused(Reason.TOO_LARGE, f"{len(raw)} bytes")
-    wire, claimed_kind, claimed_sender, body, proof = _outer(raw)
+    wire, claimed_kind, claimed_sender, body, proof = _outer(raw, limit)
     if wire != WIRE:
         raise Refused(Reason.UNKNOWN_WIRE, str(wire))
     if claimed_kind != kind:
@@ -298,17 +301,17 @@ def unproved(raw: bytes) -> bytes:
     Raises:
         Refused: MALFORMED: the bytes are not an envelope.
     """
-    return _outer(raw)[3]
+    return _outer(raw, SINGLE_PAYLOAD_LIMIT)[3]
 
 
-def _outer(raw: bytes) -> tuple[int, str, str, bytes, bytes]:
+def _outer(raw: bytes, limit: int = PAYLOAD_LIMIT) -> tuple[int, str, str, bytes, bytes]:
     """Read five elements of fixed types and lengths; nothing else is decoded yet."""
     at = Cursor(raw)
     if at.array() != 5:
         raise malformed("an envelope has five elements")
     kind_and_sender = at.whole(), at.text(16), at.text(64)
     most = PROOF_SIZE * (PROOFS_LIMIT if kind_and_sender[2] == ROOT else 1)
-    five = *kind_and_sender, at.binary(PAYLOAD_LIMIT), at.binary(most)
+    five = *kind_and_sender, at.binary(limit), at.binary(most)
     if not at.is_done:
         raise malformed("bytes after the envelope")
     return five

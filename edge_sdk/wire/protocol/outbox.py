@@ -42,7 +42,7 @@ from edge_sdk.wire.protocol.outbox_state import (
     StepInputs,
     UplinkCounters,
 )
-from edge_sdk.wire.protocol.transfer import chunk_size, count_of, indices
+from edge_sdk.wire.protocol.transfer import ENVELOPE, chunk_size, count_of, indices
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,9 @@ class Outbox:
     welcome: WelcomeMessage | None = None
     inline: int = 0
     ahead: int = 0  # most chunks that may follow a first offer without a grant
+    single: int = 0  # largest body that may go in one message, beyond ``inline``
     chunk: int = CHUNK_LIMIT
+    largest: int = CHUNK_LIMIT  # body that the link carries in one message
     due: tuple[tuple[Key, float], ...] = ()  # when each entry is tried next
     transfer: PendingTransfer | None = None
     stopped: Reason | None = None  # reason why this process has stopped releasing
@@ -129,7 +131,14 @@ def linked(outbox: Outbox, inputs: StepInputs, *, max_payload: int, conn: int) -
     except Refused as refused:
         stopped = refused.reason
     outbox = replace(
-        outbox, is_linked=True, chunk=chunk, stopped=stopped, conn=conn, transfer=None, due=()
+        outbox,
+        is_linked=True,
+        chunk=chunk,
+        largest=max_payload - ENVELOPE,
+        stopped=stopped,
+        conn=conn,
+        transfer=None,
+        due=(),
     )
     if outbox.hello is None and outbox.welcome is None:
         return propose_life(outbox, inputs)
@@ -262,7 +271,9 @@ def _attempt(
 
 
 def _goes_whole(outbox: Outbox, entry: OutboxEntry) -> bool:
-    return entry.attempts == 0 and len(entry.body) <= min(outbox.inline, outbox.chunk)
+    """Return whether an entry is sent in one message, unasked: never twice (rule D3)."""
+    inline, single = min(outbox.inline, outbox.chunk), min(outbox.single, outbox.largest)
+    return entry.attempts == 0 and len(entry.body) <= max(inline, single)
 
 
 def _must_queue(outbox: Outbox, entry: OutboxEntry) -> bool:

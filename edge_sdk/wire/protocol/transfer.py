@@ -18,6 +18,7 @@ from edge_sdk.wire.errors import Reason, Refused
 
 CHUNK: Final = 32_768  # bytes, the default and the largest
 SMALLEST_CHUNK: Final = 8_192  # bytes; a link with a smaller limit cannot carry uploads
+ENVELOPE: Final = 512  # bytes, at most, that an envelope adds to a chunk or body
 MOST_CHUNKS: Final = 256
 MOST_BYTES: Final = 8 * 1024 * 1024
 MOST_IN_FLIGHT: Final = 8  # chunks
@@ -91,7 +92,7 @@ def chunk_size(max_payload: int) -> int:
     >>> chunk_size(65_536), chunk_size(20_480)
     (32768, 19968)
     """
-    chunk = min(CHUNK, max_payload - 512)  # 512 B for the chunk's own envelope
+    chunk = min(CHUNK, max_payload - ENVELOPE)
     if chunk < SMALLEST_CHUNK:
         raise Refused(Reason.UNUSABLE_LINK, f"the broker takes {max_payload} bytes at a time")
     return chunk

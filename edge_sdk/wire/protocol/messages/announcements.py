@@ -7,6 +7,7 @@ from typing import Annotated, ClassVar, Literal
 
 from edge_sdk.wire.protocol.messages.fields import (
     CHUNK_LIMIT,
+    SINGLE_LIMIT,
     AuthorityCertificate,
     BodySize,
     Checkpoint,
@@ -118,6 +119,7 @@ class ModelMessage:
     cohort: Ref | None = None  # salt of the draw that ``share`` decides
     deltas: Annotated[tuple[Pair, ...], Length(0, 8)] = ()  # (base version, first slot) of a step
     ahead: Window | None = None  # most chunks of an update sent with its first offer, ungranted
+    single: Annotated[int, Between(1, SINGLE_LIMIT)] | None = None  # update in one message, unasked
     note: Checkpoint | None = None  # signed checkpoint of the log, with this manifest as last leaf
     path: LogProof = b""  # hashes that prove it
     step: Digest | None = None  # SHA-256 of the content body of a step from the version before

@@ -30,6 +30,7 @@ SERIAL_LEAP = 2**40  # announcements that one may skip: a restore of a backup le
 
 HEADER_LIMIT = 4096
 CHUNK_LIMIT = 32768
+SINGLE_LIMIT = 262_144  # largest body of an update that goes in one message
 BODY_LIMIT = 8 * 1024 * 1024
 CHUNKS_LIMIT = 256
 SCALARS_LIMIT = 2_097_152
