@@ -14,8 +14,13 @@ from pathlib import Path
 from typing import Final
 
 from aggregator.authority import certificates as x509
-from aggregator.authority.certificate_reader import certificates_in, common_name, key_id
-from aggregator.authority.certificates import Authority, Certificate
+from aggregator.authority.certificate_reader import (
+    CertificateError,
+    certificates_in,
+    common_name,
+    key_id,
+)
+from aggregator.authority.certificates import Authority, Certificate, PrivateKey
 from aggregator.authority.folder import (
     CERTIFICATE,
     KEY,
@@ -68,8 +73,12 @@ def announced_authorities(folder: Path | None) -> tuple[bytes, ...]:
     return tuple(x509.der_of(one) for one in certificates_in((folder / ANNOUNCED).read_bytes()))
 
 
-def begin(folder: Path, now: datetime, lifetime: timedelta, passphrase: bytes = b"") -> Authority:
+def begin(
+    folder: Path, now: datetime, lifetime: timedelta, passphrase: bytes = b"", token: str = ""
+) -> Authority:
     """Make the next authority, or continue with the one that was made; return it.
+
+    Its key is made in the folder, or is the one in a token that the URI ``token`` names.
 
     Raises:
         AuthorityError: There is no authority in the folder, or the replacement is being finished already.
@@ -78,7 +87,8 @@ def begin(folder: Path, now: datetime, lifetime: timedelta, passphrase: bytes = 
         present = load_folder(folder, passphrase)
         following = load_next(folder, passphrase)
         if following is None:
-            following = _make_next(folder, present, now, lifetime, passphrase)
+            key = _next_key(token)
+            following = _make_next(folder, present, key, passphrase, now=now, lifetime=lifetime)
         if following.key_id == present.key_id:
             raise AuthorityError(
                 "rotate ca: the former authority is being taken out",
@@ -123,11 +133,24 @@ def complete(folder: Path, now: datetime, passphrase: bytes = b"") -> None:
         (folder / NEXT).unlink()
 
 
+def _next_key(token: str) -> PrivateKey:
+    try:
+        return x509.load_key(token.encode()) if token else x509.new_key()
+    except CertificateError as error:
+        raise AuthorityError(f"rotate ca: {error}") from error
+
+
 def _make_next(
-    folder: Path, present: Authority, now: datetime, lifetime: timedelta, passphrase: bytes
+    folder: Path,
+    present: Authority,
+    key: PrivateKey,
+    passphrase: bytes,
+    *,
+    now: datetime,
+    lifetime: timedelta,
 ) -> Authority:
     name = _next_name(common_name(present.certificate))
-    made = x509.new_authority(name, x509.new_key(), now, lifetime)
+    made = x509.new_authority(name, key, now, lifetime)
     if len(x509.der_of(present.certificate)) > CA_SIZE:
         raise AuthorityError(f"{folder}: the authority's certificate has more than {CA_SIZE} bytes")
     certificates = map(x509.pem_of, (made.certificate, present.certificate))

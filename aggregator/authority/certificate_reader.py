@@ -10,6 +10,8 @@ from typing import Final
 from cryptography import x509
 from cryptography.x509.oid import NameOID
 
+from edge_sdk.wire.pkcs11_uri import SCHEME
+
 _BLOCK: Final = re.compile(rb"-----BEGIN ([A-Z ]+)-----.+?-----END \1-----\r?\n?", re.DOTALL)
 
 
@@ -34,7 +36,9 @@ def certificates_in(pem: bytes) -> list[x509.Certificate]:
 
 
 def private_key_in(pem: bytes) -> bytes:
-    """Return the private key's block of a PEM file; empty without one."""
+    """Return the private key's block of a PEM file, or the URI of one in a token; empty without one."""
+    if pem.startswith(SCHEME.encode()):
+        return pem.partition(b"\n")[0]
     blocks = (found[0] for found in _BLOCK.finditer(pem) if found[1].endswith(b"PRIVATE KEY"))
     return next(blocks, b"")
 

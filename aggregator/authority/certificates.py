@@ -22,11 +22,13 @@ from aggregator.authority.certificate_reader import (
     key_id,
     validity,
 )
+from aggregator.authority.token_key import TokenKey
 from edge_sdk.wire.link.certificate_request import (
     CertificateAnswerError,
     identity_in,
     succession_in,
 )
+from edge_sdk.wire.pkcs11_uri import SCHEME
 
 Certificate = x509.Certificate
 Role = Literal["device", "aggregator", "broker", "est", "claim"]
@@ -311,7 +313,9 @@ def pem_of(made: x509.Certificate | x509.CertificateRevocationList) -> bytes:
 
 
 def key_pem(key: PrivateKey, passphrase: bytes = b"") -> bytes:
-    """Return a private key as PEM, encrypted where a passphrase is given."""
+    """Return a private key as PEM, encrypted where a passphrase is given; the URI of one in a token."""
+    if isinstance(key, TokenKey):
+        return f"{key.uri}\n".encode()
     encryption: serialization.KeySerializationEncryption = (
         serialization.BestAvailableEncryption(passphrase)
         if passphrase
@@ -322,6 +326,25 @@ def key_pem(key: PrivateKey, passphrase: bytes = b"") -> bytes:
     )
 
 
+def load_key(key: bytes, passphrase: bytes = b"") -> PrivateKey:
+    """Return the private key of an authority, from PEM or from the URI of a token.
+
+    Raises:
+        CertificateError: It cannot be read, or is of another kind.
+        TokenRefused: The key in the token cannot be used until the operator has acted.
+        SignerUnavailable: The token is away.
+    """
+    if key.startswith(SCHEME.encode()):
+        return TokenKey(key.decode("utf-8", "replace").strip())
+    try:
+        loaded = serialization.load_pem_private_key(key, passphrase or None)
+    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
+        raise CertificateError(f"the authority's files cannot be read: {error}") from error
+    if not isinstance(loaded, ec.EllipticCurvePrivateKey):
+        raise CertificateError("the authority's key is not on a NIST curve")
+    return loaded
+
+
 def load_authority(certificate: bytes, key: bytes, passphrase: bytes = b"") -> Authority:
     """Return the authority of two PEM files: of several certificates, the one of the key.
 
@@ -329,12 +352,7 @@ def load_authority(certificate: bytes, key: bytes, passphrase: bytes = b"") -> A
         CertificateError: A file is damaged, the passphrase is missing or wrong, or the key is no
             certificate's.
     """
-    try:
-        loaded = serialization.load_pem_private_key(key, passphrase or None)
-    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
-        raise CertificateError(f"the authority's files cannot be read: {error}") from error
-    if not isinstance(loaded, ec.EllipticCurvePrivateKey):
-        raise CertificateError("the authority's key is not on a NIST curve")
+    loaded = load_key(key, passphrase)
     spki = _spki(loaded.public_key())
     for read in certificates_in(certificate):
         if _spki(check_key(read.public_key())) == spki:

@@ -27,6 +27,7 @@ from aggregator.authority.enrolment import Credentials
 from aggregator.authority.est_service import EstService
 from aggregator.authority.refusal import UNAUTHENTICATED, RefusedError
 from edge_sdk.app.cli import fields
+from edge_sdk.wire.errors import SignerUnavailable
 from edge_sdk.wire.link.est_client import AUTHORITIES_HEADER
 from edge_sdk.wire.link.tls_files import load
 
@@ -39,6 +40,9 @@ BODY_LIMIT: Final = 16_384  # bytes of a request in base64
 PATIENCE: Final = 10.0  # s without a byte from a client
 CONNECTIONS: Final = 128  # handled at the same time; further ones wait in the system's queue
 RETRY_AFTER: Final = 3600  # s until a device that waits for an operator asks again
+TOKEN_RETRY: Final = (
+    60  # s until a device asks again, while the token of the authority's key is away
+)
 UPKEEP: Final = 0.2  # s between two deliveries of enrolments to the aggregator
 RETRY: Final = 5.0  # s after a failed one
 _SERVER_DAYS = timedelta(days=90)
@@ -202,6 +206,9 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(400, f"{error}\n".encode())
         except RefusedError as error:
             self._refuse(error)
+        except SignerUnavailable as error:
+            logger.warning("authority's token unreachable %s", fields(why=error))
+            self._send(503, b"", {"Retry-After": str(TOKEN_RETRY)})
         else:
             self._send_pkcs7(made)
 

@@ -53,8 +53,11 @@ def create(
     passphrase: bytes = b"",
     *,
     who: str = "",
+    token: str = "",
 ) -> Path:
     """Make an authority in a folder, with an empty list of revoked certificates.
+
+    The key is made in the folder, or is the one in a token that the URI ``token`` names.
 
     An act of an operator, whose name is ``who``, is kept for the audit log; so in ``issue`` and ``revoke``.
 
@@ -70,8 +73,8 @@ def create(
         )
     if name == CLAIMS_NAME:
         raise AuthorityError(f"ca init: {name!r} is the name of the authority of claims")
-    key = x509.new_key()
     try:
+        key = x509.load_key(token.encode()) if token else x509.new_key()
         authority = x509.new_authority(name, key, now, lifetime)
     except CertificateError as error:
         raise AuthorityError(f"ca init: {error}") from error

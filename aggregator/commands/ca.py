@@ -52,6 +52,8 @@ def add_arguments(parser: ArgumentParser) -> None:
     words = "folder of the authority (ca.folder of the configuration, else ca)"
     add("--folder", type=Path, default=None, help=words)
     add("--title", default="gridfed authority", help="init: common name of the authority")
+    words = "init: PKCS#11 URI of a P-256 key, instead of a key in the folder"
+    add("--key", metavar="URI", default="", help=words)
     add("--role", choices=ROLES, default="device", help="issue: holder of the certificate (device)")
     words = "issue, revoke: the holder's fleet, where fleets share a broker: the name is FLEET.NAME"
     add("--fleet", default="", help=words)
@@ -91,11 +93,18 @@ def make_authority(args: Namespace) -> CommandResult:
     folder = Path(args.name) if args.name else args.folder
     lifetime = timedelta(days=args.days or 365.25 * YEARS)
     file = authority.create(
-        folder, args.title, _now(), lifetime, _passphrase(args), who=login_name()
+        folder,
+        args.title,
+        _now(),
+        lifetime,
+        _passphrase(args),
+        who=login_name(),
+        token=args.key,
     )
+    kept = "where its private key is" if args.key else "its private key; keep a copy offline"
     text = (
         f"{file}: certificate of the authority; devices, broker and aggregator need it as ca_file\n"
-        f"{folder / authority.KEY}: its private key; keep a copy offline\n"
+        f"{folder / authority.KEY}: {kept}\n"
         f"{folder / authority.REVOKED}: list of revoked certificates (crlfile of the broker)"
     )
     return CommandResult({"certificate": str(file), "folder": str(folder)}, text)

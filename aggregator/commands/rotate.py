@@ -38,6 +38,7 @@ from aggregator.operations.authority_rotation import (
     refuse_while_needed,
 )
 from aggregator.operations.key_rotation import RootRotation
+from aggregator.operations.key_store import is_token_uri
 from aggregator.operations.signing_keys import signer
 from edge_sdk.app.cli import CommandResult
 from edge_sdk.app.clock import DAY, SystemClock
@@ -57,7 +58,8 @@ def add_arguments(parser: ArgumentParser) -> None:
     add_config_option(parser)
     add_root_key(parser)
     text = (
-        "private key of the next root, a file or a PKCS#11 URI; a missing file is made; repeat it"
+        "private key of the next root, a file or a PKCS#11 URI; a missing file is made; repeat it; ca: "
+        "PKCS#11 URI of the next authority's key"
     )
     add("--next", action="append", default=[], metavar="FILE", help=text)
     text = "keys of the next root that have to sign (default: 1)"
@@ -129,9 +131,15 @@ def _finish(args: Namespace, config: AggregatorConfig) -> CommandResult:
 
 
 def _rotate_ca(args: Namespace, config: AggregatorConfig) -> CommandResult:
+    if len(args.next) > 1 or not all(map(is_token_uri, args.next)):
+        raise CommandError(
+            "rotate ca: --next: expected one PKCS#11 URI, or none for a key in a file"
+        )
     folder, signers = authority_folder(config), load_keys(args, config)
     former = load_folder(folder, passphrase_of(config)).certificate
-    made = authority_replacement.begin(folder, _now(), LIFETIME, passphrase_of(config)).certificate
+    token = args.next[0] if args.next else ""
+    begun = authority_replacement.begin(folder, _now(), LIFETIME, passphrase_of(config), token)
+    made = begun.certificate
     detail = f"authority {fingerprint_of(former)} to {fingerprint_of(made)}"
     done = sign_announcements(args, config, subject="ca", detail=detail, signers=signers)
     trusted = folder / CERTIFICATE

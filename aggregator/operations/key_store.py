@@ -8,14 +8,10 @@ package python-pkcs11 (extra ``pkcs11``). The private key never leaves the token
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Final
-from urllib.parse import unquote
 
 from edge_sdk.wire.errors import TokenRefused
 from edge_sdk.wire.keys import KeyFileError, Signer, load_device_key
-from edge_sdk.wire.pkcs11_uri import SCHEME, Pkcs11Uri, TokenPlace
-
-_QUERY: Final = ("module-path", "pin-source")
+from edge_sdk.wire.pkcs11_uri import SCHEME, TokenPlace, place_in
 
 
 def is_token_uri(where: Path | str) -> bool:
@@ -41,17 +37,10 @@ def token_place(uri: str) -> TokenPlace:
         Traceback (most recent call last):
         edge_sdk.wire.keys.KeyFileError: pkcs11:token=hsm;object=root: expected ?module-path=FILE
     """
-    path, _, query = uri.partition("?")
-    named = dict(part.partition("=")[::2] for part in query.split("&") if part)
-    if unknown := [name for name in named if name not in _QUERY]:
-        raise KeyFileError(f"{path}: unknown query {unknown[0][:32]!r}; known: {', '.join(_QUERY)}")
-    module, pin = (unquote(named.get(name, "")).removeprefix("file:") for name in _QUERY)
-    if not module:
-        raise KeyFileError(f"{path}: expected ?module-path=FILE")
     try:
-        return TokenPlace(Path(module), Pkcs11Uri.parse(path), None, Path(pin) if pin else None)
+        return place_in(uri)
     except ValueError as error:
-        raise KeyFileError(f"{path}: {error}") from error
+        raise KeyFileError(str(error)) from error
 
 
 def open_signer(where: Path | str) -> Signer:

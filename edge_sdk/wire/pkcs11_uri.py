@@ -1,7 +1,8 @@
 """Read the addresses of keys in PKCS #11 tokens: the ``pkcs11`` URIs of RFC 7512.
 
-Only the path is used. Its attributes select a token and a key in it; every one that is given must match.
-The query (``pin-value`` above all) is refused: module and PIN file are keys of the configuration.
+Attributes of the path select a token and a key in it; every one that is given must match. A device's
+configuration has module and PIN file as keys of their own and refuses a query (``pin-value`` above all);
+elsewhere the query may name these two.
 """
 
 from __future__ import annotations
@@ -10,12 +11,13 @@ import re
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Final
-from urllib.parse import unquote_to_bytes
+from urllib.parse import unquote, unquote_to_bytes
 
 from edge_sdk.wire.public_key import KeyKind
 
 SCHEME: Final = "pkcs11:"
 _FORM: Final = re.compile(r"(?:[A-Za-z0-9\-._~:\[\]@!$'()*+,=&]|%[0-9A-Fa-f]{2})*")  # RFC 7512, 2.3
+_QUERY: Final = ("module-path", "pin-source")
 _FIELD_OF: Final = {
     "token": "token",
     "manufacturer": "manufacturer",
@@ -113,6 +115,29 @@ class TokenPlace:
     def __str__(self) -> str:
         """Return the place for messages; it has no secret."""
         return f"PKCS #11 {self.uri}"
+
+
+def place_in(uri: str) -> TokenPlace:
+    """Return the place of a key of either kind that a URI with its query names.
+
+    Raises:
+        ValueError: It is no such URI, or lacks the module. The query is not in the message.
+
+    Example:
+        >>> place_in("pkcs11:token=hsm;object=ca?module-path=/p11.so&pin-source=file:/etc/pin").pin_file
+        PosixPath('/etc/pin')
+    """
+    path, _, query = uri.partition("?")
+    named = dict(part.partition("=")[::2] for part in query.split("&") if part)
+    if unknown := [name for name in named if name not in _QUERY]:
+        raise ValueError(f"{path}: unknown query {unknown[0][:32]!r}; known: {', '.join(_QUERY)}")
+    module, pin = (unquote(named.get(name, "")).removeprefix("file:") for name in _QUERY)
+    if not module:
+        raise ValueError(f"{path}: expected ?module-path=FILE")
+    try:
+        return TokenPlace(Path(module), Pkcs11Uri.parse(path), None, Path(pin) if pin else None)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
 
 
 def _add(found: dict[str, Any], name: str, value: str) -> None:

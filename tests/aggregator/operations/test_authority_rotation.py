@@ -15,11 +15,18 @@ from aggregator.authority import folder as authority
 from aggregator.authority.certificate_reader import certificates_in, common_name, issuer_id
 from aggregator.authority.folder import NEXT
 from aggregator.commands.main import main
-from edge_sdk.app.cli import OK, USAGE
+from edge_sdk.app.cli import OK, TEMPORARY, USAGE
 from edge_sdk.session.followed_authorities import checked_authorities
-from edge_sdk.wire.link.est_client import EstServerAddress, pinned_authority, request_certificate
+from edge_sdk.wire.link.est_client import (
+    EstError,
+    EstServerAddress,
+    pinned_authority,
+    request_certificate,
+)
 from tests.aggregator.authority.est import Device, password_of, serving
 from tests.aggregator.operations.test_key_rotation import Fleet, killed_at
+from tests.aggregator.operations.test_key_store import made
+from tests.pkcs11_tokens import opened
 
 DAY = timedelta(days=1)
 
@@ -359,3 +366,74 @@ def test_an_authority_that_expires_soon_is_reported_with_the_command(
         capsys.readouterr()
         assert main(["check", str(path)]) == OK
         assert f"{command} --finish --config {path}" in capsys.readouterr().out
+
+
+# --- keys in tokens ---------------------------------------------------------------------------
+
+
+@pytest.fixture
+def softhsm(tmp_path):
+    with opened("softhsm", tmp_path / "token") as token:
+        yield token
+
+
+def test_the_keys_of_both_authorities_may_be_in_a_token(softhsm, workplace, capsys):
+    path = workplace()
+    folder = path.parent / "ca"
+    first, _ = made(softhsm, "first", "p256")
+    second, _ = made(softhsm, "second", "p256")
+    assert ca("init", folder, "--key", first, "--title", "North grid") == OK
+    assert (folder / "ca.key").read_text() == f"{first}\n"
+    path.write_text(f'{path.read_text()}\n[ca]\nfolder = "ca"\n')
+    fleet = Fleet(path)
+    now = datetime.now(UTC)
+    with serving(folder) as server:
+        where = EstServerAddress(server.url, folder / "ca.pem")
+        word = password_of(folder, "meter-1", until=now + DAY)
+        device = Device("meter-1")
+        how = {"is_renewal": False, "user": "meter-1", "password": word}
+        (found,) = request_certificate(where, device.request(), **how)
+        trusted = certificates_in((folder / "ca.pem").read_bytes())
+        certificates_in(found)[0].verify_directly_issued_by(trusted[0])
+        assert fleet.rotate("ca", "--next", second) == OK
+        both = certificates_in((folder / "ca.pem").read_bytes())
+        digests = [certificates.fingerprint_of(one) for one in both]
+        device.tls = Device("").tls
+        softhsm.remove()
+        with pytest.raises(EstError, match="503") as caught:
+            request_certificate(where, device.request(), is_renewal=True, trusted=digests)
+        assert caught.value.retry_after == 60
+        softhsm.put_back()
+        (found,) = until_answered(
+            lambda: request_certificate(where, device.request(), is_renewal=True, trusted=digests)
+        )
+        certificates_in(found)[0].verify_directly_issued_by(both[1])
+    assert fleet.rotate("ca", "--finish") == OK
+    assert (folder / "ca.key").read_text() == f"{second}\n"
+    assert ca("revoke", "meter-1", "--folder", folder) == OK
+    softhsm.remove()
+    assert ca("issue", "meter-2", "--folder", folder) == TEMPORARY
+    assert "PKCS #11 token 'meter'" in capsys.readouterr().err
+
+
+def until_answered(ask):
+    """Ask again while the token is away: the server tries it every few seconds."""
+    end = time.monotonic() + 60
+    while True:
+        try:
+            return ask()
+        except EstError:
+            assert time.monotonic() < end
+            time.sleep(0.5)
+
+
+def test_a_key_of_another_kind_or_a_file_is_refused(softhsm, place, capsys):
+    here = place()
+    ed25519, _ = made(softhsm, "root")
+    assert here.rotate("--next", ed25519) == USAGE
+    assert "expected a P-256 key for an authority" in capsys.readouterr().err
+    assert here.rotate("--next", "next.key") == USAGE
+    assert "expected one PKCS#11 URI" in capsys.readouterr().err
+    assert ca("init", here.ca.parent / "other", "--key", "pkcs11:token=a;object=b") == USAGE
+    assert "expected ?module-path=FILE" in capsys.readouterr().err
+    assert here.names() == ["North grid"]
