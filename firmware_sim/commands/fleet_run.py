@@ -155,10 +155,10 @@ class FleetRun:
             self.shown.note(f"{len(fleet.clients)} devices are set up in this process")
             meter = RoundCosts(run, processor_seconds)
             try:
-                self._watch(run, meter, lambda: fleet.turn(0.02))
+                self._watch(run, meter, lambda: fleet.serve(0.02))
                 until = time.monotonic() + FINISH_TIMEOUT
                 while time.monotonic() < until and not self._is_over(fleet):
-                    fleet.turn(0.02)  # each takes the final model over: bytes of a whole run
+                    fleet.serve(0.02)  # each takes the final model over: bytes of a whole run
             finally:
                 if self.evaluated:
                     self.errors = errors(

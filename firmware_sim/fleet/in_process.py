@@ -6,6 +6,7 @@ import os
 import random
 import resource
 import tempfile
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
@@ -34,6 +35,9 @@ from firmware_sim.results import Traffic, short
 from firmware_sim.samples import DeviceReadings, SampleSet, instant
 from firmware_sim.scenario import Scenario
 
+IDLE = 1.0
+"""Seconds between two turns of a device whose link has no news."""
+
 Connect = Callable[[Config, Callable[[], Will | None]], Transport]
 """Makes one device's link."""
 
@@ -57,6 +61,26 @@ class SharedBundles:
         return self._opened[key]
 
 
+@dataclass(slots=True)
+class _Served:
+    """A device, its links, the last of which is in use, and when it is served without news."""
+
+    client: Client
+    links: Sequence[Transport]
+    due: float = 0.0
+
+    @property
+    def has_news(self) -> bool:
+        """Return whether its link has news; a link that cannot tell may have some."""
+        return bool(getattr(self.links[-1], "has_news", True)) if self.links else True
+
+    def tick(self, timeout: float, clock: Callable[[], float]) -> None:
+        """Serve it; after news once more in the next turn, since a turn does one piece of work."""
+        idle = 0.0 if self.has_news else IDLE
+        self.client.tick(timeout)
+        self.due = clock() + idle
+
+
 @dataclass
 class Fleet:
     """Clients that share a process, its one thread, and the graphs of their bundles.
@@ -64,6 +88,7 @@ class Fleet:
     Attributes:
         clients: In the order they were added.
         bundles: Their bundles.
+        clock: Monotonic seconds.
 
     Example: ``tests/fleet`` runs one on a loopback broker with a clock of its own.
     """
@@ -71,6 +96,8 @@ class Fleet:
     clients: list[Client] = field(default_factory=list)
     _stack: ExitStack = field(default_factory=ExitStack)
     bundles: SharedBundles = field(default_factory=SharedBundles)
+    clock: Callable[[], float] = time.monotonic
+    _served: list[_Served] = field(default_factory=list)
 
     def add(
         self,
@@ -83,12 +110,18 @@ class Fleet:
         store: DeviceStore | None = None,
     ) -> Client:
         """Start one device with its history; ``make`` may make a Byzantine client."""
+        links: list[Transport] = []
+
+        def linked(will: Callable[[], Will | None]) -> Transport:
+            links.append(connect(config, will))
+            return links[-1]
+
         with ExitStack() as unless_made:
             if store is not None:
                 unless_made.callback(store.close)
             client = make(
                 config,
-                transport=lambda will: connect(config, will),
+                transport=linked,
                 clock=clock,
                 bundles=self.bundles.open,
                 store=store,
@@ -99,6 +132,7 @@ class Fleet:
             client.observe(reading)
         client.flush()
         self.clients.append(client)
+        self._served.append(_Served(client, links))
         return client
 
     def turn(self, timeout: float = 0.0) -> None:
@@ -106,6 +140,16 @@ class Fleet:
         for client in self.clients:
             client.tick(timeout)
             timeout = 0.0
+
+    def serve(self, timeout: float = 0.0) -> None:
+        """Serve the devices whose links have news, and every other one each ``IDLE`` seconds.
+
+        The first device may wait ``timeout`` seconds, and is served every time: a poller that all links
+        share is then served too.
+        """
+        for number, one in enumerate(self._served):
+            if number == 0 or one.has_news or self.clock() >= one.due:
+                one.tick(timeout if number == 0 else 0.0, self.clock)
 
     def traffic(self) -> list[Traffic]:
         """Return each device's bytes, from the counters of its link."""
@@ -161,9 +205,9 @@ def readings(sample: DeviceReadings, samples: SampleSet, chosen: Scenario) -> It
     step = sample.step(samples.target)
     for column, stream in samples.present(sample).items():
         times, values = sample.column(column)
-        for time, value in zip(times.tolist(), values.tolist(), strict=True):
-            if first <= time < last:
-                yield Reading(stream, float(time), value, seconds=step)
+        for moment, value in zip(times.tolist(), values.tolist(), strict=True):
+            if first <= moment < last:
+                yield Reading(stream, float(moment), value, seconds=step)
 
 
 def populate(

@@ -148,6 +148,11 @@ class MqttLink:
         return self._is_up
 
     @property
+    def has_news(self) -> bool:
+        """Return whether ``poll`` would return at once: an event waits, or a publish was acknowledged."""
+        return bool(self._happened) or self._has_progress
+
+    @property
     def refusals(self) -> int:
         """Return how many connections the broker ended before it accepted this client."""
         return self._refusals

@@ -8,7 +8,7 @@ import pytest
 
 from edge_sdk import Config
 from edge_sdk.wire.link.loopback import LoopbackBroker
-from firmware_sim.fleet.in_process import Fleet, populate
+from firmware_sim.fleet.in_process import Fleet, _Served, populate
 from firmware_sim.fleet.run_files import prepare
 from firmware_sim.samples import sample_set
 from firmware_sim.scenario import RunSettings, Scenario
@@ -61,3 +61,28 @@ def test_a_configuration_made_of_another_devices_is_that_of_the_file(tmp_path):
     like = Config.load(first.config)
     for device in others:
         assert device.configured(like) == Config.load(device.config) != like
+
+
+class Ticking:
+    """Stands for a client and its link."""
+
+    def __init__(self, now):
+        self.now, self.ticks, self.has_news = now, [], False
+
+    def tick(self, _timeout):
+        self.ticks.append(self.now[0])
+        self.has_news = False
+
+
+def test_a_device_without_news_is_served_once_a_second():
+    now = [100.0]
+    fleet = Fleet(clock=lambda: now[0])
+    first, quiet, busy = devices = [Ticking(now) for _ in range(3)]
+    fleet._served = [_Served(one, [one]) for one in devices]
+    for step in range(30):
+        now[0] = 100 + step / 10
+        busy.has_news = step in (5, 12)
+        fleet.serve()
+    assert len(first.ticks) == 30
+    assert quiet.ticks == pytest.approx([100.0, 101.0, 102.0])
+    assert busy.ticks == pytest.approx([100.0, 100.5, 100.6, 101.2, 101.3, 102.3])
