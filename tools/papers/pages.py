@@ -11,7 +11,7 @@ from tools.papers.records import PAPERS, Exhibit, Paper, read
 
 HEAD = ("paper", "table or figure", "state", "date", "command")
 ROW, LEFT, WIDE = 20, 210, 330
-APART = ("pfgl-lengths", "pl-fl-servers")
+APART = ("pfgl-lengths", "pfgl-rates", "pl-fl-servers")
 """Pictures of curves that belong to no exhibit; another page shows them."""
 
 
