@@ -221,7 +221,7 @@ def federated(arm: Arm, base: Ground, kept: Checkpoint) -> tuple[Learnt, list[An
     """Drive both halves; keep the round whose models are best on the choosing parts of all."""
     spec = base.bundle.manifest.spec(("",))
     common = redrawn(spec, base.bundle.initial, key(arm.seed, "_agg", "initial", 0))
-    settings = _settings(arm, base)
+    settings = settings_of(arm, base)
     stage = stage_of(arm, base, settings, arm.rounds, common)
     best: tuple[float, Learnt] | None = None
     history: list[Any] = []
@@ -254,7 +254,7 @@ def stage_at(arm: Arm, base: Ground, saved: Mapping[str, Any]) -> Stage:
     """Set up both ends of a federated arm as they were when their stage was saved."""
     spec = base.bundle.manifest.spec(("",))
     common = redrawn(spec, base.bundle.initial, key(arm.seed, "_agg", "initial", 0))
-    stage = stage_of(arm, base, _settings(arm, base), arm.rounds, common)
+    stage = stage_of(arm, base, settings_of(arm, base), arm.rounds, common)
     stage.restore(saved)
     return stage
 
@@ -284,7 +284,7 @@ def _learnt(
     return Learnt(vectors, np.asarray(state.net["p"]), masked)
 
 
-def _settings(arm: Arm, base: Ground) -> dict[str, Any]:
+def settings_of(arm: Arm, base: Ground) -> dict[str, Any]:
     """Return the server half's settings: the paper's, and our resolutions of what it leaves out."""
     values: dict[str, Any] = {"steps": arm.steps, "rate": arm.row.rate}
     if arm.row.is_personal:

@@ -25,6 +25,7 @@ from tools.experiments import (
     chargers,
     charging,
     ev,
+    falling_rates,
     long_run,
     plfl,
 )
@@ -56,6 +57,7 @@ def main(options: argparse.Namespace) -> int:
         "pfgl-fig-2": station_fans,
         "pfgl-fig-3": station_weights,
         "pfgl-lengths": long_run.lengths,
+        "pfgl-rates": falling_rates.falling,
     }
     missing = []
     for name, make in makers.items():

@@ -11,7 +11,7 @@ from tools.papers.records import PAPERS, Exhibit, Paper, read
 
 HEAD = ("paper", "table or figure", "state", "date", "command")
 ROW, LEFT, WIDE = 20, 210, 330
-APART = ("pfgl-lengths", "pl-fl-servers")
+APART = ("pfgl-lengths", "pfgl-rates", "pl-fl-servers")
 """Pictures of curves that belong to no exhibit; another page shows them."""
 
 
@@ -66,7 +66,8 @@ def overview() -> str:
             "What do the papers say, where is it in the code, and does it hold? One page a paper:",
             "its equations with their functions, its tables and figures with ours beside them, its",
             "claims with the paper's own criteria, and what is corrected here. `definition` stands",
-            "where there is nothing to measure, `not run` where the code exists and no run does.",
+            "where there is nothing to measure, `not run` where the code exists and no run does,",
+            "`no data` where the paper's data are not available; each line says which and why.",
             "[The papers together](combined.md) has their ideas in every combination.",
             "",
             "```console",
