@@ -180,6 +180,19 @@ def revocation_list(
     return builder.sign(authority.key, hashes.SHA256())
 
 
+def list_validity(pem: bytes) -> tuple[datetime, datetime]:
+    """Return begin and end of a revocation list's validity, in UTC.
+
+    Raises:
+        CertificateError: It cannot be read, or has no end.
+    """
+    try:
+        found = x509.load_pem_x509_crl(pem)
+    except (ValueError, TypeError) as error:
+        raise CertificateError(f"not a revocation list: {error}") from error
+    return _span(found, "last_update", "next_update")
+
+
 def request_key(pem: bytes) -> PublicKey:
     """Return the public key of a certificate request (PKCS #10) whose signature is valid.
 
@@ -311,14 +324,17 @@ def described_server(pem: bytes) -> tuple[datetime, list[str]]:
 
 
 def validity(certificate: x509.Certificate) -> tuple[datetime, datetime]:
-    """Return begin and end of a certificate's validity, in UTC.
+    """Return begin and end of a certificate's validity, in UTC."""
+    return _span(certificate, "not_valid_before", "not_valid_after")
 
-    The library's attributes with a time zone are of version 42; Debian 12 has 38.
-    """
-    names = ("not_valid_before", "not_valid_after")
-    has_zone = hasattr(certificate, "not_valid_after_utc")
-    found = [getattr(certificate, f"{name}_utc" if has_zone else name) for name in names]
-    return found[0].replace(tzinfo=UTC), found[1].replace(tzinfo=UTC)
+
+def _span(dated: object, *names: str) -> tuple[datetime, datetime]:
+    """Return two dates in UTC; their attributes with a time zone are of the library's version 42."""
+    zone = "_utc" if hasattr(dated, f"{names[0]}_utc") else ""
+    begin, end = (getattr(dated, name + zone) for name in names)
+    if end is None:
+        raise CertificateError("a revocation list without an end")
+    return begin.replace(tzinfo=UTC), end.replace(tzinfo=UTC)
 
 
 def certificate_of(der: bytes) -> x509.Certificate:

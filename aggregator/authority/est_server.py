@@ -38,8 +38,8 @@ from aggregator.authority.enrolment import (
 from aggregator.authority.folder import text_of
 from aggregator.authority.pending_acts import AuthorityAct
 from aggregator.authority.record import EnrolledMember, Record
+from aggregator.authority.server_certificate import server_context
 from edge_sdk.app.cli import fields
-from edge_sdk.wire.link.tls_files import load
 
 logger = logging.getLogger(__name__)
 
@@ -52,9 +52,8 @@ CONNECTIONS: Final = 128  # handled at the same time; further ones wait in the s
 RETRY_AFTER: Final = 3600  # s until a device that waits for an operator asks again
 UPKEEP: Final = 0.2  # s between two deliveries of enrolments to the aggregator
 RETRY: Final = 5.0  # s after a failed one
-_SERVER_DAYS = timedelta(days=90)
-_NO_CHECK_TIME = 0x200000
-"""OpenSSL's flag that leaves the dates of a chain to its caller; Python has no name for it."""
+CERTIFICATES_EVERY: Final = timedelta(hours=12)
+"""Time between two looks at this server's own certificate and at the revocation list."""
 
 
 @dataclass(slots=True)
@@ -70,6 +69,7 @@ class EstService:
         passphrase: Passphrase of the authority's key.
         deliver_acts: Receives the acts for the aggregator's audit log, likewise.
         clock: Returns the present time.
+        reload_broker: Called after the list of revoked certificates was written again.
     """
 
     folder: Path
@@ -79,10 +79,12 @@ class EstService:
     passphrase: bytes = b""
     deliver_acts: Callable[[list[AuthorityAct]], None] = lambda _acts: None
     clock: Callable[[], datetime] = lambda: datetime.now(UTC).replace(microsecond=0)
+    reload_broker: Callable[[], None] = lambda: None
     _enrolment: EnrolmentAuthority = field(init=False)
     _thread: ThreadPoolExecutor = field(init=False)
     _refused: Counter[str] = field(default_factory=Counter)
     _last: str = ""
+    _is_reload_due: bool = False
 
     def __post_init__(self) -> None:
         """Load the authority; the record is opened in the thread that uses it."""
@@ -120,6 +122,15 @@ class EstService:
     def turn(self) -> None:
         """Deliver new members, and save the counts of refusals."""
         self._thread.submit(self._upkeep).result()
+
+    def renew_list(self) -> None:
+        """Write the list of revoked certificates again when half of its validity is over."""
+        if authority.renew_list_in_time(self.folder, self.clock(), self.passphrase):
+            logger.info("revocation list renewed")
+            self._is_reload_due = True
+        if self._is_reload_due:
+            self.reload_broker()
+            self._is_reload_due = False
 
     def _decide(self, act: Callable[..., bytes], der: bytes, shown: Credentials) -> bytes:
         try:
@@ -179,7 +190,7 @@ class EstServer(ThreadingMixIn, HTTPServer):
         """Issue the server's certificate, and listen."""
         self.service, self.hosts = service, hosts
         self.context = server_context(service.folder, hosts, service.clock(), service.passphrase)
-        self._renewed_at = service.clock()
+        self._certificates_due = service.clock()
         self._free = threading.BoundedSemaphore(CONNECTIONS)
         self._due = 0.0
         if ":" in address[0]:
@@ -228,51 +239,28 @@ class EstServer(ThreadingMixIn, HTTPServer):
             logger.debug("handshake failed %s", fields(why=error.reason))
 
     def _turn(self) -> None:
-        """Deliver, and renew this server's own certificate; try again after a full disk."""
+        """Deliver, and renew what expires; try again after a full disk."""
         if time.monotonic() < self._due:
             return
         try:
             self.service.turn()
-            now = self.service.clock()
-            if now - self._renewed_at > timedelta(hours=12):
-                self._renewed_at = now
-                self.context = server_context(
-                    self.service.folder, self.hosts, now, self.service.passphrase
-                )
         except Exception:
             self._due = time.monotonic() + RETRY
             logger.exception("enrolments not delivered")
+            return
+        try:
+            self._renew()
+        except Exception:
+            self._due = time.monotonic() + RETRY
+            logger.exception("revocation list or server certificate not renewed")
 
-
-def server_context(
-    folder: Path, hosts: list[str], now: datetime, passphrase: bytes = b""
-) -> ssl.SSLContext:
-    """Return the server's TLS context; issue its certificate unless it has half its validity left.
-
-    Client certificates are optional, and their dates are not checked here: a member whose
-    certificate has expired may renew it.
-    """
-    file = folder / "issued" / "_est.pem"
-    names = [one.strip("[]") for one in hosts]
-    held = x509.described_server(file.read_bytes()) if file.exists() else None
-    if held is None or held[0] - now < _SERVER_DAYS / 2 or held[1] != sorted(names):
-        authority.issue(
-            folder,
-            "_est",
-            "est",
-            now,
-            _SERVER_DAYS,
-            hosts=names,
-            is_renewal=True,
-            passphrase=passphrase,
-        )
-    authority.claims_authority(folder, now, passphrase)
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    load(context, folder / authority.CERTIFICATE, file, file.with_suffix(".key"))
-    context.load_verify_locations(cafile=folder / authority.CLAIMS)
-    context.verify_mode = ssl.CERT_OPTIONAL
-    context.verify_flags |= _NO_CHECK_TIME
-    return context
+    def _renew(self) -> None:
+        """Renew this server's own certificate and the list of revoked ones, in time."""
+        service, now = self.service, self.service.clock()
+        if now >= self._certificates_due:
+            self.context = server_context(service.folder, self.hosts, now, service.passphrase)
+            service.renew_list()
+            self._certificates_due = now + CERTIFICATES_EVERY
 
 
 class _Handler(BaseHTTPRequestHandler):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import fcntl
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -24,6 +24,9 @@ from edge_sdk.app.permissions import make_private_folder, open_private, require_
 CERTIFICATE, KEY, REVOKED = "ca.pem", "ca.key", "revoked.pem"
 CLAIMS, CLAIMS_KEY, CLAIMS_NAME = "claims.pem", "claims.key", "gridfed claims"
 """Authority of claim certificates, which only the EST server accepts."""
+
+LIST_LIFETIME = timedelta(days=30)
+"""Validity of a list of revoked certificates, unless the operator chooses another one."""
 
 
 class AuthorityError(Failure):
@@ -69,7 +72,7 @@ def create(
         with opened(folder) as record:
             digest = x509.fingerprint_of(authority.certificate)
             record.add_act(text_of(now), who, "make authority", name, f"SHA-256 {digest}")
-            publish(folder, record, authority, now, timedelta(days=30))
+            publish(folder, record, authority, now, LIST_LIFETIME)
     return folder / CERTIFICATE
 
 
@@ -211,6 +214,24 @@ def renew_list(folder: Path, now: datetime, lifetime: timedelta, passphrase: byt
     with _locked(folder), opened_authority(folder, passphrase) as (authority, record):
         publish(folder, record, authority, now, lifetime)
     return folder / REVOKED
+
+
+def renew_list_in_time(folder: Path, now: datetime, passphrase: bytes = b"") -> bool:
+    """Write the list of revoked certificates again if half of its validity is over, or it is missing.
+
+    Its validity stays what it was. Returns whether it was written.
+
+    Raises:
+        AuthorityError: There is no authority in the folder.
+    """
+    span = None
+    with suppress(FileNotFoundError, CertificateError):
+        span = x509.list_validity((folder / REVOKED).read_bytes())
+    lifetime = LIST_LIFETIME if span is None else span[1] - span[0] - x509.SKEW
+    if span is not None and span[1] - now > lifetime / 2:
+        return False
+    renew_list(folder, now, lifetime, passphrase)
+    return True
 
 
 def issued(folder: Path) -> list[IssuedCertificate]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ipaddress
 import ssl
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from os import PathLike, fspath
 from pathlib import Path as FilePath
@@ -164,31 +164,9 @@ class _Dated(ssl.SSLSocket):
             SSLCertVerificationError: The message has the certificate's dates and the moments tried.
         """
         super().do_handshake(block)
-        context = self.context
-        if not isinstance(context, TlsContext):
-            return
-        context.dates_by, context.is_limited = MACHINE, False
-        if context.at is None:
-            return
-        leaf: Any = self.getpeercert()
-        begin, end = _second(leaf["notBefore"]), _second(leaf["notAfter"])
-        tried = {STORED: context.at, MACHINE: time.time(), EARLIER: context.other}
-        for name, at in tried.items():
-            if at is not None and begin <= at <= end:
-                context.dates_by = name
-                return
-        is_later = begin > max(at for at in tried.values() if at is not None)
-        if is_later and context.may_be_later is not None and context.may_be_later():
-            context.dates_by, context.is_limited = LIMITED, True
-            return
-        context.dates_by = ""
-        tried_times = "; ".join(
-            f"{name} {_utc(at)}" for name, at in tried.items() if at is not None
-        )
-        raise ssl.SSLCertVerificationError(
-            f"the certificate is valid from {leaf['notBefore']} to {leaf['notAfter']}; "
-            f"this machine's clock is wrong, or the signed time is; outside that range: {tried_times}"
-        )
+        if isinstance(self.context, TlsContext):
+            leaf: Any = self.getpeercert()
+            self.context.judge(leaf)
 
 
 _second = ssl.cert_time_to_seconds
@@ -231,12 +209,47 @@ class TlsContext(ssl.SSLContext):
 
     def wrap_socket(self, *args: Any, **settings: Any) -> ssl.SSLSocket:  # noqa: ANN401
         """Wrap a socket, and store it."""
+        self.prepare()
+        self.wrapped = super().wrap_socket(*args, **settings)
+        return self.wrapped
+
+    def prepare(self) -> None:
+        """Choose the clock of the next handshake: OpenSSL checks the dates, or ``judge`` does."""
         self.at = None if self.judged_at is None else self.judged_at()
         self.other = None if self.judged_else is None else self.judged_else()
         flags = self.verify_flags & ~_NO_CHECK_TIME
         self.verify_flags = flags if self.at is None else flags | _NO_CHECK_TIME
-        self.wrapped = super().wrap_socket(*args, **settings)
-        return self.wrapped
+
+    def judge(self, leaf: Mapping[str, Any]) -> None:
+        """Check the dates of the other end's certificate after a handshake.
+
+        Args:
+            leaf: The certificate, as ``ssl.SSLSocket.getpeercert`` returns it.
+
+        Raises:
+            SSLCertVerificationError: The message has the certificate's dates and the moments tried.
+        """
+        self.dates_by, self.is_limited = MACHINE, False
+        if self.at is None:
+            return
+        begin, end = _second(leaf["notBefore"]), _second(leaf["notAfter"])
+        tried = {STORED: self.at, MACHINE: time.time(), EARLIER: self.other}
+        for name, at in tried.items():
+            if at is not None and begin <= at <= end:
+                self.dates_by = name
+                return
+        is_later = begin > max(at for at in tried.values() if at is not None)
+        if is_later and self.may_be_later is not None and self.may_be_later():
+            self.dates_by, self.is_limited = LIMITED, True
+            return
+        self.dates_by = ""
+        tried_times = "; ".join(
+            f"{name} {_utc(at)}" for name, at in tried.items() if at is not None
+        )
+        raise ssl.SSLCertVerificationError(
+            f"the certificate is valid from {leaf['notBefore']} to {leaf['notAfter']}; "
+            f"this machine's clock is wrong, or the signed time is; outside that range: {tried_times}"
+        )
 
 
 def tls_context(broker: Broker) -> TlsContext:

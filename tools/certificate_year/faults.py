@@ -1,0 +1,137 @@
+"""Kills of a device's program at each step of a renewal, counted by step."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from random import Random
+from typing import Any, Final
+from unittest import mock
+
+from edge_sdk.session import certificate_files
+
+CERTIFICATE: Final = b"-----BEGIN CERTIFICATE-----"
+
+STEPS: Final = (
+    "request begins",
+    "new key half written",
+    "new key written",
+    "request sent",
+    "certificate issued",
+    "answer received",
+    "answer half written",
+    "answer written",
+    "copy of the former pair half written",
+    "copy of the former pair written",
+    "new pair to be put in place",
+    "new pair in place",
+    "link cut to use the new pair",
+    "broker has accepted the pair",
+    "CONNACK read",
+    "former pair to be removed",
+    "former pair removed",
+    "other pair half written",
+    "other pair in place",
+    "failure saved",
+    "program starts",
+)
+"""Steps at which a program is killed, in the order of a renewal; then those of a failed one."""
+
+
+class KilledError(BaseException):
+    """The program ends here: nothing in it catches this."""
+
+
+class Faults:
+    """Decide where a program is killed, and count it.
+
+    Args:
+        rng: Source of the decisions.
+        rate: Share of the visits of a step that end the program.
+
+    Attributes:
+        visits: Number of times that each step was reached.
+        kills: Number of times that the program was killed there.
+        is_armed: False while no program is killed.
+    """
+
+    def __init__(self, rng: Random, rate: float) -> None:
+        self.rate, self.is_armed = rate, True
+        self.visits: Counter[str] = Counter()
+        self.kills: Counter[str] = Counter()
+        self._rng = rng
+        self._is_dead = False
+        self._writing = ""
+
+    def step(self, name: str) -> None:
+        """Reach a step.
+
+        Raises:
+            KilledError: The program is killed here.
+        """
+        self.visits[name] += 1
+        if self.is_armed and self._rng.random() < self.rate:
+            self.kills[name] += 1
+            self._is_dead = True
+            raise KilledError(name)
+
+    def revive(self) -> None:
+        """Let a program start again."""
+        self._is_dead = False
+
+    @contextmanager
+    def patched(self) -> Iterator[None]:
+        """Reach a step at each change of a certificate's file, while the block runs.
+
+        What a program would do after it was killed, such as the removal of a temporary file, is not done.
+        """
+        write, replace, unlink = certificate_files.write_atomically, Path.replace, Path.unlink
+
+        def writes(path: Path, data: bytes, mode: int) -> None:
+            self._writing = _what(path, data)
+            write(path, data, mode)
+            what, self._writing = self._writing, ""
+            self.step(f"{what} in place" if what == "other pair" else f"{what} written")
+
+        def replaces(path: Path, target: Path) -> Path:
+            if path.name.endswith(".next"):
+                self.step("new pair to be put in place")
+                found = replace(path, target)
+                self.step("new pair in place")
+                return found
+            if self._writing:
+                self.step(f"{self._writing} half written")
+            return replace(path, target)
+
+        def unlinks(path: Path, missing_ok: bool = False) -> None:  # noqa: FBT001, FBT002 - as pathlib
+            if self._is_dead:
+                return
+            is_former = path.name.endswith(".previous")
+            if is_former:
+                self.step("former pair to be removed")
+            unlink(path, missing_ok)
+            if is_former:
+                self.step("former pair removed")
+
+        with ExitStack() as patches:
+            changes: list[tuple[Any, str, Callable[..., Any]]] = [
+                (certificate_files, "write_atomically", writes),
+                (Path, "replace", replaces),
+                (Path, "unlink", unlinks),
+            ]
+            for owner, name, function in changes:
+                patches.enter_context(mock.patch.object(owner, name, function))
+            yield
+
+
+def _what(path: Path, data: bytes) -> str:
+    """Return what is being written, by the file's name and content.
+
+    >>> _what(Path("tls.pem.next"), b"key"), _what(Path("tls.pem"), b"")
+    ('new key', 'other pair')
+    """
+    if path.name.endswith(".next"):
+        return "answer" if CERTIFICATE in data else "new key"
+    return "copy of the former pair" if path.name.endswith(".previous") else "other pair"
