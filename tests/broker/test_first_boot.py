@@ -33,7 +33,7 @@ def first(url, authority, days, may_be_later):
         client_id="dev1",
         ca_file=authority,
         judged_at=lambda: time.time() + days * DAY,
-        may_be_later=lambda: may_be_later,
+        earliest=lambda: time.time() + days * DAY if may_be_later else None,
     )
     link = MqttLink(broker)
     link.open()

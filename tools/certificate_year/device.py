@@ -64,7 +64,7 @@ class _Link:
             None,
             time.certificate_time,
             time.earlier_certificate_time,
-            lambda: not time.is_bound,
+            time.earliest_certificate_time,
         )
         self._context = tls_context(self.broker)
         self.is_up, self.refusals, self.shown = False, 0, b""
@@ -94,6 +94,7 @@ class _Link:
         try:
             device.site.connect(self._context, self.shown)
         except ssl.SSLCertVerificationError as error:
+            self._context.note_refusal(error)
             device.why = str(error)
         except ssl.SSLError as error:
             self.refusals, device.why = self.refusals + 1, str(error)
@@ -183,7 +184,7 @@ class Device:
         self.config = Config.load(file)
         self.files = CertificateFiles(place / "tls.pem")
         self.program: _Program | None = None
-        self._starts_at, self._pace, self._is_off = site.now, 1.0, True
+        self._starts_at, self._pace, self._is_off, self._save_at = site.now, 1.0, True, 0.0
 
     def enrol(self, serial: str, password: str, authority: bytes) -> None:
         """Enrol with a one-time password, as ``gridfed-edge enrol`` does where the clock is right."""
@@ -251,9 +252,14 @@ class Device:
             self.counts["waits for approval"] += 1
         if program.link.is_up and self.site.is_valid(program.link.shown):
             self.counts["connected"] += 1
-        program.server_clock.save()
+        if now >= self._save_at:
+            program.server_clock.save()
+            self._save_at = now + HOUR
         if before != (program.link.is_up, program.renewal.renewals, program.requests):
             self._pace = 1.0
+        if not self.site.is_network_up:
+            ends = [x[1] - now for x in self.offline if x[0] <= now < x[1]]
+            return min([until - now, 3 * HOUR, *ends])
         files = self.files
         is_quiet = program.link.is_up and not (files.next.exists() or files.previous.exists())
         if is_quiet and self._pace > 1.0:
@@ -278,10 +284,10 @@ class Device:
         self._stop()
         self.site.faults.revive()
         self.counts["kills"] += 1
-        pause = self.rng.choices((5.0, MINUTE, 3 * HOUR, 2 * DAY, 35 * DAY), (70, 15, 10, 4, 1))[0]
-        self._starts_at = now + pause
-        if pause >= HOUR and self.site.is_faulty:
-            self.asleep.append((now, now + pause))
+        pause = self.rng.choices((5.0, MINUTE, 3 * HOUR, 2 * DAY, 20 * DAY), (70, 15, 10, 4, 1))[0]
+        self._starts_at = min(now + pause, max(self.site.calm, now + MINUTE))
+        if pause >= HOUR:
+            self.asleep.append((now, self._starts_at))
 
     def _stop(self) -> None:
         if self.program is not None:

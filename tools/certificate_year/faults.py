@@ -32,8 +32,12 @@ STEPS: Final = (
     "CONNACK read",
     "former pair to be removed",
     "former pair removed",
-    "other pair half written",
-    "other pair in place",
+    "copy for an exchange half written",
+    "copy for an exchange written",
+    "former pair in place of the refused one",
+    "two pairs exchanged",
+    "pair put back half written",
+    "pair put back written",
     "failure saved",
     "program starts",
 )
@@ -93,7 +97,7 @@ class Faults:
             self._writing = _what(path, data)
             write(path, data, mode)
             what, self._writing = self._writing, ""
-            self.step(f"{what} in place" if what == "other pair" else f"{what} written")
+            self.step(f"{what} written")
 
         def replaces(path: Path, target: Path) -> Path:
             if path.name.endswith(".next"):
@@ -103,7 +107,12 @@ class Faults:
                 return found
             if self._writing:
                 self.step(f"{self._writing} half written")
-            return replace(path, target)
+            found = replace(path, target)
+            if path.name.endswith(".previous"):
+                self.step("former pair in place of the refused one")
+            elif path.name.endswith(".exchanged"):
+                self.step("two pairs exchanged")
+            return found
 
         def unlinks(path: Path, missing_ok: bool = False) -> None:  # noqa: FBT001, FBT002 - as pathlib
             if self._is_dead:
@@ -130,8 +139,9 @@ def _what(path: Path, data: bytes) -> str:
     """Return what is being written, by the file's name and content.
 
     >>> _what(Path("tls.pem.next"), b"key"), _what(Path("tls.pem"), b"")
-    ('new key', 'other pair')
+    ('new key', 'pair put back')
     """
     if path.name.endswith(".next"):
         return "answer" if CERTIFICATE in data else "new key"
-    return "copy of the former pair" if path.name.endswith(".previous") else "other pair"
+    names = {".previous": "copy of the former pair", ".exchanged": "copy for an exchange"}
+    return names.get(path.suffix, "pair put back")

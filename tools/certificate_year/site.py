@@ -82,6 +82,7 @@ class Site:
         now: True time, Unix seconds.
         is_network_up: Whether the device whose turn it is has a network.
         machine: Clock of the device whose turn it is; None while none acts.
+        calm: Time from which no server fails, and no device is off.
         is_faulty: Whether requests and answers are lost.
         acts: Acts that the authority has passed on for the audit log, by actor and act.
         refused: Requests that the authority has refused, by reason.
@@ -92,7 +93,7 @@ class Site:
 
     def __init__(self, place: Path, begin: float, end: float, rng: Random, faults: Faults) -> None:
         self.now, self.rng, self.faults, self.is_network_up = begin, rng, faults, True
-        self.place, self.is_faulty = place, False
+        self.place, self.is_faulty, self.calm = place, False, end
         self.machine: MachineClock | None = None
         self.acts: Counter[tuple[str, str]] = Counter()
         self.counts: Counter[str] = Counter()

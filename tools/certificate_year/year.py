@@ -25,7 +25,7 @@ from tools.certificate_year.site import OPERATOR, Interval, Site
 BEGIN = 1_800_000_000.0  # 2027-01-15
 QUIET_DAYS = 3  # at the end, in which nothing fails and everybody is awake
 OWED = 3 * HOUR  # s awake with a network, in a day, from which a device owes its round
-LONGEST_SLEEP = 150 * DAY  # within the time of grace of 180 days, however old the certificate is
+LONGEST_SLEEP = 120 * DAY  # within the time of grace of 180 days, however old the certificate is
 SETUP = ("make authority", "issue certificate", "list serial")
 """Acts of the operator before the year, and once a year for the broker's certificate."""
 
