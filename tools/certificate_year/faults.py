@@ -36,8 +36,6 @@ STEPS: Final = (
     "copy for an exchange written",
     "former pair in place of the refused one",
     "two pairs exchanged",
-    "pair put back half written",
-    "pair put back written",
     "failure saved",
     "program starts",
 )
