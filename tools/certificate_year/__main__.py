@@ -12,7 +12,7 @@ off for hours to months, and without a network for days. Every step of a renewal
 its visits. The EST server is out of reach for minutes to days, restarted and killed; requests and answers are
 lost; the broker's clock is two hours behind for days; the broker's certificate is issued again once.
 
-There is a round a day. A device that is awake with a network for three hours owes it, and has lost it if no
+There is a round a day. A device that is awake with a network for six hours owes it, and has lost it if no
 broker accepts its certificate on that day: chain, purpose, revocation list, and dates at the true time. A
 day is counted apart if the EST server was out of reach. On the last three days nothing fails; who cannot
 connect then is locked out. The program ends with exit code 1 if anybody is, if an operator had to act, or
@@ -64,6 +64,7 @@ def text_of(result: YearResult) -> str:
     lines += [f"  {step}: {n:,} of {result.visits[step]:,}" for step, n in result.kills.items()]
     lines += ["", "other events"]
     lines += [f"  {name}: {count:,}" for name, count in result.events.items()]
+    lines += [f"lost round: {one}" for one in result.lost]
     lines += [f"locked out: {name}: {why}" for name, why in result.locked_out.items()]
     return "\n".join(lines)
 
@@ -79,10 +80,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add = parser.add_argument
     add("--devices", type=int, default=defaults.devices, help="number of devices (2000)")
     add("--days", type=int, default=defaults.days, help="days, at least 10 (365)")
-    add("--seed", type=int, default=defaults.seed, help="seed of all that happens, without keys (1)")
+    add(
+        "--seed", type=int, default=defaults.seed, help="seed of all that happens, without keys (1)"
+    )
     add("--wrong-clocks", type=float, default=defaults.wrong_clocks, metavar="SHARE", help="(0.1)")
     add("--kill-rate", type=float, default=defaults.kill_rate, metavar="SHARE", help="(0.03)")
-    add("--folder", type=Path, help="folder for the fleet's files (memory, where there is such a folder)")
+    add(
+        "--folder",
+        type=Path,
+        help="folder for the fleet's files (memory, where there is such a folder)",
+    )
     add("--json", action="store_true", help="print JSON")
     args = parser.parse_args(arguments)
     if args.devices < 1 or args.days < 10:

@@ -67,7 +67,8 @@ class _Link:
             time.earliest_certificate_time,
         )
         self._context = tls_context(self.broker)
-        self.is_up, self.refusals, self.shown = False, 0, b""
+        self.shown = device.files.path.read_bytes()
+        self.is_up, self.refusals = False, 0
         self.next_at, self._attempt = 0.0, 0
 
     @property
@@ -88,13 +89,16 @@ class _Link:
         if self.is_up or now < self.next_at or not device.site.is_network_up:
             return
         longest = min(600.0, 2.0**self._attempt)
-        self._attempt, self.next_at = min(self._attempt + 1, 32), now + device.rng.uniform(0, longest)
-        self._context = renewed(self._context, self.broker)
-        self.shown = device.files.path.read_bytes()
+        self._attempt, self.next_at = (
+            min(self._attempt + 1, 32),
+            now + device.rng.uniform(0, longest),
+        )
+        before, self._context = self._context, renewed(self._context, self.broker)
+        if self._context is not before:
+            self.shown = device.files.path.read_bytes()
         try:
             device.site.connect(self._context, self.shown)
         except ssl.SSLCertVerificationError as error:
-            self._context.note_refusal(error)
             device.why = str(error)
         except ssl.SSLError as error:
             self.refusals, device.why = self.refusals + 1, str(error)
@@ -129,7 +133,7 @@ class _Program:
             signer = load_signer(device.config)
             self.identity = IdentityKeys(device.config, self._store, signer)
             self.link = _Link(device, self.server_clock)
-            found = renewal_of(device.config, cast(Client, self))
+            found = renewal_of(device.config, cast("Client", self))
         except BaseException:
             self._store.close()
             raise
@@ -173,7 +177,9 @@ class Device:
         why: Reason of the last connection that failed.
     """
 
-    def __init__(self, name: str, place: Path, site: Site, clock: MachineClock, rng: Random) -> None:
+    def __init__(
+        self, name: str, place: Path, site: Site, clock: MachineClock, rng: Random
+    ) -> None:
         self.name, self.site, self.clock, self.rng, self.why = name, site, clock, rng, ""
         self.counts: Counter[str] = Counter()
         self.asleep: list[Interval] = []
@@ -194,6 +200,13 @@ class Device:
         enrolment.request(is_renewal=False, password=password, serial=serial)
         enrolment.files.install()
 
+    @property
+    def state(self) -> str:
+        """Return clock and renewal in words."""
+        kind, awake = self.clock.kind or "right", self.counts["seconds awake"]
+        failure = self.program.renewal.failure if self.program else "no program"
+        return f"{self.name}: clock {kind}; awake for {awake} s; {failure}; {self.why}"
+
     # --- time --------------------------------------------------------------------------------------
 
     def live(self, begin: float, end: float) -> None:
@@ -203,7 +216,9 @@ class Device:
         network; and of these ``seconds served``, in which the EST server is in reach too.
         """
         now = begin
-        self.counts.update({x: -self.counts[x] for x in ("connected", "seconds awake", "seconds served")})
+        self.counts.update(
+            {x: -self.counts[x] for x in ("connected", "seconds awake", "seconds served")}
+        )
         while now < end:
             sleeping = next((x for x in self.asleep if x[0] <= now < x[1]), None)
             if sleeping is not None:

@@ -11,6 +11,7 @@ from typing import Any, Final
 from unittest import mock
 
 from edge_sdk.session import certificate_files
+from edge_sdk.wire.keys import write_atomically
 
 CERTIFICATE: Final = b"-----BEGIN CERTIFICATE-----"
 
@@ -40,6 +41,14 @@ STEPS: Final = (
     "program starts",
 )
 """Steps at which a program is killed, in the order of a renewal; then those of a failed one."""
+
+
+_RENAMES: Final = {
+    ".next": ("new pair to be put in place", "new pair in place"),
+    ".previous": ("", "former pair in place of the refused one"),
+    ".exchanged": ("", "two pairs exchanged"),
+}
+_replace, _unlink = Path.replace, Path.unlink
 
 
 class KilledError(BaseException):
@@ -89,48 +98,42 @@ class Faults:
 
         What a program would do after it was killed, such as the removal of a temporary file, is not done.
         """
-        write, replace, unlink = certificate_files.write_atomically, Path.replace, Path.unlink
-
-        def writes(path: Path, data: bytes, mode: int) -> None:
-            self._writing = _what(path, data)
-            write(path, data, mode)
-            what, self._writing = self._writing, ""
-            self.step(f"{what} written")
-
-        def replaces(path: Path, target: Path) -> Path:
-            if path.name.endswith(".next"):
-                self.step("new pair to be put in place")
-                found = replace(path, target)
-                self.step("new pair in place")
-                return found
-            if self._writing:
-                self.step(f"{self._writing} half written")
-            found = replace(path, target)
-            if path.name.endswith(".previous"):
-                self.step("former pair in place of the refused one")
-            elif path.name.endswith(".exchanged"):
-                self.step("two pairs exchanged")
-            return found
-
-        def unlinks(path: Path, missing_ok: bool = False) -> None:  # noqa: FBT001, FBT002 - as pathlib
-            if self._is_dead:
-                return
-            is_former = path.name.endswith(".previous")
-            if is_former:
-                self.step("former pair to be removed")
-            unlink(path, missing_ok)
-            if is_former:
-                self.step("former pair removed")
-
+        changes: list[tuple[Any, str, Callable[..., Any]]] = [
+            (certificate_files, "write_atomically", self._write),
+            (Path, "replace", lambda *words: self._replace(*words)),  # noqa: PLW0108 - binds the path
+            (Path, "unlink", lambda path, missing_ok=False: self._unlink(path, missing_ok)),
+        ]
         with ExitStack() as patches:
-            changes: list[tuple[Any, str, Callable[..., Any]]] = [
-                (certificate_files, "write_atomically", writes),
-                (Path, "replace", replaces),
-                (Path, "unlink", unlinks),
-            ]
             for owner, name, function in changes:
                 patches.enter_context(mock.patch.object(owner, name, function))
             yield
+
+    def _write(self, path: Path, data: bytes, mode: int) -> None:
+        self._writing = what = _what(path, data)
+        write_atomically(path, data, mode)
+        self._writing = ""
+        self.step(f"{what} written")
+
+    def _replace(self, path: Path, target: Path) -> Path:
+        before, after = _RENAMES.get(path.suffix, ("", ""))
+        if self._writing and not before + after:
+            before = f"{self._writing} half written"
+        if before:
+            self.step(before)
+        found = _replace(path, target)
+        if after:
+            self.step(after)
+        return found
+
+    def _unlink(self, path: Path, missing_ok: bool) -> None:  # noqa: FBT001 - as pathlib
+        if self._is_dead:
+            return
+        is_former = path.suffix == ".previous"
+        if is_former:
+            self.step("former pair to be removed")
+        _unlink(path, missing_ok)
+        if is_former:
+            self.step("former pair removed")
 
 
 def _what(path: Path, data: bytes) -> str:

@@ -70,8 +70,12 @@ def judge(client: ssl.SSLContext, leaf: dict[str, Any], *, is_dated: bool) -> No
     """
     if isinstance(client, TlsContext):
         if is_dated:
-            for one in (leaf, *client.get_ca_certs()):
-                _check_dates(one, time.time())
+            try:
+                for one in (leaf, *client.get_ca_certs()):
+                    _check_dates(one, time.time())
+            except ssl.SSLCertVerificationError as error:
+                client.note_refusal(error)
+                raise
         client.judge(leaf)
 
 
@@ -145,6 +149,6 @@ def https_connection(opened: Open) -> type[http.client.HTTPConnection]:
             self._context: ssl.SSLContext = more["context"]
 
         def connect(self) -> None:
-            self.sock = _ClientEnd(opened(self.host, self._context))  # type: ignore[assignment]
+            self.sock = _ClientEnd(opened(self.host, self._context))
 
     return Connection

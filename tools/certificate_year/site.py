@@ -59,7 +59,9 @@ def is_within(intervals: list[Interval], now: float) -> bool:
     return any(begin <= now < end for begin, end in intervals)
 
 
-def outages(rng: Random, begin: float, end: float, every: float, lasts: list[float]) -> list[Interval]:
+def outages(
+    rng: Random, begin: float, end: float, every: float, lasts: list[float]
+) -> list[Interval]:
     """Return intervals that begin about so often, in seconds, and last as long as one of some."""
     found, at = [], begin + rng.uniform(0.2, 1.0) * every
     while at < end:

@@ -443,7 +443,9 @@ def test_both_pairs_are_tried_in_turn_while_the_broker_refuses_everybody(world, 
     assert former in shown
     assert former in {one.read_bytes() for one in (world.files.path, world.files.previous)}
     assert sum("certificate refused" in one.getMessage() for one in caplog.records) <= 3
-    assert 2 <= len(world.requests) <= 4  # this clock may be behind: asked again after an hour, two …
+    assert (
+        2 <= len(world.requests) <= 4
+    )  # this clock may be behind: asked again after an hour, two …
     world.refused = set()
     world.pass_time(600.0, 60.0)
     assert world.link.is_up
@@ -550,7 +552,9 @@ class SignedTime:
         return self.floor
 
 
-def test_a_certificate_that_expired_unknown_to_the_clock_is_renewed_since_the_broker_refuses_it(world):
+def test_a_certificate_that_expired_unknown_to_the_clock_is_renewed_since_the_broker_refuses_it(
+    world,
+):
     world.turn()
     clock = SignedTime(world)
     world.now = START + 60 * DAY  # off for two months; the clock is at 1970
