@@ -1,10 +1,10 @@
-"""Build certificates, requests and revocation lists (X.509, RFC 5280). Nothing here reads a disk or clock."""
+"""Build certificates and requests (X.509, RFC 5280). Nothing here reads a disk or clock."""
 
 from __future__ import annotations
 
 import hashlib
 import ipaddress
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Final, Literal
@@ -142,55 +142,12 @@ def issue(
         .add_extension(_usage(signs=False), critical=True)
         .add_extension(x509.ExtendedKeyUsage(_USES[role]), critical=False)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key), critical=False)
-        .add_extension(_issuer_key(authority), critical=False)
+        .add_extension(issuer_key(authority), critical=False)
     )
     if hosts:
         names = x509.SubjectAlternativeName([_host(one) for one in hosts])
         builder = builder.add_extension(names, critical=False)
     return builder.sign(authority.key, hashes.SHA256())
-
-
-def revocation_list(
-    authority: Authority,
-    revoked: Iterable[tuple[int, datetime]],
-    number: int,
-    now: datetime,
-    lifetime: timedelta,
-) -> x509.CertificateRevocationList:
-    """Return the list of revoked certificates.
-
-    Args:
-        authority: Signs it.
-        revoked: Serial numbers, each with the time of its revocation.
-        number: Number of the list; rises with every one.
-        now: Present time, with a time zone.
-        lifetime: Time until the next list is due; a broker refuses everybody after that.
-    """
-    builder = (
-        x509.CertificateRevocationListBuilder()
-        .issuer_name(authority.certificate.subject)
-        .last_update(now - SKEW)
-        .next_update(now + lifetime)
-        .add_extension(x509.CRLNumber(number), critical=False)
-        .add_extension(_issuer_key(authority), critical=False)
-    )
-    for serial, at in revoked:
-        entry = x509.RevokedCertificateBuilder().serial_number(serial).revocation_date(at).build()
-        builder = builder.add_revoked_certificate(entry)
-    return builder.sign(authority.key, hashes.SHA256())
-
-
-def list_validity(pem: bytes) -> tuple[datetime, datetime]:
-    """Return begin and end of a revocation list's validity, in UTC.
-
-    Raises:
-        CertificateError: It cannot be read, or has no end.
-    """
-    try:
-        found = x509.load_pem_x509_crl(pem)
-    except (ValueError, TypeError) as error:
-        raise CertificateError(f"not a revocation list: {error}") from error
-    return _span(found, "last_update", "next_update")
 
 
 def request_key(pem: bytes) -> PublicKey:
@@ -325,15 +282,21 @@ def described_server(pem: bytes) -> tuple[datetime, list[str]]:
 
 def validity(certificate: x509.Certificate) -> tuple[datetime, datetime]:
     """Return begin and end of a certificate's validity, in UTC."""
-    return _span(certificate, "not_valid_before", "not_valid_after")
+    return validity_of(certificate, "not_valid_before", "not_valid_after")
 
 
-def _span(dated: object, *names: str) -> tuple[datetime, datetime]:
-    """Return two dates in UTC; their attributes with a time zone are of the library's version 42."""
+def validity_of(dated: object, *names: str) -> tuple[datetime, datetime]:
+    """Return two dates of a certificate or list in UTC, by the names of its attributes.
+
+    Those with a time zone are of the library's version 42; Debian 12 has 38.
+
+    Raises:
+        CertificateError: It has no end.
+    """
     zone = "_utc" if hasattr(dated, f"{names[0]}_utc") else ""
     begin, end = (getattr(dated, name + zone) for name in names)
     if end is None:
-        raise CertificateError("a revocation list without an end")
+        raise CertificateError("expected an end of validity, got none")
     return begin.replace(tzinfo=UTC), end.replace(tzinfo=UTC)
 
 
@@ -431,7 +394,8 @@ def _host(text: str) -> x509.GeneralName:
         raise CertificateError(f"host {text!r}: expected an ASCII name or an address") from error
 
 
-def _issuer_key(authority: Authority) -> x509.AuthorityKeyIdentifier:
+def issuer_key(authority: Authority) -> x509.AuthorityKeyIdentifier:
+    """Return the extension that names the key of an authority."""
     return x509.AuthorityKeyIdentifier.from_issuer_public_key(authority.key.public_key())
 
 

@@ -18,6 +18,7 @@ from typing import ClassVar
 from aggregator.authority import certificates as x509
 from aggregator.authority.certificates import Authority, CertificateError, Role
 from aggregator.authority.record import IssuedCertificate, Record, opened
+from aggregator.authority.revocation_list import list_validity, revocation_list
 from edge_sdk.app.cli import USAGE, Failure
 from edge_sdk.app.permissions import make_private_folder, open_private, require_private
 
@@ -226,7 +227,7 @@ def renew_list_in_time(folder: Path, now: datetime, passphrase: bytes = b"") -> 
     """
     span = None
     with suppress(FileNotFoundError, CertificateError):
-        span = x509.list_validity((folder / REVOKED).read_bytes())
+        span = list_validity((folder / REVOKED).read_bytes())
     lifetime = LIST_LIFETIME if span is None else span[1] - span[0] - x509.SKEW
     if span is not None and span[1] - now > lifetime / 2:
         return False
@@ -260,7 +261,7 @@ def publish(
     ]
     number = int(now.timestamp() * 1000)
     revoked = [(int(one.serial, 16), datetime.fromisoformat(one.revoked)) for one in gone]
-    made = x509.revocation_list(authority, revoked, number, now, lifetime)
+    made = revocation_list(authority, revoked, number, now, lifetime)
     _write(folder / REVOKED, x509.pem_of(made))
 
 

@@ -21,6 +21,7 @@ from aggregator.authority import folder as authority
 from aggregator.authority.enrolment import EnrolmentPolicy
 from aggregator.authority.est_server import EstService
 from aggregator.authority.record import opened
+from aggregator.authority.revocation_list import list_validity
 from edge_sdk.config import Config
 from edge_sdk.session.certificate_enrolment import Enrolment
 from edge_sdk.wire.link.certificate_request import new_tls_key
@@ -496,7 +497,7 @@ def test_the_list_of_revoked_certificates_is_renewed_in_time_and_the_broker_read
         assert len(reloads) == 2
     finally:
         service.close()
-    begin, end = made.list_validity((folder / "revoked.pem").read_bytes())
+    begin, end = list_validity((folder / "revoked.pem").read_bytes())
     assert end == moments[0] + 30 * DAY
     assert begin == moments[0] - made.SKEW
 
@@ -516,4 +517,4 @@ def test_a_list_of_the_operator_s_own_validity_keeps_it(folder):
     authority.renew_list(folder, now, 4 * DAY)
     assert not authority.renew_list_in_time(folder, now + DAY)
     assert authority.renew_list_in_time(folder, now + 3 * DAY)
-    assert made.list_validity((folder / "revoked.pem").read_bytes())[1] == now + 7 * DAY
+    assert list_validity((folder / "revoked.pem").read_bytes())[1] == now + 7 * DAY
