@@ -150,6 +150,7 @@ def renewal_of(config: Config, client: Client) -> CertificateRenewal | None:
 
     def prepare() -> Callable[[], object]:
         signed_time = client.server_clock.certificate_time()
+        earliest = client.server_clock.earliest_certificate_time()
         signer, former = client.identity.for_request()
 
         def request() -> None:
@@ -157,7 +158,9 @@ def renewal_of(config: Config, client: Client) -> CertificateRenewal | None:
                 Enrolment,
             )
 
-            Enrolment(config, config.ca.url, signer, signed_time, former).request(is_renewal=True)
+            Enrolment(config, config.ca.url, signer, signed_time, former, earliest).request(
+                is_renewal=True
+            )
 
         return request
 

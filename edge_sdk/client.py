@@ -529,6 +529,6 @@ def _maker(config: Config, transport: Transport | Connect | None, session: Sessi
             will,
             time.certificate_time,
             time.earlier_certificate_time,
-            lambda: not time.is_bound,
+            time.earliest_certificate_time,
         )
     return transport if callable(transport) else lambda _will: transport

@@ -112,11 +112,20 @@ def described_server(pem: bytes) -> tuple[datetime, list[str], str]:
 
 
 def validity(certificate: x509.Certificate) -> tuple[datetime, datetime]:
-    """Return begin and end of a certificate's validity, in UTC.
+    """Return begin and end of a certificate's validity, in UTC."""
+    return validity_of(certificate, "not_valid_before", "not_valid_after")
 
-    The library's attributes with a time zone are of version 42; Debian 12 has 38.
+
+def validity_of(dated: object, *names: str) -> tuple[datetime, datetime]:
+    """Return two dates of a certificate or list in UTC, by the names of its attributes.
+
+    Those with a time zone are of the library's version 42; Debian 12 has 38.
+
+    Raises:
+        CertificateError: It has no end.
     """
-    names = ("not_valid_before", "not_valid_after")
-    has_zone = hasattr(certificate, "not_valid_after_utc")
-    found = [getattr(certificate, f"{name}_utc" if has_zone else name) for name in names]
-    return found[0].replace(tzinfo=UTC), found[1].replace(tzinfo=UTC)
+    zone = "_utc" if hasattr(dated, f"{names[0]}_utc") else ""
+    begin, end = (getattr(dated, name + zone) for name in names)
+    if end is None:
+        raise CertificateError("expected an end of validity, got none")
+    return begin.replace(tzinfo=UTC), end.replace(tzinfo=UTC)

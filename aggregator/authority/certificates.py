@@ -1,10 +1,10 @@
-"""Build certificates, requests and revocation lists (X.509, RFC 5280). Nothing here reads a disk or clock."""
+"""Build certificates and requests (X.509, RFC 5280). Nothing here reads a disk or clock."""
 
 from __future__ import annotations
 
 import hashlib
 import ipaddress
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Final, Literal
@@ -153,41 +153,11 @@ def issue(
         .add_extension(_usage(signs=False), critical=True)
         .add_extension(x509.ExtendedKeyUsage(_USES[role]), critical=False)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key), critical=False)
-        .add_extension(_issuer_key(authority), critical=False)
+        .add_extension(issuer_key(authority), critical=False)
     )
     if hosts:
         names = x509.SubjectAlternativeName([_host(one) for one in hosts])
         builder = builder.add_extension(names, critical=False)
-    return builder.sign(authority.key, hashes.SHA256())
-
-
-def revocation_list(
-    authority: Authority,
-    revoked: Iterable[tuple[int, datetime]],
-    number: int,
-    now: datetime,
-    lifetime: timedelta,
-) -> x509.CertificateRevocationList:
-    """Return the list of revoked certificates.
-
-    Args:
-        authority: Signs it.
-        revoked: Serial numbers, each with the time of its revocation.
-        number: Number of the list; rises with every one.
-        now: Present time, with a time zone.
-        lifetime: Time until the next list is due; a broker refuses everybody after that.
-    """
-    builder = (
-        x509.CertificateRevocationListBuilder()
-        .issuer_name(authority.certificate.subject)
-        .last_update(now - SKEW)
-        .next_update(now + lifetime)
-        .add_extension(x509.CRLNumber(number), critical=False)
-        .add_extension(_issuer_key(authority), critical=False)
-    )
-    for serial, at in revoked:
-        entry = x509.RevokedCertificateBuilder().serial_number(serial).revocation_date(at).build()
-        builder = builder.add_revoked_certificate(entry)
     return builder.sign(authority.key, hashes.SHA256())
 
 
@@ -384,7 +354,8 @@ def _host(text: str) -> x509.GeneralName:
         raise CertificateError(f"host {text!r}: expected an ASCII name or an address") from error
 
 
-def _issuer_key(authority: Authority) -> x509.AuthorityKeyIdentifier:
+def issuer_key(authority: Authority) -> x509.AuthorityKeyIdentifier:
+    """Return the extension that names the key of an authority."""
     return x509.AuthorityKeyIdentifier.from_issuer_public_key(authority.key.public_key())
 
 

@@ -15,21 +15,19 @@ import ssl
 import threading
 import time
 from collections.abc import Callable
-from datetime import datetime, timedelta
+from datetime import timedelta
 from http.server import BaseHTTPRequestHandler, HTTPServer
-from pathlib import Path
 from socketserver import ThreadingMixIn
 from typing import Any, Final
 
-from aggregator.authority import folder as authority
-from aggregator.authority.certificate_reader import CertificateError, described_server, presented
+from aggregator.authority.certificate_reader import CertificateError, presented
 from aggregator.authority.enrolment import Credentials
 from aggregator.authority.est_service import EstService
 from aggregator.authority.refusal import UNAUTHENTICATED, RefusedError
+from aggregator.authority.server_certificate import server_context
 from edge_sdk.app.cli import fields
 from edge_sdk.wire.errors import SignerUnavailable
 from edge_sdk.wire.link.est_client import AUTHORITIES_HEADER
-from edge_sdk.wire.link.tls_files import load
 
 logger = logging.getLogger(__name__)
 
@@ -45,9 +43,8 @@ TOKEN_RETRY: Final = (
 )
 UPKEEP: Final = 0.2  # s between two deliveries of enrolments to the aggregator
 RETRY: Final = 5.0  # s after a failed one
-_SERVER_DAYS = timedelta(days=90)
-_NO_CHECK_TIME = 0x200000
-"""OpenSSL's flag that leaves the dates of a chain to its caller; Python has no name for it."""
+CERTIFICATES_EVERY: Final = timedelta(hours=12)
+"""Time between two looks at this server's own certificate and at the revocation list."""
 
 
 class EstServer(ThreadingMixIn, HTTPServer):
@@ -69,7 +66,7 @@ class EstServer(ThreadingMixIn, HTTPServer):
         """Issue the server's certificate, and listen."""
         self.service, self.hosts = service, hosts
         self.context = server_context(service.folder, hosts, service.clock(), service.passphrase)
-        self._renewed_at, self._changes = service.clock(), service.changes
+        self._certificates_due, self._changes = service.clock(), service.changes
         self._free = threading.BoundedSemaphore(CONNECTIONS)
         self._due = 0.0
         if ":" in address[0]:
@@ -118,57 +115,29 @@ class EstServer(ThreadingMixIn, HTTPServer):
             logger.debug("handshake failed %s", fields(why=error.reason))
 
     def _turn(self) -> None:
-        """Deliver, and renew this server's own certificate; try again after a full disk."""
+        """Deliver, and renew what expires; try again after a full disk."""
         if time.monotonic() < self._due:
             return
         try:
             self.service.turn()
-            now = self.service.clock()
-            if now - self._renewed_at > timedelta(hours=12) or (
-                self._changes != self.service.changes
-            ):
-                self._renewed_at, self._changes = now, self.service.changes
-                self.context = server_context(
-                    self.service.folder, self.hosts, now, self.service.passphrase
-                )
         except Exception:
             self._due = time.monotonic() + RETRY
             logger.exception("enrolments not delivered")
+            return
+        try:
+            self._renew()
+        except Exception:
+            self._due = time.monotonic() + RETRY
+            logger.exception("revocation list or server certificate not renewed")
 
-
-def server_context(
-    folder: Path, hosts: list[str], now: datetime, passphrase: bytes = b""
-) -> ssl.SSLContext:
-    """Return the server's TLS context; issue its certificate unless it has half its validity left.
-
-    It is issued again by the authority that has replaced its own.
-
-    Client certificates are optional, and their dates are not checked here: a member whose
-    certificate has expired may renew it.
-    """
-    file = folder / "issued" / "_est.pem"
-    names = [one.strip("[]") for one in hosts]
-    held = described_server(file.read_bytes()) if file.exists() else None
-    by = authority.load_folder(folder, passphrase).key_id
-    if held is None or held[0] - now < _SERVER_DAYS / 2 or held[1:] != (sorted(names), by):
-        authority.issue(
-            folder,
-            "_est",
-            "est",
-            now,
-            _SERVER_DAYS,
-            hosts=names,
-            is_renewal=True,
-            passphrase=passphrase,
-        )
-    authority.claims_authority(folder, now, passphrase)
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    load(context, folder / authority.CERTIFICATE, file, file.with_suffix(".key"))
-    context.load_verify_locations(cafile=folder / authority.CLAIMS)
-    context.verify_mode = ssl.CERT_OPTIONAL
-    context.verify_flags |= _NO_CHECK_TIME
-    context.num_tickets = 0  # a device comes once in weeks
-    return context
+    def _renew(self) -> None:
+        """Renew this server's own certificate and the list of revoked ones, in time."""
+        service, now = self.service, self.service.clock()
+        if now >= self._certificates_due or self._changes != service.changes:
+            changes = service.changes
+            self.context = server_context(service.folder, self.hosts, now, service.passphrase)
+            service.renew_list()
+            self._certificates_due, self._changes = now + CERTIFICATES_EVERY, changes
 
 
 class _Handler(BaseHTTPRequestHandler):

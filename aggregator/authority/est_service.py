@@ -37,6 +37,7 @@ class EstService:
         passphrase: Passphrase of the authority's key.
         deliver_acts: Receives the acts for the aggregator's audit log, likewise.
         clock: Returns the present time.
+        reload_broker: Called after the list of revoked certificates was written again.
         changes: Number of times that the folder's authorities have changed.
     """
 
@@ -47,12 +48,14 @@ class EstService:
     passphrase: bytes = b""
     deliver_acts: Callable[[list[AuthorityAct]], None] = lambda _acts: None
     clock: Callable[[], datetime] = lambda: datetime.now(UTC).replace(microsecond=0)
+    reload_broker: Callable[[], None] = lambda: None
     changes: int = 0
     _enrolment: EnrolmentAuthority = field(init=False)
     _thread: ThreadPoolExecutor = field(init=False)
     _refused: Counter[str] = field(default_factory=Counter)
     _last: str = ""
     _marks: tuple[object, ...] = ()
+    _is_reload_due: bool = False
 
     def __post_init__(self) -> None:
         """Load the authority; the record is opened in the thread that uses it."""
@@ -93,6 +96,15 @@ class EstService:
     def turn(self) -> None:
         """Deliver new members, and save the counts of refusals."""
         self._thread.submit(self._upkeep).result()
+
+    def renew_list(self) -> None:
+        """Write the list of revoked certificates again when half of its validity is over."""
+        if authority.renew_list_in_time(self.folder, self.clock(), self.passphrase):
+            logger.info("revocation list renewed")
+            self._is_reload_due = True
+        if self._is_reload_due:
+            self.reload_broker()
+            self._is_reload_due = False
 
     def _decide(self, is_renewal: bool, der: bytes, shown: Credentials) -> bytes:  # noqa: FBT001 - as answer
         self._follow_folder()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import fcntl
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -28,6 +28,7 @@ from aggregator.authority.certificates import Authority, Role
 from aggregator.authority.former_certificates import GRACE, devices_of_former
 from aggregator.authority.issued_certificate import IssuedCertificate
 from aggregator.authority.record import Record, opened
+from aggregator.authority.revocation_list import list_validity, revocation_list, revocations
 from edge_sdk.app.cli import USAGE, Failure
 from edge_sdk.app.permissions import make_private_folder, open_private, require_private
 
@@ -37,6 +38,9 @@ NEXT = "next.pem"
 
 CLAIMS, CLAIMS_KEY, CLAIMS_NAME = "claims.pem", "claims.key", "gridfed claims"
 """Authority of claim certificates, which only the EST server accepts."""
+
+LIST_LIFETIME = timedelta(days=30)
+"""Validity of a list of revoked certificates, unless the operator chooses another one."""
 
 
 class AuthorityError(Failure):
@@ -85,7 +89,7 @@ def create(
         with opened(folder) as record:
             digest = x509.fingerprint_of(authority.certificate)
             record.add_act(text_of(now), who, "make authority", name, f"SHA-256 {digest}")
-            publish(folder, record, authority, now, timedelta(days=30))
+            publish(folder, record, authority, now, LIST_LIFETIME)
     return folder / CERTIFICATE
 
 
@@ -243,6 +247,24 @@ def renew_list(folder: Path, now: datetime, lifetime: timedelta, passphrase: byt
     return folder / REVOKED
 
 
+def renew_list_in_time(folder: Path, now: datetime, passphrase: bytes = b"") -> bool:
+    """Write the list of revoked certificates again if half of its validity is over, or it is missing.
+
+    Its validity stays what it was. Returns whether it was written.
+
+    Raises:
+        AuthorityError: There is no authority in the folder.
+    """
+    span = None
+    with suppress(FileNotFoundError, CertificateError):
+        span = list_validity((folder / REVOKED).read_bytes())
+    lifetime = LIST_LIFETIME if span is None else span[1] - span[0] - x509.SKEW
+    if span is not None and span[1] - now > lifetime / 2:
+        return False
+    renew_list(folder, now, lifetime, passphrase)
+    return True
+
+
 def issued(folder: Path) -> list[IssuedCertificate]:
     """Return everything that was issued, oldest first, with revocations applied.
 
@@ -258,19 +280,10 @@ def issued(folder: Path) -> list[IssuedCertificate]:
 def publish(
     folder: Path, record: Record, authority: Authority, now: datetime, lifetime: timedelta
 ) -> None:
-    """Write the list of revoked certificates, signed by the authority and by the one that replaces it.
-
-    Entries that expired more than a day ago are left out: no server accepts those certificates.
-    """
-    gone = [
-        one
-        for one in record.certificates()
-        if one.revoked and now < datetime.fromisoformat(one.expires) + timedelta(days=1)
-    ]
-    number = int(now.timestamp() * 1000)
-    revoked = [(int(one.serial, 16), datetime.fromisoformat(one.revoked)) for one in gone]
+    """Write the list of revoked certificates, signed by the authority and by the one that replaces it."""
+    revoked, number = revocations(record.certificates(), now), int(now.timestamp() * 1000)
     signers = [one for one in (authority, authority.following) if one is not None]
-    lists = [x509.revocation_list(one, revoked, number, now, lifetime) for one in signers]
+    lists = [revocation_list(one, revoked, number, now, lifetime) for one in signers]
     _write(folder / REVOKED, b"".join(map(x509.pem_of, lists)))
 
 

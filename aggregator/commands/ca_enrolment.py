@@ -6,6 +6,7 @@ import csv
 from argparse import Namespace
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 
 from aggregator.audit_log.recorder import login_name
@@ -25,7 +26,7 @@ from aggregator.commands.orders import apply_orders
 from aggregator.config import AggregatorConfig
 from aggregator.operations.control_queue import ControlOrder, leave
 from aggregator.operations.labels import LabelError, parse_labels
-from aggregator.operations.revocation import admit, require_settings
+from aggregator.operations.revocation import admit, reload_broker, require_settings
 from aggregator.store.opener import exists
 from edge_sdk.app.cli import CommandResult, notify, start_logging, stop_signals
 from edge_sdk.app.permissions import make_private_folder, open_private
@@ -148,6 +149,8 @@ def serve(args: Namespace) -> CommandResult:
     service = EstService(
         folder, policy, root, _delivery(config), _passphrase(args, config), queue_acts(config)
     )
+    if section.reload:
+        service.reload_broker = partial(reload_broker, config)
     try:
         server = EstServer((host.strip("[]"), int(port)), service, hosts)
     except (OSError, OverflowError) as error:

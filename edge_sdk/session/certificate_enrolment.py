@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from edge_sdk.config import Config
@@ -38,6 +38,8 @@ class Enrolment:
         url: Address of the EST server.
         signer: Identity key of the device.
         signed_time: Time from the aggregator, Unix seconds; None without one.
+        earliest: Earliest moment that the present time may be, Unix seconds, while it is not known for
+            certain; a renewal contains no secret, and is sent to a server whose certificate ends later.
         former: Identity key that ``signer`` is to replace; None without one.
     """
 
@@ -46,6 +48,7 @@ class Enrolment:
     signer: Signer
     signed_time: float | None = None
     former: Signer | None = None
+    earliest: float | None = None
 
     @property
     def files(self) -> CertificateFiles:
@@ -142,10 +145,11 @@ class Enrolment:
             former=self.former,
             is_shared=config.ca.shared,
         )
+        address = replace(self.address, earliest=self.earliest if is_renewal else None)
         present = files.path if is_renewal and files.present() else claim
         user = (serial or config.id) if password else ""
         answer = request_certificate(
-            self.address,
+            address,
             der,
             is_renewal=is_renewal,
             user=user,

@@ -1,8 +1,9 @@
 """Keep a device's TLS key and certificate in one file, and replace both in one step.
 
 Three files stand beside each other: the present one, ``.next`` while a certificate is being
-requested, and ``.previous`` until a broker has accepted the new one. Each step is one atomic rename
-or write, and may be repeated after a power cut.
+requested, and ``.previous`` until a broker has accepted the new one; for a moment also ``.exchanged``,
+while the present and the previous one change places. Each step is one atomic rename or write, and may
+be repeated after a power cut.
 """
 
 from __future__ import annotations
@@ -44,6 +45,11 @@ class CertificateFiles:
     def previous(self) -> Path:
         """Return the path of the file that was in use before."""
         return self.path.with_name(f"{self.path.name}.previous")
+
+    @property
+    def exchanged(self) -> Path:
+        """Return the path of the copy that makes an exchange of two files safe from a power cut."""
+        return self.path.with_name(f"{self.path.name}.exchanged")
 
     def present(self) -> IssuedToDevice | None:
         """Return the present certificate; None without one that can be read."""
@@ -117,8 +123,13 @@ class CertificateFiles:
         """Complete the files before a start; return whether the present one can be read.
 
         A present file that is missing or damaged is replaced by the received one, or else by the
-        previous one.
+        previous one. An exchange that was begun is completed, or undone.
         """
+        if self.exchanged.exists():
+            if self.previous.exists():
+                self.exchanged.unlink(missing_ok=True)
+            else:
+                self.exchanged.replace(self.previous)
         if self.present() is None and not self.install() and self.former() is not None:
             write_atomically(self.path, self.previous.read_bytes(), 0o600)
         return self.present() is not None
@@ -127,13 +138,14 @@ class CertificateFiles:
         """Put the previous file in place of the present one, which no broker has accepted.
 
         The refused one becomes the previous one, so that both are tried in turn. Returns False if
-        there is no previous file that can be read.
+        there is no previous file that can be read. No pair is lost in a power cut: ``restore``
+        completes the exchange.
         """
         if self.former() is None:
             return False
-        present, before = self.path.read_bytes(), self.previous.read_bytes()
-        write_atomically(self.path, before, 0o600)
-        write_atomically(self.previous, present, 0o600)
+        write_atomically(self.exchanged, self.path.read_bytes(), 0o600)
+        self.previous.replace(self.path)
+        self.exchanged.replace(self.previous)
         return True
 
 

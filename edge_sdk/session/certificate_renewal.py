@@ -150,8 +150,9 @@ class CertificateRenewal:
     _look_at: float = float("-inf")
     _retry_at: float | None = None
     _is_unconfirmed: bool = False
-    _refusals: int = 0  # of the link, when the present file was put in place
+    _refusals: int = 0  # of the link, when the present file was put in place or the link was up
     _exchanges: int = 0
+    _is_refused: bool = False  # the broker refuses every certificate that this device has
     _has_former: bool | None = None  # the former file is in place; None: the dates decide
     _reconnected: object = None  # mark of the file for which the link was reconnected
 
@@ -186,8 +187,9 @@ class CertificateRenewal:
         """Return whether to request a certificate.
 
         While two are kept, the broker decides between them first; two that have expired do not wait.
+        One that the broker refuses may have expired: this clock may be behind.
         """
-        if present is None:
+        if present is None or self._is_refused:
             return True
         wall = self.wall()
         if (former := self.files.former()) is not None:
@@ -224,6 +226,7 @@ class CertificateRenewal:
         failures, status = self.failure.failures + 1, int(getattr(error, "status", 0))
         present, wall = self.files.present(), self.wall()
         is_expired = not self.link.is_up and (present is None or wall >= present.until)
+        is_expired |= self._is_refused and status != BROKER
         wait = wait_after(failures, self._validity(), self.rng, is_expired=is_expired)
         wait = max(wait, min(float(getattr(error, "retry_after", 0.0)), 86_400.0))
         self._retry_at = now + wait
@@ -245,8 +248,13 @@ class CertificateRenewal:
     # --- changing over ----------------------------------------------------------------------------
 
     def _install(self, now: float) -> None:
-        """Put the received certificate in place, and connect with it."""
+        """Put the received certificate in place, and connect with it.
+
+        It takes the place of a refused one, never of the one that a broker has accepted before.
+        """
         try:
+            if self.files.former() is not None and self._is_former_in_place():
+                self.files.exchange()
             is_installed = self.files.install()
         except CertificateAnswerError as error:  # OpenSSL does not accept the certificate
             self._fail(now, error)
@@ -256,13 +264,14 @@ class CertificateRenewal:
             return
         self.renewals += 1
         self._exchanges, self._is_unconfirmed, self._has_former = 0, True, False
+        self._is_refused = False
         until = minute_of(present.until)
         logger.info("certificate renewed %s", fields(file=self.files.path, until=until))
         if self.wall() >= due_at(present.since, present.until, 1.0):
             at = minute_of(self.wall())
             text = f"the new certificate is past its half at {at}: it arrived long ago, or this clock is wrong"
             self._fail(now, UnusedError(text, CLOCK))
-        else:
+        elif self.failure.status != BROKER:  # else the broker has to accept it first
             self._note(RenewalFailure())
         self._connect()
 
@@ -273,18 +282,31 @@ class CertificateRenewal:
             if mark_of(self.files.path) != self._reconnected:
                 self._connect()
             return
-        if not self._is_unconfirmed:
-            return
         if self.link.is_up:
-            self._confirm(now)
-        elif self.link.refusals - self._refusals >= REFUSALS and self.files.former() is not None:
-            self._has_former = not self._is_former_in_place()
-            self.files.exchange()
-            if self._exchanges == 0:
-                do = "the former one is in place again; compare the broker's cafile and crlfile"
-                logger.warning("certificate refused %s", fields(file=self.files.path, do=do))
-            self._exchanges += 1
-            self._connect()
+            self._refusals = self.link.refusals
+            if self._is_unconfirmed:
+                self._confirm(now)
+            elif self._is_refused:
+                self._is_refused = False
+                self._note(RenewalFailure())
+        elif self.link.refusals - self._refusals >= REFUSALS:
+            if self.files.former() is not None:
+                self._exchange()
+            has_tried_all = self._exchanges >= 2 or self.files.former() is None
+            if has_tried_all and not self._is_refused and self._attempt is None:
+                self._is_refused = True
+                if self._may_begin(now):
+                    self._fail(now, UnusedError("the broker refuses the certificate", BROKER))
+
+    def _exchange(self) -> None:
+        """Connect with the other certificate: the broker refuses the one in place."""
+        self._has_former = not self._is_former_in_place()
+        self.files.exchange()
+        if self._exchanges == 0:
+            do = "the former one is in place again; compare the broker's cafile and crlfile"
+            logger.warning("certificate refused %s", fields(file=self.files.path, do=do))
+        self._exchanges += 1
+        self._connect()
 
     def _confirm(self, now: float) -> None:
         """Remove the other file: the broker has accepted the present one."""
@@ -294,6 +316,8 @@ class CertificateRenewal:
         if has_returned:
             self._fail(now, UnusedError("the broker refuses the new certificate", BROKER))
         elif present is not None:
+            if self.failure.status == BROKER:
+                self._note(RenewalFailure())
             logger.info("certificate confirmed %s", fields(until=minute_of(present.until)))
 
     def _is_former_in_place(self) -> bool:

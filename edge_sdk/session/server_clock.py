@@ -10,6 +10,7 @@ from edge_sdk.store.store import DeviceStore
 
 logger = logging.getLogger(__name__)
 
+_HOUR = 3_600_000  # ms: a certificate begins an hour before its issue
 _DOUBT_EVERY = 3600.0  # seconds between two requests for the time that a doubt causes
 
 
@@ -76,11 +77,16 @@ class ServerClock:
     def certificate_time(self) -> float | None:
         """Return the time to check certificates against, or None to use the machine's clock.
 
-        The machine's clock is wrong if it is a day behind the newest signed time; then that time is
-        used.
+        The machine's clock is wrong if it is a day behind the newest signed time, or an hour away from
+        the time of a welcome to this process; then the signed time is used.
         """
-        signed = self.latest_signed
-        return signed / 1000 if self._clock.wall() + DAY < signed else None
+        signed, wall = self.latest_signed, self._clock.wall()
+        is_wrong = wall + DAY < signed or (self.is_bound and abs(wall - signed) > _HOUR)
+        return signed / 1000 if is_wrong else None
+
+    def earliest_certificate_time(self) -> float | None:
+        """Return the earliest time that it may be now; None once a welcome to this process has given it."""
+        return None if self.is_bound else self.latest_signed / 1000
 
     def earlier_certificate_time(self) -> float | None:
         """Return a second time to check certificates against: the stored one before it was raised."""

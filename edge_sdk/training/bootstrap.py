@@ -294,7 +294,7 @@ def broker_of(
     will: Callable[[], Will | None] | None = None,
     judged_at: Callable[[], float | None] | None = None,
     judged_else: Callable[[], float | None] | None = None,
-    may_be_later: Callable[[], bool] | None = None,
+    earliest: Callable[[], float | None] | None = None,
 ) -> Broker:
     """Return the options of the configured broker.
 
@@ -316,7 +316,7 @@ def broker_of(
             insecure=section.insecure,
             judged_at=judged_at,
             judged_else=judged_else,
-            may_be_later=may_be_later,
+            earliest=earliest,
         )
     except LinkError as error:
         raise ConfigError(f"broker: {error}") from error
@@ -327,7 +327,7 @@ def connect(
     will: Callable[[], Will | None],
     judged_at: Callable[[], float | None] | None = None,
     judged_else: Callable[[], float | None] | None = None,
-    may_be_later: Callable[[], bool] | None = None,
+    earliest: Callable[[], float | None] | None = None,
     *,
     is_trial: bool = False,
 ) -> Transport:
@@ -338,7 +338,7 @@ def connect(
     """
     from edge_sdk.wire.link.mqtt import MqttLink  # noqa: PLC0415 - loads paho: only for a real broker
 
-    broker = broker_of(config, None if is_trial else will, judged_at, judged_else, may_be_later)
+    broker = broker_of(config, None if is_trial else will, judged_at, judged_else, earliest)
     if is_trial:
         broker = replace(broker, session_expiry=0)
     try:

@@ -22,12 +22,17 @@ DAY = 86_400.0
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
     """A mosquitto whose certificate begins in ten days and ends in twenty."""
+    yield from dated_broker(tmp_path_factory.mktemp("future"), (10, 20))
+
+
+def dated_broker(folder, days):
+    """Run a mosquitto whose certificate is valid between two moments, in days from now."""
     program = mosquitto_program()
     if program is None:
         pytest.skip("mosquitto is not installed")
-    folder, port = tmp_path_factory.mktemp("future"), free_port()
+    port = free_port()
     authority = Authority(folder, "authority")
-    certificate, key = authority.issue("broker", "127.0.0.1", days=(10, 20))
+    certificate, key = authority.issue("broker", "127.0.0.1", days=days)
     settings = {"listener": f"{port} 127.0.0.1", "allow_anonymous": "true", "certfile": certificate}
     told = settings | {"keyfile": key, "user": "root"}
     (folder / "conf").write_text("".join(f"{name} {value}\n" for name, value in told.items()))

@@ -13,7 +13,7 @@ from edge_sdk.wire.link.mqtt import Broker, MqttLink
 from edge_sdk.wire.link.transport import LinkDown, LinkUp
 from tests.broker.authority import Authority
 from tests.broker.test_certificate_renewal import RenewalSite
-from tests.broker.test_clock import DAY, site
+from tests.broker.test_clock import DAY, dated_broker, site
 from tests.broker.test_enrolment import sites
 
 pytestmark = pytest.mark.broker
@@ -33,7 +33,7 @@ def first(url, authority, days, may_be_later):
         client_id="dev1",
         ca_file=authority,
         judged_at=lambda: time.time() + days * DAY,
-        may_be_later=lambda: may_be_later,
+        earliest=lambda: time.time() + days * DAY if may_be_later else None,
     )
     link = MqttLink(broker)
     link.open()
@@ -54,6 +54,55 @@ def test_a_certificate_that_begins_later_makes_a_limited_connection(site):
     found = first(url, authority, 11, may_be_later=True)
     assert isinstance(found, LinkUp)
     assert not found.is_limited
+
+
+@pytest.fixture(scope="module")
+def ended(tmp_path_factory):
+    """A broker whose certificate ended ten days ago, as it seems to a clock that is ahead."""
+    yield from dated_broker(tmp_path_factory.mktemp("ended"), (-20, -10))
+
+
+def connections(url, authority, earliest, judged_at):
+    """Return the first two events of a link."""
+    broker = Broker(
+        url=url,
+        client_id="dev1",
+        ca_file=authority,
+        judged_at=judged_at,
+        earliest=earliest,
+        reconnect_min=0.1,
+    )
+    link, found = MqttLink(broker), []
+    link.open()
+    try:
+        for _ in range(2000):
+            found += link.poll(0.05)
+            if len(found) >= 2:
+                break
+    finally:
+        link.close()
+    return found[:2]
+
+
+def test_a_clock_that_is_ahead_gets_the_time_on_a_limited_connection(ended):
+    url, authority, _ = ended
+    right = time.time() - 15 * DAY  # the machine's clock is fifteen days ahead
+    refused, limited = connections(url, authority, lambda: right, lambda: None)
+    assert isinstance(refused, LinkDown)
+    assert "expired" in refused.why
+    assert isinstance(limited, LinkUp)
+    assert limited.is_limited
+    first = connections(url, authority, lambda: None, lambda: right)[0]
+    assert isinstance(first, LinkUp)  # the welcome has given the time
+    assert not first.is_limited
+    assert first.dates_by == "stored time"
+
+
+def test_a_certificate_that_ended_before_the_signed_time_is_refused_again_and_again(ended):
+    url, authority, _ = ended
+    for earliest in (time.time() - 5 * DAY, None):
+        found = connections(url, authority, lambda at=earliest: at, lambda: None)
+        assert [type(one) for one in found] == [LinkDown, LinkDown]
 
 
 def test_the_connection_is_refused_once_the_time_is_known(site):

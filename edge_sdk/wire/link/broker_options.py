@@ -5,7 +5,7 @@ from __future__ import annotations
 import ipaddress
 import ssl
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from os import PathLike, fspath
 from pathlib import Path as FilePath
@@ -65,8 +65,9 @@ class Broker:
             seconds for checking the broker's certificate when this machine's clock is a day or more
             behind it, else None. The dates may also be valid at this machine's clock.
         judged_else: Function that returns one more moment at which the dates may be valid, or None.
-        may_be_later: Function that returns whether the true time may be later than ``judged_at``. Then
-            a certificate that begins later makes a limited connection, on which the caller may do no
+        earliest: Function that returns the earliest moment that the present time may be, while it is not
+            known for certain; None once it is. Until then a certificate that ends later, and is valid
+            at none of the other moments, makes a limited connection, on which the caller may do no
             more than learn the time (``LinkUp.is_limited``). None: there is no such connection.
 
     Raises:
@@ -97,7 +98,7 @@ use mqtts:// (plain MQTT is for loopback, or insecure = true)
     insecure: bool = False
     judged_at: Callable[[], float | None] | None = field(default=None, repr=False)
     judged_else: Callable[[], float | None] | None = field(default=None, repr=False)
-    may_be_later: Callable[[], bool] | None = None
+    earliest: Callable[[], float | None] | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         """Refuse invalid settings before anything is sent."""
@@ -159,6 +160,9 @@ def is_loopback(host: str) -> bool:
 _NO_CHECK_TIME = 0x200000
 """OpenSSL's flag that leaves the dates of a chain to its caller; Python has no name for it."""
 
+_DATES = (9, 10)
+"""OpenSSL's errors of verification: a certificate is not yet valid, or has expired."""
+
 
 class _Dated(ssl.SSLSocket):
     """Check the leaf certificate's dates where the clock and the signed time disagree."""
@@ -169,32 +173,16 @@ class _Dated(ssl.SSLSocket):
         Raises:
             SSLCertVerificationError: The message has the certificate's dates and the moments tried.
         """
-        super().do_handshake(block)
         context = self.context
-        if not isinstance(context, TlsContext):
-            return
-        context.dates_by, context.is_limited = MACHINE, False
-        if context.at is None:
-            return
-        leaf: Any = self.getpeercert()
-        begin, end = _second(leaf["notBefore"]), _second(leaf["notAfter"])
-        tried = {STORED: context.at, MACHINE: time.time(), EARLIER: context.other}
-        for name, at in tried.items():
-            if at is not None and begin <= at <= end:
-                context.dates_by = name
-                return
-        is_later = begin > max(at for at in tried.values() if at is not None)
-        if is_later and context.may_be_later is not None and context.may_be_later():
-            context.dates_by, context.is_limited = LIMITED, True
-            return
-        context.dates_by = ""
-        tried_times = "; ".join(
-            f"{name} {_utc(at)}" for name, at in tried.items() if at is not None
-        )
-        raise ssl.SSLCertVerificationError(
-            f"the certificate is valid from {leaf['notBefore']} to {leaf['notAfter']}; "
-            f"this machine's clock is wrong, or the signed time is; outside that range: {tried_times}"
-        )
+        try:
+            super().do_handshake(block)
+        except ssl.SSLCertVerificationError as error:
+            if isinstance(context, TlsContext):
+                context.note_refusal(error)
+            raise
+        if isinstance(context, TlsContext):
+            leaf: Any = self.getpeercert()
+            context.judge(leaf)
 
 
 _second = ssl.cert_time_to_seconds
@@ -215,9 +203,11 @@ class TlsContext(ssl.SSLContext):
     The MQTT library leaves the connection open when the handshake fails; the caller can close it
     here. While the clock is a day or more behind the signed time, OpenSSL checks chain and host
     name without the time, and the dates of the broker's own certificate are compared with the
-    signed time, with the clock, and with the signed time before its last jump.
+    signed time, with the clock, and with the signed time before its last jump. The same holds after
+    OpenSSL has refused the dates by a clock of which nothing is known for certain.
 
     Attributes:
+        is_doubted: True once OpenSSL has refused dates by the machine's clock, which may be wrong.
         at: Signed time, Unix seconds; None while the clock agrees.
         other: One more moment to try.
         dates_by: Name of the moment at which the last certificate was valid.
@@ -227,7 +217,8 @@ class TlsContext(ssl.SSLContext):
     sslsocket_class = _Dated
     judged_at: Callable[[], float | None] | None = None
     judged_else: Callable[[], float | None] | None = None
-    may_be_later: Callable[[], bool] | None = None
+    earliest: Callable[[], float | None] | None = None
+    is_doubted: bool = False
     is_limited: bool = False
     at: float | None = None
     other: float | None = None
@@ -237,12 +228,57 @@ class TlsContext(ssl.SSLContext):
 
     def wrap_socket(self, *args: Any, **settings: Any) -> ssl.SSLSocket:  # noqa: ANN401
         """Wrap a socket, and store it."""
-        self.at = None if self.judged_at is None else self.judged_at()
-        self.other = None if self.judged_else is None else self.judged_else()
-        flags = self.verify_flags & ~_NO_CHECK_TIME
-        self.verify_flags = flags if self.at is None else flags | _NO_CHECK_TIME
+        self.prepare()
         self.wrapped = super().wrap_socket(*args, **settings)
         return self.wrapped
+
+    def prepare(self) -> None:
+        """Choose the clock of the next handshake: OpenSSL checks the dates, or ``judge`` does."""
+        self.at = None if self.judged_at is None else self.judged_at()
+        self.other = None if self.judged_else is None else self.judged_else()
+        self.is_doubted &= self._earliest() is not None
+        is_checked_here = self.at is not None or self.is_doubted
+        flags = self.verify_flags & ~_NO_CHECK_TIME
+        self.verify_flags = flags | _NO_CHECK_TIME if is_checked_here else flags
+
+    def note_refusal(self, error: ssl.SSLCertVerificationError) -> None:
+        """Doubt the machine's clock if OpenSSL has refused dates by it, and nothing confirms the clock."""
+        if error.verify_code in _DATES and self._earliest() is not None:
+            self.is_doubted = True
+
+    def _earliest(self) -> float | None:
+        return None if self.earliest is None else self.earliest()
+
+    def judge(self, leaf: Mapping[str, Any]) -> None:
+        """Check the dates of the other end's certificate after a handshake.
+
+        Args:
+            leaf: The certificate, as ``ssl.SSLSocket.getpeercert`` returns it.
+
+        Raises:
+            SSLCertVerificationError: The message has the certificate's dates and the moments tried.
+        """
+        self.dates_by, self.is_limited = MACHINE, False
+        if self.at is None and not self.is_doubted:
+            return
+        begin, end = _second(leaf["notBefore"]), _second(leaf["notAfter"])
+        tried = {STORED: self.at, MACHINE: time.time(), EARLIER: self.other}
+        for name, at in tried.items():
+            if at is not None and begin <= at <= end:
+                self.dates_by = name
+                return
+        earliest = self._earliest()
+        if earliest is not None and end >= earliest:
+            self.dates_by, self.is_limited = LIMITED, True
+            return
+        self.dates_by = ""
+        tried_times = "; ".join(
+            f"{name} {_utc(at)}" for name, at in tried.items() if at is not None
+        )
+        raise ssl.SSLCertVerificationError(
+            f"the certificate is valid from {leaf['notBefore']} to {leaf['notAfter']}; "
+            f"this machine's clock is wrong, or the signed time is; outside that range: {tried_times}"
+        )
 
 
 def tls_context(broker: Broker) -> TlsContext:
@@ -253,7 +289,7 @@ def tls_context(broker: Broker) -> TlsContext:
     """
     context = TlsContext(ssl.PROTOCOL_TLS_CLIENT)
     context.judged_at, context.judged_else = broker.judged_at, broker.judged_else
-    context.may_be_later = broker.may_be_later
+    context.earliest = broker.earliest
     context.marks = _marks(broker)  # first: a file written meanwhile is read again
     try:
         return load(context, broker.ca_file, broker.cert_file, broker.key_file)

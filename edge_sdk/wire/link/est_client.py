@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import http.client
 import ssl
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,8 +47,11 @@ class EstServerAddress:
     Attributes:
         url: ``https://host:port``, with a path label where the server has one.
         ca_file: PEM of the authority of the server's certificate.
-        signed_time: Time from the aggregator, Unix seconds, at which the server's certificate is
-            also checked, for a machine whose clock is wrong; None without one.
+        signed_time: Time from the aggregator, Unix seconds, at which the server's certificate may be
+            valid too, for a machine whose clock is wrong; None while that is right.
+        earliest: Earliest moment that the present time may be, while it is not known for certain. The
+            server's certificate may then be valid at any later moment, for requests that contain no
+            secret. None: its dates are checked.
         timeout: Longest wait for the network, seconds.
 
     Example:
@@ -61,6 +63,7 @@ class EstServerAddress:
     ca_file: Path | str
     signed_time: float | None = None
     timeout: float = 30.0
+    earliest: float | None = None
 
     def path(self, operation: str) -> str:
         """Return the path of an operation."""
@@ -74,16 +77,18 @@ class EstServerAddress:
         Raises:
             LinkError: A file is missing or invalid.
         """
-        behind = self.signed_time is not None and time.time() + 86_400 < self.signed_time
         broker = Broker(
             url="mqtts://unused",
             client_id="unused",
             ca_file=self.ca_file,
             cert_file=certificate,
             key_file=certificate,
-            judged_at=lambda: self.signed_time if behind else None,
+            judged_at=lambda: self.signed_time,
+            earliest=lambda: self.earliest,
         )
-        return tls_context(broker)
+        context = tls_context(broker)
+        context.is_doubted = self.earliest is not None
+        return context
 
 
 def pinned_authority(address: EstServerAddress, digest: str) -> bytes:

@@ -8,6 +8,8 @@ import shutil
 import sqlite3
 import ssl
 import subprocess
+import time
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -18,8 +20,12 @@ from aggregator.authority import enrolment
 from aggregator.authority import folder as authority
 from aggregator.authority.certificate_reader import PresentedCertificate
 from aggregator.authority.enrolment import EnrolmentPolicy
+from aggregator.authority.est_service import EstService
 from aggregator.authority.record import opened
 from aggregator.authority.refusal import RefusedError
+from aggregator.authority.revocation_list import list_validity
+from edge_sdk.config import Config
+from edge_sdk.session.certificate_enrolment import Enrolment
 from edge_sdk.wire.link.certificate_request import new_tls_key
 from edge_sdk.wire.link.est_client import (
     EstError,
@@ -31,6 +37,15 @@ from edge_sdk.wire.link.est_client import (
 from tests.aggregator.authority.est import Device, made_authority, password_of, serving
 
 DAY = timedelta(days=1)
+DEVICE = """
+id = "meter-1"
+fleet = "north"
+bundle = "load-mlp"
+state = "state"
+broker = { url = "mqtts://localhost", ca_file = "ca.pem", cert_file = "tls.pem", key_file = "tls.pem" }
+keys = { device = "meter.key", root = "root.pub" }
+privacy = { mechanism = { name = "none" } }
+"""
 
 
 @pytest.fixture
@@ -417,3 +432,90 @@ def test_a_record_of_the_former_schema_gains_the_column_of_former_keys(folder):
     with opened(folder) as record:
         (found,) = record.members()
     assert (found.name, found.former) == ("meter-9", None)
+
+
+def test_a_renewal_reaches_a_server_whose_dates_a_device_without_the_time_cannot_judge(folder):
+    word = listed(folder, "meter-1")
+    device = Device("meter-1")
+    shift = timedelta(days=200)
+    later = lambda: datetime.now(UTC).replace(microsecond=0) + shift  # noqa: E731 - a clock
+    with serving(
+        folder, clock=later, policy=EnrolmentPolicy("north", timedelta(days=400))
+    ) as server:
+        here = address(server, folder)
+        with pytest.raises(EstError, match="not yet valid"):
+            request_certificate(here, device.request(), is_renewal=True)
+        unknown = replace(here, earliest=time.time() - 86_400.0)
+        with pytest.raises(EstError, match="not a member"):
+            request_certificate(unknown, device.request(), is_renewal=True)
+        over = replace(here, earliest=time.time() + 300 * 86_400.0)
+        with pytest.raises(EstError, match="this machine's clock is wrong"):
+            request_certificate(over, device.request(), is_renewal=True)
+        known = replace(here, signed_time=time.time() + 200 * 86_400.0)
+        with pytest.raises(EstError, match="password expired"):
+            request_certificate(
+                known, device.request(), is_renewal=False, user="meter-1", password=word
+            )
+
+
+def test_a_first_enrolment_checks_the_dates_whatever_time_is_known(tmp_path, folder):
+    config = tmp_path / "meter.toml"
+    config.write_text(DEVICE)
+    shutil.copy(folder / "ca.pem", tmp_path / "ca.pem")
+    later = lambda: datetime.now(UTC).replace(microsecond=0) + 200 * DAY  # noqa: E731 - a clock
+    with serving(folder, clock=later) as server:
+        key = Device("meter-1").identity
+        enrolment_ = Enrolment(Config.load(config), server.url, key, earliest=0.0)
+        with pytest.raises(EstError, match="not yet valid"):
+            enrolment_.request(is_renewal=False, password="word")
+        with pytest.raises(EstError, match="not a member"):
+            enrolment_.request(is_renewal=True)
+
+
+def test_the_list_of_revoked_certificates_is_renewed_in_time_and_the_broker_reads_it(folder):
+    now = datetime.now(UTC).replace(microsecond=0)
+    moments, reloads = [now], []
+
+    def failing_once():
+        reloads.append(moments[0])
+        if len(reloads) == 1:
+            raise RuntimeError("the broker is away")
+
+    service = EstService(
+        folder, EnrolmentPolicy("north"), clock=lambda: moments[0], reload_broker=failing_once
+    )
+    try:
+        before = (folder / "revoked.pem").read_bytes()
+        service.renew_list()
+        moments[0] = now + 14 * DAY
+        service.renew_list()
+        assert (folder / "revoked.pem").read_bytes() == before
+        moments[0] = now + 16 * DAY
+        with pytest.raises(RuntimeError, match="away"):
+            service.renew_list()
+        service.renew_list()  # the list is new; the broker has not read it yet
+        service.renew_list()
+        assert len(reloads) == 2
+    finally:
+        service.close()
+    begin, end = list_validity((folder / "revoked.pem").read_bytes())
+    assert end == moments[0] + 30 * DAY
+    assert begin == moments[0] - made.SKEW
+
+
+@pytest.mark.parametrize("content", [None, b"damaged"])
+def test_a_list_that_is_missing_or_damaged_is_written_again(folder, content):
+    file, now = folder / "revoked.pem", datetime.now(UTC)
+    file.unlink()
+    if content is not None:
+        file.write_bytes(content)
+    assert authority.renew_list_in_time(folder, now)
+    assert not authority.renew_list_in_time(folder, now)
+
+
+def test_a_list_of_the_operator_s_own_validity_keeps_it(folder):
+    now = datetime.now(UTC).replace(microsecond=0)
+    authority.renew_list(folder, now, 4 * DAY)
+    assert not authority.renew_list_in_time(folder, now + DAY)
+    assert authority.renew_list_in_time(folder, now + 3 * DAY)
+    assert list_validity((folder / "revoked.pem").read_bytes())[1] == now + 7 * DAY

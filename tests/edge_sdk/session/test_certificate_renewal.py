@@ -439,10 +439,13 @@ def test_both_pairs_are_tried_in_turn_while_the_broker_refuses_everybody(world, 
             world.now += 60
             world.turn()
             shown.add(world.link.shown)
-    assert len(shown) == 2
+    assert len(shown) == 1 + len(world.requests)
     assert former in shown
-    assert sum("certificate refused" in one.getMessage() for one in caplog.records) == 1
-    assert len(world.requests) == 1  # no third pair while the broker has not decided
+    assert former in {one.read_bytes() for one in (world.files.path, world.files.previous)}
+    assert sum("certificate refused" in one.getMessage() for one in caplog.records) <= 3
+    assert (
+        2 <= len(world.requests) <= 4
+    )  # this clock may be behind: asked again after an hour, two …
     world.refused = set()
     world.pass_time(600.0, 60.0)
     assert world.link.is_up
@@ -537,6 +540,112 @@ def test_a_wrong_clock_neither_locks_out_nor_floods_the_server(tmp_path, years):
         assert "set this machine's clock" in world.state["do"]
 
 
+class SignedTime:
+    """A clock at 1970: the latest signed time is known until a broker accepts the device."""
+
+    def __init__(self, world):
+        self.world, self.floor = world, world.now
+
+    def __call__(self):
+        if self.world.link.is_up:
+            self.floor = self.world.now
+        return self.floor
+
+
+def test_a_certificate_that_expired_unknown_to_the_clock_is_renewed_since_the_broker_refuses_it(
+    world,
+):
+    world.turn()
+    clock = SignedTime(world)
+    world.now = START + 60 * DAY  # off for two months; the clock is at 1970
+    world.start()
+    world.renewal.wall = clock
+    begun = world.now
+    world.pass_time(2 * HOUR, 10.0)
+    assert world.link.is_up
+    assert len(world.requests) == 1
+    assert HOUR / 2 <= world.requests[0] - begun <= HOUR + LOOK + 60
+    assert world.is_alone()
+    assert RenewalFailure.read(world.notes[-1]).failures == 0  # the broker has accepted it
+
+
+def test_two_certificates_that_expired_unknown_to_the_clock_are_renewed_too(world):
+    world.turn()
+    clock = SignedTime(world)
+    world.is_broker_away, world.now = True, world.due
+    clock.floor = world.now
+    world.renewal.wall = clock
+    world.pass_time(4 * LOOK, LOOK)
+    assert world.files.previous.exists()
+    world.is_broker_away, world.now = False, START + 90 * DAY
+    world.start()
+    world.renewal.wall = clock
+    world.pass_time(3 * HOUR, 10.0)
+    assert world.link.is_up
+    assert len(world.requests) == 2
+    assert world.is_alone()
+
+
+def test_a_broker_that_refuses_everybody_costs_the_server_a_request_after_doubling_waits(world):
+    former = world.files.path.read_bytes()
+    world.turn()
+    world.refused = RefusesNew(b"")
+    world.link.is_up = False
+    world.pass_time(6 * DAY, 60.0)
+    waits = [b - a for a, b in itertools.pairwise(world.requests)]
+    assert 5 <= len(world.requests) <= 14
+    assert max(waits) >= DAY / 2
+    kept = (world.files.path, world.files.previous)
+    assert former in {one.read_bytes() for one in kept}  # the one that was accepted before
+    world.refused = set()
+    world.pass_time(HOUR, 60.0)
+    assert world.link.is_up
+    assert world.is_alone()
+    assert RenewalFailure.read(world.notes[-1]).failures == 0
+
+
+def test_a_refusal_that_ends_before_the_wait_requests_nothing(world):
+    world.turn()
+    world.refused = RefusesNew(b"")
+    world.link.is_up = False
+    world.pass_time(60.0, 10.0)
+    assert world.state["why"] == "the broker refuses the certificate"
+    world.refused = set()
+    world.pass_time(5 * HOUR, 60.0)
+    assert not world.requests
+    assert "failures" not in world.state
+
+
+@pytest.mark.parametrize("is_former_in_place", [False, True])
+def test_a_kill_at_any_step_of_an_exchange_loses_neither_pair(
+    tmp_path, monkeypatch, is_former_in_place
+):
+    faults = FaultyFiles(monkeypatch)
+    for number, is_after in itertools.product(range(1, 5), (False, True)):
+        place = tmp_path / f"{number}{is_after}"
+        place.mkdir()
+        world = World(place)
+        former = world.files.path.read_bytes()
+        world.request()
+        world.files.install()
+        if is_former_in_place:
+            world.files.exchange()
+        both = {one.read_bytes() for one in (world.files.path, world.files.previous)}
+        assert former in both
+        assert len(both) == 2
+        faults.arm(number, is_after=is_after)
+        try:
+            world.files.exchange()
+        except KilledError:
+            assert number <= 3
+        else:
+            assert number == 4
+        faults.arm(0, is_after=False)
+        assert world.files.restore()
+        assert {one.read_bytes() for one in (world.files.path, world.files.previous)} == both
+        assert not world.files.exchanged.exists()
+
+
 # --- kills ------------------------------------------------------------------------------------------------
 
 
@@ -548,7 +657,8 @@ class FaultyFiles:
         write = certificate_files.write_atomically
         replace, unlink = Path.replace, Path.unlink
         monkeypatch.setattr(certificate_files, "write_atomically", self.faulty(write))
-        monkeypatch.setattr(Path, "replace", self.faulty(replace, ".next"))
+        renamed = (".next", ".previous", ".exchanged")
+        monkeypatch.setattr(Path, "replace", self.faulty(replace, renamed))
         monkeypatch.setattr(Path, "unlink", self.faulty(unlink, ".previous"))
 
     def faulty(self, real, suffix=""):
@@ -602,7 +712,7 @@ def test_a_kill_at_any_change_of_a_file_leaves_a_pair_that_the_broker_accepts(
         assert world.link.is_up
         assert world.is_alone()
         assert world.files.path.read_bytes() != former
-    assert killed == (14 if is_refusing else 10)
+    assert killed == (16 if is_refusing else 10)
 
 
 def test_a_year_with_kills_outages_refusals_and_wrong_clocks_locks_no_device_out(

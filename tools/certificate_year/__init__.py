@@ -1,0 +1,1 @@
+"""A simulated year of certificates in a fleet: ``python -m tools.certificate_year``."""
