@@ -225,8 +225,8 @@ class CertificateRenewal:
         """Plan the next attempt, save and log the failure."""
         failures, status = self.failure.failures + 1, int(getattr(error, "status", 0))
         present, wall = self.files.present(), self.wall()
-        is_expired = not self.link.is_up and (present is None or wall >= present.until)
-        is_expired |= self._is_refused and status != BROKER
+        is_useless = present is None or wall >= present.until or self._is_refused
+        is_expired = is_useless and not self.link.is_up and status != BROKER
         wait = wait_after(failures, self._validity(), self.rng, is_expired=is_expired)
         wait = max(wait, min(float(getattr(error, "retry_after", 0.0)), 86_400.0))
         self._retry_at = now + wait

@@ -604,6 +604,20 @@ def test_a_broker_that_refuses_everybody_costs_the_server_a_request_after_doubli
     assert RenewalFailure.read(world.notes[-1]).failures == 0
 
 
+def test_a_broker_whose_clock_is_behind_accepts_a_certificate_before_it_is_replaced(world):
+    def accepts(content):  # at first none of the new ones, which begin at their issue
+        made = x509.load_pem_x509_certificate(content[content.index(b"-----BEGIN CERT") :])
+        begin, end = (moment.timestamp() for moment in validity(made))
+        return begin <= world.now - 1.5 * HOUR and world.now < end
+
+    world.now = START + 100 * DAY
+    world.accepts = accepts
+    world.start()
+    world.pass_time(6 * HOUR, 10.0)
+    assert world.link.is_up
+    assert len(world.requests) <= 4
+
+
 def test_a_refusal_that_ends_before_the_wait_requests_nothing(world):
     world.turn()
     world.refused = RefusesNew(b"")
