@@ -297,6 +297,9 @@ class CertificateRenewal:
                 self._is_refused = True
                 if self._may_begin(now):
                     self._fail(now, UnusedError("the broker refuses the certificate", BROKER))
+                elif self._retry_at is not None and self.failure.status != BROKER:
+                    soon = wait_after(1, self._validity(), self.rng)  # it may have expired
+                    self._retry_at = min(self._retry_at, now + soon)
 
     def _exchange(self) -> None:
         """Connect with the other certificate: the broker refuses the one in place."""

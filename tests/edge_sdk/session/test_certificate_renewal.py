@@ -586,6 +586,22 @@ def test_two_certificates_that_expired_unknown_to_the_clock_are_renewed_too(worl
     assert world.is_alone()
 
 
+def test_a_long_wait_after_failures_ends_when_the_broker_refuses_the_certificate(world):
+    world.turn()
+    clock = SignedTime(world)
+    world.trouble, world.is_broker_away, world.link.is_up = EstError("unreachable"), True, False
+    clock.floor = world.now = world.due + LOOK
+    world.renewal.wall = clock  # it stands still: never expired
+    world.pass_time(20 * DAY, 300.0)
+    wait = RenewalFailure.read(world.notes[-1]).retry - clock()
+    assert wait > DAY / 2
+    world.trouble, world.is_broker_away = None, False
+    begun = world.now
+    world.pass_time(2 * HOUR, 10.0)
+    assert world.link.is_up
+    assert world.requests[-1] - begun <= HOUR + LOOK + 60
+
+
 def test_a_broker_that_refuses_everybody_costs_the_server_a_request_after_doubling_waits(world):
     former = world.files.path.read_bytes()
     world.turn()
