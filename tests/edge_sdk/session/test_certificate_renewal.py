@@ -634,6 +634,20 @@ def test_a_broker_whose_clock_is_behind_accepts_a_certificate_before_it_is_repla
     assert len(world.requests) <= 4
 
 
+def test_a_former_pair_that_is_accepted_after_both_were_refused_leaves_the_failure(world):
+    former = world.files.path.read_bytes()
+    world.turn()
+    world.refused, world.now = RefusesNew(b""), world.due
+    world.pass_time(20 * 60.0, 10.0)
+    assert not world.link.is_up
+    world.refused = RefusesNew(former)
+    world.pass_time(5 * 60.0, 10.0)
+    assert world.link.is_up
+    assert world.is_alone()
+    assert world.state["why"] == "the broker refuses the new certificate"
+    assert len(world.requests) == 1
+
+
 def test_a_refusal_that_ends_before_the_wait_requests_nothing(world):
     world.turn()
     world.refused = RefusesNew(b"")
