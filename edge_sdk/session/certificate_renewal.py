@@ -225,8 +225,8 @@ class CertificateRenewal:
         """Plan the next attempt, save and log the failure."""
         failures, status = self.failure.failures + 1, int(getattr(error, "status", 0))
         present, wall = self.files.present(), self.wall()
-        is_expired = not self.link.is_up and (present is None or wall >= present.until)
-        is_expired |= self._is_refused and status != BROKER
+        is_useless = present is None or wall >= present.until or self._is_refused
+        is_expired = is_useless and not self.link.is_up and status != BROKER
         wait = wait_after(failures, self._validity(), self.rng, is_expired=is_expired)
         wait = max(wait, min(float(getattr(error, "retry_after", 0.0)), 86_400.0))
         self._retry_at = now + wait
@@ -292,11 +292,22 @@ class CertificateRenewal:
         elif self.link.refusals - self._refusals >= REFUSALS:
             if self.files.former() is not None:
                 self._exchange()
-            has_tried_all = self._exchanges >= 2 or self.files.former() is None
-            if has_tried_all and not self._is_refused and self._attempt is None:
-                self._is_refused = True
-                if self._may_begin(now):
-                    self._fail(now, UnusedError("the broker refuses the certificate", BROKER))
+            if self._exchanges >= 2 or self.files.former() is None:
+                self._plan_another(now)
+
+    def _plan_another(self, now: float) -> None:
+        """Request another certificate after a wait: the broker refuses every one that there is.
+
+        A long wait after other failures ends soon, for the certificate may have expired.
+        """
+        if self._is_refused or self._attempt is not None:
+            return
+        self._is_refused = True
+        if self._may_begin(now):
+            self._fail(now, UnusedError("the broker refuses the certificate", BROKER))
+        elif self._retry_at is not None and self.failure.status != BROKER:
+            soon = wait_after(1, self._validity(), self.rng)
+            self._retry_at = min(self._retry_at, now + soon)
 
     def _exchange(self) -> None:
         """Connect with the other certificate: the broker refuses the one in place."""
@@ -313,6 +324,7 @@ class CertificateRenewal:
         present, has_returned = self.files.present(), self._is_former_in_place()
         self.files.confirm()
         self._is_unconfirmed, self._exchanges, self._has_former = False, 0, None
+        self._is_refused = False
         if has_returned:
             self._fail(now, UnusedError("the broker refuses the new certificate", BROKER))
         elif present is not None:

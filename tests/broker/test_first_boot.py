@@ -9,12 +9,14 @@ import pytest
 
 from edge_sdk.app.cli import OK
 from edge_sdk.commands.main import main as edge
+from edge_sdk.session.certificate_files import CertificateFiles
+from edge_sdk.store.store import DeviceStore
 from edge_sdk.wire.link.mqtt import Broker, MqttLink
 from edge_sdk.wire.link.transport import LinkDown, LinkUp
 from tests.broker.authority import Authority
 from tests.broker.test_certificate_renewal import RenewalSite
 from tests.broker.test_clock import DAY, dated_broker, site
-from tests.broker.test_enrolment import sites
+from tests.broker.test_enrolment import sites, until
 
 pytestmark = pytest.mark.broker
 
@@ -146,3 +148,25 @@ def test_a_device_at_1970_that_was_never_welcomed_gets_the_time_and_takes_part(p
         ((floor,),) = db.execute("SELECT value FROM facts WHERE name = 'floor'")
     assert abs(floor / 1000 - time.time()) < DAY
     assert edge(["status", str(agent.config)]) == OK
+
+
+@pytest.mark.slow
+def test_a_device_at_1970_whose_certificate_has_expired_without_its_knowledge_renews_it(
+    place, tmp_path
+):
+    here = place()
+    here.start("aggregator", "run", here.config)
+    agent = here.enrolled(life=12)
+    issued = CertificateFiles(agent.pem).present()
+    with DeviceStore.open(agent.folder / "state") as store:
+        store.set_facts(floor=int(1000 * (issued.since + 1)))  # its last signed time
+    here.serve_short(life=3600)
+    until(lambda: time.time() > issued.until, "the end of the certificate")
+    shift = tmp_path / "shift"
+    shift.write_text(str(-int((time.time() - DAY) * 1000)))  # on 2 January 1970
+    agent.start("-m", "tests.broker.shifted_clock", shift, "edge_sdk", "run", agent.config)
+    agent.until(lambda said: "certificate confirmed" in said)
+    said = agent.said
+    assert "the broker refuses the certificate" in said[: said.index("certificate renewed")]
+    assert agent.stop() == 0
+    assert CertificateFiles(agent.pem).present().until > issued.until

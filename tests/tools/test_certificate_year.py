@@ -28,15 +28,15 @@ def place(tmp_path):
 
 
 def test_a_fleet_with_kills_outages_and_every_wrong_clock_loses_no_device_and_no_round(tmp_path):
-    found = simulated(tmp_path, devices=20, days=100, seed=2, wrong_clocks=0.5, kill_rate=0.06)
+    found = simulated(tmp_path, devices=20, days=62, seed=2, wrong_clocks=0.5, kill_rate=0.1)
     assert found.is_sound, text_of(found)
     assert set(found.wrong_clocks) == {*KINDS, "right"}
-    assert found.rounds_owed > 1200
-    assert found.renewals > 20 * 4
+    assert found.rounds_owed > 800
+    assert found.renewals > 20 * 2
     assert found.requests > found.renewals
     assert sum(found.kills.values()) > 50
     renewed = STEPS[: STEPS.index("former pair removed") + 1]
-    assert all(found.visits[step] > 50 for step in renewed)
+    assert all(found.visits[step] > 20 for step in renewed)
     assert found.events["limited connections"] > 0
     assert found.events["authority restarted"] > 10
 
@@ -90,17 +90,17 @@ def test_servers_judged_by_the_device_s_own_clock_lock_out_devices_whose_clock_i
     tmp_path, monkeypatch
 ):
     monkeypatch.setattr(ServerClock, "earliest_certificate_time", lambda _self: None)
-    found = simulated(tmp_path, devices=10, days=20, wrong_clocks=1.0)
+    found = simulated(tmp_path, devices=5, days=14, wrong_clocks=1.0)
     assert {"clock: years ahead"} <= {why.partition(";")[0] for why in found.locked_out.values()}
-    assert found.rounds_lost > 20
+    assert found.rounds_lost > 10
 
 
 def test_a_list_of_revoked_certificates_that_nobody_renews_locks_the_fleet_out(
     tmp_path, monkeypatch
 ):
     monkeypatch.setattr(EstService, "renew_list", lambda _self: None)
-    found = simulated(tmp_path, devices=4, days=36, wrong_clocks=0.0)
-    assert len(found.locked_out) == 4
+    found = simulated(tmp_path, devices=2, days=33, wrong_clocks=0.0)
+    assert len(found.locked_out) == 2
 
 
 def test_the_command_prints_json_and_its_exit_code_is_the_verdict(tmp_path, capsys):

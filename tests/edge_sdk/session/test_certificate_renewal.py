@@ -586,6 +586,22 @@ def test_two_certificates_that_expired_unknown_to_the_clock_are_renewed_too(worl
     assert world.is_alone()
 
 
+def test_a_long_wait_after_failures_ends_when_the_broker_refuses_the_certificate(world):
+    world.turn()
+    clock = SignedTime(world)
+    world.trouble, world.is_broker_away, world.link.is_up = EstError("unreachable"), True, False
+    clock.floor = world.now = world.due + LOOK
+    world.renewal.wall = clock  # it stands still: never expired
+    world.pass_time(20 * DAY, 300.0)
+    wait = RenewalFailure.read(world.notes[-1]).retry - clock()
+    assert wait > DAY / 2
+    world.trouble, world.is_broker_away = None, False
+    begun = world.now
+    world.pass_time(2 * HOUR, 10.0)
+    assert world.link.is_up
+    assert world.requests[-1] - begun <= HOUR + LOOK + 60
+
+
 def test_a_broker_that_refuses_everybody_costs_the_server_a_request_after_doubling_waits(world):
     former = world.files.path.read_bytes()
     world.turn()
@@ -602,6 +618,34 @@ def test_a_broker_that_refuses_everybody_costs_the_server_a_request_after_doubli
     assert world.link.is_up
     assert world.is_alone()
     assert RenewalFailure.read(world.notes[-1]).failures == 0
+
+
+def test_a_broker_whose_clock_is_behind_accepts_a_certificate_before_it_is_replaced(world):
+    def accepts(content):  # at first none of the new ones, which begin at their issue
+        made = x509.load_pem_x509_certificate(content[content.index(b"-----BEGIN CERT") :])
+        begin, end = (moment.timestamp() for moment in validity(made))
+        return begin <= world.now - 1.5 * HOUR and world.now < end
+
+    world.now = START + 100 * DAY
+    world.accepts = accepts
+    world.start()
+    world.pass_time(6 * HOUR, 10.0)
+    assert world.link.is_up
+    assert len(world.requests) <= 4
+
+
+def test_a_former_pair_that_is_accepted_after_both_were_refused_leaves_the_failure(world):
+    former = world.files.path.read_bytes()
+    world.turn()
+    world.refused, world.now = RefusesNew(b""), world.due
+    world.pass_time(20 * 60.0, 10.0)
+    assert not world.link.is_up
+    world.refused = RefusesNew(former)
+    world.pass_time(5 * 60.0, 10.0)
+    assert world.link.is_up
+    assert world.is_alone()
+    assert world.state["why"] == "the broker refuses the new certificate"
+    assert len(world.requests) == 1
 
 
 def test_a_refusal_that_ends_before_the_wait_requests_nothing(world):
