@@ -96,17 +96,30 @@ class _ServerEnd:
         self._request, self._peer = request, peer
         self.answer = bytearray()
 
-    def makefile(self, *_: object) -> io.BytesIO:
-        return io.BytesIO(self._request)
-
-    def sendall(self, data: bytes) -> None:
-        self.answer += data
+    def makefile(self, mode: str, *_: object) -> io.BufferedIOBase:
+        return (
+            io.BufferedWriter(_Written(self.answer)) if "w" in mode else io.BytesIO(self._request)
+        )
 
     def settimeout(self, _seconds: float) -> None:
         """Do nothing: the request is there."""
 
     def getpeercert(self, *, binary_form: bool) -> bytes | None:
         return self._peer.getpeercert(binary_form=True) if binary_form else None
+
+
+class _Written(io.RawIOBase):
+    """The bytes that a handler has written."""
+
+    def __init__(self, into: bytearray) -> None:
+        self._into = into
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:  # noqa: ANN401 - as the base class
+        self._into += data
+        return len(data)
 
 
 class _ClientEnd:
