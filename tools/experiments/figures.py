@@ -28,15 +28,19 @@ from tools.experiments import (
     falling_rates,
     long_run,
     plfl,
+    station_scores,
 )
 from tools.experiments.resumable import Checkpoint
-from tools.papers import curves, drawings
+from tools.papers import curves, drawings, stations
 from tools.papers.curves import rounded
 
 EXPERIMENT = "figures"
 LAST, DAYS = 150, 2
 HOMES = "building_resstock_ca_alameda"
 CONFIGURATIONS = ("FL", "cfg 1", "cfg 2", "cfg 3")
+
+FOLDERS = {"rows": drawings.FOLDER, "stations": stations.FOLDER}
+"""Folders of records that are no curves, by a key of theirs."""
 
 Record = Mapping[str, Any]
 
@@ -58,6 +62,7 @@ def main(options: argparse.Namespace) -> int:
         "pfgl-fig-3": station_weights,
         "pfgl-lengths": long_run.lengths,
         "pfgl-rates": falling_rates.falling,
+        stations.NAME: station_scores.station_scores,
     }
     missing = []
     for name, make in makers.items():
@@ -67,7 +72,7 @@ def main(options: argparse.Namespace) -> int:
         if record is None:
             missing.append(name)
             continue
-        folder = drawings.FOLDER if "rows" in record else curves.FOLDER
+        folder = next((x for key, x in FOLDERS.items() if key in record), curves.FOLDER)
         folder.mkdir(exist_ok=True)
         (folder / f"{name}.json").write_text(json.dumps(record, indent=1) + "\n", "utf-8")
         print(f"written: {folder.name}/{name}.json")

@@ -6,7 +6,7 @@ import html
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from tools.papers import combined, curves, drawings
+from tools.papers import combined, curves, drawings, stations
 from tools.papers.records import PAPERS, Exhibit, Paper, read
 
 HEAD = ("paper", "table or figure", "state", "date", "command")
@@ -43,6 +43,8 @@ def files(docs: Path) -> dict[Path, str]:
                 out[docs / "papers" / picture_name(name, one)] = drawn(one)
     for name in APART:
         out[docs / "papers" / f"{name}.svg"] = curves.picture(curves.read(name))
+    if scores := stations.read():
+        out[docs / "papers" / f"{stations.NAME}.md"] = stations.page(scores)
     if rows := combined.read():
         out[docs / "papers" / "combined.md"] = combined.page(rows)
         out[docs / "papers" / "combined.svg"] = combined.picture(rows)
