@@ -26,7 +26,7 @@ from aggregator.store.location import SCHEMES, Location, PostgresUrl
 from aggregator.store.types import Retention
 from edge_sdk.app.settings import Duration, Loaded, load
 from edge_sdk.wire.protocol.block_quantisation import DownlinkEncoding, UpdateEncoding
-from edge_sdk.wire.protocol.messages import CHUNK_LIMIT
+from edge_sdk.wire.protocol.messages import CHUNK_LIMIT, SINGLE_LIMIT
 from edge_sdk.wire.protocol.topics import is_run_name
 from edge_sdk.wire.schema import Between, Length, Matches
 
@@ -62,6 +62,7 @@ FleetId = Annotated[str, Matches(r"[A-Za-z0-9][A-Za-z0-9_-]{0,31}")]
 RunName = Annotated[str, Matches(r"([a-z][a-z0-9-]{0,15})?")]
 Fraction = Annotated[float, Between(1e-6, 1.0)]
 InlineBytes = Annotated[int, Between(0, CHUNK_LIMIT)]
+SingleBytes = Annotated[int, Between(0, SINGLE_LIMIT)]
 WindowBytes = Annotated[int, Between(CHUNK_LIMIT, IN_FLIGHT)]
 Positive = Annotated[int, Between(1, 2**31 - 1)]
 DailyBytes = Annotated[int, Between(1, 2**50)]
@@ -132,6 +133,7 @@ class AdmissionSection:
     max_norm: Literal["auto"] | Norm = "auto"  # largest norm of an update
     max_samples: Positive = 1_000_000_000  # largest sample count a device may claim
     max_inline_bytes: InlineBytes = CHUNK_LIMIT  # largest body of an update without an offer
+    max_single_bytes: SingleBytes = SINGLE_LIMIT  # largest update in one message; 0: in chunks
     max_in_flight_bytes: WindowBytes = IN_FLIGHT  # granted chunks, of all devices together
     max_pending_updates: Annotated[int, Between(1, 8)] = 2  # unreceipted updates per device
     max_updates: Positive | None = None  # updates of one device in total; left out: no limit

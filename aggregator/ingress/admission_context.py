@@ -12,11 +12,13 @@ from aggregator.store.sequence_ledger import Ledger
 from edge_sdk.wire.contract.method import Update
 from edge_sdk.wire.errors import Reason, Refused
 from edge_sdk.wire.protocol.admission_policy import Limits, OpenRound
+from edge_sdk.wire.protocol.envelope import PAYLOAD_LIMIT, SINGLE_PAYLOAD_LIMIT
 from edge_sdk.wire.protocol.messages import (
     CHUNK_LIMIT,
     WIRE,
     HelloMessage,
     OfferMessage,
+    UpdateMessage,
     WelcomeMessage,
 )
 
@@ -44,6 +46,20 @@ class WelcomeTerms:
     caps: tuple[str, ...] = ()
     quotas: RateLimits = field(default_factory=RateLimits)
     room: UploadCapacity = field(default_factory=UploadCapacity)
+
+    @property
+    def largest_update(self) -> int:
+        """Return the largest body of an update that may arrive in one message, bytes."""
+        return max(self.inline, self.single)
+
+    def payload_limit(self, kind: str) -> int:
+        """Return the largest payload of a kind that is read, bytes.
+
+        >>> WelcomeTerms(single=100_000).payload_limit("update"), WelcomeTerms().payload_limit("update")
+        (262656, 65536)
+        """
+        is_single = kind == UpdateMessage.kind and self.single > 0
+        return SINGLE_PAYLOAD_LIMIT if is_single else PAYLOAD_LIMIT
 
 
 def no_fault(_update: Update) -> str:

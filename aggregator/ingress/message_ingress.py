@@ -37,7 +37,7 @@ from edge_sdk.wire.errors import Reason, Refused
 from edge_sdk.wire.keys import Signer
 from edge_sdk.wire.link.transport import Message as Arrival
 from edge_sdk.wire.protocol import codec, topics
-from edge_sdk.wire.protocol.envelope import PAYLOAD_LIMIT, SINGLE_PAYLOAD_LIMIT, Sealed
+from edge_sdk.wire.protocol.envelope import Sealed
 from edge_sdk.wire.protocol.messages import (
     ChunkMessage,
     HaveMessage,
@@ -298,7 +298,6 @@ class MessageIngress:
             self._limiter.charge(sender, kind, len(payload), now)
             return public
 
-        is_single = kind == UpdateMessage.kind and self._terms.single > 0
         known = arrival.verified_by if isinstance(arrival, QueuedUpdate) else b""
         return self._decryption.unseal(
             payload,
@@ -306,7 +305,7 @@ class MessageIngress:
             sender=device,
             key_of=key_of,
             verified_by=known,
-            limit=SINGLE_PAYLOAD_LIMIT if is_single else PAYLOAD_LIMIT,
+            limit=self._terms.payload_limit(kind),
         )
 
     def _check_set_aside(self, body: Sealed) -> None:
@@ -330,13 +329,9 @@ class MessageIngress:
     # --- updates
 
     def _update(self, sealed: Sealed, update: UpdateMessage) -> IngressResult:
-        most = max(self._terms.inline, self._terms.single)
-        if len(sealed.body) > most:
-            raise Refused(
-                Reason.TOO_LARGE,
-                f"{len(sealed.body)} bytes inline, at most {most} are allowed: "
-                "offer the body first",
-            )
+        if (size := len(sealed.body)) > (most := self._terms.largest_update):
+            text = f"{size} bytes inline, at most {most} are allowed: offer the body first"
+            raise Refused(Reason.TOO_LARGE, text)
         return self._updates.update(sealed, update)
 
     def _offer(self, sealed: Sealed, offer: OfferMessage) -> IngressResult:

@@ -63,6 +63,7 @@ RESTART: Mapping[str, str] = {
     "parent": "the session with the parent uses it",
     "http": "the HTTP server is listening there",
     "admission.max_inline_bytes": "connected devices were granted it",
+    "admission.max_single_bytes": "connected devices were granted it",
     "admission.max_pending_updates": "connected devices were granted it",
     "admission.workers": "the subscriptions depend on it",
     "run.client_fraction": "the cohort of the open round was drawn with it",

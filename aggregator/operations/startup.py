@@ -12,7 +12,7 @@ from aggregator.ingress.uploads import UploadCapacity
 from edge_sdk.app.cli import fields
 from edge_sdk.wire.link.event_loop import Poller
 from edge_sdk.wire.link.transport import Transport
-from edge_sdk.wire.protocol.messages import BODY_LIMIT, CHUNK_LIMIT, SINGLE_LIMIT
+from edge_sdk.wire.protocol.messages import BODY_LIMIT, CHUNK_LIMIT
 from edge_sdk.wire.protocol.outbox_state import CAPS, SCORES
 
 logger = logging.getLogger(__name__)
@@ -28,7 +28,7 @@ def terms_of(config: AggregatorConfig) -> WelcomeTerms:
     admission = config.admission
     return WelcomeTerms(
         inline=admission.max_inline_bytes,
-        single=SINGLE_LIMIT if admission.max_inline_bytes and not admission.workers else 0,
+        single=0 if admission.workers else admission.max_single_bytes,
         quota=admission.daily_bytes,
         hold=admission.max_pending_updates,
         caps=tuple(word for word in CAPS if config.scores.collect or word != SCORES),

@@ -31,7 +31,6 @@ from edge_sdk.wire.protocol.codec import decode
 from edge_sdk.wire.protocol.envelope import AGGREGATOR, digest, ref, unproved, unseal
 from edge_sdk.wire.protocol.messages import (
     CHUNK_LIMIT,
-    SINGLE_LIMIT,
     SPAN_LIMIT,
     TIME_LIMIT,
     BundleMessage,
@@ -194,7 +193,9 @@ class RunAnnouncer:
         admission = self.run.config.admission
         if admission.workers:  # they take bodies of at most ``max_inline_bytes``
             return 0
-        size = min(SINGLE_LIMIT, admission.daily_bytes // 8, self._ahead() * CHUNK_LIMIT)
+        size = min(
+            admission.max_single_bytes, admission.daily_bytes // 8, self._ahead() * CHUNK_LIMIT
+        )
         return size if size > CHUNK_LIMIT else 0
 
     def _spread(self, body: Body) -> int:

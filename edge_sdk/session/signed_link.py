@@ -357,8 +357,7 @@ class SignedLink:
             check_successor(message, proved, self._fleet)
         if isinstance(message, WeatherMessage) and message.region != address.tail:
             raise Refused(Reason.MALFORMED, f"weather of {message.region!r} under {address.tail!r}")
-        name = proved.ref if proved.clear is None else ref(digest(proved.clear))
-        return VerifiedMessage(message, proved.content, name)
+        return VerifiedMessage(message, proved.content, proved.clear_ref)
 
     def _decrypt(self, kind: str, sender: str, body: bytes) -> bytes:
         return self._keys.decrypt(body, BodyContext(self._fleet, kind, sender, self._device))

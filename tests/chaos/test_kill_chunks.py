@@ -1,4 +1,4 @@
-"""kill -9 between the chunks that follow an offer without a grant loses and doubles no update."""
+"""kill -9 loses and doubles no update that is sent in chunks without a grant, or in one message."""
 
 from __future__ import annotations
 
@@ -38,7 +38,9 @@ def trained(folder, *, is_disturbed):
         return state.w.tobytes(), storm.kills
 
 
-def test_updates_of_six_chunks_reach_the_same_bits_after_kills(tmp_path):
+@pytest.mark.parametrize("single", [0, 262_144], ids=["six chunks", "one message"])
+def test_updates_reach_the_same_bits_after_kills(tmp_path, monkeypatch, single):
+    monkeypatch.setenv("GRIDFED_AGGREGATOR_ADMISSION__MAX_SINGLE_BYTES", str(single))
     calm, _ = trained(tmp_path / "calm", is_disturbed=False)
     disturbed, kills = trained(tmp_path / "storm", is_disturbed=True)
     assert disturbed == calm, json.dumps(kills)

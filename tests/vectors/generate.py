@@ -393,6 +393,7 @@ def model() -> list[Case]:
     return [
         common("model", manifest),
         common("model-ahead", replace(manifest, round=42, spread=0, share=1.0, ahead=8)),
+        common("model-single", replace(manifest, round=42, share=1.0, ahead=8, single=262_144)),
         *(common(f"model-logged-{i}", one) for i, one in enumerate(logged(manifest), 1)),
         common("part", messages.PartMessage(id=whole[:16], i=0, blob=body)),
         common("model-step", stepped),

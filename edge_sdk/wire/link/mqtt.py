@@ -49,7 +49,7 @@ from edge_sdk.wire.link.event_loop import Clock, Poller
 from edge_sdk.wire.link.transport import Happening, LinkDown, LinkUp, Message
 from edge_sdk.wire.protocol.topics import is_unkept
 
-__all__ = ["LARGEST", "WINDOW", "Broker", "MqttLink", "Poller", "Will"]
+__all__ = ["LARGEST", "LARGEST_UPDATE", "WINDOW", "Broker", "MqttLink", "Poller", "Will"]
 
 WILL_DELAY: Final = 30  # s: a short loss of the link does not publish the will
 STEADY: Final = 10.0  # s: a connection that lasted this long resets the reconnect delay

@@ -66,6 +66,11 @@ class Sealed:
         """Return the 16 bytes by which answers refer to this message."""
         return ref(self.digest)
 
+    @property
+    def clear_ref(self) -> bytes:
+        """Return the reference of the clear body: an answer to an encrypted message names that."""
+        return self.ref if self.clear is None else ref(digest(self.clear))
+
 
 def digest(body: bytes) -> bytes:
     """Return the identity of a message: SHA-256 of its body, as received."""

@@ -299,7 +299,7 @@ def _send_chunks(
     count = count_of(len(entry.body), outbox.chunk)
     have = frozenset(indices(request.have, count))
     is_early = inputs.now - before.sent_at < SOONEST_GAP
-    in_flight = before.sent if is_early and have == before.have else _still_in_flight(before, have)
+    in_flight = before.sent if is_early and have == before.have else before.in_flight(have)
     missing = [i for i in range(count) if i not in have and i not in in_flight]
     next_chunks = missing[: max(0, request.win - len(in_flight))]
     sent_at = inputs.now if next_chunks else before.sent_at
@@ -308,19 +308,6 @@ def _send_chunks(
     answered = replace(entry, attempts=1)
     pieces = tuple(SendChunk(_chunk(entry, i, outbox.chunk), worker) for i in next_chunks)
     return OutboxStep(replace(_with_entry(outbox, answered, retry_at), transfer=transfer), pieces)
-
-
-def _still_in_flight(before: PendingTransfer, have: frozenset[int]) -> tuple[int, ...]:
-    """Return chunks that may still arrive; a chunk is lost once a later one has arrived.
-
-    A report without a new chunk after the receiver's timeout means that no chunk is in flight. An
-    earlier one crossed with the chunks and changes nothing.
-    """
-    if have <= before.have:
-        return ()
-    arrived = [n for n, i in enumerate(before.sent) if i in have]
-    last = arrived[-1] if arrived else -1
-    return tuple(i for n, i in enumerate(before.sent) if n > last and i not in have)
 
 
 def _chunk(entry: OutboxEntry, i: int, size: int) -> ChunkMessage:

@@ -154,6 +154,18 @@ class PendingTransfer:
     sent: tuple[int, ...] = ()  # in sending order, without the chunks that arrived
     sent_at: float = float("-inf")  # when chunks were sent last
 
+    def in_flight(self, have: frozenset[int]) -> tuple[int, ...]:
+        """Return chunks that may still arrive; a chunk is lost once a later one has arrived.
+
+        A report without a new chunk after the receiver's timeout means that no chunk is in flight. An
+        earlier one crossed with the chunks and changes nothing.
+        """
+        if have <= self.have:
+            return ()
+        arrived = [n for n, i in enumerate(self.sent) if i in have]
+        last = arrived[-1] if arrived else -1
+        return tuple(i for n, i in enumerate(self.sent) if n > last and i not in have)
+
 
 @dataclass(frozen=True, slots=True)
 class SendWhole:

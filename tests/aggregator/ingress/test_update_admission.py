@@ -7,8 +7,9 @@ import pytest
 
 from aggregator.ingress.admission_context import WelcomeTerms
 from edge_sdk.wire.errors import Reason
+from edge_sdk.wire.protocol import topics
 from edge_sdk.wire.protocol.messages import ReceiptMessage
-from tests.aggregator.rig import Desk, Device, ref_of, turn_of
+from tests.aggregator.rig import FLEET, Desk, Device, ref_of, turn_of, wide
 
 
 class TestInline:
@@ -196,6 +197,24 @@ class TestInline:
         assert device.say(device.update())[0].code == Reason.BUDGET_SPENT
         desk.intake.open(turn_of(cohort=bytes(16), share=0.0))
         assert device.say(device.update())[0].code == Reason.NOT_IN_COHORT
+
+    @pytest.mark.parametrize(("single", "code"), [(262_144, 0), (0, Reason.TOO_LARGE)])
+    def test_an_update_larger_than_other_messages_counts_where_it_is_allowed(
+        self, tmp_path, single, code
+    ):
+        turn = turn_of(spec=wide(60_000))
+        desk = Desk(tmp_path, terms=WelcomeTerms(single=single), turn=turn)
+        device = Device(desk)
+        device.greet()
+        update = device.update(np.linspace(-0.01, 0.01, 60_000))
+        (answer,) = device.say(update)
+        assert answer.code == code
+        assert len(desk.journalled()) == (code == 0)
+
+    def test_an_update_in_one_message_has_a_limit(self, tmp_path):
+        desk = Desk(tmp_path, terms=WelcomeTerms(single=262_144))
+        topic = topics.up(FLEET, "meter-1", "update")
+        assert [one.code for one in desk.take(topic, bytes(262_657))] == [Reason.TOO_LARGE]
 
     def test_a_body_larger_than_was_allowed_unasked_must_be_offered(self, tmp_path):
         desk = Desk(tmp_path, terms=WelcomeTerms(inline=64))

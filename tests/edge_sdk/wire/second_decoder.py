@@ -80,11 +80,11 @@ TABLE = {
             "part": (S, 1, 16), "spec": REF, "enc": (S, 1, 16), "digest": (B, 32, 32),
             "size": (I, 1, 2**23), "chunk": (I, 1, 32768), "until": TIME, "spread": SPAN,
             "inline": (I, 0, 32768), "share": (F, 0.0, 1.0), "vals": (M, 0, 32), "cohort": REF,
-            "deltas": (L, 0, 8), "ahead": (I, 1, 256),
+            "deltas": (L, 0, 8), "ahead": (I, 1, 256), "single": (I, 1, 262144),
             "note": (S, 1, 512), "path": (B, 0, 2048), "step": (B, 32, 32),
             "step_size": (I, 1, 2**23), "expires": TIME,
         },
-        "vals cohort deltas ahead note path step step_size expires",
+        "vals cohort deltas ahead single note path step step_size expires",
     ),
     "task": (
         1,

@@ -15,7 +15,7 @@ import paho.mqtt
 import pytest
 
 from edge_sdk.wire.errors import LinkError
-from edge_sdk.wire.link.mqtt import LARGEST, WINDOW, Broker, MqttLink, Poller
+from edge_sdk.wire.link.mqtt import LARGEST, LARGEST_UPDATE, WINDOW, Broker, MqttLink, Poller
 from edge_sdk.wire.link.transport import LinkDown, LinkUp, Message
 
 OK5, OK4 = b"\x20\x03\x00\x00\x00", b"\x20\x02\x00\x00"
@@ -301,6 +301,31 @@ def test_the_servers_packet_limit_bounds_the_payload(puppet, make):
     assert only(link, LinkUp) == LinkUp(9_488)
     with pytest.raises(LinkError, match="at most 9488"):
         link.publish("t", bytes(9_489))
+
+
+def test_a_server_that_states_a_large_packet_takes_a_whole_update(puppet, make):
+    link = make()
+    greet(puppet, link, connack(b"\x27" + struct.pack("!I", 1_000_000)))
+    assert only(link, LinkUp) == LinkUp(LARGEST_UPDATE)
+    assert link.publish("t", bytes(LARGEST_UPDATE))
+    with pytest.raises(LinkError, match=f"at most {LARGEST_UPDATE}"):
+        link.publish("t", bytes(LARGEST_UPDATE + 1))
+
+
+@pytest.mark.parametrize(("size", "again"), [(LARGEST, 1), (LARGEST + 1, 0)])
+def test_a_large_message_is_not_sent_again_on_the_next_connection(puppet, make, size, again):
+    """A line that drops before it has arrived would carry nothing else; its sender has chunks."""
+    link, large = make(), connack(b"\x27" + struct.pack("!I", 1_000_000))
+    greet(puppet, link, large)
+    link.poll(1)
+    assert link.publish("t", bytes(size))
+    link.poll(0.05)
+    puppet.peer.close()
+    only(link, LinkDown)
+    greet(puppet, link, large)
+    only(link, LinkUp)
+    assert link.room() == WINDOW - again
+    assert link.counters["abandoned"] == 1 - again
 
 
 def test_nothing_is_retained_where_the_broker_cannot(puppet, make):

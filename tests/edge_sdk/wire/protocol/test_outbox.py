@@ -250,6 +250,30 @@ def test_all_chunks_follow_the_first_offer_where_they_are_granted_ahead():
     assert sent(outbox.receive(turn.outbox, m.HaveMessage(of.id, b"\x04", 8), chance())) == [0, 1]
 
 
+@pytest.mark.parametrize(
+    ("single", "payload", "is_single"),
+    [
+        (80_000, 80_512, True),
+        (79_999, 80_512, False),  # larger than the manifest allows
+        (80_000, 80_511, False),  # larger than the link carries with its envelope
+        (0, 262_656, False),
+    ],
+)
+def test_an_update_goes_in_one_message_where_manifest_and_link_allow_it(single, payload, is_single):
+    up = outbox.linked(ready(), chance(), max_payload=payload, conn=2).outbox
+    turn = outbox.release(replace(up, single=single, ahead=8), entry(size=80_000), chance())
+    assert [type(say) for say in turn.messages[:1]] == [SendWhole if is_single else m.OfferMessage]
+    assert len(turn.messages) == (1 if is_single else 4)
+
+
+def test_an_update_goes_in_one_message_once():
+    up = outbox.linked(ready(), chance(), max_payload=262_656, conn=2).outbox
+    turn = outbox.release(replace(up, single=262_144), entry(size=80_000), chance())
+    assert [type(say) for say in turn.messages] == [SendWhole]
+    again = outbox.linked(turn.outbox, chance(), max_payload=262_656, conn=3)
+    assert [type(say) for say in again.messages] == [m.OfferMessage]
+
+
 def test_a_later_attempt_waits_for_its_grant():
     up, of = ahead(8)
     turn = outbox.release(up, of, chance())
