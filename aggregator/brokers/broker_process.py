@@ -45,6 +45,7 @@ __all__ = [
 
 STARTING: Final = 15.0  # s, time-out of the first answer
 STOPPING: Final = 5.0  # s before it is killed
+SILENCE: Final = 60.0  # s without an answer after which a Mosquitto that runs is restarted
 ATTEMPTS: Final = 3  # another process may take a free port before the broker binds it
 SEGMENT_BYTES: Final = 32 * 1024 * 1024
 SEGMENTS: Final = 8
@@ -148,6 +149,7 @@ class BrokerProcess:
         self._folder = folder
         self._tls = tls
         self._process: subprocess.Popen[bytes] | None = None
+        self._silent_since: float | None = None
         if command:
             self._launch()
 
@@ -175,15 +177,24 @@ class BrokerProcess:
         )
 
     def ensure(self) -> bool:
-        """Restart the child if it no longer answers; return True if it was restarted.
+        """Restart the child if it has ended or no longer answers; return True if it was restarted.
 
-        Call it every few seconds.
+        Call it every few seconds. A Mosquitto that runs may be busy, for instance with thousands of
+        clients that connect together: it has a minute to answer, since a restart makes all of them
+        connect again.
 
         Raises:
             LinkError: It does not answer after the restart.
         """
         if not self._command or self.healthy():
+            self._silent_since = None
             return False
+        if self.kind == "mosquitto" and self.pid is not None:
+            now = time.monotonic()
+            self._silent_since = now if self._silent_since is None else self._silent_since
+            if now - self._silent_since < SILENCE:
+                return False
+        self._silent_since = None
         self.kill()
         self._launch()
         return True

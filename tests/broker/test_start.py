@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import resource
 import signal
@@ -104,6 +105,21 @@ def test_a_killed_broker_is_restarted_on_its_port(kind, tmp_path):
         assert one.url == url
     assert one.pid is None
     assert not probe(url)
+
+
+def test_a_mosquitto_that_is_busy_has_a_minute_to_answer(tmp_path, monkeypatch):
+    require("mosquitto")
+    monkeypatch.setattr(brokers, "probe", functools.partial(probe, patience=0.2))
+    with start("mosquitto", folder=tmp_path) as one:
+        pid = one.pid
+        os.kill(pid, signal.SIGSTOP)
+        assert not one.healthy()
+        assert not one.ensure()
+        assert one.pid == pid
+        monkeypatch.setattr(brokers, "SILENCE", 0.0)
+        assert one.ensure()
+        assert one.healthy()
+        assert one.pid != pid
 
 
 def test_an_open_port_without_an_answer_is_unhealthy():
