@@ -37,6 +37,7 @@ from aggregator.store.types import (
     Timer,
     Version,
 )
+from edge_sdk.app.clock import Clock, SystemClock
 from edge_sdk.wire import merkle_tree
 from edge_sdk.wire.contract.method import Event, Update
 from edge_sdk.wire.errors import Reason
@@ -102,6 +103,9 @@ class MemoryStore:
 
     def check_lease(self) -> None:
         pass
+
+    def clock(self) -> Clock:
+        return SystemClock()
 
     def backup(self, path: Path) -> None:
         raise DatabaseError(f"{path}: nothing to copy")
