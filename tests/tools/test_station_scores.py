@@ -64,6 +64,4 @@ def test_the_page_counts_where_a_row_is_better_than_alone_and_where_it_is_the_be
     ).splitlines()
     assert "| Boulder p=1 | 2 | 1 | 1 | 1 | 1 | 1 | 1 |" in lines
     assert "| PFGL | 1 | 2.5 | 1.75 | 50% | 1 |" in lines
-    assert (
-        "| No_FL | 0.9 | 0.9 | 0.9 |  | 1 |" in lines
-    )  # as close as 0.7, and before it
+    assert "| No_FL | 0.9 | 0.9 | 0.9 |  | 1 |" in lines  # as close as 0.7, and before it
