@@ -298,14 +298,14 @@ class CertificateRenewal:
     def _plan_another(self, now: float) -> None:
         """Request another certificate after a wait: the broker refuses every one that there is.
 
-        A long wait after other failures ends soon, for the certificate may have expired.
+        A long wait after earlier failures ends soon, for the certificate may have expired.
         """
         if self._is_refused or self._attempt is not None:
             return
         self._is_refused = True
         if self._may_begin(now):
             self._fail(now, UnusedError("the broker refuses the certificate", BROKER))
-        elif self._retry_at is not None and self.failure.status != BROKER:
+        elif self._retry_at is not None:
             soon = wait_after(1, self._validity(), self.rng)
             self._retry_at = min(self._retry_at, now + soon)
 

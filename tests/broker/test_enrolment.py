@@ -10,10 +10,13 @@ import signal
 import subprocess
 import sys
 import time
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 
+from aggregator.authority import folder as authority
+from aggregator.authority.revocation_list import list_validity
 from aggregator.brokers.broker_process import TlsFiles, mosquitto_program, start
 from aggregator.commands.main import main
 from edge_sdk.app.cli import OK
@@ -23,6 +26,7 @@ from firmware_sim.fleet.federation import free_port
 pytestmark = pytest.mark.broker
 
 ROOT = Path(__file__).parents[2]
+DAY = timedelta(days=1)
 
 
 def run(*words):
@@ -237,3 +241,15 @@ def test_a_device_with_a_p256_key_enrols_over_est_and_moves_the_model(site, caps
         here.start("edge_sdk", "run", config)
     assert len((here.folder / "meter-1" / "meter.pub").read_text().strip()) == 66
     until(lambda: version_of(here, capsys) >= 1, "a round with updates of both")
+
+
+def test_the_server_renews_a_list_of_revoked_certificates_and_reloads_the_broker(site, tmp_path):
+    reloaded = tmp_path / "reloaded"
+    here = site(reload=["touch", str(reloaded)])
+    now = datetime.now(UTC).replace(microsecond=0)
+    authority.renew_list(here.ca, now - 3 * DAY, 4 * DAY)
+    before = (here.ca / "revoked.pem").read_bytes()
+    here.serve()
+    until(reloaded.exists, "the broker's reload")
+    assert (here.ca / "revoked.pem").read_bytes() != before
+    assert list_validity((here.ca / "revoked.pem").read_bytes())[1] >= now + 4 * DAY

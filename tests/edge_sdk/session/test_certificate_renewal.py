@@ -602,6 +602,20 @@ def test_a_long_wait_after_failures_ends_when_the_broker_refuses_the_certificate
     assert world.requests[-1] - begun <= HOUR + LOOK + 60
 
 
+def test_a_wait_that_a_clock_without_a_battery_repeats_at_each_start_ends_too(world):
+    world.turn()
+    clock = SignedTime(world)
+    note = RenewalFailure(6, "the broker refuses the new certificate", BROKER, clock.floor + DAY)
+    world.notes.append(note.written())
+    world.now = START + 60 * DAY
+    world.start()
+    world.renewal.wall = clock  # at the last signed time, whatever passed meanwhile
+    begun = world.now
+    world.pass_time(2 * HOUR, 10.0)
+    assert world.link.is_up
+    assert world.requests[0] - begun <= HOUR + LOOK + 60
+
+
 def test_a_broker_that_refuses_everybody_costs_the_server_a_request_after_doubling_waits(world):
     former = world.files.path.read_bytes()
     world.turn()
