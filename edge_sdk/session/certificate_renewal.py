@@ -223,7 +223,9 @@ class CertificateRenewal:
 
     def _fail(self, now: float, error: Exception) -> None:
         """Plan the next attempt, save and log the failure."""
-        failures, status = self.failure.failures + 1, int(getattr(error, "status", 0))
+        status = int(getattr(error, "status", 0))
+        is_first = status == BROKER and self.failure.status != BROKER
+        failures = 1 if is_first else self.failure.failures + 1
         present, wall = self.files.present(), self.wall()
         is_useless = present is None or wall >= present.until or self._is_refused
         is_expired = is_useless and not self.link.is_up and status != BROKER
@@ -302,8 +304,9 @@ class CertificateRenewal:
         """
         if self._is_refused or self._attempt is not None:
             return
+        is_due = self._is_due(self.files.present())
         self._is_refused = True
-        if self._may_begin(now):
+        if self._may_begin(now) and not is_due:
             self._fail(now, UnusedError("the broker refuses the certificate", BROKER))
         elif self._retry_at is not None:
             soon = wait_after(1, self._validity(), self.rng)

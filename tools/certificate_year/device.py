@@ -279,6 +279,9 @@ class Device:
         is_quiet = program.link.is_up and not (files.next.exists() or files.previous.exists())
         if is_quiet and self._pace > 1.0:
             ends = [x[0] - now for x in self.offline if x[0] > now]
+            if (failure := program.renewal.failure).failures:
+                left = failure.retry - program.server_clock.best_time()
+                ends.append(max(MINUTE, left))
             return min([until - now, *ends])
         pause, self._pace = self._pace, min(2 * self._pace, LONGEST_PAUSE)
         return pause

@@ -616,6 +616,33 @@ def test_a_wait_that_a_clock_without_a_battery_repeats_at_each_start_ends_too(wo
     assert world.requests[0] - begun <= HOUR + LOOK + 60
 
 
+def test_refusals_of_the_broker_do_not_double_the_wait_of_other_failures(world):
+    world.turn()
+    clock = SignedTime(world)
+    note = RenewalFailure(14, "unreachable", 0, clock.floor)
+    world.notes.append(note.written())
+    world.now = START + 60 * DAY
+    world.start()
+    world.renewal.wall = clock
+    begun = world.now
+    world.pass_time(2 * HOUR, 10.0)
+    assert world.link.is_up
+    assert world.requests[0] - begun <= HOUR + LOOK + 60
+
+
+def test_refusals_delay_no_request_that_is_due_by_the_clock(world):
+    world.turn()
+    world.now = START + 60 * DAY
+    world.trouble = EstError("unreachable")
+    world.start()
+    world.pass_time(15 * HOUR, 30.0)
+    world.trouble = None
+    begun = world.now
+    world.pass_time(HOUR + 120, 30.0)
+    assert world.link.is_up
+    assert world.requests[-1] - begun <= HOUR + 60
+
+
 def test_a_broker_that_refuses_everybody_costs_the_server_a_request_after_doubling_waits(world):
     former = world.files.path.read_bytes()
     world.turn()
