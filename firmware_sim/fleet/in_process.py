@@ -36,7 +36,10 @@ from firmware_sim.samples import DeviceReadings, SampleSet, instant
 from firmware_sim.scenario import Scenario
 
 IDLE = 1.0
-"""Seconds between two turns of a device whose link has no news."""
+"""Seconds between two turns of a device whose link has no news, in a fleet of at most a thousand."""
+
+IDLE_TURNS = 1000.0
+"""Turns a second of all devices without news: in a larger fleet each one waits longer."""
 
 Connect = Callable[[Config, Callable[[], Will | None]], Transport]
 """Makes one device's link."""
@@ -74,11 +77,10 @@ class _Served:
         """Return whether its link has news; a link that cannot tell may have some."""
         return bool(getattr(self.links[-1], "has_news", True)) if self.links else True
 
-    def tick(self, timeout: float, clock: Callable[[], float]) -> None:
+    def tick(self, timeout: float, now: float, idle: float) -> None:
         """Serve it; after news once more in the next turn, since a turn does one piece of work."""
-        idle = 0.0 if self.has_news else IDLE
+        self.due = now if self.has_news else now + idle
         self.client.tick(timeout)
-        self.due = clock() + idle
 
 
 @dataclass
@@ -142,14 +144,15 @@ class Fleet:
             timeout = 0.0
 
     def serve(self, timeout: float = 0.0) -> None:
-        """Serve the devices whose links have news, and every other one each ``IDLE`` seconds.
+        """Serve the devices whose links have news, and every other one from time to time (``IDLE``).
 
         The first device may wait ``timeout`` seconds, and is served every time: a poller that all links
         share is then served too.
         """
+        now, idle = self.clock(), max(IDLE, len(self._served) / IDLE_TURNS)
         for number, one in enumerate(self._served):
-            if number == 0 or one.has_news or self.clock() >= one.due:
-                one.tick(timeout if number == 0 else 0.0, self.clock)
+            if number == 0 or now >= one.due or one.has_news:
+                one.tick(timeout if number == 0 else 0.0, now, idle)
 
     def traffic(self) -> list[Traffic]:
         """Return each device's bytes, from the counters of its link."""
