@@ -176,7 +176,7 @@ class _Handler(BaseHTTPRequestHandler):
         except RefusedError as error:
             self._refuse(error)
         except SignerUnavailable as error:
-            logger.warning("authority's token unreachable %s", fields(why=error))
+            logger.warning("authority token unreachable %s", fields(why=error))
             self._send(503, b"", {"Retry-After": str(TOKEN_RETRY)})
         else:
             self._send_pkcs7(made)

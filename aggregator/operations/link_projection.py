@@ -194,7 +194,8 @@ def _model_bytes(run: BoundRun) -> int:
     body = announce.body(run, task, number=1)
     content = Body(1000, body.data + bytes(4 * len(vector) * (count - 1)))
     step = announce.step(run, task, number=1)
-    opening = Opening(LARGEST // 2**20, 1_800_000_000_000, 10_000, 32_768, step=step)
+    single = run.config.admission.max_single_bytes
+    opening = Opening(LARGEST // 2**20, 1_800_000_000_000, 10_000, 32_768, step=step, single=single)
     parts = announce.slots(ends, content if step is None else step)
     manifest = announce.model(ends, announce.manifest(run, task, content, opening, number=1))
     return sum(_framed(one.topic, len(one.payload)) for one in (*parts, manifest))

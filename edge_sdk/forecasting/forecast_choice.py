@@ -80,6 +80,9 @@ def choose(
         ('last day', 'fleet')
     """
     errors, days = table.compared(least, _compared(available)), len(table.days)
+    weights = table.inverse_weights(least)
+    if not weights:  # the mean of no candidate is no forecast
+        errors = {name: error for name, error in errors.items() if name != MEAN}
     rivals = {name: error for name, error in errors.items() if name in available}
     incumbent = present if present in rivals else FLEET
     if not rivals:
@@ -87,8 +90,7 @@ def choose(
     best = min(rivals, key=lambda name: rivals[name])
     is_beaten = incumbent not in rivals or rivals[best] < (1.0 - MARGIN) * rivals[incumbent]
     name = best if is_beaten else incumbent
-    weights = table.inverse_weights(least) if name == MEAN else {name: 1.0}
-    return ForecastChoice(name, weights, errors, days)
+    return ForecastChoice(name, weights if name == MEAN else {name: 1.0}, errors, days)
 
 
 def choose_by_step(

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from aggregator.brokers.broker_process import BrokerProcess, TlsFiles, mosquitto_program, start
-from aggregator.brokers.mosquitto import PACKET, check_mosquitto_config
+from aggregator.brokers.mosquitto import LARGEST_PACKET, check_mosquitto_config
 from aggregator.brokers.mosquitto_acl import read
 from edge_sdk.wire.link.mosquitto_access import mosquitto_access
 from edge_sdk.wire.protocol import topics
@@ -201,7 +201,7 @@ def test_a_packet_above_the_size_limit_ends_the_connection(sites):
     attacker = Raw(sites("patterns"), "m1")
     attacker.socket.settimeout(10)
     with contextlib.suppress(OSError):  # the broker may hang up before all is written
-        attacker.publish(f"{ROOT}/m1/up/update", b"x" * (PACKET + 1))
+        attacker.publish(f"{ROOT}/m1/up/update", b"x" * (LARGEST_PACKET + 1))
     assert not attacker.settle()
 
 

@@ -99,7 +99,9 @@ def test_a_killed_broker_is_restarted_on_its_port(kind, tmp_path):
         url = one.url
         assert one.healthy()
         assert not one.ensure()
-        os.kill(one.pid, signal.SIGKILL)
+        killed = one.pid
+        os.kill(killed, signal.SIGKILL)
+        os.waitid(os.P_PID, killed, os.WEXITED | os.WNOWAIT)
         assert one.ensure()
         assert one.healthy()
         assert one.url == url

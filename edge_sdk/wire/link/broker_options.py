@@ -243,8 +243,12 @@ class TlsContext(ssl.SSLContext):
 
     def note_refusal(self, error: ssl.SSLCertVerificationError) -> None:
         """Doubt the machine's clock if OpenSSL has refused dates by it, and nothing confirms the clock."""
-        if error.verify_code in _DATES and self._earliest() is not None:
-            self.is_doubted = True
+        if error.verify_code in _DATES:
+            self.doubt_clock()
+
+    def doubt_clock(self) -> None:
+        """Judge the dates of the next handshakes here, unless the present time is known for certain."""
+        self.is_doubted = self._earliest() is not None
 
     def _earliest(self) -> float | None:
         return None if self.earliest is None else self.earliest()

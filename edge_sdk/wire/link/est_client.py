@@ -87,7 +87,7 @@ class EstServerAddress:
             earliest=lambda: self.earliest,
         )
         context = tls_context(broker)
-        context.is_doubted = self.earliest is not None
+        context.doubt_clock()
         return context
 
 

@@ -66,6 +66,16 @@ def test_the_choice_is_no_worse_than_any_comparable_candidate(sums, present):
         assert choice.name in choice.errors
 
 
+def test_a_mean_that_is_left_alone_is_not_chosen():
+    """Days on which the mean is known, and each candidate on too few of them to be compared."""
+    sums = np.zeros((LEAST, len(COLUMNS)))
+    for column in range(len(COLUMNS)):
+        if COLUMNS[column] != MEAN:
+            sums[column % LEAST, column] = np.nan
+    choice = choose(table_from(sums), MEAN)
+    assert (choice.name, choice.weights, choice.errors) == (FLEET, {FLEET: 1.0}, {})
+
+
 @settings(deadline=None)
 @given(errors, st.sampled_from(COLUMNS))
 def test_weights_are_a_convex_combination_of_candidates(sums, present):
