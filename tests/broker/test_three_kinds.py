@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 
 from aggregator.brokers.broker_process import mosquitto_program
+from aggregator.brokers.mosquitto import LARGEST_PACKET
 from edge_sdk.wire.link.mqtt import Broker, MqttLink
 from edge_sdk.wire.link.transport import Message
 from edge_sdk.wire.protocol import topics
@@ -64,7 +65,8 @@ class Tap:
     """A client that reads every topic of the fleet."""
 
     def __init__(self, url):
-        self.link = MqttLink(Broker(url=url, client_id="town.tap", session_expiry=0))
+        broker = Broker(url=url, client_id="town.tap", session_expiry=0, max_packet=LARGEST_PACKET)
+        self.link = MqttLink(broker)
         self.link.open()
         while not self.link.is_up:
             self.link.poll(0.05)
