@@ -16,7 +16,7 @@ from edge_sdk.wire.protocol.codec import decode
 from edge_sdk.wire.protocol.encrypted_body import BodyContext, decrypted_body
 from edge_sdk.wire.protocol.messages import ChunkMessage
 from firmware_sim.fleet.processes import ProgramRefused, command, run
-from tests.broker.test_federation import ENDLESS, begin
+from tests.broker.test_federation import ENDLESS, begin, rewrite
 
 __all__ = ["begin"]
 pytestmark = [pytest.mark.broker, pytest.mark.slow, pytest.mark.timeout(600)]
@@ -65,7 +65,8 @@ def listen():
 
 
 def demand(trial, kinds):
-    """Demand that devices encrypt these kinds."""
+    """Demand that devices encrypt these kinds, and send updates in chunks, which the listener reads."""
+    rewrite(trial.config, "admission", max_single_bytes=0)
     with trial.config.open("a", encoding="utf-8") as file:
         file.write(f"\n[encryption]\nkinds = {json.dumps(kinds)}\n")
 
