@@ -5,7 +5,6 @@ Blocks of both alternate, in schemas of their own, which are dropped.
 
 from __future__ import annotations
 
-import statistics
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,7 +12,7 @@ from contextlib import contextmanager
 from aggregator.store.location import PostgresUrl
 from aggregator.store.opener import open_queue
 from aggregator.store.update_queue import QueuedUpdate
-from tools.bench_store import BLOCK, Admission, Cost, Sender, cost_since
+from tools.bench_store import BLOCK, Admission, Cost, Sender, cost_since, medians
 
 
 class QueuedAdmission(Admission):
@@ -59,13 +58,7 @@ def daemon_costs(url: str, blocks: int) -> dict[str, Cost]:
                 if isinstance(engine, QueuedAdmission):
                     engine.queue.close()
                 engine.store.close()
-    return {
-        name: Cost(
-            statistics.median(one.wall for one in costs),
-            statistics.median(one.processor for one in costs),
-        )
-        for name, costs in found.items()
-    }
+    return medians(found)
 
 
 @contextmanager

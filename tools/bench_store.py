@@ -18,7 +18,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -57,6 +57,21 @@ class Cost:
 
     wall: float
     processor: float
+
+
+def medians(found: Mapping[str, Sequence[Cost]]) -> dict[str, Cost]:
+    """Return the medians of the costs of each row.
+
+    >>> medians({"a": [Cost(1.0, 0.5), Cost(3.0, 0.1), Cost(2.0, 0.2)]})
+    {'a': Cost(wall=2.0, processor=0.2)}
+    """
+    return {
+        name: Cost(
+            statistics.median(one.wall for one in costs),
+            statistics.median(one.processor for one in costs),
+        )
+        for name, costs in found.items()
+    }
 
 
 class Sender:
@@ -205,13 +220,7 @@ def measure(url: str, folder: Path, numbers: int, updates: int) -> dict[str, Cos
                 found.setdefault(f"{name}, {group} in a commit", []).append(engine.block(group))
     for engine in engines.values():
         engine.store.close()
-    return {
-        name: Cost(
-            statistics.median(one.wall for one in costs),
-            statistics.median(one.processor for one in costs),
-        )
-        for name, costs in found.items()
-    }
+    return medians(found)
 
 
 def table(found: dict[str, Cost]) -> str:

@@ -20,7 +20,7 @@ RefusalReason = Literal[
     "expired past grace",
     "forged authority",
 ]
-"""Why a request is refused; each is counted."""
+"""Reasons of refusals; each is counted."""
 
 UNAUTHENTICATED: Final = ("no credentials", "unlisted serial", "wrong password", "password expired")
 """Reasons that are answered with HTTP 401; the others with 403, or 400 for a bad request."""
@@ -30,7 +30,7 @@ class RefusedError(Exception):
     """A refused request.
 
     Attributes:
-        reason: Why.
+        reason: One of ``RefusalReason``.
         about: Name or serial of the device, as far as known; it is not authenticated.
         is_pending: True if an operator may approve the device, which should ask again.
     """

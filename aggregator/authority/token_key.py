@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import NoReturn
 
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.utils import encode_dss_signature
 
@@ -51,27 +53,30 @@ class TokenKey(ec.EllipticCurvePrivateKey):
     def sign(
         self,
         data: bytes | bytearray | memoryview,
-        signature_algorithm: ec.EllipticCurveSignatureAlgorithm,  # noqa: ARG002 - SHA-256, as below
+        signature_algorithm: ec.EllipticCurveSignatureAlgorithm,
     ) -> bytes:
         """Return the signature with SHA-256, DER.
 
         Raises:
+            UnsupportedAlgorithm: Another digest is wanted.
             SignerUnavailable: The token is away, or refuses.
         """
+        if not isinstance(signature_algorithm.algorithm, hashes.SHA256):
+            raise UnsupportedAlgorithm("a key in a token signs with ECDSA and SHA-256")
         raw = self._key.sign(bytes(data))
         return encode_dss_signature(int.from_bytes(raw[:32]), int.from_bytes(raw[32:]))
 
-    def exchange(self, algorithm: ec.ECDH, peer_public_key: ec.EllipticCurvePublicKey) -> NoReturn:
+    def exchange(self, algorithm: ec.ECDH, peer_public_key: ec.EllipticCurvePublicKey) -> NoReturn:  # noqa: ARG002 - as the base class
         """Refuse: the key signs alone."""
-        raise NotImplementedError
+        raise UnsupportedAlgorithm("a key in a token agrees on no secret")
 
     def private_numbers(self) -> NoReturn:
         """Refuse: the key stays in the token."""
-        raise NotImplementedError
+        raise UnsupportedAlgorithm("a private key stays in its token")
 
     def private_bytes(self, *_: object) -> NoReturn:
         """Refuse: the key stays in the token."""
-        raise NotImplementedError
+        raise UnsupportedAlgorithm("a private key stays in its token")
 
     def __copy__(self) -> TokenKey:
         """Return this key."""

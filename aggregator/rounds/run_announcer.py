@@ -188,7 +188,8 @@ class RunAnnouncer:
     def _single(self) -> int:
         """Return the largest body of an update that may go in one message, bytes; 0 for none.
 
-        Devices together send no more bytes unasked than in chunks, and one of them at most its hourly share.
+        Devices together send no more bytes unasked than in chunks, and one of them at most an eighth of
+        its daily quota.
         """
         admission = self.run.config.admission
         if admission.workers:  # they take bodies of at most ``max_inline_bytes``

@@ -25,9 +25,9 @@ from firmware_sim.direct.device import DeviceProgress, DirectDevice
 from firmware_sim.direct.fleet import DirectFleet
 from firmware_sim.direct.trainers import (
     Assignment,
+    RemoteAnswers,
     RepeatableDevices,
     WorkerCost,
-    in_order,
     private_bytes,
 )
 from firmware_sim.samples import SampleSet
@@ -129,13 +129,11 @@ class RayTrainer:
     ) -> None:
         self._ray, self._block, self._devices = ray, block, devices
         self._parts = [list(ids[number::count]) for number in range(count)]
-        self._part_of = {name: number for number, part in enumerate(self._parts) for name in part}
+        part_of = {name: number for number, part in enumerate(self._parts) for name in part}
+        self._answers = RemoteAnswers(part_of, count)
         self._actors: list[Any] = []
         self._waiting: list[deque[list[Assignment]]] = [deque() for _ in range(count)]
         self._calls: dict[Any, int] = {}  # unanswered calls: the actor of each
-        self._answers: dict[int, UpdateMessage | None] = {}
-        self._open: dict[str, int] = {}
-        self._replaced: set[int] = set()
 
     def __enter__(self) -> Self:
         """Start the actors, and wait until each has made its devices."""
@@ -161,13 +159,7 @@ class RayTrainer:
         Raises:
             RayRunError: An actor has ended.
         """
-        parts: list[list[Assignment]] = [[] for _ in self._actors]
-        for one in in_order(assigned):
-            parts[self._part_of[one.task.to]].append(one)
-            if one.replaces:
-                self._forget(self._open[one.task.to])
-            self._open[one.task.to] = one.number
-        for number, part in enumerate(parts):
+        for number, part in enumerate(self._answers.divide(assigned)):
             some = (part[at : at + BATCH] for at in range(0, len(part), BATCH))
             self._waiting[number].extend(some)
             self._call(number)
@@ -180,7 +172,7 @@ class RayTrainer:
         """
         while assignment.number not in self._answers:
             self._receive()
-        return self._answers.pop(assignment.number)
+        return self._answers.take(assignment.number)
 
     def collect(self) -> list[WorkerCost]:
         """Bring the given devices to their final states; return the actors' costs.
@@ -222,16 +214,7 @@ class RayTrainer:
         (packed,) = self._got([ended])
         self._call(number)
         for task, message in pickle.loads(packed):  # noqa: S301 - of our own actor
-            if task in self._replaced:
-                self._replaced.remove(task)
-            else:
-                self._answers[task] = message
-
-    def _forget(self, number: int) -> None:
-        if number in self._answers:
-            del self._answers[number]
-        else:
-            self._replaced.add(number)
+            self._answers.add(task, message)
 
     def _got(self, calls: list[Any]) -> list[Any]:
         try:

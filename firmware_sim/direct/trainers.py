@@ -45,11 +45,6 @@ class Assignment:
     replaces: bool = False
 
 
-def in_order(assigned: Iterable[Assignment]) -> list[Assignment]:
-    """Return tasks in the order in which their updates arrive."""
-    return sorted(assigned, key=lambda one: (one.at, one.number))
-
-
 class Trainer(Protocol):
     """Trains the devices; what it computes does not depend on when it does so."""
 
@@ -116,6 +111,54 @@ class WorkerCost:
     memory: int
 
 
+@dataclass(slots=True)
+class RemoteAnswers:
+    """Answers of devices that processes train ahead, without those of tasks that were replaced.
+
+    Attributes:
+        part_of: Number of the process of each device, by id.
+        count: Number of processes.
+    """
+
+    part_of: Mapping[str, int]
+    count: int
+    _messages: dict[int, UpdateMessage | None] = field(default_factory=dict)
+    _open: dict[str, int] = field(default_factory=dict)
+    _replaced: set[int] = field(default_factory=set)
+
+    def divide(self, assigned: Iterable[Assignment]) -> list[list[Assignment]]:
+        """Return the tasks of each process, the first to arrive first; forget those that they replace."""
+        parts: list[list[Assignment]] = [[] for _ in range(self.count)]
+        for one in sorted(assigned, key=lambda one: (one.at, one.number)):
+            device = one.task.to
+            parts[self.part_of[device]].append(one)
+            if one.replaces:
+                self._forget(self._open[device])
+            self._open[device] = one.number
+        return parts
+
+    def __contains__(self, number: int) -> bool:
+        """Return whether the answer to a task is here."""
+        return number in self._messages
+
+    def add(self, number: int, message: UpdateMessage | None) -> None:
+        """Keep the answer to a task, unless the task was replaced meanwhile."""
+        if number in self._replaced:
+            self._replaced.remove(number)
+        else:
+            self._messages[number] = message
+
+    def take(self, number: int) -> UpdateMessage | None:
+        """Return the answer to a task, and forget it."""
+        return self._messages.pop(number)
+
+    def _forget(self, number: int) -> None:
+        if number in self._messages:
+            del self._messages[number]
+        else:
+            self._replaced.add(number)
+
+
 class WorkerTrainer:
     """Trains disjoint parts of a fleet in worker processes, ahead of the virtual time.
 
@@ -131,19 +174,17 @@ class WorkerTrainer:
 
     def __init__(self, devices: Mapping[str, DirectDevice], workers: int) -> None:
         self._devices = devices
-        self._part_of = {name: number % workers for number, name in enumerate(devices)}
+        part_of = {name: number % workers for number, name in enumerate(devices)}
+        self._answers = RemoteAnswers(part_of, workers)
         self._processes: list[BaseProcess] = []
         self._connections: list[Connection] = []
-        self._answers: dict[int, UpdateMessage | None] = {}
-        self._open: dict[str, int] = {}
-        self._replaced: set[int] = set()
-        self._count = workers
 
     def __enter__(self) -> Self:
         """Start the workers."""
         context = multiprocessing.get_context("fork")
-        for part in range(self._count):
-            own = {x: self._devices[x] for x, number in self._part_of.items() if number == part}
+        for part in range(self._answers.count):
+            part_of = self._answers.part_of
+            own = {x: self._devices[x] for x, number in part_of.items() if number == part}
             here, there = context.Pipe()
             process = context.Process(target=_work, args=(there, here, own), daemon=True)
             process.start()
@@ -174,12 +215,7 @@ class WorkerTrainer:
         Raises:
             ProgramDied: A worker has ended.
         """
-        parts: list[list[Assignment]] = [[] for _ in range(self._count)]
-        for one in in_order(assigned):
-            parts[self._part_of[one.task.to]].append(one)
-            if one.replaces:
-                self._forget(self._open[one.task.to])
-            self._open[one.task.to] = one.number
+        parts = self._answers.divide(assigned)
         for connection, part in zip(self._connections, parts, strict=True):
             if part:
                 _send(connection, part)
@@ -193,7 +229,7 @@ class WorkerTrainer:
         """
         while assignment.number not in self._answers:
             self._receive()
-        return self._answers.pop(assignment.number)
+        return self._answers.take(assignment.number)
 
     def collect(self) -> list[WorkerCost]:
         """Bring the devices' states back when every task is answered; return the workers' costs.
@@ -212,23 +248,13 @@ class WorkerTrainer:
                 self._devices[name].restore(progress)
         return costs
 
-    def _forget(self, number: int) -> None:
-        if number in self._answers:
-            del self._answers[number]
-        else:
-            self._replaced.add(number)
-
     def _receive(self) -> None:
         """Wait for a message of any worker, so that none waits while another one trains."""
         for connection in wait(self._connections):
             assert isinstance(connection, Connection)
             found = _received(connection)
             assert not isinstance(found, _Final)  # it follows every answer
-            number, message = found
-            if number in self._replaced:
-                self._replaced.remove(number)
-            else:
-                self._answers[number] = message
+            self._answers.add(*found)
 
 
 @dataclass(frozen=True, slots=True)

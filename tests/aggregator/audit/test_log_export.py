@@ -1,10 +1,6 @@
 """An export of the log of models is verified from the file alone."""
 
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -13,9 +9,9 @@ from hypothesis import strategies as st
 from aggregator.audit.log_export import verified
 from edge_sdk.wire import keys, signed_note
 from edge_sdk.wire.errors import Reason, Refused
+from tests.aggregator.audit.exported_log import ROOT, printed, write_log
 from tests.aggregator.store.log_writer import ENDS, history
 
-ROOT = Path(__file__).resolve().parents[3]
 VECTOR = ROOT / "tests" / "vectors" / "model-log.jsonl"
 PUBLIC = [ENDS.signer.public]
 WITNESS = keys.from_seed(b"w" * 32)
@@ -127,27 +123,10 @@ def test_any_text_is_refused(lines):
 # --- the command, as anybody runs it -------------------------------------------------
 
 
-def arguments(folder, lines, *more):
-    (folder / "export.jsonl").write_text("".join(f"{line}\n" for line in lines), "utf-8")
-    keys.save_public(folder / "aggregator.pub", PUBLIC[0])
-    return [
-        sys.executable, "-m", "aggregator", "log", more[0], "export.jsonl", "--public", "aggregator.pub",
-        *more[1:],
-    ]  # fmt: skip
-
-
 def call(folder, lines, *more):
-    done = subprocess.run(
-        arguments(folder, lines, *more, "--json"),
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert "Traceback" not in done.stderr
-    return done.returncode, json.loads(done.stdout)
+    write_log(folder, lines, PUBLIC[0])
+    public = ("--public", "aggregator.pub")
+    return printed(folder, "aggregator", "log", more[0], "export.jsonl", *public, *more[1:])
 
 
 def test_a_device_that_was_given_another_model_is_found_by_its_note(tmp_path, honest, split):

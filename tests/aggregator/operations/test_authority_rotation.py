@@ -9,11 +9,15 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 from cryptography import x509 as reader
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
 
 from aggregator.authority import authority_replacement, certificates
 from aggregator.authority import folder as authority
 from aggregator.authority.certificate_reader import certificates_in, common_name, issuer_id
 from aggregator.authority.folder import NEXT
+from aggregator.authority.token_key import TokenKey
 from aggregator.commands.main import main
 from edge_sdk.app.cli import OK, TEMPORARY, USAGE
 from edge_sdk.session.followed_authorities import checked_authorities
@@ -425,6 +429,16 @@ def until_answered(ask):
         except EstError:
             assert time.monotonic() < end
             time.sleep(0.5)
+
+
+def test_a_key_in_a_token_signs_with_sha_256_alone_and_stays_there(softhsm):
+    key = TokenKey(made(softhsm, "first", "p256")[0])
+    signature = key.sign(b"text", ec.ECDSA(hashes.SHA256()))
+    key.public_key().verify(signature, b"text", ec.ECDSA(hashes.SHA256()))
+    with pytest.raises(UnsupportedAlgorithm, match="SHA-256"):
+        key.sign(b"text", ec.ECDSA(hashes.SHA384()))
+    with pytest.raises(UnsupportedAlgorithm, match="stays in its token"):
+        key.private_numbers()
 
 
 def test_a_key_of_another_kind_or_a_file_is_refused(softhsm, place, capsys):

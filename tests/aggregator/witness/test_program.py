@@ -1,11 +1,9 @@
 """``gridfed-witness`` as another organisation runs it: it cosigns no second log, and needs no aggregator."""
 
-import json
 import os
 import signal
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -15,9 +13,9 @@ from aggregator.witness.program import main
 from edge_sdk.wire import keys
 from edge_sdk.wire.errors import Reason, Refused
 from edge_sdk.wire.signed_note import WitnessKey, read_note
+from tests.aggregator.audit.exported_log import ROOT, printed, write_log
 from tests.aggregator.store.log_writer import ENDS, history
 
-ROOT = Path(__file__).resolve().parents[3]
 PUBLIC = [ENDS.signer.public]
 WITNESS = keys.from_seed(b"w" * 32)
 
@@ -49,8 +47,7 @@ def test_a_witness_cosigns_what_continues_its_note_alone(honest, split):
 
 
 def arguments(folder, lines):
-    (folder / "export.jsonl").write_text("".join(f"{line}\n" for line in lines), "utf-8")
-    keys.save_public(folder / "aggregator.pub", PUBLIC[0])
+    write_log(folder, lines, PUBLIC[0])
     return [
         sys.executable, "-m", "aggregator.witness", "cosign", "export.jsonl", "--public", "aggregator.pub",
         "--name", "example.org",
@@ -58,17 +55,7 @@ def arguments(folder, lines):
 
 
 def call(folder, command):
-    done = subprocess.run(
-        [*command, "--json"],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert "Traceback" not in done.stderr
-    return done.returncode, json.loads(done.stdout)
+    return printed(folder, *command[2:])
 
 
 def test_the_witness_keeps_the_evidence_of_a_fork(tmp_path, honest, split):

@@ -8,6 +8,7 @@ import pytest
 
 from edge_sdk import Config
 from edge_sdk.wire.link.loopback import LoopbackBroker
+from firmware_sim.fleet import in_process
 from firmware_sim.fleet.in_process import Fleet, _Served, populate
 from firmware_sim.fleet.run_files import prepare
 from firmware_sim.samples import sample_set
@@ -72,6 +73,18 @@ class Ticking:
     def tick(self, _timeout):
         self.ticks.append(self.now[0])
         self.has_news = False
+
+
+def test_idle_devices_of_a_large_fleet_share_the_turns_of_a_second(monkeypatch):
+    monkeypatch.setattr(in_process, "IDLE_TURNS", 1.0)
+    now = [100.0]
+    fleet = Fleet(clock=lambda: now[0])
+    devices = [Ticking(now) for _ in range(3)]
+    fleet._served = [_Served(one, [one]) for one in devices]
+    for step in range(8):
+        now[0] = 100.0 + step
+        fleet.serve()
+    assert devices[1].ticks == devices[2].ticks == [100.0, 103.0, 106.0]
 
 
 def test_a_device_without_news_is_served_once_a_second():
