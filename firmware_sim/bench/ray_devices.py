@@ -172,7 +172,7 @@ class RayTrainer:
         """
         while assignment.number not in self._answers:
             self._receive()
-        return self._answers.take(assignment.number)
+        return self._answers.pop(assignment.number)
 
     def collect(self) -> list[WorkerCost]:
         """Bring the given devices to their final states; return the actors' costs.

@@ -148,7 +148,7 @@ class RemoteAnswers:
         else:
             self._messages[number] = message
 
-    def take(self, number: int) -> UpdateMessage | None:
+    def pop(self, number: int) -> UpdateMessage | None:
         """Return the answer to a task, and forget it."""
         return self._messages.pop(number)
 
@@ -229,7 +229,7 @@ class WorkerTrainer:
         """
         while assignment.number not in self._answers:
             self._receive()
-        return self._answers.take(assignment.number)
+        return self._answers.pop(assignment.number)
 
     def collect(self) -> list[WorkerCost]:
         """Bring the devices' states back when every task is answered; return the workers' costs.
