@@ -6,13 +6,13 @@ BIN    := $(VENV)/bin
 TESTERS ?= $(shell echo $$((2 * $$(getconf _NPROCESSORS_ONLN))))
 SPREAD := -n $(TESTERS) --dist worksteal
 ONE    := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1
-QUICK  := -m "not bench and not slow and not chaos"
+QUICK  := -m "not bench and not soak and not slow and not chaos"
 # Hundreds of processes begin with the same modules: let them find these compiled.
 unexport PYTHONDONTWRITEBYTECODE
 PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all busy portable check format lint types contracts docs bench chaos lowest emulated torch oracles browser dist deb journeys clean
+.PHONY: help demo test quick core-alone test-all soak busy portable check format lint types contracts docs bench chaos lowest emulated torch oracles browser dist deb journeys clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -21,10 +21,19 @@ demo: $(VENV)/.sim ## broker, aggregator and eight devices learn from real readi
 	@$(BIN)/gridfed-sim demo --out demo-run
 
 test: $(VENV)/.dev ## the quick tests (some five minutes on two cores); what is absent is skipped with its reason
-	@$(ONE) $(BIN)/python -m pytest $(SPREAD) $(QUICK) $(PYTEST)
+	@$(ONE) $(BIN)/python -m pytest $(SPREAD) $(QUICK) --processor-limit=1000 $(PYTEST)
 
-test-all: $(VENV)/.dev ## every test that this machine can run, also the slow ones and those that kill programs for minutes
+quick: $(VENV)/.dev ## the quick tests of one part: make quick PART=edge_sdk/store
+	@$(ONE) $(BIN)/python -m pytest $(QUICK) -q $(wildcard $(PART) tests/$(PART)) $(PYTEST)
+
+core-alone: $(VENV)/.dev ## the quick tests of the core in a copy without the folders of extensions
+	@$(ONE) $(BIN)/python -m tools.core_alone -- $(SPREAD) -q
+
+test-all: $(VENV)/.dev ## every test of CI that this machine can run, also the slow ones and those that kill programs for minutes
 	@$(ONE) $(BIN)/python -m pytest $(SPREAD) $(PYTEST)
+
+soak: $(VENV)/.dev ## before a release: longer and larger courses of what shorter tests show
+	@$(ONE) $(BIN)/python -m pytest $(SPREAD) -m soak $(PYTEST)
 
 busy: $(VENV)/.dev ## the quick tests beside two programs that compute without end
 	@for i in 1 2; do $(BIN)/python -c 'while True: pass' & pids="$$pids $$!"; done; trap "kill $$pids" EXIT; \
@@ -60,7 +69,7 @@ chaos: $(VENV)/.sim ## 200 devices, everything fails for minutes, then the histo
 	@$(ONE) $(BIN)/python -m tools.chaos --out chaos-run $(CHAOS)
 
 lowest: $(VENV)-lowest/.ready ## the device's tests with Debian 12's numpy, cryptography, msgpack, and no onnxruntime
-	@PYTHONPATH="$(CURDIR)" $(VENV)-lowest/bin/python -m pytest tests/edge_sdk $(SPREAD) -m "not broker and not chaos and not torch" $(PYTEST)
+	@PYTHONPATH="$(CURDIR)" $(VENV)-lowest/bin/python -m pytest tests/edge_sdk $(SPREAD) -m "not broker and not chaos and not torch and not slow and not soak" $(PYTEST)
 
 emulated: $(VENV)/.sim ## the device's versions on an emulated Cortex-A53 (needs apt and Debian 12's packages; else says why)
 	@$(ONE) $(BIN)/python -m tools.emulated $(EMULATED)
@@ -98,6 +107,7 @@ $(VENV)/.dev: $(VENV)/.sim
 	@touch $@
 
 $(VENV)/.publish: $(VENV)/.sim
+	@echo "installing build, shtab and twine into $(VENV) (once)"
 	@$(PIP) install -c constraints/dev.txt -e '.[publish]'
 	@touch $@
 

@@ -13,11 +13,18 @@ from pathlib import Path
 
 import numpy as np
 
-from edge_sdk.app.cli import USAGE, Failure
-from edge_sdk.wire.contract.archive import INITIAL, MANIFEST, SIGNATURE, SIZE_LIMIT, is_sealed, pack
-from edge_sdk.wire.contract.manifest import Manifest, ManifestError
-from edge_sdk.wire.contract.parameter_layout import Vector
-from edge_sdk.wire.keys import read_public
+from edge_sdk.errors import USAGE, Failure
+from edge_sdk.protocol.contract.archive import (
+    INITIAL,
+    MANIFEST,
+    SIGNATURE,
+    SIZE_LIMIT,
+    is_sealed,
+    pack,
+)
+from edge_sdk.protocol.contract.manifest import Manifest, ManifestError
+from edge_sdk.protocol.contract.parameter_layout import Vector
+from edge_sdk.protocol.keys import read_public
 
 
 class BundleFileError(Failure):
@@ -28,17 +35,11 @@ class BundleFileError(Failure):
 
 @dataclass(frozen=True, slots=True)
 class ModelBundle:
-    """A verified bundle.
-
-    Attributes:
-        manifest: The signed manifest.
-        initial: Initial parameter vector, shape ``(size,)``, float32.
-        archive: The file that a device downloads; the same files give the same bytes.
-    """
+    """A verified bundle."""
 
     manifest: Manifest
-    initial: Vector
-    archive: bytes
+    initial: Vector  # initial parameter vector, shape ``(size,)``, float32
+    archive: bytes  # the file that a device downloads; the same files give the same bytes
 
     @property
     def digest(self) -> bytes:
@@ -55,7 +56,6 @@ def shipped() -> list[str]:
 
 
 def release_keys() -> tuple[bytes, ...]:
-    """Return the raw public keys that sign the shipped bundles."""
     with as_file(files("edge_sdk").joinpath("bundles")) as home:
         return tuple(read_public(path) for path in sorted(home.glob("release*.pub")))
 

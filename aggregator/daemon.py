@@ -1,4 +1,4 @@
-"""Run the aggregator: the one loop over link, timers, orders and status.
+"""Run the aggregator: the loop over link, timers, orders and status.
 
 A crash is safe at any point: either the broker and the devices send again and the ledger refuses
 the duplicate, or the state is already committed and start-up publishes it again.
@@ -13,66 +13,54 @@ import random
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, Self
 
-from aggregator.audit_log.recorder import DAEMON, AuditLog
+from aggregator.audit_log import DAEMON, AuditLog
 from aggregator.config import AggregatorConfig, BoundRun, bind
-from aggregator.ingress.body_decryption import BodyDecryption
 from aggregator.ingress.cohort import Cohort
 from aggregator.ingress.dead_letters import DeadLetters
 from aggregator.ingress.flood_control import FloodControl, Subscriptions
-from aggregator.ingress.forecast_book import ForecastBook
 from aggregator.ingress.message_ingress import MessageIngress
 from aggregator.ingress.registry import Registry
-from aggregator.ingress.score_book import ScoreBook
-from aggregator.ingress.signal_assembler import SignalAssembler
+from aggregator.ingress.replies import IngressParts, ReplySealer
 from aggregator.metrics import Metrics
 from aggregator.operations import config_reload, run_setup, signing_keys
 from aggregator.operations.config_reload import HangUps, hang_ups
-from aggregator.operations.encryption_keys import EncryptionKeys
-from aggregator.operations.http_status import Page, Snapshot
 from aggregator.operations.operator_alerts import OperatorAlerts
 from aggregator.operations.order_executor import OrderExecutor
-from aggregator.operations.rollout_control import RolloutControl
-from aggregator.operations.root_signatures import RootSignatureMonitor
-from aggregator.operations.startup import link_to, started_broker, terms_of
+from aggregator.operations.server_extensions import ServerExtensions, ServerParts
+from aggregator.operations.signing_keys import RootSignatureMonitor
+from aggregator.operations.startup import bodies_of, link_to, started_broker, terms_of
+from aggregator.operations.status_document import Snapshot
 from aggregator.operations.status_snapshot import StatusView
-from aggregator.parent.site import TreeSite
 from aggregator.rounds.announcements import Ends
 from aggregator.rounds.link_session import LinkSession
 from aggregator.rounds.message_isolation import Isolation, RunParts
-from aggregator.rounds.message_processor import MessageProcessor
+from aggregator.rounds.message_processor import MessageProcessor, RunDrivers
 from aggregator.rounds.publisher import Publisher
-from aggregator.rounds.round_engine import RoundEngine
+from aggregator.rounds.round_engine import EngineParts, RoundEngine
+from aggregator.rounds.round_steps import steps_of
 from aggregator.rounds.run_driver import RunDriver
-from aggregator.rounds.run_drivers import RunDrivers
-from aggregator.rounds.split_driver import SplitDriver
 from aggregator.store.errors import is_lost
-from aggregator.store.opener import open_queue, open_store, wait_for_store
-from aggregator.store.types import Store, Version
-from aggregator.store.update_queue import UpdateQueue
+from aggregator.store.opener import COMMAND_SECONDS, open_store, wait_for_store
+from aggregator.store.store import Store
+from aggregator.store.types import Version
 from edge_sdk.app.cli import fields, notify, stop_signals
 from edge_sdk.app.clock import Clock
 from edge_sdk.app.settings import SettingsError
-from edge_sdk.wire.contract.method import CONTRACTS
-from edge_sdk.wire.keys import Signer, SigningKey
-from edge_sdk.wire.link.event_loop import Poller
-from edge_sdk.wire.link.transport import Happening, LinkDown, LinkUp, Message, Transport
-from edge_sdk.wire.protocol import topics
+from edge_sdk.link.event_loop import Poller
+from edge_sdk.link.transport import Happening, LinkDown, LinkUp, Message, Transport
+from edge_sdk.protocol import topics
+from edge_sdk.protocol.keys import Signer, SigningKey
 
 logger = logging.getLogger(__name__)
 
 TURN = 1.0  # s, longest wait for the link: period of snapshot, control queue and broker checks
 LINGER = 2.0  # s after the last round for receipts and the final announcement
 CONTACTS = 60.0  # s between two writes of the devices' last messages
-JUDGED = 2.0  # s between two judgements of a rollout that has new reports
 GOODBYE = 10.0  # s to publish queued messages when the daemon is stopped
-QUEUE_LOOK = 0.02  # s between two looks into the queue of the admission workers
-QUEUED_AT_ONCE = 64  # updates of the queue that share a commit
-QUEUED_IN_A_TURN = 8  # such commits in one turn of the loop
 
 
 class StopRequest(Protocol):
@@ -86,12 +74,10 @@ class Daemon:
     """Aggregator of one fleet. Open it, then ``run`` it, or call ``turn`` as a simulator does.
 
     Args:
-        config: Configuration of the operator.
         transport: The link; by default to the configured broker, or to one that is started.
         store: The opened database, which the daemon closes; by default the configured one.
         clock: Wall and monotonic time; by default that of the store.
         rng: Random jitter of waits; no result depends on it.
-        parent_transport: Link to the parent's broker; by default as configured in ``[parent]``.
 
     Raises:
         Failure: Configuration, keys, bundle or store are inconsistent.
@@ -105,13 +91,13 @@ class Daemon:
         store: Store | None = None,
         clock: Clock | None = None,
         rng: random.Random | None = None,
-        parent_transport: Transport | None = None,
     ) -> None:
         self._closing = ExitStack()
         try:
-            self._poller = Poller() if config.parent is not None else None
-            self._closing.callback(self._close_poller)
-            self._parent_transport = parent_transport
+            self._poller: Poller | None = None
+            if any(one.row.get("links") for one in config.index.configured(config.tables)):
+                self._poller = Poller()
+                self._closing.callback(self._poller.close)
             self._build(config, transport, store, clock, rng)
         except BaseException:
             self._closing.close()
@@ -127,19 +113,16 @@ class Daemon:
     ) -> None:
         bound, signer = [bind(view) for view in config.views()], signing_keys.signer(config)
         model = signing_keys.model_signer(config)
-        self._store = self._closing.enter_context(store or open_store(config.database))
+        opened = store or open_store(config.database, patience=COMMAND_SECONDS)
+        self._store = self._closing.enter_context(opened)
         clock = clock or self._store.clock()
         self.config, self._clock = config, clock
         self._audit_log = AuditLog(self._store, config.fleet, signer, clock.wall)
         self._registry = Registry(self._store, self._audit_log)
-        self._registry.store_forecasts(_book(config))
-        self._registry.collect_scores(_scores(config))
-        self._registry.encryption.are_required = config.encryption.require_device_keys
         cohorts: list[Cohort] = []
         for section in config.runs:
             before = tuple(cohorts)
             cohorts.append(Cohort(self._registry, section.cohort, section.name, before))
-        self._site = self._site_of(bound[0])
         saved = [
             self._continued(run, cohort, signer, model)
             for run, cohort in zip(bound, cohorts, strict=True)
@@ -149,51 +132,28 @@ class Daemon:
         self._upto = [upto for _, upto in saved]
         self._runs = tuple(parts for parts, _ in saved)
         self._letters = DeadLetters(config.state / "dead-letters")
+        sealer = ReplySealer(bodies_of(config, self._store, self._registry.is_signed_by), signer)
+        ingress = IngressParts(self._store, self._registry, sealer, clock, self._letters.holds)
         self._ingress = MessageIngress(
-            self._store,
-            self._registry,
-            fleet=config.fleet,
-            signer=signer,
-            model_signer=model,
-            clock=clock,
-            terms=terms_of(config),
+            ingress,
+            terms_of(config),
             rng=rng,
-            is_set_aside=self._letters.holds,
-            decryption=_decryption(config),
+            receivers=lambda kind: self._extensions.receiver(kind),  # noqa: PLW0108 - made before the extensions
+            welcomed=lambda *said: self._extensions.welcomed(*said),  # noqa: PLW0108 - as above
         )
         for parts in self._runs:
-            signals = SignalAssembler(parts.split.contract, parts.split.wants)
-            self._ingress.assemble(parts.engine.number, signals)
-        self._broker = None if transport else self._closing.enter_context(started_broker(config))
+            self._ingress.assemble(parts.engine.number, parts.steps.signals)
+        self._broker = None if transport else started_broker(config)
+        if self._broker is not None:
+            self._closing.enter_context(self._broker)
         self._transport = transport or link_to(config, self._broker, self._poller)
         self._floods = FloodControl()
-        self._queue = self._queue_of(config)
-        self._workers: int | None = None
-        self._queued = 0  # updates of the queue that were processed in the last turn
-        self._subscriptions = Subscriptions(
-            self._transport,
-            config.fleet,
-            config.state / "excluded.json",
-            has_workers=config.admission.workers,
-            had_workers=config.store.url is not None,
-        )
-        self._floods.exclude(self._subscriptions.remembered(), clock.monotonic())
+        subscriptions = Subscriptions(self._transport, config.fleet, config.state / "excluded.json")
+        self._floods.exclude(subscriptions.remembered(), clock.monotonic())
         self._upkeep = OperatorAlerts(clock)
         self._upkeep.follow(config)
         self._root_signatures = RootSignatureMonitor(self._store, clock, signer.public)
-        self._view = StatusView(
-            tuple(parts.engine for parts in self._runs),
-            self._ingress,
-            self._registry,
-            self._store,
-            self._transport,
-            tuple(parts.backlog for parts in self._runs),
-            self._upkeep,
-            self._letters,
-            floods=self._floods,
-            parent=self._parent_status,
-        )
-        self._view.remember()
+        self.metrics = Metrics()
         self._publisher = Publisher(self._transport, self.metrics)
         self._isolation = Isolation(
             self._store,
@@ -207,105 +167,62 @@ class Daemon:
             self._audit_log,
         )
         drivers = tuple(
-            RunDriver(
-                self._isolation,
-                parts,
-                cohort,
-                self._show_closed,
-            )
+            RunDriver(self._isolation, parts, cohort, self._show_closed)
             for parts, cohort in zip(self._runs, cohorts, strict=True)
         )
         self._driver = RunDrivers(drivers, self._publisher)
         self._processor = MessageProcessor(self._isolation, self._driver)
-        self._rollout = RolloutControl(
-            self._store, Ends(config.fleet, signer), clock, self._publisher.announce
-        )
-        self._registry.accept_trials(self._rollout.record)
-        self._orders = OrderExecutor(
-            self._store,
-            self._registry,
-            self._driver,
-            self._processor,
-            self._publisher,
-            self._letters,
-            config.fleet,
-            self._rollout,
-            config,
+        ends = Ends(config.fleet, signer)
+        parts_of_all = ServerParts(
             self._isolation,
-            self._audit_log,
+            self._driver,
+            subscriptions,
+            ends,
+            model,
+            lambda: self._snapshot,
+            self._poller,
+        )
+        self._extensions = ServerExtensions(parts_of_all, config)
+        self._closing.callback(self._extensions.close)
+        self._view = StatusView(
+            self._isolation,
+            self._transport,
+            self._upkeep,
+            self._floods,
+            tuple(cohorts),
+            self._extensions,
+        )
+        self._view.remember()
+        self._orders = OrderExecutor(
+            self._isolation, self._driver, self._processor, self._extensions
         )
         self._link = LinkSession(
-            self._transport,
-            self._subscriptions,
-            self._isolation,
-            self._driver,
-            Ends(config.fleet, signer),
+            self._transport, subscriptions, self._isolation, self._driver, ends
         )
         self._snapshot = Snapshot()
         self._periodic_at = clock.monotonic()
         self._save_contacts_at = self._periodic_at + CONTACTS
-        self._judge_at = self._periodic_at
         self._done_since: float | None = None
 
     def _continued(
         self, run: BoundRun, cohort: Cohort, signer: SigningKey, model: Signer
     ) -> tuple[RunParts, int]:
-        """Return a run in its saved state, and the journal position of that state."""
         begun = run_setup.verified_run(run, self._store, signer)
         state, saved = run_setup.resumed(run, self._store, begun.run)
-        engine = RoundEngine(
-            run,
-            begun.run,
-            state,
-            saved.timers,
-            store=self._store,
-            ends=run_setup.ends_of(run.config, model),
-            clock=self._clock,
-            devices=lambda: len(cohort),
-            upto=saved.upto,
-            holds=cohort.holds,
-            is_held=self._site.holds if self._site is not None else lambda _state: False,
-            traffic=self._traffic,
-        )
-        contract = CONTRACTS[run.config.run.method]
-        split = SplitDriver(run.half.play, contract, begun.run, run.spec.digest, self._clock)
-        return RunParts(engine, split), saved.upto
+        ends = run_setup.ends_of(run.config, model)
+        parts = EngineParts(self._store, ends, self._clock, cohort, self._is_held, self._traffic)
+        engine = RoundEngine(run, begun.run, state, saved, parts)
+        return RunParts(engine, steps_of(run, begun.run, self._clock)), saved.upto
+
+    def _is_held(self, state: Any) -> bool:  # noqa: ANN401 - the half's own
+        return self._extensions.holds(state)  # engines are made before the extensions
 
     def _traffic(self) -> Mapping[str, int]:
         """Return the payload bytes since the start; engines are made before the metrics."""
         return self.metrics.payload_bytes()
 
-    def _site_of(self, run: BoundRun) -> TreeSite | None:
-        """Return this aggregator as a device of its parent's fleet, if it has a parent."""
-        parent = self.config.parent
-        if parent is None:
-            return None
-        site = TreeSite(
-            self.config,
-            parent,
-            run,
-            clock=self._clock,
-            poller=self._poller,
-            transport=self._parent_transport,
-        )
-        self._closing.callback(site.close)
-        return site
-
-    def _queue_of(self, config: AggregatorConfig) -> UpdateQueue | None:
-        """Return the queue of the admission workers, if there may be any."""
-        if not config.admission.workers:
-            return None
-        queue = open_queue(config.database)
-        self._closing.callback(queue.close)
-        return queue
-
-    def _close_poller(self) -> None:
-        if self._poller is not None:
-            self._poller.close()
-
     @property
     def _engine(self) -> RoundEngine:
-        """Return the engine of the first run."""
         return self._runs[0].engine
 
     @property
@@ -315,11 +232,9 @@ class Daemon:
     # --- life cycle
 
     def open(self) -> None:
-        """Replay the journal, start the status page, and connect."""
-        if self.config.http.listen != "off":
-            page = Page(self.config.http.listen, lambda: self._snapshot, self.metrics.text)
-            self._closing.callback(page.close)
-            logger.info("http server started %s", fields(address=page.address))
+        """Let the extensions begin, replay the journal, and connect."""
+        for one in self._extensions:
+            one.open()
         for driver, upto in zip(self._driver, self._upto, strict=True):
             driver.engine.halted = self._letters.why_halted(driver.name)
             driver.begin(upto)
@@ -362,6 +277,7 @@ class Daemon:
         try:
             present = tuple(engine.run for engine in self._engines)
             wanted, runs = config_reload.again(self.config, present, self._store, environ)
+            self._extensions.load(wanted)
         except Exception as error:  # no configuration file may end a running daemon
             self._upkeep.refused = config_reload.sentence(error)
             about = {"why": self._upkeep.refused, "hint": getattr(error, "hint", "")}
@@ -390,13 +306,13 @@ class Daemon:
             engine.run = run
             self._ingress.open(engine.context)
         self._ingress.apply_terms(terms_of(wanted))
-        self._registry.store_forecasts(_book(wanted))
-        self._registry.collect_scores(_scores(wanted))
-        self._registry.encryption.are_required = wanted.encryption.require_device_keys
+        self._extensions.follow(wanted)
+        bodies = self._ingress.sealer.bodies
+        bodies_of(wanted, self._store, self._registry.is_signed_by, bodies)
         self._upkeep.follow(wanted)
 
     def turn(self, timeout: float = 0.0) -> None:
-        """Serve the link for at most ``timeout`` seconds, then run everything that is due."""
+        """Serve the link for at most ``timeout`` seconds, then run pending work."""
         self._store.check_lease()
         events = self._transport.poll(timeout)
         began = time.perf_counter()
@@ -406,16 +322,16 @@ class Daemon:
             else:
                 for event in group:
                     self._serve(event)
-        if self._queue is not None:
-            self._receive_queued(self._queue)
+        for one in self._extensions:
+            one.receive(self._process)
         self._link.exclude(self._floods)
         self._driver.wake()
         self._isolation.step("transfers", lambda: self._driver.accept(self._ingress.tick()))
         self._driver.report_closed()
-        self._serve_parent()
+        self._extensions.serve()
         if self._clock.monotonic() >= self._periodic_at:
             self._run_periodic()
-        self._publisher.flush()
+        self._publisher.publish()
         self.metrics.lag.observe(time.perf_counter() - began)
 
     def close(self) -> None:
@@ -423,7 +339,6 @@ class Daemon:
         self._closing.close()
 
     def __enter__(self) -> Self:
-        """Open and return the daemon."""
         try:
             self.open()
         except BaseException:
@@ -437,7 +352,6 @@ class Daemon:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Close the daemon."""
         self.close()
 
     @property
@@ -446,18 +360,12 @@ class Daemon:
         return self._engine.state
 
     @property
-    def metrics(self) -> Metrics:
-        """Return the metrics."""
-        return self._view.metrics
-
-    @property
     def snapshot(self) -> Snapshot:
         """Return the current status for the page and the ``status`` command."""
         return self._snapshot
 
     @property
     def is_done(self) -> bool:
-        """Return whether all rounds are done and the final announcements had time to leave."""
         since = self._done_since
         return since is not None and self._clock.monotonic() - since >= LINGER
 
@@ -467,13 +375,15 @@ class Daemon:
         match event:
             case Message():
                 self._receive((event,))
-            case LinkUp(max_payload=largest, shares=shares):
-                if self._queue is not None and not shares:
+            case LinkUp(max_payload=largest, retains=retains):
+                if not retains:
                     raise SettingsError(
-                        "admission.workers: workers need shared subscriptions of MQTT 5, which this "
-                        "broker does not have",
-                        hint="use a broker that has them, such as Mosquitto, or set it to false",
+                        "broker.url: this broker keeps no retained messages (Retain Available 0), and "
+                        "every announcement is one: no device would learn of a run",
+                        hint="allow them, in mosquitto.conf: retain_available true",
                     )
+                for one in self._extensions:
+                    one.check_link(event)
                 self._link.connected(largest)
             case LinkDown(why=why):
                 self._publisher.clear()
@@ -484,39 +394,14 @@ class Daemon:
 
         Their replies leave at the end of the turn, after the commit.
         """
-        self._processor.process_together([one for one in messages if self._admits(one)])
+        self._process(messages)
         for message in messages:
             self._transport.acknowledge(message)
 
-    def _receive_queued(self, queue: UpdateQueue) -> None:
-        """Process updates that workers have checked, and remove them after the commit.
-
-        What is processed and not removed is processed again, and answered from the ledger.
-        """
-        self._queued = 0
-        for _ in range(QUEUED_IN_A_TURN):
-            updates = queue.oldest(QUEUED_AT_ONCE)
-            if not updates:
-                return
-            self._processor.process_together([one for one in updates if self._admits(one)])
-            queue.remove(updates)
-            self._queued += len(updates)
-
-    def _count_workers(self, queue: UpdateQueue) -> None:
-        """Receive updates in place of the workers while none is alive."""
-        found = queue.workers()
-        self._view.measure_workers(found)
-        before, self._workers = self._workers, sum(one.is_alive for one in found)
-        if before is not None and bool(before) == bool(self._workers):
-            return
-        if self._workers:
-            logger.info("workers admit updates %s", fields(workers=self._workers))
-        else:
-            logger.warning("no worker admits updates %s", fields(do="gridfed-aggregator worker"))
-        self._subscriptions.receive_updates(is_alone=not self._workers)
+    def _process(self, messages: Sequence[Message]) -> None:
+        self._processor.process_together([one for one in messages if self._admits(one)])
 
     def _admits(self, message: Message) -> bool:
-        """Count a message; return whether it is processed, and not dropped as part of a flood."""
         address = topics.parse(message.topic)
         is_up = address is not None and address.direction in ("up", "status")
         if address is not None and is_up:
@@ -525,18 +410,7 @@ class Daemon:
             return self._floods.admits(address.id, size, self._clock.monotonic())
         return True
 
-    def _parent_status(self) -> dict[str, Any]:
-        return {} if self._site is None else self._site.status(self._driver.drivers[0])
-
-    def _serve_parent(self) -> None:
-        site = self._site
-        if site is not None:
-            driver = self._driver.drivers[0]
-            action = partial(site.serve, driver, self._isolation)
-            self._isolation.step("parent", action, in_transaction=False, run=driver.number)
-
     def _show_closed(self, closed: Sequence[Version]) -> None:
-        """Add closed rounds to the status."""
         for version in closed:
             self._view.count(version)
             notify(f"STATUS=round {version.round}, version {version.version}")
@@ -548,7 +422,6 @@ class Daemon:
     # --- every second
 
     def _run_periodic(self) -> None:
-        """Run the periodic tasks: control queue, broker, time, page and watchdog."""
         now = self._clock.monotonic()
         self._periodic_at = now + TURN
         if self._broker is not None and not self._transport.is_up and self._broker.ensure():
@@ -556,8 +429,6 @@ class Daemon:
         step = self._isolation.step
         if self.config.inbox.is_dir():
             step("orders", lambda: self._orders.apply(self.config.inbox), in_transaction=False)
-        if self._queue is not None:
-            self._count_workers(self._queue)
         self._link.retry()
         self._link.announce_time()
         for driver in self._driver:
@@ -573,35 +444,24 @@ class Daemon:
         if now >= self._save_contacts_at:
             self._save_contacts_at = now + CONTACTS
             step("contacts", self._registry.save_contacts)
-        if now >= self._judge_at:
-            self._judge_at = now + JUDGED
-            step("rollout", self._judge_rollout, in_transaction=False)
+        self._extensions.run_periodic(now)
         step("page", self._measure, in_transaction=False)
         self._floods.measure(now)
         notify("WATCHDOG=1")
-
-    def _judge_rollout(self) -> None:
-        self._rollout.advance()
-        state = self._rollout.state
-        self.metrics.rollout_stage.clear()
-        if state is not None:
-            self.metrics.rollout_stage.labels(state.phase).set(state.stage)
-            self.metrics.rollout_harm.set(state.phase == "return" and state.why == "harm")
 
     def _measure(self) -> None:
         self._view.measure()
         self._show()
 
     def _longest_wait(self) -> float:
-        """Return how long the link may be served before the next timer, in seconds."""
+        """Return the seconds until the next timer."""
         now = self._clock.monotonic()
         if self._ingress.is_full or self._isolation.faults.is_waiting(now):
             return TURN
         due = [self._periodic_at, self._ingress.next_due]
-        if self._queue is not None:
-            due.append(now if self._queued else now + QUEUE_LOOK)
+        due += [one.next_due for one in self._extensions]
         for parts in self._runs:
-            stage = parts.split.next_due if not parts.engine.is_paused else None
+            stage = parts.steps.next_due if not parts.engine.is_paused else None
             due += [parts.engine.next_due, stage]
         return max(0.0, min(at for at in due if at is not None) - now)
 
@@ -610,7 +470,7 @@ class Daemon:
         notify("STOPPING=1")
         until = self._clock.monotonic() + GOODBYE
         while len(self._publisher) and self._transport.is_up and self._clock.monotonic() < until:
-            self._publisher.flush()
+            self._publisher.publish()
             for event in self._transport.poll(0.05):
                 if isinstance(event, LinkDown):
                     self._publisher.clear()
@@ -621,25 +481,6 @@ class Daemon:
             about = {"run": engine.number, **({"name": name} if name else {})}
             about |= {"round": engine.state.round, "version": engine.state.version}
             logger.info("stopped %s", fields(**about))
-
-
-def _book(config: AggregatorConfig) -> ForecastBook | None:
-    """Return the store of forecasts if the configuration asks for one."""
-    return ForecastBook(config.forecasts_folder) if config.forecasts.store else None
-
-
-def _decryption(config: AggregatorConfig) -> BodyDecryption:
-    """Return the keys of encrypted messages, and the kinds that must be encrypted."""
-    keys = EncryptionKeys(config.encryption_folder)
-    return BodyDecryption(config.fleet, keys.key_of, frozenset(config.encryption.kinds))
-
-
-def _scores(config: AggregatorConfig) -> ScoreBook | None:
-    """Return the store of answers about scores if the configuration asks for one."""
-    section = config.scores
-    if not section.collect:
-        return None
-    return ScoreBook(config.scores_folder, section.min_epsilon, section.keep_days)
 
 
 def serve(
@@ -692,7 +533,6 @@ def _served(
 
 
 def _note_standby(config: AggregatorConfig, why: str) -> None:
-    """Log why this process waits, and tell systemd that this one is ready."""
     logger.info("standby started %s", fields(fleet=config.fleet, why=why))
     notify("READY=1", "STATUS=standby: waits for the database")
 

@@ -1,6 +1,6 @@
 """Train on the device, forecast locally, share only selected layers.
 
-The names below are loaded on first use, so that a program that needs only ``edge_sdk.wire`` imports
+The names below are loaded on first use, so that a program that needs only ``edge_sdk.protocol`` imports
 nothing else.
 """
 
@@ -16,9 +16,22 @@ if TYPE_CHECKING:
     from edge_sdk.errors import EdgeError
     from edge_sdk.forecasting.forecast import Forecast
     from edge_sdk.forecasting.series import Reading
+    from edge_sdk.link.loopback import LoopbackBroker
     from edge_sdk.methods import METHODS
+    from edge_sdk.testing import ManualClock, ScriptedAggregator
 
-__all__ = ["METHODS", "Bundle", "Client", "Config", "EdgeError", "Forecast", "Reading"]
+__all__ = [
+    "METHODS",
+    "Bundle",
+    "Client",
+    "Config",
+    "EdgeError",
+    "Forecast",
+    "LoopbackBroker",
+    "ManualClock",
+    "Reading",
+    "ScriptedAggregator",
+]
 
 _HOMES = {
     "Bundle": "edge_sdk.bundle",
@@ -26,8 +39,11 @@ _HOMES = {
     "Config": "edge_sdk.config",
     "EdgeError": "edge_sdk.errors",
     "Forecast": "edge_sdk.forecasting.forecast",
+    "LoopbackBroker": "edge_sdk.link.loopback",
     "METHODS": "edge_sdk.methods",
+    "ManualClock": "edge_sdk.testing",
     "Reading": "edge_sdk.forecasting.series",
+    "ScriptedAggregator": "edge_sdk.testing",
 }
 
 

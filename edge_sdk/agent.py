@@ -4,49 +4,46 @@ from __future__ import annotations
 
 import logging
 import math
-import secrets
-import threading
-import time
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from functools import partial
-from random import Random
-from typing import Self
+from typing import Any, Protocol, Self
 
 from edge_sdk.app.cli import fields, notify, stop_signals, watchdog_seconds
 from edge_sdk.app.clock import SystemClock
 from edge_sdk.app.heartbeat import Heartbeat, default_path
-from edge_sdk.client import Client
+from edge_sdk.app.sqlite_file import SqliteError
+from edge_sdk.client import Client, ClientParts
 from edge_sdk.config import Config
-from edge_sdk.errors import ConfigError
-from edge_sdk.forecasting.readiness import channel_sources, unsupplied
+from edge_sdk.errors import ConfigError, EdgeError
+from edge_sdk.forecasting.forecast import moment
 from edge_sdk.forecasting.series import Reading
-from edge_sdk.limits.resource_governor import limit_memory
-from edge_sdk.limits.resource_limits import limits_of
-from edge_sdk.outputs import FleetOutput, ThreadedOutput, open_output
-from edge_sdk.outputs.issuer import ForecastIssuer
-from edge_sdk.participations import Participations, participating
-from edge_sdk.session.certificate_files import CertificateFiles
-from edge_sdk.session.certificate_monitor import ExpiryReminder
-from edge_sdk.session.certificate_renewal import CertificateRenewal, RenewableLink
-from edge_sdk.session.followed_authorities import FollowedAuthorities
+from edge_sdk.limits import limits_of
+from edge_sdk.limits.resource_governor import is_out_of_memory, limit_memory, spare_native_memory
+from edge_sdk.outputs import ForecastIssuer, Output, open_output
+from edge_sdk.outputs.activity_log import ActivityLog
+from edge_sdk.protocol.contract.manifest import Manifest
 from edge_sdk.session.identity import erase_identity, key_files
-from edge_sdk.session.renewal_schedule import NOTE, RenewalFailure
-from edge_sdk.sources import FleetWeatherSource, Source, ThreadedSource, open_source
-from edge_sdk.sources.fleet_weather import FleetWeather
+from edge_sdk.sources import (
+    LinkedSource,
+    LiveSource,
+    Source,
+    SourceFeed,
+    channel_sources,
+    open_source,
+    parted,
+    read_all,
+    unsupplied,
+)
 from edge_sdk.store.erasure import is_wipe_due, wipe_device
-from edge_sdk.wire.contract.manifest import Manifest
-from edge_sdk.wire.errors import WireError
-from edge_sdk.wire.link.client_names import qualified
+from edge_sdk.store.schema import FILE, store_error
+from edge_sdk.training.privacy_accountant import former_charges
 
 logger = logging.getLogger(__name__)
 
 _TURN = 0.5  # longest wait for the network per loop in seconds; bounds the delay of a signal
-_STACK = (
-    512 * 1024
-)  # bytes of a thread's stack; the default of 8 MB counts against the memory limit
 _LAST_WORDS = 2.0  # seconds in which the receipt of a wipe leaves; then the state is erased
+_MORE = "raise limits.memory_mb; `gridfed-edge check CONFIG` finds how much is needed"
 _NOTE_EVERY = 300.0  # seconds; spares flash; counter registers bridge what is lost
 
 
@@ -54,24 +51,37 @@ def run(config: Config, *, until_done: bool = False) -> dict[str, object]:
     """Serve until the first SIGTERM or SIGINT; a second one stops at once.
 
     Args:
-        config: Configuration of the device.
         until_done: Also stop when the fleet's run has ended, the final model is in use and compared,
-            and the outbox is empty.
+            and the outbox is empty; alone, when the device has learned from its readings.
 
     Returns:
         Status at the end.
 
     Raises:
-        EdgeError: The device cannot start.
+        EdgeError: The device cannot start, or its limit of memory does not suffice.
     """
+    try:
+        return _run(config, until_done=until_done)
+    except Exception as error:
+        if isinstance(error, SqliteError):
+            raise store_error(config.state / FILE, error) from error
+        limit = limits_of(config.limits).memory
+        if limit is None or not is_out_of_memory(error):
+            raise
+        sentence = f"limits: {limit // 2**20} MiB of data do not suffice to start: {error}"
+        raise ConfigError(sentence, hint=_MORE) from error
+
+
+def _run(config: Config, *, until_done: bool) -> dict[str, object]:
     if is_wipe_due(config.state, key_files(config)):  # killed before everything was erased
         _wipe(config)
+    if config.is_alone:
+        logger.info("runs alone %s", fields(do="to join a fleet, add [broker] and keys.root"))
     sources, participants = open_sources(config), config.participants()
     outputs = {one.id: open_outputs(config, one.id) for one in participants}
     limit_memory(limits_of(config.limits).memory)
-    threading.stack_size(_STACK)
-    restore_certificate(config)
-    reminders = [ExpiryReminder(one) for one in participants]
+    spare_native_memory()
+    extensions = prepared_extensions(config)
     channels = [ChannelReminder(one) for one in participants]
     heartbeat = Heartbeat(config.heartbeat or default_path(config.state))
     with stop_signals() as signalled:
@@ -81,123 +91,165 @@ def run(config: Config, *, until_done: bool = False) -> dict[str, object]:
             return signalled.is_set()
 
         streams = partial(streams_given, config)
-        with participating(config, stopping=is_stopping, streams=streams) as device:
+        with opened_device(config, stopping=is_stopping, streams=streams) as (device, clients):
 
             def remind() -> None:
-                for client, reminder, channel in zip(
-                    device.clients, reminders, channels, strict=True
-                ):
-                    reminder.turn(client.now)
+                for client, channel in zip(clients, channels, strict=True):
                     channel.turn(client.learner.manifest)
 
             remind()
-            renewal = renewal_of(config, device.main)
-            device.backfill()
-            weather = FleetWeather(
-                tuple(source for source in sources if isinstance(source, FleetWeatherSource)),
-                device,
-            )
+            running = [extension(config, clients[0]) for extension in extensions]
+            feeds = [one.over_link(device) for one in sources if isinstance(one, LinkedSource)]
             finite, live = parted(sources)
-            read_all(finite, device.observe, is_stopping)
+            read_all(finite, device.observe_all, is_stopping)
             device.flush()
+            if finite:
+                newest = moment(clients[0].newest_reading)
+                read = clients[0].status()["counts"].get("readings new", 0)
+                logger.info(
+                    "files read %s", fields(files=len(finite), readings=read, newest=newest)
+                )
+            logs = [ActivityLog(client) for client in clients]
             with (
-                SourceSet(live, device, weather) as source_set,
+                SourceSet(live, device, feeds) as source_set,
                 ExitStack() as issuing,
             ):
                 issuers = [
-                    issuing.enter_context(_issuer(outputs[client.config.id], client, source_set))
-                    for client in device.clients
+                    issuing.enter_context(
+                        ForecastIssuer(outputs[client.config.id], client, source_set.health)
+                    )
+                    for client in clients
                 ]
-                turns = [remind, *(issuer.turn for issuer in issuers)]
-                if renewal is not None:
-                    turns.append(lambda: renewal.turn(device.main.now))
-                _serve(device, source_set, turns, is_stopping, until_done=until_done)
+                turns = [remind, *(one.turn for one in issuers), *(one.turn for one in logs)]
+                turns += [one.turn for one in running]
+                try:
+                    _serve(
+                        device,
+                        source_set,
+                        turns,
+                        is_stopping,
+                        until_done=until_done,
+                        is_alone=config.is_alone,
+                    )
+                except MemoryError as error:
+                    raise EdgeError("the limit of memory was reached", hint=_MORE) from error
             notify("STOPPING=1")
             heartbeat.close()
             has_arrived = {"sources": source_set.health()} if source_set.health() else {}
             health = [found for issuer in issuers for found in issuer.health()]
             written = {"outputs": health} if health else {}
-            found = device.status() | has_arrived | written | reminders[0].status()
-            found |= {} if renewal is None else renewal.status()
+            found = device.status() | has_arrived | written
+            found |= {key: value for one in running for key, value in one.status().items()}
         if device.is_wipe_ordered:
             _wipe(config)
         return found
 
 
 def _wipe(config: Config) -> None:
-    """Erase readings, models and keys, as the operator ordered."""
     now = int(SystemClock().wall() / 1000)
     wipe_device(config.state, key_files(config), now, partial(erase_identity, config))
     logger.warning("device wiped %s", fields(state=config.state))
 
 
-def restore_certificate(config: Config) -> None:
-    """Complete the files of a certificate that the device renews, if one is missing or damaged.
+class RunningDevice(Protocol):
+    """A client, or the several of a device that takes part in several runs."""
 
-    What cannot be restored is reported when the link is made.
+    @property
+    def now(self) -> float:
+        """Seconds of the monotonic clock."""
+
+    @property
+    def step(self) -> int:
+        """Seconds of the grid of the readings."""
+
+    @property
+    def is_settled(self) -> bool:
+        """Return whether every run has ended, and its final model was tuned and compared."""
+
+    @property
+    def is_wipe_ordered(self) -> bool:
+        """Return whether an operator ordered the erasure of the device's state."""
+
+    @property
+    def is_linked(self) -> bool:
+        """Return whether the link is up."""
+
+    @property
+    def why_stopped(self) -> str:
+        """Return why no updates are sent now; empty if they are."""
+
+    def observe(self, reading: Reading) -> object:
+        """Record one measurement."""
+
+    def observe_all(self, readings: Sequence[Reading]) -> object:
+        """Record measurements, oldest first."""
+
+    def flush(self) -> None:
+        """Write the readings."""
+
+    def remember(self, notes: Mapping[str, bytes]) -> None:
+        """Write the readings, then the notes that the sources need."""
+
+    def remembered(self, name: str) -> bytes | None:
+        """Return the note that a source saved before a restart, or None."""
+
+    def tick(self, timeout: float) -> None:
+        """Serve the link, and do what is due."""
+
+    def status(self) -> dict[str, Any]:
+        """Return the state."""
+
+
+@contextmanager
+def opened_device(
+    config: Config,
+    *,
+    stopping: Callable[[], bool],
+    streams: Callable[[Manifest], Container[str]],
+) -> Iterator[tuple[RunningDevice, tuple[Client, ...]]]:
+    """Open the device's client, or what an extension makes of several participations; and the clients.
+
+    Args:
+        stopping: As for ``Client``.
+        streams: As for ``Client``.
+
+    Raises:
+        ConfigError: There are several, perhaps former, and no extension for them.
     """
-    if config.ca.url and config.broker.cert_file is not None:
-        with suppress(OSError, WireError):
-            CertificateFiles(config.broker.cert_file).restore()
+    if not (config.participation or former_charges(config)):
+        with Client(config, stopping=stopping, parts=ClientParts(streams=streams)) as client:
+            yield client, (client,)
+        return
+    opening = next(filter(None, (one.load("device") for one in config.index.values())), None)
+    if opening is None:
+        raise ConfigError("participation: the extension for several runs is not installed")
+    with opening(config, stopping=stopping, streams=streams) as found:
+        yield found
 
 
-def renewal_of(config: Config, client: Client) -> CertificateRenewal | None:
-    """Return the renewal of the device's certificate; None without an EST server or TLS."""
-    link, file = client.link, config.broker.cert_file
-    is_tls = config.broker.url.startswith("mqtts:")
-    if not (config.ca.url and is_tls and file is not None and isinstance(link, RenewableLink)):
-        return None
+class AgentExtension(Protocol):
+    """The part of an extension that the agent runs, for the device's own participation."""
 
-    def prepare() -> Callable[[], object]:
-        signed_time = client.server_clock.certificate_time()
-        earliest = client.server_clock.earliest_certificate_time()
-        signer, former = client.identity.for_request()
+    def __init__(self, config: Config, client: Client) -> None: ...
 
-        def request() -> None:
-            from edge_sdk.session.certificate_enrolment import (  # noqa: PLC0415 - loads HTTP, only to renew
-                Enrolment,
-            )
+    @staticmethod
+    def prepare(config: Config) -> None:
+        """Prepare the agent before the link is opened."""
 
-            Enrolment(config, config.ca.url, signer, signed_time, former, earliest).request(
-                is_renewal=True
-            )
+    def turn(self) -> None:
+        """Run the due work."""
 
-        return request
-
-    files, wall = CertificateFiles(file), client.server_clock.best_time
-    followed = FollowedAuthorities.of(config.state, config.fleet)
-
-    def is_ordered() -> bool:
-        is_request_due = client.identity.is_request_due
-        return is_request_due or followed.is_renewal_due(files.present(), time.time())
-
-    def record_issued() -> None:
-        client.identity.record_issued()
-        followed.record_issued(files.received(), time.time())
-
-    return CertificateRenewal(
-        config.id,
-        qualified(config.fleet, config.id) if config.ca.shared else config.id,
-        files,
-        link,
-        wall,
-        prepare,
-        lambda note: client.remember({NOTE: note}),
-        Random(secrets.randbits(64)),  # noqa: S311 - spreads load, hides nothing
-        RenewalFailure.read(client.remembered(NOTE)),
-        is_ordered=is_ordered,
-        record_issued=record_issued,
-    )
+    def status(self) -> dict[str, object]:
+        """Return the state at the end."""
 
 
-def _issuer(
-    outputs: Sequence[ThreadedOutput | FleetOutput], client: Client, source_set: SourceSet
-) -> ForecastIssuer:
-    """Return the issuer of one participation's forecasts."""
-    for output in outputs:
-        if isinstance(output, FleetOutput):
-            output.send_with(client.send_forecast)
-    return ForecastIssuer(outputs, client, source_set.health)
+def prepared_extensions(config: Config) -> list[type[AgentExtension]]:
+    """Prepare and return the agent's part of every configured extension that has one, in order."""
+    entries = config.index.configured(config.tables)
+    found: list[type[AgentExtension]] = [e.load("agent") for e in entries if "agent" in e.row]
+    for one in found:
+        one.prepare(config)
+    return found
 
 
 def open_sources(config: Config) -> list[Source]:
@@ -209,11 +261,10 @@ def open_sources(config: Config) -> list[Source]:
     return [open_source(row, f"source[{number}]") for number, row in enumerate(config.source)]
 
 
-def open_outputs(config: Config, participation: str) -> list[ThreadedOutput | FleetOutput]:
+def open_outputs(config: Config, participation: str) -> list[Output]:
     """Create the configured outputs of one participation.
 
     Args:
-        config: Configuration of the device.
         participation: Id of the participation that forecasts.
 
     Raises:
@@ -252,11 +303,7 @@ def streams_given(config: Config, manifest: Manifest) -> dict[str, str]:
 
 
 class ChannelReminder:
-    """Logs the channels of the bundle in use that have no source, once for each bundle.
-
-    Args:
-        config: Configuration of the device.
-    """
+    """Logs the channels of the bundle in use that have no source, once for each bundle."""
 
     def __init__(self, config: Config) -> None:
         self._config = config
@@ -273,30 +320,21 @@ class ChannelReminder:
             logger.warning("channel without source %s", fields(bundle=manifest.name, **found))
 
 
-def parted(sources: Iterable[Source]) -> tuple[list[Source], dict[str, ThreadedSource]]:
-    """Separate finite sources from continuous ones; name each of the latter uniquely."""
-    live = {
-        f"{number} {source.kind}": source
-        for number, source in enumerate(sources)
-        if isinstance(source, ThreadedSource) and not source.is_finite
-    }
-    running = {id(source) for source in live.values()}
-    return [source for source in sources if id(source) not in running], live
-
-
 class SourceSet:
     """The continuous sources, open for as long as the agent reads them.
 
     Args:
-        sources: Sources by name.
-        client: Participations that observe the readings and store the sources' notes.
-        weather: Weather of the fleet, which arrives over the client's own link.
+        client: Client that observes the readings and stores the sources' notes.
+        feeds: Sources that arrive over the client's own link.
     """
 
     def __init__(
-        self, sources: Mapping[str, ThreadedSource], client: Participations, weather: FleetWeather
+        self,
+        sources: Mapping[str, LiveSource],
+        client: RunningDevice,
+        feeds: Sequence[SourceFeed],
     ) -> None:
-        self._sources, self._client, self._weather = sources, client, weather
+        self._sources, self._client, self._feeds = sources, client, feeds
         self._noted = client.now
 
     def turn(self) -> bool:
@@ -305,7 +343,9 @@ class SourceSet:
         Returns:
             True if anything arrived: then more may be waiting.
         """
-        has_arrived = self._weather.turn()
+        has_arrived = False
+        for feed in self._feeds:
+            has_arrived |= feed.turn()
         for source in self._sources.values():
             for reading in source.poll():
                 self._client.observe(reading)
@@ -320,19 +360,16 @@ class SourceSet:
         self._client.remember({name: source.saved() for name, source in self._sources.items()})
 
     def health(self) -> list[dict[str, object]]:
-        """Return the state of every source."""
         found = [source.health() for source in self._sources.values()]
-        return found + self._weather.health()
+        return found + [feed.health() for feed in self._feeds]
 
     def __enter__(self) -> Self:
-        """Start every source from its saved position."""
         for name, source in self._sources.items():
             source.on_grid(self._client.step)
             source.start(self._client.remembered(name))
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Stop the sources, record the remaining readings, and save the positions."""
         for source in self._sources.values():
             source.close()
         if self._sources:
@@ -340,38 +377,17 @@ class SourceSet:
             self.note()
 
 
-def read_all(
-    sources: list[Source],
-    observe: Callable[[Reading], object],
-    is_stopping: Callable[[], bool] = lambda: False,
-) -> Counter[str]:
-    """Read every finite source to its end; return the rejected readings, counted by reason."""
-    rejected: Counter[str] = Counter()
-    for source in parted(sources)[0]:
-        for reading in source:
-            observe(reading)
-            if is_stopping():
-                break
-        rejected += source.rejected
-        for reason, line in getattr(source, "offending", {}).items():
-            at = line.partition(":")[0].removeprefix("line ")  # its text has readings in it
-            logger.warning("line rejected %s", fields(reason=reason, line=at))
-    if rejected:
-        reasons = {reason.replace(" ", "_"): count for reason, count in rejected.items()}
-        logger.warning("readings rejected %s", fields(**reasons))
-    return rejected
-
-
 def _serve(
-    client: Participations,
+    client: RunningDevice,
     source_set: SourceSet,
     turns: Iterable[Callable[[], object]],
     is_stopping: Callable[[], bool],
     *,
     until_done: bool,
+    is_alone: bool,
 ) -> None:
-    """Read, tick, do the other turns, notify the service manager, and stop when requested."""
     every, notified, is_announced, stopped = watchdog_seconds(), client.now, False, ""
+    linked = "runs alone" if is_alone else "linked"
     ordered_at = math.inf  # when the command to wipe the device arrived
     while not is_stopping() and not (until_done and client.is_settled):
         if client.is_wipe_ordered:
@@ -381,11 +397,11 @@ def _serve(
         client.tick(0.0 if source_set.turn() else _TURN)
         for turn in turns:
             turn()
-        if not is_announced and client.is_linked:
-            is_announced = notify("READY=1", "STATUS=linked") or True
+        if not is_announced and (is_alone or client.is_linked):
+            is_announced = notify("READY=1", f"STATUS={linked}") or True
         if client.why_stopped != stopped:
             stopped = client.why_stopped
-            notify(f"STATUS=not participating: {stopped}" if stopped else "STATUS=linked")
+            notify(f"STATUS=not participating: {stopped}" if stopped else f"STATUS={linked}")
         if every is not None and client.now - notified >= every:
             notified = client.now
             notify("WATCHDOG=1")

@@ -13,18 +13,16 @@ import re
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from edge_sdk.analytic.bundle_functions import AnalyticModel
-from edge_sdk.analytic.features import UnknownFeatureError
+from edge_sdk.app.extensions import ExtensionEntry, ExtensionIndex
+from edge_sdk.app.lean_dataclass import dataclass
 from edge_sdk.errors import EdgeError
-from edge_sdk.runtime import Graph, GraphError, inspect_graph, load_graph
-from edge_sdk.wire.contract.archive import (
+from edge_sdk.protocol.contract.archive import (
     INITIAL,
     MANIFEST,
     SIGNATURE,
@@ -33,13 +31,15 @@ from edge_sdk.wire.contract.archive import (
     pack,
     unpack,
 )
-from edge_sdk.wire.contract.manifest import FORECAST, GRADIENT, HIDDEN, Manifest, ManifestError
-from edge_sdk.wire.contract.parameter_layout import ParamSpec, Vector
-from edge_sdk.wire.keys import read_public
+from edge_sdk.protocol.contract.manifest import FORECAST, GRADIENT, Manifest, ManifestError
+from edge_sdk.protocol.contract.parameter_layout import ParamSpec, Vector
+from edge_sdk.protocol.keys import read_public
+from edge_sdk.runtime import Graph, GraphError, inspect_graph, load_graph
 
 SDK_VERSION = (0, 1, 2)
 """Version that ``min_sdk`` of a manifest is compared with."""
 
+_EXTENSIONS = ExtensionIndex("edge_sdk")
 _RELEASE = "release*.pub"
 _KEPT = 2
 
@@ -58,13 +58,10 @@ class BundleRollbackError(BundleError):
 
 @dataclass(frozen=True, slots=True)
 class TrustedKeys:
-    """Public keys that are trusted to sign a manifest.
+    """Public keys that are trusted to sign a manifest."""
 
-    Attributes:
-        roots: Raw public keys of the fleet's pinned root or roots. A shipped bundle is trusted as
-            the package is; its own release key only proves its integrity.
-    """
-
+    # raw public keys of the fleet's pinned root or roots. A shipped bundle is trusted as the
+    # package is; its own release key only proves its integrity.
     roots: tuple[bytes, ...] = ()
 
 
@@ -81,7 +78,6 @@ class BundleGraphs(Mapping[str, Graph]):
         """Return a loaded graph.
 
         Raises:
-            KeyError: The bundle has no such graph.
             BundleError: It does not load here, or its feeds differ from the manifest's.
         """
         if name not in self._loaded:
@@ -89,11 +85,9 @@ class BundleGraphs(Mapping[str, Graph]):
         return self._loaded[name]
 
     def __iter__(self) -> Iterator[str]:
-        """Yield the names of the graphs."""
         return iter(self._bytes)
 
     def __len__(self) -> int:
-        """Return the number of graphs."""
         return len(self._bytes)
 
     def inspect(self) -> None:
@@ -127,22 +121,14 @@ class BundleGraphs(Mapping[str, Graph]):
 
 @dataclass(frozen=True, repr=False)
 class Bundle:
-    """A verified bundle.
-
-    Attributes:
-        manifest: Its manifest.
-        initial: Initial parameter vector, float32, shape ``(P,)``.
-        graphs: Functions by name, loaded on first use.
-        digest: SHA-256 of its archive; identifies it in announcements.
-    """
+    """A verified bundle."""
 
     manifest: Manifest
-    initial: Vector
-    graphs: Mapping[str, Graph]
-    digest: bytes
+    initial: Vector  # initial parameter vector, float32, shape ``(P,)``
+    graphs: Mapping[str, Graph]  # functions by name, loaded on first use
+    digest: bytes  # SHA-256 of its archive; identifies it in announcements
 
     def __repr__(self) -> str:
-        """Return the name and version of the bundle."""
         return f"Bundle({self.manifest.name} {self.manifest.version})"
 
     @classmethod
@@ -185,26 +171,19 @@ class Bundle:
 
 
 def shipped_folder() -> Path:
-    """Return the folder of the bundles shipped with the package."""
     return Path(__file__).parent / "bundles"
 
 
 def release_keys(folder: Path) -> tuple[bytes, ...]:
-    """Return the public keys that have signed the shipped bundles: one for each release of some."""
     return tuple(read_public(path) for path in sorted(folder.glob(_RELEASE)))
 
 
 def shipped_names() -> list[str]:
-    """Return the names of the shipped bundles, sorted."""
     return sorted(found.parent.name for found in shipped_folder().glob(f"*/{MANIFEST}"))
 
 
 def archive(folder: Path) -> bytes:
-    """Return a bundle's folder as the archive sent over the wire; equal files give equal bytes.
-
-    Raises:
-        BundleError: A file is missing or cannot be read.
-    """
+    """Return a bundle's folder as the archive sent over the wire; equal files give equal bytes."""
     return pack(_read(folder))
 
 
@@ -218,9 +197,7 @@ def install(
     could be replayed.
 
     Args:
-        data: The archive.
         folder: Folder of the installed bundles; each lies in a folder named by its digest.
-        trust: Trusted public keys.
         digest: Expected digest of the archive (32 bytes), if one was announced.
 
     Raises:
@@ -259,7 +236,7 @@ def load_installed(folder: Path, digest: bytes, *, trust: TrustedKeys) -> Bundle
 def _tried(
     contents: Mapping[str, bytes], keys: tuple[bytes, ...], *, is_new: bool = True
 ) -> Bundle:
-    """Verify files as a bundle: signature, manifest, digests, SDK, graphs, vector, canary.
+    """Verify files as a bundle: signature, manifest, digests, SDK, graphs, vector, golden forecast.
 
     An installed bundle had all of its graphs checked before; each is checked again when it loads.
     """
@@ -280,23 +257,31 @@ def _tried(
     graphs = _functions(manifest, contents, is_new=is_new)
     digest = hashlib.sha256(pack(contents)).digest()
     bundle = Bundle(manifest, _initial(manifest, contents[INITIAL]), graphs, digest)
-    _canary(bundle)
+    _check_golden_forecast(bundle)
+    if (computed := extension_of(manifest)) is not None:
+        computed.load("golden")(bundle)
     return bundle
 
 
 def _functions(
     manifest: Manifest, contents: Mapping[str, bytes], *, is_new: bool
 ) -> Mapping[str, Graph]:
-    """Return the functions of a bundle: exported graphs, or those of a model in closed form."""
     graphs = BundleGraphs(manifest, contents)
     if is_new:
         graphs.inspect()
-    if manifest.analytic is None:
+    computed = extension_of(manifest)
+    if computed is None:
         return graphs
     try:
-        return {**graphs, **AnalyticModel(manifest, graphs.get(HIDDEN)).functions()}
+        return {**graphs, **computed.load("functions")(manifest, graphs)}
     except (ManifestError, ValueError) as error:
         raise BundleError(str(error)) from error
+
+
+def extension_of(manifest: Manifest) -> ExtensionEntry | None:
+    """Return the extension that computes functions of a bundle, by a section of the manifest; or None."""
+    entries = (entry for entry in _EXTENSIONS.values() if "bundle" in entry.row)
+    return next((e for e in entries if getattr(manifest, e.row["bundle"], None) is not None), None)
 
 
 def _check_files(manifest: Manifest, contents: Mapping[str, bytes]) -> None:
@@ -344,14 +329,13 @@ def _initial(manifest: Manifest, data: bytes) -> Vector:
     return vector
 
 
-def _canary(bundle: Bundle) -> None:
+def _check_golden_forecast(bundle: Bundle) -> None:
     """Run the golden forecast, so that a wrong engine is found before the bundle is used."""
     golden = bundle.manifest.golden
     x = np.array([golden.x], np.float32)
     try:
         (yhat,) = bundle.forecast(p=bundle.initial, x=x)
-        _check_design(bundle, x)
-    except (GraphError, UnknownFeatureError) as error:
+    except GraphError as error:
         raise BundleError(f"bundle {bundle.manifest.name}: {error}") from error
     wanted = np.array(golden.yhat, np.float32).reshape(1, *bundle.manifest.forecast_shape)
     if yhat.shape != wanted.shape or not np.allclose(yhat, wanted, rtol=0, atol=golden.tolerance):
@@ -359,19 +343,6 @@ def _canary(bundle: Bundle) -> None:
             f"bundle {bundle.manifest.name}: the golden forecast comes out as "
             f"{np.ravel(yhat).tolist()}, not {np.ravel(wanted).tolist()}",
             hint="the engine on this device computes something else; report its version",
-        )
-
-
-def _check_design(bundle: Bundle, x: Floats) -> None:
-    """Compare the golden design row: a first vector of zeros forecasts 0 from any features."""
-    section = bundle.manifest.analytic
-    if section is None:
-        return
-    row = bundle.graphs["design"](p=bundle.initial, x=x)[0][0, 0]
-    if not np.allclose(row, section.design, rtol=0, atol=bundle.manifest.golden.tolerance):
-        raise BundleError(
-            f"bundle {bundle.manifest.name}: the golden design row comes out differently",
-            hint="numpy on this device computes something else; report its version",
         )
 
 
@@ -393,7 +364,6 @@ def _refuse_rollback(folder: Path, bundle: Bundle) -> None:
 
 
 def _write(folder: Path, name: str, contents: Mapping[str, bytes]) -> None:
-    """Write to a temporary folder, flush, then rename: a power cut leaves all or nothing."""
     try:
         if (folder / name).is_dir():  # damaged, otherwise it would not be written again
             shutil.rmtree(folder / name)
@@ -424,7 +394,6 @@ def _sync(folder: Path) -> None:
 
 
 def _prune(folder: Path, *, keep: str) -> None:
-    """Delete partly written folders, and all but the newest predecessor."""
     others = [path for path in folder.iterdir() if path.is_dir() and path.name != keep]
     for path in others:
         if path.name.startswith(".new-"):
@@ -436,7 +405,6 @@ def _prune(folder: Path, *, keep: str) -> None:
 
 
 def _read(folder: Path) -> dict[str, bytes]:
-    """Read the files of a bundle's folder, to be compared with its manifest."""
     try:
         return {
             path.name: path.read_bytes()

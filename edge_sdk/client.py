@@ -2,9 +2,9 @@
 
 ``Client`` owns the clock, the store and the keys, and holds no method-specific code. It composes
 ``ActiveRun`` (the active bundle and its state), ``TrainingTransaction`` (one task from training to the
-saved update, with the crash guarantee), ``SplitRounds`` (split-learning rounds), ``PeerMembership``
-(peer exchange), ``LocalRounds`` (rounds without an aggregator), ``ForecastSelection`` (fine-tuning, and
-the choice of what is forecast with), ``RolloutMember`` (the version of a staged rollout) and
+saved update, with the crash guarantee), ``LocalRounds`` (rounds without an aggregator),
+``ForecastSelection`` (fine-tuning, and the choice of what is forecast with), ``DeviceExtensions`` (the
+options that are configured) and
 ``FlushScheduler`` (periodic writes), and fixes their order.
 """
 
@@ -12,52 +12,69 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Container, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from edge_sdk.app.cli import fields
 from edge_sdk.app.clock import Clock, SystemClock
+from edge_sdk.app.lean_dataclass import dataclass
 from edge_sdk.config import Config
 from edge_sdk.errors import StoreFull
-from edge_sdk.forecasting.forecast import Forecast
+from edge_sdk.forecasting.forecast import Forecast, IssuedForecast
 from edge_sdk.forecasting.forecast_choice import ForecastChoice
-from edge_sdk.forecasting.issued_forecast import IssuedForecast
 from edge_sdk.forecasting.series import WEATHER, Reading
+from edge_sdk.link.transport import NoLink, Transport
 from edge_sdk.methods import METHODS, Factory
-from edge_sdk.peers.membership import PeerMembership
-from edge_sdk.session.agenda import Agenda
-from edge_sdk.session.events import FoundBundle
-from edge_sdk.session.identity import load_signer
+from edge_sdk.protocol.contract.manifest import Manifest
+from edge_sdk.protocol.contract.method import END, Task
+from edge_sdk.protocol.keys import kid_of
+from edge_sdk.protocol.messages import ProtocolMessage
+from edge_sdk.session.agenda import Agenda, FoundBundle
+from edge_sdk.session.identity import place_of_count, signer_of
 from edge_sdk.session.identity_keys import IdentityKeys
 from edge_sdk.session.server_clock import ServerClock
 from edge_sdk.session.session import Connect, Session
+from edge_sdk.store.count_recovery import recover_count
 from edge_sdk.store.erasure import refuse_state
 from edge_sdk.store.store import DeviceStore
 from edge_sdk.training.active_run import RETURNS, ActiveRun, GivenUp
-from edge_sdk.training.bootstrap import connect, load_ring
-from edge_sdk.training.defect_guard import DefectGuard
+from edge_sdk.training.bootstrap import BundleOpener, connect, load_ring, open_bundle
+from edge_sdk.training.extension import (
+    DefectGuard,
+    DeviceExtension,
+    DeviceExtensions,
+    DeviceParts,
+    ServedVersion,
+)
 from edge_sdk.training.flush_scheduler import FlushScheduler
-from edge_sdk.training.forecast_selection import ForecastSelection
-from edge_sdk.training.installed_bundle import BundleOpener, open_bundle
-from edge_sdk.training.issue import issued_forecast
-from edge_sdk.training.local_rounds import LocalRounds
+from edge_sdk.training.forecast_selection import ForecastSelection, issued_forecast
 from edge_sdk.training.model_runtime import ModelRuntime
 from edge_sdk.training.outbox_entry import SignedSealer, UpdateSealer
-from edge_sdk.training.rollout_member import RolloutMember
-from edge_sdk.training.score_reporter import ScoreReporter
-from edge_sdk.training.shared_budgets import ParticipationBudgets
-from edge_sdk.training.split_rounds import SplitRounds
-from edge_sdk.training.training_transaction import TRAINED_UNTIL, TrainingTransaction
-from edge_sdk.wire.contract.manifest import Manifest
-from edge_sdk.wire.contract.method import END, Task
-from edge_sdk.wire.keys import kid_of
-from edge_sdk.wire.link.transport import Transport
-from edge_sdk.wire.protocol.messages import ForecastMessage, WeatherMessage
+from edge_sdk.training.privacy_accountant import ParticipationBudgets
+from edge_sdk.training.run_role import RunShell
+from edge_sdk.training.training_transaction import TRAINED_UNTIL, LocalRounds, TrainingTransaction
 
 logger = logging.getLogger(__name__)
 
 _TOLERANCE = 300.0  # seconds by which a reading's timestamp may exceed the clock
 _NO_CLOCK_BEFORE = 1_577_836_800_000  # a wall clock before 2020 counts as unset
+
+
+@dataclass(frozen=True, slots=True)
+class ClientParts:
+    """Parts of a client that an agent, a simulator or a test gives it instead of its own."""
+
+    # makes the outbox entry of every update; None signs with the device's key
+    sealer: UpdateSealer | None = None
+    # decides whether a task that can be answered now is to be answered now
+    may_answer: Callable[[Task], bool] = lambda _task: True
+    # streams of a bundle that have a source: a run whose bundle needs another one is left for a run
+    # that does not; None: the sources are not known
+    streams: Callable[[Manifest], Container[str]] | None = None
+    # opens the bundle to start with; a simulator shares one between its devices
+    bundles: BundleOpener | None = None
+    store: DeviceStore | None = None  # the open store in ``config.state``, which the client closes
 
 
 class Client:
@@ -67,19 +84,12 @@ class Client:
     continues from the store.
 
     Args:
-        config: Configuration of the device.
         transport: A link, or a factory that makes one from the last-will function; None connects as
             configured.
         clock: Source of the time.
         methods: Device half of each method, by name; a custom method is one more entry.
         stopping: Called between two minibatches; true abandons the current training.
-        sealer: Makes the outbox entry of every update; None signs with the device's key.
-        may_answer: Decides whether a task that can be answered now is to be answered now.
-        streams: Returns the streams of a bundle that have a source; a run whose bundle needs
-            another one is left for a run that does not. None: the sources are not known.
-        bundles: Opens the bundle to start with, instead of ``open_bundle``; a simulator shares one
-            between its devices.
-        store: The open store in ``config.state``, which the client closes; None opens it.
+        parts: Parts that replace the client's own.
 
     Raises:
         EdgeError: A key, bundle or store cannot be used.
@@ -93,22 +103,19 @@ class Client:
         clock: Clock | None = None,
         methods: Mapping[str, Factory] = METHODS,
         stopping: Callable[[], bool] = lambda: False,
-        sealer: UpdateSealer | None = None,
-        may_answer: Callable[[Task], bool] = lambda _task: True,
-        streams: Callable[[Manifest], Container[str]] | None = None,
-        bundles: BundleOpener | None = None,
-        store: DeviceStore | None = None,
+        parts: ClientParts | None = None,
     ) -> None:
         self.config = config
         self._clock, self._stopping = clock or SystemClock(), stopping
-        self._may_answer, self._streams, self._bundles = may_answer, streams, bundles
-        key, ring = load_signer(config), load_ring(config)
-        self._store = store or DeviceStore.open(config.state)
+        self._given = parts = parts or ClientParts()
+        key, ring = signer_of(config), load_ring(config)
+        self._store = parts.store or DeviceStore.open(config.state)
         try:
-            refuse_state(self._store, config.fleet)
+            refuse_state(self._store, _owner(config))
             self.identity = IdentityKeys(config, self._store, key)
-            self._sealer = sealer or SignedSealer(config, self.identity)
+            self._sealer = parts.sealer or SignedSealer(config, self.identity)
             self._report_store()
+            recover_count(self._store, place_of_count(config), self.identity)
             self._agenda = Agenda()
             self._session = Session(
                 config,
@@ -118,7 +125,7 @@ class Client:
                 ring=ring,
                 agenda=self._agenda,
             )
-            self._guard = DefectGuard(self._session, self._agenda)
+            self._guard = DefectGuard(self._session)
             self._compose(methods)
             self._store.set_facts(starts=self._store.fact("starts") + 1)
             self._session.connect(_maker(config, transport, self._session))
@@ -133,7 +140,7 @@ class Client:
             logger.error(
                 "stored value rejected %s", fields(**record, do="gridfed-edge check CONFIG")
             )
-        if self._store.own(kid_of(self.identity.public), self.config.fleet):
+        if self._store.own(kid_of(self.identity.public), _owner(self.config)):
             logger.warning("signing key changed")
 
     def _compose(self, methods: Mapping[str, Factory]) -> None:
@@ -141,17 +148,10 @@ class Client:
         config, store = self.config, self._store
         session, agenda = self._session, self._agenda
         scheduler = self._scheduler = FlushScheduler(config.limits, store, session, self._clock)
-        bundle = (self._bundles or open_bundle)(config, session.announced)
+        bundle = (self._given.bundles or open_bundle)(config, session.announced)
+        shell = RunShell(methods, self._clock.wall, self._between_batches, self._given.streams)
         active = self._active = ActiveRun(
-            bundle,
-            config,
-            methods,
-            store=store,
-            session=session,
-            agenda=agenda,
-            clock=self._clock,
-            between_batches=self._between_batches,
-            streams=self._streams,
+            bundle, config, shell, store=store, session=session, agenda=agenda
         )
         transaction = self._transaction = TrainingTransaction(
             store=store,
@@ -160,22 +160,6 @@ class Client:
             active=active,
             scheduler=scheduler,
             sealer=self._sealer,
-        )
-        self._split_rounds = SplitRounds(
-            config.id,
-            session=session,
-            agenda=agenda,
-            active=active,
-            transaction=transaction,
-            serve=self._serve,
-        )
-        self._membership = PeerMembership(
-            config,
-            store=store,
-            session=session,
-            agenda=agenda,
-            active=active,
-            transaction=transaction,
         )
         self._local_rounds = LocalRounds(
             config,
@@ -193,18 +177,20 @@ class Client:
             scheduler=scheduler,
             clock=self._clock,
         )
-        self._rollout = RolloutMember(
-            config, store=store, session=session, active=active, scheduler=scheduler
-        )
-        self._scores = ScoreReporter(
-            config,
+        device = DeviceParts(
+            config=config,
             store=store,
             session=session,
-            accountant=lambda: active.accountant,
-            monitor=lambda: self._selection.candidates.selection.monitor,
+            agenda=agenda,
+            identity=self.identity,
+            active=active,
+            transaction=transaction,
+            scheduler=scheduler,
+            selection=self._selection,
+            serve=self._serve,
         )
-        session.count_new_rows(self._new_rows)
-        active.accountant.charge_start(config.privacy.budget.releases_per_start)
+        self._extensions = DeviceExtensions(device, self._guard)
+        session.parts.reporter.count_new_rows(self._new_rows)
 
     # --- public operations ------------------------------------------------------------------------
 
@@ -214,8 +200,14 @@ class Client:
         self._session.count("readings " + seen)
         self._scheduler.flush_in_time(self.learner)
 
+    def observe_all(self, readings: Sequence[Reading]) -> None:
+        """Record measurements, oldest first, as ``observe`` does each; some thousands take less time."""
+        for seen, number in self.learner.observe_all(readings, self._latest).items():
+            self._session.count("readings " + seen, number)
+        self._scheduler.flush_in_time(self.learner)
+
     def _latest(self, stream: str) -> float:
-        """Return the time after which a reading is of the future, in Unix seconds.
+        """Return the limit of plausible reading times, Unix seconds.
 
         A clock may be some minutes ahead. Weather of a slot that has not begun is a forecast all the
         same: as a reading it would open the slot before the energy of the present one is known.
@@ -250,17 +242,28 @@ class Client:
             self._session.count("disk full")
 
     def forecast(self) -> Forecast:
-        """Forecast the values after the newest reading; ``source`` names what predicted them."""
+        """Forecast the values after the newest reading; ``source`` names the predictor."""
+        self._session.count("forecasts")
         self._selection.follow()
-        found = self._rollout.forecast(self._selection.candidates.selection.choice.name)
-        return self.learner.forecast(self._active.latest) if found is None else found
+        version = self._extensions.serving(self._selection.candidates.selection.choice.name)
+        return self._forecast_by(version) or self.learner.forecast(self._active.latest)
+
+    def _forecast_by(self, version: ServedVersion | None) -> Forecast | None:
+        if version is None:
+            return None
+        return version.forecast(self.learner.vector(self._active.latest))
 
     def issue(self) -> IssuedForecast:
-        """Forecast as ``forecast`` does, with issue time, model version and quality."""
+        """Forecast as ``forecast`` does, with issue time, model version and quality.
+
+        Readings are written before, so that other programs that read the store forecast alike.
+        """
+        self._session.count("forecasts")
+        self._scheduler.flush_for_forecast(self.learner)
         self._selection.follow()
         choice, now = self._selection.candidates.selection.choice, self._clock.wall() / 1000
-        seen, version = self._session.seen, self._rollout.serving(choice.name)
-        found = None if version is None else self._rollout.forecast(choice.name)
+        seen, version = self._session.seen, self._extensions.serving(choice.name)
+        found = self._forecast_by(version)
         if version is not None and found is not None:
             return issued_forecast(
                 version.runtime, found, ForecastChoice(), now=now, run=seen.run, version=-1
@@ -270,24 +273,20 @@ class Client:
             self.learner, found, choice, now=now, run=seen.run, version=seen.version
         )
 
-    def weather(self, region: str = "") -> WeatherMessage | None:
-        """Return the newest verified weather of a region that the configuration names, or None.
-
-        Without a region: that of the region that the operator has assigned to this device.
-        """
-        return self._session.weather(region)
+    def extension(self, name: str) -> DeviceExtension | None:
+        """Return a running extension, or None."""
+        return self._extensions.get(name)
 
     @property
     def streams_ahead(self) -> frozenset[str]:
-        """Streams whose announced values the model reads."""
         return self.learner.announced.streams
 
-    def send_forecast(self, forecast: ForecastMessage) -> bool:
+    def send_forecast(self, forecast: ProtocolMessage) -> bool:
         """Send a forecast to the fleet; return False if nothing may be sent now."""
-        return self._session.send_forecast(forecast)
+        return self._session.send(forecast)
 
     def forecast_marks(self) -> tuple[object, ...]:
-        """Return what the forecast depends on: another one is due when any of it changes."""
+        """Return the inputs of the forecast; a new one is due when any of them changes."""
         learner, seen = self.learner, self._session.seen
         selection = self._selection.candidates.selection
         newest = learner.series.newest if len(learner.series) else None
@@ -300,7 +299,7 @@ class Client:
             selection.choice.name,
             id(self._active.latest),
             self.learner.announced.changes,
-            self._rollout.marks,
+            self._extensions.marks,
         )
 
     def flush(self) -> None:
@@ -332,15 +331,25 @@ class Client:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Close the client."""
         self.close()
 
     # --- state ------------------------------------------------------------------------------------
 
     @property
     def is_ready(self) -> bool:
-        """Return whether there are enough readings for the model to forecast."""
         return self.learner.is_ready
+
+    @property
+    def newest_reading(self) -> int | None:
+        """Start of the newest reading, Unix seconds; None before the first."""
+        series = self.learner.series
+        return series.newest * series.step if len(series) else None
+
+    @property
+    def forecast_source(self) -> str:
+        """Name of the predictor of the next forecast; ``none`` if there is none."""
+        self._selection.follow()
+        return self.learner.forecast(self._active.latest).source
 
     @property
     def now(self) -> float:
@@ -349,17 +358,14 @@ class Client:
 
     @property
     def link(self) -> Transport:
-        """The link in use."""
-        return self._session.link
+        return self._session.parts.link.link
 
     @property
     def server_clock(self) -> ServerClock:
-        """Estimate of server time."""
         return self._session.time
 
     @property
     def is_linked(self) -> bool:
-        """Return whether the broker has accepted the connection."""
         return self._session.is_linked
 
     @property
@@ -369,14 +375,18 @@ class Client:
 
     @property
     def is_wipe_ordered(self) -> bool:
-        """Return whether an operator ordered the erasure of this device's state."""
         return self._session.participation.is_wipe_ordered
 
     @property
     def is_done(self) -> bool:
-        """Return whether the run has ended, its final model is in use, and the outbox is empty."""
-        among = self._membership.driver
-        return self._session.is_done if among is None else among.is_done
+        """Return whether the run has ended, its final model is in use, and the outbox is empty.
+
+        A device alone is done once it has learned from its readings.
+        """
+        if self.config.is_alone:
+            return not self._local_rounds.is_wanted()
+        is_done = self._extensions.is_done
+        return self._session.is_done if is_done is None else is_done
 
     @property
     def is_settled(self) -> bool:
@@ -392,12 +402,11 @@ class Client:
     def budgets(self) -> ParticipationBudgets:
         """The privacy account and the limits, to be shared with the device's other runs."""
         governor = self._scheduler.governor
-        accountant, quota = self._active.accountant, self._session.quota
+        accountant, quota = self._active.accountant, self._session.parts.quota
         return ParticipationBudgets(self.config.id, accountant, quota, governor)
 
     @property
     def state(self) -> Any:  # noqa: ANN401 - the half's own type
-        """Learned state of the device half."""
         return self._active.state
 
     @property
@@ -408,14 +417,18 @@ class Client:
     def status(self) -> dict[str, Any]:
         """Return the client's state as plain words and numbers, without any measured value."""
         session, learner = self._session, self.learner
-        among, plan = self._membership.driver, learner.mechanism.plan
+        plan = learner.mechanism.plan
         return {
             "id": self.config.id,
-            "fleet": self.config.fleet,
+            "fleet": None if self.config.is_alone else self.config.fleet,
             "linked": session.is_linked,
             "ready": session.outbox.is_ready,
             "stopped": session.participation.why_stopped,
-            **({"declined": dict(session.declined)} if session.declined else {}),
+            **(
+                {"declined": dict(session.parts.choice.declined)}
+                if session.parts.choice.declined
+                else {}
+            ),
             "bundle": learner.manifest.name,
             "method": learner.role.method,
             "run": session.seen.run,
@@ -427,14 +440,12 @@ class Client:
             "windows": len(learner.windows()),
             "can_forecast": self.is_ready,
             "missing": learner.missing,
-            "alone": self._active.local_state is not None,
+            "alone": self.config.is_alone or self._active.local_state is not None,
             "models returned": self._active.returns[RETURNS],
             "forecast": self._selection.status(),
-            "privacy": learner.mechanism.guarantee_text,
-            "budget": self._active.accountant.account.summary(plan.release()),
-            **({"rollout": rollout} if (rollout := self._rollout.status()) else {}),
-            **({} if among is None else {"neighbours": among.status()}),
-            **({"scores": found} if (found := self._scores.status()) else {}),
+            "privacy": learner.mechanism.plan.guarantee,
+            "budget": self._active.accountant.known.summary(plan.release()),
+            **self._extensions.status(),
             "held": self._scheduler.why_held,
             "counts": {**session.counts, **session.traffic()},
         }
@@ -445,28 +456,25 @@ class Client:
         """Serve the network, then do the next pending work; train at most one round."""
         session, agenda = self._session, self._agenda
         self._scheduler.flush_in_time(self.learner)
-        self._serve(0.0 if self._has_work else self._membership.limit_wait(timeout))
+        self._serve(0.0 if self._has_work else self._extensions.limit_wait(timeout))
         if agenda.pop_store_loss():
             self._active.restart()
         self._active.accountant.watch()
         self._active.test_present()
         if agenda.bundle is not None:
             found = agenda.bundle
-            self._guard.run("bundle", lambda: self._follow(found), found.body)
+            follow, drop = partial(self._follow, found), agenda.drop_bundle
+            self._guard.run("bundle", follow, found.body, drop=drop)
             self._active.accountant.watch()  # under the mechanism now in force
-        archive = agenda.pop_archive()
-        self._guard.run("rollout", lambda: self._rollout.turn(archive))
-        self._scores.report()
-        self._guard.run("turns", self._split_rounds.answer)
-        self._guard.run("neighbours", self._membership.exchange)
+        self._extensions.on_tick()
         task = agenda.waiting
         if task is not None:
             self._transaction.report_waiting(task)
         if task is not None and self._is_answerable(task):
             agenda.pop_waiting()
             number = (session.seen.run, task.round, task.attempt, task.step, task.ask)
-            self._guard.run("task", lambda: self._learn(task), *number)
-        elif self._local_rounds.is_due(among_neighbours=self._membership.driver is not None):
+            self._guard.run("task", partial(self._learn, task), *number, drop=self._drop_round)
+        elif self._local_rounds.is_due(is_training=self._extensions.is_training):
             self._local_rounds.train()
         elif self._selection.is_due:
             self._guard.run("selection", self._selection.run)
@@ -478,42 +486,34 @@ class Client:
         return max(0, min(behind // series.step, len(series)))
 
     def _serve(self, timeout: float) -> None:
-        """Serve the network, and record what arrives."""
         for event in self._session.serve(timeout):
             self._agenda.add(event)
 
     @property
     def _has_work(self) -> bool:
-        """Return whether work is pending besides serving the network."""
         agenda = self._agenda
         ready = agenda.waiting is not None and self._is_answerable(agenda.waiting)
-        return ready or agenda.bundle is not None or bool(agenda.signals)
+        return ready or agenda.bundle is not None
 
     def _is_answerable(self, task: Task) -> bool:
-        """Return whether to train a task now."""
-        return self._transaction.is_ready(task) and self._may_answer(task)
+        return self._transaction.is_ready(task) and self._given.may_answer(task)
 
     def _learn(self, task: Task) -> None:
-        """Train one round; a split round is only opened."""
-        if self._split_rounds.has_perishable_steps and task.ask != END:
-            self._split_rounds.open(task)
-        else:
+        if not self._extensions.on_task(task):
             self._transaction.attempt(task)
 
+    def _drop_round(self) -> None:
+        self._agenda.drop_round()
+        self._extensions.on_defect()
+
     def _follow(self, found: FoundBundle) -> None:
-        """Activate an announced run and its peers, then judge its manifest and task again."""
         self.flush()
         if self._active.follow(found):
-            self._membership.set_up_exchange()
-            for event in self._session.reconsider():
+            self._extensions.on_run()
+            for event in self._session.arrivals.reconsider():
                 self._agenda.add(event)
 
     def _between_batches(self) -> None:
-        """Serve the network during training; abandon it if a newer round or a stop made it useless.
-
-        Raises:
-            GivenUp: The round has left no trace.
-        """
         self._serve(0.0)
         task, is_exhausted = self._agenda.waiting, self._session.participation.is_budget_exhausted
         is_newer = task is not None and (task.ask == END or not is_exhausted)
@@ -521,14 +521,13 @@ class Client:
             raise GivenUp
 
 
+def _owner(config: Config) -> str:
+    return "" if config.is_alone else config.fleet
+
+
 def _maker(config: Config, transport: Transport | Connect | None, session: Session) -> Connect:
+    if transport is None and config.is_alone:
+        return lambda _will: NoLink()
     if transport is None:
-        time = session.time
-        return lambda will: connect(
-            config,
-            will,
-            time.certificate_time,
-            time.earlier_certificate_time,
-            time.earliest_certificate_time,
-        )
+        return lambda will: connect(config, will, session.time)
     return transport if callable(transport) else lambda _will: transport

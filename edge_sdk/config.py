@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, fields, replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
-from edge_sdk.app.enrolment_settings import (
+from edge_sdk.app.extensions import ExtensionIndex, is_set
+from edge_sdk.app.lean_dataclass import dataclass
+from edge_sdk.app.schema import Between, Length, Matches, SchemaError
+from edge_sdk.app.settings import Duration, Loaded, SettingsError, load, seconds
+from edge_sdk.limits import LimitsSection
+from edge_sdk.link.fleet_settings import (
+    BrokerSection,
     CaSection,
     IdentitySection,
     KeysSection,
     ReceptionSection,
+    refuse_half_a_fleet,
 )
-from edge_sdk.app.settings import Duration, Loaded, SettingsError, load, seconds
-from edge_sdk.limits.resource_limits import LimitsSection
-from edge_sdk.methods.topology import NeighboursSection
-from edge_sdk.privacy.settings import PrivacySection, ScoresSection
-from edge_sdk.wire.contract.method import CONTRACTS
-from edge_sdk.wire.schema import Between, Length, Matches, SchemaError
+from edge_sdk.privacy.settings import PrivacySection
+from edge_sdk.protocol.contract.method import CONTRACTS
+from edge_sdk.protocol.statements import COMMANDS
 
 PREFIX = "GRIDFED_EDGE_"
 
@@ -51,9 +55,10 @@ RENAMED: Mapping[str, str] = {
     "pace.answer": "timeouts.reply",
     "pace.fetch": "timeouts.retained_model",
     "pace": "[timeouts]",
-    "privacy.budget.at_start": "privacy.budget.releases_per_start",
+    "privacy.budget.at_start": "privacy.second_count",
     "privacy.budget.outside": "privacy.budget.unclaimed_releases",
     "privacy.budget.releases": "privacy.budget.max_releases",
+    "privacy.budget.releases_per_start": "privacy.second_count",
     "privacy.gate": "[privacy.mechanism]",
     "privacy.mechanism.bound": "privacy.mechanism.coordinate_bound",
     "privacy.mechanism.clip": "privacy.mechanism.clip_norm",
@@ -65,7 +70,7 @@ RENAMED: Mapping[str, str] = {
     "training.split": "training.holdout_fraction",
 }
 """New key, or new [section], by old key. An old one is refused with the new one in the message.
-Those of a ``[[source]]`` are in ``edge_sdk.sources.renamed``."""
+Those of a ``[[source]]`` are in the class of its section."""
 
 DeviceId = Annotated[str, Matches(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")]
 FleetId = Annotated[str, Matches(r"[A-Za-z0-9][A-Za-z0-9_-]{0,31}")]
@@ -75,20 +80,6 @@ Windows = Annotated[int, Between(24, 20_000)]
 Forgetting = Annotated[float, Between(0.9, 1.0)]
 Holdout = Annotated[float, Between(0.0, 0.5)]
 StepSize = Annotated[float, Between(1e-4, 0.5)]
-
-
-@dataclass(frozen=True, slots=True)
-class BrokerSection:
-    """Broker address. Plain ``mqtt://`` is for loopback only; other hosts need ``mqtts://``."""
-
-    url: str  # mqtts://host:8883
-    ca_file: Path | None = None  # authority that signed the broker's certificate
-    cert_file: Path | None = None  # certificate of this device
-    key_file: Path | None = None  # private key of that certificate
-    protocol: Literal[4, 5] = 5  # MQTT 5, or 4 for 3.1.1
-    keepalive: Annotated[int, Between(5, 65535)] = 60  # seconds without traffic before a ping
-    reconnect_max: Duration = "10m"  # longest wait between two connection attempts
-    insecure: bool = False  # allow mqtt:// to another host
 
 
 _PATHS = (
@@ -118,8 +109,20 @@ class AcceptSection:
     methods: Annotated[tuple[str, ...], Length(1, 64)] = tuple(CONTRACTS)  # accepted methods
     max_steps: Annotated[int, Between(0, 65536)] = 64  # a task with more steps is refused
     personal_init: Literal["device", "server"] = "device"  # initial values of the private layers
-    rollouts: bool = False  # try versions of a staged rollout, and report one word a day
     weekly_profile: bool = False  # disclose a coarse mean week of the demand to FedDA's clustering
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorSection:
+    """Commands of the operator. The root's keys have to sign reenrol and wipe in any case."""
+
+    commands: Annotated[tuple[str, ...], Length(0, 16)] = tuple(
+        COMMANDS
+    )  # that this device follows
+
+    def __post_init__(self) -> None:
+        if unknown := [name for name in self.commands if name not in COMMANDS]:
+            raise ValueError(f"commands: unknown {unknown[0]!r}; known: {', '.join(COMMANDS)}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +159,6 @@ class ForecastSection:
     choose_best: bool = True  # serve the candidate with the least held-back error
     choice_interval: Duration = "7d"  # interval between two choices
     own_model: bool = True  # a linear model of this device alone is a candidate
-    trees: bool = True  # trees of this device, and blends with them, are candidates
     calibrate: bool = True  # conformal calibration on this device's own readings
     coverage: Annotated[float, Between(0.5, 0.98)] | None = None  # unset: that of the bundle
     calibration_windows: Windows = 672  # newest windows that initialise a calibration
@@ -165,7 +167,6 @@ class ForecastSection:
     forgetting: Forgetting = 1.0  # closed form: factor on a window's weight for each later step
 
     def __post_init__(self) -> None:
-        """Refuse a coverage without calibration to enforce it."""
         if self.coverage is not None and not self.calibrate:
             raise ValueError(
                 "coverage: expected none with calibrate = false; it is enforced by calibration"
@@ -198,9 +199,6 @@ class ParticipationSection:
     key_file: Path | None = None  # private key of that certificate
 
 
-MOST_PARTICIPATIONS = 4
-"""Runs that one device can take part in at the same time."""
-
 PARTICIPATIONS = "participations"
 """Folder inside the device's state folder that holds a folder for each further participation."""
 
@@ -209,51 +207,61 @@ PARTICIPATIONS = "participations"
 class Config:
     """Configuration of one device.
 
-    Example:
-        >>> from edge_sdk.app.settings import from_table
-        >>> config = from_table(Config, {
-        ...     "id": "meter-0042", "fleet": "north", "state": "state", "bundle": "load-lstm",
-        ...     "broker": {"url": "mqtt://127.0.0.1"},
-        ...     "keys": {"device": "meter.key", "root": "root.pub"},
-        ...     "privacy": {"mechanism": {"name": "none"}}}, "meter.toml")
-        >>> config.accept.max_steps, config.privacy.mechanism.name
-        (64, 'none')
+    >>> from edge_sdk.app.settings import from_table
+    >>> config = from_table(Config, {
+    ...     "id": "meter-0042", "fleet": "north", "state": "state", "bundle": "load-lstm",
+    ...     "broker": {"url": "mqtt://127.0.0.1"},
+    ...     "keys": {"device": "meter.key", "root": "root.pub"},
+    ...     "privacy": {"mechanism": {"name": "none"}}}, "meter.toml")
+    >>> config.accept.max_steps, config.privacy.mechanism.name
+    (64, 'none')
     """
 
     id: DeviceId  # also the last part of its client id and of its certificate's common name
     fleet: FleetId  # fleet of the device
     state: Path  # folder of the persistent state
     bundle: str  # name of a shipped bundle, or a path
-    broker: BrokerSection
     keys: KeysSection
     privacy: PrivacySection
+    broker: BrokerSection = field(default_factory=BrokerSection)
     identity: IdentitySection = field(default_factory=IdentitySection)
     ca: CaSection = field(default_factory=CaSection)
     encryption: ReceptionSection = field(default_factory=ReceptionSection)
     accept: AcceptSection = field(default_factory=AcceptSection)
+    operator: OperatorSection = field(default_factory=OperatorSection)
     training: TrainingSection = field(default_factory=TrainingSection)
     forecast: ForecastSection = field(default_factory=ForecastSection)
     fine_tuning: FineTuningSection = field(default_factory=FineTuningSection)
     local_rounds: LocalRoundsSection = field(default_factory=LocalRoundsSection)
     timeouts: TimeoutsSection = field(default_factory=TimeoutsSection)
     limits: LimitsSection = field(default_factory=LimitsSection)
-    neighbours: NeighboursSection = field(default_factory=NeighboursSection)
-    scores: ScoresSection = field(default_factory=ScoresSection)
     site: Mapping[str, float] = field(default_factory=dict)  # constants of the location
     source: Annotated[tuple[Mapping[str, Any], ...], Length(0, 16)] = ()  # sources of readings
     output: Annotated[tuple[Mapping[str, Any], ...], Length(0, 16)] = ()  # outputs of forecasts
     heartbeat: Path | None = None  # file by which `health` sees the agent; unset: in memory
     participation: Annotated[tuple[ParticipationSection, ...], Length(0, 3)] = ()  # further runs
+    extensions: Mapping[str, Any] = field(default_factory=dict)  # settings of extensions, by table
     renamed: ClassVar[Mapping[str, str]] = RENAMED
+    index: ClassVar[ExtensionIndex] = ExtensionIndex("edge_sdk")
 
     def __post_init__(self) -> None:
-        """Refuse participations that share an id or a certificate, and reports without noise."""
-        if self.accept.rollouts and self.privacy.mechanism.name != "none":
+        """Refuse participations that share an id or a certificate, and settings that an extension refuses."""
+        for entry in self.index.configured(self.tables):
+            if check := entry.load("check"):
+                check(self)
+        second = self.privacy.second_count
+        if second is not None and second.absolute().is_relative_to(self.state.absolute()):
             raise ValueError(
-                "accept.rollouts: a report is computed from readings without noise, so sending it voids "
-                "the claim of [privacy]; remove it, or set privacy.mechanism.name = 'none'"
+                f"privacy.second_count: {second} is inside state, and would be lost with it; name a file "
+                "outside"
             )
         broker = self.broker
+        of_fleet = {
+            "ca.url": bool(self.ca.url),
+            "[[participation]]": bool(self.participation),
+            **{x: is_set(self.tables, key) for x, key in self.index.keys_of_fleet.items()},
+        }
+        refuse_half_a_fleet(broker, self.keys, of_fleet)
         self.ca.require_one_file(broker.cert_file, broker.key_file, is_alone=not self.participation)
         ids = [self.id, *(one.id for one in self.participation)]
         for number, one in enumerate(self.participation):
@@ -268,11 +276,37 @@ class Config:
                     "a broker knows each participation by its certificate"
                 )
 
+    @property
+    def tables(self) -> Mapping[str, Any]:
+        core = {one.name: getattr(self, one.name) for one in fields(self)}
+        loose = {key: default for key, (default, _) in self.index.keys_of_core.items()}
+        return core | loose | dict(self.extensions)
+
+    @property
+    def counts_releases(self) -> bool:
+        sections = (self.privacy, *self.extensions.values())
+        return any(getattr(section, "is_bounded", False) for section in sections)
+
+    @property
+    def counted_in(self) -> Path:
+        """File that counts releases outside the state folder, of all participations."""
+        return self.privacy.second_count or self.keys.device.with_suffix(".count")
+
+    @property
+    def further_id(self) -> str:
+        """Id of a further participation; empty for the device's own."""
+        return self.id if self.state.parent.name == PARTICIPATIONS else ""
+
+    @property
+    def is_alone(self) -> bool:
+        """Return whether the device has no fleet: neither a broker nor an operator's root."""
+        return not self.broker.url
+
     def participants(self) -> tuple[Config, ...]:
         """Return the configuration of every participation: the device's own first.
 
-        A further one has an id, a bundle, a state folder and a certificate of its own, no
-        peers, and no answers about scores: a device counts once. Everything else, the budgets and
+        A further one has an id, a bundle, a state folder and a certificate of its own, and no
+        extension whose row in the index says ``once``. Everything else, the budgets and
         limits above all, is the device's. No release of it is outside the claim: which of several
         runs released first is not recorded.
         """
@@ -289,10 +323,19 @@ class Config:
             broker=replace(self.broker, cert_file=one.cert_file, key_file=one.key_file),
             privacy=replace(self.privacy, budget=budget),
             accept=replace(self.accept, methods=methods),
-            neighbours=NeighboursSection(),
-            scores=ScoresSection(),
+            extensions=self.extensions_without("once"),
             participation=(),
         )
+
+    def extensions_without(self, mark: str) -> dict[str, Any]:
+        """Return the settings of the extensions whose row in the index does not have a key."""
+        marked = {entry.table for entry in self.index.values() if mark in entry.row}
+        return {name: one for name, one in self.extensions.items() if name not in marked}
+
+    def extensions_off(self, mark: str) -> dict[str, Any]:
+        """Return false for each key of a core table that switches on an extension with such a row."""
+        rows = (entry.row for entry in self.index.values() if mark in entry.row)
+        return {key: False for row in rows for key in row.get("keys", {})}
 
     @classmethod
     def load(cls, path: str | Path, environ: Mapping[str, str] = os.environ) -> Config:
@@ -305,11 +348,7 @@ class Config:
 
 
 def load_with_origins(path: str | Path, environ: Mapping[str, str] = os.environ) -> Loaded[Config]:
-    """Read a configuration together with the file or variable that set each key.
-
-    Raises:
-        SettingsError: As ``Config.load``.
-    """
+    """Read a configuration together with the file or variable that set each key."""
     try:
         loaded = load(Config, Path(path), prefix=PREFIX, environ=environ)
     except SettingsError as error:
@@ -332,13 +371,12 @@ def load_with_origins(path: str | Path, environ: Mapping[str, str] = os.environ)
 
 
 def _beside(bundle: str, folder: Path) -> str:
-    """Return the folder of a bundle beside the configuration, if there is one; else its name."""
     beside = folder / Path(bundle).expanduser()
     return str(beside) if beside.is_dir() else bundle
 
 
 def _with_rooted_paths(section: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """Resolve a section's file paths against the configuration's folder, like every other path."""
+    """Resolve a section's file paths against the configuration's folder."""
     named = {key: section[key] for key in _PATHS if isinstance(section.get(key), str)}
     where = {key: str(folder / Path(name).expanduser()) for key, name in named.items() if name}
     return {**section, **where}

@@ -11,15 +11,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edge_sdk.app.cli import Failure
-from edge_sdk.app.conformance import Checks, NotCheckedError, require
+from edge_sdk.errors import Failure
+from edge_sdk.extensions.conformance.conformance import Checks, NotCheckedError, require
 from edge_sdk.methods import METHODS
 from edge_sdk.methods.local_sgd import LocalSgd
-from edge_sdk.methods.training_context import Batch, Graph, ShellContext
-from edge_sdk.shared_math.optim import sgd
-from edge_sdk.sources import SOURCES
-from edge_sdk.training.keyed_rng import keyed
-from edge_sdk.wire.contract.method import (
+from edge_sdk.methods.training_context import Batch, Graph, TrainingContext, keyed
+from edge_sdk.protocol.contract.method import (
     CONTRACTS,
     END,
     Ask,
@@ -31,7 +28,9 @@ from edge_sdk.wire.contract.method import (
     Update,
     answered,
 )
-from edge_sdk.wire.contract.parameter_layout import ParamSpec
+from edge_sdk.protocol.contract.parameter_layout import ParamSpec
+from edge_sdk.shared_math.optim import sgd
+from edge_sdk.sources import SOURCES
 from firmware_sim.attacks import ATTACKS, bind
 from firmware_sim.attacks.attack_context import AttackContext, sendable
 
@@ -81,7 +80,7 @@ def _half(name: str, *, windows: int = 40, gradient: Graph = _least_squares) -> 
     if missing := sorted(needed - {"gradient"}):
         raise NotCheckedError(f"its device half runs {', '.join(missing)}; only a fleet has them")
     found = _LinearWindows(windows)
-    local = ShellContext(
+    local = TrainingContext(
         DEVICE, SPEC, {"gradient": gradient}, lambda: found, 8, partial(keyed, 0, DEVICE)
     )
     return METHODS[name](local, LocalSgd(optimiser=sgd, rate=1e-2, steps=2))
@@ -97,7 +96,6 @@ def _value(number: Number, choice: str, rng: np.random.Generator) -> float:
 
 
 def _tasks(ask: str, asked: Ask) -> Iterator[Task]:
-    """Yield tasks that a shell would admit: numbers at their bounds, plain and large arrays."""
     rng = np.random.default_rng(3)
     for at in range(1, ROUNDS + 1):
         choice = ("absent", "lowest", "highest", "drawn")[at % 4]
@@ -117,7 +115,7 @@ def _tasks(ask: str, asked: Ask) -> Iterator[Task]:
 
 
 def device_checks(name: str) -> Checks:
-    """Return the checks of a method's device half, by what they promise."""
+    """Return the checks of a method's device half, by their property."""
     return {
         "answers with updates that its contract declares": partial(_answers, name),
         "continues from its saved state with the same bits": partial(_resumes, name),
@@ -208,7 +206,7 @@ def _ignores(name: str) -> None:
 
 
 def attack_checks(name: str) -> Checks:
-    """Return the checks of an attack, by what they promise."""
+    """Return the checks of an attack, by their property."""
     return {
         "has options that are numbers": partial(_options, name),
         "returns a vector that can be sent": partial(_vector, name),
@@ -251,7 +249,7 @@ def _repeats(name: str) -> None:
 
 
 def source_checks(name: str) -> Checks:
-    """Return the checks of a source, by what they promise."""
+    """Return the checks of a source, by their property."""
     return {
         "is a function of its section": lambda: SOURCES[name],
         "refuses an unknown key with a sentence": partial(_refuses, name),

@@ -58,9 +58,8 @@ def score(truth: Series, forecast: Series) -> ForecastScore:
     Raises:
         ValueError: Nothing to score, or a constant series (MASE is undefined).
 
-    Example:
-        >>> score(np.array([1., 2, 4, 3]), np.array([1.5, 2, 3, 3]))
-        ForecastScore(mae=0.375, mase=0.28125)
+    >>> score(np.array([1., 2, 4, 3]), np.array([1.5, 2, 3, 3]))
+    ForecastScore(mae=0.375, mase=0.28125)
     """
     known = np.isfinite(truth) & np.isfinite(forecast)
     steps = np.abs(np.diff(truth))
@@ -74,12 +73,10 @@ def score(truth: Series, forecast: Series) -> ForecastScore:
 
 
 def mean_mase(rows: Sequence[DeviceResult], arm: str) -> float:
-    """Return an arm's MASE, averaged over devices."""
     return float(np.mean([row.scores[arm].mase for row in rows]))
 
 
 def wins(rows: Sequence[DeviceResult], arm: str, against: str) -> int:
-    """Count the devices on which one arm's MAE is below another's."""
     return sum(row.scores[arm].mae < row.scores[against].mae for row in rows)
 
 
@@ -95,20 +92,17 @@ def verdict(rows: Sequence[DeviceResult], arm: str = PLFL, *, tie: float = TIE) 
     (a fraction); it tied if the difference is smaller; else it lost.
 
     Args:
-        rows: Results by device.
         arm: The arm, chosen on other weeks than those of the rows.
-        tie: Fraction below which means are equal.
 
-    Example:
-        >>> def row(*mases):
-        ...     return DeviceResult("a", 9, {n: ForecastScore(m, m) for n, m in zip(ARMS, mases)})
-        >>> print(verdict([row(1.0, 0.80, 0.82, 0.70)]))
-        PL-FL won: mean MASE 0.700, which is 12.5 % below local only (better on 1 of 1 devices),
-        30.0 % below persistence (1 of 1).
-        >>> verdict([row(1.0, 0.80, 0.795, 0.8)], "federated").split(":")[0]
-        'Federated training did not win; it tied with local only'
-        >>> verdict([row(1.0, 0.70, 0.90, 0.80)]).split(":")[0]
-        'PL-FL did not win; local only was better'
+    >>> def row(*mases):
+    ...     return DeviceResult("a", 9, {n: ForecastScore(m, m) for n, m in zip(ARMS, mases)})
+    >>> print(verdict([row(1.0, 0.80, 0.82, 0.70)]))
+    PL-FL won: mean MASE 0.700, which is 12.5 % below local only (better on 1 of 1 devices),
+    30.0 % below persistence (1 of 1).
+    >>> verdict([row(1.0, 0.80, 0.795, 0.8)], "federated").split(":")[0]
+    'Federated training did not win; it tied with local only'
+    >>> verdict([row(1.0, 0.70, 0.90, 0.80)]).split(":")[0]
+    'PL-FL did not win; local only was better'
     """
     own = mean_mase(rows, arm)
     gain = {other: 1 - own / mean_mase(rows, other) for other in (LOCAL, PERSISTENCE)}

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edge_sdk.app.cli import USAGE, Failure
+from edge_sdk.errors import USAGE, Failure
 
 SEED = "-seed-"  # between a device's name and the seed of a repeated run
 DATA = Path(__file__).parent / "data"
@@ -51,14 +51,10 @@ class DeviceReadings:
         """Return UTC seconds and values of one column; an empty cell is NaN. Shapes ``(n,)``.
 
         Many devices of a fleet read one file: the arrays are shared and read-only.
-
-        Raises:
-            SampleError: The column does not exist.
         """
         return _column(self.path, self.path.stat().st_mtime_ns, name)
 
     def columns(self) -> tuple[str, ...]:
-        """Return the names in the header."""
         return _header(self.path, self.path.stat().st_mtime_ns)
 
     def step(self, name: str) -> int | None:
@@ -86,11 +82,7 @@ class SampleSet:
     samples: tuple[DeviceReadings, ...]
 
     def present(self, sample: DeviceReadings) -> dict[str, str]:
-        """Return the stream of each column that a device's file has.
-
-        Raises:
-            SampleError: The file has no column of the target.
-        """
+        """Return the stream of each column that a device's file has."""
         found = sample.columns()
         if self.target not in found:
             raise SampleError(

@@ -8,11 +8,12 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
+from edge_sdk.app.schema import Between, Length
 from edge_sdk.app.settings import Duration, SettingsError, load
 from edge_sdk.bundle import shipped_names
-from edge_sdk.wire.contract.archive import MANIFEST
-from edge_sdk.wire.protocol.block_quantisation import DownlinkEncoding, UpdateEncoding
-from edge_sdk.wire.schema import Between, Length
+from edge_sdk.protocol.block_quantisation import DownlinkEncoding, UpdateEncoding
+from edge_sdk.protocol.contract.archive import MANIFEST
+from edge_sdk.protocol.contract.method import CONTRACTS, Up, answered
 from firmware_sim.attacks.attack_plan import AttackPlan
 from firmware_sim.samples import SampleSet
 
@@ -54,33 +55,24 @@ _HALF = frozenset({"fedbuff", "bafdp", "aspire_ease"})
 
 @dataclass(frozen=True, slots=True)
 class RunSettings:
-    """Settings of one run of a fleet, as the aggregator is configured.
+    """Settings of one run of a fleet, as the aggregator is configured."""
 
-    Attributes:
-        method: A name of ``edge_sdk.wire.contract.method.CONTRACTS``.
-        shared: Prefixes of the shared layers; left out: those of the bundle.
-        rounds: Number of times the model moves.
-        settings: Numbers of the method, such as ``steps`` and ``rate``.
-        quorum: Number of devices that closes a round; left out: the method's own (``awaits``).
-        deadline: Time from opening a round to closing or abandoning it.
-        rule: Aggregation rule: the aggregator's table ``run.rule``; left out: the mean.
-        graph: Model between the devices: its table ``run.graph``, for methods that have one.
-        encoding: Encoding of the updates: its key ``run.encoding``.
-        downlink: Encoding of new models: its key ``run.downlink``.
-        seed: Seed of the aggregator's draws.
-    """
-
-    method: str = "fedavg"
+    method: str = "fedavg"  # a name of ``edge_sdk.protocol.contract.method.CONTRACTS``
+    # prefixes of the shared layers; left out: those of the bundle
     shared: tuple[str, ...] | None = None
-    rounds: Count = 20
+    rounds: Count = 20  # number of times the model moves
+    # numbers of the method, such as ``steps`` and ``rate``
     settings: Mapping[str, Any] = field(default_factory=dict)
+    # number of devices that closes a round; left out: the method's own (``awaits``)
     quorum: Count | None = None
-    deadline: Duration = "60s"
+    deadline: Duration = "60s"  # time from opening a round to closing or abandoning it
+    # aggregation rule: the aggregator's table ``run.rule``; left out: the mean
     rule: Mapping[str, Any] = field(default_factory=dict)
+    # model between the devices: its table ``run.graph``, for methods that have one
     graph: Mapping[str, Any] = field(default_factory=dict)
-    encoding: UpdateEncoding = "f4"
-    downlink: DownlinkEncoding = "f4"
-    seed: Annotated[int, Between(0, 2**63 - 1)] = 0
+    encoding: UpdateEncoding = "f4"  # encoding of the updates: its key ``run.encoding``
+    downlink: DownlinkEncoding = "f4"  # encoding of new models: its key ``run.downlink``
+    seed: Annotated[int, Between(0, 2**63 - 1)] = 0  # seed of the aggregator's draws
 
     def awaits(self, present: int) -> int:
         """Return the quorum: as configured, or the method's own.
@@ -103,6 +95,20 @@ class RunSettings:
         f = int(self.rule.get("f", 0))
         return min(present, max(-(-present // 2), 2 * f + 3 if f else 1))
 
+    def refuse_peers(self) -> None:
+        """Refuse a method whose devices exchange models with neighbours: no simulation has peers yet.
+
+        Raises:
+            SettingsError: The message names the method, and what works.
+        """
+        if self.method in CONTRACTS and answered(CONTRACTS[self.method])[1].up is Up.PEERS:
+            raise SettingsError(
+                f"--method {self.method}: its devices exchange models with one another, and "
+                "neighbours cannot be simulated yet",
+                hint="choose a method with an aggregator, such as fedavg; or run gridfed-edge with "
+                "examples/neighbour.toml on each device (docs/neighbours.md)",
+            )
+
     @property
     def rule_name(self) -> str:
         """Return the rule and its pre-aggregations as on a command line.
@@ -123,39 +129,27 @@ class RunSettings:
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """A set of devices, their readings, and their runs.
-
-    Attributes:
-        title: Title for reports.
-        samples: Name of a shipped set.
-        devices: Number of devices; a smaller set is used again under other names.
-        bundle: A shipped name, or a path.
-        run: Settings of the run.
-        start: First reading (ISO 8601).
-        until: First reading that is not used for training; empty takes all.
-        evaluation: First and last moment of the part that forecasts are evaluated on.
-        validation: First and last moment of the part before it, by which the demo chooses a method.
-        newcomer_days: Days of history of the last device; 0 gives it as many as all others.
-        comparisons: Settings of further runs to compare with ``run``.
-        attacks: Attacks that are applied to every run, one after the other.
-        privacy: ``[privacy]`` of every device.
-        tuning_notes: Record of the numbers that were tried before, and on which part.
-    """
+    """A set of devices, their readings, and their runs."""
 
     title: Annotated[str, Length(1, 200)]
-    samples: str = "homes"
-    devices: Count = 8
-    bundle: str = "load-lstm-week"
+    samples: str = "homes"  # name of a shipped set
+    devices: Count = 8  # number of devices; a smaller set is used again under other names
+    bundle: str = "load-lstm-week"  # a shipped name, or a path
     run: RunSettings = field(default_factory=RunSettings)
-    start: str = ""
-    until: str = ""
+    start: str = ""  # first reading (ISO 8601)
+    until: str = ""  # first reading that is not used for training; empty takes all
+    # first and last moment of the part that forecasts are evaluated on
     evaluation: tuple[str, ...] = ()
+    # first and last moment of the part before it, by which the demo chooses a method
     validation: tuple[str, ...] = ()
+    # days of history of the last device; 0 gives it as many as all others
     newcomer_days: Annotated[int, Between(0, 10_000)] = 0
-    comparisons: tuple[RunSettings, ...] = ()
+    comparisons: tuple[RunSettings, ...] = ()  # settings of further runs to compare with ``run``
+    # attacks that are applied to every run, one after the other
     attacks: tuple[AttackPlan, ...] = ()
+    # ``[privacy]`` of every device
     privacy: Mapping[str, Any] = field(default_factory=lambda: UNPROTECTED)
-    tuning_notes: str = ""
+    tuning_notes: str = ""  # record of the numbers that were tried before, and on which part
     renamed: ClassVar[Mapping[str, str]] = RENAMED
 
     def first_days(self, days: int, samples: SampleSet, evaluation_days: int = 7) -> Scenario:
@@ -218,13 +212,9 @@ def unix_seconds(moment: str) -> float:
 
 @dataclass(frozen=True, slots=True)
 class PrivacyFile:
-    """A file with the devices' privacy settings only.
+    """A file with the devices' privacy settings only."""
 
-    Attributes:
-        privacy: ``[privacy]`` of all devices.
-    """
-
-    privacy: Mapping[str, Any]
+    privacy: Mapping[str, Any]  # ``[privacy]`` of all devices
 
     @classmethod
     def load(cls, path: Path) -> PrivacyFile:
@@ -258,7 +248,6 @@ def located(run: RunSettings, folder: Path) -> RunSettings:
     """Return the settings with the files of sites and neighbours as absolute paths.
 
     Args:
-        run: Settings of a run.
         folder: Base of a relative path.
 
     >>> located(RunSettings(graph={"sites": "a.csv"}), Path("/x")).graph["sites"]
@@ -275,12 +264,8 @@ def bundle_at(bundle: str, folder: Path, key: str) -> str:
     """Return a shipped name unchanged, or the absolute path of a bundle in a folder.
 
     Args:
-        bundle: A shipped name, or a path.
         folder: Base of a relative path.
         key: Option or key that names the bundle, for the error.
-
-    Raises:
-        SettingsError: It is neither.
     """
     if bundle in shipped_names():
         return bundle
@@ -294,5 +279,4 @@ def bundle_at(bundle: str, folder: Path, key: str) -> str:
 
 
 def names() -> list[str]:
-    """Return the shipped scenarios' names, sorted."""
     return sorted(path.stem for path in SCENARIOS.glob("*.toml"))

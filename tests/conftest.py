@@ -8,6 +8,8 @@ import warnings
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.command_forks import CommandForks, stand_in
+
 settings.register_profile(
     "any machine, however busy",
     deadline=None,
@@ -36,3 +38,17 @@ def byzfl():
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return pytest.importorskip("byzfl")
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _commands_in_forks():
+    """Run the commands that set up a fleet in forks of one process."""
+    processes = sys.modules.get("firmware_sim.fleet.processes")
+    if processes is None:  # no collected test starts one
+        yield
+        return
+    forks = CommandForks()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(processes, "subprocess", stand_in(processes, forks))
+        yield
+    forks.close()

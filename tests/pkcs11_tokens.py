@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from edge_sdk.wire import pkcs11_library
+from edge_sdk.extensions.tokens import pkcs11_library
 from firmware_sim.fleet.federation import free_port
 
 PIN = "pin-7c41-secret"

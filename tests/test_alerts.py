@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 
 from aggregator.operations.operator_alerts import OperatorAlerts
+from tests.all_metrics import all_metrics
 
 yaml = pytest.importorskip("yaml", reason="PyYAML is not installed")
-metrics = pytest.importorskip("aggregator.metrics", exc_type=ImportError)
+pytest.importorskip("aggregator.metrics", exc_type=ImportError)
 
 FILE = Path(__file__).resolve().parents[1] / "examples" / "alerts.yml"
 (GROUP,) = yaml.safe_load(FILE.read_text("utf-8"))["groups"]
@@ -22,9 +23,10 @@ DAY = 86_400
 
 def exported(tmp_path) -> dict[str, set[str]]:
     """Return every sample's name with its labels, as a daemon with one file that expires has it."""
-    from edge_sdk.wire.link.tls_files import Watch, files  # noqa: PLC0415 - as above
+    from edge_sdk.link.tls_files import Watch, files  # noqa: PLC0415 - as above
 
-    own = metrics.Metrics()
+    own = all_metrics()
+    own.unanswered.labels("-").set(0)
     OperatorAlerts(watch=Watch(files("mqtts://broker", tmp_path / "ca.pem"))).measure(own)
     found: dict[str, set[str]] = {}
     for family in own.registry.collect():
@@ -70,7 +72,7 @@ def promtool():
 
 
 def test_promtool_accepts_the_exported_metrics(promtool):
-    promtool("check", "metrics", given=metrics.Metrics().text())
+    promtool("check", "metrics", given=all_metrics().text())
 
 
 def test_promtool_accepts_the_alert_rules(promtool):
@@ -80,7 +82,10 @@ def test_promtool_accepts_the_alert_rules(promtool):
 QUIET = {
     "gridfed_training": "1x600",
     "gridfed_round": "1+1x600",
-    "gridfed_last_moved_timestamp_seconds": "1+60x600",
+    "gridfed_model_version": "0+1x600",
+    'gridfed_run_training{run="b"}': "1x600",
+    'gridfed_run_round{run="b"}': "1+1x600",
+    'gridfed_run_version{run="b"}': "0+1x600",
     "gridfed_build_info": "1x600",
     "gridfed_broker_connected": "1x600",
     "gridfed_disk_free_bytes": f"{2**40}x600",
@@ -88,6 +93,8 @@ QUIET = {
     'gridfed_certificate_expires_timestamp_seconds{file="r",kind="crl"}': f"{6 * DAY}x600",
     "gridfed_config_last_reload_successful": "1x600",
     "gridfed_devices_quarantined": "0x600",
+    'gridfed_unanswered_rounds{run="-"}': "1x600",
+    "gridfed_root_refused_devices": "0x600",
     "gridfed_devices_flooding": "0x600",
     "gridfed_internal_errors_total": "0x600",
     "gridfed_run_halted": "0x600",
@@ -95,7 +102,9 @@ QUIET = {
 }
 LOUD = {
     "GridfedNoRoundCloses": {"gridfed_round": "7x600"},
-    "GridfedModelStandsStill": {"gridfed_last_moved_timestamp_seconds": "1x600"},
+    "GridfedModelStandsStill": {"gridfed_model_version": "7x600"},
+    "GridfedRoundsUnanswered": {'gridfed_unanswered_rounds{run="-"}': "2x600"},
+    "GridfedRootRefused": {"gridfed_root_refused_devices": "1x600"},
     "GridfedDown": {"gridfed_build_info": "_x600"},
     "GridfedLinkDown": {"gridfed_broker_connected": "0x600"},
     "GridfedDiskLow": {"gridfed_disk_free_bytes": f"{2**29}x600"},
@@ -118,30 +127,46 @@ LOUD = {
 }
 
 
-def rehearsal(changes, loud):
+LOUD_TOO = (
+    ("GridfedNoRoundCloses", {'gridfed_run_round{run="b"}': "7x600"}),
+    ("GridfedModelStandsStill", {"gridfed_model_version": "0x600"}),
+    ("GridfedModelStandsStill", {'gridfed_run_version{run="b"}': "0x600"}),
+)
+"""The same alerts for a model that has never moved, and for the second of two runs."""
+
+
+def rehearsal(changes, loud, states="firing|pending"):
     """A unit test of promtool: series a minute apart from 1970 on, and what fires after 9 h."""
     series = [{"series": name, "values": told} for name, told in {**QUIET, **changes}.items()]
     fires = f'count by (alertname) (ALERTS{{alertname="{loud}",alertstate="firing"}}) > bool 0'
     sample = {"labels": f'{{alertname="{loud}"}}', "value": 1}
-    anything = "count(ALERTS)"
+    anything = f'count(ALERTS{{alertstate=~"{states}"}})'
     wanted = [{"expr": fires, "eval_time": "9h", "exp_samples": [sample]}]
     silent = [{"expr": anything, "eval_time": "9h", "exp_samples": []}]
     one = {"interval": "1m", "input_series": series}
     return one | {"promql_expr_test": wanted if loud else silent}
 
 
+@pytest.mark.slow
 def test_each_alert_fires_on_its_fault_and_none_for_a_healthy_fleet(promtool, tmp_path):
     assert set(LOUD) == set(RULES)
-    tests = [rehearsal({}, ""), *(rehearsal(changes, loud) for loud, changes in LOUD.items())]
+    cases = [*LOUD.items(), *LOUD_TOO]
+    tests = [rehearsal({}, ""), *(rehearsal(changes, loud) for loud, changes in cases)]
     document = {"rule_files": [str(FILE)], "evaluation_interval": "1m", "tests": tests}
     path = tmp_path / "rehearsal.yml"
     path.write_text(yaml.safe_dump(document), "utf-8")
     promtool("test", "rules", path)
 
 
-def test_a_paused_fleet_raises_no_alert(promtool, tmp_path):
-    paused = {"gridfed_training": "0x600"} | LOUD["GridfedNoRoundCloses"]
-    tests = [rehearsal(paused | LOUD["GridfedModelStandsStill"], "")]
+def test_a_paused_fleet_and_one_whose_nightly_round_has_just_begun_raise_no_alert(
+    promtool, tmp_path
+):
+    still = LOUD["GridfedNoRoundCloses"] | LOUD["GridfedModelStandsStill"]
+    nightly = {"gridfed_training": "0x520 1x80", "gridfed_round": "7x520 8x80"}
+    tests = [
+        rehearsal({"gridfed_training": "0x600"} | still, ""),
+        rehearsal(still | nightly, "", "firing"),
+    ]
     document = {"rule_files": [str(FILE)], "evaluation_interval": "1m", "tests": tests}
     path = tmp_path / "rehearsal.yml"
     path.write_text(yaml.safe_dump(document), "utf-8")

@@ -13,15 +13,15 @@ ARCHITECTURE = (ROOT / "docs" / "architecture.md").read_text("utf-8")
 ROWS = re.findall(r"^\| ([^|]+) \| `([^`]+)` \| `([^`]+)` \|$", CONCEPTS, re.MULTILINE)
 
 FACTS = [
-    ("late", "edge_sdk/wire/protocol/admission_policy.py", "Reason.LATE"),
-    ("noise of input", "edge_sdk/privacy/input_noise.py", "add_noised"),
+    ("late", "edge_sdk/protocol/admission_policy.py", "Reason.LATE"),
+    ("noise of input", "edge_sdk/extensions/noise_points/input_noise.py", "add_noised"),
     ("deadline", "aggregator/methods/base/round_machine.py", "deadline"),
-    ("clone", "aggregator/ingress/clone_detector.py", "CloneDetector"),
-    ("chunks", "edge_sdk/wire/protocol/outbox.py", "SendChunk"),
+    ("clone", "aggregator/ingress/update_admission.py", "CloneDetector"),
+    ("chunks", "edge_sdk/protocol/outbox.py", "SendChunk"),
     ("rate limit", "aggregator/ingress/rate_limits.py", "TokenBuckets"),
     ("privacy budget", "edge_sdk/privacy/ledger.py", "BudgetSpent"),
     ("conformal", "edge_sdk/forecasting/conformal.py", "CoverageTarget"),
-    ("staleness", "aggregator/methods/asynchronous/staleness.py", "polynomial"),
+    ("staleness", "aggregator/methods/asynchronous.py", "polynomial"),
     ("Krum", "aggregator/rules/krum.py", "def krum"),
 ]
 """What a newcomer looks for, the file that one search of the index finds, and what it holds."""
@@ -49,7 +49,7 @@ def test_a_wrong_entry_would_be_found():
     file, name = "edge_sdk/privacy/ledger.py", "PrivacyAccount"
     assert defines(file, name)
     assert not defines("edge_sdk/privacy/no_such_file.py", name)
-    assert not defines("edge_sdk/privacy/event.py", name)
+    assert not defines("edge_sdk/privacy/settings.py", name)
     assert not defines(file, "PrivacyAccoun")
 
 

@@ -17,8 +17,8 @@ import pytest
 from edge_sdk import Config
 from edge_sdk.commands import main as cli
 from edge_sdk.errors import StoreError
+from edge_sdk.protocol import keys
 from edge_sdk.store.store import DeviceStore
-from edge_sdk.wire import keys
 from firmware_sim.fleet.federation import free_port
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"

@@ -22,12 +22,13 @@ import numpy as np
 import pytest
 
 from aggregator import config as aggregator_config
-from aggregator.brokers import broker_process
+from aggregator.extensions.authority.access import broker_process
 from edge_sdk import Config
 from edge_sdk import config as device_config
 from edge_sdk.app.cli import CommandLine, CommandResult
-from edge_sdk.wire import keys
-from edge_sdk.wire.errors import LinkError, Reason
+from edge_sdk.errors import LinkError, Reason
+from edge_sdk.protocol import keys
+from tests.all_metrics import all_metrics
 from tools import docs
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -36,8 +37,8 @@ WRITTEN = [page for page in PAGES if page.name != "configuration.md"]
 MODULES = {
     "gridfed-edge": "edge_sdk",
     "gridfed-aggregator": "aggregator",
-    "gridfed-console": "aggregator.console",
-    "gridfed-witness": "aggregator.witness",
+    "gridfed-console": "aggregator.extensions.console",
+    "gridfed-witness": "aggregator.extensions.model_log",
     "gridfed-sim": "firmware_sim",
 }
 
@@ -134,8 +135,8 @@ def test_a_setting_of_an_old_name_would_be_found():
 
 
 def test_every_metric_is_listed_and_no_other():
-    metrics = pytest.importorskip("aggregator.metrics", exc_type=ImportError)
-    families = list(metrics.Metrics().registry.collect())
+    pytest.importorskip("aggregator.metrics", exc_type=ImportError)
+    families = list(all_metrics().registry.collect())
     names = {f.name + ("_total" if f.type == "counter" else "") for f in families}
     text = (ROOT / "docs" / "operating.md").read_text("utf-8")
     listed = set(re.findall(r"^\| `(gridfed_\w+)", text, re.MULTILINE))

@@ -17,21 +17,21 @@ from pathlib import Path
 
 import pytest
 
-from aggregator.brokers.mosquitto import check_mosquitto_config
 from aggregator.commands import main as aggregator_cli
 from aggregator.commands.main import program as aggregator_program
 from aggregator.config import AggregatorConfig, bind, settings_of
-from aggregator.config.parent import ParentSection
-from aggregator.methods.analytic.settings import Analytic
-from aggregator.methods.clustered.fesem import FeSEM
-from aggregator.methods.peers.peer_topology import DflGt
-from aggregator.methods.personalised.pfl import PFL
+from aggregator.extensions.analytic.settings import Analytic
+from aggregator.extensions.authority.access.mosquitto import check_mosquitto_config
+from aggregator.extensions.papers.clustered.fesem import FeSEM
+from aggregator.extensions.papers.peers.peer_topology import DflGt
+from aggregator.extensions.papers.personalised.pfl import PFL
+from aggregator.extensions.tree.settings import ParentSection
 from edge_sdk.app.settings import SettingsError
 from edge_sdk.commands import main as cli
 from edge_sdk.config import load_with_origins
 from edge_sdk.errors import StoreNewer
+from edge_sdk.protocol import keys
 from edge_sdk.sources import open_source
-from edge_sdk.wire import keys
 from firmware_sim.devices.base_station import FileFaultRates, FileWriter
 from firmware_sim.profiles.station import CellSite
 from tests.broker.authority import Authority
@@ -111,7 +111,12 @@ def test_the_examples_of_a_package_are_those_of_the_repository(package):
 def leaves(config, at=""):
     for field in fields(config):
         value, key = getattr(config, field.name), f"{at}{field.name}"
-        if is_dataclass(value):
+        if field.name == "extensions":
+            for name, section in value.items():
+                yield from (
+                    leaves(section, f"{name}.") if is_dataclass(section) else [(name, section)]
+                )
+        elif is_dataclass(value):
             yield from leaves(value, f"{key}.")
         else:
             yield key, value
@@ -148,8 +153,11 @@ def test_the_aggregator_example_is_valid_and_states_its_defaults(tmp_path):
         'fleet = "north"\nstate = "aggregator-state"\n'
         'run = { bundle = "load-week-1", method = "fedadam", quorum = 16 }\n'
     )
-    plain = dict(leaves(AggregatorConfig.load(path, {})))
-    chosen = {"run.shared", "run.settings", "run.min_updates"}
+    short = AggregatorConfig.load(path, {})
+    plain = dict(leaves(short))
+    for name in config.extensions:
+        plain |= dict(leaves(short.section(name), f"{name}."))
+    chosen = {"run.shared", "run.settings", "run.min_updates", "run.rule"}
     other = {key for key, value in leaves(config) if value != plain[key]}
     assert other == chosen
     assert bind(config).spec.shared_names == bind(AggregatorConfig.load(path, {})).spec.shared_names
@@ -211,11 +219,11 @@ def test_the_charging_example_is_valid_and_states_its_differences(tmp_path):
     listed = (EXAMPLES / "charging-sites.csv").read_text("utf-8").splitlines()[1:]
     assert len(listed) == config.run.quorum
     said = settings_of(config)
-    assert (said.alpha, said.neighbours) == (0.9, config.run.graph.sites.name)  # equation (17)
-    assert bound.config.run.graph.kind == "pfgl"
+    assert (said.alpha, said.neighbours) == (0.9, config.run.graph["sites"])  # equation (17)
+    assert bound.config.run.graph["kind"] == "pfgl"
     turns = settings_of(config).turns
     assert (turns.schedule, turns.float16) == ("alternating", True)
-    assert config.run.graph.capacity >= config.run.quorum
+    assert config.run.graph["capacity"] >= config.run.quorum
     site = load_with_origins(EXAMPLES / "charging-site.toml", {}).value
     assert (site.fleet, site.bundle) == (config.fleet, config.run.bundle)
     assert config.run.method in site.accept.methods
@@ -262,11 +270,11 @@ def test_the_substation_joins_the_utility(tmp_path, capsys):
     for path in paths.values():
         assert aggregator_cli.main(["check", str(path)]) == 0
     utility, substation = (AggregatorConfig.load(paths[name], {}) for name in paths)
-    assert substation.parent.fleet == utility.fleet
+    assert substation.section("parent").fleet == utility.fleet
     assert bind(utility).spec.digest == bind(substation).spec.digest
     assert bind(utility).bundle.digest == bind(substation).bundle.digest
     stated = {"rounds", "patience", "max_count", "reply"}
-    differ = {key for key in stated if getattr(substation.parent, key) != DEFAULTS[key]}
+    differ = {key for key in stated if getattr(substation.section("parent"), key) != DEFAULTS[key]}
     assert differ == {"rounds"}
 
 

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests import test_alerts
+from edge_sdk.app.extensions import ExtensionIndex
+from tests.all_metrics import all_metrics
 from tests.test_alerts import RULES, exported
 
 yaml = pytest.importorskip("yaml", reason="PyYAML is not installed")
@@ -25,7 +26,7 @@ by_board = pytest.mark.parametrize("board", BOARDS.values(), ids=list(BOARDS))
 def known_labels(tmp_path):
     """Return every sample's name with its labels, those of metrics without a sample included."""
     found = exported(tmp_path)
-    for collector, names in test_alerts.metrics.Metrics().registry._collector_to_names.items():
+    for collector, names in all_metrics().registry._collector_to_names.items():
         for name in names:
             found.setdefault(name, set()).update(collector._labelnames)
     return found
@@ -115,9 +116,10 @@ def test_provisioning_reads_files():
 @pytest.mark.parametrize("rule", RULES.values(), ids=list(RULES))
 def test_every_alert_names_a_page_of_the_console(rule):
     rendering = pytest.importorskip(
-        "aggregator.console.rendering",
+        "aggregator.extensions.console.rendering",
         reason="the console extra is not installed",
         exc_type=ImportError,
     )
     address = rule["annotations"]["console"].partition("?")[0]
-    assert address in {page for page, _ in rendering.PAGES}
+    brought = {f"/{name}" for name in ExtensionIndex("aggregator").loaders("pages")}
+    assert address in brought | {page for page, _ in rendering.PAGES}

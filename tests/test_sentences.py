@@ -20,8 +20,8 @@ from typing import Any
 import pytest
 
 from aggregator.store.opener import open_store
+from edge_sdk.protocol import keys
 from edge_sdk.store.store import DeviceStore
-from edge_sdk.wire import keys
 from firmware_sim.fleet.run_files import toml
 
 ROOT = Path(__file__).parents[1]
@@ -314,7 +314,10 @@ def test_a_status_port_in_use_is_refused(fleet):
 @pytest.mark.broker
 @pytest.mark.parametrize("kind", ["mosquitto", "embedded"])
 def test_a_broker_port_in_use_is_refused(place, kind):
-    from aggregator.brokers.broker_process import has_embedded, mosquitto_program  # noqa: PLC0415
+    from aggregator.extensions.authority.access.broker_process import (  # noqa: PLC0415
+        has_embedded,
+        mosquitto_program,
+    )
 
     if not (mosquitto_program() if kind == "mosquitto" else has_embedded()):
         pytest.skip(f"the {kind} broker is not installed")
@@ -325,7 +328,7 @@ def test_a_broker_port_in_use_is_refused(place, kind):
 
 
 def test_check_reports_an_unreachable_broker(meter, monkeypatch):
-    monkeypatch.setattr("edge_sdk.commands.check._PATIENCE", 0.3)
+    monkeypatch.setattr("edge_sdk.extensions.setup.check_options._PATIENCE", 0.3)
     done = call("gridfed-edge", "check", "meter.toml", "--broker")
     assert done.returncode == TEMPORARY
     assert "Traceback" not in done.stderr

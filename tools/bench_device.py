@@ -65,7 +65,7 @@ main(["run", sys.argv[3]])
 FRAMEWORK = f"""
 import json, sys, time
 import torch
-from aggregator.models.catalogue import MODELS
+from aggregator.extensions.authoring.catalogue import MODELS
 {_TELL}
 torch.set_num_threads(1)
 make, recipe = MODELS[sys.argv[3]]
@@ -129,7 +129,7 @@ def steps(batch: int, name: str, runs: int) -> dict[str, float]:
     """Compare one training step, both in this process, one thread each."""
     import torch  # noqa: PLC0415 - only this part of the bench needs it
 
-    from aggregator.models.catalogue import MODELS  # noqa: PLC0415 - as above
+    from aggregator.extensions.authoring.catalogue import MODELS  # noqa: PLC0415 - as above
     from edge_sdk.bundle import Bundle, TrustedKeys  # noqa: PLC0415 - as above
     from edge_sdk.shared_math.optim import adam, optimiser_step  # noqa: PLC0415 - as above
 
@@ -197,7 +197,6 @@ def agents(python: str, name: str, runs: int, rounds: int) -> list[dict[str, flo
 
 
 def medians(rows: list[dict[str, float]]) -> dict[str, float]:
-    """Return the median of every column."""
     return {key: statistics.median(row[key] for row in rows) for key in rows[0]}
 
 

@@ -23,18 +23,25 @@ from typing import Any
 
 import numpy as np
 
-from aggregator.authority import enrolment, folder
-from aggregator.authority.enrolment import Credentials, EnrolmentAuthority, EnrolmentPolicy
-from aggregator.authority.est_server import EstServer
-from aggregator.authority.est_service import EstService
-from aggregator.authority.record import opened
-from edge_sdk.wire import keys
-from edge_sdk.wire.hpke import DecryptionKey
-from edge_sdk.wire.link.certificate_request import certificate_request, new_tls_key
-from edge_sdk.wire.link.est_client import EstServerAddress, request_certificate
-from edge_sdk.wire.protocol import envelope
-from edge_sdk.wire.protocol.encrypted_body import BodyContext, decrypted_body, encrypted_body
-from edge_sdk.wire.root_keys import RootKeys
+from aggregator.extensions.authority import enrolment, folder
+from aggregator.extensions.authority.enrolment import (
+    Credentials,
+    EnrolmentAuthority,
+    EnrolmentPolicy,
+)
+from aggregator.extensions.authority.est_server import EstServer
+from aggregator.extensions.authority.est_service import EstService
+from aggregator.extensions.authority.record import opened
+from edge_sdk.extensions.certificates.certificate_request import certificate_request, new_tls_key
+from edge_sdk.extensions.certificates.est_client import EstServerAddress, request_certificate
+from edge_sdk.extensions.encryption.encrypted_body import (
+    BodyContext,
+    decrypted_body,
+    encrypted_body,
+)
+from edge_sdk.extensions.encryption.hpke import DecryptionKey
+from edge_sdk.protocol import envelope, keys
+from edge_sdk.protocol.root_keys import RootKeys
 
 FLEET = "north"
 Request = tuple[str, str, bytes]
@@ -138,11 +145,7 @@ def _key_of_root(root: RootKeys, _sender: str, kid: bytes) -> bytes | None:
 
 
 def verification(roots: list[tuple[int, int]]) -> dict[str, Any]:
-    """Return the bytes of proof of a list of keys and the time to verify it, for each root.
-
-    Args:
-        roots: Number of keys that have to sign, and of all keys.
-    """
+    """Return the bytes of proof of a list of keys and the time to verify it, for each root."""
     kind, sender, recipient = "keys", envelope.ROOT, envelope.ALL
     signers = [keys.from_seed(bytes([number]) * 32) for number in range(1, 9)]
     found = {}

@@ -26,7 +26,7 @@ from aggregator.config import AggregatorConfig
 from aggregator.daemon import Daemon
 from aggregator.store.opener import open_store
 from aggregator.store.types import EnrolledDevice
-from edge_sdk.wire.link.loopback import LoopbackBroker
+from edge_sdk.link.loopback import LoopbackBroker
 
 ROOT = Path(__file__).resolve().parents[1]
 CONFIG = """
@@ -45,27 +45,18 @@ SECONDS = 10  # turns that are measured, each with all that is due every second
 
 @dataclass(frozen=True)
 class Size:
-    """Cost of a daemon.
-
-    Attributes:
-        devices: Enrolled devices.
-        enrol: Processor seconds of their enrolment, in one transaction.
-        start: Processor seconds until the daemon is open.
-        memory: Growth of the process by the start, MB.
-        second: Processor milliseconds of a second in which nothing happens.
-        file: Size of the database, MB.
-    """
+    """Cost of a daemon."""
 
     devices: int
-    enrol: float
-    start: float
-    memory: float
-    second: float
-    file: float
+    enrol: float  # processor seconds of their enrolment, in one transaction
+    start: float  # processor seconds until the daemon is open
+    memory: float  # Growth of the process by the start, MB
+    second: float  # processor milliseconds of a second in which nothing happens
+    file: float  # size of the database, MB
 
 
 class SteppedClock:
-    """Time that moves when it is told to."""
+    """Clock that moves when a caller advances it."""
 
     def __init__(self) -> None:
         self.now = 1_000_000.0
@@ -86,11 +77,7 @@ def resident() -> int:
 
 
 def measured(folder: Path, devices: int) -> Size:
-    """Set a fleet up, enrol its devices, and open its daemon.
-
-    Raises:
-        SystemExit: The fleet could not be set up.
-    """
+    """Set a fleet up, enrol its devices, and open its daemon."""
     path = folder / "aggregator.toml"
     path.write_text(CONFIG, "utf-8")
     if aggregator(["init", str(path)]):
@@ -100,7 +87,7 @@ def measured(folder: Path, devices: int) -> Size:
     with open_store(config.database) as store, store.transaction():
         for number in range(devices):
             key = hashlib.sha256(str(number).encode()).digest()
-            store.put_client(EnrolledDevice(f"meter-{number:07}", (key,)))
+            store.devices.save(EnrolledDevice(f"meter-{number:07}", (key,)))
     enrolled = time.process_time()
     before, clock = resident(), SteppedClock()
     with Daemon(config, transport=LoopbackBroker().link("_agg"), clock=clock) as daemon:

@@ -34,8 +34,8 @@ def measure(
     import numpy as np  # noqa: PLC0415 - after the thread counts are set
     import torch  # noqa: PLC0415 - as above
 
-    from aggregator.graph.factory import GraphSection, bind  # noqa: PLC0415 - as above
-    from aggregator.graph.nets.torch_adapter import TorchGraphModel  # noqa: PLC0415 - as above
+    from aggregator.extensions.papers.graph.factory import GraphSection, bind  # noqa: PLC0415 - as above
+    from aggregator.extensions.papers.graph.nets.torch_adapter import TorchGraphModel  # noqa: PLC0415 - as above
 
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     draw = np.random.Generator(np.random.Philox(stations))
@@ -50,7 +50,7 @@ def measure(
         memory_mb=memory,
     )
     before = _peak()
-    model, _ = bind(section, shape)
+    model = bind(section, shape).model
     assert isinstance(model, TorchGraphModel)
     folder.unlink()
     present = np.ones(stations, np.bool_)

@@ -9,9 +9,8 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from aggregator.store.location import PostgresUrl
-from aggregator.store.opener import open_queue
-from aggregator.store.update_queue import QueuedUpdate
+from aggregator.extensions.postgres.update_queue import QueuedUpdate, open_queue
+from aggregator.store.dialect import DatabaseUrl
 from tools.bench_store import BLOCK, Admission, Cost, Sender, cost_since, medians
 
 
@@ -20,11 +19,9 @@ class QueuedAdmission(Admission):
 
     Args:
         place: The database, empty.
-        sender: The device.
-        queue: The queue in that database.
     """
 
-    def __init__(self, place: PostgresUrl, sender: Sender) -> None:
+    def __init__(self, place: DatabaseUrl, sender: Sender) -> None:
         super().__init__(place, sender)
         self.queue = open_queue(place)
         self._key = sender.key.public
@@ -62,7 +59,7 @@ def daemon_costs(url: str, blocks: int) -> dict[str, Cost]:
 
 
 @contextmanager
-def schema(url: str) -> Iterator[PostgresUrl]:
+def schema(url: str) -> Iterator[DatabaseUrl]:
     """Make an empty schema in a database, and drop it at the end."""
     import psycopg  # noqa: PLC0415 - extra
 
@@ -71,6 +68,6 @@ def schema(url: str) -> Iterator[PostgresUrl]:
         db.execute(f"CREATE SCHEMA {name}".encode())
         try:
             mark = "&" if "?" in url else "?"
-            yield PostgresUrl(f"{url}{mark}options=-c%20search_path%3D{name}")
+            yield DatabaseUrl(f"{url}{mark}options=-c%20search_path%3D{name}")
         finally:
             db.execute(f"DROP SCHEMA {name} CASCADE".encode())

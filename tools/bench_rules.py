@@ -34,22 +34,16 @@ PRODUCTS = frozenset({"krum", "multi_krum", "bulyan", "nnm, mean", "nnm, rows wr
 
 @dataclass
 class Found:
-    """Results of one size and number of threads.
-
-    Attributes:
-        n: Rows.
-        d: Columns.
-        threads: Threads.
-        yardsticks: ``bandwidth`` (bytes a second) and ``flops`` (float32 a second).
-        cases: By library and case: ``wall``, ``cpu``, ``extra``, or ``failed``.
-        absent: Libraries that are not there, with the reason.
-    """
+    """Results of one size and number of threads."""
 
     n: int
     d: int
     threads: int
+    # ``bandwidth`` (bytes a second) and ``flops`` (float32 a second)
     yardsticks: dict[str, float] = field(default_factory=dict)
+    # by library and case: ``wall``, ``cpu``, ``extra``, or ``failed``
     cases: dict[str, dict[str, dict[str, Any]]] = field(default_factory=dict)
+    # libraries that are not there, with the reason
     absent: dict[str, str] = field(default_factory=dict)
 
     def seconds(self, library: str, case: str) -> float | None:
@@ -59,7 +53,6 @@ class Found:
         return None if found is None else float(found)
 
     def fastest(self, case: str) -> tuple[float, str] | None:
-        """Return the fastest peer's time and name."""
         times = [(t, lib) for lib in PEERS if (t := self.seconds(lib, case)) is not None]
         return min(times, default=None)
 

@@ -25,21 +25,24 @@ from pathlib import Path
 import numpy as np
 
 from aggregator.ingress.admission_context import AdmissionContext, WelcomeTerms
+from aggregator.ingress.message_bodies import MessageBodies
 from aggregator.ingress.message_ingress import MessageIngress
 from aggregator.ingress.rate_limits import RateLimits
 from aggregator.ingress.registry import Registry
-from aggregator.store.location import Location, PostgresUrl
+from aggregator.ingress.replies import IngressParts, ReplySealer
+from aggregator.store.dialect import DatabaseUrl, Location
 from aggregator.store.opener import open_store
-from aggregator.store.types import EnrolledDevice, Store
+from aggregator.store.store import Store
+from aggregator.store.types import EnrolledDevice
 from edge_sdk.app.clock import SystemClock
-from edge_sdk.wire.contract.method import CONTRACTS
-from edge_sdk.wire.contract.parameter_layout import ParamSpec
-from edge_sdk.wire.keys import SigningKey, generate
-from edge_sdk.wire.link.transport import Message
-from edge_sdk.wire.protocol import codec, envelope, topics
-from edge_sdk.wire.protocol.admission_policy import Limits, OpenRound
-from edge_sdk.wire.protocol.envelope import AGGREGATOR
-from edge_sdk.wire.protocol.messages import HelloMessage, UpdateMessage
+from edge_sdk.link.transport import Message
+from edge_sdk.protocol import codec, envelope, topics
+from edge_sdk.protocol.admission_policy import Limits, OpenRound
+from edge_sdk.protocol.contract.method import CONTRACTS
+from edge_sdk.protocol.contract.parameter_layout import ParamSpec
+from edge_sdk.protocol.envelope import AGGREGATOR
+from edge_sdk.protocol.keys import SigningKey, generate
+from edge_sdk.protocol.messages import HelloMessage, UpdateMessage
 
 FLEET, NAME = "bench", "meter-1"
 BLOCK = 32  # updates of one engine, then of the next
@@ -48,12 +51,7 @@ GROUPS = (1, 8, 32)  # updates that share a commit, as messages that arrive toge
 
 @dataclass(frozen=True)
 class Cost:
-    """Time of one update in a block.
-
-    Attributes:
-        wall: Seconds.
-        processor: Seconds of this process.
-    """
+    """Time of one update in a block."""
 
     wall: float
     processor: float
@@ -135,25 +133,17 @@ class Sender:
 
 
 class Admission:
-    """The daemon's ingress on one database.
-
-    Args:
-        place: The database, empty.
-        sender: The device.
-    """
+    """The daemon's ingress on one database."""
 
     def __init__(self, place: Location, sender: Sender) -> None:
         self.store: Store = open_store(place)
-        self.store.put_client(EnrolledDevice(NAME, (sender.key.public,)))
+        self.store.devices.save(EnrolledDevice(NAME, (sender.key.public,)))
         self._spec, self._sent = sender.spec, sender.updates()
         quotas = RateLimits(control=10**9, volume=10**12)
+        sealer = ReplySealer(MessageBodies(FLEET), generate())
         self._ingress = MessageIngress(
-            self.store,
-            Registry(self.store),
-            fleet=FLEET,
-            signer=generate(),
-            clock=SystemClock(),
-            terms=WelcomeTerms(inline=10**9, quotas=quotas),
+            IngressParts(self.store, Registry(self.store), sealer, SystemClock()),
+            WelcomeTerms(inline=10**9, quotas=quotas),
         )
         self._round = 0
         self._ingress.receive(sender.hello())
@@ -178,12 +168,11 @@ class Admission:
 
 
 def cost_since(wall: float, processor: float) -> Cost:
-    """Return the time of one update of a block that began at these moments."""
     return Cost((time.perf_counter() - wall) / BLOCK, (time.process_time() - processor) / BLOCK)
 
 
 def verified(sender: Sender) -> Callable[[], Cost]:
-    """Return a function that does what precedes the database for ``BLOCK`` updates."""
+    """Return a function that verifies ``BLOCK`` updates, as before the database."""
     sent = sender.updates()
 
     def block() -> Cost:
@@ -209,7 +198,7 @@ def measure(url: str, folder: Path, numbers: int, updates: int) -> dict[str, Cos
     sender = Sender(numbers)
     engines = {
         "SQLite": Admission(folder / "bench.db", sender),
-        "PostgreSQL": Admission(PostgresUrl(url), sender),
+        "PostgreSQL": Admission(DatabaseUrl(url), sender),
     }
     before = verified(sender)
     found: dict[str, list[Cost]] = {"before the database": []}

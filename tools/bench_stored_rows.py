@@ -28,7 +28,7 @@ import numpy as np
 
 from aggregator.rules import Rows, bind
 from aggregator.rules.blocked_ops import executed_by
-from aggregator.rules.weights import uniform
+from aggregator.rules.parameters import uniform
 from aggregator.store.row_file import pending_rows
 from firmware_sim.bench.ray_columns import RayColumns
 from firmware_sim.bench.ray_runs import LOCAL, ray_cluster
@@ -137,7 +137,6 @@ def on_ray(
 
 
 def rule_of(case: str, count: int) -> Any:  # noqa: ANN401 - a bound rule
-    """Return the rule of a case."""
     return bind(case.rpartition(", ")[2], **cases(count)[case])
 
 

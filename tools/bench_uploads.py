@@ -28,14 +28,14 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from aggregator.brokers import broker_process
-from edge_sdk.wire.errors import Reason
-from edge_sdk.wire.link.broker_options import Broker
-from edge_sdk.wire.link.mqtt import MqttLink
-from edge_sdk.wire.link.transport import Message
-from edge_sdk.wire.protocol import codec, topics
-from edge_sdk.wire.protocol.envelope import digest, unproved
-from edge_sdk.wire.protocol.messages import (
+from aggregator.extensions.authority.access import broker_process
+from edge_sdk.errors import Reason
+from edge_sdk.link.broker_options import Broker
+from edge_sdk.link.mqtt import MqttLink
+from edge_sdk.link.transport import Message
+from edge_sdk.protocol import codec, topics
+from edge_sdk.protocol.envelope import digest, unproved
+from edge_sdk.protocol.messages import (
     GrantMessage,
     HaveMessage,
     OfferMessage,
@@ -68,24 +68,16 @@ class Upload:
 
 @dataclass
 class Trace:
-    """Messages recorded on the broker.
+    """Messages recorded on the broker."""
 
-    Attributes:
-        counts: Messages by kind; refusals by reason.
-        uploads: Uploads in transit, by device and body.
-        done: Uploads with a receipt of acceptance.
-        times: Time of the receipt of each of them.
-        first: Time of the first message; ``last`` of the last receipt.
-        most_granted: Largest number of uploads with a grant at the same time.
-    """
-
-    counts: Counter[str] = field(default_factory=Counter)
+    counts: Counter[str] = field(default_factory=Counter)  # messages by kind; refusals by reason
+    # uploads in transit, by device and body
     uploads: dict[tuple[str, bytes], Upload] = field(default_factory=dict)
-    done: list[Upload] = field(default_factory=list)
-    times: list[float] = field(default_factory=list)
-    first: float = 0.0
+    done: list[Upload] = field(default_factory=list)  # uploads with a receipt of acceptance
+    times: list[float] = field(default_factory=list)  # time of the receipt of each of them
+    first: float = 0.0  # time of the first message; ``last`` of the last receipt
     last: float = 0.0
-    most_granted: int = 0
+    most_granted: int = 0  # largest number of uploads with a grant at the same time
 
     def hear(self, message: Message, now: float) -> None:
         """Record one message."""
@@ -119,7 +111,6 @@ class Trace:
 
 
 def _named(kind: str, body: bytes) -> tuple[bytes | None, int | None]:
-    """Return the body that a message is about, and its code, where it has one."""
     if kind == "update":
         return digest(body)[:16], None
     match codec.decode(kind, body):
@@ -158,7 +149,6 @@ class Cost:
     refused: dict[str, int]
 
     def text(self) -> str:
-        """Return the report as text."""
         waits = ", ".join(f"{name} {took:.2f}" for name, took in self.waits.items() if took)
         cpu = ", ".join(f"{name} {ms:.1f}" for name, ms in self.cpu_ms.items())
         share = ", ".join(f"{name} {part:.0%}" for name, part in self.share.items())

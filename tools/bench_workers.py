@@ -34,19 +34,18 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from aggregator.brokers import broker_process
 from aggregator.config import AggregatorConfig, bind
-from aggregator.operations.root_signers import RootSigners
+from aggregator.extensions.authority.access import broker_process
+from aggregator.extensions.postgres.update_queue import UpdateQueue, open_queue
 from aggregator.operations.run_setup import set_up
-from aggregator.store.opener import open_queue, open_store
+from aggregator.operations.signing_keys import RootSigners
+from aggregator.store.opener import open_store
 from aggregator.store.types import EnrolledDevice
-from aggregator.store.update_queue import UpdateQueue
-from edge_sdk.wire import keys
-from edge_sdk.wire.keys import SigningKey
-from edge_sdk.wire.link.transport import Message
-from edge_sdk.wire.protocol import codec, envelope, topics
-from edge_sdk.wire.protocol.envelope import AGGREGATOR
-from edge_sdk.wire.protocol.messages import UpdateMessage
+from edge_sdk.link.transport import Message
+from edge_sdk.protocol import codec, envelope, keys, topics
+from edge_sdk.protocol.envelope import AGGREGATOR
+from edge_sdk.protocol.keys import SigningKey
+from edge_sdk.protocol.messages import UpdateMessage
 from firmware_sim.fleet.processes import processor_seconds
 from tools.bench_queue import daemon_costs, schema
 from tools.mqtt_sender import publish
@@ -78,26 +77,17 @@ quorum = {devices}
 
 @dataclass(frozen=True)
 class Throughput:
-    """What the workers of one block did.
+    """Updates and processor time of the workers of one block."""
 
-    Attributes:
-        rate: Updates a second, from the first message to the last row.
-        spent: Processor time by program (``PROGRAMS``), seconds an update.
-    """
-
-    rate: float
-    spent: Mapping[str, float]
+    rate: float  # updates a second, from the first message to the last row
+    spent: Mapping[str, float]  # processor time by program (``PROGRAMS``), seconds an update
 
 
 class Fleet:
     """A fleet that is set up, with updates that its devices have signed.
 
     Args:
-        folder: Folder of its files.
-        broker: Address of the broker.
         database: URL of the database, empty.
-        updates: Number of updates.
-        enc: Encoding of their vectors.
     """
 
     def __init__(
@@ -123,7 +113,7 @@ class Fleet:
             )
             with store.transaction():
                 for name, key in signers.items():
-                    store.put_client(EnrolledDevice(name, (key.public,)))
+                    store.devices.save(EnrolledDevice(name, (key.public,)))
         vector = codec.pack_tensor(np.random.default_rng(7).normal(size=run.spec.shared_size), enc)
         unsigned = replace(_NOTHING, spec=run.spec.digest, enc=enc, blob=vector)
         names = [f"meter-{at % DEVICES}" for at in range(updates)]
@@ -178,11 +168,6 @@ def workers(
 class Accounts:
     """Processor time of the programs of a block.
 
-    Args:
-        db: A connection to the database.
-        broker: Process id of the broker.
-        workers: Process ids of the workers.
-
     Raises:
         SystemExit: The database's server is on another machine.
     """
@@ -210,7 +195,7 @@ def measured(
     fleet: Fleet, broker: broker_process.BrokerProcess, queue: UpdateQueue, db: psycopg.Connection,
     count: int,
 ) -> Throughput:  # fmt: skip
-    """Return what ``count`` workers do with all updates of the fleet, and empty the queue."""
+    """Return the throughput of ``count`` workers on all updates of the fleet, and empty the queue."""
     wanted = len(fleet.updates)
     with workers(fleet, queue, count) as processes:
         for one in processes:
@@ -243,9 +228,6 @@ def bounds(
 
     Args:
         one: Seconds an update by program (``PROGRAMS``), with one worker.
-        several: The same with several.
-        count: Number of workers.
-        cores: Cores of the machine.
 
     Example:
         On two cores a broker that costs nothing allows up to twice the rate. One that costs half as much

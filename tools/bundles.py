@@ -17,13 +17,13 @@ from pathlib import Path
 
 import torch
 
-from aggregator.models.catalogue import SHIPPED
-from aggregator.models.closed_form import ANALYTIC
-from aggregator.models.closed_form import write as write_closed_form
-from aggregator.models.export import export, make
+from aggregator.extensions.authoring.catalogue import SHIPPED
+from aggregator.extensions.authoring.closed_form import ANALYTIC
+from aggregator.extensions.authoring.closed_form import write as write_closed_form
+from aggregator.extensions.authoring.export import export, make
 from edge_sdk.bundle import Bundle, TrustedKeys, shipped_folder
+from edge_sdk.protocol.keys import SigningKey, save_public
 from edge_sdk.runtime import load_graph
-from edge_sdk.wire.keys import SigningKey, save_public
 
 VERSION = 1
 
@@ -33,7 +33,6 @@ def write(out: Path, names: Sequence[str] = (*SHIPPED, *ANALYTIC), *, label: str
 
     Args:
         out: Folder of the bundles.
-        names: Models to write.
         label: Name of the release key that is added; empty replaces all keys by one.
     """
     torch.set_num_threads(1)  # small graphs: more threads only wait for one another

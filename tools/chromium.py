@@ -15,14 +15,15 @@ PATIENCE = 120  # s until a page has loaded
 SCHEMES = ("light", "dark")
 _OPTIONS = ("--headless=new", "--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu")
 _RUN = """
-const done = arguments[0];
+const [rules, done] = arguments;
+const options = rules.length ? {runOnly: {type: "rule", values: rules}} : {};
 const line = (one) => `${one.id} (${one.nodes.length}): ${one.nodes[0].html.slice(0, 200)}`;
-axe.run().then((found) => done(found.violations.map(line)), (error) => done([String(error)]));
+axe.run(options).then((found) => done(found.violations.map(line)), (error) => done([String(error)]));
 """
 
 
 def missing() -> str:
-    """Return what is not installed here, as the reason of a skip; empty if nothing is missing."""
+    """Return the missing programs as the reason of a skip; empty if none is missing."""
     if find_spec("selenium") is None:
         return "selenium is not installed (make browser)"
     if shutil.which("chromium") is None or shutil.which("chromedriver") is None:
@@ -32,9 +33,6 @@ def missing() -> str:
 
 def start(profile: Path) -> Any:  # noqa: ANN401 - selenium is not there for every installation
     """Start a browser; the caller quits it.
-
-    Args:
-        profile: Folder of its profile.
 
     Returns:
         A selenium driver that keeps the messages of the page's console.
@@ -71,15 +69,14 @@ def allow_scripts(driver: Any, *, allowed: bool) -> None:  # noqa: ANN401 - as `
 
 
 def width(driver: Any) -> int:  # noqa: ANN401 - as ``start``
-    """Return the width that the page's content takes."""
     return int(driver.execute_script("return document.documentElement.scrollWidth"))
 
 
-def violations(driver: Any) -> Sequence[str]:  # noqa: ANN401 - as ``start``
-    """Return what axe finds on the page under all its rules: rule, count and the first element."""
+def violations(driver: Any, *rules: str) -> Sequence[str]:  # noqa: ANN401 - as ``start``
+    """Return axe's violations on the page: rule, count and the first element."""
     if not driver.execute_script("return typeof axe === 'object'"):
         driver.execute_script(_axe_file().read_text("utf-8"))
-    return [str(one) for one in driver.execute_async_script(_RUN)]
+    return [str(one) for one in driver.execute_async_script(_RUN, rules)]
 
 
 def complaints(driver: Any) -> Sequence[str]:  # noqa: ANN401 - as ``start``

@@ -27,18 +27,18 @@ from typing import Any
 import numpy as np
 
 from aggregator.config import AggregatorConfig
-from aggregator.operations.rollout_control import RolloutGate, day_results
-from aggregator.rollouts.stages import RolloutState
+from aggregator.extensions.rollouts.rollout_control import RolloutGate, day_results
+from aggregator.extensions.rollouts.rollout_table import DeviceTrial, RolloutChange, RolloutTable
+from aggregator.extensions.rollouts.stages import RolloutState
 from aggregator.rounds.announcements import Ends
 from aggregator.store.opener import open_store
-from aggregator.store.types import DeviceTrial, RolloutChange, Store
-from edge_sdk.wire import keys
-from edge_sdk.wire.protocol import topics
-from edge_sdk.wire.protocol.codec import encode
-from edge_sdk.wire.protocol.envelope import ROOT as ROOT_ID
-from edge_sdk.wire.protocol.envelope import digest, ref
-from edge_sdk.wire.protocol.messages import RolloutMessage
-from edge_sdk.wire.protocol.rollout_roles import role
+from aggregator.store.store import Store
+from edge_sdk.extensions.rollouts.messages import RolloutMessage
+from edge_sdk.extensions.rollouts.rollout_roles import role
+from edge_sdk.protocol import keys, topics
+from edge_sdk.protocol.codec import encode
+from edge_sdk.protocol.envelope import ROOT as ROOT_ID
+from edge_sdk.protocol.envelope import digest, ref
 from firmware_sim.fleet.federation import free_port
 from tools import chromium
 from tools.console_load import new_fleet
@@ -157,7 +157,9 @@ def main(words: Sequence[str] | None = None) -> None:
             )
             config = wait("the attacked fleet", lambda: configuration(folder, port))
             running.append(
-                subprocess.Popen([*python, "aggregator.console", "--config", str(config)])
+                subprocess.Popen(
+                    [*python, "aggregator.extensions.console", "--config", str(config)]
+                )
             )
             wait(f"round {SHOWN}", lambda: is_served(base, "/run?run=1", f"round={SHOWN}"))
             with closing(_Browser(folder / "profile")) as browser:
@@ -201,10 +203,11 @@ def let_out(store: Store, fleet: str, seed: int = 0) -> None:
     def save(after: RolloutState, who: str = "") -> None:
         change = (of, after.phase, after.stage, after.since, after.why, who)
         at = 1000 * (DAY * after.since + 9 * 3600)
-        store.change_rollout(RolloutChange(*change, at), described if who else {})
+        store.table(RolloutTable).change(RolloutChange(*change, at))
+        store.announce(described if who else {})
 
     save(state, "ann")
-    names = [one.id for one in store.clients()]
+    names = [one.id for one in store.devices.all()]
     for day in range(begun + 1, today):
         with store.transaction():
             for name in names:
@@ -212,8 +215,10 @@ def let_out(store: Store, fleet: str, seed: int = 0) -> None:
                 if place != "none":
                     is_lost = rng.random() < (0.33 if day < begun + 8 else 0.8)
                     result = {day: (bool(is_lost), place == "serve")}
-                    store.record_trial(of, DeviceTrial(name, place, day, result))
-        after = state.advanced(plan, day_results(plan, state, store.trials(of)), day + 1)
+                    store.table(RolloutTable).record(of, DeviceTrial(name, place, day, result))
+        after = state.advanced(
+            plan, day_results(plan, state, store.table(RolloutTable).trials(of)), day + 1
+        )
         if after != state:
             save(after)
         state = after
@@ -226,7 +231,6 @@ class _Browser:
         self.driver = chromium.start(profile)
 
     def close(self) -> None:
-        """Quit the browser."""
         self.driver.quit()
 
 

@@ -28,28 +28,28 @@ DEPENDS = "python3 (>= 3.11), python3-numpy, python3-cryptography, python3-msgpa
 CONTAINED: Mapping[str, Sequence[str]] = {
     "edge_sdk": ("paho-mqtt>=2.1,<3",),
     "aggregator": ("prometheus-client>=0.20", "psycopg>=3.2,<4", "typing-extensions>=4.10"),
-    "aggregator.console": (
+    "aggregator.extensions.console": (
         "starlette>=0.40",
         "uvicorn>=0.30",
         *("anyio>=4", "click>=8", "h11>=0.14", "idna>=3"),
     ),
-    "aggregator.witness": (),
+    "aggregator.extensions.model_log": (),
 }
 """Requirements that a package's library contains, by import package."""
 
 DEPENDENCIES: Mapping[str, str] = {
     "edge_sdk": DEPENDS,
     "aggregator": "gridfed-edge (= {version}), libpq5",
-    "aggregator.console": "gridfed-aggregator (= {version}), python3-jinja2",
-    "aggregator.witness": "gridfed-aggregator (= {version})",
+    "aggregator.extensions.console": "gridfed-aggregator (= {version}), python3-jinja2",
+    "aggregator.extensions.model_log": "gridfed-aggregator (= {version})",
 }
 """Packages that a package depends on, by import package."""
 
 UNITS: Mapping[str, tuple[str, ...]] = {
     "edge_sdk": ("gridfed-edge@.service", "gridfed-tap@.service"),
     "aggregator": ("gridfed-aggregator.service", "gridfed-aggregator-worker@.service"),
-    "aggregator.console": ("gridfed-console.service",),
-    "aggregator.witness": (),
+    "aggregator.extensions.console": ("gridfed-console.service",),
+    "aggregator.extensions.model_log": (),
 }
 """Units of systemd, by import package; an administrator enables them."""
 
@@ -66,11 +66,9 @@ def write_root(package: str, root: Path, version: str, summary: str) -> None:
     """Write the files of a Debian package below a folder.
 
     Args:
-        package: ``edge_sdk``, ``aggregator``, or ``aggregator.console`` or ``aggregator.witness``, whose code is in
-            that of the aggregator.
+        package: ``edge_sdk``, ``aggregator``, or ``aggregator.extensions.console`` or
+            ``aggregator.extensions.model_log``, whose code is in that of the aggregator.
         root: Empty folder that stands for ``/``.
-        version: Version of the package.
-        summary: One line.
     """
     name, library = command_line(package).name, root / LIBRARY
     if "." not in package:
@@ -122,18 +120,18 @@ def write_root(package: str, root: Path, version: str, summary: str) -> None:
 
 
 def build(out: Path) -> tuple[Path, ...]:
-    """Build the packages; return the files.
-
-    Args:
-        out: Folder of the files.
-    """
+    """Build the packages; return the files."""
     document = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     version = document["project"]["version"]
     out.mkdir(parents=True, exist_ok=True)
     built = []
     texts = {one.package: one.description for one in distributions(document["project"])}
-    texts["aggregator.console"] = "The operator's console of gridfed: pages over the database."
-    texts["aggregator.witness"] = "A witness that cosigns the log of models of a fleet of gridfed."
+    texts["aggregator.extensions.console"] = (
+        "The operator's console of gridfed: pages over the database."
+    )
+    texts["aggregator.extensions.model_log"] = (
+        "A witness that cosigns the log of models of a fleet of gridfed."
+    )
     for package in CONTAINED:
         with tempfile.TemporaryDirectory() as place:
             root = Path(place) / "root"

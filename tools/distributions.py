@@ -1,10 +1,11 @@
 """Build the three distributions of this repository, as an index and a device receive them.
 
-    python -m tools.distributions [--out dist] [--only NAME ...] [--no-isolation]
+    python -m tools.distributions [--out dist] [--only NAME ...] [--isolated]
 
 ``gridfed`` is what a device installs; ``gridfed-aggregator`` and ``gridfed-sim`` need it. Each has a source
 distribution, from which its wheel is built. Metadata come from ``pyproject.toml``, which installs a checkout as one
-project. Needs the extra ``publish``.
+project. Needs the extra ``publish``, whose setuptools builds them; ``--isolated`` takes that of the index, in six
+environments of their own.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -30,21 +32,13 @@ OUT = ROOT / "dist"
 
 @dataclass(frozen=True, slots=True)
 class Distribution:
-    """One distribution.
-
-    Attributes:
-        name: Name on an index.
-        package: Import package that it contains.
-        description: One line.
-        requires: Requirements.
-        extras: Requirements by extra.
-    """
+    """One distribution."""
 
     name: str
-    package: str
+    package: str  # import package that it contains
     description: str
     requires: Sequence[str]
-    extras: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    extras: Mapping[str, Sequence[str]] = field(default_factory=dict)  # Requirements by extra
 
 
 def distributions(project: Mapping[str, Any]) -> tuple[Distribution, ...]:
@@ -100,7 +94,6 @@ def write_tree(distribution: Distribution, document: Mapping[str, Any], out: Pat
     """Write the sources of a distribution: an ordinary setuptools project.
 
     Args:
-        distribution: The distribution.
         document: The repository's ``pyproject.toml``.
         out: Empty folder.
     """
@@ -122,7 +115,6 @@ def pyproject(
     """Return the ``pyproject.toml`` of a distribution.
 
     Args:
-        distribution: The distribution.
         document: The repository's ``pyproject.toml``.
         shared: Manual pages and completion, relative to the tree.
     """
@@ -169,13 +161,11 @@ def without_local_links(text: str) -> str:
 
 
 def _table(name: str, entries: Mapping[str, Any]) -> str:
-    """Return a TOML table; JSON's strings, arrays and the inline tables of authors are TOML."""
     lines = [f"{json.dumps(key)} = {_value(value)}" for key, value in entries.items()]
     return "\n".join((f"[{name}]", *lines, "", ""))
 
 
 def _value(value: object) -> str:
-    """Return a value in TOML."""
     if isinstance(value, Mapping):
         pairs = ", ".join(f"{key} = {_value(one)}" for key, one in value.items())
         return f"{{ {pairs} }}"
@@ -184,34 +174,44 @@ def _value(value: object) -> str:
     return json.dumps(value)
 
 
-def build(out: Path, names: Sequence[str] = (), *, isolated: bool = True) -> tuple[Path, ...]:
+def build(out: Path, names: Sequence[str] = (), *, isolated: bool = False) -> tuple[Path, ...]:
     """Build distributions, each wheel from its source distribution; return the files.
 
-    Args:
-        out: Folder of the files.
-        names: Distributions to build; all if empty.
-        isolated: Build in a fresh environment with setuptools from the index, not in this one.
+    A line is printed for each distribution, and the output of a build only if it fails.
 
-    Raises:
-        subprocess.CalledProcessError: A build failed; its output was printed.
+    Args:
+        names: Distributions to build; all if empty.
+        isolated: Build in fresh environments with setuptools from the index, not in this one.
     """
     document = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     out = out.absolute()  # a build runs in a folder of its own
     out.mkdir(parents=True, exist_ok=True)
-    built = []
-    for distribution in distributions(document["project"]):
-        if names and distribution.name not in names:
-            continue
+    chosen = [one for one in distributions(document["project"]) if not names or one.name in names]
+    built: list[Path] = []
+    for number, distribution in enumerate(chosen, 1):
+        print(f"{distribution.name}: building, {number} of {len(chosen)} ...", flush=True)
+        begun = time.monotonic()
         with tempfile.TemporaryDirectory() as place:
             tree = Path(place) / distribution.name
             tree.mkdir()
             write_tree(distribution, document, tree)
             switches = [] if isolated else ["--no-isolation"]
-            command = [sys.executable, "-m", "build", *switches, "--outdir", str(out), str(tree)]
-            subprocess.run(command, check=True, cwd=place)
+            _run("build", *switches, "--outdir", str(out), str(tree), place=place)
         stem = f"{distribution.name.replace('-', '_')}-{document['project']['version']}"
-        built += [out / f"{stem}.tar.gz", out / f"{stem}-py3-none-any.whl"]
+        files = (out / f"{stem}.tar.gz", out / f"{stem}-py3-none-any.whl")
+        built += files
+        seconds = time.monotonic() - begun
+        print(f"  {', '.join(file.name for file in files)} ({seconds:.0f} s)", flush=True)
     return tuple(built)
+
+
+def _run(module: str, *arguments: str, place: str | None = None) -> None:
+    command = [sys.executable, "-m", module, *arguments]
+    done = subprocess.run(
+        command, cwd=place, text=True, check=False, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    )
+    if done.returncode:
+        raise SystemExit(f"{done.stdout}\ndistributions: {module} failed, see above")
 
 
 def main() -> None:
@@ -219,11 +219,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--out", type=Path, default=OUT, help="folder of the files (dist)")
     parser.add_argument("--only", nargs="+", default=(), metavar="NAME", help="distributions")
-    parser.add_argument("--no-isolation", action="store_true", help="use this setuptools")
+    parser.add_argument("--isolated", action="store_true", help="use the index's setuptools")
     args = parser.parse_args()
-    built = build(args.out, args.only, isolated=not args.no_isolation)
-    command = [sys.executable, "-m", "twine", "check", "--strict", *map(str, built)]
-    subprocess.run(command, check=True)
+    built = build(args.out, args.only, isolated=args.isolated)
+    print("checking them with twine ...", flush=True)
+    _run("twine", "check", "--strict", *map(str, built))
 
 
 if __name__ == "__main__":

@@ -16,12 +16,15 @@ import inspect
 import io
 import json
 import os
+import re
 import sys
 import textwrap
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import MISSING, Field, fields, is_dataclass
+from itertools import takewhile
 from pathlib import Path
-from types import NoneType, UnionType
+from types import MappingProxyType, NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 from unittest import mock
 
@@ -31,22 +34,37 @@ sys.path.insert(0, str(ROOT))
 from aggregator import config as aggregator_config
 from aggregator.methods import METHODS
 from edge_sdk import config as device_config
-from edge_sdk.app.settings import Duration
-from edge_sdk.outputs import FLEET, OUTPUTS
-from edge_sdk.outputs.sections import FleetOutputSection, OutputSection
-from edge_sdk.sources.csvfile import CsvFile
-from edge_sdk.sources.factory import INTERFACES, LiveSection
-from edge_sdk.sources.fleet_weather import TYPE, FleetWeatherSection
-from edge_sdk.sources.json_values import JsonValue
-from edge_sdk.sources.register_map import RegisterPoint
-from edge_sdk.sources.stream_map import StreamName
+from edge_sdk.app.extensions import ExtensionIndex
+from edge_sdk.app.settings import EXTENSIONS, Duration
+from edge_sdk.extensions.outputs.threaded_output import OutputSection
+from edge_sdk.extensions.sources.csvfile import CsvFile
+from edge_sdk.extensions.sources.interface import Interface, LiveSection
+from edge_sdk.extensions.sources.json_values import JsonValue
+from edge_sdk.extensions.sources.register_map import RegisterPoint
+from edge_sdk.extensions.sources.stream_map import StreamName
+from edge_sdk.extensions.weather.fleet_weather import FleetWeatherSection
+from edge_sdk.extensions.weather.weather_inbox import TYPE
+from edge_sdk.outputs import OUTPUTS
+from edge_sdk.sources import SOURCES as TYPES
 
 PAGE = ROOT / "docs" / "configuration.md"
+EVERY_COMMANDS = re.compile(
+    r"^ +(-h, --help +show this help message and exit|--json +print JSON instead of prose)\n",
+    re.MULTILINE,
+)
+"""Options in the help of every command."""
+
+SUBCOMMANDS = re.compile(r"^positional arguments:\n  COMMAND\n(    .*\n)+\n*", re.MULTILINE)
+"""The list of a program's commands, each of which has a heading of its own."""
+
+SettingRow = tuple[str, str, str, str]
+"""Key, value, default and meaning of a method's setting."""
+
 PROGRAMS = {
     "gridfed-edge": "edge_sdk.commands.main",
     "gridfed-aggregator": "aggregator.commands.main",
-    "gridfed-console": "aggregator.console.program",
-    "gridfed-witness": "aggregator.witness.program",
+    "gridfed-console": "aggregator.extensions.console.program",
+    "gridfed-witness": "aggregator.extensions.model_log.program",
     "gridfed-sim": "firmware_sim.commands.main",
 }
 WORDS: Mapping[object, str] = {
@@ -78,8 +96,9 @@ came from.
 
 
 CODES = """\
-Every command takes `--json`. Exit codes: 0 done, 1 failed, 2 wrong usage or configuration, 3 the
-state was written by a newer version, 75 try again later.
+Every command takes `-h` for its help, and `--json` to print JSON instead of prose. Exit codes: 0
+done, 1 failed, 2 wrong usage or configuration, 3 the state was written by a newer version, 75 try
+again later.
 """
 
 SOURCES = """\
@@ -112,7 +131,6 @@ A further run in which the device takes part at the same time;
 
 
 def page() -> str:
-    """Return the whole page."""
     parts = [
         INTRO,
         "## A device: `meter.toml`\n",
@@ -134,13 +152,14 @@ def page() -> str:
 def keys(config: type[Any]) -> dict[str, Field[Any]]:
     """Return every dotted key of a configuration and its field, tables left out.
 
-    Example:
-        >>> "broker.keepalive" in keys(device_config.Config)
-        True
-        >>> "broker" in keys(device_config.Config)
-        False
+    >>> "broker.keepalive" in keys(device_config.Config)
+    True
+    >>> "broker" in keys(device_config.Config)
+    False
     """
     found: dict[str, Field[Any]] = {}
+    for name, section in extension_sections(config).items():
+        found |= {f"{name}.{key}": value for key, value in keys(section).items()}
     for field in _fields(config):
         inner = _section(config, field)
         if inner is None:
@@ -148,6 +167,12 @@ def keys(config: type[Any]) -> dict[str, Field[Any]]:
         else:
             found |= {f"{field.name}.{name}": value for name, value in keys(inner).items()}
     return found
+
+
+def extension_sections(config: type[Any]) -> dict[str, type[Any]]:
+    """Return the settings of extensions by the name of their table, in the order of the index."""
+    index: ExtensionIndex | None = getattr(config, "index", None)
+    return {} if index is None else {x: y.load("section") for x, y in index.sections().items()}
 
 
 def commands(program: str) -> Mapping[str, Any]:
@@ -172,13 +197,12 @@ def told(program: str, *arguments: str) -> str:
 
 
 def meanings(cls: type[Any]) -> dict[str, str]:
-    """Return each field's meaning: the comment on its line, else its line under ``Attributes``.
+    """Return each field's meaning: the comment on its line or above it, else its ``Attributes`` entry.
 
     Inherited fields keep their meaning, unless the class documents them again.
 
-    Example:
-        >>> meanings(device_config.KeysSection)["root"]
-        'root public key of the operator: 64 hex digits'
+    >>> meanings(device_config.KeysSection)["root"]
+    'root public key of the operator; unset, without [broker]: alone'
     """
     source = textwrap.dedent(inspect.getsource(cls))
     lines = source.splitlines()
@@ -191,9 +215,16 @@ def meanings(cls: type[Any]) -> dict[str, str]:
     for node in body.body:
         if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
             comment = lines[(node.end_lineno or node.lineno) - 1][node.end_col_offset or 0 :]
+            above = list(takewhile(_is_comment, reversed(lines[: node.lineno - 1])))
             if "#" in comment:
                 values[node.target.id] = comment.partition("#")[2].strip()
+            elif above:
+                values[node.target.id] = " ".join(line.strip("# ") for line in reversed(above))
     return {name: text.replace("``", "`") for name, text in values.items()}
+
+
+def _is_comment(line: str) -> bool:
+    return line.lstrip().startswith("#")
 
 
 def _attributes(doc: str) -> dict[str, str]:
@@ -213,8 +244,12 @@ def _attributes(doc: str) -> dict[str, str]:
 
 
 def _fields(cls: type[Any]) -> Iterator[Field[Any]]:
-    """Return the fields that a file sets; ``further_runs`` are written as further ``[[run]]``."""
-    return (field for field in fields(cls) if field.init and field.name != "further_runs")
+    """Return the fields that a file sets.
+
+    ``further_runs`` are written as further ``[[run]]``, ``extensions`` as the table of each.
+    """
+    others = ("further_runs", EXTENSIONS)
+    return (field for field in fields(cls) if field.init and field.name not in others)
 
 
 def _hint(cls: type[Any], field: Field[Any]) -> Any:  # noqa: ANN401 - any annotation
@@ -229,21 +264,30 @@ def _section(cls: type[Any], field: Field[Any]) -> type[Any] | None:
     return hint if isinstance(hint, type) and is_dataclass(hint) else None
 
 
-def _tables(cls: type[Any], at: str = "") -> Iterator[str]:
+def _tables(
+    cls: type[Any], at: str = "", further: Mapping[str, tuple[Any, str]] = MappingProxyType({})
+) -> Iterator[str]:
     """Return a table of a section's plain keys, then one for each section inside."""
+    further = further or getattr(getattr(cls, "index", None), "keys_of_core", {})
     plain = [field for field in _fields(cls) if _section(cls, field) is None]
     described = meanings(cls)
     if at:
         yield f"### `[{at}]`\n"
         yield (inspect.getdoc(cls) or "").partition("\n")[0].replace("``", "`") + "\n"
-    if plain:
-        yield _table(
-            (f.name, _type(_hint(cls, f)), _default(f), described.get(f.name, "")) for f in plain
-        )
+    rows = [(f.name, _type(_hint(cls, f)), _default(f), described.get(f.name, "")) for f in plain]
+    for key, (default, meaning) in further.items():
+        if key.rpartition(".")[0] == at:
+            rows.append(
+                (key.rpartition(".")[2], WORDS[type(default)], f"`{_toml(default)}`", meaning)
+            )
+    if rows:
+        yield _table(rows)
     for field in _fields(cls):
         inner = _section(cls, field)
         if inner is not None:
-            yield from _tables(inner, f"{at}.{field.name}" if at else field.name)
+            yield from _tables(inner, f"{at}.{field.name}" if at else field.name, further)
+    for name, section in extension_sections(cls).items():
+        yield from _tables(section, name)
 
 
 def _table(rows: Iterable[tuple[str, str, str, str]]) -> str:
@@ -257,9 +301,8 @@ def _table(rows: Iterable[tuple[str, str, str, str]]) -> str:
 def _type(hint: Any) -> str:  # noqa: ANN401 - any annotation
     """Describe a type in words.
 
-    Example:
-        >>> _type(Duration), _type(Literal[4, 5]), _type(tuple[str, ...] | None)
-        ('duration', '`4` or `5`', 'list: text')
+    >>> _type(Duration), _type(Literal[4, 5]), _type(tuple[str, ...] | None)
+    ('duration', '`4` or `5`', 'list: text')
     """
     if hint == Duration:
         return "duration"
@@ -314,13 +357,15 @@ def _sources() -> str:
     kinds = {
         "path": "path",
         "columns": "table: text",
-        "time_column": "text",
+        "time_column": "text, or list of two texts",
         "time_format": '`"auto"`, `"iso"`, `"epoch"` or a pattern',
         "time_zone": "text, such as `Europe/London`",
         "start": "moment",
         "until": "moment",
         "interval_seconds": "number",
-        "filter": "table: text",
+        "kind": '`"auto"`, `"register"`, `"interval"` or `"instant"`',
+        "times": '`"auto"`, `"begin"` or `"end"`',
+        "filter": "table: text, or list of texts",
         "delimiter": "text",
         "decimal": '`"auto"`, `"."` or `","`',
     }
@@ -333,7 +378,7 @@ def _sources() -> str:
             described[f.name],
         )
         for f in _fields(CsvFile)
-        if f.name not in ("rejected", "offending", "dialect")
+        if f.name not in ("rejected", "offending", "unused", "dialect", "registers")
     ]
     first = ("type", '`"csv"`', "**required**", "kind of source")
     live = "\n".join(_interfaces())
@@ -341,12 +386,12 @@ def _sources() -> str:
 
 
 def _interfaces() -> Iterator[str]:
-    """Return tables of the interfaces: shared keys, own keys, and inner tables."""
     yield "Every interface takes, besides its own keys:\n"
     yield _own(LiveSection, ())
     common = {f.name for f in _fields(LiveSection)}
-    for name, interface in INTERFACES.items():
-        yield f'`type = "{name}"`:\n'
+    interfaces = [one for one in map(TYPES.get, TYPES) if isinstance(one, Interface)]
+    for interface in interfaces:
+        yield f'`type = "{interface.name}"`:\n'
         yield _own(interface.section, common)
     yield f'`type = "{TYPE}"`, without the keys of an interface:\n'
     yield _own(FleetWeatherSection, {"type"})
@@ -359,12 +404,11 @@ def _interfaces() -> Iterator[str]:
 
 
 def _outputs() -> str:
-    """Return the keys that every output takes, and those of each type."""
-    common = {f.name for f in _fields(OutputSection)}
     parts = [OUTPUTS_INTRO, _own(OutputSection, ())]
-    for name, (section, _) in OUTPUTS.items():
-        parts += [f'`type = "{name}"`:\n', _own(section, common)]
-    parts += [f'`type = "{FLEET}"`:\n', _own(FleetOutputSection, {"type", "participation"})]
+    common = {(f.name, f.default) for f in _fields(OutputSection)}
+    for name, found in OUTPUTS.items():
+        shared = {f.name for f in _fields(found.section) if (f.name, f.default) in common}
+        parts += [f'`type = "{name}"`:\n', _own(found.section, shared)]
     return "\n".join(parts)
 
 
@@ -377,17 +421,42 @@ def _own(cls: type[Any], less: Iterable[str]) -> str:
 
 def _methods() -> str:
     """Return the keys of ``run.settings``, method by method."""
-    parts = ["### `settings` in `[run]`, by method\n"]
-    for name, method in METHODS.items():
-        parts += [
-            f"#### `{name}`\n",
-            f"{(inspect.getdoc(method.settings) or '').partition(chr(10))[0]}\n",
-            _table(_settings(method.settings)),
-        ]
+    graphs = dict.fromkeys(method.graph for method in METHODS.values() if method.graph)
+    parts = [part for cls in graphs for part in _tables(cls, "run.graph")]
+    settings = {name: list(_settings(method.settings)) for name, method in METHODS.items()}
+    common = _common(settings.values())
+    parts += [
+        "### `settings` in `[run]`, by method\n",
+        "Rows that several methods have are in the first table; a method names those that it has.\n",
+        "#### Common settings\n",
+        _table(common.values()),
+    ]
+    for name, rows in settings.items():
+        summary = (inspect.getdoc(METHODS[name].settings) or "").partition("\n")[0]
+        parts.append(f"#### `{name}`\n\n{summary}\n")
+        if shared := [f"`{row[0]}`" for row in rows if common.get(row[0]) == row]:
+            parts.append(f"Common: {', '.join(shared)}.\n")
+        if own := [row for row in rows if common.get(row[0]) != row]:
+            parts.append(_table(own))
     return "\n".join(parts)
 
 
-def _settings(cls: type[Any], at: str = "") -> Iterator[tuple[str, str, str, str]]:
+def _common(settings: Iterable[Iterable[SettingRow]]) -> dict[str, SettingRow]:
+    """Return by name the row that most methods have, where at least two have the same one.
+
+    >>> one, other = ("a", "number", "1", "first"), ("a", "number", "2", "first")
+    >>> _common([[one], [other], [one]]) == {"a": one}
+    True
+    """
+    counts = Counter(row for rows in settings for row in rows)
+    most: dict[str, SettingRow] = {}
+    for row, count in counts.most_common():
+        if count > 1:
+            most.setdefault(row[0], row)
+    return {row[0]: row for row in counts if most.get(row[0]) == row}
+
+
+def _settings(cls: type[Any], at: str = "") -> Iterator[SettingRow]:
     """Return the rows of a method's settings, those of a section in them by its path."""
     described = meanings(cls)
     for f in _fields(cls):
@@ -399,9 +468,13 @@ def _settings(cls: type[Any], at: str = "") -> Iterator[tuple[str, str, str, str
 
 
 def _commands(program: str) -> str:
-    parts = [f"### {program}\n", f"```text\n{told(program, '--help').strip()}\n```\n"]
+    overview = SUBCOMMANDS.sub("", told(program, "--help")).strip()
+    parts = [f"### {program}\n", f"```text\n{overview}\n```\n"]
     for name in commands(program):
-        text = told(program, name, "--help").strip()
+        text = (
+            EVERY_COMMANDS.sub("", told(program, name, "--help")).strip().removesuffix("options:")
+        )
+        text = text.strip()
         parts += [f"#### {program} {name}\n", f"```text\n{text}\n```\n"]
     return "\n".join(parts)
 

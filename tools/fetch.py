@@ -99,7 +99,6 @@ def download(url: str, target: Path, sha256: str, *, connect: Connect | None = N
     Args:
         url: ``https://…``; redirects are followed to other HTTPS addresses only.
         target: Where it goes; appears whole or not at all.
-        sha256: In hexadecimal.
         connect: Makes a connection to a host and port; for tests.
 
     Raises:
@@ -139,7 +138,6 @@ def _get(url: str, out: BinaryIO, connect: Connect, hops: int) -> None:
 
 
 def _keep(part: Path, target: Path, wanted: str) -> None:
-    """Give a finished file its name, or remove it."""
     found = digest(part)
     if found != wanted.lower():
         part.unlink()

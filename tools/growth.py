@@ -22,19 +22,20 @@ import numpy as np
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from aggregator.audit.recompute import recompute
+from aggregator.extensions.audit.recompute import recompute
 from aggregator.methods import METHODS, OPEN, Rounds, Setup
 from aggregator.rules import bind
 from aggregator.store import state_codec
+from aggregator.store.ledgers import Ledger
+from aggregator.store.ledgers import LedgerRow as Settled
 from aggregator.store.opener import open_store
-from aggregator.store.sequence_ledger import Ledger
-from aggregator.store.sequence_ledger import LedgerRow as Settled
-from aggregator.store.types import JournalEntry, Retention, RunRecord, Store, Version
+from aggregator.store.store import Store
+from aggregator.store.types import JournalEntry, Retention, RunRecord, Version
 from edge_sdk.forecasting.series import Reading, Series, SeriesRow
-from edge_sdk.privacy.event import PrivacyCharge
+from edge_sdk.privacy.ledger import PrivacyCharge
+from edge_sdk.protocol.contract.method import Closed, Update
 from edge_sdk.store.store import DeviceStore
-from edge_sdk.training.retention import KeptHistory
-from edge_sdk.wire.contract.method import Closed, Update
+from edge_sdk.training.run_role import KeptHistory
 
 STREAM, STEP, A_DAY = "elec.import.energy", 900, 96
 BEGIN = 1_700_000_000 // 86_400 * 86_400
@@ -46,8 +47,6 @@ def device(folder: Path, days: int, history: KeptHistory | None) -> list[int]:
     """Run a device for some days; return the bytes of its file four times on the way.
 
     Args:
-        folder: Folder of its store.
-        days: Number of days.
         history: Limit of the history; None keeps everything.
     """
     sizes, dropped = [], BEGIN // STEP
@@ -77,7 +76,6 @@ class Fleet:
     """An aggregator's store and the half that closes its rounds."""
 
     def __init__(self, store: Store, scalars: int, keep: Retention | None) -> None:
-        """Start a run."""
         self.store, self.scalars, self.keep = store, scalars, keep
         settings = METHODS["fedavg"].settings()
         self.half = METHODS["fedavg"].half(Setup(bind("mean"), settings, Rounds(quorum=DEVICES)))
@@ -88,7 +86,7 @@ class Fleet:
             RunRecord(1, "fedavg", "{}", "toy", bytes(16), state_codec.layout(self.state)),
             self.saved,
         )
-        self.take(store.record(1, OPEN))
+        self.take(store.journal.append(1, OPEN))
 
     def round(self, rng: np.random.Generator) -> None:
         """Record an update of every device."""
@@ -133,7 +131,7 @@ def aggregator(
             if (number + 1) % max(1, rounds // 4) == 0:
                 sizes.append(store.size())
         each = 1e6 * (time.process_time() - begun) / (rounds * DEVICES)
-        used = store.used()
+        used = store.retention.used()
         found = recompute(store, fleet.half, fleet.initial)
     assert found.is_sound, found.faults
     audit = f"rounds {found.since + 1} to {found.since + found.rounds}"
@@ -142,7 +140,6 @@ def aggregator(
 
 
 def line(what: str, sizes: Sequence[int], more: str = "") -> str:
-    """Return a row of the table."""
     return f"| {what} | " + " | ".join(f"{size:,}" for size in sizes) + f" | {more} |"
 
 

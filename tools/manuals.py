@@ -18,8 +18,8 @@ from edge_sdk.app.cli import CommandLine
 PROGRAMS = {
     "edge_sdk": "edge_sdk.commands.main",
     "aggregator": "aggregator.commands.main",
-    "aggregator.console": "aggregator.console.program",
-    "aggregator.witness": "aggregator.witness.program",
+    "aggregator.extensions.console": "aggregator.extensions.console.program",
+    "aggregator.extensions.model_log": "aggregator.extensions.model_log.program",
     "firmware_sim": "firmware_sim.commands.main",
 }
 """Module with the ``program`` of every package with a command."""
@@ -68,7 +68,6 @@ def completion(program: CommandLine, shell: str) -> str:
     """Return the completion script of a program, by shtab.
 
     Args:
-        program: The program.
         shell: ``bash`` or ``zsh``.
     """
     import shtab  # noqa: PLC0415 - only this function needs it, from the extra publish
@@ -86,7 +85,6 @@ def write(package: str, out: Path) -> tuple[Path, ...]:
     """Write the manual page and the completion of a package's program; return the files.
 
     Args:
-        package: Import package.
         out: Folder that stands for ``/usr``.
     """
     program = command_line(package)
@@ -103,7 +101,6 @@ def write(package: str, out: Path) -> tuple[Path, ...]:
 
 
 def _subcommands(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
-    """Return the parsers of the subcommands by name."""
     for action in parser._actions:  # noqa: SLF001 - as above
         if isinstance(action, argparse._SubParsersAction):  # noqa: SLF001 - as above
             return dict(action.choices)
@@ -111,7 +108,6 @@ def _subcommands(parser: argparse.ArgumentParser) -> dict[str, argparse.Argument
 
 
 def _signature(action: argparse.Action) -> str:
-    """Return how an argument is written: its options and what follows them."""
     choices = "{" + ",".join(map(str, action.choices)) + "}" if action.choices else ""
     metavar = action.metavar if isinstance(action.metavar, str) else ""
     value = "" if action.nargs == 0 else metavar or choices or action.dest.upper()

@@ -30,23 +30,15 @@ _TURNS = {"batch": BATCH, "deadline": 20.0}
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """One method and its model.
-
-    Attributes:
-        name: Name in the table.
-        bundle: Name of a shipped bundle.
-        method: Name of the method.
-        settings: Settings of the method.
-    """
+    """One method and its model."""
 
     name: str
-    bundle: str
+    bundle: str  # name of a shipped bundle
     method: str
     settings: Mapping[str, Any]
 
     @property
     def scenario(self) -> Scenario:
-        """Return a scenario of two rounds."""
         graph = _GRAPH if "turns" in self.settings else {}
         learning = RunSettings(
             self.method, rounds=ROUNDS, settings=self.settings, deadline="10m", graph=graph
@@ -71,17 +63,11 @@ def ways() -> Iterator[Way]:
 
 @dataclass(frozen=True, slots=True)
 class Bytes:
-    """Bytes that one device counted.
-
-    Attributes:
-        up: In one round.
-        down: In one round.
-        forecast: Both ways, for one forecast; 0 without a graph on the server.
-    """
+    """Bytes that one device counted."""
 
     up: float
     down: float
-    forecast: float
+    forecast: float  # both ways, for one forecast; 0 without a graph on the server
 
 
 def measured(way: Way) -> Bytes:

@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 from urllib.parse import urlsplit
 
-from edge_sdk.wire.link.transport import Message
+from edge_sdk.link.transport import Message
 
 PATIENCE = 300.0  # s until the broker has acknowledged all
 

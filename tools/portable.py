@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 
-from edge_sdk.app.cli import Failure
+from edge_sdk.errors import Failure
 
 ROOT = Path(__file__).resolve().parents[1]
 NUMERIC = (
@@ -27,27 +27,31 @@ NUMERIC = (
     "edge_sdk/privacy",
     "edge_sdk/runtime",
     "edge_sdk/shared_math",
-    "edge_sdk/wire",
-    "aggregator/graph",
+    "edge_sdk/protocol",
+    "aggregator/extensions/papers",
+    "edge_sdk/extensions/papers",
+    "edge_sdk/extensions/noise_points",
+    "aggregator/extensions/analytic",
+    "aggregator/extensions/rules",
     "aggregator/methods",
     "aggregator/rules",
     "firmware_sim/attacks",
-    "tests/aggregator/graph",
+    "tests/aggregator/extensions/papers",
+    "tests/aggregator/extensions/rules",
     "tests/aggregator/methods",
     "tests/aggregator/rules",
-    "tests/aggregator/analysis/test_lipschitz_bound.py",
-    "tests/aggregator/commands/test_certificate.py",
+    "tests/aggregator/extensions/authoring/test_lipschitz_bound.py",
+    "tests/aggregator/extensions/authoring/commands/test_certificate.py",
     "tests/edge_sdk/methods",
     "tests/edge_sdk/privacy",
     "tests/edge_sdk/runtime",
     "tests/edge_sdk/forecasting/test_conformal.py",
     "tests/edge_sdk/forecasting/test_forecast.py",
-    "tests/edge_sdk/peers/test_exchange.py",
+    "tests/edge_sdk/extensions/peers/test_exchange.py",
     "tests/edge_sdk/forecasting/test_intervals.py",
-    "tests/edge_sdk/forecasting/test_forecast_metrics.py",
-    "tests/edge_sdk/shared_math/test_paper_noise.py",
-    "tests/edge_sdk/shared_math/test_consensus_dual.py",
-    "tests/edge_sdk/shared_math/test_mixing_matrix.py",
+    "tests/edge_sdk/extensions/evaluation/test_forecast_metrics.py",
+    "tests/edge_sdk/extensions/papers",
+    "tests/edge_sdk/extensions/peers/test_mixing_matrix.py",
     "tests/edge_sdk/shared_math/test_optim.py",
     "tests/firmware_sim/attacks",
     "tests/firmware_sim/reports/test_evaluation.py",
@@ -89,13 +93,12 @@ def environment(
         found: The processor's features by numpy's names.
         reducible: Those of them that numpy can be told to do without.
 
-    Example:
-        >>> environment("zen", frozenset({"SSE42", "AVX2"}), ["AVX2"])
-        {'OPENBLAS_CORETYPE': 'Zen'}
-        >>> environment("skylakex", frozenset({"SSE42", "AVX2"}), ["AVX2"])
-        'skylakex: this processor has no AVX512_SKX'
-        >>> environment("baseline", frozenset({"SSE42", "AVX2"}), ["AVX2"])
-        {'NPY_DISABLE_CPU_FEATURES': 'AVX2'}
+    >>> environment("zen", frozenset({"SSE42", "AVX2"}), ["AVX2"])
+    {'OPENBLAS_CORETYPE': 'Zen'}
+    >>> environment("skylakex", frozenset({"SSE42", "AVX2"}), ["AVX2"])
+    'skylakex: this processor has no AVX512_SKX'
+    >>> environment("baseline", frozenset({"SSE42", "AVX2"}), ["AVX2"])
+    {'NPY_DISABLE_CPU_FEATURES': 'AVX2'}
     """
     if setting == BASELINE:
         if not reducible:
@@ -138,7 +141,7 @@ def main(args: Sequence[str] | None = None) -> int:
                 "pytest",
                 *chosen,
                 "-m",
-                "not bench and not slow and not chaos",
+                "not bench and not soak and not slow and not chaos",
                 *NUMERIC,
             ],
             cwd=ROOT,

@@ -1,4 +1,4 @@
-"""Where the time of a round goes: a breakdown measured in the real programs over a real broker.
+"""Break down the time of a round, measured in the real programs over a real broker.
 
     python tools/round_trace.py                                # ten devices, four steps, all layers
     python tools/round_trace.py --folder /var/tmp --rounds 60   # stores on a disk instead of memory
@@ -35,15 +35,15 @@ OTHER = "everything else"
 
 EDGE, HERE = "edge_sdk", "aggregator"
 COMMON = (
-    (f"{EDGE}.wire.protocol.envelope:check_proof", "verify signatures"),
-    (f"{EDGE}.wire.protocol.envelope:prove", "sign"),
-    (f"{EDGE}.wire.protocol.envelope:digest", "SHA-256"),
-    (f"{EDGE}.wire.protocol.codec:decode", "decode messages"),
-    (f"{EDGE}.wire.protocol.codec:encode", "encode messages"),
+    (f"{EDGE}.protocol.envelope:check_proof", "verify signatures"),
+    (f"{EDGE}.protocol.envelope:prove", "sign"),
+    (f"{EDGE}.protocol.envelope:digest", "SHA-256"),
+    (f"{EDGE}.protocol.codec:decode", "decode messages"),
+    (f"{EDGE}.protocol.codec:encode", "encode messages"),
     ("selectors:EpollSelector.select", "wait for the link"),
-    (f"{EDGE}.wire.link.mqtt:MqttLink.poll", "MQTT, both ways"),
-    (f"{EDGE}.wire.link.mqtt:MqttLink.publish", "MQTT, both ways"),
-    (f"{EDGE}.wire.link.mqtt:MqttLink.acknowledge", "MQTT, both ways"),
+    (f"{EDGE}.link.mqtt:MqttLink.poll", "MQTT, both ways"),
+    (f"{EDGE}.link.mqtt:MqttLink.publish", "MQTT, both ways"),
+    (f"{EDGE}.link.mqtt:MqttLink.acknowledge", "MQTT, both ways"),
 )
 """Functions of both programs, and the activity that their time is counted under."""
 
@@ -102,7 +102,6 @@ class Probe:
             self._totals = (now[0] - self._begun[0], now[1] - self._begun[1])
 
     def mark(self, name: str, round_: int, device: str) -> None:
-        """Record that a device's round has reached a mark."""
         self.marks.append((name, round_, device, time.monotonic()))
 
     def wrap(self, path: str, activity: str) -> None:
@@ -135,7 +134,6 @@ class Probe:
         return timed
 
     def _drained(self, results: Iterator[Any], activity: str) -> Iterator[Any]:
-        """Count the time of a generator at each of its steps."""
         step, done = self._timed(next, activity), object()
         while (item := step(results, done)) is not done:
             yield item
@@ -153,7 +151,6 @@ class Probe:
 
 
 def _found(path: str) -> tuple[Any, str]:
-    """Return the object that holds a function, and the function's name there."""
     module, _, name = path.partition(":")
     owner: Any = importlib.import_module(module)
     *outer, last = name.split(".")
@@ -163,7 +160,6 @@ def _found(path: str) -> tuple[Any, str]:
 
 
 def _after(path: str, do: Callable[..., None]) -> None:
-    """Call a function with the arguments of another one, after each of its calls."""
     owner, name = _found(path)
     function = getattr(owner, name)
 
@@ -228,7 +224,7 @@ def _count(probe: Probe, round_: int, rounds: int) -> None:
 
 
 def probed(target: Path, package: str, rounds: int, arguments: Sequence[str]) -> int:
-    """Run one program with a probe, and write what it counted."""
+    """Run one program with a probe, and write its counts."""
     probe = Probe()
     is_device = package == EDGE
     for path, activity in (*COMMON, *(DEVICE if is_device else AGGREGATOR)):
@@ -242,7 +238,7 @@ def probed(target: Path, package: str, rounds: int, arguments: Sequence[str]) ->
 
 
 def traced(args: argparse.Namespace, folder: Path) -> list[tuple[str, dict[str, Any]]]:
-    """Run a fleet with probes; return what each program counted, the aggregator's first."""
+    """Run a fleet with probes; return the counts of each program, the aggregator's first."""
     from firmware_sim.fleet import federation as fleet  # noqa: PLC0415 - not in the probed program
     from firmware_sim.fleet.processes import ProcessGroup  # noqa: PLC0415
     from firmware_sim.fleet.run_files import prepare  # noqa: PLC0415

@@ -40,15 +40,14 @@ def matrix(n: int, d: int) -> np.ndarray[Any, Any]:
 
 
 def assumed(n: int) -> tuple[int, int]:
-    """Return the number of Byzantine rows: for all rules, and for Bulyan."""
     return n // 5, (n - 3) // 4
 
 
 def ours(x: Any) -> Cases:  # noqa: ANN401 - a float32 matrix
     """This project's rules, as the aggregator calls them."""
     from aggregator.rules import Rows, bind  # noqa: PLC0415
+    from aggregator.rules.parameters import uniform  # noqa: PLC0415
     from aggregator.rules.preaggregation import nnm  # noqa: PLC0415
-    from aggregator.rules.weights import uniform  # noqa: PLC0415
 
     n, d = x.shape
     (f, fb), ids, even = assumed(n), tuple(f"m{i:05}" for i in range(n)), uniform(n)
@@ -232,16 +231,13 @@ class Fresh:
     """Call that consumes its argument, which is made again before each call, outside the timing."""
 
     def __init__(self, strategy: Any, make: Callable[[], list[Any]]) -> None:  # noqa: ANN401
-        """Store the function that makes the argument."""
         self._strategy, self._make = strategy, make
         self._given: list[Any] = []
 
     def before(self) -> None:
-        """Make the argument."""
         self._given = self._make()
 
     def __call__(self) -> None:
-        """Call the function with the argument."""
         self._strategy.aggregate_train(1, self._given)
 
 
@@ -303,7 +299,6 @@ def _extra_memory(call: Call) -> int:
 
 
 def tell(**said: Any) -> None:  # noqa: ANN401
-    """Print one JSON line."""
     print(json.dumps(said), flush=True)
 
 

@@ -16,10 +16,15 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from tools import structure_size
+
 ROOT = Path(__file__).parents[1]
 PROGRAMS = ("edge_sdk", "aggregator", "firmware_sim")
-LAYERED = ("edge_sdk", "edge_sdk.wire", "aggregator", "aggregator.methods", "firmware_sim")
+LAYERED = ("edge_sdk", "aggregator", "aggregator.methods", "firmware_sim")
 """Packages whose direct children must form layers."""
+
+EXTENSIONS = "extensions"
+"""Package of each program whose children are options: the core imports none, and none imports another."""
 
 VAGUE_VERBS = frozenset(("check", "handle", "take", "tell", "say", "hear", "put"))
 """Names that no public function may have: they do not say what is done."""
@@ -34,7 +39,7 @@ PRIVATE_WORDS = re.compile(
 )
 """Words that a page or docstring should not need: the field has a plainer one."""
 
-PAGES = ("README.md", "CONTRIBUTING.md", "tests/README.md", "edge_sdk/wire/PROTOCOL.md")
+PAGES = ("README.md", "CONTRIBUTING.md", "tests/README.md", "edge_sdk/protocol/PROTOCOL.md")
 """Pages outside of ``docs``."""
 
 GENERATED = re.compile(r"<!-- ([\w-]+) -->.*?<!-- /\1 -->", re.DOTALL)
@@ -50,13 +55,16 @@ FOREIGN = {"firmware_sim.ports.modbus.handle"}
 """Methods that a base class names: ``socketserver.BaseRequestHandler.handle``."""
 
 BOUNDS = {
-    "modules at the top of edge_sdk": 6,
+    "modules at the top of edge_sdk": 7,
     "modules at the top of aggregator": 4,
     "circles": 0,
+    "imports of extensions by the core of edge_sdk": 0,
+    "imports of extensions by the core of aggregator": 0,
+    "imports of extensions by other extensions": 0,
     "class names defined twice": 0,
     "public functions with a vague verb": 0,
     "docstrings that begin with a question word": 0,
-    "modules over 16 kB": 10,
+    "modules over 16 kB": 15,
     "configurations without renamed keys": 0,
     "private words in the pages": 0,
     "private words in 10,000 words of generated pages": 5,
@@ -67,29 +75,22 @@ BOUNDS = {
 
 @dataclass(frozen=True)
 class Source:
-    """The modules of a checkout and what they import.
+    """The modules of a checkout and their imports."""
 
-    Attributes:
-        trees: The parsed source of every module, by dotted name.
-        imports: The modules that each module imports, by dotted name.
-        texts: The source text of every module, by dotted name.
-        pages: The text of every page of the documentation that is written by hand, without the
-            blocks that a tool writes.
-        generated: The text that tools write into the documentation.
-    """
-
-    trees: Mapping[str, ast.Module]
-    imports: Mapping[str, frozenset[str]]
-    texts: Mapping[str, str]
+    trees: Mapping[str, ast.Module]  # the parsed source of every module, by dotted name
+    imports: Mapping[str, frozenset[str]]  # the modules that each module imports, by dotted name
+    texts: Mapping[str, str]  # the source text of every module, by dotted name
+    # the text of every page of the documentation that is written by hand, without the blocks that a
+    # tool writes
     pages: tuple[str, ...] = ()
-    generated: tuple[str, ...] = ()
+    generated: tuple[str, ...] = ()  # the text that tools write into the documentation
 
 
 def module_name(path: Path, root: Path) -> str:
     """Return the dotted name of a source file; a package has the name of its folder.
 
-    >>> module_name(Path("/a/edge_sdk/wire/__init__.py"), Path("/a"))
-    'edge_sdk.wire'
+    >>> module_name(Path("/a/edge_sdk/protocol/__init__.py"), Path("/a"))
+    'edge_sdk.protocol'
     """
     parts = path.relative_to(root).with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
@@ -132,8 +133,8 @@ def _imports(tree: ast.Module, known: Mapping[str, ast.Module]) -> frozenset[str
 def child(module: str, package: str) -> str | None:
     """Return the direct child of a package that a module belongs to, or None outside of it.
 
-    >>> child("edge_sdk.wire.link.mqtt", "edge_sdk"), child("edge_sdk", "edge_sdk")
-    ('wire', None)
+    >>> child("edge_sdk.link.mqtt", "edge_sdk"), child("edge_sdk", "edge_sdk")
+    ('link', None)
     """
     prefix = package + "."
     return module.removeprefix(prefix).split(".")[0] if module.startswith(prefix) else None
@@ -149,6 +150,8 @@ def edges(source: Source, package: str) -> dict[str, set[str]]:
         found[one]
         for other in imported:
             target = child(other, package)
+            if target == EXTENSIONS:
+                continue
             if target is not None and target != one:
                 found[one].add(target)
                 found[target]
@@ -156,12 +159,12 @@ def edges(source: Source, package: str) -> dict[str, set[str]]:
 
 
 def layers(graph: Mapping[str, set[str]]) -> tuple[list[list[str]], set[str]]:
-    """Sort a graph into layers, importers first, and return what a circle keeps out of them.
+    """Sort a graph into layers, importers first, and return the nodes that circles keep out of them.
 
     >>> layers({"a": {"b", "c"}, "b": {"c"}, "c": set()})
     ([['a'], ['b'], ['c']], set())
-    >>> layers({"a": {"b"}, "b": {"a"}})
-    ([], {'a', 'b'})
+    >>> layers({"a": {"b"}, "b": {"a"}}) == ([], {"a", "b"})
+    True
     """
     left, found = set(graph), list[list[str]]()
     while left:
@@ -171,6 +174,32 @@ def layers(graph: Mapping[str, set[str]]) -> tuple[list[list[str]], set[str]]:
         found.append(free)
         left -= set(free)
     return found[::-1], set()
+
+
+def extension_of(module: str) -> str | None:
+    """Return the extension that a module belongs to, or None for the core.
+
+    >>> extension_of("edge_sdk.extensions.analytic.boosting"), extension_of("edge_sdk.client")
+    ('edge_sdk.extensions.analytic', None)
+    """
+    parts = module.split(".")
+    return ".".join(parts[:3]) if len(parts) > 2 and parts[1] == EXTENSIONS else None
+
+
+def extension_imports(source: Source) -> dict[str, list[str]]:
+    """Return the imports of extensions that the rule forbids, by importing program, and by extensions."""
+    found: dict[str, list[str]] = defaultdict(list)
+    for module, imported in source.imports.items():
+        own, program = extension_of(module), module.partition(".")[0]
+        for other in imported:
+            target = extension_of(other)
+            if target is None or program not in ("edge_sdk", "aggregator"):
+                continue
+            if own is None:
+                found[f"the core of {program}"].append(f"{module} -> {other}")
+            elif own != target and target.startswith(program):
+                found["other extensions"].append(f"{module} -> {other}")
+    return found
 
 
 def classes(source: Source) -> dict[str, list[str]]:
@@ -199,7 +228,7 @@ def vague_functions(source: Source) -> list[str]:
 
 
 def question_docstrings(source: Source) -> list[str]:
-    """Return what has a docstring that begins with a question word."""
+    """Return the definitions whose docstring begins with a question word."""
     found = []
     for module, tree in source.trees.items():
         for node in ast.walk(tree):
@@ -218,7 +247,7 @@ def docstrings(source: Source) -> list[str]:
 
 
 def private_words(texts: Iterable[str]) -> int:
-    """Return how often ``PRIVATE_WORDS`` occur in 10,000 words, rounded down.
+    """Return the number of ``PRIVATE_WORDS`` in 10,000 words, rounded down.
 
     >>> private_words(["Nobody is told.", "Return the devices that are present."])
     2222
@@ -254,12 +283,15 @@ def counts(source: Source) -> dict[str, int]:
     return {
         **{f"modules at the top of {program}": number for program, number in top.items()},
         **{f"layers of {package}": len(found) for package, (found, _) in sorted_.items()},
+        **{
+            f"imports of extensions by {who}": len(extension_imports(source)[who])
+            for who in ("the core of edge_sdk", "the core of aggregator", "other extensions")
+        },
         "circles": sum(bool(kept) for _, kept in sorted_.values()),
         "class names defined twice": sum(len(where) > 1 for where in classes(source).values()),
         "public functions with a vague verb": len(vague_functions(source)),
         "docstrings that begin with a question word": len(question_docstrings(source)),
         "modules": len(source.trees),
-        **{f"lines of {program}": _lines(program, source) for program in PROGRAMS},
         "modules over 16 kB": sum(len(t.encode()) > LARGEST_FILE for t in source.texts.values()),
         **{f"renamed keys in {name}": n for name, n in renamed_keys(source).items()},
         "configurations without renamed keys": len(CONFIGURATIONS) - len(renamed_keys(source)),
@@ -269,18 +301,12 @@ def counts(source: Source) -> dict[str, int]:
     }
 
 
-def _lines(program: str, source: Source) -> int:
-    """Return the lines of every module of a program."""
-    names = (name for name in source.texts if name.partition(".")[0] == program)
-    return sum(source.texts[name].count("\n") for name in names)
-
-
 def _is_package(name: str, source: Source) -> bool:
     return any(other.startswith(name + ".") for other in source.trees)
 
 
 def svg(source: Source, package: str) -> str:
-    """Draw the children of a package in layers, importers above what they import."""
+    """Draw the children of a package in layers, importers above imported."""
     graph = edges(source, package)
     rows, kept = layers(graph)
     rows = [*rows, *([sorted(kept)] if kept else [])]
@@ -325,7 +351,7 @@ def main() -> int:
     )
     args = parser.parse_args()
     source = read()
-    found = counts(source)
+    found = counts(source) | structure_size.sizes(source.trees, source.texts)
     if args.svg is not None:
         for package in LAYERED:
             (args.svg / f"structure-{package.replace('.', '-')}.svg").write_text(
@@ -338,10 +364,14 @@ def main() -> int:
             print(f"{number:6d}  {name}")
     if args.list:
         twice = [f"{name}: {', '.join(w)}" for name, w in classes(source).items() if len(w) > 1]
-        print("\n".join([*twice, *vague_functions(source), *question_docstrings(source)]))
-    broken = [name for name, most in BOUNDS.items() if found[name] > most]
+        across = [line for lines in extension_imports(source).values() for line in sorted(lines)]
+        large = structure_size.named(source.trees)
+        vague = [*vague_functions(source), *question_docstrings(source)]
+        print("\n".join([*across, *twice, *vague, *large]))
+    bounds = BOUNDS | structure_size.BOUNDS
+    broken = [name for name, most in bounds.items() if found[name] > most]
     for name in broken:
-        print(f"{name}: {found[name]}, at most {BOUNDS[name]}", file=sys.stderr)
+        print(f"{name}: {found[name]}, at most {bounds[name]}", file=sys.stderr)
     return 1 if args.check and broken else 0
 
 

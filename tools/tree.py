@@ -38,7 +38,7 @@ SETTINGS = {"steps": 8, "rate": 0.003}
 
 
 def fleet_of(samples: SampleSet, devices: int) -> SampleSet:
-    """Return as many devices as asked for, each with a name of its own; readings are used again."""
+    """Return a number of devices with names of their own; readings are reused."""
     kinds = samples.samples
     named = (kinds[number % len(kinds)] for number in range(devices))
     return replace(
@@ -63,24 +63,15 @@ def edit(path: Path, change: Callable[[dict[str, Any]], None]) -> None:
 
 @dataclass
 class Tree:
-    """Files and programs of a tree.
+    """Files and programs of a tree."""
 
-    Attributes:
-        folder: Everything lies below it.
-        family: Process group of the programs.
-        parent: Files of the parent, which has no devices.
-        sites: Files of each site.
-        samples: Readings of all devices.
-        chosen: Scenario of a site.
-        programs: Running aggregators by name: ``parent``, ``site-1``, …
-    """
-
-    folder: Path
+    folder: Path  # everything lies below it
     family: ProcessGroup
-    parent: Prepared
+    parent: Prepared  # files of the parent, which has no devices
     sites: tuple[Prepared, ...]
-    samples: SampleSet
+    samples: SampleSet  # readings of all devices
     chosen: Scenario
+    # running aggregators by name: ``parent``, ``site-1``, …
     programs: dict[str, RunningProgram] = field(default_factory=dict)
 
     @classmethod
@@ -100,11 +91,6 @@ class Tree:
 
         Args:
             folder: Made; must not hold an earlier tree.
-            family: Process group of the programs.
-            urls: Brokers of the parent and of the sites.
-            samples: Readings of all devices.
-            chosen: Scenario of a site, with its number of devices.
-            sites: Number of sites.
             parent_run: Keys of the parent's ``[run]`` besides the site's.
             parent_keys: Keys of each site's ``[parent]`` besides its identity.
         """
@@ -155,7 +141,6 @@ class Tree:
         return cls(folder, family, parent, tuple(made), samples, chosen)
 
     def files(self, name: str) -> Prepared:
-        """Return the files of the parent or of a site."""
         return self.parent if name == "parent" else self.sites[int(name.partition("-")[2]) - 1]
 
     def start(self, name: str) -> None:
@@ -202,11 +187,7 @@ class Tree:
 
 
 def serve(fleets: Sequence[Fleet], done: Callable[[], bool], limit: float = LIMIT) -> None:
-    """Serve devices until a condition holds, which is looked at every 0.2 seconds.
-
-    Raises:
-        TimeoutError: It does not hold in time.
-    """
+    """Serve devices until a condition holds, which is looked at every 0.2 seconds."""
     until, looked = time.monotonic() + limit, 0.0
     while True:
         for fleet in fleets:
@@ -312,7 +293,6 @@ def grown(
 
 
 def _follows(tree: Tree, name: str) -> bool:
-    """Return whether a site has adopted the parent's model and opened a round."""
     return bool(tree.status(name).get("parent", {}).get("state") == "following")
 
 

@@ -18,24 +18,19 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 
-from aggregator.audit_log.recorder import AuditLog, Initiator, login_name
+from aggregator.audit_log import AuditLog, Initiator, login_name
 from aggregator.bundles import shipped
-from aggregator.commands.arguments import add_config, add_root_key, add_why
-from aggregator.commands.errors import require_database
+from aggregator.commands.arguments import add_config, add_root_key, add_why, require_database
 from aggregator.config import AggregatorConfig, BoundRun, bind
 from aggregator.ingress.cohort import fits
-from aggregator.operations.encryption_keys import EncryptionKeys
 from aggregator.operations.enrolment import keys_of
-from aggregator.operations.key_store import open_signer
-from aggregator.operations.root_signers import RootSigners
 from aggregator.operations.run_setup import RunSetup, retire, set_up
-from aggregator.operations.signing_keys import Delegate, signer
+from aggregator.operations.signing_keys import Delegate, RootSigners, open_signer, signer
 from aggregator.store.opener import open_store
 from aggregator.store.types import EnrolledDevice
 from edge_sdk.app.cli import CommandResult
 from edge_sdk.app.clock import SystemClock
-from edge_sdk.wire.hpke import DecryptionKey
-from edge_sdk.wire.keys import SigningKey
+from edge_sdk.protocol.keys import SigningKey, kid_of
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -86,26 +81,22 @@ def sign_announcements(
     signers: tuple[RootSigners | Delegate, SigningKey] | None = None,
     also: Mapping[bytes, int] | None = None,
 ) -> CommandResult:
-    """Sign keys and bundle, begin a run if one is due, record it, and report what devices need.
+    """Sign keys and bundle, begin a run if one is due, record it, and report the files that devices need.
 
     Args:
         args: Arguments of ``init``, ``announce``, ``restore`` or ``rotate``.
-        config: Configuration.
         subject: What the command has changed before, for its record; empty for nothing.
-        detail: What of it was changed.
         signers: The root's keys and the online key; those of the arguments if left out.
         also: Former keys of the aggregator that stay valid, each until a time (Unix milliseconds).
     """
     root, online = signers or signers_of(args, config)
     bound = [bind(view) for view in config.views()]
-    keys = EncryptionKeys(config.encryption_folder)
-    encryption = (
-        keys.present(renew=getattr(args, "new_encryption_key", False))
-        if config.encryption.kinds
-        else None
-    )
+    kinds, encryption = config.encrypted_kinds, None
+    for entry in config.index.having("open") if kinds else ():
+        is_new = getattr(args, "new_encryption_key", False)
+        encryption = bytes(entry.load("open")(config, renew=is_new))
     with open_store(config.database) as store, store.transaction():
-        clients = [client for client in store.clients() if client.state != "revoked"]
+        clients = [client for client in store.devices.all() if client.state != "revoked"]
         is_restored = store.was_restored
         done = [
             set_up(
@@ -116,7 +107,7 @@ def sign_announcements(
                 now=SystemClock().wall(),
                 fresh=args.fresh,
                 is_restored=is_restored,
-                encryption=encryption.public if encryption is not None else None,
+                encryption=encryption,
                 also=also,
             )
             for run in bound
@@ -142,7 +133,7 @@ def sign_announcements(
             *(f"fleet {config.fleet}: run {name or '-'} is no longer announced" for name in gone),
             f"signed by root {root.name} for aggregator {online.kid.hex()}",
             *(
-                f"devices encrypt {', '.join(config.encryption.kinds)} to the key {key.kid.hex()}"
+                f"devices encrypt {', '.join(kinds)} to the key {kid_of(key).hex()}"
                 for key in (encryption,)
                 if key is not None
             ),
@@ -156,7 +147,7 @@ def sign_announcements(
         "root": (root.key if isinstance(root, Delegate) else root).public.hex(),
         "aggregator": online.public.hex(),
         "root_public": str(config.root_public),
-        "encryption": encryption.public.hex() if encryption is not None else None,
+        "encryption": encryption.hex() if encryption is not None else None,
     }
     if len(done) > 1:
         pairs = zip(config.runs, done, strict=True)
@@ -169,11 +160,10 @@ def _recorded(
     run: BoundRun,
     root: RootSigners | Delegate,
     online: SigningKey,
-    encryption: DecryptionKey | None,
+    encryption: bytes | None,
 ) -> str:
-    """Return what was signed, for the audit log."""
     manifest = run.bundle.manifest
-    key = f", encryption key {encryption.kid.hex()}" if encryption is not None else ""
+    key = f", encryption key {kid_of(encryption).hex()}" if encryption is not None else ""
     return (
         f"{_outcome(done)}; bundle {manifest.name} version {manifest.version} "
         f"({run.bundle.digest.hex()}), aggregator key {online.public.hex()}{key}, "
@@ -184,7 +174,6 @@ def _recorded(
 def _described(
     fleet: str, done: RunSetup, bound: BoundRun, clients: Sequence[EnrolledDevice]
 ) -> str:
-    """Return what happened to a run, and what its devices do."""
     section = bound.config.run
     devices = sum(fits(client, section.cohort) for client in clients)
     name = f"{section.name}: " if section.name else ""
@@ -195,7 +184,6 @@ def _described(
 
 
 def _outcome(done: RunSetup) -> str:
-    """Return what happened to a run."""
     if not done.is_new:
         return f"run {done.number} continues"
     model = (
@@ -207,7 +195,6 @@ def _outcome(done: RunSetup) -> str:
 
 
 def _effect(done: RunSetup, bound: BoundRun) -> str:
-    """Return what devices do when they receive the announcement."""
     manifest = bound.bundle.manifest
     name = f"{manifest.name} version {manifest.version}"
     if done.installs:

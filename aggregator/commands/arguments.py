@@ -1,11 +1,29 @@
-"""Define the arguments that several subcommands share."""
+"""Define the arguments, and the refusals, that several subcommands share."""
 
 from __future__ import annotations
 
 from argparse import ArgumentParser
 
-from aggregator.commands.errors import CommandError
 from aggregator.config import AggregatorConfig
+from aggregator.store.opener import exists
+from edge_sdk.errors import USAGE, Failure
+
+
+class CommandError(Failure):
+    """A command with invalid arguments."""
+
+    exit_code = USAGE
+
+
+def require_database(config: AggregatorConfig) -> AggregatorConfig:
+    """Return the configuration; refuse one whose fleet was never set up."""
+    if not exists(config.database):
+        raise CommandError(
+            f"{config.database} does not exist: this fleet is not set up",
+            hint=f"gridfed-aggregator init {config.file}",
+        )
+    return config
+
 
 DEFAULT = "aggregator.toml"
 
@@ -28,23 +46,17 @@ def add_run(parser: ArgumentParser, what: str) -> None:
     """Add the name of a run, for a configuration with several.
 
     Args:
-        parser: Parser of the subcommand.
         what: What is done to the run alone.
     """
     parser.add_argument("--run", default="", metavar="NAME", help=f"{what} (default: all runs)")
 
 
 def add_why(parser: ArgumentParser) -> None:
-    """Add the reason of an act."""
     parser.add_argument("--why", default="", help="reason, kept in the audit log")
 
 
 def check_run_name(name: str, config: AggregatorConfig) -> str:
-    """Return the name of a run; empty for all.
-
-    Raises:
-        CommandError: The configuration has no run of this name.
-    """
+    """Return the name of a run; empty for all."""
     known = [run.name for run in config.runs if run.name]
     if name and name not in known:
         listed = ", ".join(known) or "none has a name"

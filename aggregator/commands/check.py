@@ -2,7 +2,8 @@
 
 Prints the file or variable that each value came from, the bundle, the size of an update, the
 projected traffic of a device, and the expiry of certificates. Exits with 2 at the first invalid
-value. Connects to nothing.
+value. Compares the broker's access rules (ca.access_file) with the enrolled devices and runs. Connects to
+nothing.
 
   gridfed-aggregator check aggregator.toml
   GRIDFED_AGGREGATOR_RUN__QUORUM=8 gridfed-aggregator check aggregator.toml
@@ -20,20 +21,16 @@ from aggregator.config import AggregatorConfig, BoundRun, bind, load_with_origin
 from aggregator.methods import METHODS
 from aggregator.operations.link_projection import LinkProjection, projection_of, refuse_excess
 from aggregator.operations.operator_alerts import (
-    authority_warning,
     horizon_of,
     refuse_expired,
     rows,
+    warnings_of,
 )
 from edge_sdk.app.cli import CommandResult
 from edge_sdk.app.clock import SystemClock
 from edge_sdk.app.settings import shown
-from edge_sdk.wire.contract.method import Up
-from edge_sdk.wire.protocol.codec import pack_tensor
-
-MANY_STEPS = 24
-"""Length of a forecast from which BAFDP is known to be weak; shorter ones of several steps were not
-measured."""
+from edge_sdk.protocol.codec import pack_tensor
+from edge_sdk.protocol.contract.method import Up
 
 add_arguments = add_config
 
@@ -60,34 +57,27 @@ def run(args: Namespace) -> CommandResult:
         lines += ["", f"run {name}", *(f"{key:<{width}}  {value}" for key, value in found.items())]
     lines += [f"{one['kind']:<{width}}  {one['file']}: {one['status']}" for one in expiring]
     lines += [f"warning: {one['file']}: {one['status']}" for one in expiring if one["soon"]]
-    authority = authority_warning(loaded.value, now)
-    lines += [f"warning: {authority}"] if authority else []
+    upkeep = warnings_of(loaded.value)
+    lines += [f"warning: {one}" for one in upkeep]
     lines += [f"warning: {one}" for found in projections for one in found.warnings()]
-    weak = [text for one in (bound, *further) if (text := _robustness(one))]
+    weak = [text for one in (bound, *further) if (text := _weakness(one))]
     lines += [f"warning: {one}" for one in weak]
     settings = [{"key": key, "value": value, "origin": origin} for key, value, origin in said]
     data = {"settings": settings, **facts, "certificates": expiring}
     data["projection"] = _projected(projections[0])
     data |= {"runs": others} if others else {}
-    warned = [*([authority] if authority else []), *weak]
+    warned = [*upkeep, *weak]
     data |= {"warnings": warned} if warned else {}
     return CommandResult(data, "\n".join([*lines, f"{args.config}: valid"]))
 
 
-def _robustness(bound: BoundRun) -> str:
-    """Return what Byzantine devices cost BAFDP in forecasts of many steps; empty for few steps."""
-    name, steps = bound.config.run.method, bound.bundle.manifest.window.horizon
-    if name not in {"bafdp", "bsfdp"} or steps < MANY_STEPS:
-        return ""
-    return (
-        f"run.method: {name} with forecasts of {steps} steps: three tenths of devices with flipped "
-        "models raised the error by 46 to 49 % a day ahead, and by 4 to 7 % an hour ahead "
-        "(docs/experiments.md, E14); rsa's by 7 % a day ahead"
-    )
+def _weakness(bound: BoundRun) -> str:
+    name = bound.config.run.method
+    text = METHODS[name].weakness(bound.bundle.manifest.window.horizon)
+    return text and f"run.method: {name} {text}"
 
 
 def _facts(bound: BoundRun, projection: LinkProjection) -> dict[str, object]:
-    """Return the bundle of a run and its sizes."""
     manifest = bound.bundle.manifest
     traffic = "between neighbours: not projected"
     if bound.ask.up is not Up.PEERS:
@@ -113,7 +103,6 @@ def _projected(projection: LinkProjection) -> dict[str, object]:
 
 
 def _in_force(config: AggregatorConfig, origins: Mapping[str, str]) -> list[tuple[str, str, str]]:
-    """List key, value and origin of every setting, including the method's defaults."""
     prefix = "run.settings"
     from_file = {key.removeprefix(f"{prefix}."): origin for key, origin in origins.items()}
     own = shown(settings_of(config), from_file)

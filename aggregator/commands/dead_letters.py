@@ -16,7 +16,7 @@ from contextlib import nullcontext
 from datetime import UTC, datetime
 
 from aggregator import config as configs
-from aggregator.audit_log.recorder import AuditLog, Initiator, login_name
+from aggregator.audit_log import AuditLog, Initiator, login_name
 from aggregator.commands.arguments import add_config_option
 from aggregator.ingress.dead_letters import DeadLetters, Letter, LetterError, forget
 from aggregator.operations.control_queue import ControlOrder, leave
@@ -37,11 +37,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(args: Namespace) -> CommandResult:
-    """List, show, retry or delete dead letters.
-
-    Raises:
-        LetterError: No letter has this name.
-    """
+    """List, show, retry or delete dead letters."""
     config = configs.AggregatorConfig.load(args.config)
     letters = DeadLetters(config.state / "dead-letters")
     actions: Mapping[str, Callable[[configs.AggregatorConfig, DeadLetters, str], CommandResult]] = {

@@ -16,15 +16,14 @@ from __future__ import annotations
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
-from aggregator.commands.arguments import add_config_option, add_why
-from aggregator.commands.errors import CommandError, require_database
+from aggregator.commands.arguments import CommandError, add_config_option, add_why, require_database
 from aggregator.commands.orders import apply_orders
 from aggregator.config import AggregatorConfig
 from aggregator.operations.control_queue import ControlOrder
 from aggregator.operations.enrolment import Claim, claim_of, former_key, read_claims, verify_claim
 from aggregator.store.opener import open_store
 from edge_sdk.app.cli import CommandResult
-from edge_sdk.wire.protocol.messages import RELEASES_LIMIT
+from edge_sdk.protocol.messages import RELEASES_LIMIT
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -86,10 +85,9 @@ def run(args: Namespace) -> CommandResult:
 
 
 def _former_keys(config: AggregatorConfig, claims: list[Claim]) -> list[str]:
-    """Return the enrolled key that each claim replaces, as hex; empty for most."""
     if not any(claim.succession for claim in claims):
         return [""] * len(claims)
     require_database(config)
     with open_store(config.database, read_only=True) as store:
-        keys = {client.id: client.sign for client in store.clients()}
+        keys = {client.id: client.sign for client in store.devices.all()}
     return [former_key(one, config.fleet, keys.get(one.device, ())).hex() for one in claims]

@@ -1,6 +1,6 @@
 """List the devices with state, labels, software, last message and count of releases.
 
-Presence comes from the running daemon's page, for the 1000 devices heard last. Software and last
+Presence comes from the running daemon's page, for the 1000 devices with the newest messages. Software and last
 message are written to the database every minute and at the daemon's end; the page has newer ones.
 
 gridfed-aggregator list aggregator.toml --json
@@ -14,11 +14,10 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-from aggregator.commands.arguments import add_config
-from aggregator.commands.errors import require_database
+from aggregator.commands.arguments import add_config, require_database
 from aggregator.commands.status import read_page
 from aggregator.config import AggregatorConfig
-from aggregator.operations.labels import label_text, parse_labels
+from aggregator.operations.commands import label_text, parse_labels
 from aggregator.store.opener import open_store
 from aggregator.store.types import Contact
 from edge_sdk.app.cli import CommandResult
@@ -38,9 +37,9 @@ def run(args: Namespace) -> CommandResult:
     page = read_page(config)
     contacts: Mapping[str, Any] = page.get("contacts", {}) if page else {}
     with open_store(config.database, read_only=True) as store:
-        unusable, saved = store.unusable(), store.contacts()
+        unusable, saved = store.unusable(), store.contacts.all()
         declined: dict[str, dict[str, str]] = {}
-        for run in store.declined():
+        for run in store.declined.all():
             declined.setdefault(run.device, {})[run.name or "-"] = run.reason
         rows: list[dict[str, Any]] = [
             {
@@ -49,15 +48,15 @@ def run(args: Namespace) -> CommandResult:
                 "generation": client.generation,
                 "why": client.why,
                 "labels": dict(client.labels),
-                "life": store.ledger(client.id).cur,
-                "spent": store.ledger(client.id).spent,
+                "life": store.ledgers.get(client.id).cur,
+                "spent": store.ledgers.get(client.id).spent,
                 "presence": contacts.get(client.id, {}).get("state") or None,
                 "version": _newest(contacts, saved, client.id).sdk or None,
                 "last seen": _time(_newest(contacts, saved, client.id).seen),
                 "declined": declined.get(client.id, {}),
                 "unusable": unusable.get(client.id, []),
             }
-            for client in store.clients()
+            for client in store.devices.all()
             if wanted.items() <= dict(client.labels).items()
         ]
     text = "\n".join(
@@ -79,7 +78,6 @@ def run(args: Namespace) -> CommandResult:
 
 
 def _newest(contacts: Mapping[str, Any], saved: Mapping[str, Contact], device: str) -> Contact:
-    """Return what the page knows of a device, or what was saved before."""
     page = contacts.get(device, {})
     before = saved.get(device, Contact())
     return Contact(page.get("sdk") or before.sdk, page.get("seen") or before.seen)

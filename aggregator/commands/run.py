@@ -13,8 +13,7 @@ from __future__ import annotations
 import os
 from argparse import ArgumentParser, Namespace
 
-from aggregator.commands.arguments import add_config
-from aggregator.commands.errors import CommandError
+from aggregator.commands.arguments import CommandError, add_config
 from aggregator.config import PREFIX, AggregatorConfig
 from edge_sdk.app.cli import CommandResult, start_logging
 

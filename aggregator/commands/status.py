@@ -11,21 +11,20 @@ import urllib.error
 import urllib.request
 from argparse import Namespace
 from collections.abc import Mapping
-from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
-from aggregator.commands.arguments import add_config
-from aggregator.commands.errors import require_database
+from aggregator.commands.arguments import add_config, require_database
 from aggregator.config import AggregatorConfig, config_schedule
 from aggregator.ingress.dead_letters import DeadLetters
-from aggregator.ingress.score_book import ScoreBook, newest_histogram
-from aggregator.operations.http_status import SCHEMA, round_line
 from aggregator.operations.operator_alerts import offline
+from aggregator.operations.status_document import SCHEMA, round_line
 from aggregator.store.opener import open_store
-from aggregator.store.types import Store, Version
+from aggregator.store.store import Store
+from aggregator.store.types import Version
 from edge_sdk.app.cli import CommandResult
-from edge_sdk.app.clock import DAY, SystemClock
+from edge_sdk.app.clock import SystemClock
 from edge_sdk.app.settings import SettingsError
+from edge_sdk.errors import RUNTIME
 
 add_arguments = add_config
 
@@ -58,8 +57,8 @@ def _from_store(config: AggregatorConfig) -> dict[str, Any]:
     require_database(config)
     with open_store(config.database, read_only=True) as store:
         runs = [_stored_run(view, store) for view in config.views()]
-        clients = store.clients()
-        kept = {"bytes": store.size(), **store.used(), "audit after": runs[0].after}
+        clients = store.devices.all()
+        kept = {"bytes": store.size(), **store.retention.used(), "audit after": runs[0].after}
     first = runs[0]
     closed = first.closed
     moved = [version.report for version in closed if version.moved]
@@ -81,9 +80,9 @@ def _from_store(config: AggregatorConfig) -> dict[str, Any]:
     optional: dict[str, Any] = {"clusters": clusters, "alarms": alarms}
     optional["store"] = kept
     optional["certificates"] = offline(config)
-    if config.scores.collect:
-        today = SystemClock().wall() // DAY
-        optional["scores"] = newest_histogram(ScoreBook(config.scores_folder), today)
+    for entry in config.index.configured(config.tables):
+        if (saved := entry.load("status")) is not None:
+            optional |= saved(config)
     letters = DeadLetters(config.state / "dead-letters")
     optional |= {"halted": letters.halted, "dead_letters": letters.count}
     optional["credit"] = next((v.report.get("credit", {}) for v in reversed(closed) if v.moved), {})
@@ -101,10 +100,10 @@ class StoredRun(NamedTuple):
 
 def _stored_run(config: AggregatorConfig, store: Store) -> StoredRun:
     name = config.run.name
-    begun = store.run(name)
+    begun = store.runs.latest(name)
     if begun is None:
         raise SettingsError(f"{config.database} has no run{f' {name!r}' if name else ''} yet")
-    closed = store.versions(begun.run, last=10)
+    closed = store.runs.versions(begun.run, last=10)
     last = closed[-1] if closed else None
     status = {
         "run": begun.run,
@@ -118,29 +117,17 @@ def _stored_run(config: AggregatorConfig, store: Store) -> StoredRun:
     if not planned.is_continuous:
         due = planned.due(last.time if last else None, SystemClock().wall())
         found = {"rounds a day": planned.rounds, "next round": planned.text(due)}
-    return StoredRun(status, found, closed, store.closed_by(begun.run, store.first(begun.run).upto))
+    return StoredRun(
+        status, found, closed, store.runs.closed_by(begun.run, store.states.first(begun.run).upto)
+    )
 
 
 def _run_lines(document: Mapping[str, Any]) -> list[str]:
-    """Return a line for each of several runs."""
     lines = []
     for one in document.get("runs", ()):
         plan = ", ".join(f"{key} {value}" for key, value in one["schedule"].items())
         pairs = [f"{key} {value}" for key, value in one.items() if key not in ("name", "schedule")]
         lines.append(f"run {one.get('name', '-')}: {', '.join(pairs)}; {plan or 'no schedule'}")
-    return lines
-
-
-def worker_lines(document: Mapping[str, Any]) -> list[str]:
-    """Return a line for each admission worker.
-
-    >>> worker_lines({"workers": {"1": {"state": "alive", "queued": 2, "checked": 40}}})
-    ['worker 1: alive, queued 2, checked 40']
-    """
-    lines = []
-    for name, one in document.get("workers", {}).items():
-        pairs = [f"{key} {value}" for key, value in one.items() if key != "state"]
-        lines.append(f"worker {name}: {', '.join([one['state'], *pairs])}")
     return lines
 
 
@@ -151,12 +138,13 @@ def _prose(document: Mapping[str, Any]) -> str:
         pairs = document.get(name) or {}
         if pairs:
             lines.append(f"{name}: " + ", ".join(f"{key} {value}" for key, value in pairs.items()))
-    lines += [*_run_lines(document), *worker_lines(document)]
+    lines += _run_lines(document)
     for label, names in document.get("clusters", {}).items():
         more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
         lines.append(f"cluster {label}: {', '.join(names[:SHOWN]) or 'none'}{more}")
-    if scores := document.get("scores"):
-        lines.append(score_line(scores))
+    for name, load in AggregatorConfig.index.loaders("status_lines").items():
+        if name in document:
+            lines += load()(document[name])
     found = document.get("certificates", ())
     lines += [f"{one['kind']} {one['file']}: {one['status']}" for one in found]
     lines += _alarms(document)
@@ -167,31 +155,13 @@ def _prose(document: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def score_line(scores: Mapping[str, Any]) -> str:
-    """Format a day's histogram of scores.
-
-    >>> cell = {"cell": "below 0.6", "devices": 11.5, "error": 4.0}
-    >>> score_line({"day": 20415, "answers": 40, "cells": [cell]})
-    'error relative to naive, 2025-11-23, estimated from 40 answers: below 0.6 11.5 ±4.0'
-    """
-    day = datetime.fromtimestamp(86_400 * scores["day"], UTC).date().isoformat()
-    cells = (f"{one['cell']} {one['devices']:.1f} ±{one['error']:.1f}" for one in scores["cells"])
-    head = f"error relative to naive, {day}, estimated from {scores['answers']} answers"
-    return f"{head}: {', '.join(cells)}"
-
-
 def _alarms(document: Mapping[str, Any]) -> list[str]:
-    """Return the lines that need an operator."""
     lines: list[str] = []
     if "halted" in document:
         lines.append(f"RUN HALTED {document['halted']}")
     if "dead_letters" in document:
         lines.append(f"dead letters: {document['dead_letters']}")
-    for reason, count in document.get("bundle_refused", {}).items():
-        lines.append(f"BUNDLE REFUSED by {count} devices: {reason}")
-    for name, reasons in document.get("declined", {}).items():
-        what = ", ".join(f"{reason} {count}" for reason, count in reasons.items())
-        lines.append(f"run {name} declined by devices: {what}")
+    lines += _refusals(document)
     if "configuration" in document:
         lines.append(f"configuration {document['configuration']}")
     for device, why in document.get("alarms", {}).items():
@@ -199,3 +169,41 @@ def _alarms(document: Mapping[str, Any]) -> list[str]:
     for device, what in document.get("flooding", {}).items():
         lines.append(f"FLOOD {device}: {what}")
     return lines
+
+
+def _refusals(document: Mapping[str, Any]) -> list[str]:
+    lines: list[str] = []
+    for reason, count in document.get("bundle_refused", {}).items():
+        lines.append(f"BUNDLE REFUSED by {count} devices: {reason}")
+    for roots, count in document.get("root_refused", {}).items():
+        lines.append(f"ROOT REFUSED by {count} devices: each {roots}")
+    for name, one in document.get("unanswered", {}).items():
+        lines.append(f"RUN {name} UNANSWERED for {one['rounds']} rounds: {one['cause']}")
+    for name, reasons in document.get("declined", {}).items():
+        what = ", ".join(f"{reason} {count}" for reason, count in reasons.items())
+        lines.append(f"run {name} declined by devices: {what}")
+    return lines
+
+
+class Health:
+    """Exit with 0 if the daemon is ready, else with 1.
+
+    For a container's health check. Names the missing conditions.
+
+      gridfed-aggregator health aggregator.toml
+    """
+
+    add_arguments = staticmethod(add_config)
+
+    @staticmethod
+    def run(args: Namespace) -> CommandResult:
+        """Report whether the daemon is alive and ready."""
+        document = read_page(AggregatorConfig.load(args.config))
+        if document is None:
+            return CommandResult({"ready": False, "running": False}, "not running", RUNTIME)
+        code = 0 if document["ready"] else RUNTIME
+        missing = [name for name, ok in document["checks"].items() if not ok]
+        state = "ready" if document["ready"] else f"not ready: {', '.join(missing) or 'starting'}"
+        return CommandResult(
+            {"ready": document["ready"], "running": True, "missing": missing}, state, code
+        )

@@ -4,13 +4,13 @@ from aggregator.config.binding import (
     BoundRun,
     answer_size,
     bind,
+    broker_of,
+    config_schedule,
     renamed_settings,
     root_of,
     settings_of,
 )
-from aggregator.config.broker_link import broker_of
 from aggregator.config.bundle_registry import registry_of
-from aggregator.config.schedule_binding import config_schedule
 from aggregator.config.sections import (
     PREFIX,
     RENAMED,

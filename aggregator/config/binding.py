@@ -7,8 +7,7 @@ names the file and the key.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field, is_dataclass, replace
+from dataclasses import asdict, dataclass, field, is_dataclass, replace
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -16,76 +15,64 @@ import numpy as np
 
 from aggregator.bundles import BundleFileError, ModelBundle, open_bundle
 from aggregator.config.bundle_registry import archive_keys, registry_of
-from aggregator.config.encodings import check_downlink, update_encodings
-from aggregator.config.parent_binding import check_parent
-from aggregator.config.rule_binding import bound_rule
-from aggregator.config.schedule import Schedule
-from aggregator.config.schedule_binding import config_schedule
+from aggregator.config.run_checks import (
+    bound_rule,
+    check_downlink,
+    check_graphs,
+    check_limits,
+    check_quota,
+    check_stages,
+    update_encodings,
+    wrong,
+)
+from aggregator.config.schedule import Schedule, ScheduleError, schedule_of
 from aggregator.config.sections import AdmissionSection, AggregatorConfig
-from aggregator.graph.factory import bind as bind_graph
 from aggregator.methods import METHODS, Course, Rounds, Setup
-from aggregator.methods.analytic.settings import Analytic
-from aggregator.methods.analytic.settings import fault_of as statistic_problem
-from aggregator.methods.base.rate_stages import in_stages, takes_stages
 from aggregator.methods.base.types import BoundGraph
-from aggregator.methods.split.pfgl import KINDS
+from aggregator.methods.base.wrappers import in_stages
 from aggregator.store.row_file import pending_rows
 from aggregator.store.state_codec import flatten
-from edge_sdk.app.settings import SettingsError, refuse_renamed, seconds
-from edge_sdk.wire.contract.analytic import STATISTIC, statistic_layout
-from edge_sdk.wire.contract.manifest import Manifest, ManifestError
-from edge_sdk.wire.contract.method import CONTRACTS, Ask, Half, Update, answered, answers
-from edge_sdk.wire.contract.parameter_layout import ParamSpec
-from edge_sdk.wire.keys import KeyFileError
-from edge_sdk.wire.plugin_registry import known_names
-from edge_sdk.wire.protocol.admission_policy import Limits
-from edge_sdk.wire.protocol.codec import pack_leaves
-from edge_sdk.wire.root_keys import RootKeys, read_root
-from edge_sdk.wire.schema import SchemaError, build
+from edge_sdk.app.extensions import known_names
+from edge_sdk.app.schema import SchemaError, build
+from edge_sdk.app.settings import SettingsError, refuse_renamed, rooted, seconds
+from edge_sdk.errors import LinkError
+from edge_sdk.link.tls_files import client_id_of
+from edge_sdk.protocol.admission_policy import Limits
+from edge_sdk.protocol.codec import pack_leaves
+from edge_sdk.protocol.contract.manifest import Manifest, ManifestError, statistic_layout
+from edge_sdk.protocol.contract.method import CONTRACTS, Ask, Half, Up, Update, answered, answers
+from edge_sdk.protocol.contract.parameter_layout import ParamSpec
+from edge_sdk.protocol.keys import KeyFileError
+from edge_sdk.protocol.root_keys import RootKeys, read_root
+from edge_sdk.protocol.topics import AGGREGATOR
 
 
 @dataclass(frozen=True)
 class BoundRun:
-    """A configuration bound to its bundle, method and rule: everything a daemon computes with.
-
-    Attributes:
-        config: The source configuration.
-        bundle: The verified bundle.
-        spec: Layout of the parameter vector, with this run's shared layers.
-        half: Server half of the method.
-        ask: The round's question, as the contract defines it.
-        rounds: Quorum, deadline and number of rounds.
-        limits: Bounds on an update.
-        schedule: When rounds begin.
-    """
+    """A configuration bound to its bundle, method and rule."""
 
     config: AggregatorConfig
     bundle: ModelBundle
-    spec: ParamSpec
-    half: Half[Any]
-    ask: Ask
-    rounds: Rounds
+    spec: ParamSpec  # layout of the parameter vector, with this run's shared layers
+    half: Half[Any]  # server half of the method
+    ask: Ask  # the round's question, as the contract defines it
+    rounds: Rounds  # quorum, deadline and number of rounds
     limits: Limits
-    schedule: Schedule = field(default_factory=Schedule)
+    schedule: Schedule = field(default_factory=Schedule)  # when rounds begin
 
     def fault(self, update: Update) -> str:
         """Return why a well-formed update cannot be of honest readings; empty if it can."""
-        section = self.bundle.manifest.analytic
-        if section is None or not self.ask.has_statistic:
+        fault = METHODS[self.config.run.method].fault
+        if fault is None:
             return ""
-        outputs = math.prod(self.bundle.manifest.forecast_shape)
-        settings = settings_of(self.config)
-        noisy = settings if isinstance(settings, Analytic) else None
-        return statistic_problem(section, outputs, update.vector, noisy)
+        return fault(self.bundle.manifest, settings_of(self.config), update.vector)
 
     @property
     def shared(self) -> tuple[str, ...]:
-        """Return the prefixes of the shared layers that are announced."""
         prefixes = self.config.run.shared
         return self.bundle.manifest.shared if prefixes is None else prefixes
 
     def first_state(self) -> Course:
-        """Return the initial state of the server half, from the bundle's initial vector."""
         state: Course = self.half.init(self.spec.shared(self.bundle.initial))
         return state
 
@@ -94,7 +81,6 @@ def bind(config: AggregatorConfig, rows: Path | None = None) -> BoundRun:
     """Bind the names in a configuration to objects, and check values against each other.
 
     Args:
-        config: The configuration.
         rows: Folder for the file with a round's updates; that of the state if left out.
 
     Raises:
@@ -103,18 +89,18 @@ def bind(config: AggregatorConfig, rows: Path | None = None) -> BoundRun:
     """
     run = config.run
     if run.method not in METHODS:
-        raise _wrong(config, "run.method", f"unknown {run.method!r}; known: {known_names(METHODS)}")
+        raise wrong(config, "run.method", f"unknown {run.method!r}; known: {known_names(METHODS)}")
     bundle = _open(config)
     _, ask = answered(CONTRACTS[run.method])
     settings = settings_of(config)
-    _check_graphs(config, bundle, getattr(settings, "graphs", ask.graphs))
-    _check_limits(config, bundle, settings)
-    _check_stages(config, bundle)
+    check_graphs(config, bundle, getattr(settings, "graphs", ask.graphs))
+    check_limits(config, bundle, settings)
+    check_stages(config, bundle)
     check_downlink(config)
     spec, rounds = _spec(config, bundle), _rounds(config)
     rule = bound_rule(config, rounds)
     try:
-        graph = _graph(config, bundle)
+        graph, config = _graph(config, bundle)
         setup = Setup(
             rule,
             settings,
@@ -128,10 +114,13 @@ def bind(config: AggregatorConfig, rows: Path | None = None) -> BoundRun:
             pending_rows(rows or config.state, run.rule_memory_mb * 1_000_000 // 4),
         )
         half = in_stages(METHODS[run.method].half(setup), run.rate_stages)
+        for entry in config.index.configured(config.tables):
+            if (wrapped := entry.load("half")) is not None:
+                half = wrapped(half)
     except SchemaError as error:  # incompatible values
         raise SettingsError(f"{config.file.name}: {error}") from error
     if setup.graph is not None:
-        _check_quota(config, settings.turns.uplink(settings.steps, setup.graph.shape))
+        check_quota(config, settings.turns.uplink(settings.steps, setup.graph.shape))
     limits = Limits(
         spec=spec.digest,
         size=answer_size(bundle.manifest, spec, ask),
@@ -144,7 +133,9 @@ def bind(config: AggregatorConfig, rows: Path | None = None) -> BoundRun:
     )
     bound = BoundRun(config, bundle, spec, half, ask, rounds, limits, config_schedule(config))
     _check_retention(bound)
-    check_parent(config, rounds.enough)
+    for entry in config.index.configured(config.tables):
+        if (check := entry.load("check")) is not None:
+            check(config, rounds)
     return bound
 
 
@@ -157,13 +148,12 @@ def answer_size(manifest: Manifest, spec: ParamSpec, ask: Ask) -> int:
 
 
 def _check_retention(run: BoundRun) -> None:
-    """Check that retained vectors cover a restart: a state and an open round's updates."""
     bound, config = run.config.retention.vector_bytes, run.config
     state = len(pack_leaves(flatten(run.first_state())))
     needed = 2 * (state + 4 * run.limits.size * config.run.quorum)
     if bound < needed:
         why = f"expected at least {needed} (two rounds and their states), got {bound}"
-        raise _wrong(config, "retention.vector_bytes", why)
+        raise wrong(config, "retention.vector_bytes", why)
 
 
 def root_of(config: AggregatorConfig) -> RootKeys:
@@ -193,113 +183,41 @@ def _open(config: AggregatorConfig) -> ModelBundle:
         ) from error
 
 
-def _graph(config: AggregatorConfig, bundle: ModelBundle) -> BoundGraph | None:
-    """Bind the graph model between the devices.
-
-    Raises:
-        SchemaError: The graph does not fit, or the method has no graph.
-    """
-    section, activation = config.run.graph, bundle.manifest.activation
-    has_turns = any(ask.perishable for ask in CONTRACTS[config.run.method].values())
-    if section is None or activation is None:
-        return None
-    if not has_turns:
-        raise SchemaError(
-            "run.graph", f"none: method {config.run.method!r} has no graph", "a graph"
-        )
-    kinds = KINDS.get(config.run.method, (section.kind,))
-    if section.kind not in kinds:
-        expected = f"{' or '.join(kinds)} for method {config.run.method!r}"
+def _graph(
+    config: AggregatorConfig, bundle: ModelBundle
+) -> tuple[BoundGraph | None, AggregatorConfig]:
+    """Bind the graph model between the devices; return it, and the configuration with its defaults."""
+    run, method = config.run, METHODS[config.run.method]
+    if run.graph is None:
+        return None, config
+    if method.graph is None:
+        raise SchemaError("run.graph", f"none: method {run.method!r} has no graph", "a graph")
+    refuse_renamed(
+        {f"run.graph.{old}": f"run.graph.{new}" for old, new in method.graph.renamed.items()},
+        {"run": {"graph": run.graph}},
+        config.file.name,
+    )
+    folder = config.file.parent
+    section = rooted(build(method.graph, run.graph, where="run.graph"), folder)
+    if section.kind not in method.kinds:
+        expected = f"{' or '.join(method.kinds)} for method {run.method!r}"
         raise SchemaError("run.graph.kind", expected, repr(section.kind))
-    bound = bind_graph(section, activation, config.file.parent)
-    return BoundGraph(bound.model, activation, bound.places)
-
-
-def _check_quota(config: AggregatorConfig, uplink: int) -> None:
-    """Check that a round of activations fits into a device's hourly quota."""
-    wanted = int(8 * 1.05 * uplink)
-    if config.admission.daily_bytes < wanted:
-        why = f"expected at least {wanted}: a device sends {uplink} bytes in one round"
-        raise _wrong(config, "admission.daily_bytes", why)
-
-
-def _check_graphs(config: AggregatorConfig, bundle: ModelBundle, graphs: tuple[str, ...]) -> None:
-    for graph in graphs:
-        if graph not in bundle.manifest.functions:
-            raise _wrong(
-                config,
-                "run.bundle",
-                f"{bundle.manifest.name!r} has no graph {graph!r}, which method "
-                f"{config.run.method!r} needs; it has: {_list(bundle.manifest.functions)}",
-                hint="use a bundle in closed form, such as load-analytic"
-                if graph == STATISTIC
-                else f"gridfed-aggregator export … --for {config.run.method}",
-            )
-
-
-_LIMITED = {
-    "rate": "rate",
-    "steps": "steps",
-    "first_steps": "steps",
-    "prox": "prox",
-    "prox_by_device": "prox",
-}
-"""Settings that become scalars of a task, each with the name of its limit in a bundle."""
-
-
-def _check_limits(config: AggregatorConfig, bundle: ModelBundle, settings: object) -> None:
-    """Refuse values beyond the bundle's signed limits."""
-    limits = bundle.manifest.training.limits
-    for key, name in _LIMITED.items():
-        set_to = getattr(settings, key, None)
-        values = set_to.values() if isinstance(set_to, Mapping) else [set_to or 0.0]
-        if (value := max(values, default=0.0)) > limits[name]:
-            raise _wrong(
-                config,
-                f"run.settings.{key}",
-                f"{value:g} is above {limits[name]:g}, the limit of bundle "
-                f"{bundle.manifest.name!r} (training.max_{name})",
-                hint="lower it, or export a bundle with a higher limit",
-            )
-
-
-def _check_stages(config: AggregatorConfig, bundle: ModelBundle) -> None:
-    """Refuse stages that the method ignores, and rates set twice or beyond the limit."""
-    stages, most = config.run.rate_stages, bundle.manifest.training.limits["rate"]
-    if not stages:
-        return
-    if not takes_stages(CONTRACTS[config.run.method]):
-        why = f"expected none, for method {config.run.method!r} has no rate of local steps alone"
-        raise _wrong(config, "run.rate_stages", why)
-    if "rate" in config.run.settings:
-        raise _wrong(
-            config,
-            "run.settings.rate",
-            "expected none beside run.rate_stages, which sets the rate of every round",
-            hint="remove one of them",
-        )
-    for number, (_, rate) in enumerate(stages):
-        if rate > most:
-            raise _wrong(
-                config,
-                f"run.rate_stages[{number}]",
-                f"{rate:g} is above {most:g}, the limit of bundle "
-                f"{bundle.manifest.name!r} (training.max_rate)",
-                hint="lower it, or export a bundle with a higher limit",
-            )
+    config = replace(config, run=replace(run, graph=asdict(section))).read_from(config.file)
+    activation = bundle.manifest.activation
+    return None if activation is None else section.bound(activation, folder), config
 
 
 def _spec(config: AggregatorConfig, bundle: ModelBundle) -> ParamSpec:
     try:
         return bundle.manifest.spec(config.run.shared)
     except ManifestError as error:
-        raise _wrong(config, "run.shared", str(error).removeprefix("manifest: ")) from error
+        raise wrong(config, "run.shared", str(error).removeprefix("manifest: ")) from error
 
 
 def _rounds(config: AggregatorConfig) -> Rounds:
     run = config.run
     if run.quorum < 1:
-        raise _wrong(config, "run.quorum", f"expected at least 1, got {run.quorum}")
+        raise wrong(config, "run.quorum", f"expected at least 1, got {run.quorum}")
     rounds = Rounds(quorum=run.quorum, deadline=1.0, downlink=run.downlink)
     for key, changes in (
         ("min_updates", {"least": run.min_updates}),
@@ -310,7 +228,7 @@ def _rounds(config: AggregatorConfig) -> Rounds:
         try:
             rounds = replace(rounds, **changes)
         except ValueError as error:
-            raise _wrong(config, f"run.{key}", str(error).partition(": ")[2]) from error
+            raise wrong(config, f"run.{key}", str(error).partition(": ")[2]) from error
     return rounds
 
 
@@ -344,9 +262,43 @@ def _max_norm(admission: AdmissionSection) -> float:
     return np.inf if admission.max_norm == "auto" else admission.max_norm
 
 
-def _wrong(config: AggregatorConfig, key: str, why: str, *, hint: str = "") -> SettingsError:
-    return SettingsError(f"{config.file.name}: {key}: {why}", hint=hint)
+def broker_of(config: AggregatorConfig, url: str) -> Any:  # noqa: ANN401 - ``edge_sdk.link.broker_options.Broker``
+    """Return the link's settings for a broker URL."""
+    from edge_sdk.link.broker_options import (  # noqa: PLC0415 - TLS is loaded when a link is wanted
+        LARGEST_UPDATE,
+        OVERHEAD,
+        Broker,
+    )
+
+    section = config.broker
+    try:
+        return Broker(
+            url=url,
+            client_id=client_id_of(config.fleet, AGGREGATOR, section.cert_file),
+            ca_file=section.ca_file,
+            cert_file=section.cert_file,
+            key_file=section.key_file,
+            protocol=section.protocol,
+            keepalive=section.keepalive,
+            max_packet=LARGEST_UPDATE + OVERHEAD,
+            session_expiry=604_800,
+            reconnect_max=seconds(section.reconnect_max),
+            insecure=section.insecure,
+        )
+    except LinkError as error:
+        raise SettingsError(f"{config.file.name}: broker: {error}") from error
 
 
-def _list(names: Any) -> str:  # noqa: ANN401 - any iterable of names
-    return ", ".join(sorted(names))
+def config_schedule(config: AggregatorConfig) -> Schedule:
+    """Return the schedule of rounds; an exchange between neighbours has an interval of its own.
+
+    Raises:
+        SettingsError: The time zone or a window is refused.
+    """
+    try:
+        schedule = schedule_of(config.run.schedule, config.fleet)
+    except ScheduleError as error:
+        where = f"{config.file.name}: run.schedule.{error.key}"
+        raise SettingsError(f"{where}: {error}") from error
+    asks = CONTRACTS.get(config.run.method, {}).values()
+    return Schedule() if any(ask.up is Up.PEERS for ask in asks) else schedule

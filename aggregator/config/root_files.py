@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from edge_sdk.wire.root_keys import RootKeys, read_root
+from edge_sdk.protocol.root_keys import RootKeys, read_root
 
 NEXT, FORMER, ARCHIVE = "root.next.pub", "root.former.pub", "root.archive.pub"
 

@@ -14,8 +14,8 @@ from datetime import date, datetime, time, timedelta
 from typing import Annotated, Literal
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
+from edge_sdk.app.schema import Between, Length
 from edge_sdk.app.settings import Duration, seconds
-from edge_sdk.wire.schema import Between, Length
 
 DAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
 ALL_DAY = "00:00-24:00"
@@ -27,7 +27,6 @@ class ScheduleError(ValueError):
     """An invalid schedule: ``key`` names the key within ``[run.schedule]``."""
 
     def __init__(self, key: str, why: str) -> None:
-        """Name the key and the reason."""
         super().__init__(why)
         self.key = key
 
@@ -45,17 +44,11 @@ class ScheduleSection:
 
 @dataclass(frozen=True, slots=True)
 class StartWindow:
-    """One window of local time.
+    """One window of local time."""
 
-    Attributes:
-        days: Weekdays on which it begins, Monday is 0.
-        start: Minutes from midnight to its start.
-        end: Minutes from the same midnight to its end; up to two days.
-    """
-
-    days: frozenset[int]
-    start: int
-    end: int
+    days: frozenset[int]  # weekdays on which it begins, Monday is 0
+    start: int  # minutes from midnight to its start
+    end: int  # minutes from the same midnight to its end; up to two days
 
     @classmethod
     def parse(cls, text: str) -> StartWindow:
@@ -64,10 +57,9 @@ class StartWindow:
         Raises:
             ScheduleError: It has another form, or a time of day that does not exist.
 
-        Example:
-            >>> window = StartWindow.parse("sat,sun 22:00-06:00")
-            >>> sorted(window.days), window.start, window.end
-            ([5, 6], 1320, 1800)
+        >>> window = StartWindow.parse("sat,sun 22:00-06:00")
+        >>> sorted(window.days), window.start, window.end
+        ([5, 6], 1320, 1800)
         """
         found = _FORM.fullmatch(text.strip().lower())
         if found is None:
@@ -101,32 +93,22 @@ def _days(text: str | None, window: str) -> frozenset[int]:
 class Schedule:
     """Schedule of one run. All times are Unix milliseconds.
 
-    Attributes:
-        rounds: Rounds a day; 0 opens each round as soon as the last one closed.
-        windows: Windows in which rounds begin.
-        zone: Time zone of the windows.
-        jitter: Longest delay of a start, seconds.
-        min_new: New windows of data that a device must have recorded to count as ready.
-        name: Seed of the delays: the fleet's id.
-
-    Example:
-        >>> nightly = schedule_of(ScheduleSection(2, ("01:00-05:00",), "Europe/Berlin"), "north")
-        >>> moment = datetime(2026, 11, 22, 12, tzinfo=nightly.zone)
-        >>> first = nightly.next_after(int(1000 * moment.timestamp()))
-        >>> nightly.text(first), nightly.text(nightly.next_after(first))
-        ('2026-11-23 01:00 CET', '2026-11-23 03:00 CET')
+    >>> nightly = schedule_of(ScheduleSection(2, ("01:00-05:00",), "Europe/Berlin"), "north")
+    >>> moment = datetime(2026, 11, 22, 12, tzinfo=nightly.zone)
+    >>> first = nightly.next_after(int(1000 * moment.timestamp()))
+    >>> nightly.text(first), nightly.text(nightly.next_after(first))
+    ('2026-11-23 01:00 CET', '2026-11-23 03:00 CET')
     """
 
-    rounds: int = 0
+    rounds: int = 0  # rounds a day; 0 opens each round as soon as the last one closed
     windows: tuple[StartWindow, ...] = (StartWindow(frozenset(range(7)), 0, 1440),)
-    zone: ZoneInfo = field(default_factory=lambda: ZoneInfo("UTC"))
-    jitter: float = 0.0
-    min_new: int = 0
-    name: str = ""
+    zone: ZoneInfo = field(default_factory=lambda: ZoneInfo("UTC"))  # time zone of the windows
+    jitter: float = 0.0  # longest delay of a start, seconds
+    min_new: int = 0  # new windows of data that a device must have recorded to count as ready
+    name: str = ""  # seed of the delays: the fleet's id
 
     @property
     def is_continuous(self) -> bool:
-        """Return whether rounds run back to back."""
         return self.rounds == 0
 
     @property
@@ -136,7 +118,6 @@ class Schedule:
         return self.rounds * len(days)
 
     def text(self, moment: int) -> str:
-        """Return a moment in the schedule's time zone."""
         return datetime.fromtimestamp(moment / 1000, self.zone).strftime("%Y-%m-%d %H:%M %Z")
 
     def is_in_window(self, moment: int) -> bool:
@@ -169,7 +150,6 @@ class Schedule:
         Args:
             last: Time at which the last round closed; None before the first. One more than a day
                 ahead was taken from a wrong clock, and counts as ``now``.
-            now: Present time.
         """
         if self.is_continuous:
             return now

@@ -7,36 +7,30 @@ the key.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 from urllib.parse import parse_qs, urlsplit
 
-from aggregator.config.authority import AuthoritySection
-from aggregator.config.collection import EncryptionSection, ScoreCollectionSection
-from aggregator.config.console import ConsoleSection
-from aggregator.config.parent import ParentSection
 from aggregator.config.schedule import ScheduleSection
-from aggregator.graph.factory import GraphSection
 from aggregator.ingress.uploads import IN_FLIGHT
-from aggregator.methods.base.rate_stages import RateStage
-from aggregator.store.location import SCHEMES, Location, PostgresUrl
+from aggregator.methods.base.wrappers import RateStage
+from aggregator.store.dialect import ENGINES, DatabaseUrl, Location
 from aggregator.store.types import Retention
+from edge_sdk.app.extensions import ExtensionEntry, ExtensionIndex, known_names, values_at
+from edge_sdk.app.schema import Between, Length, Matches
 from edge_sdk.app.settings import Duration, Loaded, load
-from edge_sdk.wire.protocol.block_quantisation import DownlinkEncoding, UpdateEncoding
-from edge_sdk.wire.protocol.messages import CHUNK_LIMIT, SINGLE_LIMIT
-from edge_sdk.wire.protocol.topics import is_run_name
-from edge_sdk.wire.schema import Between, Length, Matches
+from edge_sdk.protocol.block_quantisation import DownlinkEncoding, UpdateEncoding
+from edge_sdk.protocol.messages import CHUNK_LIMIT, SINGLE_LIMIT
+from edge_sdk.protocol.topics import common, is_run_name
 
 PREFIX = "GRIDFED_AGGREGATOR_"
 
 RENAMED: Mapping[str, str] = {
     "run.least": "run.min_updates",
     "run.share": "run.client_fraction",
-    "run.graph.memory": "run.graph.memory_mb",
-    "run.graph.swapped": "run.graph.astgcn_order",
     "run.rule.before": "run.rule.preaggregation",
     "broker.crl": "broker.crl_file",
     "page": "[http]",
@@ -120,13 +114,6 @@ class AlertsSection:
 
 
 @dataclass(frozen=True, slots=True)
-class ForecastsSection:
-    """Forecasts that devices send on their owners' request."""
-
-    store: bool = False  # store the newest forecast of each device that sends one
-
-
-@dataclass(frozen=True, slots=True)
 class AdmissionSection:
     """Limits on the messages and updates of every device."""
 
@@ -150,13 +137,12 @@ class StoreSection:
     url: str | None = None  # postgresql://user@host/database; left out: aggregator.db in `state`
 
     def __post_init__(self) -> None:
-        """Refuse other schemes and passwords."""
         if self.url is None:
             return
         found = urlsplit(self.url)
-        if found.scheme not in SCHEMES:
+        if found.scheme not in ENGINES:
             raise ValueError(
-                f"store.url: {found.scheme!r} is no scheme of PostgreSQL ({SCHEMES[0]}://)"
+                f"store.url: {found.scheme!r} is no scheme of a database (known: {known_names(ENGINES)})"
             )
         if found.password or "password" in parse_qs(found.query):
             raise ValueError("store.url: passwords belong into ~/.pgpass")
@@ -172,7 +158,6 @@ class RetentionSection:
 
     @property
     def bounds(self) -> Retention:
-        """Return the limits as the store's type."""
         return Retention(self.vector_bytes, self.journal_bytes, self.rounds)
 
 
@@ -207,7 +192,7 @@ class RunSection:
     downlink: DownlinkEncoding = "f4"  # new models: whole, or as a step in 8 bits
     seed: Annotated[int, Between(0, 2**63 - 1)] = 0  # seed of the server's random draws
     schedule: ScheduleSection = field(default_factory=ScheduleSection)  # when rounds begin
-    graph: GraphSection | None = None  # graph model between the devices, where the method has one
+    graph: Mapping[str, Any] | None = None  # model between the devices, of methods that have one
     name: RunName = ""  # name of the run; left out: it is announced to all devices
     cohort: Mapping[str, str] = field(default_factory=dict)  # labels that its devices must have
 
@@ -222,21 +207,17 @@ class AggregatorConfig:
     broker: ServerBrokerSection = field(default_factory=ServerBrokerSection)
     keys: ServerKeysSection = field(default_factory=ServerKeysSection)
     http: HttpSection = field(default_factory=HttpSection)
-    console: ConsoleSection = field(default_factory=ConsoleSection)
     log: LogSection = field(default_factory=LogSection)
     alerts: AlertsSection = field(default_factory=AlertsSection)
-    forecasts: ForecastsSection = field(default_factory=ForecastsSection)
-    encryption: EncryptionSection = field(default_factory=EncryptionSection)
-    scores: ScoreCollectionSection = field(default_factory=ScoreCollectionSection)
     admission: AdmissionSection = field(default_factory=AdmissionSection)
     pacing: PacingSection = field(default_factory=PacingSection)
     store: StoreSection = field(default_factory=StoreSection)
     retention: RetentionSection = field(default_factory=RetentionSection)
-    ca: AuthoritySection = field(default_factory=AuthoritySection)
-    parent: ParentSection | None = None  # parent's fleet, in which this aggregator is a device
+    extensions: Mapping[str, Any] = field(default_factory=dict)  # settings of extensions, by table
     further_runs: tuple[RunSection, ...] = ()  # the second and later tables of [[run]]
     file: Path = field(default=Path("aggregator.toml"), init=False)  # path that was read
     renamed: ClassVar[Mapping[str, str]] = RENAMED
+    index: ClassVar[ExtensionIndex] = ExtensionIndex("aggregator")
 
     def __post_init__(self) -> None:
         """Refuse runs that cannot be told apart, and a cohort whose run is announced to all."""
@@ -246,8 +227,10 @@ class AggregatorConfig:
                 raise ValueError(f"run.name: {name!r} is the name of {names.count(name)} runs")
             if name and not is_run_name(name):
                 raise ValueError(f"run.name: {name!r} is reserved")
-        if self.parent is not None and self.further_runs:
-            raise ValueError("parent: expected one run; a site takes part in one run of its parent")
+        for name, entry in self.index.sections().items():
+            why = entry.row.get("one_run") if name in self.extensions else None
+            if why and self.further_runs:
+                raise ValueError(f"{name}: expected one run; {why}")
         for run in self.runs:
             if run.cohort and not run.name:
                 raise ValueError("run.cohort: a run with a cohort needs a run.name")
@@ -257,12 +240,45 @@ class AggregatorConfig:
             raise ValueError("admission.workers: shared subscriptions need broker.protocol = 5")
 
     @property
+    def tables(self) -> Mapping[str, Any]:
+        """Settings by the name of their table, those of extensions as well."""
+        return {one.name: getattr(self, one.name) for one in fields(self)} | dict(self.extensions)
+
+    def section(self, name: str) -> Any:  # noqa: ANN401 - the extension's own settings
+        """Return the settings of an extension; without its table the defaults, or None without defaults."""
+        if name in self.extensions:
+            return self.extensions[name]
+        section = self.index.sections()[name].load("section")
+        is_whole = all(
+            one.default is not MISSING or one.default_factory is not MISSING
+            for one in fields(section)
+        )
+        return section() if is_whole else None
+
+    def needs(self, entry: ExtensionEntry, announced: Callable[[str], bytes]) -> bool:
+        """Return whether an extension is configured, or has announced something that is in force.
+
+        Args:
+            announced: Function that returns the retained announcement of a topic; empty without one.
+        """
+        kinds = entry.row.get("announces", ())
+        return entry.is_configured(self.tables) or any(
+            announced(common(self.fleet, kind)) for kind in kinds
+        )
+
+    @property
+    def encrypted_kinds(self) -> list[str]:
+        """Return the kinds of messages that devices must encrypt."""
+        keys = (entry.row["kinds_to_encrypt"] for entry in self.index.having("kinds_to_encrypt"))
+        return [kind for key in keys for kind in values_at(self.tables, key) if kind]
+
+    @property
     def runs(self) -> tuple[RunSection, ...]:
         """Return the sections of all runs, in the order of the file."""
         return (self.run, *self.further_runs)
 
     def views(self) -> tuple[AggregatorConfig, ...]:
-        """Return the configuration of each run: this one, with that run alone."""
+        """Return one configuration for each run, with only that run."""
         return tuple(
             replace(self, run=run, further_runs=()).read_from(self.file) for run in self.runs
         )
@@ -282,27 +298,14 @@ class AggregatorConfig:
 
     @cached_property
     def database(self) -> Location:
-        """Return the place of the database."""
-        return PostgresUrl(self.store.url) if self.store.url else self.file_database
+        return DatabaseUrl(self.store.url) if self.store.url else self.file_database
 
     @cached_property
     def file_database(self) -> Path:
-        """Return the path of SQLite's file."""
         return self.state / "aggregator.db"
 
     @cached_property
-    def forecasts_folder(self) -> Path:
-        """Return the folder of the devices' forecasts."""
-        return self.state / "forecasts"
-
-    @cached_property
-    def scores_folder(self) -> Path:
-        """Return the folder of the devices' answers to the histogram of scores."""
-        return self.state / "scores"
-
-    @cached_property
     def inbox(self) -> Path:
-        """Return the folder of the control queue to a running daemon."""
         return self.state / "inbox"
 
     @cached_property
@@ -311,13 +314,7 @@ class AggregatorConfig:
         return self.keys.signing or self.state / "aggregator.key"
 
     @cached_property
-    def encryption_folder(self) -> Path:
-        """Return the folder of the private keys to which devices encrypt."""
-        return self.encryption.folder or self.state / "encryption-keys"
-
-    @cached_property
     def root_public(self) -> Path:
-        """Return the path of the root's public key or keys."""
         return self.keys.root or self.state / "root.pub"
 
     @classmethod
@@ -333,11 +330,7 @@ class AggregatorConfig:
 def load_with_origins(
     path: str | Path, environ: Mapping[str, str] = os.environ
 ) -> Loaded[AggregatorConfig]:
-    """Read a configuration together with the file or variable that each value came from.
-
-    Raises:
-        SettingsError: As ``AggregatorConfig.load``.
-    """
+    """Read a configuration together with the file or variable that each value came from."""
     loaded = load(AggregatorConfig, Path(path), prefix=PREFIX, environ=environ)
     object.__setattr__(loaded.value, "file", Path(path).absolute())  # known only after reading
     return loaded

@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from aggregator.ingress.log_continuation import LogContinuation
 from aggregator.ingress.rate_limits import RateLimits
 from aggregator.ingress.uploads import UploadCapacity
-from aggregator.store.sequence_ledger import Ledger
-from edge_sdk.wire.contract.method import Update
-from edge_sdk.wire.errors import Reason, Refused
-from edge_sdk.wire.protocol.admission_policy import Limits, OpenRound
-from edge_sdk.wire.protocol.envelope import PAYLOAD_LIMIT, SINGLE_PAYLOAD_LIMIT
-from edge_sdk.wire.protocol.messages import (
+from aggregator.store.ledgers import Ledger
+from edge_sdk.errors import Reason, Refused
+from edge_sdk.protocol.admission_policy import Limits, OpenRound
+from edge_sdk.protocol.contract.method import Update
+from edge_sdk.protocol.envelope import PAYLOAD_LIMIT, SINGLE_PAYLOAD_LIMIT
+from edge_sdk.protocol.messages import (
     CHUNK_LIMIT,
     WIRE,
     HelloMessage,
@@ -25,25 +24,15 @@ from edge_sdk.wire.protocol.messages import (
 
 @dataclass(frozen=True, slots=True)
 class WelcomeTerms:
-    """Terms that every welcome grants to a device, and the limits behind them.
+    """Terms that every welcome grants to a device, and the limits behind them."""
 
-    Attributes:
-        inline: Largest body sent without an offer, bytes; 0 = always offer.
-        single: Largest body of an update in one message, where a manifest allows it, bytes; 0 = none.
-        window: Largest number of chunks in flight to one device.
-        quota: Daily quota of a device, bytes.
-        hold: Largest number of unreceipted outbox entries of a device.
-        caps: Optional capabilities of the aggregator.
-        quotas: Rate limits of one device.
-        room: Capacity for uploads in flight.
-    """
-
-    inline: int = CHUNK_LIMIT
+    inline: int = CHUNK_LIMIT  # largest body sent without an offer, bytes; 0 = always offer
+    # largest body of an update in one message, where a manifest allows it, bytes; 0 = none
     single: int = 0
-    window: int = 8
-    quota: int = 64_000_000
-    hold: int = 2
-    caps: tuple[str, ...] = ()
+    window: int = 8  # largest number of chunks in flight to one device
+    quota: int = 64_000_000  # daily quota of a device, bytes
+    hold: int = 2  # largest number of unreceipted outbox entries of a device
+    caps: tuple[str, ...] = ()  # optional capabilities of the aggregator
     quotas: RateLimits = field(default_factory=RateLimits)
     room: UploadCapacity = field(default_factory=UploadCapacity)
 
@@ -63,51 +52,31 @@ class WelcomeTerms:
 
 
 def no_fault(_update: Update) -> str:
-    """Return no fault: nothing but the limits is known about an update."""
+    """Return no fault: the limits are the only check of an update."""
     return ""
 
 
 def everybody(_device: str) -> bool:
-    """Return True: the run takes every device."""
     return True
-
-
-def never_set_aside(_device: str, _digest: bytes) -> bool:
-    """Return False: no body caused a defect before."""
-    return False
 
 
 @dataclass(frozen=True, slots=True)
 class AdmissionContext:
-    """The run, round and version open for updates; the daemon replaces it at every change.
+    """The run, round and version open for updates; the daemon replaces it at every change."""
 
-    Attributes:
-        opened: Run, round and version.
-        limits: Bounds on an update.
-        is_paused: True while updates must wait; nothing is recorded meanwhile.
-        share: Participation probability of a device.
-        cohort: Salt of the participation draw.
-        releases: Largest number of releases of a device; None = no limit here.
-        is_personal: True if only replies to tasks of single devices count.
-        oldest: First round of which every update is still in the journal.
-        fault: Returns why a well-formed update cannot be of honest readings; empty if it can.
-        name: Name of the run; empty for the one announced to all devices.
-        holds: Returns whether a device belongs to the run's cohort.
-        announced: Reference of the run's bundle announcement; empty for none.
-    """
-
-    opened: OpenRound
-    limits: Limits
-    is_paused: bool = False
-    share: float = 1.0
-    cohort: bytes | None = None
-    releases: int | None = None
-    is_personal: bool = False
-    oldest: int = 0
+    opened: OpenRound  # run, round and version
+    limits: Limits  # bounds on an update
+    is_paused: bool = False  # true while updates must wait; nothing is recorded meanwhile
+    share: float = 1.0  # participation probability of a device
+    cohort: bytes | None = None  # salt of the participation draw
+    releases: int | None = None  # largest number of releases of a device; None = no limit here
+    is_personal: bool = False  # true if only replies to tasks of single devices count
+    oldest: int = 0  # first round of which every update is still in the journal
+    # returns why a well-formed update cannot be of honest readings; empty if it can
     fault: Callable[[Update], str] = no_fault
-    name: str = ""
-    holds: Callable[[str], bool] = everybody
-    announced: bytes = b""
+    name: str = ""  # name of the run; empty for the one announced to all devices
+    holds: Callable[[str], bool] = everybody  # returns whether a device belongs to the run's cohort
+    announced: bytes = b""  # reference of the run's bundle announcement; empty for none
 
     def keeps(self, number: int) -> bool:
         """Return whether the journal shows which devices have an update in a round already."""
@@ -149,20 +118,16 @@ def welcome(
     time: int,
     names: tuple[str, ...] = (),
     region: str = "",
-    proof: LogContinuation | None = None,
 ) -> WelcomeMessage:
     """Return the welcome for a device whose hello is accepted.
 
     Args:
-        terms: The terms to grant.
-        hello: The device's hello.
         ref: Reference of the hello's message.
         ledger: The device's ledger after the hello.
         run: The device's run, the first of its names; 0 before the first.
         time: Server time, Unix milliseconds.
         names: Names of the device's runs; none for the run that is announced to all.
         region: The device's label ``region``, if it has one.
-        proof: Proof that the log of models continues the checkpoint in the hello, if it has one.
 
     Example:
         Only capabilities of both ends are granted; the count of releases is the aggregator's.
@@ -187,8 +152,6 @@ def welcome(
         cmd=ledger.cmd,
         runs=names,
         region=region,
-        note=proof.note if proof is not None else None,
-        path=proof.path if proof is not None else b"",
     )
 
 

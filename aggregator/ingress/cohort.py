@@ -16,15 +16,10 @@ class Cohort:
     A device takes part in one run: the first, in the order of the configuration, that its labels fit
     and that it has not declined. A device with several participations has an id for each: each takes
     part in another run, so that no run counts the device twice.
-
-    Attributes:
-        registry: Enrolled devices and their presence.
-        labels: Labels that a device must have; none takes every device.
-        run: Name of the run.
-        before: Cohorts of the runs before it.
     """
 
-    registry: Registry
+    registry: Registry  # enrolled devices and their presence
+    # labels that a device must have; none takes every device
     labels: Mapping[str, str] = field(default_factory=dict)
     run: str = ""
     before: tuple[Cohort, ...] = ()
@@ -46,7 +41,6 @@ class Cohort:
         return not any(self.takes(other) for other in self.registry.earlier_participations(device))
 
     def __len__(self) -> int:
-        """Return the number of its devices that are not revoked."""
         return sum(self.takes(device) for device in self.registry.enrolled())
 
     def present(self) -> set[str]:
@@ -54,7 +48,6 @@ class Cohort:
         return {device for device in self.registry.present() if self.takes(device)}
 
     def shut_out(self) -> set[str]:
-        """Return the devices that are quarantined, revoked or outside of it."""
         outside = {one.id for one in self.registry.clients() if not self.takes(one.id)}
         return self.registry.shut_out() | outside
 

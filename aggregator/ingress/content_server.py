@@ -2,15 +2,75 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, OrderedDict
+from dataclasses import dataclass, field
 
-from aggregator.ingress.broadcast_chunks import Crowds
-from aggregator.ingress.downloads import Downloads
 from aggregator.ingress.replies import Reply, ReplySealer
-from aggregator.store.types import Store
-from edge_sdk.wire.protocol import codec, envelope, topics
-from edge_sdk.wire.protocol.envelope import ALL
-from edge_sdk.wire.protocol.messages import ChunkMessage, HaveMessage, PartMessage
+from aggregator.store.store import Store
+from aggregator.store.types import DownloadBody
+from edge_sdk.errors import Reason, Refused
+from edge_sdk.protocol import codec, envelope, topics
+from edge_sdk.protocol.envelope import ALL
+from edge_sdk.protocol.messages import ChunkMessage, HaveMessage, PartMessage
+from edge_sdk.protocol.transfer import IDLE, Sending
+
+MOST = 20  # requests answered individually within ``WITHIN``; further ones get a broadcast
+WITHIN = 10.0  # s
+_KEPT = 4  # contents in memory: the current and the previous model and bundle
+REMEMBERED = 1_024  # chunks; a body has at most 256
+
+Piece = tuple[bytes, int]
+"""Id of a body, and the index of one of its chunks."""
+
+
+@dataclass(slots=True)
+class _Asked:
+    """Recent requests for one chunk, by device, and the time of its last broadcast."""
+
+    devices: dict[str, float] = field(default_factory=dict)
+    broadcast_at: float = float("-inf")
+
+
+class Crowds:
+    """Recent chunk requests, and the decision to broadcast.
+
+    >>> crowds, piece = Crowds(), (b"model", 3)
+    >>> sum(crowds.grows(f"meter-{n}", piece, now=0.0) for n in range(25))
+    5
+    >>> crowds.is_waiting(piece, now=1.0), crowds.is_waiting(piece, now=2.0)
+    (True, False)
+    >>> crowds.grows("meter-0", piece, now=20.0)  # the others have it by now
+    False
+    """
+
+    def __init__(self) -> None:
+        self._asked: OrderedDict[Piece, _Asked] = OrderedDict()
+
+    def grows(self, device: str, piece: Piece, now: float) -> bool:
+        """Record a request; return True if the chunk should be broadcast."""
+        asked = self._asked.setdefault(piece, _Asked())
+        self._asked.move_to_end(piece)
+        while len(self._asked) > REMEMBERED:
+            self._asked.popitem(last=False)
+        asked.devices = {d: at for d, at in asked.devices.items() if now - at < WITHIN}
+        asked.devices[device] = now
+        return len(asked.devices) > MOST
+
+    def is_waiting(self, piece: Piece, now: float) -> bool:
+        """Return whether the chunk should be broadcast now; if so, record the broadcast."""
+        asked = self._asked.setdefault(piece, _Asked())
+        if now - asked.broadcast_at < WITHIN:
+            return False
+        asked.broadcast_at = now
+        return True
+
+
+@dataclass(frozen=True, slots=True)
+class _Pull:
+    """Download of one device, and the time of its last request."""
+
+    sending: Sending
+    at: float
 
 
 class ContentServer:
@@ -23,14 +83,14 @@ class ContentServer:
 
         Args:
             store: Source of contents and of the common model's retained slots.
-            sealer: Sealer of replies.
             window: Largest number of chunks in flight to one device.
-            counts: Counter of SLOTS_AGAIN.
         """
-        self._store = store
-        self._sealer = sealer
-        self._counts = counts
-        self._downloads = Downloads(store.content, window)
+        self._store, self._sealer, self._counts = store, sealer, counts
+        self._window = window
+        self._pulls: dict[
+            str, _Pull
+        ] = {}  # at most one a device; a new request replaces the old one
+        self._contents: OrderedDict[bytes, DownloadBody] = OrderedDict()
         self._crowds = Crowds()
         self._audiences = {ALL: None}
 
@@ -40,24 +100,50 @@ class ContentServer:
         Raises:
             Refused: NOT_FOUND for an unknown or expired body; MALFORMED.
         """
-        chunks = self._downloads.wanted(device, have, now, room)
+        content = self._content(have.id)
+        pull = self._pulls.get(device)
+        if pull and pull.sending.id == have.id:
+            sending = pull.sending
+        else:
+            sending = Sending(content.body, content.chunk, now=now)
+        sending.heard(have.have, min(have.win, self._window), now)
+        self._pulls[device] = _Pull(sending, now)
+        if sending.is_complete:
+            self.stop(device, have.id)
+        chunks = [
+            ChunkMessage(have.id, i, blob=sending.piece(i))
+            for i in sending.due(min(self._window, room // content.chunk), now)
+        ]
         pieces = (self._piece(device, chunk, now) for chunk in chunks)
         return tuple(answer for answer in pieces if answer is not None)
 
     def stop(self, device: str, ref: bytes | None) -> None:
         """Cancel a device's download of a body."""
-        self._downloads.stop(device, ref)
+        pull = self._pulls.get(device)
+        if pull and pull.sending.id == ref:
+            del self._pulls[device]
 
     def drop(self, device: str) -> None:
         """Delete the download of a device; the device asks again."""
-        self._downloads.drop(device)
+        self._pulls.pop(device, None)
 
     def forget(self, now: float) -> None:
-        """Delete downloads that have timed out."""
-        self._downloads.forget(now)
+        """Delete the downloads of which nothing was requested for a while."""
+        for device in [d for d, pull in self._pulls.items() if now - pull.at > IDLE]:
+            del self._pulls[device]
+
+    def _content(self, ref: bytes) -> DownloadBody:
+        """Return a content; all downloads of it share its bytes."""
+        if ref not in self._contents:
+            found = self._store.contents.get(ref)
+            if found is None:
+                raise Refused(Reason.NOT_FOUND, ref.hex())
+            self._contents[ref] = found
+            while len(self._contents) > _KEPT:
+                self._contents.popitem(last=False)
+        return self._contents[ref]
 
     def _piece(self, device: str, chunk: ChunkMessage, now: float) -> Reply | None:
-        """Return one chunk, or its retained slot where many devices request it."""
         piece = chunk.id, chunk.i
         slot = self._slot(chunk) if self._crowds.grows(device, piece, now) else None
         if slot is None:
@@ -68,10 +154,9 @@ class ContentServer:
         return slot
 
     def _slot(self, chunk: ChunkMessage) -> Reply | None:
-        """Return the retained slot of this chunk, if it belongs to the present common model."""
         for audience in self._audiences:
-            topic = topics.part(self._sealer.fleet, chunk.i, audience)
-            payload = self._store.announced(topic)
+            topic = topics.part(self._sealer.bodies.fleet, chunk.i, audience)
+            payload = self._store.announcements.get(topic)
             if not payload:
                 continue
             part = codec.decode(PartMessage, envelope.unproved(payload))
@@ -80,5 +165,4 @@ class ContentServer:
         return None
 
     def serve(self, audience: str) -> None:
-        """Broadcast the slots of a run to its audience as well."""
         self._audiences[audience] = None

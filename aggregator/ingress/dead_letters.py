@@ -18,8 +18,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from edge_sdk.app.cli import USAGE, Failure, installed_version
+from edge_sdk.app.cli import installed_version
 from edge_sdk.app.permissions import PermissionsError, make_private_folder, open_private
+from edge_sdk.errors import USAGE, Failure
 
 MOST = 64  # letters
 MOST_BYTES = 32 * 1024 * 1024  # of all letters
@@ -38,40 +39,24 @@ class LetterError(Failure):
 
 @dataclass(frozen=True, slots=True)
 class Letter:
-    """One message, or one timer, whose handling met a defect.
+    """One message, or one timer, whose handling met a defect."""
 
-    Attributes:
-        name: File name without the suffix.
-        at: Server time, Unix milliseconds.
-        where: Kind of the message, or name of the timer.
-        site: Type of the error, and file and line where it was raised.
-        error: Message of the error.
-        trace: The trace, at most ``TRACE`` characters.
-        version: Version of this program.
-        device: The sender; empty for a timer.
-        topic: Topic of arrival; empty for a body sent in chunks.
-        payload: The message, or the body sent in chunks.
-        proof: Signature of that body; empty for a message, which contains its own.
-        number: Life and sequence number of an update that was finally refused.
-        digests: Digests that must not be handled again, as hex.
-    """
-
-    name: str
-    at: int
-    where: str
-    site: str
+    name: str  # file name without the suffix
+    at: int  # server time, Unix milliseconds
+    where: str  # kind of the message, or name of the timer
+    site: str  # type of the error, and file and line where it was raised
     error: str
-    trace: str = ""
+    trace: str = ""  # the trace, at most ``TRACE`` characters
     version: str = field(default_factory=installed_version)
-    device: str = ""
-    topic: str = ""
-    payload: bytes = b""
-    proof: bytes = b""
+    device: str = ""  # the sender; empty for a timer
+    topic: str = ""  # topic of arrival; empty for a body sent in chunks
+    payload: bytes = b""  # the message, or the body sent in chunks
+    proof: bytes = b""  # signature of that body; empty for a message, which contains its own
+    # life and sequence number of an update that was finally refused
     number: tuple[int, int] | None = None
-    digests: tuple[str, ...] = ()
+    digests: tuple[str, ...] = ()  # digests that must not be handled again, as hex
 
     def summary(self) -> dict[str, Any]:
-        """Return the fields that a listing shows."""
         shown = ("name", "at", "where", "device", "site", "error")
         return {key: getattr(self, key) for key in shown} | {"bytes": len(self.payload)}
 
@@ -93,24 +78,22 @@ def site_of(error: BaseException) -> str:
 
 
 def trace_of(error: BaseException) -> str:
-    """Return the end of an error's trace."""
     return "".join(traceback.format_exception(error))[-TRACE:]
 
 
 class DeadLetters:
     """Folder of dead letters, created with the first one; a command may read it meanwhile.
 
-    Example:
-        >>> import tempfile
-        >>> letters = DeadLetters(Path(tempfile.mkdtemp()) / "dead-letters")
-        >>> digest = arrival_digest("topic", b"payload").hex()
-        >>> letters.keep(Letter("1-ab", 1, "hello", "ValueError", "no", digests=(digest,)))
-        True
-        >>> letters.holds("topic", b"payload"), [one.name for one in letters.letters()]
-        (True, ['1-ab'])
-        >>> letters.remove("1-ab")
-        >>> letters.holds("topic", b"payload"), letters.letters()
-        (False, [])
+    >>> import tempfile
+    >>> letters = DeadLetters(Path(tempfile.mkdtemp()) / "dead-letters")
+    >>> digest = arrival_digest("topic", b"payload").hex()
+    >>> letters.keep(Letter("1-ab", 1, "hello", "ValueError", "no", digests=(digest,)))
+    True
+    >>> letters.holds("topic", b"payload"), [one.name for one in letters.letters()]
+    (True, ['1-ab'])
+    >>> letters.remove("1-ab")
+    >>> letters.holds("topic", b"payload"), letters.letters()
+    (False, [])
     """
 
     def __init__(self, folder: Path) -> None:
@@ -126,7 +109,6 @@ class DeadLetters:
 
     @property
     def count(self) -> int:
-        """Return the number of letters kept."""
         return self._sites.total()
 
     def letters(self) -> list[Letter]:
@@ -135,11 +117,7 @@ class DeadLetters:
         return [letter for letter in found if letter is not None]
 
     def letter(self, name: str) -> Letter:
-        """Return one letter.
-
-        Raises:
-            LetterError: There is none of this name.
-        """
+        """Return one letter."""
         found = next((one for one in self.letters() if one.name == name), None)
         if found is None:
             raise LetterError(
@@ -165,11 +143,7 @@ class DeadLetters:
         return True
 
     def remove(self, name: str) -> None:
-        """Delete a letter; its bytes may be handled again.
-
-        Raises:
-            LetterError: There is none of this name.
-        """
+        """Delete a letter; its bytes may be handled again."""
         letter = self.letter(name)
         self._path(name).unlink(missing_ok=True)
         self._sites = Counter(one.site for one in self.letters())
@@ -251,7 +225,6 @@ class DeadLetters:
         beside.replace(self.folder / name)
 
     def _make_room(self) -> None:
-        """Delete the oldest files beyond the bounds; their digests remain."""
         paths = self._paths()
         sizes = [path.stat().st_size for path in paths]
         while len(paths) > MOST or sum(sizes) > MOST_BYTES:
@@ -272,11 +245,7 @@ def _text_of(path: Path) -> str:
 
 
 def forget(letters: DeadLetters, name: str) -> int:
-    """Delete one letter, or all letters and digests with ``_all``; return how many were deleted.
-
-    Raises:
-        LetterError: There is none of this name.
-    """
+    """Delete one letter, or all letters and digests with ``_all``; return how many were deleted."""
     if name == "_all":
         return letters.clear()
     letters.remove(name)

@@ -3,41 +3,36 @@
 from __future__ import annotations
 
 import logging
-from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from typing import Any
 
 from aggregator.ingress.admission_context import AdmissionContext, WelcomeTerms, welcome
 from aggregator.ingress.content_server import ContentServer
-from aggregator.ingress.log_continuation import LogProver
-from aggregator.ingress.registry import Registry
-from aggregator.ingress.replies import IngressResult, ReplySealer
+from aggregator.ingress.replies import IngressParts, IngressResult
 from aggregator.ingress.update_admission import UpdateAdmission
 from aggregator.ingress.uploads import Uploads
-from aggregator.store.sequence_ledger import after_hello
-from aggregator.store.types import DeclinedRun, Store
+from aggregator.store.ledgers import after_hello
+from aggregator.store.types import DeclinedRun
 from edge_sdk.app.cli import fields
-from edge_sdk.app.clock import Clock
-from edge_sdk.wire.contract import method
-from edge_sdk.wire.errors import ABILITIES, Reason, Refused
-from edge_sdk.wire.keys import Signer
-from edge_sdk.wire.protocol.envelope import Sealed
-from edge_sdk.wire.protocol.messages import (
+from edge_sdk.errors import ABILITIES, Reason, Refused
+from edge_sdk.protocol.contract import method
+from edge_sdk.protocol.envelope import Sealed
+from edge_sdk.protocol.messages import (
     WIRE,
     FloorMessage,
-    ForecastMessage,
     HelloMessage,
-    Message,
     MetricsMessage,
+    ProtocolMessage,
     ReceiptMessage,
     RefusalMessage,
-    ScoreMessage,
     StatusMessage,
-    TrialMessage,
+    WelcomeMessage,
 )
 
 logger = logging.getLogger(__name__)
+
+Welcomed = Callable[[str, HelloMessage, WelcomeMessage], WelcomeMessage]
+"""Completes the welcome that answers a device's hello."""
 
 RENUMBERED = 16  # commands that are renumbered for a device in one life
 
@@ -46,35 +41,27 @@ class DeviceSessions:
     """Sessions of the devices: their lives, presence and metrics, and their replies to commands.
 
     Args:
-        store: Store of ledgers and commands.
-        registry: Enrolled devices.
-        sealer: Signer of replies.
-        clock: Wall time of welcomes.
         admission: Receives the device of a new life.
         uploads: Transfers that end with a life, or when the device leaves or aborts.
         downloads: Transfers that a refusal ends.
-        counts: Counters of the ingress.
         contexts: Admission context of each run, always up to date.
+        welcomed: Completes a welcome.
     """
 
     def __init__(
         self,
-        store: Store,
-        registry: Registry,
+        parts: IngressParts,
         *,
-        sealer: ReplySealer,
-        model_signer: Signer,
-        clock: Clock,
         admission: UpdateAdmission,
         uploads: Uploads,
         downloads: ContentServer,
-        counts: Counter[str],
         contexts: Iterable[AdmissionContext],
+        welcomed: Welcomed,
     ) -> None:
-        self._store, self._registry, self._sealer, self._clock = store, registry, sealer, clock
+        self._store, self._registry, self._sealer = parts.store, parts.registry, parts.sealer
+        self._clock, self._counts = parts.clock, parts.counts
         self._admission, self._uploads, self._downloads = admission, uploads, downloads
-        self._counts, self._contexts = counts, contexts
-        self._prover = LogProver(store, sealer.fleet, model_signer, counts)
+        self._contexts, self._welcomed = contexts, welcomed
         self._renumbered: dict[str, tuple[int, int]] = {}
 
     def hello(
@@ -96,13 +83,14 @@ class DeviceSessions:
             )
         self._registry.check_one_life(device)
         self._registry.record_version(device, hello.sdk)
-        before = self._store.ledger(device)
-        self._registry.encryption.refuse_missing(device, hello.key)
+        before = self._store.ledgers.get(device)
+        self._sealer.bodies.check_hello(device, hello)
         ledger, is_welcome = after_hello(before, hello, sealed.digest, terms.hold)
         if not is_welcome:
             floor = FloorMessage(sealed.ref, ledger.top)
             return IngressResult((self._sealer.seal(device, floor, hello.key),))
-        rekeyed = device if self._registry.encryption.record(sealed, hello.key) else None
+        self._registry.refusals.record_root(device, hello.refuses)
+        rekeyed = device if self._sealer.bodies.record(sealed, hello) else None
         if ledger != before:
             self._registry.forget_bundle_refusal(device)
             self._admission.greeted(device, hello, ledger)
@@ -121,16 +109,16 @@ class DeviceSessions:
             time=now,
             names=names,
             region=region,
-            proof=self._prover.continuation(device, hello.log + hello.root),
         )
-        messages: list[Message] = [reply, *self._store.issued(device)]
+        reply = self._welcomed(device, hello, reply)
+        messages: list[ProtocolMessage] = [reply, *self._store.commands.open(device)]
         answers = tuple(self._sealer.seal(device, message) for message in messages)
         member = method.Member(device, True)
         return IngressResult(answers, member=member, greeted=device, rekeyed=rekeyed)
 
     def status(self, sealed: Sealed, status: StatusMessage) -> IngressResult:
         """Record a device's presence; a device that leaves loses its uploads."""
-        top = self._store.ledger(sealed.sender).top  # highest confirmed life
+        top = self._store.ledgers.get(sealed.sender).top  # highest confirmed life
         status = replace(status, life=min(status.life, top))
         known = self._registry.presence(sealed.sender)
         if (status.life, status.conn) < (known.life, known.conn):
@@ -142,53 +130,15 @@ class DeviceSessions:
         return IngressResult(member=None if is_early else member)
 
     def metrics(self, sealed: Sealed, metrics: MetricsMessage) -> IngressResult:
-        """Record a device's metrics."""
         self._registry.metrics[sealed.sender] = metrics
-        return IngressResult()
-
-    @property
-    def opted_in(self) -> dict[str, tuple[type[Any], Callable[[Sealed, Any], IngressResult]]]:
-        """Return class and handler of the kinds that are sent only where both sides opt in."""
-        return {
-            ForecastMessage.kind: (ForecastMessage, self.forecast),
-            ScoreMessage.kind: (ScoreMessage, self.score),
-            TrialMessage.kind: (TrialMessage, self.trial),
-        }
-
-    def forecast(self, sealed: Sealed, forecast: ForecastMessage) -> IngressResult:
-        """Store a device's forecast; one that is not newer is counted only.
-
-        Raises:
-            Refused: UNKNOWN_KIND: the operator stores no forecasts.
-        """
-        if self._registry.forecasts is None:
-            raise Refused(Reason.UNKNOWN_KIND, "forecasts.store is false")
-        is_newer = self._registry.forecasts.record(sealed.sender, forecast, sealed.content)
-        self._counts["FORECASTS" if is_newer else "STALE_FORECASTS"] += 1
-        return IngressResult()
-
-    def trial(self, sealed: Sealed, trial: TrialMessage) -> IngressResult:
-        """Record a report of a rollout's member; one of another device is counted only."""
-        is_member = self._registry.record_trial(sealed.sender, trial)
-        self._counts["TRIALS" if is_member else "STRAY_TRIALS"] += 1
-        return IngressResult()
-
-    def score(self, sealed: Sealed, answer: ScoreMessage) -> IngressResult:
-        """Store a device's answer about its score; a second one of its day is counted only.
-
-        Raises:
-            Refused: UNKNOWN_KIND: the operator collects no scores; or as ``ScoreBook.record``.
-        """
-        if self._registry.scores is None:
-            raise Refused(Reason.UNKNOWN_KIND, "scores.collect is false")
-        is_first = self._registry.scores.record(sealed.sender, answer, self._clock.wall())
-        self._counts["SCORES" if is_first else "REPEATED_SCORES"] += 1
         return IngressResult()
 
     def receipt(self, sealed: Sealed, receipt: ReceiptMessage) -> IngressResult:
         """Record that a device has executed a command; its receipts of life 0 are commands."""
         if receipt.life == 0:
-            self._store.command_done(sealed.sender, receipt.seq, receipt.code)
+            is_new = self._store.commands.finish(sealed.sender, receipt.seq, receipt.code)
+            if is_new and receipt.code:
+                _log_refused(sealed.sender, receipt)
         return IngressResult()
 
     def refusal(self, sealed: Sealed, refusal: RefusalMessage) -> IngressResult:
@@ -206,7 +156,7 @@ class DeviceSessions:
             reason = next((one for one in Reason if one == refusal.code), Reason.INTERNAL)
             its = [one for one in self._contexts if one.announced == refusal.ref]
             number = its[0].opened.run if its else None
-            self._registry.record_bundle_refusal(sealed.sender, reason, number)
+            self._registry.refusals.record_bundle(sealed.sender, reason, number)
             if reason in ABILITIES:
                 for context in its:
                     run = DeclinedRun(sealed.sender, context.name, reason.name, context.announced)
@@ -216,18 +166,24 @@ class DeviceSessions:
         return IngressResult()
 
     def _is_bundle(self, ref: bytes) -> bool:
-        content = self._store.content(ref)
+        content = self._store.contents.get(ref)
         return content is not None and content.kind == "bundle"
 
     def _renumber(self, device: str, ref: bytes) -> IngressResult:
         """Renumber a command that the device refused as old, at most ``RENUMBERED`` times a life."""
-        life = self._store.ledger(device).top
+        life = self._store.ledgers.get(device).top
         last, count = self._renumbered.get(device, (life, 0))
         count = count if last == life else 0
-        command = self._store.reissue(device, ref) if count < RENUMBERED else None
+        command = self._store.commands.reissue(device, ref) if count < RENUMBERED else None
         if command is None:
             return IngressResult()
         about = {"device": device, "num": command.num, "op": command.op}
         logger.warning("command renumbered %s", fields(**about))
         self._renumbered[device] = life, count + 1
         return IngressResult((self._sealer.seal(device, command),))
+
+
+def _log_refused(device: str, receipt: ReceiptMessage) -> None:
+    reason = next((one for one in Reason if one == receipt.code), Reason.BAD_COMMAND)
+    about = {"device": device, "num": receipt.seq, "reason": reason.name}
+    logger.warning("command refused %s", fields(**about))

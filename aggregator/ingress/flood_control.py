@@ -2,7 +2,8 @@
 
 The rate is checked before anything is decoded, by the client id in the topic. The aggregator
 unsubscribes for a while from a client that continues: the broker then queues none of its messages,
-and those of other clients do not wait behind them. Mosquitto has no rate limit of its own.
+and those of other clients do not wait behind them. Mosquitto has no rate limit of its own. What the
+broker had queued before is discarded with the session if it cannot be read within ``DRAINED``.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import math
 from collections import OrderedDict
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
@@ -18,13 +20,14 @@ from typing import Final
 
 from aggregator.ingress.rate_limits import TokenBuckets
 from edge_sdk.app.cli import fields
-from edge_sdk.wire.link.transport import Transport
-from edge_sdk.wire.protocol import topics
+from edge_sdk.link.transport import Transport
+from edge_sdk.protocol import topics
 
 logger = logging.getLogger(__name__)
 
 REMEMBERED: Final = 4_096  # clients measured at a time, and past floods
 MOST_NAMED: Final = 20_000  # devices with a subscription of their own
+DRAINED: Final = 2.0  # s after an exclusion in which what the broker had queued may still arrive
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,43 +36,30 @@ class FloodLimits:
 
     A device that follows the protocol has at most 256 chunks of 32 kB on their way (PROTOCOL.md,
     section 13), and sends a burst of that size only to upload a whole body.
-
-    Attributes:
-        burst: Burst size, messages.
-        rate: Sustained rate, messages per second.
-        burst_bytes: Burst size, bytes: four whole bodies.
-        rate_bytes: Sustained rate, bytes per second.
-        tolerated: Messages dropped within one flood before the client is excluded.
-        exclusion: First exclusion, seconds; each further one is twice as long.
-        longest: Longest exclusion, seconds.
     """
 
-    burst: int = 1_024
-    rate: float = 256.0
-    burst_bytes: int = 32 * 1024 * 1024
-    rate_bytes: float = 4.0 * 1024 * 1024
-    tolerated: int = 256
-    exclusion: float = 60.0
-    longest: float = 3_600.0
+    burst: int = 1_024  # burst size, messages
+    rate: float = 256.0  # Sustained rate, messages per second
+    burst_bytes: int = 32 * 1024 * 1024  # burst size, bytes: four whole bodies
+    rate_bytes: float = 4.0 * 1024 * 1024  # Sustained rate, bytes per second
+    tolerated: int = 256  # messages dropped within one flood before the client is excluded
+    exclusion: float = 60.0  # first exclusion, seconds; each further one is twice as long
+    longest: float = 3_600.0  # longest exclusion, seconds
 
 
 @dataclass(slots=True)
 class Flood:
-    """Flood record of one client.
+    """Flood record of one client."""
 
-    Attributes:
-        rate: Last measured rate of arrival, messages per second; the sent rate may be higher.
-        volume: Last measured rate of arrival, bytes per second.
-        dropped: Messages dropped unread since the daemon started.
-        until: End of the exclusion, monotonic seconds; 0 before the first one.
-        strikes: Number of exclusions so far.
-    """
-
+    # last measured rate of arrival, messages per second; the sent rate may be higher
     rate: float = 0.0
-    volume: float = 0.0
-    dropped: int = 0
-    until: float = 0.0
-    strikes: int = 0
+    volume: float = 0.0  # last measured rate of arrival, bytes per second
+    dropped: int = 0  # messages dropped unread since the daemon started
+    until: float = 0.0  # end of the exclusion, monotonic seconds; 0 before the first one
+    strikes: int = 0  # number of exclusions so far
+    # time from which a message shows that the broker's queue is too long to be read, monotonic
+    # seconds; infinite if that is known already
+    drained: float = math.inf
 
     def status(self, device: str, now: float) -> str:
         """Return the status line of this client, with the remedy."""
@@ -89,24 +79,20 @@ class _Count:
 
 
 class FloodControl:
-    """Rate filter of messages, by client id alone.
+    """Rate filter of messages, by client id.
 
-    Attributes:
-        dropped: Messages dropped unread, of all clients together.
-
-    Example:
-        >>> control = FloodControl(FloodLimits(burst=2, rate=1.0, tolerated=1))
-        >>> [control.admits("meter-1", 100, now=0.0) for _ in range(4)]
-        [True, True, False, False]
-        >>> control.excluded(now=0.0)
-        frozenset({'meter-1'})
-        >>> control.excluded(now=60.0)
-        frozenset()
+    >>> control = FloodControl(FloodLimits(burst=2, rate=1.0, tolerated=1))
+    >>> [control.admits("meter-1", 100, now=0.0) for _ in range(4)]
+    [True, True, False, False]
+    >>> control.excluded(now=0.0)
+    frozenset({'meter-1'})
+    >>> control.excluded(now=60.0)
+    frozenset()
     """
 
     def __init__(self, limits: FloodLimits | None = None) -> None:
-        """Start without measurements."""
-        self.dropped = 0
+        self.dropped = 0  # messages dropped unread, of all clients together
+        self._is_queue_long = False
         self._limits = limits or FloodLimits()
         self._messages = TokenBuckets(self._limits.burst, self._limits.rate)
         self._bytes = TokenBuckets(self._limits.burst_bytes, self._limits.rate_bytes)
@@ -137,6 +123,8 @@ class FloodControl:
             if len(self._floods) > REMEMBERED:
                 self._floods.popitem(last=False)
         flood.dropped += 1
+        if is_out and now >= flood.drained:
+            self._is_queue_long, flood.drained = True, math.inf
         if not is_out and count.dropped >= self._limits.tolerated:
             self._exclude(device, flood, count, now)
         return False
@@ -147,13 +135,21 @@ class FloodControl:
         longest = self._limits.longest
         flood.until = now + min(longest, self._limits.exclusion * 2.0 ** min(flood.strikes, 32))
         flood.strikes += 1
+        flood.drained = now + DRAINED
         self._floods.move_to_end(device)
         logger.error("flood detected %s", fields(device=device, what=flood.status(device, now)))
 
     def exclude(self, devices: Iterable[str], now: float) -> None:
         """Exclude clients that flooded before a restart."""
         for device in devices:
-            self._floods[device] = Flood(until=now + self._limits.exclusion, strikes=1)
+            self._floods[device] = Flood(
+                until=now + self._limits.exclusion, strikes=1, drained=now + DRAINED
+            )
+
+    def consume_backlog(self) -> bool:
+        """Return once for each exclusion whether messages of that client still arrive after it."""
+        found, self._is_queue_long = self._is_queue_long, False
+        return found
 
     def measure(self, now: float) -> None:
         """Start a new counting second; record the rates of clients over the limit in the last."""
@@ -167,47 +163,29 @@ class FloodControl:
         self._counts.clear()
 
     def excluded(self, now: float) -> frozenset[str]:
-        """Return the clients excluded now."""
         return frozenset(name for name, flood in self._floods.items() if flood.until > now)
 
     def status(self, now: float) -> dict[str, str]:
-        """Return a status line for each excluded client."""
         return {name: self._floods[name].status(name, now) for name in sorted(self.excluded(now))}
 
 
 class Subscriptions:
     """Subscriptions to devices: one wildcard, or one per device that is not excluded.
 
-    Attributes:
-        excluded: The excluded devices.
-
     The excluded devices are written to a file, so that the next process neither subscribes to them
     at once nor leaves stale subscriptions in the broker's session.
     """
 
-    def __init__(
-        self,
-        transport: Transport,
-        fleet: str,
-        file: Path,
-        *,
-        has_workers: bool = False,
-        had_workers: bool = False,
-    ) -> None:
+    def __init__(self, transport: Transport, fleet: str, file: Path) -> None:
         """Start with the exclusions of the previous process.
 
         Args:
-            transport: The link.
-            fleet: Id of the fleet.
             file: List of excluded devices; missing if there are none.
-            has_workers: True if admission workers receive the updates that are sent whole.
-            had_workers: True if an earlier process may have had them, whose subscriptions the broker
-                may keep.
         """
         self._transport = transport
         self._fleet = fleet
         self._file = file
-        self._has_workers, self._had_workers = has_workers, had_workers
+        self._is_shared = self._was_shared = False
         self._is_alone = False
         self._named: frozenset[str] | None = frozenset() if file.exists() else None
         self.excluded: frozenset[str] = frozenset()
@@ -223,7 +201,6 @@ class Subscriptions:
 
     @property
     def is_partial(self) -> bool:
-        """Return whether any device is excluded."""
         return self._named is not None
 
     def renew(self, devices: Collection[str]) -> None:
@@ -237,19 +214,26 @@ class Subscriptions:
             self._transport.unsubscribe(*self._filters(self.excluded))
         self._renew_updates()
 
+    def share_updates(self, *, is_shared: bool) -> None:
+        """Leave updates that are sent whole to a shared subscription of other processes, or stop doing so.
+
+        An earlier process may have had the other setting; the broker may keep its subscriptions.
+        """
+        self._is_shared, self._was_shared = is_shared, True
+
     def receive_updates(self, *, is_alone: bool) -> None:
-        """Receive the updates in place of the workers from now on, or leave them to the workers."""
+        """Receive the shared updates from now on, or leave them to the other processes."""
         self._is_alone = is_alone
         if self._transport.is_up:
             self._renew_updates()
 
     def _renew_updates(self) -> None:
-        """Subscribe to updates if no worker does; drop what the broker kept of the other setting."""
-        if not (self._has_workers or self._had_workers):
+        """Subscribe to shared updates if no other process does; drop what the broker kept for the other setting."""
+        if not self._was_shared:
             return
         shared = topics.updates_filter(self._fleet)
-        other = topics.aggregator_filters(self._fleet, has_workers=not self._has_workers)
-        if self._has_workers and self._is_alone:
+        other = topics.aggregator_filters(self._fleet, has_workers=not self._is_shared)
+        if self._is_shared and self._is_alone:
             self._transport.subscribe(shared)
         else:
             self._transport.unsubscribe(shared)
@@ -260,7 +244,6 @@ class Subscriptions:
 
         Args:
             devices: Enrolled devices. Above ``MOST_NAMED`` no device is excluded.
-            excluded: Devices to exclude.
         """
         subscribed = frozenset(devices) - excluded
         wanted = subscribed if excluded and len(subscribed) <= MOST_NAMED else None
@@ -282,15 +265,13 @@ class Subscriptions:
 
     @property
     def _wildcards(self) -> tuple[str, ...]:
-        return topics.aggregator_filters(self._fleet, has_workers=self._has_workers)
+        return topics.aggregator_filters(self._fleet, has_workers=self._is_shared)
 
     def _filters(self, devices: Iterable[str]) -> list[str]:
         return [
             pattern
             for name in sorted(devices)
-            for pattern in topics.aggregator_filters(
-                self._fleet, name, has_workers=self._has_workers
-            )
+            for pattern in topics.aggregator_filters(self._fleet, name, has_workers=self._is_shared)
         ]
 
     def _save(self) -> None:

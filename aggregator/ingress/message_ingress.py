@@ -9,42 +9,35 @@ from __future__ import annotations
 
 import logging
 import random
-from collections import Counter
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from aggregator.ingress.admission_context import (
     AdmissionContext,
     WelcomeTerms,
     check_signal,
-    never_set_aside,
 )
-from aggregator.ingress.body_decryption import BodyDecryption
 from aggregator.ingress.content_server import ContentServer
-from aggregator.ingress.device_sessions import DeviceSessions
+from aggregator.ingress.device_sessions import DeviceSessions, Welcomed
 from aggregator.ingress.rate_limits import RateLimiter
-from aggregator.ingress.registry import Registry
-from aggregator.ingress.replies import IngressResult, ReplySealer, pause, subject
-from aggregator.ingress.signal_assembler import SignalAssembler
+from aggregator.ingress.replies import IngressParts, IngressResult, pause, subject
 from aggregator.ingress.update_admission import UpdateAdmission
 from aggregator.ingress.update_ingress import UpdateIngress
 from aggregator.ingress.uploads import Uploads
 from aggregator.store.errors import DatabaseFullError
-from aggregator.store.types import Store
-from aggregator.store.update_queue import QueuedUpdate
-from edge_sdk.app.clock import Clock
-from edge_sdk.wire.errors import Reason, Refused
-from edge_sdk.wire.keys import Signer
-from edge_sdk.wire.link.transport import Message as Arrival
-from edge_sdk.wire.protocol import codec, topics
-from edge_sdk.wire.protocol.envelope import Sealed
-from edge_sdk.wire.protocol.messages import (
+from edge_sdk.errors import Reason, Refused
+from edge_sdk.link.transport import Message as Arrival
+from edge_sdk.protocol import codec, topics
+from edge_sdk.protocol.contract import method
+from edge_sdk.protocol.envelope import Sealed
+from edge_sdk.protocol.messages import (
     ChunkMessage,
     HaveMessage,
     HelloMessage,
-    Message,
     MetricsMessage,
     OfferMessage,
+    ProtocolMessage,
     ReceiptMessage,
     RefusalMessage,
     SignalMessage,
@@ -54,14 +47,42 @@ from edge_sdk.wire.protocol.messages import (
 
 logger = logging.getLogger(__name__)
 
+Receiver = tuple[type[Any], Callable[[Sealed, Any], str]] | tuple[None, None]
+"""Class and handler of a message kind of an extension; None where it is not configured.
+
+The handler returns the name of the counter that the message raises.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class VerifiedArrival(Arrival):
+    """A message whose signature was verified before."""
+
+    verified_by: bytes = b""  # public key of the signature; empty where it was not verified
+
+
+class Signals:
+    """Transient signals of a run: a method without any refuses them."""
+
+    def assemble(self, device: str, fragment: SignalMessage) -> method.Signal | None:  # noqa: ARG002 - of a derived class
+        """Add a fragment; return the whole signal if it is complete, else None.
+
+        Raises:
+            Refused: The method has no such signal, or it is wrong or not wanted now.
+        """
+        raise Refused(Reason.UNKNOWN_KIND, f"ask {fragment.ask!r}")
+
+    def forget(self, device: str) -> None:
+        """Drop the fragments of a device."""
+
 
 class AtHand(NamedTuple):
-    """The message being handled, as far as it is decoded."""
+    """The message in process, with its decoded parts."""
 
     device: str = ""
     kind: str = ""
     sealed: Sealed | None = None
-    message: Message | None = None
+    message: ProtocolMessage | None = None
 
 
 class MessageIngress:
@@ -75,83 +96,53 @@ class MessageIngress:
             newer one; IGNORED for a name with too many forged signatures; STRAY for others.
         is_full: True if the last write found the disk full.
         at_hand: The newest message.
-        signals: Assembler of transient signals.
         sealer: Seals all replies.
+
+    Args:
+        rng: Jitter of waits.
+        receivers: Returns the receiver of a kind that the ingress does not know itself.
+        welcomed: Completes a welcome.
     """
 
     def __init__(
         self,
-        store: Store,
-        registry: Registry,
-        *,
-        fleet: str,
-        signer: Signer,
-        clock: Clock,
+        parts: IngressParts,
         terms: WelcomeTerms | None = None,
+        *,
         rng: random.Random | None = None,
-        signals: SignalAssembler | None = None,
-        is_set_aside: Callable[[str, bytes], bool] = never_set_aside,
-        decryption: BodyDecryption | None = None,
-        model_signer: Signer | None = None,
+        receivers: Callable[[str], Receiver | None] = lambda _kind: None,
+        welcomed: Welcomed = lambda _device, _hello, welcome: welcome,
     ) -> None:
-        """Start without a run and transfers.
-
-        Args:
-            store: Durable state.
-            registry: Devices and their keys.
-            fleet: Its id; no message has it.
-            signer: The online key.
-            clock: Wall time for welcomes, monotonic time for everything else.
-            terms: Terms of a welcome.
-            rng: Jitter of waits.
-            signals: Their assembler.
-            is_set_aside: Whether a body of this digest caused a defect.
-            decryption: Opens encrypted bodies.
-            model_signer: Key of the log of models; or ``signer``.
-        """
-        self.counts: Counter[str] = Counter()
+        self.counts, self.sealer, self._is_set_aside = (
+            parts.counts,
+            parts.sealer,
+            parts.is_set_aside,
+        )
+        self._registry, self._clock, self._receivers = parts.registry, parts.clock, receivers
         self.is_full = False
         self.at_hand = AtHand()
-        self.signals = signals or SignalAssembler({})
-        self._is_set_aside = is_set_aside
-        self._registry = registry
-        self._fleet = fleet
-        self._clock = clock
         self._terms = terms or WelcomeTerms()
-        self._signals_of: dict[int, SignalAssembler] = {}
+        self._signals_of: dict[int, Signals] = {}
         self._contexts: dict[int, AdmissionContext] = {}
-        self._decryption = decryption or BodyDecryption(fleet)
-        self.sealer = ReplySealer(fleet, signer, registry.encryption)
         self._limiter = RateLimiter(self._terms.quotas)
         self._uploads = Uploads(self._terms.room, rng or random.Random())  # noqa: S311 - jitter
         self._downloads = ContentServer(
-            store, sealer=self.sealer, window=self._terms.window, counts=self.counts
+            parts.store, sealer=self.sealer, window=self._terms.window, counts=self.counts
         )
-        self._admission = UpdateAdmission(
-            store, registry, sealer=self.sealer, clock=clock, counts=self.counts
-        )
+        self._admission = UpdateAdmission(parts)
         self._updates = UpdateIngress(
-            store,
-            registry,
-            fleet=fleet,
-            sealer=self.sealer,
+            parts,
             admission=self._admission,
             uploads=self._uploads,
-            counts=self.counts,
             refuse=lambda device, reason, offer: self._refuse(device, reason, None, offer),
-            is_set_aside=is_set_aside,
         )
         sessions = DeviceSessions(
-            store,
-            registry,
-            sealer=self.sealer,
-            model_signer=model_signer or signer,
-            clock=clock,
+            parts,
             admission=self._admission,
             uploads=self._uploads,
             downloads=self._downloads,
-            counts=self.counts,
             contexts=self._contexts.values(),
+            welcomed=welcomed,
         )
         self._handlers: Mapping[str, tuple[type[Any], Callable[[Sealed, Any], IngressResult]]] = {
             HelloMessage.kind: (
@@ -167,7 +158,6 @@ class MessageIngress:
             ChunkMessage.kind: (ChunkMessage, self._chunk),
             HaveMessage.kind: (HaveMessage, self._have),
             SignalMessage.kind: (SignalMessage, self._signal),
-            **sessions.opted_in,
         }
 
     @property
@@ -181,8 +171,7 @@ class MessageIngress:
         self._updates.open(context)
         self._downloads.serve(topics.audience(context.name))
 
-    def assemble(self, run: int, signals: SignalAssembler) -> None:
-        """Assemble the transient signals of a run."""
+    def assemble(self, run: int, signals: Signals) -> None:
         self._signals_of[run] = signals
 
     def apply_terms(self, terms: WelcomeTerms) -> None:
@@ -195,18 +184,16 @@ class MessageIngress:
         """Handle one message; it may be acknowledged afterwards."""
         self.at_hand = AtHand()
         address = topics.parse(message.topic)
-        is_ours = address is not None and address.fleet == self._fleet and message.payload
+        is_ours = (
+            address is not None and address.fleet == self.sealer.bodies.fleet and message.payload
+        )
         if address is None or not is_ours or address.direction not in ("up", "status"):
             self.counts["STRAY"] += 1
             return IngressResult()
         return self._receive(address.id, address.kind, message)
 
     def receive_body(self, body: Sealed) -> IngressResult:
-        """Handle a body that was sent in chunks and set aside before.
-
-        Raises:
-            Refused: As for its last chunk.
-        """
+        """Handle a body that was sent in chunks and set aside before."""
         self.at_hand = AtHand(body.sender, body.kind)
         return self._complete(body)
 
@@ -217,7 +204,7 @@ class MessageIngress:
             reason: INTERNAL after a defect, which settles an update; else NO_SPACE.
         """
         device, kind, sealed, message = self.at_hand
-        for signals in (self.signals, *self._signals_of.values()):
+        for signals in self._signals_of.values():
             signals.forget(device)
         self._uploads.drop(device)
         self._downloads.drop(device)
@@ -235,13 +222,17 @@ class MessageIngress:
         """Refuse a message without reading it: the same bytes caused a defect before."""
         self.at_hand = AtHand()
         address = topics.parse(topic)
-        if address is None or address.fleet != self._fleet or address.kind == SignalMessage.kind:
+        if (
+            address is None
+            or address.fleet != self.sealer.bodies.fleet
+            or address.kind == SignalMessage.kind
+        ):
             self.counts[Reason.INTERNAL.name] += 1
             return IngressResult()
         return self._refuse(address.id, Reason.INTERNAL, None, None)
 
     def tick(self) -> IngressResult:
-        """Request and grant what is due."""
+        """Send pending requests and grants."""
         now = self._clock.monotonic()
         self._downloads.forget(now)
         return IngressResult(self._updates.tick(now))
@@ -250,11 +241,6 @@ class MessageIngress:
     def next_due(self) -> float | None:
         """Return the time of the next ``tick``, in seconds of the monotonic clock."""
         return self._updates.next_due
-
-    @property
-    def in_flight(self) -> tuple[int, int]:
-        """Return the chunks in flight to the aggregator, and their bytes."""
-        return self._uploads.in_flight
 
     # --- authentication
 
@@ -265,18 +251,24 @@ class MessageIngress:
             return IngressResult()
         self.at_hand = AtHand(device, kind)
         sealed: Sealed | None = None
-        message: Message | None = None
+        message: ProtocolMessage | None = None
         try:
-            if kind not in self._handlers:
+            receiver = None if kind in self._handlers else self._receivers(kind)
+            if kind not in self._handlers and receiver is None:
                 raise Refused(Reason.UNKNOWN_KIND, kind)  # noqa: TRY301 - one place replies
             sealed = self._unseal(device, kind, arrival, now)
             self.at_hand = AtHand(device, kind, sealed)
             self._registry.record_contact(sealed, self._clock.wall())
             self._check_set_aside(sealed)
-            cls, handler = self._handlers[kind]
+            cls, handler = receiver or self._handlers[kind]
+            if cls is None or handler is None:
+                raise Refused(Reason.UNKNOWN_KIND, "not configured")  # noqa: TRY301 - as above
             message = codec.decode(cls, sealed.content, on_unknown=self._unknown)
             self.at_hand = AtHand(device, kind, sealed, message)
             result = handler(sealed, message)
+            if isinstance(result, str):
+                self.counts[result] += 1
+                result = IngressResult()
         except Refused as refused:
             if refused.reason is Reason.BAD_SIGNATURE:
                 self._limiter.failed(device, now)
@@ -298,8 +290,8 @@ class MessageIngress:
             self._limiter.charge(sender, kind, len(payload), now)
             return public
 
-        known = arrival.verified_by if isinstance(arrival, QueuedUpdate) else b""
-        return self._decryption.unseal(
+        known = arrival.verified_by if isinstance(arrival, VerifiedArrival) else b""
+        return self.sealer.bodies.unseal(
             payload,
             kind=kind,
             sender=device,
@@ -316,7 +308,7 @@ class MessageIngress:
         self.counts["UNKNOWN_KEYS"] += 1
 
     def _refuse(
-        self, device: str, reason: Reason, sealed: Sealed | None, message: Message | None
+        self, device: str, reason: Reason, sealed: Sealed | None, message: ProtocolMessage | None
     ) -> IngressResult:
         """Count a refusal, and send it unless that would amplify traffic."""
         self.counts[reason.name] += 1
@@ -332,14 +324,14 @@ class MessageIngress:
         if (size := len(sealed.body)) > (most := self._terms.largest_update):
             text = f"{size} bytes inline, at most {most} are allowed: offer the body first"
             raise Refused(Reason.TOO_LARGE, text)
-        return self._updates.update(sealed, update)
+        return self._admit(sealed, update)
 
     def _offer(self, sealed: Sealed, offer: OfferMessage) -> IngressResult:
         return self._updates.offer(sealed, offer, self._clock.monotonic())
 
     def _chunk(self, sealed: Sealed, chunk: ChunkMessage) -> IngressResult:
         device, now = sealed.sender, self._clock.monotonic()
-        if not self._updates.expects(device, chunk):
+        if not self._uploads.expects(device, chunk):
             receipt = self._updates.settled_chunk(device, chunk)
             is_sent = self._limiter.may_answer(device, Reason.EXPIRED, now)
             return receipt if is_sent else IngressResult()
@@ -347,31 +339,27 @@ class MessageIngress:
         return self._complete(received) if isinstance(received, Sealed) else received
 
     def _complete(self, body: Sealed) -> IngressResult:
-        """Handle a complete, verified body as if it had arrived inline."""
-        body = self._decryption.opened(body)
+        body = self.sealer.bodies.opened(body)
         self.at_hand = AtHand(body.sender, body.kind, body)
         self._check_set_aside(body)
         update = codec.decode(UpdateMessage, body.content, on_unknown=self._unknown)
         self.at_hand = AtHand(body.sender, body.kind, body, update)
-        return self._updates.update(body, update)
+        return self._admit(body, update)
+
+    def _admit(self, sealed: Sealed, update: UpdateMessage) -> IngressResult:
+        return self._admission.update(sealed, update, self._updates.context_of(update.run))
 
     # --- transient signals and downloads
 
     def _signal(self, sealed: Sealed, signal: SignalMessage) -> IngressResult:
-        """Handle a fragment of a transient signal; nothing is recorded or receipted."""
         check_signal(sealed.sender, signal.run, self._updates.context_of(signal.run))
         if self._registry.is_quarantined(sealed.sender):
             raise Refused(Reason.QUARANTINED, sealed.sender)
         self._registry.check_one_life(sealed.sender)
-        signals = self._signals_of.get(signal.run, self.signals)
+        signals = self._signals_of.get(signal.run) or Signals()
         return IngressResult(signal=signals.assemble(sealed.sender, signal), run=signal.run)
 
     def _have(self, sealed: Sealed, have: HaveMessage) -> IngressResult:
-        """Send the chunks of a body that a device is missing, within its quota.
-
-        Raises:
-            Refused: QUOTA or BUSY if nothing may be sent now; else as ``missing``.
-        """
         device, now = sealed.sender, self._clock.monotonic()
         if not self._limiter.may_pull(device, now):
             self.counts["PULLS_DELAYED"] += 1

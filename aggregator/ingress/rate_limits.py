@@ -6,33 +6,22 @@ from collections import OrderedDict
 from collections.abc import Hashable
 from dataclasses import dataclass
 
-from edge_sdk.wire.errors import Reason, Refused
-from edge_sdk.wire.protocol.messages import CHUNK_LIMIT
+from edge_sdk.errors import Reason, Refused
+from edge_sdk.protocol.messages import CHUNK_LIMIT
 
 
 @dataclass(frozen=True, slots=True)
 class RateLimits:
-    """Rate limits of one device.
+    """Rate limits of one device."""
 
-    Attributes:
-        control: Messages per minute, without chunks and signal fragments.
-        volume: Bytes per hour.
-        failures: Invalid signatures per minute under its name before it is ignored.
-        ignore: Time for which it is then ignored, seconds.
-        pulls: Answered content requests per second; bursts up to as many chunks.
-        download: Burst of content sent to one device, bytes.
-        refill: Refill rate of that burst, bytes per second.
-        downlink: Content sent to all devices together, bytes per second.
-    """
-
-    control: int = 60
-    volume: int = 8 * 1024 * 1024
-    failures: int = 5
-    ignore: float = 600.0
-    pulls: float = 1.0
-    download: int = 16 * 1024 * 1024
-    refill: float = 8 * 1024 * 1024 / 3600
-    downlink: float = 5_000_000.0
+    control: int = 60  # messages per minute, without chunks and signal fragments
+    volume: int = 8 * 1024 * 1024  # bytes per hour
+    failures: int = 5  # invalid signatures per minute under its name before it is ignored
+    ignore: float = 600.0  # time for which it is then ignored, seconds
+    pulls: float = 1.0  # answered content requests per second; bursts up to as many chunks
+    download: int = 16 * 1024 * 1024  # burst of content sent to one device, bytes
+    refill: float = 8 * 1024 * 1024 / 3600  # refill rate of that burst, bytes per second
+    downlink: float = 5_000_000.0  # content sent to all devices together, bytes per second
 
 
 FLEET = "_all"
@@ -47,19 +36,17 @@ _BULKY = frozenset(("chunk", "signal"))
 class TokenBuckets:
     """Token buckets by key. An unused bucket is full; the oldest ones are evicted.
 
-    Example:
-        >>> two_a_minute = TokenBuckets(capacity=2, rate=2 / 60)
-        >>> [two_a_minute.consume("meter-1", now=0.0) for _ in range(3)]
-        [True, True, False]
-        >>> two_a_minute.consume("meter-1", now=30.0)
-        True
+    >>> two_a_minute = TokenBuckets(capacity=2, rate=2 / 60)
+    >>> [two_a_minute.consume("meter-1", now=0.0) for _ in range(3)]
+    [True, True, False]
+    >>> two_a_minute.consume("meter-1", now=30.0)
+    True
     """
 
     def __init__(self, capacity: float, rate: float, most: int = 65_536) -> None:
         """Start with all buckets full.
 
         Args:
-            capacity: Tokens of a full bucket.
             rate: Refill rate, tokens per second.
             most: Largest number of buckets in memory; an evicted one counts as full.
         """
@@ -111,7 +98,6 @@ class RateLimiter:
     """Rate limiter of one message ingress: usage and replies by device."""
 
     def __init__(self, quotas: RateLimits) -> None:
-        """Start without usage."""
         self._control = TokenBuckets(quotas.control, quotas.control / 60)
         self._volume = TokenBuckets(quotas.volume, quotas.volume / 3600)
         self._failures = TokenBuckets(quotas.failures, quotas.failures / 60)
@@ -155,7 +141,6 @@ class RateLimiter:
             self._ignored[device] = now + self._ignore
 
     def may_pull(self, device: str, now: float) -> bool:
-        """Return whether a request for content is answered now."""
         return self._pulls.consume(device, now)
 
     def room_for_download(self, device: str, now: float) -> int:

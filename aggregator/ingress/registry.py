@@ -4,30 +4,55 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from heapq import nlargest
 from typing import Any
 
-from aggregator.audit_log.recorder import DAEMON, AuditLog
-from aggregator.ingress.device_keys import DeviceKeys
-from aggregator.ingress.forecast_book import ForecastBook
-from aggregator.ingress.participations import earlier_of
-from aggregator.ingress.score_book import ScoreBook
-from aggregator.store.types import Contact, DeclinedRun, EnrolledDevice, Store
+from aggregator.audit_log import DAEMON, AuditLog
+from aggregator.ingress.device_refusals import DeviceRefusals
+from aggregator.store.store import Store
+from aggregator.store.types import Contact, DeclinedRun, EnrolledDevice
 from edge_sdk.app.cli import fields
-from edge_sdk.wire.contract.method import Member
-from edge_sdk.wire.errors import Reason, Refused
-from edge_sdk.wire.keys import KID_SIZE, kid_of
-from edge_sdk.wire.protocol.envelope import Sealed
-from edge_sdk.wire.protocol.messages import (
+from edge_sdk.errors import Reason, Refused
+from edge_sdk.protocol.contract.method import Member
+from edge_sdk.protocol.envelope import Sealed
+from edge_sdk.protocol.keys import KID_SIZE, kid_of
+from edge_sdk.protocol.messages import (
     HelloMessage,
     MetricsMessage,
     StatusMessage,
-    TrialMessage,
 )
 
 logger = logging.getLogger(__name__)
+
+PARTICIPATION_OF = "device"
+"""Label of a further participation: the device's own id."""
+
+
+def earlier_of(clients: Iterable[EnrolledDevice]) -> dict[str, tuple[str, ...]]:
+    """Return the earlier participations of every id that is one of several of a device.
+
+    The label ``device`` names the device; ids without it that share a key are one device too.
+
+    >>> own, further = EnrolledDevice("m", (b"k",)), EnrolledDevice("a", (b"k",), labels=(("device", "m"),))
+    >>> earlier_of([further, own, EnrolledDevice("other", (b"o",))])
+    {'a': ('m',)}
+    """
+    participations: dict[str, list[tuple[bool, str]]] = {}
+    owner_of_key: dict[bytes, str] = {}
+    for client in sorted(clients, key=lambda one: one.id):
+        owner = dict(client.labels).get(PARTICIPATION_OF, "")
+        own = (
+            owner_of_key.setdefault(client.sign[-1], client.id) if client.sign and not owner else ""
+        )
+        participations.setdefault(owner or own or client.id, []).append((bool(owner), client.id))
+    found = {}
+    for members in participations.values():
+        ids = [name for _, name in sorted(members)]
+        found.update({name: tuple(ids[:at]) for at, name in enumerate(ids) if at})
+    return found
+
 
 TWO_LIVES = f"{Reason.TWO_LIVES.name}: "
 """Prefix of a quarantine reason under which a hello is refused as well."""
@@ -37,35 +62,21 @@ _PRESENT = frozenset(("online", "sleeping", "draining"))  # a sleeping device is
 
 @dataclass(frozen=True, slots=True)
 class Presence:
-    """Last status of a device, and the time of its last message.
+    """Last status of a device, and the time of its last message."""
 
-    Attributes:
-        state: State in the last status; empty before the first.
-        life: Life in the last status.
-        conn: Session counter in the last status; the larger ``(life, conn)`` is newer.
-        seen: Server time of the last verified message, Unix milliseconds.
-        sdk: Version of its software, from its last hello; empty before the first.
-    """
-
-    state: str = ""
-    life: int = 0
-    conn: int = 0
-    seen: int = 0
-    sdk: str = ""
+    state: str = ""  # state in the last status; empty before the first
+    life: int = 0  # life in the last status
+    conn: int = 0  # session counter in the last status; the larger ``(life, conn)`` is newer
+    seen: int = 0  # server time of the last verified message, Unix milliseconds
+    sdk: str = ""  # version of its software, from its last hello; empty before the first
 
     @property
     def is_present(self) -> bool:
-        """Return whether the device is present."""
         return self.state in _PRESENT
 
 
 _ACTS = {"quarantined": "quarantine", "revoked": "revoke", "enrolled": "release"}
 """Name of the act that brings a device into a state."""
-
-
-def _no_rollout(_device: str, _trial: TrialMessage) -> bool:
-    """Return False: no rollout runs."""
-    return False
 
 
 class Registry:
@@ -76,28 +87,25 @@ class Registry:
     """
 
     def __init__(self, store: Store, audit_log: AuditLog | None = None) -> None:
-        """Read the enrolled devices; quarantines are recorded in the audit log."""
         self._store, self._audit_log = store, audit_log
+        self.revision = 0  # rises with every change of the enrolled devices
         self._clients: dict[str, EnrolledDevice] = {}
         self._keys: dict[tuple[str, bytes], bytes] = {}
         self._presence: dict[str, Presence] = {}
         self.metrics: dict[str, MetricsMessage] = {}
-        self.forecasts: ForecastBook | None = None
-        self.record_trial: Callable[[str, TrialMessage], bool] = _no_rollout
-        self.scores: ScoreBook | None = None
-        self._bundle_refusals: dict[str, str] = {}
-        self._saved = store.contacts()
+        self.refusals = DeviceRefusals()
+        self._saved = store.contacts.all()
         for device, at in self._saved.items():
             self._presence[device] = Presence(seen=at.seen, sdk=at.sdk)
         self._declined: dict[str, dict[str, DeclinedRun]] = {}
-        for run in store.declined():
+        for run in store.declined.all():
             self._declined.setdefault(run.device, {})[run.name] = run
         self.reload()
-        self.encryption = DeviceKeys(store, lambda device, kid: self._keys.get((device, kid)))
 
     def reload(self) -> None:
         """Read the enrolled devices again, after another process changed them."""
-        self._clients = {client.id: client for client in self._store.clients()}
+        self.revision += 1
+        self._clients = {client.id: client for client in self._store.devices.all()}
         self._earlier = earlier_of(self._clients.values())
         self._keys = {
             (client.id, kid_of(public)): public
@@ -106,23 +114,9 @@ class Registry:
         }
 
     def __len__(self) -> int:
-        """Return the number of devices that are enrolled and not revoked."""
         return sum(client.state != "revoked" for client in self._clients.values())
 
-    def store_forecasts(self, forecasts: ForecastBook | None) -> None:
-        """Store the devices' forecasts there from now on; None refuses them."""
-        self.forecasts = forecasts
-
-    def accept_trials(self, record: Callable[[str, TrialMessage], bool]) -> None:
-        """Record the reports of a rollout's members by this function from now on."""
-        self.record_trial = record
-
-    def collect_scores(self, scores: ScoreBook | None) -> None:
-        """Store the devices' answers about scores there from now on; None refuses them."""
-        self.scores = scores
-
     def labels(self, device: str) -> dict[str, str]:
-        """Return the labels of a device by name."""
         client = self._clients.get(device)
         return {} if client is None else dict(client.labels)
 
@@ -131,7 +125,6 @@ class Registry:
         return frozenset(c.id for c in self._clients.values() if c.state != "revoked")
 
     def client(self, device: str) -> EnrolledDevice | None:
-        """Return the record of an enrolled device, or None."""
         return self._clients.get(device)
 
     def clients(self) -> list[EnrolledDevice]:
@@ -158,6 +151,10 @@ class Registry:
             raise Refused(Reason.REVOKED, device)
         return self._keys.get((device, kid))
 
+    def is_signed_by(self, device: str, kid: bytes) -> bool:
+        """Return whether a device may sign with the key of this id."""
+        return (device, kid) in self._keys
+
     def signs_with(self, device: str) -> bytes | None:
         """Return the public key with which a device signs; None unless its state is ``enrolled``.
 
@@ -180,7 +177,7 @@ class Registry:
         if kid != kid_of(client.sign[-1]):
             return
         with self._store.transaction():
-            self._store.put_client(replace(client, sign=client.sign[-1:]))
+            self._store.devices.save(replace(client, sign=client.sign[-1:]))
             if self._audit_log is not None:
                 former = ", ".join(kid_of(one).hex() for one in client.sign[:-1])
                 self._audit_log.record(DAEMON, "retire key", device, detail=f"key {former}")
@@ -188,8 +185,7 @@ class Registry:
         logger.info("former key retired %s", fields(device=device, key=kid.hex()))
 
     def enrol(self, client: EnrolledDevice) -> None:
-        """Enrol a device, or replace its keys."""
-        self._store.put_client(client)
+        self._store.devices.save(client)
         self.reload()
 
     def revoke(self, device: str, why: str) -> None:
@@ -216,11 +212,9 @@ class Registry:
             raise Refused(Reason.TWO_LIVES, device)
 
     def quarantined(self) -> dict[str, str]:
-        """Return the quarantined devices with the reasons."""
         return {c.id: c.why for c in self.clients() if c.state == "quarantined"}
 
     def release(self, device: str) -> None:
-        """Readmit a quarantined or revoked device."""
         self._mark(device, "enrolled", "")
 
     def is_quarantined(self, device: str) -> bool:
@@ -229,7 +223,6 @@ class Registry:
         return client is not None and client.state == "quarantined"
 
     def presence(self, device: str) -> Presence:
-        """Return the presence of a device."""
         return self._presence.get(device, Presence())
 
     def record_contact(self, sealed: Sealed, wall: int) -> None:
@@ -239,7 +232,6 @@ class Registry:
         self._retire_former(sealed)
 
     def record_version(self, device: str, sdk: str) -> None:
-        """Record the version of a device's software, from its hello."""
         self._presence[device] = replace(self.presence(device), sdk=sdk)
 
     def save_contacts(self) -> None:
@@ -247,21 +239,18 @@ class Registry:
         found = {name: Contact(at.sdk, at.seen) for name, at in self._presence.items()}
         changed = {name: one for name, one in found.items() if self._saved.get(name) != one}
         if changed:
-            self._store.save_contacts(changed)
+            self._store.contacts.save(changed)
             self._saved |= changed
 
     def contacts(self, most: int) -> dict[str, dict[str, Any]]:
-        """Return state, software and time of the last message of the devices heard last.
+        """Return state, software and time of the last message of the devices with the newest ones.
 
-        ``bundle refused`` is the reason of a device that refuses the bundle.
-
-        Args:
-            most: Number of devices at most.
+        ``bundle refused`` is the reason of a device that refuses the bundle, ``root refused`` has the key
+        ids of one that refuses the announced root.
         """
         newest = nlargest(most, self._presence.items(), key=lambda item: item[1].seen)
-        refusals = {name: {"bundle refused": why} for name, why in self._bundle_refusals.items()}
         return {
-            name: {"state": at.state, "sdk": at.sdk, "seen": at.seen, **refusals.get(name, {})}
+            name: {"state": at.state, "sdk": at.sdk, "seen": at.seen} | self.refusals.of(name)
             for name, at in newest
         }
 
@@ -294,31 +283,17 @@ class Registry:
         return {name for name, at in self._presence.items() if at.is_present} - self.shut_out()
 
     def shut_out(self) -> set[str]:
-        """Return the devices that are quarantined or revoked."""
         return {client.id for client in self._clients.values() if client.state != "enrolled"}
 
-    def record_bundle_refusal(self, device: str, reason: Reason, run: int | None = None) -> None:
-        """Record that a device does not follow the announced bundle; log growing numbers only.
-
-        Args:
-            device: Id of the device.
-            reason: Why it does not.
-            run: Run of the announcement; None if the device does not name it.
-        """
-        if self._bundle_refusals.get(device) == reason.name:
-            return
-        self._bundle_refusals[device] = reason.name
-        count = self.bundle_refusals()[reason.name]
-        if count & (count - 1) == 0:  # 1, 2, 4, 8 … devices
-            about = {"reason": reason.name, "devices": count, "device": device}
-            about |= {} if run is None else {"run": run}
-            logger.warning("bundle refused by devices %s", fields(**about))
+    def refused_roots(self) -> Counter[str]:
+        """Return the number of enrolled devices that refuse the announced root, by both key ids."""
+        return self.refusals.root_counts(self.enrolled())
 
     def forget_bundle_refusal(self, device: str) -> None:
         """Forget refusals: the device begins a session, and repeats those that hold."""
-        self._bundle_refusals.pop(device, None)
+        self.refusals.bundles.pop(device, None)
         if self._declined.pop(device, None):
-            self._store.forget_declined(device)
+            self._store.declined.forget(device)
 
     def decline(self, run: DeclinedRun) -> None:
         """Record that a device cannot take part in a run, until its next session."""
@@ -326,7 +301,7 @@ class Registry:
         if known.get(run.name) == run:
             return
         known[run.name] = run
-        self._store.decline(run)
+        self._store.declined.add(run)
         about = {"device": run.device, "name": run.name or "-", "reason": run.reason}
         logger.warning("run declined %s", fields(**about))
 
@@ -354,10 +329,6 @@ class Registry:
             if any(announced.get(r.name) != r.ref for r in self._declined[device].values())
         )
 
-    def bundle_refusals(self) -> Counter[str]:
-        """Return the number of devices that do not follow the announced bundle, by reason."""
-        return Counter(self._bundle_refusals.values())
-
     def _shut(self, device: str, why: str) -> None:
         logger.error("device quarantined %s", fields(device=device, why=why))
         self._mark(device, "quarantined", why)
@@ -366,7 +337,7 @@ class Registry:
         client = self._clients.get(device)
         if client is not None:
             with self._store.transaction():
-                self._store.put_client(replace(client, state=state, why=why))
+                self._store.devices.save(replace(client, state=state, why=why))
                 if self._audit_log is not None:
                     self._audit_log.record(DAEMON, _ACTS[state], device, reason=why)
             self.reload()

@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from aggregator.ingress.device_keys import EXEMPT, DeviceKeys
-from aggregator.store.sequence_ledger import Key, LedgerRow
+from aggregator.ingress.message_bodies import MessageBodies
+from aggregator.ingress.registry import Registry
+from aggregator.store.ledgers import Key, LedgerRow
+from aggregator.store.store import Store
 from aggregator.store.types import JournalEntry
-from edge_sdk.wire.contract import method
-from edge_sdk.wire.errors import Reason
-from edge_sdk.wire.keys import Signer
-from edge_sdk.wire.protocol import codec, envelope, topics
-from edge_sdk.wire.protocol.encrypted_body import BodyContext, encrypted_body
-from edge_sdk.wire.protocol.envelope import AGGREGATOR, Sealed
-from edge_sdk.wire.protocol.messages import (
+from edge_sdk.app.clock import Clock
+from edge_sdk.errors import Reason
+from edge_sdk.protocol import envelope, topics
+from edge_sdk.protocol.contract import method
+from edge_sdk.protocol.envelope import AGGREGATOR, Sealed
+from edge_sdk.protocol.keys import Signer
+from edge_sdk.protocol.messages import (
     ChunkMessage,
     HaveMessage,
     HelloMessage,
-    Message,
     OfferMessage,
+    ProtocolMessage,
     ReceiptMessage,
     RefusalMessage,
 )
@@ -47,70 +51,46 @@ class Reply(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class IngressResult:
-    """Result of a message, which may now be acknowledged to the broker.
+    """Result of a message, which may now be acknowledged to the broker."""
 
-    Attributes:
-        answers: Replies to publish after the commit.
-        entries: Journalled updates for the round engine; at most one.
-        member: Membership change, if any.
-        greeted: Device that sent an accepted hello; its open task is sent again.
-        rekeyed: Device whose accepted hello announced another encryption key than before.
-        signal: A complete transient signal, if any.
-        run: Number of the run of the signal.
-    """
-
-    answers: tuple[Reply, ...] = ()
-    entries: tuple[JournalEntry, ...] = ()
+    answers: tuple[Reply, ...] = ()  # replies to publish after the commit
+    entries: tuple[JournalEntry, ...] = ()  # journalled updates for the round engine; at most one
     member: method.Member | None = None
-    greeted: str | None = None
+    greeted: str | None = None  # device that sent an accepted hello; its open task is sent again
+    # device whose accepted hello announced another encryption key than before
     rekeyed: str | None = None
-    signal: method.Signal | None = None
+    signal: method.Signal | None = None  # a complete transient signal, if any
     run: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class ReplySealer:
-    """Sealer of the aggregator's messages to one fleet.
+    """Sealer of the aggregator's messages to one fleet."""
 
-    Attributes:
-        fleet: Id of the fleet, from the configuration; no message contains it.
-        signer: The aggregator's online key.
-        encryption: The devices' encryption keys.
-    """
+    bodies: MessageBodies
+    signer: Signer  # the aggregator's online key
 
-    fleet: str
-    signer: Signer
-    encryption: DeviceKeys
-
-    def seal(self, device: str, message: Message, key: bytes = b"") -> Reply:
+    def seal(self, device: str, message: ProtocolMessage, key: bytes = b"") -> Reply:
         """Encrypt a message for one device if its key is known, and sign it.
 
-        Where keys are required, a device without a key is asked for a hello instead.
-
         Args:
-            device: Id of the device.
-            message: The message.
             key: X25519 key of the hello that is answered; empty: the recorded one.
         """
-        public = key or self.encryption.of(device)
-        is_clear = public is None and message.kind not in EXEMPT
-        if is_clear and self.encryption.are_required:
-            message = RefusalMessage(Reason.SAY_HELLO, 0)
-        body = codec.encode(message)
-        if public is not None:
-            context = BodyContext(self.fleet, message.kind, AGGREGATOR, device)
-            body = encrypted_body(body, public, context)
+        fleet = self.bodies.fleet  # of the configuration; no message contains it
+        kind, body = self.bodies.encoded(device, message, key)
         payload = envelope.seal(
             body,
-            kind=message.kind,
+            kind=kind,
             sender=AGGREGATOR,
             recipient=device,
-            fleet=self.fleet,
+            fleet=fleet,
             signer=self.signer,
         )
-        return Reply(topics.down(self.fleet, device, message.kind), payload)
+        return Reply(topics.down(fleet, device, kind), payload)
 
-    def refuse(self, device: str, refusal: RefusalMessage, refused: Message | None) -> Reply:
+    def refuse(
+        self, device: str, refusal: RefusalMessage, refused: ProtocolMessage | None
+    ) -> Reply:
         """Seal a refusal; that of a hello is encrypted to the key which the hello announces.
 
         A hello refused with CANNOT_OPEN announces a key to which nothing can be encrypted.
@@ -120,19 +100,35 @@ class ReplySealer:
         return self.seal(device, refusal, key)
 
     def receipt(self, device: str, key: Key, row: LedgerRow) -> Reply:
-        """Seal the receipt of a settled number."""
         return self.seal(device, receipt(key, row))
+
+
+def never_set_aside(_device: str, _digest: bytes) -> bool:
+    """Return False: no body caused a defect before."""
+    return False
+
+
+@dataclass(frozen=True, slots=True)
+class IngressParts:
+    """Parts of the daemon that every part of the ingress uses."""
+
+    store: Store
+    registry: Registry
+    sealer: ReplySealer
+    clock: Clock  # wall time for welcomes, monotonic time for everything else
+    # whether a body of this digest caused a defect
+    is_set_aside: Callable[[str, bytes], bool] = never_set_aside
+    counts: Counter[str] = field(default_factory=Counter)
 
 
 def receipt(key: Key, row: LedgerRow) -> ReceiptMessage:
     """Return the receipt of a settled number; run and round are set only if it counts.
 
-    Example:
-        >>> said = receipt((2, 7), LedgerRow(bytes(32), Reason.LATE, run=1, round=4))
-        >>> said.life, said.seq, said.run, said.round
-        (2, 7, 0, 0)
-        >>> receipt((2, 7), LedgerRow(bytes(32), Reason.ACCEPTED, run=1, round=4)).round
-        4
+    >>> said = receipt((2, 7), LedgerRow(bytes(32), Reason.LATE, run=1, round=4))
+    >>> said.life, said.seq, said.run, said.round
+    (2, 7, 0, 0)
+    >>> receipt((2, 7), LedgerRow(bytes(32), Reason.ACCEPTED, run=1, round=4)).round
+    4
     """
     life, seq = key
     is_counted = row.code == Reason.ACCEPTED
@@ -146,7 +142,9 @@ def receipt(key: Key, row: LedgerRow) -> ReceiptMessage:
     )
 
 
-def subject(sealed: Sealed | None, message: Message | None) -> tuple[bytes | None, bytes | None]:
+def subject(
+    sealed: Sealed | None, message: ProtocolMessage | None
+) -> tuple[bytes | None, bytes | None]:
     """Return the reference of a refused message, and the id of a refused transfer."""
     if isinstance(message, OfferMessage):
         return None, envelope.ref(message.digest)

@@ -7,16 +7,13 @@ A final refusal is recorded like an update, so that a number never gets two verd
 from __future__ import annotations
 
 import logging
-from collections import Counter
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from aggregator.ingress.admission_context import AdmissionContext, wanted
-from aggregator.ingress.clone_detector import SIGNS, CloneDetector
-from aggregator.ingress.registry import Registry
-from aggregator.ingress.replies import IngressResult, ReplySealer
-from aggregator.store.sequence_ledger import (
+from aggregator.ingress.replies import IngressParts, IngressResult
+from aggregator.store.ledgers import (
     Key,
     Ledger,
     LedgerRow,
@@ -25,17 +22,66 @@ from aggregator.store.sequence_ledger import (
     standing,
     used,
 )
-from aggregator.store.types import PendingTask, Store
+from aggregator.store.types import PendingTask
 from edge_sdk.app.cli import fields
-from edge_sdk.app.clock import Clock
-from edge_sdk.wire.contract import method
-from edge_sdk.wire.errors import Reason, Refused
-from edge_sdk.wire.protocol.admission_policy import admit_update
-from edge_sdk.wire.protocol.client_sampling import takes_part
-from edge_sdk.wire.protocol.envelope import Sealed
-from edge_sdk.wire.protocol.messages import HelloMessage, RefusalMessage, UpdateMessage
+from edge_sdk.errors import Reason, Refused
+from edge_sdk.protocol.admission_policy import admit_update
+from edge_sdk.protocol.contract import method
+from edge_sdk.protocol.envelope import Sealed
+from edge_sdk.protocol.messages import HelloMessage, RefusalMessage, UpdateMessage, takes_part
 
 logger = logging.getLogger(__name__)
+
+SIGNS = 3
+"""Signs after which an identity counts as cloned."""
+
+MEMORY = 7 * 86_400.0  # s after which a sign is forgotten
+
+
+@dataclass(frozen=True, slots=True)
+class _Greeted:
+    """State of a device after its newest accepted hello."""
+
+    life: int
+    spent: int  # releases charged by then
+    # times at which an older life outlived a newer one, monotonic seconds; one per life
+    signs: tuple[float, ...] = ()
+    has_sign: bool = False  # true if this life is one of them
+
+
+class CloneDetector:
+    """Signs of cloned identities, by device. In memory only: two live processes give new signs.
+
+    Example:
+        Life 2 began with 5 releases, so a sixth one in life 1 comes from another process; the
+        fifth one may have been in flight for an hour.
+
+        >>> twins = CloneDetector()
+        >>> twins.greeted("meter-1", life=2, spent=5)
+        >>> [twins.outlived("meter-1", life=1, spent=n, now=0.0) for n in (5, 6, 7)]
+        [0, 1, 0]
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[str, _Greeted] = {}
+
+    def greeted(self, device: str, *, life: int, spent: int) -> None:
+        before = self._known.get(device)
+        self._known[device] = _Greeted(life, spent, before.signs if before else ())
+
+    def outlived(self, device: str, *, life: int, spent: int, now: float) -> int:
+        """Check a release; return the number of signs if it adds one, else 0."""
+        known = self._known.get(device)
+        if known is None or known.has_sign or life >= known.life or spent <= known.spent:
+            return 0
+        signs = (*(at for at in known.signs if now - at < MEMORY), now)
+        self._known[device] = replace(known, signs=signs, has_sign=True)
+        return len(signs)
+
+    def forget(self, device: str) -> None:
+        """Delete the signs of a device, after its quarantine."""
+        self._known.pop(device, None)
+
 
 ROWS = 4096  # settled numbers kept per device; above, a new hello is required, which prunes them
 
@@ -47,35 +93,15 @@ class UpdateAdmission:
     crash.
     """
 
-    def __init__(
-        self,
-        store: Store,
-        registry: Registry,
-        *,
-        sealer: ReplySealer,
-        clock: Clock,
-        counts: Counter[str],
-    ) -> None:
-        """Start without signs of clones.
-
-        Args:
-            store: Store of every verdict.
-            registry: Enrolled devices and quarantines.
-            sealer: Sealer of receipts.
-            clock: Monotonic time of a sign.
-            counts: Counters of verdicts.
-        """
-        self._store = store
-        self._registry = registry
-        self._sealer = sealer
-        self._clock = clock
-        self._counts = counts
+    def __init__(self, parts: IngressParts) -> None:
+        self._store, self._registry, self._sealer = parts.store, parts.registry, parts.sealer
+        self._clock, self._counts = parts.clock, parts.counts
         self._last: dict[str, Key] = {}
         self._twins = CloneDetector()
 
     def greeted(self, device: str, hello: HelloMessage, ledger: Ledger) -> None:
         """Save the ledger after an accepted hello."""
-        self._store.save_ledger(device, ledger)
+        self._store.ledgers.save(device, ledger)
         self._last.pop(device, None)
         charged_so_far = ledger.spent if hello.lost else hello.spent
         self._twins.greeted(device, life=hello.life, spent=charged_so_far)
@@ -85,7 +111,6 @@ class UpdateAdmission:
 
         Args:
             sealed: The whole message, or the proof of an offered one.
-            key: Its number.
             spent: Count of releases stated with it.
 
         Raises:
@@ -93,9 +118,9 @@ class UpdateAdmission:
         """
         device = sealed.sender
         self._registry.check_one_life(device)
-        before = self._store.ledger(device)
+        before = self._store.ledgers.get(device)
         ledger = used(before, key[0])
-        row = self._store.row(device, key)
+        row = self._store.ledgers.row(device, key)
         meaning = standing(ledger, key, sealed.digest, row)
         if row is None:
             self._watch(device, key, spent)
@@ -105,7 +130,7 @@ class UpdateAdmission:
         if meaning is Standing.UNKNOWN_LIFE:
             raise Refused(Reason.SAY_HELLO, f"{device}: life {key[0]} is unknown; send a hello")
         if ledger != before:
-            self._store.save_ledger(device, ledger)
+            self._store.ledgers.save(device, ledger)
         if meaning is Standing.REPEAT and row is not None:
             return self.repeat(device, key, row)
         code = Reason.CLOSED
@@ -124,8 +149,6 @@ class UpdateAdmission:
 
         Args:
             sealed: The signed body.
-            update: The decoded update.
-            context: The open admission context.
 
         Raises:
             Refused: Nothing was recorded: PAUSED, or as ``number``.
@@ -152,7 +175,7 @@ class UpdateAdmission:
                     Reason.TOO_STALE, f"round {update.round}, the oldest round kept is {now.oldest}"
                 )
             if now.is_personal:
-                check_asked(update, device, self._store.asked(device, now.opened.run))
+                check_asked(update, device, self._store.tasks.get(device, now.opened.run))
         except Refused as refused:
             refusal = self.refuse(device, ledger, key, replace(row, code=refused.reason))
             if refused.reason is Reason.NOT_IN_COHORT and is_its_run and not now.holds(device):
@@ -164,11 +187,7 @@ class UpdateAdmission:
         return taken if entry is None else replace(taken, entries=(entry,))
 
     def set_aside(self, sealed: Sealed, update: UpdateMessage) -> IngressResult:
-        """Settle an update whose handling met a defect, without checking it again.
-
-        Raises:
-            Refused: As ``number``.
-        """
+        """Settle an update whose handling met a defect, without checking it again."""
         key = (update.life, update.seq)
         ledger = self.number(sealed, key, update.spent)
         if isinstance(ledger, IngressResult):
@@ -177,7 +196,6 @@ class UpdateAdmission:
         return self.refuse(sealed.sender, ledger, key, row)
 
     def refuse(self, device: str, ledger: Ledger, key: Key, row: LedgerRow) -> IngressResult:
-        """Record a final refusal and return its receipt."""
         self._store.refuse(device, ledger, key, row)
         return self._receipted(device, key, row)
 
@@ -187,25 +205,19 @@ class UpdateAdmission:
         return IngressResult((self._sealer.receipt(device, key, row),))
 
     def _receipted(self, device: str, key: Key, row: LedgerRow) -> IngressResult:
-        """Count a verdict recorded just now, and return its receipt."""
         self._counts[Reason(row.code).name] += 1
         self._note_gap(device, key)
         return IngressResult((self._sealer.receipt(device, key, row),))
 
     def _make_room(self, device: str, before: Ledger, ledger: Ledger) -> None:
-        if self._store.held(device) < ROWS:
+        if self._store.ledgers.held(device) < ROWS:
             return
         if ledger != before:
-            self._store.save_ledger(device, ledger)  # the first use of a new life prunes
-        if self._store.held(device) >= ROWS:
+            self._store.ledgers.save(device, ledger)  # the first use of a new life prunes
+        if self._store.ledgers.held(device) >= ROWS:
             raise Refused(Reason.SAY_HELLO, f"{device} holds {ROWS} numbers")
 
     def _watch(self, device: str, key: Key, spent: int) -> None:
-        """Check a release for signs of a cloned identity.
-
-        Raises:
-            Refused: TWO_LIVES; from now on updates of neither process count.
-        """
         life = key[0]
         signs = self._twins.outlived(device, life=life, spent=spent, now=self._clock.monotonic())
         if not signs:
@@ -237,7 +249,6 @@ class UpdateAdmission:
 
 
 def log_outsider(device: str, context: AdmissionContext) -> None:
-    """Log an update from outside the cohort of its run."""
     run = {"run": context.opened.run, "name": context.name or "-"}
     logger.warning("update from outside the cohort %s", fields(device=device, **run))
 

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
 
 from aggregator.ingress.admission_context import AdmissionContext, foreseen, wanted
-from aggregator.ingress.registry import Registry
-from aggregator.ingress.replies import IngressResult, Reply, ReplySealer
+from aggregator.ingress.replies import IngressParts, IngressResult, Reply
 from aggregator.ingress.update_admission import UpdateAdmission, log_outsider
 from aggregator.ingress.uploads import Uploads
-from aggregator.store.sequence_ledger import LedgerRow
-from aggregator.store.types import Store
-from edge_sdk.wire.errors import Reason, Refused
-from edge_sdk.wire.protocol import envelope
-from edge_sdk.wire.protocol.envelope import AGGREGATOR, Sealed
-from edge_sdk.wire.protocol.messages import ChunkMessage, OfferMessage, UpdateMessage
+from aggregator.store.ledgers import LedgerRow
+from edge_sdk.errors import Reason, Refused
+from edge_sdk.protocol import envelope
+from edge_sdk.protocol.envelope import AGGREGATOR, Sealed
+from edge_sdk.protocol.messages import ChunkMessage, OfferMessage, UpdateMessage
 
 GRANTED_AT_ONCE = 64  # offers that one iteration of the loop takes from the queue
 
@@ -24,38 +21,26 @@ class UpdateIngress:
     """Entry of updates: inline bodies, offers and chunks.
 
     Args:
-        store: Store of settled numbers.
-        registry: Keys of the devices.
-        fleet: Id of the fleet, which every proof covers.
-        sealer: Signer of replies.
         admission: Checks and records an update.
         uploads: Transfers in progress and offers that wait.
-        counts: Counters of the ingress.
-        refuse: Returns the refusal of an offer, by device and reason.
-        is_set_aside: Returns whether a device's body of this digest caused a defect before.
+        refuse: Answers a waiting offer that is refused.
     """
 
     def __init__(
         self,
-        store: Store,
-        registry: Registry,
+        parts: IngressParts,
         *,
-        fleet: str,
-        sealer: ReplySealer,
         admission: UpdateAdmission,
         uploads: Uploads,
-        counts: Counter[str],
         refuse: Callable[[str, Reason, OfferMessage], IngressResult],
-        is_set_aside: Callable[[str, bytes], bool],
     ) -> None:
-        self._store, self._registry, self._fleet = store, registry, fleet
-        self._sealer, self._admission, self._uploads = sealer, admission, uploads
-        self._counts, self._refuse, self._is_set_aside = counts, refuse, is_set_aside
+        self._store, self._registry, self._sealer = parts.store, parts.registry, parts.sealer
+        self._counts, self._is_set_aside = parts.counts, parts.is_set_aside
+        self._admission, self._uploads, self._refuse = admission, uploads, refuse
         self._contexts: dict[int, AdmissionContext] = {}
         self._is_more_waiting = False
 
     def open(self, context: AdmissionContext) -> None:
-        """Admit updates of its run in this context from now on."""
         self._contexts[context.opened.run] = context
 
     def context_of(self, run: int) -> AdmissionContext | None:
@@ -66,14 +51,6 @@ class UpdateIngress:
     def next_due(self) -> float | None:
         """Return the time of the next transfer that is due, monotonic seconds; None if none is."""
         return float("-inf") if self._is_more_waiting else self._uploads.next_due
-
-    def update(self, sealed: Sealed, update: UpdateMessage) -> IngressResult:
-        """Admit a complete, verified update.
-
-        Raises:
-            Refused: As ``UpdateAdmission.update``.
-        """
-        return self._admission.update(sealed, update, self.context_of(update.run))
 
     def offer(self, sealed: Sealed, offer: OfferMessage, now: float) -> IngressResult:
         """Answer an offer: a receipt, a refusal, a grant, or nothing while it is queued.
@@ -107,10 +84,6 @@ class UpdateIngress:
             else IngressResult((self._sealer.seal(device, result),))
         )
 
-    def expects(self, device: str, chunk: ChunkMessage) -> bool:
-        """Return whether an upload in progress includes the chunk."""
-        return self._uploads.expects(device, chunk)
-
     def settled_chunk(self, device: str, chunk: ChunkMessage) -> IngressResult:
         """Return the receipt of a chunk whose body is settled.
 
@@ -121,7 +94,7 @@ class UpdateIngress:
             return IngressResult()
         if chunk.life and chunk.seq:
             key = (chunk.life, chunk.seq)
-            row = self._store.row(device, key)
+            row = self._store.ledgers.row(device, key)
             if row is not None and envelope.ref(row.digest) == chunk.id:
                 self._counts["REPLAYED"] += 1
                 return IngressResult((self._sealer.receipt(device, key, row),))
@@ -133,11 +106,7 @@ class UpdateIngress:
         return (*requests, *self._grant_waiting(now))
 
     def _settled(self, device: str, offer: OfferMessage) -> IngressResult | None:
-        """Return the receipt of an offer with a settled number; None if it may be granted.
-
-        Raises:
-            Refused: The proof or the number is invalid; PAUSED.
-        """
+        """Return the receipt of an offer with a settled number; None if it may be granted."""
         key = (offer.life, offer.seq)
         ledger = self._admission.number(self._proved(device, offer), key, offer.spent)
         if isinstance(ledger, IngressResult):
@@ -179,14 +148,13 @@ class UpdateIngress:
         return IngressResult((self._sealer.seal(device, self._uploads.grant(device, offer, now)),))
 
     def _proved(self, device: str, offer: OfferMessage) -> Sealed:
-        """Verify the device's signature over the whole offered body."""
         envelope.check_proof(
             offer.digest,
             offer.sig,
             kind=offer.of,
             sender=device,
             recipient=AGGREGATOR,
-            fleet=self._fleet,
+            fleet=self._sealer.bodies.fleet,
             key_of=self._registry.key_of,
         )
         return Sealed(offer.of, device, b"", offer.digest, offer.sig)

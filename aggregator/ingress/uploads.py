@@ -9,11 +9,11 @@ from __future__ import annotations
 import random
 from collections import OrderedDict
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from edge_sdk.wire.errors import Reason, Refused
-from edge_sdk.wire.protocol.envelope import Sealed, ref
-from edge_sdk.wire.protocol.messages import (
+from edge_sdk.errors import Reason, Refused
+from edge_sdk.protocol.envelope import Sealed, ref
+from edge_sdk.protocol.messages import (
     BODY_LIMIT,
     CHUNK_LIMIT,
     ChunkMessage,
@@ -21,10 +21,11 @@ from edge_sdk.wire.protocol.messages import (
     HaveMessage,
     OfferMessage,
 )
-from edge_sdk.wire.protocol.transfer import (
+from edge_sdk.protocol.transfer import (
     FIRST_GAP,
     IDLE,
     MOST_IN_FLIGHT,
+    Pace,
     Receiving,
     check_sizes,
     count_of,
@@ -43,44 +44,33 @@ _SLOWEST_GAP = 6.0  # s without chunks before they are requested; below the devi
 
 @dataclass(frozen=True, slots=True)
 class UploadCapacity:
-    """Capacity for uploads in flight.
+    """Capacity for uploads in flight."""
 
-    Attributes:
-        in_flight: Granted chunks that have not arrived, of all devices together, bytes.
-        messages: The same in chunks.
-        memory: Memory reserved for incomplete bodies, bytes.
-        chunks: Largest window of one upload, chunks.
-        waiting: Length of the queue of offers, at most one per device; about 1 kB each.
-    """
-
+    # granted chunks that have not arrived, of all devices together, bytes
     in_flight: int = IN_FLIGHT
-    messages: int = MESSAGES
-    memory: int = 256 * 1024 * 1024
-    chunks: int = MOST_IN_FLIGHT
-    waiting: int = 16_384
+    messages: int = MESSAGES  # the same in chunks
+    memory: int = 256 * 1024 * 1024  # memory reserved for incomplete bodies, bytes
+    chunks: int = MOST_IN_FLIGHT  # largest window of one upload, chunks
+    waiting: int = 16_384  # length of the queue of offers, at most one per device; about 1 kB each
 
 
 @dataclass(slots=True)
 class Upload:
-    """Upload of one device.
-
-    Attributes:
-        device: Id of the device.
-        machine: Receiver with the chunks that have arrived.
-        offer: The offer of the body.
-        window: Largest number of chunks in flight.
-        began: Time of the first grant.
-        granted: Time at which it got its present slot; None once it lost it.
-        is_timed: True if its first chunk measures the response time.
-    """
+    """Upload of one device."""
 
     device: str
-    machine: Receiving
+    machine: Receiving  # receiver with the chunks that have arrived
     offer: OfferMessage
-    window: int
-    began: float
-    granted: float | None
-    is_timed: bool = True
+    window: int  # largest number of chunks in flight
+    began: float  # time of the first grant
+    # time at which it got its present slot; None once it lost it
+    granted: float | None = field(init=False)
+    # true if its first chunk measures the response time
+    is_timed: bool = field(default=True, init=False)
+
+    def __post_init__(self) -> None:
+        """Begin with the slot of the first grant."""
+        self.granted = self.began
 
     @property
     def in_flight(self) -> int:
@@ -95,7 +85,7 @@ class Upload:
 
     @property
     def gives_way_at(self) -> float:
-        """Return the time at which it yields its slot, if nothing more arrives."""
+        """Return the time at which it yields its slot without further chunks."""
         if self.granted is None:
             return float("inf")
         return min(max(self.machine.arrived, self.granted) + KEEP, self.granted + TURN)
@@ -139,7 +129,6 @@ class AnswerTime:
     """
 
     def __init__(self) -> None:
-        """Start without measurements."""
         self._mean = self._deviation = 0.0
 
     def add(self, seconds: float) -> None:
@@ -168,7 +157,6 @@ class Uploads:
         """Start without uploads.
 
         Args:
-            room: Capacity.
             rng: Random jitter of waits and timers; no result depends on it.
         """
         self._room = room
@@ -183,17 +171,14 @@ class Uploads:
         self._room = room
 
     def __len__(self) -> int:
-        """Return the number of incomplete bodies, with and without a slot."""
         return len(self._active)
 
     @property
     def granted(self) -> int:
-        """Return the number of uploads that have a slot."""
         return sum(upload.granted is not None for upload in self._active.values())
 
     @property
     def waiting(self) -> int:
-        """Return the number of queued offers."""
         return len(self._queue)
 
     @property
@@ -272,12 +257,10 @@ class Uploads:
     # --- chunks
 
     def is_queued(self, device: str, chunk: ChunkMessage) -> bool:
-        """Return whether a chunk belongs to a body whose offer waits for its grant."""
         waiting = self._queue.get(device)
         return waiting is not None and ref(waiting.offer.digest) == chunk.id
 
     def expects(self, device: str, chunk: ChunkMessage) -> bool:
-        """Return whether a chunk belongs to the device's granted body."""
         upload = self._active.get(device)
         return upload is not None and upload.machine.id == chunk.id
 
@@ -314,7 +297,6 @@ class Uploads:
             del self._queue[device]
 
     def drop(self, device: str) -> None:
-        """Release a device's memory and remove its queued offer."""
         self._forget(device)
         self._queue.pop(device, None)
 
@@ -347,7 +329,6 @@ class Uploads:
     # --- helpers
 
     def _begun(self, device: str, offer: OfferMessage, now: float) -> Upload:
-        """Reserve memory for a body and create its upload."""
         window = self._window(offer)
         machine = Receiving(
             offer.digest,
@@ -355,15 +336,12 @@ class Uploads:
             offer.chunk,
             now=now,
             rng=self._rng,
-            window=window,
-            most=window,
-            gap=self._answers.gap,
+            pace=Pace(window, self._answers.gap),
         )
-        upload = self._active[device] = Upload(device, machine, offer, window, now, now)
+        upload = self._active[device] = Upload(device, machine, offer, window, now)
         return upload
 
     def _window(self, offer: OfferMessage) -> int:
-        """Return the largest window of one upload; the free capacity may be less."""
         room = self._room
         return max(1, min(room.chunks, room.messages, room.in_flight // offer.chunk))
 
@@ -393,7 +371,6 @@ class Uploads:
         return True
 
     def _recall(self, now: float) -> None:
-        """Release expired slots; a slow device moves to the end of the queue."""
         for upload in [u for u in self._active.values() if u.gives_way(now)]:
             is_slow = now - upload.machine.arrived < KEEP
             upload.granted = None
@@ -405,7 +382,6 @@ class Uploads:
 
 
 def _is_same(running: OfferMessage, offer: OfferMessage) -> bool:
-    """Return whether a repeated offer continues the upload; another chunk size starts a new one."""
     return (running.digest, running.size, running.chunk) == (
         offer.digest,
         offer.size,

@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from aggregator.config import AggregatorConfig
-from aggregator.store.location import PostgresUrl
+from aggregator.store.dialect import DatabaseUrl
 from aggregator.store.opener import alone, open_store, refill
-from aggregator.store.types import Store
-from edge_sdk.app.cli import USAGE, Failure
+from aggregator.store.store import Store
 from edge_sdk.app.permissions import tighten
-from edge_sdk.wire.protocol import topics
+from edge_sdk.errors import USAGE, Failure
+from edge_sdk.protocol import topics
 
 
 class RestoreError(Failure):
@@ -29,24 +29,17 @@ class RestoreError(Failure):
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """Result of a restore.
+    """Result of a restore."""
 
-    Attributes:
-        run: Last run in the backup.
-        version: Version of its common model.
-        aside: Path of the previous database; None if there was none.
-    """
-
-    run: int
-    version: int
-    aside: Path | None
+    run: int  # last run in the backup
+    version: int  # version of its common model
+    aside: Path | None  # path of the previous database; None if there was none
 
 
 def put_in_place(config: AggregatorConfig, backup: Path, *, now: int) -> Restored:
     """Check a backup and replace the database with it; the old database is kept beside it.
 
     Args:
-        config: Configuration of the fleet.
         backup: File written by ``gridfed-aggregator backup``.
         now: Unix milliseconds, for the name of the old database.
 
@@ -55,7 +48,7 @@ def put_in_place(config: AggregatorConfig, backup: Path, *, now: int) -> Restore
         DatabaseBusyError: The daemon runs; nothing was changed.
     """
     file = config.file_database
-    if isinstance(config.database, PostgresUrl):
+    if isinstance(config.database, DatabaseUrl):
         with checked(config, backup) as (_, run, version):
             aside = file.with_name(f"{file.stem}-before-{now // 1000}{file.suffix}")
             refill(config.database, backup, aside)
@@ -81,18 +74,17 @@ def checked(config: AggregatorConfig, backup: Path) -> Iterator[tuple[Store, int
             hint=f"to continue from it as it is: gridfed-aggregator announce {config.file}",
         )
     with open_store(backup, read_only=True) as copy:
-        begun, faults = copy.run(), copy.integrity()
+        begun, faults = copy.runs.latest(), copy.integrity()
         if faults:
             raise RestoreError(f"{backup} is damaged: {faults[0]}", hint="use an older backup")
-        is_ours = topics.common(config.fleet, "keys") in copy.announcements()
+        is_ours = topics.common(config.fleet, "keys") in copy.announcements.all()
         if begun is None or not is_ours:
             raise RestoreError(f"{backup} has no run of fleet {config.fleet!r}")
-        closed = copy.versions(begun.run, last=1)
+        closed = copy.runs.versions(begun.run, last=1)
         yield copy, begun.run, closed[-1].version if closed else 0
 
 
 def _put_aside(database: Path, now: int) -> Path | None:
-    """Rename the database and its write-ahead log."""
     if not database.exists():
         return None
     aside = database.with_name(f"{database.stem}-before-{now // 1000}{database.suffix}")

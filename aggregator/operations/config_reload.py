@@ -17,22 +17,16 @@ from typing import Any
 
 from aggregator.config import AggregatorConfig, BoundRun, bind
 from aggregator.operations import run_setup, signing_keys
-from aggregator.store.types import Store
-from edge_sdk.app.cli import USAGE, Failure, StopSignal
-from edge_sdk.wire.errors import WireError
-from edge_sdk.wire.keys import SigningKey
+from aggregator.store.store import Store
+from edge_sdk.app.cli import StopSignal
+from edge_sdk.app.settings import EXTENSIONS
+from edge_sdk.errors import USAGE, Failure, WireError
+from edge_sdk.protocol.keys import SigningKey
 
 LIVE: Mapping[str, str] = {
     "log.level": "at once",
     "alerts.certificate_expiry": "at once",
     "broker.crl_file": "at once",
-    "ca": "when ca serve starts, and with the next command",
-    "console": "when gridfed-console starts",
-    "encryption.require_device_keys": "at once; a device without a key is asked for a hello",
-    "forecasts.store": "at once; what is stored stays",
-    "scores.collect": "at once here; a device begins after its next welcome; what is stored stays",
-    "scores.min_epsilon": "at once",
-    "scores.keep_days": "with the next day",
     "admission.max_in_flight_bytes": "at once; uploads in progress continue",
     "admission.messages_per_minute": "at once",
     "admission.daily_bytes": "at once here; a device receives it with its next welcome",
@@ -50,7 +44,7 @@ LIVE: Mapping[str, str] = {
     "run.schedule.time_zone": "at once; an open round continues",
     "run.schedule.jitter": "at once; an open round continues",
     "run.schedule.min_new_rows": "at once; an open round continues",
-}
+} | AggregatorConfig.index.texts("live")
 """Keys and whole sections that may change while the daemon runs, each with the time at which a change applies."""
 
 RESTART: Mapping[str, str] = {
@@ -59,8 +53,6 @@ RESTART: Mapping[str, str] = {
     "store": "the database is open",
     "broker": "the connection uses it",
     "keys": "the announcements are signed with them",
-    "encryption.folder": "the decryption keys are read from it",
-    "parent": "the session with the parent uses it",
     "http": "the HTTP server is listening there",
     "admission.max_inline_bytes": "connected devices were granted it",
     "admission.max_single_bytes": "connected devices were granted it",
@@ -69,7 +61,7 @@ RESTART: Mapping[str, str] = {
     "run.client_fraction": "the cohort of the open round was drawn with it",
     "run.rule_memory_mb": "the updates of the open round are kept by it",
     "run.seed": "the cohort of the open round was drawn with it",
-}
+} | AggregatorConfig.index.texts("restart")
 """Keys that need a restart, with reasons; a section covers all its keys not in ``LIVE``."""
 
 _DEFINES = "it defines the run; begin another run: gridfed-aggregator announce"
@@ -84,18 +76,23 @@ class ReloadError(Failure):
 
 def changed(before: AggregatorConfig, after: AggregatorConfig) -> list[str]:
     """Return the dotted keys in which two configurations differ, in order."""
-    return _changed(before, after, "")
+    plain = [key for key in _changed(before, after, "") if key != EXTENSIONS]
+    names = sorted({*before.extensions, *after.extensions})
+    pairs = ((name, before.section(name), after.section(name)) for name in names)
+    return plain + [key for name, old, new in pairs for key in _differences(old, new, name)]
 
 
 def _changed(before: Any, after: Any, at: str) -> list[str]:  # noqa: ANN401 - any settings
-    found = []
+    found: list[str] = []
     for one in fields(before):
-        old, new, key = getattr(before, one.name), getattr(after, one.name), at + one.name
-        if is_dataclass(old) and type(old) is type(new):
-            found += _changed(old, new, f"{key}.")
-        elif old != new:
-            found.append(key)
+        found += _differences(getattr(before, one.name), getattr(after, one.name), at + one.name)
     return found
+
+
+def _differences(old: Any, new: Any, key: str) -> list[str]:  # noqa: ANN401 - as above
+    if is_dataclass(old) and type(old) is type(new):
+        return _changed(old, new, f"{key}.")
+    return [] if old == new else [key]
 
 
 def why_not(key: str) -> str:
@@ -103,8 +100,6 @@ def why_not(key: str) -> str:
 
     >>> why_not("run.deadline"), why_not("http.listen")
     ('', 'the HTTP server is listening there')
-    >>> why_not("console.oidc")  # the section's table was added or removed
-    ''
     >>> why_not("run.quorum").partition(";")[0]
     'it defines the run'
     """
@@ -124,9 +119,7 @@ def again(
     Everything is checked as at a start. Nothing is changed here.
 
     Args:
-        present: The configuration in force.
         runs: The runs in force, in the order of the configuration.
-        store: Store with the definitions of the runs.
         environ: Environment settings, which are constant in a running process.
 
     Raises:
@@ -192,11 +185,9 @@ class HangUps:
     """Flag for received SIGHUP signals."""
 
     def __init__(self) -> None:
-        """Start unset."""
         self._received = False
 
     def set(self) -> None:
-        """Set the flag."""
         self._received = True
 
     def consume(self) -> bool:

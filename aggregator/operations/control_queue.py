@@ -9,28 +9,64 @@ from __future__ import annotations
 import json
 import os
 import secrets
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from aggregator.ingress.participations import PARTICIPATION_OF
-from aggregator.operations.known_devices import KnownDevices
-from aggregator.operations.labels import (
+from aggregator.ingress.registry import PARTICIPATION_OF
+from aggregator.operations.commands import (
     LabelError,
     Labels,
+    OrderError,
     changed_labels,
+    check_command,
     label_text,
     parse_labels,
 )
 from aggregator.store.types import EnrolledDevice
-from edge_sdk.app.cli import RUNTIME, Failure
 from edge_sdk.app.permissions import make_private_folder, open_private
-from edge_sdk.wire.protocol.messages import LARGEST, RELEASES_LIMIT, Moment, Releases, Scalars
-from edge_sdk.wire.schema import Length, SchemaError, build
+from edge_sdk.app.schema import Length, SchemaError, build
+from edge_sdk.protocol.messages import LARGEST, RELEASES_LIMIT, Moment, Releases, Scalars
 
-OPS = ("stop", "resume", "reenrol", "report", "budget", "hello", "wipe")
-"""Commands that an operator may send to a device."""
+
+class KnownDevices:
+    """Enrolled devices by id and by key, so that many orders read the database once.
+
+    >>> known = KnownDevices([EnrolledDevice("m-1", (b"a",)), EnrolledDevice("m-2", (b"b",))])
+    >>> known.insert(EnrolledDevice("m-2", (b"a",)))
+    >>> [one.id for one in known.others_of(known["m-1"])], known.get("m-3")
+    (['m-2'], None)
+    """
+
+    def __init__(self, clients: Iterable[EnrolledDevice]) -> None:
+        self._by_id: dict[str, EnrolledDevice] = {}
+        self._by_key: dict[bytes, dict[str, None]] = {}
+        for client in clients:
+            self.insert(client)
+
+    def __contains__(self, device: str) -> bool:
+        return device in self._by_id
+
+    def __getitem__(self, device: str) -> EnrolledDevice:
+        return self._by_id[device]
+
+    def get(self, device: str) -> EnrolledDevice | None:
+        return self._by_id.get(device)
+
+    def insert(self, client: EnrolledDevice) -> None:
+        """Insert or replace a device."""
+        before = self._by_id.get(client.id)
+        for key in () if before is None else before.sign:
+            self._by_key[key].pop(client.id, None)
+        self._by_id[client.id] = client
+        for key in client.sign:
+            self._by_key.setdefault(key, {})[client.id] = None
+
+    def others_of(self, device: EnrolledDevice) -> list[EnrolledDevice]:
+        ids = {name for key in device.sign for name in self._by_key.get(key, ())}
+        return [self._by_id[name] for name in sorted(ids - {device.id})]
+
 
 LIMIT = 65_536  # bytes per order
 
@@ -50,40 +86,13 @@ _BY_THE_DAEMON = {
 }
 
 
-class OrderError(Failure):
-    """An order that cannot be carried out."""
-
-    exit_code = RUNTIME
-
-
 @dataclass(frozen=True, slots=True)
 class ControlOrder:
-    """One order of an operator.
+    """One order of an operator."""
 
-    Attributes:
-        do: ``enrol``, ``revoke``, ``label``, ``unlearn`` or ``command`` a device; ``pause`` or
-            ``resume`` the fleet; open a ``round`` before its start; ``retry`` or ``clear`` a dead
-            letter; announce ``weather``; begin or change a ``rollout``; ``record`` an act of another program.
-        device: Id of the device; ``_all`` for the fleet, or for every dead letter; for ``weather``
-            the region; for ``record`` the subject.
-        public: Raw public key as hex, for ``enrol``.
-        former: Raw public key as hex that ``public`` replaces, its signature being verified: the
-            ledger continues; both are valid until ``public`` is used.
-        op: Command for the device, for ``command``; act, for ``rollout`` and ``record``.
-        detail: What was changed, for ``record``.
-        why: Reason; recorded with the device for ``revoke``.
-        who: Person: the login name at a command, the user of the console.
-        via: Way by which it came.
-        args: Numeric arguments.
-        until: Expiry, server time in Unix ms.
-        spent: Count of releases in the new ledger, for ``enrol`` with another key; by default the
-            previous count continues.
-        labels: Changes of labels, ``name=value`` between commas, for ``enrol`` and ``label``.
-        run: The only run that is meant, for ``pause``, ``resume``, ``round`` and ``unlearn``; empty
-            for all.
-        id: Id of the order, given by ``leave``; empty for an immediate one.
-    """
-
+    # ``enrol``, ``revoke``, ``label``, ``unlearn`` or ``command`` a device; ``pause`` or ``resume``
+    # the fleet; open a ``round`` before its start; ``retry`` or ``clear`` a dead letter; announce
+    # ``weather``; begin or change a ``rollout``; ``record`` an act of another program
     do: Literal[
         "enrol",
         "revoke",
@@ -99,20 +108,33 @@ class ControlOrder:
         "rollout",
         "record",
     ]
+    # id of the device; ``_all`` for the fleet, or for every dead letter; for ``weather`` the
+    # region; for ``record`` the subject
     device: Annotated[str, Length(1, 64)]
-    public: Annotated[str, Length(0, 66)] = ""
-    op: str = ""
-    why: Annotated[str, Length(0, 200)] = ""
+    public: Annotated[str, Length(0, 66)] = ""  # raw public key as hex, for ``enrol``
+    op: str = ""  # command for the device, for ``command``; act, for ``rollout`` and ``record``
+    why: Annotated[str, Length(0, 200)] = ""  # reason; recorded with the device for ``revoke``
+    # person: the login name at a command, the user of the console
     who: Annotated[str, Length(0, 64)] = ""
-    via: Literal["command", "console", "authority"] = "command"
-    args: Scalars = field(default_factory=dict)
-    until: Moment | None = None
+    via: Literal["command", "console", "authority"] = "command"  # way by which it came
+    args: Scalars = field(default_factory=dict)  # numeric arguments
+    until: Moment | None = None  # expiry, server time in Unix ms
+    # count of releases in the new ledger, for ``enrol`` with another key; by default the previous
+    # count continues
     spent: Releases | None = None
+    # changes of labels, ``name=value`` between commas, for ``enrol`` and ``label``
     labels: Annotated[str, Length(0, 2000)] = ""
+    # the only run that is meant, for ``pause``, ``resume``, ``round`` and ``unlearn``; empty for
+    # all
     run: Annotated[str, Length(0, 64)] = ""
+    # id of the order, given by ``leave``; empty for an immediate one
     id: Annotated[str, Length(0, 64)] = ""
+    # raw public key as hex that ``public`` replaces, its signature being verified: the ledger
+    # continues; both are valid until ``public`` is used
     former: Annotated[str, Length(0, 66)] = ""
-    detail: Annotated[str, Length(0, 1000)] = ""
+    detail: Annotated[str, Length(0, 1000)] = ""  # what was changed, for ``record``
+    # the root's signatures of a command that destroys, as hex
+    root: Annotated[str, Length(0, 2304)] = ""
 
 
 def apply(order: ControlOrder, store: Any, known: KnownDevices | None = None) -> str:  # noqa: ANN401 - a Store that also issues commands
@@ -125,37 +147,34 @@ def apply(order: ControlOrder, store: Any, known: KnownDevices | None = None) ->
     """
     if order.do in _BY_THE_DAEMON:
         raise OrderError(f"only a running daemon can {_BY_THE_DAEMON[order.do]}")
-    known = KnownDevices(store.clients()) if known is None else known
+    known = KnownDevices(store.devices.all()) if known is None else known
     _check(order, known)
     if order.do == "enrol":
         result = _enrol(order, store, known.get(order.device))
-        known.insert(store.client(order.device))
+        known.insert(store.devices.get(order.device))
         return result
     if order.do == "revoke":
         meant = [known[order.device], *known.others_of(known[order.device])]
         for one in meant:
-            store.put_client(replace(one, state="revoked", why=order.why))
+            store.devices.save(replace(one, state="revoked", why=order.why))
         *others, last = [one.id for one in meant]
         return f"{', '.join(others)} and {last} are revoked" if others else f"{last} is revoked"
     if order.do == "label":
         before = known[order.device]
         labelled = replace(before, labels=_labels(before.labels, order))
-        store.put_client(labelled)
-        store.issue(order.device, "hello")  # it learns its runs from the welcome
+        store.devices.save(labelled)
+        store.commands.issue(order.device, "hello")  # it learns its runs from the welcome
         return f"{order.device} is labelled {label_text(labelled.labels) or 'with nothing'}"
-    if store.ledger(order.device).cmd >= LARGEST:
+    if store.ledgers.get(order.device).cmd >= LARGEST:
         raise OrderError(
             f"{order.device}: all command numbers are used",
             hint="enrol it with a new key: gridfed-aggregator enrol ID --public FILE",
         )
+    terms = order.op, order.args, order.until, bytes.fromhex(order.root)
     waiting = [
-        c
-        for c in store.issued(order.device)
-        if c.op == order.op and c.until == order.until and c.args == order.args
+        c for c in store.commands.open(order.device) if (c.op, c.args, c.until, c.root) == terms
     ]
-    command = (
-        waiting[0] if waiting else store.issue(order.device, order.op, order.args, order.until)
-    )
+    command = waiting[0] if waiting else store.commands.issue(order.device, *terms)
     return f"command {command.num} for {order.device}: {order.op}"
 
 
@@ -163,9 +182,7 @@ def check_order(order: ControlOrder, store: Any, before: Iterable[ControlOrder] 
     """Refuse an order about a device that cannot be carried out.
 
     Args:
-        order: The order.
         store: Store, open for reading or writing.
-        before: Orders that are carried out before it.
 
     Raises:
         OrderError: The device is not enrolled, its key is enrolled under another id, or the command
@@ -179,12 +196,8 @@ def check_orders(
     store: Any,  # noqa: ANN401 - as ``apply``
     before: Iterable[ControlOrder] = (),
 ) -> None:
-    """Refuse orders of which one cannot be carried out after those before it.
-
-    Raises:
-        OrderError: As ``check_order``.
-    """
-    known = KnownDevices(store.clients())
+    """Refuse orders of which one cannot be carried out after those before it."""
+    known = KnownDevices(store.devices.all())
     for one in before:
         _expect(one, known)
     for order in orders:
@@ -193,7 +206,6 @@ def check_orders(
 
 
 def _expect(order: ControlOrder, known: KnownDevices) -> None:
-    """Enter a device that an order will enrol."""
     if order.do == "enrol" and order.device not in known:
         known.insert(_enrolled_by(order))
 
@@ -205,18 +217,11 @@ def _check(order: ControlOrder, known: KnownDevices) -> None:
     if order.do in ("revoke", "command", "label", "unlearn") and order.device not in known:
         raise OrderError(f"{order.device!r} is not enrolled", hint="gridfed-aggregator list")
     if order.do == "command":
-        if order.op not in OPS:
-            raise OrderError(f"unknown command {order.op!r}; known: {', '.join(OPS)}")
-        check_args(order.op, order.args)
+        check_command(order.device, order.op, order.args, order.root)
 
 
 def _refuse_key(order: ControlOrder, known: KnownDevices) -> None:
-    """Refuse a key that other ids have, unless all are participations of one device.
-
-    Raises:
-        OrderError: The label ``device`` does not name the device, an id with the key is revoked, or
-            the device has too many participations.
-    """
+    """Refuse a key that other ids have, unless all are participations of one device."""
     here = _enrolled_by(order, known.get(order.device))
     others = known.others_of(here)
     if not others:
@@ -236,38 +241,12 @@ def _refuse_key(order: ControlOrder, known: KnownDevices) -> None:
 
 
 def _enrolled_by(order: ControlOrder, before: EnrolledDevice | None = None) -> EnrolledDevice:
-    """Return the device as an enrolment makes it, as far as its key and labels go."""
     labels = _labels(() if before is None else before.labels, order)
     return EnrolledDevice(order.device, (bytes.fromhex(order.public),), labels=labels)
 
 
 def _owner(client: EnrolledDevice) -> str:
-    """Return the id of the device whose participation this is: its own, without a label."""
     return dict(client.labels).get(PARTICIPATION_OF, client.id)
-
-
-def check_args(op: str, args: Mapping[str, float]) -> None:
-    """Refuse arguments of a command that the device would refuse.
-
-    Raises:
-        OrderError: An argument is out of bounds; the message names it and its bounds.
-
-    Example:
-        >>> check_args("budget", {"releases": 40.0})
-        >>> check_args("budget", {"releases": -1.0})
-        Traceback (most recent call last):
-        aggregator.operations.control_queue.OrderError: releases: expected a whole number from 0 to 2147483647, got -1
-    """
-    if (op == "budget") != ("releases" in args):
-        raise OrderError(
-            "releases: required for the command budget, and only there",
-            hint="gridfed-aggregator command ID budget --releases N",
-        )
-    releases = args.get("releases", 0.0)
-    if not (0 <= releases <= RELEASES_LIMIT and releases == int(releases)):
-        raise OrderError(
-            f"releases: expected a whole number from 0 to {RELEASES_LIMIT}, got {releases:g}"
-        )
 
 
 def _enrol(order: ControlOrder, store: Any, before: EnrolledDevice | None) -> str:  # noqa: ANN401 - as ``apply``
@@ -280,17 +259,17 @@ def _enrol(order: ControlOrder, store: Any, before: EnrolledDevice | None) -> st
     is_same = before.sign == (public,) or (order.former and public in before.sign)
     if is_same and before.state == "enrolled":
         if labels != before.labels:
-            store.put_client(replace(before, labels=labels))
+            store.devices.save(replace(before, labels=labels))
         return f"{order.device} is already enrolled with this key"
     if _is_succession(order, before):
         former = bytes.fromhex(order.former)
-        store.put_client(replace(before, sign=(former, public), labels=labels))
-        store.issue(order.device, "hello")  # signed by the new key
+        store.devices.save(replace(before, sign=(former, public), labels=labels))
+        store.commands.issue(order.device, "hello")  # signed by the new key
         return f"{order.device} has a new key, which replaces the former one once it is used"
     generation = before.generation + 1
     again = EnrolledDevice(order.device, (public,), generation, labels=labels)
     if before.sign == (public,):
-        store.put_client(again)
+        store.devices.save(again)
         return f"{order.device} is enrolled again with the same key, generation {generation}"
     note = renewal(order, store)
     store.renew(again, spent=_count_after(order, store))
@@ -298,7 +277,6 @@ def _enrol(order: ControlOrder, store: Any, before: EnrolledDevice | None) -> st
 
 
 def _is_succession(order: ControlOrder, before: EnrolledDevice) -> bool:
-    """Return whether an enrolment replaces a key in force."""
     is_known = bytes.fromhex(order.former) in before.sign
     return is_known and bytes.fromhex(order.public) not in before.sign and before.state != "revoked"
 
@@ -311,7 +289,7 @@ def _count_after(order: ControlOrder, store: Any) -> int:  # noqa: ANN401 - as `
     """
     if order.spent is not None:
         return order.spent
-    counted = int(store.ledger(order.device).spent)
+    counted = int(store.ledgers.get(order.device).spent)
     return counted if counted < RELEASES_LIMIT else 0
 
 
@@ -323,14 +301,14 @@ def _labels(before: Labels, order: ControlOrder) -> Labels:
 
 
 def renewal(order: ControlOrder, store: Any) -> str:  # noqa: ANN401 - as ``apply``
-    """Return a note on what an enrolment resets, for the operator; empty if nothing."""
-    before = store.client(order.device)
+    """Return a note on the counters that an enrolment resets; empty if there are none."""
+    before = store.devices.get(order.device)
     if order.do != "enrol" or before is None or before.sign == (bytes.fromhex(order.public),):
         return ""
     is_listed = bytes.fromhex(order.public) in before.sign
     if order.former and (is_listed or _is_succession(order, before)):
         return ""
-    counted, after = store.ledger(order.device).spent, _count_after(order, store)
+    counted, after = store.ledgers.get(order.device).spent, _count_after(order, store)
     change = f"continues at {after}" if after == counted else f"changes from {counted} to {after}"
     note = (
         f", with a new key: its ledger begins again\n"

@@ -10,9 +10,16 @@ from aggregator.methods import METHODS
 
 def names_of(method: str) -> dict[str, str]:
     """Return the present path of every key of a run of this method that was renamed."""
-    settings = METHODS[method].settings if method in METHODS else object
-    own = config.renamed_settings(settings)
-    return {**config.RENAMED, **{f"run.settings.{old}": new for old, new in own.items()}}
+    if method not in METHODS:
+        return dict(config.RENAMED)
+    row = METHODS[method]
+    own = config.renamed_settings(row.settings)
+    graph = {} if row.graph is None else row.graph.renamed
+    return {
+        **config.RENAMED,
+        **{f"run.settings.{old}": new for old, new in own.items()},
+        **{f"run.graph.{old}": new for old, new in graph.items()},
+    }
 
 
 def renamed(

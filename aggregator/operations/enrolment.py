@@ -12,11 +12,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from aggregator.operations.labels import LabelError, parse_labels
-from aggregator.operations.root_signers import RootSigners, private_keys, root_signers
-from edge_sdk.app.cli import USAGE, Failure
+from aggregator.operations.commands import LabelError, parse_labels
+from aggregator.operations.signing_keys import RootSigners, private_keys, root_signers
 from edge_sdk.app.permissions import make_private_folder, require_private
-from edge_sdk.wire.keys import (
+from edge_sdk.errors import USAGE, Failure
+from edge_sdk.protocol.keys import (
     SIGNATURE_SIZE,
     KeyFileError,
     SigningKey,
@@ -27,14 +27,14 @@ from edge_sdk.wire.keys import (
     verify,
     write_atomically,
 )
-from edge_sdk.wire.protocol.enrolment_statement import (
+from edge_sdk.protocol.public_key import weakness
+from edge_sdk.protocol.root_keys import RootKeys
+from edge_sdk.protocol.statements import (
     NO_KEY,
     enrolment_statement,
     succession_statement,
 )
-from edge_sdk.wire.protocol.topics import is_device_id
-from edge_sdk.wire.public_key import weakness
-from edge_sdk.wire.root_keys import RootKeys
+from edge_sdk.protocol.topics import is_device_id
 
 COLUMNS = ("id", "public", "proof", "labels", "succession")
 """Columns of a CSV file of claims; of the line that ``gridfed-edge enrol`` prints, the first three.
@@ -51,21 +51,14 @@ class EnrolError(Failure):
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """Claim of a device to join the fleet.
+    """Claim of a device to join the fleet."""
 
-    Attributes:
-        device: The requested id: certificate name, user name, topic and sender at once.
-        public: Raw public key: Ed25519 (32 bytes) or P-256 (33 bytes).
-        proof: Signature of ``statement`` by that key; empty if the operator vouches for the key.
-        labels: Labels of the device, ``name=value`` between commas.
-        succession: Signature of ``succession_statement`` by the key that this one replaces; empty
-            without one.
-    """
-
-    device: str
-    public: bytes
+    device: str  # the requested id: certificate name, user name, topic and sender at once
+    public: bytes  # raw public key: Ed25519 (32 bytes) or P-256 (33 bytes)
+    # signature of ``statement`` by that key; empty if the operator vouches for the key
     proof: bytes = b""
-    labels: str = ""
+    labels: str = ""  # labels of the device, ``name=value`` between commas
+    # signature of ``succession_statement`` by the key that this one replaces; empty without one
     succession: bytes = b""
 
 
@@ -76,11 +69,10 @@ def statement(
 
     The arguments are those of ``enrolment_statement``.
 
-    Example:
-        >>> key = SigningKey.from_seed(bytes(32))
-        >>> mine = key.sign(statement("north", "meter-1", key.public))
-        >>> verify(key.public, mine, statement("north", "meter-2", key.public))
-        False
+    >>> key = SigningKey.from_seed(bytes(32))
+    >>> mine = key.sign(statement("north", "meter-1", key.public))
+    >>> verify(key.public, mine, statement("north", "meter-2", key.public))
+    False
     """
     return enrolment_statement(fleet, device, public, open_, csr)
 
@@ -112,11 +104,7 @@ def verify_claim(claim: Claim, fleet: str, *, where: str = "enrol") -> Claim:
 
 
 def former_key(claim: Claim, fleet: str, keys: Iterable[bytes], *, where: str = "enrol") -> bytes:
-    """Return the key that a claim replaces: the one of these that has signed it; empty without one.
-
-    Raises:
-        EnrolError: The claim has a signature of a former key, and it is of none of these.
-    """
+    """Return the enrolled key that signed a claim, which the claim replaces; empty without one."""
     if not claim.succession:
         return b""
     signed = succession_statement(fleet, claim.device, claim.public)
@@ -138,11 +126,7 @@ def claim_of(
     *,
     where: str = "enrol",
 ) -> Claim:
-    """Parse a claim: the key as 64 or 66 hex digits or a file, signatures as 128 hex digits or nothing.
-
-    Raises:
-        EnrolError: The claim cannot be parsed.
-    """
+    """Parse a claim: the key as 64 or 66 hex digits or a file, signatures as 128 hex digits or nothing."""
     try:
         raw = read_device_public(public)
     except KeyFileError as error:

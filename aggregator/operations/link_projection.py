@@ -7,17 +7,17 @@ from dataclasses import dataclass
 import numpy as np
 
 from aggregator.config import BoundRun, settings_of
-from aggregator.methods.base.downlink_step import STEP
+from aggregator.methods.base.wrappers import STEP
 from aggregator.rounds import announcements as announce
 from aggregator.rounds.announcements import Body, Ends, Opening
 from edge_sdk.app.settings import SettingsError
-from edge_sdk.wire.contract.method import ALL, Array, Task
-from edge_sdk.wire.keys import generate
-from edge_sdk.wire.protocol import envelope, topics
-from edge_sdk.wire.protocol.block_quantisation import encoded_size
-from edge_sdk.wire.protocol.codec import encode, pack_tensor
-from edge_sdk.wire.protocol.messages import LARGEST, ReceiptMessage, UpdateMessage
-from edge_sdk.wire.protocol.model_step import STEP_ENCODING
+from edge_sdk.protocol import envelope, topics
+from edge_sdk.protocol.block_quantisation import encoded_size
+from edge_sdk.protocol.codec import encode, pack_tensor
+from edge_sdk.protocol.contract.method import ALL, Array, Task
+from edge_sdk.protocol.keys import generate
+from edge_sdk.protocol.messages import LARGEST, ReceiptMessage, UpdateMessage
+from edge_sdk.protocol.model_step import STEP_ENCODING
 
 IDLE_DAY = 30_000
 """Bytes of a connected day without a round, both directions: pings, time, metrics, one connection.
@@ -37,16 +37,11 @@ _DEVICE = "meter-000000"  # an id of usual length
 
 @dataclass(frozen=True, slots=True)
 class LinkProjection:
-    """Bytes that one device exchanges, MQTT included and TLS not.
+    """Bytes that one device exchanges, MQTT included and TLS not."""
 
-    Attributes:
-        up: Sent in one round: the update.
-        down: Received in one round: the model, its manifest, and the receipt.
-        rounds: Rounds a day that a device takes part in, on average; None for rounds back to back.
-    """
-
-    up: int
-    down: int
+    up: int  # sent in one round: the update
+    down: int  # received in one round: the model, its manifest, and the receipt
+    # rounds a day that a device takes part in, on average; None for rounds back to back
     rounds: float | None
 
     @property
@@ -70,11 +65,10 @@ class LinkProjection:
         Args:
             quota: Bytes a day that the aggregator allows a device.
 
-        Example:
-            >>> LinkProjection(33_000, 34_000, 8).text(64_000_000)
-            '8 rounds a day x 67 kB + 30 kB = 566 kB a day, 17 MB a month per device'
-            >>> LinkProjection(33_000, 34_000, None).text(64_000_000)
-            'rounds back to back, 67 kB each: 64 MB a day are used up by 954 rounds'
+        >>> LinkProjection(33_000, 34_000, 8).text(64_000_000)
+        '8 rounds a day x 67 kB + 30 kB = 566 kB a day, 17 MB a month per device'
+        >>> LinkProjection(33_000, 34_000, None).text(64_000_000)
+        'rounds back to back, 67 kB each: 64 MB a day are used up by 954 rounds'
         """
         if self.rounds is None or self.day is None or self.month is None:
             most = (quota - IDLE_DAY) // self.round
@@ -126,11 +120,7 @@ def projection_of(run: BoundRun) -> LinkProjection:
 
 
 def refuse_excess(run: BoundRun, projection: LinkProjection) -> None:
-    """Refuse a schedule that no device can follow within its daily quota.
-
-    Raises:
-        SettingsError: With the figures.
-    """
+    """Refuse a schedule that no device can follow within its daily quota."""
     quota = run.config.admission.daily_bytes
     wanted = projection.round if projection.day is None else projection.day
     if wanted <= quota:

@@ -1,23 +1,142 @@
-"""Track what needs the operator's attention: expiring TLS files, a refused configuration."""
+"""Track the operator's alerts: expiring TLS files, a refused configuration, rounds without an answer."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from aggregator.authority.folder import CERTIFICATE, NEXT
 from aggregator.config import AggregatorConfig
+from aggregator.ingress.cohort import Cohort
 from aggregator.metrics import Metrics
+from aggregator.store.types import Version
 from edge_sdk.app.cli import fields
 from edge_sdk.app.clock import Clock, SystemClock
 from edge_sdk.app.settings import SettingsError, seconds
-from edge_sdk.wire.link import tls_files as links
-from edge_sdk.wire.link.tls_files import File, TlsFileState, Watch, files, look
-from edge_sdk.wire.link.x509_expiry import X509Error, day_of
+from edge_sdk.link import tls_files as links
+from edge_sdk.link.tls_files import File, TlsFileState, Watch, X509Error, day_of, files, look
 
 logger = logging.getLogger(__name__)
+
+PATIENCE = 2  # rounds in a row without an answer
+
+
+@dataclass(frozen=True, slots=True)
+class RunAudience:
+    """Facts about the devices of a run."""
+
+    labels: Mapping[str, str] = field(default_factory=dict)  # labels of the run's cohort
+    devices: int = 0  # enrolled devices that take part
+    online: int = 0
+    refusing_root: int = 0
+    refusing_bundle: int = 0
+    # devices that have declined the run, by reason
+    declined: Mapping[str, int] = field(default_factory=dict)
+    no_windows: int = 0  # times that devices have reported too few readings
+    access: str = ""  # how the broker's access rules differ; empty if nothing is known
+
+
+def likely_cause(run: RunAudience) -> str:
+    """Return the likely causes of missing answers, the surest first, with their remedies.
+
+    >>> likely_cause(RunAudience(labels={"kind": "meter"}))
+    'no enrolled device is in its cohort (kind=meter): label devices, or change run.cohort'
+    >>> likely_cause(RunAudience(devices=3))[:33]
+    'none of its 3 devices is online: '
+    """
+    share = f"of its {run.devices} devices"
+    labels = ", ".join(f"{name}={value}" for name, value in run.labels.items())
+    reasons = ", ".join(f"{count} {reason}" for reason, count in run.declined.items())
+    causes = (
+        (
+            not run.devices and run.declined,
+            f"all devices of its cohort have declined it: {reasons}",
+        ),
+        (
+            not run.devices and run.labels,
+            f"no enrolled device is in its cohort ({labels}): label devices, or change run.cohort",
+        ),
+        (not run.devices, "no device is enrolled: gridfed-aggregator enrol"),
+        (run.access, run.access),
+        (
+            run.refusing_root,
+            (
+                f"{run.refusing_root} {share} refuse the announced root: give them the present root.pub, or "
+                "put the former state folder back"
+            ),
+        ),
+        (run.refusing_bundle, f"{run.refusing_bundle} {share} refuse the bundle"),
+        (
+            not run.online,
+            (
+                f"none {share} is online: check their power and link, and the rules of the broker, which may "
+                "not let their status through"
+            ),
+        ),
+        (
+            run.no_windows,
+            (
+                f"{run.online} {share} are online, and devices report that they have too few readings for a "
+                "window (NO_WINDOWS): check their source"
+            ),
+        ),
+    )
+    unheard = (
+        f"{run.online} {share} are online and do not answer: most likely the broker's access rules keep "
+        "the run's announcements from them (gridfed-aggregator broker check --file mosquitto.conf); else "
+        "they are subscribed to another run (gridfed-edge status), or run.deadline is too short"
+    )
+    return next((sentence for holds, sentence in causes if holds), unheard)
+
+
+def audience_of(
+    cohort: Cohort, *, access: str, no_windows: int, declined: Mapping[str, int]
+) -> RunAudience:
+    """Return the facts about the devices of a run.
+
+    Args:
+        access: How the broker's access rules differ; empty if nothing is known.
+        no_windows: Times that devices have reported too few readings.
+    """
+    registry = cohort.registry
+    members = {device for device in registry.enrolled() if cohort.takes(device)}
+    return RunAudience(
+        cohort.labels,
+        len(members),
+        len(members & registry.present()),
+        len(members & registry.refusals.roots.keys()),
+        len(members & registry.refusals.bundles.keys()),
+        declined,
+        no_windows,
+        access,
+    )
+
+
+@dataclass(slots=True)
+class UnansweredRounds:
+    """Number of rounds in a row without any answer, by number of the run."""
+
+    _counts: Counter[int] = field(default_factory=Counter)
+
+    def count(self, version: Version) -> int:
+        """Count a closed round; return how many in a row no device has answered."""
+        if version.moved or version.report.get("cohort"):
+            self._counts[version.run] = 0
+        else:
+            self._counts[version.run] += 1
+        return self._counts[version.run]
+
+    def of(self, run: int) -> int:
+        return self._counts[run]
+
+
+def warn(name: str, rounds: int, cause: str) -> None:
+    """Log a run whose rounds no device answers, at the second and then at each power of two."""
+    if rounds >= PATIENCE and rounds & (rounds - 1) == 0:
+        logger.warning("rounds unanswered %s", fields(name=name or "-", rounds=rounds, cause=cause))
+
 
 _RENEW = {
     "ca": "put the file of a valid authority in place, here and on every device; before its end "
@@ -28,7 +147,6 @@ _RENEW = {
 
 
 def tls_files(config: AggregatorConfig) -> tuple[File, ...]:
-    """Return every configured file with an expiry date."""
     broker = config.broker
     return files(broker.url, broker.ca_file, broker.cert_file, broker.crl_file)
 
@@ -37,7 +155,6 @@ def refuse_expired(config: AggregatorConfig, now: float) -> list[TlsFileState]:
     """Read every file with an expiry date; return their states.
 
     Args:
-        config: Configuration that names the files.
         now: Unix seconds.
 
     Raises:
@@ -72,22 +189,11 @@ def rows(found: Iterable[TlsFileState], now: float, horizon: float) -> list[dict
     ]
 
 
-def authority_warning(config: AggregatorConfig, now: float) -> str:
-    """Return a sentence if the fleet's own authority expires soon; empty if not, or without one.
-
-    Args:
-        config: Configuration that names the authority's folder.
-        now: Unix seconds.
-    """
-    folder = config.ca.folder
-    if folder is None or not (folder / CERTIFICATE).exists():
-        return ""
-    (seen,) = look([File("ca", folder / CERTIFICATE, "ca.folder")])
-    if not seen.is_near(now, horizon_of(config)):
-        return ""
-    do = "rotate ca --finish" if (folder / NEXT).exists() else "rotate ca"
-    command = f"gridfed-aggregator {do} --config {config.file}"
-    return f"ca.folder: {seen.file.path}: {seen.told(now)}; replace the authority: {command}"
+def warnings_of(config: AggregatorConfig) -> list[str]:
+    """Return the warnings of extensions to the operator."""
+    entries = config.index.configured(config.tables)
+    loaded = [warn for one in entries if (warn := one.load("warnings")) is not None]
+    return [text for warn in loaded for text in warn(config) if text]
 
 
 def offline(config: AggregatorConfig) -> list[dict[str, Any]]:
@@ -97,19 +203,13 @@ def offline(config: AggregatorConfig) -> list[dict[str, Any]]:
 
 @dataclass(slots=True)
 class OperatorAlerts:
-    """Alerts of a running daemon.
+    """Alerts of a running daemon."""
 
-    Attributes:
-        clock: Wall time.
-        watch: Monitor of the files with an expiry date.
-        refused: Reason why the last configuration read is not in force; empty if it is.
-        loaded: Time at which the configuration in force was applied, Unix seconds.
-    """
-
-    clock: Clock = field(default_factory=SystemClock)
-    watch: Watch = field(default_factory=Watch)
-    refused: str = ""
-    loaded: float = 0.0
+    clock: Clock = field(default_factory=SystemClock)  # wall time
+    watch: Watch = field(default_factory=Watch)  # monitor of the files with an expiry date
+    refused: str = ""  # reason why the last configuration read is not in force; empty if it is
+    loaded: float = 0.0  # time at which the configuration in force was applied, Unix seconds
+    # monitor of the broker's access rules
     _shown: frozenset[tuple[str, str]] = frozenset()
 
     def follow(self, config: AggregatorConfig) -> None:
@@ -136,7 +236,6 @@ class OperatorAlerts:
         metrics.reloaded_at.set(self.loaded)
 
     def status(self) -> dict[str, Any]:
-        """Return the alerts for the status document."""
         found = rows(self.watch.look(), self._now, self.watch.horizon)
         status: dict[str, Any] = {"certificates": found} if found else {}
         return status | ({"configuration": f"refused: {self.refused}"} if self.refused else {})

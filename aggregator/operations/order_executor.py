@@ -7,104 +7,71 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from aggregator.audit_log.recorder import AuditLog
-from aggregator.config import AggregatorConfig
-from aggregator.ingress.dead_letters import DeadLetters, LetterError, forget
-from aggregator.ingress.registry import Registry
+from aggregator.ingress.dead_letters import LetterError, forget
 from aggregator.ingress.replies import pause
-from aggregator.operations.control_queue import (
-    ControlOrder,
-    OrderError,
-    carry_out,
-)
-from aggregator.operations.recorded_orders import apply_recorded, initiator
-from aggregator.operations.rollout_control import RolloutControl
-from aggregator.operations.rollout_orders import read_description, remove_description
-from aggregator.operations.unlearning import refuse_unlearning
-from aggregator.operations.weather_publication import taken
-from aggregator.rounds.announcements import Publication
+from aggregator.operations.commands import OrderError, refuse_unlearning
+from aggregator.operations.control_queue import ControlOrder, carry_out
+from aggregator.operations.recorded_orders import apply_recorded, record_once
+from aggregator.operations.server_extensions import ServerExtensions
 from aggregator.rounds.message_isolation import Isolation
-from aggregator.rounds.message_processor import MessageProcessor
-from aggregator.rounds.publisher import Publisher
+from aggregator.rounds.message_processor import MessageProcessor, RunDrivers
 from aggregator.rounds.run_driver import RunDriver
-from aggregator.rounds.run_drivers import RunDrivers
-from aggregator.store.types import Store
 from edge_sdk.app.cli import fields
-from edge_sdk.wire.errors import Reason
-from edge_sdk.wire.protocol import topics
-from edge_sdk.wire.protocol.messages import RefusalMessage
+from edge_sdk.errors import Reason
+from edge_sdk.protocol.messages import RefusalMessage
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class OrderExecutor:
-    """Executor of queued orders.
+    """Executor of queued orders."""
 
-    Attributes:
-        store: Database that an order changes.
-        registry: Enrolled devices, read again after an order.
-        drivers: Pause the runs, and remove a device's contribution.
-        processor: Processes a dead letter again.
-        publisher: Sends commands to the devices.
-        letters: Dead letters.
-        fleet: Id of the fleet.
-        rollout: Begins and changes rollouts.
-        config: Configuration, with the root's public key and the bundles.
-        isolation: Undoes what an order has changed in memory if its transaction fails.
-        audit_log: Records every order that took effect.
-    """
-
-    store: Store
-    registry: Registry
-    drivers: RunDrivers
-    processor: MessageProcessor
-    publisher: Publisher
-    letters: DeadLetters
-    fleet: str
-    rollout: RolloutControl
-    config: AggregatorConfig
-    isolation: Isolation
-    audit_log: AuditLog
+    isolation: Isolation  # undoes what an order has changed in memory if its transaction fails
+    drivers: RunDrivers  # pause the runs, and remove a device's contribution
+    processor: MessageProcessor  # processes a dead letter again
+    extensions: ServerExtensions  # execute orders of their own
 
     def apply(self, inbox: Path) -> None:
-        """Execute the orders in a folder; a connected device hears of its command at once.
+        """Execute the orders in a folder; a connected device receives its command at once.
 
         A revoked device receives its refusal at once, before its topics are unsubscribed.
         """
-        before = self.registry.enrolled()
+        before = self.isolation.registry.enrolled()
         if not carry_out(inbox, lambda order: self._execute(order, inbox), _log_order):
             return
-        self.registry.reload()
+        self.isolation.registry.reload()
         driver = next(iter(self.drivers))
         refusal = RefusalMessage(Reason.REVOKED, pause(Reason.REVOKED))
-        for device in sorted(before - self.registry.enrolled()):
-            self.publisher.reply([driver.sealed(device, refusal)])
-        for client in self.registry.clients():
-            self.publisher.reply(
-                driver.sealed(client.id, command) for command in self.store.issued(client.id)
+        for device in sorted(before - self.isolation.registry.enrolled()):
+            self.isolation.publisher.reply([driver.sealed(device, refusal)])
+        for client in self.isolation.registry.clients():
+            self.isolation.publisher.reply(
+                driver.sealed(client.id, command)
+                for command in self.isolation.store.commands.open(client.id)
             )
 
     def request_hellos(self, devices: Iterable[str]) -> None:
         """Ask devices for a hello, so that they choose their runs again."""
         driver = next(iter(self.drivers))
         for device in devices:
-            waiting = [one for one in self.store.issued(device) if one.op == "hello"]
-            command = waiting[0] if waiting else self.store.issue(device, "hello")
-            self.publisher.reply([driver.sealed(device, command)])
+            waiting = [
+                one for one in self.isolation.store.commands.open(device) if one.op == "hello"
+            ]
+            command = (
+                waiting[0] if waiting else self.isolation.store.commands.issue(device, "hello")
+            )
+            self.isolation.publisher.reply([driver.sealed(device, command)])
 
     def _execute(self, order: ControlOrder, inbox: Path) -> str:
-        """Execute an order; return its result, with who gave it and why where that is known."""
         result = self._result(order, inbox)
         why = f": {order.why}" if order.why else ""
         return f"{result}; by {order.who}{why}" if order.who else result
 
     def _result(self, order: ControlOrder, inbox: Path) -> str:
         special: Mapping[str, Callable[[], str]] = {
-            "rollout": lambda: self._change_rollout(order, inbox),
             "retry": lambda: self._process_letter(order),
             "clear": lambda: self._process_letter(order),
-            "weather": lambda: self._announce_weather(order, inbox),
             "unlearn": lambda: self._together(order, lambda: self._unlearn(order)),
             "round": lambda: self._together(order, lambda: self._open_round(order.run)),
             "pause": lambda: self._together(order, lambda: self._pause(order)),
@@ -112,32 +79,24 @@ class OrderExecutor:
         }
         if order.do in special:
             return special[order.do]()
-        return apply_recorded(order, self.store, self.audit_log)
+        if (execute := self.extensions.order(order.do)) is not None:
+            return execute(order, inbox)
+        return apply_recorded(order, self.isolation.store, self.isolation.audit_log)
 
     def _together(self, order: ControlOrder, action: Callable[[], tuple[str, bool]]) -> str:
-        """Carry out an order about runs and record it, in one transaction; return its result.
-
-        Args:
-            order: The order.
-            action: Carries it out; returns its result, and whether anything changed.
-        """
+        """Carry out an order about runs and record it, in one transaction; return its result."""
         results: list[str] = []
 
         def carry_out_and_record() -> None:
             result, is_changed = action()
             if is_changed:
-                self._record(order, _subject_of(order), result)
+                record_once(order, self.isolation.audit_log, _subject_of(order), result)
             results.append(result)
 
         failed = self.isolation.attempt(carry_out_and_record)
         if failed is not None:
             raise failed
         return results[0]
-
-    def _record(self, order: ControlOrder, subject: str, detail: str) -> None:
-        if not self.audit_log.has(order.id):
-            by = initiator(order)
-            self.audit_log.record(by, order.do, subject, reason=order.why, detail=detail)
 
     def _pause(self, order: ControlOrder) -> tuple[str, bool]:
         meant = self._meant(order.run)
@@ -148,30 +107,7 @@ class OrderExecutor:
         phases = ", ".join(dict.fromkeys(after))
         return f"the phase of {_subject(order.run)} is {phases}", after != before
 
-    def _announce_weather(self, order: ControlOrder, inbox: Path) -> str:
-        region = order.device
-        payload = taken(inbox, region)
-        topic = topics.weather(self.fleet, region)
-        result = f"weather of {region} is {'announced' if payload else 'cleared'}"
-        with self.store.transaction():
-            self.store.announce({topic: payload})
-            self._record(order, region, result)
-        self.publisher.announce([Publication(topic, payload)])
-        return result
-
-    def _change_rollout(self, order: ControlOrder, inbox: Path) -> str:
-        if order.op != "start":
-            return self.rollout.act(order.op, initiator(order), order.why)
-        done = self.rollout.begin(self.config, read_description(inbox), by=initiator(order))
-        remove_description(inbox)
-        return done
-
     def _meant(self, name: str) -> list[RunDriver]:
-        """Return the drivers of the run of this name, or of all runs.
-
-        Raises:
-            OrderError: No run has this name.
-        """
         found = [driver for driver in self.drivers if name in ("", driver.name)]
         if not found:
             raise OrderError(
@@ -180,11 +116,6 @@ class OrderExecutor:
         return found
 
     def _open_round(self, name: str) -> tuple[str, bool]:
-        """Open every round that waits for its start.
-
-        Raises:
-            OrderError: The fleet or the run is paused, or no round waits.
-        """
         running = [driver for driver in self._meant(name) if not driver.engine.is_paused]
         if not running:
             raise OrderError(f"{_subject(name)} is paused: gridfed-aggregator resume")
@@ -199,13 +130,8 @@ class OrderExecutor:
         return text, True
 
     def _unlearn(self, order: ControlOrder) -> tuple[str, bool]:
-        """Remove everything that a device has contributed to the models of its runs.
-
-        Raises:
-            OrderError: The method does not keep contributions apart, or the device is not enrolled.
-        """
         device, name = order.device, order.run
-        if device not in {client.id for client in self.registry.clients()}:
+        if device not in {client.id for client in self.isolation.registry.clients()}:
             raise OrderError(f"{device!r} is not enrolled")
         its = [one for one in self._meant(name) if name or one.cohort.holds(device)]
         for driver in its:
@@ -227,19 +153,23 @@ class OrderExecutor:
         try:
             if order.do == "clear":
                 return self._clear_letters(order)
-            letter = self.letters.letter(order.device)
-            self._record(order, letter.name, f"of {letter.device or letter.where}")
-            self.letters.remove(letter.name)
+            letter = self.isolation.letters.letter(order.device)
+            about = f"of {letter.device or letter.where}"
+            record_once(order, self.isolation.audit_log, letter.name, about)
+            self.isolation.letters.remove(letter.name)
         except LetterError as error:
             raise OrderError(str(error)) from error
         self.processor.process_again(letter)
         return f"dead letter {letter.name} of {letter.device or letter.where} processed again"
 
     def _clear_letters(self, order: ControlOrder) -> str:
-        subject, is_any = letters_named(order.device), any(True for _ in self.letters.letters())
+        subject, is_any = (
+            letters_named(order.device),
+            any(True for _ in self.isolation.letters.letters()),
+        )
         if is_any:
-            self._record(order, subject, "dead letters deleted")
-        return f"{forget(self.letters, order.device)} dead letters deleted"
+            record_once(order, self.isolation.audit_log, subject, "dead letters deleted")
+        return f"{forget(self.isolation.letters, order.device)} dead letters deleted"
 
 
 def letters_named(name: str) -> str:
@@ -256,11 +186,9 @@ def _subject_of(order: ControlOrder) -> str:
 
 
 def _subject(name: str) -> str:
-    """Return what an order is about: the fleet, or one run of it."""
     return f"run {name}" if name else "the fleet"
 
 
 def _log_order(text: str) -> None:
-    """Log the result of a control order in one line."""
     result = "; ".join(line.strip() for line in text.splitlines())
     logger.info("order executed %s", fields(result=result))

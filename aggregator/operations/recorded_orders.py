@@ -4,17 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from aggregator.audit_log.recorder import AuditLog, Initiator
-from aggregator.operations.control_queue import ControlOrder, apply
-from aggregator.operations.known_devices import KnownDevices
-from aggregator.operations.labels import label_text
-from aggregator.store.types import EnrolledDevice, Store
-from edge_sdk.wire.keys import kid_of
+from aggregator.audit_log import AuditLog, Initiator
+from aggregator.operations.commands import label_text
+from aggregator.operations.control_queue import ControlOrder, KnownDevices, apply
+from aggregator.store.store import Store
+from aggregator.store.types import EnrolledDevice
+from edge_sdk.protocol.keys import kid_of
 
 
 def initiator(order: ControlOrder) -> Initiator:
-    """Return who gave an order."""
     return Initiator(order.via, order.who or "unknown", order.id)
+
+
+def record_once(order: ControlOrder, audit_log: AuditLog, subject: str, detail: str) -> None:
+    """Record an order that was carried out, unless it is recorded already, as after a crash.
+
+    Args:
+        order: The order.
+        audit_log: The audit log.
+        subject: What the order changed.
+        detail: What was changed, in words.
+    """
+    if not audit_log.has(order.id):
+        audit_log.record(initiator(order), order.do, subject, reason=order.why, detail=detail)
 
 
 def apply_recorded(
@@ -25,13 +37,8 @@ def apply_recorded(
     An order that was recorded is not carried out again, as after a crash between both.
 
     Args:
-        order: The order.
         store: Store, open for writing.
-        audit_log: The audit log in it.
         known: As for ``apply``.
-
-    Raises:
-        OrderError: As ``apply``; nothing was changed or recorded.
     """
     if audit_log.has(order.id):
         return f"{order.do} {order.device}: carried out before"
@@ -40,7 +47,7 @@ def apply_recorded(
         audit_log.record(by, order.op, order.device, reason=order.why, detail=order.detail)
         return f"{order.op} of {order.device} is recorded"
     with store.transaction():
-        before, num = _devices(order, store), store.ledger(order.device).cmd
+        before, num = _devices(order, store), store.ledgers.get(order.device).cmd
         result = apply(order, store, known)
         after = _devices(order, store)
         for device in sorted(after):
@@ -52,27 +59,25 @@ def apply_recorded(
                     reason=order.why,
                     detail="; ".join(_changes(before.get(device), after[device])),
                 )
-        if order.do == "command" and store.ledger(order.device).cmd != num:
+        if order.do == "command" and store.ledgers.get(order.device).cmd != num:
             audit_log.record(
                 initiator(order),
                 order.do,
                 order.device,
                 reason=order.why,
-                detail=_command(order, store.ledger(order.device).cmd),
+                detail=_command(order, store.ledgers.get(order.device).cmd),
             )
     return result
 
 
 def _devices(order: ControlOrder, store: Store) -> Mapping[str, EnrolledDevice]:
-    """Return the devices that an order may change: all participations if it revokes one."""
     if order.do == "revoke":
-        return {one.id: one for one in store.clients()}
-    found = store.client(order.device)
+        return {one.id: one for one in store.devices.all()}
+    found = store.devices.get(order.device)
     return {} if found is None else {found.id: found}
 
 
 def _changes(before: EnrolledDevice | None, after: EnrolledDevice) -> Iterator[str]:
-    """Yield what changed in the entry of a device."""
     if before is None or before.sign != after.sign:
         yield f"key {', '.join(kid_of(one).hex() for one in after.sign)}"
     if before is not None and before.state != after.state:

@@ -19,10 +19,9 @@ from aggregator.config.bundle_registry import bundle_keys
 from aggregator.ingress.cohort import fits
 from aggregator.methods import Course
 from aggregator.operations.definition_changes import changed, names_of, renamed, short
-from aggregator.operations.encryption_keys import EncryptionKeys
-from aggregator.operations.root_signers import RootSigners
 from aggregator.operations.signing_keys import (
     Delegate,
+    RootSigners,
     RunSetupError,
     check_model_key,
     roles_of,
@@ -30,19 +29,20 @@ from aggregator.operations.signing_keys import (
 from aggregator.rounds import announcements as announce
 from aggregator.store import types
 from aggregator.store.state_codec import flatten, layout, rebuild
-from aggregator.store.types import DownloadBody, Store
-from edge_sdk.wire.errors import Refused
-from edge_sdk.wire.keys import (
+from aggregator.store.store import Store
+from aggregator.store.types import DownloadBody
+from edge_sdk.errors import Refused
+from edge_sdk.protocol import topics
+from edge_sdk.protocol.codec import decode
+from edge_sdk.protocol.envelope import ALL, ROOT, unseal
+from edge_sdk.protocol.keys import (
     Signer,
     SigningKey,
     kid_of,
 )
-from edge_sdk.wire.protocol import topics
-from edge_sdk.wire.protocol.codec import decode
-from edge_sdk.wire.protocol.envelope import ALL, ROOT, unseal
-from edge_sdk.wire.protocol.messages import CHUNK_LIMIT, BundleMessage, KeysMessage, Message
+from edge_sdk.protocol.messages import CHUNK_LIMIT, BundleMessage, KeysMessage, ProtocolMessage
 
-M = TypeVar("M", bound=Message)
+M = TypeVar("M", bound=ProtocolMessage)
 
 RUN_LEAP = 1_000
 """Step of the run number after a restore, beyond every run begun since the backup."""
@@ -50,23 +50,16 @@ RUN_LEAP = 1_000
 
 @dataclass(frozen=True, slots=True)
 class RunSetup:
-    """Result of a run set-up.
+    """Result of a run set-up."""
 
-    Attributes:
-        number: The run now in force.
-        is_new: True if it was just begun.
-        continued: True if it continues from the model of the previous run.
-        installs: True if devices need another bundle than the one announced before.
-    """
-
-    number: int
-    is_new: bool
-    continued: bool
-    installs: bool = False
+    number: int  # the run now in force
+    is_new: bool  # true if it was just begun
+    continued: bool  # true if it continues from the model of the previous run
+    installs: bool = False  # true if devices need another bundle than the one announced before
 
 
 def definition(run: config.BoundRun) -> str:
-    """Return, as JSON, everything that a replay of the run depends on besides its bundle.
+    """Return the inputs of a run's replay besides its bundle, as JSON.
 
     The deadline is not included: its effects are in the journal.
     """
@@ -89,7 +82,7 @@ def definition(run: config.BoundRun) -> str:
     if section.cohort:
         found["cohort"] = dict(section.cohort)
     if section.graph is not None:
-        found["graph"] = dataclasses.asdict(section.graph)
+        found["graph"] = dict(section.graph)
     return json.dumps(found, sort_keys=True, default=str)
 
 
@@ -116,7 +109,6 @@ def set_up(
     names it.
 
     Args:
-        run: The bound configuration.
         store: The store, opened for writing.
         root: The root's private keys, or a key to which the root has delegated bundles: it signs
             the bundle alone, and the list of keys stays.
@@ -132,10 +124,10 @@ def set_up(
     """
     is_restored = store.was_restored if is_restored is None else is_restored
     name = run.config.run.name
-    before, newest = store.run(name), store.run()
+    before, newest = store.runs.latest(name), store.runs.latest()
     installs = before is None or _replaces(run, store)
     topic = topics.common(run.config.fleet, "bundle", topics.audience(name))
-    is_retired = bool(name) and not store.announced(topic)
+    is_retired = bool(name) and not store.announcements.get(topic)
     is_new = fresh or is_restored or before is None or is_retired
     is_new = is_new or bool(before and differences(run, store, before))
     number = before.run if before else 0
@@ -151,14 +143,16 @@ def set_up(
         listed = announce.keys(
             ends,
             online,
-            serial=store.next_serial(),
+            serial=store.announcements.next_serial(),
             now=now,
             encryption=encryption,
             also=also,
             roles=roles_of(run.config, root),
         )
         signed, its = [listed], ends_of(run.config, root, also=root.also)
-    message = announce.bundle_message(run, number=number, serial=store.next_serial(), now=now)
+    message = announce.bundle_message(
+        run, number=number, serial=store.announcements.next_serial(), now=now
+    )
     signed.append(announce.bundle(its, message))
     published = {one.topic: one.payload for one in signed}
     archive = DownloadBody("bundle", run.bundle.digest[:16], run.bundle.archive, CHUNK_LIMIT, name)
@@ -175,12 +169,7 @@ def set_up(
 def _check_delegate(
     run: config.BoundRun, store: Store, delegate: Delegate, online: bytes, now: int
 ) -> None:
-    """Check that devices accept a bundle by this key, under the list of keys that they have.
-
-    Raises:
-        RunSetupError: They do not; the root has to sign.
-    """
-    listed = _announced(run, store, KeysMessage.kind, KeysMessage)
+    listed = verified_announcement(run.config, store, KeysMessage.kind, KeysMessage)
     name = kid_of(delegate.key.public).hex()
     if delegate.key.public not in listed.bundle:
         raise RunSetupError(
@@ -197,13 +186,8 @@ def _check_delegate(
 
 
 def _replaces(run: config.BoundRun, store: Store) -> bool:
-    """Return whether the bundle is another one than the announced one.
-
-    Raises:
-        RunSetupError: Devices would refuse it: an older version, or other content of the same.
-    """
     try:
-        announced = _announced(run, store, "bundle", BundleMessage)
+        announced = verified_announcement(run.config, store, "bundle", BundleMessage)
     except RunSetupError:  # of another root key, which no device of this one trusts
         return True
     name, version = run.bundle.manifest.name, run.bundle.manifest.version
@@ -226,7 +210,7 @@ def retire(config_: config.AggregatorConfig, store: Store) -> list[str]:
     """Clear the announcements of runs that the configuration does not have; return their names."""
     wanted = {topics.audience(run.name) for run in config_.runs}
     gone: dict[str, None] = {}
-    for topic, payload in store.announcements().items():
+    for topic, payload in store.announcements.all().items():
         address = topics.parse(topic)
         is_of_a_run = address is not None and address.kind in ("bundle", "model", "part")
         if payload and is_of_a_run and address is not None and address.id not in wanted:
@@ -236,25 +220,23 @@ def retire(config_: config.AggregatorConfig, store: Store) -> list[str]:
 
 
 def _order_hello(run: config.BoundRun, store: Store) -> None:
-    """Order the devices of a named run to say hello: the welcome tells them that it exists."""
     section = run.config.run
     if section.name:
-        for client in store.clients():
+        for client in store.devices.all():
             if client.state != "revoked" and fits(client, section.cohort):
-                store.issue(client.id, "hello")
+                store.commands.issue(client.id, "hello")
 
 
 def ends_of(
     configured: config.AggregatorConfig, signer: Signer, also: tuple[Signer, ...] = ()
 ) -> announce.Ends:
-    """Return signers, fleet and audience of a run's announcements."""
     audience = topics.audience(configured.run.name)
     return announce.Ends(configured.fleet, signer, audience, also)
 
 
 def differences(run: config.BoundRun, store: Store, begun: types.RunRecord) -> list[str]:
     """Return the differences between the configuration and the run in force, as sentences."""
-    announced = _announced(run, store, "bundle", BundleMessage)
+    announced = verified_announcement(run.config, store, "bundle", BundleMessage)
     wanted = announce.bundle_message(run, number=begun.run, serial=1)
     found = [
         f"{name}: {short(getattr(announced, name))} was announced, now {short(getattr(wanted, name))}"
@@ -272,14 +254,14 @@ def verified_run(run: config.BoundRun, store: Store, online: SigningKey) -> type
         RunSetupError: They do not agree; the hint is the command to run.
     """
     name = run.config.run.name
-    begun = store.run(name)
+    begun = store.runs.latest(name)
     where = run.config.file
     if begun is None:
         missing = f"no run {name!r}" if name else "no run"
         raise RunSetupError(
             f"{store.path} has {missing}", hint=f"begin one: gridfed-aggregator init {where}"
         )
-    announced = _announced(run, store, "keys", KeysMessage)
+    announced = verified_announcement(run.config, store, "keys", KeysMessage)
     if online.public not in announced.sign:
         raise RunSetupError(
             f"{run.config.signing_key.name} (key id {online.kid.hex()}) is not announced; "
@@ -297,28 +279,16 @@ def verified_run(run: config.BoundRun, store: Store, online: SigningKey) -> type
             f"the configuration differs from run {begun.run}: {'; '.join(wrong)}",
             hint=f"undo the change, or begin another run: gridfed-aggregator announce {where}",
         )
-    _check_encryption_key(run, announced)
+    for entry in run.config.index.having("opens"):
+        if announced.open or entry.is_configured(run.config.tables):
+            entry.load("opens")(run.config, announced.open)
     _check_quorum(run, store)
     return begun
 
 
-def _check_encryption_key(run: config.BoundRun, announced: KeysMessage) -> None:
-    """Refuse to start if devices encrypt to a missing key."""
-    keys = EncryptionKeys(run.config.encryption_folder)
-    missing = [one for one in announced.open if keys.key_of(kid_of(one)) is None]
-    if missing or (run.config.encryption.kinds and not announced.open):
-        named = ", ".join(kid_of(one).hex() for one in missing) or "none is announced"
-        raise RunSetupError(
-            f"{run.config.encryption_folder} lacks the key to which devices encrypt ({named})",
-            hint="put it back from a backup, or announce one: "
-            f"gridfed-aggregator announce {run.config.file}",
-        )
-
-
 def _check_quorum(run: config.BoundRun, store: Store) -> None:
-    """Refuse a quorum larger than the number of enrolled devices."""
     cohort = run.config.run.cohort
-    enrolled = sum(c.state != "revoked" and fits(c, cohort) for c in store.clients())
+    enrolled = sum(c.state != "revoked" and fits(c, cohort) for c in store.devices.all())
     if run.ask.personal and run.rounds.enough > enrolled:
         raise RunSetupError(
             f"{run.config.file.name}: run.quorum: a round needs {run.rounds.enough} different "
@@ -343,11 +313,10 @@ def record_of(run: config.BoundRun, number: int) -> types.RunRecord:
 def _start(
     run: config.BoundRun, store: Store, before: types.RunRecord | None
 ) -> tuple[Course, bool]:
-    """Continue from the last run's model if the shared layout is the same."""
     first = run.first_state()
     if before is None or before.spec != run.spec.digest:
         return first, False
-    leaves = store.load(before.run).leaves
+    leaves = store.states.load(before.run).leaves
     return run.half.init(np.asarray(leaves["w"])), True
 
 
@@ -357,16 +326,19 @@ def resumed(run: config.BoundRun, store: Store, number: int) -> tuple[Course, ty
     Raises:
         WireError: The saved leaves are damaged, or belong to another method.
     """
-    saved = store.load(number)
+    saved = store.states.load(number)
     return rebuild(run.first_state(), saved.leaves), saved
 
 
-def _announced(run: config.BoundRun, store: Store, kind: str, cls: type[M]) -> M:
-    fleet, root = run.config.fleet, config.root_of(run.config)
+def verified_announcement(
+    wanted: config.AggregatorConfig, store: Store, kind: str, cls: type[M]
+) -> M:
+    """Return an announcement that the root has signed."""
+    fleet, root = wanted.fleet, config.root_of(wanted)
     is_delegated = kind != KeysMessage.kind
-    delegates = {kid_of(key): key for key in bundle_keys(run.config) if is_delegated}
-    audience = ALL if kind == KeysMessage.kind else topics.audience(run.config.run.name)
-    payload = store.announcements().get(topics.common(fleet, kind, audience), b"")
+    delegates = {kid_of(key): key for key in bundle_keys(wanted) if is_delegated}
+    audience = ALL if kind == KeysMessage.kind else topics.audience(wanted.run.name)
+    payload = store.announcements.all().get(topics.common(fleet, kind, audience), b"")
     try:
         sealed = unseal(
             payload,
@@ -383,6 +355,6 @@ def _announced(run: config.BoundRun, store: Store, kind: str, cls: type[M]) -> M
     except Refused as error:
         raise RunSetupError(
             f"the {kind} announcement in {store.path.name} was not signed by "
-            f"{run.config.root_public.name} for fleet {fleet!r} ({error.reason.name})",
-            hint=f"sign it: gridfed-aggregator announce {run.config.file}",
+            f"{wanted.root_public.name} for fleet {fleet!r} ({error.reason.name})",
+            hint=f"sign it: gridfed-aggregator announce {wanted.file}",
         ) from error

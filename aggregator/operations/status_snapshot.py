@@ -5,25 +5,29 @@ from __future__ import annotations
 import shutil
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence, Sized
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
-from aggregator.ingress.dead_letters import DeadLetters
+from aggregator.ingress.cohort import Cohort
 from aggregator.ingress.flood_control import FloodControl
-from aggregator.ingress.message_ingress import MessageIngress
-from aggregator.ingress.registry import Registry
-from aggregator.ingress.score_book import newest_histogram
 from aggregator.methods import METHODS, Clustered, Credited
-from aggregator.metrics import Metrics
-from aggregator.operations.http_status import Snapshot, round_line
-from aggregator.operations.operator_alerts import OperatorAlerts
+from aggregator.methods.base.wrappers import innermost
+from aggregator.operations.operator_alerts import (
+    PATIENCE,
+    OperatorAlerts,
+    UnansweredRounds,
+    audience_of,
+    likely_cause,
+    warn,
+)
+from aggregator.operations.server_extensions import ServerExtension
+from aggregator.operations.status_document import Snapshot, round_line
+from aggregator.rounds.message_isolation import Isolation
 from aggregator.rounds.round_engine import RoundEngine, restored
-from aggregator.store.types import Store, Version
-from aggregator.store.update_queue import WorkerStatus
-from edge_sdk.app.clock import DAY
-from edge_sdk.wire.link.transport import Transport
+from aggregator.store.types import Version
+from edge_sdk.link.transport import Transport
 
 DISK_FLOOR = 64 * 1024 * 1024  # free bytes below which the daemon is not ready
 LISTED = 1000  # devices whose last message the status document shows, those heard last
@@ -48,37 +52,22 @@ _KINDS = frozenset(
 
 @dataclass(frozen=True)
 class StatusView:
-    """Read-only view of the daemon's parts.
+    """Read-only view of the daemon's parts."""
 
-    Attributes:
-        engines: Round engine of each run.
-        ingress: Message ingress.
-        registry: Enrolled devices.
-        store: Database.
-        link: Link to the broker.
-        backlogs: Journalled events of each run that wait for disk space.
-        alerts: Operator alerts.
-        letters: Dead letters.
-        floods: Flood control.
-        parent: Returns the status in the parent's fleet; empty without a parent.
-        metrics: Metrics.
-        closed: The newest closed rounds.
-        workers: Admission workers that are alive, or have updates in the queue.
-    """
-
-    engines: tuple[RoundEngine, ...]
-    ingress: MessageIngress
-    registry: Registry
-    store: Store
+    isolation: Isolation  # the runs, the devices and the store
     link: Transport
-    backlogs: tuple[Sized, ...]
     alerts: OperatorAlerts
-    letters: DeadLetters
     floods: FloodControl
-    parent: Callable[[], Mapping[str, Any]] = dict
-    metrics: Metrics = field(default_factory=Metrics)
-    closed: deque[Version] = field(default_factory=lambda: deque(maxlen=REMEMBERED))
-    workers: list[WorkerStatus] = field(default_factory=list)
+    cohorts: tuple[Cohort, ...]  # devices of each run
+    extensions: Iterable[ServerExtension]  # those that are loaded
+    # the newest closed rounds
+    closed: deque[Version] = field(default_factory=lambda: deque(maxlen=REMEMBERED), init=False)
+    # rounds in a row that nobody has answered
+    unanswered: UnansweredRounds = field(default_factory=UnansweredRounds, init=False)
+
+    @property
+    def engines(self) -> list[RoundEngine]:
+        return [one.engine for one in self.isolation.runs]
 
     @property
     def engine(self) -> RoundEngine:
@@ -90,61 +79,58 @@ class StatusView:
         found = [
             version
             for engine in self.engines
-            for version in self.store.versions(engine.number, REMEMBERED)
+            for version in self.isolation.store.runs.versions(engine.number, REMEMBERED)
         ]
         self.closed.extend(map(restored, sorted(found, key=lambda one: (one.time, one.round))))
         for version in self.closed:
+            self.unanswered.count(version)
             if version.moved:
-                self.metrics.moved_at.set(version.time / 1000)
+                self.isolation.metrics.moved_at.set(version.time / 1000)
 
     def count(self, version: Version) -> None:
         """Record a closed round."""
         self.closed.append(restored(version))
-        self.metrics.rounds.labels("moved" if version.moved else "abandoned").inc()
-        self.metrics.cohort.set(len(version.report.get("cohort", ())))
+        rounds = self.unanswered.count(version)
+        for name, found in self._unanswered(version.run).items():
+            warn(name, rounds, found["cause"])
+        self.isolation.metrics.rounds.labels("moved" if version.moved else "abandoned").inc()
+        self.isolation.metrics.cohort.set(len(version.report.get("cohort", ())))
         if "seconds" in version.report:
-            self.metrics.round_seconds.observe(version.report["seconds"])
+            self.isolation.metrics.round_seconds.observe(version.report["seconds"])
         if version.moved:
-            self.metrics.moved_at.set(version.time / 1000)
+            self.isolation.metrics.moved_at.set(version.time / 1000)
         else:
-            self.metrics.quorum_failed.inc()
+            self.isolation.metrics.quorum_failed.inc()
 
     def count_message(self, kind: str, size: int) -> None:
         """Count a message; all unknown kinds share one label."""
-        self.metrics.messages.labels(kind if kind in _KINDS else "other").inc()
-        self.metrics.payload.labels("up").inc(size)
-        self.metrics.volume.labels("up", kind if kind in _KINDS else "other").inc(size)
-
-    def measure_workers(self, found: Sequence[WorkerStatus]) -> None:
-        """Record the admission workers."""
-        self.workers[:] = found
-        metrics = self.metrics
-        metrics.workers.set(sum(one.is_alive for one in found))
-        metrics.queued.clear()
-        metrics.checked.clear()
-        for one in found:
-            metrics.queued.labels(one.name).set(one.queued)
-            for result, number in one.counts.items():
-                metrics.checked.labels(one.name, result).set(number)
+        self.isolation.metrics.messages.labels(kind if kind in _KINDS else "other").inc()
+        self.isolation.metrics.payload.labels("up").inc(size)
+        self.isolation.metrics.volume.labels("up", kind if kind in _KINDS else "other").inc(size)
 
     def measure(self) -> None:
         """Update every gauge."""
-        metrics, state = self.metrics, self.engine.state
-        metrics.follow({**self.ingress.counts, "DROPPED_UNREAD": self.floods.dropped})
+        self._measure()
+        for one in self.extensions:
+            one.measure()
+
+    def _measure(self) -> None:
+        metrics, state = self.isolation.metrics, self.engine.state
+        self._count_refusals()
         metrics.flooding.set(len(self.floods.excluded(self.alerts.clock.monotonic())))
         metrics.round.set(state.round)
         metrics.training.set(self.engine.phase == "train")
         self.alerts.measure(metrics)
-        metrics.dead_letters.set(self.letters.count)
+        metrics.dead_letters.set(self.isolation.letters.count)
         metrics.halted.set(any(engine.halted for engine in self.engines))
         for engine in self.engines:
-            if name := engine.run.config.run.name:
+            name = engine.run.config.run.name
+            metrics.unanswered.labels(name or "-").set(self.unanswered.of(engine.number))
+            if name:
                 values = {"round": engine.state.round, "version": engine.state.version}
                 values |= {"updates": engine.state.waiting, "training": engine.phase == "train"}
                 for what, value in values.items():
                     metrics.runs[what].labels(name).set(value)
-        self.alerts.measure(metrics)
-        metrics.dead_letters.set(self.letters.count)
         metrics.version.set(state.version)
         start = self.engine.next_round_at
         metrics.next_round.set(0 if start is None else start / 1000)
@@ -156,53 +142,53 @@ class StatusView:
         weights = from_others(self._credit())
         for client, weight in weights.items():
             metrics.credit.labels(client).set(weight)
-        self._measure_scores()
         metrics.excluded.set(len(excluded(self._credit())))
-        reports = self.registry.metrics.values()
+        reports = self.isolation.registry.metrics.values()
         metrics.links.labels("mixed").set(sum(one.mixed or 0 for one in reports))
         metrics.links.labels("missed").set(sum(one.missed or 0 for one in reports))
         metrics.connected.set(self.link.is_up)
-        if parent := self.parent():
-            metrics.parent["connected"].set(parent["linked"])
-            metrics.parent["pending"].set(parent["pending"])
-            metrics.parent["alone"].set(parent["state"] == "alone")
-        metrics.enrolled.set(len(self.registry))
+        metrics.enrolled.set(len(self.isolation.registry))
+        metrics.root_refused.set(sum(self.isolation.registry.refused_roots().values()))
         metrics.bundle_refused.clear()
-        for reason, count in self.registry.bundle_refusals().items():
+        for reason, count in self.isolation.registry.refusals.bundle_counts().items():
             metrics.bundle_refused.labels(reason).set(count)
-        metrics.quarantined.set(len(self.registry.quarantined()))
-        metrics.store.set(self.store.size())
-        kept = self.store.kept
+        metrics.quarantined.set(len(self.isolation.registry.quarantined()))
+        metrics.store.set(self.isolation.store.size())
+        kept = self.isolation.store.retention.kept
         for what in ("vectors", "journal"):
             metrics.kept.labels(what).set(kept.get(what, 0))
         metrics.audit_after.set(kept.get("audit after", 0))
         metrics.disk.set(shutil.disk_usage(self.engine.run.config.state).free)
-        states = self.registry.states()
+        states = self.isolation.registry.states()
         for name in _STATES:
             metrics.devices.labels(name).set(states[name])
 
+    def _count_refusals(self) -> None:
+        counts = {**self.isolation.ingress.counts, "DROPPED_UNREAD": self.floods.dropped}
+        self.isolation.metrics.follow(counts)
+
     def snapshot(self) -> Snapshot:
-        """Return the current status."""
+        self._count_refusals()
         free = shutil.disk_usage(self.engine.run.config.state).free
         checks = {
             "broker": self.link.is_up,
-            "store": not self.ingress.is_full and not any(map(len, self.backlogs)),
+            "store": not self.isolation.ingress.is_full
+            and not any(one.backlog for one in self.isolation.runs),
             "disk": free >= DISK_FLOOR,
         }
         status: dict[str, Any] = {
             "fleet": self.engine.run.config.fleet,
             "run": _run_status(self.engine),
             "schedule": self._schedule(self.engine),
-            "devices": {"enrolled": len(self.registry), **self.registry.states()},
-            "contacts": self.registry.contacts(LISTED),
-            "refused": self.metrics.refusals(),
-            "payload": self.metrics.payload_bytes(),
+            "devices": {
+                "enrolled": len(self.isolation.registry),
+                **self.isolation.registry.states(),
+            },
+            "contacts": self.isolation.registry.contacts(LISTED),
+            "refused": self.isolation.metrics.refusals(),
+            "payload": self.isolation.metrics.payload_bytes(),
             "rounds": [round_line(version) for version in reversed(self.closed)],
         }
-        if parent := self.parent():
-            status["parent"] = dict(parent)
-        if self.workers:
-            status["workers"] = {one.name: _worker_status(one) for one in self.workers}
         if len(self.engines) > 1:
             status["runs"] = [
                 _run_status(engine) | {"schedule": self._schedule(engine)}
@@ -213,34 +199,53 @@ class StatusView:
             status["clusters"] = clusters
         if credit:
             status["credit"] = credit
-        if scores := self._scores():
-            status["scores"] = scores
-        if kept := self.store.kept:
-            status["store"] = {"bytes": self.store.size()} | dict(kept)
+        for one in self.extensions:
+            status |= one.status()
+        if kept := self.isolation.store.retention.kept:
+            status["store"] = {"bytes": self.isolation.store.size()} | dict(kept)
         status |= self.alerts.status()
         status |= self._faults()
         return Snapshot(time.monotonic(), checks, status)
 
     def _faults(self) -> dict[str, Any]:
-        """Return what needs an operator; each key is left out where there is nothing."""
+        """Return the faults that need an operator; a key without faults is left out."""
         status: dict[str, Any] = {}
         halted = [engine.halted for engine in self.engines if engine.halted]
         if halted:
-            status["halted"] = f"{'; '.join(halted)}; see {self.letters.folder}"
-        if self.letters.count:
-            status["dead_letters"] = self.letters.count
-        if refusals := self.registry.bundle_refusals():
+            status["halted"] = f"{'; '.join(halted)}; see {self.isolation.letters.folder}"
+        if self.isolation.letters.count:
+            status["dead_letters"] = self.isolation.letters.count
+        if refusals := self.isolation.registry.refusals.bundle_counts():
             status["bundle_refused"] = dict(refusals)
-        if declined := self.registry.declined():
+        if roots := self.isolation.registry.refused_roots():
+            status["root_refused"] = dict(roots)
+        if unanswered := self._unanswered():
+            status["unanswered"] = unanswered
+        if declined := self.isolation.registry.declined():
             status["declined"] = {name or "-": dict(one) for name, one in declined.items()}
-        if alarms := self.registry.quarantined():
+        if alarms := self.isolation.registry.quarantined():
             status["alarms"] = alarms
         if flooding := self.floods.status(self.alerts.clock.monotonic()):
             status["flooding"] = flooding
         return status
 
+    def _unanswered(self, only: int | None = None) -> dict[str, dict[str, Any]]:
+        """Return the runs whose last rounds no device has answered, with the likely cause, by name."""
+        found: dict[str, dict[str, Any]] = {}
+        for engine, cohort in zip(self.engines, self.cohorts, strict=True):
+            rounds = self.unanswered.of(engine.number)
+            if rounds < PATIENCE or only not in (None, engine.number):
+                continue
+            audience = audience_of(
+                cohort,
+                access=next(filter(None, (one.obstacle for one in self.extensions)), ""),
+                no_windows=self.isolation.ingress.counts["NO_WINDOWS_ON_DEVICE"],
+                declined=self.isolation.registry.declined().get(cohort.run, {}),
+            )
+            found[cohort.run or "-"] = {"rounds": rounds, "cause": likely_cause(audience)}
+        return found
+
     def _schedule(self, engine: RoundEngine) -> dict[str, Any]:
-        """Return the schedule, and the start of the next round while none is open."""
         schedule, start = engine.run.schedule, engine.next_round_at
         if schedule.is_continuous:
             return {"rounds a day": "continuous"}
@@ -251,44 +256,20 @@ class StatusView:
         moment = schedule.text(start) if start > now else "when enough devices have new data"
         return found | {"next round": moment}
 
-    def _measure_scores(self) -> None:
-        """Update the gauges of the newest histogram of scores."""
-        metrics, scores = self.metrics, self._scores()
-        metrics.scores.clear()
-        metrics.score_errors.clear()
-        metrics.score_answers.set(scores.get("answers", 0))
-        for one in scores.get("cells", ()):
-            metrics.scores.labels(one["cell"]).set(one["devices"])
-            metrics.score_errors.labels(one["cell"]).set(one["error"])
-
-    def _scores(self) -> Mapping[str, Any]:
-        """Return the newest histogram of scores; empty unless it is collected."""
-        book = self.registry.scores
-        return {} if book is None else newest_histogram(book, self.alerts.clock.wall() // DAY)
-
     def _credit(self) -> dict[str, dict[str, float]]:
-        """Return the newest credit weights, if the method has them."""
-        state: object = self.engine.state
+        state: object = innermost(self.engine.state)
         if not isinstance(state, Credited):
             return {}
         return {client: dict(row) for client, row in state.credit.items()}
 
     def _clusters(self) -> dict[str, list[str]]:
-        """Return the devices of each cluster, if the method has clusters."""
-        state: object = self.engine.state
+        state: object = innermost(self.engine.state)
         if not isinstance(state, Clustered):
             return {}
         return {label: list(names) for label, names in state.clusters.items()}
 
 
-def _worker_status(worker: WorkerStatus) -> dict[str, Any]:
-    """Return the status of one admission worker."""
-    state = "alive" if worker.is_alive else "gone"
-    return {"state": state, "queued": worker.queued, **worker.counts}
-
-
 def _run_status(engine: RoundEngine) -> dict[str, Any]:
-    """Return the status of one run."""
     state, run = engine.state, engine.run.config.run
     name = {"name": run.name} if run.name else {}
     return {

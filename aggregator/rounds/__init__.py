@@ -1,1 +1,1 @@
-"""Rounds: the journalled state of a run, its tasks, its announcements and what is published."""
+"""Rounds: the journalled state of a run, its tasks, its announcements and the publish queue."""

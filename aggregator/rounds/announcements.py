@@ -14,26 +14,26 @@ from typing import Literal
 import numpy as np
 
 from aggregator.config import BoundRun
-from aggregator.methods.base.downlink_step import STEP
-from edge_sdk.wire.contract.method import Task
-from edge_sdk.wire.keys import Signer
-from edge_sdk.wire.protocol import topics
-from edge_sdk.wire.protocol.codec import encode
-from edge_sdk.wire.protocol.envelope import AGGREGATOR, ALL, ROOT, digest, ref, seal
-from edge_sdk.wire.protocol.messages import (
+from aggregator.methods.base.wrappers import STEP
+from edge_sdk.protocol import topics
+from edge_sdk.protocol.codec import encode
+from edge_sdk.protocol.contract.method import Task
+from edge_sdk.protocol.envelope import AGGREGATOR, ALL, ROOT, digest, ref, seal
+from edge_sdk.protocol.keys import Signer
+from edge_sdk.protocol.messages import (
     CHUNK_LIMIT,
     SPAN_LIMIT,
     WIRE,
     BundleMessage,
     KeysMessage,
-    Message,
     ModelMessage,
     PartMessage,
+    ProtocolMessage,
     TimeMessage,
 )
-from edge_sdk.wire.protocol.model_step import model_body, step_body
-from edge_sdk.wire.protocol.transfer import count_of
-from edge_sdk.wire.root_keys import RootKeys
+from edge_sdk.protocol.model_step import model_body, step_body
+from edge_sdk.protocol.root_keys import RootKeys
+from edge_sdk.protocol.transfer import count_of
 
 OVERLAP = 400 * 86_400_000
 """Validity of what the root signs in milliseconds: long enough for a device offline for a year."""
@@ -64,7 +64,7 @@ class Ends:
     audience: str = ALL  # devices of a run, or all
     also: tuple[Signer, ...] = ()  # further keys of the root, which sign what the root sends
 
-    def to_all(self, message: Message, sender: str = AGGREGATOR) -> bytes:
+    def to_all(self, message: ProtocolMessage, sender: str = AGGREGATOR) -> bytes:
         """Seal a message for the whole audience."""
         return seal(
             encode(message),
@@ -79,18 +79,15 @@ class Ends:
 
 @dataclass(frozen=True, slots=True)
 class Roles:
-    """Keys that a list of keys names beside those of the aggregator.
+    """Keys that a list of keys names beside those of the aggregator."""
 
-    Attributes:
-        root: Root from now on, while devices change over to it; None while it stays as it is.
-        bundle: Raw public keys that may sign bundles and rollouts in place of the root.
-        model: Raw public keys that alone may sign models and their log; empty: the aggregator's.
-        ca: Authorities of TLS certificates, DER; empty: devices keep those that they have.
-    """
-
+    # root from now on, while devices change over to it; None while it stays as it is
     root: RootKeys | None = None
+    # raw public keys that may sign bundles and rollouts in place of the root
     bundle: tuple[bytes, ...] = ()
+    # raw public keys that alone may sign models and their log; empty: the aggregator's
     model: tuple[bytes, ...] = ()
+    # authorities of TLS certificates, DER; empty: devices keep those that they have
     ca: tuple[bytes, ...] = ()
 
 
@@ -125,7 +122,6 @@ def keys(
     """Announce the online key, signed by the root.
 
     Args:
-        root: Signer of the root key, and fleet.
         online: Raw public key that may sign as ``_agg``.
         serial: Larger than every previous one.
         now: Unix milliseconds; the key is valid from a day earlier, for slow clocks.
@@ -159,8 +155,6 @@ def bundle_message(
     """Build the announcement of the bundle and the method of run ``number``.
 
     Args:
-        run: The bound configuration.
-        number: Number of the run.
         serial: Larger than every previous one.
         now: Unix milliseconds; devices refuse it 400 days later. None for never.
     """
@@ -176,7 +170,7 @@ def bundle_message(
         method=run.config.run.method,
         run=number,
         shared=run.shared,
-        seal=tuple(sorted(run.config.encryption.kinds)),
+        seal=tuple(sorted(run.config.encrypted_kinds)),
         encs=run.limits.encs,
         expires=None if now is None else now + OVERLAP,
     )
@@ -190,7 +184,6 @@ def bundle(root: Ends, message: BundleMessage) -> Publication:
 
 
 def body(run: BoundRun, task: Task, *, number: int) -> Body:
-    """Encode the model of a task as a content body."""
     w = task.arrays[run.ask.down[0] if run.ask.down else "w"]
     return Body(task.base, model_body(run=number, version=task.base, spec=run.spec.digest, w=w))
 
@@ -229,28 +222,18 @@ def cleared(fleet: str, kept: int, before: int, audience: str = ALL) -> tuple[Pu
 
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """Fields of a manifest besides the task; saved, so that a restart announces the same.
-
-    Attributes:
-        serial: Serial of the manifest.
-        until: Deadline of the round, server time in milliseconds.
-        spread: Window of the random delay, milliseconds.
-        inline: Largest body sent without an offer, bytes.
-        chunk: Size of one part, bytes.
-        ahead: Chunks of an update that may follow its first offer without a grant.
-        single: Largest body of an update that may go in one message, bytes; 0 for none.
-        step: The step from the last version, whose slots follow those of the model; or None.
-        expires: Time from which devices refuse the manifest, Unix milliseconds; None for never.
-    """
+    """Fields of a manifest besides the task; saved, so that a restart announces the same."""
 
     serial: int
-    until: int
-    spread: int
-    inline: int
-    chunk: int = CHUNK_LIMIT
-    ahead: int = 0
-    single: int = 0
+    until: int  # deadline of the round, server time in milliseconds
+    spread: int  # window of the random delay, milliseconds
+    inline: int  # largest body sent without an offer, bytes
+    chunk: int = CHUNK_LIMIT  # size of one part, bytes
+    ahead: int = 0  # chunks of an update that may follow its first offer without a grant
+    single: int = 0  # largest body of an update that may go in one message, bytes; 0 for none
+    # the step from the last version, whose slots follow those of the model; or None
     step: Body | None = None
+    # time from which devices refuse the manifest, Unix milliseconds; None for never
     expires: int | None = None
 
 
@@ -295,7 +278,6 @@ def manifest(
 
 
 def model(ends: Ends, message: ModelMessage) -> Publication:
-    """Announce the model."""
     return Publication(topics.common(ends.fleet, "model", ends.audience), ends.to_all(message))
 
 

@@ -1,4 +1,4 @@
-"""Keep what must hold while the link is up: subscriptions, retained announcements, server time."""
+"""Maintain subscriptions, retained announcements and server time while the link is up."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from aggregator.ingress.flood_control import FloodControl, Subscriptions
 from aggregator.rounds import announcements as announce
 from aggregator.rounds.announcements import Ends, Publication
 from aggregator.rounds.message_isolation import Isolation
-from aggregator.rounds.run_drivers import RunDrivers
+from aggregator.rounds.message_processor import RunDrivers
 from edge_sdk.app.cli import fields, notify
-from edge_sdk.wire.link.transport import Transport
-from edge_sdk.wire.protocol.transfer import chunk_size
+from edge_sdk.link.transport import Transport
+from edge_sdk.protocol.transfer import chunk_size
 
 logger = logging.getLogger(__name__)
 
@@ -24,14 +24,9 @@ class LinkSession:
     """The aggregator's side of one link, over all its connections.
 
     Args:
-        transport: The link.
         subscriptions: Subscriptions to the devices' topics.
         isolation: Transaction over store and memory.
-        driver: Drivers of the runs.
         ends: Signer and fleet of announcements.
-
-    Attributes:
-        was_up: True after the steps of the first connection.
     """
 
     def __init__(
@@ -47,7 +42,7 @@ class LinkSession:
         self._clock = isolation.clock
         self._max_payload: int | None = None
         self._timed_at = -TIME_BETWEEN
-        self.was_up = False
+        self.was_up = False  # true after the steps of the first connection
 
     def connected(self, max_payload: int) -> None:
         """Start the steps after a new connection."""
@@ -70,13 +65,19 @@ class LinkSession:
             self._isolation.step("time", self._announce_time)
 
     def exclude(self, floods: FloodControl) -> None:
-        """Unsubscribe from devices that flood, and from those revoked since."""
+        """Unsubscribe from devices that flood, and from those revoked since.
+
+        Messages that the broker had queued before are in front of all others, and fill the queue. If
+        they cannot be read soon, the broker discards them with the session; devices send again.
+        """
         flooding = floods.excluded(self._clock.monotonic())
         if not self._transport.is_up or not (flooding or self._subscriptions.is_partial):
             return
         enrolled = self._isolation.registry.enrolled()
         revoked = self._subscriptions.excluded - enrolled
         self._subscriptions.follow(enrolled, flooding | revoked)
+        if floods.consume_backlog() and self._subscriptions.excluded:
+            self._transport.renew_session("messages of an excluded device fill the broker's queue")
 
     def _begin(self, largest: int) -> None:
         """Subscribe and publish all retained messages again, whatever the broker has kept."""
@@ -88,7 +89,7 @@ class LinkSession:
             if chunk != driver.engine.chunk:
                 driver.engine.chunk = chunk
                 driver.engine.announced()
-        kept = self._isolation.store.announcements()
+        kept = self._isolation.store.announcements.all()
         order = sorted(kept, key=lambda topic: (topic.endswith("/model"), topic))  # parts first
         publisher.announce(Publication(topic, kept[topic]) for topic in order)
         self._announce_time()
@@ -99,14 +100,13 @@ class LinkSession:
         notify("READY=1")
 
     def _send_commands(self) -> None:
-        """Send again what operators ordered while there was no link or no daemon."""
         driver, isolation = next(iter(self._driver)), self._isolation
         for device in sorted(isolation.registry.enrolled()):
             isolation.publisher.reply(
-                driver.sealed(device, command) for command in isolation.store.issued(device)
+                driver.sealed(device, command) for command in isolation.store.commands.open(device)
             )
 
     def _announce_time(self) -> None:
-        serial, now = self._isolation.store.next_serial(), self._clock.wall()
+        serial, now = self._isolation.store.announcements.next_serial(), self._clock.wall()
         self._isolation.publisher.announce([announce.time(self._ends, serial=serial, now=now)])
         self._timed_at = self._clock.monotonic()

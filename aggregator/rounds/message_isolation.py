@@ -1,6 +1,6 @@
 """Isolate defects: run each message and each step in a transaction that a defect rolls back.
 
-Rolled back are the store, the run's state and timers, the split driver, the events that wait for
+Rolled back are the store, the run's state and timers, the steps of its rounds, the events that wait for
 the disk, and queued replies. The message is then kept as a dead letter, so that the same bytes are
 never handled again by the same code.
 """
@@ -8,85 +8,138 @@ never handled again by the same code.
 from __future__ import annotations
 
 import logging
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from aggregator.audit_log.recorder import AuditLog
+from aggregator.audit_log import AuditLog
 from aggregator.ingress.dead_letters import DeadLetters, Letter, arrival_digest, site_of, trace_of
-from aggregator.ingress.defect_policy import Faults, is_defect
 from aggregator.ingress.message_ingress import MessageIngress
 from aggregator.ingress.registry import Registry
 from aggregator.metrics import Metrics
 from aggregator.rounds.publisher import Publisher
 from aggregator.rounds.round_engine import RoundEngine
-from aggregator.rounds.split_driver import SplitDriver
-from aggregator.store.errors import DatabaseError, DatabaseFullError
-from aggregator.store.types import JournalEntry, Store
+from aggregator.rounds.round_steps import RoundSteps
+from aggregator.store.errors import (
+    DatabaseError,
+    DatabaseFullError,
+    is_about_values,
+    is_from_database,
+)
+from aggregator.store.store import Store
+from aggregator.store.types import JournalEntry
 from edge_sdk.app.cli import fields
 from edge_sdk.app.clock import Clock
-from edge_sdk.wire.link.transport import Message
-from edge_sdk.wire.protocol import topics
-from edge_sdk.wire.protocol.messages import ChunkMessage, UpdateMessage
+from edge_sdk.errors import SignerUnavailable
+from edge_sdk.link.transport import Message
+from edge_sdk.protocol import topics
+from edge_sdk.protocol.messages import ChunkMessage, UpdateMessage
 
 logger = logging.getLogger(__name__)
+
+FIRST_WAIT = 1.0  # s before a step that met a defect is retried; doubles
+LONGEST_WAIT = 60.0  # s
+ATTEMPTS = 3  # consecutive defects after which the run is halted
+
+
+def is_defect(error: BaseException) -> bool:
+    """Return whether an error is a defect of this program, not of disk, memory, token or operator.
+
+    >>> is_defect(ZeroDivisionError()), is_defect(MemoryError()), is_defect(OSError())
+    (True, False, False)
+    >>> is_defect(SignerUnavailable("the token is away"))
+    False
+    """
+    cause = error.__cause__ if isinstance(error, DatabaseError) else error
+    if cause is None or is_from_database(cause):
+        return cause is not None and is_about_values(cause)
+    outside = (OSError, MemoryError, SignerUnavailable)
+    return isinstance(error, Exception) and not isinstance(error, outside)
+
+
+@dataclass(slots=True)
+class Faults:
+    """Consecutive defects of each step of the daemon's loop, and the time of its next attempt.
+
+    >>> faults = Faults()
+    >>> faults.failed("upkeep", now=10.0), faults.may("upkeep", now=10.5)
+    (1, False)
+    >>> faults.may("upkeep", now=11.0), faults.failed("upkeep", now=11.0)
+    (True, 2)
+    >>> faults.may("upkeep", now=12.0), faults.is_waiting(now=12.0)
+    (False, True)
+    >>> faults.worked("upkeep")
+    >>> faults.may("upkeep", now=12.0), faults.is_waiting(now=12.0)
+    (True, False)
+    """
+
+    sites: Counter[str] = field(default_factory=Counter)  # number of defects by place in the code
+    _failures: Counter[str] = field(default_factory=Counter)
+    _until: dict[str, float] = field(default_factory=dict)
+
+    def may(self, step: str, now: float) -> bool:
+        return now >= self._until.get(step, now)
+
+    def failed(self, step: str, now: float) -> int:
+        """Record a defect of a step; return the number of consecutive ones."""
+        self._failures[step] += 1
+        wait = min(LONGEST_WAIT, FIRST_WAIT * 2.0 ** (self._failures[step] - 1))
+        self._until[step] = now + wait
+        return self._failures[step]
+
+    def worked(self, step: str) -> None:
+        """Record that a step succeeded."""
+        if step in self._failures:
+            del self._failures[step]
+            self._until.pop(step, None)
+
+    def is_waiting(self, now: float) -> bool:
+        return any(until > now for until in self._until.values())
+
+    def is_news(self, site: str) -> bool:
+        """Record a defect at a place; return True for the 1st, 2nd, 4th, 8th and so on."""
+        self.sites[site] += 1
+        count = self.sites[site]
+        return count & (count - 1) == 0
 
 
 @dataclass(frozen=True, slots=True)
 class RunParts:
-    """State of one run in memory.
-
-    Attributes:
-        engine: Round engine, rewound.
-        split: Split driver, rewound.
-        backlog: Events that wait for disk space, rewound.
-    """
+    """State of one run in memory."""
 
     engine: RoundEngine
-    split: SplitDriver
+    steps: RoundSteps  # those inside its rounds
+    # events that wait for disk space, rewound
     backlog: deque[JournalEntry] = field(default_factory=deque)
 
     def mark(self) -> tuple[object, ...]:
         """Return a mark for ``rewind``."""
-        return self.engine.mark(), self.split.mark(), tuple(self.backlog)
+        return self.engine.mark(), self.steps.mark(), tuple(self.backlog)
 
     def rewind(self, mark: tuple[Any, ...]) -> None:
         """Restore the state at the mark."""
-        engine, split, backlog = mark
+        engine, steps, backlog = mark
         self.engine.rewind(engine)
-        self.split.rewind(split)
+        self.steps.rewind(steps)
         self.backlog.clear()
         self.backlog.extend(backlog)
 
 
 @dataclass(frozen=True)
 class Isolation:
-    """Transaction over store and memory, with dead letters for the messages that fail.
+    """Transaction over store and memory, with dead letters for the messages that fail."""
 
-    Attributes:
-        store: Database, rolled back.
-        runs: State of every run, rewound.
-        publisher: Publish queue, rewound.
-        registry: Enrolled devices, read again.
-        ingress: Message ingress, which has the message at hand.
-        letters: Dead letters.
-        metrics: Counters of defects.
-        clock: Server time.
-        audit_log: Records what the daemon does by itself.
-        faults: Consecutive defects of each step.
-    """
-
-    store: Store
-    runs: tuple[RunParts, ...]
-    publisher: Publisher
-    registry: Registry
+    store: Store  # database, rolled back
+    runs: tuple[RunParts, ...]  # state of every run, rewound
+    publisher: Publisher  # publish queue, rewound
+    registry: Registry  # enrolled devices, read again
     ingress: MessageIngress
     letters: DeadLetters
-    metrics: Metrics
-    clock: Clock
-    audit_log: AuditLog
-    faults: Faults = field(default_factory=Faults)
+    metrics: Metrics  # counters of defects
+    clock: Clock  # server time
+    audit_log: AuditLog  # records what the daemon does by itself
+    faults: Faults = field(default_factory=Faults)  # consecutive defects of each step
 
     def attempt(self, action: Callable[[], None]) -> Exception | None:
         """Run an action in one transaction; return the defect that rolled it back, or None.
@@ -133,7 +186,6 @@ class Isolation:
         """Run a step of the loop if it is due; after a defect it is delayed, longer each time.
 
         Args:
-            name: Name of the step.
             action: Function that performs it.
             in_transaction: False if the step consists of several complete transactions.
             run: Number of the run that the step is about, for the log.

@@ -6,18 +6,68 @@ defect undoes alone. Replies and acknowledgements leave after the commit.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 from aggregator.ingress.dead_letters import Letter
 from aggregator.ingress.message_ingress import AtHand
+from aggregator.ingress.replies import IngressResult
 from aggregator.rounds.message_isolation import Isolation
-from aggregator.rounds.run_drivers import RunDrivers
+from aggregator.rounds.publisher import Publisher
+from aggregator.rounds.run_driver import RunDriver
 from aggregator.store.errors import DatabaseFullError
-from edge_sdk.wire.errors import Reason
-from edge_sdk.wire.link.transport import Message
-from edge_sdk.wire.protocol import envelope
-from edge_sdk.wire.protocol.messages import UpdateMessage
+from edge_sdk.errors import Reason
+from edge_sdk.link.transport import Message
+from edge_sdk.protocol import envelope
+from edge_sdk.protocol.messages import UpdateMessage
+
+
+@dataclass(frozen=True, slots=True)
+class RunDrivers:
+    """Drivers of the runs, in the order of the configuration."""
+
+    drivers: tuple[RunDriver, ...]  # one driver a run; at least one
+    publisher: Publisher  # queue of replies
+
+    def __iter__(self) -> Iterator[RunDriver]:
+        return iter(self.drivers)
+
+    def accept(self, admitted: IngressResult) -> None:
+        """Apply the journalled entries of a message, then queue its replies.
+
+        A membership change concerns the run that the device takes part in.
+        """
+        for driver in self.drivers:
+            driver.append(entry for entry in admitted.entries if entry.run == driver.number)
+        self.publisher.reply(admitted.answers)
+        for driver in self.drivers:
+            if admitted.signal is not None and admitted.run == driver.number:
+                driver.receive_signal(admitted.signal)
+            member = admitted.member
+            if member is not None and driver.cohort.takes(member.client):
+                driver.accept_member(member, is_greeting=admitted.greeted is not None)
+            if admitted.rekeyed is not None:
+                driver.announce_key(admitted.rekeyed)
+
+    def wake(self) -> None:
+        for driver in self.drivers:
+            driver.wake()
+
+    def report_closed(self) -> None:
+        """Pass on the rounds that were closed since."""
+        for driver in self.drivers:
+            driver.report_closed()
+
+    def forget_closed(self) -> None:
+        """Forget the rounds that were closed since: their transaction was rolled back."""
+        for driver in self.drivers:
+            driver.forget_closed()
+
+    def hurry(self, now: float) -> None:
+        """Repeat open tasks soon, after the loss of the link and its queue."""
+        for driver in self.drivers:
+            driver.tasks.hurry(now)
 
 
 class MessageProcessor:
@@ -25,7 +75,6 @@ class MessageProcessor:
 
     Args:
         isolation: Transaction over store and memory, with the message ingress.
-        driver: Drivers of the runs.
     """
 
     def __init__(self, isolation: Isolation, driver: RunDrivers) -> None:
@@ -34,7 +83,6 @@ class MessageProcessor:
         self._store = isolation.store
 
     def process(self, message: Message) -> None:
-        """Process a message."""
         self._attempt(message, partial(self._handle, message))
         self._driver.report_closed()
 
@@ -58,7 +106,7 @@ class MessageProcessor:
     def process_again(self, letter: Letter) -> None:
         """Process the message of a dead letter again; its number is no longer settled."""
         if letter.number is not None:
-            self._store.unsettle(letter.device, letter.number)
+            self._store.ledgers.unsettle(letter.device, letter.number)
         message = Message(letter.topic, letter.payload)
         if letter.topic:
             self.process(message)
@@ -89,6 +137,5 @@ class MessageProcessor:
 
 
 def _whole(letter: Letter) -> envelope.Sealed:
-    """Return the complete body of a dead letter that was sent in chunks."""
     digest = envelope.digest(letter.payload)
     return envelope.Sealed(UpdateMessage.kind, letter.device, letter.payload, digest, letter.proof)

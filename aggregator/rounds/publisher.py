@@ -1,4 +1,4 @@
-"""Publish replies and announcements through one queue, and count what was sent."""
+"""Publish replies and announcements through one queue, and count them."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from aggregator.ingress.replies import Reply
 from aggregator.metrics import Metrics
 from aggregator.rounds.announcements import Publication
 from edge_sdk.app.cli import fields
-from edge_sdk.wire.errors import LinkError
-from edge_sdk.wire.link.publish_queue import EXPIRY, PERISHABLE, PublishQueue, QueuedPublish
-from edge_sdk.wire.link.transport import Transport
-from edge_sdk.wire.protocol import topics
+from edge_sdk.errors import LinkError
+from edge_sdk.link.publish_queue import EXPIRY, PERISHABLE, PublishQueue, QueuedPublish
+from edge_sdk.link.transport import Transport
+from edge_sdk.protocol import topics
 
 logger = logging.getLogger(__name__)
 
@@ -20,48 +20,33 @@ CAPACITY = 50_000  # queued messages beyond which replies are dropped; devices r
 QOS_0 = frozenset(("time",))
 
 
-class Publisher:
+class Publisher(PublishQueue):
     """Publishes in order: the slots of a model leave before the manifest that names them."""
 
     def __init__(self, transport: Transport, metrics: Metrics) -> None:
-        """Start with an empty queue."""
-        self._transport = transport
-        self._metrics = metrics
-        self._queue = PublishQueue(on_published=self._count, on_refused=_log_refused)
-
-    def __len__(self) -> int:
-        """Return the number of queued messages."""
-        return len(self._queue)
+        super().__init__(on_published=self._count, on_refused=_log_refused)
+        self._transport, self._metrics = transport, metrics
 
     def reply(self, replies: Iterable[Reply]) -> None:
         """Queue replies to single devices; replies beyond ``CAPACITY`` are dropped."""
         for one in replies:
-            if len(self._queue) < CAPACITY:
+            if len(self) < CAPACITY:
                 self._append(one.topic, one.payload, retain=one.retain)
 
     def announce(self, publications: Iterable[Publication]) -> None:
-        """Queue retained announcements."""
         for one in publications:
             self._append(one.topic, one.payload, retain=True)
 
-    def truncate(self, length: int) -> None:
-        """Remove the messages queued after the first ``length``."""
-        self._queue.truncate(length)
-
-    def clear(self) -> None:
-        """Clear the queue after the loss of the link; ``LinkUp`` publishes again."""
-        self._queue.clear()
-
-    def flush(self) -> None:
+    def publish(self) -> None:
         """Publish as much as the link accepts now."""
-        self._queue.flush(self._transport)
-        self._metrics.waiting.set(len(self._queue))
+        self.flush(self._transport)
+        self._metrics.waiting.set(len(self))
 
     def _append(self, topic: str, payload: bytes, *, retain: bool) -> None:
         kind = _kind_of(topic)
         qos = 0 if kind in QOS_0 else 1
         expiry = EXPIRY if kind in PERISHABLE and not retain else None
-        self._queue.append(QueuedPublish(topic, payload, retain, qos, expiry))
+        self.append(QueuedPublish(topic, payload, retain, qos, expiry))
 
     def _count(self, message: QueuedPublish) -> None:
         kind, size = _kind_of(message.topic), len(message.payload)

@@ -1,4 +1,4 @@
-"""Apply journalled events to a run's state, save it, and return what to announce.
+"""Apply journalled events to a run's state, save it, and return the announcements.
 
 An event is journalled before it is applied. Its changes are saved with the announcements that
 follow from it, in one transaction. A process that is killed at any line and restarted therefore
@@ -13,19 +13,23 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from aggregator.config import BoundRun
-from aggregator.ingress.admission_context import AdmissionContext, everybody
+from aggregator.ingress.admission_context import AdmissionContext
+from aggregator.ingress.cohort import Cohort
 from aggregator.methods import ABANDON, AGAIN, OPEN, Course
+from aggregator.methods.base.wrappers import replaced
 from aggregator.rounds import announcements as announce
 from aggregator.rounds import run_timers, task_dispatch
 from aggregator.rounds.announcements import BETWEEN, VALIDITY, Ends, Phase, Publication
-from aggregator.rounds.round_starts import RoundStarts
 from aggregator.rounds.run_announcer import Announced, RunAnnouncer
+from aggregator.rounds.run_timers import RoundStarts
 from aggregator.store.errors import DatabaseFullError
 from aggregator.store.state_codec import changed, digest, flatten
-from aggregator.store.types import DownloadBody, JournalEntry, PendingTask, Store, Timer, Version
+from aggregator.store.store import Store
+from aggregator.store.types import DownloadBody, JournalEntry, PendingTask, SavedState, Version
 from edge_sdk.app.cli import fields
 from edge_sdk.app.clock import DAY, Clock
-from edge_sdk.wire.contract.method import (
+from edge_sdk.protocol.admission_policy import OpenRound
+from edge_sdk.protocol.contract.method import (
     ALL,
     CONTRACTS,
     Closed,
@@ -35,8 +39,7 @@ from edge_sdk.wire.contract.method import (
     Member,
     Task,
 )
-from edge_sdk.wire.protocol.admission_policy import OpenRound
-from edge_sdk.wire.protocol.messages import CHUNK_LIMIT
+from edge_sdk.protocol.messages import CHUNK_LIMIT
 
 logger = logging.getLogger(__name__)
 
@@ -45,35 +48,32 @@ SHOW_EVERY = 10.0  # s between two informative manifests
 
 @dataclass(frozen=True, slots=True)
 class AppliedEvent:
-    """Saved result of an event.
+    """Saved result of an event."""
 
-    Attributes:
-        publications: Announcements to publish, in this order.
-        closed: The round it closed, if any.
-        tasks: Tasks to send to single devices.
-    """
-
-    publications: tuple[Publication, ...] = ()
+    publications: tuple[Publication, ...] = ()  # announcements to publish, in this order
     closed: Version | None = None
-    tasks: tuple[PendingTask, ...] = ()
+    tasks: tuple[PendingTask, ...] = ()  # tasks to send to single devices
+
+
+@dataclass(frozen=True, slots=True)
+class EngineParts:
+    """Parts of the daemon that an engine uses."""
+
+    store: Store  # database of state and journal
+    ends: Ends  # signer and fleet of announcements
+    clock: Clock  # wall and monotonic time
+    cohort: Cohort  # devices of the run, whose number sets their pacing
+    is_held: Callable[[Course], bool]  # returns whether the round after a state waits
+    # returns the daemon's payload bytes since its start, by ``up`` and ``down``
+    traffic: Callable[[], Mapping[str, int]]
 
 
 class RoundEngine:
     """Engine of the open run. Its state changes only in ``apply``.
 
     Args:
-        run: The bound configuration.
-        number: Number of the run.
         state: The last saved state.
-        timers: The saved pending timers.
-        store: Database of state and journal.
-        ends: Signer and fleet of announcements.
-        clock: Wall and monotonic time.
-        devices: Returns the number of enrolled devices, which sets their pacing.
-        upto: Journal position of the saved state.
-        holds: Returns whether a device belongs to the run's cohort.
-        is_held: Returns whether the round after a state waits for the parent's aggregator.
-        traffic: Returns the daemon's payload bytes since its start, by ``up`` and ``down``.
+        saved: Its record, with the pending timers.
 
     Attributes:
         halted: Reason for which the run is halted until an operator resumes it; else empty.
@@ -86,73 +86,58 @@ class RoundEngine:
         run: BoundRun,
         number: int,
         state: Course,
-        timers: tuple[Timer, ...],
-        *,
-        store: Store,
-        ends: Ends,
-        clock: Clock,
-        devices: Callable[[], int],
-        upto: int = 0,
-        holds: Callable[[str], bool] = everybody,
-        is_held: Callable[[Course], bool] = lambda _state: False,
-        traffic: Callable[[], Mapping[str, int]] = dict,
+        saved: SavedState,
+        parts: EngineParts,
     ) -> None:
-        self._holds, self._is_held, self._traffic = holds, is_held, traffic
+        self._cohort, self._is_held, self._traffic = parts.cohort, parts.is_held, parts.traffic
+        self._store, self._ends, self._clock = parts.store, parts.ends, parts.clock
         self.run = run
         self.number = number
         self.state = state
         self.chunk = CHUNK_LIMIT
-        self._store = store
-        self._ends = ends
-        self._clock = clock
-        self._devices = devices
         self._saved = flatten(state)
         self._opened_at: float | None = None
         self._opened_wall = 0
         self._opened_traffic: Mapping[str, int] = {}
-        self._timers = [run_timers.resumed(timer, clock) for timer in timers]
+        self._timers = [run_timers.resumed(timer, self._clock) for timer in saved.timers]
         manifest = self._announcer.last_manifest()
-        self._upto = upto
+        self._upto = saved.upto
         self.is_waiting = state.is_open and self._starts.waited(manifest)
         is_pause = manifest is not None and manifest.phase == "pause"
         self._is_paused = is_pause and manifest is not None and manifest.until != BETWEEN
         self.halted = ""
         self.announced_bundle = self._announcer.bundle_ref()
         self._values = self._announcer.last_values()
-        self._announced_at = -SHOW_EVERY if manifest is None else clock.monotonic()
+        self._announced_at = -SHOW_EVERY if manifest is None else self._clock.monotonic()
         self._announced_version = manifest.version if manifest is not None else -1
         self._expires = None if manifest is None else manifest.expires
 
     @property
     def _announcer(self) -> RunAnnouncer:
         return RunAnnouncer(
-            self.run, self.number, self._store, self._ends, self._clock, self._devices
+            self.run, self.number, self._store, self._ends, self._clock, self._cohort
         )
 
     @property
     def _starts(self) -> RoundStarts:
-        return RoundStarts(self.run, self.number, self._store, self._clock, self._devices())
+        return RoundStarts(self.run, self.number, self._store, self._clock, self._cohort)
 
     @property
     def is_done(self) -> bool:
-        """Return whether the run has completed its configured number of rounds."""
         return self.state.round > 0 and not self.state.is_open
 
     @property
     def phase(self) -> Phase:
-        """Return the announced phase: train, pause or stop."""
         if self.is_done:
             return "stop"
         return "pause" if self.is_paused or self.is_waiting else "train"
 
     @property
     def is_paused(self) -> bool:
-        """Return whether an operator paused the fleet, or a defect halted the run."""
         return self._is_paused or bool(self.halted)
 
     @property
     def is_held(self) -> bool:
-        """Return whether the next round waits for the parent's aggregator."""
         return self._is_held(self.state)
 
     @property
@@ -172,7 +157,6 @@ class RoundEngine:
 
     @property
     def context(self) -> AdmissionContext:
-        """Return the context against which updates are admitted."""
         section, state = self.run.config.run, self.state
         salt = (
             announce.salt(section.seed, self.number, state.round)
@@ -189,10 +173,10 @@ class RoundEngine:
             cohort=salt,
             releases=self.run.config.admission.max_updates,
             is_personal=self.run.ask.personal,
-            oldest=self._store.oldest_round(self.number) if self.run.ask.patient else 0,
+            oldest=self._store.journal.oldest_round(self.number) if self.run.ask.patient else 0,
             fault=self.run.fault,
             name=section.name,
-            holds=self._holds,
+            holds=self._cohort.holds,
             announced=self.announced_bundle,
         )
 
@@ -208,19 +192,18 @@ class RoundEngine:
 
         After a replacement of the signing key, all announcements are signed again.
         """
-        done = [self.apply(entry) for entry in self._store.journal(self.number, after=upto)]
+        done = [self.apply(entry) for entry in self._store.journal.entries(self.number, after=upto)]
         if self.state.round == 0:
-            done.append(self.apply(self._store.record(self.number, OPEN)))
+            done.append(self.apply(self._store.journal.append(self.number, OPEN)))
         elif self.run.half.play is not None and self.state.is_open:
             again = Due(self.state.round, AGAIN)  # transient state of the last process
-            done.append(self.apply(self._store.record(self.number, again)))
+            done.append(self.apply(self._store.journal.append(self.number, again)))
         if self._announcer.last_manifest() is None:
             self.announced()
         return done
 
     @property
     def is_behind(self) -> bool:
-        """Return whether an informative manifest of a newer model is due."""
         moved = self.state.version != self._announced_version
         return moved and self._clock.monotonic() - self._announced_at >= SHOW_EVERY
 
@@ -245,24 +228,24 @@ class RoundEngine:
 
     def wake(self, due: Event) -> JournalEntry:
         """Journal a due timer; ``apply`` it next."""
-        entry = self._store.record(self.number, due)
+        entry = self._store.journal.append(self.number, due)
         self._timers = [one for one in self._timers if one.timer.due != due]
         return entry
 
     def abandon(self) -> JournalEntry:
         """Journal that the open round is abandoned; ``apply`` it next."""
-        return self._store.record(self.number, Due(self.state.round, ABANDON))
+        return self._store.journal.append(self.number, Due(self.state.round, ABANDON))
 
     def meet(self, event: Event) -> JournalEntry | None:
         """Journal an event if it changes the state; ``apply`` it next."""
         state, effects = self.run.half.apply(self.state, event)
         if state is self.state and not self._needed(event, effects):
             return None
-        return self._store.record(self.number, event)
+        return self._store.journal.append(self.number, event)
 
     def record(self, event: Event) -> JournalEntry:
         """Journal an event that this process produced; ``apply`` it next."""
-        return self._store.record(self.number, event)
+        return self._store.journal.append(self.number, event)
 
     def apply(self, entry: JournalEntry) -> AppliedEvent:
         """Apply a journalled event, and save and return its result.
@@ -286,7 +269,7 @@ class RoundEngine:
         """
         found = self._present_announcements(anew=anew)
         published = {one.topic: one.payload for one in found.publications}
-        self._store.announce(published, found.contents, logged=found.logged)
+        self._store.announce(published, found.contents, also=found.also)
         self._note_announced(self.state, found.publications)
         return found.publications
 
@@ -308,7 +291,7 @@ class RoundEngine:
                 timers=[one.timer for one in self._timers],
                 published={one.topic: one.payload for one in publications},
                 contents=found.contents,
-                logged=found.logged,
+                also=found.also,
             )
         except DatabaseFullError:
             self.is_waiting, self._timers = is_waiting, before
@@ -319,10 +302,10 @@ class RoundEngine:
         return publications
 
     @property
-    def split_state(self) -> Any:  # noqa: ANN401 - the half's own
-        """Return the state as a split driver follows it: a round that waits is not open."""
+    def steps_state(self) -> Any:  # noqa: ANN401 - the half's own
+        """Return the state as the steps of a round follow it: a round that waits is not open."""
         state: Any = self.state
-        return replace(state, is_open=False) if self.is_waiting and state.is_open else state
+        return replaced(state, is_open=False) if self.is_waiting and state.is_open else state
 
     def _present_announcements(self, *, anew: bool = True) -> Announced:
         task = self._announcer.task(self.state)
@@ -365,7 +348,7 @@ class RoundEngine:
             contents=(*found.contents, *bodies),
             asked=asked,
             keep=self.run.config.retention.bounds,
-            logged=found.logged,
+            also=found.also,
         )
         self._saved, self._timers, self._upto = leaves, alarms, entry.position
         self.is_waiting = is_waiting
@@ -383,7 +366,7 @@ class RoundEngine:
         """
         if not isinstance(event, Member):
             return effects
-        open_ = self._store.asked(event.client, self.number)
+        open_ = self._store.tasks.get(event.client, self.number)
         oldest = self.state.version - (self.run.limits.max_staleness or 0)
         if open_ is None or not open_.is_open or open_.base < oldest:
             return effects
@@ -392,7 +375,6 @@ class RoundEngine:
     def _announcements_after(
         self, state: Course, effects: Effects, closed: Closed | None, *, is_waiting: bool
     ) -> Announced:
-        """Return the announcements: the common task, or an informative manifest of the model."""
         task = next((e for e in effects if isinstance(e, Task) and e.to == ALL), None)
         if task is not None:
             dues = [e.after for e in effects if isinstance(e, Due)]
@@ -466,7 +448,6 @@ class RoundEngine:
         return 0.0 if due is None else max(0.0, due - self._clock.monotonic())
 
     def _waits_after(self, entry: JournalEntry, state: Course, closed: Version | None) -> bool:
-        """Return whether the state after an event waits for the start of the next round."""
         if not state.is_open:
             return False
         is_ready = closed is not None or entry.event == OPEN

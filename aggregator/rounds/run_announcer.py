@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sized
 from dataclasses import dataclass
 
 from aggregator.config import BoundRun
 from aggregator.ingress.uploads import MESSAGES
 from aggregator.methods import Course
-from aggregator.methods.base.downlink_step import STEP
+from aggregator.methods.base.wrappers import STEP
 from aggregator.rounds import announcements as announce
 from aggregator.rounds.announcements import (
     BETWEEN,
@@ -20,59 +20,45 @@ from aggregator.rounds.announcements import (
     Phase,
     Publication,
 )
-from aggregator.rounds.manifest_log import logged
-from aggregator.store.types import DownloadBody, LogLeaf, Store
+from aggregator.store.store import Store
+from aggregator.store.types import DownloadBody
 from edge_sdk.app.clock import Clock
 from edge_sdk.app.settings import seconds
-from edge_sdk.wire.contract.method import ALL, CONTRACTS, Scalars, Task, answered
-from edge_sdk.wire.errors import Refused
-from edge_sdk.wire.protocol import topics
-from edge_sdk.wire.protocol.codec import decode
-from edge_sdk.wire.protocol.envelope import AGGREGATOR, digest, ref, unproved, unseal
-from edge_sdk.wire.protocol.messages import (
+from edge_sdk.errors import Refused
+from edge_sdk.protocol import topics
+from edge_sdk.protocol.codec import decode
+from edge_sdk.protocol.contract.method import ALL, CONTRACTS, Scalars, Task, answered
+from edge_sdk.protocol.envelope import AGGREGATOR, digest, ref, unproved, unseal
+from edge_sdk.protocol.messages import (
     CHUNK_LIMIT,
     SPAN_LIMIT,
     TIME_LIMIT,
     BundleMessage,
     ModelMessage,
 )
-from edge_sdk.wire.protocol.transfer import MOST_IN_FLIGHT, count_of
+from edge_sdk.protocol.transfer import MOST_IN_FLIGHT, count_of
 
 
 @dataclass(frozen=True, slots=True)
 class Announced:
-    """Announcements to save together, and then to publish.
+    """Announcements to save together, and then to publish."""
 
-    Attributes:
-        publications: Retained messages, in the order in which they are published.
-        contents: Bodies that they announce.
-        logged: Leaf of the manifest among them.
-    """
-
+    # retained messages, in the order in which they are published
     publications: tuple[Publication, ...] = ()
-    contents: tuple[DownloadBody, ...] = ()
-    logged: LogLeaf | None = None
+    contents: tuple[DownloadBody, ...] = ()  # bodies that they announce
+    also: tuple[Callable[[], None], ...] = ()  # further writes that belong to the manifest
 
 
 @dataclass(frozen=True, slots=True)
 class RunAnnouncer:
-    """Announcer of one run. It saves nothing: its caller saves and publishes what it returns.
-
-    Attributes:
-        run: The bound configuration.
-        number: Number of the run.
-        store: Database with the last announcements.
-        ends: Signer and fleet of announcements.
-        clock: Wall time.
-        devices: Returns the number of enrolled devices, which sets their pacing.
-    """
+    """Announcer of one run. Its caller saves and publishes the results."""
 
     run: BoundRun
     number: int
-    store: Store
-    ends: Ends
-    clock: Clock
-    devices: Callable[[], int]
+    store: Store  # database with the last announcements
+    ends: Ends  # signer and fleet of announcements
+    clock: Clock  # wall time
+    devices: Sized  # the enrolled devices, whose number sets their pacing
 
     @property
     def _topic(self) -> str:
@@ -81,12 +67,12 @@ class RunAnnouncer:
     def bundle_ref(self) -> bytes:
         """Return the reference of the run's bundle announcement; empty for none."""
         topic = topics.common(self.ends.fleet, BundleMessage.kind, self.ends.audience)
-        payload = self.store.announced(topic)
+        payload = self.store.announcements.get(topic)
         return ref(digest(unproved(payload))) if payload else b""
 
     def last_values(self) -> Scalars:
         """Return the scalars of the newest common task, under any signing key."""
-        payload = self.store.announcements().get(self._topic, b"")
+        payload = self.store.announcements.all().get(self._topic, b"")
         try:
             message = decode(ModelMessage, unproved(payload))
         except Refused:  # none yet
@@ -96,7 +82,7 @@ class RunAnnouncer:
     def last_manifest(self) -> ModelMessage | None:
         """Return the last manifest of this run, if the current key signed it."""
         ends, kind = self.ends, ModelMessage.kind
-        payload = self.store.announcements().get(self._topic, b"")
+        payload = self.store.announcements.all().get(self._topic, b"")
         try:
             sealed = unseal(
                 payload,
@@ -123,14 +109,11 @@ class RunAnnouncer:
     def announcements(
         self, task: Task, phase: Phase, after: float | None, *, chunk: int, anew: bool = False
     ) -> Announced:
-        """Return the slots, if the model has changed, and then the manifest, which is logged.
+        """Return the slots, if the model has changed, and then the manifest.
 
         Args:
-            task: The common task.
-            phase: Phase of the run.
             after: Seconds until the round's deadline; None between two rounds of a schedule, when
                 the slots are left as they are.
-            chunk: Bytes of a chunk.
             anew: True signs and returns the slots again, although the model is the announced one.
         """
         body = announce.body(self.run, task, number=self.number)
@@ -138,7 +121,7 @@ class RunAnnouncer:
         lasts = OVERLAP if self.run.ask.personal else int((after or 0.0) * 1000)
         until = BETWEEN if after is None else min(self.clock.wall() + lasts, TIME_LIMIT)
         opening = Opening(
-            serial=self.store.next_serial(),
+            serial=self.store.announcements.next_serial(),
             until=until,
             spread=self._spread(body),
             inline=self.run.config.admission.max_inline_bytes,
@@ -149,28 +132,32 @@ class RunAnnouncer:
             expires=min(self.clock.wall() + VALIDITY, TIME_LIMIT),
         )
         message = announce.manifest(self.run, task, body, opening, number=self.number, phase=phase)
-        message, leaf = logged(
-            message, self.run.bundle.digest, self.store, self.ends, time=self.clock.wall()
-        )
+        also: list[Callable[[], None]] = []
+        for entry in self.run.config.index.having("manifest"):
+            message, write = entry.load("manifest")(
+                message, self.run.bundle.digest, self.store, self.ends, time=self.clock.wall()
+            )
+            also.append(write)
         manifest = announce.model(self.ends, message)
         if after is None:
-            return Announced((manifest,), logged=leaf)
-        before = self.store.content(body.id)
+            return Announced((manifest,), also=tuple(also))
+        before = self.store.contents.get(body.id)
         if before is not None and not anew:
-            return Announced((manifest,), logged=leaf)
+            return Announced((manifest,), also=tuple(also))
         parts = announce.slots(self.ends, body, chunk=chunk)
         if step is not None:
             parts += announce.slots(self.ends, step, chunk=chunk, first=len(parts))
         prefix = topics.part(self.ends.fleet, 0, self.ends.audience)[:-1]
-        used = [t for t, payload in self.store.announcements().items() if payload and prefix in t]
+        used = [
+            t for t, payload in self.store.announcements.all().items() if payload and prefix in t
+        ]
         cleared = announce.cleared(self.ends.fleet, len(parts), len(used), self.ends.audience)
         bodies = [("model", body)] + ([] if step is None else [("step", step)])
         name = self.run.config.run.name
         contents = [DownloadBody(kind, one.id, one.data, chunk, name) for kind, one in bodies]
-        return Announced((*parts, *cleared, manifest), tuple(contents), leaf)
+        return Announced((*parts, *cleared, manifest), tuple(contents), tuple(also))
 
     def _step(self, task: Task, body: Body, chunk: int) -> Body | None:
-        """Return the body of the step to a model; None without one, or without slots for it."""
         step = announce.step(self.run, task, number=self.number)
         if step is None:
             return None
@@ -178,12 +165,11 @@ class RunAnnouncer:
         return step if slots <= topics.SLOTS_LIMIT else None
 
     def _ahead(self) -> int:
-        """Return the chunks that every device may send without a grant at once."""
         admission = self.run.config.admission
         if self.run.ask.personal or not admission.max_inline_bytes:
             return 0
         room = min(MESSAGES, admission.max_in_flight_bytes // CHUNK_LIMIT)
-        return min(MOST_IN_FLIGHT, room // max(1, self.devices()))
+        return min(MOST_IN_FLIGHT, room // max(1, len(self.devices)))
 
     def _single(self) -> int:
         """Return the largest body of an update that may go in one message, bytes; 0 for none.
@@ -210,7 +196,7 @@ class RunAnnouncer:
             least = int(self.run.config.run.downlink != "f4")
             return min(max(least, int(1000 * seconds(pacing.jitter))), SPAN_LIMIT)
         return announce.spread(
-            self.devices(),
+            len(self.devices),
             len(body.data),
             down_rate=pacing.broadcast_bytes_per_second,
             up_rate=pacing.updates_per_second,

@@ -1,4 +1,4 @@
-"""Drive one run: journal its events, apply them in order, and send what follows from them."""
+"""Drive one run: journal its events, apply them in order, and send the effects."""
 
 from __future__ import annotations
 
@@ -6,21 +6,20 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
-from aggregator.audit_log.recorder import DAEMON
+from aggregator.audit_log import DAEMON
 from aggregator.ingress.cohort import Cohort
 from aggregator.ingress.dead_letters import site_of
-from aggregator.ingress.defect_policy import ATTEMPTS
 from aggregator.ingress.replies import Reply
 from aggregator.methods import OPEN, Linked
-from aggregator.rounds.message_isolation import Isolation, RunParts
+from aggregator.rounds.message_isolation import ATTEMPTS, Isolation, RunParts
 from aggregator.rounds.round_engine import AppliedEvent, RoundEngine
-from aggregator.rounds.split_driver import TaskMessages
+from aggregator.rounds.round_steps import TaskMessages
 from aggregator.rounds.task_dispatch import OpenTasks, Peers
 from aggregator.store.errors import DatabaseFullError
 from aggregator.store.types import JournalEntry, Version
 from edge_sdk.app.cli import fields
-from edge_sdk.wire.contract.method import Event, Member, ParentModel, Signal, Unlearned
-from edge_sdk.wire.protocol.messages import Message
+from edge_sdk.protocol.contract.method import Event, Member, ParentModel, Signal, Unlearned
+from edge_sdk.protocol.messages import ProtocolMessage
 
 logger = logging.getLogger(__name__)
 
@@ -30,8 +29,6 @@ class RunDriver:
 
     Args:
         isolation: Transaction over store and memory, with its parts.
-        parts: Those of this run.
-        cohort: Devices of this run.
         on_closed: Called with the rounds that were closed, before any device receives their
             announcement.
 
@@ -49,7 +46,7 @@ class RunDriver:
         on_closed: Callable[[Sequence[Version]], None],
     ) -> None:
         self._isolation, self._on_closed = isolation, on_closed
-        self._store, self._engine, self._split = isolation.store, parts.engine, parts.split
+        self._store, self._engine, self._steps = isolation.store, parts.engine, parts.steps
         self._publisher, self._backlog = isolation.publisher, parts.backlog
         self.number, self.cohort = parts.engine.number, cohort
         self._registry, self._ingress = isolation.registry, isolation.ingress
@@ -74,7 +71,7 @@ class RunDriver:
             for applied in self._engine.begin(upto):
                 self._follow(applied)
             self._ingress.open(self._engine.context)
-            self.send(self._split.follow(self._engine.split_state))
+            self.send(self._steps.follow(self._engine.steps_state))
 
         error = self._isolation.attempt(begin)
         self.report_closed()
@@ -85,7 +82,6 @@ class RunDriver:
 
     @property
     def engine(self) -> RoundEngine:
-        """Return the engine of the run."""
         return self._engine
 
     @property
@@ -100,7 +96,6 @@ class RunDriver:
         return {"run": self.number, **name, "round": self._engine.state.round}
 
     def _step(self, step: str) -> str:
-        """Return the name of a step of this run, for the log and the delays after a defect."""
         return f"{step} {self.name}" if self.name else step
 
     def halt(self, where: str, error: Exception) -> None:
@@ -115,7 +110,6 @@ class RunDriver:
         self._isolation.step(self._step("pause"), self._pause_halted, run=self.number)
 
     def _pause_halted(self) -> None:
-        """Pause the halted run, and record the halt."""
         subject = f"run {self.name or self.number}"
         self._isolation.audit_log.record(DAEMON, "halt", subject, reason=self._engine.halted)
         self._publisher.announce(self._engine.pause(is_paused=True))
@@ -151,8 +145,7 @@ class RunDriver:
         self._catch_up()
 
     def receive_signal(self, signal: Signal) -> None:
-        """Pass a transient signal on to the split round."""
-        self.send(self._split.receive(signal))
+        self.send(self._steps.receive(signal))
 
     def wake(self) -> None:
         """Apply every timer that is due; a halted run applies none."""
@@ -168,7 +161,7 @@ class RunDriver:
                 self._abandon(met[0])
                 break
         if not self._engine.is_paused:
-            met = step(self._step("turns"), lambda: self.send(self._split.wake()))
+            met = step(self._step("turns"), lambda: self.send(self._steps.wake()))
             if met is not None and met[1] >= ATTEMPTS:
                 self.halt("turns", met[0])
         self.report_closed()
@@ -193,7 +186,7 @@ class RunDriver:
             return False
         self._publisher.announce(engine.open_round())
         self._ingress.open(engine.context)
-        self.send(self._split.follow(engine.split_state))
+        self.send(self._steps.follow(engine.steps_state))
         logger.info("round opened %s", fields(**self._about))
         return True
 
@@ -211,8 +204,8 @@ class RunDriver:
     def send(self, messages: TaskMessages) -> None:
         """Send transient messages; journal the result of a split round first."""
         self._publisher.reply(self.sealed(device, task) for device, task in messages)
-        if self._split.result is not None:
-            self._journal(self._record_result, self._split.result)
+        if self._steps.result is not None:
+            self._journal(self._record_result, self._steps.result)
 
     def unlearn(self, device: str) -> bool:
         """Remove a device's contribution from the run's state; return False if it has none.
@@ -244,16 +237,16 @@ class RunDriver:
         self._publisher.reply(
             self.sealed(device, task) for device, task in self.tasks.due(now, present)
         )
-        refused = self._store.tasks(engine.number, "refused")
+        refused = self._store.tasks.of_run(engine.number, "refused")
         free = {one.device for one in refused if one.round < engine.state.round} - shut_out
-        for device in sorted(free | (present - self._store.ever_asked(engine.number))):
+        for device in sorted(free | (present - self._store.tasks.devices(engine.number))):
             self._journal(engine.meet, Member(device, present=True))
         for device in sorted(shut_out - self._shut_out):
             self._journal(engine.meet, Member(device, present=False))
         self._shut_out = shut_out
 
     def run_periodic(self, now: float, *, is_up: bool) -> None:
-        """Run the steps of every second: reminders, what was not written, a due announcement."""
+        """Run the periodic steps: reminders, retries of failed writes, a due announcement."""
         step, engine = partial(self._isolation.step, run=self.number), self._engine
         if engine.is_waiting:
             step(self._step("schedule"), self.open_if_due)
@@ -267,11 +260,9 @@ class RunDriver:
         self.report_closed()
 
     def _renew_manifest(self) -> None:
-        """Sign the manifest again before devices refuse it, also while the run is paused or over."""
         self._publisher.announce(self._engine.announced(anew=False))
 
-    def sealed(self, device: str, message: Message) -> Reply:
-        """Seal a message to one device."""
+    def sealed(self, device: str, message: ProtocolMessage) -> Reply:
         return self._ingress.sealer.seal(device, message)
 
     def accept_member(self, member: Member, *, is_greeting: bool) -> None:
@@ -281,7 +272,7 @@ class RunDriver:
             return
         before = self.tasks.sent.get(device, 0)
         self._journal(self._engine.meet, member)
-        self.send(self._split.receive(member))
+        self.send(self._steps.receive(member))
         if is_greeting and self.tasks.sent.get(device, 0) == before:
             self._send_task(device)
         elif member.present:
@@ -301,7 +292,7 @@ class RunDriver:
 
     def _record_result(self, event: Event) -> JournalEntry:
         entry = self._engine.record(event)
-        self._split.result = None
+        self._steps.result = None
         return entry
 
     def _journal(self, write: Callable[[Event], JournalEntry | None], event: Event) -> None:
@@ -326,14 +317,13 @@ class RunDriver:
             self._follow(applied)
 
     def _follow(self, applied: AppliedEvent) -> None:
-        """Publish and send what follows from an applied event."""
         if applied.closed is not None:
             self._closed.append(applied.closed)
         self._ingress.open(self._engine.context)
         self._publisher.announce(applied.publications)
         for task in applied.tasks:
             self._send_task(task.device)
-        self.send(self._split.follow(self._engine.split_state))
+        self.send(self._steps.follow(self._engine.steps_state))
 
     def _send_task(self, device: str) -> None:
         message = self.tasks.message_to(device, self._clock.monotonic())
@@ -341,17 +331,16 @@ class RunDriver:
             self._publisher.reply([self.sealed(device, message)])
 
     def _neighbours_of(self, device: str) -> Peers:
-        """Return the peers a device exchanges models with, and their keys."""
         state = self._engine.state
         links = state.links.get(device, {}) if isinstance(state, Linked) else {}
         is_weighted = isinstance(state, Linked) and state.weighs
         keys = {name: self._registry.signs_with(name) for name in sorted(links)}
         known = {name: key for name, key in keys.items() if key is not None}
         weights = tuple(links[name] for name in known) if is_weighted else ()
-        found = tuple(self._registry.encryption.of(name) or b"" for name in known)
+        found = tuple(self._ingress.sealer.bodies.key_of(name) for name in known)
         if not any(found):
             return Peers(tuple(known), tuple(known.values()), weights)
-        serial = self._store.next_serial()
+        serial = self._store.announcements.next_serial()
         return Peers(tuple(known), tuple(known.values()), weights, found, serial)
 
     def announce_key(self, device: str) -> None:

@@ -14,13 +14,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from aggregator.store.types import DownloadBody, PendingTask, Store
-from edge_sdk.wire.contract.method import Array, Ask, Task
-from edge_sdk.wire.contract.parameter_layout import ParamSpec
-from edge_sdk.wire.protocol import messages
-from edge_sdk.wire.protocol.codec import encode, pack_tensor
-from edge_sdk.wire.protocol.envelope import digest, ref
-from edge_sdk.wire.protocol.messages import HEADER_LIMIT
+from aggregator.store.store import Store
+from aggregator.store.types import DownloadBody, PendingTask
+from edge_sdk.protocol import messages
+from edge_sdk.protocol.codec import encode, pack_tensor
+from edge_sdk.protocol.contract.method import Array, Ask, Task
+from edge_sdk.protocol.contract.parameter_layout import ParamSpec
+from edge_sdk.protocol.envelope import digest, ref
+from edge_sdk.protocol.messages import HEADER_LIMIT
 
 REMIND = 15.0  # s without an answer before a task is repeated; doubles
 RARELY = 900.0  # s, upper bound of the doubling
@@ -53,10 +54,8 @@ def recorded(
     """Return tasks in their stored form, and each of their contents once.
 
     Args:
-        tasks: Tasks, each for one device.
         contract: Contract of the run's method.
         spec: Layout of every vector.
-        run: Number of the run.
         chunk: Size of one chunk of a content, bytes.
     """
     asked: list[PendingTask] = []
@@ -139,8 +138,6 @@ class OpenTasks:
     """Open tasks of one run, and the schedule of their reminders.
 
     Args:
-        store: Store of the tasks.
-        run: Number of the run.
         spec: Layout digest of their vectors.
         now: Start time, seconds of the monotonic clock.
         peers: Returns a device's neighbours, where the method has some.
@@ -158,7 +155,9 @@ class OpenTasks:
         self._peers = peers
         self._run = run
         self._spec = spec
-        self._reminders = {one.device: _Reminder(now + REMIND, REMIND) for one in store.tasks(run)}
+        self._reminders = {
+            one.device: _Reminder(now + REMIND, REMIND) for one in store.tasks.of_run(run)
+        }
         self._whole: dict[str, tuple[tuple[int, int, int], float]] = {}
         self.sent: dict[str, int] = {}
 
@@ -166,7 +165,7 @@ class OpenTasks:
         self, device: str, now: float, *, whole: bool = True
     ) -> messages.TaskMessage | None:
         """Return the message of a device's open task; None if it has none."""
-        asked = self._store.asked(device, self._run)
+        asked = self._store.tasks.get(device, self._run)
         if asked is None or not asked.is_open:
             self._reminders.pop(device, None)
             return None
@@ -174,7 +173,7 @@ class OpenTasks:
             self._reminders[device] = _Reminder(now + REMIND, REMIND)
             whole = self._is_fresh(asked, now)
         self.sent[device] = self.sent.get(device, 0) + 1
-        content = self._store.content(asked.content) if asked.content else None
+        content = self._store.contents.get(asked.content) if asked.content else None
         peers = self._peers(device)
         return message(asked, content, self._spec, whole=whole, peers=peers)
 

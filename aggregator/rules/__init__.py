@@ -1,4 +1,4 @@
-"""PluginRegistry of aggregation rules. A new rule is one function and one line here.
+"""Registry of aggregation rules. A new rule is one function and one line here.
 
 A rule is a pure function over rows. Its arguments name the further inputs that it needs
 (``shares``, its ``memory``); its keyword-only arguments are the parameters of a configuration,
@@ -12,6 +12,7 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any
 
+from aggregator.rules.centred_clipping import centred_clipping
 from aggregator.rules.coordinatewise import mean, median, trimmed_mean
 from aggregator.rules.factory import (
     NOTHING,
@@ -22,12 +23,10 @@ from aggregator.rules.factory import (
     UnknownRuleError,
     bound,
 )
-from aggregator.rules.fltrust import clipped_clustering, fltrust
-from aggregator.rules.geometric_median import autogm, centred_clipping, geometric_median
 from aggregator.rules.krum import bulyan, krum, multi_krum
 from aggregator.rules.preaggregation import bucketing, nnm, norm_clipping
 from aggregator.rules.rows import Memory, Rows, RuleVerdict, TooFewRows
-from edge_sdk.wire.plugin_registry import PluginRegistry, instance_of
+from edge_sdk.app.extensions import ExtensionIndex, PluginRegistry, instance_of
 
 __all__ = [
     "BEFORE",
@@ -57,14 +56,11 @@ RULES: PluginRegistry[RuleSpec] = PluginRegistry(
         "krum": _pairs(krum, lambda s: 2 * s.f + 3),
         "multi_krum": _pairs(multi_krum, lambda s: max(2 * s.f + 3, s.f + (s.m or 1))),
         "bulyan": _pairs(bulyan, lambda s: 4 * s.f + 3),
-        "geometric_median": _blocks(geometric_median),
-        "autogm": _blocks(autogm),
         "centred_clipping": _blocks(centred_clipping),
-        "clipped_clustering": _pairs(clipped_clustering, lambda _s: 3),
-        "fltrust": _blocks(fltrust, lambda _s: 2),
     },
     GROUP,
     instance_of(RuleSpec),
+    ExtensionIndex("aggregator").loaders("rules"),
 )
 """Every rule by its configured name, and the fewest rows it takes."""
 
@@ -93,14 +89,13 @@ def bind(name: str, /, **parameters: Any) -> BoundRule:  # noqa: ANN401 - each r
     Raises:
         UnknownRuleError: A name or parameter is unknown, missing or out of range.
 
-    Example:
-        >>> bind("krumm")
-        Traceback (most recent call last):
-        aggregator.rules.factory.UnknownRuleError: name: unknown rule 'krumm'; known: autogm, ...
-        >>> bind("krum", f=1, trim=2)
-        Traceback (most recent call last):
-        aggregator.rules.factory.UnknownRuleError: trim: unknown key; known: f, preaggregation
-        >>> bind("krum", f=2, preaggregation=["nnm", {"name": "bucketing", "size": 2}]).least
-        13
+    >>> bind("krumm")
+    Traceback (most recent call last):
+    aggregator.rules.factory.UnknownRuleError: name: unknown rule 'krumm'; known: ...
+    >>> bind("krum", f=1, trim=2)
+    Traceback (most recent call last):
+    aggregator.rules.factory.UnknownRuleError: trim: unknown key; known: f, preaggregation
+    >>> bind("krum", f=2, preaggregation=["nnm", {"name": "bucketing", "size": 2}]).least
+    13
     """
     return bound(RULES, BEFORE, name, parameters)

@@ -1,4 +1,4 @@
-"""Passes over a matrix of long rows, a block of columns at a time.
+"""Passes over a matrix of long rows, in memory or in a file, a block of columns at a time.
 
 Blocks fit into a core's cache. Blocks of one pass are independent and run on several threads
 (numpy releases the interpreter lock); the assignment of blocks to threads changes no bit of any
@@ -17,16 +17,16 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cache, partial
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
 from aggregator.rules.sorting_network import FEW, sort_few
-from aggregator.rules.stored_rows import StoredMatrix
 
 Matrix = NDArray[np.float64]
-Values = NDArray[Any]
+Values = NDArray[Any]  # float32 or float64
+Picks = slice | NDArray[np.intp]
 Block = Callable[[int, int], Values]
 """Some columns of all rows, shape ``(n, stop - start)``."""
 Part = Callable[[slice, int, int], Values]
@@ -38,9 +38,42 @@ _DEEP = 4096  # columns whose products are; more of few rows
 _GROUP = 128  # rows that are added up in their own precision
 _SHARED = 1 << 21  # scalars that are worth handing half of to another thread
 _CACHE = 1 << 18  # scalars of a block that is sorted: 1 MiB of float32
+_ORDERED = 1 << 14  # columns of a few rows that are put in order at a time; fewer are mostly calls
 _TILE = 64  # rows turned into columns at a time
 _TALL = 1024  # rows multiplied with a vector at a time
 _SORTED = 1 << 23  # largest number of scalars that are sorted at a time: 32 MiB of float32
+
+
+@runtime_checkable
+class StoredMatrix(Protocol):
+    """A matrix of rows that is read piece by piece."""
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Return the number of rows and of columns."""
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Return the precision, float32 or float64."""
+
+    def __len__(self) -> int:
+        """Return the number of rows."""
+
+    def __getitem__(self, key: tuple[Picks, Picks], /) -> Values:
+        """Return some columns of some rows as an array; one of both may be an array of positions."""
+
+    def mapped(self, function: Callable[[Values], Values], count: int) -> Values | StoredMatrix:
+        """Return the matrix of ``count`` rows that a function makes of every block of columns."""
+
+
+@runtime_checkable
+class SpooledVectors(Protocol):
+    """Named vectors outside of memory."""
+
+    def sorted_matrix(
+        self, is_usable: Callable[[Values], bool]
+    ) -> tuple[tuple[str, ...], StoredMatrix, tuple[str, ...]]:
+        """Return names, rows in order of name, and the names of the vectors that are not usable."""
 
 
 class ColumnExecutor(Protocol):
@@ -157,19 +190,12 @@ def weighted_sum(values: Values | StoredMatrix, weights: Matrix, *, wide: bool =
 
 @dataclass(frozen=True, eq=False)
 class _SumOfRows:
-    """Weighted sum of the rows of one block of columns, 128 rows at a time.
+    """Weighted sum of the rows of one block of columns, 128 rows at a time."""
 
-    Attributes:
-        factors: Weight of each row; None for the same one.
-        scale: Factor of the sum.
-        count: Number of rows.
-        wide: True adds in float64 from the first row on.
-    """
-
-    factors: Matrix | None
+    factors: Matrix | None  # weight of each row; None for the same one
     scale: float
     count: int
-    wide: bool
+    wide: bool  # true adds in float64 from the first row on
 
     def __call__(self, read: Callable[[slice], Values]) -> tuple[Matrix, bool]:
         """Return the sum in float64, and True if it is finite in the precision of the rows."""
@@ -213,10 +239,7 @@ def squares(
     """Return every row's squared distance to a point (None: zero), added up in float64.
 
     Args:
-        part: Returns some columns of some rows.
-        width: Number of columns.
         pieces: Rows that are read at a time, which together are all.
-        count: Number of rows.
         point: The point, shape ``(width,)``.
     """
     step = max(_PANEL, _CACHE // (2 * count))
@@ -294,7 +317,6 @@ def _products(block: Block, width: int, count: int, centre: Values) -> Matrix:
 
 
 def _product(job: tuple[Values, Values]) -> Values:
-    """Return the inner products of the rows of a block less their centre."""
     rows, centre = job
     away = np.subtract(rows, centre, dtype=centre.dtype)
     with np.errstate(over="ignore", invalid="ignore"):
@@ -303,7 +325,6 @@ def _product(job: tuple[Values, Values]) -> Values:
 
 
 def _dots(rows: Values) -> Values:
-    """Return every row's inner product with itself."""
     with np.errstate(over="ignore", invalid="ignore"):
         found: Values = np.matmul(rows[:, None, :], rows[:, :, None])[:, 0, 0]
     return found
@@ -319,48 +340,48 @@ def _is_fine(about: Matrix) -> bool:
     return bool((1e-4 * squared <= np.maximum(distances[:, len(distances) // 2], 0.0)).all())
 
 
-def ordered(block: Block, width: int, count: int, statistic: Callable[[Values], Values]) -> Matrix:
+def ordered(
+    block: Block, width: int, count: int, statistic: Callable[[Values], Values], cut: int = 0
+) -> Matrix:
     """Sort every column and apply a statistic of columns in ascending order.
 
     Args:
-        block: Returns some columns.
-        width: Number of columns.
-        count: Number of rows.
-        statistic: Maps ``(n, k)``, ascending along the first axis, to ``(k,)``.
+        statistic: Maps ``(n - 2 cut, k)``, ascending along the first axis, to ``(k,)``.
+        cut: Number of values left out at either end of a column.
     """
     out = np.empty(width)
     executor = _EXECUTOR.get()
     if executor is not None:
         pieces = spans(width, executor.columns(count, 4))
         blocks = (block(start, stop) for start, stop in pieces)
-        found = executor.map(partial(_of_sorted, statistic), blocks)
+        found = executor.map(partial(_of_sorted, statistic, cut), blocks)
         for (start, stop), some in zip(pieces, found, strict=True):
             out[start:stop] = some
         return out
 
     def order(start: int, stop: int) -> None:
-        out[start:stop] = _of_sorted(statistic, block(start, stop))
+        out[start:stop] = _of_sorted(statistic, cut, block(start, stop))
 
-    step = max(64, min(4096, _CACHE // max(count, 1)))
+    step = max(64, min(_ORDERED if count <= FEW else 4096, _CACHE // max(count, 1)))
     each(order, width, max(1, min(step, _SORTED // max(count, 1))))
     return out
 
 
-def _of_sorted(statistic: Callable[[Values], Values], block: Values) -> Values:
-    return statistic(_sorted(block))
+def _of_sorted(statistic: Callable[[Values], Values], cut: int, block: Values) -> Values:
+    return statistic(_sorted(block, cut))
 
 
-def _sorted(block: Values) -> Values:
-    """Return a block with every column in ascending order.
+def _sorted(block: Values, cut: int) -> Values:
+    """Return a block with every column in ascending order, less ``cut`` values at either end.
 
     A few rows are put in order by comparing whole rows; of many, every column is sorted where it
     lies in one piece.
     """
     n, wide = block.shape
     if n <= FEW:
-        return sort_few(block)
+        return sort_few(block, cut)
     lines = np.empty((wide, n), block.dtype)
     for start in range(0, n, _TILE):
         lines[:, start : start + _TILE] = block[start : start + _TILE].T
     lines.sort(axis=1)
-    return lines.T
+    return lines.T[cut : n - cut]

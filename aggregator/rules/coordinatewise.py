@@ -18,13 +18,12 @@ def mean(rows: Rows, shares: Shares) -> RuleVerdict:
 
     Tolerates no faulty row: one client moves the result without bound. O(n d).
 
-    Example:
-        >>> rows = Rows.of({"a": np.array([1.0]), "b": np.array([2.0]), "c": np.array([4.0])})
-        >>> mean(rows, np.array([0.25, 0.25, 0.5])).value
-        array([2.75])
-        >>> liar = Rows.of({"a": np.array([1.0]), "b": np.array([2.0]), "c": np.array([4e9])})
-        >>> bool(mean(liar, np.array([0.25, 0.25, 0.5])).value > 1e9)
-        True
+    >>> rows = Rows.of({"a": np.array([1.0]), "b": np.array([2.0]), "c": np.array([4.0])})
+    >>> mean(rows, np.array([0.25, 0.25, 0.5])).value
+    array([2.75])
+    >>> liar = Rows.of({"a": np.array([1.0]), "b": np.array([2.0]), "c": np.array([4e9])})
+    >>> bool(mean(liar, np.array([0.25, 0.25, 0.5])).value > 1e9)
+    True
 
     Reference:
         McMahan et al., Communication-Efficient Learning of Deep Networks from Decentralized Data,
@@ -38,16 +37,15 @@ def median(rows: Rows) -> RuleVerdict:
 
     Tolerates any minority of faulty rows: f < n / 2. O(n log n d).
 
-    Example:
-        >>> rows = Rows.of({str(i): np.array([x]) for i, x in enumerate((1.0, 2.0, 3.0, 1e9))})
-        >>> median(rows).value
-        array([2.5])
+    >>> rows = Rows.of({str(i): np.array([x]) for i, x in enumerate((1.0, 2.0, 3.0, 1e9))})
+    >>> median(rows).value
+    array([2.5])
 
     Reference:
         Yin et al., Byzantine-Robust Distributed Learning: Towards Optimal Statistical Rates, ICML
         2018, definition 1.
     """
-    return RuleVerdict(rows.ordered(middle))
+    return RuleVerdict(middle_of(rows))
 
 
 def trimmed_mean(rows: Rows, *, f: Faulty, b: Faulty | None = None) -> RuleVerdict:
@@ -60,16 +58,15 @@ def trimmed_mean(rows: Rows, *, f: Faulty, b: Faulty | None = None) -> RuleVerdi
         f: Number of rows that may be Byzantine.
         b: Number to drop at either end; left out: f.
 
-    Example:
-        >>> rows = Rows.of({str(i): np.array([x]) for i, x in enumerate((1.0, 2.0, 6.0, 1e9))})
-        >>> trimmed_mean(rows, f=1).value
-        array([4.])
+    >>> rows = Rows.of({str(i): np.array([x]) for i, x in enumerate((1.0, 2.0, 6.0, 1e9))})
+    >>> trimmed_mean(rows, f=1).value
+    array([4.])
 
     Reference:
         Yin et al., ICML 2018, definition 2.
     """
     cut = f if b is None else b
-    return RuleVerdict(rows.ordered(lambda columns: _inner(columns, cut)))
+    return RuleVerdict(rows.ordered(_mean, cut))
 
 
 def middle(columns: Columns) -> Columns:
@@ -80,6 +77,11 @@ def middle(columns: Columns) -> Columns:
     return centre
 
 
-def _inner(columns: Columns, cut: int) -> Columns:
-    kept: Columns = columns[cut : len(columns) - cut].mean(axis=0, dtype=np.float64)
+def middle_of(rows: Rows) -> NDArray[np.float64]:
+    """Return the middle of every coordinate, shape ``(d,)``; only the middle values are put in order."""
+    return rows.ordered(middle, (len(rows) - 1) // 2)
+
+
+def _mean(columns: Columns) -> Columns:
+    kept: Columns = columns.mean(axis=0, dtype=np.float64)
     return kept

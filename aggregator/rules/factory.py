@@ -11,11 +11,10 @@ from typing import Any, NamedTuple, Protocol, get_type_hints
 
 import numpy as np
 
-from aggregator.rules.parameters import Faulty, Shares
+from aggregator.rules.parameters import Faulty, Shares, uniform
 from aggregator.rules.rows import Memory, Rows, RuleVerdict, TooFewRows
-from aggregator.rules.weights import uniform
-from edge_sdk.wire.plugin_registry import known_names
-from edge_sdk.wire.schema import SchemaError, build
+from edge_sdk.app.extensions import known_names
+from edge_sdk.app.schema import SchemaError, build
 
 NOTHING: Memory = MappingProxyType({})
 """Memory of a rule before its first round."""
@@ -36,7 +35,6 @@ class UnknownRuleError(ValueError):
     """
 
     def __init__(self, key: str, why: str) -> None:
-        """Store the key and the reason."""
         super().__init__(f"{key}: {why}")
         self.key = key
         self.why = why
@@ -50,55 +48,35 @@ class Rule(Protocol):
 
 
 class RuleSpec(NamedTuple):
-    """A rule, and the bounds of its configuration.
-
-    Attributes:
-        function: The pure function.
-        least: Returns the fewest rows that its settings (with ``f``) accept.
-        withstands: True if the rule bounds the effect of Byzantine clients.
-        compares_pairs: True if it holds a number for every pair of rows.
-        reads_blocks: True if it takes rows that are in a file; others receive an array.
-    """
+    """A rule, and the bounds of its configuration."""
 
     function: Callable[..., RuleVerdict]
+    # returns the fewest rows that its settings (with ``f``) accept
     least: Callable[[Settings], int] = lambda _settings: 1
-    withstands: bool = True
-    compares_pairs: bool = False
-    reads_blocks: bool = False
+    withstands: bool = True  # true if the rule bounds the effect of Byzantine clients
+    compares_pairs: bool = False  # true if it holds a number for every pair of rows
+    reads_blocks: bool = False  # true if it takes rows that are in a file; others receive an array
 
 
 class PreaggregationSpec(NamedTuple):
-    """A pre-aggregation, and the bounds of its configuration.
+    """A pre-aggregation, and the bounds of its configuration."""
 
-    Attributes:
-        function: The pure function; returns rows.
-        least: Returns the fewest rows, from its settings and the rows that the next step needs.
-        withstands: True if a mean of its rows bounds the effect of Byzantine clients.
-        compares_pairs: True if it holds a number for every pair of rows.
-        rows_after: Returns the number of rows after it, from its settings and the number before.
-    """
-
-    function: Callable[..., Rows]
+    function: Callable[..., Rows]  # the pure function; returns rows
+    # returns the fewest rows, from its settings and the rows that the next step needs
     least: Callable[[Settings, int], int] = lambda _settings, needed: needed
-    withstands: bool = False
-    compares_pairs: bool = False
+    withstands: bool = False  # true if a mean of its rows bounds the effect of Byzantine clients
+    compares_pairs: bool = False  # true if it holds a number for every pair of rows
     rows_after: Callable[[Settings, int], int] = lambda _settings, before: before
 
 
 @dataclass(frozen=True)
 class BoundRule:
-    """A rule with its parameters and its pre-aggregations.
-
-    Attributes:
-        name: Name of the rule.
-        entry: Specification of the rule.
-        settings: Parameters of the rule, and ``f``.
-        preaggregation: Pre-aggregations in order, each with its parameters.
-    """
+    """A rule with its parameters and its pre-aggregations."""
 
     name: str
     entry: RuleSpec
-    settings: Settings
+    settings: Settings  # parameters of the rule, and ``f``
+    # pre-aggregations in order, each with its parameters
     preaggregation: tuple[tuple[PreaggregationSpec, Settings], ...] = ()
 
     @property
@@ -113,7 +91,6 @@ class BoundRule:
 
     @property
     def least(self) -> int:
-        """Return the fewest clients that a verdict needs."""
         needed = max(self.entry.least(self.settings), 2 * self.f + 1)
         for step, settings in reversed(self.preaggregation):
             needed = step.least(settings, needed)
@@ -122,12 +99,11 @@ class BoundRule:
     def compared(self, count: int) -> int:
         """Return the largest number of rows that are compared in pairs, of so many updates.
 
-        Example:
-            >>> from aggregator.rules import bind
-            >>> [bind(name, f=1).compared(100) for name in ("krum", "median")]
-            [100, 0]
-            >>> bind("krum", f=1, preaggregation=[{"name": "bucketing", "size": 10}]).compared(100)
-            10
+        >>> from aggregator.rules import bind
+        >>> [bind(name, f=1).compared(100) for name in ("krum", "median")]
+        [100, 0]
+        >>> bind("krum", f=1, preaggregation=[{"name": "bucketing", "size": 10}]).compared(100)
+        10
         """
         found = 0
         for step, settings in self.preaggregation:
@@ -138,12 +114,11 @@ class BoundRule:
     def tolerated(self, count: int) -> int:
         """Return the largest ``f`` that this rule accepts with so many updates.
 
-        Example:
-            >>> from aggregator.rules import bind
-            >>> bind("krum", f=1).tolerated(100_000)
-            49998
-            >>> bind("krum", f=1, preaggregation=[{"name": "bucketing", "size": 50}]).tolerated(100_000)
-            998
+        >>> from aggregator.rules import bind
+        >>> bind("krum", f=1).tolerated(100_000)
+        49998
+        >>> bind("krum", f=1, preaggregation=[{"name": "bucketing", "size": 50}]).tolerated(100_000)
+        998
         """
         low, high = -1, count
         while low < high:
@@ -191,9 +166,6 @@ def bound(
     """Return the named rule with its parameters filled in.
 
     Args:
-        rules: The rules by name.
-        steps: The pre-aggregations by name.
-        name: Name of the rule.
         parameters: Its parameters, ``f``, and ``preaggregation``: names, or tables with a ``name``.
 
     Raises:
@@ -266,7 +238,6 @@ def _called(
     given: Mapping[str, Any],
     settings: Settings,
 ) -> Any:  # noqa: ANN401 - a verdict, or rows
-    """Call a function with the arguments that its signature names."""
     return function(
         **{
             name: given[name] if name in given else getattr(settings, name)

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from aggregator.rules.blocked_ops import Values
 from aggregator.rules.coordinatewise import middle
 from aggregator.rules.parameters import Count, Faulty
 from aggregator.rules.rows import Matrix, Rows, RuleVerdict
-from aggregator.rules.stored_rows import Values
 
 FAR = "far"
 """Reason of these rules to leave a row out."""
@@ -23,12 +23,11 @@ def krum(rows: Rows, *, f: Faulty) -> RuleVerdict:
 
     Tolerates f faulty rows of n >= 2 f + 3. O(n² d).
 
-    Example:
-        >>> line = {"a": 0.0, "b": 1.0, "c": 2.0, "d": 4.0, "e": 5.0}
-        >>> krum(Rows.of({k: np.array([x]) for k, x in line.items()}), f=1).value
-        array([1.])
+    >>> line = {"a": 0.0, "b": 1.0, "c": 2.0, "d": 4.0, "e": 5.0}
+    >>> krum(Rows.of({k: np.array([x]) for k, x in line.items()}), f=1).value
+    array([1.])
 
-        With n - f - 1 neighbours, as another package counts, it would be 2.
+    With n - f - 1 neighbours, as another package counts, it would be 2.
 
     Reference:
         Blanchard et al., Machine Learning with Adversaries: Byzantine Tolerant Gradient Descent,
@@ -129,7 +128,6 @@ class _Left:
         return best
 
     def _best(self) -> int:
-        """Return the row with the lowest score; scores within rounding of it are computed anew."""
         scores = np.where(self._gone, np.inf, self._scores)
         close = np.flatnonzero(scores <= scores.min() * (1 + 1e-9))
         if len(close) > 1:
@@ -137,7 +135,6 @@ class _Left:
         return int(close[np.argmin(scores[close])])
 
     def _summed(self, row: np.intp) -> float:
-        """Return one row's score, added up anew."""
         counted = slice(0, self._last[row] + 1)
         left = ~self._gone[self._order[row, counted]]
         return float(self._near[row, counted][left].sum())
@@ -146,7 +143,6 @@ class _Left:
         return max(int(np.count_nonzero(~self._gone)) - self._f - 2, 1)
 
     def _forget(self, row: int, *, shrinks: bool) -> None:
-        """Remove one row from all others' neighbours, or the farthest neighbour if it was none."""
         place = self._place[:, row]
         counted = place <= self._last
         if shrinks:
@@ -165,7 +161,6 @@ class _Left:
             rows = rows[self._gone[self._order[rows, self._last[rows]]]]
 
     def _refresh(self) -> None:
-        """Recompute scores that lost digits to subtraction: a far row's score, at its end."""
         (rows,) = np.nonzero(~self._gone & (self._scores < 1e-3 * self._exact))
         for row in rows:
             self._scores[row] = self._exact[row] = self._summed(row)
@@ -200,7 +195,6 @@ def _near_middle(columns: Values, keep: int) -> NDArray[Any]:
 
 
 def _near_middle_by_id(block: Values, keep: int) -> NDArray[Any]:
-    """Return the same of columns in order of id; of two values as near, the first counts."""
     wide = block.astype(np.float64)
     order = np.argsort(np.abs(wide - np.median(wide, axis=0)), axis=0, kind="stable")[:keep]
     near: Matrix = np.take_along_axis(wide, order, axis=0).mean(axis=0)

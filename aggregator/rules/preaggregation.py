@@ -21,11 +21,10 @@ def nnm(rows: Rows, *, f: Faulty) -> Rows:
         rows: Updates, shape ``(n, d)``.
         f: Number of rows that may be Byzantine.
 
-    Example:
-        >>> rows = Rows.of({str(i): np.array([x]) for i, x in enumerate((0.0, 1.0, 9.0))})
-        >>> mixed = nnm(rows, f=1)
-        >>> mixed.block(0, 1).ravel().tolist()
-        [0.5, 0.5, 5.0]
+    >>> rows = Rows.of({str(i): np.array([x]) for i, x in enumerate((0.0, 1.0, 9.0))})
+    >>> mixed = nnm(rows, f=1)
+    >>> mixed.block(0, 1).ravel().tolist()
+    [0.5, 0.5, 5.0]
 
     Reference:
         Allouah et al., Fixing by Mixing: A Recipe for Optimal Byzantine ML under Heterogeneity,
@@ -50,13 +49,11 @@ def bucketing(rows: Rows, draw: int, *, size: Count = 2, seed: Seed = 0) -> Rows
     Args:
         rows: Updates, shape ``(n, d)``.
         draw: Number of verdicts so far.
-        size: Rows in a group.
         seed: Seed of the permutations. It discloses which clients share a group.
 
-    Example:
-        >>> rows = Rows.of({name: np.ones(1) for name in "abcde"})
-        >>> bucketing(rows, 0, size=2).block(0, 1).ravel().tolist()
-        [1.0, 1.0, 1.0]
+    >>> rows = Rows.of({name: np.ones(1) for name in "abcde"})
+    >>> bucketing(rows, 0, size=2).block(0, 1).ravel().tolist()
+    [1.0, 1.0, 1.0]
 
     Reference:
         Karimireddy et al., Byzantine-Robust Learning on Heterogeneous Datasets via Bucketing, ICLR

@@ -73,7 +73,7 @@ class Dense:
 
 @dataclass(frozen=True, eq=False)
 class Scaled:
-    """Scale every row; its direction stays.
+    """Map that scales every row; its direction stays.
 
     >>> Scaled(np.array([1.0, 0.5])).applied(np.array([[1.0], [3.0]])).tolist()
     [[1.0], [1.5]]
@@ -83,13 +83,11 @@ class Scaled:
 
     @cached_property
     def matrix(self) -> Matrix:
-        """Return the map as a diagonal."""
         return np.diag(self.factors)
 
     is_rowwise: ClassVar[bool] = True
 
     def before(self, rows: NDArray[np.intp]) -> NDArray[np.intp]:
-        """Return the same rows."""
         return rows
 
     def back(self, weights: Matrix) -> Matrix:
@@ -106,7 +104,7 @@ class Scaled:
 
 @dataclass(frozen=True, eq=False)
 class Picked:
-    """Keep some rows and remove the others.
+    """Map that keeps some rows.
 
     >>> Picked(np.array([2, 0]), 3).applied(np.array([[1.0], [5.0], [3.0]])).tolist()
     [[3.0], [1.0]]
@@ -117,7 +115,6 @@ class Picked:
 
     @cached_property
     def matrix(self) -> Matrix:
-        """Return the map as rows of the identity."""
         return np.eye(self.before_count)[self.rows]
 
     is_rowwise: ClassVar[bool] = True
@@ -133,7 +130,6 @@ class Picked:
         return self.rows[rows]
 
     def applied(self, block: Values, rows: NDArray[np.intp] | None = None) -> Values:
-        """Return the rows that stay."""
         out: Values = block[self.rows] if rows is None else block
         return out
 
@@ -156,7 +152,6 @@ class Grouped:
 
     @cached_property
     def matrix(self) -> Matrix:
-        """Return the map as ones over group sizes."""
         out = np.zeros((len(self._sizes), len(self.order)))
         out[np.arange(len(self.order)) // self.size, self.order] = 1.0
         scaled: Matrix = out / self._sizes[:, None]

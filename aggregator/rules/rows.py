@@ -16,9 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aggregator.rules import blocked_ops
+from aggregator.rules.blocked_ops import SpooledVectors, StoredMatrix, Values
 from aggregator.rules.row_maps import Grouped, Mix, Picked
 from aggregator.rules.sorting_network import FEW
-from aggregator.rules.stored_rows import SpooledVectors, StoredMatrix, Values
 
 Matrix = NDArray[np.float64]
 Memory = Mapping[str, NDArray[Any]]
@@ -34,15 +34,9 @@ NOT_FINITE = "not_finite"
 
 
 class TooFewRows(Exception):  # noqa: N818 - the word of the specification
-    """Fewer clients sent an update than a rule needs for a trustworthy result.
-
-    Attributes:
-        needed: The least number of rows.
-        got: The number of rows received.
-    """
+    """Fewer clients sent an update than a rule needs for a trustworthy result."""
 
     def __init__(self, needed: int, got: int, why: str = "") -> None:
-        """Store the needed and received counts."""
         super().__init__(why or f"needs at least {needed} rows, got {got}")
         self.needed = needed
         self.got = got
@@ -56,23 +50,18 @@ class Rows:
     beside the values and applied on access: to inner products as a product of small matrices, to
     columns block by block. The mixed rows are never stored as a whole, except the means of groups of
     rows that are in a file: they are written beside it.
-
-    Attributes:
-        ids: Names of the rows, ascending: client ids, or buckets of them.
-        values: Vectors that the clients sent, shape ``(m, d)``, float32 or float64, finite; an array,
-            or a file of them.
-        mixes: Maps from values to rows, in order; empty if the rows are the values.
-        sent: Rows before any mix; None if there is no mix.
-        refused: Clients whose vector is in no row, each with the reason.
-        mixed_values: Rows after the first ``written`` mixes; None if nothing was written.
-        written: Number of these mixes.
     """
 
-    ids: tuple[str, ...]
+    ids: tuple[str, ...]  # names of the rows, ascending: client ids, or buckets of them
+    # vectors that the clients sent, shape ``(m, d)``, float32 or float64, finite; an array, or a
+    # file of them
     values: Values | StoredMatrix
+    # maps from values to rows, in order; empty if the rows are the values
     mixes: tuple[Mix, ...] = ()
-    sent: Rows | None = None
+    sent: Rows | None = None  # rows before any mix; None if there is no mix
+    # clients whose vector is in no row, each with the reason
     refused: Mapping[str, str] = field(default_factory=dict)
+    # rows after the first ``written`` mixes; None if nothing was written
     mixed_values: Values | StoredMatrix | None = None
     written: int = 0
 
@@ -86,12 +75,11 @@ class Rows:
         Raises:
             ValueError: Vectors of different shapes; screening precedes rules.
 
-        Example:
-            >>> Rows.of({"b": np.array([2.0]), "a": np.array([1.0])}).values.tolist()
-            [[1.0], [2.0]]
-            >>> rows = Rows.of({"a": np.array([1.0]), "liar": np.array([np.nan])})
-            >>> rows.ids, rows.refused
-            (('a',), {'liar': 'not_finite'})
+        >>> Rows.of({"b": np.array([2.0]), "a": np.array([1.0])}).values.tolist()
+        [[1.0], [2.0]]
+        >>> rows = Rows.of({"a": np.array([1.0]), "liar": np.array([np.nan])})
+        >>> rows.ids, rows.refused
+        (('a',), {'liar': 'not_finite'})
         """
         if isinstance(vectors, SpooledVectors):
             names, matrix, left_out = vectors.sorted_matrix(_is_finite)
@@ -104,22 +92,18 @@ class Rows:
         return cls(ids, np.stack([given[name] for name in ids]), refused=refused)
 
     def __len__(self) -> int:
-        """Return the number of rows."""
         return len(self.ids)
 
     @property
     def senders(self) -> tuple[str, ...]:
-        """Return the names of the values: client ids."""
         return self.ids if self.sent is None else self.sent.ids
 
     @property
     def width(self) -> int:
-        """Return the number of columns."""
         return int(self.values.shape[1])
 
     @property
     def is_stored(self) -> bool:
-        """Return True if the vectors are in a file."""
         return not isinstance(self.values, np.ndarray)
 
     def mixed(self, mix: Mix, ids: tuple[str, ...] | None = None) -> Rows:
@@ -146,11 +130,9 @@ class Rows:
         return self.values if self.mixed_values is None else self.mixed_values
 
     def only(self, kept: NDArray[np.intp]) -> Rows:
-        """Return some of the rows, by their positions."""
         return self.mixed(Picked(kept, len(self)), tuple(self.ids[i] for i in kept))
 
     def without(self, name: str) -> Rows:
-        """Return the rows less one."""
         return self.only(np.array([i for i, one in enumerate(self.ids) if one != name], np.intp))
 
     def row(self, i: int) -> Values:
@@ -188,7 +170,6 @@ class Rows:
 
     @property
     def pieces(self) -> list[slice]:
-        """Return slices of rows that are read at a time in passes over single rows."""
         is_whole = not self.is_stored or not all(m.is_rowwise for m in self.mixes[self.written :])
         step = max(len(self), 1) if is_whole else max(_READ // max(self.width, 1) // 128, 1) * 128
         return [slice(*span) for span in blocked_ops.spans(len(self), step)]
@@ -211,7 +192,6 @@ class Rows:
         return blocked_ops.weighted_sum(self.values, self.shares_of_senders(weights))
 
     def named(self, weights: Matrix) -> dict[str, float]:
-        """Return the weight of every client, by id, from weights of the rows."""
         counted = self.shares_of_senders(weights)
         return dict(zip(self.senders, map(float, counted), strict=True))
 
@@ -246,10 +226,9 @@ class Rows:
         distances are made of are lost in the common part. The centre is one client's row and not
         the mean, which a single huge row would move, at the cost of the digits of all others.
 
-        Example:
-            >>> rows = Rows.of({"a": np.array([1e8]), "b": np.array([1e8 + 1.0])})
-            >>> rows.distances().tolist()
-            [[0.0, 1.0], [1.0, 0.0]]
+        >>> rows = Rows.of({"a": np.array([1e8]), "b": np.array([1e8 + 1.0])})
+        >>> rows.distances().tolist()
+        [[0.0, 1.0], [1.0, 0.0]]
         """
         products, mixing = self._known()
         return products.centred(mixing)
@@ -275,33 +254,27 @@ class Rows:
         """Return every row's Euclidean distance to a point, shape ``(n,)``."""
         return np.sqrt(blocked_ops.squares(self.part, self.width, self.pieces, len(self), point))
 
-    def ordered(self, statistic: Callable[[Values], Values]) -> Matrix:
-        """Sort every column and apply a statistic, block by block.
+    def ordered(self, statistic: Callable[[Values], Values], cut: int = 0) -> Matrix:
+        """Sort every column and apply a statistic.
 
         Args:
-            statistic: Maps ``(n, k)``, every column in ascending order, to ``(k,)``.
+            statistic: Maps ``(n - 2 cut, k)``, columns ascending, to ``(k,)``.
+            cut: Number left out at either end.
 
-        Example:
-            >>> rows = Rows.of({"a": np.array([1.0]), "b": np.array([9.0]), "c": np.array([2.0])})
-            >>> rows.ordered(lambda columns: columns[1])
-            array([2.])
+        >>> rows = Rows.of({"a": np.array([1.0]), "b": np.array([9.0]), "c": np.array([2.0])})
+        >>> rows.ordered(lambda columns: columns[0], cut=1)
+        array([2.])
         """
-        return blocked_ops.ordered(self.block, self.width, len(self), statistic)
+        return blocked_ops.ordered(self.block, self.width, len(self), statistic, cut)
 
 
 @dataclass(frozen=True, eq=False)
 class Products:
-    """Inner products of some rows, relative to one of them.
-
-    Attributes:
-        rows: The rows.
-        centre: Row that is subtracted, shape ``(d,)``, in the precision of the rows.
-        about: Inner products of ``x_i - centre``, shape ``(n, n)``.
-    """
+    """Inner products of some rows, relative to one of them."""
 
     rows: Rows
-    centre: Values
-    about: Matrix
+    centre: Values  # row that is subtracted, shape ``(d,)``, in the precision of the rows
+    about: Matrix  # inner products of ``x_i - centre``, shape ``(n, n)``
 
     @classmethod
     def of(cls, rows: Rows) -> Products:
@@ -317,7 +290,6 @@ class Products:
 
     @cached_property
     def _full(self) -> Matrix:
-        """Return inner products relative to zero."""
         centre = self.centre.astype(np.float64)
         cross, square = self.rows.along(centre), float(centre @ centre)
         return self.about + cross[:, None] + cross[None, :] - square
@@ -339,21 +311,16 @@ class Products:
 
 @dataclass(frozen=True, eq=False)
 class RuleVerdict:
-    """Decision of a rule.
+    """Decision of a rule."""
 
-    Attributes:
-        value: The aggregate, shape ``(d,)``, float64.
-        weights: Weight of every client, by id; empty if the rule has no weights.
-        dropped: Ids that were left out, each with the reason in one word.
-        report: Further numbers for the round's report.
-        memory: State that the rule receives in the next round.
-    """
-
-    value: Matrix
+    value: Matrix  # the aggregate, shape ``(d,)``, float64
+    # weight of every client, by id; empty if the rule has no weights
     weights: Mapping[str, float] = field(default_factory=dict)
+    # ids that were left out, each with the reason in one word
     dropped: Mapping[str, str] = field(default_factory=dict)
+    # further numbers for the round's report
     report: Mapping[str, float] = field(default_factory=dict)
-    memory: Memory = field(default_factory=dict)
+    memory: Memory = field(default_factory=dict)  # state that the rule receives in the next round
 
 
 def apart(gram: Matrix) -> Matrix:
@@ -371,7 +338,6 @@ def _applied(mixes: tuple[Mix, ...], block: Values) -> Values:
 
 
 def _symmetric(matrix: Matrix) -> Matrix:
-    """Remove rounding errors: the distance of two rows is the same in both directions."""
     halves: Matrix = (matrix + matrix.T) / 2
     return halves
 

@@ -14,18 +14,46 @@ FEW = 24
 Values = NDArray[Any]
 
 
-def sort_few(block: Values) -> Values:
+def sort_few(block: Values, cut: int = 0) -> Values:
     """Return the rows of a block with every column in ascending order.
+
+    A column with NaN becomes NaN in every row.
+
+    Args:
+        block: Shape ``(n, k)``.
+        cut: Number of rows left out at either end, less than n / 2; what they need is not computed.
 
     >>> sort_few(np.array([[3.0, 1.0], [2.0, 5.0], [1.0, 4.0]])).tolist()
     [[1.0, 1.0], [2.0, 4.0], [3.0, 5.0]]
+    >>> sort_few(np.array([[3.0, 1.0], [2.0, 5.0], [1.0, 4.0]]), 1).tolist()
+    [[2.0, 4.0]]
     """
     rows, spare = list(block.copy()), np.empty_like(block[0])
-    for low, high in comparators(len(rows)):
-        np.minimum(rows[low], rows[high], out=spare)
-        np.maximum(rows[low], rows[high], out=rows[high])
-        rows[low], spare = spare, rows[low]
-    return np.stack(rows)
+    for low, high, is_low, is_high in _selection(len(rows), cut):
+        if is_low:
+            np.minimum(rows[low], rows[high], out=spare)
+        if is_high:
+            np.maximum(rows[low], rows[high], out=rows[high])
+        if is_low:
+            rows[low], spare = spare, rows[low]
+    return np.stack(rows[cut : len(rows) - cut])
+
+
+@cache
+def _selection(n: int, cut: int) -> tuple[tuple[int, int, bool, bool], ...]:
+    """Return the comparators of n items that all but ``cut`` at either end depend on.
+
+    Each with whether the smaller item is needed, and the larger.
+
+    >>> _selection(3, 1)
+    ((0, 2, True, True), (0, 1, False, True), (1, 2, True, False))
+    """
+    needed, found = set(range(cut, n - cut)), []
+    for low, high in reversed(comparators(n)):
+        if low in needed or high in needed:
+            found.append((low, high, low in needed, high in needed))
+            needed |= {low, high}
+    return tuple(reversed(found))
 
 
 @cache

@@ -1,7 +1,7 @@
 """Define a record of the audit log: its fields, the bytes that are signed, and the chain of digests.
 
 Each record has the digest of the one before it, so a record cannot be changed, removed or moved without a
-change of every later one, and each is signed, so only a holder of the aggregator's key can write them anew.
+change of every later one, and each is signed, so only a holder of the aggregator's key can write them again.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import json
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from edge_sdk.wire.keys import Signer, kid_of
+from edge_sdk.protocol.keys import Signer, kid_of
 
 DIGEST_SIZE = 32
 FIRST = bytes(DIGEST_SIZE)
@@ -20,34 +20,20 @@ FIRST = bytes(DIGEST_SIZE)
 
 @dataclass(frozen=True, slots=True)
 class AuditRecord:
-    """One act and who did it.
+    """One act and who did it."""
 
-    Attributes:
-        number: Number of the record, from 1, without gaps.
-        time: Time of the act by the aggregator's clock, Unix milliseconds.
-        via: ``command``, ``console``, ``authority`` or ``daemon``.
-        actor: Name of the person, of the device, or ``daemon``.
-        act: Name of the act.
-        subject: What it changed: a device, a run, a bundle, a key.
-        reason: Reason as the actor gave it.
-        detail: What was changed, in words.
-        order: Id of the order that caused it; empty without one.
-        previous: Digest of the record before it (32 bytes).
-        signer: Id of the key that signed it (8 bytes).
-        signature: Ed25519 signature of ``statement`` (64 bytes); empty before it is signed.
-    """
-
-    number: int
-    time: int
-    via: str
-    actor: str
+    number: int  # number of the record, from 1, without gaps
+    time: int  # time of the act by the aggregator's clock, Unix milliseconds
+    via: str  # ``command``, ``console``, ``authority`` or ``daemon``
+    actor: str  # name of the person, of the device, or ``daemon``
     act: str
-    subject: str
-    reason: str = ""
-    detail: str = ""
-    order: str = ""
-    previous: bytes = FIRST
-    signer: bytes = b""
+    subject: str  # what it changed: a device, a run, a bundle, a key
+    reason: str = ""  # reason as the actor gave it
+    detail: str = ""  # what was changed, in words
+    order: str = ""  # id of the order that caused it; empty without one
+    previous: bytes = FIRST  # digest of the record before it (32 bytes)
+    signer: bytes = b""  # id of the key that signed it (8 bytes)
+    # Ed25519 signature of ``statement`` (64 bytes); empty before it is signed
     signature: bytes = b""
 
     def statement(self, fleet: str) -> bytes:
@@ -74,7 +60,6 @@ class AuditRecord:
 
 
 def signed(record: AuditRecord, fleet: str, signer: Signer) -> AuditRecord:
-    """Return a record with its signature."""
     named = replace(record, signer=kid_of(signer.public), signature=b"")
     return replace(named, signature=signer.sign(named.statement(fleet)))
 

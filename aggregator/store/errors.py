@@ -5,9 +5,9 @@ from __future__ import annotations
 import sqlite3
 from typing import ClassVar
 
-from aggregator.store.location import Location
-from edge_sdk.app.cli import MIGRATION, TEMPORARY, Failure
+from aggregator.store.dialect import Location
 from edge_sdk.app.sqlite_file import primary_code
+from edge_sdk.errors import MIGRATION, TEMPORARY, Failure
 
 
 class DatabaseError(Failure):
@@ -50,14 +50,13 @@ def is_lost(error: BaseException) -> bool:
 def database_error(error: sqlite3.Error, path: Location) -> DatabaseError:
     """Return the error to raise instead of an error of the engine.
 
-    Example:
-        >>> from pathlib import Path
-        >>> full = sqlite3.OperationalError("database or disk is full")
-        >>> full.sqlite_errorcode = sqlite3.SQLITE_FULL
-        >>> type(database_error(full, Path("fleet.db"))).__name__
-        'DatabaseFullError'
-        >>> type(database_error(sqlite3.OperationalError("no such table"), Path("fleet.db"))).__name__
-        'DatabaseError'
+    >>> from pathlib import Path
+    >>> full = sqlite3.OperationalError("database or disk is full")
+    >>> full.sqlite_errorcode = sqlite3.SQLITE_FULL
+    >>> type(database_error(full, Path("fleet.db"))).__name__
+    'DatabaseFullError'
+    >>> type(database_error(sqlite3.OperationalError("no such table"), Path("fleet.db"))).__name__
+    'DatabaseError'
     """
     if isinstance(error, ConnectionLostError):
         return DatabaseLostError(f"{path}: {error}", hint="start it again; it waits as a standby")
@@ -70,7 +69,6 @@ def database_error(error: sqlite3.Error, path: Location) -> DatabaseError:
 
 
 def is_from_database(error: BaseException) -> bool:
-    """Return whether a database raised an error."""
     return isinstance(error, sqlite3.Error)
 
 

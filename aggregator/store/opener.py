@@ -1,49 +1,80 @@
-"""Open the configured database. No other module names an implementation of ``types.Store``."""
+"""Open the configured database: a file of SQLite, or one that an engine of an extension opens."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
-from contextlib import closing
 from pathlib import Path
-from types import ModuleType
+from typing import Protocol
 
-from aggregator.store import connection
-from aggregator.store.connection import alone
-from aggregator.store.errors import DatabaseError
-from aggregator.store.location import Location, PostgresUrl
-from aggregator.store.overview import StoreOverview
-from aggregator.store.sqlite import SqliteStore
-from aggregator.store.types import Store
-from aggregator.store.update_queue import UpdateQueue
+from aggregator.store.dialect import ENGINES, Database, DatabaseUrl, Location
+from aggregator.store.errors import DatabaseBusyError
+from aggregator.store.sqlite import SqliteStore, alone, connect
+from aggregator.store.store import Store
 
 __all__ = [
+    "COMMAND_SECONDS",
+    "Engine",
     "alone",
     "exists",
-    "migrate",
-    "open_overview",
-    "open_queue",
+    "open_reader",
     "open_store",
     "refill",
     "wait_for_store",
 ]
 
+COMMAND_SECONDS = 5.0
+"""Longest time that a command holds a file: a daemon that starts waits for it."""
 
-def open_store(place: Location, *, read_only: bool = False) -> Store:
+Reader = tuple[Database, Callable[[], None]]
+"""A connection that only reads, and the function that closes it."""
+
+
+class Engine(Protocol):
+    """A kind of database other than a file; ``index.toml`` names it for the schemes of its URLs.
+
+    Its functions are those of this module, for its own URLs.
+    """
+
+    def open_store(self, place: DatabaseUrl, *, read_only: bool = False) -> Store: ...
+
+    def wait_for_store(
+        self,
+        place: DatabaseUrl,
+        is_stopping: Callable[[], bool],
+        note: Callable[[str], None],
+        *,
+        is_patient: bool = False,
+    ) -> Store | None: ...
+
+    def open_reader(self, place: DatabaseUrl) -> Reader: ...
+
+    def exists(self, place: DatabaseUrl) -> bool: ...
+
+    def refill(self, place: DatabaseUrl, backup: Path, aside: Path) -> None: ...
+
+
+def open_store(place: Location, *, read_only: bool = False, patience: float = 0.0) -> Store:
     """Open a database; create it, and the folder of a file, if missing.
 
     Args:
-        place: The database.
         read_only: Read only, beside a running daemon; take no lock and create nothing.
+        patience: Seconds to wait for a file that another process holds.
 
     Raises:
         DatabaseBusyError: Another process holds it.
         DatabaseNewerError: A newer version wrote it.
-        DatabaseError: It is no aggregator database, or cannot be opened.
     """
-    if isinstance(place, PostgresUrl):
-        found: Store = _postgres().PostgresStore.open(place, read_only=read_only)
-        return found
-    return SqliteStore.open(place, read_only=read_only)
+    if isinstance(place, DatabaseUrl):
+        return _engine(place).open_store(place, read_only=read_only)
+    end = time.monotonic() + patience
+    while True:
+        try:
+            return SqliteStore.open(place, read_only=read_only)
+        except DatabaseBusyError:
+            if time.monotonic() >= end:
+                raise
+        time.sleep(0.05)
 
 
 def wait_for_store(
@@ -53,10 +84,9 @@ def wait_for_store(
     *,
     is_patient: bool = False,
 ) -> Store | None:
-    """Open a database; wait while another process writes to one of PostgreSQL.
+    """Open a database; wait while another process writes to one on a server.
 
     Args:
-        place: The database.
         is_stopping: Returns whether to give up.
         note: Called once with the reason, when the wait begins.
         is_patient: Wait also while the server cannot be reached.
@@ -66,46 +96,18 @@ def wait_for_store(
 
     Raises:
         DatabaseBusyError: Another process holds a file.
-        DatabaseError: As ``open_store``.
     """
-    if isinstance(place, PostgresUrl):
-        found: Store | None = _postgres().wait(place, is_stopping, note, is_patient=is_patient)
-        return found
+    if isinstance(place, DatabaseUrl):
+        return _engine(place).wait_for_store(place, is_stopping, note, is_patient=is_patient)
     return open_store(place)
 
 
-def open_overview(place: Location) -> StoreOverview:
-    """Open a database for an operator's pages: read-only, beside a running daemon.
-
-    Raises:
-        DatabaseError: It is no aggregator database, or cannot be opened.
-    """
-    if isinstance(place, PostgresUrl):
-        found: StoreOverview = _postgres().open_overview(place)
-        return found
-    return StoreOverview.open(place)
-
-
-def open_queue(place: Location, *, worker: str = "") -> UpdateQueue:
-    """Open the queue of updates that admission workers have checked.
-
-    Args:
-        place: The database, of PostgreSQL.
-        worker: Name of the worker that opens it; empty for the process that runs the rounds.
-
-    Raises:
-        DatabaseBusyError: A worker of this name runs.
-        DatabaseError: It is a file of SQLite, has no fleet, or cannot be opened.
-    """
-    if not isinstance(place, PostgresUrl):
-        raise DatabaseError(
-            f"{place}: admission workers need PostgreSQL",
-            hint="set store.url, and copy the fleet with gridfed-aggregator migrate",
-        )
-    _postgres()
-    from aggregator.store.postgres_queue import PostgresQueue  # noqa: PLC0415 - extra
-
-    return PostgresQueue.open(place, worker=worker)
+def open_reader(place: Location) -> Reader:
+    """Open a connection for an operator's pages: read-only, beside a running daemon."""
+    if isinstance(place, DatabaseUrl):
+        return _engine(place).open_reader(place)
+    db = connect(place, read_only=True)
+    return db, db.close
 
 
 def exists(place: Location) -> bool:
@@ -114,30 +116,13 @@ def exists(place: Location) -> bool:
     Raises:
         DatabaseError: The server cannot be reached.
     """
-    if isinstance(place, PostgresUrl):
-        found: bool = _postgres().exists(place)
-        return found
+    if isinstance(place, DatabaseUrl):
+        return _engine(place).exists(place)
     return place.exists()
 
 
-def migrate(file: Path, place: PostgresUrl, note: Callable[[str], None]) -> None:
-    """Copy a file of SQLite into a PostgreSQL database; continue a copy that was interrupted.
-
-    Args:
-        file: The file; no daemon may run on it.
-        place: The database, empty or from an earlier attempt.
-        note: Called with a line for each table.
-
-    Raises:
-        DatabaseBusyError: A process holds one of them.
-        DatabaseError: The database has a fleet already, or a table differs after it was copied.
-    """
-    with alone(file), closing(connection.connect(file)) as source:
-        _postgres().migrate(source, place, note)
-
-
-def refill(place: PostgresUrl, backup: Path, aside: Path) -> None:
-    """Replace the contents of a PostgreSQL database by those of a backup, in one transaction.
+def refill(place: DatabaseUrl, backup: Path, aside: Path) -> None:
+    """Replace the contents of a database by those of a backup, in one transaction.
 
     Args:
         place: The database; no daemon may run on it.
@@ -147,23 +132,9 @@ def refill(place: PostgresUrl, backup: Path, aside: Path) -> None:
     Raises:
         DatabaseBusyError: A process holds the database.
     """
-    with closing(connection.connect(backup, read_only=True)) as source:
-        _postgres().refill(source, place, aside)
+    _engine(place).refill(place, backup, aside)
 
 
-def _postgres() -> ModuleType:
-    """Import the module that needs the extra.
-
-    Raises:
-        DatabaseError: It is not installed.
-    """
-    try:
-        from aggregator.store import postgres  # noqa: PLC0415 - extra
-    except ModuleNotFoundError as error:
-        if error.name is None or not error.name.startswith("psycopg"):
-            raise
-        raise DatabaseError(
-            "store.url needs psycopg, which is not installed",
-            hint="pip install 'gridfed[postgres]'",
-        ) from error
-    return postgres
+def _engine(place: DatabaseUrl) -> Engine:
+    found: Engine = ENGINES[place.scheme]
+    return found

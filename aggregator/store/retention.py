@@ -12,10 +12,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
-from aggregator.store import journal, runs, states
-from aggregator.store.dialect import Database
+from aggregator.store.journal import Journal
+from aggregator.store.runs import Runs, States
+from aggregator.store.transactions import Transactions
 from aggregator.store.types import Horizon, Retention, Version
 
 _BLOCKS = 64  # a block is full at 1/64 of a budget
@@ -25,23 +27,14 @@ _ROUND = 90  # bytes of a closed round's row without its report
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Sizes of neighbouring closed rounds of one run.
-
-    Attributes:
-        run: The run.
-        position: Journal position of the event that closed the last round.
-        first: Number of the first round.
-        rounds: Number of rounds.
-        vectors: Size of their vectors and of their states, bytes.
-        facts: Size of their other journal data, bytes.
-    """
+    """Sizes of neighbouring closed rounds of one run."""
 
     run: int
-    position: int
+    position: int  # journal position of the event that closed the last round
     first: int
     rounds: int = 0
-    vectors: int = 0
-    facts: int = 0
+    vectors: int = 0  # size of their vectors and of their states, bytes
+    facts: int = 0  # size of their other journal data, bytes
 
     def joined(self, newer: Block) -> Block:
         """Return the union with the next newer block."""
@@ -65,19 +58,13 @@ class Block:
 
 @dataclass(slots=True)
 class Kept:
-    """Sizes of everything that a file keeps, by blocks of closed rounds.
-
-    Attributes:
-        limits: The budgets.
-        bare: Blocks without vectors, oldest first.
-        whole: Blocks that an audit can recompute, oldest first.
-        unclosed: Size of states written since the last round closed, bytes.
-    """
+    """Sizes of a file's data, by blocks of closed rounds."""
 
     limits: Retention
-    bare: deque[Block] = field(default_factory=deque)
+    bare: deque[Block] = field(default_factory=deque)  # blocks without vectors, oldest first
+    # blocks that an audit can recompute, oldest first
     whole: deque[Block] = field(default_factory=deque)
-    unclosed: int = 0
+    unclosed: int = 0  # size of states written since the last round closed, bytes
 
     def add(self, one: Block) -> None:
         """Add a closed round."""
@@ -117,13 +104,12 @@ class Kept:
         One call removes about a sixteenth of the budget, or twice the size just added if that is
         more. Every commit stays short, and the file still comes within its budget.
 
-        Example:
-            >>> kept = Kept(Retention(vectors=100, journal=1000, rounds=10**6))
-            >>> for number in (1, 2, 3):
-            ...     newest = Block(1, number, number, 1, vectors=40, facts=10)
-            ...     kept.add(newest)
-            >>> kept.due(newest)[0].position, kept.vectors, len(kept.bare)
-            (1, 80, 1)
+        >>> kept = Kept(Retention(vectors=100, journal=1000, rounds=10**6))
+        >>> for number in (1, 2, 3):
+        ...     newest = Block(1, number, number, 1, vectors=40, facts=10)
+        ...     kept.add(newest)
+        >>> kept.due(newest)[0].position, kept.vectors, len(kept.bare)
+        (1, 80, 1)
         """
         bared = self._bare_due(added)
         dropped, gone, facts = None, 0, self.facts
@@ -150,112 +136,137 @@ class Kept:
         return bared
 
     def _strip(self) -> Block:
-        """Move the oldest whole block to the bare ones; return its previous form."""
         oldest = self.whole.popleft()
         self.add_bare(replace(oldest, vectors=0))
         return oldest
 
 
-def read(db: Database, limits: Retention) -> Kept:
-    """Measure the contents of a file, once after it was opened."""
-    kept, anchors = Kept(limits), runs.anchors(db)
-    saved, events = iter(states.sizes(db)), journal.sizes(db)
-    state, event = next(saved, None), next(events, None)
-    for run, number, position, report in runs.closed(db):
-        vectors, facts = 0, _ROUND + report
-        while event is not None and event[0] <= position:
-            vectors, facts = vectors + event[1], facts + _EVENT + event[2]
-            event = next(events, None)
-        while state is not None and state[0] <= position:
-            vectors += state[1] if state[0] > anchors[run] else 0
-            state = next(saved, None)
-        if position > anchors[run]:
-            kept.add(Block(run, position, number, 1, vectors, facts))
-        else:
-            kept.add_bare(Block(run, position, number, 1, 0, facts))
-    kept.unclosed = (state[1] if state else 0) + sum(size for _, size in saved)
-    return kept
+class RetainedData:
+    """Extent and sizes of the kept journal, states and closed rounds."""
 
+    def __init__(
+        self, transactions: Transactions, journal: Journal, runs: Runs, states: States
+    ) -> None:
+        self._journal, self._runs, self._states = journal, runs, states
+        self._kept: Kept | None = None
+        transactions.on_rollback.append(self._forget)
 
-def keep(db: Database, kept: Kept, closed: Version, position: int, report: int) -> None:
-    """Add a round that just closed, and delete the excess over the budgets.
+    def _forget(self) -> None:
+        """Forget the sizes, which must be measured again."""
+        self._kept = None
 
-    Args:
-        db: Connection, in the transaction that saved the state after the round.
-        kept: Sizes before the round; changed in place.
-        closed: The round.
-        position: Journal position of the event that closed it.
-        report: Size of its report, bytes.
-    """
-    before = kept.whole or kept.bare
-    after = before[-1].position if before else 0
-    vectors, facts, kept.unclosed = kept.unclosed, _ROUND + report, 0
-    for _, vector, report_size in journal.sizes(db, after, position):
-        vectors, facts = vectors + vector, facts + _EVENT + report_size
-    added = Block(closed.run, position, closed.round, 1, vectors, facts)
-    kept.add(added)
-    bared, dropped = kept.due(added)
-    if bared is not None:
-        _strip(db, bared)
-    if dropped is not None:
-        _drop(db, dropped)
+    @contextmanager
+    def measured(self, limits: Retention | None) -> Iterator[Kept | None]:
+        """Yield the sizes under budgets, None without; measure again after a failed transaction."""
+        if limits is not None and (self._kept is None or self._kept.limits != limits):
+            self._kept = self._read(limits)
+        try:
+            yield self._kept if limits is not None else None
+        except BaseException:
+            self._forget()
+            raise
 
+    @property
+    def kept(self) -> Mapping[str, int]:
+        """Return the sizes as of the last closed round, and the round after which an audit begins.
 
-def horizon(db: Database) -> Horizon:
-    """Return the extent of everything deleted so far."""
-    return Horizon(runs.anchors(db), journal.first(db), dict(journal.pruned(db)))
+        Read from memory; empty before the first closed round.
+        """
+        kept = self._kept
+        if kept is None:
+            return {}
+        return {"vectors": kept.vectors, "journal": kept.facts, "audit after": kept.since}
 
+    def _read(self, limits: Retention) -> Kept:
+        """Measure the contents of a file, once after it was opened."""
+        kept, anchors = Kept(limits), self._runs.anchors()
+        saved, events = iter(self._states.sizes()), self._journal.sizes()
+        state, event = next(saved, None), next(events, None)
+        for run, number, position, report in self._runs.closed():
+            vectors, facts = 0, _ROUND + report
+            while event is not None and event[0] <= position:
+                vectors, facts = vectors + event[1], facts + _EVENT + event[2]
+                event = next(events, None)
+            while state is not None and state[0] <= position:
+                vectors += state[1] if state[0] > anchors[run] else 0
+                state = next(saved, None)
+            if position > anchors[run]:
+                kept.add(Block(run, position, number, 1, vectors, facts))
+            else:
+                kept.add_bare(Block(run, position, number, 1, 0, facts))
+        kept.unclosed = (state[1] if state else 0) + sum(size for _, size in saved)
+        return kept
 
-def used(db: Database) -> Mapping[str, int]:
-    """Measure and return the size of each kind, in bytes."""
-    vectors = facts = 0
-    for _, vector, report_size in journal.sizes(db):
-        vectors, facts = vectors + vector, facts + _EVENT + report_size
-    reports = sum(_ROUND + report for *_, report in runs.closed(db))
-    return {
-        "vectors": vectors + sum(size for _, size in states.sizes(db)),
-        "journal": facts + reports,
-    }
+    def keep(self, kept: Kept, closed: Version, position: int, report: int) -> None:
+        """Add a round that just closed, and delete the excess over the budgets.
 
+        Args:
+            kept: Sizes before the round; changed in place.
+            position: Journal position of the event that closed it.
+            report: Size of its report, bytes.
+        """
+        before = kept.whole or kept.bare
+        after = before[-1].position if before else 0
+        vectors, facts, kept.unclosed = kept.unclosed, _ROUND + report, 0
+        for _, vector, report_size in self._journal.sizes(after, position):
+            vectors, facts = vectors + vector, facts + _EVENT + report_size
+        added = Block(closed.run, position, closed.round, 1, vectors, facts)
+        kept.add(added)
+        bared, dropped = kept.due(added)
+        if bared is not None:
+            self._strip(bared)
+        if dropped is not None:
+            self._drop(dropped)
 
-def _strip(db: Database, block: Block) -> None:
-    """Move anchors to a block's end; delete the vectors and the intermediate states before it."""
-    for run, position in _anchored(db, block):
-        runs.lift_anchor(db, run, position)
-        states.forget(db, run, position)
-    journal.forget(db, block.position, _held(db, block))
+    def horizon(self) -> Horizon:
+        """Return the extent of the deleted data."""
+        return Horizon(self._runs.anchors(), self._journal.first(), dict(self._journal.pruned()))
 
+    def used(self) -> Mapping[str, int]:
+        """Measure and return the size of each kind, in bytes."""
+        vectors = facts = 0
+        for _, vector, report_size in self._journal.sizes():
+            vectors, facts = vectors + vector, facts + _EVENT + report_size
+        reports = sum(_ROUND + report for *_, report in self._runs.closed())
+        return {
+            "vectors": vectors + sum(size for _, size in self._states.sizes()),
+            "journal": facts + reports,
+        }
 
-def _anchored(db: Database, block: Block) -> Iterator[tuple[int, int]]:
-    """Yield each run whose anchor moves, with its new anchor.
+    def _strip(self, block: Block) -> None:
+        for run, position in self._anchored(block):
+            self._runs.lift_anchor(run, position)
+            self._states.forget(run, position)
+        self._journal.forget(block.position, self._held(block))
 
-    A finished run goes to its last state. One that continues beside the block's run goes to the
-    state after the last round that it closed by then; its events after that are held.
-    """
-    live = runs.live(db)
-    for run, anchor, upto in runs.reaches(db):
-        wanted = min(block.position, upto)
-        if run != block.run and (run in live or upto > block.position):
-            wanted = runs.last_closing(db, run, wanted)
-        if anchor < wanted:
-            yield run, wanted
+    def _anchored(self, block: Block) -> Iterator[tuple[int, int]]:
+        """Yield each run whose anchor moves, with its new anchor.
 
+        A finished run goes to its last state. One that continues beside the block's run goes to the
+        state after the last round that it closed by then; its events after that are held.
+        """
+        live = self._runs.live()
+        for run, anchor, upto in self._runs.reaches():
+            wanted = min(block.position, upto)
+            if run != block.run and (run in live or upto > block.position):
+                wanted = self._runs.last_closing(run, wanted)
+            if anchor < wanted:
+                yield run, wanted
 
-def _held(db: Database, block: Block) -> dict[int, int]:
-    """Return the other runs whose events before a block's end are needed, with their anchors."""
-    live = runs.live(db)
-    return {
-        run: anchor
-        for run, anchor, upto in runs.reaches(db)
-        if run != block.run and anchor < block.position and (run in live or upto > block.position)
-    }
+    def _held(self, block: Block) -> dict[int, int]:
+        live = self._runs.live()
+        return {
+            run: anchor
+            for run, anchor, upto in self._runs.reaches()
+            if run != block.run
+            and anchor < block.position
+            and (run in live or upto > block.position)
+        }
 
-
-def _drop(db: Database, block: Block) -> None:
-    """Delete a block's events and rounds; keep each device's highest number and a count."""
-    held, live = _held(db, block), runs.live(db)
-    journal.drop(db, block.position, held)
-    runs.drop_closed(db, block.position, held)
-    for run, _, upto in runs.reaches(db):
-        if run not in live and run != block.run and upto <= block.position:
-            states.drop(db, run)
+    def _drop(self, block: Block) -> None:
+        held, live = self._held(block), self._runs.live()
+        self._journal.drop(block.position, held)
+        self._runs.drop_closed(block.position, held)
+        for run, _, upto in self._runs.reaches():
+            if run not in live and run != block.run and upto <= block.position:
+                self._states.drop(run)

@@ -34,18 +34,16 @@ class SpooledRows(Mapping[str, Values]):
     Only the newest mapping of a file, and those that it was made from, are valid. A mapping that is
     appended to a second time replaces the first result: a state that was dropped is dropped here too.
 
-    Example:
-        >>> one = SpooledRows.empty(Path("/tmp"), 2, np.dtype(np.float32)).with_row("b", np.ones(2))
-        >>> two = one.with_row("a", np.zeros(2))
-        >>> len(one), sorted(two), two["a"].tolist()
-        (1, ['a', 'b'], [0.0, 0.0])
-        >>> ids, matrix, refused = two.sorted_matrix(lambda row: True)
-        >>> ids, matrix[:, 0:2].tolist()
-        (('a', 'b'), [[0.0, 0.0], [1.0, 1.0]])
+    >>> one = SpooledRows.empty(Path("/tmp"), 2, np.dtype(np.float32)).with_row("b", np.ones(2))
+    >>> two = one.with_row("a", np.zeros(2))
+    >>> len(one), sorted(two), two["a"].tolist()
+    (1, ['a', 'b'], [0.0, 0.0])
+    >>> ids, matrix, refused = two.sorted_matrix(lambda row: True)
+    >>> ids, matrix[:, 0:2].tolist()
+    (('a', 'b'), [[0.0, 0.0], [1.0, 1.0]])
     """
 
     def __init__(self, log: _RowLog, count: int) -> None:
-        """Use the first rows of a file."""
         self._log, self._count = log, count
         self._stamp = log.stamps[count - 1] if count else 0
 
@@ -56,7 +54,7 @@ class SpooledRows(Mapping[str, Values]):
 
     @classmethod
     def of(cls, vectors: Mapping[str, Values], folder: Path) -> SpooledRows:
-        """Copy vectors of one length to a new file; there is at least one."""
+        """Copy one or more vectors of equal length to a new file."""
         first = next(iter(vectors.values()))
         spooled = cls.empty(folder, first.size, first.dtype)
         for name, vector in vectors.items():
@@ -76,20 +74,16 @@ class SpooledRows(Mapping[str, Values]):
         return SpooledRows(self._log, self._count + 1)
 
     def __len__(self) -> int:
-        """Return the number of vectors."""
         return self._count
 
     def __iter__(self) -> Iterator[str]:
-        """Return the ids in order of arrival."""
         self._check()
         return iter(self._log.names[: self._count])
 
     def __contains__(self, name: object) -> bool:
-        """Return True if there is a vector of this id."""
         return self._log.slots.get(name, self._count) < self._count
 
     def __getitem__(self, name: str) -> Values:
-        """Read one vector."""
         self._check()
         slot = self._log.slots.get(name, self._count)
         if slot >= self._count:
@@ -99,11 +93,7 @@ class SpooledRows(Mapping[str, Values]):
     def sorted_matrix(
         self, is_usable: Callable[[Values], bool]
     ) -> tuple[tuple[str, ...], FileMatrix, tuple[str, ...]]:
-        """Copy the vectors to a file of tiles; return ids, rows in order of id, and the ids left out.
-
-        Raises:
-            DatabaseFullError: The disk is full.
-        """
+        """Copy the vectors to a file of tiles; return ids, rows in order of id, and the ids left out."""
         ids: list[str] = []
         refused: list[str] = []
 
@@ -169,7 +159,6 @@ class FileMatrix:
     """
 
     def __init__(self, folder: Path, shape: tuple[int, int], dtype: np.dtype[Any]) -> None:
-        """Create an empty file without a name in a folder."""
         self.shape, self.dtype = shape, dtype
         self._folder = folder
         most = _PANEL_BYTES // max(shape[0] * dtype.itemsize, 1)
@@ -181,11 +170,7 @@ class FileMatrix:
     def written(
         cls, folder: Path, shape: tuple[int, int], dtype: np.dtype[Any], rows: Iterable[Values]
     ) -> FileMatrix:
-        """Write rows, 128 at a time.
-
-        Raises:
-            DatabaseFullError: The disk is full.
-        """
+        """Write rows, 128 at a time."""
         matrix = cls(folder, shape, dtype)
         group = np.zeros((_GROUP, matrix._panels * matrix._wide), dtype)
         count = 0
@@ -204,7 +189,6 @@ class FileMatrix:
         return self
 
     def __len__(self) -> int:
-        """Return the number of rows."""
         return self.shape[0]
 
     def __array__(self, *_: object, **__: object) -> Values:
@@ -212,7 +196,6 @@ class FileMatrix:
         raise TypeError("these rows are in a file; read blocks of them")
 
     def __getitem__(self, key: tuple[Picks, Picks]) -> Values:
-        """Read some columns of some rows."""
         rows, columns = key
         if isinstance(columns, slice):
             start, stop, _ = columns.indices(self.shape[1])
@@ -234,10 +217,6 @@ class FileMatrix:
 
         Args:
             function: Maps ``(n, k)`` to ``(count, k)``, every column alone.
-            count: Number of rows of the result.
-
-        Raises:
-            DatabaseFullError: The disk is full.
         """
         width = self.shape[1]
         if count * width * self.dtype.itemsize <= _IN_MEMORY:
@@ -264,7 +243,6 @@ class FileMatrix:
         _write(self._file.fd, np.ascontiguousarray(tiles), self._at(group, 0))
 
     def _panel(self, panel: int) -> Values:
-        """Read one column of tiles, the rows padded to whole tiles."""
         groups = -(-len(self) // _GROUP)
         out = np.empty((groups * _GROUP, self._wide), self.dtype)
         for group in range(groups):
@@ -284,7 +262,6 @@ class FileMatrix:
         return out
 
     def _group(self, group: int, start: int, stop: int) -> Values:
-        """Read some columns of the rows of one tile."""
         first, last = start // self._wide, -(-stop // self._wide)
         tiles = np.empty((last - first, _GROUP, self._wide), self.dtype)
         _read(self._file.fd, tiles, self._at(group, first))
@@ -314,14 +291,12 @@ def pending_rows(folder: Path, limit: int) -> Callable[[Mapping[str, Values], st
     """Return the function that adds an update to those that wait for the round to close.
 
     Args:
-        folder: Folder of the files.
         limit: Bytes of updates that are kept in memory; with more, all of the round are in a file.
 
-    Example:
-        >>> add = pending_rows(Path("/tmp"), limit=16)
-        >>> one = add({}, "a", np.zeros(2))
-        >>> type(one).__name__, type(add(one, "b", np.ones(2))).__name__
-        ('dict', 'SpooledRows')
+    >>> add = pending_rows(Path("/tmp"), limit=16)
+    >>> one = add({}, "a", np.zeros(2))
+    >>> type(one).__name__, type(add(one, "b", np.ones(2))).__name__
+    ('dict', 'SpooledRows')
     """
 
     def add(pending: Mapping[str, Values], name: str, vector: Values) -> Mapping[str, Values]:
@@ -344,7 +319,6 @@ class _UnnamedFile:
         self.fd = self._file.fileno()
 
     def __del__(self) -> None:
-        """Close the file, which deletes it."""
         if hasattr(self, "_file"):
             self._file.close()
 

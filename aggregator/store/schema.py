@@ -5,12 +5,13 @@ from __future__ import annotations
 import sqlite3
 from pathlib import Path
 
-from aggregator.store.dialect import Database, schema_of, upsert
+from aggregator.store.dialect import Database, upsert
 from aggregator.store.errors import DatabaseError, DatabaseNewerError
 from edge_sdk.app import sqlite_file
+from edge_sdk.app.extensions import ExtensionIndex
 
 APPLICATION = 0x47464147  # "GFAG"
-SCHEMA = 9
+SCHEMA = 10
 RESTORED = "restored"
 """Fact that marks a backup copy until it is adopted."""
 
@@ -46,25 +47,6 @@ CREATE TABLE IF NOT EXISTS declined (device TEXT NOT NULL, name TEXT NOT NULL, r
 """
 """Since schema 5: version and last message of devices, and the runs that they have declined."""
 
-_ROLLOUTS = """
-CREATE TABLE IF NOT EXISTS rollout_changes (of BLOB NOT NULL, change INTEGER PRIMARY KEY AUTOINCREMENT,
-    phase TEXT NOT NULL, stage INTEGER NOT NULL, since INTEGER NOT NULL, why TEXT NOT NULL,
-    who TEXT NOT NULL, time INTEGER NOT NULL);
-CREATE TABLE IF NOT EXISTS trials (of BLOB NOT NULL, device TEXT NOT NULL, day INTEGER NOT NULL,
-    lost INTEGER NOT NULL, serving INTEGER NOT NULL, PRIMARY KEY (of, device, day)) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS trial_states (of BLOB NOT NULL, device TEXT NOT NULL,
-    state TEXT NOT NULL, day INTEGER NOT NULL, PRIMARY KEY (of, device)) WITHOUT ROWID;
-"""
-"""Since schema 6: changes of rollouts, and the results and states that devices report of them."""
-
-_MODEL_LOG = """
-CREATE TABLE IF NOT EXISTS model_leaves (run INTEGER NOT NULL, leaf INTEGER NOT NULL,
-    data BLOB NOT NULL, time INTEGER NOT NULL, PRIMARY KEY (run, leaf)) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS model_nodes (run INTEGER NOT NULL, level INTEGER NOT NULL,
-    place INTEGER NOT NULL, hash BLOB NOT NULL, PRIMARY KEY (run, level, place)) WITHOUT ROWID;
-"""
-"""Since schema 7: the leaves of each run's log of models, and the hashes of its complete subtrees."""
-
 _AUDIT_LOG = """
 CREATE TABLE IF NOT EXISTS audit_records (number INTEGER PRIMARY KEY, time INTEGER NOT NULL,
     via TEXT NOT NULL, actor TEXT NOT NULL, act TEXT NOT NULL, subject TEXT NOT NULL,
@@ -74,11 +56,11 @@ CREATE INDEX IF NOT EXISTS audit_records_order ON audit_records (order_id) WHERE
 """
 """Since schema 8: the audit log of who did what, when and why."""
 
-_DEVICE_KEYS = """
-CREATE TABLE IF NOT EXISTS device_keys (device TEXT PRIMARY KEY, signer BLOB NOT NULL,
-    key BLOB NOT NULL) WITHOUT ROWID;
+_COMMAND_ROOTS = """
+CREATE TABLE IF NOT EXISTS command_roots (device TEXT NOT NULL, num INTEGER NOT NULL,
+    root BLOB NOT NULL, PRIMARY KEY (device, num)) WITHOUT ROWID;
 """
-"""Since schema 9: the encryption keys that devices have announced."""
+"""Since schema 10: the root's signatures of the commands that need them."""
 
 _TASKS_BEFORE = """
 ALTER TABLE tasks RENAME TO tasks_of_devices;
@@ -123,10 +105,12 @@ CREATE TABLE commands (device TEXT NOT NULL, num INTEGER NOT NULL, op TEXT NOT N
     PRIMARY KEY (device, num)) WITHOUT ROWID;
 """
 
-LATER_TABLES = (
-    f"{_TASKS}{_PRUNED}{_RUNS}{_CONTACTS}{_ROLLOUTS}{_MODEL_LOG}{_AUDIT_LOG}{_DEVICE_KEYS}"
+LATER_TABLES = f"{_TASKS}{_PRUNED}{_RUNS}{_CONTACTS}{_AUDIT_LOG}{_COMMAND_ROOTS}"
+EXTENSION_TABLES = "".join(
+    entry.row.get("tables", "") for entry in ExtensionIndex("aggregator").values()
 )
-_FORMAT = sqlite_file.FileFormat(APPLICATION, SCHEMA, f"{TABLES}{LATER_TABLES}")
+"""Tables of extensions, each created where it is missing."""
+_FORMAT = sqlite_file.FileFormat(APPLICATION, SCHEMA, f"{TABLES}{LATER_TABLES}{EXTENSION_TABLES}")
 
 
 def prepare(db: sqlite3.Connection, path: Path, *, read_only: bool = False) -> None:
@@ -154,60 +138,25 @@ def prepare(db: sqlite3.Connection, path: Path, *, read_only: bool = False) -> N
         tasks = _TASKS if schema < 2 else f"{_TASKS_BEFORE}{_TASKS}{_TASKS_AFTER}"
         until_4 = f"{tasks}{_PRUNED}{_RUNS}{_CONTENT_NAMES}" if schema < 4 else ""
         db.executescript(
-            f"BEGIN IMMEDIATE; {until_4}{_CONTACTS}{_ROLLOUTS}{_MODEL_LOG}{_AUDIT_LOG}"
-            f"{_DEVICE_KEYS} PRAGMA user_version = {SCHEMA}; COMMIT;"
+            f"BEGIN IMMEDIATE; {until_4}{_CONTACTS}{_AUDIT_LOG}{_COMMAND_ROOTS} "
+            f"PRAGMA user_version = {SCHEMA}; COMMIT;"
         )
-
-
-def has_pruned(db: Database) -> bool:
-    """Return whether the file has the table of deleted updates, which older schemas lack."""
-    return schema_of(db) >= 3
-
-
-def has_runs(db: Database) -> bool:
-    """Return whether the file has labels and names of runs, which older schemas lack."""
-    return schema_of(db) >= 4
-
-
-def has_contacts(db: Database) -> bool:
-    """Return whether the file has the devices' last messages, which older schemas lack."""
-    return schema_of(db) >= 5
-
-
-def has_rollouts(db: Database) -> bool:
-    """Return whether the file has rollouts, which older schemas lack."""
-    return schema_of(db) >= 6
-
-
-def has_model_log(db: Database) -> bool:
-    """Return whether the file has logs of models, which older schemas lack."""
-    return schema_of(db) >= 7
-
-
-def has_audit_log(db: Database) -> bool:
-    """Return whether the file has the audit log, which older schemas lack."""
-    return schema_of(db) >= 8
-
-
-def has_device_keys(db: Database) -> bool:
-    """Return whether the file has the devices' encryption keys, which older schemas lack."""
-    return schema_of(db) >= 9
+    if not read_only:
+        db.executescript(EXTENSION_TABLES)
 
 
 def fact(db: Database, name: str) -> int:
     """Return a named number of the file; 0 if it was never stored.
 
-    Example:
-        >>> db = sqlite3.connect(":memory:", isolation_level=None)
-        >>> prepare(db, Path("fleet.db"))
-        >>> put_fact(db, "serial", 256)
-        >>> fact(db, "serial"), fact(db, "restored")
-        (256, 0)
+    >>> db = sqlite3.connect(":memory:", isolation_level=None)
+    >>> prepare(db, Path("fleet.db"))
+    >>> put_fact(db, "serial", 256)
+    >>> fact(db, "serial"), fact(db, "restored")
+    (256, 0)
     """
     found = db.execute("SELECT value FROM facts WHERE name = ?", (name,)).fetchone()
     return int(found[0]) if found else 0
 
 
 def put_fact(db: Database, name: str, value: int) -> None:
-    """Store a named number of the file."""
     db.execute(upsert("facts", "name", "value"), (name, value))

@@ -14,24 +14,19 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from edge_sdk.wire.errors import WireError
-from edge_sdk.wire.protocol.codec import Leaf, pack_leaves
+from edge_sdk.errors import WireError
+from edge_sdk.protocol.codec import Leaf, pack_leaves
 
 S = TypeVar("S")
 Leaves = Mapping[str, Leaf]
 
 
 class LeafError(WireError):
-    """Saved leaves that do not fit a state.
-
-    Attributes:
-        path: The leaf that does not fit.
-    """
+    """Saved leaves that do not fit a state."""
 
     def __init__(self, path: str, why: str) -> None:
-        """Name the leaf and the fault."""
         super().__init__(f"saved state, {path}: {why}")
-        self.path = path
+        self.path = path  # the leaf that does not fit
 
 
 def flatten(state: Any) -> dict[str, Leaf]:  # noqa: ANN401 - any frozen dataclass of leaves
@@ -40,13 +35,12 @@ def flatten(state: Any) -> dict[str, Leaf]:  # noqa: ANN401 - any frozen datacla
     Raises:
         TypeError: It contains a value that is no leaf.
 
-    Example:
-        >>> @dataclasses.dataclass
-        ... class Two:
-        ...     round: int
-        ...     moments: dict
-        >>> flatten(Two(3, {"m": 0.5}))
-        {'round': 3, 'moments.m': 0.5}
+    >>> @dataclasses.dataclass
+    ... class Two:
+    ...     round: int
+    ...     moments: dict
+    >>> flatten(Two(3, {"m": 0.5}))
+    {'round': 3, 'moments.m': 0.5}
     """
     return dict(_walk("", state))
 

@@ -1,14 +1,13 @@
-"""Begin and end transactions of one connection; several writes can join one transaction."""
+"""Begin and end transactions of one connection; several writes can join one transaction. Base of tables."""
 
 from __future__ import annotations
 
 import sqlite3
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 
-from aggregator.store.dialect import Database
+from aggregator.store.dialect import Database, Location
 from aggregator.store.errors import DatabaseError, database_error
-from aggregator.store.location import Location
 
 
 class Transactions:
@@ -17,12 +16,15 @@ class Transactions:
     Args:
         db: Connection without implicit transactions.
         path: Its place, for messages.
+
+    Attributes:
         on_rollback: Called after a joint transaction failed: what was read in it may not be on disk.
     """
 
-    def __init__(self, db: Database, path: Location, on_rollback: Callable[[], None]) -> None:
-        self._db, self._path, self._on_rollback = db, path, on_rollback
-        self._is_joined = False
+    def __init__(self, db: Database, path: Location) -> None:
+        self.db, self.path = db, path
+        self.on_rollback: list[Callable[[], None]] = []
+        self._is_joined = self._is_writing = False
         self._lost: DatabaseError | None = None
 
     @contextmanager
@@ -44,46 +46,60 @@ class Transactions:
                 yield
                 self._commit()
             except BaseException:
-                self._on_rollback()
+                self._forget()
                 self._roll_back()
                 raise
             finally:
                 self._is_joined = False
         except sqlite3.Error as error:
-            raise database_error(error, self._path) from error
+            raise database_error(error, self.path) from error
 
     @contextmanager
     def writing(self) -> Iterator[Database]:
         """Run one transaction, or a part of the joint one that can fail alone.
 
+        Inside another one it belongs to that one, and fails with it.
+
         Raises:
             DatabaseError: It could not be committed, and nothing of it was saved.
         """
-        if self._is_joined:
-            with self._joining() as db:
-                yield db
+        if self._is_writing:
+            yield self.db
             return
+        self._is_writing = True
+        try:
+            with self._joining() if self._is_joined else self._alone() as db:
+                yield db
+        finally:
+            self._is_writing = False
+
+    @contextmanager
+    def _alone(self) -> Iterator[Database]:
         try:
             try:
-                self._db.execute("BEGIN IMMEDIATE")
-                yield self._db
-                self._db.execute("COMMIT")
+                self.db.execute("BEGIN IMMEDIATE")
+                yield self.db
+                self.db.execute("COMMIT")
             except BaseException:
                 self._roll_back()
                 raise
         except sqlite3.Error as error:
-            raise database_error(error, self._path) from error
+            raise database_error(error, self.path) from error
+
+    def _forget(self) -> None:
+        for forget in self.on_rollback:
+            forget()
 
     def _commit(self) -> None:
         if self._lost is not None:
             raise self._lost
-        if self._db.in_transaction:
-            self._db.execute("COMMIT")
+        if self.db.in_transaction:
+            self.db.execute("COMMIT")
 
     def _roll_back(self) -> None:
         """Roll back the open transaction, unless the database has done so itself."""
-        if self._db.in_transaction:
-            self._db.execute("ROLLBACK")
+        if self.db.in_transaction:
+            self.db.execute("ROLLBACK")
 
     @contextmanager
     def _nested(self) -> Iterator[None]:
@@ -93,24 +109,24 @@ class Transactions:
         """
         if self._lost is not None:
             raise self._lost
-        is_begun = self._db.in_transaction
+        is_begun = self.db.in_transaction
         try:
             if is_begun:
-                self._db.execute("SAVEPOINT nested")
+                self.db.execute("SAVEPOINT nested")
             try:
                 yield
                 if is_begun:
-                    self._db.execute("RELEASE nested")
+                    self.db.execute("RELEASE nested")
             except BaseException:
-                self._on_rollback()
-                if self._db.in_transaction:
-                    self._db.execute("ROLLBACK TO nested" if is_begun else "ROLLBACK")
-                if self._db.in_transaction:
-                    self._db.execute("RELEASE nested")
+                self._forget()
+                if self.db.in_transaction:
+                    self.db.execute("ROLLBACK TO nested" if is_begun else "ROLLBACK")
+                if self.db.in_transaction:
+                    self.db.execute("RELEASE nested")
                 raise
         except sqlite3.Error as error:
-            failed = database_error(error, self._path)
-            if is_begun and not self._db.in_transaction:
+            failed = database_error(error, self.path)
+            if is_begun and not self.db.in_transaction:
                 self._lost = failed
             raise failed from error
 
@@ -123,19 +139,29 @@ class Transactions:
         if self._lost is not None:
             raise self._lost
         try:
-            if not self._db.in_transaction:
-                self._db.execute("BEGIN IMMEDIATE")
-            self._db.execute("SAVEPOINT part")
+            if not self.db.in_transaction:
+                self.db.execute("BEGIN IMMEDIATE")
+            self.db.execute("SAVEPOINT part")
             try:
-                yield self._db
-                self._db.execute("RELEASE part")
+                yield self.db
+                self.db.execute("RELEASE part")
             except BaseException:
-                if self._db.in_transaction:
-                    self._db.execute("ROLLBACK TO part")
-                    self._db.execute("RELEASE part")
+                if self.db.in_transaction:
+                    self.db.execute("ROLLBACK TO part")
+                    self.db.execute("RELEASE part")
                 raise
         except sqlite3.Error as error:
-            failed = database_error(error, self._path)
-            if not self._db.in_transaction:
+            failed = database_error(error, self.path)
+            if not self.db.in_transaction:
                 self._lost = failed
             raise failed from error
+
+
+class Table:
+    """Base of a table, or of a few that belong together: reads, and writes in a transaction each."""
+
+    def __init__(self, transactions: Transactions) -> None:
+        self._db, self._transactions = transactions.db, transactions
+
+    def _writing(self) -> AbstractContextManager[Database]:
+        return self._transactions.writing()

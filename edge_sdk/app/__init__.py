@@ -1,1 +1,1 @@
-"""Provide what all three programs share: subcommands, settings, permissions and clocks."""
+"""Shared by all three programs: subcommands, settings, permissions and clocks."""

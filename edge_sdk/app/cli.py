@@ -13,80 +13,67 @@ import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from importlib import import_module
+from pkgutil import resolve_name
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from edge_sdk.wire.errors import LinkError, SignerUnavailable, WireError
+from edge_sdk.app.lean_dataclass import dataclass
+from edge_sdk.errors import (
+    OK,
+    RUNTIME,
+    TEMPORARY,
+    USAGE,
+    Failure,
+    LinkError,
+    SignerUnavailable,
+    WireError,
+)
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
 
-OK, RUNTIME, USAGE, MIGRATION, TEMPORARY = 0, 1, 2, 3, 75
-"""Exit codes: success; failure; wrong usage or configuration; state needs migration; retry."""
-
-
-class Failure(Exception):  # noqa: N818 - base of every program's own errors
-    """An error for the operator: one sentence, a hint where there is a remedy, an exit code."""
-
-    exit_code: ClassVar[int] = RUNTIME
-
-    def __init__(self, sentence: str, *, hint: str = "") -> None:
-        """Set the sentence that states the error, and the remedy."""
-        super().__init__(sentence)
-        self.hint = hint
-
 
 @dataclass(frozen=True, slots=True)
 class CommandResult:
-    """The result of a command, for people and for programs.
+    """The result of a command, for people and for programs."""
 
-    Attributes:
-        data: Data printed with ``--json``.
-        text: Text printed otherwise; nothing if empty.
-        code: Exit code.
-    """
-
-    data: Mapping[str, Any]
-    text: str = ""
+    data: Mapping[str, Any]  # data printed with ``--json``
+    text: str = ""  # text printed otherwise; nothing if empty
     code: int = OK
 
 
 @dataclass(frozen=True, slots=True)
 class Subcommand:
-    """One subcommand.
+    """One subcommand."""
 
-    Attributes:
-        summary: One line in the program's ``--help``.
-        run: Function that executes the command; imports what it needs when called.
-        arguments: Function that adds the command's own arguments.
-        details: Text of the command's own ``--help`` after the summary.
-    """
-
-    summary: str
+    summary: str  # one line in the program's ``--help``
+    # function that executes the command; imports what it needs when called
     run: Callable[[Namespace], CommandResult]
+    # function that adds the command's own arguments
     arguments: Callable[[ArgumentParser], object] = lambda _parser: None
-    details: str = ""
+    details: str = ""  # text of the command's own ``--help`` after the summary
+    heading: str = ""  # heading in the program's ``--help``; empty: the program's own commands
 
 
-def subcommand(module: str, summary: str) -> Subcommand:
-    """Return the subcommand of a module with ``run`` and ``add_arguments``, imported when used.
+def subcommand(reference: str, summary: str) -> Subcommand:
+    """Return a subcommand whose module is imported when it is used.
 
-    The module's docstring is the description in ``--help``.
+    The module, or the class in it, has ``run`` and ``add_arguments``; its docstring is the description in
+    ``--help``.
 
     Args:
-        module: Full name of the module.
+        reference: Full name of the module, or ``module:class``.
         summary: One line in the program's ``--help``.
     """
+    reference += "" if ":" in reference else ":"  # without it, resolve_name hides a missing package
 
     def add_arguments(parser: ArgumentParser) -> None:
-        found = import_module(module)
+        found = resolve_name(reference)
         parser.description = inspect.cleandoc(found.__doc__ or "")
         found.add_arguments(parser)
 
     def run(args: Namespace) -> CommandResult:
-        answer: CommandResult = import_module(module).run(args)
+        answer: CommandResult = resolve_name(reference).run(args)
         return answer
 
     return Subcommand(summary, run, add_arguments)
@@ -96,16 +83,15 @@ def subcommand(module: str, summary: str) -> Subcommand:
 class CommandLine:
     """A command line: program name, purpose, and table of subcommands.
 
-    Example:
-        >>> def hello(args):
-        ...     return CommandResult({"to": args.who}, f"hello {args.who}")
-        >>> table = {"hello": Subcommand("Greet.", hello, lambda p: p.add_argument("who"))}
-        >>> CommandLine("greet", "Greets.", table).main(["hello", "meter"])
-        hello meter
-        0
-        >>> CommandLine("greet", "Greets.", table).main(["hello", "meter", "--json"])
-        {"to": "meter"}
-        0
+    >>> def hello(args):
+    ...     return CommandResult({"to": args.who}, f"hello {args.who}")
+    >>> table = {"hello": Subcommand("Greet.", hello, lambda p: p.add_argument("who"))}
+    >>> CommandLine("greet", "Greets.", table).main(["hello", "meter"])
+    hello meter
+    0
+    >>> CommandLine("greet", "Greets.", table).main(["hello", "meter", "--json"])
+    {"to": "meter"}
+    0
     """
 
     name: str
@@ -135,34 +121,37 @@ class CommandLine:
         return answer.code
 
     def parser(self) -> ArgumentParser:
-        """Return the parser with the arguments of all subcommands, for manuals and completion."""
         return self._parser(self.commands, tuple(self.commands))
 
     def _parser(self, words: Iterable[str], complete: Sequence[str] = ()) -> ArgumentParser:
-        """Return the parser, with the arguments of the one subcommand that the words name.
-
-        Args:
-            words: The command line.
-            complete: Further subcommands whose arguments are added.
-        """
         from argparse import ArgumentParser, RawDescriptionHelpFormatter  # noqa: PLC0415 - 8 ms
 
         shape: Any = RawDescriptionHelpFormatter
+        epilog = "\n\n".join(filter(None, (*self._further(), self.epilogue)))
         parser = ArgumentParser(
-            self.name, description=self.about, epilog=self.epilogue, formatter_class=shape
+            self.name, description=self.about, epilog=epilog, formatter_class=shape
         )
         parser.add_argument("--version", action=_version_action())
         table = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
         chosen = next((word for word in words if word in self.commands), None)
         for name, command in self.commands.items():
             description = f"{command.summary}\n\n{command.details}".strip()
-            sub = table.add_parser(
-                name, help=command.summary, description=description, formatter_class=shape
-            )
+            # argparse lists a command with a help; one with a heading stands in the epilogue of --help
+            is_listed = not command.heading or name in complete
+            listed: Any = {"help": command.summary} if is_listed else {}
+            sub = table.add_parser(name, description=description, formatter_class=shape, **listed)
             if name == chosen or name in complete:
                 command.arguments(sub)
             sub.add_argument("--json", action="store_true", help="print JSON instead of prose")
         return parser
+
+    def _further(self) -> Iterator[str]:
+        width = max(map(len, self.commands))
+        for heading in dict.fromkeys(one.heading for one in self.commands.values() if one.heading):
+            rows = [(n, one.summary) for n, one in self.commands.items() if one.heading == heading]
+            yield "\n".join(
+                (f"{heading}:", *(f"    {name:<{width}}  {text}" for name, text in rows))
+            )
 
     def _complain(self, error: Failure | WireError | OSError) -> int:
         print(f"{self.name}: {error}", file=sys.stderr)
@@ -280,7 +269,6 @@ class StopSignal:
     """A flag that is set when the program is requested to stop."""
 
     def __init__(self) -> None:
-        """Begin unset."""
         self._asked = False
 
     def is_set(self) -> bool:
@@ -341,7 +329,6 @@ class LogFormatter(logging.Formatter):
     PRIORITIES: ClassVar[Mapping[int, int]] = {50: 2, 40: 3, 30: 4, 20: 6, 10: 7}
 
     def __init__(self, *, journal: bool = "JOURNAL_STREAM" in os.environ) -> None:
-        """Select the format for a journal or for a terminal."""
         super().__init__("%(levelname)s %(name)s: %(message)s")
         self._journal = journal
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Protocol
+
+from edge_sdk.app.lean_dataclass import dataclass
 
 BUILT = 1_735_689_600_000
 """Lower bound of server time (2025-01-01): the first floor of a device without a stored one."""
@@ -42,15 +44,6 @@ class SystemClock:
 class ServerTime:
     """Estimate of server time: the best signed hint, and the monotonic time since.
 
-    Attributes:
-        floor: Unix milliseconds; lower bound of server time. Raised by every signed hint, and
-            lowered only by a welcome.
-        hint: Server time of the best hint in this process, or None before the first.
-        at: Monotonic seconds at which that hint arrived.
-        before: Floor before it was last raised by more than a day at once; 0 if it never was, or if
-            a welcome reversed that. The raise may have been an error of the aggregator.
-        excess: Milliseconds by which the hint exceeds the floor, because its step was limited.
-
     Example:
         A welcome answers this device's nonce, so it may correct the clock backwards; a ``time``
         announcement may be a replay, so it can only raise it.
@@ -70,10 +63,16 @@ class ServerTime:
         9000
     """
 
+    # Unix milliseconds; lower bound of server time. Raised by every signed hint, and lowered only
+    # by a welcome.
     floor: int = BUILT
+    # server time of the best hint in this process, or None before the first
     hint: int | None = None
-    at: float = 0.0
+    at: float = 0.0  # monotonic seconds at which that hint arrived
+    # floor before it was last raised by more than a day at once; 0 if it never was, or if a welcome
+    # reversed that. The raise may have been an error of the aggregator.
     before: int = 0
+    # milliseconds by which the hint exceeds the floor, because its step was limited
     excess: int = 0
 
     def now(self, monotonic: float) -> int | None:
@@ -105,7 +104,6 @@ class ServerTime:
         return replace(self, floor=floor, hint=t, at=at, before=before, excess=excess)
 
     def kept(self, monotonic: float) -> int:
-        """Return the present floor, to be stored for the next process."""
         now = self.now(monotonic)
         return self.floor if now is None else max(self.floor, now - self.excess)
 
@@ -122,11 +120,9 @@ class ServerTime:
         return self.floor + LEAP
 
     def _is_plausible(self, wall: int) -> bool:
-        """Return whether this machine's clock is plausible: not a day behind signed time."""
         return wall >= max(BUILT, self.floor - DAY)
 
     def _reference(self, wall: int) -> int:
-        """Return the time from which a step is measured."""
         return max(self.floor, wall) if self._is_plausible(wall) else self.floor
 
     def has_passed(self, until: int, at: float, *, since: float, grace: float) -> bool:

@@ -1,4 +1,4 @@
-"""Show that a program's main loop turns: a small file in memory, and its age.
+"""Record that a program's main loop turns, in a small file in memory, and read its age.
 
 The age is measured by the monotonic clock of the machine, which all processes share, so a wall
 clock that is set does not change it. The file lies in ``/dev/shm`` where there is one: it is
@@ -34,7 +34,6 @@ class Heartbeat:
     A file that cannot be written is no reason to stop: then ``age`` finds an old one, or none.
 
     Args:
-        path: The file.
         clock: Monotonic seconds.
     """
 
@@ -69,7 +68,6 @@ def age(path: Path, now: float | None = None) -> float | None:
     """Return the seconds since the last beat; None without one, or with one of an earlier boot.
 
     Args:
-        path: The file.
         now: Monotonic seconds; None is now.
     """
     try:

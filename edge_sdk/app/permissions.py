@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, ClassVar
 
-from edge_sdk.app.cli import USAGE, Failure
+from edge_sdk.errors import USAGE, Failure
 
 FOLDER, FILE = 0o700, 0o600
 _OTHERS = 0o077
@@ -33,15 +33,13 @@ def make_private_folder(path: Path) -> None:
     Raises:
         PermissionsError: It belongs to another user, is shared like ``/tmp``, or is on a file
             system without permissions.
-        OSError: It cannot be created.
 
-    Example:
-        >>> import tempfile
-        >>> folder = Path(tempfile.mkdtemp()) / "state"
-        >>> folder.mkdir(mode=0o755)
-        >>> make_private_folder(folder)
-        >>> oct(folder.stat().st_mode & 0o777)
-        '0o700'
+    >>> import tempfile
+    >>> folder = Path(tempfile.mkdtemp()) / "state"
+    >>> folder.mkdir(mode=0o755)
+    >>> make_private_folder(folder)
+    >>> oct(folder.stat().st_mode & 0o777)
+    '0o700'
     """
     for parent in reversed([p for p in path.parents if not p.exists()]):
         parent.mkdir(mode=0o755, exist_ok=True)
@@ -54,10 +52,6 @@ def make_private_file(path: Path) -> None:
 
     An existing file is never opened: closing it would release the locks that SQLite has on it in
     this process.
-
-    Raises:
-        PermissionsError: As ``make_private_folder``.
-        OSError: It cannot be created.
     """
     try:
         os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, FILE))
@@ -73,10 +67,6 @@ def open_private(path: Path, mode: str = "w", **how: Any) -> Iterator[IO[Any]]: 
         path: The file; a device such as ``/dev/stdout`` is opened unchanged.
         mode: Mode of ``open``: ``w``, ``wb`` or ``ab``.
         how: Further arguments of ``open``.
-
-    Raises:
-        PermissionsError: As ``make_private_folder``.
-        OSError: It cannot be opened.
     """
     if not path.exists() or path.is_file():
         make_private_file(path)
@@ -95,11 +85,7 @@ def require_private(path: Path) -> None:
 
 
 def tighten(path: Path) -> None:
-    """Remove every permission of other users; do nothing if there are none, or no such file.
-
-    Raises:
-        PermissionsError: As ``make_private_folder``.
-    """
+    """Remove every permission of other users; do nothing if there are none, or no such file."""
     try:
         mode = stat.S_IMODE(path.stat().st_mode)
     except FileNotFoundError:
@@ -109,7 +95,8 @@ def tighten(path: Path) -> None:
     if mode & stat.S_ISVTX:
         raise PermissionsError(
             f"{path}: mode {mode:04o}: this folder is shared by several users",
-            hint="choose a folder of its own, for example one below it",
+            hint=f"name a folder of its own below it, such as {path / 'state'}; or, if no other user "
+            f"needs {path}: chmod 700 {path} (of a tmpfs, mount it with mode=0700)",
         )
     try:
         path.chmod(mode & ~_OTHERS)

@@ -11,14 +11,27 @@ import os
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Generic, TypeVar
 
-from edge_sdk.app.cli import USAGE, Failure
-from edge_sdk.wire.schema import Matches, SchemaError, build
+from edge_sdk.app.extensions import ExtensionIndex
+from edge_sdk.app.lean_dataclass import dataclass
+from edge_sdk.app.schema import (
+    FieldPath,
+    Matches,
+    SchemaError,
+    build,
+    build_value,
+    key_of,
+    refuse_unknown,
+)
+from edge_sdk.errors import USAGE, Failure
 
 T = TypeVar("T")
+
+EXTENSIONS = "extensions"
+"""Field of a configuration that has the settings of extensions, by the name of their table."""
 
 Duration = Annotated[str, Matches(r"\d+(\.\d+)?(ms|s|m|h|d)")]
 """A duration with its unit: ``90s``, ``15m``, ``7d``. ``seconds`` converts it."""
@@ -34,29 +47,20 @@ class SettingsError(Failure):
 
 @dataclass(frozen=True, slots=True)
 class Loaded(Generic[T]):
-    """A configuration and the origin of each of its values.
+    """A configuration and the origin of each of its values."""
 
-    Attributes:
-        value: Configuration; its paths are absolute.
-        origins: File name or variable by dotted key; an absent key has its default.
-    """
-
-    value: T
-    origins: Mapping[str, str]
+    value: T  # configuration; its paths are absolute
+    origins: Mapping[str, str]  # file name or variable by dotted key; an absent key has its default
 
 
 def seconds(text: str) -> float:
     """Return the seconds of a ``Duration``.
 
-    Raises:
-        SettingsError: It is none.
-
-    Example:
-        >>> seconds("15m"), seconds("250ms")
-        (900.0, 0.25)
-        >>> seconds("15min")
-        Traceback (most recent call last):
-        edge_sdk.app.settings.SettingsError: '15min': expected a number with ms, s, m, h or d, such as 15m
+    >>> seconds("15m"), seconds("250ms")
+    (900.0, 0.25)
+    >>> seconds("15min")
+    Traceback (most recent call last):
+    edge_sdk.app.settings.SettingsError: '15min': expected a number with ms, s, m, h or d, such as 15m
     """
     found = re.fullmatch(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)", text)
     if found is None:
@@ -72,9 +76,7 @@ def load(
     Args:
         cls: Frozen dataclass to build. Its relative paths are resolved against the file's folder.
             Its class method ``adapted``, if any, turns the merged tables into its fields.
-        path: TOML file.
         prefix: Prefix of the variables that are settings; empty reads none.
-        environ: Environment variables.
 
     Raises:
         SettingsError: A file that cannot be read, or the first invalid key.
@@ -97,7 +99,8 @@ def from_table(
     """Build a configuration from a mapping; errors name the file that set the key.
 
     A class may have an attribute ``renamed``, a mapping of old dotted keys to new ones. An old key
-    is refused with the new one.
+    is refused with the new one. A class with an attribute ``index`` has a field ``extensions``: the
+    settings of each extension whose table is in the file, by the table's name.
 
     Raises:
         SettingsError: The message gives the origin, the dotted key and the expected value.
@@ -110,10 +113,35 @@ def from_table(
     """
     refuse_renamed(getattr(cls, "renamed", {}), table, where, origins)
     try:
-        return build(cls, table)
+        return build(cls, _with_extensions(cls, table))
     except SchemaError as misfit:
         origin = _origin(misfit.path, origins or {}) or where
         raise SettingsError(f"{origin}: {misfit}") from misfit
+
+
+def _with_extensions(cls: type, table: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the table with the tables of extensions as settings, below ``extensions``."""
+    index: ExtensionIndex | None = getattr(cls, "index", None)
+    if index is None:
+        return table
+    if EXTENSIONS in table:
+        raise SchemaError(EXTENSIONS, "unknown key; the table of an extension has its own name")
+    names = [key_of(field.name) for field in fields(cls) if field.name != EXTENSIONS]
+    sections = index.sections(set(table) - set(names))
+    refuse_unknown(table, (*names, *sections), FieldPath("", lenient=False))
+    built = {
+        name: build(entry.load("section"), table[name], where=name)
+        for name, entry in sections.items()
+        if name in table
+    }
+    core = {key: value for key, value in table.items() if key not in sections}
+    for key, (default, _) in index.keys_of_core.items():
+        name, _, last = key.partition(".")
+        inner = core.get(name, {})
+        if isinstance(inner, Mapping) and last in inner:
+            built[key] = build_value(type(default), inner[last], where=key)
+            core[name] = {other: value for other, value in inner.items() if other != last}
+    return {**core, EXTENSIONS: built}
 
 
 def refuse_renamed(
@@ -126,7 +154,6 @@ def refuse_renamed(
 
     Args:
         renamed: New dotted key by old one. ``point[].at`` is a key of every table in a list.
-        table: Mapping that may have an old key.
         where: Origin named in the message, if ``origins`` has none.
         origins: File name or variable by dotted key.
 
@@ -140,7 +167,6 @@ def refuse_renamed(
 
 
 def _has(table: object, keys: Sequence[str]) -> bool:
-    """Return whether a tree of tables has a value or a table at a path."""
     if not keys:
         return True
     name, is_list = keys[0].removesuffix("[]"), keys[0].endswith("[]")
@@ -162,6 +188,8 @@ def _rooted(value: Any, folder: Path) -> Any:  # noqa: ANN401 - walks any tree o
         return folder / value.expanduser()
     if isinstance(value, tuple):
         return tuple(_rooted(item, folder) for item in value)
+    if isinstance(value, Mapping) and any(is_dataclass(item) for item in value.values()):
+        return {key: _rooted(item, folder) for key, item in value.items()}
     if is_dataclass(value) and not isinstance(value, type):
         changed = {f.name: _rooted(getattr(value, f.name), folder) for f in fields(value) if f.init}
         return replace(value, **changed)
@@ -171,13 +199,12 @@ def _rooted(value: Any, folder: Path) -> Any:  # noqa: ANN401 - walks any tree o
 def shown(config: object, origins: Mapping[str, str]) -> list[tuple[str, str, str]]:
     """Return ``(key, value, origin)`` of every setting, with passwords in addresses masked.
 
-    Example:
-        >>> @dataclass(frozen=True)
-        ... class Broker:
-        ...     url: str
-        ...     keepalive: int = 60
-        >>> shown(Broker("mqtt://me:secret@host"), {"url": "meter.toml"})
-        [('url', 'mqtt://me:***@host', 'meter.toml'), ('keepalive', '60', 'default')]
+    >>> @dataclass(frozen=True)
+    ... class Broker:
+    ...     url: str
+    ...     keepalive: int = 60
+    >>> shown(Broker("mqtt://me:secret@host"), {"url": "meter.toml"})
+    [('url', 'mqtt://me:***@host', 'meter.toml'), ('keepalive', '60', 'default')]
     """
     rows = []
     for key, value in _leaves(config, ""):
@@ -192,8 +219,9 @@ def _leaves(value: object, path: str) -> list[tuple[str, object]]:
         pairs = [(dot + f.name.removesuffix("_"), getattr(value, f.name)) for f in fields(value)]
     elif isinstance(value, tuple) and value and any(is_dataclass(item) for item in value):
         pairs = [(f"{path}[{i}]", item) for i, item in enumerate(value)]
-    elif isinstance(value, Mapping) and value:
-        pairs = [(f"{path}.{key}", item) for key, item in value.items()]
+    elif isinstance(value, Mapping) and (value or path == EXTENSIONS):
+        dot = f"{path}." if path and path != EXTENSIONS else ""
+        pairs = [(dot + key, item) for key, item in value.items()]
     else:
         return [(path, value)]
     return [leaf for key, item in pairs for leaf in _leaves(item, key)]
@@ -211,7 +239,6 @@ def _parse(file: Path) -> dict[str, Any]:
 
 
 def _from_variable(name: str, prefix: str, text: str) -> dict[str, Any]:
-    """Nest the value of one variable: parsed as TOML if possible, else the text itself."""
     try:
         value: Any = tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
@@ -235,7 +262,6 @@ def _merge(
 
 
 def _origin(path: str, origins: Mapping[str, str]) -> str:
-    """Return the origin of a key, or of the nearest table around it."""
     while path and path not in origins:
         path = re.sub(r"(^|[.\[])[^.\[]*$", "", path)
     return origins.get(path, "")

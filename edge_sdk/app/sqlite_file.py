@@ -11,9 +11,9 @@ import os
 import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
+from edge_sdk.app.lean_dataclass import dataclass
 from edge_sdk.app.permissions import make_private_file, tighten
 
 BUSY_TIMEOUT = 5.0  # s, longest wait for another connection to the same file
@@ -31,41 +31,25 @@ class ForeignFileError(Exception):
 
 
 class NewerFileError(Exception):
-    """A file with a newer schema.
-
-    Attributes:
-        schema: Number of its schema.
-    """
+    """A file with a newer schema."""
 
     def __init__(self, schema: int) -> None:
-        """Keep the number of the schema."""
         super().__init__(f"schema {schema}")
         self.schema = schema
 
 
 @dataclass(frozen=True, slots=True)
 class FileFormat:
-    """Identity of a program's files.
+    """Identity of a program's files."""
 
-    Attributes:
-        application: SQLite's ``application_id``.
-        schema: Newest known schema, SQLite's ``user_version``.
-        tables: Statements that create its tables.
-    """
-
-    application: int
-    schema: int
+    application: int  # SQLite's ``application_id``
+    schema: int  # newest known schema, SQLite's ``user_version``
     tables: str
 
 
 @contextmanager
 def locked(lock: Path) -> Iterator[None]:
-    """Hold a lock file against other processes; the system releases it when the process ends.
-
-    Raises:
-        BlockingIOError: Another process holds it.
-        OSError: It cannot be created.
-    """
+    """Hold a lock file against other processes; the system releases it when the process ends."""
     tighten(lock)
     handle = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
@@ -83,7 +67,6 @@ def connect(path: Path, *, read_only: bool = False) -> sqlite3.Connection:
 
     Raises:
         PermissionsError: Other users can read it, and its mode cannot be changed.
-        sqlite3.Error: It cannot be opened.
     """
     if not read_only:
         make_private_file(path)
@@ -112,13 +95,12 @@ def prepare(
         ForeignFileError: It belongs to another program; it is unchanged.
         NewerFileError: It has a newer schema; it is unchanged.
 
-    Example:
-        >>> db, form = sqlite3.connect(":memory:", isolation_level=None), FileFormat(7, 2, "")
-        >>> prepare(db, form), prepare(db, FileFormat(7, 3, ""))
-        (2, 2)
-        >>> prepare(db, FileFormat(7, 1, ""))
-        Traceback (most recent call last):
-        edge_sdk.app.sqlite_file.NewerFileError: schema 2
+    >>> db, form = sqlite3.connect(":memory:", isolation_level=None), FileFormat(7, 2, "")
+    >>> prepare(db, form), prepare(db, FileFormat(7, 3, ""))
+    (2, 2)
+    >>> prepare(db, FileFormat(7, 1, ""))
+    Traceback (most recent call last):
+    edge_sdk.app.sqlite_file.NewerFileError: schema 2
     """
     if exclusive:
         db.execute("PRAGMA locking_mode = EXCLUSIVE")

@@ -7,8 +7,9 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
-from edge_sdk.app.cli import USAGE, Failure
+from edge_sdk.errors import USAGE, Failure
 
 
 class WizardError(Failure):
@@ -19,19 +20,13 @@ class WizardError(Failure):
 
 @dataclass(frozen=True, slots=True)
 class Wizard:
-    """Takes each value from an option, from the person at the terminal, or from a default.
-
-    Attributes:
-        is_interactive: Whether to ask.
-        read: Reads one line after a prompt.
-    """
+    """Takes each value from an option, from the person at the terminal, or from a default."""
 
     is_interactive: bool
-    read: Callable[[str], str] = input
+    read: Callable[[str], str] = input  # reads one line after a prompt
 
     @classmethod
     def of(cls, *, accept_defaults: bool) -> Wizard:
-        """Return one that asks if a person is there to answer."""
         return cls(not accept_defaults and sys.stdin.isatty() and sys.stderr.isatty())
 
     def value(self, given: str | None, question: str, default: str) -> str:
@@ -58,12 +53,9 @@ def write_new(path: Path, text: str, check: Callable[[Path], object]) -> None:
     """Write a file that does not exist yet, once a check of the same text has passed.
 
     Args:
-        path: The file.
-        text: Its content.
         check: Called with the path of a temporary file beside it; raises what is wrong.
 
     Raises:
-        WizardError: The file exists, or its folder does not.
         Failure: What the check raises; then nothing is left behind.
     """
     if path.exists():
@@ -80,3 +72,22 @@ def write_new(path: Path, text: str, check: Callable[[Path], object]) -> None:
         raise WizardError(f"{path} exists", hint="choose another name, or edit it") from error
     finally:
         beside.unlink(missing_ok=True)
+
+
+class SourceText(NamedTuple):
+    """A ``[[source]]`` section as text, and a remark about the device at its address."""
+
+    text: str
+    remark: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class SourceSetup:
+    """The setup of one type of source."""
+
+    question: str
+    default: str  # address that is written without an answer
+    kinds: tuple[str, ...]  # kinds of device that have such a source
+    # function of the wizard, the configuration's folder, the address, and the stream of the kind's
+    # own readings
+    write: Callable[[Wizard, Path, str, str], SourceText]

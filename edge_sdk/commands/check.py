@@ -1,70 +1,73 @@
 """Check configuration, keys, bundle and sources; print every setting and its origin.
 
-Nothing is written, and nothing is sent. --broker also connects to the broker, for ten seconds at
-most, and exits with 75 if that fails.
+Nothing is written, and nothing is sent.
 
   gridfed-edge check meter.toml
-  gridfed-edge check meter.toml --broker
 """
 
 from __future__ import annotations
 
 import time
-from argparse import ArgumentParser, Namespace
-from collections.abc import Sequence
+from argparse import Namespace
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from edge_sdk.agent import open_outputs, open_sources, streams_given
-from edge_sdk.app.cli import OK, TEMPORARY, CommandResult
+from edge_sdk.app.cli import CommandResult
 from edge_sdk.app.clock import DAY
-from edge_sdk.app.settings import shown
-from edge_sdk.commands.arguments import add_config
-from edge_sdk.commands.budget import update_bytes
+from edge_sdk.app.extensions import known_names
+from edge_sdk.app.settings import Loaded, shown
+from edge_sdk.commands import add_config
+from edge_sdk.commands.device_inspection import update_bytes
 from edge_sdk.config import Config, load_with_origins
-from edge_sdk.errors import ConfigError
-from edge_sdk.forecasting.readiness import ChannelSource, channel_sources, unsupplied
-from edge_sdk.limits.resource_limits import limits_of
+from edge_sdk.errors import OK, ConfigError
+from edge_sdk.limits import limits_of
+from edge_sdk.link.fleet_settings import ALONE
 from edge_sdk.methods import METHODS
-from edge_sdk.privacy.datasheet import guarantee
-from edge_sdk.session import certificate_monitor
-from edge_sdk.session.identity import load_signer, place_of, require_signer
-from edge_sdk.sources import Source
-from edge_sdk.sources.csvfile import CsvFile
+from edge_sdk.protocol.contract.manifest import Manifest
+from edge_sdk.protocol.contract.parameter_layout import ParamSpec
+from edge_sdk.protocol.keys import kid_of
+from edge_sdk.session.identity import (
+    find_releases,
+    has_identity,
+    load_signer,
+    place_of,
+    require_signer,
+)
+from edge_sdk.sources import (
+    ChannelSource,
+    ExaminedSource,
+    LiveSource,
+    Source,
+    channel_sources,
+    unsupplied,
+)
+from edge_sdk.store.release_count import REMEDY
 from edge_sdk.store.schema import FILE
 from edge_sdk.store.store import DeviceStore
-from edge_sdk.training import bootstrap, installed_bundle
-from edge_sdk.training.retention import history_of
-from edge_sdk.training.shared_budgets import refuse_unit
-from edge_sdk.wire.contract.manifest import Manifest
-from edge_sdk.wire.contract.parameter_layout import ParamSpec
-from edge_sdk.wire.keys import kid_of
-from edge_sdk.wire.link.transport import LinkDown, LinkUp
-from edge_sdk.wire.plugin_registry import known_names
-from edge_sdk.wire.protocol import topics
+from edge_sdk.training import bootstrap
+from edge_sdk.training.privacy_accountant import refuse_unit
+from edge_sdk.training.run_role import history_of
 
-_PATIENCE = 10.0  # seconds to reach a broker
+NO_KEY = "none yet: made at the first start, to enrol the device later"
+"""The sentence about a device alone that has not started yet."""
 
 IDLE_DAY = 30_000
 """Bytes of a connected day without a round, as the aggregator's projection counts them."""
 
 
-def add_arguments(parser: ArgumentParser) -> None:
-    """Add the arguments of this subcommand."""
-    add_config(parser)
-    parser.add_argument(
-        "--broker", action="store_true", help="also connect to the broker, for ten seconds at most"
-    )
+add_arguments = add_config
 
 
 def run(args: Namespace) -> CommandResult:
-    """Return the settings in force and what was found."""
+    """Return the settings in force and the findings."""
     loaded = load_with_origins(args.config)
-    found = check_device(loaded.value)
-    code = OK
-    if args.broker:
-        found["broker"], is_there = reach_broker(loaded.value)
-        code = OK if is_there else TEMPORARY
+    return result_of(loaded, check_device(loaded.value))
+
+
+def result_of(loaded: Loaded[Config], found: Mapping[str, str], code: int = OK) -> CommandResult:
+    """Return settings, findings and channels as the command's result."""
     rows = shown(loaded.value, loaded.origins)
     lines = [f"{key} = {value}    ({origin})" for key, value, origin in rows]
     lines += ["", *(f"{what}: {how}" for what, how in found.items())]
@@ -80,17 +83,12 @@ def run(args: Namespace) -> CommandResult:
 
 
 def channels_of(config: Config) -> list[ChannelSource]:
-    """Return the source of every channel of the configured bundle.
-
-    Raises:
-        EdgeError: The bundle or a source cannot be used.
-    """
-    manifest = installed_bundle.open_bundle(config, None).manifest
+    manifest = bootstrap.open_bundle(config, None).manifest
     return channel_sources(manifest, streams_given(config, manifest), config.site)
 
 
 def channel_table(channels: Sequence[ChannelSource]) -> list[str]:
-    """Return the channels as lines: name, what it reads, and its source or the lack of one."""
+    """Return the channels as lines: name, quantity, and source or its absence."""
     rows = [("channel", "reads", "from"), *((x.channel, x.reads, x.text) for x in channels)]
     widths = [max(len(row[i]) for row in rows) for i in (0, 1)]
     lines = [f"{a:<{widths[0]}}  {b:<{widths[1]}}  {c}" for a, b, c in rows]
@@ -105,17 +103,20 @@ def check_device(config: Config) -> dict[str, str]:
     Raises:
         EdgeError: The first error found.
     """
-    key = load_signer(config)
-    require_signer(key)
+    has_key = has_identity(config) or not config.is_alone
+    key = load_signer(config) if has_key else None
+    if key is not None:
+        require_signer(key)
     bootstrap.load_ring(config)
-    bundle = installed_bundle.open_bundle(config, None)
+    bundle = bootstrap.open_bundle(config, None)
     manifest = bundle.manifest
     if unknown := [name for name in config.accept.methods if name not in METHODS]:
         raise ConfigError(f"accept.methods: unknown {unknown[0]!r}; known: {known_names(METHODS)}")
     bootstrap.check_site(config, manifest)
-    neighbours = bootstrap.check_neighbours(config)
-    shared, history = manifest.spec().shared_size, history_of(config, manifest)
-    plan = bootstrap.plan(config, manifest, config.accept.methods[0], shared)
+    checks = (entry.load("checked") for entry in config.index.configured(config.tables))
+    found = {name: text for one in checks if one for name, text in one(config).items()}
+    role, history = bootstrap.role_of(config, manifest, None), history_of(config, manifest)
+    plan = bootstrap.plan(config, manifest, role.method, manifest.spec(role.shared).shared_size)
     if config.participation:
         refuse_unit(plan)
     sources = open_sources(config)
@@ -123,32 +124,29 @@ def check_device(config: Config) -> dict[str, str]:
     outputs = [x for one in participants for x in open_outputs(config, one.id)]
     _check_output_folders(config)
     _check_streams(sources, manifest)
-    _check_columns(sources)
-    bootstrap.broker_of(config)
+    unused = _unused(config, sources)
+    if not config.is_alone:
+        bootstrap.broker_of(config)
     kept = _kept(config)
     return {
-        "device key": f"{kid_of(key.public).hex()}, {place_of(config)}",
+        **({"alone": ALONE} if config.is_alone else {}),
+        "device key": f"{kid_of(key.public).hex()}, {place_of(config)}" if key else NO_KEY,
         "bundle": f"{manifest.name} version {manifest.version}, {manifest.size} scalars",
         "reads": ", ".join(_reads(manifest)),
         "sources": str(len(sources)),
+        **unused,
         "outputs": ", ".join(x.name for x in outputs) or "none",
         "keeps": f"{history.days:.4g} days of readings, at most {history.bytes} bytes of flash "
         f"({history.limit})",
-        **({"neighbours": str(neighbours)} if neighbours else {}),
-        **certificate_monitor.checked(config, time.time()),
-        "privacy": guarantee(plan),
-        "link": link_projection(config, manifest.spec()),
+        **found,
+        "privacy": plan.guarantee,
+        **({} if config.is_alone else {"link": link_projection(config, manifest.spec())}),
         **kept,
         **_further(config),
     }
 
 
 def _further(config: Config) -> dict[str, str]:
-    """Check the further participations, and return the bundle and the rounds of each.
-
-    Raises:
-        EdgeError: The first error found.
-    """
     found = {}
     for one in config.participants()[1:]:
         its = check_device(replace(one, output=()))
@@ -171,11 +169,11 @@ def link_projection(config: Config, spec: ParamSpec) -> str:
 
 
 def _kept(config: Config) -> dict[str, str]:
-    """Return what the store holds of the server time, and the values that are unusable."""
     if not (config.state / FILE).exists():
-        return {}
+        return _uncounted(config, None)
     with DeviceStore.open(config.state, read_only=True) as store:
         result = {"clock": compare_clocks(store.fact("floor"), time.time_ns() // 1_000_000)}
+        result |= _uncounted(config, store)
         found = {**store.set_aside(), **store.unusable()}
     if found:
         listed = "; ".join(f"{what} ({value})" for what, value in found.items())
@@ -186,6 +184,11 @@ def _kept(config: Config) -> dict[str, str]:
     return result
 
 
+def _uncounted(config: Config, store: DeviceStore | None) -> dict[str, str]:
+    found = find_releases(config, store)
+    return {"releases": f"NO UPDATE LEAVES: {found.why}; {REMEDY}"} if found.is_lost else {}
+
+
 def compare_clocks(floor: int, wall: int) -> str:
     """Compare the stored server time with this machine's clock; state the remedy if they differ.
 
@@ -193,10 +196,9 @@ def compare_clocks(floor: int, wall: int) -> str:
         floor: Latest signed server time, Unix milliseconds; 0 if there is none.
         wall: This machine's clock, Unix milliseconds.
 
-    Example:
-        >>> result = compare_clocks(1_803_456_000_000, 1_800_000_000_000)
-        >>> print(result.split(": ")[0].split("; ")[1])
-        stored server time 2027-02-24 08:00 UTC, 40 days ahead
+    >>> result = compare_clocks(1_803_456_000_000, 1_800_000_000_000)
+    >>> print(result.split(": ")[0].split("; ")[1])
+    stored server time 2027-02-24 08:00 UTC, 40 days ahead
     """
     machine = f"machine's clock {_minute(wall)}"
     if not floor:
@@ -234,41 +236,24 @@ def _check_streams(sources: Sequence[Source], manifest: Manifest) -> None:
         )
 
 
-def _check_columns(sources: Sequence[Source]) -> None:
-    """Refuse a file without a configured column: no line of it would be read."""
-    for source in (one for one in sources if isinstance(one, CsvFile)):
-        missing, header = source.lacks()
-        if missing:
-            raise ConfigError(
-                f"source: {source.path}: no column {', '.join(sorted(missing))}; "
-                f"its first line has {', '.join(header)[:200]}",
-                hint='columns = { COLUMN = "stream" }; time_column = "COLUMN"',
-            )
+def _unused(config: Config, sources: Sequence[Source]) -> dict[str, str]:
+    """Return the input of each source that is not used: of its files, and as the agent last noted it."""
+    found = {}
+    for number, source in enumerate(sources):
+        names = dict.fromkeys(source.survey() if isinstance(source, ExaminedSource) else ())
+        if isinstance(source, LiveSource) and (config.state / FILE).exists():
+            with DeviceStore.open(config.state, read_only=True) as store:
+                note = store.paper(f"source {number} {source.kind}")
+            names |= dict.fromkeys(source.saved_unused(note))
+        if names:
+            found[f"source[{number}] not used"] = "; ".join(names)
+    return found
 
 
 def _check_output_folders(config: Config) -> None:
-    """Refuse a file in a folder that does not exist. A running agent waits for it instead."""
     for number, section in enumerate(config.output):
         folder = Path(str(section.get("path", "."))).parent
-        if section.get("type") == "file" and not folder.is_dir():
+        if "path" in section and not folder.is_dir():
             raise ConfigError(
                 f"output[{number}].path: no such folder: {str(folder)!r}", hint=f"mkdir -p {folder}"
             )
-
-
-def reach_broker(config: Config) -> tuple[str, bool]:
-    """Try to reach the configured broker; return the result as text, and whether it accepted."""
-    nothing = topics.status(config.fleet, config.id), b"", False
-    link = bootstrap.connect(config, lambda: nothing, is_trial=True)
-    link.open()
-    why, end = "no answer", time.monotonic() + _PATIENCE
-    try:
-        while time.monotonic() < end:
-            for event in link.poll(0.2):
-                if isinstance(event, LinkUp):
-                    return "reached", True
-                if isinstance(event, LinkDown):
-                    why = event.why
-        return f"not reached: {why}", False
-    finally:
-        link.close()

@@ -18,14 +18,14 @@ may be repeated after a power cut.
 from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
-from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from edge_sdk.app.cli import CommandResult
-from edge_sdk.commands.arguments import add_config
+from edge_sdk.commands import add_config
 from edge_sdk.config import PARTICIPATIONS, Config
 from edge_sdk.errors import ConfigError
-from edge_sdk.session.certificate_enrolment import Enrolment
+from edge_sdk.protocol.keys import Signer, save_public
+from edge_sdk.protocol.statements import enrolment_statement
 from edge_sdk.session.identity import (
     create_identity,
     has_identity,
@@ -35,22 +35,29 @@ from edge_sdk.session.identity import (
     succession_line,
 )
 from edge_sdk.store.erasure import end_wipe
-from edge_sdk.wire.keys import Signer, save_public
-from edge_sdk.wire.link.x509_expiry import day_of
-from edge_sdk.wire.protocol.enrolment_statement import enrolment_statement
+
+
+class EnrolmentWay(Protocol):
+    """A way to enrol that an extension gives."""
+
+    @staticmethod
+    def add_arguments(parser: ArgumentParser) -> None:
+        """Add the options of this way."""
+
+    @staticmethod
+    def is_wanted(args: Namespace) -> bool:
+        """Return whether the arguments ask for this way."""
+
+    @staticmethod
+    def run(args: Namespace, config: Config) -> CommandResult:
+        """Enrol the device."""
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """Add the configuration, and the options of EST."""
+    """Add the configuration, and the options of other ways to enrol."""
     add_config(parser)
-    add = parser.add_argument
-    add("--otp", default="", metavar="WORD", help="one-time password from the operator")
-    add("--claim", type=Path, metavar="PEM", help="claim certificate and key, instead of --otp")
-    add("--serial", default="", help="serial number of this device (its id)")
-    add("--est-url", default="", metavar="URL", help="EST server (ca.url of the configuration)")
-    text = "authority of the EST server: a PEM file, or sha256: and its digest"
-    add("--ca", default="", metavar="FILE|sha256:HEX", help=text)
-    add("--renew", action="store_true", help="request a new certificate with the identity key")
+    for way in _other_ways():
+        way.add_arguments(parser)
 
 
 def run(args: Namespace) -> CommandResult:
@@ -58,8 +65,9 @@ def run(args: Namespace) -> CommandResult:
     config = Config.load(args.config)
     if not has_identity(config):
         end_wipe(config.state)
-    if args.otp or args.claim or args.renew:
-        return _over_est(args, config)
+    for way in _other_ways():
+        if way.is_wanted(args):
+            return way.run(args, config)
     found = enrol(config)
     further = [enrol(one) for one in config.participants()[1:]]
     made = "created a key" if found["is_new"] else "this device has a key already"
@@ -75,37 +83,12 @@ def run(args: Namespace) -> CommandResult:
     return CommandResult(data, text)
 
 
-def _over_est(args: Namespace, config: Config) -> CommandResult:
-    """Request a certificate from the EST server, and put it in place."""
-    url = args.est_url or config.ca.url
-    if not url.startswith("https://"):
-        raise ConfigError(f"enrol: EST server {url!r}: expected https://… in --est-url or ca.url")
-    if sum(map(bool, (args.otp, args.claim, args.renew))) != 1:
-        raise ConfigError("enrol: expected one of --otp, --claim and --renew")
-    if config.broker.cert_file != config.broker.key_file:
-        raise ConfigError("enrol: expected broker.cert_file and broker.key_file to be one file")
-    found = enrol(config)
-    signer, former = keys_for_request(config)
-    enrolment = Enrolment(config, url, signer, former=former)
-    enrolment.trust(args.ca)
-    issued = enrolment.request(
-        is_renewal=args.renew, password=args.otp, serial=args.serial, claim=args.claim
-    )
-    has_root = enrolment.fetch_root()
-    enrolment.files.install()
-    lines = [
-        f"{enrolment.files.path}: key and certificate of {issued.name}, until {day_of(issued.until)}"
-    ]
-    if has_root:
-        lines.append(f"{config.keys.root}: root public key of the fleet")
-    if not config.ca.url:
-        lines.append(f'to renew it without an operator, add: [ca] url = "{url}"')
-    data = found | {"certificate": str(enrolment.files.path), "until": issued.until}
-    return CommandResult(data, "\n".join(lines))
+def _other_ways() -> list[type[EnrolmentWay]]:
+    return [entry.load("enrolment") for entry in Config.index.having("enrolment")]
 
 
 def enrol(config: Config) -> dict[str, Any]:
-    """Create the device's key if there is none; return what the operator needs.
+    """Create the device's key if there is none; return the data that the operator needs.
 
     Raises:
         ConfigError: The key file exists but is no key, or cannot be written.

@@ -11,11 +11,12 @@ from __future__ import annotations
 
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
 
-from edge_sdk.app.cli import OK, RUNTIME, CommandResult
+from edge_sdk.app.cli import CommandResult
 from edge_sdk.app.heartbeat import age, default_path
 from edge_sdk.app.settings import seconds
-from edge_sdk.commands.arguments import add_config
+from edge_sdk.commands import add_config
 from edge_sdk.config import Config
+from edge_sdk.errors import OK, RUNTIME
 
 
 def add_arguments(parser: ArgumentParser) -> None:

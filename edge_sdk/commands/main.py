@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 
 from edge_sdk.app.cli import CommandLine, subcommand
+from edge_sdk.app.extensions import ExtensionIndex
 
 ABOUT = """\
 Train a forecasting model on this device's own readings, together with its fleet.
@@ -25,29 +26,21 @@ url in [broker].
 exit codes: 0 done · 1 failed · 2 wrong usage or configuration · 3 state needs a newer version · \
 75 try again"""
 
-COMMANDS = {
+CORE = {
     name: subcommand(f"edge_sdk.commands.{name}", summary)
     for name, summary in {
-        "init": "Write a commented configuration of a new device.",
         "run": "Record readings, train, share updates and forecast until SIGTERM.",
         "check": "Check configuration, keys, bundle and sources.",
-        "forecast": "Forecast the next values, or a span of the past.",
-        "backtest": "Score forecasts of this device's own record against naive ones.",
+        "forecast": "Forecast the next values.",
         "health": "Exit with 0 if the agent runs, else with 1.",
         "status": "Show the state of the device.",
-        "budget": "Show the cost of a round, the privacy budget and the resource limits.",
-        "source": "Test one source.",
-        "tap": "Run the OCPP proxy between a charger and its back office.",
         "enrol": "Create this device's signing key.",
-        "rotate": "Replace this device's signing key.",
-        "migrate": "Take readings and privacy ledger along to another fleet.",
-        "wipe": "Erase readings, models and key; the privacy ledger is kept.",
     }.items()
 }
+COMMANDS = CORE | ExtensionIndex("edge_sdk").commands(CORE)
 
 
 def program() -> CommandLine:
-    """Return the command line."""
     return CommandLine("gridfed-edge", ABOUT, COMMANDS, EPILOGUE)
 
 

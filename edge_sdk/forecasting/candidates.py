@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from types import MappingProxyType
-from typing import Final
+from typing import Final, Protocol
 
 import numpy as np
 
-from edge_sdk.forecasting.boosted_model import BoostedModel
+from edge_sdk.app.lean_dataclass import dataclass
 from edge_sdk.forecasting.calendar_features import DAY, Floats, Ints
 from edge_sdk.forecasting.combination import (
     BLEND,
@@ -33,11 +33,10 @@ from edge_sdk.forecasting.forecast import SourceOf, fan, least
 from edge_sdk.forecasting.forecast_choice import ForecastChoice
 from edge_sdk.forecasting.intervals import complete, row_numbers
 from edge_sdk.forecasting.model_monitor import ModelMonitor
-from edge_sdk.forecasting.own_model import OwnModel
-from edge_sdk.forecasting.seasonal_naive import WEEK, rows_of, seasonal_naive
+from edge_sdk.forecasting.own_model import WEEK, OwnModel, fit, rows_of, seasonal_naive
 from edge_sdk.forecasting.windows import ChannelFrame
-from edge_sdk.methods.training_context import Graph
-from edge_sdk.wire.contract.parameter_layout import Vector
+from edge_sdk.methods.training_context import Graph, do_nothing
+from edge_sdk.protocol.contract.parameter_layout import Vector
 
 SOURCES: Final[Mapping[str, SourceOf]] = MappingProxyType(
     {
@@ -63,29 +62,49 @@ MOST = 2048
 """Most windows that are forecast to compare candidates: the newest ones."""
 
 
+Fan = Callable[[Ints], Floats]
+"""Quantiles of a model from origins."""
+
+
+class BoostedCandidate(Protocol):
+    """A wide model of a device with its trees and blend, which an extension fits."""
+
+    def fans(
+        self,
+        frame: ChannelFrame,
+        origins: Ints,
+        levels: Sequence[float],
+        common: Mapping[str, Floats],
+    ) -> Iterable[Floats]:
+        """Forecast from origins with the wide model, the fleet's with trees, and the blend."""
+
+    def refitted(
+        self,
+        frame: ChannelFrame,
+        before: Ints,
+        levels: Sequence[float],
+        fleet: Mapping[str, Fan],
+        turn: Callable[[], None],
+    ) -> BoostedCandidate | None:
+        """Fit another one to some windows; None if they are too few."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class CandidateModels:
-    """The models of a device beside the fleet's.
+    """The models of a device beside the fleet's."""
 
-    Attributes:
-        graph: The bundle's forecast graph.
-        levels: Levels of its quantiles.
-        tuned: Whole vector of the tuned copy; None if there is none.
-        is_tuned: Whether fine-tuning has run: without a copy it found the fleet's model no worse,
-            which then stands for the tuned one.
-        own: Linear model of this device; None if there is none.
-        common: Whole vector of the fleet's solution, where ``p`` is this device's; None elsewhere.
-        boosted: Wide model of this device with its trees and blend; None if there is none.
-        good: Whole vector of the fleet's model when it was last good; None if there is none.
-    """
-
-    graph: Graph
+    graph: Graph  # the bundle's forecast graph
     levels: tuple[float, ...]
-    tuned: Vector | None = None
+    tuned: Vector | None = None  # whole vector of the tuned copy; None if there is none
+    # whether fine-tuning has run: without a copy it found the fleet's model no worse, which then
+    # stands for the tuned one
     is_tuned: bool = False
-    own: OwnModel | None = None
+    own: OwnModel | None = None  # linear model of this device; None if there is none
+    # whole vector of the fleet's solution, where ``p`` is this device's; None elsewhere
     common: Vector | None = None
-    boosted: BoostedModel | None = None
+    # wide model of this device with its trees and blend; None if there is none
+    boosted: BoostedCandidate | None = None
+    # whole vector of the fleet's model when it was last good; None if there is none
     good: Vector | None = None
 
     @property
@@ -107,8 +126,6 @@ class CandidateModels:
         median.
 
         Args:
-            p: Whole vector of the fleet's model.
-            frame: Channels and readings.
             origins: Rows with complete windows.
             names: Candidates to compute; the others are NaN.
         """
@@ -145,7 +162,6 @@ class CandidateModels:
         return found
 
     def _middle(self, name: str, frame: ChannelFrame, origins: Ints) -> Floats | None:
-        """Return the medians of a candidate without quantiles; None for any other."""
         if name == OWN and self.own is not None:
             return self.own.forecast(frame, origins)
         period = {LAST_DAY: DAY, LAST_WEEK: WEEK}.get(name)
@@ -153,6 +169,30 @@ class CandidateModels:
             return None
         rows = rows_of(period, frame.window.step_seconds)
         return seasonal_naive(frame.last, origins, frame.window.horizon, rows)
+
+    def refitted(
+        self,
+        p: Vector,
+        frame: ChannelFrame,
+        before: Ints,
+        turn: Callable[[], None] = do_nothing,
+    ) -> CandidateModels:
+        """Return the candidates with the device's own models fitted to some windows only.
+
+        Args:
+            before: The windows, oldest first.
+            turn: Called every second or so; may raise to stop.
+        """
+
+        def of(vector: Vector) -> Fan:
+            return lambda origins: fan(self.graph, vector, frame, origins, self.levels)
+
+        named = {FLEET: p} if self.common is None else {FLEET: p, COMMON: self.common}
+        fleet = {name: of(vector) for name, vector in named.items()}
+        boosted = None
+        if self.boosted is not None:
+            boosted = self.boosted.refitted(frame, before, self.levels, fleet, turn)
+        return replace(self, own=fit(frame, before), boosted=boosted)
 
     def compared_on(self, p: Vector, frame: ChannelFrame, origins: Ints) -> HeldBackErrors:
         """Return the errors of all candidates on windows that none of them has learned."""
@@ -167,9 +207,7 @@ class CandidateModels:
 
         Args:
             table: Errors so far.
-            upto: Number of the newest row that was compared before.
             p: Whole vector of the fleet's model, which has not learned from these rows.
-            frame: Channels and readings.
         """
         return self._extended(table, p, frame, *new_windows(frame, upto))
 
@@ -188,9 +226,7 @@ class CandidateModels:
         Args:
             monitor: Scores so far.
             choice: What has been served.
-            upto: Number of the newest row that was scored before.
             p: Whole vector of the fleet's model, which has not learned from these rows.
-            frame: Channels and readings.
         """
         origins, truth = new_windows(frame, upto)
         if len(origins):
@@ -217,10 +253,6 @@ class CandidateModels:
 def new_windows(frame: ChannelFrame, upto: int) -> tuple[Ints, Floats]:
     """Return the origins of complete windows with a target after a row number, and the new targets.
 
-    Args:
-        frame: Channels and readings.
-        upto: Number of the newest row that is not new.
-
     Returns:
         Origins ``(n,)``, at most the newest ``MOST`` rows, and truth ``(n, horizon)``: NaN for what
         is not new, and for what has not come yet.
@@ -243,19 +275,13 @@ def target_days(frame: ChannelFrame, origins: Ints) -> Ints:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ServedForecast:
-    """The forecast that a device serves instead of that of the fleet's model.
-
-    Attributes:
-        models: Candidates.
-        choice: The choice between them.
-    """
+    """The forecast that a device serves instead of that of the fleet's model."""
 
     models: CandidateModels
-    choice: ForecastChoice
+    choice: ForecastChoice  # the choice between them
 
     @property
     def source(self) -> SourceOf:
-        """Return the source that a forecast names."""
         return SOURCES[self.choice.name]
 
     @property
@@ -264,11 +290,9 @@ class ServedForecast:
         return dict(self.choice.weights) if self.choice.name == MEAN else {}
 
     def quantiles(self, p: Vector, frame: ChannelFrame, origins: Ints) -> Floats:
-        """Forecast from origins, ``(n, horizon, levels)``; the fleet's where nothing else can.
+        """Forecast from origins, ``(n, horizon, levels)``; with the fleet's model where no other can.
 
         Args:
-            p: Whole vector of the fleet's model.
-            frame: Channels and readings.
             origins: Rows with complete windows.
         """
         fans = self.models.fans(p, frame, origins, {FLEET, *self.choice.used})

@@ -16,14 +16,15 @@ served, and only from the day on which there are weights.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
 from typing import Final
 
 import numpy as np
 
+from edge_sdk.app.lean_dataclass import dataclass
 from edge_sdk.forecasting.calendar_features import Floats, Ints
-from edge_sdk.wire.contract.method import Array
+from edge_sdk.protocol.contract.method import Array
 
 FLEET: Final = "fleet"
 """The model of the run's method, as the device adopted it last."""
@@ -84,9 +85,8 @@ ONE_BLOCK: Final = 6
 def blocks_of(horizon: int) -> tuple[slice, ...]:
     """Return the blocks of steps with a choice of their own, each twice as long as those before it.
 
-    Example:
-        >>> blocks_of(4), [block.stop for block in blocks_of(24)], [b.stop for b in blocks_of(96)]
-        ((slice(0, 4, None),), [1, 3, 7, 24], [1, 3, 7, 15, 31, 96])
+    >>> blocks_of(4), [block.stop for block in blocks_of(24)], [b.stop for b in blocks_of(96)]
+    ((slice(0, 4, None),), [1, 3, 7, 24], [1, 3, 7, 15, 31, 96])
     """
     if horizon < ONE_BLOCK:
         return (slice(0, horizon),)
@@ -98,19 +98,14 @@ def blocks_of(horizon: int) -> tuple[slice, ...]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HeldBackErrors:
-    """Errors of the candidates on held-back values, by day.
+    """Errors of the candidates on held-back values, by day."""
 
-    Attributes:
-        days: Numbers of the days since 1970, rising, ``(n,)``.
-        sums: Sum of the absolute errors, or pinball losses, of each column of ``COLUMNS`` in each
-            block of steps, ``(n, blocks, columns)``; NaN where a candidate had no forecast of some
-            value of that day.
-        counts: Number of values of each day and block, ``(n, blocks)``.
-    """
-
-    days: Ints
+    days: Ints  # numbers of the days since 1970, rising, ``(n,)``
+    # sum of the absolute errors, or pinball losses, of each column of ``COLUMNS`` in each block of
+    # steps, ``(n, blocks, columns)``; NaN where a candidate had no forecast of some value of that
+    # day
     sums: Floats
-    counts: Ints
+    counts: Ints  # number of values of each day and block, ``(n, blocks)``
 
     @classmethod
     def empty(cls, blocks: int = 1) -> HeldBackErrors:
@@ -120,7 +115,6 @@ class HeldBackErrors:
 
     @property
     def blocks(self) -> int:
-        """Return the number of blocks of steps."""
         return int(self.counts.shape[1])
 
     @property
@@ -144,15 +138,11 @@ class HeldBackErrors:
     def from_arrays(
         cls, arrays: Mapping[str, Array], columns: Sequence[str] = COLUMNS
     ) -> HeldBackErrors:
-        """Rebuild from what ``arrays`` returned.
+        """Rebuild from the result of ``arrays``.
 
         Args:
             arrays: Saved arrays; those from before there were blocks have one.
             columns: Names of the saved columns; candidates that are not among them are unknown.
-
-        Raises:
-            KeyError: An array is missing.
-            ValueError: The arrays do not fit each other, or no errors have such values.
         """
         days, sums, counts = arrays["days"], arrays["sums"], arrays["counts"]
         if counts.ndim == 1:
@@ -182,17 +172,15 @@ class HeldBackErrors:
                 none.
             truth: Observed values, ``(n, horizon)``; NaN where none counts.
             days: Day of every value, ``(n, horizon)``.
-            levels: Levels of the quantiles.
 
         Raises:
             ValueError: A horizon of another number of blocks.
 
-        Example:
-            >>> truth, day = np.array([[1.0], [2.0]]), np.array([[7], [8]])
-            >>> seen = np.full((len(CANDIDATES), 2, 1, 1), np.nan)
-            >>> seen[0], seen[-2] = 1.5, truth[:, :, None]
-            >>> HeldBackErrors.empty().extended(seen, truth, day).errors[:, [0, 1, -3]].tolist()
-            [[0.5, nan, 0.0], [0.5, nan, 0.0]]
+        >>> truth, day = np.array([[1.0], [2.0]]), np.array([[7], [8]])
+        >>> seen = np.full((len(CANDIDATES), 2, 1, 1), np.nan)
+        >>> seen[0], seen[-2] = 1.5, truth[:, :, None]
+        >>> HeldBackErrors.empty().extended(seen, truth, day).errors[:, [0, 1, -3]].tolist()
+        [[0.5, nan, 0.0], [0.5, nan, 0.0]]
         """
         spans = blocks_of(truth.shape[1])
         if len(spans) != self.blocks:
@@ -213,12 +201,10 @@ class HeldBackErrors:
         return table
 
     def before(self, day: int) -> HeldBackErrors:
-        """Return the days before one."""
         which = self.days < day
         return HeldBackErrors(self.days[which], self.sums[which], self.counts[which])
 
     def since(self, day: int) -> HeldBackErrors:
-        """Return a day and those after it."""
         which = self.days >= day
         return HeldBackErrors(self.days[which], self.sums[which], self.counts[which])
 
@@ -233,10 +219,6 @@ class HeldBackErrors:
 
         A column is compared if it knows at least so many days. While the comparable columns have
         fewer days than that in common, the one that knows the fewest is left out.
-
-        Args:
-            least: Number of days.
-            names: Columns to compare.
         """
         errors = self.errors
         known = np.isfinite(errors)
@@ -287,11 +269,10 @@ def blended(weights: Mapping[str, float], forecasts: Floats) -> Floats:
     Returns:
         Quantiles, ``(n, horizon, levels)``; NaN where no weighted candidate has a forecast.
 
-    Example:
-        >>> both = np.full((len(CANDIDATES), 1, 1, 1), np.nan)
-        >>> both[CANDIDATES.index("fleet")], both[CANDIDATES.index("own")] = 1.0, 3.0
-        >>> blended({"fleet": 0.5, "own": 0.5}, both).item(), blended({"own": 0.2}, both).item()
-        (2.0, 3.0)
+    >>> both = np.full((len(CANDIDATES), 1, 1, 1), np.nan)
+    >>> both[CANDIDATES.index("fleet")], both[CANDIDATES.index("own")] = 1.0, 3.0
+    >>> blended({"fleet": 0.5, "own": 0.5}, both).item(), blended({"own": 0.2}, both).item()
+    (2.0, 3.0)
     """
     shares = np.array([weights.get(name, 0.0) for name in CANDIDATES])
     known = np.asarray(np.isfinite(forecasts).all(axis=(2, 3)))

@@ -21,13 +21,14 @@ without any calibration.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
+from edge_sdk.app.lean_dataclass import dataclass
 from edge_sdk.forecasting.calendar_features import Floats, Ints
-from edge_sdk.wire.contract.method import Array
+from edge_sdk.protocol.contract.method import Array
 
 REACH = (0.0, 100.0)
 """Bounds of an end's shift in widths: never inwards, and outwards without practical limit."""
@@ -38,26 +39,18 @@ EARLY = 20.0
 
 @dataclass(frozen=True, slots=True)
 class CoverageTarget:
-    """Intended share of misses on either side, and the step of the calibration.
+    """Intended share of misses on either side, and the step of the calibration."""
 
-    Attributes:
-        below: Share of readings that may lie below the interval.
-        above: Share of readings that may lie above it.
-        gain: Approximate number of widths by which a miss moves an end; the first readings move it
-            more.
-        least: Lower bound of all values.
-        narrowest: Smallest width that an interval counts as, in the series' unit: an interval of
-            zero width could not be moved.
-    """
-
-    below: float
-    above: float
+    below: float  # share of readings that may lie below the interval
+    above: float  # share of readings that may lie above it
+    # Approximate number of widths by which a miss moves an end; the first readings move it more
     gain: float = 0.01
-    least: float = -np.inf
+    least: float = -np.inf  # lower bound of all values
+    # smallest width that an interval counts as, in the series' unit: an interval of zero width
+    # could not be moved
     narrowest: float = 1e-6
 
     def __post_init__(self) -> None:
-        """Refuse invalid shares, gain or bounds."""
         if not (0.0 < self.below < 0.5 and 0.0 < self.above < 0.5):
             raise ValueError("miss rates on either side: expected above 0 and below 0.5")
         if not (self.gain > 0.0 and self.narrowest > 0.0):
@@ -87,7 +80,6 @@ class CoverageTarget:
 
     @property
     def coverage(self) -> float:
-        """Return the intended share of readings inside the interval."""
         return 1.0 - self.below - self.above
 
     @property
@@ -98,23 +90,15 @@ class CoverageTarget:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ConformalCalibration:
-    """State of the calibration: how far the ends are moved, and the intervals without readings yet.
+    """State of the calibration: offsets of the ends, and the intervals without readings yet."""
 
-    Attributes:
-        moved: Widths by which the lower end is moved down and the upper one up, ``(horizon, 2)``.
-        upto: Number of the newest row processed: Unix seconds over the step; -1 for none.
-        rows: Numbers of the rows at which the waiting intervals were predicted, ``(k,)``.
-        ends: Those intervals, as served, ``(k, horizon, 2)``.
-        compared: Readings compared with an interval so far, for each step ahead, ``(horizon,)``.
-        missed: Number of them below and above, ``(horizon, 2)``.
-    """
-
+    # widths by which the lower end is moved down and the upper one up, ``(horizon, 2)``
     moved: Floats
-    upto: int
-    rows: Ints
-    ends: NDArray[np.float32]
-    compared: Ints
-    missed: Ints
+    upto: int  # number of the newest row processed: Unix seconds over the step; -1 for none
+    rows: Ints  # numbers of the rows at which the waiting intervals were predicted, ``(k,)``
+    ends: NDArray[np.float32]  # those intervals, as served, ``(k, horizon, 2)``
+    compared: Ints  # readings compared with an interval so far, for each step ahead, ``(horizon,)``
+    missed: Ints  # number of them below and above, ``(horizon, 2)``
 
     @classmethod
     def new(cls, horizon: int) -> ConformalCalibration:
@@ -130,12 +114,10 @@ class ConformalCalibration:
 
     @property
     def horizon(self) -> int:
-        """Return the number of steps of an interval."""
         return len(self.moved)
 
     @property
     def tried(self) -> int:
-        """Return the number of rows whose interval was compared with a reading."""
         return int(self.compared.max(initial=0))
 
     @property
@@ -158,11 +140,7 @@ class ConformalCalibration:
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, Array]) -> ConformalCalibration:
-        """Rebuild from what ``arrays`` returned.
-
-        Raises:
-            KeyError: An array is missing.
-        """
+        """Rebuild from the result of ``arrays``."""
         others = {name: arrays[name] for name in ("moved", "rows", "ends", "missed")}
         return cls(upto=int(arrays["upto"]), compared=arrays["told"], **others)
 
@@ -184,7 +162,7 @@ class ConformalCalibration:
     def after(
         self, row: int, value: float, predicted: Floats | None, aim: CoverageTarget
     ) -> ConformalCalibration:
-        """Process one row: its reading settles older intervals, then its own interval waits.
+        """Process one row: score older intervals with its reading, then store its own interval.
 
         Args:
             row: The row's number; greater than that of any before it.

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import field
+from datetime import UTC, datetime
+from typing import Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
+from edge_sdk.app.lean_dataclass import dataclass
 from edge_sdk.forecasting.calendar_features import DAY, Floats, Ints
 from edge_sdk.forecasting.conformal import ConformalCalibration, CoverageTarget
-from edge_sdk.forecasting.series import STREAMS
-from edge_sdk.forecasting.windows import ChannelFrame
+from edge_sdk.forecasting.series import STREAMS, Series
+from edge_sdk.forecasting.windows import ChannelFrame, filled
 from edge_sdk.methods.training_context import Graph
-from edge_sdk.wire.contract.parameter_layout import Vector
+from edge_sdk.protocol.contract.manifest import Manifest
+from edge_sdk.protocol.contract.parameter_layout import Vector
 
 SourceOf = Literal[
     "model",
@@ -41,45 +46,37 @@ POINT = (0.5,)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Forecast:
-    """One forecast over the horizon.
+    """One forecast over the horizon."""
 
-    Attributes:
-        times: Start of each forecast interval, Unix seconds, shape ``(horizon,)``; before the first
-            reading there is none, and ``times`` and ``values`` are empty.
-        values: The medians, in ``unit``, shape ``(horizon,)``; NaN when the source is ``none``.
-        unit: Unit of the values.
-        source: ``model``; ``without graph``, the model of a split method without the server's
-            graph; ``common model``, the fleet's solution in closed form; ``tuned model``, a copy
-            tuned on this device; ``last good model``, that of an earlier day, after an alarm; ``own
-            model``, one of this device alone; ``trees``, a wider one
-            with trees; ``fleet and trees``, the model with trees of this device; ``blend`` of
-            models, trees and seasons; ``last day`` and ``last week``, the same slots that much
-            earlier; ``weighted mean`` of several of them; ``by step``, a choice for each block of
-            steps; or ``none``.
-        interval: Lower and upper ends, shape ``(horizon, 2)``, where the model predicts quantiles.
-        coverage: Intended share of readings inside the interval; None without an interval.
-        quantiles: The model's quantiles in order, shape ``(horizon, levels)``; not calibrated.
-        levels: Levels of the quantiles, rising.
-        calibrated: Number of earlier readings that calibrated the interval; 0 means uncalibrated.
-        missing: What the model lacked, for people; empty where the model forecast.
-        weights: Weight of each candidate in a ``weighted mean``; empty for any other source.
-    """
-
+    # start of each forecast interval, Unix seconds, shape ``(horizon,)``; before the first reading
+    # there is none, and ``times`` and ``values`` are empty
     times: Ints
+    # the medians, in ``unit``, shape ``(horizon,)``; NaN when the source is ``none``
     values: Floats
     unit: str
+    # ``model``; ``without graph``, the model of a split method without the server's graph; ``common
+    # model``, the fleet's solution in closed form; ``tuned model``, a copy tuned on this device;
+    # ``last good model``, that of an earlier day, after an alarm; ``own model``, one of this device
+    # alone; ``trees``, a wider one with trees; ``fleet and trees``, the model with trees of this
+    # device; ``blend`` of models, trees and seasons; ``last day`` and ``last week``, the same slots
+    # that much earlier; ``weighted mean`` of several of them; ``by step``, a choice for each block
+    # of steps; or ``none``
     source: SourceOf
+    # lower and upper ends, shape ``(horizon, 2)``, where the model predicts quantiles
     interval: Floats | None = None
+    # intended share of readings inside the interval; None without an interval
     coverage: float | None = None
+    # the model's quantiles in order, shape ``(horizon, levels)``; not calibrated
     quantiles: Floats | None = None
-    levels: tuple[float, ...] = POINT
+    levels: tuple[float, ...] = POINT  # levels of the quantiles, rising
+    # number of earlier readings that calibrated the interval; 0 means uncalibrated
     calibrated: int = 0
-    missing: str = ""
+    missing: str = ""  # what the model lacked, for people; empty where the model forecast
+    # weight of each candidate in a ``weighted mean``; empty for any other source
     weights: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def median(self) -> Floats:
-        """Return the values, which are the medians."""
         return self.values
 
 
@@ -98,8 +95,6 @@ def predict(
 
     Args:
         graph: The bundle's forecast graph.
-        p: The whole vector.
-        frame: Channels and scale.
         levels: Levels of the quantiles that the graph predicts.
         held: Calibration of the interval and its intended shares; None leaves the interval
             unchanged.
@@ -126,8 +121,6 @@ def forecast_of(
 
     Args:
         predicted: Quantiles in order, ``(horizon, levels)``.
-        frame: Channels and scale.
-        levels: Their levels.
         held: As for ``predict``.
         source: Name of what predicted them.
     """
@@ -160,8 +153,6 @@ def fan(
 
     Args:
         graph: The bundle's forecast graph: p, x to yhat.
-        p: The whole vector.
-        frame: Channels and scale.
         origins: Rows with complete windows before them.
         levels: Levels of the quantiles, as many as the graph predicts.
         size: Windows in one call of the graph; as many as ``NUMBERS`` allows if left out.
@@ -215,3 +206,183 @@ def _last_day(frame: ChannelFrame) -> tuple[Floats, SourceOf]:
         if np.isfinite(values).all():
             return values, "last day"
     return np.full(horizon, np.nan), "none"
+
+
+SCHEMA = 1
+"""Version of the document of ``IssuedForecast.document``; raised when a key changes its meaning."""
+
+
+@dataclass(frozen=True, slots=True)
+class ForecastQuality:
+    """The candidate that is served, and its error on values that no candidate had learned."""
+
+    candidate: str  # name of the served candidate: ``fleet``, ``tuned``, ``own`` and so on
+    # its held-back error in the unit of the forecast; None before the first comparison
+    error: float | None = None
+    # held-back error of the fleet's model; None before the first comparison
+    fleet_error: float | None = None
+    days: int = 0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class IssuedForecast:
+    """One forecast of one device, as outputs receive it."""
+
+    device: str
+    fleet: str
+    stream: str
+    issued: float | None  # Unix seconds of the issue; None while the device's clock is not set
+    newest: int | None  # start of the newest reading, Unix seconds; None before the first
+    step: int
+    forecast: Forecast  # the values, with their prediction interval
+    bundle: str
+    bundle_version: int
+    run: int  # training run of the model; 0 before the first
+    version: int  # version of the common model; -1 before the first
+    quality: ForecastQuality  # served candidate and its held-back error
+
+    @property
+    def is_available(self) -> bool:
+        return self.forecast.source != "none" and bool(len(self.forecast.times))
+
+    def rows(self) -> list[tuple[int, float | None, float | None, float | None]]:
+        """Return start, value and both ends of the interval of each forecast interval.
+
+        A value that is not known is None, as is an interval that the model does not forecast.
+        """
+        found, ends = self.forecast, self.forecast.interval
+        return [
+            (
+                int(start),
+                _known(found.values[i]),
+                None if ends is None else _known(ends[i][0]),
+                None if ends is None else _known(ends[i][1]),
+            )
+            for i, start in enumerate(found.times)
+        ]
+
+    def document(self) -> dict[str, Any]:
+        found, quality = self.forecast, self.quality
+        return {
+            "schema": SCHEMA,
+            "device": self.device,
+            "fleet": self.fleet,
+            "stream": self.stream,
+            "unit": found.unit,
+            "issued_at": moment(self.issued),
+            "newest_reading": moment(self.newest),
+            "step_seconds": self.step,
+            "source": found.source,
+            "missing": found.missing,
+            "coverage": found.coverage,
+            "calibrated_on": found.calibrated,
+            "model": {
+                "bundle": self.bundle,
+                "bundle_version": self.bundle_version,
+                "run": self.run,
+                "version": self.version,
+            },
+            "quality": {
+                "candidate": quality.candidate,
+                "error": quality.error,
+                "fleet_error": quality.fleet_error,
+                "days": quality.days,
+            },
+            "values": [
+                {"start": moment(start), "value": value, "lower": lower, "upper": upper}
+                for start, value, lower, upper in self.rows()
+            ],
+        }
+
+
+def moment(at: float | None) -> str | None:
+    """Format Unix seconds as ISO 8601 in UTC.
+
+    >>> moment(1_700_000_000), moment(None)
+    ('2023-11-14T22:13:20+00:00', None)
+    """
+    return None if at is None else datetime.fromtimestamp(int(at), UTC).isoformat()
+
+
+def _known(value: float) -> float | None:
+    return float(value) if math.isfinite(value) else None
+
+
+Known = NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class MissingReadings:
+    """The readings that the newest window lacks."""
+
+    streams: tuple[str, ...]  # needed streams without any reading
+    # number of further consecutive readings of the needed streams until the newest window is
+    # complete; 0 if it is
+    rows: int
+    step: int  # seconds of a row
+
+    @property
+    def text(self) -> str:
+        """Return the missing readings as text; empty if the window is complete.
+
+        >>> MissingReadings((), 30, 3600).text
+        '30 more readings without a gap (30 hours)'
+        >>> MissingReadings(("weather.wind_speed",), 12, 900).text
+        'no reading of weather.wind_speed yet; then 12 readings without a gap (3 hours)'
+        """
+        if not self.rows:
+            return ""
+        count = "reading" if self.rows == 1 else "readings"
+        span = f"{_span(self.rows * self.step)}"
+        if self.streams:
+            names = ", ".join(self.streams)
+            return f"no reading of {names} yet; then {self.rows} {count} without a gap ({span})"
+        return f"{self.rows} more {count} without a gap ({span})"
+
+
+def missing_readings(series: Series, manifest: Manifest) -> MissingReadings:
+    """Return the number of readings that complete the newest window, and the streams without any.
+
+    The count assumes that every later slot has a reading of each needed stream. It is the smallest
+    number of rows after which all channels of the last ``lookback`` rows are known.
+    """
+    lookback, step = manifest.window.lookback, manifest.window.step_seconds
+    optional = manifest.optional
+    needed = [f for f in manifest.features if f.name not in optional]
+    shifts = {
+        manifest.target.stream: sorted(
+            {(f.lag_steps or 1) - 1 for f in needed if f.kind in ("target", "lag")}
+        )
+    }
+    shifts |= {f.stream: [0] for f in needed if f.stream is not None}
+    most = lookback + max(max(of) for of in shifts.values())
+    rows = max(_rows_missing(series, name, of, lookback, most) for name, of in shifts.items())
+    absent = [x for x in shifts if not len(series) or not np.isfinite(series.values(x)).any()]
+    return MissingReadings(tuple(absent), rows, step)
+
+
+def _rows_missing(
+    series: Series, stream: str, shifts: Sequence[int], lookback: int, most: int
+) -> int:
+    """Return the first number of added rows after which every shifted window is known."""
+    seen = np.isfinite(filled(series.values(stream))) if len(series) else np.zeros(0, np.bool_)
+    past = np.concatenate([np.zeros(most, np.bool_), seen])[-most:]
+    known = np.concatenate([past, np.ones(most, np.bool_)])
+    holes = np.concatenate([[0], np.cumsum(~known)])
+    ends = most + np.arange(most + 1)  # one past the newest row, with so many added
+    complete = np.ones(most + 1, np.bool_)
+    for shift in shifts:
+        complete &= holes[ends - shift] == holes[ends - shift - lookback]
+    return int(np.flatnonzero(complete)[0])
+
+
+def _span(seconds: float) -> str:
+    """Return a length of time in hours, or in days from two days on.
+
+    >>> _span(5400), _span(176_400)
+    ('1.5 hours', '2.0 days')
+    """
+    if seconds < 2 * 86_400:
+        hours = seconds / 3600
+        return f"{hours:.3g} hour{'' if hours == 1 else 's'}"
+    return f"{seconds / 86_400:.1f} days"

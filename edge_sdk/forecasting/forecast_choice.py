@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
 import numpy as np
 
+from edge_sdk.app.lean_dataclass import dataclass
 from edge_sdk.forecasting.combination import (
     BY_STEP,
     COLUMNS,
@@ -23,21 +24,16 @@ from edge_sdk.forecasting.combination import (
 
 @dataclass(frozen=True, slots=True)
 class ForecastChoice:
-    """A choice between the candidates.
+    """A choice between the candidates."""
 
-    Attributes:
-        name: One of ``COLUMNS``; ``by step`` where blocks of steps differ.
-        weights: Weight of each candidate used; at least 0, with sum 1. Empty for ``by step``.
-        errors: Held-back error of each compared column; empty without enough days. For ``by step``
-            also that of the choice itself.
-        days: Number of held-back days.
-        parts: The choice for each block of steps; empty where there is one choice for all.
-    """
-
-    name: str = FLEET
+    name: str = FLEET  # one of ``COLUMNS``; ``by step`` where blocks of steps differ
+    # weight of each candidate used; at least 0, with sum 1. Empty for ``by step``.
     weights: Mapping[str, float] = field(default_factory=lambda: {FLEET: 1.0})
+    # held-back error of each compared column; empty without enough days. For ``by step`` also that
+    # of the choice itself.
     errors: Mapping[str, float] = field(default_factory=dict)
-    days: int = 0
+    days: int = 0  # number of held-back days
+    # the choice for each block of steps; empty where there is one choice for all
     parts: tuple[ForecastChoice, ...] = ()
 
     @property
@@ -47,7 +43,6 @@ class ForecastChoice:
 
     @property
     def used(self) -> frozenset[str]:
-        """Return the candidates with a weight in any block."""
         return frozenset(name for part in self.by_block for name in part.weights)
 
 
@@ -65,19 +60,16 @@ def choose(
     candidates the fleet's model is chosen.
 
     Args:
-        table: Held-back errors.
-        present: Name of the present choice.
         available: Names that may be chosen now; the last good model is compared only if it is
             among them.
         least: Days that a candidate must know to be compared.
 
-    Example:
-        >>> from edge_sdk.forecasting.combination import CANDIDATES
-        >>> seen = np.full((len(CANDIDATES), 7, 1, 1), np.nan)
-        >>> seen[0], seen[-2] = 2.0, 1.1
-        >>> table = HeldBackErrors.empty().extended(seen, np.ones((7, 1)), np.arange(7)[:, None])
-        >>> choose(table).name, choose(table.before(6)).name
-        ('last day', 'fleet')
+    >>> from edge_sdk.forecasting.combination import CANDIDATES
+    >>> seen = np.full((len(CANDIDATES), 7, 1, 1), np.nan)
+    >>> seen[0], seen[-2] = 2.0, 1.1
+    >>> table = HeldBackErrors.empty().extended(seen, np.ones((7, 1)), np.arange(7)[:, None])
+    >>> choose(table).name, choose(table.before(6)).name
+    ('last day', 'fleet')
     """
     errors, days = table.compared(least, _compared(available)), len(table.days)
     weights = table.inverse_weights(least)
@@ -103,8 +95,6 @@ def choose_by_step(
     """Choose for every block of steps by ``choose``; one choice where they all agree.
 
     Args:
-        table: Held-back errors.
-        before: The present choice.
         available: Names that may be chosen now, as for ``choose``.
         least: Days that a candidate must know to be compared.
     """
@@ -128,7 +118,6 @@ def choose_by_step(
 
 
 def _compared(available: Collection[str]) -> tuple[str, ...]:
-    """Return the columns to compare: every usual one, also those that may not be chosen."""
     return COLUMNS if LAST_GOOD in available else USUAL
 
 

@@ -14,15 +14,16 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
+from edge_sdk.app.lean_dataclass import dataclass
 from edge_sdk.forecasting.calendar_features import Floats, Ints
 from edge_sdk.forecasting.conformal import ConformalCalibration, CoverageTarget, rolled
 from edge_sdk.forecasting.windows import ChannelFrame
-from edge_sdk.wire.contract.method import Array
-from edge_sdk.wire.contract.parameter_layout import Vector
+from edge_sdk.protocol.contract.method import Array
+from edge_sdk.protocol.contract.parameter_layout import Vector
 
 Predict = Callable[[Ints], Floats]
 """Function from origins ``(n,)`` to quantiles ``(n, horizon, levels)``, in the series' unit."""
@@ -30,20 +31,13 @@ Predict = Callable[[Ints], Floats]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SavedCalibration:
-    """A stored calibration, with the model and bundle it belongs to.
+    """A stored calibration, with the model and bundle it belongs to."""
 
-    Attributes:
-        calibration: Calibration up to its newest row.
-        bundle: Digest of the bundle whose quantiles it moves.
-        model: Digest of the vector it was started with.
-        since: Number of the newest row when it was started.
-        aided: Calibration of intervals aided by a server's graph; None before the first.
-    """
-
-    calibration: ConformalCalibration
-    bundle: bytes
-    model: bytes
-    since: int
+    calibration: ConformalCalibration  # calibration up to its newest row
+    bundle: bytes  # digest of the bundle whose quantiles it moves
+    model: bytes  # digest of the vector it was started with
+    since: int  # number of the newest row when it was started
+    # calibration of intervals aided by a server's graph; None before the first
     aided: ConformalCalibration | None = None
 
     def arrays(self) -> dict[str, Array]:
@@ -56,11 +50,7 @@ class SavedCalibration:
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, Array]) -> SavedCalibration:
-        """Rebuild from what ``arrays`` returned.
-
-        Raises:
-            KeyError: An array is missing.
-        """
+        """Rebuild from the result of ``arrays``."""
         bundle, model = (arrays[name].tobytes() for name in ("bundle", "model"))
         more = {n.partition("_")[2]: a for n, a in arrays.items() if n.startswith("aided_")}
         aided = ConformalCalibration.from_arrays(more) if more else None
@@ -71,17 +61,11 @@ class SavedCalibration:
 
 @dataclass(frozen=True, slots=True)
 class IntervalTracker:
-    """Update a device's calibration as rows arrive.
+    """Tracker of a device's calibration, row by row."""
 
-    Attributes:
-        aim: Intended shares of misses.
-        warm: Number of rows it starts with.
-        bundle: Digest of the bundle in use.
-    """
-
-    aim: CoverageTarget
-    warm: int
-    bundle: bytes
+    aim: CoverageTarget  # intended shares of misses
+    warm: int  # number of rows it starts with
+    bundle: bytes  # digest of the bundle in use
 
     def follow(
         self, kept: SavedCalibration | None, frame: ChannelFrame, vector: Vector, predict: Predict
@@ -93,7 +77,6 @@ class IntervalTracker:
         Args:
             kept: Stored calibration; None to start.
             frame: Channels and readings; at least one row.
-            vector: Present model.
             predict: Function that returns its quantiles.
         """
         numbers = row_numbers(frame)
@@ -119,7 +102,6 @@ class IntervalTracker:
         worse: no interval was predicted for a reading that had been learned from.
 
         Args:
-            kept: Stored calibration.
             frame: Channels and readings; at least one row.
             predicted: Quantiles about to be served from the newest row; None if there are none.
         """
@@ -147,13 +129,11 @@ class IntervalTracker:
         return np.asarray(ends[origins - begin])
 
     def _still(self, kept: SavedCalibration | None, numbers: Ints) -> ConformalCalibration | None:
-        """Return the aided calibration of one that is restarted, where it is still valid."""
         if kept is None or kept.aided is None or kept.bundle != self.bundle:
             return None
         return kept.aided if kept.aided.upto <= int(numbers[-1]) else None
 
     def _is_void(self, kept: SavedCalibration, model: bytes, newest: int) -> bool:
-        """Return whether it belongs to another bundle, a wrong clock, or a model that has moved."""
         calibration = kept.calibration
         is_young = calibration.upto - kept.since < self.warm
         return (

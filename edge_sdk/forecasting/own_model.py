@@ -1,26 +1,26 @@
-"""Fit a linear model on one device's own windows, in closed form, without anything of the fleet.
+"""Fit a linear model on one device's own windows, in closed form, independent of the fleet.
 
 Inputs are the changes of the window to its newest value, that value, the other channels' newest
 values, the change since the same slots a day and a week before the target, and the time of day and
 week of the origin. The model is ridge regression of the target's change, re-weighted towards the least
 absolute error; the penalty is the one with the least absolute error on the newest windows, which the
-trial solutions did not use. A fit takes a few passes over the windows and no training steps.
+trial solutions did not use. A fit takes a few passes over the windows and no training steps. Products and
+ridge solutions are computed by numpy's own loops, without a BLAS: that takes tens of megabytes at its
+first product, and ends the process where a limit of memory forbids that.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from edge_sdk.analytic.reweighting import QuantileLoss
+from edge_sdk.app.lean_dataclass import dataclass
 from edge_sdk.forecasting.calendar_features import DAY, Floats, Ints
-from edge_sdk.forecasting.plain_products import outputs_of, product, ridge_solution
-from edge_sdk.forecasting.seasonal_naive import WEEK, rows_of, seasonal_naive
 from edge_sdk.forecasting.windows import ChannelFrame
-from edge_sdk.wire.contract.method import Array
+from edge_sdk.protocol.contract.method import Array
 
 WINDOWS = 2048
 """Most windows of a fit: the newest ones."""
@@ -36,25 +36,20 @@ TAIL = 0.2
 """Share of the windows, the newest ones, that choose the penalty."""
 BLOCK = 64
 """Windows whose inputs are in memory at once in float64."""
+FLOOR = 0.02
+"""Error below which a window's weight no longer rises, in units of the scale."""
 REACH = 6.0
 """Bound of a standardised input."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class OwnModel:
-    """A fitted model.
+    """A fitted model."""
 
-    Attributes:
-        centre: Mean of each input, ``(P,)``.
-        spread: Standard deviation of each input, ``(P,)``.
-        coefficients: Of the standardised inputs and a constant, ``(horizon, P + 1)``.
-        penalty: Chosen penalty per window.
-    """
-
-    centre: Floats
-    spread: Floats
-    coefficients: Floats
-    penalty: float
+    centre: Floats  # mean of each input, ``(P,)``
+    spread: Floats  # standard deviation of each input, ``(P,)``
+    coefficients: Floats  # of the standardised inputs and a constant, ``(horizon, P + 1)``
+    penalty: float  # chosen penalty per window
 
     def arrays(self) -> dict[str, Array]:
         """Return the model as named arrays, to be saved; ``from_arrays`` is the inverse."""
@@ -64,10 +59,9 @@ class OwnModel:
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, Array]) -> OwnModel:
-        """Rebuild from what ``arrays`` returned.
+        """Rebuild from the result of ``arrays``.
 
         Raises:
-            KeyError: An array is missing.
             ValueError: The arrays do not fit each other, or have values that no fit gives.
         """
         centre, spread, found = (arrays[name] for name in ("centre", "spread", "coefficients"))
@@ -104,7 +98,6 @@ def fit(frame: ChannelFrame, origins: Ints) -> OwnModel | None:
     """Fit a model on windows; None if there are fewer than ``FEWEST``.
 
     Args:
-        frame: Channels and readings.
         origins: Windows with observed targets, oldest first.
     """
     origins = origins[-WINDOWS:]
@@ -129,15 +122,20 @@ def fit(frame: ChannelFrame, origins: Ints) -> OwnModel | None:
     weight = penalty * len(design)
     found = ridge_solution(*_sums(design, change), weight)
     for _ in range(PASSES):
-        weights = QuantileLoss().weights(change - _changes(design, found))
+        weights = _weights(change - _changes(design, found))
         for output in range(len(found)):
             sums = _sums(design, change[:, [output]], weights[:, [output]])
             found[output] = ridge_solution(*sums, weight)[0]
     return OwnModel(centre, spread, found, penalty)
 
 
+def _weights(residuals: Floats) -> Floats:
+    """Return weights of mean 1 under which least squares takes a step towards the absolute error."""
+    weights = 0.5 / np.maximum(np.abs(residuals), FLOOR)
+    return np.asarray(weights / np.maximum(weights.mean(axis=0), 1e-300))
+
+
 def _rows(frame: ChannelFrame, origins: Ints) -> tuple[NDArray[np.float32], Floats]:
-    """Return inputs and a constant of the windows where all are known, and their scaled changes."""
     change = (frame.truth(origins) - frame.last[origins, None]) / frame.scale.width
     known = np.asarray(np.isfinite(change).all(axis=1))
     design = np.ones((len(origins), inputs(frame, origins[:1]).shape[1] + 1), np.float32)
@@ -195,3 +193,70 @@ def inputs(frame: ChannelFrame, origins: Ints) -> Floats:
     weekdays = ((times // DAY + 3) % 7)[:, None] == np.arange(6)
     columns = [lags, newest, others, *seasons, *waves, weekdays.astype(np.float64)]
     return np.concatenate(columns, axis=1)
+
+
+Precision = TypeVar("Precision", np.float32, np.float64)
+
+
+def product(left: NDArray[Precision], right: NDArray[Precision]) -> NDArray[Precision]:
+    """Return leftᵀ right, ``(i, j)``, of ``(n, i)`` and ``(n, j)``."""
+    return np.asarray(np.einsum("ni,nj->ij", left, right, optimize=False))
+
+
+def outputs_of(design: NDArray[Precision], coefficients: NDArray[Precision]) -> NDArray[Precision]:
+    """Return design coefficientsᵀ, ``(n, outputs)``, of ``(n, P)`` and ``(outputs, P)``."""
+    return np.asarray(np.einsum("np,hp->nh", design, coefficients, optimize=False))
+
+
+def ridge_solution(gram: Floats, cross: Floats, penalty: float) -> Floats:
+    """Return the solutions of (gram + penalty I) w = cross, ``(outputs, P)``, by Gauss-Jordan steps.
+
+    Args:
+        gram: Symmetric and positive semidefinite, ``(P, P)``.
+        cross: Right-hand sides, ``(outputs, P)``.
+        penalty: Above 0, so that every pivot is.
+
+    >>> ridge_solution(np.array([[2.0]]), np.array([[6.0]]), 1.0).tolist()
+    [[2.0]]
+    """
+    width = len(gram)
+    rows = np.concatenate([gram + penalty * np.eye(width), cross.T], axis=1)
+    for at in range(width):
+        rows[at] /= rows[at, at]
+        factors = rows[:, at].copy()
+        factors[at] = 0.0
+        rows -= factors[:, None] * rows[at]
+    return np.ascontiguousarray(rows[:, width:].T)
+
+
+WEEK = 7 * DAY
+
+
+def seasonal_naive(values: Floats, origins: Ints, horizon: int, period: int) -> Floats:
+    """Return for each origin the values of the newest season that lies wholly before it.
+
+    Args:
+        values: The series, ``(T,)``; NaN where unknown.
+        origins: Rows after which the forecasts begin, ``(n,)``.
+
+    Returns:
+        Forecasts, ``(n, horizon)``; NaN where the season is not known.
+
+    >>> seasonal_naive(np.arange(4.0), np.array([1, 3]), 3, 2)
+    array([[0., 1., 0.],
+           [2., 3., 2.]])
+    >>> seasonal_naive(np.arange(2.0), np.array([0]), 1, 2)
+    array([[nan]])
+    """
+    ahead = np.arange(horizon)
+    rows = np.asarray(origins, np.int64)[:, None] + 1 + ahead - period * (ahead // period + 1)
+    return np.where(rows >= 0, values[np.maximum(rows, 0)], np.nan)
+
+
+def rows_of(period: int, step: int) -> int:
+    """Return the number of rows of a period in seconds; at least one.
+
+    >>> rows_of(DAY, 900), rows_of(DAY, 604_800)
+    (96, 1)
+    """
+    return max(1, period // step)

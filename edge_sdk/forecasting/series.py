@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from enum import IntFlag, StrEnum
 from types import MappingProxyType
 from typing import NamedTuple
@@ -13,7 +12,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from edge_sdk.app.lean_dataclass import dataclass
+
 TWO_YEARS_HOURLY = 2 * 366 * 24
+FARTHEST = 2.0**53  # seconds from 1970: a float has no fractions beyond
 
 
 class Flag(IntFlag):
@@ -30,34 +32,22 @@ _SUSPECT = int(Flag.SUSPECT)  # a plain number: checked for every reading
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """One timestamped measurement.
+    """One timestamped measurement."""
 
-    Attributes:
-        stream: A canonical name, see ``STREAMS``.
-        time: Unix seconds, UTC: the start of the interval for a sum, the moment otherwise.
-        value: Value in the stream's unit.
-        flags: Bits of ``Flag``.
-        seconds: Length of the interval of a sum, where it may be shorter than the grid's step.
-    """
-
-    stream: str
-    time: float
-    value: float
-    flags: int = 0
+    stream: str  # a canonical name, see ``STREAMS``
+    time: float  # Unix seconds, UTC: the start of the interval for a sum, the moment otherwise
+    value: float  # value in the stream's unit
+    flags: int = 0  # bits of ``Flag``
+    # length of the interval of a sum, where it may be shorter than the grid's step
     seconds: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Stream:
-    """Unit and kind of a canonical stream.
-
-    Attributes:
-        unit: Unit of its values.
-        adds: Whether a longer interval's value is the sum of its parts (energy, volume).
-    """
+    """Unit and kind of a canonical stream."""
 
     unit: str
-    adds: bool
+    adds: bool  # whether a longer interval's value is the sum of its parts (energy, volume)
 
 
 STREAMS: Mapping[str, Stream] = MappingProxyType(
@@ -117,17 +107,11 @@ class SeriesRow(NamedTuple):
 
 
 class SeriesColumn(NamedTuple):
-    """Some values of one stream on the grid.
+    """Some values of one stream on the grid."""
 
-    Attributes:
-        stream: Canonical name.
-        slots: Unix seconds // step, int64, ascending, shape ``(n,)``.
-        values: float64, shape ``(n,)``.
-    """
-
-    stream: str
-    slots: NDArray[np.int64]
-    values: NDArray[np.float64]
+    stream: str  # canonical name
+    slots: NDArray[np.int64]  # Unix seconds // step, int64, ascending, shape ``(n,)``
+    values: NDArray[np.float64]  # float64, shape ``(n,)``
 
 
 class Series:
@@ -136,20 +120,18 @@ class Series:
     A slot without a reading is NaN. Readings may arrive late, twice, or in any order.
 
     Args:
-        step: Seconds per slot.
         streams: The streams to keep; all others are counted and dropped.
         capacity: Number of slots kept; the oldest are removed first.
 
-    Example:
-        >>> series = Series(3600, ["elec.import.energy"])
-        >>> for hour, kwh in [(10, 1.0), (12, 3.0), (10, 1.0), (12, 2.5)]:
-        ...     print(series.add(Reading("elec.import.energy", hour * 3600, kwh)))
-        new
-        new
-        again
-        changed
-        >>> series.values("elec.import.energy")
-        array([1. , nan, 2.5])
+    >>> series = Series(3600, ["elec.import.energy"])
+    >>> for hour, kwh in [(10, 1.0), (12, 3.0), (10, 1.0), (12, 2.5)]:
+    ...     print(series.add(Reading("elec.import.energy", hour * 3600, kwh)))
+    new
+    new
+    again
+    changed
+    >>> series.values("elec.import.energy")
+    array([1. , nan, 2.5])
     """
 
     def __init__(
@@ -169,12 +151,10 @@ class Series:
         self._parts: dict[tuple[str, int], dict[float, float]] = {}
 
     def __len__(self) -> int:
-        """Return the number of slots from the oldest to the newest kept reading."""
         return self._end - self._first
 
     @property
     def streams(self) -> tuple[str, ...]:
-        """Return the names of the streams it keeps."""
         return tuple(self._columns)
 
     def times(self) -> NDArray[np.int64]:
@@ -182,11 +162,7 @@ class Series:
         return np.arange(self._first, self._end, dtype=np.int64) * self.step
 
     def values(self, stream: str) -> NDArray[np.float64]:
-        """Copy a stream's values, NaN where nothing was observed, shape ``(len(self),)``.
-
-        Raises:
-            KeyError: The series does not keep this stream.
-        """
+        """Copy a stream's values, NaN where nothing was observed, shape ``(len(self),)``."""
         column = self._columns[stream]
         return column[self._first - self._base : self._end - self._base].copy()
 
@@ -194,7 +170,6 @@ class Series:
         """Merge one reading and return its outcome; never raises for the content of a reading.
 
         Args:
-            reading: Reading to merge.
             latest: Later readings are refused: the device's clock and a tolerance. Without it one
                 timestamp of the year 2099 would remove all other readings.
         """
@@ -214,21 +189,50 @@ class Series:
     def load_columns(self, columns: Iterable[SeriesColumn]) -> None:
         """Load saved readings as ``load`` does, each column in ascending order of time.
 
-        Example:
-            >>> series = Series(3600, ["elec.import.energy"], capacity=3)
-            >>> hours, kwh = np.array([10, 13, 15]), np.array([1.0, 2.0, 3.0])
-            >>> series.load_columns([SeriesColumn("elec.import.energy", hours, kwh)])
-            >>> series.oldest, series.values("elec.import.energy")
-            (13, array([ 2., nan,  3.]))
+        >>> series = Series(3600, ["elec.import.energy"], capacity=3)
+        >>> hours, kwh = np.array([10, 13, 15]), np.array([1.0, 2.0, 3.0])
+        >>> series.load_columns([SeriesColumn("elec.import.energy", hours, kwh)])
+        >>> series.oldest, series.values("elec.import.energy")
+        (13, array([ 2., nan,  3.]))
         """
-        for stream, slots, values in columns:
-            if stream not in self._columns or not len(slots):
+        for column in columns:
+            if column.stream in self._columns and len(column.slots):
+                _, slots, values = self._kept(column)
+                self._columns[column.stream][slots - self._base] = values
+
+    def merge(self, columns: Iterable[SeriesColumn]) -> Counter[ReadingOutcome]:
+        """Merge new readings as ``add`` does, each column in ascending order of time.
+
+        >>> series = Series(3600, ["elec.import.energy"], capacity=3)
+        >>> hours, kwh = np.array([10, 13, 15]), np.array([1.0, 2.0, 3.0])
+        >>> series.merge([SeriesColumn("elec.import.energy", hours, kwh)])
+        Counter({<ReadingOutcome.NEW: 'new'>: 2, <ReadingOutcome.LATE: 'late'>: 1})
+        """
+        found: Counter[ReadingOutcome] = Counter()
+        for column in columns:
+            if column.stream not in self._columns:
+                found[ReadingOutcome.UNUSED] += len(column.slots)
                 continue
-            self._reach(int(slots[-1]))
-            kept = slots >= self.oldest
-            if kept.any():
-                self._reach(int(slots[kept][0]))
-                self._columns[stream][slots[kept] - self._base] = values[kept]
+            stream, slots, values = self._kept(column)
+            before = self._columns[stream][slots - self._base]
+            is_other, new = before != values, int(np.isnan(before).sum())
+            others, written = slots[is_other], values[is_other]
+            self._columns[stream][others - self._base] = written
+            for slot, value in zip(others.tolist(), written.tolist(), strict=True):
+                self._pending[stream, slot] = SeriesRow(stream, slot, value)
+            found[ReadingOutcome.NEW] += new
+            found[ReadingOutcome.CHANGED] += len(others) - new
+            found[ReadingOutcome.AGAIN] += len(slots) - len(others)
+            found[ReadingOutcome.LATE] += len(column.slots) - len(slots)
+        self.counts += found
+        return +found
+
+    def _kept(self, column: SeriesColumn) -> SeriesColumn:
+        self._reach(int(column.slots[-1]))
+        kept = column.slots >= self.oldest
+        if kept.any():
+            self._reach(int(column.slots[kept][0]))
+        return SeriesColumn(column.stream, column.slots[kept], column.values[kept])
 
     @property
     def oldest(self) -> int:
@@ -247,14 +251,13 @@ class Series:
         return self._base + int(seen[-1]) if len(seen) else self.oldest - 1
 
     def observed(self, streams: Iterable[str] | None = None) -> int:
-        """Return how many slots have a reading of every one of these streams; None is all."""
+        """Return the number of slots with a reading of each of these streams; None is all."""
         wanted = self._columns if streams is None else streams
         columns = [self.values(stream) for stream in wanted]
         return int(np.isfinite(columns).all(axis=0).sum()) if len(self) else 0
 
     @property
     def unsaved(self) -> int:
-        """Return the number of pending rows."""
         return len(self._pending)
 
     def pending(self) -> tuple[SeriesRow, ...]:
@@ -274,7 +277,7 @@ class Series:
             return ReadingOutcome.NOT_FINITE
         if reading.flags & _SUSPECT:
             return ReadingOutcome.SUSPECT
-        if reading.time > latest or abs(reading.time) >= 2**53:
+        if reading.time > latest or abs(reading.time) >= FARTHEST:
             return ReadingOutcome.FUTURE
         return None
 
@@ -291,7 +294,6 @@ class Series:
         return self._put(SeriesRow(reading.stream, slot, value, int(reading.flags)))
 
     def _summed(self, reading: Reading, slot: int, wanted: int) -> float | None:
-        """Add up a slot's parts; return None until all have arrived. Few open slots are kept."""
         if wanted == 1:
             return reading.value
         parts = self._parts.setdefault((reading.stream, slot), {})
@@ -331,7 +333,6 @@ class Series:
         return True
 
     def _move(self, room: int) -> None:
-        """Copy the kept slots into arrays with space on the side that grows: copies are rare."""
         used = self._end - self._first
         spare = used // 4
         base = self._first - (spare if self._first < self._base else 0)

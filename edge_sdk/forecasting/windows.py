@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, tzinfo
 from functools import cached_property
 from types import MappingProxyType
@@ -12,11 +12,12 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
+from edge_sdk.app.lean_dataclass import dataclass
 from edge_sdk.errors import ConfigError
 from edge_sdk.forecasting.calendar_features import Floats, Ints, calendar, local_seconds
 from edge_sdk.forecasting.series import Series
 from edge_sdk.methods.training_context import Batch
-from edge_sdk.wire.contract.manifest import Feature, Manifest, Target, Window
+from edge_sdk.protocol.contract.manifest import Feature, Manifest, Target, Window
 
 FILL = 2
 """Number of missing steps over which an input is carried forward; a longer gap masks the window."""
@@ -49,11 +50,9 @@ class Scale:
 
     @property
     def width(self) -> float:
-        """Return the units of the series in one scaled unit."""
         return self.high - self.low
 
     def shrink(self, values: Floats) -> Floats:
-        """Convert values in the series' unit to scaled ones."""
         return (values - self.low) / self.width
 
 
@@ -75,24 +74,16 @@ class ChannelFrame:
 
     Row ``o`` is an *origin* when rows ``o - lookback + 1 .. o`` are complete; its targets are rows
     ``o + 1 .. o + horizon``.
-
-    Attributes:
-        window: Lookback, horizon, step.
-        target: Series that is forecast, and its form.
-        times: Start of each row, Unix seconds, shape ``(T,)``.
-        channels: Scaled inputs, shape ``(T, C)``, float32, NaN where unknown; an optional channel
-            is 0 there, and its mask as well.
-        raw: The target as observed, shape ``(T,)``, NaN in gaps.
-        last: The target carried forward over short gaps, shape ``(T,)``.
-        scale: Scale of the target.
     """
 
-    window: Window
-    target: Target
-    times: Ints
+    window: Window  # lookback, horizon, step
+    target: Target  # series that is forecast, and its form
+    times: Ints  # start of each row, Unix seconds, shape ``(T,)``
+    # scaled inputs, shape ``(T, C)``, float32, NaN where unknown; an optional channel is 0 there,
+    # and its mask as well
     channels: NDArray[np.float32]
-    raw: Floats
-    last: Floats
+    raw: Floats  # the target as observed, shape ``(T,)``, NaN in gaps
+    last: Floats  # the target carried forward over short gaps, shape ``(T,)``
     scale: Scale
 
     @classmethod
@@ -110,7 +101,6 @@ class ChannelFrame:
 
         Args:
             series: On the manifest's step.
-            manifest: Manifest that defines the channels.
             site: Static features by name.
             zone: Time zone for calendar features.
             scale: Scale that was fixed earlier. A model learns on one scale, so a device keeps the
@@ -145,7 +135,6 @@ class ChannelFrame:
         return cls(manifest.window, manifest.target, times, channels, raw, last, scale)
 
     def __len__(self) -> int:
-        """Return the number of rows."""
         return len(self.times)
 
     def without_open_row(self) -> ChannelFrame:
@@ -171,7 +160,6 @@ class ChannelFrame:
         """List the origins whose targets *all* lie in a part.
 
         Args:
-            span: The part.
             observed: Whether to return only windows whose targets were all observed, for training.
             reach_back: Whether inputs may lie before the part (never after it).
 
@@ -252,22 +240,15 @@ class ChannelFrame:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Drawable:
-    """Windows available for training: a frame and its origins.
-
-    Attributes:
-        frame: Channels and targets.
-        origins: Rows to draw from.
-    """
+    """Windows available for training: a frame and its origins."""
 
     frame: ChannelFrame
     origins: Ints
 
     def __len__(self) -> int:
-        """Return the number of windows."""
         return len(self.origins)
 
     def select(self, origins: Ints) -> Batch:
-        """Gather the windows at these origins."""
         return Batch(self.frame.inputs(origins), self.frame.targets(origins))
 
     def draw(self, rng: np.random.Generator, size: int) -> Batch:
@@ -302,7 +283,6 @@ def _scale_of(target: Target, raw: Floats, span: Span) -> Scale:
 
 
 def _check_site(features: Sequence[Feature], site: Mapping[str, float]) -> None:
-    """Refuse a site without a static feature that is not optional."""
     optional = {feature.of for feature in features}
     for feature in features:
         if feature.kind == "static" and feature.name not in (*site, *optional):
@@ -336,7 +316,6 @@ def _column(
 
 
 def _ahead(feature: Feature, series: Series, recorded: Floats) -> Floats:
-    """Return the value that each row's later row was announced to have, or has by its record."""
     steps, announced = feature.lead_steps or 0, feature.lead_stream
     later = np.concatenate([recorded[steps:], np.full(min(steps, len(recorded)), np.nan)])
     if announced not in series.streams:
@@ -346,12 +325,10 @@ def _ahead(feature: Feature, series: Series, recorded: Floats) -> Floats:
 
 
 def _persisted(values: Floats, feature: Feature, series: Series) -> Floats:
-    """Replace unknown later values by the newest recorded one: the weather as it was."""
     recorded = filled(series.values(str(feature.stream)), len(values))
     latest = (recorded - feature.low) / (feature.high - feature.low)
     return np.where(np.isfinite(values), values, latest)
 
 
 def _lagged(values: Floats, rows: int) -> Floats:
-    """Shift values later by some rows: the first ones are unknown."""
     return np.concatenate([np.full(min(rows, len(values)), np.nan), values])[: len(values)]

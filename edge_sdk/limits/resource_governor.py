@@ -6,24 +6,30 @@ known and nothing is held back.
 
 from __future__ import annotations
 
+import ctypes
 import os
 import threading
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from pathlib import Path
 
-from edge_sdk.limits.daily_quota import DailyQuota
-from edge_sdk.limits.resource_limits import LimitsSection, MachineState, held_by, limits_of
+from edge_sdk.limits import (
+    DailyQuota,
+    LimitsSection,
+    MachineState,
+    held_by,
+    limits_of,
+)
 
 _LOOK_EVERY = 10.0  # seconds between two observations of the machine
 _SPENT_PATIENCE = 3600.0  # wait of readings in seconds once the daily flash quota is used
 _SUPPLIES = Path("/sys/class/power_supply")
 _IO = Path("/proc/self/io")
 _NONE = DailyQuota()
-_STACK = 2**20  # bytes of a thread: the system's 8 MiB count as data, used or not
 
 
 class ResourceGovernor:
-    """Enforces the limits of a device. ``held`` names the one that forbids training now."""
+    """Enforces the limits of a device. ``held`` names the limit that forbids training now."""
 
     def __init__(
         self,
@@ -37,7 +43,6 @@ class ResourceGovernor:
         """Continue from the counters of the previous process.
 
         Args:
-            section: Configuration section.
             used: Bytes written, with their day.
             woken: Milliseconds awake, with their day.
             now: Monotonic seconds.
@@ -58,7 +63,6 @@ class ResourceGovernor:
         self._others = tuple(others)
 
     def _woken(self, wake: DailyQuota) -> DailyQuota:
-        """Return the day's wake time of all participations."""
         return wake.with_others(other.wake for other in self._others)
 
     def look(self, now: float, wall: float, server: int | None) -> str:
@@ -87,7 +91,6 @@ class ResourceGovernor:
         Args:
             now: Monotonic seconds.
             server: Server time in Unix milliseconds, if known.
-            awake: True if it was.
         """
         if awake:
             self.wake = self.wake.use(round(1000 * max(0.0, now - self._last_call)), server)
@@ -154,7 +157,6 @@ def limit_memory(data: int | None) -> None:
     """Limit the data segment of this process to so many bytes (``RLIMIT_DATA``)."""
     if data is None:
         return
-    threading.stack_size(_STACK)
     import resource  # noqa: PLC0415 - not on every platform
 
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
@@ -162,8 +164,56 @@ def limit_memory(data: int | None) -> None:
     resource.setrlimit(resource.RLIMIT_DATA, (within, hard))
 
 
+_SHORT = ("cannot allocate memory", "failed to map segment", "bad_alloc", "unable to allocate")
+"""Texts of libraries in place of ``MemoryError``."""
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return whether an error, of whatever kind, says that there is too little memory.
+
+    >>> is_out_of_memory(ImportError("x.so: failed to map segment from shared object"))
+    True
+    >>> is_out_of_memory(ImportError("No module named 'x'"))
+    False
+    """
+    return isinstance(error, MemoryError) or any(one in str(error).lower() for one in _SHORT)
+
+
 def peak_kib() -> int:
     """Return the peak resident memory of this process, in KiB."""
     import resource  # noqa: PLC0415 - not on every platform
 
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+
+_STACK = 512 * 1024  # bytes of a thread's stack; the system's 8 MiB count as data, used or not
+_NATIVE_STACK = 2 * _STACK  # of a thread that a library starts, for instance onnxruntime
+_ATTRIBUTES = 256  # bytes, more than a pthread_attr_t has
+
+
+def spare_native_memory() -> None:
+    """Make later threads' stacks small, and let OpenBLAS use one buffer; changes no result."""
+    threading.stack_size(_STACK)
+    with suppress(OSError, AttributeError):  # glibc only; others have small stacks by default
+        libc, attributes = ctypes.CDLL(None), ctypes.create_string_buffer(_ATTRIBUTES)
+        libc.pthread_getattr_default_np(attributes)
+        libc.pthread_attr_setstacksize(attributes, ctypes.c_size_t(_NATIVE_STACK))
+        libc.pthread_setattr_default_np(attributes)
+    _release_blas_buffer()
+
+
+def _release_blas_buffer() -> None:
+    """Let OpenBLAS release the buffer of its thread, 32 MiB on x86-64, before the first product.
+
+    It maps one when it is loaded and a second one at the first product, of the same thread. Before a
+    fork it gives its threads and their buffers back; with one thread it never takes them again, and
+    the product finds the first buffer free. A child that ends at once is enough.
+    """
+    is_alone = threading.active_count() == 1 and hasattr(os, "fork")
+    if not is_alone or os.environ.get("OPENBLAS_NUM_THREADS") != "1":
+        return
+    with suppress(OSError):  # no memory for a copy, or a limit of processes: nothing is released
+        child = os.fork()
+        if child == 0:
+            os._exit(0)
+        os.waitpid(child, 0)

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
+from numpy.random.bit_generator import ISeedSequence
 from numpy.typing import NDArray
 
+from edge_sdk.app.lean_dataclass import dataclass
+from edge_sdk.protocol.contract.method import Array
+from edge_sdk.protocol.contract.parameter_layout import ParamSpec, Vector
 from edge_sdk.runtime import GraphError
-from edge_sdk.wire.contract.method import Array
-from edge_sdk.wire.contract.parameter_layout import ParamSpec, Vector
 
 _NONE = np.zeros(0, np.float32)
 
@@ -21,75 +23,13 @@ Graph = Callable[..., tuple[Array, ...]]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Batch:
-    """Some windows as arrays, scaled.
+    """Some windows as arrays, scaled."""
 
-    Attributes:
-        x: Inputs, shape ``(B, lookback, channels)``, float32.
-        y: Targets, shape ``(B, horizon)``, float32.
-    """
-
-    x: NDArray[np.float32]
-    y: NDArray[np.float32]
+    x: NDArray[np.float32]  # inputs, shape ``(B, lookback, channels)``, float32
+    y: NDArray[np.float32]  # targets, shape ``(B, horizon)``, float32
 
     def __len__(self) -> int:
-        """Return the number of windows."""
         return len(self.x)
-
-
-class TrainingContext(Protocol):
-    """Data and graphs that a half may use; between two batches the shell gets a turn.
-
-    The shell may raise in that turn (a newer task, shutdown). A half is pure, so its state is then
-    unchanged.
-    """
-
-    @property
-    def client(self) -> str:
-        """Return the id of this device."""
-
-    @property
-    def spec(self) -> ParamSpec:
-        """Return the layout of the vector, with the run's shared layers marked."""
-
-    @property
-    def count(self) -> int:
-        """Return the number of windows available for training now; 0 without any."""
-
-    def batches(self, steps: int, of_round: int, *, fresh: bool) -> Iterator[Batch]:
-        """Yield ``steps`` minibatches; none at all without windows.
-
-        The draw depends on run, device and round only: a second call for the same round gives the
-        same batches. ``fresh`` draws a new one for each step; otherwise one is drawn and repeated.
-        """
-
-    def run(self, graph: str, **feeds: Array) -> tuple[Array, ...]:
-        """Run a graph of the bundle by its name."""
-
-    def judged(self, p: Vector) -> float | None:
-        """Return a whole vector's mean loss on held-back windows; None without any.
-
-        It is a measured number without noise: a half uses it for local decisions, and reports it
-        only under a name that its contract declares as measured.
-        """
-
-    def span(self, *, held: bool = False) -> tuple[int, int] | None:
-        """Return the numbers of the first and last window for training; None without any.
-
-        A window's number is the start of its last row in Unix seconds over the step: the same for
-        all devices at the same time. ``held`` selects held-back windows instead.
-        """
-
-    def named(self, ids: Array, *, held: bool = False) -> tuple[NDArray[np.bool_], Batch]:
-        """Return which windows of these numbers are available for training, and those, in order.
-
-        ``held`` selects held-back windows instead.
-        """
-
-    def newest(self) -> tuple[int, NDArray[np.float32]] | None:
-        """Return the newest window as it may be sent: its number, and ``(1, lookback, channels)``.
-
-        None while the readings do not reach far enough back, or are not available for training.
-        """
 
 
 class Windows(Protocol):
@@ -113,7 +53,7 @@ class NumberedWindows(Windows, Protocol):
 
 
 def do_nothing() -> None:
-    """Do nothing: the turn of a shell without other work."""
+    """Do nothing: a shell without other work."""
 
 
 def no_held_back() -> None:
@@ -131,41 +71,41 @@ def no_loss(_p: Vector) -> float | None:
 
 
 @dataclass(frozen=True, slots=True)
-class ShellContext:
-    """Default ``TrainingContext`` of every shell: windows, graphs and keyed randomness.
+class TrainingContext:
+    """Windows and graphs that a half may use, and keyed randomness; between two batches the shell gets a turn.
 
-    Attributes:
-        client: This device's id.
-        spec: The layout of its vector.
-        graphs: The bundle's graphs by name.
-        windows: Function that returns the windows for training; called anew after new readings.
-        size: Windows in a minibatch.
-        key: ``(purpose, round) -> Generator``, e.g. ``partial(keyed, run, device)`` of
-            ``edge_sdk.training.keyed_rng``.
-        turn: Called between two batches; may raise to stop the training.
-        judge: Function for a whole vector's loss on held-back windows, or None.
-        latest: Function for the newest window as it may be sent, or None.
-        held: Function for the held-back windows; None without any.
+    The shell may raise in that turn (a newer task, shutdown). A half is pure, so its state is then
+    unchanged.
     """
 
-    client: str
-    spec: ParamSpec
-    graphs: Mapping[str, Graph]
+    client: str  # this device's id
+    spec: ParamSpec  # the layout of its vector, with the run's shared layers marked
+    graphs: Mapping[str, Graph]  # the bundle's graphs by name
+    # function that returns the windows for training; called anew after new readings
     windows: Callable[[], Any]  # Windows, or NumberedWindows where a half selects by number
-    size: int
+    size: int  # windows in a minibatch
+    # ``(purpose, round) -> Generator``, e.g. ``partial(keyed, run, device)``
     key: Callable[[str, int], np.random.Generator]
+    # called between two batches; may raise to stop the training
     turn: Callable[[], None] = do_nothing
+    # function for a whole vector's loss on held-back windows, or None
     judge: Callable[[Vector], float | None] = no_loss
+    # function for the newest window as it may be sent, or None
     latest: Callable[[], tuple[int, NDArray[np.float32]] | None] = no_newest
+    # function for the held-back windows; None without any
     held: Callable[[], Any] = no_held_back  # NumberedWindows, or None
 
     @property
     def count(self) -> int:
-        """Return the number of windows available for training."""
+        """Return the number of windows available for training now; 0 without any."""
         return len(self.windows())
 
     def batches(self, steps: int, of_round: int, *, fresh: bool) -> Iterator[Batch]:
-        """Yield this round's minibatches, giving the shell a turn between two."""
+        """Yield ``steps`` minibatches, with a turn of the shell between two; none without windows.
+
+        The draw depends on run, device and round only: a second call for the same round gives the
+        same batches. ``fresh`` draws a new one for each step; otherwise one is drawn and repeated.
+        """
         windows: Windows = self.windows()
         if not len(windows):
             return
@@ -189,21 +129,67 @@ class ShellContext:
         return self.graphs[graph](**feeds)
 
     def judged(self, p: Vector) -> float | None:
-        """Return a whole vector's mean loss on held-back windows; None without any."""
+        """Return a whole vector's mean loss on held-back windows; None without any.
+
+        It is a measured number without noise: a half uses it for local decisions, and reports it
+        only under a name that its contract declares as measured.
+        """
         return self.judge(p)
 
     def span(self, *, held: bool = False) -> tuple[int, int] | None:
-        """Return the numbers of the first and last window for training; None without any."""
+        """Return the numbers of the first and last window for training; None without any.
+
+        A window's number is the start of its last row in Unix seconds over the step: the same for
+        all devices at the same time. ``held`` selects held-back windows instead.
+        """
         windows: NumberedWindows | None = self.held() if held else self.windows()
         return None if windows is None else windows.span()
 
     def named(self, ids: Array, *, held: bool = False) -> tuple[NDArray[np.bool_], Batch]:
-        """Return which windows of these numbers are available for training, and those, in order."""
+        """Return whether each of these windows is available for training, and the available ones, in order.
+
+        ``held`` selects held-back windows instead.
+        """
         windows: NumberedWindows | None = self.held() if held else self.windows()
         if windows is None:
             return np.zeros(len(ids), np.bool_), Batch(_NONE, _NONE)
         return windows.named(ids)
 
     def newest(self) -> tuple[int, NDArray[np.float32]] | None:
-        """Return the newest window as it may be sent, and its number."""
+        """Return the newest window after noise: its number, and ``(1, lookback, channels)``.
+
+        None while the readings do not reach far enough back, or are not available for training.
+        """
         return self.latest()
+
+
+class _Key(ISeedSequence):
+    """A seed that is the generator's key itself.
+
+    ``Philox(key=...)`` draws a seed from the operating system before it takes the key, which is
+    three quarters of its time; a seed sequence that has the key's words gives the same generator.
+    """
+
+    def __init__(self, words: NDArray[np.uint64]) -> None:
+        self._words = words
+
+    def generate_state(self, n_words: int, dtype: object = np.uint32) -> NDArray[np.uint64]:
+        """Return the key; Philox asks for its two words."""
+        del n_words, dtype
+        return self._words
+
+
+def keyed(run: int, device: str, purpose: str, of_round: int) -> np.random.Generator:
+    """Return a counter-based generator (Philox) for one purpose of one round.
+
+    Never for privacy noise: anyone who has the four key parts can draw the same numbers.
+
+    >>> first, again = (keyed(1, "meter-1", "batch", 7).random() for _ in range(2))
+    >>> first == again, first == keyed(1, "meter-1", "batch", 8).random()
+    (True, False)
+    """
+    text = "\0".join(("gridfed/1/draw", str(run), device, purpose, str(of_round)))
+    digest = hashlib.sha256(text.encode()).digest()
+    words = np.frombuffer(digest[15::-1], "<u8")  # of the first 16 bytes as one big-endian number
+    philox = np.random.Philox(_Key(words))  # type: ignore[arg-type]  # the stub lacks the interface
+    return np.random.Generator(philox)

@@ -1,138 +1,213 @@
-"""Write forecasts, and the agent's metrics, to files, HTTP and MQTT; none of them can stop the agent."""
+"""Issue forecasts, and pass them and the agent's state to outputs; none of them can stop the agent."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from functools import partial
-from pathlib import Path
-from typing import Any
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import field
+from types import MappingProxyType
+from typing import Any, Generic, NamedTuple, Protocol, Self, TypeVar
 
-from edge_sdk.app.settings import from_table, seconds
-from edge_sdk.errors import ConfigError
-from edge_sdk.outputs.base import AgentReport, OutputSink
-from edge_sdk.outputs.file import FileSink
-from edge_sdk.outputs.fleet import FleetOutput
-from edge_sdk.outputs.mqtt import MqttTopics, open_mqtt
-from edge_sdk.outputs.sections import (
-    FileOutputSection,
-    FleetOutputSection,
-    HttpOutputSection,
-    MqttOutputSection,
-    OutputSection,
+from edge_sdk.app.cli import fields
+from edge_sdk.app.extensions import ExtensionIndex, PluginRegistry
+from edge_sdk.app.lean_dataclass import dataclass
+from edge_sdk.app.settings import from_table
+from edge_sdk.errors import ConfigError, StoreFull
+from edge_sdk.forecasting.forecast import IssuedForecast
+from edge_sdk.protocol.messages import ProtocolMessage
+from edge_sdk.runtime import GraphError
+
+logger = logging.getLogger(__name__)
+
+_STATUS_EVERY = 15.0  # seconds between two reports of the agent's state
+_FAREWELL = 5.0  # seconds for all outputs to end; a service manager allows some twenty
+_UNUSABLE = (
+    GraphError,
+    StoreFull,
+    MemoryError,
+    ValueError,
+    ArithmeticError,
+    LookupError,
+    TypeError,
 )
-from edge_sdk.outputs.threaded_output import ThreadedOutput
-from edge_sdk.wire.errors import LinkError
-from edge_sdk.wire.link.broker_options import Broker
-
-__all__ = [
-    "FLEET",
-    "OUTPUTS",
-    "AgentReport",
-    "FleetOutput",
-    "OutputSink",
-    "ThreadedOutput",
-    "open_output",
-]
+"""Errors of a forecast that leave everything else of the agent usable."""
 
 
-def _file(section: FileOutputSection, where: str, device: str) -> Callable[[], OutputSink]:
-    del where, device
-    return partial(
-        FileSink,
-        section.path,
-        section.format,
-        section.mode == "append",
-        section.max_bytes,
-        section.keep,
-    )
+@dataclass(frozen=True, slots=True, eq=False)
+class AgentReport:
+    """The newest forecast of a device, and the state of its agent."""
+
+    issued: IssuedForecast
+    # state of the client, as ``Client.status`` returns it
+    status: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
+    # state of every continuous source, as ``LiveSource.health`` returns it
+    sources: tuple[Mapping[str, Any], ...] = ()
+    outputs: tuple[Mapping[str, Any], ...] = ()
 
 
-def _http(section: HttpOutputSection, where: str, device: str) -> Callable[[], OutputSink]:
-    del where, device
-    from edge_sdk.outputs.http import HttpSink  # noqa: PLC0415 - http.server: only where it serves
+class ForecastingClient(Protocol):
+    """The part of ``Client`` that an issuer uses."""
 
-    return partial(HttpSink, *section.address)
+    @property
+    def now(self) -> float:
+        """Seconds of the monotonic clock."""
 
+    def forecast_marks(self) -> tuple[object, ...]:
+        """Return the inputs of a forecast; a new one is due when any of them changes."""
 
-def _mqtt(section: MqttOutputSection, where: str, device: str) -> Callable[[], OutputSink]:
-    try:
-        broker = Broker(
-            url=section.url,
-            client_id=f"gridfed-forecast-{device}",
-            ca_file=section.ca_file,
-            cert_file=section.cert_file,
-            key_file=section.key_file,
-            protocol=section.protocol,
-            username=section.username or None,
-            password=_password(section.password_file, where),
-            session_expiry=0,
-            reconnect_max=60.0,
-            insecure=section.insecure,
-        )
-    except LinkError as error:
-        raise ConfigError(f"{where}: {error}") from error
-    topics = MqttTopics.of(device, section.topic, section.discovery)
-    return partial(open_mqtt, broker, topics)
+    def issue(self) -> IssuedForecast:
+        """Forecast, with origin, issue time, model version and quality."""
+
+    def status(self) -> dict[str, Any]:
+        """Return the client's state."""
+
+    def send_forecast(self, forecast: ProtocolMessage) -> bool:
+        """Send a forecast to the fleet; return False if nothing may be sent now."""
 
 
-def _password(path: Path | None, where: str) -> str | None:
-    """Return the first line of a file.
+class OutputPlace(NamedTuple):
+    """Place of an output in a configuration."""
 
-    Raises:
-        ConfigError: It cannot be read.
-    """
-    if path is None:
-        return None
-    try:
-        return path.read_text("utf-8").partition("\n")[0]
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{where}.password_file: cannot read {str(path)!r}: {error}") from error
+    number: int
+    device: str  # id of the participation that forecasts
+    is_private: bool  # whether a privacy mechanism is configured
+
+    @property
+    def where(self) -> str:
+        """Name of its section in messages."""
+        return f"output[{self.number}]"
 
 
-_Maker = Callable[[Any, str, str], Callable[[], OutputSink]]
+class Output(Protocol):
+    """A receiver of reports. No method raises or waits for the outside."""
 
-OUTPUTS: Mapping[str, tuple[type[OutputSection], _Maker]] = {
-    "file": (FileOutputSection, _file),
-    "http": (HttpOutputSection, _http),
-    "mqtt": (MqttOutputSection, _mqtt),
-}
-"""Section and maker of every type of output with a thread of its own."""
+    name: str  # number and type, for the log
+    interval: float  # shortest time between two forecasts, in seconds
 
-FLEET = "fleet"
-"""Type of the output that the client itself sends."""
+    def start(self, client: ForecastingClient) -> None:
+        """Begin to write."""
+
+    def submit(self, report: AgentReport, *, is_new: bool) -> None:
+        """Pass a report on; ``is_new`` if its forecast is new."""
+
+    def health(self) -> dict[str, Any]:
+        """Return the state of the output, without any value."""
+
+    def stop(self) -> None:
+        """Begin to end."""
+
+    def close(self, patience: float) -> None:
+        """Wait for the end, for so many seconds at most."""
+
+
+S = TypeVar("S")
+
+
+@dataclass(frozen=True, slots=True)
+class OutputType(Generic[S]):
+    """One type of output: the class of its section, and the function that creates it."""
+
+    section: type[S]
+    open: Callable[[S, OutputPlace], Output]
+
+
+OUTPUTS: PluginRegistry[OutputType[Any]] = PluginRegistry(
+    {}, "gridfed.outputs", listed=ExtensionIndex("edge_sdk").loaders("outputs")
+)
+"""Types of outputs of a configuration: ``[[output]] type = "file"``."""
 
 
 def open_output(
     section: Mapping[str, Any], number: int, device: str, *, is_private: bool = False
-) -> ThreadedOutput | FleetOutput:
+) -> Output:
     """Create one configured output; nothing of it is opened yet.
 
     Args:
         section: ``[[output]]`` section of the configuration, with absolute paths.
-        number: Its number, for messages.
-        device: Id of the device.
-        is_private: True if a privacy mechanism is configured.
 
     Raises:
         Failure: An unknown type, or invalid keys.
     """
-    where, kind = f"output[{number}]", str(section.get("type", ""))
-    if kind == FLEET:
-        return _fleet(from_table(FleetOutputSection, section, where), number, is_private=is_private)
+    place, kind = OutputPlace(number, device, is_private), str(section.get("type", ""))
     if kind not in OUTPUTS:
-        known = ", ".join((*OUTPUTS, FLEET))
-        raise ConfigError(f"{where}.type: unknown {kind!r}; known: {known}")
-    cls, maker = OUTPUTS[kind]
-    settings = from_table(cls, section, where)
-    make = maker(settings, where, device)
-    return ThreadedOutput(f"{number} {kind}", seconds(settings.interval), make)
+        known = ", ".join(OUTPUTS)
+        raise ConfigError(f"{place.where}.type: unknown {kind!r}; known: {known}")
+    found = OUTPUTS[kind]
+    return found.open(from_table(found.section, section, place.where), place)
 
 
-def _fleet(section: FleetOutputSection, number: int, *, is_private: bool) -> FleetOutput:
-    if is_private and not section.uncovered:
-        raise ConfigError(
-            f"output[{number}]: a forecast is computed from readings without noise, so sending it voids the "
-            "claim of [privacy]",
-            hint="remove the output, or set uncovered = true",
-        )
-    return FleetOutput(f"{number} {FLEET}", seconds(section.interval))
+class ForecastIssuer:
+    """Issues a forecast when a reading, a model or the served candidate is new.
+
+    Args:
+        outputs: Outputs, not started yet.
+        sources: Returns the state of the continuous sources.
+    """
+
+    def __init__(
+        self,
+        outputs: Sequence[Output],
+        client: ForecastingClient,
+        sources: Callable[[], Sequence[Mapping[str, Any]]] = tuple,
+    ) -> None:
+        self._outputs, self._client, self._sources = outputs, client, sources
+        self._marks: tuple[object, ...] | None = None
+        self._is_stale = True
+        self._issued: IssuedForecast | None = None
+        self._pending: set[str] = set()
+        self._not_before: dict[str, float] = {}
+        self._stated = -float("inf")
+        self._failing = ""
+
+    def turn(self) -> None:
+        """Issue a forecast if one is due; report the agent's state now and then. Never raises."""
+        if not self._outputs:
+            return
+        now, marks = self._client.now, self._client.forecast_marks()
+        if marks != self._marks:
+            self._marks, self._is_stale = marks, True
+            self._pending = {output.name for output in self._outputs}
+        ready = {name for name in self._pending if self._not_before.get(name, now) <= now}
+        if ready and self._is_stale:
+            self._issue()
+            self._is_stale = False
+        if self._issued is None or not (ready or now - self._stated >= _STATUS_EVERY):
+            return
+        self._stated = now
+        self._report(self._issued, ready)
+        self._pending -= ready
+        self._not_before |= {x.name: now + x.interval for x in self._outputs if x.name in ready}
+
+    def _report(self, issued: IssuedForecast, ready: set[str]) -> None:
+        sources, outputs = tuple(self._sources()), tuple(self.health())
+        report = AgentReport(issued, self._client.status(), sources, outputs)
+        for output in self._outputs:
+            output.submit(report, is_new=output.name in ready)
+
+    def health(self) -> list[dict[str, Any]]:
+        return [output.health() for output in self._outputs]
+
+    def _issue(self) -> None:
+        try:
+            self._issued = self._client.issue()
+        except _UNUSABLE as error:
+            why = str(error) or type(error).__name__
+            if why != self._failing:
+                self._failing = why
+                logger.warning("forecast not issued %s", fields(why=why))
+        else:
+            self._failing = ""
+
+    def __enter__(self) -> Self:
+        for output in self._outputs:
+            output.start(self._client)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Write the last forecast, and stop every output, within a few seconds for all together."""
+        for output in self._outputs:
+            output.stop()
+        end = time.monotonic() + _FAREWELL
+        for output in self._outputs:
+            output.close(max(0.0, end - time.monotonic()))

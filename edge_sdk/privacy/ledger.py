@@ -10,14 +10,13 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
+from edge_sdk.app.lean_dataclass import dataclass
 from edge_sdk.errors import EdgeError
-from edge_sdk.privacy.analytic_gaussian import epsilon_of
-from edge_sdk.privacy.event import PrivacyCharge
-from edge_sdk.privacy.pure_dp import advanced_composition
+from edge_sdk.privacy.noise import epsilon_of
 
 COARSER: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {"reading": ("day", "device"), "window": ("device",), "day": ("device",), "device": ()}
@@ -27,11 +26,50 @@ COARSER: Mapping[str, tuple[str, ...]] = MappingProxyType(
 SUMMED_UNITS = frozenset({"day", "device"})
 """Units whose losses add up over bundles with different grids and windows."""
 
+UNCOUNTED = (
+    "releases may have left that are not counted: gridfed-edge budget CONFIG says what to do"
+)
+"""Reason for which nothing is released where both counts of the releases are lost."""
+
 UNKNOWN = "the releases of another participation are not known before its first welcome"
 """Reason for which nothing is released where a budget is shared with a new store."""
 
 GAUSSIAN = frozenset({"gaussian"})
 _MOST = 1_000_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class PrivacyCharge:
+    """Cost of some releases of one kind."""
+
+    time: int  # milliseconds since 1970 by the device's own clock; informational only
+    unit: str  # unit of the claim: ``reading``, ``window``, ``day`` or ``device``
+    # point at which noise is added: ``input``, ``gradient``, ``update``, ``sign``, ``none``
+    point: str
+    # ``gaussian``, ``laplace``, ``sign_flip``, …; ``after`` for values computed from noisy data,
+    # ``none`` for values released without noise
+    mechanism: str
+    # noise over sensitivity (L2 for a Gaussian; 1/ε of a pure one). 0 gives no bound, infinity
+    # costs nothing
+    multiplier: float
+    # sampled share of the data. It is recorded and earns no amplification: participation is neither
+    # secret nor drawn at random.
+    rate: float = 1.0
+    count: int = 1  # number of noise draws
+    releases: int = 0  # number of numbered messages that this charge covers
+
+    @property
+    def kind(self) -> tuple[str, str, str, float]:
+        """Return the fields that charges must share to be added up."""
+        return self.unit, self.point, self.mechanism, self.multiplier
+
+    @property
+    def is_free(self) -> bool:
+        return math.isinf(self.multiplier) or not self.count
+
+
+UNBOUNDED = PrivacyCharge(0, "device", "none", "none", 0.0, count=1, releases=2**31)
+"""Charge for an unreadable line: more than any budget allows."""
 
 
 class BudgetSpent(EdgeError):  # noqa: N818 - the protocol's own word
@@ -49,19 +87,13 @@ class PrivacyLimit:
 
 @dataclass(frozen=True, slots=True)
 class ParticipationCharges:
-    """The charges of one participation of a device that has several.
-
-    Attributes:
-        charges: One for each kind.
-        released: Number of its numbered releases.
-        allowed: Number of releases that the operator allows; None for any.
-        is_known: False before the first welcome of a new store: an earlier one may have been lost,
-            and with it charges that only the aggregator has counted.
-    """
+    """The charges of one participation of a device that has several."""
 
     charges: tuple[PrivacyCharge, ...] = ()
     released: int = 0
-    allowed: int | None = None
+    allowed: int | None = None  # number of releases that the operator allows; None for any
+    # false before the first welcome of a new store: an earlier one may have been lost, and with it
+    # charges that only the aggregator has counted
     is_known: bool = True
 
 
@@ -71,20 +103,14 @@ class PrivacyAccount:
 
     A device that takes part in several runs has an account for each. Every one of them includes the
     charges of the others, for which the same readings were used, and is held against the same limit.
-
-    Attributes:
-        charges: One for each kind.
-        limit: The budget.
-        most: Largest number of numbered releases, if the operator set one.
-        released: Number of numbered releases, those outside the claim included.
-        beside: Charges of the device's other participations.
     """
 
     charges: tuple[PrivacyCharge, ...] = ()
     limit: PrivacyLimit = PrivacyLimit()
-    most: int | None = None
-    released: int = 0
-    beside: tuple[ParticipationCharges, ...] = ()
+    most: int | None = None  # largest number of numbered releases, if the operator set one
+    released: int = 0  # number of numbered releases, those outside the claim included
+    beside: tuple[ParticipationCharges, ...] = ()  # charges of the device's other participations
+    is_counted: bool = True  # false if earlier releases may have left that nothing counts
 
     @classmethod
     def of(
@@ -99,7 +125,6 @@ class PrivacyAccount:
 
         Args:
             ledger: Charges in the order in which they were written.
-            limit: The budget.
             outside: Releases up to this number are outside the claim, as the operator configured.
             most: Largest number of releases.
         """
@@ -129,17 +154,18 @@ class PrivacyAccount:
         Raises:
             BudgetSpent: They exceed the limit; nothing is charged.
 
-        Example:
-            >>> once = PrivacyCharge(0, "device", "update", "gaussian", multiplier=5.0, releases=1)
-            >>> account = PrivacyAccount(limit=PrivacyLimit("device", epsilon=10.0))
-            >>> account = account.charge(*[once] * 100)
-            >>> f"{account.epsilon():.4f}", account.left(once)
-            ('9.9973', 0)
-            >>> account.charge(once)
-            Traceback (most recent call last):
-            edge_sdk.privacy.ledger.BudgetSpent: 100 releases are charged; with 1 more ...
+        >>> once = PrivacyCharge(0, "device", "update", "gaussian", multiplier=5.0, releases=1)
+        >>> account = PrivacyAccount(limit=PrivacyLimit("device", epsilon=10.0))
+        >>> account = account.charge(*[once] * 100)
+        >>> f"{account.epsilon():.4f}", account.left(once)
+        ('9.9973', 0)
+        >>> account.charge(once)
+        Traceback (most recent call last):
+        edge_sdk.privacy.ledger.BudgetSpent: 100 releases are charged; with 1 more ...
         """
         after = self.plus(*charges)
+        if not self.is_counted:
+            raise BudgetSpent(UNCOUNTED)
         if self.most is not None and not self.is_known:
             raise BudgetSpent(UNKNOWN)
         if self.most is not None and after.released_by_device > self.most:
@@ -181,12 +207,10 @@ class PrivacyAccount:
 
     @property
     def is_known(self) -> bool:
-        """Return whether the charges of all participations are known."""
-        return all(other.is_known for other in self.beside)
+        return self.is_counted and all(other.is_known for other in self.beside)
 
     @property
     def released_by_device(self) -> int:
-        """Number of numbered releases of all participations of the device."""
         return self.released + sum(other.released for other in self.beside)
 
     @property
@@ -196,6 +220,8 @@ class PrivacyAccount:
 
     def has_room(self, charge: PrivacyCharge) -> bool:
         """Return whether one more release of this cost fits."""
+        if not self.is_counted:
+            return False
         after = self.released_by_device + charge.releases
         is_counted = self.most is None or (self.is_known and after <= self.most)
         return is_counted and (math.isinf(self.limit.epsilon) or self._fits(charge, 1))
@@ -218,7 +244,7 @@ class PrivacyAccount:
         return result if charge is None else {**result, "left": self.left(charge)}
 
     def left(self, charge: PrivacyCharge) -> int | None:
-        """Return how many more releases of this cost fit; None means no limit."""
+        """Return the number of further releases of this cost; None means no limit."""
         if not self.is_known and (self.most is not None or math.isfinite(self.limit.epsilon)):
             return 0
         room = None if self.most is None else max(0, self.most - self.released_by_device)
@@ -258,13 +284,12 @@ def compose(charges: Iterable[PrivacyCharge], delta: float) -> float:
     Gaussian releases compose exactly, pure ones by addition; pure ones of one ε alone also by
     advanced composition, where that is less.
 
-    Example:
-        >>> hundred = PrivacyCharge(0, "device", "update", "gaussian", multiplier=4.0, count=100)
-        >>> f"{compose([hundred], 1e-5):.4f}"
-        '13.2067'
-        >>> flips = PrivacyCharge(0, "device", "sign", "sign_flip", multiplier=10.0, count=100)
-        >>> f"{compose([flips], 1e-5):.4f}", f"{compose([hundred, flips], 1e-5):.4f}"
-        ('5.8502', '23.2067')
+    >>> hundred = PrivacyCharge(0, "device", "update", "gaussian", multiplier=4.0, count=100)
+    >>> f"{compose([hundred], 1e-5):.4f}"
+    '13.2067'
+    >>> flips = PrivacyCharge(0, "device", "sign", "sign_flip", multiplier=10.0, count=100)
+    >>> f"{compose([flips], 1e-5):.4f}", f"{compose([hundred, flips], 1e-5):.4f}"
+    ('5.8502', '23.2067')
     """
     charges = list(charges)
     if any(charge.multiplier <= 0.0 for charge in charges):
@@ -280,3 +305,15 @@ def compose(charges: Iterable[PrivacyCharge], delta: float) -> float:
         count = sum(charge.count for charge in pure)
         return min(added, advanced_composition(1.0 / multiplier, count, delta))
     return added
+
+
+def advanced_composition(epsilon: float, times: int, delta: float) -> float:
+    """Return the ε of so many ε-private releases together, except with probability δ.
+
+    Dwork and Roth (2014), theorem 3.20. For few releases plain addition is less.
+
+    >>> round(advanced_composition(0.1, 100, 1e-5), 5)
+    5.85024
+    """
+    spread = math.sqrt(2.0 * times * math.log(1.0 / delta)) * epsilon
+    return spread + times * epsilon * math.expm1(epsilon)

@@ -8,112 +8,141 @@ system, and stored with it; a resend has the same bytes.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Protocol
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from pkgutil import resolve_name
+from typing import Any
 
+import numpy as np
+
+from edge_sdk.app.lean_dataclass import dataclass
 from edge_sdk.forecasting.series import Series
 from edge_sdk.methods.training_context import Graph
-from edge_sdk.privacy.datasheet import guarantee
-from edge_sdk.privacy.event import PrivacyCharge
-from edge_sdk.privacy.noise import Entropy
+from edge_sdk.privacy import noise
+from edge_sdk.privacy.ledger import PrivacyCharge
+from edge_sdk.privacy.noise import Entropy, Floats
 from edge_sdk.privacy.noise_calibration import NoisePlan
-from edge_sdk.wire.contract.method import Update
+from edge_sdk.protocol.contract.method import Update
 
 
-class Mechanism(Protocol):
-    """Privacy mechanism between a device's readings and the outbox."""
+@dataclass(slots=True)
+class Mechanism:
+    """Privacy mechanism between a device's readings and the outbox; this one adds no noise.
 
-    @property
-    def plan(self) -> NoisePlan:
-        """Return the calibrated numbers."""
+    It leaves readings and graphs unchanged, and withholds measured scalars. A point of noise has a
+    class that overrides what it changes.
+    """
+
+    plan: NoisePlan  # calibrated numbers
+    # names of the update's scalars from readings; withheld unless configured otherwise
+    measured: frozenset[str] = frozenset({"n", "loss"})
+    entropy: Entropy = os.urandom  # source of randomness; only a test passes another one
+    shelf: Any = None  # the device's store, for a mechanism that keeps what it has drawn
+    clock: Callable[[], int] = lambda: 0  # milliseconds since 1970, for the ledger
 
     @property
     def origin(self) -> str:
         """Return the data that learned layers come from; layers of another origin are discarded."""
-
-    @property
-    def guarantee_text(self) -> str:
-        """Return the guarantee of this mechanism as a sentence."""
+        point = self.plan.point
+        is_before = (point.is_on_readings or point.is_each_step) and not self.plan.is_paper
+        return self.plan.mechanism.point if is_before else "none"
 
     @property
     def scale(self) -> tuple[float, float] | None:
         """Return a public scale to train on, where the device's own scale would reveal readings."""
-
-    @property
-    def may_select_by_loss(self) -> bool:
-        """Return whether a loss on held-back windows may select the model to train from."""
-
-    def learnable(self, series: Series) -> Series:
-        """Return the readings to train on: possibly perturbed, always with the same noise."""
-
-    def graphs(self, graphs: Mapping[str, Graph]) -> Mapping[str, Graph]:
-        """Return the graphs that a half may run."""
-
-    def begin(self) -> None:
-        """Reset the counts: the draws of an abandoned round are not saved."""
-
-    def release(self, update: Update) -> Update:
-        """Return the update to send. Called once per release; the result is stored, then sent."""
-
-    def cost(self, time: int, releases: int) -> tuple[PrivacyCharge, ...]:
-        """Return the charges of the round since ``begin``, with so many numbered messages."""
-
-
-@dataclass(slots=True)
-class NoMechanism:
-    """Default of all mechanisms: leave readings and graphs unchanged; withhold measured scalars.
-
-    Attributes:
-        plan: Calibrated numbers.
-        measured: Names of the update's scalars from readings; withheld unless configured otherwise.
-        entropy: Source of randomness; only a test passes another one.
-    """
-
-    plan: NoisePlan
-    measured: frozenset[str] = frozenset({"n", "loss"})
-    entropy: Entropy = os.urandom
-
-    @property
-    def origin(self) -> str:
-        """Return the origin of the layers: plain readings, unless noise is added to the input."""
-        point = self.plan.mechanism.point
-        is_before = point in {"input", "gradient"} and not self.plan.is_paper
-        return point if is_before else "none"
-
-    @property
-    def guarantee_text(self) -> str:
-        """Return the sentence of ``datasheet.guarantee``."""
-        return guarantee(self.plan)
-
-    @property
-    def scale(self) -> tuple[float, float] | None:
-        """Return None: no public scale."""
         return None
 
     @property
     def may_select_by_loss(self) -> bool:
-        """Return True: the readings are already noisy, or noise is added to every update."""
+        """Return whether a loss on held-back windows may select the model to train from.
+
+        It may: the readings are already noisy, or noise is added to every update.
+        """
         return True
 
     def learnable(self, series: Series) -> Series:
-        """Return the readings as they are."""
+        """Return the readings to train on: possibly perturbed, always with the same noise."""
         return series
 
     def graphs(self, graphs: Mapping[str, Graph]) -> Mapping[str, Graph]:
-        """Return the graphs as they are."""
+        """Return the graphs that a half may run."""
         return graphs
 
     def begin(self) -> None:
-        """Do nothing: there is nothing to count."""
+        """Reset the counts, if any: the draws of an abandoned round are not saved."""
 
     def release(self, update: Update) -> Update:
-        """Return the update without its measured scalars, unless they may be sent."""
+        """Return the update to send. Called once per release; the result is stored, then sent.
+
+        Here: without its measured scalars, unless they may be sent.
+        """
         if self.plan.sends_metrics:
             return update
         values = {k: v for k, v in update.values.items() if k not in self.measured}
         return replace(update, values=values)
 
     def cost(self, time: int, releases: int) -> tuple[PrivacyCharge, ...]:
-        """Charge each numbered message."""
+        """Return the charges of the round since ``begin``, with so many numbered messages."""
         return tuple(self.plan.release(time) for _ in range(releases))
+
+
+@dataclass(slots=True)
+class UpdateNoise(Mechanism):
+    """Clip a whole update, then add noise to every coordinate."""
+
+    def release(self, update: Update) -> Update:
+        mechanism, kept = self.plan.mechanism, Mechanism.release(self, update)
+        reach = mechanism.clip_norm or 0.0
+        is_laplace = mechanism.name == "laplace"
+        order: float = 1 if is_laplace else 2
+        vector = clipped(np.asarray(update.vector, np.float64), reach, order)
+        draw = noise.laplace if is_laplace else noise.normal
+        step, is_on_grid = noise.GRID * reach, self.plan.is_on_grid
+        vector = noise.round_towards_zero(vector, step) if is_on_grid else vector
+        vector = vector + self.plan.noise * reach * draw(vector.size, self.entropy)
+        return replace(kept, vector=noise.round_to_grid(vector, step) if is_on_grid else vector)
+
+
+def clipped(vector: Floats, reach: float, order: float) -> Floats:
+    """Scale a vector down to a norm; one that is not finite becomes 0 and is protected as well."""
+    size = float(np.linalg.norm(vector, order))
+    if not np.isfinite(size):
+        return np.zeros_like(vector)
+    return vector * (reach / size) if size > reach else vector
+
+
+class SubstitutedGraphs(Mapping[str, Graph]):
+    """Graphs by name, each passed through ``swap`` when it is read."""
+
+    def __init__(self, graphs: Mapping[str, Graph], swap: Callable[[str, Graph], Graph]) -> None:
+        self._graphs, self._swap = graphs, swap
+
+    def __getitem__(self, name: str) -> Graph:
+        return self._swap(name, self._graphs[name])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._graphs)
+
+    def __len__(self) -> int:
+        return len(self._graphs)
+
+
+def mechanism_of(
+    plan: NoisePlan,
+    shelf: Any,  # noqa: ANN401 - the device's store, or a part of it in a test
+    clock: Callable[[], int],
+    *,
+    measured: frozenset[str],
+    entropy: Entropy = os.urandom,
+) -> Mechanism:
+    """Return the mechanism of a plan, to be attached at its point.
+
+    Args:
+        plan: Plan from ``validation.plan_of``.
+        shelf: The device's store.
+        clock: Function that returns milliseconds since 1970, for the ledger.
+        measured: Names of the update's scalars that are derived from readings.
+        entropy: Source of random bytes; only a test passes another one.
+    """
+    made: Mechanism = resolve_name(plan.point.mechanism)(plan, measured, entropy, shelf, clock)
+    return made

@@ -1,53 +1,50 @@
-"""Calibrate one privacy mechanism from the ``[privacy]`` section."""
+"""Calibrate one privacy mechanism from the ``[privacy]`` section, by the point where it adds noise."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import field, replace
 from types import MappingProxyType
 
-from edge_sdk.analytic.private_release import sensitivity
-from edge_sdk.privacy import analytic_gaussian
-from edge_sdk.privacy.event import PrivacyCharge
-from edge_sdk.privacy.ledger import PrivacyLimit
-from edge_sdk.privacy.pure_dp import epsilon_of_sign
-from edge_sdk.privacy.settings import MechanismSection, PrivacySection
-from edge_sdk.shared_math import paper_noise
-from edge_sdk.wire.contract.manifest import Manifest
+from edge_sdk.app.extensions import ExtensionIndex, PluginRegistry
+from edge_sdk.app.lean_dataclass import dataclass
+from edge_sdk.privacy.ledger import PrivacyCharge, PrivacyLimit
+from edge_sdk.privacy.noise import classical_sigma, sigma_for
+from edge_sdk.privacy.settings import CALIBRATIONS, MechanismSection, PrivacySection
+from edge_sdk.protocol.contract.manifest import Manifest
+from edge_sdk.protocol.contract.method import Contract, Up, answered
 
 NO_CLAIM = "paper calibration, no formal DP claim"
 CARRIED = 2
 """Number of gaps that an input is carried over (``edge_sdk.forecasting.windows.FILL``)."""
 
-UNITS: Mapping[str, tuple[str, ...]] = MappingProxyType(
+UNIT: Mapping[str, str] = MappingProxyType(
     {
-        "none": ("device", "day", "window", "reading"),
-        "input": ("reading", "day", "device"),
-        "gradient": ("window", "reading"),
-        "statistic": ("window", "reading"),
-        "update": ("device",),
-        "sign": ("device",),
+        "reading": "reading",
+        "window": "window of readings",
+        "day": "day of readings",
+        "device": "device's whole contribution",
     }
 )
-"""Units of a claim, by the point where noise is added; the first is the default."""
+"""Units of a claim, in words."""
+UNPROTECTED = (
+    "no privacy mechanism is active: updates are sent as computed, and the information that they "
+    "reveal about this device's readings is not bounded"
+)
+
+Complaint = tuple[str, str]
+"""A key below ``[privacy]``, and its error."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceFacts:
-    """Properties of the device that a plan depends on, beside its privacy section.
-
-    Attributes:
-        manifest: Manifest of the bundle.
-        keep: Slots of history: the largest number of records.
-        max_steps: Largest number of local steps in one round.
-        shared: Number of scalars of one update.
-    """
+    """Properties of the device that a plan depends on, beside its privacy section."""
 
     manifest: Manifest
-    keep: int
-    max_steps: int
-    shared: int
+    keep: int  # slots of history: the largest number of records
+    max_steps: int  # largest number of local steps in one round
+    shared: int  # number of scalars of one update
 
     @property
     def slots_a_day(self) -> int:
@@ -56,7 +53,7 @@ class DeviceFacts:
 
     @property
     def occurrences(self) -> int:
-        """Return in how many windows of a minibatch one reading of the target can occur.
+        """Return the largest number of windows in a minibatch that contain one reading of the target.
 
         It occurs as an input, carried forward over gaps and as every lag, and as a target.
         """
@@ -65,7 +62,7 @@ class DeviceFacts:
 
     @property
     def windows_of_a_reading(self) -> int:
-        """Return in how many windows of the whole record one reading of the target can occur."""
+        """Return the largest number of windows in the whole record that contain one reading of the target."""
         window = self.manifest.window
         lags = sum(1 for feature in self.manifest.features if feature.kind == "lag")
         return (window.lookback + CARRIED) * (1 + lags) + window.horizon
@@ -79,26 +76,62 @@ class DeviceFacts:
 
 
 @dataclass(frozen=True, slots=True)
-class NoisePlan:
-    """One calibrated mechanism.
+class Noise:
+    """The amount of noise of one draw."""
 
-    Attributes:
-        section: The configured section.
-        limit: Budget; infinite in ``paper`` mode, where nothing is claimed.
-        noise: Noise of one draw, in units of the clip, of one coordinate's bound, or of the range.
-        cost: Multiplier that one draw is charged with, for one unit of the claim.
-        facts: Device properties it was calibrated for.
-        ranges: Public range of every perturbed stream (input).
-        extra: Additional noise over the range while epsilon is below its final value (input).
-    """
+    size: float  # in units of the clip, of one coordinate's bound, or of the range
+    cost: float  # multiplier that one draw is charged with, for one unit of the claim
+    # public range of every perturbed stream (input)
+    ranges: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    # Additional noise over the range while epsilon is below its final value (input)
+    extra: float = 0.0
+
+
+def _no_faults(_section: PrivacySection, _facts: DeviceFacts) -> Iterable[Complaint]:
+    return ()
+
+
+def _no_conflicts(_contract: Contract) -> Iterable[Complaint]:
+    return ()
+
+
+@dataclass(frozen=True, slots=True)
+class NoisePoint:
+    """A point where noise may be added."""
+
+    # ``package.module:name`` of what makes the mechanism, with the arguments of ``Mechanism``
+    mechanism: str
+    names: tuple[str, ...]  # mechanisms that can be attached
+    units: tuple[str, ...]  # units of a claim; the first is the default
+    keys: frozenset[str]  # keys of the section that apply, beside ``name`` and ``point``
+    # from the section, the device's facts and the unit of the claim, to the amount of noise
+    noise: Callable[[PrivacySection, DeviceFacts, str], Noise]
+    text: str  # what it does, with ``{name}`` of the mechanism and its ``{clip}``
+    # settings that cannot be satisfied, and methods that it cannot protect
+    faults: Callable[[PrivacySection, DeviceFacts], Iterable[Complaint]] = _no_faults
+    conflicts: Callable[[Contract], Iterable[Complaint]] = _no_conflicts
+    is_clipped: bool = False  # the noise is over a bounded norm, ``clip_norm``
+    is_on_readings: bool = False  # drawn once for a reading; what is computed from it is covered
+    is_each_step: bool = False  # drawn in every local step
+    has_grid: bool = False  # values are rounded to a grid, which hides the noise's last bits
+
+
+@dataclass(frozen=True, slots=True)
+class NoisePlan:
+    """One calibrated mechanism."""
 
     section: PrivacySection
-    limit: PrivacyLimit
-    noise: float
+    limit: PrivacyLimit  # budget; infinite in ``paper`` mode, where nothing is claimed
+    noise: float  # as in ``Noise``, like the following
     cost: float
-    facts: DeviceFacts
+    facts: DeviceFacts  # device properties it was calibrated for
     ranges: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     extra: float = 0.0
+
+    @property
+    def point(self) -> NoisePoint:
+        """Return the point where the noise is added."""
+        return POINTS[self.mechanism.point]
 
     @property
     def mechanism(self) -> MechanismSection:
@@ -107,28 +140,65 @@ class NoisePlan:
 
     @property
     def is_paper(self) -> bool:
-        """Return whether nothing is claimed."""
         return self.section.mode == "paper"
+
+    @property
+    def is_on_grid(self) -> bool:
+        """Return whether releases are rounded to a grid, which hides the last bits of the noise."""
+        is_whole = self.point.has_grid and not (self.point.is_on_readings and self.is_paper)
+        return is_whole and self.mechanism.grid is not False
 
     @property
     def sends_metrics(self) -> bool:
         """Return whether measured numbers may be sent with an update."""
         if self.section.metrics != "auto":
             return self.section.metrics == "sent"
-        return self.mechanism.point in {"none", "input"}
+        return not self.hides_refusals
 
     @property
     def hides_refusals(self) -> bool:
         """Return whether noise is an update's only protection; its absence is then hidden too."""
-        return self.mechanism.point in {"gradient", "statistic", "update", "sign"}
+        return self.mechanism.name != "none" and not self.point.is_on_readings
 
     @property
     def ledger_name(self) -> str:
-        """Return the ledger's name of this mechanism."""
         mechanism = self.mechanism
         if mechanism.name == "sign_gaussian" and mechanism.clip_norm is not None:
             return "gaussian"  # a sign is computed from the output of a Gaussian mechanism
         return mechanism.name
+
+    @property
+    def draws(self) -> int:
+        """Return the largest number of draws in a round."""
+        return self.facts.max_steps if self.point.is_each_step else 1
+
+    @property
+    def unit(self) -> str:
+        """Return the unit that one claim is about, in words."""
+        if self.point.is_on_readings and self.limit.unit == "device":
+            return f"stretch of {self.facts.keep} slots of readings"
+        return UNIT[self.limit.unit]
+
+    @property
+    def guarantee(self) -> str:
+        """Return the guarantee of the mechanism, as one sentence."""
+        mechanism, point, limit = self.mechanism, self.point, self.limit
+        if mechanism.name == "none":
+            return UNPROTECTED
+        if self.is_paper:
+            return f"{mechanism.name} noise at the {mechanism.point}: {NO_CLAIM}"
+        how = point.text.format(name=mechanism.name, clip=f"{mechanism.clip_norm or 0:g}")
+        serving = (
+            "; live forecasts use the clean readings, are not covered, and are not sent"
+            if point.is_on_readings
+            else ""
+        )
+        outside = self.section.budget.unclaimed_releases
+        after = f" after the first {outside} updates" if outside else ""
+        return (
+            f"{how}; over all releases{after}, one {self.unit} is "
+            f"(epsilon {limit.epsilon:g}, delta {limit.delta:g})-private{serving}"
+        )
 
     def charge(self, time: int = 0, *, count: int = 1, releases: int = 0) -> PrivacyCharge:
         """Return the charge of some draws of this noise."""
@@ -139,8 +209,9 @@ class NoisePlan:
 
     def release(self, time: int = 0, *, draws: int = 1) -> PrivacyCharge:
         """Return the charge of one numbered message, beyond earlier charges."""
-        if self.mechanism.point == "input" and self.cost:
-            return PrivacyCharge(time, self.limit.unit, "input", "after", math.inf, releases=1)
+        if self.point.is_on_readings and self.cost:
+            point = self.mechanism.point
+            return PrivacyCharge(time, self.limit.unit, point, "after", math.inf, releases=1)
         return self.charge(time, count=draws, releases=1)
 
     def unseen(self, time: int, releases: int) -> tuple[PrivacyCharge, ...]:
@@ -150,12 +221,10 @@ class NoisePlan:
         """
         if releases <= 0:
             return ()
-        draws = self.facts.max_steps if self.mechanism.point == "gradient" else 1
-        one = self.release(time, draws=draws)
+        one = self.release(time, draws=self.draws)
         return (replace(one, count=one.count * releases, releases=releases),)
 
     def most(self, allowed: int | None) -> int | None:
-        """Return how many releases are allowed, by the configuration and by the operator."""
         limits = [n for n in (self.section.budget.max_releases, allowed) if n is not None]
         return min(limits, default=None)
 
@@ -163,128 +232,114 @@ class NoisePlan:
 def calibrate(section: PrivacySection, facts: DeviceFacts) -> NoisePlan:
     """Calibrate the noise of a valid section (``validation.plan_of`` has checked it).
 
-    Example:
-        >>> from edge_sdk.privacy.settings import BudgetSection
-        >>> update = MechanismSection("gaussian", point="update", clip_norm=1.0)
-        >>> budget = BudgetSection(epsilon=10.0, max_releases=100)
-        >>> facts = DeviceFacts(None, keep=8760, max_steps=4, shared=1000)
-        >>> plan = calibrate(PrivacySection(update, "honest", budget), facts)
-        >>> f"{plan.cost:.4f} {plan.noise:.4f}"  # two updates lie at most 2 clips apart
-        '4.9989 9.9978'
+    >>> from edge_sdk.privacy.settings import BudgetSection
+    >>> update = MechanismSection("gaussian", point="update", clip_norm=1.0)
+    >>> budget = BudgetSection(epsilon=10.0, max_releases=100)
+    >>> facts = DeviceFacts(None, keep=8760, max_steps=4, shared=1000)
+    >>> plan = calibrate(PrivacySection(update, "honest", budget), facts)
+    >>> f"{plan.cost:.4f} {plan.noise:.4f}"  # two updates lie at most 2 clips apart
+    '4.9989 9.9978'
     """
-    mechanism, budget = section.mechanism, section.budget
-    unit = budget.unit or UNITS[mechanism.point][0]
+    budget, point = section.budget, POINTS[section.mechanism.point]
+    unit = budget.unit or point.units[0]
     is_limited = section.mode != "paper" and budget.epsilon is not None
     limit = PrivacyLimit(unit, budget.epsilon or math.inf if is_limited else math.inf, budget.delta)
-    noise, cost, extra, ranges = 0.0, 0.0, 0.0, {}
-    match mechanism.point:
-        case "input":
-            ranges = {**mechanism.stream_ranges, facts.streams[0]: mechanism.range[:2]}
-            noise, cost = _at_input(section, facts, unit)
-            if mechanism.epsilon is not None and cost:
-                now = _calibrated(mechanism, mechanism.epsilon, budget.delta) * noise / cost
-                extra = analytic_gaussian.extra_sigma(now, noise)
-        case "gradient" | "update":
-            apart = 2.0 if mechanism.adjacency == "replace" else 1.0
-            windows = facts.occurrences if unit == "reading" else 1
-            noise, cost = _at_model(section, facts, apart * windows)
-        case "statistic":
-            outputs = math.prod(facts.manifest.forecast_shape)
-            windows = facts.windows_of_a_reading if unit == "reading" else 1
-            noise, cost = _at_model(section, facts, sensitivity(outputs) * windows)
-        case "sign":
-            noise, cost = _at_sign(section, facts)
-    return NoisePlan(section, limit, noise, cost, facts, ranges, extra)  # type: ignore[arg-type]
+    made = point.noise(section, facts, unit)
+    return NoisePlan(section, limit, made.size, made.cost, facts, made.ranges, made.extra)
 
 
-def _at_input(section: PrivacySection, facts: DeviceFacts, unit: str) -> tuple[float, float]:
-    """Return noise over a stream's range, and over the change by one unit in the same units."""
+def clipped_noise(section: PrivacySection, apart: float, *, draws: int = 1) -> Noise:
+    """Return noise over the clipping norm.
+
+    Args:
+        apart: Largest distance of two neighbouring releases, in units of the norm.
+        draws: Draws of one round.
+    """
     mechanism, budget = section.mechanism, section.budget
-    streams = 1 + len(mechanism.stream_ranges)
-    days = {"reading": 1, "day": facts.slots_a_day * streams, "device": facts.keep * streams}
-    apart = float(days[unit]) if mechanism.name == "laplace" else math.sqrt(days[unit])
-    if section.mode == "paper":
-        z = mechanism.noise_multiplier or analytic_gaussian.classical_sigma(
-            budget.epsilon or 1.0, budget.delta
-        )
-        return z, 0.0
-    if mechanism.noise_multiplier is not None:
-        return mechanism.noise_multiplier, mechanism.noise_multiplier / apart
-    cost = _calibrated(mechanism, budget.epsilon or 0.0, budget.delta)
-    return cost * apart, cost
-
-
-def _at_model(section: PrivacySection, facts: DeviceFacts, apart: float) -> tuple[float, float]:
-    """Return noise over the clip, and over the change by one unit."""
-    mechanism, budget = section.mechanism, section.budget
-    draws = facts.max_steps if mechanism.point == "gradient" else 1
-    if mechanism.calibration in PAPERS:
-        noise = PAPERS[mechanism.calibration](section) / (mechanism.clip_norm or 1.0)
+    if (formula := CALIBRATIONS[mechanism.calibration]) is not None:
+        clip = mechanism.clip_norm or 1.0
+        epsilon = mechanism.epsilon or 0.0
+        noise = formula.noise(epsilon, budget.delta, clip, mechanism.formula) / clip
     elif mechanism.noise_multiplier is not None:
         noise = mechanism.noise_multiplier
     elif mechanism.epsilon is not None:
-        noise = apart * _calibrated(mechanism, mechanism.epsilon, budget.delta)
+        noise = apart * calibrated_noise(mechanism, mechanism.epsilon, budget.delta)
     else:
         times = draws * (budget.max_releases or 1)
         grown = times if mechanism.name == "laplace" else math.sqrt(times)
-        noise = apart * grown * _calibrated(mechanism, budget.epsilon or 0.0, budget.delta)
-    return noise, noise / apart
+        noise = apart * grown * calibrated_noise(mechanism, budget.epsilon or 0.0, budget.delta)
+    return Noise(noise, noise / apart)
 
 
-def _at_sign(section: PrivacySection, facts: DeviceFacts) -> tuple[float, float]:
-    """Return noise over the clip or bound (of a flip: its epsilon), and the charged multiplier."""
-    mechanism = section.mechanism
-    if mechanism.name == "sign_flip":
-        epsilon = mechanism.epsilon or 0.0
-        return epsilon, 1.0 / (facts.shared * epsilon)
-    noise = mechanism.noise_multiplier or 0.0
-    if mechanism.clip_norm is not None:
-        return noise, noise / 2.0
-    return noise, 1.0 / (facts.shared * epsilon_of_sign(1.0, noise))
-
-
-def _calibrated(mechanism: MechanismSection, epsilon: float, delta: float) -> float:
+def calibrated_noise(mechanism: MechanismSection, epsilon: float, delta: float) -> float:
+    """Return the noise of one release, over its sensitivity."""
     if mechanism.name == "laplace":
         return 1.0 / epsilon
     if mechanism.calibration == "classical":
-        return analytic_gaussian.classical_sigma(epsilon, delta)
-    return analytic_gaussian.sigma_for(epsilon, delta)
+        return classical_sigma(epsilon, delta)
+    return sigma_for(epsilon, delta)
 
 
-def _nbafl(section: PrivacySection) -> float:
-    numbers, clip = section.mechanism.formula, section.mechanism.clip_norm or 1.0
-    return paper_noise.nbafl_uplink(
-        section.mechanism.epsilon or 0.0,
-        section.budget.delta,
-        clip=clip,
-        samples=int(numbers["samples"]),
-        uploads=int(numbers.get("uploads", 1)),
-    )
+def is_range(span: tuple[float, ...]) -> bool:
+    return len(span) == 2 and math.isfinite(span[0]) and -math.inf < span[0] < span[1] < math.inf
 
 
-def _udp(section: PrivacySection) -> float:
-    numbers, clip = section.mechanism.formula, section.mechanism.clip_norm or 1.0
-    reach = paper_noise.udp_sensitivity(
-        rate=numbers["rate"],
-        steps=int(numbers["steps"]),
-        clip=clip,
-        samples=int(numbers["samples"]),
-    )
-    return paper_noise.udp_uplink(
-        section.mechanism.epsilon or 0.0,
-        section.budget.delta,
-        sensitivity=reach,
-        rounds=int(numbers["rounds"]),
-        sampled=numbers.get("sampled", 1.0),
-    )
+def range_faults(mechanism: MechanismSection, facts: DeviceFacts) -> Iterator[Complaint]:
+    """Yield a complaint without a public range: a scale from readings would be a release."""
+    if not is_range(mechanism.range):
+        unit, stream = facts.manifest.target.unit, facts.manifest.target.stream
+        yield "mechanism.range", f"give [low, high] for {stream} in {unit}, as public constants"
 
 
-PAPERS = MappingProxyType({"nbafl": _nbafl, "udp": _udp})
-"""The papers' own formulas: labels and no guarantees. The ledger records the actual noise."""
-PAPER_KEYS: Mapping[str, tuple[frozenset[str], frozenset[str]]] = MappingProxyType(
-    {
-        "nbafl": (frozenset({"samples"}), frozenset({"uploads"})),
-        "udp": (frozenset({"samples", "rate", "steps", "rounds"}), frozenset({"sampled"})),
-    }
+def _none(_section: PrivacySection, _facts: DeviceFacts, _unit: str) -> Noise:
+    return Noise(0.0, 0.0)
+
+
+def _of_update(section: PrivacySection, _facts: DeviceFacts, _unit: str) -> Noise:
+    return clipped_noise(section, 2.0 if section.mechanism.adjacency == "replace" else 1.0)
+
+
+def _conflicts_of_update(contract: Contract) -> Iterator[Complaint]:
+    ask = answered(contract)[1]
+    if ask.up == Up.SIGNS:
+        yield "mechanism.point", "sends signs: set point = 'sign'"
+    if ask.has_statistic:
+        yield "mechanism.point", "sends a statistic: set point = 'statistic'"
+
+
+NONE = NoisePoint(
+    "edge_sdk.privacy.mechanism:Mechanism",
+    names=("none",),
+    units=("device", "day", "window", "reading"),
+    keys=frozenset(),
+    noise=_none,
+    text="",
 )
-"""Required and optional parameters of each formula."""
+UPDATE = NoisePoint(
+    "edge_sdk.privacy.mechanism:UpdateNoise",
+    names=("gaussian", "laplace"),
+    units=("device",),
+    keys=frozenset(
+        {
+            "clip_norm",
+            "noise_multiplier",
+            "epsilon",
+            "calibration",
+            "adjacency",
+            "grid",
+            "formula",
+        }
+    ),
+    noise=_of_update,
+    conflicts=_conflicts_of_update,
+    is_clipped=True,
+    has_grid=True,
+    text="every update is clipped to {clip} and gets {name} noise",
+)
+
+POINTS: PluginRegistry[NoisePoint] = PluginRegistry(
+    {"none": NONE, "update": UPDATE},
+    "gridfed.noise_points",
+    listed=ExtensionIndex("edge_sdk").loaders("points"),
+)
+"""Points where noise is added, by the values of ``mechanism.point``."""

@@ -1,18 +1,45 @@
-"""Define the sections ``[privacy]``, which is mandatory, and ``[scores]``."""
+"""Define the section ``[privacy]``, which is mandatory."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import field
+from pathlib import Path
 from typing import Annotated, Literal
 
-from edge_sdk.wire.schema import Between, Length
+from edge_sdk.app.extensions import ExtensionIndex, PluginRegistry
+from edge_sdk.app.lean_dataclass import dataclass
+from edge_sdk.app.schema import Between, Known, Length
 
 Positive = Annotated[float, Between(1e-12, 1e12)]
 Ranges = Mapping[str, tuple[float, float]]
 Numbers = Mapping[str, float]
 Point = Literal["none", "input", "gradient", "statistic", "update", "sign"]
 Releases = Annotated[int, Between(1, 10**9)]
+
+
+@dataclass(frozen=True, slots=True)
+class NoiseFormula:
+    """A paper's own noise level: a label and no guarantee. The ledger records the actual noise.
+
+    Attributes:
+        noise: Returns the standard deviation from epsilon, delta, the clipping norm and the
+            parameters.
+        required: Names of the parameters that must be set.
+        optional: Names of those that may be set.
+    """
+
+    noise: Callable[[float, float, float, Numbers], float]
+    required: frozenset[str]
+    optional: frozenset[str] = frozenset()
+
+
+CALIBRATIONS: PluginRegistry[NoiseFormula | None] = PluginRegistry(
+    {"analytic": None, "classical": None},
+    "gridfed.calibrations",
+    listed=ExtensionIndex("edge_sdk").loaders("calibrations"),
+)
+"""Names of ``calibration``: None where the noise follows from a guarantee, or a paper's formula."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,10 +57,10 @@ class MechanismSection:
     coordinate_bound: Positive | None = None  # largest coordinate, instead of clip_norm, for signs
     noise_multiplier: Positive | None = None  # noise over clip_norm or range; else from the budget
     epsilon: float | None = None  # budget of one release; at the input: the current one
-    calibration: Literal["analytic", "classical", "nbafl", "udp"] = "analytic"  # of the noise
+    calibration: Annotated[str, Known(CALIBRATIONS)] = "analytic"  # of the noise
     adjacency: Literal["replace", "add-remove"] = "replace"  # definition of neighbouring inputs
-    grid: bool = False  # round to a grid of 2^-20 of the sensitivity
-    formula: Numbers = field(default_factory=dict)  # parameters of the nbafl or udp formula
+    grid: bool | None = None  # round to a grid of 2^-20 of the sensitivity; unset: where it applies
+    formula: Numbers = field(default_factory=dict)  # parameters of a paper's formula
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +72,6 @@ class BudgetSection:
     unit: Literal["reading", "window", "day", "device"] | None = None  # unit of the claim
     max_releases: Releases | None = None  # largest number of updates
     unclaimed_releases: Annotated[int, Between(0, 10**9)] = 0  # first releases outside the claim
-    releases_per_start: Annotated[int, Between(0, 8)] = 0  # releases charged at every program start
     amplification: bool = False  # true is refused: sampling does not amplify here
 
 
@@ -57,19 +83,9 @@ class PrivacySection:
     mode: Literal["none", "honest", "paper"] = "none"  # paper: no guarantee is claimed
     budget: BudgetSection = field(default_factory=BudgetSection)
     metrics: Literal["auto", "sent", "withheld"] = "auto"  # loss and counts sent with an update
+    second_count: Path | None = None  # releases counted outside state; unset: beside keys.device
 
-
-@dataclass(frozen=True, slots=True)
-class ScoresSection:
-    """A noisy answer a day to the fleet's histogram of how well forecasts do. Off by default."""
-
-    report: bool = False  # answer once a day, if the aggregator collects the histogram
-    epsilon: Annotated[float, Between(0.1, 10.0)] = 1.0  # privacy loss of one answer
-    budget: Annotated[float, Between(0.1, 1e6)] = 30.0  # privacy loss of all answers; then it stops
-
-    def __post_init__(self) -> None:
-        """Refuse a budget that no answer fits into."""
-        if self.budget < self.epsilon:
-            raise ValueError(
-                f"budget: {self.budget:g} is below epsilon {self.epsilon:g}, so no answer fits into it"
-            )
+    @property
+    def is_bounded(self) -> bool:
+        is_limited = self.mode != "paper" and self.budget.epsilon is not None
+        return is_limited or self.budget.max_releases is not None

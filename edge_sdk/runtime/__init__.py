@@ -1,4 +1,4 @@
-"""Load and run exported graphs with onnxruntime or numpy.
+"""Load and run exported graphs with numpy, or with the engine of an extension.
 
 Importing this package loads no engine; ``load_graph`` does, on first use.
 """
@@ -6,22 +6,64 @@ Importing this package loads no engine; ``load_graph`` does, on first use.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Protocol
 
-from edge_sdk.runtime.graph import Graph, GraphError
+from edge_sdk.app.extensions import ExtensionIndex, PluginRegistry
+from edge_sdk.protocol.contract.method import Array
 
 __all__ = ["ENGINE", "Graph", "GraphError", "engine_name", "inspect_graph", "load_graph"]
 
 ENGINE = "GRIDFED_ENGINE"
-"""Environment variable with an engine: ``auto`` (as if unset), ``onnxruntime`` or ``numpy``."""
+"""Environment variable with an engine: ``auto`` (as if unset), ``numpy``, or a further one."""
 
-_ENGINES = ("auto", "onnxruntime", "numpy")
+
+class GraphError(Exception):
+    """An error: a graph that cannot be loaded or run here."""
+
+
+def require_inputs(inputs: tuple[str, ...], feeds: Iterable[str]) -> None:
+    """Refuse feeds that are not exactly a graph's inputs.
+
+    Raises:
+        GraphError: One is missing or unknown.
+
+    >>> require_inputs(("p", "x"), {"p": 0})
+    Traceback (most recent call last):
+    edge_sdk.runtime.GraphError: the graph takes p, x; got p
+    """
+    if set(feeds) != set(inputs):
+        given = ", ".join(sorted(feeds)) or "nothing"
+        raise GraphError(f"the graph takes {', '.join(inputs)}; got {given}")
+
+
+class Graph(Protocol):
+    """One exported function: named float32 arrays in, a tuple of arrays out."""
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """Return the names of the feeds."""
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """Return the names of the results, in order."""
+
+    def __call__(self, **feeds: Array) -> tuple[Array, ...]:
+        """Run the graph once."""
+
+
+AUTO, NUMPY = "auto", "numpy"
+
+ENGINES: PluginRegistry[Callable[..., Graph]] = PluginRegistry(
+    {}, "gridfed.engines", listed=ExtensionIndex("edge_sdk").loaders("engines")
+)
+"""Further engines by the name of the package that they need; the first installed one is preferred."""
 
 
 def load_graph(data: bytes | Path, *, threads: int = 1) -> Graph:
-    """Load an exported graph: with onnxruntime where it is installed, else with numpy alone.
+    """Load an exported graph: with a further engine where it is installed, else with numpy alone.
 
     Args:
         data: The ``.onnx`` file, or its bytes.
@@ -34,13 +76,11 @@ def load_graph(data: bytes | Path, *, threads: int = 1) -> Graph:
     raw = data.read_bytes() if isinstance(data, Path) else data
     engine = engine_name()
     inspect_graph(raw)
-    if engine == "numpy":
-        from edge_sdk.runtime.numpy_engine import NumpyGraph  # noqa: PLC0415 - only where it is used
+    if engine != NUMPY:
+        return ENGINES[engine](raw, threads=threads)
+    from edge_sdk.runtime.numpy_engine import NumpyGraph  # noqa: PLC0415 - only where it is used
 
-        return NumpyGraph(raw)
-    from edge_sdk.runtime.ort_engine import OrtGraph  # noqa: PLC0415 - loads the engine: only when needed
-
-    return OrtGraph(raw, threads=threads)
+    return NumpyGraph(raw)
 
 
 def inspect_graph(data: bytes) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -53,7 +93,7 @@ def inspect_graph(data: bytes) -> tuple[tuple[str, ...], tuple[str, ...]]:
     Raises:
         GraphError: The graph is refused; no engine has loaded it.
     """
-    from edge_sdk.runtime import ops_elementwise, ops_recurrent, ops_tensor  # noqa: F401, PLC0415 - enter operators
+    from edge_sdk.runtime import operators  # noqa: F401, PLC0415 - enter operators
     from edge_sdk.runtime.onnx_reader import read_onnx  # noqa: PLC0415 - only where graphs are loaded
     from edge_sdk.runtime.shape_inference import infer_cost  # noqa: PLC0415 - as above
 
@@ -67,18 +107,17 @@ def inspect_graph(data: bytes) -> tuple[tuple[str, ...], tuple[str, ...]]:
 
 
 def engine_name(environ: Mapping[str, str] = os.environ) -> str:
-    """Return the name of the engine that ``load_graph`` uses here: ``onnxruntime`` or ``numpy``.
+    """Return the name of the engine that ``load_graph`` uses here.
 
     Where a wheel installs but crashes on the processor (device notes: Cortex-A53 and some
     versions), set ``GRIDFED_ENGINE=numpy`` in the service's environment.
-
-    Raises:
-        GraphError: The variable names no engine, or one that is not installed.
     """
-    wanted = environ.get(ENGINE, "auto") or "auto"
-    if wanted not in _ENGINES:
-        raise GraphError(f"{ENGINE}: unknown {wanted!r}; known: {', '.join(_ENGINES)}")
-    has_wheel = find_spec("onnxruntime") is not None
-    if wanted == "onnxruntime" and not has_wheel:
-        raise GraphError(f"{ENGINE} asks for onnxruntime, which is not installed on this device")
-    return "numpy" if wanted == "numpy" or not has_wheel else "onnxruntime"
+    wanted = environ.get(ENGINE, AUTO) or AUTO
+    known = (AUTO, *ENGINES, NUMPY)
+    if wanted not in known:
+        raise GraphError(f"{ENGINE}: unknown {wanted!r}; known: {', '.join(known)}")
+    if wanted == AUTO:
+        return next(filter(find_spec, ENGINES), NUMPY)
+    if find_spec(wanted) is None:
+        raise GraphError(f"{ENGINE} asks for {wanted}, which is not installed on this device")
+    return wanted

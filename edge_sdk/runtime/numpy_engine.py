@@ -11,11 +11,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from edge_sdk.runtime import ops_elementwise, ops_recurrent, ops_tensor  # noqa: F401 - enter their operators
-from edge_sdk.runtime.graph import GraphError, require_inputs
+from edge_sdk.protocol.contract.method import Array
+from edge_sdk.runtime import GraphError, operators, require_inputs  # noqa: F401 - enter their operators
 from edge_sdk.runtime.onnx_reader import OnnxModel, OnnxNode, TensorInfo, read_onnx
 from edge_sdk.runtime.operator_registry import Run, build
-from edge_sdk.wire.contract.method import Array
 
 _FROM_NUMPY = (ValueError, TypeError, IndexError, OverflowError, ZeroDivisionError, MemoryError)
 """Errors of an operator whose arrays or attributes contradict each other."""
@@ -103,7 +102,6 @@ def _fitting(feed: TensorInfo, value: Array) -> Array:
 
 
 def _own(value: Array | None) -> Array:
-    """Return a result that shares no memory with feeds, constants or a later run."""
     return np.array(value, np.float32)
 
 
@@ -133,7 +131,6 @@ def _plan(model: OnnxModel) -> tuple[tuple[_Step, ...], list[Array | None], Mapp
 def _frees(
     nodes: Sequence[tuple[tuple[int, ...], tuple[int, ...]]], kept: set[int]
 ) -> list[tuple[int, ...]]:
-    """Return the slots to free after each node."""
     seen, found = set(kept), list[tuple[int, ...]]()
     for reads, writes in reversed(nodes):
         last = {slot for slot in (*reads, *writes) if slot >= 0} - seen

@@ -14,9 +14,8 @@ from typing import Final
 
 import numpy as np
 
-from edge_sdk.runtime import protobuf_reader
-from edge_sdk.runtime.graph import GraphError
-from edge_sdk.wire.contract.method import Array
+from edge_sdk.protocol.contract.method import Array
+from edge_sdk.runtime import GraphError, protobuf_reader
 
 Attribute = int | float | str | tuple[int, ...]
 
@@ -85,7 +84,6 @@ def read_onnx(data: bytes) -> OnnxModel:
 
 
 def _opset(data: memoryview) -> int:
-    """Return the version of the standard set; another set is refused once a node uses it."""
     domain, version = "", 0
     for number, value in protobuf_reader.fields(data):
         if number == 1:
@@ -227,7 +225,6 @@ def _type(data: memoryview) -> tuple[int, list[int | None]]:
 
 
 def _size(data: memoryview) -> int | None:
-    """Return a fixed size, or None for a named or unknown one."""
     return next(
         (protobuf_reader.number(v) for n, v in protobuf_reader.fields(data) if n == 1), None
     )

@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from edge_sdk.runtime.graph import GraphError
+from edge_sdk.protocol.contract.method import Array
+from edge_sdk.runtime import GraphError
 from edge_sdk.runtime.onnx_reader import Attribute, OnnxNode
-from edge_sdk.wire.contract.method import Array
 
 Run = Callable[..., Any]
 """Function from inputs in order to the result, or to a tuple of results."""
@@ -31,7 +31,7 @@ def require_small(sizes: Iterable[int]) -> None:
 
     >>> require_small((1 << 20, 1 << 10))
     Traceback (most recent call last):
-    edge_sdk.runtime.graph.GraphError: an array of 1073741824 numbers, at most 134217728 are made
+    edge_sdk.runtime.GraphError: an array of 1073741824 numbers, at most 134217728 are made
     """
     count = math.prod(sizes)
     if count > LARGEST:
@@ -40,27 +40,19 @@ def require_small(sizes: Iterable[int]) -> None:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class OperatorSite:
-    """One use of an operator in a graph, as its builder receives it.
+    """One use of an operator in a graph, as its builder receives it."""
 
-    Attributes:
-        attributes: Every attribute of the operator, with the specification's default where none is
-            set.
-        known: Each input's value where it is a constant, else None; also None for one left out.
-        given: Whether each input is present.
-        results: Number of results here.
-    """
-
+    # every attribute of the operator, with the specification's default where none is set
     attributes: Mapping[str, Any]
+    # each input's value where it is a constant, else None; also None for one left out
     known: tuple[Array | None, ...]
     given: tuple[bool, ...]
     results: int
 
     def constant(self, index: int) -> Array | None:
-        """Return an input that is constant, or None."""
         return self.known[index] if index < len(self.known) else None
 
     def has(self, index: int) -> bool:
-        """Return whether an optional input is present."""
         return index < len(self.given) and self.given[index]
 
 
@@ -92,7 +84,6 @@ def build(node: OnnxNode, known: tuple[Array | None, ...]) -> Run:
     """Build one node.
 
     Args:
-        node: Node of the file.
         known: Each input's value where it is a constant, else None.
 
     Raises:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator
 
-from edge_sdk.runtime.graph import GraphError
+from edge_sdk.runtime import GraphError
 
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 _WIDEST = 10  # bytes of a 64-bit varint
@@ -25,10 +25,9 @@ def fields(data: memoryview) -> Iterator[Field]:
     Raises:
         GraphError: The bytes end inside a field, or hold an unsupported kind of field.
 
-    Example:
-        >>> [(number, bytes(value) if number == 2 else value)
-        ...  for number, value in fields(memoryview(bytes.fromhex("08ac02 1202 6869")))]
-        [(1, 300), (2, b'hi')]
+    >>> [(number, bytes(value) if number == 2 else value)
+    ...  for number, value in fields(memoryview(bytes.fromhex("08ac02 1202 6869")))]
+    [(1, 300), (2, b'hi')]
     """
     at, end = 0, len(data)
     while at < end:
@@ -68,9 +67,8 @@ def number(value: int | memoryview) -> int:
     Raises:
         GraphError: The field holds bytes.
 
-    Example:
-        >>> number(2**64 - 1)
-        -1
+    >>> number(2**64 - 1)
+    -1
     """
     if not isinstance(value, int):
         raise GraphError("expected a number, got a length-delimited field")
@@ -78,11 +76,7 @@ def number(value: int | memoryview) -> int:
 
 
 def view(value: int | memoryview) -> memoryview:
-    """Return a field as bytes.
-
-    Raises:
-        GraphError: The field holds a number.
-    """
+    """Return a field as bytes."""
     if isinstance(value, int):
         raise GraphError("expected a length-delimited field, got a number")
     return value
@@ -103,9 +97,8 @@ def text(value: int | memoryview) -> str:
 def numbers(value: int | memoryview) -> list[int]:
     """Return a repeated integer field, packed or one at a time.
 
-    Example:
-        >>> numbers(7), numbers(memoryview(bytes.fromhex("01ac02")))
-        ([7], [1, 300])
+    >>> numbers(7), numbers(memoryview(bytes.fromhex("01ac02")))
+    ([7], [1, 300])
     """
     if isinstance(value, int):
         return [number(value)]

@@ -15,10 +15,10 @@ from typing import Any, Final
 
 import numpy as np
 
-from edge_sdk.runtime.graph import GraphError
+from edge_sdk.protocol.contract.method import Array
+from edge_sdk.runtime import GraphError
 from edge_sdk.runtime.onnx_reader import Attribute, OnnxModel, OnnxNode
 from edge_sdk.runtime.operator_registry import OPERATORS, build
-from edge_sdk.wire.contract.method import Array
 
 BATCH: Final = 64
 """Size assumed for every open dimension: windows in one batch."""
@@ -37,17 +37,11 @@ _BAD = (ValueError, TypeError, IndexError, KeyError, OverflowError, ZeroDivision
 
 @dataclass(frozen=True, slots=True)
 class GraphCost:
-    """Upper bounds on one run, with ``BATCH`` for every open dimension.
+    """Upper bounds on one run, with ``BATCH`` for every open dimension."""
 
-    Attributes:
-        largest: Number of elements of the largest array.
-        total: Number of elements of all arrays that nodes produce.
-        work: Number of multiplications, plus one for every element produced.
-    """
-
-    largest: int
-    total: int
-    work: int
+    largest: int  # number of elements of the largest array
+    total: int  # number of elements of all arrays that nodes produce
+    work: int  # number of multiplications, plus one for every element produced
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -114,7 +108,6 @@ def _inferred(node: OnnxNode, given: Sequence[_Known | None]) -> tuple[Sequence[
 def _folded(
     node: OnnxNode, given: Sequence[_Known | None], sizes: Sequence[int]
 ) -> Sequence[Array | None]:
-    """Compute small results of constants: the shapes of later arrays depend on them."""
     values = tuple(None if one is None else one.value for one in given)
     is_known = all(one is None or one.value is not None for one in given)
     small = all(one is None or math.prod(one.shape) <= _FOLDED for one in given)
@@ -148,11 +141,6 @@ def _rule(*kinds: str) -> Callable[[_Rule], _Rule]:
 
 
 def _whole(one: _Known | None) -> Shape:
-    """Return an input that defines sizes or axes.
-
-    Raises:
-        ValueError: It is not a constant: then the shape would depend on measured data.
-    """
     if one is None or one.value is None:
         raise ValueError("sizes and axes must be constant")
     return tuple(int(v) for v in np.ravel(one.value))

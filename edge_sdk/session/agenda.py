@@ -2,26 +2,9 @@
 
 from __future__ import annotations
 
-from collections import deque
-
-from edge_sdk.session.events import (
-    BundleAnnounced,
-    FoundBundle,
-    PeerMessageReceived,
-    PeersAnnounced,
-    RolloutDownloaded,
-    SessionEvent,
-    SignalTaskReceived,
-    StoreLossDetected,
-    TaskReceived,
-    TaskWithdrawn,
-)
-from edge_sdk.session.verified_message import VerifiedMessage
-from edge_sdk.wire.contract.method import Task
-from edge_sdk.wire.protocol.messages import TaskMessage
-
-MOST = 256
-"""Maximum number of perishable tasks that wait; beyond it the oldest are dropped."""
+from edge_sdk.app.lean_dataclass import dataclass
+from edge_sdk.protocol.contract.method import Task
+from edge_sdk.protocol.messages import BundleMessage, TaskMessage
 
 
 class Agenda:
@@ -31,19 +14,13 @@ class Agenda:
         waiting: The newest task that is ready for training, or None.
         current: The task in training, or the one of the open split round, or None.
         bundle: A bundle announcement that waits to be activated, or None.
-        signals: Perishable tasks in order, oldest first.
-        letters: Messages from peers, in order of arrival.
     """
 
     def __init__(self) -> None:
-        """Begin without work."""
         self.waiting: Task | None = None
         self.current: Task | None = None
         self.bundle: FoundBundle | None = None
-        self.signals: deque[Task] = deque(maxlen=MOST)
-        self.letters: deque[VerifiedMessage] = deque()
         self._peers: TaskMessage | None = None
-        self._archive: RolloutDownloaded | None = None
         self._is_store_lost = False
 
     def add(self, event: SessionEvent) -> None:
@@ -53,37 +30,27 @@ class Agenda:
                 self.waiting = task
             case TaskWithdrawn():
                 self.waiting = None
-            case SignalTaskReceived(task=task):
-                self.signals.append(task)
             case BundleAnnounced(found=found):
                 self.bundle = found
-            case RolloutDownloaded():
-                self._archive = event
             case PeersAnnounced(message=message):
                 self._peers = message
-            case PeerMessageReceived(letter=letter):
-                self.letters.append(letter)
             case StoreLossDetected():
                 self._is_store_lost = True
 
     @property
     def tasks(self) -> tuple[Task, ...]:
-        """The tasks that are here: the waiting and the current one."""
         return tuple(task for task in (self.waiting, self.current) if task is not None)
 
     # --- tasks ------------------------------------------------------------------------------------
 
     def pop_waiting(self) -> Task | None:
-        """Return the waiting task, and remove it."""
         task, self.waiting = self.waiting, None
         return task
 
     def start(self, task: Task) -> None:
-        """Set the current task: a repeat of it is ignored."""
         self.current = task
 
     def finish(self) -> None:
-        """Clear the current task."""
         self.current = None
 
     def postpone(self, task: Task) -> None:
@@ -91,20 +58,14 @@ class Agenda:
         self.waiting = self.waiting or task
 
     def begin_run(self) -> None:
-        """Drop the tasks of the run before."""
+        """Drop the task of the run before."""
         self.waiting = None
-        self.signals.clear()
 
     # --- bundles, peers, losses -------------------------------------------------------------------
 
     def drop_bundle(self) -> None:
         """Clear the bundle that waits: it is being activated, or cannot be."""
         self.bundle = None
-
-    def pop_archive(self) -> RolloutDownloaded | None:
-        """Return the archive of a rollout's version, and remove it."""
-        found, self._archive = self._archive, None
-        return found
 
     def pop_peers(self) -> TaskMessage | None:
         """Return the newest list of peers, and remove it."""
@@ -116,11 +77,70 @@ class Agenda:
         is_lost, self._is_store_lost = self._is_store_lost, False
         return is_lost
 
-    def drop_letters(self) -> None:
-        """Drop every message from peers."""
-        self.letters.clear()
-
     def drop_round(self) -> None:
-        """Drop the current task and every perishable one: working on them met a defect."""
+        """Drop the current task: working on it met a defect."""
         self.current = None
-        self.signals.clear()
+
+
+@dataclass(frozen=True, slots=True)
+class FoundBundle:
+    """A bundle announcement to follow, its bytes, and the archive if it was not installed."""
+
+    announced: BundleMessage
+    body: bytes
+    archive: bytes | None
+
+
+@dataclass(frozen=True, slots=True)
+class TaskReceived:
+    """A task is complete and replaces the one that waits."""
+
+    task: Task
+
+
+@dataclass(frozen=True, slots=True)
+class TaskWithdrawn:
+    """The task that waits is void: a newer one is being fetched, or participation has changed."""
+
+
+@dataclass(frozen=True, slots=True)
+class BundleAnnounced:
+    """A bundle is here and waits to be activated."""
+
+    found: FoundBundle
+
+
+@dataclass(frozen=True, slots=True)
+class PeersAnnounced:
+    """The aggregator names the peers of this device."""
+
+    message: TaskMessage
+
+
+@dataclass(frozen=True, slots=True)
+class StoreLossDetected:
+    """An earlier store of this device was lost: its noise was drawn again."""
+
+
+@dataclass(frozen=True, slots=True)
+class InlineLimitAnnounced:
+    """A manifest sets the largest update that is sent without an offer, in bytes.
+
+    ``ahead`` is the number of chunks of a larger one that may follow its first offer at once, and
+    ``single`` the size up to which a larger one may go in one message that the link carries.
+    """
+
+    size: int
+    ahead: int = 0
+    single: int = 0
+
+
+SessionEvent = (
+    TaskReceived
+    | TaskWithdrawn
+    | BundleAnnounced
+    | PeersAnnounced
+    | StoreLossDetected
+    | InlineLimitAnnounced
+)
+"""Event that a part of a session returns; the session follows ``InlineLimitAnnounced`` itself."""

@@ -10,26 +10,26 @@ Every announcement:
    (``session.signed_link.SignedLink._open``)
 2. Its envelope has an allowed size, form and protocol version, the topic's kind and the topic's
    sender (root for keys and bundles): TOO_LARGE, MALFORMED, UNKNOWN_WIRE, WRONG_SENDER.
-   (``wire.protocol.envelope.unseal``)
+   (``protocol.envelope.unseal``)
 3. The sender's key is known and valid now; the operator's root is pinned, or named by the pinned
    one, and an aggregator key is announced by root: UNKNOWN_CLIENT.
    (``session.key_ring.KeyRing.key``)
 4. The signature covers fleet, kind, sender, recipient and body: MALFORMED, UNKNOWN_CLIENT,
-   BAD_SIGNATURE. (``wire.protocol.envelope.check_proof``)
+   BAD_SIGNATURE. (``protocol.envelope.check_proof``)
 5. Enough keys of the root, or one of the role of this kind, have signed what the root sends:
-   MALFORMED, UNKNOWN_CLIENT, BAD_SIGNATURE. (``wire.protocol.envelope.check_root_proofs``)
-6. Its body is a clear one: CANNOT_OPEN, MALFORMED. (``wire.protocol.envelope.opened``)
+   MALFORMED, UNKNOWN_CLIENT, BAD_SIGNATURE. (``protocol.envelope.check_root_proofs``)
+6. Its body is a clear one: CANNOT_OPEN, MALFORMED. (``protocol.envelope.opened``)
 7. Its fields have the types and bounds of their kind: MALFORMED, UNKNOWN_FIELD, UNKNOWN_KIND,
-   TOO_LARGE. (``wire.protocol.codec.decode``)
+   TOO_LARGE. (``protocol.codec.decode``)
 
 A list of keys:
 
 8. A next root that it names has signed it with enough keys: BAD_SIGNATURE.
-   (``session.signing_roles.check_successor``)
+   (``session.key_ring.check_successor``)
 9. Its serial number is not lower than that of the list in force: ROLLBACK.
    (``session.key_ring.KeyRing.accept``)
    The authorities that it names are certificates of authorities: MALFORMED.
-   (``session.followed_authorities.checked_authorities``)
+   (``session.announcements.Announcements.receive_keys``)
 
 A bundle:
 
@@ -44,11 +44,11 @@ A bundle:
 14. Its validity is not over by the latest signed time: ANNOUNCEMENT_EXPIRED.
     (``session.manifest_checks.check_expiry``)
 15. Its archive has a size that can be transferred: MALFORMED, TOO_LARGE.
-    (``wire.protocol.transfer.check_sizes``)
+    (``protocol.transfer.check_sizes``)
 16. Each chunk of the archive has the right index and length: BAD_CHUNK.
-    (``wire.protocol.transfer.Receiving.add``)
+    (``protocol.transfer.Receiving.add``)
 17. The whole archive has the announced digest: NOT_FOUND, BAD_DIGEST.
-    (``wire.protocol.transfer.Receiving.body``)
+    (``protocol.transfer.Receiving.body``)
 18. Root has signed the archive, its version is not older than an installed one, and it passes its
     golden sample: BundleError. (``bundle.install``)
 
@@ -61,58 +61,50 @@ number in force passes rules 10 to 14 and is then ignored.
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TypeVar
 
 from edge_sdk.app.cli import fields
+from edge_sdk.app.lean_dataclass import dataclass
+from edge_sdk.errors import Reason, Refused
+from edge_sdk.protocol.codec import decode
+from edge_sdk.protocol.messages import BundleMessage, KeysMessage, TaskMessage
 from edge_sdk.session import manifest_checks
+from edge_sdk.session.agenda import BundleAnnounced, FoundBundle
 from edge_sdk.session.download import DownloadCompleted, Downloader
-from edge_sdk.session.events import BundleAnnounced, FoundBundle
-from edge_sdk.session.followed_authorities import checked_authorities
 from edge_sdk.session.key_ring import KeyRing
-from edge_sdk.session.model_log import RUN_NAME
 from edge_sdk.store.store import DeviceStore
-from edge_sdk.wire.errors import Reason, Refused
-from edge_sdk.wire.protocol.codec import decode
-from edge_sdk.wire.protocol.messages import BundleMessage, KeysMessage, TaskMessage
 
 logger = logging.getLogger(__name__)
 
-_FOLLOWED = RUN_NAME
+RUN_NAME = "run name"
 _OWNER = "bundle of"
-"""Papers: the run that the device takes part in, and the run whose announcement is saved."""
+"""Saved notes: the run of the device, and the run whose announcement is saved."""
 
 M = TypeVar("M", BundleMessage, KeysMessage, TaskMessage)
 
 
 @dataclass(frozen=True, slots=True)
 class KeysAdopted:
-    """The device follows a list of keys.
+    """The device follows a list of keys."""
 
-    Attributes:
-        is_changed: True if the list is another one than before.
-        is_renumbered: True if none of the keys was known: serial numbers begin anew.
-    """
-
-    is_changed: bool
-    is_renumbered: bool
+    is_changed: bool  # true if the list is another one than before
+    is_renumbered: bool  # true if none of the keys was known: serial numbers begin anew
 
 
 class Announcements:
     """The keys and the bundle announcement in force on one device.
 
     Args:
-        store: Store that keeps them.
-        downloads: Downloader a bundle that is not installed.
-        ring: Keys of the configuration.
+        downloads: downloader of a bundle that is not installed.
         methods: Names of the methods that this device accepts.
 
     Attributes:
         ring: The trusted keys.
         bundle: The bundle announcement in force, or None before the first of the present run.
         name: Name of the run that the device takes part in; empty for the one announced to all.
+        serials: Saved facts that are serial numbers: they begin again with an aggregator's other key.
     """
 
     def __init__(
@@ -124,9 +116,10 @@ class Announcements:
     ) -> None:
         self._store, self._downloads, self._methods = store, downloads, methods
         self.ring = replace(ring, announced=saved_message(store, KeysMessage, "keys"))
-        self.name = _saved_text(store, _FOLLOWED)
+        self.name = _saved_text(store, RUN_NAME)
         is_its_own = _saved_text(store, _OWNER) == self.name
         self.bundle = saved_message(store, BundleMessage, "bundle") if is_its_own else None
+        self.serials = ["serial"]
         self._installed = b""
         self._left: BundleMessage | None = None  # no longer in force, of the same run
 
@@ -137,17 +130,18 @@ class Announcements:
             Refused: ROLLBACK for an older list, MALFORMED for one that names no authorities as such.
         """
         before, ring = self.ring, self.ring.accept(keys)
-        authority_keys = checked_authorities(keys.ca)
+        if keys.ca and ring.follow_authorities is not None:
+            ring.follow_authorities(keys.ca)
         if ring.followed is not None:  # first: the list is received again
             ring.followed.save(ring.root, ring.bundle_keys)
         self.ring = ring
         if ring.root != before.root:
             logger.warning("root replaced %s", fields(root=ring.root.name, before=before.root.name))
-        if ring.authorities is not None:
-            ring.authorities.follow(keys.ca, authority_keys, time.time())
         known = before.announced
         is_renumbered = known is not None and not set(known.sign) & set(keys.sign)
-        self._store.file_paper("keys", body, **({"serial": 0} if is_renumbered else {}))
+        self._store.file_paper(
+            "keys", body, **dict.fromkeys(self.serials if is_renumbered else (), 0)
+        )
         return KeysAdopted(self.ring != before, is_renumbered)
 
     def encryption_key(self, kind: str) -> bytes | None:
@@ -170,7 +164,7 @@ class Announcements:
 
         The announcement in force stays in use until one of the run arrives.
         """
-        self._store.file_paper(_FOLLOWED, name.encode())
+        self._store.file_paper(RUN_NAME, name.encode())
         self.name, self.bundle, self._left = name, None, None
 
     def record_installed(self, digest: bytes) -> None:
@@ -191,7 +185,6 @@ class Announcements:
         An expired one is refused also if it is the one in force, which stays in use.
 
         Args:
-            announced: The announcement.
             body: Its bytes.
             time: Latest signed server time, Unix milliseconds.
 
@@ -229,7 +222,6 @@ class Announcements:
 
     @property
     def _floor(self) -> tuple[str, str]:
-        """Names of the facts with the serial number and run below which nothing is followed."""
         return f"bundle serial {self.name}", f"bundle run {self.name}"
 
 

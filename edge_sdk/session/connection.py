@@ -4,35 +4,32 @@ from __future__ import annotations
 
 import logging
 from contextlib import suppress
+from typing import Final
 
 from edge_sdk.app.cli import fields
 from edge_sdk.errors import StoreFull
+from edge_sdk.link.transport import LinkDown, LinkUp, RenewableLink
 from edge_sdk.session.parts import SessionParts
 from edge_sdk.session.signed_link import Will
-from edge_sdk.wire.link.transport import LinkDown, LinkUp
 
 logger = logging.getLogger(__name__)
 
 SIGNER_AWAY = "signer away"
 """Saved fact: Unix seconds since when the token of the key is away; 0 while it is there."""
 
+REPLACED: Final = "replaced identity key"
+"""Reason of the reconnection after a replacement of the identity key."""
+
 _REASONS_LOGGED = 16
 """Most reasons that are remembered; a further one is logged at each attempt."""
 
 
 class Connection:
-    """The connection of one device to its broker.
-
-    Args:
-        parts: Parts of its session.
-
-    Attributes:
-        linked_at: Time at which the link last came up.
-    """
+    """The connection of one device to its broker."""
 
     def __init__(self, parts: SessionParts) -> None:
         self._parts = parts
-        self.linked_at = parts.time.uptime
+        self.linked_at = parts.time.uptime  # time at which the link last came up
         self._is_counted = False
         self._max_payload = 0
         self._is_signer_away: bool | None = None  # None until the store was read
@@ -48,7 +45,7 @@ class Connection:
         return self._parts.link.will(self._parts.outbox.status("lost"))
 
     def link_up(self, link: LinkUp) -> None:
-        """Subscribe, announce the device, and send what is due on a new connection."""
+        """Subscribe, announce the device, and send pending messages on a new connection."""
         parts = self._parts
         if not self._is_counted:
             parts.outbox.count_connection()
@@ -65,7 +62,7 @@ class Connection:
         parts.participation.follow(parts.outbox.link_up(link.max_payload))
 
     def watch_signer(self) -> None:
-        """Note when the token of the key goes away; once it is back, send what waited for it."""
+        """Detect the removal of the key's token; when it is back, send the messages that waited for it."""
         parts = self._parts
         link = parts.link
         if self._is_signer_away is None:
@@ -84,6 +81,40 @@ class Connection:
             link.publish_status(parts.outbox.status("online"))
             parts.participation.follow(parts.outbox.link_up(self._max_payload))
 
+    def replace_key(self, now: float) -> None:
+        """Make the identity key that was ordered, and send the hello that is due for it.
+
+        Args:
+            now: Seconds of the monotonic clock.
+        """
+        parts = self._parts
+        identity, hello = parts.identity, parts.outbox.state.hello
+        identity.advance(now)
+        is_over = (
+            identity.has_trial
+            and hello is not None  # whose reference is computed for a trial only: it is a digest
+            and identity.is_trial_over(hello.ref, hello.attempts)
+        )
+        if is_over or (parts.outbox.state.is_ready and identity.begin_trial(now)):
+            parts.participation.follow(parts.outbox.propose_life())
+        if identity.take_reconnection() and isinstance(parts.link.link, RenewableLink):
+            parts.link.link.reconnect(REPLACED)
+
+    def state_again(self, now: float) -> None:
+        """Send another hello if a key, or a refused root, that the last one stated has changed.
+
+        Args:
+            now: Seconds of the monotonic clock.
+        """
+        parts = self._parts
+        root = parts.announcements.ring.root
+        is_due = parts.refused_root.follow(parts.link.refusals, root, now)
+        if parts.outbox.state.is_ready and parts.bodies.is_hello_due(now):
+            parts.count("keys announced again")
+            is_due = True
+        if is_due:
+            parts.participation.follow(parts.outbox.propose_life())
+
     def link_down(self, link: LinkDown) -> None:
         """Stop sending; log each reason once, and its repetitions at debug level."""
         level = logging.DEBUG if link.why in self._logged else logging.INFO
@@ -92,3 +123,31 @@ class Connection:
             self._logged.add(link.why)
         self._parts.outbox.link_down()
         self._parts.link.discard_queue()
+
+
+_FIRST = 30.0  # seconds without a required announcement before it is requested again; doubles
+_LONGEST = 900.0
+
+
+class Resubscription:
+    """The retry timer of missing announcements.
+
+    >>> timer = Resubscription(0.0)
+    >>> [timer.is_due(now, is_missing=True) for now in (29.0, 30.0, 89.0, 90.0)]
+    [False, True, False, True]
+    >>> timer.is_due(91.0, is_missing=False), timer.is_due(120.0, is_missing=True)
+    (False, False)
+    """
+
+    def __init__(self, now: float) -> None:
+        self._due, self._wait = now + _FIRST, _FIRST
+
+    def is_due(self, now: float, *, is_missing: bool) -> bool:
+        """Return whether to subscribe again now; the timer restarts while nothing is missing."""
+        if not is_missing:
+            self._due, self._wait = now + _FIRST, _FIRST
+        elif now >= self._due:
+            self._wait = min(2 * self._wait, _LONGEST)
+            self._due = now + self._wait
+            return True
+        return False

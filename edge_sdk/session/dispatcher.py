@@ -4,32 +4,44 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Iterator, Mapping
+from typing import Protocol
 
 from edge_sdk.app.cli import fields
-from edge_sdk.session.certificate_renewal import RenewableLink
-from edge_sdk.session.download import DownloadCompleted, is_common_start
-from edge_sdk.session.durable_outbox import FromAggregator
-from edge_sdk.session.events import (
+from edge_sdk.errors import Reason, Refused
+from edge_sdk.link.transport import RenewableLink
+from edge_sdk.protocol import messages as m
+from edge_sdk.session.agenda import (
     InlineLimitAnnounced,
-    PeerMessageReceived,
     SessionEvent,
-    SignalTaskReceived,
     StoreLossDetected,
     TaskWithdrawn,
 )
-from edge_sdk.session.key_replacement import receive_trial
-from edge_sdk.session.manifest_checks import check_expiry
+from edge_sdk.session.download import DownloadCompleted, is_common_start
+from edge_sdk.session.durable_outbox import FromAggregator
+from edge_sdk.session.manifest_checks import check_expiry, is_perishable
 from edge_sdk.session.operator_commands import OperatorCommands
 from edge_sdk.session.parts import SessionParts
 from edge_sdk.session.poison_messages import digest_of, is_defect
-from edge_sdk.session.signal_inbox import is_perishable
-from edge_sdk.session.verified_message import VerifiedMessage
-from edge_sdk.wire.errors import Reason, Refused
-from edge_sdk.wire.protocol import messages as m
+from edge_sdk.session.signed_link import VerifiedMessage
 
 logger = logging.getLogger(__name__)
 
 Events = Iterator[SessionEvent]
+
+
+class MessageReader(Protocol):
+    """An extension that follows messages and downloads after the core."""
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """Kinds of the messages that it follows."""
+
+    def on_message(self, message: VerifiedMessage) -> None:
+        """Follow a verified message, or raise ``Refused``."""
+
+    def on_download(self, completed: DownloadCompleted) -> None:
+        """Follow a complete body."""
+
 
 _LOGGED = frozenset((Reason.BAD_SCALAR, Reason.ANNOUNCEMENT_EXPIRED))
 """Reasons of which the operator learns from the log, for every kind of announcement."""
@@ -43,12 +55,10 @@ _REPORT_AGAIN = 60.0  # seconds until the same refused bundle is reported again
 class Dispatcher:
     """The arrivals of one device.
 
-    Args:
-        parts: Parts of its session.
-
     Attributes:
         heard_at: Time of the last verified message.
         peers: Raw public keys of the peers, by id.
+        readers: Extensions that follow messages and downloads, in their order.
     """
 
     def __init__(self, parts: SessionParts) -> None:
@@ -56,13 +66,14 @@ class Dispatcher:
         self._commands = OperatorCommands(parts, self.reconsider)
         self.heard_at = parts.time.uptime
         self.peers: Mapping[str, bytes] = {}
+        self.readers: list[MessageReader] = []
         self._last_refusal = ""
         self._reported = 0, 0.0
 
     def accept_peers(self, peers: Mapping[str, bytes], keys: Mapping[str, bytes]) -> None:
         """Accept messages from these peers only: their public keys, and those to encrypt to, by id."""
         self.peers = peers
-        self._parts.keys.accept_peers(keys)
+        self._parts.bodies.accept_peers(keys)
         self._parts.link.accept_peers(wanted=bool(peers))
 
     def key_of(self, sender: str, kid: bytes) -> bytes | None:
@@ -72,7 +83,6 @@ class Dispatcher:
         return self._parts.announcements.ring.key(sender, kid, self._parts.time.now())
 
     def may_sign(self, kind: str, signers: Collection[bytes]) -> bool:
-        """Return whether these keys, which have signed an announcement of this kind, are enough."""
         return self._parts.announcements.ring.is_enough(kind, signers)
 
     def reconsider(self) -> Events:
@@ -89,13 +99,14 @@ class Dispatcher:
         """Process a verified message; a defect is recorded, and the message skipped from now on."""
         if verified.sender in self.peers:
             self.heard_at = self._parts.time.uptime
-            yield PeerMessageReceived(verified)
+            self._read(verified)
             return
         kind, body = verified.message.kind, digest_of(verified.message.kind, verified.ref)
         if self._parts.set_aside.holds(body):
             return
         try:
             yield from self._follow(self._dispatch(verified))
+            self._read(verified)
         except Refused as refused:
             self._refuse(refused, kind)
             if isinstance(verified.message, m.BundleMessage):
@@ -106,8 +117,12 @@ class Dispatcher:
             run = getattr(verified.message, "run", self._parts.inbox.seen.run)
             self._parts.set_aside.add(kind, body, error, run=run)
 
+    def _read(self, verified: VerifiedMessage) -> None:
+        for reader in self.readers:
+            if verified.message.kind in reader.kinds:
+                reader.on_message(verified)
+
     def _follow(self, events: Events) -> Events:
-        """Follow what is meant for the session, and pass everything else on to the client."""
         for event in events:
             if isinstance(event, InlineLimitAnnounced):
                 self._parts.outbox.limit_inline(event.size, event.ahead, event.single)
@@ -115,11 +130,6 @@ class Dispatcher:
                 yield event
 
     def _dispatch(self, verified: VerifiedMessage) -> Events:
-        """Pass one verified message to its part.
-
-        Raises:
-            Refused: It is verified and well formed, but must not be followed.
-        """
         parts = self._parts
         self.heard_at = parts.time.uptime
         match verified.message:
@@ -144,15 +154,16 @@ class Dispatcher:
                 self._receive_keys(keys, verified.body)
             case m.TimeMessage(t=t):
                 self._receive_time(t)
-            case m.WeatherMessage() | m.RolloutMessage() | m.StageMessage() as retained:
-                self._receive_retained(retained, verified.body)
             case m.CommandMessage() as command:
                 yield from self._commands.receive(command, verified.ref)
             case _:
-                raise Refused(Reason.UNKNOWN_KIND, verified.message.kind)
+                self._require_reader(verified.message.kind)
+
+    def _require_reader(self, kind: str) -> None:
+        if not any(kind in reader.kinds for reader in self.readers):
+            raise Refused(Reason.UNKNOWN_KIND, kind)
 
     def _receive_request(self, request: m.ModelMessage | m.TaskMessage, size: int) -> Events:
-        """Pass on a request addressed to all devices, or to this device alone."""
         parts, is_held = self._parts, self._parts.participation.is_held
         if isinstance(request, m.ModelMessage):
             parts.count("bytes down model", size)
@@ -163,18 +174,13 @@ class Dispatcher:
             yield from self._completed(parts.downloads.completed())
             return
         parts.count(f"bytes down {request.ask}", size)
-        wanted = parts.inbox.wanted
-        if not is_perishable(request, wanted):
+        if not is_perishable(request, parts.inbox.wanted):
             yield from parts.inbox.receive_task(request, is_held=is_held)
-        elif wanted is not None and not is_held:
-            ready = parts.signals.receive(request, parts.inbox.seen, wanted, parts.time.uptime)
-            yield from map(SignalTaskReceived, ready)
 
     def _request_log(self) -> None:
-        """Say hello again if a manifest waits for a proof, which the welcome brings."""
         parts = self._parts
         is_ready = parts.outbox.state.is_ready and not parts.participation.is_rationed
-        if is_ready and parts.log.is_request_due(parts.time.uptime):
+        if is_ready and parts.inbox.log.is_request_due(parts.time.uptime):
             parts.count("log proofs requested")
             parts.participation.follow(parts.outbox.propose_life())
 
@@ -182,29 +188,16 @@ class Dispatcher:
         yield from self._completed(self._parts.downloads.add(piece))
 
     def _completed(self, completed: DownloadCompleted | None) -> Events:
-        """Pass a complete body on, if there is one."""
         if completed is not None:
             yield from self._parts.announcements.downloaded(completed)
             yield from self._parts.inbox.downloaded(completed)
-            yield from self._parts.rollouts.downloaded(completed)
+            for reader in self.readers:
+                reader.on_download(completed)
 
     def _receive_refusal(self, refusal: m.RefusalMessage) -> None:
         parts = self._parts
         if not parts.downloads.refuse(refusal, shortest=parts.outbox.state.retry.base):
             parts.participation.follow(parts.outbox.receive(refusal))
-
-    def _receive_retained(
-        self, retained: m.WeatherMessage | m.RolloutMessage | m.StageMessage, body: bytes
-    ) -> None:
-        """Pass on an announcement to all devices that no run depends on."""
-        parts = self._parts
-        match retained:
-            case m.WeatherMessage():
-                parts.weather.receive(retained, body, parts.time.now())
-            case m.RolloutMessage():
-                parts.rollouts.receive_plan(retained, body)
-            case m.StageMessage():
-                parts.rollouts.receive_stage(retained, body)
 
     def _receive_time(self, t: int) -> None:
         parts = self._parts
@@ -225,19 +218,29 @@ class Dispatcher:
             self._receive_time_alone(answer)
             return
         if isinstance(answer, m.WelcomeMessage | m.FloorMessage):
-            receive_trial(parts, answer)
+            self._receive_trial(answer)
         was_ready, pending = parts.outbox.state.is_ready, parts.outbox.state.hello
         stated = b"" if pending is None else pending.hello.log + pending.hello.root
         parts.participation.follow(parts.outbox.receive(answer))
         if isinstance(answer, m.WelcomeMessage) and parts.outbox.state.is_ready and not was_ready:
             self._welcomed(answer)
             yield from self._follow_run(parts.choice.offer(answer.runs))
-            if parts.log.receive_welcome(answer, stated):
+            if parts.inbox.log.receive_welcome(answer, stated):
                 yield from self.reconsider()
             yield from self._withdraw_expired()
 
+    def _receive_trial(self, answer: m.WelcomeMessage | m.FloorMessage) -> None:
+        """Use the new identity key from now on, if this welcomes a hello that it has signed."""
+        parts = self._parts
+        if not parts.identity.is_trial(answer.hello):
+            return
+        if parts.outbox.is_welcome(answer):
+            parts.identity.adopt()
+            parts.outbox.sign_again()
+        elif isinstance(answer, m.FloorMessage):
+            parts.identity.try_next()
+
     def _receive_time_alone(self, welcome: m.WelcomeMessage) -> None:
-        """Adopt the time of a welcome on a limited connection, and connect again to be judged by it."""
         parts = self._parts
         if not parts.outbox.is_welcome(welcome):
             return
@@ -247,11 +250,7 @@ class Dispatcher:
             parts.link.link.reconnect(TIME_KNOWN)
 
     def _withdraw_expired(self) -> Events:
-        """Withdraw a manifest that arrived before the time was known, if its validity is over.
-
-        Raises:
-            Refused: ANNOUNCEMENT_EXPIRED.
-        """
+        """Withdraw a manifest that arrived before the time was known, if its validity is over."""
         inbox, manifest = self._parts.inbox, self._parts.inbox.manifest
         if manifest is None:
             return
@@ -275,7 +274,6 @@ class Dispatcher:
         parts.announcements.follow_run(name)
         parts.inbox.follow_run(name)
         parts.downloads.abandon()
-        parts.signals.clear()
         parts.link.follow_run(name)
         yield TaskWithdrawn()
 
@@ -287,7 +285,7 @@ class Dispatcher:
         has_refused = parts.link.refused[Reason.ANNOUNCEMENT_EXPIRED] > 0
         if has_refused and parts.time.latest_signed < before:
             parts.link.subscribe()  # they were judged by a time that was wrong
-        lowered = parts.commands.lower(welcome.cmd)
+        lowered = self._commands.log.lower(welcome.cmd)
         if lowered is not None:
             numbers = {"issued": welcome.cmd, "now": lowered}
             logger.warning("command number lowered %s", fields(**numbers))
@@ -295,18 +293,17 @@ class Dispatcher:
             "welcome received %s", fields(life=welcome.life, run=welcome.run, hold=welcome.hold)
         )
         parts.link.publish_status(parts.outbox.status("online"))
-        parts.weather.assign(welcome.region)
 
     def _receive_keys(self, keys: m.KeysMessage, body: bytes) -> None:
-        """Adopt the keys, and request again what could not be verified without them.
+        """Adopt the keys, and request again the messages that could not be verified without them.
 
         A broker sends retained messages in any order, and each of them once per subscription.
         """
         parts = self._parts
         adopted = parts.announcements.receive_keys(keys, body)
+        parts.link.refusals.note_followed_root()
         if adopted.is_renumbered:
             parts.inbox.restart_serials()
-            parts.rollouts.restart_serials()
         if adopted.is_changed and parts.link.is_refusing_unknown:
             parts.link.subscribe()
 
@@ -331,7 +328,6 @@ class Dispatcher:
             parts.link.send(about)
 
     def _refuse(self, refused: Refused, kind: str) -> None:
-        """Count a verified message that is not followed; log an operator's error once."""
         self._parts.link.count_refused(refused.reason)
         why = str(refused)
         is_error = refused.reason in _LOGGED or kind == m.BundleMessage.kind

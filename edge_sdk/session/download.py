@@ -4,65 +4,64 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import field
 from random import Random
+from typing import Protocol
 
-from edge_sdk.session.signed_link import SignedLink
-from edge_sdk.wire.errors import Reason
-from edge_sdk.wire.protocol.messages import (
+import numpy as np
+
+from edge_sdk.app.lean_dataclass import dataclass
+from edge_sdk.errors import Reason, Refused
+from edge_sdk.protocol import messages as m
+from edge_sdk.protocol.codec import decode, unpack_tensor
+from edge_sdk.protocol.contract.parameter_layout import Vector
+from edge_sdk.protocol.messages import (
     CHUNK_LIMIT,
-    BundleMessage,
     ChunkMessage,
     HaveMessage,
     ModelMessage,
     PartMessage,
     RefusalMessage,
-    RolloutMessage,
     TaskMessage,
 )
-from edge_sdk.wire.protocol.transfer import Receiving
+from edge_sdk.protocol.model_step import applied, step_from
+from edge_sdk.protocol.transfer import Receiving
+from edge_sdk.session.signed_link import SignedLink
 
-Announcement = ModelMessage | BundleMessage | TaskMessage | RolloutMessage
-"""A message that announces a body."""
+
+class Announcement(Protocol):
+    """A message that announces a body."""
+
+    @property
+    def digest(self) -> bytes | None:
+        """SHA-256 of the body."""
+
+    @property
+    def size(self) -> int | None:
+        """Bytes of the body."""
 
 
 @dataclass(frozen=True, slots=True)
 class DownloadCompleted:
-    """A body is complete and has the announced digest.
-
-    Attributes:
-        manifest: Message that announced it.
-        announced: Bytes of that message, where they are kept.
-        body: The body.
-        is_step: True if it is the step from the version before, not the whole model.
-    """
+    """A body is complete and has the announced digest."""
 
     manifest: Announcement
-    announced: bytes
+    announced: bytes  # bytes of that message, where they are kept
     body: bytes
-    is_step: bool = False
+    is_step: bool = False  # true if it is the step from the version before, not the whole model
 
 
 @dataclass(slots=True)
 class BodyDownload:
-    """The download of one body: first from retained slots, after a delay on request.
-
-    Attributes:
-        manifest: Message that announced the body.
-        receiving: The chunks received so far.
-        opens: Time at which to subscribe to the slots, spread over the fleet.
-        asks: Time from which missing chunks are requested.
-        announced: Bytes of the message, where they are kept.
-        is_open: True once the slots are subscribed.
-        step_slots: Slots of the step that is downloaded instead of a whole model; none otherwise.
-    """
+    """The download of one body: first from retained slots, after a delay on request."""
 
     manifest: Announcement
-    receiving: Receiving
-    opens: float
-    asks: float
-    announced: bytes = b""
-    is_open: bool = False
+    receiving: Receiving  # the chunks received so far
+    opens: float  # time at which to subscribe to the slots, spread over the fleet
+    asks: float  # time from which missing chunks are requested
+    announced: bytes = b""  # bytes of the message, where they are kept
+    is_open: bool = field(default=False, init=False)  # true once the slots are subscribed
+    # slots of the step that is downloaded instead of a whole model; none otherwise
     step_slots: range = range(0)
 
     @classmethod
@@ -96,7 +95,6 @@ class BodyDownload:
 
     @property
     def has_slots(self) -> bool:
-        """Return whether the body is also published in retained slots."""
         return isinstance(self.manifest, ModelMessage)
 
     def add(self, message: PartMessage | ChunkMessage, now: float) -> None:
@@ -109,7 +107,7 @@ class BodyDownload:
             self.receiving.add(message.id, message.i, message.blob, now)
 
     def open_slots(self) -> bool:
-        """Mark the slots as subscribed; return whether they are to be subscribed now."""
+        """Mark the slots as subscribed; return whether they were not before."""
         is_due, self.is_open = self.has_slots and not self.is_open, self.has_slots
         return is_due
 
@@ -138,17 +136,11 @@ class BodyDownload:
 
 @dataclass(slots=True)
 class EarlyParts:
-    """Parts of the next model that arrive before its manifest, while the slots stay subscribed.
+    """Parts of the next model that arrive before its manifest, while the slots stay subscribed."""
 
-    Attributes:
-        size: Largest sum of their bytes: that of the last model.
-        id: Name of the body that they belong to.
-        pieces: The parts by number.
-    """
-
-    size: int
-    id: bytes = b""
-    pieces: dict[int, PartMessage] = field(default_factory=dict)
+    size: int  # largest sum of their bytes: that of the last model
+    id: bytes = b""  # name of the body that they belong to
+    pieces: dict[int, PartMessage] = field(default_factory=dict)  # the parts by number
 
     def add(self, part: PartMessage) -> None:
         """Keep a part; those of an older body are dropped."""
@@ -171,10 +163,8 @@ class Downloader:
     parts of the next model then arrive before its manifest, without a request of this device.
 
     Args:
-        link: Link on which chunks are requested.
         rng: Source of the times at which devices begin.
         now: Returns the seconds of the monotonic clock.
-        counts: Counters of the session.
     """
 
     def __init__(
@@ -186,12 +176,10 @@ class Downloader:
 
     @property
     def manifest(self) -> Announcement | None:
-        """Message whose body is being downloaded, or None."""
         return self._download.manifest if self._download is not None else None
 
     @property
     def next_due(self) -> float | None:
-        """Time of the next action, or None."""
         return self._download.next_due if self._download is not None else None
 
     def begin(
@@ -207,7 +195,6 @@ class Downloader:
         Devices open the slots of the common model at random times within its spread.
 
         Args:
-            manifest: Message that announces the body.
             patience: Seconds to wait for slots before missing chunks are requested.
             announced: Bytes of the message, if they are to be kept.
             is_step: True downloads the step that a manifest announces, not the whole model.
@@ -254,7 +241,7 @@ class Downloader:
             self._early.drain(b"")
 
     def reconnected(self) -> None:
-        """Subscribe to the slots again when it is due: the link came up anew."""
+        """Subscribe to the slots again when it is due: the link came up again."""
         if self._download is not None:
             self._download.close_slots()
 
@@ -304,7 +291,6 @@ class Downloader:
         """Process a refusal of the requested chunks; return False if it is about something else.
 
         Args:
-            refusal: Refusal from the aggregator.
             shortest: Minimum seconds until the next request.
         """
         download = self._download
@@ -321,3 +307,47 @@ class Downloader:
 def is_common_start(manifest: ModelMessage) -> bool:
     """Return whether every device takes part in a round, at once when it is announced."""
     return manifest.phase == "train" and manifest.spread == 0 and manifest.share >= 1.0
+
+
+class NewestModel:
+    """The newest version of a run's common model that this device received; in memory only."""
+
+    def __init__(self) -> None:
+        self._held: tuple[int, Vector] | None = None
+
+    def clear(self) -> None:
+        """Forget the model: another run began, or a step did not fit it."""
+        self._held = None
+
+    def keep(self, version: int, w: Vector) -> None:
+        """Keep a version in place of the previous one."""
+        self._held = version, w
+
+    def has_base(self, manifest: m.ModelMessage) -> bool:
+        return self._held is not None and self._held[0] == step_from(manifest)
+
+    def after_step(self, manifest: m.ModelMessage, body: bytes) -> Vector:
+        """Return the announced model from the body of its step.
+
+        Raises:
+            Refused: As ``model_step.applied``; MALFORMED without the version before.
+        """
+        if self._held is None or not self.has_base(manifest):
+            raise Refused(Reason.MALFORMED, "the version before the step is not here")
+        return applied(manifest, decode(m.ContentBody, body), self._held[1])
+
+
+def whole_model(manifest: m.ModelMessage, body: bytes, size: int) -> Vector:
+    """Decode the vector; the digest is verified, so a contradiction is the server's fault.
+
+    Args:
+        body: The content body, whose digest is the announced one.
+
+    Raises:
+        Refused: MALFORMED, WRONG_SIZE or NOT_FINITE.
+    """
+    content = decode(m.ContentBody, body)
+    found = (content.run, content.version, content.part, content.spec, content.enc)
+    if found != (manifest.run, manifest.version, manifest.part, manifest.spec, manifest.enc):
+        raise Refused(Reason.MALFORMED, "the content differs from its manifest")
+    return unpack_tensor(content.blob, content.enc, size).astype(np.float32)

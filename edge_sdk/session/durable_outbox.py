@@ -1,23 +1,23 @@
-"""Drive the pure outbox over link and store: save what changed, then send what is due."""
+"""Drive the pure outbox over link and store: save changes, then send."""
 
 from __future__ import annotations
 
 import logging
 import secrets
 from collections import Counter
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from random import Random
 from typing import Literal
 
 from edge_sdk.app.cli import fields
-from edge_sdk.session.signed_link import SignedLink
-from edge_sdk.store.store import DeviceStore
-from edge_sdk.wire.errors import Reason, Refused
-from edge_sdk.wire.protocol import messages as m
-from edge_sdk.wire.protocol import outbox
-from edge_sdk.wire.protocol.outbox import Outbox, OutboxStep
-from edge_sdk.wire.protocol.outbox_state import (
+from edge_sdk.app.lean_dataclass import dataclass
+from edge_sdk.bundle import SDK_VERSION
+from edge_sdk.errors import Reason, Refused
+from edge_sdk.protocol import messages as m
+from edge_sdk.protocol import outbox
+from edge_sdk.protocol.outbox import Outbox, OutboxStep
+from edge_sdk.protocol.outbox_state import (
     EntrySettled,
     Note,
     OutboxEntry,
@@ -29,6 +29,8 @@ from edge_sdk.wire.protocol.outbox_state import (
     StepInputs,
     UplinkCounters,
 )
+from edge_sdk.session.signed_link import SignedLink
+from edge_sdk.store.store import DeviceStore
 
 logger = logging.getLogger(__name__)
 
@@ -42,13 +44,9 @@ REMEDIES = {
 
 @dataclass(frozen=True, slots=True)
 class BudgetRefused:
-    """The aggregator counts no more releases of this device than it has counted.
+    """The aggregator counts no more releases of this device than it has counted."""
 
-    Attributes:
-        spent: Number of releases so far.
-    """
-
-    spent: int
+    spent: int  # number of releases so far
 
 
 FromAggregator = (
@@ -66,12 +64,8 @@ class DurableOutbox:
     """The outbox of one device. Its numbers and entries are always saved before a byte is sent.
 
     Args:
-        store: Store that keeps numbers and entries.
-        link: Link on which they are sent.
         rng: Source of the retry jitter.
         now: Returns the seconds of the monotonic clock.
-        counts: Counters of the session.
-        sdk: Version of this software.
         base: Shortest wait for an answer in seconds.
 
     Attributes:
@@ -86,7 +80,6 @@ class DurableOutbox:
         now: Callable[[], float],
         counts: Counter[str],
         *,
-        sdk: str,
         base: float,
     ) -> None:
         self._store, self._link, self._rng = store, link, rng
@@ -95,12 +88,12 @@ class DurableOutbox:
             numbers=store.numbers(),
             entries=tuple(map(link.signing.sign_again, store.outbox())),
             conn=store.fact("conn"),
-            sdk=sdk,
+            sdk=".".join(map(str, SDK_VERSION)),
             retry=RetryPolicy(base, 90 * base),
+            is_counted=store.second_count is not None,
         )
         self._saved = self.state.entries
-        self._log_place: Callable[[], bytes] = bytes
-        self._key = b""
+        self._stated: Callable[[], Mapping[str, bytes]] = dict
 
     @property
     def quota(self) -> int | None:
@@ -109,29 +102,24 @@ class DurableOutbox:
 
     def inputs(self) -> StepInputs:
         """Return the inputs of a step: the time, a random draw and a nonce."""
-        log = self._log_place()
-        return StepInputs(
-            self._rng.random, lambda: secrets.token_bytes(16), self._now(), log, self._key
-        )
+        nonce = lambda: secrets.token_bytes(16)  # noqa: E731 - drawn where one is needed
+        return StepInputs(self._rng.random, nonce, self._now(), self._stated())
 
-    def announce(self, place: Callable[[], bytes], key: bytes) -> None:
-        """State the last checkpoint of the log of models, and a key, in every hello from now on."""
-        self._log_place, self._key = place, key
+    def state_in_hellos(self, stated: Callable[[], Mapping[str, bytes]]) -> None:
+        """State the fields that this function returns in every hello from now on."""
+        self._stated = stated
 
     @property
     def next_due(self) -> float | None:
-        """Time of the next message that is due, or None."""
         return outbox.next_due(self.state)
 
     def status(self, state: Literal["online", "offline", "lost"]) -> m.StatusMessage:
-        """Return the status of the device, to be retained by the broker."""
         life = self.state.welcome.life if self.state.welcome is not None else 0
         return m.StatusMessage(state=state, life=life, conn=self.state.conn)
 
     # --- events of the machine --------------------------------------------------------------------
 
     def tick(self) -> tuple[BudgetRefused, ...]:
-        """Send the messages that are due."""
         return self._apply(outbox.tick(self.state, self.inputs()))
 
     def propose_life(self) -> tuple[BudgetRefused, ...]:
@@ -180,14 +168,14 @@ class DurableOutbox:
         raise Refused(Reason.MALFORMED, f"{name} {found} is more than {most} above {known}")
 
     def is_loss(self, message: FromAggregator) -> bool:
-        """Return whether a message shows that an earlier store of this device was lost."""
+        """Return whether a message, or the second count, shows that an earlier store was lost."""
         hello = self.state.hello
         return (
             isinstance(message, m.WelcomeMessage)
             and hello is not None
             and message.hello == hello.ref
             and self.state.numbers.lost
-            and message.spent > 0
+            and max(message.spent, self.state.numbers.spent) > 0
         )
 
     def as_stored(self, entry: OutboxEntry) -> OutboxEntry:
@@ -205,7 +193,6 @@ class DurableOutbox:
         """Send an entry that the store already holds.
 
         Args:
-            entry: A new entry.
             stored: The entry as it is in the store, with its numbers; None if only the entry is.
         """
         self._saved = (*self._saved, stored or entry)
@@ -240,14 +227,12 @@ class DurableOutbox:
         self.state = replace(self.state, inline=size, ahead=ahead, single=single)
 
     def count_connection(self) -> None:
-        """Count and save one more connection."""
         self.state = replace(self.state, conn=min(self.state.conn + 1, 2**32 - 1))
         self._store.set_facts(conn=self.state.conn)
 
     # --- effects ----------------------------------------------------------------------------------
 
     def _apply(self, step: OutboxStep) -> tuple[BudgetRefused, ...]:
-        """Save the changed state, then send its messages, then count and return its notes."""
         after = step.outbox
         if after.numbers != self.state.numbers or after.entries != self._saved:
             self._store.keep(after.numbers, before=self._saved, after=after.entries)
@@ -260,7 +245,6 @@ class DurableOutbox:
         return tuple(found for note in step.notes for found in self._note(note))
 
     def _record_welcome(self, welcome: m.WelcomeMessage) -> None:
-        """Save the quota of a welcome, which also ends an earlier refusal."""
         facts = {"refused": 0, "quota announced": welcome.quota}
         if any(self._store.fact(name) != value for name, value in facts.items()):
             self._store.set_facts(**facts)
@@ -304,7 +288,6 @@ class DurableOutbox:
                 logger.debug("refusal received %s", fields(reason=_name_of(code), wait=wait))
 
     def _warn_of_missing_key(self) -> None:
-        """Log once that the aggregator welcomes no device without a key of its own."""
         if self._counts["hellos without a key"] == 0:
             remedy = "set encryption.required = true"
             logger.error("hello refused %s", fields(reason="PLAIN_REFUSED", do=remedy))

@@ -1,32 +1,30 @@
-"""Create, load and erase a device's identity key: Ed25519 or P-256, in a file or in a PKCS #11 token."""
+"""Create, load and erase a device's identity key: Ed25519 or P-256, in a file or where an extension keeps it."""
 
 from __future__ import annotations
 
-import logging
 import stat
 from pathlib import Path
+from typing import Protocol
 
-from edge_sdk.app.cli import fields
 from edge_sdk.app.permissions import make_private_folder
 from edge_sdk.config import Config
-from edge_sdk.errors import ConfigError, EdgeError
-from edge_sdk.wire.errors import SignerUnavailable, TokenRefused
-from edge_sdk.wire.keys import (
+from edge_sdk.errors import ConfigError, EdgeError, SignerUnavailable, TokenRefused
+from edge_sdk.protocol.keys import (
     KeyFileError,
+    RequiredSigner,
     Signer,
     generate_device_key,
-    kid_of,
     load_device_key,
-    read_device_public,
     save_signing_key,
 )
-from edge_sdk.wire.pkcs11_uri import TokenPlace
-from edge_sdk.wire.protocol.enrolment_statement import enrolment_statement, succession_statement
-from edge_sdk.wire.public_key import kind_of
+from edge_sdk.protocol.public_key import kind_of
+from edge_sdk.protocol.statements import enrolment_statement, succession_statement
+from edge_sdk.store.count_recovery import CountFound, CountPlace, find_count
+from edge_sdk.store.release_count import begin_counts
+from edge_sdk.store.schema import FILE
+from edge_sdk.store.store import DeviceStore
 
-logger = logging.getLogger(__name__)
-
-_MAKE = "make one with `gridfed-edge enrol CONFIG`"
+MAKE = "make one with `gridfed-edge enrol CONFIG`"
 
 
 class TokenUnreachable(EdgeError):  # noqa: N818 - a state of the token
@@ -35,8 +33,23 @@ class TokenUnreachable(EdgeError):  # noqa: N818 - a state of the token
     exit_code = 75
 
 
+class KeyPlace(Protocol):
+    """Place of the identity key outside of files, as an extension gives it. Its text names it for people."""
+
+    def load(self, config: Config) -> Signer:
+        """Return the key; one that is away is reached when it is needed."""
+
+    def create(self, config: Config) -> tuple[Signer, bool]:
+        """Find the key, or make it; return it, and whether it is new."""
+
+    def public(self, config: Config) -> bytes | None:
+        """Return the public key that enrol wrote, or None before."""
+
+    def erase(self, config: Config) -> None:
+        """Destroy the key."""
+
+
 def next_key_file(config: Config) -> Path:
-    """Return the file of the key that is to replace the device's key."""
     return config.keys.device.with_name(f"{config.keys.device.name}.next")
 
 
@@ -46,13 +59,6 @@ def key_files(config: Config) -> list[Path]:
 
 
 def keys_for_request(config: Config) -> tuple[Signer, Signer | None]:
-    """Return the key that is to be enrolled, and the former one if that is being replaced.
-
-    Raises:
-        ConfigError: As ``load_signer``.
-        KeyFileError: The new key cannot be read.
-        TokenUnreachable: As ``load_signer``.
-    """
     path, present = next_key_file(config), load_signer(config)
     return (load_device_key(path), present) if path.exists() else (present, None)
 
@@ -71,10 +77,9 @@ def load_signer(config: Config) -> Signer:
 
     Raises:
         ConfigError: The key is missing, readable by others, or of another kind than configured.
-        TokenUnreachable: The token is away, and the device has never used it.
     """
-    if (place := config.identity.place) is not None:
-        return _load_from_token(config, place)
+    if (place := place_outside(config)) is not None:
+        return place.load(config)
     path, wanted = config.keys.device, config.identity.curve
     try:
         if path.exists() and stat.S_IMODE(path.stat().st_mode) & 0o077:
@@ -83,7 +88,7 @@ def load_signer(config: Config) -> Signer:
             )
         key = load_device_key(path)
     except KeyFileError as error:
-        raise ConfigError(str(error), hint=_MAKE) from error
+        raise ConfigError(str(error), hint=MAKE) from error
     if (kind := kind_of(key.public)) != wanted:
         raise ConfigError(
             f"{path}: holds a key of kind {kind}, and identity.curve is {wanted}",
@@ -92,16 +97,14 @@ def load_signer(config: Config) -> Signer:
     return key
 
 
+def signer_of(config: Config) -> Signer:
+    """Read the device's own key; a device alone makes one, by which it can be enrolled later."""
+    return create_identity(config)[0] if config.is_alone else load_signer(config)
+
+
 def require_signer(signer: Signer) -> None:
-    """Refuse to go on while the token that holds a key is away; a key in a file is always there.
-
-    Raises:
-        ConfigError: The token refuses.
-        TokenUnreachable: It is away.
-    """
-    from edge_sdk.wire.pkcs11_token import Pkcs11Key  # noqa: PLC0415 - tokens only
-
-    if not isinstance(signer, Pkcs11Key):
+    """Refuse to continue while the token that holds a key is away; a key in a file is always there."""
+    if not isinstance(signer, RequiredSigner):
         return
     try:
         signer.require()
@@ -116,19 +119,61 @@ def create_identity(config: Config) -> tuple[Signer, bool]:
 
     Raises:
         ConfigError: The key exists but is not of the configured kind, or cannot be written.
-        TokenUnreachable: The token that is to hold it is away.
     """
-    if (place := config.identity.place) is not None:
-        return _create_in_token(config, place)
+    if (place := place_outside(config)) is not None:
+        return place.create(config)
     path, is_new = config.keys.device, not has_identity(config)
     try:
         if is_new:
             if not path.parent.exists():
                 make_private_folder(path.parent)
-            save_signing_key(path, generate_device_key(config.identity.curve))
+            key = generate_device_key(config.identity.curve)
+            begin_count(config, key)  # first: a key that was used without a count has lost it
+            save_signing_key(path, key)
     except OSError as error:
         raise ConfigError(str(error)) from error
     return load_signer(config), is_new
+
+
+def begin_count(config: Config, key: Signer) -> None:
+    """Count the releases under a key that was made just now; those of earlier keys stay counted.
+
+    Raises:
+        EdgeError: The count cannot be written, or a state cannot be read.
+    """
+    recorded: dict[str, int] = {}
+    for one in config.participants():
+        if (one.state / FILE).exists():
+            with DeviceStore.open(one.state, read_only=True) as store:
+                recorded[one.further_id] = store.numbers().spent
+    begin_counts(config.counted_in, key, recorded)
+
+
+def place_of_count(config: Config) -> CountPlace:
+    """Return where the releases of a participation are counted outside its state folder."""
+    return CountPlace(config.counted_in, config.further_id, config.counts_releases)
+
+
+def find_releases(config: Config, store: DeviceStore | None) -> CountFound:
+    """Return the count with which a participation continues, read beside a running agent."""
+    public = identity_public(config)
+    if public is None:
+        return CountFound(None, {})
+    return find_count(store, place_of_count(config), public)
+
+
+def identity_public(config: Config) -> bytes | None:
+    """Return the public key of the device without its token; None before it has one.
+
+    Raises:
+        ConfigError: The file holds no key.
+    """
+    if (place := place_outside(config)) is not None:
+        return place.public(config)
+    try:
+        return load_device_key(config.keys.device).public if has_identity(config) else None
+    except KeyFileError as error:
+        raise ConfigError(str(error), hint=MAKE) from error
 
 
 def has_identity(config: Config) -> bool:
@@ -146,89 +191,17 @@ def erase_identity(config: Config) -> None:
     """Destroy the key in the token, where it is in one; a file is deleted by the caller.
 
     Raises:
-        ConfigError: The token refuses.
         TokenUnreachable: It is away: the key is still there.
     """
-    place = config.identity.place
-    if place is None or not has_identity(config):
-        return
-    from edge_sdk.wire.pkcs11_token import destroy_in_token  # noqa: PLC0415
+    if (place := place_outside(config)) is not None and has_identity(config):
+        place.erase(config)
 
-    try:
-        destroy_in_token(place)
-    except TokenRefused as error:
-        hint = f"destroy it with the token's own program, then delete {identity_files(config)[0]}"
-        raise ConfigError(str(error), hint=hint) from error
-    except SignerUnavailable as error:
-        raise TokenUnreachable(
-            str(error), hint="the key is still in the token; give the command again"
-        ) from error
+
+def place_outside(config: Config) -> KeyPlace | None:
+    """Return the place of the key outside of files; None if it is in a file."""
+    place: KeyPlace | None = config.identity.place
+    return place
 
 
 def place_of(config: Config) -> str:
-    """Return where the identity key is, for the operator."""
     return str(config.identity.place or f"file {config.keys.device}")
-
-
-def _load_from_token(config: Config, place: TokenPlace) -> Signer:
-    """Return the key in a token; one that is away is reached when it is needed."""
-    from edge_sdk.wire.pkcs11_token import Pkcs11Key  # noqa: PLC0415 - tokens only
-
-    _refuse_file(config)
-    known = _known_public(config)
-    try:
-        key = Pkcs11Key(place)
-    except TokenRefused as error:
-        raise ConfigError(str(error), hint="gridfed-edge check CONFIG") from error
-    except SignerUnavailable as error:
-        if known is None:
-            raise TokenUnreachable(str(error)) from error
-        logger.warning("token unreachable %s", fields(why=error))
-        return Pkcs11Key(place, known)
-    if known is not None and known != key.public:
-        raise ConfigError(
-            f"{place}: holds key {key.kid.hex()}, and {identity_files(config)[0]} is of key "
-            f"{kid_of(known).hex()}",
-            hint="insert the enrolled token, or make the new key known: gridfed-edge enrol CONFIG",
-        )
-    return key
-
-
-def _create_in_token(config: Config, place: TokenPlace) -> tuple[Signer, bool]:
-    """Find the key in the token, or make it there; return it, and whether it is new."""
-    from edge_sdk.wire.pkcs11_token import generate_in_token  # noqa: PLC0415
-
-    _refuse_file(config)
-    try:
-        return generate_in_token(place)
-    except TokenRefused as error:
-        raise ConfigError(str(error)) from error
-    except SignerUnavailable as error:
-        raise TokenUnreachable(str(error)) from error
-
-
-def _refuse_file(config: Config) -> None:
-    """Refuse a private key file beside a key in a token: one of them is not the identity."""
-    if config.keys.device.exists():
-        raise ConfigError(
-            f"{config.keys.device}: holds a private key, and identity.key names one in a token",
-            hint="delete the file, or remove identity.key; the other key must be enrolled again",
-        )
-
-
-def _known_public(config: Config) -> bytes | None:
-    """Return the public key that enrol wrote, or None before."""
-    path = identity_files(config)[0]
-    if not path.exists():
-        return None
-    try:
-        public = read_device_public(path)
-    except KeyFileError as error:
-        raise ConfigError(str(error), hint=_MAKE) from error
-    if kind_of(public) != config.identity.curve:
-        raise ConfigError(
-            f"{path}: holds a public key of kind {kind_of(public)}, and identity.curve is "
-            f"{config.identity.curve}",
-            hint="to enrol the key in the token: gridfed-edge enrol CONFIG",
-        )
-    return public

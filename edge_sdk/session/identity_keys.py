@@ -17,9 +17,7 @@ from typing import Final
 
 from edge_sdk.app.cli import fields
 from edge_sdk.config import Config
-from edge_sdk.session.identity import next_key_file, succession_line
-from edge_sdk.store.store import DeviceStore
-from edge_sdk.wire.keys import (
+from edge_sdk.protocol.keys import (
     DeviceSigningKey,
     KeyFileError,
     RemovableSigner,
@@ -30,6 +28,9 @@ from edge_sdk.wire.keys import (
     save_public,
     save_signing_key,
 )
+from edge_sdk.session.identity import next_key_file, succession_line
+from edge_sdk.store.release_count import renew_counts
+from edge_sdk.store.store import DeviceStore
 
 logger = logging.getLogger(__name__)
 
@@ -47,8 +48,6 @@ class IdentityKeys:
     """The identity key in use, a ``RemovableSigner``, and the one that is to replace it.
 
     Args:
-        config: Configuration of the device.
-        store: Store of the step.
         key: Key of the configured file or token; one in a token is not replaced.
 
     Attributes:
@@ -69,7 +68,6 @@ class IdentityKeys:
 
     @property
     def public(self) -> bytes:
-        """Return the raw public key in use."""
         return self._key.public
 
     def sign(self, data: bytes) -> bytes:
@@ -119,17 +117,14 @@ class IdentityKeys:
 
     @property
     def is_over_est(self) -> bool:
-        """Return whether the device requests its certificates, and so its enrolment, itself."""
         broker = self._config.broker
         return bool(self._config.ca.url and broker.cert_file and broker.url.startswith("mqtts:"))
 
     @property
     def is_request_due(self) -> bool:
-        """Return whether a certificate is to be requested with the new key."""
         return self.step == ORDERED and self._next is not None and self.is_over_est
 
     def for_request(self) -> tuple[Signer, Signer | None]:
-        """Return the key that signs a certificate request, and the former one that it replaces."""
         self._is_requesting = self._next is not None
         return (self._key, None) if self._next is None else (self._next, self._key)
 
@@ -187,11 +182,7 @@ class IdentityKeys:
         return True
 
     def hello_signer(self, ref: bytes) -> Signer:
-        """Return the key that signs a hello, the same one each time that it is sent.
-
-        Args:
-            ref: Reference of the hello.
-        """
+        """Return the key that signs a hello, the same one each time that it is sent."""
         if self._is_trial_due and self._next is not None:
             self._trial, self._is_trial_due = ref, False
         return self._next if self._next is not None and ref == self._trial else self
@@ -202,7 +193,6 @@ class IdentityKeys:
         return self._next is not None and bool(self._trial)
 
     def is_trial(self, ref: bytes) -> bool:
-        """Return whether the new key has signed the hello with this reference."""
         return self._next is not None and bool(ref) and ref == self._trial
 
     def is_trial_over(self, ref: bytes, attempts: int) -> bool:
@@ -231,6 +221,7 @@ class IdentityKeys:
         return is_due
 
     def _put_in_place(self, key: DeviceSigningKey) -> None:
+        renew_counts(self._config.counted_in, self._key, key)
         former, self._key = self._key, key
         self._next, self._trial = None, b""
         if self._file.exists():
@@ -264,7 +255,6 @@ class IdentityKeys:
 
 
 def _read(file: Path) -> DeviceSigningKey | None:
-    """Return the key of a file; None without one that can be read."""
     try:
         return load_device_key(file) if file.exists() else None
     except KeyFileError:
@@ -272,10 +262,9 @@ def _read(file: Path) -> DeviceSigningKey | None:
 
 
 def step_text(step: int, line: str) -> str:
-    """Return what a replacement waits for; empty if none is under way.
+    """Return the pending step of a key replacement; empty if none is in progress.
 
     Args:
-        step: Stored step.
         line: The operator's line of the new key.
 
     >>> step_text(UNORDERED, ""), step_text(ORDERED, "")

@@ -8,41 +8,39 @@ sections 7 and 10.4).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
+from typing import Any
 
 import numpy as np
 
-from edge_sdk.wire.contract.method import CONTRACTS, Ask, Contract, answered
-from edge_sdk.wire.contract.parameter_layout import Vector
-from edge_sdk.wire.errors import Reason, Refused
-from edge_sdk.wire.protocol.messages import (
-    ENCRYPTABLE,
+from edge_sdk.app.lean_dataclass import dataclass
+from edge_sdk.errors import Reason, Refused
+from edge_sdk.protocol.contract.method import CONTRACTS, Ask, Contract, answered
+from edge_sdk.protocol.contract.parameter_layout import Vector
+from edge_sdk.protocol.messages import (
+    KINDS,
     SERIAL_LEAP,
     BundleMessage,
     ModelMessage,
     TaskMessage,
+    WelcomeMessage,
 )
+from edge_sdk.store.store import DeviceStore
+
+ORDER = "order"
+"""Name of the number that orders perishable tasks."""
 
 
 @dataclass(frozen=True, slots=True)
 class NewestAnnouncements:
-    """The newest announcements used; saved, so that no restart accepts an older one.
+    """The newest announcements used; saved, so that no restart accepts an older one."""
 
-    Attributes:
-        serial: Serial number of the newest ``model`` manifest.
-        run: Run number announced by root.
-        version: Newest version of the common model used in that run; -1 for none.
-        round: Last round trained in that run; -1 for none.
-        attempt: Attempt of that round.
-        step: Step inside that round.
-    """
-
-    serial: int = 0
-    run: int = 0
-    version: int = -1
-    round: int = -1
+    serial: int = 0  # serial number of the newest ``model`` manifest
+    run: int = 0  # run number announced by root
+    version: int = -1  # newest version of the common model used in that run; -1 for none
+    round: int = -1  # last round trained in that run; -1 for none
     attempt: int = 0
-    step: int = 0
+    step: int = 0  # step inside that round
 
     @property
     def turn(self) -> tuple[int, int, int]:
@@ -62,18 +60,15 @@ class ManifestExpectation:
 
     @property
     def limits(self) -> Mapping[str, float]:
-        """Upper limit of each number in a task: the bundle's, and the device's own for steps."""
         steps = min(self.max_steps, self.signed.get("steps", self.max_steps))
         return {**self.signed, "steps": steps}
 
     @property
     def name(self) -> str:
-        """Name of the ask that is answered with an update."""
         return answered(self.contract)[0]
 
     @property
     def ask(self) -> Ask:
-        """Contract of that ask."""
         return answered(self.contract)[1]
 
 
@@ -167,14 +162,13 @@ def vectors(
     Raises:
         Refused: WRONG_SIZE: not a whole number of vectors, or too many.
 
-    Example:
-        >>> found = vectors(("z", "dual"), np.arange(4, dtype=np.float32), 2)
-        >>> {name: vector.tolist() for name, vector in found.items()}
-        {'z': [0.0, 1.0], 'dual': [2.0, 3.0]}
-        >>> list(vectors(("z", "dual"), np.zeros(2, np.float32), 2))
-        ['z']
-        >>> vectors(("c", "phi"), np.zeros(8, np.float32), 2, stacked=True)["phi"].shape
-        (3, 2)
+    >>> found = vectors(("z", "dual"), np.arange(4, dtype=np.float32), 2)
+    >>> {name: vector.tolist() for name, vector in found.items()}
+    {'z': [0.0, 1.0], 'dual': [2.0, 3.0]}
+    >>> list(vectors(("z", "dual"), np.zeros(2, np.float32), 2))
+    ['z']
+    >>> vectors(("c", "phi"), np.zeros(8, np.float32), 2, stacked=True)["phi"].shape
+    (3, 2)
     """
     count = len(joined) // size if size else 0
     if count * size != len(joined) or not 1 <= count <= (count if stacked else len(names)):
@@ -194,17 +188,15 @@ def judge_numbers(values: Mapping[str, float], ask: Ask, limits: Mapping[str, fl
 
     Args:
         values: Numbers of a task, by name.
-        ask: Contract of the ask.
         limits: Upper limit of each number, by name; if absent, only the contract's applies.
 
     Raises:
         Refused: BAD_SCALAR.
 
-    Example:
-        >>> ask = CONTRACTS["fedavg"]["train"]
-        >>> judge_numbers({"steps": 64.0, "rate": 1000.0}, ask, {"steps": 64, "rate": 1.0})
-        Traceback (most recent call last):
-        edge_sdk.wire.errors.Refused: BAD_SCALAR: rate=1000 above 1, the most accepted here
+    >>> ask = CONTRACTS["fedavg"]["train"]
+    >>> judge_numbers({"steps": 64.0, "rate": 1000.0}, ask, {"steps": 64, "rate": 1.0})
+    Traceback (most recent call last):
+    edge_sdk.errors.Refused: BAD_SCALAR: rate=1000 above 1, the most accepted here
     """
     known = {number.name: number for number in ask.numbers}
     for name, value in values.items():
@@ -223,7 +215,7 @@ def judge_bundle(
     *,
     floor: tuple[int, int] = (0, 0),
 ) -> None:
-    """Refuse a bundle announcement that is older than the one in force, or not supported.
+    """Refuse a bundle announcement that is unsupported, or older than the one in force.
 
     Raises:
         Refused: ROLLBACK for a lower serial, run, or version of the same bundle; UNKNOWN_KIND for a
@@ -246,6 +238,56 @@ def judge_bundle(
     if enc not in bundle.encs:
         why = f"updates of {bundle.method!r} need {enc!r}; allowed: {', '.join(bundle.encs)}"
         raise Refused(Reason.WRONG_ENCODING, why)
-    if unknown := set(bundle.seal) - ENCRYPTABLE:
+    if unknown := {x for x in bundle.seal if x not in KINDS or not KINDS[x].is_encryptable}:
         why = f"{', '.join(sorted(unknown))} must be encrypted, which this version cannot do"
         raise Refused(Reason.PLAIN_REFUSED, why)
+
+
+class ManifestLog:
+    """No log; an extension that follows one overrides the members, and says what each refuses.
+
+    Attributes:
+        is_behind: True while a manifest waits for a proof that it continues the log.
+    """
+
+    is_behind = False
+
+    def __init__(self, store: DeviceStore) -> None:
+        self._store = store
+
+    @property
+    def place(self) -> bytes:
+        """Place in the log, which a hello states; empty without one."""
+        return b""
+
+    def follow_run(self, name: str) -> None:
+        """Follow the log of the run of this name."""
+
+    def continued(self, manifest: ModelMessage) -> Any:  # noqa: ANN401, ARG002 - the extension's own type
+        """Return the log with a manifest as its last entry."""
+        return None
+
+    def save(self, followed: Any, **facts: int) -> None:  # noqa: ANN401, ARG002 - as above
+        """Save a log that ``continued`` has returned, with numbers, in one transaction."""
+        self._store.set_facts(**facts)
+
+    def receive_welcome(self, welcome: WelcomeMessage, stated: bytes) -> bool:  # noqa: ARG002 - as above
+        """Return whether a manifest that waited can be considered again.
+
+        Args:
+            stated: Place in the log that the hello has stated.
+        """
+        return False
+
+    def is_request_due(self, now: float) -> bool:  # noqa: ARG002 - as above
+        """Return whether to say hello now for a proof."""
+        return False
+
+
+def is_perishable(message: TaskMessage, wanted: ManifestExpectation | None) -> bool:
+    """Return whether a task is perishable by the contract in force on this device.
+
+    Before its run is in force here, a task is perishable if it carries an order number.
+    """
+    ask = wanted.contract.get(message.ask) if wanted is not None else None
+    return ORDER in message.vals if ask is None else ask.perishable

@@ -5,22 +5,19 @@ from __future__ import annotations
 import resource
 from collections.abc import Callable, Mapping
 
+from edge_sdk.protocol.messages import MetricsMessage
 from edge_sdk.session.durable_outbox import DurableOutbox
 from edge_sdk.session.server_clock import ServerClock
 from edge_sdk.session.signed_link import SignedLink
 from edge_sdk.store.store import DeviceStore
-from edge_sdk.wire.protocol.messages import MetricsMessage
 
 
 class MetricsReporter:
     """The metrics of one device.
 
     Args:
-        store: Store, for its size.
         link: Link, for the bytes that crossed it, and to send the report.
-        counts: Counters of the session.
         time: Clock, for the seconds since the start.
-        outbox: Outbox, for the number of its entries.
     """
 
     def __init__(
@@ -37,7 +34,6 @@ class MetricsReporter:
         self._new_rows: Callable[[], int] | None = None
 
     def record_exchange(self, counters: Mapping[str, int]) -> None:
-        """Set the counters of the exchange with peers."""
         self._exchanged = counters
 
     def count_new_rows(self, new: Callable[[], int]) -> None:

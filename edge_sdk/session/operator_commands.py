@@ -6,13 +6,21 @@ import logging
 from collections.abc import Callable, Generator, Iterator
 
 from edge_sdk.app.cli import fields
-from edge_sdk.session.command_log import CommandRepeated, CommandSuperseded
-from edge_sdk.session.events import SessionEvent, TaskWithdrawn
+from edge_sdk.app.lean_dataclass import dataclass
+from edge_sdk.errors import Reason, Refused, WireError
+from edge_sdk.protocol import messages as m
+from edge_sdk.protocol.codec import pack_leaves, unpack_leaves
+from edge_sdk.protocol.messages import COMMAND_LEAP, CommandMessage
+from edge_sdk.protocol.statements import (
+    COMMANDS,
+    command_statement,
+    statement_signers,
+)
+from edge_sdk.session.agenda import SessionEvent, TaskWithdrawn
 from edge_sdk.session.identity_keys import STEP
 from edge_sdk.session.parts import SessionParts
 from edge_sdk.store.erasure import WIPE_ORDERED
-from edge_sdk.wire.errors import Reason
-from edge_sdk.wire.protocol import messages as m
+from edge_sdk.store.store import DeviceStore
 
 logger = logging.getLogger(__name__)
 
@@ -23,12 +31,15 @@ class OperatorCommands:
     """The commands of one device.
 
     Args:
-        parts: Parts of its session.
         reconsider: Checks the newest manifest and task again.
+
+    Attributes:
+        log: Commands that were executed.
     """
 
     def __init__(self, parts: SessionParts, reconsider: Callable[[], Events]) -> None:
         self._parts, self._reconsider = parts, reconsider
+        self.log = CommandLog(parts.store)
 
     def receive(self, command: m.CommandMessage, ref: bytes) -> Events:
         """Execute an operator's command once; a repeat is only receipted again.
@@ -40,7 +51,7 @@ class OperatorCommands:
             if self._parts.outbox.state.welcome is not None
             else 0
         )
-        match self._parts.commands.receive(command, ref, issued=issued):
+        match self.log.receive(command, ref, issued=issued):
             case CommandSuperseded(highest=highest):
                 self._parts.count("commands superseded")
                 details = {"op": command.op, "num": command.num, "done": highest}
@@ -56,12 +67,15 @@ class OperatorCommands:
                 facts = {"stopped": int(participation.is_held), STEP: self._parts.identity.step}
                 if participation.is_wipe_ordered:
                     facts[WIPE_ORDERED] = 1
-                self._parts.commands.add(command.num, ref, code, **facts)
+                self.log.add(command.num, ref, code, **facts)
         receipt = m.ReceiptMessage(life=0, seq=command.num, ref=ref, code=code, run=0, round=0)
         self._parts.link.send(receipt)
 
     def _execute(self, command: m.CommandMessage) -> Generator[SessionEvent, None, int]:
-        """Execute a command; return its result code."""
+        if (reason := self._why_not(command)) is not None:
+            details = {"op": command.op, "num": command.num, "reason": reason.name}
+            logger.warning("command refused %s", fields(**details))
+            return int(reason)
         logger.info("command executed %s", fields(op=command.op))
         match command.op:
             case "stop" | "resume" if not self._parts.participation.is_wipe_ordered:
@@ -86,3 +100,127 @@ class OperatorCommands:
             case _:
                 return int(Reason.BAD_COMMAND)
         return int(Reason.ACCEPTED)
+
+    def _why_not(self, command: m.CommandMessage) -> Reason | None:
+        if command.op not in COMMANDS:
+            return None
+        if command.op not in self._parts.config.operator.commands:
+            return Reason.DECLINED_BY_OWNER
+        if command.until is not None and command.until < self._parts.time.latest_signed:
+            return Reason.LATE
+        if COMMANDS[command.op] and not self._is_of_root(command):
+            return Reason.ROOT_REQUIRED
+        return None
+
+    def _is_of_root(self, command: m.CommandMessage) -> bool:
+        if command.until is None:
+            return False
+        config, root = self._parts.config, self._parts.announcements.ring.root
+        public = self._parts.identity.public
+        statement = command_statement(config.fleet, config.id, public, command.op, command.until)
+        return root.is_enough(statement_signers(statement, command.root, root.keys))
+
+
+REMEMBERED = 32
+"""Number of executed commands that are recognised if repeated."""
+
+_PAPER, _HIGHEST = "commands", "command"
+
+
+@dataclass(frozen=True, slots=True)
+class CommandReceived:
+    """A command is new: execute it, then ``CommandLog.add`` it."""
+
+    command: CommandMessage
+    ref: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class CommandRepeated:
+    """A command was executed before, with this result code."""
+
+    number: int
+    ref: bytes
+    code: int
+
+
+@dataclass(frozen=True, slots=True)
+class CommandSuperseded:
+    """An unknown command is numbered below the highest executed one: it may be a replay."""
+
+    command: CommandMessage
+    ref: bytes
+    highest: int
+
+
+class CommandLog:
+    """The latest executed commands, kept in the device's store.
+
+    >>> import tempfile
+    >>> from pathlib import Path
+    >>> with DeviceStore.open(Path(tempfile.mkdtemp())) as store:
+    ...     log = CommandLog(store)
+    ...     log.add(9, bytes(16), 0)
+    ...     log.code(9, bytes(16)), log.code(9, b"other bytes"), log.highest
+    (0, None, 9)
+    """
+
+    def __init__(self, store: DeviceStore) -> None:
+        self._store = store
+
+    @property
+    def highest(self) -> int:
+        """Highest command number executed; 0 before the first."""
+        return self._store.fact(_HIGHEST)
+
+    def code(self, number: int, ref: bytes) -> int | None:
+        """Return the result code of an executed command, or None if it is not in the log."""
+        found = [code for num, which, code in self._done() if (num, which) == (number, ref)]
+        return found[0] if found else None
+
+    def receive(
+        self, command: CommandMessage, ref: bytes, *, issued: int
+    ) -> CommandReceived | CommandRepeated | CommandSuperseded:
+        """Return the action that a command requires.
+
+        Args:
+            ref: Digest that identifies it.
+            issued: Highest number in the last welcome message.
+
+        Raises:
+            Refused: FROM_FUTURE: its number is implausibly far ahead.
+        """
+        number = command.num
+        code = self.code(number, ref)
+        if code is not None:
+            return CommandRepeated(number, ref, code)
+        if number <= self.highest:
+            return CommandSuperseded(command, ref, self.highest)
+        if number > max(self.highest, issued) + COMMAND_LEAP:
+            why = f"command {number} is more than {COMMAND_LEAP} above {self.highest}"
+            raise Refused(Reason.FROM_FUTURE, why)
+        return CommandReceived(command, ref)
+
+    def add(self, number: int, ref: bytes, code: int, **facts: int) -> None:
+        """Save an executed command together with the facts it changed, in one transaction."""
+        done = [*self._done(), (number, ref, code)][-REMEMBERED:]
+        self._store.file_paper(_PAPER, pack_leaves({"done": done}), **{_HIGHEST: number}, **facts)
+
+    def lower(self, issued: int) -> int | None:
+        """Discard a number above every one issued, which would block all later commands.
+
+        Returns:
+            The new highest number, or None if nothing was discarded.
+        """
+        if self.highest <= issued:
+            return None
+        lower = max((num for num, *_ in self._done() if num <= issued), default=issued)
+        self._store.set_facts(**{_HIGHEST: lower})
+        return lower
+
+    def _done(self) -> list[tuple[int, bytes, int]]:
+        paper = self._store.paper(_PAPER)
+        try:
+            return [] if paper is None else [tuple(one) for one in unpack_leaves(paper)["done"]]
+        except (WireError, KeyError):
+            return []

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import json
+import logging
+from collections.abc import Iterable, Mapping, Sequence
 
+from edge_sdk.app.cli import fields
+from edge_sdk.errors import ABILITIES, Reason
+from edge_sdk.limits import DailyQuota, lesser
 from edge_sdk.session.durable_outbox import BudgetRefused, DurableOutbox
-from edge_sdk.session.link_quota import LinkQuota
 from edge_sdk.session.task_inbox import TaskInbox
 from edge_sdk.store.erasure import WIPE_ORDERED
 from edge_sdk.store.store import DeviceStore
@@ -24,7 +28,6 @@ class Participation:
         store: Store that keeps the operator's decisions.
         outbox: Outbox, for refusals and its capacity.
         inbox: Task inbox, for the phase of the run.
-        quota: Daily quota of the link.
 
     Attributes:
         is_held: True while an operator's command stops the device.
@@ -60,7 +63,6 @@ class Participation:
         return is_new
 
     def permit(self) -> None:
-        """Resume releases: the privacy budget has room."""
         self.is_budget_exhausted = False
 
     def allow(self, releases: int) -> None:
@@ -121,3 +123,145 @@ class Participation:
         """Return whether an update may use this encoding: float32, or one the welcome allowed."""
         welcome = self._outbox.state.welcome
         return enc == "f4" or (welcome is not None and enc in welcome.caps)
+
+
+logger = logging.getLogger(__name__)
+
+
+SAVE_AFTER = 8_192
+"""Bytes that cross the link until the count is saved again, also between the hourly saves; a larger
+quota counts in steps of ``SHARE``."""
+
+SHARE = 256
+"""Fraction of the quota that may be lost from the count when power fails."""
+
+
+class LinkQuota:
+    """The daily quota of one device's link.
+
+    Args:
+        store: Store that keeps the count.
+        own: Quota of the device's own configuration, or None.
+    """
+
+    def __init__(self, store: DeviceStore, own: int | None) -> None:
+        self._store, self._own = store, own
+        self._day, self._counted = DailyQuota(store.fact("day"), store.fact("used")), 0
+        self._saved = self._day
+        self._others: tuple[LinkQuota, ...] = ()
+
+    def share(self, others: Iterable[LinkQuota]) -> None:
+        """Count the bytes of the device's other participations against the same quota."""
+        self._others = tuple(others)
+
+    @property
+    def day(self) -> DailyQuota:
+        """The day and its bytes so far, of this participation alone."""
+        return self._day
+
+    def is_spent(self, announced: int | None) -> bool:
+        """Return whether the quota is used up; the lower of the announced and the own one holds."""
+        used = self._day
+        if self._others:
+            used = used.with_others(other.day for other in self._others)
+        return used.is_spent(lesser(announced, self._own))
+
+    def count(self, crossed: int, now: int | None, *, announced: int | None) -> None:
+        """Count the bytes since the last call, and log once when the quota is used up.
+
+        Args:
+            crossed: Payload bytes of both directions since the start of the process.
+            now: Server time in Unix milliseconds; None if it is not known.
+            announced: Quota of the welcome, or None.
+        """
+        was_spent = self.is_spent(announced)
+        self._day = self._day.use(crossed - self._counted, now)
+        self._counted = crossed
+        if self.is_spent(announced) and not was_spent:
+            logger.warning("daily quota exhausted %s", fields(bytes=self._day.used))
+            self.save()
+        elif self._day.day != self._saved.day or self._is_behind(announced):
+            self.save()
+
+    def _is_behind(self, announced: int | None) -> bool:
+        step = max(SAVE_AFTER, (lesser(announced, self._own) or 0) // SHARE)
+        return self._day.used - self._saved.used >= step
+
+    def save(self) -> None:
+        """Save the count for the next process, and for ``gridfed-edge budget`` beside this one."""
+        self._saved = self._day
+        self._store.set_facts(day=self._day.day, used=self._day.used)
+
+
+_DECLINED = "runs declined"
+
+UNNAMED = "-"
+"""Stands for the name of the run that is announced to all, as in the aggregator's lists."""
+
+
+class RunChoice:
+    """The runs that the last welcome names, and those that this device cannot take part in.
+
+    A declined run is tried again after the next welcome: settings, sources and software may have
+    changed.
+
+    Args:
+        store: Store that keeps the declined runs, for the ``status`` command.
+    """
+
+    def __init__(self, store: DeviceStore) -> None:
+        self._store = store
+        self.names: tuple[str, ...] = ()  # names of the runs in the order of the welcome
+        self.declined: dict[str, str] = {}  # reason for which each run was declined, by its name
+
+    def offer(self, names: Sequence[str]) -> str:
+        """Set the runs of a welcome; return the first one's name, empty for the run of all.
+
+        The run of all, which no welcome names, may have been declined before the welcome arrived.
+        """
+        self.names = tuple(names)
+        kept = {} if names else {x: y for x, y in self.declined.items() if x == UNNAMED}
+        self._save(kept)
+        return self.names[0] if self.names else ""
+
+    def is_last(self, name: str) -> bool:
+        """Return whether no other run is left if this one is declined."""
+        return self._after(name) is None
+
+    def decline(self, name: str, reason: Reason) -> str | None:
+        """Record that the device cannot take part in a run.
+
+        Args:
+            reason: Reason; one that says nothing of the device's abilities changes nothing.
+
+        Returns:
+            The name of the run to take part in instead, or None if none is left.
+        """
+        if reason not in ABILITIES or name not in (self.names or ("",)):
+            return None
+        self._save({**self.declined, name or UNNAMED: reason.name})
+        return self._after(name)
+
+    def accept(self, name: str) -> None:
+        """Record that the device takes part in a run: its announcement fits now."""
+        left = {x: y for x, y in self.declined.items() if x != (name or UNNAMED)}
+        if left != self.declined:
+            self._save(left)
+
+    def _after(self, name: str) -> str | None:
+        left = (one for one in self.names if one != name and one not in self.declined)
+        return next(left, None)
+
+    def _save(self, declined: dict[str, str]) -> None:
+        if declined != self.declined or declined != declined_runs(self._store):
+            self._store.file_paper(_DECLINED, json.dumps(declined).encode())
+        self.declined = declined
+
+
+def declined_runs(store: DeviceStore) -> Mapping[str, str]:
+    """Return the runs declined since the last welcome, with the reasons, as the store holds them."""
+    try:
+        found = json.loads(store.paper(_DECLINED) or b"{}")
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}

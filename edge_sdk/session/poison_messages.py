@@ -10,10 +10,9 @@ import hashlib
 import logging
 from collections import Counter
 
-from edge_sdk.app.cli import Failure, fields
-from edge_sdk.errors import StoreFull
+from edge_sdk.app.cli import fields
+from edge_sdk.errors import Failure, StoreFull, WireError
 from edge_sdk.store.store import DeviceStore
-from edge_sdk.wire.errors import WireError
 
 logger = logging.getLogger(__name__)
 
@@ -46,7 +45,6 @@ class SetAside:
     """The digests of skipped messages, kept in the store, with a count of defects.
 
     Args:
-        store: Store that keeps them.
         counts: Counters; defects are counted under ``COUNT``.
     """
 
@@ -68,8 +66,6 @@ class SetAside:
 
         Args:
             what: Kind of the message or the action.
-            digest: Digest that identifies it.
-            error: The defect.
             run: Run of the message, or else of the device; 0 before the first.
         """
         self._counts[COUNT] += 1

@@ -17,10 +17,6 @@ _DOUBT_EVERY = 3600.0  # seconds between two requests for the time that a doubt 
 class ServerClock:
     """The estimate of server time on one device.
 
-    Args:
-        store: Store that keeps the estimate.
-        clock: Clocks of the machine.
-
     Attributes:
         is_bound: True once a welcome has answered a hello of this process: its time is no replay.
     """
@@ -66,7 +62,7 @@ class ServerClock:
         return self._time.floor + int(1e3 * self.seconds_running) if now is None else now
 
     def best_time(self) -> float:
-        """Return the present time as well as it is known, Unix seconds.
+        """Return the best estimate of the present time, Unix seconds.
 
         Signed time if this process has received it; else the later one of the machine's clock and
         the stored signed time.
@@ -85,7 +81,7 @@ class ServerClock:
         return signed / 1000 if is_wrong else None
 
     def earliest_certificate_time(self) -> float | None:
-        """Return the earliest time that it may be now; None once a welcome to this process has given it."""
+        """Return the earliest possible present time; None once a welcome to this process has given the time."""
         return None if self.is_bound else self.latest_signed / 1000
 
     def earlier_certificate_time(self) -> float | None:
@@ -93,7 +89,7 @@ class ServerClock:
         return self._time.before / 1000 if self._time.before else None
 
     def receive(self, t: int, *, may_request: bool) -> bool:
-        """Adopt an announced time; return whether the time is in doubt and is to be requested.
+        """Adopt an announced time; return whether it is doubtful and must be requested.
 
         It is in doubt if the announcement is a day behind the present estimate.
 
@@ -137,6 +133,5 @@ class ServerClock:
         return max(self._time.floor, wall)
 
     def save(self) -> None:
-        """Save the present estimate for the next process."""
         kept = self._time.kept(self.uptime)
         self._store.set_facts(**{"floor": kept, "floor before": self._time.before})

@@ -5,49 +5,58 @@ from __future__ import annotations
 import logging
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from functools import partial
 
 from edge_sdk.app.cli import fields
-from edge_sdk.session.body_keys import BodyKeys, EncryptionKeyOf, no_encryption
-from edge_sdk.session.poison_messages import is_defect
-from edge_sdk.session.refused_weather import RefusedWeatherLog
-from edge_sdk.session.signer_state import SignerState
-from edge_sdk.session.signing_roles import (
+from edge_sdk.app.lean_dataclass import dataclass
+from edge_sdk.errors import LinkError, Reason, Refused, SignerUnavailable
+from edge_sdk.link.publish_queue import EXPIRY, PERISHABLE, PublishQueue, QueuedPublish
+from edge_sdk.link.transport import Happening, LinkDown, LinkUp, Transport
+from edge_sdk.link.transport import Message as Publish
+from edge_sdk.protocol import topics
+from edge_sdk.protocol.codec import decode, encode
+from edge_sdk.protocol.envelope import (
+    AGGREGATOR,
+    ALL,
+    Decrypt,
+    KeyOf,
+    Sealed,
+    claimed_signer,
+    digest,
+    kind_of,
+    prove,
+    ref,
+    seal,
+    unseal,
+    wrap,
+)
+from edge_sdk.protocol.keys import RemovableSigner, Signer, kid_of
+from edge_sdk.protocol.messages import (
+    KINDS,
+    HelloMessage,
+    KeysMessage,
+    PartMessage,
+    ProtocolMessage,
+    StatusMessage,
+)
+from edge_sdk.protocol.outbox_state import OutboxEntry
+from edge_sdk.session.bodies import Bodies
+from edge_sdk.session.key_ring import (
     MaySign,
+    RefusedKeys,
     any_key,
     check_role,
     check_successor,
     is_of_fleet,
     sender_of,
 )
-from edge_sdk.session.verified_message import VerifiedMessage, sealed_by_peer
-from edge_sdk.wire.errors import LinkError, Reason, Refused, SignerUnavailable
-from edge_sdk.wire.keys import Signer
-from edge_sdk.wire.link.publish_queue import EXPIRY, PERISHABLE, PublishQueue, QueuedPublish
-from edge_sdk.wire.link.transport import Happening, LinkDown, LinkUp, Transport
-from edge_sdk.wire.link.transport import Message as Publish
-from edge_sdk.wire.protocol import topics
-from edge_sdk.wire.protocol.codec import decode, encode
-from edge_sdk.wire.protocol.encrypted_body import BodyContext, encrypted_body
-from edge_sdk.wire.protocol.envelope import (
-    AGGREGATOR,
-    ALL,
-    KeyOf,
-    digest,
-    ref,
-    unseal,
-    wrap,
-)
-from edge_sdk.wire.protocol.messages import (
-    FROM_DEVICES,
-    HelloMessage,
-    KeysMessage,
-    Message,
-    StatusMessage,
-    WeatherMessage,
-)
+from edge_sdk.session.poison_messages import is_defect
 
 logger = logging.getLogger(__name__)
+
+OnRefused = Callable[[str, Refused], None]
+"""Called with the last level of the topic of a refused announcement, and the reason."""
 
 Will = tuple[str, bytes, bool]
 """Topic, payload and retained flag of the MQTT last will."""
@@ -63,6 +72,7 @@ class SignedLink:
         bytes_down: Payload bytes that arrived.
         signing: The signing key.
         is_limited: True while only a hello is sent, and only its answer and the keys are read.
+        refusals: Refused lists of keys.
     """
 
     def __init__(
@@ -71,11 +81,9 @@ class SignedLink:
         *,
         fleet: str,
         device: str,
-        reads_rollouts: bool = False,
-        keys: BodyKeys | None = None,
+        bodies: Bodies | None = None,
     ) -> None:
         """Prepare the envelope; nothing is sent before ``connect``."""
-        self._reads_rollouts = reads_rollouts
         self.refused: Counter[Reason] = Counter()
         self.unknown = 0
         self.bytes_up = self.bytes_down = 0
@@ -85,17 +93,17 @@ class SignedLink:
         self._accepts_peers = False
         self._audience = ALL
         self._part_filters: tuple[str, ...] = ()
-        self._regions: frozenset[str] = frozenset()
-        self._weather_log = RefusedWeatherLog()
+        self._tails: dict[str, frozenset[str]] = {}
+        self._on_refused: dict[str, OnRefused] = {}
+        self._further: tuple[str, ...] = ()
+        self.refusals = RefusedKeys()
         self._fleet, self._device = fleet, device
         self._hello_signer: Callable[[bytes], Signer] = lambda _ref: signer
-        self._encryption_key: EncryptionKeyOf = no_encryption
-        self._keys = keys or BodyKeys()
+        self._bodies = bodies or Bodies()
         self._queue = PublishQueue(on_published=self._count, on_refused=_log_refused)
         self._arrived: deque[Happening] = deque()
 
     def connect(self, link: Transport) -> None:
-        """Start connecting over a link."""
         self._link = link
         link.open()
 
@@ -109,18 +117,15 @@ class SignedLink:
 
     @property
     def link(self) -> Transport:
-        """The link in use."""
         assert self._link is not None, "not connected yet"
         return self._link
 
     @property
     def is_up(self) -> bool:
-        """Return whether the broker has accepted the connection."""
         return self.link.is_up
 
     @property
     def is_refusing_unknown(self) -> bool:
-        """Return whether messages of an unknown key were refused."""
         return self.refused[Reason.UNKNOWN_CLIENT] > 0
 
     def count_refused(self, reason: Reason) -> None:
@@ -133,12 +138,7 @@ class SignedLink:
         if is_new and self._link is not None:
             self.subscribe()
 
-    def encrypt_by(self, key_of: EncryptionKeyOf) -> None:
-        """Encrypt messages to the aggregator from now on, if this function returns a key for their kind."""
-        self._encryption_key = key_of
-
     def sign_hellos_by(self, signer_of: Callable[[bytes], Signer]) -> None:
-        """Sign hellos from now on by the key that this function returns for their reference."""
         self._hello_signer = signer_of
 
     def follow_run(self, name: str) -> None:
@@ -152,15 +152,27 @@ class SignedLink:
             self._link.subscribe(*topics.run_filters(self._fleet, audience))
         self._audience = audience
 
-    def read_weather(self, regions: frozenset[str]) -> None:
-        """Accept the weather of these regions from now on, and of no other."""
-        former, self._regions = self._regions, regions
+    def subscribe_further(self, kinds: Iterable[str]) -> None:
+        """Accept announcements of further kinds to all devices from the next connection on."""
+        self._further += tuple(topics.common(self._fleet, kind) for kind in kinds)
+
+    def follow_topics(self, kind: str, tails: frozenset[str], on_refused: OnRefused) -> None:
+        """Accept announcements of a kind under these last levels of their topic, and no other.
+
+        Args:
+            on_refused: Called with the last level and the reason for each one that is refused.
+        """
+        former, self._tails[kind] = self._tails.get(kind, frozenset()), tails
+        self._on_refused[kind] = on_refused
         if self._link is None or not self._link.is_up:
             return
-        if gone := sorted(former - regions):
-            self._link.unsubscribe(*(topics.weather(self._fleet, region) for region in gone))
-        if new := sorted(regions - former):
-            self._link.subscribe(*(topics.weather(self._fleet, region) for region in new))
+        if gone := self._topics_of(kind, former - tails):
+            self._link.unsubscribe(*gone)
+        if new := self._topics_of(kind, tails - former):
+            self._link.subscribe(*new)
+
+    def _topics_of(self, kind: str, tails: Iterable[str]) -> list[str]:
+        return [f"{topics.common(self._fleet, kind)}/{tail}" for tail in sorted(tails)]
 
     def poll(
         self, timeout: float, key_of: KeyOf, may_sign: MaySign = any_key
@@ -180,7 +192,7 @@ class SignedLink:
                         yield self._open(happening, key_of, may_sign)
                 except Refused as refused:
                     self.refused[refused.reason] += 1
-                    self._weather_log.record(happening.topic, refused, self._regions)
+                    self._note_refused(happening, refused)
                 except Exception as error:
                     if not is_defect(error):
                         raise
@@ -195,7 +207,7 @@ class SignedLink:
                 yield happening
             self._arrived.popleft()
 
-    def send(self, message: Message, *, worker: str | None = None, qos: int = 1) -> int:
+    def send(self, message: ProtocolMessage, *, worker: str | None = None, qos: int = 1) -> int:
         """Seal a message to the aggregator and queue it; return its size in bytes.
 
         One that cannot be encrypted or signed now is counted and not sent; its size is 0.
@@ -208,7 +220,7 @@ class SignedLink:
         self._publish(QueuedPublish(topic, payload, qos=qos, expiry=expiry))
         return len(payload)
 
-    def send_to_peer(self, peer: str, message: Message) -> int:
+    def send_to_peer(self, peer: str, message: ProtocolMessage) -> int:
         """Seal a message to a peer and queue it; return its size, 0 if it cannot be sent."""
         if not self.link.is_up:
             return 0
@@ -220,12 +232,8 @@ class SignedLink:
         return len(payload)
 
     def send_sealed(self, kind: str, body: bytes, proof: bytes) -> None:
-        """Queue a body that was sealed before: a resend has the same bytes.
-
-        Raises:
-            ValueError: As ``sealed``.
-        """
-        if kind not in FROM_DEVICES:
+        """Queue a body that was sealed before: a resend has the same bytes."""
+        if not KINDS[kind].from_device:
             raise ValueError(f"a device must not send {kind!r}")
         payload = wrap(body, kind=kind, sender=self._device, proof=proof)
         self._publish(QueuedPublish(topics.up(self._fleet, self._device, kind), payload))
@@ -241,7 +249,7 @@ class SignedLink:
         topic, payload = topics.status(self._fleet, self._device), self._payload(status)
         return None if payload is None else (topic, payload, True)
 
-    def _payload(self, message: Message, recipient: str = AGGREGATOR) -> bytes | None:
+    def _payload(self, message: ProtocolMessage, recipient: str = AGGREGATOR) -> bytes | None:
         """Return a sealed message; None if it cannot be encrypted or signed now, which is counted."""
         try:
             payload = self.sealed(message, recipient)
@@ -253,25 +261,21 @@ class SignedLink:
             return None
         return payload
 
-    def sealed(self, message: Message, recipient: str = AGGREGATOR) -> bytes:
+    def sealed(self, message: ProtocolMessage, recipient: str = AGGREGATOR) -> bytes:
         """Write, encrypt if need be, and sign a message to the aggregator or another recipient.
 
         Raises:
-            ValueError: A kind that no device may send (``messages.FROM_DEVICES``).
+            ValueError: A kind that no device may send (``messages.ProtocolMessage.from_device``).
             Refused: CANNOT_OPEN: it must be encrypted, and no key to encrypt to is known.
             SignerUnavailable: The signing key is away.
         """
-        if message.kind not in FROM_DEVICES:
+        if not message.from_device:
             raise ValueError(f"a device must not send {message.kind!r}")
         body = encode(message)
         is_hello = message.kind == HelloMessage.kind
         signer = self._hello_signer(ref(digest(body))) if is_hello else None
-        is_up = recipient == AGGREGATOR
-        public = self._encryption_key(message.kind) if is_up else self._keys.of_peer(recipient)
-        if public is not None:
-            context = BodyContext(self._fleet, message.kind, self._device, recipient)
-            body = encrypted_body(body, public, context)
-        return self.signing.seal(body, message.kind, recipient, signer)
+        encrypt = self._bodies.encryption((self._fleet, message.kind, self._device, recipient))
+        return self.signing.seal(encrypt(body), message.kind, recipient, signer)
 
     def subscribe(self) -> None:
         """Subscribe to every topic that a device always needs, or that a limited connection may have."""
@@ -281,10 +285,11 @@ class SignedLink:
         self.link.subscribe(*topics.device_filters(self._fleet, self._device, self._audience))
         if self._accepts_peers:
             self.link.subscribe(topics.peers_filter(self._fleet, self._device))
-        if self._reads_rollouts:
-            self.link.subscribe(*topics.rollout_filters(self._fleet))
-        if self._regions:
-            self.link.subscribe(*(topics.weather(self._fleet, x) for x in sorted(self._regions)))
+        if self._further:
+            self.link.subscribe(*self._further)
+        for kind, tails in self._tails.items():
+            if tails:
+                self.link.subscribe(*self._topics_of(kind, tails))
 
     def subscribe_parts(self, *, wanted: bool, slots: Iterable[int] = ()) -> None:
         """Subscribe to slots of the common model, or unsubscribe; none named: all of them."""
@@ -295,7 +300,6 @@ class SignedLink:
         change(*some)
 
     def flush(self) -> None:
-        """Pass queued messages to the link up to its window."""
         self._queue.flush(self.link)
 
     def discard_queue(self) -> None:
@@ -312,7 +316,6 @@ class SignedLink:
         self.bytes_up += len(message.payload)
 
     def _may_read(self, publish: Publish) -> bool:
-        """Return whether a message may be read now."""
         return not self.is_limited or publish.topic in topics.time_filters(
             self._fleet, self._device
         )
@@ -324,14 +327,17 @@ class SignedLink:
                 Reason.MALFORMED, f"topic {publish.topic!r} is not addressed to this device"
             )
         if address.direction == "peer":
-            decrypt = self._decrypt if self._keys.is_required else None
+            is_required = self._bodies.is_required
+            decrypt = self._decrypt if is_required else None
             reader = self._fleet, self._device
             proved = sealed_by_peer(publish.payload, address, reader, key_of, decrypt)
-            self._keys.refuse_peer(proved)
+            if is_required:
+                self._bodies.codec.refuse_peer(proved)
             message = decode(proved.kind, proved.content, on_unknown=self._count_unknown)
             return VerifiedMessage(message, proved.content, proved.ref, address.id)
         is_common = address.direction == "all"
-        if address.kind == WeatherMessage.kind and address.tail not in self._regions:
+        is_slot = address.kind == PartMessage.kind
+        if is_common and address.tail and not is_slot and not self._is_followed(address):
             raise Refused(Reason.MALFORMED, f"topic {publish.topic!r} is of another region")
         wanted = ALL if is_of_fleet(address.kind) else self._audience
         if is_common and address.id != wanted:
@@ -350,17 +356,30 @@ class SignedLink:
         )
         if is_common and sender == AGGREGATOR:
             check_role(proved, key_of, may_sign)
-        if not is_common:
-            self._keys.refuse_clear(proved)
+        if not is_common and self._bodies.is_required:
+            self._bodies.codec.refuse_clear(proved)
         message = decode(proved.kind, proved.content, on_unknown=self._count_unknown)
         if isinstance(message, KeysMessage):
             check_successor(message, proved, self._fleet)
-        if isinstance(message, WeatherMessage) and message.region != address.tail:
-            raise Refused(Reason.MALFORMED, f"weather of {message.region!r} under {address.tail!r}")
+        if message.in_topic and (tail := getattr(message, message.in_topic)) != address.tail:
+            raise Refused(Reason.MALFORMED, f"{message.kind} of {tail!r} under {address.tail!r}")
         return VerifiedMessage(message, proved.content, proved.clear_ref)
 
+    def _is_followed(self, address: topics.TopicAddress) -> bool:
+        return address.tail in self._tails.get(address.kind, ())
+
+    def _note_refused(self, publish: Publish, refused: Refused) -> None:
+        """Note the signer of a refused list of keys; report what an extension follows."""
+        address = topics.parse(publish.topic)
+        if address is None:
+            return
+        if address.kind == KeysMessage.kind and refused.reason == Reason.UNKNOWN_CLIENT:
+            self.refusals.note_foreign_root(claimed_signer(publish.payload))
+        if self._is_followed(address):
+            self._on_refused[address.kind](address.tail, refused)
+
     def _decrypt(self, kind: str, sender: str, body: bytes) -> bytes:
-        return self._keys.decrypt(body, BodyContext(self._fleet, kind, sender, self._device))
+        return self._bodies.codec.decrypted(body, (self._fleet, kind, sender, self._device))
 
     def _count_unknown(self, _key: str) -> None:
         self.unknown += 1
@@ -368,3 +387,99 @@ class SignedLink:
 
 def _log_refused(message: QueuedPublish, error: LinkError) -> None:
     logger.warning("publish failed %s", fields(topic=message.topic, why=error))
+
+
+@dataclass(frozen=True, slots=True)
+class VerifiedMessage:
+    """A message whose sender is verified, its clear body, and the reference to that."""
+
+    message: ProtocolMessage
+    body: bytes
+    ref: bytes
+    sender: str = AGGREGATOR
+
+
+def sealed_by_peer(
+    payload: bytes,
+    address: topics.TopicAddress,
+    recipient: tuple[str, str],
+    key_of: KeyOf,
+    decrypt: Decrypt | None,
+) -> Sealed:
+    """Verify the sender of a message from a peer.
+
+    Args:
+        recipient: Ids of fleet and device that read it.
+        key_of: Returns the key of a peer; None for any other sender.
+        decrypt: As for ``unseal``.
+
+    Raises:
+        Refused: UNKNOWN_KIND: not of a kind for this device from a peer; or as ``unseal``.
+    """
+    (fleet, device), kind = recipient, kind_of(payload)
+    if kind not in KINDS or not KINDS[kind].of_peer or address.tail != device:
+        raise Refused(Reason.UNKNOWN_KIND, f"{kind!r} is not accepted from a peer")
+    return unseal(
+        payload,
+        kind=kind,
+        sender=address.id,
+        recipient=device,
+        fleet=fleet,
+        key_of=key_of,
+        decrypt=decrypt,
+    )
+
+
+class SignerState:
+    """The signing key of a device, as far as its last use has shown.
+
+    Attributes:
+        why_away: Reason why the key cannot be used at present; empty if it can.
+        has_signed: Whether the key has signed in this process.
+        unsigned: Number of messages that were not sent because the key was away.
+    """
+
+    def __init__(self, signer: Signer, fleet: str, device: str) -> None:
+        self._signer, self._fleet, self._device = signer, fleet, device
+        self.why_away, self.has_signed = "", False
+        self.unsigned = 0
+
+    def seal(self, body: bytes, kind: str, recipient: str, signer: Signer | None = None) -> bytes:
+        """Wrap and sign a body, by another key of the device if one is given."""
+        payload = seal(
+            body,
+            kind=kind,
+            sender=self._device,
+            recipient=recipient,
+            fleet=self._fleet,
+            signer=signer or self._signer,
+        )
+        self.has_signed = True
+        return payload
+
+    def sign_again(self, entry: OutboxEntry) -> OutboxEntry:
+        """Return an outbox entry, signed again if the device has another key now; its body stays."""
+        if entry.proof.startswith(kid_of(self._signer.public)):
+            return entry
+        proof = prove(
+            entry.digest,
+            kind=entry.kind,
+            sender=self._device,
+            recipient=AGGREGATOR,
+            fleet=self._fleet,
+            signer=self._signer,
+        )
+        return replace(entry, proof=proof)
+
+    def note_away(self, why: str) -> None:
+        """Note that the key is away: nothing is sent, and no round begins, until it is reached."""
+        self.unsigned += 1
+        self.why_away = why
+
+    def reach(self) -> bool:
+        """Return whether a key that was away can be used again; ask for it."""
+        signer = self._signer
+        if not self.why_away or not (isinstance(signer, RemovableSigner) and signer.reach()):
+            return False
+        self.why_away, self.has_signed = "", True
+        return True

@@ -13,28 +13,29 @@ from dataclasses import replace
 import numpy as np
 
 from edge_sdk.app.cli import fields
+from edge_sdk.app.settings import seconds
+from edge_sdk.config import Config
+from edge_sdk.errors import Reason, Refused
+from edge_sdk.protocol import messages as m
+from edge_sdk.protocol.codec import decode, unpack_tensor
+from edge_sdk.protocol.contract.method import END, Task, Up
+from edge_sdk.protocol.contract.parameter_layout import Vector
+from edge_sdk.protocol.envelope import digest
+from edge_sdk.protocol.messages import takes_part
 from edge_sdk.session import manifest_checks
-from edge_sdk.session.agenda import Agenda
-from edge_sdk.session.download import DownloadCompleted, Downloader
-from edge_sdk.session.events import (
+from edge_sdk.session.agenda import (
+    Agenda,
     InlineLimitAnnounced,
     PeersAnnounced,
     SessionEvent,
     TaskReceived,
     TaskWithdrawn,
 )
-from edge_sdk.session.manifest_checks import ManifestExpectation, NewestAnnouncements
-from edge_sdk.session.model_content import NewestModel, whole_model
-from edge_sdk.session.model_log import ModelLog
+from edge_sdk.session.announcements import Announcements
+from edge_sdk.session.download import DownloadCompleted, Downloader, NewestModel, whole_model
+from edge_sdk.session.manifest_checks import ManifestExpectation, ManifestLog, NewestAnnouncements
 from edge_sdk.session.server_clock import ServerClock
 from edge_sdk.store.store import DeviceStore
-from edge_sdk.wire.contract.method import END, Task, Up
-from edge_sdk.wire.contract.parameter_layout import Vector
-from edge_sdk.wire.errors import Reason, Refused
-from edge_sdk.wire.protocol import messages as m
-from edge_sdk.wire.protocol.client_sampling import takes_part
-from edge_sdk.wire.protocol.codec import decode, unpack_tensor
-from edge_sdk.wire.protocol.envelope import digest
 
 logger = logging.getLogger(__name__)
 
@@ -47,17 +48,13 @@ class TaskInbox:
     """The tasks that a device receives: one for all devices, or one addressed to it alone.
 
     Args:
-        device: Id of the device.
         store: Store that keeps the newest serial number.
         clock: Server time, for the ends of rounds.
-        downloads: Downloader bodies.
         agenda: Work that waits on the device; read, never changed.
-        log: Log of the run's models.
-        run: Run of the bundle announcement in force.
-        patience: Seconds until missing chunks of a model are requested.
-        name: Name of the run; empty for the one announced to all.
+        announcements: Announcements in force, with the name of the run.
 
     Attributes:
+        log: Log of the run's manifests.
         seen: The newest announcements used.
         wanted: Required properties of a manifest; None before the first bundle.
         manifest: The newest manifest, or None.
@@ -66,20 +63,24 @@ class TaskInbox:
 
     def __init__(
         self,
-        device: str,
+        config: Config,
         store: DeviceStore,
         clock: ServerClock,
         downloads: Downloader,
         agenda: Agenda,
         *,
-        log: ModelLog,
-        run: int,
-        patience: float,
-        name: str = "",
+        announcements: Announcements,
     ) -> None:
-        self._device, self._store, self._clock = device, store, clock
-        self._downloads, self._agenda, self._patience = downloads, agenda, patience
-        self._name, self._log = name, log
+        self._config, self._store, self._clock = config, store, clock
+        self._downloads, self._agenda, self._announcements = downloads, agenda, announcements
+        self._device, self._name = config.id, announcements.name
+        self._patience = seconds(config.timeouts.retained_model)
+        self.log = ManifestLog(store)
+        self._is_logged = False
+        if any(store.has_papers(entry.row["records"]) for entry in config.index.having("log")):
+            self._follow_log()
+        bundle = announcements.bundle
+        run = bundle.run if bundle is not None else 0
         self.seen = NewestAnnouncements(store.fact(self._serial), run)
         self.wanted: ManifestExpectation | None = None
         self.manifest: m.ModelMessage | None = None
@@ -129,7 +130,7 @@ class TaskInbox:
 
     def follow_run(self, name: str) -> None:
         """Take part in the run of this name: nothing was received in it yet."""
-        self._log.follow_run(name)
+        self.log.follow_run(name)
         self._name, self.manifest, self._task = name, None, None
         self._content = None
         self._newest.clear()
@@ -160,18 +161,24 @@ class TaskInbox:
         if self._task is not None:
             yield from self.receive_task(self._task, is_held=is_held)
 
+    def _follow_log(self) -> None:
+        """Follow the log of manifests from now on, if an extension can."""
+        for entry in self._config.index.having("log"):
+            made = entry.load("log")
+            self.log = made(self._config, self._store, self._announcements, self._clock)
+        self._is_logged = True
+
     # --- manifests --------------------------------------------------------------------------------
 
     def receive_model(self, manifest: m.ModelMessage, *, is_held: bool) -> Events:
         """Decide whether this device takes part in the round that a manifest opens.
 
         Args:
-            manifest: Manifest of the common model.
             is_held: True while an operator's command stops the device.
 
         Raises:
             Refused: As ``manifest_checks.judge_model``, ``manifest_checks.check_expiry`` and
-                ``ModelLog.continued``.
+                the log's ``continued``.
         """
         manifest_checks.check_serial(manifest.serial, self.seen.serial)
         manifest_checks.check_expiry(manifest, self._clock.latest_signed)
@@ -181,15 +188,17 @@ class TaskInbox:
         if self._is_early(manifest.run) or self.wanted is None:
             return  # considered again when the announced run is in force
         manifest_checks.judge_model(manifest, self.seen, self.wanted)
+        if manifest.note is not None and not self._is_logged:
+            self._follow_log()
         try:
-            followed = self._log.continued(manifest)
+            followed = self.log.continued(manifest)
         except Refused:
             self.manifest = before
             raise
-        if self._log.is_behind:
+        if self.log.is_behind:
             return  # considered again when the proof is here
         if manifest.serial > self.seen.serial:
-            self._log.save(followed, **{self._serial: manifest.serial})
+            self.log.save(followed, **{self._serial: manifest.serial})
             self.seen = replace(self.seen, serial=manifest.serial)
         self.phase = manifest.phase
         yield InlineLimitAnnounced(manifest.inline, manifest.ahead or 0, manifest.single or 0)
@@ -197,11 +206,9 @@ class TaskInbox:
             yield from self._fetch_model(manifest)
 
     def _is_early(self, run: int) -> bool:
-        """Return whether a message belongs to a run that is not in force here yet."""
         return self._agenda.bundle is not None or run > self.seen.run
 
     def _is_wanted(self, manifest: m.ModelMessage, *, is_held: bool) -> bool:
-        """Return whether to fetch the model: for an untrained round, or as the final model."""
         if manifest.phase == "stop":
             return manifest.version > self.seen.version
         if not self.is_common:
@@ -237,7 +244,6 @@ class TaskInbox:
         """Keep the newest task; work on it once, and on no older one.
 
         Args:
-            task: Task for this device.
             is_held: True while an operator's command stops the device.
 
         Raises:
@@ -262,7 +268,6 @@ class TaskInbox:
             yield from self._fetch_task(kept)
 
     def _is_at(self, task: m.TaskMessage) -> bool:
-        """Return whether this task is being fetched, waiting for training, or in training."""
         for known in self._agenda.tasks:
             if known.ask != END and (known.round, known.attempt, known.step) == task.turn:
                 return True
@@ -270,7 +275,6 @@ class TaskInbox:
         return isinstance(pending, m.TaskMessage) and pending.turn == task.turn and not task.blob
 
     def _fetch_task(self, task: m.TaskMessage) -> Events:
-        """Return a task when its body, if it has one, is here."""
         yield TaskWithdrawn()
         if task.digest is None:
             yield self._own_task(task, {})

@@ -5,13 +5,12 @@ result to the parameters. The state is a mapping of named arrays, so that it is 
 whatever the optimiser is. Everything is a pure function over explicit values; no argument is
 changed in place.
 
-Example:
-    >>> optimiser = chain(clip_by_global_norm(1.0), sgd(0.1))
-    >>> p = np.array([1.0, 1.0])
-    >>> state = optimiser.init(p)
-    >>> p, state = optimiser_step(optimiser, p, np.array([3.0, 4.0]), state)
-    >>> p.round(9).tolist(), int(state["taken"])
-    ([0.94, 0.92], 1)
+>>> optimiser = chain(clip_by_global_norm(1.0), sgd(0.1))
+>>> p = np.array([1.0, 1.0])
+>>> state = optimiser.init(p)
+>>> p, state = optimiser_step(optimiser, p, np.array([3.0, 4.0]), state)
+>>> p.round(9).tolist(), int(state["taken"])
+([0.94, 0.92], 1)
 """
 
 from __future__ import annotations
@@ -22,8 +21,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from edge_sdk.wire.contract.method import Array
-from edge_sdk.wire.contract.parameter_layout import ParamSpec
+from edge_sdk.protocol.contract.method import Array
+from edge_sdk.protocol.contract.parameter_layout import ParamSpec
 
 State = Mapping[str, Array]
 """State of a transform between two steps, by name; empty where nothing is remembered."""
@@ -167,9 +166,6 @@ def clip_by_global_norm(limit: float) -> Transform:
 
     Reference:
         Pascanu, Mikolov and Bengio, On the difficulty of training recurrent neural networks, 2013.
-
-    Raises:
-        ValueError: The limit is not positive.
 
     >>> clip_by_global_norm(1.0).update(np.array([3.0, 4.0]), {}, np.zeros(2))[0].round(9).tolist()
     [0.6, 0.8]

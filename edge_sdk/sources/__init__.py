@@ -1,20 +1,23 @@
-"""Convert bytes of meters, chargers, cells and files into readings; bad input never raises."""
+"""Define a source of readings, open the configured ones, and read those that have an end."""
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Protocol, runtime_checkable
 
+from edge_sdk.app.cli import fields
+from edge_sdk.app.extensions import ExtensionIndex, PluginRegistry
+from edge_sdk.app.lean_dataclass import dataclass
 from edge_sdk.app.settings import refuse_renamed
 from edge_sdk.errors import ConfigError
 from edge_sdk.forecasting.series import Reading
-from edge_sdk.sources.csvfile import csv_file
-from edge_sdk.sources.factory import INTERFACES, replay
-from edge_sdk.sources.fleet_weather import TYPE, FleetWeatherSource, fleet_weather
-from edge_sdk.sources.renamed import RENAMED
-from edge_sdk.sources.threaded_source import ThreadedSource
-from edge_sdk.wire.plugin_registry import PluginRegistry
+from edge_sdk.protocol.contract.manifest import Feature, Manifest
+
+logger = logging.getLogger(__name__)
+
+_AT_ONCE = 1024  # readings of a file that are recorded together
 
 
 class Source(Protocol):
@@ -32,6 +35,68 @@ class Source(Protocol):
         """Yield the available readings, oldest first where the medium allows it."""
 
 
+@runtime_checkable
+class LiveSource(Source, Protocol):
+    """An endless source, unless ``is_finite``; the agent polls it and never waits."""
+
+    kind: str  # type in the configuration
+    is_finite: bool  # true if the medium has an end: then it is read to it
+
+    def on_grid(self, step: float) -> None:
+        """Set the grid of the readings in seconds, unless the configuration set one."""
+
+    def start(self, saved: bytes | None = None) -> None:
+        """Begin to read, with what ``saved`` returned in the previous process."""
+
+    def poll(self) -> Iterator[Reading]:
+        """Yield the readings since the last call; never waits."""
+
+    def saved(self) -> bytes:
+        """Return the state that a restart needs."""
+
+    def saved_unused(self, saved: bytes | None) -> list[str]:
+        """Return the names of the input in a result of ``saved`` that no stream is read from."""
+
+    def health(self) -> dict[str, Any]:
+        """Return the state of the source, without any value."""
+
+    def close(self) -> None:
+        """Stop reading."""
+
+
+@runtime_checkable
+class ExaminedSource(Protocol):
+    """A source that lists the input that it reads and the input that it leaves out."""
+
+    def survey(self) -> Iterable[str]:
+        """Return the parts of its input from which no stream is read."""
+
+    def report(self) -> Mapping[str, Any]:
+        """Return further results of a test, after the readings.
+
+        Raises:
+            ConfigError: The source cannot be tested alone.
+        """
+
+
+class SourceFeed(Protocol):
+    """A source that is read in the agent's loop."""
+
+    def turn(self) -> bool:
+        """Pass new readings to the client; return whether there was one."""
+
+    def health(self) -> dict[str, Any]:
+        """Return the state of the source, without any value."""
+
+
+@runtime_checkable
+class LinkedSource(Protocol):
+    """A source whose readings arrive over the fleet's own link."""
+
+    def over_link(self, client: Any) -> SourceFeed:  # noqa: ANN401 - the part of a client that it needs
+        """Read it with a running client."""
+
+
 def _factory(_name: str, given: Any) -> Callable[[Mapping[str, Any]], Source]:  # noqa: ANN401 - foreign
     if not callable(given):
         raise TypeError(f"expected a function of the section, got {type(given).__name__}")
@@ -43,11 +108,9 @@ GROUP = "gridfed.sources"
 """Entry-point group of sources from other packages: a name, and a factory for the section."""
 
 SOURCES: PluginRegistry[Callable[[Mapping[str, Any]], Source]] = PluginRegistry(
-    {"csv": csv_file, "replay": replay, TYPE: fleet_weather, **INTERFACES}, GROUP, _factory
+    {}, GROUP, _factory, ExtensionIndex("edge_sdk").loaders("sources")
 )
 """Source types of a configuration: ``[[source]] type = "csv"``; each takes the section's keys."""
-
-__all__ = ["GROUP", "SOURCES", "FleetWeatherSource", "Source", "ThreadedSource", "open_source"]
 
 
 def open_source(section: Mapping[str, Any], where: str) -> Source:
@@ -61,8 +124,109 @@ def open_source(section: Mapping[str, Any], where: str) -> Source:
         Failure: An unknown type, or invalid keys.
     """
     kind = str(section.get("type", ""))
-    refuse_renamed(RENAMED.get(kind, {}), section, where)
-    if kind in SOURCES:
-        return SOURCES[kind](section)
-    known = ", ".join(SOURCES.names())
-    raise ConfigError(f"{where}.type: unknown {kind!r}; known: {known}")
+    if kind not in SOURCES:
+        known = ", ".join(SOURCES.names())
+        raise ConfigError(f"{where}.type: unknown {kind!r}; known: {known}")
+    factory = SOURCES[kind]
+    refuse_renamed(renamed_keys(factory), section, where)
+    return factory(section)
+
+
+def renamed_keys(factory: object) -> Mapping[str, str]:
+    """Return the new keys of a source's section by their old names."""
+    found: Mapping[str, str] = getattr(getattr(factory, "section", factory), "renamed", {})
+    return found
+
+
+def parted(sources: Iterable[Source]) -> tuple[list[Source], dict[str, LiveSource]]:
+    """Separate finite sources from continuous ones; name each of the latter uniquely."""
+    live = {
+        f"{number} {source.kind}": source
+        for number, source in enumerate(sources)
+        if isinstance(source, LiveSource) and not source.is_finite
+    }
+    running = {id(source) for source in live.values()}
+    return [source for source in sources if id(source) not in running], live
+
+
+def read_all(
+    sources: list[Source],
+    observe_all: Callable[[Sequence[Reading]], object],
+    is_stopping: Callable[[], bool] = lambda: False,
+) -> Counter[str]:
+    """Read every finite source to its end; return the rejected readings, counted by reason."""
+    rejected: Counter[str] = Counter()
+    for source in parted(sources)[0]:
+        waiting: list[Reading] = []
+        for reading in source:
+            waiting.append(reading)
+            if is_stopping():
+                break
+            if len(waiting) == _AT_ONCE:
+                observe_all(waiting)
+                waiting = []
+        observe_all(waiting)
+        rejected += source.rejected
+        for reason, line in getattr(source, "offending", {}).items():
+            at = line.partition(":")[0].removeprefix("line ")  # its text has readings in it
+            logger.warning("line rejected %s", fields(reason=reason, line=at))
+    if rejected:
+        reasons = {reason.replace(" ", "_"): count for reason, count in rejected.items()}
+        logger.warning("readings rejected %s", fields(**reasons))
+    return rejected
+
+
+NEVER = "no model forecast and no training until it has a source"
+MASKED = "optional: the model forecasts without it, less accurately"
+
+
+@dataclass(frozen=True, slots=True)
+class ChannelSource:
+    """The origin of one channel of a bundle."""
+
+    channel: str
+    reads: str  # stream, calendar feature or site constant that it reads
+    source: str  # where that comes from; empty for none
+    consequence: str = ""  # cost of a missing source costs; empty where there is a source
+
+    @property
+    def is_missing(self) -> bool:
+        return not self.source
+
+    @property
+    def text(self) -> str:
+        return self.source or f"no source: {self.consequence}"
+
+
+def channel_sources(
+    manifest: Manifest, given: Mapping[str, str], site: Mapping[str, float]
+) -> list[ChannelSource]:
+    """Return the source of every channel of a bundle, in the bundle's order, without its masks."""
+    return [
+        _source_of(feature, manifest, given, site)
+        for feature in manifest.features
+        if feature.kind != "mask"
+    ]
+
+
+def _source_of(
+    feature: Feature, manifest: Manifest, given: Mapping[str, str], site: Mapping[str, float]
+) -> ChannelSource:
+    lost = MASKED if feature.name in manifest.optional else NEVER
+    if feature.kind == "calendar":
+        return ChannelSource(feature.name, str(feature.what), "the clock")
+    if feature.kind == "static":
+        value = site.get(feature.name)
+        source = "" if value is None else f"[site] {feature.name} = {value:g}"
+        return ChannelSource(feature.name, "the site", source, "" if source else lost)
+    stream = feature.stream or manifest.target.stream
+    source = given.get(stream, "")
+    if source and feature.lag_steps is not None:
+        source = f"{source}, earlier readings"
+    if source and feature.lead_steps is not None:
+        source = f"{source}, values announced ahead; without them, the newest reading"
+    return ChannelSource(feature.name, stream, source, "" if source else lost)
+
+
+def unsupplied(channels: Iterable[ChannelSource]) -> list[ChannelSource]:
+    return [channel for channel in channels if channel.is_missing]

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from edge_sdk.app import sqlite_file
 from edge_sdk.errors import ConfigError
+from edge_sdk.store.release_count import COUNTED
 from edge_sdk.store.rows import read_fact, write_facts
 from edge_sdk.store.schema import FILE, INSTALLED, SET_ASIDE, opened
 from edge_sdk.store.store import DeviceStore
@@ -22,7 +23,7 @@ from edge_sdk.store.store import DeviceStore
 WIPE_ORDERED, WIPED = "wipe ordered", "wiped"
 """Facts: an operator ordered the wipe; Unix seconds of the finished one."""
 
-_PRIVACY = ("noised since", "ledger set aside", "releases allowed", "starts", "conn")
+_PRIVACY = ("noised since", "ledger set aside", "releases allowed", "starts", "conn", COUNTED)
 _RECORDS = ("key", SET_ASIDE)
 _USED_TODAY = ("day", "used", "wake day", "wake", "flash day", "flash")
 _SOURCE = "source "  # the position of a source: without it, readings would be counted twice
@@ -55,7 +56,6 @@ def wipe_device(
     Repeatable after a kill: the keys go last, and a state is wiped before them.
 
     Args:
-        state: The device's own state folder.
         keys: Private key files, or the public key of one in a token; missing ones are skipped.
         now: As for ``wipe_state``.
         destroy: Destroys a private key that is not in a file; called before the files are deleted.
@@ -79,12 +79,15 @@ def fleet_of(store: DeviceStore) -> str:
 def refuse_state(store: DeviceStore, fleet: str) -> None:
     """Refuse to run with a state that was wiped, or that belongs to another fleet.
 
+    Args:
+        fleet: Fleet of the device; empty for a device alone.
+
     Raises:
         ConfigError: With the command that helps.
     """
     refuse_wiped(store)
     before = fleet_of(store)
-    if before not in ("", fleet):
+    if fleet and before not in ("", fleet):
         raise ConfigError(
             f"{store.path.parent} belongs to fleet {before!r}, the configuration to {fleet!r}",
             hint="to take readings and privacy ledger along: gridfed-edge migrate CONFIG",
@@ -126,15 +129,14 @@ def wipe_state(folder: Path, now: int) -> None:
     Raises:
         EdgeError: The state is in use or cannot be opened.
 
-    Example:
-        >>> import tempfile
-        >>> folder = Path(tempfile.mkdtemp())
-        >>> with DeviceStore.open(folder) as store:
-        ...     store.add_readings([("power", 7, 1.5, 0)])
-        >>> wipe_state(folder, 1_800_000_000)
-        >>> with DeviceStore.open(folder) as store:
-        ...     store.count_readings(), store.fact(WIPED)
-        (0, 1800000000)
+    >>> import tempfile
+    >>> folder = Path(tempfile.mkdtemp())
+    >>> with DeviceStore.open(folder) as store:
+    ...     store.add_readings([("power", 7, 1.5, 0)])
+    >>> wipe_state(folder, 1_800_000_000)
+    >>> with DeviceStore.open(folder) as store:
+    ...     len(store.readings), store.fact(WIPED)
+    (0, 1800000000)
     """
     facts = ("command", *_PRIVACY)
     tables = ("readings", "noised", "learned", "outbox")

@@ -9,14 +9,13 @@ from pathlib import Path
 
 from edge_sdk.app import sqlite_file
 from edge_sdk.app.permissions import make_private_file, make_private_folder
-from edge_sdk.errors import StoreBusy, StoreError, StoreNewer
-from edge_sdk.store.ledger_rows import before_the_ledger, write_charges
+from edge_sdk.errors import StoreBusy, StoreError, StoreFull, StoreNewer
+from edge_sdk.store.rows import SCHEMA, before_the_ledger, write_charges
 
 FILE = "device.db"
 INSTALLED = "bundle"
 """Folder inside a state folder that holds bundles installed from the fleet."""
 APPLICATION = 0x47464544  # "GFED"
-SCHEMA = 2
 _TABLES = """
 CREATE TABLE numbers (one INTEGER PRIMARY KEY CHECK (one = 1),
     life INTEGER NOT NULL, seq INTEGER NOT NULL, spent INTEGER NOT NULL, lost INTEGER NOT NULL);
@@ -68,7 +67,6 @@ def opened(
     Raises:
         StoreBusy: Another process uses this folder.
         StoreNewer: A newer version of this software wrote the file.
-        StoreError: It cannot be opened, or is not a device store.
         PermissionsError: Other users can read it, and that cannot be changed.
     """
     path = folder / FILE
@@ -115,11 +113,28 @@ def _refusing(path: Path) -> Iterator[None]:
             hint="install that version again, or restore a backup from before the upgrade",
         ) from error
     except sqlite3.Error as error:
-        raise StoreError(
-            f"{path}: {error}", hint="check that the path is this device's state and is readable"
-        ) from error
+        raise store_error(path, error) from error
     except OSError as error:
         raise StoreError(f"{path.parent}: {error.strerror or error}") from error
+
+
+def store_error(path: Path, error: sqlite3.Error) -> StoreError:
+    """Return the error to raise for one of SQLite's, with the remedy."""
+    code = sqlite_file.primary_code(error)
+    if code == sqlite3.SQLITE_FULL:
+        return StoreFull(
+            f"{path}: no space left; the transaction was rolled back",
+            hint="free some space; updates that wait for a receipt are kept",
+        )
+    if code not in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
+        hint = "check that the path is this device's state and is readable"
+        return StoreError(f"{path}: {error}", hint=hint)
+    return StoreError(
+        f"{path} is damaged, or no device's state: {error}",
+        hint=f"stop the agent, move the file away (mv {path} {path}.damaged), delete {path.name}-wal and "
+        f"{path.name}-shm, and start again: readings come from the sources again, the models are lost, "
+        "and numbers and privacy charges come from the aggregator",
+    )
 
 
 def _migrate(db: sqlite3.Connection, path: Path, schema: int) -> None:

@@ -9,73 +9,70 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import astuple, dataclass, replace
+from dataclasses import astuple, replace
 from pathlib import Path
 from typing import Self
 
 from edge_sdk.app import sqlite_file
-from edge_sdk.errors import StoreError, StoreFull
-from edge_sdk.forecasting.series import SeriesColumn, SeriesRow
-from edge_sdk.privacy.event import UNBOUNDED, PrivacyCharge
-from edge_sdk.store import reading_rows
-from edge_sdk.store.bounds import usable_charge
-from edge_sdk.store.ledger_rows import before_the_ledger, charges, write_charges
+from edge_sdk.errors import StoreError, WireError
+from edge_sdk.forecasting.series import SeriesRow
+from edge_sdk.privacy.ledger import UNBOUNDED, PrivacyCharge
+from edge_sdk.protocol.codec import pack_leaves, unpack_leaves
+from edge_sdk.protocol.messages import LIFE_LEAP
+from edge_sdk.protocol.outbox_state import OutboxEntry, UplinkCounters
+from edge_sdk.store.release_count import SecondCount
 from edge_sdk.store.rows import (
+    SCHEMA,
+    LearnedState,
+    ReadingRows,
+    before_the_ledger,
     can_be_sent,
+    charges,
+    find_unusable,
     read_entries,
     read_fact,
+    read_learned,
     read_numbers,
+    replace_unusable,
     schema_of,
+    usable_charge,
+    write_charges,
     write_entry,
     write_facts,
+    write_learned,
     write_numbers,
 )
-from edge_sdk.store.schema import SCHEMA, SET_ASIDE, opened
-from edge_sdk.store.unusable_values import find_unusable, replace_unusable
-from edge_sdk.wire.errors import WireError
-from edge_sdk.wire.protocol.codec import Leaf, pack_leaves, unpack_leaves
-from edge_sdk.wire.protocol.messages import LARGEST, LIFE_LEAP
-from edge_sdk.wire.protocol.outbox_state import OutboxEntry, UplinkCounters
-
-
-@dataclass(frozen=True, slots=True)
-class LearnedState:
-    """The state of the device half, and the last round it was trained in.
-
-    Attributes:
-        run: Training run of the state; 0 before the first.
-        round: Last round trained in that run; -1 before the first.
-        version: Version of the common model adopted last; -1 before the first.
-        spec: Digest of the whole layout of the arrays.
-        leaves: State of the half as named arrays and numbers.
-    """
-
-    run: int
-    round: int
-    version: int
-    spec: bytes
-    leaves: Mapping[str, Leaf]
+from edge_sdk.store.schema import SET_ASIDE, opened, store_error
 
 
 class DeviceStore:
     """One device's store. Open with ``DeviceStore.open``; close, or use as a context manager.
 
-    Example:
-        >>> import tempfile
-        >>> folder = Path(tempfile.mkdtemp())
-        >>> with DeviceStore.open(folder) as store:
-        ...     store.set_facts(conn=7)
-        >>> with DeviceStore.open(folder) as store:
-        ...     store.fact("conn"), store.numbers().lost
-        (7, True)
+    Attributes:
+        path: The file.
+        readings: The readings.
+        found: Values that were unusable when it was opened.
+        second_count: Count of releases outside the state folder; None where none is kept.
+        lacks_count: True if it is missing: nothing is known to fit into a budget.
+
+    >>> import tempfile
+    >>> folder = Path(tempfile.mkdtemp())
+    >>> with DeviceStore.open(folder) as store:
+    ...     store.set_facts(conn=7)
+    >>> with DeviceStore.open(folder) as store:
+    ...     store.fact("conn"), store.numbers().lost
+    (7, True)
     """
 
     def __init__(self, connection: sqlite3.Connection, path: Path, held: ExitStack) -> None:
-        """Take an open connection and what closes it; use ``open``."""
+        """Take an open connection and its closer; use ``open``."""
         self._db = connection
+        self.readings = ReadingRows(connection)
         self._resources = held
         self.path = path
         self.found: dict[str, str] = {}
+        self.second_count: SecondCount | None = None
+        self.lacks_count = False
 
     @classmethod
     def open(cls, folder: Path, *, read_only: bool = False, exclusive: bool = False) -> DeviceStore:
@@ -89,11 +86,13 @@ class DeviceStore:
         Raises:
             StoreBusy: Another process uses this folder.
             StoreNewer: A newer version of this software wrote the file.
-            StoreError: It cannot be opened, or is not a device store.
         """
         store = cls(*opened(folder, read_only=read_only, exclusive=exclusive))
-        if not read_only:
-            store._set_aside()
+        with ExitStack() as failing:
+            failing.push(store)
+            if not read_only:
+                store._set_aside()
+            failing.pop_all()
         return store
 
     # --- learned state, outbox and numbers --------------------------------------------------------
@@ -112,19 +111,14 @@ class DeviceStore:
         Only after this returns may a byte of the entry be sent (rule D1).
 
         Raises:
-            StoreFull: No space; nothing changed.
+            StoreFull: No space, also for the second count; nothing changed.
+            SignerUnavailable: It cannot be signed now; nothing changed.
         """
+        charges = tuple(charges)
         with self._writing() as db:
-            db.execute(
-                "INSERT OR REPLACE INTO learned VALUES (1, ?, ?, ?, ?, ?)",
-                (
-                    learned.run,
-                    learned.round,
-                    learned.version,
-                    learned.spec,
-                    pack_leaves(learned.leaves),
-                ),
-            )
+            if numbers is not None and self.second_count is not None:
+                self.second_count.reserve(self.count_charges(), numbers.spent, charges)
+            write_learned(db, learned)
             if numbers is not None:
                 write_numbers(db, numbers)
             if entry is not None:
@@ -169,16 +163,8 @@ class DeviceStore:
         Raises:
             StoreError: The bytes are damaged.
         """
-        row = self._db.execute(
-            "SELECT run, round, version, spec, leaves FROM learned WHERE one = 1"
-        ).fetchone()
-        if row is None:
-            return None
         try:
-            run, round_, version, spec, leaves = row
-            if not all(-1 <= number <= LARGEST for number in (run, round_, version)):
-                run, round_, version = 0, -1, -1  # the weights are usable in any run
-            return LearnedState(run, round_, version, spec, unpack_leaves(leaves))
+            return read_learned(self._db)
         except WireError as error:
             raise StoreError(
                 f"{self.path}: {error}",
@@ -198,6 +184,8 @@ class DeviceStore:
 
     def count_charges(self) -> int:
         """Return the number of the ledger's last line; it only grows."""
+        if schema_of(self._db) < SCHEMA:
+            return 0
         return int(self._db.execute("SELECT coalesce(max(line), 0) FROM ledger").fetchone()[0])
 
     def charge(self, numbers: UplinkCounters, charges: Iterable[PrivacyCharge]) -> None:
@@ -213,11 +201,12 @@ class DeviceStore:
             StoreFull: No space; nothing changed.
         """
         with self._writing() as db:
+            if self.second_count is not None:
+                self.second_count.reserve(self.count_charges(), 0, (charge,))
             db.execute("INSERT OR REPLACE INTO papers VALUES (?, ?)", (name, content))
             write_charges(db, [charge])
 
     def noised(self) -> dict[tuple[str, int], float]:
-        """Return every perturbed reading, by stream and slot."""
         rows = self._db.execute("SELECT stream, slot, value FROM noised")
         return {(stream, slot): value for stream, slot, value in rows}
 
@@ -237,23 +226,29 @@ class DeviceStore:
 
         Noise drawn here meanwhile was never released, because nothing is sent before a welcome.
         """
+        second, since = self.second_count, max(since, self.noised_since())
+        if second is not None:
+            since = max(since, second.count.time + 1)
         with self._writing() as db:
             db.execute("DELETE FROM noised")
             write_facts(db, {"noised since": since})
+        if second is not None:
+            second.settle(self.count_charges())
+
+    def count_outside(self, second: SecondCount | None, *, is_lost: bool = False) -> None:
+        """Count releases outside the folder from now on, unless their count is lost."""
+        self.second_count, self.lacks_count = second, is_lost
 
     # --- facts and named records ------------------------------------------------------------------
 
     def fact(self, name: str, default: int = 0) -> int:
-        """Return a stored integer by name."""
         return read_fact(self._db, name, default)
 
     def set_facts(self, **values: int) -> None:
-        """Save integers by name, together."""
         with self._writing() as db:
             write_facts(db, values)
 
     def paper(self, name: str) -> bytes | None:
-        """Return a stored message or file by name."""
         row = self._db.execute("SELECT bytes FROM papers WHERE name = ?", (name,)).fetchone()
         return bytes(row[0]) if row else None
 
@@ -262,6 +257,11 @@ class DeviceStore:
         with self._writing() as db:
             db.execute("INSERT OR REPLACE INTO papers VALUES (?, ?)", (name, content))
             write_facts(db, values)
+
+    def has_papers(self, prefix: str) -> bool:
+        """Return whether there is a record whose name begins with a prefix."""
+        query = "SELECT 1 FROM papers WHERE substr(name, 1, ?) = ? LIMIT 1"
+        return self._db.execute(query, (len(prefix), prefix)).fetchone() is not None
 
     def drop_papers(self, prefix: str, but: Iterable[str]) -> None:
         """Delete the records whose names begin with a prefix, except these."""
@@ -276,7 +276,6 @@ class DeviceStore:
     # --- unusable values --------------------------------------------------------------------------
 
     def unusable(self) -> dict[str, str]:
-        """Return the values on disk that are out of bounds, by name."""
         return find_unusable(self._db)
 
     def set_aside(self) -> dict[str, str]:
@@ -295,7 +294,7 @@ class DeviceStore:
         """
         before = self.paper("key")
         if before in (None, kid):
-            if before is None or (fleet and self.paper("fleet") is None):
+            if before is None or (fleet and not self.paper("fleet")):
                 with self._writing() as db:
                     rows = [("key", kid), ("fleet", fleet.encode())]
                     db.executemany("INSERT OR REPLACE INTO papers VALUES (?, ?)", rows)
@@ -310,7 +309,6 @@ class DeviceStore:
         return True
 
     def _set_aside(self) -> None:
-        """Record the values out of bounds, and replace them with usable ones."""
         found = self.unusable()
         if not found:
             return
@@ -328,33 +326,16 @@ class DeviceStore:
         """Save a batch of readings; the last write of a slot wins.
 
         Args:
-            rows: Readings.
             before: Slot before which readings, and the noise on them, are dropped in the same
                 transaction. Noise is drawn once: afterwards, readings before this time are not
                 perturbed, and so not used for training, should they arrive again.
             step: Seconds per slot.
         """
         with self._writing() as db:
-            reading_rows.write_readings(db, rows)
-            if before is not None and reading_rows.drop_readings(db, before):
+            self.readings.write(rows)
+            if before is not None and self.readings.drop(before):
                 since = max(self.fact("noised since"), before * step)
                 write_facts(db, {"noised since": since})
-
-    def readings(self) -> Iterator[SeriesRow]:
-        """Return the readings in order of time."""
-        return reading_rows.read_readings(self._db)
-
-    def columns(self, streams: Iterable[str]) -> Iterator[SeriesColumn]:
-        """Return the readings of streams in pieces, each stream in order of time."""
-        return reading_rows.read_columns(self._db, streams)
-
-    def count_readings(self) -> int:
-        """Return the number of stored readings."""
-        return reading_rows.count_readings(self._db)
-
-    def span_readings(self) -> tuple[int, int] | None:
-        """Return the oldest and the newest stored slot; None without any."""
-        return reading_rows.span_readings(self._db)
 
     # --- the file ---------------------------------------------------------------------------------
 
@@ -370,20 +351,16 @@ class DeviceStore:
         """Return the store itself, for a ``with`` block."""
         return self
 
-    def __exit__(self, *_: object) -> None:
-        """Close the store."""
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
+        """Close the store; an unreadable database becomes an error with the remedy."""
         self.close()
+        if isinstance(error, sqlite3.Error):
+            raise store_error(self.path, error) from error
 
     @contextmanager
     def _writing(self) -> Iterator[sqlite3.Connection]:
-        """Run one transaction: all of it is on disk afterwards, or none of it."""
         try:
             with sqlite_file.transaction(self._db) as db:
                 yield db
         except sqlite3.Error as error:
-            if sqlite_file.primary_code(error) == sqlite3.SQLITE_FULL:
-                raise StoreFull(
-                    f"{self.path}: no space left; the transaction was rolled back",
-                    hint="free some space; updates that wait for a receipt are kept",
-                ) from error
-            raise StoreError(f"{self.path}: {error}") from error
+            raise store_error(self.path, error) from error

@@ -3,32 +3,26 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Container, Mapping
 from typing import Any
 
 from edge_sdk.app.cli import fields
-from edge_sdk.app.clock import Clock
 from edge_sdk.bundle import BundleRollbackError
 from edge_sdk.config import Config
-from edge_sdk.errors import EdgeError
+from edge_sdk.errors import EdgeError, Reason, Refused
 from edge_sdk.forecasting.series import Series
-from edge_sdk.methods import Factory
-from edge_sdk.methods.local_sgd import LocalState
-from edge_sdk.session.agenda import Agenda
-from edge_sdk.session.events import FoundBundle
+from edge_sdk.methods.fedavg import LocalState
+from edge_sdk.protocol import messages as m
+from edge_sdk.protocol.contract.manifest import Manifest
+from edge_sdk.protocol.contract.method import CONTRACTS, Ask, Contract, answered
+from edge_sdk.session.agenda import Agenda, FoundBundle
 from edge_sdk.session.manifest_checks import ManifestExpectation
 from edge_sdk.session.session import Session
 from edge_sdk.store.store import DeviceStore
-from edge_sdk.training.bootstrap import recall, set_up
-from edge_sdk.training.error_feedback import Residual
-from edge_sdk.training.installed_bundle import of_bundle, take_over
+from edge_sdk.training.bootstrap import of_bundle, recall, set_up, take_over
 from edge_sdk.training.model_runtime import ModelRuntime
+from edge_sdk.training.outbox_entry import Residual
 from edge_sdk.training.privacy_accountant import PrivacyAccountant
-from edge_sdk.training.run_role import RunnableBundle
-from edge_sdk.wire.contract.manifest import Manifest
-from edge_sdk.wire.contract.method import CONTRACTS, Ask, Contract, answered
-from edge_sdk.wire.errors import Reason, Refused
-from edge_sdk.wire.protocol import messages as m
+from edge_sdk.training.run_role import RunnableBundle, RunShell
 
 logger = logging.getLogger(__name__)
 
@@ -47,48 +41,36 @@ class ActiveRun:
     """The active bundle, method and learned state; session and account follow every change.
 
     Attributes:
-        learner: Model runtime of the bundle, in its role in the run.
         accountant: Privacy account under the mechanism of that role.
         state: Learned state of the device half.
         local_state: State of the local rounds since, on a copy; None if there were none.
         residual: Rounding error of the run's updates that has not been sent yet; None if exact.
     """
 
-    learner: ModelRuntime
+    learner: ModelRuntime  # model runtime of the bundle, in its role in the run
 
     def __init__(
         self,
         bundle: RunnableBundle,
         config: Config,
-        methods: Mapping[str, Factory],
+        shell: RunShell,
         *,
         store: DeviceStore,
         session: Session,
         agenda: Agenda,
-        clock: Clock,
-        between_batches: Callable[[], None],
-        streams: Callable[[Manifest], Container[str]] | None = None,
     ) -> None:
         """Activate a bundle for the run announced last, and restore the learned state.
 
         Args:
-            bundle: Verified bundle.
-            config: Configuration of the device.
-            methods: Device half of each method, by name.
-            store: Store of the device.
-            session: Session of the device.
+            shell: Functions of the client; ``between_batches`` may raise ``GivenUp``.
             agenda: Work that waits on the device.
-            clock: Source of the time.
-            between_batches: Called between two minibatches; may raise ``GivenUp``.
-            streams: Returns the streams of a bundle that have a source here; None if unknown.
 
         Raises:
             EdgeError: The bundle cannot be used here.
         """
-        self._config, self._methods = config, methods
-        self._between_batches, self._streams = between_batches, streams
-        self._store, self._session, self._agenda, self._clock = store, session, agenda, clock
-        self.accountant = PrivacyAccountant(store, session, clock)
+        self._config, self._shell = config, shell
+        self._store, self._session, self._agenda = store, session, agenda
+        self.accountant = PrivacyAccountant(store, session, shell.clock)
         self.state: Any = None
         self.local_state: LocalState | None = None
         self.residual: Residual | None = None
@@ -98,7 +80,6 @@ class ActiveRun:
 
     @property
     def latest(self) -> Any:  # noqa: ANN401 - the half's own type, or what was learned alone
-        """State to forecast with."""
         return self.state if self.local_state is None else self.local_state
 
     def adopt(self, state: Any, residual: Residual | None = None) -> None:  # noqa: ANN401 - as above
@@ -163,12 +144,10 @@ class ActiveRun:
 
     @property
     def contract(self) -> Contract:
-        """Contract of the run's method."""
         return CONTRACTS[self.learner.role.method]
 
     @property
     def ask(self) -> Ask:
-        """Contract of the ask that is answered with an update."""
         return answered(self.contract)[1]
 
     @property
@@ -215,14 +194,9 @@ class ActiveRun:
         return True
 
     def _check_streams(self, manifest: Manifest) -> None:
-        """Refuse a bundle that needs readings for which this device has no source.
-
-        Raises:
-            Refused: NO_WINDOWS.
-        """
-        if self._streams is None:
+        if self._shell.streams is None:
             return
-        given = self._streams(manifest)
+        given = self._shell.streams(manifest)
         lost = [name for name in manifest.required_streams if name not in given]
         if lost:
             raise Refused(Reason.NO_WINDOWS, f"{', '.join(lost)}: no source")
@@ -235,7 +209,7 @@ class ActiveRun:
         self._is_judged = False
         if learned is not None and learned.run == self._session.seen.run:
             turn = (learned.round, *learned.leaves.get("turn", (0, 0)))
-            self._session.record_trained(turn, learned.version)
+            self._session.parts.inbox.record_trained(turn, learned.version)
 
     def restart(self) -> None:
         """Discard local training since a store was lost: nothing is released under its noise."""
@@ -249,16 +223,13 @@ class ActiveRun:
         announced: m.BundleMessage | None,
         series: Series | None = None,
     ) -> None:
-        """Set up a bundle as the announced run, or the bundle alone, requires."""
         learner = set_up(
             self._config,
             self._store,
             bundle,
             announced,
-            self._methods,
+            self._shell,
             present=series,
-            clock=self._clock.wall,
-            between_batches=self._between_batches,
         )
         self.learner = learner
         self.accountant.begin(learner.mechanism)

@@ -1,54 +1,58 @@
-"""Load and check what a device needs to start: keys, privacy mechanism, peers and link."""
+"""Load and check the parts of a device: keys, bundle, privacy mechanism and link.
+
+An installed bundle that cannot be used any more does not stop the device: it starts with the newest
+other bundle that passes its golden sample, and requests the announced one again.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import logging
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
+from edge_sdk.app.cli import fields
+from edge_sdk.app.extensions import known_names, values_at
 from edge_sdk.app.settings import seconds
+from edge_sdk.bundle import Bundle, BundleError, TrustedKeys, install, load_installed
 from edge_sdk.config import Config
-from edge_sdk.errors import ConfigError, EdgeError
+from edge_sdk.errors import ConfigError, EdgeError, LinkError, WireError
 from edge_sdk.forecasting.intervals import SavedCalibration
 from edge_sdk.forecasting.series import Series
 from edge_sdk.forecasting.windows import Scale
-from edge_sdk.methods import Factory
-from edge_sdk.methods.topology import PeerSettings, settings_of_section, settings_of_task
-from edge_sdk.methods.training_context import do_nothing
-from edge_sdk.privacy.factory import mechanism_of
+from edge_sdk.link.broker_options import Broker
+from edge_sdk.link.tls_files import client_id_of
+from edge_sdk.link.transport import Transport
 from edge_sdk.privacy.ledger import PrivacyAccount
-from edge_sdk.privacy.mechanism import Mechanism
-from edge_sdk.privacy.method_compatibility import refuse_method
+from edge_sdk.privacy.mechanism import Mechanism, mechanism_of
 from edge_sdk.privacy.noise_calibration import DeviceFacts, NoisePlan
-from edge_sdk.privacy.validation import plan_of
-from edge_sdk.session.announcements import saved_message
-from edge_sdk.session.followed_authorities import FollowedAuthorities
-from edge_sdk.session.followed_root import FollowedRoot
-from edge_sdk.session.key_ring import KeyRing
+from edge_sdk.privacy.validation import plan_of, refuse_method
+from edge_sdk.protocol import messages as m
+from edge_sdk.protocol.codec import pack_leaves, unpack_leaves
+from edge_sdk.protocol.contract.manifest import Manifest
+from edge_sdk.protocol.contract.method import CONTRACTS
+from edge_sdk.protocol.keys import KeyFileError, read_public
+from edge_sdk.protocol.root_keys import NOBODY, RootKeys, read_root
+from edge_sdk.session.agenda import FoundBundle
+from edge_sdk.session.key_ring import FollowedRoot, KeyRing
+from edge_sdk.session.server_clock import ServerClock
 from edge_sdk.session.signed_link import Will
-from edge_sdk.store.store import DeviceStore, LearnedState
+from edge_sdk.store.rows import LearnedState
+from edge_sdk.store.schema import INSTALLED
+from edge_sdk.store.store import DeviceStore
 from edge_sdk.training.model_runtime import ModelRuntime
-from edge_sdk.training.retention import history_of
-from edge_sdk.training.run_role import RunnableBundle, RunRole, series_for
-from edge_sdk.wire.contract.manifest import Manifest
-from edge_sdk.wire.contract.method import CONTRACTS, Up, answered
-from edge_sdk.wire.errors import LinkError, WireError
-from edge_sdk.wire.keys import KeyFileError, read_public
-from edge_sdk.wire.link.broker_options import Broker
-from edge_sdk.wire.link.client_names import client_id_of
-from edge_sdk.wire.link.transport import Transport
-from edge_sdk.wire.plugin_registry import known_names
-from edge_sdk.wire.protocol import messages as m
-from edge_sdk.wire.protocol.codec import pack_leaves, unpack_leaves
-from edge_sdk.wire.root_keys import RootKeys, read_root
-from edge_sdk.wire.schema import SchemaError
+from edge_sdk.training.run_role import RunnableBundle, RunRole, RunShell, history_of, series_for
 
-NEIGHBOURS = "neighbours"
-"""Name under which the store keeps the latest list of peers from the aggregator."""
+logger = logging.getLogger(__name__)
+
+_ROOT = "copy root.pub from the operator, or remove keys.root and [broker] to run alone"
 
 
 def load_ring(config: Config) -> KeyRing:
     """Read the trusted public keys: the root in force, and a pinned key of the aggregator.
+
+    A device alone trusts no key.
 
     Raises:
         ConfigError: A file is missing or holds no public key.
@@ -56,39 +60,46 @@ def load_ring(config: Config) -> KeyRing:
     keys = config.keys
     try:
         pinned = None if keys.aggregator is None else read_public(keys.aggregator)
+        if keys.root is None:
+            return KeyRing(NOBODY)
         followed = FollowedRoot.of(config.state, config.fleet, read_root(keys.root))
-        authorities = FollowedAuthorities.of(
-            config.state, config.fleet, config.broker.ca_file, config.ca.ca_file
-        )
-        return KeyRing(followed.load()[0], pinned, followed=followed, authorities=authorities)
     except KeyFileError as error:
-        raise ConfigError(str(error), hint="copy root.pub from the operator") from error
+        raise ConfigError(str(error), hint=_ROOT) from error
+
+    def follow(listed: Sequence[bytes]) -> None:
+        for entry in config.index.having("authorities"):
+            entry.load("authorities")(config, listed)
+
+    return KeyRing(followed.load()[0], pinned, followed=followed, follow_authorities=follow)
 
 
 def archive_keys(config: Config) -> tuple[bytes, ...]:
-    """Return the keys of which one has to sign a bundle's archive.
+    """Return the keys that may sign a bundle's archive.
 
     They are those of the root in force, those to which it has delegated bundles, and those of the
-    pinned root, by which older archives are signed; the announcement decides which archive is used.
+    pinned root, by which older archives are signed; the announcement decides which archive is used. A
+    device alone has none, and uses shipped bundles.
 
     Raises:
         ConfigError: A file is missing or holds no public key.
     """
+    if config.keys.root is None:
+        return ()
     followed = FollowedRoot.of(config.state, config.fleet, pinned_root(config))
     root, bundle = followed.load()
     return tuple(dict.fromkeys((*root.keys, *bundle, *followed.pinned.keys)))
 
 
 def pinned_root(config: Config) -> RootKeys:
-    """Read the root of the configuration.
+    """Read the root of the configuration; a device alone has one without keys.
 
     Raises:
         ConfigError: The file is missing or holds no public key.
     """
     try:
-        return read_root(config.keys.root)
+        return NOBODY if config.keys.root is None else read_root(config.keys.root)
     except KeyFileError as error:
-        raise ConfigError(str(error), hint="copy root.pub from the operator") from error
+        raise ConfigError(str(error), hint=_ROOT) from error
 
 
 def set_up(
@@ -96,43 +107,51 @@ def set_up(
     store: DeviceStore,
     bundle: RunnableBundle,
     announced: m.BundleMessage | None,
-    methods: Mapping[str, Factory],
+    shell: RunShell | None = None,
     *,
     present: Series | None = None,
-    clock: Callable[[], int] = lambda: 0,
-    between_batches: Callable[[], None] = do_nothing,
 ) -> ModelRuntime:
     """Create the model runtime that the announced run, or the bundle alone, requires.
 
     A ``present`` series is reused if it has the bundle's grid; otherwise the store's is read.
-    ``between_batches`` is called between two minibatches and may raise to stop the training.
 
     Raises:
         EdgeError: The announcement does not fit the bundle, names an unknown method, or one that is
             incompatible with this device's privacy settings.
     """
-    method = announced.method if announced else config.accept.methods[0]
-    shared = announced.shared if announced else bundle.manifest.shared
-    if method not in methods or method not in CONTRACTS:
-        raise ConfigError(f"unknown method {method!r}; known: {known_names(methods)}")
+    if config.is_alone:
+        announced = None  # of a fleet that the device has left
+    shell = shell or RunShell()
+    role = role_of(config, bundle.manifest, announced)
+    if role.method not in shell.methods or role.method not in CONTRACTS:
+        raise ConfigError(f"unknown method {role.method!r}; known: {known_names(shell.methods)}")
     check_site(config, bundle.manifest)
     check_limits(config, bundle.manifest)
     series = series_for(bundle.manifest, history_of(config, bundle.manifest).slots)
     if present is not None and (present.step, present.streams) == (series.step, series.streams):
         series = present
     else:
-        series.load_columns(store.columns(series.streams))
-    role = RunRole(announced.run if announced else 0, method, tuple(shared))
-    mechanism = protect(config, store, bundle.manifest, role, clock)
-    learner = ModelRuntime(
-        config, bundle, role, methods[method], series, mechanism, between_batches=between_batches
-    )
+        series.load_columns(store.readings.columns(series.streams))
+    mechanism = protect(config, store, bundle.manifest, role, shell.clock)
+    learner = ModelRuntime(config, bundle, role, series, mechanism, shell)
     if announced is not None and learner.spec.digest != announced.spec:
         raise EdgeError(
             f"run {announced.run} announces another layout than bundle {bundle.manifest.name}",
             hint="the aggregator must announce a bundle that this device has",
         )
     return learner
+
+
+def role_of(config: Config, manifest: Manifest, announced: m.BundleMessage | None) -> RunRole:
+    """Return the role in the announced run; before one, that which the configuration suggests.
+
+    A device alone shares no layer.
+    """
+    if config.is_alone:
+        return RunRole(0, "fedavg", ())
+    if announced is None:
+        return RunRole(0, config.accept.methods[0], tuple(manifest.shared))
+    return RunRole(announced.run, announced.method, tuple(announced.shared))
 
 
 def plan(config: Config, manifest: Manifest, method: str, shared: int) -> NoisePlan:
@@ -150,11 +169,7 @@ def plan(config: Config, manifest: Manifest, method: str, shared: int) -> NoiseP
 def protect(
     config: Config, store: DeviceStore, manifest: Manifest, role: RunRole, clock: Callable[[], int]
 ) -> Mechanism:
-    """Create the configured privacy mechanism for this role.
-
-    Raises:
-        ConfigError: As ``plan``.
-    """
+    """Create the configured privacy mechanism for this role."""
     shared = manifest.spec(role.shared).shared_size
     made = plan(config, manifest, role.method, shared)
     reports = [number for ask in CONTRACTS[role.method].values() for number in ask.report]
@@ -166,9 +181,10 @@ def account_of(store: DeviceStore, plan: NoisePlan) -> PrivacyAccount:
     """Sum the recorded charges against the budget."""
     allowed = store.fact("releases allowed", -1)
     most = plan.most(allowed if allowed >= 0 else None)
-    return PrivacyAccount.of(
+    account = PrivacyAccount.of(
         store.ledger(), plan.limit, outside=plan.section.budget.unclaimed_releases, most=most
     )
+    return replace(account, is_counted=not store.lacks_count)
 
 
 def check_site(config: Config, manifest: Manifest) -> None:
@@ -198,7 +214,11 @@ def check_limits(config: Config, manifest: Manifest) -> None:
         ("local_rounds.rate", "rate", config.local_rounds.rate),
         ("local_rounds.steps", "steps", config.local_rounds.steps),
         ("fine_tuning.rate", "rate", config.fine_tuning.rate),
-        ("neighbours.rate", "rate", config.neighbours.rate if config.neighbours.keys else None),
+        *(
+            (key, name, values_at(config.tables, key)[0])
+            for entry in config.index.configured(config.tables)
+            for key, name in entry.row.get("limits", {}).items()
+        ),
     ):
         if value is not None and value > limits[name]:
             raise ConfigError(
@@ -208,50 +228,13 @@ def check_limits(config: Config, manifest: Manifest) -> None:
             )
 
 
-def peer_settings(config: Config, store: DeviceStore, method: str, run: int) -> PeerSettings | None:
-    """Return the peers: as the run's aggregator listed them last, or as configured.
-
-    Raises:
-        ConfigError: An invalid neighbourhood; the message names the key.
-    """
-    if answered(CONTRACTS[method])[1].up is not Up.PEERS:
-        return None
-    listed = saved_message(store, m.TaskMessage, NEIGHBOURS)
-    if listed is not None and listed.run == run:
-        return settings_of_task(listed)
-    if not config.neighbours.keys:
-        return None
-    try:
-        return settings_of_section(config.neighbours, method)
-    except SchemaError as misfit:
-        raise ConfigError(str(misfit)) from misfit
-
-
-def check_neighbours(config: Config) -> int:
-    """Return the number of configured peers; refuse peers that could never be received.
-
-    Raises:
-        ConfigError: An invalid neighbourhood; the message names the key.
-    """
-    method = config.accept.methods[0]
-    if config.neighbours.keys and answered(CONTRACTS[method])[1].up is not Up.PEERS:
-        raise ConfigError(
-            f"neighbours.keys: {method!r}, the first of accept.methods, has no neighbours",
-            hint='methods = ["dfl_sgd"] in [accept], or dfl_gt',
-        )
-    try:
-        return len(settings_of_section(config.neighbours, method).keys)
-    except SchemaError as misfit:
-        raise ConfigError(str(misfit)) from misfit
-
-
 def recall(learner: ModelRuntime, store: DeviceStore) -> tuple[Any, LearnedState | None]:
     """Return the saved state of the half, or an initial one if none fits this layout.
 
     From another run, perhaps of another method, only the weights are restored: the rest of a half's
     state belongs to the run in which it was trained.
     """
-    learner.restore_intervals(recall_intervals(learner, store))
+    learner.forecaster.restore(recall_intervals(learner, store))
     state, learned = learner.first_state(), store.learned()
     if learned is None or learned.spec != learner.spec.whole_digest:
         return state, None
@@ -290,13 +273,13 @@ def keep_intervals(kept: SavedCalibration, store: DeviceStore) -> None:
 
 
 def broker_of(
-    config: Config,
-    will: Callable[[], Will | None] | None = None,
-    judged_at: Callable[[], float | None] | None = None,
-    judged_else: Callable[[], float | None] | None = None,
-    earliest: Callable[[], float | None] | None = None,
+    config: Config, will: Callable[[], Will | None] | None = None, time: ServerClock | None = None
 ) -> Broker:
     """Return the options of the configured broker.
+
+    Args:
+        will: Returns the last will.
+        time: Clock at which certificates are judged; None for this machine's.
 
     Raises:
         ConfigError: Incompatible settings.
@@ -314,9 +297,9 @@ def broker_of(
             reconnect_max=seconds(section.reconnect_max),
             will=will,
             insecure=section.insecure,
-            judged_at=judged_at,
-            judged_else=judged_else,
-            earliest=earliest,
+            judged_at=None if time is None else time.certificate_time,
+            judged_else=None if time is None else time.earlier_certificate_time,
+            earliest=None if time is None else time.earliest_certificate_time,
         )
     except LinkError as error:
         raise ConfigError(f"broker: {error}") from error
@@ -325,9 +308,7 @@ def broker_of(
 def connect(
     config: Config,
     will: Callable[[], Will | None],
-    judged_at: Callable[[], float | None] | None = None,
-    judged_else: Callable[[], float | None] | None = None,
-    earliest: Callable[[], float | None] | None = None,
+    time: ServerClock | None = None,
     *,
     is_trial: bool = False,
 ) -> Transport:
@@ -336,12 +317,80 @@ def connect(
     Raises:
         ConfigError: Incompatible settings.
     """
-    from edge_sdk.wire.link.mqtt import MqttLink  # noqa: PLC0415 - loads paho: only for a real broker
+    from edge_sdk.link.mqtt import MqttLink  # noqa: PLC0415 - loads paho: only for a real broker
 
-    broker = broker_of(config, None if is_trial else will, judged_at, judged_else, earliest)
+    broker = broker_of(config, None if is_trial else will, time)
     if is_trial:
         broker = replace(broker, session_expiry=0)
     try:
         return MqttLink(broker)
     except LinkError as error:
         raise ConfigError(f"broker: {error}") from error
+
+
+BundleOpener = Callable[[Config, m.BundleMessage | None], RunnableBundle]
+"""Opens the bundle to start with, from the configuration and the last announcement."""
+
+
+def open_bundle(config: Config, announced: m.BundleMessage | None) -> RunnableBundle:
+    """Open the installed bundle that the fleet announced last, else the configured one.
+
+    One that was damaged, or that fails its golden sample since an update of the engine, is replaced
+    by the newest other installed bundle that passes, else by the configured one.
+
+    Raises:
+        EdgeError: None of them can be used here.
+    """
+    trust, folder = _trust(config), config.state / INSTALLED
+    if config.is_alone or announced is None or not (folder / announced.digest.hex()).is_dir():
+        return Bundle.open(config.bundle, trust=trust)
+    try:
+        return load_installed(folder, announced.digest, trust=trust)
+    except BundleError as error:
+        found = _last_good_bundle(config, announced.digest, error)
+        about = {"name": announced.name, "version": announced.version, "why": error}
+        used = f"{found.manifest.name} version {found.manifest.version}"
+        logger.warning("bundle not used %s", fields(**about, instead=used))
+        return found
+
+
+def _last_good_bundle(config: Config, damaged: bytes, why: BundleError) -> Bundle:
+    """Return the newest installed bundle but one, else the configured one."""
+    trust, folder = _trust(config), config.state / INSTALLED
+    others = [
+        path
+        for path in folder.iterdir()
+        if path.is_dir() and path.name != damaged.hex() and not path.name.startswith(".")
+    ]
+    for path in sorted(others, key=lambda path: path.stat().st_mtime_ns, reverse=True):
+        with suppress(BundleError, ValueError):
+            return load_installed(folder, bytes.fromhex(path.name), trust=trust)
+    try:
+        return Bundle.open(config.bundle, trust=trust)
+    except BundleError:
+        raise why from None
+
+
+def of_bundle(announced: m.BundleMessage | None, bundle: RunnableBundle) -> m.BundleMessage | None:
+    """Return an announcement if a bundle is the announced one; None if another one is in use."""
+    return announced if announced is not None and announced.digest == bundle.digest else None
+
+
+def take_over(config: Config, found: FoundBundle, present: RunnableBundle) -> RunnableBundle:
+    """Return the bundle of an announcement: the present one, or its archive after installation.
+
+    Raises:
+        EdgeError: The archive differs from the announced one, or cannot run here.
+    """
+    if found.archive is None:
+        return present
+    return install(
+        found.archive,
+        config.state / INSTALLED,
+        trust=_trust(config),
+        digest=found.announced.digest,
+    )
+
+
+def _trust(config: Config) -> TrustedKeys:
+    return TrustedKeys(archive_keys(config))

@@ -24,8 +24,8 @@ from edge_sdk.forecasting.forecast import (
 from edge_sdk.forecasting.intervals import IntervalTracker, SavedCalibration
 from edge_sdk.forecasting.windows import ChannelFrame
 from edge_sdk.methods.training_context import Graph
+from edge_sdk.protocol.contract.parameter_layout import Vector
 from edge_sdk.training.run_role import RunnableBundle
-from edge_sdk.wire.contract.parameter_layout import Vector
 
 NARROWEST = 0.01
 """Minimum width of an interval, as a share of the series' scale."""
@@ -36,30 +36,25 @@ class CalibratedForecaster:
 
     Args:
         settings: Section ``[forecast]`` of the configuration.
-        bundle: The bundle in use.
 
     Attributes:
-        kept: State of the interval calibration; None before the first forecast.
+        kept: State of the interval calibration, to be saved; None before the first forecast.
         served: What is served instead of the bundle's model; None if nothing is.
     """
 
     def __init__(self, settings: ForecastSection, bundle: RunnableBundle) -> None:
         self._settings, self._bundle = settings, bundle
+        self.levels = bundle.manifest.loss.levels or POINT
         self.kept: SavedCalibration | None = None
         self.served: ServedForecast | None = None
 
     def restore(self, kept: SavedCalibration | None) -> None:
-        """Set the saved state of the calibration; None begins anew."""
+        """Set the saved state of the calibration; None begins again."""
         self.kept = kept
 
     def serve(self, served: ServedForecast | None) -> None:
         """Serve this instead of the bundle's model from now on; None serves the model."""
         self.served = served
-
-    @property
-    def levels(self) -> tuple[float, ...]:
-        """The quantile levels of the model, rising; the median alone for a point forecast."""
-        return self._bundle.manifest.loss.levels or POINT
 
     def forecast(
         self,
@@ -72,8 +67,6 @@ class CalibratedForecaster:
         """Forecast the values after the newest reading, with a calibrated interval.
 
         Args:
-            p: Parameter vector.
-            frame: Input channels.
             graph: Graph to forecast with; perhaps one that the server helps.
             source: Name of that graph in the forecast.
             trained: Vector of the last training, where ``p`` has taken new windows since.
@@ -93,7 +86,6 @@ class CalibratedForecaster:
 
         Args:
             p: Parameter vector that has not seen these readings.
-            frame: Input channels.
             trained: As for ``forecast``.
         """
         if self.kept is None or not self._is_calibrated:
@@ -117,7 +109,6 @@ class CalibratedForecaster:
         return np.asarray(self._fan(p, frame)(origins)[:, :, [0, -1]])
 
     def _forecast_served(self, p: Vector, frame: ChannelFrame, served: ServedForecast) -> Forecast:
-        """Forecast with what is served instead of the bundle's model."""
         predicted = served.quantiles(p, frame, np.array([len(frame) - 1], np.int64))[0]
         held = None
         if self.kept is not None and self._is_calibrated:
@@ -128,7 +119,6 @@ class CalibratedForecaster:
     def _moved(
         self, p: Vector, frame: ChannelFrame, graph: Graph
     ) -> tuple[ConformalCalibration, CoverageTarget] | None:
-        """Return the calibration of a graph's interval and its target coverage, or None."""
         if self.kept is None or not self._is_calibrated:
             return None
         tracker = self._tracker(frame)
@@ -155,13 +145,11 @@ class CalibratedForecaster:
         return IntervalTracker(aim, settings.calibration_windows, self._bundle.manifest.digest)
 
     def _served(self, p: Vector, frame: ChannelFrame) -> Callable[[Ints], Floats]:
-        """Return the function that forecasts the served quantiles from origins."""
         if self.served is None:
             return self._fan(p, frame)
         return partial(self.served.quantiles, p, frame)
 
     def _fan(self, p: Vector, frame: ChannelFrame) -> Callable[[Ints], Floats]:
-        """Return the function that forecasts quantiles from origins, without the server's z."""
         return partial(self._quantiles, p, frame)
 
     def _quantiles(self, p: Vector, frame: ChannelFrame, origins: Ints) -> Floats:

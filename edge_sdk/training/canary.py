@@ -8,16 +8,16 @@ the parameters in use on the same windows before it replaces them.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from edge_sdk.app.lean_dataclass import dataclass
 from edge_sdk.forecasting.calendar_features import Floats, Ints
 from edge_sdk.forecasting.windows import ChannelFrame
 from edge_sdk.methods.training_context import Graph
-from edge_sdk.wire.contract.parameter_layout import Vector
+from edge_sdk.protocol.contract.parameter_layout import Vector
 
 WINDOWS: Final = 16
 """Number of newest complete windows that are forecast."""
@@ -28,28 +28,21 @@ WORSE: Final = 10.0
 
 It applies once the candidate's error exceeds the range's width.
 """
+_USUAL: Final = 1.0  # error, in widths, up to which a candidate is accepted without a comparison
 _FLAT: Final = 1e-6  # spread over windows, in widths, below which forecasts count as equal
 _ALIVE: Final = 1e-3  # spread that the forecasts in use need for a comparison
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """The forecasts of the canary windows; lengths are in widths of the readings' range.
+    """The forecasts of the canary windows; lengths are in widths of the readings' range."""
 
-    Attributes:
-        windows: Number of windows; 0 if there are none and nothing is known.
-        finite: True if parameters and forecasts are finite.
-        beyond: Distance of the forecasts beyond the readings' range; 0 within it.
-        error: Mean absolute error; infinite where a forecast is not finite.
-        spread: Difference of the forecasts between windows.
-        is_change: True if the model forecasts a change, so that a constant one repeats the reading.
-    """
-
-    windows: int
-    finite: bool = True
-    beyond: float = 0.0
-    error: float = 0.0
-    spread: float = 1.0
+    windows: int  # number of windows; 0 if there are none and nothing is known
+    finite: bool = True  # true if parameters and forecasts are finite
+    beyond: float = 0.0  # distance of the forecasts beyond the readings' range; 0 within it
+    error: float = 0.0  # mean absolute error; infinite where a forecast is not finite
+    spread: float = 1.0  # difference of the forecasts between windows
+    # true if the model forecasts a change, so that a constant one repeats the reading
     is_change: bool = False
 
 
@@ -58,21 +51,13 @@ UNMEASURED: Final = Measured(0)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CanaryWindows:
-    """The newest complete windows of a series, and what their forecasts are compared with.
+    """The newest complete windows of a series, and the readings of their horizons."""
 
-    Attributes:
-        frame: Channels, targets and scale.
-        origins: Rows of the windows, at most ``WINDOWS``.
-        inputs: Shape ``(n, lookback, channels)``.
-        truth: Readings that are forecast, shape ``(n, horizon)``.
-        low: Smallest reading; ``high`` the largest.
-    """
-
-    frame: ChannelFrame
-    origins: Ints
-    inputs: NDArray[np.float32]
-    truth: Floats
-    low: float
+    frame: ChannelFrame  # channels, targets and scale
+    origins: Ints  # rows of the windows, at most ``WINDOWS``
+    inputs: NDArray[np.float32]  # shape ``(n, lookback, channels)``
+    truth: Floats  # readings that are forecast, shape ``(n, horizon)``
+    low: float  # smallest reading; ``high`` the largest
     high: float
 
     @classmethod
@@ -91,7 +76,6 @@ def measure(graph: Graph, p: Vector, windows: CanaryWindows) -> Measured:
     Args:
         graph: The bundle's forecast graph: p, x to yhat.
         p: Parameter vector, all layers.
-        windows: The windows.
     """
     if not np.isfinite(p).all():
         return Measured(1, finite=False, error=np.inf)
@@ -131,7 +115,10 @@ class CanaryTest:
         for candidate, present in pairs:
             if candidate is present:
                 continue
-            if found := fault(self._measure(candidate, frame), self._measure(present, frame)):
+            measured = self._measure(candidate, frame)
+            if may_replace_any(measured):
+                continue  # the present parameters need no forecast
+            if found := fault(measured, self._measure(present, frame)):
                 return found
         return ""
 
@@ -151,19 +138,28 @@ class CanaryTest:
         return found
 
 
+def may_replace_any(candidate: Measured) -> bool:
+    """Return whether ``fault`` is empty whatever the parameters in use are.
+
+    >>> may_replace_any(Measured(16, error=0.4)), may_replace_any(Measured(16, error=1.4))
+    (True, False)
+    """
+    is_close = candidate.beyond <= WIDENED and candidate.error <= _USUAL
+    return candidate.finite and is_close and candidate.spread >= _FLAT
+
+
 def fault(candidate: Measured, present: Measured) -> str:
     """Return why a candidate must not replace the parameters in use; empty if it may.
 
     A faulty candidate is accepted where the parameters in use are no better: otherwise a device
     with a poor initial vector could never learn.
 
-    Example:
-        >>> fault(Measured(16, beyond=7.5, error=8.0), Measured(16, error=0.1))
-        "forecast 7.5 widths beyond the readings' range, at most 5 are accepted"
-        >>> fault(Measured(16, beyond=7.5, error=8.0), Measured(16, beyond=9.0, error=9.0))
-        ''
-        >>> fault(Measured(16, error=0.4, spread=0.0), Measured(16, error=0.3))
-        'forecast is the same for every window'
+    >>> fault(Measured(16, beyond=7.5, error=8.0), Measured(16, error=0.1))
+    "forecast 7.5 widths beyond the readings' range, at most 5 are accepted"
+    >>> fault(Measured(16, beyond=7.5, error=8.0), Measured(16, beyond=9.0, error=9.0))
+    ''
+    >>> fault(Measured(16, error=0.4, spread=0.0), Measured(16, error=0.3))
+    'forecast is the same for every window'
     """
     if not candidate.finite:
         return "parameters or forecast are not finite"
@@ -182,8 +178,7 @@ def _too_far(candidate: Measured) -> str:
 
 
 def _worse(candidate: Measured, present: Measured) -> str:
-    """Return the quality that a candidate lacks and the parameters in use have."""
-    if candidate.error > max(1.0, WORSE * present.error):
+    if candidate.error > max(_USUAL, WORSE * present.error):
         return (
             f"error {candidate.error:.3g} widths of the readings' range, "
             f"{present.error:.3g} with the parameters in use"

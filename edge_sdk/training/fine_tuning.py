@@ -10,23 +10,22 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
 
+from edge_sdk.app.lean_dataclass import dataclass
 from edge_sdk.config import Config
 from edge_sdk.forecasting.calendar_features import Ints
 from edge_sdk.forecasting.combination import mean_loss
 from edge_sdk.forecasting.forecast import fan
 from edge_sdk.forecasting.windows import ChannelFrame, Drawable
 from edge_sdk.methods.local_sgd import LocalSgd, train
-from edge_sdk.methods.training_context import ShellContext
-from edge_sdk.training.keyed_rng import keyed
+from edge_sdk.methods.training_context import TrainingContext, keyed
+from edge_sdk.protocol.contract.manifest import AIDED_FORECAST
+from edge_sdk.protocol.contract.method import CONTRACTS, SERVE, Array
+from edge_sdk.protocol.contract.parameter_layout import Vector
 from edge_sdk.training.model_runtime import ModelRuntime
-from edge_sdk.wire.contract.manifest import AIDED_FORECAST
-from edge_sdk.wire.contract.method import CONTRACTS, SERVE, Array
-from edge_sdk.wire.contract.parameter_layout import Vector
 
 PIECES = 4
 """Number of times that the copy is measured on held-back windows while it is tuned."""
@@ -40,21 +39,13 @@ HELD = 512
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TunedModel:
-    """Result of the last tuning.
+    """Result of the last tuning."""
 
-    Attributes:
-        base: Digest of the common model that was tuned.
-        p: Whole vector of the copy; None if none was better than the common model.
-        before: Loss of the common model on held-back windows, in the series' unit.
-        after: Least loss found; at most ``before``.
-        tunings: Number of tunings so far.
-    """
-
-    base: bytes
-    p: Vector | None
-    before: float
-    after: float
-    tunings: int
+    base: bytes  # digest of the common model that was tuned
+    p: Vector | None  # whole vector of the copy; None if none was better than the common model
+    before: float  # loss of the common model on held-back windows, in the series' unit
+    after: float  # least loss found; at most ``before``
+    tunings: int  # number of tunings so far
 
     def arrays(self) -> dict[str, Array]:
         """Return the result as named arrays, to be saved; ``from_arrays`` is the inverse."""
@@ -65,16 +56,15 @@ class TunedModel:
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, Array]) -> TunedModel:
-        """Rebuild from what ``arrays`` returned.
+        """Rebuild from the result of ``arrays``.
 
         Raises:
-            KeyError: An array is missing.
             ValueError: Values that no tuning gives.
         """
         before, after = arrays["losses"].tolist()
         base, tunings, p = arrays["base"].tobytes(), int(arrays["tunings"]), arrays.get("p")
         if p is not None and (p.ndim != 1 or p.dtype != np.float32 or not np.isfinite(p).all()):
-            raise ValueError("tuned model: the vector is not one of finite float32 numbers")
+            raise ValueError("tuned model: expected a vector of finite float32 numbers")
         if (
             not after <= before
             or not 1 <= tunings < 2**53
@@ -85,7 +75,6 @@ class TunedModel:
 
 
 def digest_of(p: Vector) -> bytes:
-    """Return the digest that names a vector."""
     return hashlib.sha256(p.tobytes()).digest()
 
 
@@ -93,8 +82,8 @@ def why_not_tuned(config: Config, learner: ModelRuntime) -> str:
     """Return why no copy is tuned under a configuration, bundle and method; empty if one is."""
     if not config.fine_tuning.enabled:
         return "switched off: fine_tuning.enabled = false"
-    if learner.manifest.analytic is not None:
-        return f"bundle {learner.manifest.name} is solved for this device in closed form"
+    if learner.form.why_not_tuned:
+        return learner.form.why_not_tuned
     if not learner.spec.shared_size:
         return "no layer is shared: the model is this device's own"
     return why_fleet(config, learner)
@@ -116,8 +105,6 @@ def tuned(learner: ModelRuntime, p: Vector, last: TunedModel | None) -> TunedMod
 
     Args:
         learner: Bundle and readings. Its ``between_batches`` may raise: then nothing has changed.
-        p: Whole vector of the common model.
-        last: Result of the last tuning.
     """
     frame, section = learner.frame(), learner.config.fine_tuning
     windows, held = tuning_windows(frame, learner.config.training.holdout_fraction)
@@ -125,7 +112,7 @@ def tuned(learner: ModelRuntime, p: Vector, last: TunedModel | None) -> TunedMod
         return None
     number = 1 if last is None else last.tunings + 1
     settings = LocalSgd.of(learner.manifest.training)
-    local = ShellContext(
+    local = TrainingContext(
         client=learner.config.id,
         spec=learner.spec,
         graphs=learner.bundle.graphs,
@@ -160,7 +147,6 @@ def tuning_windows(frame: ChannelFrame, holdout: float) -> tuple[Ints, Ints]:
     """Return the origins to tune on, and the newest ones that are held back from it.
 
     Args:
-        frame: Channels and readings.
         holdout: Share of the record that the device does not train on; 0 holds back ``TAIL``.
     """
     if not len(frame):
@@ -174,7 +160,6 @@ def _drawn(run: int, device: str, purpose: str, of_round: int) -> np.random.Gene
 
 
 def _loss(learner: ModelRuntime, frame: ChannelFrame, held: Ints, p: Vector) -> float:
-    """Return a vector's loss on held-back windows; infinite where a forecast is not finite."""
     found = fan(learner.bundle.graphs["forecast"], p, frame, held, learner.levels)
     loss = mean_loss(found, frame.truth(held), learner.levels)
     return loss if np.isfinite(loss) else float("inf")

@@ -15,14 +15,13 @@ from edge_sdk.app.clock import Clock
 from edge_sdk.errors import StoreFull
 from edge_sdk.forecasting.intervals import SavedCalibration
 from edge_sdk.forecasting.series import SeriesRow
-from edge_sdk.limits.daily_quota import DailyQuota
+from edge_sdk.limits import DailyQuota, LimitsSection
 from edge_sdk.limits.resource_governor import ResourceGovernor, peak_kib
-from edge_sdk.limits.resource_limits import LimitsSection
 from edge_sdk.session.session import Session
 from edge_sdk.store.store import DeviceStore
 from edge_sdk.training.bootstrap import keep_intervals
 from edge_sdk.training.model_runtime import ModelRuntime
-from edge_sdk.training.retention import history_of, slots_needed
+from edge_sdk.training.run_role import history_of, slots_needed
 
 logger = logging.getLogger(__name__)
 
@@ -36,7 +35,6 @@ class FlushScheduler:
     def __init__(
         self, limits: LimitsSection, store: DeviceStore, session: Session, clock: Clock
     ) -> None:
-        """Continue from the counters of the previous process."""
         self._store, self._session, self._clock = store, session, clock
         self._flushed = self._booked = session.now
         flash = DailyQuota(store.fact("flash day"), store.fact("flash"))
@@ -52,6 +50,11 @@ class FlushScheduler:
         overdue = self._session.now - self._flushed > self._governor.patience
         waiting = learner.series.unsaved
         if waiting >= _READINGS_AT_ONCE or (waiting and overdue):
+            self.flush(learner)
+
+    def flush_for_forecast(self, learner: ModelRuntime) -> None:
+        """Flush readings that a forecast is about to use, unless the day's flash quota is used up."""
+        if learner.series.unsaved and not self._governor.is_flash_spent:
             self.flush(learner)
 
     def flush(self, learner: ModelRuntime) -> None:
@@ -80,7 +83,7 @@ class FlushScheduler:
         """
         series, history = learner.series, history_of(learner.config, learner.manifest)
         if self._oldest is None:
-            self._oldest = (self._store.span_readings() or (rows[0].slot,))[0]
+            self._oldest = (self._store.readings.span() or (rows[0].slot,))[0]
         self._oldest = min(self._oldest, *(row.slot for row in rows))
         if series.oldest < self._oldest + history.batch:
             return None
@@ -116,7 +119,7 @@ class FlushScheduler:
 
     def _keep_intervals(self, learner: ModelRuntime) -> None:
         """Save the calibration if it changed; a lost one is recomputed from the readings."""
-        kept = learner.kept
+        kept = learner.forecaster.kept
         if kept is None or kept is self._kept:
             return
         try:
@@ -129,7 +132,7 @@ class FlushScheduler:
     # --- resource limits --------------------------------------------------------------------------
 
     def count_time(self, *, awake: bool) -> None:
-        """Record how the time since the last call was spent."""
+        """Record the use of the time since the last call."""
         self._governor.live(self._session.now, self._session.time.time_for_days, awake=awake)
 
     def blocking_limit(self) -> str:
@@ -144,7 +147,6 @@ class FlushScheduler:
 
     @property
     def governor(self) -> ResourceGovernor:
-        """The resource limits of the device, and their use by this participation."""
         return self._governor
 
     def has_wake_time(self, share: float) -> bool:

@@ -1,8 +1,9 @@
 """Choose at intervals which forecast the device serves: the fleet's model, or a better candidate.
 
 Values that no model has learned are compared as they arrive, before the next training, or, where a
-part of the record is held back from training, on that part. The comparison, the tuned copy and the
-device's own model stay on the device: no update and no report depends on them.
+part of the record is held back from training, on that part. At the first choice the newest part of an
+old record counts (``record_errors``). The comparison, the tuned copy and the device's own model stay on
+the device: no update and no report depends on them.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import logging
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -21,18 +22,19 @@ from edge_sdk.config import Config
 from edge_sdk.errors import StoreFull
 from edge_sdk.forecasting.calendar_features import DAY
 from edge_sdk.forecasting.candidates import CandidateModels
-from edge_sdk.forecasting.combination import FLEET, LAST_GOOD
+from edge_sdk.forecasting.combination import FLEET, LAST_GOOD, LEAST, HeldBackErrors
+from edge_sdk.forecasting.forecast import Forecast, ForecastQuality, IssuedForecast
 from edge_sdk.forecasting.forecast_choice import ForecastChoice, choose_by_step
 from edge_sdk.forecasting.own_model import fit
 from edge_sdk.forecasting.windows import ChannelFrame, Scale
+from edge_sdk.methods.fedavg import LocalState
+from edge_sdk.protocol.contract.parameter_layout import Vector
 from edge_sdk.runtime import GraphError
 from edge_sdk.session.session import Session
 from edge_sdk.store.store import DeviceStore
 from edge_sdk.training.active_run import ActiveRun, GivenUp
-from edge_sdk.training.boosting import fit_trees
 from edge_sdk.training.fine_tuning import digest_of, tuned, why_fleet, why_not_tuned
 from edge_sdk.training.flush_scheduler import FlushScheduler
-from edge_sdk.training.last_good import after_day
 from edge_sdk.training.model_runtime import ModelRuntime
 from edge_sdk.training.saved_selection import (
     BOOSTED_MODEL,
@@ -42,10 +44,11 @@ from edge_sdk.training.saved_selection import (
     TUNED_MODEL,
     DeviceCandidates,
     SavedSelection,
+    after_day,
+    candidate_of,
     save,
     summary_of,
 )
-from edge_sdk.wire.contract.parameter_layout import Vector
 
 logger = logging.getLogger(__name__)
 
@@ -65,7 +68,7 @@ class ForecastSelection:
         scheduler: FlushScheduler,
         clock: Clock,
     ) -> None:
-        """Serve what was chosen before the last restart."""
+        """Serve the candidate chosen before the last restart."""
         self._config, self._store, self._session = config, store, session
         self._active, self._scheduler, self._clock = active, scheduler, clock
         self._retry_at, self._is_interrupted = -float("inf"), False
@@ -82,13 +85,13 @@ class ForecastSelection:
             return
         self._learner, self._scale, self._known = learner, learner.scale, (None, b"")
         learner.call_before_training("selection", None)
-        learner.serve(None)
+        learner.forecaster.serve(None)
         if self.why_off:
             self.candidates = DeviceCandidates()
             return
         self.candidates = DeviceCandidates.recall(learner, self._store)
         learner.call_before_training("selection", self._compare)
-        learner.serve(self.candidates.served(learner, self._active.latest))
+        learner.forecaster.serve(self.candidates.served(learner, self._active.latest))
 
     @property
     def why_off(self) -> str:
@@ -178,7 +181,6 @@ class ForecastSelection:
         return self._session.is_done or age >= pause
 
     def _digest(self) -> bytes:
-        """Return the digest of the fleet's model; computed once for each state."""
         state = self._active.latest
         if self._known[0] is not state:
             self._known = (state, digest_of(self._active.learner.vector(state)))
@@ -217,7 +219,8 @@ class ForecastSelection:
         A device without the memory for it goes on without them.
         """
         learner, before = self._active.learner, self.candidates.boosted
-        if not self._config.forecast.trees or not self._is_outdated():
+        fit_trees = candidate_of(self._config, "fit")
+        if fit_trees is None or not self._is_outdated():
             return
         try:
             found = fit_trees(learner, self._active.latest, self._digest())
@@ -232,7 +235,6 @@ class ForecastSelection:
         logger.info("trees fitted %s", fields(first=before is None, windows=found.model.windows))
 
     def _is_outdated(self) -> bool:
-        """Return whether trees and blend are to be fitted to newer readings, or a final model."""
         learner, before = self._active.learner, self.candidates.boosted
         if before is None or self._is_alarmed:
             return True
@@ -246,6 +248,10 @@ class ForecastSelection:
         p, frame = learner.vector(state), learner.frame()
         self._compare(p)
         before, models = self.candidates.selection, self.candidates.models(learner, state)
+        is_first = not before.judged and len(before.table.days) < LEAST
+        if is_first and not self._config.training.holdout_fraction:
+            old = record_errors(learner, state, models)
+            before = before if old is None else replace(before, table=old)
         found = self._chosen(before, models, p, frame)
         newest, judged = learner.series.newest, int(self._clock.wall() / 1000)
         self._save(replace(found, judged=judged, judged_row=newest, base=self._digest()))
@@ -270,9 +276,8 @@ class ForecastSelection:
         return replace(before, table=table, choice=choice)
 
     def _serve(self, before: ForecastChoice) -> None:
-        """Serve the saved choice from the next forecast on, and log a change."""
         learner, choice = self._active.learner, self.candidates.selection.choice
-        learner.serve(self.candidates.served(learner, self._active.latest))
+        learner.forecaster.serve(self.candidates.served(learner, self._active.latest))
         if choice.name != before.name:
             names = {"served": choice.name, "before": before.name, "days": choice.days}
             errors = {name: choice.errors.get(name, np.nan) for name in (choice.name, FLEET)}
@@ -280,7 +285,7 @@ class ForecastSelection:
             logger.info("forecast chosen %s", fields(**names, **compared))
 
     def _compare(self, p: Vector) -> None:
-        """Compare candidates, and score what was served, on values since the last comparison.
+        """Score candidates and served forecasts on values since the last comparison.
 
         It is saved at once: after a restart, values that were learned meanwhile are not compared.
         After an alarm the device leaves what it served in the same transaction, for the best of what
@@ -307,7 +312,6 @@ class ForecastSelection:
             self._serve(before.choice)
 
     def _keep_good(self, p: Vector) -> None:
-        """Keep the fleet's model of the last good day, once a day."""
         learner, before = self._active.learner, self.candidates.good
         today = learner.series.newest * learner.series.step // DAY
         saved = self.candidates.selection
@@ -320,3 +324,84 @@ class ForecastSelection:
     def _save(self, selection: SavedSelection) -> None:
         save(self._store, self._active.learner, SELECTION, selection.leaves())
         self.candidates = replace(self.candidates, selection=selection)
+
+
+_NO_CLOCK_BEFORE = 1_577_836_800.0  # a wall clock before 2020 counts as unset
+
+
+def issued_forecast(
+    learner: ModelRuntime,
+    found: Forecast,
+    choice: ForecastChoice,
+    *,
+    now: float,
+    run: int,
+    version: int,
+) -> IssuedForecast:
+    """Return a forecast as outputs receive it.
+
+    Args:
+        choice: Choice of the served candidate, with the held-back errors.
+        now: Unix seconds of this machine's clock.
+        run: Training run of the model.
+        version: Version of the common model.
+    """
+    manifest, series, errors = learner.manifest, learner.series, choice.errors
+    quality = ForecastQuality(choice.name, errors.get(choice.name), errors.get(FLEET), choice.days)
+    return IssuedForecast(
+        device=learner.config.id,
+        fleet=learner.config.fleet,
+        stream=manifest.target.stream,
+        issued=now if now > _NO_CLOCK_BEFORE else None,
+        newest=series.newest * series.step if len(series) else None,
+        step=series.step,
+        forecast=found,
+        bundle=manifest.name,
+        bundle_version=manifest.version,
+        run=run,
+        version=version,
+        quality=quality,
+    )
+
+
+MOST: Final = 28
+"""Most days that are compared: the newest ones."""
+SHARE: Final = 0.25
+"""Share of the record that is compared, but for ``LEAST`` and ``MOST`` days."""
+SHORTEST: Final = 3 * LEAST
+"""Days of record below which nothing is compared: the models would have less than two weeks."""
+
+
+def record_errors(
+    learner: ModelRuntime,
+    state: Any,  # noqa: ANN401 - the half's own type
+    models: CandidateModels,
+) -> HeldBackErrors | None:
+    """Return the errors on the newest part of the record; None for a short record.
+
+    A tuned copy and the last good model have none: both were chosen by that part. A device's solution in
+    closed form is solved again without it.
+
+    Args:
+        learner: Bundle and readings. Its ``between_batches`` may raise: then nothing has changed.
+    """
+    frame, p = learner.frame(), learner.vector(state)
+    origins, step = frame.origins(), frame.window.step_seconds
+    if not len(origins) or (origins[-1] - origins[0]) * step < SHORTEST * DAY:
+        return None
+    rows = len(frame) * SHARE
+    rows = min(max(rows, LEAST * DAY / step), MOST * DAY / step)
+    late = origins[origins >= len(frame) - 1 - rows]
+    early = origins[origins + frame.window.horizon < late.min(initial=len(frame))]
+    if not len(early) or not len(late):
+        return None  # a long gap
+    is_alone = isinstance(state, LocalState)
+    p = learner.form.solved(frame, p, models.common, early, is_alone=is_alone)
+    plain = replace(models, tuned=None, is_tuned=False, good=None)
+    try:
+        again = plain.refitted(p, frame, early, learner.between_batches)
+    except MemoryError:
+        again = replace(plain, boosted=None).refitted(p, frame, early)
+    if models.own is None:
+        again = replace(again, own=None)
+    return again.compared_on(p, frame, late)

@@ -2,36 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import field, replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from edge_sdk.analytic.bundle_functions import AnalyticModel
-from edge_sdk.analytic.online_vector import OnlineVector, TrainedVector
+from edge_sdk.app.lean_dataclass import dataclass
+from edge_sdk.bundle import extension_of
 from edge_sdk.config import Config
-from edge_sdk.forecasting.announced_values import AnnouncedValues
 from edge_sdk.forecasting.calendar_features import Floats, Ints
-from edge_sdk.forecasting.candidates import ServedForecast
-from edge_sdk.forecasting.forecast import Forecast, SourceOf, rolling
-from edge_sdk.forecasting.intervals import SavedCalibration
-from edge_sdk.forecasting.readiness import missing_readings
+from edge_sdk.forecasting.forecast import POINT, Forecast, SourceOf, missing_readings, rolling
+from edge_sdk.forecasting.incoming_readings import AnnouncedValues, columns_of
 from edge_sdk.forecasting.series import Reading, ReadingOutcome, Series, SeriesRow
 from edge_sdk.forecasting.windows import ChannelFrame, Drawable, Scale, Span
-from edge_sdk.methods import Factory
-from edge_sdk.methods.analytic import solved_alone
-from edge_sdk.methods.local_sgd import LocalSgd, LocalState, fedavg
-from edge_sdk.methods.training_context import Graph, ShellContext, do_nothing
+from edge_sdk.methods.fedavg import LocalState, fedavg
+from edge_sdk.methods.local_sgd import LocalSgd
+from edge_sdk.methods.training_context import Graph, TrainingContext, keyed
 from edge_sdk.privacy.mechanism import Mechanism
+from edge_sdk.protocol.contract.manifest import AIDED_FORECAST, Manifest
+from edge_sdk.protocol.contract.method import CONTRACTS, SERVE, Array, Effects, Event, Half, Task
+from edge_sdk.protocol.contract.parameter_layout import ParamSpec, Vector
 from edge_sdk.training.calibrated_forecaster import CalibratedForecaster
 from edge_sdk.training.canary import CanaryTest
-from edge_sdk.training.keyed_rng import keyed
-from edge_sdk.training.run_role import RunnableBundle, RunRole, own_start
-from edge_sdk.wire.contract.manifest import AIDED_FORECAST, HIDDEN, Manifest
-from edge_sdk.wire.contract.method import CONTRACTS, SERVE, Array, Effects, Event, Half, Task
-from edge_sdk.wire.contract.parameter_layout import ParamSpec, Vector
+from edge_sdk.training.run_role import BundleForm, RunnableBundle, RunRole, RunShell, own_start
 
 HELD = 256
 """Maximum number of held-back windows in an evaluation; bounds the memory of one batch."""
@@ -39,51 +35,40 @@ HELD = 256
 
 @dataclass(slots=True)
 class ModelRuntime:
-    """One bundle on the readings of one device.
+    """One bundle on the readings of one device."""
 
-    Attributes:
-        config: The device's configuration.
-        bundle: The bundle in use.
-        role: Role of the device in the run.
-        factory: Creates the device half of the run's method.
-        series: Readings, on the bundle's grid.
-        mechanism: Privacy mechanism between the readings and everything learned.
-        scale: Scale of the model's training; fixed at the first training.
-        between_batches: Called between two minibatches; may raise to stop the training.
-        frames: Builds the channels of a series; a simulator shares them between devices.
-        announced: Values announced for slots that are still to be forecast.
-    """
-
-    config: Config
+    config: Config  # the device's configuration
     bundle: RunnableBundle
     role: RunRole
-    factory: Factory
-    series: Series
-    mechanism: Mechanism
-    scale: Scale | None = None
-    between_batches: Callable[[], None] = do_nothing
-    frames: Callable[..., ChannelFrame] = ChannelFrame.of
+    series: Series  # readings, on the bundle's grid
+    mechanism: Mechanism  # privacy mechanism between the readings and everything learned
+    shell: RunShell
+    # scale of the model's training; fixed at the first training
+    scale: Scale | None = field(init=False, default=None)
+    between_batches: Callable[[], None] = field(init=False)
+    # values announced for slots that are still to be forecast
     announced: AnnouncedValues = field(init=False)
     spec: ParamSpec = field(init=False)
     half: Half[Any] = field(init=False)
     local_half: Half[LocalState] = field(init=False)
-    _context: ShellContext = field(init=False)
+    form: BundleForm = field(init=False)
+    _context: TrainingContext = field(init=False)
     _canary: CanaryTest = field(init=False)
-    _forecaster: CalibratedForecaster = field(init=False)
-    _online: OnlineVector | None = field(init=False)
+    forecaster: CalibratedForecaster = field(init=False)
     _before_training: dict[str, Callable[[Vector], None]] = field(init=False, default_factory=dict)
     _frame: ChannelFrame | None = field(init=False, default=None)
     _learnable: ChannelFrame | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
-        """Create the device half for this bundle and mechanism."""
         manifest = self.bundle.manifest
+        self.between_batches = self.shell.between_batches
         self.announced = AnnouncedValues(manifest)
         self.spec = manifest.spec(self.role.shared)
         self._canary = CanaryTest(self.bundle.graphs["forecast"])
-        self._forecaster = CalibratedForecaster(self.config.forecast, self.bundle)
-        self._online = self._online_vector()
-        local = ShellContext(
+        self.forecaster = CalibratedForecaster(self.config.forecast, self.bundle)
+        computed = extension_of(manifest)
+        self.form = BundleForm() if computed is None else computed.load("form")(self)
+        local = TrainingContext(
             client=self.config.id,
             spec=self.spec,
             graphs=self.mechanism.graphs(self.bundle.graphs),
@@ -98,23 +83,22 @@ class ModelRuntime:
         self._context = local
         settings = LocalSgd.of(manifest.training)
         allowed = replace(settings, weekly_profile=self.config.accept.weekly_profile)
-        self.half = self.factory(local, allowed)
+        self.half = self.shell.methods[self.role.method](local, allowed)
         self.local_half = fedavg(local, settings)
 
     @property
     def manifest(self) -> Manifest:
-        """Manifest of the bundle."""
         return self.bundle.manifest
 
     def first_state(self) -> Any:  # noqa: ANN401 - the half's own type
         """Return the initial state: the bundle's vector, with personal layers of this device."""
         initial = self.bundle.initial
-        if self.config.accept.personal_init == "device":
+        if self.config.accept.personal_init == "device" and not self.config.is_alone:
             initial = own_start(initial, self.spec, self.config.id)
         return self.half.init(initial)
 
     def observe(self, reading: Reading, latest: float) -> ReadingOutcome:
-        """Merge one reading into the series; a value of the future is one announced."""
+        """Merge one reading into the series; a later value is an announced one."""
         announced, known = self.announced, ReadingOutcome.LATE
         changes = announced.changes
         if announced.reads(reading, latest, self.series.step):
@@ -123,31 +107,44 @@ class ModelRuntime:
         seen = self.series.add(reading, latest=latest)
         if seen is ReadingOutcome.NEW or seen is ReadingOutcome.CHANGED:
             self._frame = self._learnable = None
-            if self._online is not None and (is_late or seen is ReadingOutcome.CHANGED):
-                self._online.reset()
+            if is_late or seen is ReadingOutcome.CHANGED:
+                self.form.forget()
             announced.settle(self.series)
         if announced.changes > changes:
             self._frame = self._learnable = None
         return known if seen is ReadingOutcome.FUTURE and known is not ReadingOutcome.LATE else seen
 
+    def observe_all(
+        self, readings: Sequence[Reading], latest: Callable[[str], float]
+    ) -> Counter[ReadingOutcome]:
+        """Merge readings as ``observe`` does one after another, and count the outcomes.
+
+        Args:
+            readings: Readings, oldest first.
+            latest: Returns by stream, the latest time of a measured value; later ones are announced.
+        """
+        is_plain = not self.announced.streams
+        columns = columns_of(readings, self.series, latest) if is_plain else None
+        if columns is None:
+            return Counter(self.observe(one, latest(one.stream)) for one in readings)
+        newest = self.series.newest if len(self.series) else -(2**63)
+        is_late = any(column.slots[0] < newest for column in columns)
+        found = self.series.merge(columns)
+        if found[ReadingOutcome.NEW] or found[ReadingOutcome.CHANGED]:
+            self._frame = self._learnable = None
+            if is_late or found[ReadingOutcome.CHANGED]:
+                self.form.forget()
+        return found
+
     def load(self, rows: list[SeriesRow]) -> None:
         """Add saved readings."""
         self.series.load(rows)
         self._frame = self._learnable = None
-        if self._online is not None:
-            self._online.reset()
+        self.form.forget()
 
     def refresh(self) -> None:
-        """Compute the channels anew: another runtime has changed the readings that both share."""
+        """Compute the channels again: another runtime has changed the readings that both share."""
         self._frame = self._learnable = None
-
-    def restore_intervals(self, kept: SavedCalibration | None) -> None:
-        """Set the state of the interval calibration that was saved; None recomputes it."""
-        self._forecaster.restore(kept)
-
-    def serve(self, served: ServedForecast | None) -> None:
-        """Forecast with this from now on; None is the bundle's model."""
-        self._forecaster.serve(served)
 
     def call_before_training(self, name: str, function: Callable[[Vector], None] | None) -> None:
         """Call this with the vector in use before the model learns from new readings.
@@ -161,15 +158,13 @@ class ModelRuntime:
             self._before_training[name] = function
 
     def fix_scale(self, scale: Scale) -> None:
-        """Set the scale of a training that was saved."""
         self.scale = scale
 
     def forget(self) -> None:
-        """Discard the scale, and what was derived from the readings."""
+        """Discard the scale and all values derived from the readings."""
         self.scale = self._frame = self._learnable = None
-        self._forecaster.restore(None)
-        if self._online is not None:
-            self._online.reset()
+        self.forecaster.restore(None)
+        self.form.forget()
 
     def frame(self) -> ChannelFrame:
         """Return the model's input channels, computed after every change."""
@@ -217,14 +212,16 @@ class ModelRuntime:
 
     @property
     def _trained(self) -> Span:
-        """The part of the history that is trained on."""
         return 0.0, 1.0 - self.config.training.holdout_fraction
 
     def learn(self, state: Any, task: Task) -> tuple[Any, Effects]:  # noqa: ANN401 - as above
         """Apply a training task to a state; return the new state and its effects.
 
-        Pure except for the series' scale, fixed here, and the calibration, updated before.
+        Pure except for the series' scale, fixed here, and the calibration, updated before. A device alone
+        learns as without an aggregator, and answers nothing.
         """
+        if self.config.is_alone:
+            return self.learn_alone(state, task), ()
         self.calibrate(state)
         self.mechanism.begin()
         self._fix_scale()
@@ -237,16 +234,15 @@ class ModelRuntime:
         return self.half.apply(state, event)
 
     def learn_alone(self, state: Any, task: Task) -> LocalState:  # noqa: ANN401 - as above
-        """Solve a bundle in closed form, or take plain SGD steps from the learned state.
+        """Take plain SGD steps from the learned state, or solve the bundle if it has a solution.
 
         Whatever the run's method is, the result is this device's alone.
         """
         self.calibrate(state)
         begun = state if isinstance(state, LocalState) else LocalState(self.vector(state))
         self._fix_scale()
-        if self.manifest.analytic is not None:
-            return LocalState(solved_alone(self._context, begun.p))
-        return self.local_half.apply(begun, task)[0]
+        solved = self.form.solved_alone(self._context, begun.p)
+        return self.local_half.apply(begun, task)[0] if solved is None else LocalState(solved)
 
     def fault_of(self, candidate: Any, present: Any) -> str:  # noqa: ANN401 - the half's own type
         """Return why a state must not replace the one in use; empty if it may or cannot be tested.
@@ -255,8 +251,8 @@ class ModelRuntime:
         training series (``edge_sdk.training.canary``). Nothing is tested where privacy depends only
         on noise in the gradient, or in readings that are not perturbed yet.
         """
-        point = self.mechanism.plan.mechanism.point
-        if point == "gradient" or (point == "input" and self._learnable is None):
+        point = self.mechanism.plan.point
+        if point.is_each_step or (point.is_on_readings and self._learnable is None):
             return ""
         pairs = zip(self._vectors(candidate), self._vectors(present), strict=True)
         return self._canary.fault_of(pairs, self._canary_frame)
@@ -276,7 +272,6 @@ class ModelRuntime:
         return self._canary.mends(received, own, trained, self._canary_frame)
 
     def is_measurable(self) -> bool:
-        """Return whether there are windows to test parameters on."""
         return len(self.windows()) > 0
 
     def _vectors(self, state: Any) -> tuple[Vector, Vector]:  # noqa: ANN401 - as above
@@ -318,14 +313,14 @@ class ModelRuntime:
     def forecast(self, state: Any) -> Forecast:  # noqa: ANN401 - as above
         """Forecast the values after the newest reading, with a calibrated interval.
 
-        A model in closed form takes the windows since its training first; its interval is calibrated
-        before, so that it judges forecasts of what the model had not seen.
+        A model to which windows are added takes those since its training first; its interval is
+        calibrated before, so that it judges forecasts of what the model had not seen.
         """
         graph, source = self._helped(state)
         frame, trained, served = self.frame(), self.vector(state), self._served(state)
-        found = self._forecaster.forecast(served, frame, graph, source, trained)
+        found = self.forecaster.forecast(served, frame, graph, source, trained)
         lacks = self.missing
-        is_chosen = self._forecaster.served is not None and not lacks
+        is_chosen = self.forecaster.served is not None and not lacks
         if is_chosen or found.source not in ("last day", "none"):
             return found
         return replace(found, missing=lacks or "the model's values were not finite")
@@ -338,23 +333,11 @@ class ModelRuntime:
     def _served(self, state: Any) -> Vector:  # noqa: ANN401 - as above
         """Return the vector to forecast with now, after it has taken the windows since training."""
         feeds = {} if isinstance(state, LocalState) else self.half.model(state)
-        trained = TrainedVector.of(feeds)
-        if self._online is None or trained is None or not len(self.series):
+        renew = self.form.renewal(feeds) if len(self.series) else None
+        if renew is None:
             return self.vector(state)
         self.calibrate(state)
-        return self._online.updated(trained, self.windows())
-
-    def _online_vector(self) -> OnlineVector | None:
-        """Return what adds new windows to a model in closed form; None if nothing may.
-
-        Where noise hides the readings from training, it hides them from this too.
-        """
-        is_hidden = self.mechanism.plan.mechanism.point == "input"
-        if self.manifest.analytic is None or is_hidden or not self.config.forecast.online:
-            return None
-        forgetting = self.config.forecast.forgetting
-        model = AnalyticModel(self.manifest, self.bundle.graphs.get(HIDDEN))
-        return OnlineVector(model, forgetting=forgetting, capacity=self.series.capacity)
+        return renew(self.windows())
 
     def _helped(self, state: Any) -> tuple[Graph, SourceOf]:  # noqa: ANN401 - as above
         """Return the graph to forecast the newest window with, and the name of its source.
@@ -382,10 +365,9 @@ class ModelRuntime:
         """
         for function in tuple(self._before_training.values()) if len(self.series) else ():
             function(self.vector(state))
-        if self.kept is not None and len(self.series):
+        if self.forecaster.kept is not None and len(self.series):
             trained = self.vector(state)
-            present = trained if self._online is None else self._online.latest(trained)
-            self._forecaster.calibrate(present, self.frame(), trained)
+            self.forecaster.calibrate(self.form.latest(trained), self.frame(), trained)
 
     def intervals(self, state: Any, begin: float, end: float) -> Floats | None:  # noqa: ANN401 - as above
         """Return the intervals that go with ``rolling``, ``(n, horizon, 2)``; None without any.
@@ -393,7 +375,7 @@ class ModelRuntime:
         Each is what the present model would have issued: calibrated on earlier readings only.
         """
         origins = self._origins(begin, end)
-        return self._forecaster.intervals(self.vector(state), self.frame(), origins)
+        return self.forecaster.intervals(self.vector(state), self.frame(), origins)
 
     def rolling(self, state: Any, begin: float, end: float) -> tuple[Ints, Floats, Floats]:  # noqa: ANN401 - as above
         """Forecast from every complete window whose first target is in a span of time.
@@ -409,12 +391,7 @@ class ModelRuntime:
     @property
     def levels(self) -> tuple[float, ...]:
         """The quantile levels of the model, rising; the median alone for a point forecast."""
-        return self._forecaster.levels
-
-    @property
-    def kept(self) -> SavedCalibration | None:
-        """State of the interval calibration; None before the first forecast."""
-        return self._forecaster.kept
+        return self.manifest.loss.levels or POINT
 
     def _origins(self, begin: float, end: float) -> Ints:
         frame = self.frame()
@@ -423,7 +400,6 @@ class ModelRuntime:
         return np.asarray(origins[(first >= begin) & (first < end)])
 
     def _fix_scale(self) -> None:
-        """Fix the scale at the first training: of the training series, or a public one."""
         if self.scale is not None or not len(self.learnable()):
             return
         public = self.mechanism.scale
@@ -431,7 +407,7 @@ class ModelRuntime:
         self._frame = self._learnable = None
 
     def _framed(self, series: Series) -> ChannelFrame:
-        frame = self.frames(
+        frame = self.shell.frames(
             series,
             self.manifest,
             site=self.config.site,
@@ -452,13 +428,10 @@ class ModelRuntime:
         return Drawable(frame, frame.origins(self._trained))
 
     def common(self, state: Any) -> Vector | None:  # noqa: ANN401 - as above
-        """Return the fleet's solution beside this device's own; None but for closed form."""
-        if self.manifest.analytic is None or isinstance(state, LocalState):
-            return None
-        found = self.half.model(state).get("fleet")
+        """Return the fleet's model beside this device's own, where the method has both."""
+        found = None if isinstance(state, LocalState) else self.half.model(state).get("fleet")
         return None if found is None else np.asarray(found, np.float32)
 
     def vector(self, state: Any) -> Vector:  # noqa: ANN401 - as above
-        """Return the parameter vector to forecast with: the half's, or that of the local rounds."""
         half = self.local_half if isinstance(state, LocalState) else self.half
         return np.asarray(half.model(state)["p"], np.float32)

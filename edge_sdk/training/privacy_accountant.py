@@ -6,24 +6,35 @@ Charges are computed here and written in the transaction that saves a round.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from edge_sdk.app.cli import fields
-from edge_sdk.app.clock import Clock
-from edge_sdk.privacy.event import PrivacyCharge
+from edge_sdk.app.lean_dataclass import dataclass
+from edge_sdk.config import PARTICIPATIONS, Config
+from edge_sdk.errors import ConfigError
+from edge_sdk.limits.resource_governor import ResourceGovernor
 from edge_sdk.privacy.ledger import (
+    SUMMED_UNITS,
+    UNBOUNDED,
+    UNCOUNTED,
     UNKNOWN,
     BudgetSpent,
     ParticipationCharges,
     PrivacyAccount,
+    PrivacyCharge,
+    PrivacyLimit,
     epsilon_at,
 )
 from edge_sdk.privacy.mechanism import Mechanism
+from edge_sdk.privacy.noise_calibration import NoisePlan
+from edge_sdk.protocol.messages import RELEASES_LIMIT
+from edge_sdk.session.participation import LinkQuota
 from edge_sdk.session.session import Session
+from edge_sdk.store.schema import FILE
 from edge_sdk.store.store import DeviceStore
 from edge_sdk.training.bootstrap import account_of
-from edge_sdk.wire.protocol.messages import RELEASES_LIMIT
 
 logger = logging.getLogger(__name__)
 
@@ -32,14 +43,13 @@ class PrivacyAccountant:
     """The privacy account of one device, under the mechanism in force.
 
     Attributes:
-        mechanism: Privacy mechanism between the readings and everything that is sent.
         account: All charges of the store's ledger, and those of the device's other participations,
             summed against the budget.
     """
 
-    mechanism: Mechanism
+    mechanism: Mechanism  # privacy mechanism between the readings and everything that is sent
 
-    def __init__(self, store: DeviceStore, session: Session, clock: Clock) -> None:
+    def __init__(self, store: DeviceStore, session: Session, clock: Callable[[], int]) -> None:
         """Begin without an account; ``begin`` sets the mechanism."""
         self._store, self._session, self._clock = store, session, clock
         self.account = PrivacyAccount()
@@ -54,31 +64,21 @@ class PrivacyAccountant:
         self._watched = None
 
     def share(self, others: Callable[[], tuple[ParticipationCharges, ...]]) -> None:
-        """Hold the charges of the device's other participations against the same budget.
-
-        Args:
-            others: Returns the present charges of each.
-        """
+        """Hold the charges of the device's other participations against the same budget."""
         self._others, self._watched = others, None
+
+    @property
+    def known(self) -> PrivacyAccount:
+        """Return the account with the releases that only another count than the ledger has."""
+        return self.account.plus(*self._unseen(self._clock()))
 
     def spending(self) -> ParticipationCharges:
         """Return the charges of this participation alone, for the accounts of the others."""
         self._recount()
-        account = self.account.plus(*self._unseen(self._clock.wall()))
+        account = self.known
         allowed = self._session.participation.releases_allowed
-        is_known = not self._session.outbox.numbers.lost
+        is_known = account.is_counted and not self._session.outbox.numbers.lost
         return ParticipationCharges(account.charges, account.released, allowed, is_known)
-
-    def charge_start(self, releases: int) -> None:
-        """Charge releases that a restored disk image may lack."""
-        if not releases:
-            return
-        before = self._session.outbox.numbers
-        numbers = replace(before, spent=min(before.spent + releases, RELEASES_LIMIT))
-        charges = self.mechanism.plan.unseen(self._clock.wall(), releases)
-        self._store.charge(numbers, charges)
-        self._session.adopt_numbers(numbers)
-        self.account = self.account.plus(*charges)
 
     def watch(self) -> None:
         """Stop releases when the budget is exhausted, and resume them when it is not."""
@@ -89,45 +89,34 @@ class PrivacyAccountant:
             return
         self._watched = watched
         self._include(others)
-        plan, wall = self.mechanism.plan, self._clock.wall()
-        draw = (plan.charge(wall),) if self.mechanism.origin == "input" else ()  # for a new reading
+        plan, wall = self.mechanism.plan, self._clock()
+        draw = (
+            (plan.charge(wall),) if plan.point.is_on_readings and plan.cost else ()
+        )  # for a new reading
         if self.account.plus(*self._unseen(wall), *draw).has_room(plan.release()):
             participation.permit()
         else:
-            is_known = self.account.is_known
-            self.stop("no further release fits into the budget" if is_known else UNKNOWN)
+            self.stop(_why_stopped(self.account))
 
     def stop(self, why: object) -> None:
         """Forbid every release, and log it once."""
         if self._session.participation.exhaust_budget():
             logger.warning("privacy budget exhausted %s", fields(why=why))
 
-    @property
-    def may_release(self) -> bool:
-        """Return whether a release may be sent now: not stopped, and the numbers are confirmed."""
-        return self._session.participation.may_release
-
     def cost(self, releases: int) -> tuple[tuple[PrivacyCharge, ...], PrivacyAccount]:
         """Return the charges of a round with so many releases, and the account including them.
 
         Releases unknown because a store was lost are charged with the next round.
-
-        Raises:
-            BudgetSpent: A release does not fit into the budget.
         """
         counted = self._session.outbox.numbers.spent + releases
         if counted > RELEASES_LIMIT:
             raise BudgetSpent(f"{counted} releases are above {RELEASES_LIMIT}, the most counted")
-        wall = self._clock.wall()
+        wall = self._clock()
         self._recount()
         self._include(self._others())
         charges = (*self._unseen(wall), *self.mechanism.cost(wall, releases))
         account = self.account
         return charges, account.charge(*charges) if releases else account.plus(*charges)
-
-    def epsilon_at(self, point: str) -> float:
-        """Return the sum of the ε of this participation's pure releases at one point."""
-        return epsilon_at(self.account, point)
 
     def charge_beside(
         self, charge: PrivacyCharge, budget: float, name: str, content: bytes
@@ -138,15 +127,10 @@ class PrivacyAccountant:
             charge: The charge of a pure mechanism.
             budget: Largest sum of the ε of all charges at its point.
             name: Name of the stored record.
-            content: The release.
-
-        Raises:
-            BudgetSpent: The charge exceeds this budget or that of the account; nothing is saved.
-            StoreFull: No space; nothing is saved.
         """
         self._recount()
         self._include(self._others())
-        spent = self.epsilon_at(charge.point)
+        spent = epsilon_at(self.account, charge.point)
         if spent + 1.0 / charge.multiplier > budget * (1.0 + 1e-9):
             raise BudgetSpent(
                 f"epsilon {spent:.4g} is charged at the {charge.point}; {budget:g} is allowed, and "
@@ -159,24 +143,20 @@ class PrivacyAccountant:
         self._watched = None
 
     def adopt_account(self, account: PrivacyAccount) -> None:
-        """Adopt the account of a saved round."""
         self.account = account
         self._recount()
 
     def _recount(self) -> None:
-        """Read the ledger again where a mechanism itself charges the noise of new readings."""
         if self.mechanism.origin == "input" and self._store.count_charges() != self._lines:
             self._sum()
 
     def _sum(self) -> None:
-        """Read the ledger from its first line."""
         others, self._lines = self.account.beside, self._store.count_charges()
         self.account = account_of(self._store, self.mechanism.plan)
         if others:
             self._include(others)
 
     def _include(self, others: tuple[ParticipationCharges, ...]) -> None:
-        """Set the charges of the other participations; the least of the operator's limits holds."""
         limits = (
             self._session.participation.releases_allowed,
             *(other.allowed for other in others),
@@ -188,3 +168,73 @@ class PrivacyAccountant:
     def _unseen(self, wall: int) -> tuple[PrivacyCharge, ...]:
         count = self._session.outbox.numbers.spent - self.account.released
         return self.mechanism.plan.unseen(wall, count)
+
+
+def _why_stopped(account: PrivacyAccount) -> str:
+    if account.is_known:
+        return "no further release fits into the budget"
+    return UNKNOWN if account.is_counted else UNCOUNTED
+
+
+@dataclass(frozen=True, slots=True)
+class ParticipationBudgets:
+    """The privacy account and the use of the limits of one participation."""
+
+    id: str
+    accountant: PrivacyAccountant
+    quota: LinkQuota
+    governor: ResourceGovernor
+
+    def share(
+        self,
+        others: Sequence[ParticipationBudgets],
+        former: tuple[ParticipationCharges, ...] = (),
+    ) -> None:
+        """Count the others' privacy loss, bytes and wake time against the same limits.
+
+        The sum holds after a power cut too: each participation writes its charge before an upload
+        leaves, and reads its own ledger at its start.
+
+        Args:
+            others: The device's other participations.
+            former: Charges of participations that are not configured any more.
+        """
+        self.accountant.share(lambda: (*(one.accountant.spending() for one in others), *former))
+        self.quota.share(one.quota for one in others)
+        self.governor.share(one.governor for one in others)
+
+
+def refuse_unit(plan: NoisePlan) -> None:
+    """Refuse a claim about a unit that differs between bundles, where several runs share a budget.
+
+    Raises:
+        ConfigError: The claim is about a reading or a window.
+    """
+    if plan.mechanism.name != "none" and plan.limit.unit not in SUMMED_UNITS:
+        raise ConfigError(
+            f"participation: a claim about a {plan.limit.unit} does not add up over runs whose bundles "
+            "have other grids or windows",
+            hint=f"privacy.budget.unit: expected {' or '.join(sorted(SUMMED_UNITS))}",
+        )
+
+
+def former_charges(config: Config) -> tuple[ParticipationCharges, ...]:
+    """Return the charges of participations that are not configured any more.
+
+    The readings that they used are the device's, so their losses count for as long as its state is
+    kept. Releases that only the aggregator recorded are unbounded: their noise is unknown.
+    """
+    present = {one.id for one in config.participation}
+    folders = sorted((config.state / PARTICIPATIONS).glob(f"*/{FILE}"))
+    return tuple(charges_of(x.parent) for x in folders if x.parent.name not in present)
+
+
+def charges_of(folder: Path) -> ParticipationCharges:
+    """Return the charges in the ledger of a state folder, read beside a running agent."""
+    with DeviceStore.open(folder, read_only=True) as store:
+        account = PrivacyAccount.of(store.ledger(), PrivacyLimit())
+        allowed = store.fact("releases allowed", -1)
+        if (unseen := store.numbers().spent - account.released) > 0:
+            account = account.plus(replace(UNBOUNDED, releases=unseen))
+    limit = allowed if allowed >= 0 else None
+    return ParticipationCharges(account.charges, account.released, limit)

@@ -1,18 +1,26 @@
-"""Describe what a model runtime is made of: its bundle, its role in a run, its series and start."""
+"""Describe the parts of a model runtime: its bundle and form, its role in a run, its history and start."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Container, Mapping
+from dataclasses import field
 from typing import Protocol
 
 import numpy as np
 
+from edge_sdk.app.lean_dataclass import dataclass
+from edge_sdk.config import Config
+from edge_sdk.errors import ConfigError
+from edge_sdk.forecasting.calendar_features import Ints
 from edge_sdk.forecasting.series import Series
-from edge_sdk.methods.training_context import Graph
-from edge_sdk.training.keyed_rng import keyed
-from edge_sdk.wire.contract.manifest import Manifest
-from edge_sdk.wire.contract.parameter_layout import ParamSpec, Vector
+from edge_sdk.forecasting.windows import ChannelFrame, Drawable
+from edge_sdk.limits import limits_of
+from edge_sdk.methods import METHODS, Factory
+from edge_sdk.methods.training_context import Graph, TrainingContext, do_nothing, keyed
+from edge_sdk.protocol.contract.manifest import Manifest
+from edge_sdk.protocol.contract.method import Array
+from edge_sdk.protocol.contract.parameter_layout import ParamSpec, Vector
 
 
 class RunnableBundle(Protocol):
@@ -44,6 +52,60 @@ class RunRole:
     shared: tuple[str, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class RunShell:
+    """Functions that the program around a run gives to it."""
+
+    # device half of each method, by name
+    methods: Mapping[str, Factory] = field(default_factory=lambda: METHODS)
+    clock: Callable[[], int] = lambda: 0  # milliseconds since 1970
+    # called between two minibatches; may raise to stop the training
+    between_batches: Callable[[], None] = do_nothing
+    # returns the streams of a bundle that have a source here; None if they are unknown
+    streams: Callable[[Manifest], Container[str]] | None = None
+    # builds the channels of a series; a simulator shares them between devices
+    frames: Callable[..., ChannelFrame] = ChannelFrame.of
+
+
+class BundleForm:
+    """Additions of an extension to the runtime of a bundle whose functions it computes; of a network: none."""
+
+    why_not_tuned = ""  # reason for which no copy of the model is tuned here
+
+    def forget(self) -> None:
+        """Discard what was computed from the readings: one of them has changed."""
+
+    def renewal(self, model: Mapping[str, Array]) -> Callable[[Drawable], Vector] | None:  # noqa: ARG002
+        """Return what adds windows to a trained model; None if it forecasts as it was trained."""
+        return None
+
+    def latest(self, trained: Vector) -> Vector:
+        """Return the vector that forecast last, or the trained one if none has gone on from it."""
+        return trained
+
+    def solved_alone(self, local: TrainingContext, p: Vector) -> Vector | None:  # noqa: ARG002
+        """Return the model of all windows of the device alone; None if it takes local steps."""
+        return None
+
+    def solved(
+        self,
+        frame: ChannelFrame,  # noqa: ARG002
+        p: Vector,
+        common: Vector | None,  # noqa: ARG002
+        origins: Ints,  # noqa: ARG002
+        *,
+        is_alone: bool,  # noqa: ARG002
+    ) -> Vector:
+        """Return the device's model of some windows only.
+
+        Args:
+            p: The model of all windows; returned where no other can be solved.
+            common: The fleet's model beside it.
+            is_alone: Whether the device has learned ``p`` without the fleet.
+        """
+        return p
+
+
 def series_for(manifest: Manifest, keep: int) -> Series:
     """Create an empty series on a bundle's grid, with the streams that it reads."""
     return Series(manifest.window.step_seconds, manifest.streams, capacity=keep)
@@ -54,12 +116,11 @@ def own_start(initial: Vector, spec: ParamSpec, device: str) -> Vector:
 
     A constant layer (a bias of zero) is unchanged. Shared layers are the bundle's.
 
-    Example:
-        >>> spec = ParamSpec.of([("body", (2,)), ("head", (3,))], shared=["body"])
-        >>> start = np.array([1, 2, 0.5, -0.5, 0.1], np.float32)
-        >>> a, b = own_start(start, spec, "meter-1"), own_start(start, spec, "meter-2")
-        >>> a[:2], bool((a[2:] == b[2:]).any())
-        (array([1., 2.], dtype=float32), False)
+    >>> spec = ParamSpec.of([("body", (2,)), ("head", (3,))], shared=["body"])
+    >>> start = np.array([1, 2, 0.5, -0.5, 0.1], np.float32)
+    >>> a, b = own_start(start, spec, "meter-1"), own_start(start, spec, "meter-2")
+    >>> a[:2], bool((a[2:] == b[2:]).any())
+    (array([1., 2.], dtype=float32), False)
     """
     p = initial.copy()
     for layer in spec.layers:
@@ -70,3 +131,78 @@ def own_start(initial: Vector, spec: ParamSpec, device: str) -> Vector:
         rng = keyed(0, device, f"start {layer.name}", 0)
         p[part] = centre + reach * rng.uniform(-1.0, 1.0, layer.size)
     return p
+
+
+ROW = 80
+"""Maximum bytes of flash per row: name, slot, value, and pages that are half full."""
+
+_DAY = 86_400
+
+
+@dataclass(frozen=True, slots=True)
+class KeptHistory:
+    """The amount of history kept."""
+
+    slots: int  # number of slots of the bundle's grid
+    step: int  # seconds per slot
+    rows: int  # maximum rows per slot: a stream's reading, and with input noise two more
+    limit: str = "training.history_slots"  # configuration key that sets the minimum
+
+    @property
+    def days(self) -> float:
+        return self.slots * self.step / _DAY
+
+    @property
+    def bytes(self) -> int:
+        """Maximum bytes of flash that it occupies."""
+        return (self.slots + self.batch) * self.rows * ROW
+
+    @property
+    def batch(self) -> int:
+        """Slots that are dropped together: a day, or a sixty-fourth of the history."""
+        return max(1, min(_DAY // self.step, self.slots // 64))
+
+
+def history_of(config: Config, manifest: Manifest) -> KeptHistory:
+    """Return the history that a configuration keeps for a bundle.
+
+    Raises:
+        ConfigError: Less than the model needs; the message names the key and the number needed.
+    """
+    rows = len(manifest.streams) * (3 if config.privacy.mechanism.point == "input" else 1)
+    step, limits = manifest.window.step_seconds, limits_of(config.limits)
+    allowed = [
+        (
+            config.training.history_slots,
+            "training.history_slots",
+            float(config.training.history_slots),
+        )
+    ]
+    if config.training.history_days is not None:
+        days = config.training.history_days
+        allowed.append((int(days * _DAY / step), "training.history_days", days))
+    if limits.history_bytes is not None:
+        fit = int(limits.history_bytes * 64 / 65 / (rows * ROW))
+        allowed.append((fit, "limits.history_bytes", float(limits.history_bytes)))
+    slots, limit, value = min(allowed)
+    found, needed = KeptHistory(max(slots, 1), step, rows, limit), slots_needed(config, manifest)
+    if slots < needed:
+        least = {
+            "training.history_slots": f"{needed}",
+            "training.history_days": f"{math.ceil(100 * needed * step / _DAY) / 100:g}",
+            "limits.history_bytes": f"{math.ceil(needed * rows * ROW * 65 / 64) + 64}",
+        }
+        raise ConfigError(
+            f"{limit}: {value:.12g} keeps {slots} slots of {step} s, and bundle {manifest.name} "
+            f"needs {needed} to learn and forecast",
+            hint=f"{limit} = {least[limit]} or more",
+        )
+    return found
+
+
+def slots_needed(config: Config, manifest: Manifest) -> int:
+    """Return the minimum number of slots for training: window, horizon, lags and one batch."""
+    lag = max((f.lag_steps or 0 for f in manifest.features), default=0)
+    window = manifest.window
+    span = lag + window.lookback + window.horizon + manifest.training.batch
+    return math.ceil(span / (1.0 - config.training.holdout_fraction))

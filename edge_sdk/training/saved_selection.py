@@ -1,17 +1,21 @@
-"""Keep what a device knows about its candidates: errors, choice, and the models beside the fleet's."""
+"""Store the selection of a device: errors, choice, and the models beside the fleet's."""
 
 from __future__ import annotations
 
 import logging
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from datetime import UTC, datetime
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
+
+import numpy as np
 
 from edge_sdk.app.cli import fields
+from edge_sdk.app.lean_dataclass import dataclass
 from edge_sdk.config import Config
-from edge_sdk.forecasting.candidates import CandidateModels, ServedForecast
+from edge_sdk.errors import WireError
+from edge_sdk.forecasting.candidates import BoostedCandidate, CandidateModels, ServedForecast
 from edge_sdk.forecasting.combination import (
     BY_STEP,
     CANDIDATES,
@@ -21,15 +25,14 @@ from edge_sdk.forecasting.combination import (
     blocks_of,
 )
 from edge_sdk.forecasting.forecast_choice import ForecastChoice, by_steps
-from edge_sdk.forecasting.model_monitor import ModelMonitor
+from edge_sdk.forecasting.model_monitor import GROSS, USUAL, DailyScores, ModelMonitor
 from edge_sdk.forecasting.own_model import OwnModel
+from edge_sdk.protocol.codec import Leaf, pack_leaves, unpack_leaves
+from edge_sdk.protocol.contract.method import Array
+from edge_sdk.protocol.contract.parameter_layout import Vector
 from edge_sdk.store.store import DeviceStore
-from edge_sdk.training.boosting import FittedTrees
 from edge_sdk.training.fine_tuning import TunedModel, why_fleet, why_not_tuned
-from edge_sdk.training.last_good import LastGood
 from edge_sdk.training.model_runtime import ModelRuntime
-from edge_sdk.wire.errors import WireError
-from edge_sdk.wire.protocol.codec import Leaf, pack_leaves, unpack_leaves
 
 SELECTION, TUNED_MODEL, OWN_MODEL = "forecast selection", "tuned model", "own model"
 BOOSTED_MODEL, GOOD_MODEL = "boosted model", "last good model"
@@ -52,25 +55,15 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SavedSelection:
-    """The state of the choice between candidates.
-
-    Attributes:
-        table: Held-back errors.
-        choice: The present choice.
-        upto: Number of the newest row compared; -1 before the first.
-        judged: Unix seconds of the last choice; 0 before the first.
-        judged_row: Number of the newest row at the last choice.
-        base: Digest of the common model at the last choice.
-        monitor: Daily scores of what was served.
-    """
+    """The state of the choice between candidates."""
 
     table: HeldBackErrors = field(default_factory=HeldBackErrors.empty)
     choice: ForecastChoice = field(default_factory=ForecastChoice)
-    upto: int = -1
-    judged: int = 0
-    judged_row: int = -1
-    base: bytes = b""
-    monitor: ModelMonitor = field(default_factory=ModelMonitor)
+    upto: int = -1  # number of the newest row compared; -1 before the first
+    judged: int = 0  # Unix seconds of the last choice; 0 before the first
+    judged_row: int = -1  # number of the newest row at the last choice
+    base: bytes = b""  # digest of the common model at the last choice
+    monitor: ModelMonitor = field(default_factory=ModelMonitor)  # daily scores of what was served
 
     def leaves(self) -> dict[str, Leaf]:
         """Return the state as leaves, to be saved; ``from_leaves`` is the inverse."""
@@ -90,11 +83,10 @@ class SavedSelection:
 
     @classmethod
     def from_leaves(cls, leaves: Mapping[str, Leaf]) -> SavedSelection:
-        """Rebuild from what ``leaves`` returned.
+        """Rebuild from the result of ``leaves``.
 
         Raises:
             KeyError: A leaf is missing.
-            ValueError: A value that no selection has.
             TypeError: A leaf of another type.
         """
         table = HeldBackErrors.from_arrays(leaves["table"], leaves["columns"])
@@ -123,12 +115,6 @@ def _choice_leaves(choice: ForecastChoice) -> dict[str, Leaf]:
 def _choice_of(
     leaves: Mapping[str, Leaf], parts: tuple[ForecastChoice, ...] = ()
 ) -> ForecastChoice:
-    """Rebuild a choice.
-
-    Raises:
-        KeyError: A leaf is missing.
-        ValueError: An unknown name, or weights that are no mean.
-    """
     name, weights, errors = leaves["name"], dict(leaves["weights"]), dict(leaves["errors"])
     if name not in COLUMNS and not (name == BY_STEP and parts):
         raise ValueError(f"choice {name!r} is none of {', '.join(COLUMNS)}")
@@ -141,46 +127,58 @@ def _choice_of(
 
 
 def _whole(number: Leaf) -> int:
-    """Return a whole number.
-
-    Raises:
-        ValueError: One of 2^53 or more, either way.
-    """
     if not abs(number) < 2**53:
         raise ValueError(f"{number} is not below 2^53")
     return int(number)
 
 
+class FittedCandidate(Protocol):
+    """A model that an extension has fitted."""
+
+    @property
+    def model(self) -> BoostedCandidate:
+        """The model."""
+
+    @property
+    def row(self) -> int:
+        """Number of the newest row of readings at the fit."""
+
+    @property
+    def base(self) -> bytes:
+        """Digest of the fleet's model at the fit."""
+
+
+def candidate_of(config: Config, key: str) -> Any:  # noqa: ANN401 - a class or a function of the extension
+    """Return the object that the row of a configured extension with a candidate names by a key, or None."""
+    entries = (one for one in config.index.configured(config.tables) if key in one.row)
+    return next((entry.load(key) for entry in entries), None)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class DeviceCandidates:
-    """The saved candidates of a device beside the model of the fleet.
+    """The saved candidates of a device beside the model of the fleet."""
 
-    Attributes:
-        selection: State of the choice.
-        tuned: Result of the last fine-tuning; None before the first.
-        own: Linear model of this device; None before the first fit.
-        boosted: Wide model of this device with trees and a blend; None before the first fit.
-        good: The fleet's model of the last day on which it was good; None before the first.
-    """
-
-    selection: SavedSelection = field(default_factory=SavedSelection)
-    tuned: TunedModel | None = None
-    own: OwnModel | None = None
-    boosted: FittedTrees | None = None
+    selection: SavedSelection = field(default_factory=SavedSelection)  # state of the choice
+    tuned: TunedModel | None = None  # result of the last fine-tuning; None before the first
+    own: OwnModel | None = None  # linear model of this device; None before the first fit
+    # wide model of this device with trees and a blend; None before the first fit
+    boosted: FittedCandidate | None = None
+    # the fleet's model of the last day on which it was good; None before the first
     good: LastGood | None = None
 
     @classmethod
     def recall(cls, learner: ModelRuntime, store: DeviceStore) -> DeviceCandidates:
-        """Return what is saved for this bundle, and models for this scale; no other is used."""
+        """Return the selection saved for this bundle, with the models fitted at this scale."""
         empty = SavedSelection(HeldBackErrors.empty(blocks_in(learner)))
         selection = _read(store, learner, SELECTION, SavedSelection.from_leaves)
         if selection is None or selection.table.blocks != empty.table.blocks:
             selection = empty
+        fitted = candidate_of(learner.config, "candidate")
         return cls(
             selection,
             _read(store, learner, TUNED_MODEL, TunedModel.from_arrays),
             _read(store, learner, OWN_MODEL, OwnModel.from_arrays),
-            _read(store, learner, BOOSTED_MODEL, FittedTrees.from_arrays),
+            None if fitted is None else _read(store, learner, BOOSTED_MODEL, fitted.from_arrays),
             _read(store, learner, GOOD_MODEL, LastGood.from_arrays),
         )
 
@@ -201,18 +199,14 @@ class DeviceCandidates:
         )
 
     def served(self, learner: ModelRuntime, state: Any) -> ServedForecast | None:  # noqa: ANN401 - as above
-        """Return what to serve instead of the fleet's model; None if that is the choice."""
+        """Return the candidate served instead of the fleet's model; None if that model is served."""
         models, choice = self.models(learner, state), self.selection.choice
         if choice.name == FLEET or not choice.used & {*models.available}:
             return None
         return ServedForecast(models, choice)
 
     def summary(self, steps: int) -> dict[str, Any]:
-        """Return the choice in plain words: errors are relative to the fleet's model.
-
-        Args:
-            steps: Steps of the horizon.
-        """
+        """Return the choice in plain words: errors are relative to the fleet's model."""
         choice = self.selection.choice
         fleet = choice.errors.get(FLEET, 0.0)
         moment = datetime.fromtimestamp(self.selection.judged, UTC).isoformat()
@@ -233,12 +227,11 @@ class DeviceCandidates:
 
 
 def blocks_in(learner: ModelRuntime) -> int:
-    """Return the number of blocks of steps in a bundle's horizon."""
     return len(blocks_of(learner.manifest.window.horizon))
 
 
 def summary_of(config: Config, learner: ModelRuntime, found: DeviceCandidates) -> dict[str, Any]:
-    """Return what is served and why, in plain words, or why nothing is compared."""
+    """Return the served candidate and the reason as text, or why candidates are not compared."""
     if why := why_fleet(config, learner):
         return {"served": FLEET, "why": why}
     why = why_not_tuned(config, learner)
@@ -265,12 +258,10 @@ def read_record(
     Args:
         paper: Bytes as ``save`` wrote them.
         marks: What the record must belong to.
-        build: From the other leaves to the record.
 
     Raises:
         WireError: The bytes have changed since they were written.
         LookupError: A leaf is missing.
-        ValueError: A leaf has a value that no record has.
         TypeError: A leaf is of another type; likewise AttributeError and OverflowError.
     """
     leaves = unpack_leaves(paper)
@@ -285,7 +276,6 @@ def read_record(
 
 
 def _marks(learner: ModelRuntime, name: str) -> dict[str, Leaf]:
-    """Return what a record belongs to; errors are in the series' unit and fit any scale."""
     marks: dict[str, Leaf] = {"of bundle": learner.manifest.digest}
     if name != SELECTION:
         scale = learner.scale
@@ -307,3 +297,89 @@ def _read(
         why = error if str(error) else type(error).__name__
         logger.warning("saved record refused %s", fields(record=name, why=why))
         return None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LastGood:
+    """The last good model, and the one that waits for a day of its own."""
+
+    day: int  # newest day that was looked at, a number of days since 1970
+    # whole vector of the last good model, float32 ``(size,)``; None before the first
+    p: Vector | None = None
+    # whole vector of the model at the end of ``day``; None if that day was not good
+    next: Vector | None = None
+
+    def arrays(self) -> dict[str, Array]:
+        """Return the state as named arrays, to be saved; ``from_arrays`` is the inverse."""
+        pairs = {"p": self.p, "next": self.next}
+        found = {name: vector for name, vector in pairs.items() if vector is not None}
+        return {"day": np.array(self.day), **found}
+
+    @classmethod
+    def from_arrays(cls, arrays: Mapping[str, Array]) -> LastGood:
+        """Rebuild from the result of ``arrays``.
+
+        Raises:
+            KeyError: The day is missing.
+        """
+        day, vectors = arrays["day"], [arrays.get("p"), arrays.get("next")]
+        if day.shape != () or day.dtype.kind != "i" or not 0 <= day < 2**31:
+            raise ValueError("last good model: the day is not a number of days")
+        for one in vectors:
+            if one is None:
+                continue
+            if one.ndim != 1 or one.dtype != np.float32 or not np.isfinite(one).all():
+                raise ValueError("last good model: expected vectors of finite float32 numbers")
+        return cls(int(day), *vectors)
+
+
+def after_day(
+    last: LastGood | None,
+    scores: DailyScores,
+    today: int,
+    p: Vector,
+    *,
+    is_returned: bool = False,
+) -> LastGood | None:
+    """Return the state after the newest complete day; the same object if nothing has changed.
+
+    A day is good if the error of the fleet's model is at most that of the naive forecast, at most
+    twice the median of its earlier days, and, while the last good model is served, at most its error.
+
+    Args:
+        last: State before; None before the first good day.
+        p: Whole vector of the fleet's model now, float32 ``(size,)``.
+
+    >>> days, naive = np.arange(100, 104), np.ones(4)
+    >>> fleet = np.array([0.5, 0.5, 3.0, 3.0])
+    >>> scores = DailyScores(days, np.stack([fleet, fleet, naive], 1), np.ones((4, 3), np.int64))
+    >>> good, bad = np.zeros(1, np.float32), np.ones(1, np.float32)
+    >>> first = after_day(None, scores, 101, good)
+    >>> second = after_day(first, scores, 102, bad)  # it arrived during day 101
+    >>> last = after_day(after_day(second, scores, 103, bad), scores, 104, bad)
+    >>> first.p, second.p is good, last.p is good, last.next
+    (None, True, True, None)
+    """
+    complete = np.flatnonzero(scores.days < today)
+    if not len(complete):
+        return last
+    at = int(complete[-1])
+    day = int(scores.days[at])
+    if last is not None and day <= last.day:
+        return last
+    is_good = _is_good(scores, at, is_returned=is_returned) and bool(np.isfinite(p).all())
+    if last is None:
+        return LastGood(day, None, p) if is_good else None
+    if not is_good:
+        return LastGood(day, last.p, None)
+    is_known = last.next is not None and day == last.day + 1
+    return LastGood(day, last.next if is_known else last.p, p)
+
+
+def _is_good(scores: DailyScores, at: int, *, is_returned: bool) -> bool:
+    served, fleet, naive = scores.sums[at].tolist()
+    errors = scores.sums[: at + 1, 1] / np.maximum(scores.counts[: at + 1, 0], 1)
+    before = errors[max(0, at - USUAL[1]) : at]
+    is_usual = len(before) < USUAL[0] or errors[at] <= GROSS * np.median(before)
+    is_no_worse = not is_returned or fleet <= served
+    return bool(naive > 0.0 and fleet <= naive and is_usual and is_no_worse)

@@ -7,28 +7,35 @@ are sent, or nothing changed, and the same round is trained again with identical
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from edge_sdk.app.cli import fields
-from edge_sdk.errors import StoreFull
+from edge_sdk.app.settings import seconds
+from edge_sdk.config import Config
+from edge_sdk.errors import Reason, Refused, SignerUnavailable, StoreFull
+from edge_sdk.methods.local_sgd import TRAIN
 from edge_sdk.privacy.ledger import BudgetSpent
+from edge_sdk.protocol.block_quantisation import LARGEST_STEP
+from edge_sdk.protocol.contract.method import END, Task, Update
+from edge_sdk.protocol.messages import UpdateMessage
 from edge_sdk.runtime import GraphError
 from edge_sdk.session.agenda import Agenda
 from edge_sdk.session.session import Session
 from edge_sdk.store.store import DeviceStore
 from edge_sdk.training.active_run import ActiveRun, GivenUp
-from edge_sdk.training.error_feedback import UplinkEncoding, rounding_seed, uplink_encoding
 from edge_sdk.training.flush_scheduler import FlushScheduler
-from edge_sdk.training.outbox_entry import OWN, UpdateSealer, record
-from edge_sdk.wire.contract.method import END, Task, Update
-from edge_sdk.wire.errors import Reason, Refused, SignerUnavailable
-from edge_sdk.wire.protocol.block_quantisation import LARGEST_STEP
-from edge_sdk.wire.protocol.codec import Leaf
-from edge_sdk.wire.protocol.messages import UpdateMessage
+from edge_sdk.training.outbox_entry import (
+    OWN,
+    UpdateSealer,
+    UplinkEncoding,
+    record,
+    rounding_seed,
+    uplink_encoding,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -49,7 +56,6 @@ class TrainingTransaction:
         scheduler: FlushScheduler,
         sealer: UpdateSealer,
     ) -> None:
-        """Keep the parts that a transaction uses."""
         self._store, self._session, self._agenda = store, session, agenda
         self._active, self._scheduler, self._sealer = active, scheduler, sealer
         self._waiting: tuple[int, int, int] | None = None
@@ -150,9 +156,9 @@ class TrainingTransaction:
         if asked is None and task.ask != END and not len(active.learner.windows()):
             effects = ()  # nothing was learned, whatever the method would answer
         updates = [e for e in effects if isinstance(e, Update) and active.shares]
-        if updates and not accountant.may_release:
+        if updates and not session.participation.may_release:
             raise GivenUp  # stopped, or the numbers are not confirmed yet
-        encrypt_to = self._encryption_key() if updates else None
+        encrypt = self._encryption() if updates else bytes
         charges, account = accountant.cost(len(updates))
         released = [accountant.mechanism.release(update) for update in updates]
         numbers = session.outbox.numbers
@@ -167,12 +173,12 @@ class TrainingTransaction:
                 run=session.seen.run,
                 learner=active.learner,
                 encoding=encoding,
-                encrypt_to=encrypt_to,
+                encrypt=encrypt,
             )
             residual = encoding.residual(released[0], run=session.seen.run)
         numbers = replace(numbers, seq=entry.seq) if entry is not None else numbers
         learned = record(state, task, active.learner, session.seen, residual)
-        stored = session.as_stored(entry) if entry is not None else None
+        stored = session.parts.outbox.as_stored(entry) if entry is not None else None
         self._store.save(
             learned=learned,
             numbers=numbers,
@@ -185,24 +191,21 @@ class TrainingTransaction:
         )
         active.adopt(state, residual)
         accountant.adopt_account(account)
-        session.record_trained((learned.round, *learned.leaves["turn"]), learned.version)
+        session.parts.inbox.record_trained(
+            (learned.round, *learned.leaves["turn"]), learned.version
+        )
         if entry is not None and stored is not None:
             session.release(entry, stored)
 
-    def _encryption_key(self) -> bytes | None:
-        """Return the key to which an update must be encrypted, or None.
-
-        Raises:
-            GivenUp: It must be encrypted, and no key has been announced.
-        """
+    def _encryption(self) -> Callable[[bytes], bytes]:
+        """Return the function from a clear body of an update to the one that is sent."""
         try:
-            return self._session.encryption_key(UpdateMessage.kind)
+            return self._session.encryption(UpdateMessage.kind)
         except Refused as refused:
             logger.warning("update not released %s", fields(why=refused))
             raise GivenUp from refused
 
     def _encoding(self, update: Update, task: Task) -> UplinkEncoding:
-        """Return the encoding of an update, with the residual of earlier ones."""
         active, session = self._active, self._session
         announced, welcome = session.announced, session.outbox.welcome
         ask = active.contract[task.ask]
@@ -232,27 +235,66 @@ class TrainingTransaction:
             return True
         return not active.ask.mirrored and active.learner.mends(state, active.state, task)
 
-    def save_exchange(self, state: Any, leaves: Mapping[str, Leaf], releases: int) -> None:  # noqa: ANN401 - the half's own type
-        """Charge the releases to peers, and save the charges with the learned state.
 
-        Args:
-            state: State of the half.
-            leaves: State of the peer exchange.
-            releases: Number of releases.
+class LocalRounds:
+    """Trains on its own between the rounds of the fleet, at a fixed interval."""
 
-        Raises:
-            BudgetSpent: Or ``StoreFull``: then nothing has changed.
-        """
-        active, session, accountant = self._active, self._session, self._active.accountant
-        charges, account = accountant.cost(releases)
-        numbers, seen = session.outbox.numbers, session.seen
-        numbers = replace(numbers, spent=numbers.spent + releases)
-        me = active.learner.config.id
-        here = Task(me, seen.round, "", seen.step, seen.version, attempt=seen.attempt)
-        learned = record(state, here, active.learner, seen, active.residual)
-        learned = replace(learned, leaves={**learned.leaves, "gossip": leaves})
-        self._store.save(learned=learned, numbers=numbers, charges=charges)
-        session.adopt_numbers(numbers)
-        active.advance(state)
-        accountant.adopt_account(account)
-        accountant.mechanism.begin()
+    def __init__(
+        self,
+        config: Config,
+        *,
+        store: DeviceStore,
+        session: Session,
+        active: ActiveRun,
+        transaction: TrainingTransaction,
+        scheduler: FlushScheduler,
+    ) -> None:
+        self._config, self._store, self._session = config, store, session
+        self._active, self._transaction, self._scheduler = active, transaction, scheduler
+        self._last = -float("inf") if config.is_alone else session.now
+
+    def is_due(self, *, is_training: bool) -> bool:
+        """Return whether a local round is due; never while an extension trains and may still release."""
+        is_wanted = self.is_wanted(is_training=is_training)
+        return is_wanted and not self._scheduler.blocking_limit()
+
+    def is_wanted(self, *, is_training: bool = False) -> bool:
+        """Return whether a local round is due, or would be if no limit forbade it now."""
+        session, active, now = self._session, self._active, self._session.now
+        is_free = not session.participation.is_budget_exhausted
+        if is_training and is_free:
+            return False
+        patience = seconds(self._config.local_rounds.after)
+        if active.shares and is_free and now - session.arrivals.heard_at < patience:
+            return False
+        every = seconds(self._config.local_rounds.interval)
+        return now - self._last >= every and len(active.learner.windows()) > 0
+
+    def train(self) -> None:
+        """Train a copy used until the fleet is back; permanently if nothing is shared."""
+        active, self._last = self._active, self._session.now
+        self._scheduler.count_time(awake=False)
+        number = self._store.fact("alone")
+        task = self._task(number)
+        if not active.shares:
+            self._transaction.attempt(task)
+        else:
+            try:
+                candidate = active.learner.learn_alone(active.latest, task)
+            except GivenUp:
+                return
+            if not active.fault_of(candidate, active.latest):
+                active.adopt_local(candidate)
+        self._scheduler.count_time(awake=True)
+        self._session.count("rounds alone")
+        self._store.set_facts(alone=number + 1)
+
+    def _task(self, number: int) -> Task:
+        learner, local = self._active.learner, self._config.local_rounds
+        training = learner.manifest.training
+        values = {
+            "steps": float(local.steps or training.steps),
+            "rate": local.rate or training.rate,
+        }
+        w = learner.spec.shared(learner.vector(self._active.latest))
+        return Task(self._config.id, OWN + number, TRAIN, values=values, arrays={"w": w})

@@ -1,4 +1,4 @@
-/* A gridfed device in C, from hello to receipt, written from edge_sdk/wire/PROTOCOL.md alone.
+/* A gridfed device in C, from hello to receipt, written from edge_sdk/protocol/PROTOCOL.md alone.
  *
  * It connects, sends a hello, fetches the common model, answers one round with an update, and exits
  * when the aggregator's receipt confirms that the update is committed. Its update is one step of

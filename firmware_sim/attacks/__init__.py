@@ -1,4 +1,4 @@
-"""PluginRegistry of attacks. A new attack is one function and one line here.
+"""Registry of attacks. A new attack is one function and one line here.
 
 For simulations only: neither the device package nor the aggregator imports this.
 """
@@ -12,9 +12,9 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any, Literal
 
-from edge_sdk.app.cli import USAGE, Failure
-from edge_sdk.wire.contract.method import Up
-from edge_sdk.wire.plugin_registry import PluginRegistry, instance_of
+from edge_sdk.app.extensions import PluginRegistry, instance_of
+from edge_sdk.errors import USAGE, Failure
+from edge_sdk.protocol.contract.method import Up
 from firmware_sim.attacks import data, model, protocol
 from firmware_sim.attacks.attack_context import AttackContext, Row, Space, in_space
 
@@ -42,25 +42,15 @@ SPACES: Mapping[str, Space] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class Attack:
-    """One row of the threat models.
+    """One row of the threat models."""
 
-    Attributes:
-        name: Name on a command line.
-        kind: Target, which fixes the signature of ``act``.
-        act: The pure function; its keyword-only parameters are its options.
-        definition: Its definition, in one line.
-        space: Space of a model attack by default (``target=``).
-        is_omniscient: True if it receives the honest updates of the round.
-        labels_only: True if a data attack leaves the inputs unchanged.
-    """
-
-    name: str
-    kind: Kind
-    act: Callable[..., Any]
+    name: str  # name on a command line
+    kind: Kind  # target, which fixes the signature of ``act``
+    act: Callable[..., Any]  # the pure function; its keyword-only parameters are its options
     definition: str
-    space: Space = "sent"
-    is_omniscient: bool = False
-    labels_only: bool = False
+    space: Space = "sent"  # space of a model attack by default (``target=``)
+    is_omniscient: bool = False  # true if it receives the honest updates of the round
+    labels_only: bool = False  # true if a data attack leaves the inputs unchanged
 
     @property
     def options(self) -> Mapping[str, Any]:
@@ -71,18 +61,12 @@ class Attack:
 
 @dataclass(frozen=True, slots=True)
 class BoundAttack:
-    """An attack with its options filled in.
-
-    Attributes:
-        attack: The row.
-        act: Its function, bound.
-        space: Space in which a model attack computes.
-        is_chosen: True if the space was configured, and is not only the attack's default.
-    """
+    """An attack with its options filled in."""
 
     attack: Attack
     act: Callable[..., Any]
-    space: Space
+    space: Space  # space in which a model attack computes
+    # true if the space was configured, and is not only the attack's default
     is_chosen: bool = False
 
     def on(self, part: Up) -> Callable[[AttackContext], Row]:
@@ -94,11 +78,10 @@ class BoundAttack:
         Raises:
             ValueError: The configured space cannot be derived from such an update.
 
-        Example:
-            >>> import numpy as np
-            >>> scene = AttackContext.alone(np.array([1.0]), np.array([5.0]))
-            >>> bind("flipping").on(Up.DELTA)(scene), bind("flipping").on(Up.SIGNS)(scene)
-            (array([9.]), array([-1.]))
+        >>> import numpy as np
+        >>> scene = AttackContext.alone(np.array([1.0]), np.array([5.0]))
+        >>> bind("flipping").on(Up.DELTA)(scene), bind("flipping").on(Up.SIGNS)(scene)
+        (array([9.]), array([-1.]))
         """
         try:
             return in_space(self.space, part, self.act)
@@ -190,16 +173,12 @@ def bind(name: str, options: Mapping[str, str] = MappingProxyType({})) -> BoundA
         name: A key of ``ATTACKS``.
         options: Options as text; every model attack accepts ``target``.
 
-    Raises:
-        UnknownAttack: An unknown name or option, or a value that is no number.
-
-    Example:
-        >>> import numpy as np
-        >>> bind("scaling", {"factor": "-4"}).act(AttackContext.alone(np.array([1.0]))).tolist()
-        [-4.0]
-        >>> bind("nan", {"factr": "3"})
-        Traceback (most recent call last):
-        firmware_sim.attacks.UnknownAttack: attack 'nan': unknown option 'factr'; known: none
+    >>> import numpy as np
+    >>> bind("scaling", {"factor": "-4"}).act(AttackContext.alone(np.array([1.0]))).tolist()
+    [-4.0]
+    >>> bind("nan", {"factr": "3"})
+    Traceback (most recent call last):
+    firmware_sim.attacks.UnknownAttack: attack 'nan': unknown option 'factr'; known: none
     """
     if name not in ATTACKS:
         raise UnknownAttack(f"unknown attack {name!r}; known: {', '.join(ATTACKS.names())}")

@@ -1,4 +1,4 @@
-"""Context of an attack: what the threat model reveals to a Byzantine device, and its space."""
+"""Context of an attack: the knowledge of a Byzantine device under the threat model, and its space."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from edge_sdk.wire.contract.method import Up
+from edge_sdk.protocol.contract.method import Up
 
 Row = NDArray[np.float64]
 
@@ -25,29 +25,21 @@ LARGEST = 3e38
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AttackContext:
-    """Input of one attack: one Byzantine device, one task, and what the threat model reveals.
+    """Input of one attack: one Byzantine device, one task, and its knowledge under the threat model.
 
     All vectors are float64 of shape ``(P,)`` and in one space.
-
-    Attributes:
-        own: The honest update of this device.
-        honest: The honest updates of the same round, shape ``(h, P)``, in order of device ids. At
-            least one row: where none is known it is the device's own.
-        received: The model that the task carried, as weights in every space.
-        past: Its own honest updates of earlier rounds, oldest first.
-        models: The models that it received in each of them.
-        devices: Number of devices, Byzantine ones included.
-        byzantine: Number of colluding Byzantine devices.
-        rng: Generator of attacks with noise; keyed, so that a repeat draws the same.
     """
 
-    own: Row
+    own: Row  # the honest update of this device
+    # the honest updates of the same round, shape ``(h, P)``, in order of device ids. At least one
+    # row: where none is known it is the device's own.
     honest: NDArray[np.float64]
-    received: Row
-    past: tuple[Row, ...] = ()
-    models: tuple[Row, ...] = ()
-    devices: int = 1
-    byzantine: int = 1
+    received: Row  # the model that the task carried, as weights in every space
+    past: tuple[Row, ...] = ()  # its own honest updates of earlier rounds, oldest first
+    models: tuple[Row, ...] = ()  # the models that it received in each of them
+    devices: int = 1  # number of devices, Byzantine ones included
+    byzantine: int = 1  # number of colluding Byzantine devices
+    # generator of attacks with noise; keyed, so that a repeat draws the same
     rng: np.random.Generator = field(default_factory=lambda: np.random.default_rng(0))
 
     @classmethod
@@ -99,7 +91,6 @@ def in_space(
 
 
 def _in_other_space(scene: AttackContext) -> AttackContext:
-    """Return the context in the other of the two spaces."""
     return replace(
         scene,
         own=scene.received - scene.own,

@@ -12,8 +12,8 @@ from typing import Annotated, Any, Literal
 import numpy as np
 
 from edge_sdk import Client
+from edge_sdk.app.schema import Between
 from edge_sdk.app.settings import Duration, seconds
-from edge_sdk.wire.schema import Between
 from firmware_sim.attacks import ATTACKS, BoundAttack, bind, protocol
 from firmware_sim.attacks.byzantine_client import TamperingLink, byzantine_client
 from firmware_sim.attacks.byzantine_halves import ByzantineHalves, recorded
@@ -25,26 +25,18 @@ Make = Callable[..., Client]
 
 @dataclass(frozen=True, slots=True)
 class AttackPlan:
-    """Settings of one attack on one run.
+    """Settings of one attack on one run."""
 
-    Attributes:
-        attack: A name that ``gridfed-sim attacks`` lists.
-        byzantine: Fraction of Byzantine devices, rounded down; at least one is.
-        options: Options of the attack.
-        start_round: Round before which the devices are honest.
-        selection: The ``first`` ids are Byzantine, or a draw with ``seed``.
-        seed: Seed of that draw, and of the attacks' draws.
-        colluding: True if all Byzantine devices of a round send one vector.
-        timeout: Seconds that an omniscient device waits for the honest updates of a round.
-    """
-
-    attack: str
+    attack: str  # a name that ``gridfed-sim attacks`` lists
+    # fraction of Byzantine devices, rounded down; at least one is
     byzantine: Annotated[float, Between(0.0, 1.0)] = 0.2
     options: Mapping[str, Any] = field(default_factory=dict)
-    start_round: Annotated[int, Between(1, 2**31)] = 1
+    start_round: Annotated[int, Between(1, 2**31)] = 1  # round before which the devices are honest
+    # the ``first`` ids are Byzantine, or a draw with ``seed``
     selection: Literal["first", "seeded"] = "first"
-    seed: int = 0
-    colluding: bool = False
+    seed: int = 0  # seed of that draw, and of the attacks' draws
+    colluding: bool = False  # true if all Byzantine devices of a round send one vector
+    # seconds that an omniscient device waits for the honest updates of a round
     timeout: Duration = "5s"
 
     def __post_init__(self) -> None:
@@ -57,11 +49,6 @@ class AttackPlan:
 
     @property
     def bound(self) -> BoundAttack:
-        """Return the attack with its options.
-
-        Raises:
-            UnknownAttack: The attack or option does not exist.
-        """
         return bind(self.attack, {key: str(value) for key, value in self.options.items()})
 
     @property
@@ -102,17 +89,12 @@ class AttackPlan:
 
 @dataclass(frozen=True, slots=True)
 class AttackRole:
-    """Role of one device.
-
-    Attributes:
-        make: Makes its client.
-        around: Wraps its link in one that tampers with messages.
-        clones: Names under which further processes claim its identity.
-    """
+    """Role of one device."""
 
     make: Make = Client
+    # Wraps its link in one that tampers with messages
     around: Callable[[Any], Any] = lambda link: link
-    clones: tuple[str, ...] = ()
+    clones: tuple[str, ...] = ()  # names under which further processes claim its identity
 
 
 HONEST = AttackRole()
@@ -120,17 +102,11 @@ HONEST = AttackRole()
 
 @dataclass(frozen=True, slots=True)
 class AttackRoles:
-    """Roles of all devices under one attack.
-
-    Attributes:
-        plan: Settings of the attack.
-        bound: The attack with its options.
-        coalition: Shared knowledge of the Byzantine devices.
-    """
+    """Roles of all devices under one attack."""
 
     plan: AttackPlan
     bound: BoundAttack
-    coalition: Coalition
+    coalition: Coalition  # shared knowledge of the Byzantine devices
 
     @classmethod
     def of(cls, plan: AttackPlan, ids: Sequence[str], clock: Callable[[], float]) -> AttackRoles:

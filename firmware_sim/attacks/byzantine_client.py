@@ -10,17 +10,17 @@ from typing import Any
 import numpy as np
 
 from edge_sdk import Client, Config
+from edge_sdk.client import ClientParts
+from edge_sdk.link.transport import Happening, Message, Transport
+from edge_sdk.protocol import topics
+from edge_sdk.protocol.codec import decode
+from edge_sdk.protocol.contract.method import Task, Update
+from edge_sdk.protocol.keys import Signer
+from edge_sdk.protocol.messages import UpdateMessage
+from edge_sdk.protocol.outbox_state import OutboxEntry, UplinkCounters
 from edge_sdk.session.identity import load_signer
-from edge_sdk.training.error_feedback import UplinkEncoding
 from edge_sdk.training.model_runtime import ModelRuntime
-from edge_sdk.training.outbox_entry import SignedSealer, signed
-from edge_sdk.wire.contract.method import Task, Update
-from edge_sdk.wire.keys import Signer
-from edge_sdk.wire.link.transport import Happening, Message, Transport
-from edge_sdk.wire.protocol import topics
-from edge_sdk.wire.protocol.codec import decode
-from edge_sdk.wire.protocol.messages import UpdateMessage
-from edge_sdk.wire.protocol.outbox_state import OutboxEntry, UplinkCounters
+from edge_sdk.training.outbox_entry import SignedSealer, UplinkEncoding
 from firmware_sim.attacks import BoundAttack
 from firmware_sim.attacks.byzantine_halves import ByzantineHalves
 
@@ -28,19 +28,27 @@ TAMPERED = frozenset({"update", "offer", "chunk"})
 """Kinds of message that a tampering link changes: those of an upload."""
 
 
-def byzantine_client(config: Config, *, attacker: ByzantineHalves, **options: Any) -> Client:  # noqa: ANN401 - the SDK's own
+def byzantine_client(
+    config: Config,
+    *,
+    attacker: ByzantineHalves,
+    parts: ClientParts,
+    **options: Any,  # noqa: ANN401 - the SDK's own
+) -> Client:
     """Return a real client of a Byzantine device: it may delay its update, and change its body.
 
     Args:
-        config: As for any client.
-        attacker: Halves of the attack.
-        options: As for any client, except ``methods``, ``sealer`` and ``may_answer``.
+        parts: Parts of any client; the attacker replaces ``sealer`` and ``may_answer``.
+        options: As for any client, except ``methods``.
     """
     client = Client(
         config,
         methods=attacker.methods(),
-        sealer=ByzantineSealer(config, load_signer(config), attacker),
-        may_answer=attacker.may_answer,
+        parts=replace(
+            parts,
+            sealer=ByzantineSealer(config, load_signer(config), attacker),
+            may_answer=attacker.may_answer,
+        ),
         **options,
     )
     attacker.read_features(lambda: client.learner.manifest.features)
@@ -48,13 +56,7 @@ def byzantine_client(config: Config, *, attacker: ByzantineHalves, **options: An
 
 
 class ByzantineSealer:
-    """Seals like an honest device, and signs a changed body while a ``body`` attack is on.
-
-    Args:
-        config: Configuration of the device.
-        signer: Signing key of the device.
-        attacker: Halves of the attack.
-    """
+    """Seals like an honest device, and signs a changed body while a ``body`` attack is on."""
 
     def __init__(self, config: Config, signer: Signer, attacker: ByzantineHalves) -> None:
         self._config, self._signer, self._attacker = config, signer, attacker
@@ -69,7 +71,7 @@ class ByzantineSealer:
         run: int,
         learner: ModelRuntime,
         encoding: UplinkEncoding,
-        encrypt_to: bytes | None = None,
+        encrypt: Callable[[bytes], bytes] = bytes,
     ) -> OutboxEntry:
         """Seal an update; the entry keeps the honest numbers, whatever its body says."""
         attacker = self._attacker
@@ -81,15 +83,15 @@ class ByzantineSealer:
             run=run,
             learner=learner,
             encoding=encoding,
-            encrypt_to=None if is_changed else encrypt_to,
+            encrypt=bytes if is_changed else encrypt,
         )
         if not is_changed:
             return honest
         changed: UpdateMessage = attacker.bound.act(decode(UpdateMessage, honest.body))
-        body, proof = signed(
-            changed, config=self._config, signer=self._signer, encrypt_to=encrypt_to
+        config = self._config
+        return OutboxEntry.sealed(
+            changed, fleet=config.fleet, sender=config.id, signer=self._signer, encrypt=encrypt
         )
-        return replace(honest, body=body, proof=proof, base=changed.base)
 
 
 @dataclass(order=True)
@@ -115,8 +117,6 @@ class TamperingLink:
         """Wrap a link.
 
         Args:
-            link: The real link.
-            bound: A link attack.
             clock: Monotonic seconds.
             rng: Generator of the attack's draws.
         """
@@ -126,11 +126,9 @@ class TamperingLink:
 
     @property
     def is_up(self) -> bool:
-        """Return True if the broker has accepted the connection."""
         return self._link.is_up
 
     def open(self) -> None:
-        """Start connecting."""
         self._link.open()
 
     def poll(self, timeout: float) -> Sequence[Happening]:
@@ -145,11 +143,9 @@ class TamperingLink:
         return self._link.poll(min(timeout, 0.05) if self._held else timeout)
 
     def subscribe(self, *filters: str) -> None:
-        """Subscribe to these topics."""
         self._link.subscribe(*filters)
 
     def unsubscribe(self, *filters: str) -> None:
-        """Unsubscribe from these topics."""
         self._link.unsubscribe(*filters)
 
     def publish(self, topic: str, payload: bytes, **options: Any) -> bool:  # noqa: ANN401 - as the link's
@@ -166,11 +162,13 @@ class TamperingLink:
         return True
 
     def room(self) -> int:
-        """Return the number of further publishes that the link accepts."""
         return self._link.room()
 
+    def renew_session(self, why: str) -> None:
+        """Connect again with a new session."""
+        self._link.renew_session(why)
+
     def acknowledge(self, message: Message) -> None:
-        """Acknowledge a message that is stored here."""
         self._link.acknowledge(message)
 
     def close(self) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from edge_sdk import METHODS
-from edge_sdk.wire.contract.method import (
+from edge_sdk.protocol.contract.method import (
     CONTRACTS,
     END,
     Ask,
@@ -57,30 +57,19 @@ def recorded(coalition: Coalition, device: str) -> Mapping[str, Factory]:
 
 @dataclass(slots=True)
 class ByzantineHalves:
-    """Part of one device in an attack, and its memory.
-
-    Attributes:
-        device: Id of the device.
-        bound: The attack.
-        coalition: Coalition of the device.
-        start_round: Round before which it is honest.
-        is_colluding: True if all Byzantine devices of a round send the same vector.
-        seed: Seed of the attack's draws.
-        features: Returns the inputs of the bundle in use; for data attacks.
-    """
+    """Part of one device in an attack, and its memory."""
 
     device: str
     bound: BoundAttack
     coalition: Coalition
-    start_round: int = 1
-    is_colluding: bool = False
-    seed: int = 0
-    features: Callable[[], Any] = tuple
+    start_round: int = 1  # round before which it is honest
+    is_colluding: bool = False  # true if all Byzantine devices of a round send the same vector
+    seed: int = 0  # seed of the attack's draws
+    features: Callable[[], Any] = tuple  # returns the inputs of the bundle in use; for data attacks
     _at: int = 0
     _past: dict[int, tuple[Row, Row]] = field(default_factory=dict)  # round -> sent, received
 
     def methods(self) -> Mapping[str, Factory]:
-        """Return the device halves with the attack applied."""
         return METHODS.mapped(self._attacking)
 
     def read_features(self, features: Callable[[], Any]) -> None:
@@ -92,7 +81,7 @@ class ByzantineHalves:
         return self.start_round <= of_round < ALONE
 
     def may_answer(self, task: Task) -> bool:
-        """Return True if this device has what it needs for an attack on a task."""
+        """Return True if this device has the inputs of an attack on a task."""
         is_asked = task.ask != END and self.is_attacking(task.round)
         return not (is_asked and self.bound.attack.is_omniscient) or self.coalition.may_answer(
             self.device, task
@@ -117,7 +106,6 @@ class ByzantineHalves:
         return made
 
     def _poisoned(self, local: Any) -> Any:  # noqa: ANN401 - as above
-        """Give the half poisoned windows while the attack is on."""
         if self.bound.attack.kind != "data":
             return local
         poisoner, honest = DataPoisoner(self.bound, self.features, self._key(0)), local.windows
@@ -142,15 +130,12 @@ class ByzantineHalves:
         return replace(effect, vector=_fitted(changed, part, effect.vector))
 
     def _attacked_signal(self, effect: Effect) -> Effect:
-        """Change a signal, one without a round as well: it enters other devices' forecasts."""
         is_on = self.bound.attack.kind == "signal" and self.is_attacking(self._at)
         if not (is_on and isinstance(effect, Signal) and effect.array.size):
             return effect
         return replace(effect, array=self.bound.act(effect.array))
 
     def _attack_vector(self, part: Up, task: Task, own: Row, received: Row) -> Row | None:
-        """Return the attack's vector for this round; None if updates are not its target."""
-
         def vector() -> Row:
             if self.bound.attack.kind != "model":
                 return own
@@ -176,20 +161,17 @@ class ByzantineHalves:
         )
 
     def _save_round(self, of_round: int, own: Row, received: Row) -> None:
-        """Keep as many rounds as the attack needs."""
         self._past[of_round] = own, received
         reach = max(1, int(getattr(self.bound.act, "keywords", {}).get("rounds", 5)))
         for old in sorted(self._past)[: -reach - 1]:
             del self._past[old]
 
     def _key(self, of_round: int) -> int:
-        """Return the seed of a round's draw: the same in a repeat, another for each device."""
         text = f"{self.seed}\0{self.device}\0{of_round}"
         return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big")
 
 
 def _received(task: Task, ask: Ask, own: Row) -> Row:
-    """Return the model of a task: the first array of its contract; zeros if there is none."""
     for name in ask.down:
         if name in task.arrays and task.arrays[name].shape == own.shape:
             return np.asarray(task.arrays[name], np.float64)
@@ -197,7 +179,6 @@ def _received(task: Task, ask: Ask, own: Row) -> Row:
 
 
 def _fitted(vector: Row, part: Up, honest: Any) -> Any:  # noqa: ANN401 - an array of the honest type
-    """Return a vector in the update's own range: signs have three values, or two."""
     if part is Up.SIGNS:
         vector = np.where(np.sign(vector) == 0, np.sign(honest), np.sign(vector))
     return sendable(vector).astype(np.asarray(honest).dtype)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from edge_sdk.wire.contract.method import ALL, Task
+from edge_sdk.protocol.contract.method import ALL, Task
 from firmware_sim.attacks.attack_context import Row
 
 KEPT = 4
@@ -28,18 +28,12 @@ class Coalition:
 
     Where a task goes to all devices, "the same round" is literal. Where a server sends tasks one
     device at a time, no two devices share a round; the latest update of each device is used.
-
-    Attributes:
-        honest: Ids of the honest devices.
-        byzantine: Ids of the Byzantine devices.
-        patience: Seconds that a Byzantine device waits for the honest updates of a round.
-        clock: Monotonic seconds.
     """
 
-    honest: frozenset[str]
-    byzantine: frozenset[str]
-    patience: float
-    clock: Callable[[], float]
+    honest: frozenset[str]  # ids of the honest devices
+    byzantine: frozenset[str]  # ids of the Byzantine devices
+    patience: float  # seconds that a Byzantine device waits for the honest updates of a round
+    clock: Callable[[], float]  # monotonic seconds
     _updates: dict[str, dict[int, Row]] = field(default_factory=dict)
     _wait_begun: dict[tuple[str, int], float] = field(default_factory=dict)
     _colluding: dict[int, Row] = field(default_factory=dict)

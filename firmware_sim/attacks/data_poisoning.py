@@ -22,7 +22,6 @@ def poisoned(frame: Any, features: Iterable[Any], bound: BoundAttack, seed: int)
     Args:
         frame: A device's channels, targets and scale.
         features: The bundle's inputs, in the order of the channels.
-        bound: A data attack.
         seed: Seed of its draws; the same for every channel, so that all change alike.
     """
 
@@ -54,17 +53,12 @@ def _later(values: Scaled, rows: int) -> Scaled:
 
 @dataclass(slots=True)
 class DataPoisoner:
-    """Poisons a device's training data, once per frame.
-
-    Attributes:
-        bound: A data attack.
-        features: Returns the bundle's inputs; called when needed, as a run may change the bundle.
-        seed: Seed of the attack's draws.
-    """
+    """Poisons a device's training data, once per frame."""
 
     bound: BoundAttack
+    # returns the bundle's inputs; called when needed, as a run may change the bundle
     features: Callable[[], Iterable[Any]]
-    seed: int
+    seed: int  # seed of the attack's draws
     _clean: Any = None
     _spoilt: Any = None
 

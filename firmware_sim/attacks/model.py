@@ -19,9 +19,8 @@ LEAST_Z = 0.3
 def flipping(scene: AttackContext) -> Row:
     """Return ``-own``.
 
-    Example:
-        >>> flipping(AttackContext.alone(np.array([1.0, -2.0]))).tolist()
-        [-1.0, 2.0]
+    >>> flipping(AttackContext.alone(np.array([1.0, -2.0]))).tolist()
+    [-1.0, 2.0]
     """
     return -scene.own
 
@@ -34,10 +33,9 @@ def scaling(scene: AttackContext, *, factor: float = 10.0) -> Row:
 def gaussian(scene: AttackContext, *, variance: float = 1.0) -> Row:
     """Return noise ``N(0, variance I)`` that *replaces* the update; it is not added to it.
 
-    Example:
-        >>> row = gaussian(AttackContext.alone(np.full(100_000, 1e6)), variance=4.0)
-        >>> bool(abs(row.mean()) < 0.05), round(float(row.std()), 1)
-        (True, 2.0)
+    >>> row = gaussian(AttackContext.alone(np.full(100_000, 1e6)), variance=4.0)
+    >>> bool(abs(row.mean()) < 0.05), round(float(row.std()), 1)
+    (True, 2.0)
     """
     return scene.rng.normal(0.0, math.sqrt(variance), scene.own.shape)
 
@@ -54,9 +52,8 @@ def z_max(devices: int, byzantine: int) -> float:
     ``(n - f - s) / (n - f)`` of the normal distribution. Where Byzantine devices are the majority
     (s < 1) it is taken for s = 1.
 
-    Example:
-        >>> round(z_max(50, 24), 8), z_max(8, 2)
-        (1.42607687, 0.0)
+    >>> round(z_max(50, 24), 8), z_max(8, 2)
+    (1.42607687, 0.0)
 
     Reference:
         Baruch, Baruch, Goldberg: A Little Is Enough: Circumventing Defenses For Distributed
@@ -74,15 +71,13 @@ def alie(
     """Return ``mean - z * deviation`` of the honest updates, coordinate by coordinate.
 
     Args:
-        scene: Context with the honest updates.
         z: Offset in deviations; None takes ``z_max``.
         floor: Lower bound of ``z_max``; a given ``z`` is used as it is.
         ddof: 1 divides the squares by h - 1, 0 by h.
 
-    Example:
-        >>> honest = np.array([(1, 0), (0, 1), (1, 1), (2, 1)], float)
-        >>> alie(AttackContext.among(honest), z=1.5, ddof=0).round(8).tolist()
-        [-0.06066017, 0.10048095]
+    >>> honest = np.array([(1, 0), (0, 1), (1, 1), (2, 1)], float)
+    >>> alie(AttackContext.among(honest), z=1.5, ddof=0).round(8).tolist()
+    [-0.06066017, 0.10048095]
 
     Reference:
         Baruch, Baruch, Goldberg: A Little Is Enough, NeurIPS 2019.
@@ -109,7 +104,6 @@ def mimic(scene: AttackContext, *, victim: int = 0) -> Row:
     """Return a copy of one honest device's update: it counts twice.
 
     Args:
-        scene: Context with the honest updates.
         victim: Index of the device, in order of ids, modulo their number.
 
     Reference:
@@ -132,13 +126,11 @@ def free_rider(scene: AttackContext, *, deviation: float | None = None) -> Row:
     """Return the received model with noise: nothing was trained. Computed on weights.
 
     Args:
-        scene: Context with the received model, and the one before.
         deviation: Deviation of the noise; None takes that of the last change of the common model,
             which an honest update resembles; before the first change, it is 0.
 
-    Example:
-        >>> free_rider(AttackContext.alone(np.array([3.0, 4.0]), np.array([1.0, 2.0]))).tolist()
-        [1.0, 2.0]
+    >>> free_rider(AttackContext.alone(np.array([3.0, 4.0]), np.array([1.0, 2.0]))).tolist()
+    [1.0, 2.0]
     """
     spread = deviation
     if spread is None:
@@ -149,11 +141,10 @@ def free_rider(scene: AttackContext, *, deviation: float | None = None) -> Row:
 def replay(scene: AttackContext, *, rounds: int = 5) -> Row:
     """Return its own honest update of ``rounds`` rounds ago, or its oldest, as if new.
 
-    Example:
-        >>> from dataclasses import replace
-        >>> scene = replace(AttackContext.alone(np.array([9.0])), past=(np.array([1.0]), np.array([2.0])))
-        >>> replay(scene, rounds=1), replay(scene, rounds=5)
-        (array([2.]), array([1.]))
+    >>> from dataclasses import replace
+    >>> scene = replace(AttackContext.alone(np.array([9.0])), past=(np.array([1.0]), np.array([2.0])))
+    >>> replay(scene, rounds=1), replay(scene, rounds=5)
+    (array([2.]), array([1.]))
     """
     if not scene.past or rounds < 1:
         return scene.own

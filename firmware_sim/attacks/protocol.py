@@ -11,8 +11,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from edge_sdk.wire.contract.method import Array
-from edge_sdk.wire.protocol.messages import UpdateMessage
+from edge_sdk.protocol.contract.method import Array
+from edge_sdk.protocol.messages import UpdateMessage
 
 FLOAT = 4  # bytes of a scalar as updates carry it
 
@@ -36,7 +36,7 @@ def not_a_number(update: UpdateMessage) -> UpdateMessage:
 def huge(update: UpdateMessage, *, value: float = 1e38) -> UpdateMessage:
     """Fill the vector with a number that is in float32's range while its square is not.
 
-    >>> from edge_sdk.wire.protocol.messages import UpdateMessage
+    >>> from edge_sdk.protocol.messages import UpdateMessage
     >>> spec = bytes(16)
     >>> sent = UpdateMessage(1, 1, 0, 1, 1, 1, spec, "delta", "f4", 9, blob=bytes(8))
     >>> np.frombuffer(huge(sent).blob, "<f4").tolist() == [float(np.float32(1e38))] * 2
@@ -113,10 +113,10 @@ def twin(ids: Sequence[str]) -> tuple[tuple[str, str], ...]:
 
 
 def flip_signal(array: Array) -> Array:
-    """Return the negative of the device's signal."""
+    """Return the signal with the opposite sign."""
     return -array
 
 
 def scale_signal(array: Array, *, factor: float = 10.0) -> Array:
-    """Return a multiple of the signal, in its own dtype."""
+    """Return the signal times a factor."""
     return (factor * array).astype(array.dtype)

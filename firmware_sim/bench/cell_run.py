@@ -17,21 +17,13 @@ from firmware_sim.scenario import Scenario
 
 @dataclass(frozen=True, slots=True)
 class SweepDefinition:
-    """Settings and readings that the runs of a sweep have in common.
+    """Settings and readings that the runs of a sweep have in common."""
 
-    Attributes:
-        scenario: Scenario with its runs and attacks.
-        samples: Set of readings.
-        seeds: Seeds of the runs.
-        mark: Digest of the sweep's definition.
-        limit: Time limit of one run in seconds.
-    """
-
-    scenario: Scenario
+    scenario: Scenario  # scenario with its runs and attacks
     samples: SampleSet
     seeds: tuple[int, ...]
-    mark: str
-    limit: float
+    mark: str  # digest of the sweep's definition
+    limit: float  # time limit of one run in seconds
 
 
 def record_of(sweep: SweepDefinition, cell: SweepCell, shown: Display) -> dict[str, Any]:
@@ -99,5 +91,4 @@ def record_of(sweep: SweepDefinition, cell: SweepCell, shown: Display) -> dict[s
 
 
 def _number(value: float) -> float | None:
-    """Return a number for JSON, which has no infinity."""
     return value if math.isfinite(value) else None

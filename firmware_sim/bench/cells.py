@@ -15,16 +15,11 @@ from firmware_sim.scenario import RunSettings, Scenario
 
 @dataclass(frozen=True, slots=True)
 class SweepCell:
-    """One run of a sweep.
-
-    Attributes:
-        run: Settings of the run.
-        attack_plan: Attack on it; None without one.
-        seed: Seed of the aggregator's draws, the attack, the minibatches and the order of arrival.
-    """
+    """One run of a sweep."""
 
     run: RunSettings
-    attack_plan: AttackPlan | None
+    attack_plan: AttackPlan | None  # attack on it; None without one
+    # seed of the aggregator's draws, the attack, the minibatches and the order of arrival
     seed: int
 
     @property
@@ -75,6 +70,5 @@ def evaluated(chosen: Scenario, samples: SampleSet) -> tuple[str, ...]:
 
 
 def scenario_of(chosen: Scenario, cell: SweepCell) -> Scenario:
-    """Return the scenario of one cell, which has no comparisons."""
     quorum = cell.run.awaits(chosen.devices)
     return replace(chosen, run=replace(cell.run, quorum=quorum), comparisons=(), attacks=())

@@ -21,11 +21,6 @@ _PARAMS = ("method", "rule", "encoding", "attack", "seed")
 def write_mlflow(records: Sequence[Mapping[str, Any]], folder: Path, experiment: str) -> Path:
     """Write the runs of a sweep as one experiment; runs that exist are written again.
 
-    Args:
-        records: Records of the runs.
-        folder: Folder of the sweep.
-        experiment: Name of the experiment.
-
     Returns:
         The folder to name to MLflow.
     """
@@ -89,5 +84,4 @@ def _write_metric(run: Path, name: str, time: int, steps: Sequence[tuple[int, fl
 
 
 def _yaml(meta: Mapping[str, Any]) -> bytes:
-    """Return a flat mapping as YAML: JSON's scalars are YAML's."""
     return "".join(f"{key}: {json.dumps(value)}\n" for key, value in meta.items()).encode()

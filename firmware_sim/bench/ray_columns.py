@@ -21,11 +21,6 @@ class RayColumns:
     Functions, blocks and the order of the results do not depend on the cluster, so a rule has the bits of
     one process where the processors are of one kind.
 
-    Attributes:
-        ray: The module ``ray``, connected (``firmware_sim.bench.ray_runs.ray_cluster``).
-        block_bytes: Size of a block in bytes, at most; a block has at least one column.
-        in_flight: Largest number of blocks that were handed over and whose results were not used.
-
     Examples:
         200 rows of float32 make blocks of ten columns of 8,000 bytes:
 
@@ -35,12 +30,13 @@ class RayColumns:
         1
     """
 
-    ray: Any
+    ray: Any  # the module ``ray``, connected (``firmware_sim.bench.ray_runs.ray_cluster``)
+    # size of a block in bytes, at most; a block has at least one column
     block_bytes: int = 8_000_000
+    # largest number of blocks that were handed over and whose results were not used
     in_flight: int = 8
 
     def columns(self, count: int, itemsize: int) -> int:
-        """Return the number of columns of a block of so many rows."""
         return max(1, self.block_bytes // (count * itemsize))
 
     def map(self, function: Callable[[Any], Any], blocks: Iterable[Any]) -> Iterator[Any]:
@@ -64,5 +60,4 @@ class RayColumns:
 
 
 def _applied(function: Callable[[Any], Any], block: Any) -> Any:  # noqa: ANN401 - what the rule hands over
-    """Compute one block in a process of the cluster."""
     return function(block)

@@ -17,8 +17,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from edge_sdk.app.cli import Failure
-from edge_sdk.wire.protocol.messages import UpdateMessage
+from edge_sdk.errors import Failure
+from edge_sdk.protocol.messages import UpdateMessage
 from firmware_sim.bench.ray_runs import RayRunError
 from firmware_sim.bench.run_record import definition, digest_of, versions
 from firmware_sim.direct.device import DeviceProgress, DirectDevice
@@ -42,14 +42,10 @@ _HINT = "run it again: equal seeds give equal bits"
 
 @dataclass(frozen=True, slots=True)
 class RayDevices:
-    """A cluster, and the number of its processors that train the devices of direct simulations.
+    """A cluster, and the number of its processors that train the devices of direct simulations."""
 
-    Attributes:
-        ray: The module ``ray``, connected (``firmware_sim.bench.ray_runs.ray_cluster``).
-        actors: Number of actors, each on one processor; None is one a processor of the cluster.
-    """
-
-    ray: Any
+    ray: Any  # the module ``ray``, connected (``firmware_sim.bench.ray_runs.ray_cluster``)
+    # number of actors, each on one processor; None is one a processor of the cluster
     actors: int | None = None
 
     def trainer(
@@ -64,10 +60,6 @@ class RayDevices:
         """Return the trainer of a simulation without an attack.
 
         Args:
-            chosen: Scenario of the simulation.
-            samples: Set of readings.
-            ids: Ids of all its devices.
-            seed: Seed of the simulation.
             devices: Devices that ``collect`` brings to their final states; None is none of them.
 
         Raises:
@@ -87,7 +79,7 @@ class RayDevices:
 
 @dataclass(frozen=True, slots=True)
 class _Block:
-    """Definition of an actor's devices, and what its machine must have."""
+    """Definition of an actor's devices, and the requirements on its machine."""
 
     scenario: Scenario
     samples: SampleSet
@@ -98,7 +90,6 @@ class _Block:
 
 
 def _mark(chosen: Scenario, samples: SampleSet, seed: int) -> str:
-    """Return the digest of the scenario, readings and bundle on this machine."""
     return digest_of(definition(chosen, samples, [seed]))
 
 
@@ -110,9 +101,6 @@ class RayTrainer:
 
     Args:
         ray: The module ``ray``, connected.
-        block: What the actors make their devices of.
-        ids: Ids of the devices.
-        count: Number of actors, at most that of the devices.
         devices: Devices that ``collect`` brings to their final states.
 
     Raises:
@@ -136,7 +124,6 @@ class RayTrainer:
         self._calls: dict[Any, int] = {}  # unanswered calls: the actor of each
 
     def __enter__(self) -> Self:
-        """Start the actors, and wait until each has made its devices."""
         try:
             self._start()
         except BaseException:
@@ -150,15 +137,11 @@ class RayTrainer:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """End the actors; what they have not finished is lost."""
+        """End the actors; unfinished work is lost."""
         self._end()
 
     def begin(self, assigned: Sequence[Assignment]) -> None:
-        """Send the tasks to the actors of their devices, the first to arrive first.
-
-        Raises:
-            RayRunError: An actor has ended.
-        """
+        """Send the tasks to the actors of their devices, the first to arrive first."""
         for number, part in enumerate(self._answers.divide(assigned)):
             some = (part[at : at + BATCH] for at in range(0, len(part), BATCH))
             self._waiting[number].extend(some)
@@ -175,11 +158,7 @@ class RayTrainer:
         return self._answers.pop(assignment.number)
 
     def collect(self) -> list[WorkerCost]:
-        """Bring the given devices to their final states; return the actors' costs.
-
-        Raises:
-            RayRunError: An actor has ended.
-        """
+        """Bring the given devices to their final states; return the actors' costs."""
         while self._calls:
             self._receive()  # answers to replaced tasks
         wanted = [[name for name in part if name in self._devices] for part in self._parts]
@@ -201,14 +180,12 @@ class RayTrainer:
                 raise RayRunError(failure)
 
     def _call(self, number: int) -> None:
-        """Call an actor as long as few of its calls wait."""
         waiting = self._waiting[number]
         while waiting and list(self._calls.values()).count(number) < _AHEAD:
             call = self._actors[number].answers.remote(pickle.dumps(waiting.popleft()))
             self._calls[call] = number
 
     def _receive(self) -> None:
-        """Wait for the answers of any actor, and call it again."""
         (ended, *_), _ = self._ray.wait(list(self._calls), num_returns=1)
         number = self._calls.pop(ended)
         (packed,) = self._got([ended])

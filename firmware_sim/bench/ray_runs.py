@@ -20,7 +20,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from edge_sdk.app.cli import Failure
+from edge_sdk.errors import Failure
 from firmware_sim.bench.cell_run import SweepDefinition, record_of
 from firmware_sim.bench.cells import SweepCell
 from firmware_sim.bench.run_record import definition, digest_of, versions
@@ -49,10 +49,6 @@ def ray_cluster(address: str, processors: int | None = None) -> Iterator[RayExec
     Args:
         address: Address of a cluster as ``ray.init`` takes it, or ``local``.
         processors: Number of processors of a local cluster; None is all.
-
-    Raises:
-        ModuleNotFoundError: Ray is not installed.
-        RayConnectionError: No connection, or no start.
     """
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     ray: Any = import_module("ray")
@@ -86,7 +82,6 @@ def ray_cluster(address: str, processors: int | None = None) -> Iterator[RayExec
 
 @contextmanager
 def _kept_handler() -> Iterator[None]:
-    """Restore the handler of SIGTERM, which Ray replaces."""
     is_main = threading.current_thread() is threading.main_thread()
     handler = signal.getsignal(signal.SIGTERM)
     try:
@@ -98,13 +93,9 @@ def _kept_handler() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class RayExecutor:
-    """Runs cells as tasks of a cluster; each has the bits of a run in one process.
+    """Runs cells as tasks of a cluster; each has the bits of a run in one process."""
 
-    Attributes:
-        ray: The module ``ray``, connected.
-    """
-
-    ray: Any
+    ray: Any  # the module ``ray``, connected
 
     def records(
         self, sweep: SweepDefinition, cells: Iterable[SweepCell]
@@ -134,7 +125,6 @@ class RayExecutor:
 
 
 def _outcome(common: tuple[SweepDefinition, str, dict[str, str]], cell: SweepCell) -> Any:  # noqa: ANN401 - the record, or the text of a failure
-    """Run a cell in a process of the cluster."""
     sweep, folder, wanted = common
     found = versions()
     if found != wanted:

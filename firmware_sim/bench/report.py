@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,36 +18,48 @@ _COLOURS = ("#0b6e4f", "#b3541e", "#4a5fa5", "#8a3a7a", "#6b6b1f", "#1f6b6b")
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """Errors of one configuration over its seeds.
+    """Errors of one configuration over its seeds."""
 
-    Attributes:
-        method: Method of the run, with its encoding where that is not float32.
-        rule: Aggregation rule.
-        attack: Attack; ``none`` without one.
-        rmse: RMSE of each seed, the mean over devices; None where it is not finite.
-        clean: Mean RMSE over the seeds of the same configuration without an attack, if known.
-        updates: Updates a second, as a mean.
-    """
-
-    method: str
+    method: str  # method of the run, with its encoding where that is not float32
     rule: str
-    attack: str
+    attack: str  # attack; ``none`` without one
+    # RMSE of each seed, the mean over devices; None where it is not finite
     rmse: tuple[float | None, ...]
-    clean: float | None = None
-    updates: float = 0.0
+    # RMSE of each seed of the same configuration without an attack, if known
+    clean: tuple[float | None, ...] = ()
+    updates: float = 0.0  # updates a second, as a mean
 
     @property
     def mean(self) -> float | None:
         """Return the mean over the seeds; None if one is not finite."""
-        known = [value for value in self.rmse if value is not None]
-        return fmean(known) if known and len(known) == len(self.rmse) else None
+        return _mean(self.rmse)
+
+    @property
+    def rise(self) -> float | None:
+        """Return the relative rise over the runs without an attack; None where it is unknown."""
+        mean, clean = self.mean, _mean(self.clean)
+        return None if self.attack == "none" or mean is None or not clean else mean / clean - 1
+
+    @property
+    def spread(self) -> float | None:
+        """Return the standard deviations over the seeds of both sides, combined, relative to the clean mean.
+
+        None with one seed.
+        """
+        sides = [[value for value in side if value is not None] for side in (self.rmse, self.clean)]
+        clean = _mean(self.clean)
+        if not clean or min(map(len, sides)) < 2:
+            return None
+        return math.hypot(*map(stdev, sides)) / clean
 
     @property
     def cells(self) -> tuple[str, ...]:
         """Return the row of the table as text.
 
-        >>> Summary("fedavg", "mean", "alie", (1.0, 3.0), 1.0, 900.4).cells
-        ('fedavg', 'mean', 'alie', '2 ± 1.4', '+100.0 %', '900')
+        >>> Summary("fedavg", "mean", "alie", (1.0, 3.0), (1.0, 1.1), 900.4).cells
+        ('fedavg', 'mean', 'alie', '2 ± 1.4', '+90.5 %, within the spread', '900')
+        >>> Summary("fedavg", "mean", "alie", (3.0, 3.1), (1.0, 1.1)).cells[4]
+        '+190.5 %'
         >>> Summary("fedavg", "mean", "ipm", (None,)).cells
         ('fedavg', 'mean', 'ipm', 'not finite', '', '0')
         """
@@ -56,8 +69,10 @@ class Summary:
         else:
             known = [value for value in self.rmse if value is not None]
             error = f"{mean:.4g}" + (f" ± {stdev(known):.2g}" if len(known) > 1 else "")
-            if self.attack != "none" and self.clean:
-                rise = f"{mean / self.clean - 1:+.1%}".replace("%", " %")
+            if self.rise is not None:
+                rise = f"{self.rise:+.1%}".replace("%", " %")
+                is_within = self.spread is not None and abs(self.rise) <= self.spread
+                rise += ", within the spread" if is_within else ""
         return self.method, self.rule, self.attack, error, rise, f"{self.updates:.0f}"
 
 
@@ -76,18 +91,43 @@ def summaries(records: Sequence[Mapping[str, Any]]) -> list[Summary]:
         Summary(*key, tuple(map(_rmse, some)), updates=fmean(map(_rate, some)))
         for key, some in grouped.items()
     ]
-    clean = {(one.method, one.rule): one.mean for one in found if one.attack == "none"}
+    clean = {(one.method, one.rule): one.rmse for one in found if one.attack == "none"}
     return [
         Summary(
             one.method,
             one.rule,
             one.attack,
             one.rmse,
-            clean.get((one.method, one.rule)),
+            clean.get((one.method, one.rule), ()),
             one.updates,
         )
         for one in found
     ]
+
+
+def on_rises(rows: Sequence[Summary]) -> str:
+    """Return the sentence about a table's rises, given the spread over the seeds; empty without a rise.
+
+    >>> on_rises([Summary("fedavg", "mean", "alie", (1.0,), (1.0,))])
+    'The rises are of one seed: what another seed would give is not known (--seeds 0 1 2).'
+    """
+    rises = [row for row in rows if row.rise is not None]
+    if not rises:
+        return ""
+    if all(row.spread is None for row in rises):
+        return (
+            "The rises are of one seed: what another seed would give is not known (--seeds 0 1 2)."
+        )
+    within = sum(row.spread is not None and abs(row.rise or 0.0) <= row.spread for row in rises)
+    return (
+        f"{within} of {len(rises)} rises are within the spread: not larger than the standard "
+        "deviations over the seeds with and without the attack together."
+    )
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return fmean(known) if known and len(known) == len(values) else None
 
 
 def _rmse(record: Mapping[str, Any]) -> float | None:
@@ -132,15 +172,9 @@ def chart(rows: Sequence[Summary], unit: str) -> str:
 def write_report(
     records: Sequence[Mapping[str, Any]], folder: Path, *, title: str, unit: str
 ) -> list[Path]:
-    """Write ``report.html`` (complete in itself), ``report.md`` and ``chart.svg``.
-
-    Args:
-        records: Records of all runs.
-        folder: Folder of the sweep.
-        title: Title of the report.
-        unit: Unit of the errors.
-    """
+    """Write ``report.html`` (complete in itself), ``report.md`` and ``chart.svg``."""
     rows, facts = summaries(records), _facts(records, unit)
+    facts += filter(None, [on_rises(rows)])
     picture = chart(rows, unit)
     written = [folder / name for name in ("report.html", "report.md", "chart.svg")]
     for path, text in zip(

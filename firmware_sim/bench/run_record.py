@@ -1,4 +1,4 @@
-"""Record of a run beside its results: what produced them, so that they can be produced again."""
+"""Record of a run beside its results, with the inputs that reproduce them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from edge_sdk.bundle import shipped_folder, shipped_names
-from edge_sdk.wire.contract.archive import MANIFEST
+from edge_sdk.protocol.contract.archive import MANIFEST
 from firmware_sim.fleet.histories import manifest_of
 from firmware_sim.samples import SampleSet
 from firmware_sim.scenario import Scenario
@@ -55,7 +55,7 @@ def _processor() -> str:
 
 
 def definition(chosen: Scenario, samples: SampleSet, seeds: list[int]) -> dict[str, Any]:
-    """Return everything that the results of a sweep depend on, besides versions and machine.
+    """Return the inputs of a sweep's results, besides versions and machine.
 
     Readings and bundle are named by the SHA-256 of their files.
     """

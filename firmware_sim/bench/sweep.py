@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from edge_sdk.app.cli import USAGE, Failure
+from edge_sdk.errors import USAGE, Failure
 from firmware_sim.bench.cell_run import SweepDefinition, record_of
 from firmware_sim.bench.cells import SweepCell, cells_of
 from firmware_sim.bench.files import write_whole
@@ -38,48 +38,32 @@ class CellExecutor(Protocol):
 
 @dataclass(frozen=True)
 class LocalExecutor:
-    """Runs one cell after another in this process.
+    """Runs one cell after another in this process."""
 
-    Attributes:
-        shown: Display of the progress of each run.
-    """
-
-    shown: Display
+    shown: Display  # display of the progress of each run
 
     def records(
         self, sweep: SweepDefinition, cells: Iterable[SweepCell]
     ) -> Iterator[tuple[SweepCell, dict[str, Any]]]:
-        """Return each cell with its record, in order."""
         for cell in cells:
             yield cell, record_of(sweep, cell, self.shown)
 
 
 @dataclass
 class Sweep:
-    """All runs of a scenario, its comparisons and attacks, over seeds.
+    """All runs of a scenario, its comparisons and attacks, over seeds."""
 
-    Attributes:
-        scenario: Scenario with its runs and attacks.
-        samples: Set of readings.
-        seeds: Seeds of the runs.
-        folder: Folder of records and tables; an interrupted sweep is continued in it.
-        shown: Display of the progress.
-        limit: Time limit of one run in seconds.
-        executor: Runs the cells; None for this process.
-        resumed: Number of cells whose record was there.
-    """
-
-    scenario: Scenario
+    scenario: Scenario  # scenario with its runs and attacks
     samples: SampleSet
     seeds: list[int]
-    folder: Path
+    folder: Path  # folder of records and tables; an interrupted sweep is continued in it
     shown: Display
-    limit: float = 600.0
-    executor: CellExecutor | None = None
-    resumed: int = 0
+    limit: float = 600.0  # time limit of one run in seconds
+    executor: CellExecutor | None = None  # runs the cells; None for this process
+    resumed: int = 0  # number of cells whose record was there
 
     def run(self) -> list[dict[str, Any]]:
-        """Run what is missing, and return the records of all cells in order.
+        """Run the missing cells, and return the records of all cells in order.
 
         Raises:
             OtherSweepError: The folder's definition is another one.
@@ -121,7 +105,6 @@ class Sweep:
         return self.folder / "runs" / f"{cell.name}.json"
 
     def _recorded(self, cell: SweepCell, mark: str) -> dict[str, Any] | None:
-        """Return the record of a cell; None if it is missing, damaged or of another definition."""
         try:
             found: dict[str, Any] = json.loads(self._path(cell).read_text(encoding="utf-8"))
         except (OSError, ValueError):

@@ -6,10 +6,10 @@ from argparse import Namespace
 from dataclasses import replace
 from typing import get_args
 
+from edge_sdk.app.schema import SchemaError, build
 from edge_sdk.app.settings import SettingsError
-from edge_sdk.wire.contract.method import CONTRACTS, Up
-from edge_sdk.wire.protocol.block_quantisation import UpdateEncoding
-from edge_sdk.wire.schema import SchemaError, build
+from edge_sdk.protocol.block_quantisation import UpdateEncoding
+from edge_sdk.protocol.contract.method import CONTRACTS, Up
 from firmware_sim.attacks.attack_plan import AttackPlan
 from firmware_sim.commands.options import of_methods, pairs, rule, value_of, words
 from firmware_sim.scenario import Scenario
@@ -23,7 +23,6 @@ def attacks_of(args: Namespace) -> tuple[AttackPlan, ...]:
 
     Raises:
         SettingsError: A number is out of range, or there is a Byzantine share without an attack.
-        UnknownAttack: The attack or option does not exist.
     """
     names = words(args.attack)
     if args.byzantine is not None and not names:
@@ -50,12 +49,7 @@ def attacks_of(args: Namespace) -> tuple[AttackPlan, ...]:
 
 
 def with_trial(chosen: Scenario, args: Namespace) -> Scenario:
-    """Add runs and attacks to a scenario.
-
-    Raises:
-        SettingsError: As ``attacks_of``.
-        UnknownAttack: As ``attacks_of``.
-    """
+    """Add runs and attacks to a scenario."""
     given = attacks_of(args) or chosen.attacks
     f = max((one.count(chosen.devices) for one in given), default=0) if args.f is None else args.f
     options = pairs(args.rule_option, "--rule-option")
@@ -102,7 +96,6 @@ def _check(method: str, plan: AttackPlan) -> None:
 
 
 def _check_signs(method: str, chosen: Scenario) -> None:
-    """Refuse noisy signs from devices without a sign mechanism: they would send no updates."""
     encodings = {ask.enc for ask in CONTRACTS.get(method, {}).values()}
     if "b1" in encodings and dict(chosen.privacy.get("mechanism", {})).get("point") != "sign":
         raise SettingsError(
@@ -112,5 +105,4 @@ def _check_signs(method: str, chosen: Scenario) -> None:
 
 
 def is_trial(chosen: Scenario) -> bool:
-    """Return True if there is more than one run to compare."""
     return bool(chosen.attacks or chosen.comparisons)

@@ -1,4 +1,4 @@
-"""Train eight homes in three ways, and show what the fleet gives a home with ten days of history.
+"""Train eight homes in three ways, and show the fleet's gain for a home with ten days of history.
 
 Starts a broker, an aggregator and eight devices, each a process of its own, and stops all of them.
 Needs no network and no torch. Two weeks after the training part choose the way with a fleet; the
@@ -17,7 +17,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from edge_sdk.app.cli import CommandResult, Failure
+from edge_sdk.app.cli import CommandResult
+from edge_sdk.errors import Failure
 from firmware_sim.commands.options import add_broker_kind
 from firmware_sim.fleet.federation import (
     FINISH_TIMEOUT,
@@ -81,21 +82,13 @@ def run(args: Namespace) -> CommandResult:
 
 @dataclass
 class Demo:
-    """One demonstration in one folder.
-
-    Attributes:
-        scenario: The scenario.
-        out: Output folder; it must not hold an earlier demo.
-        shown: Display of the progress.
-        limit: Time limit of one run in seconds.
-        broker: Kind of broker to start: ``auto``, ``mosquitto`` or ``embedded``.
-    """
+    """One demonstration in one folder."""
 
     scenario: Scenario
-    out: Path
+    out: Path  # output folder; it must not hold an earlier demo
     shown: Display
-    limit: float = 300.0
-    broker: str = "auto"
+    limit: float = 300.0  # time limit of one run in seconds
+    broker: str = "auto"  # kind of broker to start: ``auto``, ``mosquitto`` or ``embedded``
     seconds: dict[str, float] = field(default_factory=dict)
     cpu: dict[str, float] = field(default_factory=dict)
     rounds: dict[str, int] = field(default_factory=dict)
@@ -128,7 +121,6 @@ class Demo:
         return outcome
 
     def _evaluated(self, fleets: Mapping[str, Prepared], samples: SampleSet) -> Outcome:
-        """Choose a way on the validation weeks, and evaluate every way on the judged ones."""
         judged, chosen = self.scenario.span, self.scenario.validation_span
         rolled = all_rolling(fleets, (chosen or judged)[:1] + judged[1:])
         rows, panels = evaluate(fleets, samples, judged, self.traffic, rolled)
@@ -226,7 +218,6 @@ def shared(chosen: Scenario, arm: str) -> tuple[str, ...] | None:
 
 
 def learned_rounds(device: RunningProgram) -> int:
-    """Return the number of completed rounds in a device's log."""
     return device.log.read_text(encoding="utf-8", errors="replace").count(LEARNED)
 
 

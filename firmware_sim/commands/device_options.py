@@ -40,11 +40,7 @@ def add_device_options(parser: ArgumentParser, every: str, length: str, faults: 
 
 
 def zone_of(name: str) -> tzinfo:
-    """Return a time zone by name.
-
-    Raises:
-        SettingsError: There is none of this name.
-    """
+    """Return a time zone by name."""
     try:
         return ZoneInfo(name)
     except (ZoneInfoNotFoundError, ValueError, OSError):
@@ -59,11 +55,7 @@ def announce(where: dict[str, Any]) -> None:
 
 
 def moment(text: str) -> float:
-    """Return an ISO time in Unix seconds; now if empty.
-
-    Raises:
-        SettingsError: The text is no time.
-    """
+    """Return an ISO time in Unix seconds; now if empty."""
     if not text:
         return time.time() // 1
     try:
@@ -76,11 +68,7 @@ def moment(text: str) -> float:
 
 
 def duration(text: str, option: str) -> float:
-    """Return a duration in seconds.
-
-    Raises:
-        SettingsError: The text is no duration.
-    """
+    """Return a duration in seconds."""
     try:
         return seconds(text)
     except AttributeError:

@@ -22,6 +22,7 @@ from firmware_sim.evaluation.verdict import as_json, cold_start, table, verdict
 from firmware_sim.reports.progress_display import display
 
 PAGE = "evaluation.html"
+_MARKS = {"point": ".", "comma": ","}
 _UNITS = {"s": 1, "min": 60, "h": 3600, "d": 86_400}
 
 
@@ -33,6 +34,11 @@ def add_arguments(parser: ArgumentParser) -> None:
     add("--zone", metavar="NAME", help="time zone of times without an offset (detected)")
     add("--time-column", metavar="NAME", help="column of the times (detected)")
     add("--value-column", metavar="NAME", help="column of the readings (detected)")
+    add("--decimal", choices=tuple(_MARKS), help="decimal mark of text files (detected)")
+    words = "what the readings are (registers are recognised; other readings are levels)"
+    add("--kind", choices=("register", "energy", "level"), help=words)
+    words = "edge of its interval that a time is (detected)"
+    add("--times", choices=("begin", "end"), help=words)
     add("--step", type=seconds, metavar="SPAN", help="step of the grid, such as 15min (detected)")
     words = "how far ahead to forecast, with commas (one step, and 24h)"
     add("--ahead", metavar="SPANS", help=words)
@@ -55,8 +61,11 @@ def run(args: Namespace) -> CommandResult:
             zone=args.zone,
             time_column=args.time_column,
             value_column=args.value_column,
+            decimal=_MARKS.get(args.decimal, ""),
+            edge=args.times,
+            progress=lambda name: shown.note(f"reading {name}"),
         )
-        records = on_grid(read, args.step)
+        records = on_grid(read, args.step, args.kind)
         found: list[HorizonComparison] = []
         for ahead in _rows(args.ahead, records):
             name = span(ahead * records.step)
@@ -96,9 +105,6 @@ def seconds(text: str) -> int:
 
     >>> seconds("15min"), seconds("24h"), seconds("900")
     (900, 86400, 900)
-
-    Raises:
-        ValueError: It is no such span.
     """
     match = re.fullmatch(r"(\d+)\s*(s|min|h|d)?", text.strip())
     if not match or not int(match[1]):
@@ -107,11 +113,6 @@ def seconds(text: str) -> int:
 
 
 def _rows(spans: str | None, records: FleetRecords) -> list[int]:
-    """Return horizons in rows.
-
-    Raises:
-        SettingsError: A horizon is not a whole number of steps, or beyond a week.
-    """
     if spans is None:
         return [1, records.day]
     rows = []

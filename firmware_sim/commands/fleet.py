@@ -1,4 +1,4 @@
-"""Run N devices, and print what a device and a round cost.
+"""Run N devices, and print the cost of a device and of a round.
 
 With --attack, or with several methods or rules, every method is run without and with every attack,
 and a table compares the forecasts of the honest devices.
@@ -19,8 +19,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from edge_sdk.app.cli import CommandResult, Failure
+from edge_sdk.app.cli import CommandResult
 from edge_sdk.app.settings import SettingsError
+from edge_sdk.errors import Failure
 from firmware_sim.commands.comparison_options import is_trial
 from firmware_sim.commands.fleet_run import MOST_PROCESSES, FleetRun
 from firmware_sim.commands.options import add_broker_kind, pairs, value_of
@@ -164,7 +165,6 @@ def _check_direct(args: Namespace) -> None:
 
 
 def _direct(args: Namespace, chosen: Scenario, samples: SampleSet) -> CommandResult:
-    """Run the fleet directly, and compare the bits of repeated runs."""
     from firmware_sim.bench.ray_devices import RayDevices  # noqa: PLC0415 - loads the aggregator
     from firmware_sim.bench.ray_runs import LOCAL, ray_cluster  # noqa: PLC0415 - as above
     from firmware_sim.direct.run import DirectRun  # noqa: PLC0415 - as above
@@ -281,6 +281,5 @@ def _trial(args: Namespace, chosen: Scenario, samples: SampleSet) -> CommandResu
 
 
 def _memory() -> str | None:
-    """Return a folder in memory for many devices' states, to spare the disk their syncs."""
     shared = Path("/dev/shm")  # noqa: S108 - a private folder is made below it
     return str(shared) if shared.is_dir() and os.access(shared, os.W_OK) else None

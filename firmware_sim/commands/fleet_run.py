@@ -29,6 +29,7 @@ from firmware_sim.fleet.in_process import (
     populate,
     processor_seconds,
     resident_bytes,
+    uncollected,
 )
 from firmware_sim.fleet.power_failures import PowerFailures
 from firmware_sim.fleet.processes import ProcessGroup
@@ -47,66 +48,46 @@ MOST_PROCESSES = 16
 
 @dataclass
 class FleetRun:
-    """One run in one folder.
-
-    Attributes:
-        scenario: The scenario.
-        samples: Set of readings.
-        out: Output folder.
-        shown: Display of the progress.
-        is_in_process: True runs all devices in this process, instead of one each.
-        broker: Address of a running broker, or empty to start one of ``kind``.
-        aggregator: Configuration of a running aggregator to join, instead of a new one.
-        limit: Time limit of the run in seconds.
-        seed: Seed of the fleet's own draws.
-        name: Name of the run in the progress.
-        fleet: Name of the fleet, in topics and signatures.
-        attack_plan: Attack on the run; None without one.
-        evaluated: Ids of the devices whose forecasts are evaluated at the end; none in a run with
-            separate processes.
-        errors: Errors of the evaluated devices.
-        credit: Credit report, where the method weighs models for one another.
-        counts: Counters of the devices of this process, summed.
-        stall: Seconds without a moved model after which the run ends.
-        outages: Power failures of any device a minute, where each is a process.
-        power_failures: Number of power failures.
-        moved: Version of the model at the last look.
-        device_process: Peak memory and processor seconds of one device's process, as medians.
-        own_process: Set-up and memory of this process, where it runs the devices.
-        served: Number of device processes that serve each candidate at the end.
-    """
+    """One run in one folder."""
 
     scenario: Scenario
     samples: SampleSet
     out: Path
     shown: Display
-    is_in_process: bool
-    broker: str = ""
+    is_in_process: bool  # true runs all devices in this process, instead of one each
+    broker: str = ""  # address of a running broker, or empty to start one of ``kind``
     kind: str = "auto"
+    # configuration of a running aggregator to join, instead of a new one
     aggregator: Path | None = None
-    limit: float = 600.0
-    seed: int = 0
+    limit: float = 600.0  # time limit of the run in seconds
+    seed: int = 0  # seed of the fleet's own draws
     name: str = "fleet"
-    fleet: str = "sim"
-    attack_plan: AttackPlan | None = None
+    fleet: str = "sim"  # name of the fleet, in topics and signatures
+    attack_plan: AttackPlan | None = None  # attack on the run; None without one
+    # ids of the devices whose forecasts are evaluated at the end; none in a run with separate
+    # processes
     evaluated: tuple[str, ...] = ()
-    errors: Errors | None = None
+    errors: Errors | None = None  # errors of the evaluated devices
+    # credit report, where the method weighs models for one another
     credit: CreditReport | None = None
+    # counters of the devices of this process, summed
     counts: Counter[str] = field(default_factory=Counter)
     refused: dict[str, int] = field(default_factory=dict)
-    stall: float = math.inf
-    outages: float = 0.0
+    stall: float = math.inf  # seconds without a moved model after which the run ends
+    outages: float = 0.0  # power failures of any device a minute, where each is a process
     power_failures: int = 0
-    moved: int = 0
+    moved: int = 0  # version of the model at the last look
+    # peak memory and processor seconds of one device's process, as medians
     device_process: dict[str, float] = field(default_factory=dict)
+    # set-up and memory of this process, where it runs the devices
     own_process: OwnProcess | None = None
+    # number of device processes that serve each candidate at the end
     served: Counter[str] = field(default_factory=Counter)
 
     def run(self) -> Cost:
         """Start the missing programs, run, stop them, and return the cost.
 
         Raises:
-            NoBroker: There is no broker at the address.
             Died: A program ended in failure.
             TooSlow: The run did not end in time.
         """
@@ -155,10 +136,11 @@ class FleetRun:
             self.shown.note(f"{len(fleet.clients)} devices are set up in this process")
             meter = RoundCosts(run, processor_seconds)
             try:
-                self._watch(run, meter, lambda: fleet.serve(0.02))
-                until = time.monotonic() + FINISH_TIMEOUT
-                while time.monotonic() < until and not self._is_over(fleet):
-                    fleet.serve(0.02)  # each takes the final model over: bytes of a whole run
+                with uncollected():
+                    self._watch(run, meter, lambda: fleet.serve(0.02))
+                    until = time.monotonic() + FINISH_TIMEOUT
+                    while time.monotonic() < until and not self._is_over(fleet):
+                        fleet.serve(0.02)  # each takes the final model over: bytes of a whole run
             finally:
                 if self.evaluated:
                     self.errors = errors(
@@ -170,16 +152,22 @@ class FleetRun:
             )
             for client in fleet.clients:
                 self.counts.update(client.status()["counts"])
+            self._add_told_refusals()
             return meter.cost(fleet.traffic())
 
+    def _add_told_refusals(self) -> None:
+        """Count what devices were told; the aggregator's page may be a second older."""
+        for name, count in self.counts.items():
+            kind, _, reason = name.partition(" ")
+            if kind == "refused" and reason:
+                self.refused[reason] = max(count, self.refused.get(reason, 0))
+
     def _roles(self, ids: Sequence[str]) -> Callable[[str], AttackRole]:
-        """Return the roles of the attack, if there is one."""
         if self.attack_plan is None:
             return lambda _device: HONEST
         return AttackRoles.of(self.attack_plan, ids, time.monotonic).role
 
     def _is_over(self, fleet: Fleet) -> bool:
-        """Return True if every counted device has the final model (Byzantine ones may not)."""
         wanted = set(self.evaluated) or {client.config.id for client in fleet.clients}
         return all(client.is_done for client in fleet.clients if client.config.id in wanted)
 
@@ -220,13 +208,10 @@ class RoundCosts:
     """Measures the cost of the rounds, from the first look after a round closed with all devices.
 
     A run without a look between its first and last round is counted with its start.
-
-    Attributes:
-        run: The measured run.
-        devices_cpu: Returns the processor seconds that all devices have used so far.
     """
 
     run: Federation
+    # returns the processor seconds that all devices have used so far
     devices_cpu: Callable[[], float]
     _begun: tuple[float, float, float, int] | None = None
     _last: tuple[float, float, float, int] = (0.0, 0.0, 0.0, 0)

@@ -27,7 +27,7 @@ COMMANDS = {
     for name, summary in {
         "demo": "Train eight homes in three ways, and compare their forecasts.",
         "evaluate": "Compare forecasts on your own records, alone and as a fleet.",
-        "fleet": "Run N devices, and print what a device and a round cost.",
+        "fleet": "Run N devices, and print the cost of a device and of a round.",
         "sweep": "Run methods, rules, attacks and seeds, with a record of each and a report.",
         "meter": "Simulate one meter: P1 telegrams, Modbus registers.",
         "charger": "Simulate one charge point: OCPP 1.6 or 2.0.1.",
@@ -40,7 +40,6 @@ COMMANDS = {
 
 
 def program() -> CommandLine:
-    """Return the command line."""
     return CommandLine("gridfed-sim", ABOUT, COMMANDS, EPILOGUE)
 
 

@@ -15,9 +15,6 @@ MEAN = "mean"
 def pairs(texts: Iterable[str], option: str) -> dict[str, str]:
     """Parse ``key=value`` texts.
 
-    Raises:
-        SettingsError: A text without ``=``.
-
     >>> pairs(["z=1.5", "target=update"], "--attack-option")
     {'z': '1.5', 'target': 'update'}
     """
@@ -37,11 +34,6 @@ def of_methods(
 
     Args:
         given: Values by ``key`` or ``method.key``.
-        methods: Methods of the runs.
-        option: Option to name in an error.
-
-    Raises:
-        SettingsError: A setting names a method that no run has.
 
     >>> of_methods({"steps": 4, "fedprox.prox": 0.1}, ["fedavg", "fedprox"], "--setting")
     {'fedavg': {'steps': 4}, 'fedprox': {'steps': 4, 'prox': 0.1}}

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import get_args
 
-from edge_sdk.wire.protocol.block_quantisation import DownlinkEncoding
+from edge_sdk.protocol.block_quantisation import DownlinkEncoding
 from firmware_sim.commands.comparison_options import with_trial
 from firmware_sim.commands.options import arguments
 from firmware_sim.samples import SampleSet, sample_set
@@ -99,7 +99,10 @@ def chosen_scenario(args: Namespace) -> tuple[Scenario, SampleSet]:
     chosen = (
         chosen if args.scenario else chosen.first_days(args.days, samples, args.evaluation_days)
     )
-    return with_trial(chosen, args), samples
+    found = with_trial(chosen, args)
+    for way in (found.run, *found.comparisons):
+        way.refuse_peers()
+    return found, samples
 
 
 def _layers(text: str) -> tuple[str, ...]:

@@ -17,7 +17,7 @@ from edge_sdk.app.cli import CommandResult
 from edge_sdk.app.settings import SettingsError
 from firmware_sim.bench.mlflow_folder import write_mlflow
 from firmware_sim.bench.ray_runs import LOCAL, ray_cluster
-from firmware_sim.bench.report import HEAD, summaries, write_report
+from firmware_sim.bench.report import HEAD, on_rises, summaries, write_report
 from firmware_sim.bench.results import write_tables
 from firmware_sim.bench.sweep import CellExecutor, Sweep
 from firmware_sim.commands.run_options import add_run_options, chosen_scenario
@@ -74,7 +74,8 @@ def run(args: Namespace) -> CommandResult:
         *write_tables(records, args.folder),
         write_mlflow(records, args.folder, title),
     ]
-    rows = [HEAD, *(row.cells for row in summaries(records))]
+    found = summaries(records)
+    rows = [HEAD, *(row.cells for row in found)]
     wide = [max(map(len, column)) + 2 for column in zip(*rows, strict=True)]
     lines = [
         "".join(f"{cell:{size}}" for cell, size in zip(row, wide, strict=True)).rstrip()
@@ -88,4 +89,5 @@ def run(args: Namespace) -> CommandResult:
         "rows": [dict(zip(HEAD, row, strict=True)) for row in rows[1:]],
     }
     summary = f"{len(records)} runs, {sweep.resumed} of them done before; {files[0]}"
-    return CommandResult(data, "\n".join([*lines, "", summary]))
+    said = [on_rises(found), summary]
+    return CommandResult(data, "\n".join([*lines, "", *filter(None, said)]))

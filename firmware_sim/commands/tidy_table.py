@@ -26,7 +26,7 @@ def write_csv(rows: Mapping[int, Sequence[TrialRow]], path: Path) -> None:
         path: File that is replaced.
     """
     with path.open("w", encoding="utf-8", newline="") as out:
-        table = csv.writer(out)
+        table = csv.writer(out, lineterminator="\n")
         table.writerow(COLUMNS)
         for seed, some in rows.items():
             for row in some:

@@ -36,7 +36,10 @@ DOUBLES = 1.0
 TENFOLD = 9.0
 """Rise beyond which a run is reported as ``diverges``, and written as a factor."""
 
-WORST_FIRST = ("diverges", "stalled", "doubles", "suffers", "holds")
+UNTRAINED = "nothing was learned"
+"""Outcome of a run, or of the one without an attack, whose honest devices kept their first parameters."""
+
+WORST_FIRST = ("diverges", UNTRAINED, "stalled", "doubles", "suffers", "holds")
 
 STALL = 45.0
 """Seconds without a moved model after which an attacked run is evaluated as it is."""
@@ -44,33 +47,22 @@ STALL = 45.0
 
 @dataclass(frozen=True, slots=True)
 class TrialRow:
-    """Result of one run.
-
-    Attributes:
-        run: Settings of the run.
-        attack_plan: Attack on the run; None for the run without.
-        errors: Errors of the devices that are Byzantine in no run.
-        refused: Number of refusals by the aggregator, by reason.
-        rounds: Number of times the model moved.
-        clean: RMSE of the same run without an attack; None in that row itself.
-        devices: Number of devices.
-        credit: Credit report, where the method weighs models for one another.
-        byzantine: Ids of the Byzantine devices.
-        sent: Payload bytes that a device sent per round, on average; 0 if the run did not end.
-        received: The same of what it received.
-    """
+    """Result of one run."""
 
     run: RunSettings
-    attack_plan: AttackPlan | None
-    errors: Errors
-    refused: dict[str, int]
-    rounds: int
-    clean: float | None = None
+    attack_plan: AttackPlan | None  # attack on the run; None for the run without
+    errors: Errors  # errors of the devices that are Byzantine in no run
+    refused: dict[str, int]  # number of refusals by the aggregator, by reason
+    rounds: int  # number of times the model moved
+    clean: float | None = None  # RMSE of the same run without an attack; None in that row itself
     devices: int = 0
+    # credit report, where the method weighs models for one another
     credit: CreditReport | None = None
-    byzantine: frozenset[str] = frozenset()
+    byzantine: frozenset[str] = frozenset()  # ids of the Byzantine devices
+    # payload bytes that a device sent per round, on average; 0 if the run did not end
     sent: int = 0
-    received: int = 0
+    received: int = 0  # the same of what it received
+    is_clean_untrained: bool = False  # true if nothing was learned in the run without an attack
 
     @property
     def rise(self) -> float | None:
@@ -86,6 +78,8 @@ class TrialRow:
     def outcome(self) -> str:
         """Return holds, suffers, doubles or diverges for the rise; stalled without a number.
 
+        Where nothing was learned, no rise says anything: that is the outcome, also without an attack.
+
         >>> from firmware_sim.reports.forecast_errors import Error
         >>> def row(rmse):
         ...     off = Errors({"a": Error(1.0, rmse, 9)})
@@ -93,10 +87,13 @@ class TrialRow:
         >>> [row(rmse).outcome for rmse in (2.3, 2.4, 4.0, float("inf"))]
         ['holds', 'suffers', 'doubles', 'diverges']
         """
+        is_untrained = self.errors.is_untrained or self.is_clean_untrained
+        if self.rise is not None and not self.rise < TENFOLD:
+            return "diverges"
+        if is_untrained:
+            return UNTRAINED
         if self.rise is None:
             return ""
-        if not self.rise < TENFOLD:
-            return "diverges"
         if self.is_stalled:
             return "stalled"
         if self.rise <= HOLDS:
@@ -157,35 +154,23 @@ def _number(value: float) -> float | None:
 
 @dataclass
 class Trial:
-    """All runs of one scenario, in one folder.
+    """All runs of one scenario, in one folder."""
 
-    Attributes:
-        scenario: Scenario with its runs and its attacks.
-        samples: Set of readings.
-        out: Output folder.
-        shown: Display of the progress.
-        broker: Address of a running broker, or empty to start one of ``kind``.
-        limit: Time limit of one run in seconds.
-        seed: Seed of the simulator's draws.
-        is_direct: True if halves run without broker, signatures and disk.
-    """
-
-    scenario: Scenario
+    scenario: Scenario  # scenario with its runs and its attacks
     samples: SampleSet
     out: Path
     shown: Display
-    broker: str = ""
+    broker: str = ""  # address of a running broker, or empty to start one of ``kind``
     kind: str = "auto"
-    limit: float = 600.0
-    seed: int = 0
-    is_direct: bool = False
+    limit: float = 600.0  # time limit of one run in seconds
+    seed: int = 0  # seed of the simulator's draws
+    is_direct: bool = False  # true if halves run without broker, signatures and disk
     rows: list[TrialRow] = field(default_factory=list)
 
     def run(self) -> list[TrialRow]:
         """Run every configuration, first without an attack, then with each.
 
         Raises:
-            NoBroker: There is no broker at the address.
             Died: A program ended in failure; the aggregator refuses what a rule does not tolerate.
         """
         if self.is_direct:
@@ -195,19 +180,23 @@ class Trial:
             return self._all(given or start_broker(family, self.out / "broker", self.kind))
 
     def _all(self, url: str) -> list[TrialRow]:
-        """Execute every run, over a broker if there is one."""
         for number, learning in enumerate((self.scenario.run, *self.scenario.comparisons)):
             clean = self._one(url, f"{number}-{learning.method}", learning, None)
             self.rows.append(clean)
             for attack, attack_plan in enumerate(self.scenario.attacks):
                 where = f"{number}-{learning.method}-{attack}-{attack_plan.attack}"
                 row = self._one(url, where, learning, attack_plan)
-                self.rows.append(replace(row, clean=clean.errors.rmse))
+                self.rows.append(
+                    replace(
+                        row,
+                        clean=clean.errors.rmse,
+                        is_clean_untrained=clean.errors.is_untrained,
+                    )
+                )
         return self.rows
 
     @property
     def evaluated(self) -> tuple[str, ...]:
-        """Return the ids of the devices that are honest under all attacks of this trial."""
         ids = [name for name, _ in assigned(self.samples.samples, self.scenario.devices)]
         byzantine = {name for one in self.scenario.attacks for name in one.malicious(ids)}
         return tuple(name for name in ids if name not in byzantine)
@@ -250,7 +239,6 @@ class Trial:
     def _prepared(
         self, chosen: Scenario, where: str, url: str, attack_plan: AttackPlan | None
     ) -> FleetRun | DirectRun:
-        """Return one run that has not begun."""
         learning, attack = chosen.run, attack_plan.attack if attack_plan else "none"
         name = f"{learning.method} {learning.rule_name}, {attack}"
         if self.is_direct:

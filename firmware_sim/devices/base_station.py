@@ -34,25 +34,15 @@ def _sleep(seconds: float) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class FileFaultRates:
-    """Rates of the faults of files, as fractions of the files; 0 by default.
+    """Rates of the faults of files, as fractions of the files; 0 by default."""
 
-    Attributes:
-        late: The file is written one to ten minutes after its period.
-        twice: The same file is written again under another name.
-        broken: The file is truncated, and is written whole a period later.
-        lost: The file is never written: the node was starting.
-        suspect: The manager marks the values of a cell as suspect.
-        missing: A cell has no values.
-        slow: The file is written slowly under its final name instead of renamed.
-    """
-
-    late: float = 0.0
-    twice: float = 0.0
-    broken: float = 0.0
-    lost: float = 0.0
-    suspect: float = 0.0
-    missing: float = 0.0
-    slow: float = 0.0
+    late: float = 0.0  # the file is written one to ten minutes after its period
+    twice: float = 0.0  # the same file is written again under another name
+    broken: float = 0.0  # the file is truncated, and is written whole a period later
+    lost: float = 0.0  # the file is never written: the node was starting
+    suspect: float = 0.0  # the manager marks the values of a cell as suspect
+    missing: float = 0.0  # a cell has no values
+    slow: float = 0.0  # the file is written slowly under its final name instead of renamed
 
     @classmethod
     def of(cls, options: Mapping[str, Any]) -> FileFaultRates:
@@ -75,31 +65,18 @@ class FileFaultRates:
 
 @dataclass(slots=True)
 class FileWriter:
-    """Writes the measurements of a station, a period at a time.
+    """Writes the measurements of a station, a period at a time."""
 
-    Attributes:
-        station: Source of the load.
-        name: Name of the element, in the files and their names.
-        folder: Folder of the files.
-        standard: File format.
-        seconds: Length of a period.
-        is_packed: True compresses the files.
-        faults: Rates of faults.
-        speed: Seconds of the files' time in one real second; 0 is as fast as possible.
-        wait: Waits for real seconds; returns False to stop.
-        counts: Numbers of files and faults, by kind.
-    """
-
-    station: CellSite
+    station: CellSite  # source of the load
     name: str
     folder: Path
     standard: Standard = "32.435"
-    seconds: int = 900
+    seconds: int = 900  # length of a period
     is_packed: bool = True
     faults: FileFaultRates = field(default_factory=FileFaultRates)
-    speed: float = 0.0
-    wait: Callable[[float], bool] = _sleep
-    counts: Counter[str] = field(default_factory=Counter)
+    speed: float = 0.0  # seconds of the files' time in one real second; 0 is as fast as possible
+    wait: Callable[[float], bool] = _sleep  # waits for real seconds; returns False to stop
+    counts: Counter[str] = field(default_factory=Counter)  # numbers of files and faults, by kind
     _due: list[tuple[float, int, Path, bytes, bool]] = field(default_factory=list)
     _order: count[int] = field(default_factory=count)
     _now: float = 0.0
@@ -109,7 +86,6 @@ class FileWriter:
 
         Args:
             begin: Unix seconds of the first period.
-            periods: Number of periods.
             truth: CSV file for the true load, by period, summed over cells.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -128,7 +104,6 @@ class FileWriter:
         return self.counts
 
     def _plan(self, rng: np.random.Generator, start: int, one: Load) -> None:
-        """Draw the faults of a period's file, and schedule it."""
         chance, cells, faults = rng.random(7), self.station.cells, self.faults
         if chance[0] < faults.lost:
             self.counts["lost"] += 1
@@ -160,7 +135,6 @@ class FileWriter:
         heapq.heappush(self._due, (due, next(self._order), path, data, is_slow))
 
     def _write_until(self, moment: float) -> bool:
-        """Wait until a moment and write the files that are due; return False to stop."""
         while self._due and self._due[0][0] <= moment:
             due, _, path, data, is_slow = heapq.heappop(self._due)
             if not self._wait_until(due):
@@ -190,7 +164,7 @@ class FileWriter:
 
 def _write_truth(path: Path, loads: Load, begin: int, seconds: int) -> None:
     with path.open("w", encoding="utf-8", newline="") as text:
-        out = csv.writer(text)
+        out = csv.writer(text, lineterminator="\n")
         out.writerow(["time", "dl_mbit", "ul_mbit", "dl_blocks_percent", "power_w"])
         for i in range(len(loads.dl)):
             row = (

@@ -27,77 +27,44 @@ _LINGER = 30.0  # seconds to send the queued messages at the end
 
 @dataclass(frozen=True, slots=True)
 class ChargerSettings:
-    """Settings of a simulated charge point.
+    """Settings of a simulated charge point."""
 
-    Attributes:
-        url: Back office or proxy, with the charge point's own name at the end of the path.
-        start: Unix seconds.
-        seconds: Duration in the charge point's time.
-        version: Version of OCPP.
-        every: Seconds between two values while a car charges.
-        speed: Speed relative to real time; 0 is as fast as the back office answers.
-        sockets: Number of sockets.
-        site: Kind of site, for arrivals and stays.
-        seed: Seed of the charge point.
-        password: For basic authentication.
-        faults: Rates of faults.
-        truth: CSV file for every socket's true register; None writes none.
-        region: Charge points of one region have their busy days together.
-        zone: Time zone of the drivers.
-        like: ``SET/DEVICE`` of shipped readings that its sockets share; empty generates.
-    """
-
-    url: str
-    start: float
-    seconds: float
+    url: str  # back office or proxy, with the charge point's own name at the end of the path
+    start: float  # Unix seconds
+    seconds: float  # duration in the charge point's time
     version: Version = "1.6"
-    every: float = 60.0
-    speed: float = 1.0
+    every: float = 60.0  # seconds between two values while a car charges
+    speed: float = 1.0  # speed relative to real time; 0 is as fast as the back office answers
     sockets: int = 1
-    site: Site = "home"
+    site: Site = "home"  # kind of site, for arrivals and stays
     seed: int = 0
-    password: str = ""
+    password: str = ""  # for basic authentication
     faults: FaultRates = field(default_factory=FaultRates)
-    truth: Path | None = None
-    region: str = "north"
-    zone: tzinfo = UTC
-    like: str = ""
+    truth: Path | None = None  # CSV file for every socket's true register; None writes none
+    region: str = "north"  # charge points of one region have their busy days together
+    zone: tzinfo = UTC  # time zone of the drivers
+    like: str = ""  # ``SET/DEVICE`` of shipped readings that its sockets share; empty generates
 
 
 @dataclass(slots=True)
 class ChargerCounts:
-    """Counters of a simulated charge point.
-
-    Attributes:
-        sessions: Charging sessions.
-        messages: Answered messages.
-        queued: Messages that were sent later than scheduled.
-        connections: Number of connections made.
-        undelivered: Messages without an answer at the end.
-        faults: Faults, by name.
-        wh: Delivered energy, whole Wh of all sockets: the true value.
-    """
+    """Counters of a simulated charge point."""
 
     sessions: int = 0
     messages: int = 0
-    queued: int = 0
+    queued: int = 0  # messages that were sent later than scheduled
     connections: int = 0
-    undelivered: int = 0
-    faults: dict[str, int] = field(default_factory=dict)
-    wh: int = 0
+    undelivered: int = 0  # messages without an answer at the end
+    faults: dict[str, int] = field(default_factory=dict)  # faults, by name
+    wh: int = 0  # delivered energy, whole Wh of all sockets: the true value
 
 
 @dataclass(slots=True)
 class ChargingSocket:
-    """The meter of one socket: its register rises over all sessions.
-
-    Attributes:
-        settings: Settings of the charge point.
-        number: Number of the socket, from 1.
-    """
+    """The meter of one socket: its register rises over all sessions."""
 
     settings: ChargerSettings
-    number: int
+    number: int  # number of the socket, from 1
     cars: list[ChargingSession] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -116,12 +83,10 @@ class ChargingSocket:
         return sessions(seed, self.number, settings.site, day, region=region, zone=zone)
 
     def wh(self, moment: float) -> float:
-        """Return the register in Wh."""
         base = 100_000.0 * self.number + 1000 * self.settings.seed
         return base + sum(car.delivered(moment) for car in self.cars if car.arrival < moment)
 
     def sample(self, moment: float, shown: float) -> SocketSample:
-        """Return the meter's values, with the charge point's clock."""
         watts = sum(car.power(moment) for car in self.cars)
         return SocketSample(shown, self.number, int(self.wh(moment)), round(watts))
 
@@ -148,13 +113,7 @@ def events(
 
 @dataclass(slots=True)
 class BackOfficeLink:
-    """The connection to the back office, and the queue of messages while there is none.
-
-    Attributes:
-        settings: Settings of the charge point.
-        protocol: Messages of the version.
-        counts: Counters.
-    """
+    """The connection to the back office, and the queue of messages while there is none."""
 
     settings: ChargerSettings
     protocol: OcppVersion
@@ -167,7 +126,6 @@ class BackOfficeLink:
     _wait: float = _AGAIN
 
     def send(self, message: CallMessage) -> None:
-        """Queue a message, and send the queue if connected."""
         self._queue.append((message, False))
         self.flush()
 
@@ -207,11 +165,6 @@ class BackOfficeLink:
         return True
 
     def _call(self, message: CallMessage, *, was_late: bool) -> None:
-        """Send one message and wait for its answer.
-
-        Raises:
-            OSError: No answer in time, or no connection.
-        """
         assert self._connection is not None
         self._count += 1
         number = f"{self.settings.seed}-{self._count}"
@@ -295,7 +248,6 @@ def _send(link: BackOfficeLink, message: CallMessage, faults: FaultSequence) -> 
 
 
 def _wait_until(moment: float, link: BackOfficeLink) -> None:
-    """Wait; reconnect a lost link meanwhile."""
     while (left := moment - time.monotonic()) > 0:
         time.sleep(min(left, 0.1))
         link.flush()
@@ -308,7 +260,6 @@ def _messages(
     car: ChargingSession | None,
     samples: dict[str, list[SocketSample]],
 ) -> list[CallMessage]:
-    """Return the messages of one event; a session keeps its values."""
     if car is None:
         return [protocol.clock_aligned(sample)]
     session = f"{sample.socket}-{car.arrival}"
@@ -326,7 +277,7 @@ def _write_truth(settings: ChargerSettings, sockets: list[ChargingSocket]) -> No
         return
     with ExitStack() as opened:
         file = opened.enter_context(settings.truth.open("w", newline="", encoding="utf-8"))
-        rows = csv.writer(file)
+        rows = csv.writer(file, lineterminator="\n")
         rows.writerow(("time", "socket", "wh"))
         quarter = -(-settings.start // _QUARTER) * _QUARTER
         while quarter <= settings.start + settings.seconds:

@@ -25,40 +25,26 @@ CLOCK = ("drift", "reboots", "brownouts", "lost_clock")
 
 @dataclass(frozen=True, slots=True)
 class FaultRates:
-    """Rates of faults; 0 by default.
+    """Rates of faults; 0 by default."""
 
-    Attributes:
-        duplicate: Fraction of messages that are sent twice.
-        reorder: Fraction that are swapped with the next one.
-        gap: Fraction that are never sent.
-        noise: Fraction with up to 80 random bytes before them.
-        flip: Fraction with one bit flipped.
-        cut: Fraction that are truncated.
-        flap: Fraction of messages after which the link breaks, and reconnects.
-        drift: Parts per million that the device's clock runs fast.
-        reboots: Number a day, at random; each one loses a minute of messages.
-        brownouts: Number a day, at random; the present message is truncated, and a reboot follows.
-        lost_clock: Fraction of both after which the clock is at 1970 for five minutes.
-    """
-
-    duplicate: float = 0.0
-    reorder: float = 0.0
-    gap: float = 0.0
-    noise: float = 0.0
-    flip: float = 0.0
-    cut: float = 0.0
-    flap: float = 0.0
-    drift: float = 0.0
-    reboots: float = 0.0
+    duplicate: float = 0.0  # fraction of messages that are sent twice
+    reorder: float = 0.0  # fraction that are swapped with the next one
+    gap: float = 0.0  # fraction that are never sent
+    noise: float = 0.0  # fraction with up to 80 random bytes before them
+    flip: float = 0.0  # fraction with one bit flipped
+    cut: float = 0.0  # fraction that are truncated
+    flap: float = 0.0  # fraction of messages after which the link breaks, and reconnects
+    drift: float = 0.0  # parts per million that the device's clock runs fast
+    reboots: float = 0.0  # number a day, at random; each one loses a minute of messages
+    # number a day, at random; the present message is truncated, and a reboot follows
     brownouts: float = 0.0
-    lost_clock: float = 0.0
+    lost_clock: float = 0.0  # fraction of both after which the clock is at 1970 for five minutes
 
     @classmethod
     def of(cls, options: dict[str, Any], known: Sequence[str] = ()) -> FaultRates:
         """Read ``--fault`` options.
 
         Args:
-            options: Rates by name.
             known: Faults that this device can have; all if empty.
 
         Raises:
@@ -78,20 +64,14 @@ class FaultRates:
 class FaultSequence:
     """Random sequence of one device's faults, from a seed.
 
-    Attributes:
-        faults: Rates of faults.
-        seed: The same seed gives the same faults.
-        counts: Number of faults, by name.
-
-    Example:
-        >>> line = FaultSequence(FaultRates(duplicate=1.0), seed=1)
-        >>> list(line.sent(b"hello")), dict(line.counts)
-        ([b'hello', b'hello'], {'duplicate': 1})
+    >>> line = FaultSequence(FaultRates(duplicate=1.0), seed=1)
+    >>> list(line.sent(b"hello")), dict(line.counts)
+    ([b'hello', b'hello'], {'duplicate': 1})
     """
 
     faults: FaultRates
-    seed: int = 0
-    counts: Counter[str] = field(default_factory=Counter)
+    seed: int = 0  # the same seed gives the same faults
+    counts: Counter[str] = field(default_factory=Counter)  # number of faults, by name
     _held: bytes | None = None
     _down_until: float = 0.0
     _no_clock_until: float = 0.0
@@ -100,7 +80,6 @@ class FaultSequence:
     _chance: np.random.Generator = field(init=False)
 
     def __post_init__(self) -> None:
-        """Start the seed's sequence."""
         self._chance = draw("faults", self.seed)
 
     def clock(self, time: float, start: float) -> float | None:
@@ -127,7 +106,6 @@ class FaultSequence:
         return failed
 
     def happens(self, name: str) -> bool:
-        """Draw one fault by its name."""
         return self._hits(getattr(self.faults, name), name)
 
     def sent(self, message: bytes) -> Iterator[bytes]:
@@ -162,7 +140,6 @@ class FaultSequence:
         return message
 
     def _hits(self, rate: float, name: str) -> bool:
-        """Draw a fault, also at rate zero: one fault does not change the draws of the others."""
         has_hit = bool(self._chance.random() < rate)
         if has_hit:
             self.counts[name] += 1

@@ -35,25 +35,18 @@ class MeteredSite(Protocol):
 class Meter:
     """Registers in Wh, by tariff and direction, exact at every second.
 
-    Attributes:
-        premises: Site behind the meter.
-        start: Unix seconds, on a UTC midnight: start of the registers.
-        zone: Time zone of the tariffs.
-        has_gas: True if a gas meter reports through it, once an hour.
-
-    Example:
-        >>> from firmware_sim.profiles.premises import Premises
-        >>> from firmware_sim.profiles.weather import Weather
-        >>> meter = Meter(Premises(1, "home", Weather("north"), UTC), 1_700_006_400, UTC)
-        >>> first, later = meter.wh(1_700_006_400), meter.wh(1_700_092_800)
-        >>> bool(2_000 < later - first < 40_000)
-        True
+    >>> from firmware_sim.profiles.premises import Premises
+    >>> from firmware_sim.profiles.weather import Weather
+    >>> meter = Meter(Premises(1, "home", Weather("north"), UTC), 1_700_006_400, UTC)
+    >>> first, later = meter.wh(1_700_006_400), meter.wh(1_700_092_800)
+    >>> bool(2_000 < later - first < 40_000)
+    True
     """
 
     premises: MeteredSite
-    start: int
-    zone: tzinfo
-    has_gas: bool = False
+    start: int  # Unix seconds, on a UTC midnight: start of the registers
+    zone: tzinfo  # time zone of the tariffs
+    has_gas: bool = False  # true if a gas meter reports through it, once an hour
     _passed: NDArray[np.float64] = field(default_factory=lambda: np.zeros(4))
     _today: int = -1
     _curves: NDArray[np.float64] = field(default_factory=lambda: np.zeros((4, MINUTES + 1)))

@@ -28,46 +28,26 @@ _LINGER = 30.0  # seconds that a reader may take for the last bytes
 
 @dataclass(frozen=True, slots=True)
 class MeterSettings:
-    """Settings of a simulated meter.
+    """Settings of a simulated meter."""
 
-    Attributes:
-        start: Unix seconds of the first telegram.
-        seconds: Duration in the meter's time.
-        every: Seconds between two telegrams.
-        speed: Speed relative to real time; 0 is as fast as it is read.
-        p1: Destination of telegrams (``open_line``); empty is none.
-        modbus: Address of the registers' server, ``tcp://host:port``; empty is none.
-        kind: Kind of the premises.
-        seed: Seed of the site.
-        region: Region, which shares its weather.
-        zone: Time zone of the meter.
-        solar: kW of panels.
-        heat_pump: True if the site heats with a heat pump.
-        gas: True if a gas meter reports.
-        faults: Rates of faults.
-        truth: CSV file for the true energy; None writes none.
-        recorded: ``SET/DEVICE`` of shipped readings to use instead; empty generates.
-    """
-
-    start: float
-    seconds: float
-    every: float = 10.0
-    speed: float = 1.0
-    p1: str = "pty"
-    modbus: str = ""
+    start: float  # Unix seconds of the first telegram
+    seconds: float  # duration in the meter's time
+    every: float = 10.0  # seconds between two telegrams
+    speed: float = 1.0  # speed relative to real time; 0 is as fast as it is read
+    p1: str = "pty"  # Destination of telegrams (``open_line``); empty is none
+    modbus: str = ""  # address of the registers' server, ``tcp://host:port``; empty is none
     kind: Literal["home", "business"] = "home"
     seed: int = 0
-    region: str = "north"
+    region: str = "north"  # region, which shares its weather
     zone: str = "Europe/Amsterdam"
-    solar: float = 0.0
+    solar: float = 0.0  # kW of panels
     heat_pump: bool = False
     gas: bool = False
     faults: FaultRates = field(default_factory=FaultRates)
-    truth: Path | None = None
-    recorded: str = ""
+    truth: Path | None = None  # CSV file for the true energy; None writes none
+    recorded: str = ""  # ``SET/DEVICE`` of shipped readings to use instead; empty generates
 
     def meter(self) -> Meter:
-        """Return the meter."""
         zone = ZoneInfo(self.zone)
         first = int(self.start // DAY) * DAY
         if self.recorded:
@@ -79,28 +59,19 @@ class MeterSettings:
 
 @dataclass(slots=True)
 class MeterCounts:
-    """Counters of a simulated meter.
+    """Counters of a simulated meter."""
 
-    Attributes:
-        telegrams: Written telegrams, without faults.
-        dropped: Messages without a reader.
-        faults: Faults, by name.
-        wh: Energy between the first telegram and the last: the true value.
-        shown: The same from the registers: each in whole Wh.
-    """
-
-    telegrams: int = 0
-    dropped: int = 0
-    faults: dict[str, int] = field(default_factory=dict)
-    wh: float = 0.0
-    shown: int = 0
+    telegrams: int = 0  # written telegrams, without faults
+    dropped: int = 0  # messages without a reader
+    faults: dict[str, int] = field(default_factory=dict)  # faults, by name
+    wh: float = 0.0  # energy between the first telegram and the last: the true value
+    shown: int = 0  # the same from the registers: each in whole Wh
 
 
 def run(settings: MeterSettings, announce: Callable[[dict[str, Any]], object]) -> MeterCounts:
     """Run a meter until its time is over, or it is interrupted.
 
     Args:
-        settings: Settings of the meter.
         announce: Called once with the meter's addresses, before the first telegram.
 
     Raises:
@@ -177,7 +148,8 @@ class _Truth:
     def open(cls, path: Path | None, opened: ExitStack) -> _Truth:
         if path is None:
             return cls(None)
-        rows = csv.writer(opened.enter_context(path.open("w", newline="", encoding="utf-8")))
+        file = opened.enter_context(path.open("w", newline="", encoding="utf-8"))
+        rows = csv.writer(file, lineterminator="\n")
         rows.writerow(("time", "wh", "shown"))
         return cls(rows)
 

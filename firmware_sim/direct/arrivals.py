@@ -21,7 +21,7 @@ class VirtualClock:
         return self.now
 
     def advance(self, at: float) -> None:
-        """Go on to a moment; an earlier one changes nothing."""
+        """Advance to a time; an earlier one changes nothing."""
         self.now = max(self.now, at)
 
 
@@ -32,9 +32,6 @@ class ArrivalTimes:
     A device is slower or faster than others during the whole run, and every answer varies around
     that. A device's draws depend on the seed and its id only, so that another device in the fleet
     changes none of them.
-
-    Attributes:
-        seed: Seed of the draws.
     """
 
     seed: int

@@ -12,78 +12,60 @@ from typing import Any
 import numpy as np
 
 from edge_sdk.forecasting.windows import Scale
-from edge_sdk.training.error_feedback import (
+from edge_sdk.protocol.block_quantisation import LARGEST_STEP
+from edge_sdk.protocol.contract.method import CONTRACTS, END, Ask, Effects, Task, Update
+from edge_sdk.protocol.messages import UpdateMessage
+from edge_sdk.protocol.outbox_state import UplinkCounters
+from edge_sdk.training.model_runtime import ModelRuntime
+from edge_sdk.training.outbox_entry import (
     Residual,
     UplinkEncoding,
     rounding_seed,
+    update_message,
     uplink_encoding,
 )
-from edge_sdk.training.model_runtime import ModelRuntime
-from edge_sdk.training.outbox_entry import update_message
-from edge_sdk.wire.contract.method import CONTRACTS, END, Ask, Effects, Task, Update
-from edge_sdk.wire.protocol.block_quantisation import LARGEST_STEP
-from edge_sdk.wire.protocol.messages import UpdateMessage
-from edge_sdk.wire.protocol.outbox_state import UplinkCounters
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DeviceProgress:
-    """State of a device of a direct simulation; it can be sent to another process.
-
-    Attributes:
-        state: State of the device half.
-        residual: Rounding error that has not been sent yet; None if exact.
-        sent: Number of updates sent.
-        scale: Scale of the training; None before the first.
-    """
+    """State of a device of a direct simulation; it can be sent to another process."""
 
     state: Any
-    residual: Residual | None
+    residual: Residual | None  # rounding error that has not been sent yet; None if exact
     sent: int
-    scale: Scale | None
+    scale: Scale | None  # scale of the training; None before the first
 
 
 @dataclass(slots=True)
 class DirectDevice:
-    """A device of a direct simulation.
+    """A device of a direct simulation."""
 
-    Attributes:
-        learner: Model runtime of the run's bundle.
-        encodings: Encodings of updates that the run allows; a quantised one is preferred.
-        state: State of the device half.
-        residual: Rounding error that has not been sent yet; None if exact.
-        sent: Number of updates sent.
-    """
-
-    learner: ModelRuntime
+    learner: ModelRuntime  # model runtime of the run's bundle
+    # encodings of updates that the run allows; a quantised one is preferred
     encodings: tuple[str, ...]
     state: Any = None
-    residual: Residual | None = None
+    residual: Residual | None = None  # rounding error that has not been sent yet; None if exact
     sent: int = 0
     _windows: int | None = field(default=None)
 
     def __post_init__(self) -> None:
-        """Begin with the bundle's vector, and personal layers of this device."""
         self.state = self.learner.first_state()
 
     @property
     def id(self) -> str:
-        """Return the device's id."""
         return self.learner.config.id
 
     @property
     def has_windows(self) -> bool:
-        """Return True if the history has a complete window to train on."""
         if self._windows is None:
             self._windows = len(self.learner.windows())
         return self._windows > 0
 
     def progress(self) -> DeviceProgress:
-        """Return the state of the device."""
         return DeviceProgress(self.state, self.residual, self.sent, self.learner.scale)
 
     def restore(self, progress: DeviceProgress) -> None:
-        """Continue from what ``progress`` returned, earlier or in another process.
+        """Continue from a result of ``progress``, earlier or in another process.
 
         A scale that is fixed stays: it depends on the readings only, which never change here.
         """

@@ -16,13 +16,12 @@ from edge_sdk.app.permissions import make_private_folder
 from edge_sdk.app.settings import SettingsError
 from edge_sdk.bundle import Bundle, TrustedKeys
 from edge_sdk.forecasting.series import Series
-from edge_sdk.privacy.mechanism import Mechanism, NoMechanism
+from edge_sdk.privacy.mechanism import Mechanism
+from edge_sdk.protocol.contract.method import CONTRACTS, Half
+from edge_sdk.protocol.root_keys import read_root
 from edge_sdk.training.bootstrap import plan
 from edge_sdk.training.model_runtime import ModelRuntime
-from edge_sdk.training.retention import history_of
-from edge_sdk.training.run_role import RunRole
-from edge_sdk.wire.contract.method import CONTRACTS, Half, Up, answered
-from edge_sdk.wire.root_keys import read_root
+from edge_sdk.training.run_role import RunRole, RunShell, history_of
 from firmware_sim.attacks.attack_plan import AttackPlan
 from firmware_sim.attacks.byzantine_halves import ByzantineHalves, recorded
 from firmware_sim.attacks.coalition import Coalition
@@ -38,7 +37,7 @@ from firmware_sim.fleet.run_files import (
     signed_bundle,
     toml,
 )
-from firmware_sim.reports.forecast_errors import Error, Errors
+from firmware_sim.reports.forecast_errors import Error, Errors, is_untrained
 from firmware_sim.samples import DeviceReadings, SampleSet
 from firmware_sim.scenario import RunSettings, Scenario
 
@@ -53,7 +52,7 @@ _URL = "mqtt://127.0.0.1"  # the configurations name a broker; nothing connects 
 def refuse_unsupported(
     run: RunSettings, privacy: Mapping[str, Any], attack_plan: AttackPlan | None = None
 ) -> None:
-    """Refuse what a simulation without broker and store cannot do.
+    """Refuse options that a simulation without broker and store does not support.
 
     Raises:
         SettingsError: The message names the option, and the way that works.
@@ -63,8 +62,7 @@ def refuse_unsupported(
     hint = "leave --direct out: the run then has a broker"
     if any(ask.perishable for ask in contract.values()):
         raise SettingsError(f"--direct: {method} exchanges activations during a round", hint=hint)
-    if contract and answered(contract)[1].up is Up.PEERS:
-        raise SettingsError(f"--direct: {method} exchanges models between devices", hint=hint)
+    run.refuse_peers()
     if dict(privacy.get("mechanism", {})).get("name", "none") != "none":
         raise SettingsError("--direct: a privacy mechanism needs the device's store", hint=hint)
     kind = attack_plan.bound.attack.kind if attack_plan is not None else "model"
@@ -77,29 +75,17 @@ def refuse_unsupported(
 
 @dataclass
 class DirectFleet:
-    """The parts that all devices share, and the devices.
-
-    Attributes:
-        scenario: The scenario.
-        samples: Set of readings.
-        bound: The bound configuration of the aggregator.
-        bundle: The verified bundle, with its graphs loaded once.
-        config: Configuration of a device; each has its own id.
-        histories: Series and channels.
-        samples_of: Readings of each device, by id.
-        seed: Seed of the order of arrival.
-        attack_plan: Attack on the run; None without one.
-    """
+    """The parts that all devices share, and the devices."""
 
     scenario: Scenario
     samples: SampleSet
-    bound: BoundRun
-    bundle: Bundle
-    config: Config
-    histories: SharedHistories
-    samples_of: dict[str, DeviceReadings]
-    seed: int = 0
-    attack_plan: AttackPlan | None = None
+    bound: BoundRun  # the bound configuration of the aggregator
+    bundle: Bundle  # the verified bundle, with its graphs loaded once
+    config: Config  # configuration of a device; each has its own id
+    histories: SharedHistories  # series and channels
+    samples_of: dict[str, DeviceReadings]  # readings of each device, by id
+    seed: int = 0  # seed of the order of arrival
+    attack_plan: AttackPlan | None = None  # attack on the run; None without one
     _mechanism: Mechanism | None = None
 
     @classmethod
@@ -144,11 +130,10 @@ class DirectFleet:
 
     @property
     def ids(self) -> list[str]:
-        """Return the ids of all devices, sorted."""
         return sorted(self.samples_of)
 
     def simulation(self, *, has_devices: bool = True) -> DirectSimulation:
-        """Return a simulation at its beginning; each call begins anew with the same seeds.
+        """Return a simulation at its beginning; each call begins again with the same seeds.
 
         Args:
             has_devices: False where the devices are in other processes, which a trainer serves.
@@ -165,7 +150,6 @@ class DirectFleet:
         """Return some of the devices at their beginning, by id.
 
         Args:
-            ids: Ids of the devices.
             factories: Makers of the halves that an attack changes, by id.
         """
         last = list(self.samples_of)[-1]
@@ -173,13 +157,14 @@ class DirectFleet:
 
     def errors(self, simulation: DirectSimulation, evaluated: tuple[str, ...]) -> Errors:
         """Score the devices' forecasts on readings after their histories."""
-        found = {}
+        found, untrained = {}, []
         for name in evaluated:
             judged = self.judged(simulation, name)
             state = simulation.devices[name].state
             _, predicted, truth = judged.rolling(state, *self.scenario.span)
             found[name] = Error.of(predicted, truth)
-        return Errors(found)
+            untrained.append(is_untrained(simulation.devices[name].learner, state))
+        return Errors(found, is_untrained=bool(untrained) and all(untrained))
 
     def judged(self, simulation: DirectSimulation, name: str) -> ModelRuntime:
         """Return the runtime of a device with the readings after its history."""
@@ -202,26 +187,23 @@ class DirectFleet:
             replace(self.config, id=name),
             self.bundle,
             RunRole(RUN, run.method, tuple(self.bound.shared)),
-            factory,
             series,
             self._shared_mechanism(),
-            frames=self.histories.frame,
+            RunShell({run.method: factory}, frames=self.histories.frame),
         )
 
     def _shared_mechanism(self) -> Mechanism:
-        """Return the one mechanism of all devices: it draws nothing and keeps nothing."""
         if self._mechanism is None:
             method, size = self.bound.config.run.method, self.bound.spec.shared_size
             made = plan(self.config, self.bundle.manifest, method, size)
             reports = [number for ask in CONTRACTS[method].values() for number in ask.report]
             measured = frozenset({"n", *(number.name for number in reports if number.measured)})
-            self._mechanism = NoMechanism(made, measured)
+            self._mechanism = Mechanism(made, measured)
         return self._mechanism
 
     def _factories(
         self, ids: list[str], clock: VirtualClock
     ) -> tuple[dict[str, Factory], dict[str, MayAnswer]]:
-        """Return the halves of the devices that an attack changes or observes, by id."""
         attack_plan = self.attack_plan
         if attack_plan is None:
             return {}, {}
@@ -248,14 +230,12 @@ class DirectFleet:
 
 
 def _aggregator_config(chosen: Scenario, folder: Path) -> AggregatorConfig:
-    """Write the aggregator's configuration, and return it as its programs read it."""
     file = folder / "aggregator.toml"
     file.write_text(toml(aggregator_table("sim", chosen, _URL, "off")), encoding="utf-8")
     return AggregatorConfig.load(file)
 
 
 def _device_config(chosen: Scenario, folder: Path) -> Config:
-    """Write the configuration of one device, and return it; each device replaces the id."""
     table = device_table("sim", chosen, _URL, folder / "root.pub", choose_best=False)
     keys = {"device": "device.key", "root": table.pop("root")}
     own = {"id": "device", "state": "device", "keys": keys}

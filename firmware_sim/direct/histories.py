@@ -10,7 +10,7 @@ from types import MappingProxyType
 
 from edge_sdk.forecasting.series import Series
 from edge_sdk.forecasting.windows import WHOLE, ChannelFrame, Scale, Span
-from edge_sdk.wire.contract.manifest import Manifest
+from edge_sdk.protocol.contract.manifest import Manifest
 from firmware_sim.fleet.in_process import on_grid, readings
 from firmware_sim.samples import DeviceReadings, SampleSet
 from firmware_sim.scenario import Scenario
@@ -18,17 +18,11 @@ from firmware_sim.scenario import Scenario
 
 @dataclass
 class SharedHistories:
-    """Series by file and span, and channels by series: each is computed once and never changed.
-
-    Attributes:
-        samples: Set of readings.
-        manifest: Manifest of the bundle.
-        capacity: Slots of a device's history.
-    """
+    """Series by file and span, and channels by series: each is computed once and never changed."""
 
     samples: SampleSet
     manifest: Manifest
-    capacity: int
+    capacity: int  # slots of a device's history
     _series: dict[tuple[Path, str, str], Series] = field(default_factory=dict)
     _frames: dict[tuple[object, ...], ChannelFrame] = field(default_factory=dict)
 

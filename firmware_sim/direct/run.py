@@ -1,4 +1,4 @@
-"""Run a scenario directly, with progress and time limit, and return what it came to."""
+"""Run a scenario directly, with progress and time limit, and return its outcome."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from firmware_sim.direct.server import DirectRound
 from firmware_sim.direct.simulation import DirectSimulation
 from firmware_sim.direct.trainers import RemoteTrainer, WorkerTrainer
 from firmware_sim.fleet.federation import Progress, TooSlow
-from firmware_sim.fleet.in_process import Cost, processor_seconds
+from firmware_sim.fleet.in_process import Cost, processor_seconds, uncollected
 from firmware_sim.reports.credit_report import CreditReport
 from firmware_sim.reports.forecast_errors import Errors
 from firmware_sim.reports.progress_display import Display
@@ -39,34 +39,21 @@ def resident_bytes() -> int:
 
 @dataclass(frozen=True, slots=True)
 class DirectResult:
-    """Result of a direct simulation.
-
-    Attributes:
-        devices: Number of devices.
-        rounds: Rounds that ended, in order.
-        updates: Number of updates that the devices sent.
-        setup: Seconds until the first round was opened.
-        seconds: Seconds of the rounds.
-        processor: Processor seconds of the rounds.
-        virtual: Virtual seconds of the rounds.
-        up: Bytes of the updates' vectors; ``down``: of the models that the devices received.
-        digest: Digest of the server half's final state, as the aggregator records it.
-        refused: Number of refused updates, by reason.
-        memory: Bytes by which the process grew from before the set-up to after the last round, and
-            what its workers share with no other process; 0 where the system has no such number.
-    """
+    """Result of a direct simulation."""
 
     devices: int
-    rounds: tuple[DirectRound, ...]
-    updates: int
-    setup: float
+    rounds: tuple[DirectRound, ...]  # rounds that ended, in order
+    updates: int  # number of updates that the devices sent
+    setup: float  # seconds until the first round was opened
     seconds: float
-    processor: float
-    virtual: float
-    up: int
+    processor: float  # processor seconds of the rounds
+    virtual: float  # virtual seconds of the rounds
+    up: int  # bytes of the updates' vectors; ``down``: of the models that the devices received
     down: int
-    digest: str
-    refused: dict[str, int]
+    digest: str  # digest of the server half's final state, as the aggregator records it
+    refused: dict[str, int]  # number of refused updates, by reason
+    # bytes by which the process grew from before the set-up to after the last round, and what its
+    # workers share with no other process; 0 where the system has no such number
     memory: int = 0
 
     @property
@@ -81,7 +68,6 @@ class DirectResult:
 
     @property
     def version(self) -> int:
-        """Return the number of times the model moved."""
         return self.rounds[-1].version if self.rounds else 0
 
     @property
@@ -116,42 +102,26 @@ class DeviceCluster(Protocol):
 
 @dataclass
 class DirectRun:
-    """One direct run, with the attributes of a ``FleetRun`` that a trial reads.
-
-    Attributes:
-        scenario: The scenario.
-        samples: Set of readings.
-        shown: Display of the progress.
-        limit: Time limit in seconds.
-        seed: Seed of the order of arrival.
-        name: Name of the run in the progress.
-        attack_plan: Attack on the run; None without one.
-        evaluated: Ids of the devices whose forecasts are evaluated at the end.
-        errors: Their errors.
-        credit: None: a credit report needs the aggregator's store.
-        refused: Number of refused updates, by reason.
-        moved: Number of times the model moved.
-        result: Result of the last run.
-        workers: Number of processes that train the devices; 0 trains them in this thread. Devices
-            of an attack know one another, so a run with an attack has none.
-        cluster: Trains the devices on other machines instead of ``workers``, and keeps their
-            states, so that no device is evaluated; None is no cluster.
-    """
+    """One direct run, with the attributes of a ``FleetRun`` that a trial reads."""
 
     scenario: Scenario
     samples: SampleSet
     shown: Display
-    limit: float = 600.0
-    seed: int = 0
+    limit: float = 600.0  # time limit in seconds
+    seed: int = 0  # seed of the order of arrival
     name: str = "direct"
-    attack_plan: AttackPlan | None = None
-    evaluated: tuple[str, ...] = ()
+    attack_plan: AttackPlan | None = None  # attack on the run; None without one
+    evaluated: tuple[str, ...] = ()  # ids of the devices whose forecasts are evaluated at the end
     errors: Errors | None = None
-    credit: CreditReport | None = None
-    refused: dict[str, int] = field(default_factory=dict)
-    moved: int = 0
+    credit: CreditReport | None = None  # none: a credit report needs the aggregator's store
+    refused: dict[str, int] = field(default_factory=dict)  # number of refused updates, by reason
+    moved: int = 0  # number of times the model moved
     result: DirectResult | None = None
+    # number of processes that train the devices; 0 trains them in this thread. Devices of an attack
+    # know one another, so a run with an attack has none.
     workers: int = 0
+    # trains the devices on other machines instead of ``workers``, and keeps their states, so that
+    # no device is evaluated; None is no cluster
     cluster: DeviceCluster | None = None
     _fleet: DirectFleet | None = None
 
@@ -170,7 +140,7 @@ class DirectRun:
                 self.scenario, self.samples, seed=self.seed, attack_plan=self.attack_plan
             )
         simulation = self._fleet.simulation(has_devices=self.cluster is None)
-        with self._trainer(self._fleet, simulation) as trainer:
+        with uncollected(), self._trainer(self._fleet, simulation) as trainer:
             started, processor = time.monotonic(), processor_seconds()
             self._run(simulation, started, trainer)
             costs = [] if trainer is None else trainer.collect()
@@ -203,7 +173,6 @@ class DirectRun:
     def _trainer(
         self, fleet: DirectFleet, simulation: DirectSimulation
     ) -> AbstractContextManager[RemoteTrainer | None]:
-        """Return what trains the devices in other processes, None without them."""
         if self.cluster is not None:
             return self.cluster.trainer(self.scenario, self.samples, fleet.ids, seed=self.seed)
         if self.workers == 0 or self.attack_plan is not None:

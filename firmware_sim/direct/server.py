@@ -15,10 +15,11 @@ import numpy as np
 
 from aggregator.config import BoundRun
 from aggregator.methods import OPEN
-from aggregator.methods.base.downlink_step import STEP
+from aggregator.methods.base.wrappers import STEP
 from aggregator.store.state_codec import digest
-from edge_sdk.session.manifest_checks import vectors
-from edge_sdk.wire.contract.method import (
+from edge_sdk.errors import Reason, Refused
+from edge_sdk.protocol.admission_policy import OpenRound, admit_update
+from edge_sdk.protocol.contract.method import (
     ALL,
     CONTRACTS,
     END,
@@ -29,10 +30,9 @@ from edge_sdk.wire.contract.method import (
     Member,
     Task,
 )
-from edge_sdk.wire.contract.parameter_layout import Vector
-from edge_sdk.wire.errors import Reason, Refused
-from edge_sdk.wire.protocol.admission_policy import OpenRound, admit_update
-from edge_sdk.wire.protocol.messages import UpdateMessage
+from edge_sdk.protocol.contract.parameter_layout import Vector
+from edge_sdk.protocol.messages import UpdateMessage
+from edge_sdk.session.manifest_checks import vectors
 
 RUN = 1
 """Number of the run, as that of a new fleet: minibatches are drawn by it."""
@@ -40,59 +40,38 @@ RUN = 1
 
 @dataclass(frozen=True, slots=True)
 class DirectRound:
-    """A round that ended.
-
-    Attributes:
-        round: Number of the round.
-        version: Number of times the model has moved.
-        moved: True if this round moved it.
-        model: SHA-256 of the model's float64 vector, hexadecimal.
-        cohort: Devices whose updates were used, in order of their ids.
-        loss: Mean training loss that they reported; None if none did.
-    """
+    """A round that ended."""
 
     round: int
-    version: int
+    version: int  # number of times the model has moved
     moved: bool
-    model: str
-    cohort: tuple[str, ...] = ()
-    loss: float | None = None
+    model: str  # SHA-256 of the model's float64 vector, hexadecimal
+    cohort: tuple[str, ...] = ()  # devices whose updates were used, in order of their ids
+    loss: float | None = None  # mean training loss that they reported; None if none did
 
 
 @dataclass(slots=True)
 class DirectServer:
-    """The server of a direct simulation.
+    """The server of a direct simulation."""
 
-    Attributes:
-        bound: The bound configuration, as a daemon has it.
-        devices: Ids of the devices, sorted.
-        state: State of the server half.
-        rounds: Rounds that ended.
-        refused: Number of refused updates, by reason.
-        bytes_up: Bytes of the updates' vectors; ``bytes_down``: of the tasks' vectors.
-    """
-
-    bound: BoundRun
-    devices: Sequence[str]
+    bound: BoundRun  # the bound configuration, as a daemon has it
+    devices: Sequence[str]  # ids of the devices, sorted
     state: Any = None
     rounds: list[DirectRound] = field(default_factory=list)
-    refused: Counter[str] = field(default_factory=Counter)
-    bytes_up: int = 0
+    refused: Counter[str] = field(default_factory=Counter)  # number of refused updates, by reason
+    bytes_up: int = 0  # bytes of the updates' vectors; ``bytes_down``: of the tasks' vectors
     bytes_down: int = 0
     _free: dict[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Begin with the bundle's initial vector."""
         self.state = self.bound.first_state()
 
     @property
     def is_done(self) -> bool:
-        """Return True if the run has completed its configured number of rounds."""
         return self.state.round > 0 and not self.state.is_open
 
     @property
     def digest(self) -> str:
-        """Return the digest of the half's state, hexadecimal, as the aggregator records it."""
         return digest(self.state).hex()
 
     def open(self) -> tuple[list[Task], list[Due]]:
@@ -104,7 +83,6 @@ class DirectServer:
         return tasks, timers
 
     def expire(self, due: Due) -> tuple[list[Task], list[Due]]:
-        """Apply a timer that is due."""
         return self._apply(due)
 
     def receive(self, device: str, message: UpdateMessage) -> tuple[list[Task], list[Due]]:
@@ -128,7 +106,7 @@ class DirectServer:
         return tasks + more, timers + later
 
     def _ask_refused(self) -> tuple[list[Task], list[Due]]:
-        """Ask devices again whose update was refused in an earlier round than the open one."""
+        """Repeat the task of devices whose update was refused in an earlier round than the open one."""
         tasks: list[Task] = []
         timers: list[Due] = []
         if not self.bound.ask.personal:

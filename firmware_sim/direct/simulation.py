@@ -6,7 +6,7 @@ import heapq
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from edge_sdk.wire.contract.method import Due, Task
+from edge_sdk.protocol.contract.method import Due, Task
 from firmware_sim.direct.arrivals import ArrivalTimes, VirtualClock
 from firmware_sim.direct.device import DirectDevice
 from firmware_sim.direct.server import DirectServer
@@ -22,26 +22,16 @@ MayAnswer = Callable[[Task], bool]
 
 @dataclass
 class DirectSimulation:
-    """One run of a fleet without broker, signatures and disk.
-
-    Attributes:
-        server: The server half.
-        devices: The devices by id.
-        arrivals: Virtual seconds from tasks to updates.
-        may_answer: What a device waits for before it answers, by id; a device without an entry
-            waits for nothing.
-        clock: Virtual time.
-        updates: Number of updates that the devices sent.
-        order: Ids of their senders, in order of arrival.
-    """
+    """One run of a fleet without broker, signatures and disk."""
 
     server: DirectServer
-    devices: Mapping[str, DirectDevice]
-    arrivals: ArrivalTimes
+    devices: Mapping[str, DirectDevice]  # the devices by id
+    arrivals: ArrivalTimes  # virtual seconds from tasks to updates
+    # what a device waits for before it answers, by id; a device without an entry waits for nothing
     may_answer: Mapping[str, MayAnswer] = field(default_factory=dict)
     clock: VirtualClock = field(default_factory=VirtualClock)
-    updates: int = 0
-    order: list[str] = field(default_factory=list)
+    updates: int = 0  # number of updates that the devices sent
+    order: list[str] = field(default_factory=list)  # ids of their senders, in order of arrival
     _queue: list[tuple[float, int, str, Assignment | Due]] = field(default_factory=list)
     _open: dict[str, Assignment] = field(default_factory=dict)
     _count: int = 0
@@ -81,7 +71,6 @@ class DirectSimulation:
             self._trainer.answer(assignment)
 
     def _step(self) -> None:
-        """Process the next event in virtual time."""
         at, _, device, event = heapq.heappop(self._queue)
         self.clock.advance(at)
         if isinstance(event, Due):
@@ -109,7 +98,6 @@ class DirectSimulation:
             )
 
     def _assigned(self, tasks: Iterable[Task]) -> list[Assignment]:
-        """Number tasks, draw when their updates arrive, and pass them to the trainer."""
         assigned = []
         for task in tasks:
             self._count += 1

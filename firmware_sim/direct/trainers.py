@@ -17,8 +17,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Protocol, Self
 
-from edge_sdk.wire.contract.method import Task
-from edge_sdk.wire.protocol.messages import UpdateMessage
+from edge_sdk.protocol.contract.method import Task
+from edge_sdk.protocol.messages import UpdateMessage
 from firmware_sim.direct.device import DeviceProgress, DirectDevice
 from firmware_sim.fleet.processes import ProgramDied
 
@@ -30,23 +30,16 @@ _STOP_TIMEOUT = 5.0  # seconds that a worker has to end before it is terminated
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Assignment:
-    """A task on its way to a device.
+    """A task on its way to a device."""
 
-    Attributes:
-        number: Number of the assignment; later ones have larger numbers.
-        at: Virtual second at which the update arrives.
-        task: The task, addressed to one device.
-        replaces: True if the device has an earlier task whose answer was not asked for.
-    """
-
-    number: int
-    at: float
-    task: Task
-    replaces: bool = False
+    number: int  # number of the assignment; later ones have larger numbers
+    at: float  # virtual second at which the update arrives
+    task: Task  # the task, addressed to one device
+    replaces: bool = False  # true if the device has an earlier task whose answer was not asked for
 
 
 class Trainer(Protocol):
-    """Trains the devices; what it computes does not depend on when it does so."""
+    """Trains the devices; the results do not depend on the time of training."""
 
     def begin(self, assigned: Sequence[Assignment]) -> None:
         """Accept tasks; their training may begin."""
@@ -83,7 +76,6 @@ class LocalTrainer:
         """Do nothing: a task that is replaced is never trained."""
 
     def answer(self, assignment: Assignment) -> UpdateMessage | None:
-        """Train the device, and return the message of its update, if any."""
         return self.devices[assignment.task.to].answer(assignment.task)
 
 
@@ -100,27 +92,17 @@ def has_workers() -> bool:
 
 @dataclass(frozen=True, slots=True)
 class WorkerCost:
-    """Cost of a worker.
+    """Cost of a worker."""
 
-    Attributes:
-        processor: Processor seconds.
-        memory: Bytes that it shares with no other process; 0 on a system without such a number.
-    """
-
-    processor: float
-    memory: int
+    processor: float  # processor seconds
+    memory: int  # bytes that it shares with no other process; 0 on a system without such a number
 
 
 @dataclass(slots=True)
 class RemoteAnswers:
-    """Answers of devices that processes train ahead, without those of tasks that were replaced.
+    """Answers of devices that processes train ahead, without those of tasks that were replaced."""
 
-    Attributes:
-        part_of: Number of the process of each device, by id.
-        count: Number of processes.
-    """
-
-    part_of: Mapping[str, int]
+    part_of: Mapping[str, int]  # number of the process of each device, by id
     count: int
     _messages: dict[int, UpdateMessage | None] = field(default_factory=dict)
     _open: dict[str, int] = field(default_factory=dict)
@@ -138,7 +120,6 @@ class RemoteAnswers:
         return parts
 
     def __contains__(self, number: int) -> bool:
-        """Return whether the answer to a task is here."""
         return number in self._messages
 
     def add(self, number: int, message: UpdateMessage | None) -> None:
@@ -149,7 +130,6 @@ class RemoteAnswers:
             self._messages[number] = message
 
     def pop(self, number: int) -> UpdateMessage | None:
-        """Return the answer to a task, and forget it."""
         return self._messages.pop(number)
 
     def _forget(self, number: int) -> None:
@@ -169,7 +149,6 @@ class WorkerTrainer:
     Args:
         devices: The devices by id; the workers begin with copies, and ``collect`` brings
             the final states back.
-        workers: Number of processes.
     """
 
     def __init__(self, devices: Mapping[str, DirectDevice], workers: int) -> None:
@@ -180,7 +159,6 @@ class WorkerTrainer:
         self._connections: list[Connection] = []
 
     def __enter__(self) -> Self:
-        """Start the workers."""
         context = multiprocessing.get_context("fork")
         for part in range(self._answers.count):
             part_of = self._answers.part_of
@@ -199,7 +177,7 @@ class WorkerTrainer:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Stop the workers; what they have not finished is lost."""
+        """Stop the workers; unfinished work is lost."""
         for connection in self._connections:
             connection.close()
         for process in self._processes:
@@ -210,11 +188,7 @@ class WorkerTrainer:
             process.close()
 
     def begin(self, assigned: Sequence[Assignment]) -> None:
-        """Send the tasks to the workers of their devices, the first to arrive first.
-
-        Raises:
-            ProgramDied: A worker has ended.
-        """
+        """Send the tasks to the workers of their devices, the first to arrive first."""
         parts = self._answers.divide(assigned)
         for connection, part in zip(self._connections, parts, strict=True):
             if part:
@@ -232,11 +206,7 @@ class WorkerTrainer:
         return self._answers.pop(assignment.number)
 
     def collect(self) -> list[WorkerCost]:
-        """Bring the devices' states back when every task is answered; return the workers' costs.
-
-        Raises:
-            ProgramDied: A worker has ended.
-        """
+        """Bring the devices' states back when every task is answered; return the workers' costs."""
         costs = []
         for connection in self._connections:
             _send(connection, None)
@@ -285,14 +255,10 @@ def _received(connection: Connection) -> _Final | tuple[int, UpdateMessage | Non
 
 @dataclass(slots=True)
 class RepeatableDevices:
-    """Devices that are trained ahead of the virtual time, and what each was before its open task.
+    """Devices that are trained ahead of the virtual time, with each one's state before its open task."""
 
-    Attributes:
-        devices: The devices by id.
-        before: State of each before the task that it answered last.
-    """
-
-    devices: Mapping[str, DirectDevice]
+    devices: Mapping[str, DirectDevice]  # the devices by id
+    # state of each before the task that it answered last
     before: dict[str, DeviceProgress] = field(default_factory=dict)
 
     def answer(self, assigned: Assignment) -> UpdateMessage | None:

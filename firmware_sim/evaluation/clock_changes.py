@@ -14,13 +14,15 @@ CHANGES = (
 )
 """Zones whose changes of the clock are looked for in times without an offset."""
 
+LONGEST = 50  # years of a record, above which one of its dates is wrong
+
 
 def lacks_the_hours_of(series: Any, zone: str) -> bool:  # noqa: ANN401
     """Return whether times skip the hour that does not exist in a zone, each spring they cover."""
     import pandas  # noqa: PLC0415, ICN001 - only tables of times need it
 
     times = pandas.DatetimeIndex(series.index.dropna()).sort_values()
-    if times.tz is not None or len(times) < 3:
+    if times.tz is not None or len(times) < 3 or times[-1].year - times[0].year > LONGEST:
         return False
     hours = pandas.date_range(times[0].floor("h"), times[-1].floor("h"), freq="h")
     lost = hours[hours.tz_localize(zone, ambiguous=False, nonexistent="NaT").isna()]

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from edge_sdk.analytic.personal import fit_personal
-from edge_sdk.analytic.random_units import RandomUnits
-from edge_sdk.analytic.reweighting import QuantileLoss
-from edge_sdk.analytic.solve import fleet_solution, leave_one_out, predicted
-from edge_sdk.analytic.standardise import FeatureSums, Standardiser
-from edge_sdk.analytic.statistics import Statistic, gather, payload_bytes, total
+from edge_sdk.extensions.analytic.personal import fit_personal
+from edge_sdk.extensions.analytic.random_units import RandomUnits
+from edge_sdk.extensions.analytic.reweighting import QuantileLoss
+from edge_sdk.extensions.analytic.solve import fleet_solution, leave_one_out, predicted
+from edge_sdk.extensions.analytic.standardise import FeatureSums, Standardiser
+from edge_sdk.extensions.analytic.statistics import Statistic, gather, payload_bytes, total
 from firmware_sim.evaluation.windows import DeviceWindows, Floats
 
 ALONE, FLEET, PERSONAL = "alone", "fleet", "personal"
@@ -22,23 +22,14 @@ LOSS = QuantileLoss()
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ClosedFormFleet:
-    """The sums of a fleet, and the models solved from them.
+    """The sums of a fleet, and the models solved from them."""
 
-    Attributes:
-        devices: Windows by device.
-        width: Number of features.
-        design: Maps features to design rows.
-        sums: Each device's sums of the last pass.
-        model: The fleet's model, shape ``(1, P)``.
-        others: For each device the model of all others.
-    """
-
-    devices: Mapping[str, DeviceWindows]
+    devices: Mapping[str, DeviceWindows]  # windows by device
     width: int
-    design: Callable[[Floats], Floats]
-    sums: Mapping[str, Statistic]
-    model: Floats
-    others: Mapping[str, Floats]
+    design: Callable[[Floats], Floats]  # maps features to design rows
+    sums: Mapping[str, Statistic]  # each device's sums of the last pass
+    model: Floats  # the fleet's model, shape ``(1, P)``
+    others: Mapping[str, Floats]  # for each device the model of all others
 
     @classmethod
     def of(
@@ -74,7 +65,6 @@ class ClosedFormFleet:
         """Return a device's forecasts by each way, shape ``(m,)``.
 
         Args:
-            name: The device.
             judged: Its windows; those of the fleet if left out.
         """
         w = self.devices[name] if judged is None else judged

@@ -1,4 +1,4 @@
-"""Measure how much history a new device needs, alone and with the fleet, in closed form."""
+"""Measure the history that a new device needs, alone and with the fleet, in closed form."""
 
 from __future__ import annotations
 
@@ -51,17 +51,14 @@ def cold_errors(
     """Return a device's errors by way in the two weeks after so many days of history, or None.
 
     Args:
-        record: Its record.
-        day: Rows in a day.
         ahead: Rows from origin to target.
         cut: First row after the history.
-        days: Days of history.
         fleet: The fleet; the device's own part is taken out of its sums.
     """
     start, end = cut - days * day, min(len(record.values), cut + 14 * day)
     if start < 0 or len(fleet.sums) < 2 or not np.isfinite(record.values[start:cut]).any():
         return None
-    w = windows(record, day, ahead, (cut, end), start)
+    w = windows(record, day, ahead, (cut, end), start=start)
     if len(w.learn_rows) < LEAST_WINDOWS or not len(w.goals):
         return None
     found = w.repeated | fleet.forecasts(record.device, w)

@@ -1,4 +1,4 @@
-"""Forecast every device's newest weeks by each way, trained on what lies before, and score it.
+"""Forecast every device's newest weeks by each way, trained on the weeks before, and score it.
 
 | way | what it needs |
 | --- | --- |
@@ -46,8 +46,14 @@ from firmware_sim.evaluation.networks import (
     stages,
 )
 from firmware_sim.evaluation.records import DAY, FleetRecords, span
-from firmware_sim.evaluation.tables import TableError
-from firmware_sim.evaluation.windows import DeviceWindows, Floats, RecordParts, windows
+from firmware_sim.evaluation.table_files import TableError
+from firmware_sim.evaluation.windows import (
+    MOST_LEARNED,
+    DeviceWindows,
+    Floats,
+    RecordParts,
+    windows,
+)
 
 REPEATED = ("last value", "yesterday", "last week")
 LOCAL = (ALONE, LOCAL_NET)
@@ -57,23 +63,17 @@ WAYS = (*REPEATED, *LOCAL, *FEDERATED, SERVED, LIGHTGBM)
 """All ways in the order of a table."""
 
 LEAST_WINDOWS = 100  # of a device's training record
+QUICK_WINDOWS = 300_000  # training windows of all devices together, at most, with --quick
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceScore:
-    """Errors of one device at one horizon.
-
-    Attributes:
-        device: Name.
-        windows: Number of test forecasts, the same for every way.
-        mae: Mean absolute error by way, in the unit of the readings.
-        chosen: Candidate that the device's gate serves.
-    """
+    """Errors of one device at one horizon."""
 
     device: str
-    windows: int
-    mae: Mapping[str, float]
-    chosen: str
+    windows: int  # number of test forecasts, the same for every way
+    mae: Mapping[str, float]  # mean absolute error by way, in the unit of the readings
+    chosen: str  # candidate that the device's gate serves
 
     def ratio(self, way: str, base: str) -> float:
         """Return the error of a way over that of another; not a number where that is zero."""
@@ -93,31 +93,20 @@ class ExampleWeek:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HorizonComparison:
-    """All devices at one horizon.
+    """All devices at one horizon."""
 
-    Attributes:
-        ahead: Rows from origin to target.
-        ways: Ways compared, in the order of ``WAYS``.
-        scores: By device, in order of name.
-        cold: Days of history → mean error alone and with the fleet, relative to yesterday's
-            reading, over the first two weeks of the test days; empty if not asked for.
-        traffic: Bytes that a device sends and receives, by way; ways without are left out.
-        federated: The federated way with the least held-back error.
-        local: The local way with the least held-back error.
-        seconds: Processor seconds.
-        notes: Ways that were left out, and why.
-        examples: One for each of some devices.
-    """
-
-    ahead: int
-    ways: tuple[str, ...]
-    scores: list[DeviceScore]
+    ahead: int  # rows from origin to target
+    ways: tuple[str, ...]  # ways compared, in the order of ``WAYS``
+    scores: list[DeviceScore]  # by device, in order of name
+    # days of history → mean error alone and with the fleet, relative to yesterday's reading, over
+    # the first two weeks of the test days; empty if not asked for
     cold: Mapping[int, tuple[float, float]]
+    # bytes that a device sends and receives, by way; ways without are left out
     traffic: Mapping[str, tuple[int, int]]
-    federated: str
-    local: str
-    seconds: float
-    notes: list[str] = field(default_factory=list)
+    federated: str  # the federated way with the least held-back error
+    local: str  # the local way with the least held-back error
+    seconds: float  # processor seconds
+    notes: list[str] = field(default_factory=list)  # ways that were left out, and why
     examples: list[ExampleWeek] = field(default_factory=list)
 
     def relative(self, way: str, base: str = "last week") -> float:
@@ -126,7 +115,7 @@ class HorizonComparison:
         return float(np.nanmean(ratios)) if ratios else float("nan")
 
     def counts(self, way: str, margin: float) -> tuple[int, int]:
-        """Return on how many devices a way is better and worse than local by more than a margin."""
+        """Return the numbers of devices on which a way is better and worse than local by more than a margin."""
         ratios = [score.ratio(way, self.local) for score in self.scores]
         return sum(r < 1.0 - margin for r in ratios), sum(r > 1.0 + margin for r in ratios)
 
@@ -138,29 +127,21 @@ class HorizonComparison:
 
     @property
     def served_by(self) -> Counter[str]:
-        """Number of devices by the candidate that their gate serves."""
         return Counter(score.chosen for score in self.scores)
 
 
 @dataclass(slots=True, eq=False)
 class _Course:
-    """Forecasts of the held-back and the test windows, while they are computed.
+    """Forecasts of the held-back and the test windows, while they are computed."""
 
-    Attributes:
-        early: Windows that are judged on the held-back days, by device.
-        late: Windows that are judged on the test days, by device.
-        held: Forecasts of the held-back days by device and way.
-        test: Forecasts of the test days by device and way.
-        traffic: As in ``HorizonComparison``.
-        notes: As in ``HorizonComparison``.
-    """
-
-    early: Mapping[str, DeviceWindows]
-    late: Mapping[str, DeviceWindows]
+    early: Mapping[str, DeviceWindows]  # windows that are judged on the held-back days, by device
+    late: Mapping[str, DeviceWindows]  # windows that are judged on the test days, by device
+    # forecasts of the held-back days by device and way
     held: dict[str, dict[str, Floats]] = field(default_factory=dict)
+    # forecasts of the test days by device and way
     test: dict[str, dict[str, Floats]] = field(default_factory=dict)
-    traffic: dict[str, tuple[int, int]] = field(default_factory=dict)
-    notes: list[str] = field(default_factory=list)
+    traffic: dict[str, tuple[int, int]] = field(default_factory=dict)  # as in ``HorizonComparison``
+    notes: list[str] = field(default_factory=list)  # as in ``HorizonComparison``
 
     def best_of(self, ways: Sequence[str]) -> str:
         """Return the way with the least mean held-back error relative to yesterday's reading."""
@@ -192,7 +173,6 @@ def compare(
     """Compare all ways at one horizon.
 
     Args:
-        records: The fleet on its grid.
         ahead: Rows from origin to target, at least 1.
         cold: Days of history of the cold-start curve; none if empty.
         test_days: Days at the end that are judged; a quarter, at most 56, if left out.
@@ -207,11 +187,14 @@ def compare(
     begin = time.process_time()
     progress("cutting windows")
     parts = {d.device: RecordParts.of(d, records.day, test_days) for d in records.devices}
-    late, early = _cut(records, ahead, parts)
+    most = max(LEAST_WINDOWS, QUICK_WINDOWS // len(records.devices)) if is_quick else MOST_LEARNED
+    late, early = _cut(records, ahead, parts, min(most, MOST_LEARNED))
     course = _Course(early, late)
     closed = _closed_form(course, seed, on_round)
     if is_quick:
         course.notes.append("--quick: no network was trained")
+        if any(len(w.learn_rows) == most for w in late.values()):
+            course.notes.append(f"--quick: each device learns from {most:,} windows at most")
     else:
         _networks(course, records, parts, ahead, seed=seed, on_round=on_round)
         _centralised(course, seed, progress)
@@ -244,7 +227,7 @@ def compare(
 
 
 def _cut(
-    records: FleetRecords, ahead: int, parts: Mapping[str, RecordParts]
+    records: FleetRecords, ahead: int, parts: Mapping[str, RecordParts], most: int
 ) -> tuple[dict[str, DeviceWindows], dict[str, DeviceWindows]]:
     """Return the windows that are judged on the test days, and those on the held-back days.
 
@@ -253,12 +236,12 @@ def _cut(
     late, early = {}, {}
     for record in records.devices:
         part = parts[record.device]
-        w = windows(record, records.day, ahead, (part.test, part.end))
+        w = windows(record, records.day, ahead, (part.test, part.end), most=most)
         if len(w.learn_rows) < LEAST_WINDOWS or not len(w.goals):
             continue
         late[record.device] = w
         if part.held > (1 + ahead // records.day) * records.day:
-            w = windows(record, records.day, ahead, (part.held, part.test))
+            w = windows(record, records.day, ahead, (part.held, part.test), most=most)
             if len(w.learn_rows) >= LEAST_WINDOWS // 2 and len(w.goals):
                 early[record.device] = w
     if not late:
@@ -323,12 +306,10 @@ def _networks(
 
 
 def _or_yesterday(forecasts: Floats, w: DeviceWindows) -> Floats:
-    """Replace missing forecasts by yesterday's reading, as a device with a gap in its window does."""
     return np.where(np.isfinite(forecasts), forecasts, w.repeated["yesterday"])
 
 
 def _centralised(course: _Course, seed: int, progress: Callable[[str], None]) -> None:
-    """Add the centralised mark, or a note that its library is not installed."""
     if not centralised.is_available():
         course.notes.append(centralised.MISSING)
         return
@@ -340,7 +321,6 @@ def _centralised(course: _Course, seed: int, progress: Callable[[str], None]) ->
 
 
 def _scored(course: _Course, name: str, federated: str, local: str, step: int) -> DeviceScore:
-    """Add the forecasts that a device serves, and return its errors."""
     w, found = course.late[name], course.test[name]
     held = course.held.get(name, {way: np.zeros(0) for way in found})
     early = course.early.get(name)
@@ -353,7 +333,6 @@ def _scored(course: _Course, name: str, federated: str, local: str, step: int) -
 
 
 def _example(name: str, w: DeviceWindows, forecasts: Mapping[str, Floats], day: int) -> ExampleWeek:
-    """Return the newest week of a device, a row for each slot of the grid."""
     first = int(max(w.goals[-1] - 7 * day + 1, w.goals[0]))
     rows = np.full((3, int(w.goals[-1]) + 1 - first), np.nan)
     inside = w.goals >= first

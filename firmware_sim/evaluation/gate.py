@@ -27,7 +27,7 @@ def served(
     days: Ints,
     test: Mapping[str, Floats],
 ) -> tuple[Floats, str]:
-    """Return the forecasts that a device would serve on its test days, and what it chose.
+    """Return the forecasts that a device would serve on its test days, and its choices.
 
     Args:
         ways: Way of forecasting by candidate, as ``candidates_of`` returns.
@@ -44,7 +44,6 @@ def served(
 
 
 def candidates_of(fleet: str, own: str) -> dict[str, str]:
-    """Return the way that stands for each of a device's candidates."""
     return {FLEET: fleet, OWN: own, LAST_DAY: "yesterday", LAST_WEEK: "last week"}
 
 

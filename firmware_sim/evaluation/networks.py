@@ -21,10 +21,9 @@ from edge_sdk.forecasting.series import Series, SeriesRow
 from edge_sdk.forecasting.windows import ChannelFrame, Drawable, Scale
 from edge_sdk.methods import METHODS
 from edge_sdk.methods.local_sgd import TRAIN, LocalSgd
-from edge_sdk.methods.training_context import ShellContext
-from edge_sdk.training.keyed_rng import keyed
-from edge_sdk.wire.contract.method import ALL, Task, Update
-from edge_sdk.wire.contract.parameter_layout import Vector
+from edge_sdk.methods.training_context import TrainingContext, keyed
+from edge_sdk.protocol.contract.method import ALL, Task, Update
+from edge_sdk.protocol.contract.parameter_layout import Vector
 from firmware_sim.evaluation.records import DeviceRecord
 from firmware_sim.evaluation.windows import Floats, Ints, RecordParts
 
@@ -56,15 +55,11 @@ OnRound = Callable[[str, int, int], None]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class NetworkForecasts:
-    """Forecasts of one network on one device.
+    """Forecasts of one network on one device."""
 
-    Attributes:
-        held: From the held-back origins, shape ``(k,)``; not a number without a complete window.
-        test: From the test origins, shape ``(m,)``.
-    """
-
+    # from the held-back origins, shape ``(k,)``; not a number without a complete window
     held: Floats
-    test: Floats
+    test: Floats  # from the test origins, shape ``(m,)``
 
 
 def bundle_for(step: int, ahead: int) -> str | None:
@@ -115,14 +110,13 @@ class NetworkFleet:
 
         Args:
             shared: Prefixes of the shared layers; without any, every device trains alone.
-            rates: Learning rate of each round.
         """
         manifest = self.bundle.manifest
         spec = manifest.spec(tuple(shared))
         settings = LocalSgd.of(manifest.training)
         halves, states = {}, {}
         for name, windows in self._windows.items():
-            context = ShellContext(
+            context = TrainingContext(
                 name,
                 spec,
                 self.bundle.graphs,
@@ -171,7 +165,6 @@ class NetworkFleet:
 
 
 def open_bundle(name: str) -> Bundle:
-    """Open a shipped bundle."""
     return Bundle.open(name, trust=TrustedKeys())
 
 
@@ -187,11 +180,9 @@ def network_forecasts(
     """Train by one way and forecast; every device keeps the round that was best on held-back days.
 
     Args:
-        fleet: The devices.
         way: A key of ``NETWORKS``.
         ahead: Rows from origin to target.
         held: Held-back origins and readings of every device.
-        test: Test origins of every device.
         on_round: Called after every round.
     """
     rates = stages(len(test))

@@ -56,7 +56,6 @@ def _section(one: HorizonComparison, records: FleetRecords) -> str:
 
 
 def _summary(one: HorizonComparison) -> str:
-    """Return a table with a row for each way, as the command prints it."""
     head = "".join(
         f"<th>{text}</th>"
         for text in (
@@ -132,7 +131,6 @@ def _cold_plot(one: HorizonComparison) -> str:
 
 
 def _figure(width: float, height: float) -> Any:  # noqa: ANN401 - an optional library
-    """Return an empty figure, or None without matplotlib."""
     try:
         from matplotlib.figure import Figure  # noqa: PLC0415 - only the simulator's extra has it
     except ImportError:

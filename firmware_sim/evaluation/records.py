@@ -1,16 +1,19 @@
-"""Put the devices' readings on one uniform grid with its calendar, and say what was changed."""
+"""Put the devices' readings on one uniform grid with its calendar, and list the changes."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+from typing import Literal
 from zoneinfo import ZoneInfo
 
 import numpy as np
 from numpy.typing import NDArray
 
-from firmware_sim.evaluation.tables import DeviceTable, TableError, TablesRead
+from edge_sdk.extensions.sources.register_column import register_differences
+from firmware_sim.evaluation.table_files import TableError
+from firmware_sim.evaluation.tables import DeviceTable, TablesRead
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -22,76 +25,70 @@ STEPS = (300, 600, 900, 1200, 1800, 3600, 7200, 10_800, 14_400, 21_600)
 SMALLEST = 900  # s; finer readings are averaged unless a step is asked for
 LEAST_DAYS = 21  # days of history that a comparison needs
 LEAST_KNOWN = 0.5  # share of a device's slots that must have a reading
-_COUNTER = 0.999  # share of changes that do not fall, above which readings are a counter
+
+Kind = Literal["register", "energy", "level"]
+"""Kind of the readings: a register's differences and energies are added to the grid's step, levels averaged."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DeviceRecord:
-    """One device on the grid.
-
-    Attributes:
-        device: Name.
-        start: Unix seconds of row 0.
-        values: Readings, not a number where one is missing, shape ``(T,)``.
-        slots: Slot of the local day of every row, shape ``(T,)``.
-        weekdays: Local day of the week, Monday is 0, shape ``(T,)``.
-    """
+    """One device on the grid."""
 
     device: str
-    start: int
-    values: Floats
-    slots: Ints
-    weekdays: Ints
+    start: int  # Unix seconds of row 0
+    values: Floats  # readings, not a number where one is missing, shape ``(T,)``
+    slots: Ints  # slot of the local day of every row, shape ``(T,)``
+    weekdays: Ints  # local day of the week, Monday is 0, shape ``(T,)``
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FleetRecords:
-    """All devices that can be compared.
+    """All devices that can be compared."""
 
-    Attributes:
-        devices: In order of name.
-        step: Seconds between two rows.
-        zone: Time zone of the calendar.
-        notes: What was detected and changed.
-    """
-
-    devices: list[DeviceRecord]
-    step: int
-    zone: str
-    notes: list[str]
+    devices: list[DeviceRecord]  # in order of name
+    step: int  # seconds between two rows
+    zone: str  # time zone of the calendar
+    notes: list[str]  # what was detected and changed
 
     @property
     def day(self) -> int:
-        """Rows in a day."""
         return DAY // self.step
 
 
-def on_grid(read: TablesRead, step: int | None = None) -> FleetRecords:
+def on_grid(read: TablesRead, step: int | None = None, kind: Kind | None = None) -> FleetRecords:
     """Put tables on a grid.
 
     Args:
-        read: Tables of all devices.
         step: Seconds between two rows, a divisor of a day; the median cadence if left out,
             at least a quarter of an hour.
+        kind: Kind of all readings; if left out, registers are recognised, and others are levels.
 
     Raises:
-        TableError: The step does not divide a day, or no device has enough history.
+        TableError: The step does not divide a day, the readings are too far apart, or no device has
+            enough history.
     """
     notes = list(read.notes)
-    if step is not None and (step < 60 or DAY % step):
-        raise TableError(f"--step {step} s: not a whole part of a day")
     cadence = _cadence(read.devices)
-    chosen = step or _step(cadence)
-    notes.append(
-        f"cadence {span(cadence)}" + (f", averaged to {span(chosen)}" if chosen > cadence else "")
-    )
+    chosen = _chosen_step(cadence, step)
+    place = len(notes)
     kept: list[DeviceRecord] = []
-    counters: list[str] = []
+    registers: dict[str, list[str]] = {}
+    shared = 0
     for found in read.devices:
-        table, is_counter = _differences(found)
-        if is_counter:
-            counters.append(table.device)
+        table, clauses = _kind(found, kind, read.zone)
+        if clauses is not None:
+            registers[table.device] = clauses
+        if (slots := _slots(table, chosen)) * LEAST_KNOWN > len(table.times):
+            known = len(table.times) / slots
+            notes.append(
+                f"{table.device} left out: {slots * chosen / DAY:.0f} days, {known:.0%} of slots known"
+            )
+            continue
         record = _record(table, chosen, read.zone)
+        if chosen <= cadence:
+            shared += len(table.times) - len(np.unique(table.times // chosen))
+        if clauses is not None or kind == "energy":
+            record = replace(record, values=record.values * max(1.0, chosen / _cadence([table])))
         days = len(record.values) * chosen / DAY
         known = float(np.isfinite(record.values).mean()) if len(record.values) else 0.0
         if days < LEAST_DAYS or known < LEAST_KNOWN:
@@ -100,15 +97,50 @@ def on_grid(read: TablesRead, step: int | None = None) -> FleetRecords:
             notes.append(f"{table.device} left out: all readings are equal")
         else:
             kept.append(record)
-    if counters:
-        notes.append(f"{len(counters)} counters, read as differences ({counters[0]}, …)")
+    is_sum = kind == "energy" or len(registers) == len(read.devices)
+    verb = "added" if is_sum else "averaged"
+    notes.insert(
+        place,
+        f"cadence {span(cadence)}" + (f", {verb} to {span(chosen)}" if chosen > cadence else ""),
+    )
     if not kept:
         raise TableError(
             f"no device has {LEAST_DAYS} days of readings that vary, on {LEAST_KNOWN:.0%} of its slots;"
             f" {notes[-1]}",
             hint=f"more history, or another --step (now {span(chosen)})",
         )
+    if shared:
+        notes.append(f"readings in a slot of {span(chosen)} that has another: {shared:,}, averaged")
+    notes += _of_registers(registers, len(read.devices))
     return FleetRecords(kept, chosen, read.zone, notes)
+
+
+def _chosen_step(cadence: int, step: int | None) -> int:
+    if step is not None and (step < 60 or DAY % step):
+        raise TableError(f"--step {step} s: not a whole part of a day", hint="such as 15min or 1h")
+    if cadence > STEPS[-1]:
+        raise TableError(
+            f"the readings are {span(cadence)} apart; a comparison needs at most {span(STEPS[-1])}",
+            hint="give readings of every hour, or finer ones",
+        )
+    return step or _step(cadence)
+
+
+def _of_registers(registers: Mapping[str, list[str]], devices: int) -> list[str]:
+    """Return a sentence for each way in which registers were read, the same devices in one."""
+    if not registers:
+        return []
+    clauses: dict[str, list[str]] = {}
+    for device, found in registers.items():
+        clauses.setdefault("; ".join(found), []).append(device)
+    lines = []
+    for clause, names in clauses.items():
+        some = ", ".join(names[:3]) + (", …" if len(names) > 3 else "")
+        lines.append(
+            f"registers (counters), read as differences: {len(names)} of {devices} devices ({some})"
+            + (f"; {clause}" if clause else "")
+        )
+    return [*lines, "--kind level reads a register's values as they are"]
 
 
 def _cadence(tables: Sequence[DeviceTable]) -> int:
@@ -127,22 +159,36 @@ def _step(cadence: int) -> int:
     return next(whole, next((step for step in STEPS if step >= least), STEPS[-1]))
 
 
-def _differences(table: DeviceTable) -> tuple[DeviceTable, bool]:
-    """Return a counter's readings as differences, and whether it is one."""
-    known = np.isfinite(table.values)
-    values, times = table.values[known], table.times[known]
-    change = np.diff(values)
-    is_counter = (
-        len(change) > 100
-        and bool((change >= 0.0).mean() > _COUNTER)
-        and bool((change > 0.0).mean() > 0.3)
-        and values[-1] - values[0] > 20.0 * float(np.median(change[change > 0.0]))
-    )
-    if not is_counter:
-        return table, False
-    usual = np.median(np.diff(times))
-    change = np.where((change >= 0.0) & (np.diff(times) <= 1.5 * usual), change, np.nan)
-    return DeviceTable(table.device, times[:-1], change), True
+def _kind(table: DeviceTable, kind: Kind | None, zone: str) -> tuple[DeviceTable, list[str] | None]:
+    """Return readings at the beginnings of their intervals, a register's as differences.
+
+    Returns:
+        The table, and what was done with a register; None if it is none.
+    """
+    found = None
+    if kind in {None, "register"}:
+        place = ZoneInfo(zone)
+
+        def seconds_of_day(moment: float) -> float:
+            local = datetime.fromtimestamp(moment, place)
+            return local.hour * 3600.0 + local.minute * 60 + local.second
+
+        found = register_differences(
+            table.times.astype(np.float64),
+            table.values,
+            seconds_of_day,
+            is_known=kind == "register",
+        )
+    if found is not None:
+        times = found.times.astype(np.int64)
+        return DeviceTable(table.device, times, found.values), [*found.sentences()]
+    if table.is_end:
+        table = DeviceTable(table.device, table.times - _cadence([table]), table.values)
+    return table, None
+
+
+def _slots(table: DeviceTable, step: int) -> int:
+    return int(table.times[-1] // step - table.times[0] // step) + 1 if len(table.times) else 0
 
 
 def _record(table: DeviceTable, step: int, zone: str) -> DeviceRecord:

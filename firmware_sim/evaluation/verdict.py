@@ -1,4 +1,4 @@
-"""Say in plain sentences which way of forecasting would help a fleet, and at what cost."""
+"""State in sentences the way of forecasting that would help a fleet, and its cost."""
 
 from __future__ import annotations
 
@@ -56,17 +56,10 @@ HELPS = "a fleet would help."
 def _answer(change: float, better: int, worse: int, naive: str = "") -> str:
     """Return the answer to whether a fleet would help, by a fixed rule.
 
-    Args:
-        change: Of the mean error, served with the fleet against the best local way.
-        better: Devices that gain more than 1 %.
-        worse: Devices that lose more than 1 %.
-        naive: The best forecast without learning, where nothing that learns is 1 % better.
-
-    Example:
-        >>> _answer(-0.03, 5, 1), _answer(-0.001, 2, 2)[:32], _answer(0.02, 0, 4)[:22]
-        ('a fleet would help.', 'a fleet would make no difference', 'a fleet would not help')
-        >>> _answer(-0.03, 5, 1, "last week")
-        'neither a fleet nor a model of its own helps these devices: repeating last week is as good.'
+    >>> _answer(-0.03, 5, 1), _answer(-0.001, 2, 2)[:32], _answer(0.02, 0, 4)[:22]
+    ('a fleet would help.', 'a fleet would make no difference', 'a fleet would not help')
+    >>> _answer(-0.03, 5, 1, "last week")
+    'neither a fleet nor a model of its own helps these devices: repeating last week is as good.'
     """
     if naive:
         reading = naive if naive != "last value" else "the last value"
@@ -102,7 +95,6 @@ def _for_new_devices(
 
 
 def _history(found: HorizonComparison) -> str:
-    """Return the sentence about the history that a new device needs."""
     days, (alone, helped) = next(iter(found.cold.items()))
     text = (
         f"A new device with {days} days of history has an error {_change(helped / alone - 1.0)}"

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from edge_sdk.analytic.features import LoadRecord, columns, standard_names
+from edge_sdk.extensions.analytic.features import LoadRecord, columns, standard_names
 from firmware_sim.evaluation.records import DeviceRecord
 
 Floats = NDArray[np.float64]
@@ -21,25 +21,17 @@ MOST_LEARNED = 15_000  # training windows of a device: of more, as many are take
 
 @dataclass(frozen=True, slots=True)
 class RecordParts:
-    """Rows of a record where its parts begin and end.
+    """Rows of a record where its parts begin and end."""
 
-    Attributes:
-        held: First row of the held-back days, by which a forecast is chosen.
-        test: First row of the test days.
-        end: Row after the last one.
-    """
-
-    held: int
-    test: int
-    end: int
+    held: int  # first row of the held-back days, by which a forecast is chosen
+    test: int  # first row of the test days
+    end: int  # row after the last one
 
     @classmethod
     def of(cls, record: DeviceRecord, day: int, test_days: int | None = None) -> RecordParts:
         """Return the parts of a record.
 
         Args:
-            record: The record.
-            day: Rows in a day.
             test_days: Days at the end that are judged; a quarter, at most 56, if left out.
         """
         length = len(record.values)
@@ -51,31 +43,18 @@ class RecordParts:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DeviceWindows:
-    """A device's windows for one horizon; features before standardisation.
-
-    Attributes:
-        record: The record.
-        scale: Standard deviation of its training part.
-        days: Length of the training part in days.
-        learned: Rows of the training origins, shape ``(n,)``.
-        learn_rows: Features of the training windows, shape ``(n, features)``.
-        learn_targets: Scaled changes, shape ``(n, 1)``.
-        origins: Rows of the judged origins, shape ``(m,)``.
-        goals: Rows of their targets, shape ``(m,)``.
-        judged_rows: Features of the judged windows, shape ``(m, features)``.
-        repeated: Forecasts of the ways that do not learn, shape ``(m,)`` each.
-    """
+    """A device's windows for one horizon; features before standardisation."""
 
     record: DeviceRecord
-    scale: float
-    days: float
-    learned: Ints
-    learn_rows: Floats
-    learn_targets: Floats
-    origins: Ints
-    goals: Ints
-    judged_rows: Floats
-    repeated: dict[str, Floats]
+    scale: float  # standard deviation of its training part
+    days: float  # length of the training part in days
+    learned: Ints  # rows of the training origins, shape ``(n,)``
+    learn_rows: Floats  # features of the training windows, shape ``(n, features)``
+    learn_targets: Floats  # scaled changes, shape ``(n, 1)``
+    origins: Ints  # rows of the judged origins, shape ``(m,)``
+    goals: Ints  # rows of their targets, shape ``(m,)``
+    judged_rows: Floats  # features of the judged windows, shape ``(m, features)``
+    repeated: dict[str, Floats]  # forecasts of the ways that do not learn, shape ``(m,)`` each
 
     @property
     def truth(self) -> Floats:
@@ -84,16 +63,20 @@ class DeviceWindows:
 
 
 def windows(
-    record: DeviceRecord, day: int, ahead: int, judged: tuple[int, int], start: int = 0
+    record: DeviceRecord,
+    day: int,
+    ahead: int,
+    judged: tuple[int, int],
+    *,
+    start: int = 0,
+    most: int = MOST_LEARNED,
 ) -> DeviceWindows:
     """Cut a device's windows for one horizon; rows before ``start`` are not known to it.
 
     Args:
-        record: The record.
-        day: Rows in a day.
         ahead: Rows from origin to target.
         judged: First row that is judged, and the row after the last one; what is before is learned.
-        start: First known row.
+        most: Training windows, at most; of more, as many are taken at even distances.
     """
     values, cut = record.values[start : judged[1]], judged[0] - start
     known, filled = np.isfinite(values), fill_gaps(values)
@@ -106,7 +89,7 @@ def windows(
     deep = (7 if cut > 28 * day else 1) * day + ahead
     origins = np.arange(deep, len(values) - ahead)
     origins = origins[known[origins] & known[origins + ahead]]
-    learn, judge = thinned(origins[origins + ahead < cut]), origins[origins >= cut]
+    learn, judge = thinned(origins[origins + ahead < cut], most), origins[origins >= cut]
     goal = judge + ahead
     back = {"yesterday": day * -(-ahead // day), "last week": 7 * day * -(-ahead // (7 * day))}
     repeated = {way: filled[np.maximum(goal - rows, 0)] for way, rows in back.items()}
@@ -124,7 +107,7 @@ def windows(
     )
 
 
-def thinned(rows: Ints, most: int = MOST_LEARNED) -> Ints:
+def thinned(rows: Ints, most: int) -> Ints:
     """Return at most so many of some rows, at even distances over all of them.
 
     The distances are not all equal, so no slot of the day is left out.

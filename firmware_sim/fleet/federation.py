@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from edge_sdk.app.cli import TEMPORARY, Failure
-from edge_sdk.wire.link.broker_options import Broker
+from edge_sdk.errors import TEMPORARY, Failure
+from edge_sdk.link.broker_options import Broker
 from firmware_sim.fleet.processes import ProcessGroup, RunningProgram, command
 from firmware_sim.fleet.run_files import Device, Prepared
 
@@ -36,33 +36,21 @@ class NoBroker(Failure):
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Progress of a run, from the aggregator's status.
+    """Progress of a run, from the aggregator's status."""
 
-    Attributes:
-        round: The open round, or the last one.
-        version: Number of times the model has moved.
-        rounds: Number of times the model is to move.
-        loss: Mean training loss that devices reported for the last closed round.
-        seen: Devices that have sent a message; ``present`` of them are connected now.
-        up: Payload bytes that the aggregator received so far; ``down``: that it published.
-        refused: Messages refused, by reason.
-        seconds: Time since the aggregator was started.
-    """
-
-    round: int = 0
-    version: int = 0
-    rounds: int = 0
-    loss: float | None = None
-    seen: int = 0
+    round: int = 0  # the open round, or the last one
+    version: int = 0  # number of times the model has moved
+    rounds: int = 0  # number of times the model is to move
+    loss: float | None = None  # mean training loss that devices reported for the last closed round
+    seen: int = 0  # devices that have sent a message; ``present`` of them are connected now
     present: int = 0
-    up: int = 0
+    up: int = 0  # payload bytes that the aggregator received so far; ``down``: that it published
     down: int = 0
-    refused: dict[str, int] = field(default_factory=dict)
-    seconds: float = 0.0
+    refused: dict[str, int] = field(default_factory=dict)  # messages refused, by reason
+    seconds: float = 0.0  # time since the aggregator was started
 
     @property
     def is_done(self) -> bool:
-        """Return True if the model moved as often as configured."""
         return self.version >= self.rounds > 0
 
 
@@ -89,7 +77,6 @@ def free_port(count: int = 1) -> int:
 
 
 def _bound(port: int) -> socket.socket | None:
-    """Return a socket bound to a port that servers may still use, or None if it is taken."""
     held = socket.socket()
     try:
         held.bind(("127.0.0.1", port))  # exclusive: fails beside any other socket
@@ -121,11 +108,7 @@ def start_broker(family: ProcessGroup, folder: Path, kind: str = "auto") -> str:
 
 
 def require_broker(url: str) -> str:
-    """Return the address of a running broker, after checking that it accepts a connection.
-
-    Raises:
-        NoBroker: There is no broker at the address.
-    """
+    """Return the address of a running broker, after checking that it accepts a connection."""
     broker = Broker(url=url, client_id="sim")
     try:
         socket.create_connection((broker.host, broker.port), 5.0).close()
@@ -183,26 +166,16 @@ def _payload(metrics: str, way: str) -> int:
 
 @dataclass
 class Federation:
-    """The programs of one run, started from prepared files.
-
-    Attributes:
-        prepared: The files.
-        rounds: Number of times the model is to move.
-        family: Process group of the programs; its owner stops what is left.
-    """
+    """The programs of one run, started from prepared files."""
 
     prepared: Prepared
-    rounds: int
-    family: ProcessGroup
+    rounds: int  # number of times the model is to move
+    family: ProcessGroup  # process group of the programs; its owner stops what is left
     aggregator: RunningProgram | None = None
     devices: list[RunningProgram] = field(default_factory=list)
 
     def start_aggregator(self) -> None:
-        """Start the aggregator and wait until its page answers.
-
-        Raises:
-            TooSlow: The page does not answer in time.
-        """
+        """Start the aggregator and wait until its page answers."""
         config = str(self.prepared.aggregator)
         name = f"aggregator-{self.prepared.folder.name}"
         self.aggregator = self.family.start(name, command("gridfed-aggregator", "run", config))
@@ -214,7 +187,6 @@ class Federation:
             time.sleep(0.05)
 
     def start_devices(self) -> None:
-        """Start every device as a separate process."""
         self.devices += [self.start_device(device) for device in self.prepared.devices]
 
     def start_device(self, device: Device) -> RunningProgram:

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import numpy as np
 
-from edge_sdk.app.cli import USAGE, Failure
 from edge_sdk.bundle import shipped_folder, shipped_names
-from edge_sdk.forecasting.readiness import channel_sources
+from edge_sdk.errors import USAGE, Failure
 from edge_sdk.forecasting.series import Series
 from edge_sdk.forecasting.windows import ChannelFrame
-from edge_sdk.wire.contract.archive import MANIFEST
-from edge_sdk.wire.contract.manifest import Manifest
+from edge_sdk.protocol.contract.archive import MANIFEST
+from edge_sdk.protocol.contract.manifest import Manifest
+from edge_sdk.sources import channel_sources
 from firmware_sim.fleet.in_process import readings
 from firmware_sim.fleet.run_files import assigned
 from firmware_sim.samples import DeviceReadings, SampleSet
@@ -29,17 +29,11 @@ class HistoryError(Failure):
 
 @dataclass(frozen=True, slots=True)
 class WindowCount:
-    """The windows of a bundle in the history of one device.
-
-    Attributes:
-        device: Id of the device.
-        windows: Number of complete windows.
-        reason: Reason why there are none; empty if there are some.
-    """
+    """The windows of a bundle in the history of one device."""
 
     device: str
     windows: int
-    reason: str = ""
+    reason: str = ""  # reason why there are none; empty if there are some
 
 
 def check_histories(chosen: Scenario, samples: SampleSet) -> list[WindowCount]:
@@ -121,7 +115,6 @@ def manifest_of(bundle: str) -> Manifest:
 
 
 def _hint(chosen: Scenario, samples: SampleSet) -> str:
-    """Name the shipped bundles that have windows on every device, or say what to change."""
     fitting = [name for name in shipped_names() if _fits(name, chosen, samples)]
     if fitting:
         return f"bundles that fit these readings: {', '.join(fitting)}"

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import random
 import resource
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -18,16 +19,16 @@ from edge_sdk import Client, Config, Reading
 from edge_sdk.app.clock import Clock
 from edge_sdk.app.permissions import make_private_file, make_private_folder
 from edge_sdk.app.settings import seconds
+from edge_sdk.client import ClientParts
 from edge_sdk.forecasting.series import Series, SeriesRow
+from edge_sdk.link.broker_options import Broker, Will
+from edge_sdk.link.transport import Transport
+from edge_sdk.protocol.contract.manifest import Manifest
+from edge_sdk.protocol.messages import BundleMessage
 from edge_sdk.store.schema import FILE, INSTALLED, stored_bytes
 from edge_sdk.store.store import DeviceStore
-from edge_sdk.training.installed_bundle import open_bundle
-from edge_sdk.training.retention import history_of
-from edge_sdk.training.run_role import RunnableBundle, series_for
-from edge_sdk.wire.contract.manifest import Manifest
-from edge_sdk.wire.link.broker_options import Broker, Will
-from edge_sdk.wire.link.transport import Transport
-from edge_sdk.wire.protocol.messages import BundleMessage
+from edge_sdk.training.bootstrap import open_bundle
+from edge_sdk.training.run_role import RunnableBundle, history_of, series_for
 from firmware_sim.attacks.attack_plan import HONEST, AttackRole
 from firmware_sim.fleet.processes import peak_kilobytes
 from firmware_sim.fleet.run_files import Device
@@ -52,10 +53,10 @@ class SharedBundles:
     A bundle that a device has installed from an announcement is its own.
     """
 
-    _opened: dict[tuple[str, Path], RunnableBundle] = field(default_factory=dict)
+    _opened: dict[tuple[str, Path | None], RunnableBundle] = field(default_factory=dict)
 
     def open(self, config: Config, announced: BundleMessage | None) -> RunnableBundle:
-        """Open the bundle of a device, as ``edge_sdk.training.installed_bundle.open_bundle``."""
+        """Open the bundle of a device, as ``edge_sdk.training.bootstrap.open_bundle``."""
         if announced is not None and (config.state / INSTALLED / announced.digest.hex()).is_dir():
             return open_bundle(config, announced)
         key = (config.bundle, config.keys.root)
@@ -74,11 +75,11 @@ class _Served:
 
     @property
     def has_news(self) -> bool:
-        """Return whether its link has news; a link that cannot tell may have some."""
+        """Return whether its link has news; a link that does not know may have some."""
         return bool(getattr(self.links[-1], "has_news", True)) if self.links else True
 
     def tick(self, timeout: float, now: float, idle: float) -> None:
-        """Serve it; after news once more in the next turn, since a turn does one piece of work."""
+        """Serve the device; after news once more in the next turn, since a turn does one piece of work."""
         self.due = now if self.has_news else now + idle
         self.client.tick(timeout)
 
@@ -87,18 +88,13 @@ class _Served:
 class Fleet:
     """Clients that share a process, its one thread, and the graphs of their bundles.
 
-    Attributes:
-        clients: In the order they were added.
-        bundles: Their bundles.
-        clock: Monotonic seconds.
-
     Example: ``tests/fleet`` runs one on a loopback broker with a clock of its own.
     """
 
-    clients: list[Client] = field(default_factory=list)
+    clients: list[Client] = field(default_factory=list)  # in the order they were added
     _stack: ExitStack = field(default_factory=ExitStack)
     bundles: SharedBundles = field(default_factory=SharedBundles)
-    clock: Callable[[], float] = time.monotonic
+    clock: Callable[[], float] = time.monotonic  # monotonic seconds
     _served: list[_Served] = field(default_factory=list)
 
     def add(
@@ -125,8 +121,7 @@ class Fleet:
                 config,
                 transport=linked,
                 clock=clock,
-                bundles=self.bundles.open,
-                store=store,
+                parts=ClientParts(bundles=self.bundles.open, store=store),
             )
             unless_made.pop_all()
         self._stack.callback(client.close)
@@ -160,11 +155,9 @@ class Fleet:
         return [Traffic(n.get("bytes_up", 0), n.get("bytes_down", 0)) for n in counts]
 
     def store_bytes(self) -> int:
-        """Return the size of all devices' stores on disk."""
         return sum(stored_bytes(client.config.state) for client in self.clients)
 
     def close(self) -> None:
-        """Close all clients."""
         self._stack.close()
 
     def __enter__(self) -> Self:
@@ -172,14 +165,13 @@ class Fleet:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Close the fleet."""
         self.close()
 
 
 def over_mqtt(seed: int = 0) -> Connect:
     """Return a maker of MQTT links that are all served by one epoll."""
-    from edge_sdk.wire.link.event_loop import Poller  # noqa: PLC0415 - as above
-    from edge_sdk.wire.link.mqtt import MqttLink  # noqa: PLC0415 - loads paho
+    from edge_sdk.link.event_loop import Poller  # noqa: PLC0415 - as above
+    from edge_sdk.link.mqtt import MqttLink  # noqa: PLC0415 - loads paho
 
     poller, rng = Poller(), random.Random(seed)  # noqa: S311 - jitter of reconnects
 
@@ -299,6 +291,21 @@ def _as(named: Config, connect: Connect, _: Config, will: Callable[[], Will | No
     return connect(named, will)
 
 
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """Exclude the existing objects from garbage collection inside the block.
+
+    A fleet that is set up has millions of objects that stay, and each full collection looks at
+    all of them; a copied process (``fork``) would copy their pages as well.
+    """
+    gc.collect()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+
+
 def processor_seconds() -> float:
     """Return the processor seconds of this process so far, user and system."""
     used = resource.getrusage(resource.RUSAGE_SELF)
@@ -313,7 +320,7 @@ def peak_bytes() -> int:
 
 
 def resident_bytes() -> int:
-    """Return the resident memory of this process in bytes; its peak where the system tells no more."""
+    """Return the resident memory of this process in bytes; its peak where the system reports only that."""
     try:
         pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
     except OSError:
@@ -323,20 +330,14 @@ def resident_bytes() -> int:
 
 @dataclass(frozen=True, slots=True)
 class OwnProcess:
-    """Set-up and memory of many devices in one process.
+    """Set-up and memory of many devices in one process."""
 
-    Attributes:
-        setup_ms: Processor milliseconds of the set-up of one device.
-        device_kb: Memory of one device, in units of 1,000 bytes: the peak less what was there before the
-            set-up, divided by the devices.
-        store_kb: Files of one device at the end, in units of 1,000 bytes.
-        peak_mb: Peak of the process, in units of 10^6 bytes.
-    """
-
-    setup_ms: float
+    setup_ms: float  # processor milliseconds of the set-up of one device
+    # memory of one device, in units of 1,000 bytes: the peak less what was there before the set-up,
+    # divided by the devices
     device_kb: float
-    store_kb: float
-    peak_mb: float
+    store_kb: float  # files of one device at the end, in units of 1,000 bytes
+    peak_mb: float  # peak of the process, in units of 10^6 bytes
 
     @classmethod
     def of(cls, devices: int, seconds: float, before: int, peak: int, stores: int) -> Self:
@@ -365,23 +366,14 @@ class OwnProcess:
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Cost of a run, to be divided by devices and rounds.
-
-    Attributes:
-        devices: Number of devices.
-        rounds: Number of times the model moved.
-        wall: Seconds of the rounds, without the start.
-        device_cpu: Processor seconds of all devices during the rounds.
-        aggregator_cpu: Processor seconds of the aggregator during the rounds.
-        up: Bytes that all devices sent, ``down`` received.
-    """
+    """Cost of a run, to be divided by devices and rounds."""
 
     devices: int
-    rounds: int
-    wall: float
-    device_cpu: float
-    aggregator_cpu: float
-    up: int
+    rounds: int  # number of times the model moved
+    wall: float  # seconds of the rounds, without the start
+    device_cpu: float  # processor seconds of all devices during the rounds
+    aggregator_cpu: float  # processor seconds of the aggregator during the rounds
+    up: int  # bytes that all devices sent, ``down`` received
     down: int
 
     @property

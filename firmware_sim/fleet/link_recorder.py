@@ -1,7 +1,7 @@
 """A link that records sent and received messages before they are processed.
 
 One ``write`` a line, on a file opened for appending: lines written by a process survive its
-``kill -9``. ``edge_sdk.wire.link.link_trace`` defines the lines, ``gridfed-aggregator audit
+``kill -9``. ``edge_sdk.extensions.audit.link_trace`` defines the lines, ``gridfed-aggregator audit
 --devices`` reads them.
 
 A body in chunks may be sent by several processes: one offers it and sends half, the next one sends
@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import Any
 
 from edge_sdk.app.permissions import make_private_folder, tighten
-from edge_sdk.wire.link.link_trace import Line, PublishedBodies, Sent, came, written
-from edge_sdk.wire.link.transport import Happening, Message, Transport
-from edge_sdk.wire.protocol import topics
-from edge_sdk.wire.protocol.envelope import KeyOf
+from edge_sdk.extensions.audit.link_trace import Line, PublishedBodies, Sent, came, written
+from edge_sdk.link.transport import Happening, Message, Transport
+from edge_sdk.protocol import topics
+from edge_sdk.protocol.envelope import KeyOf
 
 
 class LinkRecord:
@@ -48,7 +48,6 @@ class LinkRecord:
         self._restore_parts(pieces.read_bytes())
 
     def _restore_parts(self, text: bytes) -> None:
-        """Read the parts of a body that earlier processes sent; a truncated line is dropped."""
         whole = text[: text.rfind(b"\n") + 1]
         os.ftruncate(self._pieces, len(whole))
         for line in whole.splitlines():
@@ -59,8 +58,6 @@ class LinkRecord:
         """Record a message before it is published, if it is a release or a part of one.
 
         Args:
-            topic: Topic of the message.
-            payload: The whole envelope.
             at: Unix seconds.
         """
         where = topics.parse(topic)
@@ -73,12 +70,10 @@ class LinkRecord:
             os.ftruncate(self._pieces, 0)
 
     def note(self, line: Line | None) -> None:
-        """Write a line; None writes nothing."""
         if line is not None:
             os.write(self._file, written(line).encode())
 
     def close(self) -> None:
-        """Close the files."""
         os.close(self._file)
         os.close(self._pieces)
 
@@ -97,11 +92,9 @@ class RecordedLink:
 
     @property
     def is_up(self) -> bool:
-        """Return True if the broker has accepted the connection."""
         return self._link.is_up
 
     def open(self) -> None:
-        """Start connecting."""
         self._link.open()
 
     def poll(self, timeout: float) -> Sequence[Happening]:
@@ -116,27 +109,25 @@ class RecordedLink:
         return events
 
     def subscribe(self, *filters: str) -> None:
-        """Subscribe to these topics."""
         self._link.subscribe(*filters)
 
     def unsubscribe(self, *filters: str) -> None:
-        """Unsubscribe from these topics."""
         self._link.unsubscribe(*filters)
 
     def publish(self, topic: str, payload: bytes, **options: Any) -> bool:  # noqa: ANN401 - as the link's
-        """Record a release, then publish it."""
         self._record.record_publish(topic, payload, self._clock())
         return self._link.publish(topic, payload, **options)
 
     def room(self) -> int:
-        """Return the number of further publishes that the link accepts."""
         return self._link.room()
 
+    def renew_session(self, why: str) -> None:
+        """Connect again with a new session."""
+        self._link.renew_session(why)
+
     def acknowledge(self, message: Message) -> None:
-        """Acknowledge a message that is stored here."""
         self._link.acknowledge(message)
 
     def close(self) -> None:
-        """Close the link and the record."""
         self._link.close()
         self._record.close()

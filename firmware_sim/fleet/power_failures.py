@@ -37,25 +37,16 @@ def a_minute(options: Mapping[str, Any]) -> float:
 
 @dataclass(slots=True)
 class PowerFailures:
-    """Cuts the power of one device after another.
+    """Cuts the power of one device after another."""
 
-    Attributes:
-        run: Federation whose devices are processes.
-        rate: Number a minute, over all devices.
-        seed: Seed of the times and the devices.
-        clock: Seconds.
-        count: Number of power failures so far.
-    """
-
-    run: Federation
-    rate: float
-    seed: int = 0
+    run: Federation  # federation whose devices are processes
+    rate: float  # number a minute, over all devices
+    seed: int = 0  # seed of the times and the devices
     clock: Callable[[], float] = time.monotonic
-    count: int = 0
+    count: int = 0  # number of power failures so far
     _next: float = field(init=False)
 
     def __post_init__(self) -> None:
-        """Draw the first failure."""
         self._next = self.clock() + self._pause()
 
     def serve(self) -> None:

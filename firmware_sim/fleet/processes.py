@@ -15,7 +15,7 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import ClassVar, Self
 
-from edge_sdk.app.cli import USAGE, Failure
+from edge_sdk.errors import USAGE, Failure
 
 AGAIN = 0.5
 """Seconds until an interrupt that was discarded is raised again."""
@@ -49,20 +49,13 @@ class ProgramRefused(ProgramDied):
 
 @dataclass(slots=True)
 class RunningProgram:
-    """One started program, the leader of its own process group.
+    """One started program, the leader of its own process group."""
 
-    Attributes:
-        name: Name in messages and of its log file.
-        log: Its standard output and error.
-        cpu: Processor seconds, user and system; final once it has ended.
-        peak_kb: Largest resident memory in kilobytes, as ``poll`` has last seen it.
-    """
-
-    name: str
+    name: str  # name in messages and of its log file
     process: subprocess.Popen[bytes]
-    log: Path
-    cpu: float = 0.0
-    peak_kb: int = 0
+    log: Path  # its standard output and error
+    cpu: float = 0.0  # processor seconds, user and system; final once it has ended
+    peak_kb: int = 0  # largest resident memory in kilobytes, as ``poll`` has last seen it
     code: int | None = None
 
     def poll(self) -> int | None:
@@ -143,18 +136,12 @@ def command(program: str, *arguments: str) -> list[str]:
 
 @dataclass
 class ProcessGroup:
-    """Programs that are stopped together. Leaving the ``with`` block stops every one of them.
+    """Programs that are stopped together. Leaving the ``with`` block stops every one of them."""
 
-    Attributes:
-        logs: Folder for one log file a program.
-        members: In the order they were started.
-    """
-
-    logs: Path
-    members: list[RunningProgram] = field(default_factory=list)
+    logs: Path  # folder for one log file a program
+    members: list[RunningProgram] = field(default_factory=list)  # in the order they were started
 
     def __enter__(self) -> Self:
-        """Make the log folder."""
         self.logs.mkdir(parents=True, exist_ok=True)
         return self
 
@@ -164,7 +151,6 @@ class ProcessGroup:
         error: BaseException | None,
         at: TracebackType | None,
     ) -> None:
-        """Stop all that still run, last started first."""
         self.stop(self.members)
 
     def start(
@@ -240,7 +226,6 @@ def stoppable() -> Iterator[None]:
 
 
 def _is_unwinding(error: BaseException | None) -> bool:
-    """Return whether an interrupt is being handled, also below errors that followed it."""
     while error is not None and not isinstance(error, KeyboardInterrupt):
         error = error.__context__
     return error is not None
@@ -260,7 +245,7 @@ def _ignore_interrupts() -> Iterator[None]:
 
 
 def run(arguments: Sequence[str], *, timeout: float = 60.0) -> str:
-    """Run a program to its end and return what it printed.
+    """Run a program to its end and return its output.
 
     Raises:
         ProgramRefused: Wrong usage or configuration; the message is the program's.

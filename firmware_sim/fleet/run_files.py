@@ -12,10 +12,13 @@ from typing import Any
 
 from edge_sdk import Config
 from edge_sdk.app.permissions import make_private_folder
+from edge_sdk.app.settings import from_table
 from edge_sdk.bundle import shipped_names
-from edge_sdk.wire.contract.archive import MANIFEST, SIGNATURE, seal
-from edge_sdk.wire.contract.method import CONTRACTS
-from edge_sdk.wire.keys import generate, save_public, save_signing_key
+from edge_sdk.privacy.settings import PrivacySection
+from edge_sdk.protocol.contract.archive import MANIFEST, SIGNATURE, seal
+from edge_sdk.protocol.contract.method import CONTRACTS
+from edge_sdk.protocol.keys import generate, save_public, save_signing_key
+from edge_sdk.store.release_count import begin_counts
 from firmware_sim.fleet.processes import command, run
 from firmware_sim.samples import DeviceReadings, SampleSet
 from firmware_sim.scenario import UNPROTECTED, RunSettings, Scenario
@@ -36,7 +39,7 @@ class Device:
     sample: DeviceReadings
 
     def configured(self, like: Config) -> Config:
-        """Return what ``Config.load`` reads from the file, made of that of another device of the fleet.
+        """Return a device's configuration, derived from that of another device of the fleet.
 
         Args:
             like: Configuration of a device with the same readings, which has another id, state and key.
@@ -48,19 +51,12 @@ class Device:
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A fleet that can be started.
+    """A fleet that can be started."""
 
-    Attributes:
-        folder: Everything lies below it.
-        aggregator: Configuration of the aggregator.
-        devices: Devices in order of their ids.
-        page: Address of the aggregator's page, ``host:port``.
-    """
-
-    folder: Path
+    folder: Path  # everything lies below it
     aggregator: Path
-    devices: tuple[Device, ...]
-    page: str
+    devices: tuple[Device, ...]  # devices in order of their ids
+    page: str  # address of the aggregator's page, ``host:port``
 
 
 def toml(table: Mapping[str, Any]) -> str:
@@ -115,8 +111,6 @@ def prepare(
     Args:
         folder: Made if missing; must not hold an earlier fleet.
         fleet: Name of the fleet, in topics and signatures.
-        chosen: The scenario.
-        samples: Set of readings.
         broker: Address of a running broker.
         page: Address of the aggregator's page.
         choose_best: Whether devices tune a copy of the model and compare candidates, as by default.
@@ -170,10 +164,8 @@ def join(
     """Write the devices' files only, and enrol them with an aggregator that already runs.
 
     Args:
-        folder: For the devices.
         config: The aggregator's own configuration, on this machine.
         chosen: The scenario; the aggregator defines the run.
-        samples: Set of readings.
         broker: Address of the broker that the aggregator is connected to.
         choose_best: As for ``prepare``.
 
@@ -201,7 +193,7 @@ def _enrolled(
     )
     claims = folder / "claims.csv"
     with claims.open("w", encoding="utf-8", newline="") as out:
-        rows = csv.writer(out)
+        rows = csv.writer(out, lineterminator="\n")
         rows.writerow(["id", "public", "proof"])
         for device in devices:
             public = device.config.with_suffix(".pub").read_text(encoding="ascii").strip()
@@ -286,6 +278,8 @@ def _device(
     key = generate()
     save_signing_key(folder / f"{name}.key", key)
     save_public(folder / f"{name}.pub", key.public)
+    if from_table(PrivacySection, dict(common["privacy"]), "privacy").is_bounded:
+        begin_counts(folder / f"{name}.count", key, {})
     shared = {key: value for key, value in common.items() if key != "root"}
     own = {
         "id": name,

@@ -64,7 +64,6 @@ class Pty:
     """A pseudo-terminal, whose other end replaces a serial port."""
 
     def __init__(self, link: str) -> None:
-        """Open one; a symbolic link gives it a lasting name."""
         self._link = Path(link).absolute() if link else None
         self._open()
 
@@ -96,7 +95,6 @@ class Pty:
         return True
 
     def _room(self) -> None:
-        """Wait briefly where the line reports free space and has none."""
         if self._unread() > 3000:
             time.sleep(0.001)
 
@@ -121,7 +119,6 @@ class Pty:
         self._open()
 
     def close(self) -> None:
-        """Close the terminal."""
         os.close(self._master)
         os.close(self._slave)
         if self._link is not None:
@@ -186,7 +183,6 @@ class Port:
         self._readers.clear()
 
     def close(self) -> None:
-        """Close the port."""
         for reader in self._readers:
             reader.close()
         self._server.close()

@@ -73,7 +73,6 @@ class Registers:
     Args:
         host: Address to listen on.
         port: Port to listen on; 0 takes a free one.
-        display: Returns the present display of the meter.
     """
 
     def __init__(self, host: str, port: int, display: Callable[[], MeterDisplay]) -> None:
@@ -101,18 +100,15 @@ class Registers:
 
     @property
     def url(self) -> str:
-        """Return the address of the server."""
         host, port = self._server.server_address[:2]
         return f"tcp://{host!s}:{port}"
 
     def close(self) -> None:
-        """Stop listening."""
         self._server.shutdown()
         self._server.server_close()
 
 
 def _request(channel: socket.socket) -> tuple[int, int, bytes] | None:
-    """Read one request; None at the end of the connection, or if it is not Modbus."""
     head = _exactly(channel, _HEAD.size)
     if head is None:
         return None

@@ -27,37 +27,24 @@ def clock(time: float) -> str:
 
 @dataclass(frozen=True, slots=True)
 class SocketSample:
-    """Values of a socket's meter.
+    """Values of a socket's meter."""
 
-    Attributes:
-        time: Time on the charge point's clock.
-        socket: Number of the socket, from 1.
-        wh: Register, whole Wh.
-        watts: Present power.
-    """
-
-    time: float
-    socket: int
+    time: float  # time on the charge point's clock
+    socket: int  # number of the socket, from 1
     wh: int
     watts: int
 
 
 @dataclass(frozen=True, slots=True)
 class CallMessage:
-    """A message with an answer.
-
-    Attributes:
-        action: Action of the message.
-        payload: Payload of the message.
-        session: Local name of its session; a 1.6 charge point replaces it by the back office's
-            number when it is sent.
-        is_start: True if the answer contains that number.
-    """
+    """A message with an answer."""
 
     action: str
     payload: dict[str, Any]
+    # local name of its session; a 1.6 charge point replaces it by the back office's number when it
+    # is sent
     session: str = ""
-    is_start: bool = False
+    is_start: bool = False  # true if the answer contains that number
 
     def text(self, number: str, transaction: int | None, *, is_offline: bool) -> str:
         """Return the message as text."""
@@ -71,18 +58,12 @@ class CallMessage:
 
 @dataclass(frozen=True, slots=True)
 class OcppVersion:
-    """Makes the messages of a version.
-
-    Attributes:
-        version: Version of OCPP.
-        sign: Adds signed readings to the end of a session; None adds none.
-    """
+    """Makes the messages of a version."""
 
     version: Version
-    sign: Sign | None = None
+    sign: Sign | None = None  # adds signed readings to the end of a session; None adds none
 
     def boot(self) -> CallMessage:
-        """Return the boot notification."""
         if self.version == "1.6":
             named = {"chargePointVendor": "gridfed", "chargePointModel": "sim"}
             return CallMessage("BootNotification", named)

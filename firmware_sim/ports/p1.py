@@ -22,23 +22,15 @@ def checksum(data: bytes) -> int:
 
 @dataclass(frozen=True, slots=True)
 class MeterDisplay:
-    """Display of a meter at one moment.
+    """Display of a meter at one moment."""
 
-    Attributes:
-        time: Unix seconds, by the meter's own clock.
-        imported: Wh drawn so far under tariff 1 (low) and 2 (normal).
-        exported: Wh fed in so far, as above.
-        power: Present power in W; negative feeds in.
-        gas: Litres so far, and the Unix seconds of their own reading; None without a gas meter.
-        tariff: 1 or 2.
-    """
-
-    time: float
-    imported: tuple[int, int]
-    exported: tuple[int, int] = (0, 0)
-    power: int = 0
+    time: float  # Unix seconds, by the meter's own clock
+    imported: tuple[int, int]  # wh drawn so far under tariff 1 (low) and 2 (normal)
+    exported: tuple[int, int] = (0, 0)  # wh fed in so far, as above
+    power: int = 0  # present power in W; negative feeds in
+    # Litres so far, and the Unix seconds of their own reading; None without a gas meter
     gas: tuple[int, float] | None = None
-    tariff: int = 2
+    tariff: int = 2  # 1 or 2
 
 
 def clock(time: float, zone: tzinfo) -> str:

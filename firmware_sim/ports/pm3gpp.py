@@ -30,25 +30,15 @@ POWER = "PEE.AvgPower"
 
 @dataclass(frozen=True, slots=True)
 class MeasurementReport:
-    """Content of one file: one period of one station.
+    """Content of one file: one period of one station."""
 
-    Attributes:
-        element: Name of the station.
-        begin: Start of the period, Unix seconds.
-        seconds: Length of the period.
-        load: Load of that period, arrays of shape ``(1, cells)``.
-        zone: Time zone of the written times.
-        suspect: Cells with suspect values.
-        missing: Cells without values.
-    """
-
-    element: str
-    begin: int
-    seconds: int
-    load: Load
-    zone: tzinfo = UTC
+    element: str  # name of the station
+    begin: int  # start of the period, Unix seconds
+    seconds: int  # length of the period
+    load: Load  # load of that period, arrays of shape ``(1, cells)``
+    zone: tzinfo = UTC  # time zone of the written times
     suspect: frozenset[int] = frozenset()
-    missing: frozenset[int] = frozenset()
+    missing: frozenset[int] = frozenset()  # cells without values
 
     @property
     def name(self) -> str:
@@ -61,7 +51,6 @@ class MeasurementReport:
 
     @property
     def power(self) -> float:
-        """Return the power of the whole element, in watts."""
         return round(float(self.load.power.sum()), 1)
 
     def stamp(self, moment: int, *, colon: bool = True) -> str:
@@ -85,7 +74,6 @@ class MeasurementReport:
 
 
 def written(report: MeasurementReport, standard: Standard) -> bytes:
-    """Return a report as a file of one of the standards."""
     return (_collected if standard == "32.435" else _streamed)(report).encode("utf-8")
 
 

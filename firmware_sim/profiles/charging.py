@@ -30,20 +30,12 @@ _KNEE = 0.85
 
 @dataclass(frozen=True, slots=True)
 class ChargingSession:
-    """One car at one socket.
+    """One car at one socket."""
 
-    Attributes:
-        arrival: Unix seconds: plugged in, charging.
-        departure: Unix seconds: unplugged.
-        wh: Requested energy, delivered if the stay is long enough.
-        watts: Power until the knee.
-        number: Number of the session in its day.
-    """
-
-    arrival: int
-    departure: int
-    wh: float
-    watts: float
+    arrival: int  # Unix seconds: plugged in, charging
+    departure: int  # Unix seconds: unplugged
+    wh: float  # requested energy, delivered if the stay is long enough
+    watts: float  # power until the knee
     number: int
 
     def delivered(self, time: float) -> float:
@@ -70,16 +62,11 @@ class ChargingSession:
 
 @dataclass(frozen=True, slots=True)
 class RecordedSession(ChargingSession):
-    """A session with recorded energy.
+    """A session with recorded energy."""
 
-    Attributes:
-        given: Wh after each minute, from zero.
-    """
-
-    given: tuple[float, ...] = (0.0,)
+    given: tuple[float, ...] = (0.0,)  # wh after each minute, from zero
 
     def delivered(self, time: float) -> float:
-        """Return Wh delivered so far: all of it by the departure."""
         span = self.departure - self.arrival
         minutes = np.minimum(60.0 * np.arange(len(self.given)), span)
         return float(np.interp(time - self.arrival, minutes, self.given))
@@ -93,10 +80,9 @@ def recorded(name: str, share: float, day: int) -> list[ChargingSession]:
         share: Fraction of the site's energy at one of its sockets.
         day: Days since 1970.
 
-    Example:
-        >>> cars = [car for day in range(17_000, 17_010) for car in recorded("chargers", 1.0, day)]
-        >>> all(a.departure < b.arrival for a, b in zip(cars, cars[1:]))
-        True
+    >>> cars = [car for day in range(17_000, 17_010) for car in recorded("chargers", 1.0, day)]
+    >>> all(a.departure < b.arrival for a, b in zip(cars, cars[1:]))
+    True
     """
     kw = share * _record(name).load(day)
     edges = np.flatnonzero(np.diff(np.concatenate([[0], kw > 0, [0]])))
@@ -127,14 +113,12 @@ def sessions(
         site: Kind of site, for arrivals and stays.
         day: Days since 1970; a car may stay into the next one, and the next arrives after it left.
         region: Sites of one region have their busy days together.
-        zone: Time zone of the drivers.
 
-    Example:
-        >>> cars = [car for day in range(19_700, 19_730) for car in sessions(1, 1, "home", day)]
-        >>> 10 < len(cars) < 45
-        True
-        >>> all(a.departure < b.arrival for a, b in zip(cars, cars[1:]))
-        True
+    >>> cars = [car for day in range(19_700, 19_730) for car in sessions(1, 1, "home", day)]
+    >>> 10 < len(cars) < 45
+    True
+    >>> all(a.departure < b.arrival for a, b in zip(cars, cars[1:]))
+    True
     """
     chance = draw("cars", seed, socket, day)
     often, hour, spread = _ARRIVALS[site]

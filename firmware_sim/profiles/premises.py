@@ -67,26 +67,17 @@ def regional_factor(region: str, day: int) -> float:
 class Premises:
     """One site behind a meter.
 
-    Attributes:
-        seed: Seed of the site.
-        kind: ``home`` or ``business``.
-        weather: Weather of its region, shared with its neighbours.
-        zone: Time zone of the occupants.
-        solar: kW of panels; 0 is none.
-        heat_pump: True if it heats with electricity.
-
-    Example:
-        >>> home = Premises(7, "home", Weather("north"), UTC)
-        >>> day = home.load(19_700)
-        >>> day.shape, bool(2 < day.sum() / 60 < 40)
-        ((1440,), True)
+    >>> home = Premises(7, "home", Weather("north"), UTC)
+    >>> day = home.load(19_700)
+    >>> day.shape, bool(2 < day.sum() / 60 < 40)
+    ((1440,), True)
     """
 
     seed: int
-    kind: Literal["home", "business"]
-    weather: Weather
-    zone: tzinfo
-    solar: float = 0.0
+    kind: Literal["home", "business"]  # ``home`` or ``business``
+    weather: Weather  # weather of its region, shared with its neighbours
+    zone: tzinfo  # time zone of the occupants
+    solar: float = 0.0  # kW of panels; 0 is none
     heat_pump: bool = False
 
     def load(self, day: int) -> NDArray[np.float64]:
@@ -111,7 +102,6 @@ class Premises:
         return local.date(), round(ahead.total_seconds() / 60)
 
     def _home(self, day: int) -> NDArray[np.float64]:
-        """Return base load, a fridge, and events while occupants are at home."""
         home, today = draw("home", self.seed), draw("home", self.seed, day)
         base = float(home.lognormal(np.log(0.11), 0.3))
         local, ahead = self._local(day)
@@ -129,7 +119,6 @@ class Premises:
         return load
 
     def _business(self, day: int) -> NDArray[np.float64]:
-        """Return a trapezoid over opening hours, with a base of a third."""
         local, ahead = self._local(day)
         most = float(draw("business", self.seed).uniform(15, 60))
         hours = ((np.arange(MINUTES) + ahead) % MINUTES) / 60

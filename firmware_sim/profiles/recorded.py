@@ -17,23 +17,16 @@ _WEEK = 7
 class Recorded:
     """Energy of a recorded site, day by day; another year's days are taken from the same weekday.
 
-    Attributes:
-        name: ``SET/DEVICE`` of the shipped sets; a set alone is its first device.
-        seed: Seed of the meter.
-        unit: Unit of the set: kWh, or ``activity``.
-        after: Offset from the named device in the set's order, for its neighbours.
-
-    Example:
-        >>> home = Recorded("homes")
-        >>> day = home.load(19_700)
-        >>> day.shape, bool((day >= 0).all())
-        ((1440,), True)
+    >>> home = Recorded("homes")
+    >>> day = home.load(19_700)
+    >>> day.shape, bool((day >= 0).all())
+    ((1440,), True)
     """
 
-    name: str
+    name: str  # ``SET/DEVICE`` of the shipped sets; a set alone is its first device
     seed: int = 0
-    unit: str = "kWh"
-    after: int = 0
+    unit: str = "kWh"  # unit of the set: kWh, or ``activity``
+    after: int = 0  # offset from the named device in the set's order, for its neighbours
     _first: int = field(init=False)
     _days: NDArray[np.float64] = field(init=False)
 
@@ -72,5 +65,4 @@ class Recorded:
         return np.asarray(self._days[(day - self._first) % len(self._days)], np.float64)
 
     def generation(self, day: int) -> NDArray[np.float64]:  # noqa: ARG002 - in the record already
-        """Return zeros: the record is net of generation."""
         return np.zeros(DAY // 60)

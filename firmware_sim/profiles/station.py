@@ -52,64 +52,43 @@ _EPOCH = 1_767_225_600  # 2026-01-01: growth is 1 there
 
 @dataclass(frozen=True, slots=True)
 class CellSite:
-    """A site with some cells.
-
-    Attributes:
-        seed: Seed of the station.
-        region: Stations of one region share crowds and moods.
-        cells: Number of cells.
-        place: Kind of surroundings.
-        capacity: Largest throughput of a cell, Mbit/s.
-        busy: Offered load of its busiest hour on an ordinary day, as a fraction of the capacity.
-        zone: Time zone of the users.
-        like: ``SET/DEVICE`` of shipped readings that shape the offered load; empty generates. The
-            second cell uses the device that follows in the set, and so on.
-    """
+    """A site with some cells."""
 
     seed: int
-    region: str = "north"
+    region: str = "north"  # stations of one region share crowds and moods
     cells: int = 3
-    place: Place = "residential"
-    capacity: float = 150.0
+    place: Place = "residential"  # kind of surroundings
+    capacity: float = 150.0  # largest throughput of a cell, Mbit/s
+    # offered load of its busiest hour on an ordinary day, as a fraction of the capacity
     busy: float = 0.7
-    zone: tzinfo = UTC
+    zone: tzinfo = UTC  # time zone of the users
+    # ``SET/DEVICE`` of shipped readings that shape the offered load; empty generates. The second
+    # cell uses the device that follows in the set, and so on.
     like: str = ""
 
 
 class Load(NamedTuple):
-    """Load of the cells in some periods; every array has shape ``(periods, cells)``.
+    """Load of the cells in some periods; every array has shape ``(periods, cells)``."""
 
-    Attributes:
-        dl: Downlink volume, Mbit.
-        ul: Uplink volume, Mbit.
-        dl_blocks: Mean share of downlink resource blocks in use, per cent, whole numbers.
-        ul_blocks: The same of the uplink.
-        users: Mean number of connected users.
-        power: Mean power, W.
-    """
-
-    dl: Values
-    ul: Values
-    dl_blocks: Values
-    ul_blocks: Values
-    users: Values
-    power: Values
+    dl: Values  # downlink volume, Mbit
+    ul: Values  # uplink volume, Mbit
+    dl_blocks: Values  # mean share of downlink resource blocks in use, per cent, whole numbers
+    ul_blocks: Values  # the same of the uplink
+    users: Values  # mean number of connected users
+    power: Values  # mean power, W
 
 
 def load(station: CellSite, begin: int, periods: int, seconds: int = 900) -> Load:
     """Return the load of a station's cells.
 
     Args:
-        station: The site.
         begin: Unix seconds; a whole multiple of ``seconds``.
-        periods: Number of periods.
         seconds: Length of a period; divides a day.
 
-    Example:
-        >>> one = CellSite(seed=7)
-        >>> whole, late = load(one, 1_767_225_600, 96), load(one, 1_767_225_600 + 90 * 900, 6)
-        >>> bool((whole.dl[90:] == late.dl).all())
-        True
+    >>> one = CellSite(seed=7)
+    >>> whole, late = load(one, 1_767_225_600, 96), load(one, 1_767_225_600 + 90 * 900, 6)
+    >>> bool((whole.dl[90:] == late.dl).all())
+    True
     """
     times = begin + seconds * np.arange(periods)
     offered = np.stack(
@@ -132,7 +111,6 @@ def load(station: CellSite, begin: int, periods: int, seconds: int = 900) -> Loa
 
 
 def _offered(station: CellSite, cell: int, times: NDArray[np.int64], seconds: int) -> Values:
-    """Return the offered load of a cell as a fraction of its capacity."""
     if station.like:
         return station.busy * _recorded(station.like, cell, times)
     local = times + [_offset(station.zone, int(time)) for time in times]
@@ -155,7 +133,6 @@ def _record(like: str, cell: int) -> Recorded:
 
 
 def _recorded(like: str, cell: int, times: NDArray[np.int64]) -> Values:
-    """Return the record at some times, as a fraction of its peak."""
     record = _record(like, cell)
     days, which = np.unique(times // DAY, return_inverse=True)
     whole = np.stack([record.load(int(day)) for day in days])
@@ -168,7 +145,6 @@ def _offset(zone: tzinfo, time: int) -> int:
 
 
 def _apart(hours: Values, centre: float) -> Values:
-    """Return the shorter difference in hours between two times of day."""
     return np.abs((hours - centre + 12.0) % 24.0 - 12.0)
 
 

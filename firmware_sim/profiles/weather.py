@@ -28,9 +28,6 @@ def draw(*words: object) -> np.random.Generator:
 class Weather:
     """A temperate climate, north of the tropics.
 
-    Attributes:
-        region: Homes of one region share their weather.
-
     Example:
         Winter is colder than summer; two regions differ, one region never does.
 
@@ -41,7 +38,7 @@ class Weather:
         True
     """
 
-    region: str
+    region: str  # homes of one region share their weather
 
     def temperature(self, day: int) -> NDArray[np.float64]:
         """Return outdoor temperature in °C, hour by hour in UTC, shape ``(24,)``.

@@ -16,17 +16,12 @@ PICTURE = "credit.svg"
 
 @dataclass(frozen=True, slots=True)
 class CreditReport:
-    """Weights of devices' models for one another.
+    """Weights of devices' models for one another."""
 
-    Attributes:
-        credit: Weight for each device of each other, by version; zeros are left out.
-        text: The same as a table, with the weight that most others give each.
-        picture: The heat map.
-    """
-
+    # weight for each device of each other, by version; zeros are left out
     credit: Mapping[int, Mapping[str, Mapping[str, float]]]
-    text: str
-    picture: Path
+    text: str  # the same as a table, with the weight that most others give each
+    picture: Path  # the heat map
 
     def marked(self, byzantine: Collection[str]) -> str:
         r"""Return the table with the Byzantine devices marked.

@@ -26,38 +26,25 @@ RUNS = (FEDERATED, PLFL, LOCAL)
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Results of the demo.
-
-    Attributes:
-        scenario: The scenario.
-        rows: One row a device, on the judged weeks.
-        arm: The way with a fleet that the validation weeks chose.
-        validation: Mean MASE of each way on the validation weeks; empty without these.
-        newcomer: The home with little history; None without one.
-        in_turn: Every home in turn with as little history; None without a newcomer.
-        panels: Forecasts and truth, for the picture.
-        seconds: Wall time of each part.
-        rounds: Rounds in each run; the fewest of any device.
-        cpu: Processor seconds of the devices in each run, summed.
-        peak_kb: Largest resident memory of any device, kilobytes.
-    """
+    """Results of the demo."""
 
     scenario: Scenario
     samples: SampleSet
-    rows: list[DeviceResult]
-    panels: list[html_page.Panel]
-    seconds: Mapping[str, float]
-    rounds: Mapping[str, int]
-    cpu: Mapping[str, float]
-    peak_kb: int
-    arm: str = PLFL
+    rows: list[DeviceResult]  # one row a device, on the judged weeks
+    panels: list[html_page.Panel]  # forecasts and truth, for the picture
+    seconds: Mapping[str, float]  # wall time of each part
+    rounds: Mapping[str, int]  # rounds in each run; the fewest of any device
+    cpu: Mapping[str, float]  # processor seconds of the devices in each run, summed
+    peak_kb: int  # largest resident memory of any device, kilobytes
+    arm: str = PLFL  # the way with a fleet that the validation weeks chose
+    # mean MASE of each way on the validation weeks; empty without these
     validation: Mapping[str, float] = field(default_factory=dict)
-    newcomer: Newcomer | None = None
+    newcomer: Newcomer | None = None  # the home with little history; None without one
+    # every home in turn with as little history; None without a newcomer
     in_turn: EachInTurn | None = None
 
     @property
     def verdict(self) -> str:
-        """Return the verdict on the chosen way, by a fixed rule."""
         if self.newcomer is None:
             return verdict(self.rows, self.arm)
         older = [row for row in self.rows if row.device != self.newcomer.device]

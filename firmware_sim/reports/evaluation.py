@@ -68,7 +68,6 @@ def evaluate(
         fleets: Fleet of each arm; all have the same devices.
         samples: Set with the target column.
         span: The evaluated part, Unix seconds.
-        traffic: Bytes of each device, by arm.
         rolled: Forecasts of at least this part, as ``all_rolling`` returns; computed if left out.
     """
     devices = next(iter(fleets.values())).devices
@@ -101,7 +100,6 @@ def all_rolling(fleets: Mapping[str, Prepared], span: tuple[float, float]) -> Ro
 def _truth(
     device: Device, samples: SampleSet, span: tuple[float, float]
 ) -> tuple[Times, Series, Series]:
-    """Return the span's instants, its readings, and the reading before each."""
     times, values = device.sample.column(samples.target)
     before = np.concatenate([[np.nan], values[:-1]])
     part = (times >= span[0]) & (times < span[1])
@@ -127,7 +125,6 @@ def last_status(device: RunningProgram) -> dict[str, Any]:
 
 
 def served_by(ended: Iterable[RunningProgram]) -> Counter[str]:
-    """Count the ended devices by the candidate that they serve."""
     statuses = [last_status(one) for one in ended]
     return Counter(str(found["forecast"]["served"]) for found in statuses if "forecast" in found)
 

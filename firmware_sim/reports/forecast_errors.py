@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edge_sdk import Client, Reading
+from edge_sdk.training.model_runtime import ModelRuntime
 from firmware_sim.fleet.in_process import Fleet, readings
 from firmware_sim.fleet.run_files import Device
 from firmware_sim.reports.interval_scores import (
@@ -22,17 +24,11 @@ from firmware_sim.scenario import Scenario
 
 @dataclass(frozen=True, slots=True)
 class Error:
-    """Errors of one device, in the unit of its series.
+    """Errors of one device, in the unit of its series."""
 
-    Attributes:
-        mae: Mean absolute error.
-        rmse: Root of the mean squared error.
-        windows: Evaluated forecasts; 0 where the device could not forecast.
-    """
-
-    mae: float
-    rmse: float
-    windows: int
+    mae: float  # mean absolute error
+    rmse: float  # root of the mean squared error
+    windows: int  # evaluated forecasts; 0 where the device could not forecast
 
     @classmethod
     def of(cls, predicted: NDArray[np.float64], truth: NDArray[np.float64]) -> Error:
@@ -56,31 +52,25 @@ class Error:
 
 @dataclass(frozen=True, slots=True)
 class Errors:
-    """Errors of several devices.
+    """Errors of several devices."""
 
-    Attributes:
-        each: Errors by device id.
-        coverage_by_device: Coverage of intervals, by device id; empty where models have none.
-        examples: One forecast of each, beside the readings.
-    """
-
-    each: Mapping[str, Error]
+    each: Mapping[str, Error]  # errors by device id
+    # coverage of intervals, by device id; empty where models have none
     coverage_by_device: Mapping[str, IntervalCoverage] = field(default_factory=dict)
-    examples: tuple[ForecastExample, ...] = ()
+    examples: tuple[ForecastExample, ...] = ()  # one forecast of each, beside the readings
+    # true if every device forecasts with the parameters that it began with
+    is_untrained: bool = False
 
     @property
     def mae(self) -> float:
-        """Return the mean of the devices' mean absolute errors."""
         return float(np.mean([one.mae for one in self.each.values()]))
 
     @property
     def rmse(self) -> float:
-        """Return the mean of the devices' root mean squared errors."""
         return float(np.mean([one.rmse for one in self.each.values()]))
 
     @property
     def windows(self) -> int:
-        """Return the evaluated forecasts, of all devices together."""
         return sum(one.windows for one in self.each.values())
 
 
@@ -95,25 +85,28 @@ def errors(
 
     Args:
         fleet: Fleet after its run: the later readings must not be trained on.
-        devices: Devices with their readings.
-        evaluated: Ids of the evaluated devices.
-        samples: Set of readings.
         chosen: Scenario with the evaluated span.
     """
     later = replace(
         chosen, start=chosen.until, until=chosen.evaluation[1], evaluation=chosen.evaluation
     )
     clients = {client.config.id: client for client in reversed(fleet.clients)}
-    found, scored = {}, {}
+    found, scored, untrained = {}, {}, []
     for device in devices:
         if device.id in evaluated:
             client = clients[device.id]
+            untrained.append(is_untrained(client.learner, client.state))
             history = readings(device.sample, samples, later)
             found[device.id] = evaluate(client, history, chosen.span)
             if (one := score_intervals(client, chosen.span)) is not None:
                 scored[device.id] = one
     coverage = {name: one for name, (one, _) in scored.items()}
-    return Errors(found, coverage, tuple(example for _, example in scored.values()))
+    examples = tuple(example for _, example in scored.values())
+    return Errors(found, coverage, examples, bool(untrained) and all(untrained))
+
+
+def is_untrained(learner: ModelRuntime, state: Any) -> bool:  # noqa: ANN401 - the half's own
+    return np.array_equal(learner.vector(state), learner.vector(learner.first_state()))
 
 
 def evaluate(client: Client, later: Iterable[Reading], span: tuple[float, float]) -> Error:

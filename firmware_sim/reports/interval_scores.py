@@ -16,18 +16,12 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class IntervalCoverage:
-    """Coverage of the served intervals of one device.
+    """Coverage of the served intervals of one device."""
 
-    Attributes:
-        below: Fraction of readings below their interval; ``above`` above it.
-        length: Mean length of the intervals, in the unit of the series.
-        aim: Target fraction of readings outside on one side.
-    """
-
-    below: float
+    below: float  # fraction of readings below their interval; ``above`` above it
     above: float
-    length: float
-    aim: float
+    length: float  # mean length of the intervals, in the unit of the series
+    aim: float  # target fraction of readings outside on one side
 
     @classmethod
     def of(cls, ends: Floats, truth: Floats, coverage: float) -> IntervalCoverage:
@@ -45,16 +39,11 @@ class IntervalCoverage:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ForecastExample:
-    """One forecast of one device, beside the readings.
-
-    Attributes:
-        device: Id of the device.
-        times: Start of each step, Unix seconds, ``(horizon,)``.
-        median: Median forecast; ``ends`` the interval, ``(horizon, 2)``; ``truth`` the readings.
-    """
+    """One forecast of one device, beside the readings."""
 
     device: str
-    times: NDArray[np.int64]
+    times: NDArray[np.int64]  # start of each step, Unix seconds, ``(horizon,)``
+    # median forecast; ``ends`` the interval, ``(horizon, 2)``; ``truth`` the readings
     median: Floats
     ends: Floats
     truth: Floats

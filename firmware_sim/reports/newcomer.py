@@ -1,4 +1,4 @@
-"""Compare what a home with little history can forecast alone with what it forecasts with the fleet."""
+"""Compare the forecasts of a home with little history, alone and with the fleet."""
 
 from __future__ import annotations
 
@@ -33,22 +33,15 @@ SHOWN_DAYS = 7
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Newcomer:
-    """A home with little history on the judged weeks.
-
-    Attributes:
-        device: Name.
-        days: Days of its history.
-        arm: The way with a fleet, chosen on validation weeks of all homes.
-        alone: The forecast without a fleet that had the least error on its validation weeks.
-        mae: Mean absolute error on the judged weeks by forecast; ``arm`` among them.
-        week: Its first judged week: readings, the network's forecasts alone, ``alone`` and ``arm``.
-    """
+    """A home with little history on the judged weeks."""
 
     device: str
     days: int
-    arm: str
-    alone: str
+    arm: str  # the way with a fleet, chosen on validation weeks of all homes
+    alone: str  # the forecast without a fleet that had the least error on its validation weeks
+    # mean absolute error on the judged weeks by forecast; ``arm`` among them
     mae: Mapping[str, float]
+    # its first judged week: readings, the network's forecasts alone, ``alone`` and ``arm``
     week: Panel
 
     @property
@@ -84,15 +77,10 @@ class Newcomer:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class OwnForecasts:
-    """Forecasts that a home computes from its own readings, one step ahead.
+    """Forecasts that a home computes from its own readings, one step ahead."""
 
-    Attributes:
-        times: Instants of the targets, rising, shape ``(n,)``.
-        values: Forecasts by name, shape ``(n,)`` each.
-    """
-
-    times: Times
-    values: Mapping[str, Series]
+    times: Times  # instants of the targets, rising, shape ``(n,)``
+    values: Mapping[str, Series]  # forecasts by name, shape ``(n,)`` each
 
     @classmethod
     def of(
@@ -135,14 +123,10 @@ def one_step_windows(
 
 @dataclass(frozen=True, slots=True)
 class EachInTurn:
-    """Errors of all homes, each in turn as the one with little history, by regression.
-
-    Attributes:
-        days: Days of its history.
-        mae: Mean absolute error by home on the judged weeks, alone and with the fleet.
-    """
+    """Errors of all homes, each in turn as the one with little history, by regression."""
 
     days: int
+    # mean absolute error by home on the judged weeks, alone and with the fleet
     mae: Mapping[str, tuple[float, float]]
 
     @property
@@ -177,9 +161,7 @@ def each_in_turn(
     """Solve the fleet's regression with each home in turn as the one with little history.
 
     Args:
-        records: Instants and values of every home.
         step: Seconds between two rows.
-        days: Days of the short history.
         start: First moment of all other histories.
         until: Moment at which all histories end.
         judged: First and last moment of the judged part.
@@ -205,9 +187,6 @@ def newcomer(
 
     Args:
         arm: The way with a fleet.
-        days: Days of history.
-        validation: Forecasts of the validation weeks by arm.
-        judged: Forecasts of the judged weeks by arm.
         own: What it computes from its own readings.
     """
     early, late = (

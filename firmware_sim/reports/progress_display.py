@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import Any, Protocol, Self, TextIO
 
 from firmware_sim.fleet.federation import Progress
+from firmware_sim.reports.repeated_warnings import RepeatedWarnings
 from firmware_sim.results import short
 
 EVERY = 5.0  # s between two plain lines of one run
@@ -26,7 +27,7 @@ class Display(Protocol):
         """Show the progress of a run; ``state`` is a word such as ``training`` or ``done``."""
 
     def advance(self, work: str, done: int, rounds: int) -> None:
-        """Show how many rounds of a computation in this process are done, and how long the rest takes."""
+        """Show the finished rounds of a computation in this process, and its remaining time."""
 
     def __enter__(self) -> Self:
         """Start the display."""
@@ -72,7 +73,7 @@ def bar(done: int, rounds: int, width: int = 24) -> str:
 
 
 class RemainingTime:
-    """Estimates how long each computation still takes, from its own pace."""
+    """Estimates the remaining time of each computation from its pace."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         """Read the time from ``clock``."""
@@ -109,9 +110,9 @@ class PlainDisplay:
         self._out, self._every = sys.stderr if out is None else out, every
         self._printed: dict[str, tuple[str, float]] = {}
         self._remaining = RemainingTime()
+        self._warnings = RepeatedWarnings(self.note)
 
     def note(self, text: str) -> None:
-        """Write the text unchanged."""
         print(text, file=self._out, flush=True)
 
     def update(self, run: str, state: str, progress: Progress) -> None:
@@ -135,7 +136,7 @@ class PlainDisplay:
         self.note(f"{work}: {done} of {rounds}{left}")
 
     def __enter__(self) -> Self:
-        """Return the display; nothing is prepared."""
+        self._warnings.__enter__()
         return self
 
     def __exit__(
@@ -144,23 +145,22 @@ class PlainDisplay:
         error: BaseException | None,
         at: TracebackType | None,
     ) -> None:
-        """Leave the output as it is."""
+        self._warnings.__exit__(kind, error, at)
 
 
 class LiveDisplay:
     """A table on a terminal, a row a run; notes scroll by above it."""
 
     def __init__(self, console: Any) -> None:  # noqa: ANN401 - rich.console.Console
-        """Draw on a rich console."""
         from rich.live import Live  # noqa: PLC0415 - only with a terminal
 
         self._console = console
         self._rows: dict[str, tuple[str, ...]] = {}
         self._remaining = RemainingTime()
         self._live = Live(console=console, refresh_per_second=4, transient=False)
+        self._warnings = RepeatedWarnings(self.note)
 
     def note(self, text: str) -> None:
-        """Print above the table."""
         self._live.console.print(text, markup=False, highlight=False)
 
     def update(self, run: str, state: str, progress: Progress) -> None:
@@ -183,8 +183,8 @@ class LiveDisplay:
             self.note(f"{work}: {rounds} of {rounds}")
 
     def __enter__(self) -> Self:
-        """Start drawing."""
         self._live.start()
+        self._warnings.__enter__()
         return self
 
     def __exit__(
@@ -193,7 +193,8 @@ class LiveDisplay:
         error: BaseException | None,
         at: TracebackType | None,
     ) -> None:
-        """Stop drawing; the last table stays on the screen."""
+        """Stop drawing; the last table stays on the screen, below the number of repetitions of each warning."""
+        self._warnings.__exit__(kind, error, at)
         self._live.stop()
 
 

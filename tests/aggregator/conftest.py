@@ -8,13 +8,14 @@ import numpy as np
 import pytest
 
 from aggregator.config import AggregatorConfig, bind
-from aggregator.operations.root_signers import RootSigners
 from aggregator.operations.run_setup import set_up
+from aggregator.operations.signing_keys import RootSigners
 from aggregator.store.opener import open_store
 from aggregator.store.types import EnrolledDevice
-from edge_sdk.wire import keys
-from edge_sdk.wire.contract.archive import seal
-from edge_sdk.wire.contract.manifest import (
+from edge_sdk.link.transport import LinkUp, Message
+from edge_sdk.protocol import codec, envelope, keys, topics
+from edge_sdk.protocol.contract.archive import seal
+from edge_sdk.protocol.contract.manifest import (
     SIGNATURES,
     Feature,
     Golden,
@@ -25,9 +26,7 @@ from edge_sdk.wire.contract.manifest import (
     Training,
     Window,
 )
-from edge_sdk.wire.link.transport import LinkUp, Message
-from edge_sdk.wire.protocol import codec, envelope, topics
-from edge_sdk.wire.protocol.messages import HelloMessage, ModelMessage, UpdateMessage
+from edge_sdk.protocol.messages import HelloMessage, ModelMessage, UpdateMessage
 from tests.aggregator.rig import Desk, Device
 
 ROOT = keys.from_seed(bytes(range(32)))
@@ -232,7 +231,7 @@ def founded(workplace):
             )
             for i in range(1, devices + 1):
                 public = keys.from_seed(bytes([i]) * 32).public
-                store.put_client(EnrolledDevice(f"meter-{i}", (public,)))
+                store.devices.save(EnrolledDevice(f"meter-{i}", (public,)))
         return config
 
     return make

@@ -9,17 +9,18 @@ from pathlib import Path
 import numpy as np
 
 from aggregator.ingress.admission_context import AdmissionContext, WelcomeTerms
+from aggregator.ingress.message_bodies import MessageBodies
 from aggregator.ingress.message_ingress import MessageIngress
 from aggregator.ingress.registry import Registry
+from aggregator.ingress.replies import IngressParts, ReplySealer
 from aggregator.store.opener import open_store
 from aggregator.store.types import EnrolledDevice
-from edge_sdk.wire import keys
-from edge_sdk.wire.contract.method import CONTRACTS
-from edge_sdk.wire.contract.parameter_layout import ParamSpec
-from edge_sdk.wire.link.transport import Message
-from edge_sdk.wire.protocol import codec, envelope, topics
-from edge_sdk.wire.protocol.admission_policy import Limits, OpenRound
-from edge_sdk.wire.protocol.messages import (
+from edge_sdk.link.transport import Message
+from edge_sdk.protocol import codec, envelope, keys, topics
+from edge_sdk.protocol.admission_policy import Limits, OpenRound
+from edge_sdk.protocol.contract.method import CONTRACTS
+from edge_sdk.protocol.contract.parameter_layout import ParamSpec
+from edge_sdk.protocol.messages import (
     KINDS,
     ChunkMessage,
     HelloMessage,
@@ -74,20 +75,15 @@ class Desk:
         self.now = turn or turn_of()
         self.store = open_store(self.path)
         for name in devices:
-            self.store.put_client(EnrolledDevice(name, (key_of(name).public,)))
+            self.store.devices.save(EnrolledDevice(name, (key_of(name).public,)))
         self._begin()
 
     def _begin(self):
         self.registry = Registry(self.store)
-        self.intake = MessageIngress(
-            self.store,
-            self.registry,
-            fleet=FLEET,
-            signer=SIGNER,
-            clock=self.clock,
-            terms=self.terms,
-            rng=random.Random(1),
-        )
+        self.bodies = MessageBodies(FLEET)
+        sealer = ReplySealer(self.bodies, SIGNER)
+        parts = IngressParts(self.store, self.registry, sealer, self.clock)
+        self.intake = MessageIngress(parts, self.terms, rng=random.Random(1))
         if self.now is not None:
             self.intake.open(self.now)
 
@@ -109,7 +105,7 @@ class Desk:
         return [read(answer) for answer in self.intake.tick().answers]
 
     def journalled(self):
-        return [entry.event for entry in self.store.journal(1)]
+        return [entry.event for entry in self.store.journal.entries(1)]
 
     def close(self):
         self.store.close()

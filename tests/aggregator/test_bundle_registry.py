@@ -14,9 +14,9 @@ import pytest
 from aggregator.commands import main as cli
 from aggregator.config import AggregatorConfig, bind, registry_of
 from aggregator.config.bundle_registry import BundleRegistryError
-from edge_sdk.wire import keys
-from edge_sdk.wire.contract.archive import MANIFEST, SIGNATURE, is_sealed, seal
-from edge_sdk.wire.contract.manifest import Manifest
+from edge_sdk.protocol import keys
+from edge_sdk.protocol.contract.archive import MANIFEST, SIGNATURE, is_sealed, seal
+from edge_sdk.protocol.contract.manifest import Manifest
 from tests.aggregator.conftest import ONLINE, ROOT, write_bundle
 
 ALIASED = [('bundle = "toy"', 'bundle = "toy@live"')]
@@ -138,7 +138,7 @@ def step(event, _args):
 
 
 from aggregator.commands import main as cli
-import aggregator.commands.bundle
+import aggregator.extensions.authoring.commands.bundle
 cli.main(["bundle", "list"])
 before = seen
 sys.addaudithook(step)
@@ -146,6 +146,7 @@ sys.exit(cli.main(["bundle", "rollback", "toy", "--to", "1"]))
 """
 
 
+@pytest.mark.slow
 def test_killed_at_any_step_the_alias_names_a_whole_version(fleet, tmp_path):
     fleet("bundle", "promote", "toy")
     fleet("bundle", "promote", str(version_two(fleet, tmp_path)))

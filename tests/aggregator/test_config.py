@@ -9,11 +9,10 @@ import pytest
 
 from aggregator.config import AggregatorConfig, bind, broker_of, load_with_origins
 from aggregator.methods import METHODS
-from aggregator.methods.split.pfgl import KINDS
-from edge_sdk.app.cli import Failure
 from edge_sdk.app.settings import SettingsError, shown
-from edge_sdk.wire import keys
-from edge_sdk.wire.contract.method import Ask, Up
+from edge_sdk.errors import Failure
+from edge_sdk.protocol import keys
+from edge_sdk.protocol.contract.method import Ask, Up
 
 KEPT_BACK = {
     "further_runs",
@@ -163,6 +162,7 @@ def test_a_method_takes_a_rule_or_says_that_it_has_its_own(tmp_path, method):
         assert bind(AggregatorConfig.load(file, {})).config.run.rule["name"] == "median"
 
 
+@pytest.mark.extension
 @pytest.mark.parametrize(
     ("method", "kind", "known"),
     [
@@ -178,10 +178,12 @@ def test_a_graph_that_the_methods_name_does_not_allow_is_refused(tmp_path, metho
     assert f"run.graph.kind: expected {known} for method {method!r}, got {kind!r}" in said
 
 
+@pytest.mark.extension
 def test_every_split_method_states_its_graphs():
-    assert set(KINDS) == set(SPLIT)
+    assert {name for name in METHODS if METHODS[name].kinds} == set(SPLIT)
 
 
+@pytest.mark.extension
 @pytest.mark.torch
 @pytest.mark.parametrize("method", ["lstm_cnn_fedavg", "lstm_cnn_pfl"])
 def test_an_lstm_method_refuses_a_model_without_lstm_layers(tmp_path, method):
@@ -209,6 +211,7 @@ def closed_form(tmp_path, bundle="load-analytic", more=""):
     return file
 
 
+@pytest.mark.extension
 def test_a_model_in_closed_form_is_told_what_it_needs(tmp_path):
     said = refused(closed_form(tmp_path, "load-mlp"))
     assert "'load-mlp' has no graph 'statistic', which method 'analytic' needs" in said
@@ -291,6 +294,7 @@ def test_everything_personal_must_be_said_aloud_and_then_binds(workplace):
     assert bind(AggregatorConfig.load(workplace("shared = []"), {})).spec.shared_size == 0
 
 
+@pytest.mark.extension
 def test_the_example_is_complete_and_binds(tmp_path):
     example = Path(__file__).parents[2] / "examples" / "aggregator.toml"
     loaded = load_with_origins(shutil.copy(example, tmp_path / "aggregator.toml"), {})

@@ -3,7 +3,7 @@
 import pytest
 
 from aggregator.config import AggregatorConfig, bind
-from edge_sdk.app.cli import Failure
+from edge_sdk.errors import Failure
 
 
 def refused(path):
@@ -13,6 +13,7 @@ def refused(path):
     return str(caught.value)
 
 
+@pytest.mark.extension
 @pytest.mark.parametrize(
     ("said", "key", "says"),
     [
@@ -84,6 +85,7 @@ def test_refusals_name_the_key(workplace, said, key, says):
     assert says in why
 
 
+@pytest.mark.extension
 @pytest.mark.parametrize(
     ("method", "quorum", "more"),
     [

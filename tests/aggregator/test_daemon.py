@@ -6,17 +6,15 @@ import pytest
 from aggregator.config import bind
 from aggregator.daemon import Daemon
 from aggregator.operations.control_queue import ControlOrder, leave
-from aggregator.operations.root_signers import RootSigners
 from aggregator.operations.run_setup import set_up
-from aggregator.operations.signing_keys import RunSetupError
+from aggregator.operations.signing_keys import RootSigners, RunSetupError
 from aggregator.store import state_codec
 from aggregator.store.opener import open_store
-from edge_sdk.wire import keys
-from edge_sdk.wire.errors import Reason
-from edge_sdk.wire.link.loopback import LoopbackBroker
-from edge_sdk.wire.protocol import envelope
-from edge_sdk.wire.protocol.codec import decode
-from edge_sdk.wire.protocol.messages import (
+from edge_sdk.errors import Reason
+from edge_sdk.link.loopback import LoopbackBroker
+from edge_sdk.protocol import envelope, keys
+from edge_sdk.protocol.codec import decode
+from edge_sdk.protocol.messages import (
     CommandMessage,
     ContentBody,
     ModelMessage,
@@ -298,7 +296,7 @@ class CrashedError(BaseException):  # a kill is no error that anybody handles
 STEPS = (
     ("append", 6),
     ("commit", 3),
-    ("save_ledger", 2),
+    ("save", 2),  # of a ledger
     ("_commit", 8),
     ("publish", 8),
     ("acknowledge", 4),
@@ -309,7 +307,8 @@ STEPS = (
 def crash_at(daemon, step, nth, before):
     """Make the nth call of a step kill the daemon, before or after it took effect."""
     target = daemon._transport if step in ("publish", "acknowledge") else daemon._store
-    target = target._transactions if step == "_commit" else target
+    if step in ("_commit", "save"):
+        target = target.transactions if step == "_commit" else target.ledgers
     real, left = getattr(target, step), [nth]
 
     def dying(*args, **kwargs):
@@ -365,7 +364,7 @@ class Play:
             for number, puppet in enumerate(self.crew, 1):
                 self.move(puppet, number)
                 self.act()
-        return [v.digest for v in self.daemon._store.versions(1)], state_codec.digest(
+        return [v.digest for v in self.daemon._store.runs.versions(1)], state_codec.digest(
             self.daemon.state
         )
 

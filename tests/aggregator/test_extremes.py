@@ -9,12 +9,13 @@ from dataclasses import replace
 import pytest
 
 from aggregator.commands import main as cli
-from aggregator.operations.control_queue import ControlOrder, OrderError, apply, leave, waiting
+from aggregator.operations.commands import OrderError
+from aggregator.operations.control_queue import ControlOrder, apply, leave, waiting
+from aggregator.store.ledgers import Ledger
 from aggregator.store.opener import open_store
-from aggregator.store.sequence_ledger import Ledger
 from aggregator.store.types import EnrolledDevice
-from edge_sdk.wire.errors import Reason
-from edge_sdk.wire.protocol.messages import (
+from edge_sdk.errors import Reason
+from edge_sdk.protocol.messages import (
     LARGEST,
     LIFE_LEAP,
     RELEASES_LEAP,
@@ -49,9 +50,9 @@ def refused(answers):
 
 @pytest.mark.parametrize("said", [{"life": LARGEST}, {"spent": RELEASES_LIMIT}], ids=str)
 def test_one_hello_does_not_use_a_counter_up(desk, device, said):
-    before = desk.store.ledger("meter-1")
+    before = desk.store.ledgers.get("meter-1")
     assert refused(device.say(device.hello(**said))) == [Reason.MALFORMED]
-    assert desk.store.ledger("meter-1") == before
+    assert desk.store.ledgers.get("meter-1") == before
     desk.clock.seconds += 100
     assert isinstance(device.greet()[0], WelcomeMessage)
 
@@ -63,7 +64,7 @@ def test_a_hello_within_the_leaps_is_welcome(desk, device):
 
 def test_one_update_does_not_use_the_count_of_releases_up(desk, device):
     assert refused(device.say(device.update(spent=RELEASES_LIMIT))) == [Reason.MALFORMED]
-    assert desk.store.ledger("meter-1").spent == 0
+    assert desk.store.ledgers.get("meter-1").spent == 0
     (receipt,) = device.say(device.update(spent=1))
     assert receipt.code == 0
 
@@ -79,28 +80,28 @@ def test_a_status_does_not_outlive_later_ones_by_its_number(desk, device):
 
 
 def test_a_command_that_a_device_takes_for_an_old_one_is_numbered_again(desk, device):
-    first = desk.store.issue("meter-1", "stop")
+    first = desk.store.commands.issue("meter-1", "stop")
     (again,) = device.say(RefusalMessage(Reason.SUPERSEDED, 0, ref=ref_of(first)))
     assert (again.op, again.num) == ("stop", first.num + 1)
-    assert [command.num for command in desk.store.issued("meter-1")] == [again.num]
+    assert [command.num for command in desk.store.commands.open("meter-1")] == [again.num]
     device.say(ReceiptMessage(0, again.num, ref_of(again), 0, 0, 0))
-    assert desk.store.issued("meter-1") == []
+    assert desk.store.commands.open("meter-1") == []
 
 
 def test_a_device_that_refuses_for_ever_is_not_answered_for_ever(desk, device):
-    command, answers = desk.store.issue("meter-1", "stop"), 0
+    command, answers = desk.store.commands.issue("meter-1", "stop"), 0
     for _ in range(40):
         desk.clock.seconds += 60
         said = device.say(RefusalMessage(Reason.SUPERSEDED, 0, ref=ref_of(command)))
         answers += len(said)
         command = said[0] if said else command
     assert answers == 16
-    assert len(desk.store.issued("meter-1")) == 1
+    assert len(desk.store.commands.open("meter-1")) == 1
 
 
 @pytest.mark.parametrize("ref", [None, bytes(16)])
 def test_a_refusal_of_nothing_numbers_nothing_again(desk, device, ref):
-    desk.store.issue("meter-1", "stop")
+    desk.store.commands.issue("meter-1", "stop")
     assert device.say(RefusalMessage(Reason.SUPERSEDED, 0, ref=ref, id=bytes(16))) == []
 
 
@@ -119,7 +120,7 @@ def test_a_budget_out_of_bounds_is_not_issued(store, releases):
     order = ControlOrder("command", "meter-1", op="budget", args={"releases": releases})
     with pytest.raises(OrderError, match="releases: expected a whole number from 0 to 2147483647"):
         apply(order, store)
-    assert store.issued("meter-1") == []
+    assert store.commands.open("meter-1") == []
 
 
 def test_the_largest_budget_is_issued(store):
@@ -172,53 +173,53 @@ FULL = Ledger(cur=POISON, hid=b"x", hid_life=POISON, spent=POISON, cmd=POISON)
 
 
 def test_a_new_key_begins_a_new_ledger_and_says_so(store):
-    store.save_ledger("meter-1", Ledger(cur=3, hid_life=4, spent=20, cmd=7))
+    store.ledgers.save("meter-1", Ledger(cur=3, hid_life=4, spent=20, cmd=7))
     said = apply(ControlOrder("enrol", "meter-1", public=OTHER), store)
     assert "its ledger begins again" in said
     assert "count of releases continues at 20" in said
     assert "--spent" not in said
-    assert store.ledger("meter-1") == Ledger(cur=3, hid_life=4, spent=20, cmd=7)
+    assert store.ledgers.get("meter-1") == Ledger(cur=3, hid_life=4, spent=20, cmd=7)
 
 
 def test_the_count_of_releases_is_lowered_only_where_the_operator_says_so(store):
-    store.save_ledger("meter-1", Ledger(cur=3, spent=20))
+    store.ledgers.save("meter-1", Ledger(cur=3, spent=20))
     said = apply(ControlOrder("enrol", "meter-1", public=OTHER, spent=5), store)
     assert "changes from 20 to 5" in said
     assert "--spent 20" in said
-    assert store.ledger("meter-1").spent == 5
+    assert store.ledgers.get("meter-1").spent == 5
 
 
 def test_a_broken_device_is_replaced_and_its_count_of_releases_continues(store):
-    store.save_ledger("meter-1", Ledger(cur=3, spent=20))
+    store.ledgers.save("meter-1", Ledger(cur=3, spent=20))
     apply(ControlOrder("revoke", "meter-1", why="burnt"), store)
     said = apply(ControlOrder("enrol", "meter-1", public=OTHER), store)
     assert "generation 2" in said
-    assert store.ledger("meter-1").spent == 20
+    assert store.ledgers.get("meter-1").spent == 20
 
 
 def test_the_same_key_begins_nothing(store):
-    store.save_ledger("meter-1", Ledger(cur=3, spent=20))
+    store.ledgers.save("meter-1", Ledger(cur=3, spent=20))
     apply(ControlOrder("revoke", "meter-1"), store)
     said = apply(ControlOrder("enrol", "meter-1", public=PUBLIC), store)
     assert "with the same key, generation 2" in said
-    assert store.ledger("meter-1").spent == 20
+    assert store.ledgers.get("meter-1").spent == 20
 
 
 def test_a_poisoned_ledger_opens_is_said_and_is_healed_by_a_new_key(store):
-    store.save_ledger("meter-1", FULL)
+    store.ledgers.save("meter-1", FULL)
     store._db.execute(
         "INSERT INTO commands (device, num, op, args) VALUES ('meter-1', 1, 'budget', ?)",
         (json.dumps({"releases": float("inf")}),),
     )
-    ledger = store.ledger("meter-1")
+    ledger = store.ledgers.get("meter-1")
     assert (ledger.top, ledger.spent, ledger.cmd) == (LARGEST, RELEASES_LIMIT, LARGEST)
     names = ["cur", "hid_life", "spent", "cmd", "command 1"]
     assert store.unusable() == {"meter-1": names}
-    assert store.issued("meter-1") == []
+    assert store.commands.open("meter-1") == []
     apply(ControlOrder("enrol", "meter-1", public=OTHER), store)
     assert store.unusable() == {}
-    assert store.ledger("meter-1") == Ledger(cmd=1)
-    assert store.issue("meter-1", "stop").num == 2
+    assert store.ledgers.get("meter-1") == Ledger(cmd=1)
+    assert store.commands.issue("meter-1", "stop").num == 2
 
 
 def test_a_device_with_a_poisoned_ledger_is_answered_until_it_has_a_new_key(desk):
@@ -233,12 +234,12 @@ def test_a_device_with_a_poisoned_ledger_is_answered_until_it_has_a_new_key(desk
     assert isinstance(device.greet()[0], WelcomeMessage)
     (receipt,) = device.say(device.update())
     assert receipt.code == 0
-    assert desk.store.ledger("meter-1").spent == 1
+    assert desk.store.ledgers.get("meter-1").spent == 1
 
 
 def test_numbers_of_the_journal_are_not_used_twice_after_a_new_key(desk, device):
     device.say(device.update())
-    desk.store.save_ledger("meter-1", replace(FULL, cmd=0))
+    desk.store.ledgers.save("meter-1", replace(FULL, cmd=0))
     desk.store.renew(EnrolledDevice("meter-1", (device.key.public,)))
     fresh = Device(desk)
     (floor,) = fresh.say(fresh.hello())
@@ -250,6 +251,6 @@ def test_numbers_of_the_journal_are_not_used_twice_after_a_new_key(desk, device)
 
 
 def test_a_full_count_of_commands_is_an_error_in_words(store):
-    store.save_ledger("meter-1", Ledger(cmd=POISON))
+    store.ledgers.save("meter-1", Ledger(cmd=POISON))
     with pytest.raises(OrderError, match="all command numbers are used"):
         apply(ControlOrder("command", "meter-1", op="stop"), store)

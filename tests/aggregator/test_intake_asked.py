@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from aggregator.store.types import PendingTask
-from edge_sdk.wire.contract.method import CONTRACTS, Member
-from edge_sdk.wire.errors import Reason
+from edge_sdk.errors import Reason
+from edge_sdk.protocol.contract.method import CONTRACTS, Member
 from tests.aggregator.rig import Desk, Device, turn_of
 
 VERSION, ROUND, STALEST = 9, 10, 2
@@ -49,7 +49,7 @@ def test_an_answer_counts_though_the_model_has_moved(desk, behind):
     device = greeted(desk)
     ask(desk, number=9, base=VERSION - behind)
     assert code_of(device, round=9, base=VERSION - behind) is Reason.ACCEPTED
-    assert desk.store.asked("meter-1", 1).state == "answered"
+    assert desk.store.tasks.get("meter-1", 1).state == "answered"
     assert desk.taken.entries[0].event.base == VERSION - behind
 
 
@@ -57,7 +57,7 @@ def test_one_from_further_behind_is_too_stale_and_leaves_its_task_refused(desk):
     device = greeted(desk)
     ask(desk, number=5, base=VERSION - STALEST - 1)
     assert code_of(device, round=5, base=VERSION - STALEST - 1) is Reason.TOO_STALE
-    assert desk.store.asked("meter-1", 1).state == "refused"
+    assert desk.store.tasks.get("meter-1", 1).state == "refused"
 
 
 def test_an_offer_from_too_far_behind_is_refused_before_a_chunk_is_sent(desk):
@@ -65,7 +65,7 @@ def test_an_offer_from_too_far_behind_is_refused_before_a_chunk_is_sent(desk):
     ask(desk, number=5, base=6)
     (receipt,) = device.say(device.offer(device.update(round=5, base=6)))
     assert receipt.code == Reason.TOO_STALE
-    assert desk.store.asked("meter-1", 1).state == "refused"
+    assert desk.store.tasks.get("meter-1", 1).state == "refused"
 
 
 @pytest.mark.parametrize("future", [{"base": VERSION + 1}, {"round": ROUND + 1}])
@@ -84,7 +84,7 @@ def test_what_was_not_asked_does_not_count(desk, lie):
     ask(desk, number=9, base=8)
     assert code_of(device, **({"round": 9, "base": 8} | lie)) is Reason.LATE
     assert not desk.taken.entries
-    assert desk.store.asked("meter-1", 1).is_open is (lie.get("round", 9) != 9)
+    assert desk.store.tasks.get("meter-1", 1).is_open is (lie.get("round", 9) != 9)
 
 
 def test_who_was_never_asked_is_not_heard(desk):

@@ -22,8 +22,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from aggregator.ingress.admission_context import WelcomeTerms
 from aggregator.ingress.rate_limits import RateLimits
 from aggregator.store.sqlite import SqliteStore
-from edge_sdk.wire.protocol import envelope, topics
-from edge_sdk.wire.protocol.messages import OfferMessage
+from edge_sdk.protocol import envelope, topics
+from edge_sdk.protocol.messages import OfferMessage
 from tests.aggregator.rig import FLEET, Desk, Device, read, ref_of, turn_of, wide
 
 HOLD = 2
@@ -43,7 +43,7 @@ class Fused(SqliteStore):
 
     def __init__(self, *opened):
         super().__init__(*opened)
-        self._transactions.writing = partial(self._fused, self._transactions.writing)
+        self.transactions.writing = partial(self._fused, self.transactions.writing)
 
     @contextmanager
     def _fused(self, writing):
@@ -190,12 +190,12 @@ class World:
     # --- what must hold
 
     def check(self):
-        applied = [(e.event.round, e.event.vector[0]) for e in self.desk.store.journal(1)]
+        applied = [(e.event.round, e.event.vector[0]) for e in self.desk.store.journal.entries(1)]
         rounds = [number for number, _ in applied]
         assert len(rounds) == len(set(rounds)), "applied twice"
         assert all(number == mark for number, mark in applied), "mixed-up chunks"
         assert len(self.got) <= len(applied)
-        journalled = {update.number for update in self.desk.store.applied()}
+        journalled = {update.number for update in self.desk.store.journal.applied()}
         for key, ref in self.got:
             assert self.sent[key] == ref
             assert ("meter-1", *key) in journalled, "receipted update lost"
@@ -356,7 +356,7 @@ def test_random_courses_within_a_budget_of_faults(tmp_path, kind, seed):
     world.desk.close()
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.parametrize("kind", BUDGETS)
 def test_many_random_courses(tmp_path, kind):
     for seed in range(100):
@@ -400,7 +400,7 @@ def test_a_restored_image_cannot_have_an_entry_applied_again(world):
     world.post(world.release())  # (3, 1) promotes
     world.settle()
     world.check()
-    assert len(list(world.desk.store.journal(1))) == 3
+    assert len(list(world.desk.store.journal.entries(1))) == 3
     assert world.desk.intake.counts["CLOSED"] == 1
 
 
@@ -409,7 +409,7 @@ def test_a_receipt_is_never_said_before_its_commit(world):
     world.post(world.release())
     world.arrive(*world.up.pop(0), crash="before")
     assert world.down == []
-    assert list(world.desk.store.journal(1)) == []
+    assert list(world.desk.store.journal.entries(1)) == []
     world.settle()
     world.check()
     assert len(world.got) == 1
@@ -419,7 +419,7 @@ def test_a_welcome_is_never_said_before_its_commit(world):
     world.post(world.tick())
     world.arrive(*world.up.pop(0), crash="before")
     assert world.down == []
-    assert world.desk.store.ledger("meter-1").hid == b""
+    assert world.desk.store.ledgers.get("meter-1").hid == b""
 
 
 def test_the_model_speaks_what_the_wire_says(world):

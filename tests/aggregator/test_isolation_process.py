@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from aggregator.brokers.broker_process import mosquitto_program, start
-from edge_sdk.wire.errors import Reason
-from edge_sdk.wire.link.mqtt import Broker, MqttLink
-from edge_sdk.wire.protocol.messages import ModelMessage, ReceiptMessage, WelcomeMessage
+from aggregator.extensions.authority.access.broker_process import mosquitto_program, start
+from edge_sdk.errors import Reason
+from edge_sdk.link.mqtt import Broker, MqttLink
+from edge_sdk.protocol.messages import ModelMessage, ReceiptMessage, WelcomeMessage
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -85,7 +85,7 @@ class Site:
         )
         return json.loads(done.stdout)
 
-    def until(self, holds, patience=60.0):
+    def until(self, holds, patience=600.0):
         end = time.monotonic() + patience
         while time.monotonic() < end:
             for puppet in self.crew:

@@ -9,11 +9,10 @@ from aggregator.commands import main as cli
 from aggregator.config import bind
 from aggregator.daemon import Daemon
 from aggregator.operations.link_projection import CLASS_DAY, LinkProjection, projection_of
-from edge_sdk.limits.resource_limits import CLASSES
-from edge_sdk.wire import keys
-from edge_sdk.wire.link.loopback import LoopbackBroker
-from edge_sdk.wire.protocol import codec, envelope
-from edge_sdk.wire.protocol.messages import UpdateMessage
+from edge_sdk.limits import CLASSES
+from edge_sdk.link.loopback import LoopbackBroker
+from edge_sdk.protocol import codec, envelope, keys
+from edge_sdk.protocol.messages import UpdateMessage
 from tests.aggregator.conftest import ONLINE
 
 CONTINUOUS = 'schedule = { rounds_per_day = "continuous" }'
@@ -68,6 +67,7 @@ def test_check_config_prints_the_projection(workplace, tmp_path, capsys):
     assert said["traffic"].startswith("5.71 rounds a day x ")
 
 
+@pytest.mark.extension
 @pytest.mark.parametrize(
     "chosen",
     [

@@ -11,11 +11,11 @@ from aggregator.ingress import uploads
 from aggregator.ingress.rate_limits import BURST, RateLimiter, RateLimits
 from aggregator.ingress.replies import pause
 from aggregator.ingress.update_admission import ROWS
-from edge_sdk.wire.errors import Reason, Refused
-from edge_sdk.wire.protocol import messages
-from edge_sdk.wire.protocol.transfer import IDLE, Sending
+from edge_sdk.errors import Reason, Refused
+from edge_sdk.protocol import messages
+from edge_sdk.protocol.transfer import IDLE, Sending
 
-TEXT = (Path(messages.__file__).parents[2] / "PROTOCOL.md").read_text("utf-8")
+TEXT = (Path(messages.__file__).parent / "PROTOCOL.md").read_text("utf-8")
 PART = re.search(r"^### What one device may use.*?(?=^## )", TEXT, re.MULTILINE | re.DOTALL)[0]
 LINES = [line.split("|")[1:-1] for line in PART.splitlines() if line.startswith("| ")]
 LIMITS = {what.strip(): (most.strip(), beyond.strip()) for what, most, beyond in LINES[1:]}

@@ -9,13 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from aggregator.audit.recompute import recompute
 from aggregator.config import AggregatorConfig, bind
 from aggregator.daemon import Daemon
+from aggregator.extensions.audit.recompute import recompute
 from aggregator.store.opener import open_store
 from aggregator.store.row_file import SpooledRows
 from edge_sdk.app.settings import SettingsError
-from edge_sdk.wire.link.loopback import LoopbackBroker
+from edge_sdk.link.loopback import LoopbackBroker
 from tests.aggregator.conftest import Puppet, StillClock, write_bundle
 from tests.postgres_server import postgres_server
 
@@ -84,7 +84,7 @@ def finished(config):
         audit = recompute(store, bound.half, bound.first_state().w)
         assert audit.is_sound, audit.faults
         assert audit.moved == 2
-        return [version.digest for version in store.versions(store.run().run)]
+        return [version.digest for version in store.runs.versions(store.runs.latest().run)]
 
 
 def pending(daemon):

@@ -9,9 +9,9 @@ import pytest
 
 from aggregator.daemon import Daemon
 from aggregator.operations.control_queue import ControlOrder, leave
-from edge_sdk.wire.errors import Reason
-from edge_sdk.wire.link.loopback import LoopbackBroker
-from edge_sdk.wire.protocol.messages import (
+from edge_sdk.errors import Reason
+from edge_sdk.link.loopback import LoopbackBroker
+from edge_sdk.protocol.messages import (
     MetricsMessage,
     ModelMessage,
     PartMessage,
@@ -229,7 +229,7 @@ sys.path.insert(0, sys.argv[3])
 from aggregator.config import AggregatorConfig
 from aggregator.daemon import Daemon
 from aggregator.rounds.round_engine import RoundEngine
-from edge_sdk.wire.link.loopback import LoopbackBroker
+from edge_sdk.link.loopback import LoopbackBroker
 from tests.aggregator.conftest import StillClock
 
 

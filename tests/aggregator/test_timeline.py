@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from aggregator.daemon import Daemon
-from edge_sdk.wire.link.loopback import LoopbackBroker
-from edge_sdk.wire.protocol.messages import TaskMessage, UpdateMessage
+from edge_sdk.link.loopback import LoopbackBroker
+from edge_sdk.protocol.messages import TaskMessage, UpdateMessage
 
 TAKES = {"meter-1": 1.0, "meter-2": 2.0, "meter-3": 5.0}
 METHODS = {"fedbuff": ("delta", ""), "bafdp": ("weights", 'regulariser = "off"')}
@@ -56,7 +56,7 @@ class Line:
         return self.fired
 
     def note(self, at):
-        told = self.daemon._store.versions(1)
+        told = self.daemon._store.runs.versions(1)
         for version in told[len(self.fired) :]:
             who = tuple(int(name[-1]) for name in version.report["cohort"])
             behind = version.report["staleness"]
@@ -104,6 +104,7 @@ def line(request, founded, puppets, still_clock):
         one.daemon.close()
 
 
+@pytest.mark.extension
 def test_two_of_three_fire_without_waiting(line):
     fired = line(2).until(20)
     assert fired[:9] == [
@@ -120,11 +121,13 @@ def test_two_of_three_fire_without_waiting(line):
     assert len(fired) == 13
 
 
+@pytest.mark.extension
 def test_all_of_three_are_the_synchronous_twin(line):
     fired = line(3).until(20)
     assert fired == [(at, (1, 2, 3), (0, 0, 0)) for at in (5.0, 10.0, 15.0, 20.0)]
 
 
+@pytest.mark.extension
 def test_every_answer_fires_alone(line):
     fired = line(1).until(20)
     assert len(fired) == 34
@@ -161,6 +164,7 @@ def test_the_oracle_by_hand_is_the_one_of_the_specification():
 ONLY_WHO_WAITS = pytest.mark.parametrize("line", ["bafdp"], indirect=True)
 
 
+@pytest.mark.extension
 @ONLY_WHO_WAITS
 @pytest.mark.parametrize("bound", [1, 2])
 def test_nobody_falls_further_behind_than_the_bound(line, bound):
@@ -172,6 +176,7 @@ def test_nobody_falls_further_behind_than_the_bound(line, bound):
     assert waited == (bound == 1)
 
 
+@pytest.mark.extension
 @ONLY_WHO_WAITS
 def test_with_a_bound_of_two_three_firings_are_all_without_the_straggler(line):
     """Device 3 never answers: it is two behind at the third firing, so that is the last."""

@@ -10,12 +10,12 @@ import pytest
 
 from aggregator.ingress.admission_context import WelcomeTerms
 from aggregator.ingress.uploads import KEEP, UploadCapacity
-from edge_sdk.wire.contract.parameter_layout import ParamSpec
-from edge_sdk.wire.link.transport import Message
-from edge_sdk.wire.protocol import codec, envelope, outbox, topics
-from edge_sdk.wire.protocol.messages import CHUNK_LIMIT
-from edge_sdk.wire.protocol.outbox import Outbox
-from edge_sdk.wire.protocol.outbox_state import OutboxEntry, SendChunk, StepInputs
+from edge_sdk.link.transport import Message
+from edge_sdk.protocol import codec, envelope, outbox, topics
+from edge_sdk.protocol.contract.parameter_layout import ParamSpec
+from edge_sdk.protocol.messages import CHUNK_LIMIT
+from edge_sdk.protocol.outbox import Outbox
+from edge_sdk.protocol.outbox_state import OutboxEntry, SendChunk, StepInputs
 from tests.aggregator.rig import FLEET, Desk, Device, read, turn_of
 
 SPEC = ParamSpec.of([("head", (39_500,))])
@@ -99,7 +99,7 @@ class Herd:
         for meter in self.meters.values():
             meter.visit()
         self.route(self.desk.intake.tick().answers)
-        chunks, size = self.desk.intake.in_flight
+        chunks, size = self.desk.intake._uploads.in_flight
         assert chunks <= self.room.messages
         assert size <= self.room.in_flight
         self.desk.clock.seconds += STEP

@@ -5,7 +5,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from aggregator.graph.factory import GraphSection, bind
+from aggregator.extensions.papers.graph.factory import GraphSection, bind
 
 pytestmark = [pytest.mark.bench, pytest.mark.torch]
 

@@ -7,11 +7,11 @@ import os
 import numpy as np
 import pytest
 
+from aggregator.store.ledgers import Ledger, LedgerRow
 from aggregator.store.opener import open_store
-from aggregator.store.sequence_ledger import Ledger, LedgerRow
 from aggregator.store.types import EnrolledDevice
-from edge_sdk.wire.contract.method import Update
-from edge_sdk.wire.errors import Reason
+from edge_sdk.errors import Reason
+from edge_sdk.protocol.contract.method import Update
 
 pytestmark = pytest.mark.bench
 
@@ -25,7 +25,7 @@ def test_append(tmp_path, best, tell):
             open_store(tmp_path / f"{size}.db") as store,
             (tmp_path / "bare").open("ab") as bare,
         ):
-            store.put_client(EnrolledDevice("meter-1", (bytes(32),)))
+            store.devices.save(EnrolledDevice("meter-1", (bytes(32),)))
 
             def append(store=store, vector=vector, numbers=numbers):
                 seq = next(numbers)

@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from edge_sdk.session.model_log import ModelLog
+from edge_sdk.extensions.model_log import merkle_tree
+from edge_sdk.extensions.model_log.model_log import ModelLog
+from edge_sdk.protocol.codec import encode
 from edge_sdk.store.store import DeviceStore
-from edge_sdk.wire import merkle_tree
-from edge_sdk.wire.protocol.codec import encode
-from tests.edge_sdk.session.test_model_log import BUNDLE, KEY, Log
+from tests.edge_sdk.extensions.model_log.test_model_log import BUNDLE, KEY, Log
 
 pytestmark = pytest.mark.bench
 

@@ -10,16 +10,19 @@ import random
 import numpy as np
 import pytest
 
-from edge_sdk.wire import keys
-from edge_sdk.wire.contract.method import CONTRACTS
-from edge_sdk.wire.contract.parameter_layout import ParamSpec
-from edge_sdk.wire.hpke import DecryptionKey
-from edge_sdk.wire.protocol import codec, envelope
-from edge_sdk.wire.protocol.admission_policy import Limits, OpenRound, admit_update
-from edge_sdk.wire.protocol.encrypted_body import BodyContext, decrypted_body, encrypted_body
-from edge_sdk.wire.protocol.envelope import AGGREGATOR
-from edge_sdk.wire.protocol.messages import CHUNK_LIMIT, ChunkMessage, UpdateMessage
-from edge_sdk.wire.protocol.transfer import Receiving, count_of
+from edge_sdk.extensions.encryption.encrypted_body import (
+    BodyContext,
+    decrypted_body,
+    encrypted_body,
+)
+from edge_sdk.extensions.encryption.hpke import DecryptionKey
+from edge_sdk.protocol import codec, envelope, keys
+from edge_sdk.protocol.admission_policy import Limits, OpenRound, admit_update
+from edge_sdk.protocol.contract.method import CONTRACTS
+from edge_sdk.protocol.contract.parameter_layout import ParamSpec
+from edge_sdk.protocol.envelope import AGGREGATOR
+from edge_sdk.protocol.messages import CHUNK_LIMIT, ChunkMessage, UpdateMessage
+from edge_sdk.protocol.transfer import Receiving, count_of
 
 pytestmark = pytest.mark.bench
 

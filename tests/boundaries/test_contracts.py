@@ -31,51 +31,51 @@ def lint(folder: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
+PLANTED = (
+    ("edge_sdk/methods/local_sgd.py", "import time"),
+    ("edge_sdk/client.py", "import paho.mqtt.client"),
+    ("edge_sdk/protocol/admission_policy.py", "import msgpack"),
+    ("edge_sdk/forecasting/forecast.py", "import torch"),
+    ("firmware_sim/fleet/in_process.py", "import aggregator.store"),
+    ("firmware_sim/commands/fleet.py", "import aggregator.config"),
+    ("aggregator/rules/rows.py", "import aggregator.store"),
+    ("aggregator/methods/fedavg.py", "import sqlite3"),
+    ("aggregator/daemon.py", "import edge_sdk.client"),
+    ("edge_sdk/protocol/codec.py", "import edge_sdk.store.store"),
+    ("edge_sdk/client.py", "import firmware_sim.attacks"),
+    ("edge_sdk/agent.py", "import firmware_sim.attacks.model"),
+    ("aggregator/rules/parameters.py", "import firmware_sim.attacks.model"),
+    ("firmware_sim/attacks/model.py", "import time"),
+    ("aggregator/rounds/round_engine.py", "import aggregator.store.sqlite"),
+    ("aggregator/commands/status.py", "import aggregator.store.sqlite"),
+    ("edge_sdk/extensions/analytic/solve.py", "import edge_sdk.privacy.ledger"),
+    ("edge_sdk/extensions/analytic/features.py", "import onnxruntime"),
+)
+
+
 @pytest.fixture(scope="module")
-def copy(tmp_path_factory):
+def said(tmp_path_factory):
+    """What import-linter says of a copy of the programs with every violation planted: one graph for all."""
     folder = tmp_path_factory.mktemp("tree")
     for name in ("edge_sdk", "aggregator", "firmware_sim", "tools"):
         shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("*.onnx", "*.gz"))
     shutil.copy(ROOT / "pyproject.toml", folder)
-    return folder
+    for where, line in PLANTED:
+        with (folder / where).open("a", encoding="utf-8") as file:
+            file.write(f"\n{line}\n")
+    done = lint(folder)
+    assert done.returncode != 0
+    return done.stdout.partition("Broken contracts")[2]
 
 
-def test_every_contract_holds(copy):
-    done = lint(copy)
-    assert done.returncode == 0, done.stdout
-
-
-@pytest.mark.parametrize(
-    ("where", "line"),
-    [
-        ("edge_sdk/methods/local_sgd.py", "import time"),
-        ("edge_sdk/client.py", "import paho.mqtt.client"),
-        ("edge_sdk/wire/protocol/admission_policy.py", "import msgpack"),
-        ("edge_sdk/forecasting/forecast.py", "import torch"),
-        ("firmware_sim/fleet/in_process.py", "import aggregator.store"),
-        ("firmware_sim/commands/fleet.py", "import aggregator.config"),
-        ("aggregator/rules/rows.py", "import aggregator.store"),
-        ("aggregator/methods/base/averaging.py", "import sqlite3"),
-        ("aggregator/daemon.py", "import edge_sdk.client"),
-        ("edge_sdk/wire/protocol/codec.py", "import edge_sdk.store.store"),
-        ("edge_sdk/client.py", "import firmware_sim.attacks"),
-        ("edge_sdk/agent.py", "from firmware_sim.attacks import clients"),
-        ("aggregator/rules/weights.py", "import firmware_sim.attacks.model"),
-        ("firmware_sim/attacks/model.py", "import time"),
-        ("aggregator/rounds/round_engine.py", "import aggregator.store.sqlite"),
-        ("aggregator/commands/audit.py", "import aggregator.store.connection"),
-        ("edge_sdk/analytic/solve.py", "import edge_sdk.privacy.ledger"),
-        ("edge_sdk/analytic/features.py", "import onnxruntime"),
-    ],
-)
-def test_a_planted_violation_is_caught(copy, where, line):
-    path = copy / where
-    before = path.read_text()
-    path.write_text(f"{before}\n{line}\n")
-    try:
-        assert lint(copy).returncode != 0, f"{where}: {line!r} went unnoticed"
-    finally:
-        path.write_text(before)
+@pytest.mark.parametrize(("where", "line"), PLANTED)
+def test_a_planted_violation_is_caught(said, where, line):
+    """``make contracts`` shows that there is none in the programs as they are."""
+    importer = where.removesuffix(".py").replace("/", ".")
+    imported = line.removeprefix("import ")
+    if imported.split(".")[0] not in ("edge_sdk", "aggregator", "firmware_sim"):
+        imported = imported.split(".")[0]  # of other packages the top alone is in the graph
+    assert f"{importer} -> {imported} (" in said, f"{where}: {line!r} went unnoticed"
 
 
 def contracts():
@@ -91,18 +91,7 @@ def modules_of(package):
     }
 
 
-def test_only_the_store_of_the_aggregator_may_import_sqlite():
-    (named,) = (
-        set(one["source_modules"])
-        for one in contracts()
-        if "aggregator.store.sqlite" in one.get("forbidden_modules", ())
-        and "aggregator.daemon" in one["source_modules"]
-    )
-    inside = {f"aggregator.{name}" for name in ("__init__", "__main__", "store")}
-    assert modules_of("aggregator") - named == inside
-
-
-def test_the_aggregator_may_import_four_device_packages_only():
+def test_the_aggregator_imports_no_further_package_of_a_device():
     """A new package of edge_sdk is closed to the aggregator until somebody opens it here."""
     closed = next(
         set(one["forbidden_modules"])
@@ -111,7 +100,17 @@ def test_the_aggregator_may_import_four_device_packages_only():
     )
     opened = {
         f"edge_sdk.{name}"
-        for name in ("__init__", "__main__", "analytic", "app", "shared_math", "wire")
+        for name in (
+            "__init__",
+            "__main__",
+            "app",
+            "errors",
+            "extensions",
+            "limits",
+            "link",
+            "protocol",
+            "shared_math",
+        )
     }
     assert modules_of("edge_sdk") - closed == opened
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from edge_sdk.wire.keys import generate, save_public, save_signing_key
+from edge_sdk.protocol.keys import generate, save_public, save_signing_key
 
 ROOT = Path(__file__).resolve().parents[2]
 MOST_MIB = 120
@@ -18,23 +18,23 @@ MOST_MIB = 120
 
 TRAIN = """
 import json, sys
-from edge_sdk.agent import open_sources, read_all
+from edge_sdk.agent import open_sources
 from edge_sdk.client import Client
 from edge_sdk.config import Config
+from edge_sdk.sources import read_all
 config = Config.load(sys.argv[1])
 with Client(config) as client:
-    read_all(open_sources(config), client.observe)
+    read_all(open_sources(config), client.observe_all)
     while client.status()["counts"].get("rounds alone", 0) < 3:
         client.tick(0.02)
     source = client.forecast().source
 peak = next(line for line in open("/proc/self/status") if line.startswith("VmHWM"))
-heavy = sorted({name.partition(".")[0] for name in sys.modules})
-print(json.dumps({"mib": int(peak.split()[1]) / 1024, "source": source, "modules": heavy}))
+print(json.dumps({"mib": int(peak.split()[1]) / 1024, "source": source, "modules": [*sys.modules]}))
 """
 
 
-@pytest.fixture(scope="module")
-def told(tmp_path_factory):
+@pytest.fixture(scope="module", params=[[], ["-OO"]], ids=["", "without docstrings"])
+def told(request, tmp_path_factory):
     """Let a device train alone, in a process of its own, while its broker does not answer."""
     if not Path("/proc/self/status").is_file():
         pytest.skip("peak memory is read from /proc")
@@ -45,7 +45,7 @@ def told(tmp_path_factory):
     (folder / "readings.csv").write_text("time,load,warm,wind\n" + "\n".join(rows) + "\n")
     (folder / "meter.toml").write_text(CONFIG)
     done = subprocess.run(
-        [sys.executable, "-c", TRAIN, str(folder / "meter.toml")],
+        [sys.executable, *request.param, "-c", TRAIN, str(folder / "meter.toml")],
         capture_output=True,
         text=True,
         timeout=600,
@@ -81,3 +81,18 @@ def test_a_training_device_stays_small(told):
 def test_it_has_loaded_its_engine_and_its_link_but_no_framework(told):
     assert {"onnxruntime", "paho", "cryptography", "msgpack"} <= set(told["modules"])
     assert not {"torch", "onnx", "pandas", "scipy", "aggregator"} & set(told["modules"])
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        "edge_sdk.extensions.papers.consensus",
+        "edge_sdk.extensions.outputs.file",
+        "edge_sdk.extensions.outputs.mqtt",
+        "edge_sdk.extensions.noise_points.gradient_noise",
+        "edge_sdk.extensions.sources.interface",
+        "edge_sdk.extensions.sources.p1",
+    ],
+)
+def test_it_has_not_loaded_what_is_not_configured(told, module):
+    assert module not in told["modules"]

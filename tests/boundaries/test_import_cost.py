@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from pkgutil import resolve_name
 
 import pytest
+
+from tools.structure_size import ROOT, STARTS, loaded
 
 HEAVY = ("onnxruntime", "paho", "cryptography", "torch", "msgpack", "numpy", "sqlite3", "argparse")
 
@@ -55,35 +56,67 @@ def test_every_public_name_is_there_and_listed():
 
 def test_an_agent_imports_neither_methods_nor_interfaces_that_it_does_not_use():
     """A device of 64 MiB has none to spare: each of these modules takes some 100 kB."""
-    methods = ("averaged_week", "bilevel", "consensus", "fesem", "gossip", "pfl", "split")
-    interfaces = ("modbus", "mqtt_feed", "ocpp", "pm3gpp", "drop_folder")
-    unused = {f"edge_sdk.methods.{name}" for name in methods}
-    unused |= {f"edge_sdk.sources.{name}" for name in interfaces} | {"edge_sdk.peers.driver"}
-    unused |= {"urllib.request", "http.client", "email.message"}  # of paho, for proxies
+    unused = {"urllib.request", "http.client", "email.message"}  # of paho, for proxies
     said = "import sys; sys.modules['socks'] = None; "  # where PySocks is installed, paho asks it
-    said += "import edge_sdk.commands.run, edge_sdk.agent, edge_sdk.wire.link.mqtt"
+    said += "import edge_sdk.commands.run, edge_sdk.agent, edge_sdk.link.mqtt"
     run = subprocess.run(
         [sys.executable, "-c", f"{said}; print(*sys.modules)"],
         capture_output=True,
         text=True,
         check=True,
     )
-    assert unused.isdisjoint(run.stdout.split())
+    loaded = run.stdout.split()
+    assert unused.isdisjoint(loaded)
+    options = (
+        "budget",
+        "evaluation",
+        "lifecycle",
+        "outputs",
+        "papers",
+        "peers",
+        "setup",
+        "sources",
+    )
+    extensions = tuple(f"edge_sdk.extensions.{name}" for name in options)
+    assert [name for name in loaded if name.startswith(extensions)] == []
 
 
 def test_every_method_of_a_device_can_be_imported():
     from edge_sdk.methods import METHODS  # noqa: PLC0415 - what is tested
 
-    for name, factory in METHODS.items():
-        reference = getattr(factory, "args", ("",))[0]
-        if isinstance(reference, str) and reference:
-            assert callable(resolve_name(f"edge_sdk.methods.{reference}")), name
+    assert all(callable(factory) for factory in METHODS.values())
+
+
+def test_a_fleet_of_fedavg_imports_no_paper():
+    said = "import sys; from aggregator.methods import METHODS as S; from edge_sdk.methods import METHODS as D"
+    used = "S['fedavg'], D['fedavg'], 'bafdp' in S, len(D)"
+    found = "print([name for name in sys.modules if '.extensions.papers' in name])"
+    run = subprocess.run(
+        [sys.executable, "-c", f"{said}\n{used}\n{found}"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert run.stdout.strip() == "[]"
 
 
 def test_a_running_daemon_has_loaded_no_offline_analysis():
     said = "import sys, aggregator.commands.main, aggregator.commands.run, aggregator.daemon"
-    found = "print([name for name in sys.modules if name.startswith('aggregator.analysis')])"
+    found = (
+        "print([name for name in sys.modules if name.startswith('aggregator.extensions.analysis')])"
+    )
     run = subprocess.run(
         [sys.executable, "-c", f"{said}\n{found}"], capture_output=True, text=True, check=True
     )
     assert run.stdout.strip() == "[]"
+
+
+def test_a_daemon_imports_the_extensions_that_it_uses_and_settings():
+    files = [file.relative_to(ROOT).parts for file in loaded(STARTS["the daemon"])]
+    extensions = {(one[0], one[2]) for one in files if one[1] == "extensions" and len(one) > 3
+                  and one[-1] not in ("__init__.py", "settings.py")}  # fmt: skip
+    assert extensions <= {
+        ("aggregator", "model_log"),
+        ("aggregator", "status_page"),
+        ("edge_sdk", "model_log"),
+    }

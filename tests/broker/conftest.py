@@ -8,15 +8,15 @@ from collections.abc import Callable, Iterable
 
 import pytest
 
-from aggregator.brokers.broker_process import (
+from aggregator.extensions.authority.access.broker_process import (
     BrokerProcess,
     has_embedded,
     mosquitto_program,
     probe,
     start,
 )
-from edge_sdk.wire.link.mqtt import Broker, MqttLink, Poller
-from edge_sdk.wire.link.transport import Happening, Message
+from edge_sdk.link.mqtt import Broker, MqttLink, Poller
+from edge_sdk.link.transport import Happening, Message
 from tests.broker.single_meter import Meter
 
 

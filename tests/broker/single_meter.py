@@ -10,9 +10,9 @@ import subprocess
 import sys
 import time
 
-from edge_sdk.wire import keys
+from edge_sdk.protocol import keys
 
-PATIENCE = 120.0
+PATIENCE = 600.0
 HOUR = 3600
 
 TOML = """

@@ -16,13 +16,18 @@ from pathlib import Path
 
 import pytest
 
-from aggregator.brokers.broker_process import BrokerProcess, TlsFiles, mosquitto_program, start
-from aggregator.brokers.mosquitto import LARGEST_PACKET, check_mosquitto_config
-from aggregator.brokers.mosquitto_acl import read
-from edge_sdk.wire.link.mosquitto_access import mosquitto_access
-from edge_sdk.wire.protocol import topics
+from aggregator.extensions.authority.access.broker_process import (
+    BrokerProcess,
+    TlsFiles,
+    mosquitto_program,
+    start,
+)
+from aggregator.extensions.authority.access.mosquitto import LARGEST_PACKET, check_mosquitto_config
+from aggregator.extensions.authority.access.mosquitto_acl import read
+from aggregator.extensions.authority.access.mosquitto_topics import mosquitto_access
+from edge_sdk.protocol import topics
+from tests.aggregator.extensions.authority.access.test_mosquitto_topics import FORMER
 from tests.broker.authority import Authority
-from tests.edge_sdk.wire.link.test_mosquitto_access import FORMER
 
 pytestmark = pytest.mark.broker
 
@@ -152,7 +157,7 @@ def empty_site(tmp_path):
 
 @pytest.mark.parametrize("rules", RULES)
 def test_mosquitto_grants_what_the_rules_say_here(empty_site, rules):
-    """Every name tries every topic; what arrives is what `aggregator.brokers.mosquitto_acl` evaluates."""
+    """Every name tries every topic; what arrives is what `authority.access.mosquitto_acl` evaluates."""
     site, known = empty_site(rules), read(RULES[rules])
     hearer = Raw(site, "_agg")
     hearer.subscribe("gf/#")

@@ -7,16 +7,17 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from aggregator.brokers.broker_process import has_embedded, start
 from aggregator.commands.main import program
-from aggregator.models.closed_form import ANALYTIC, made
+from aggregator.extensions.authoring.closed_form import ANALYTIC, made
+from aggregator.extensions.authority.access.broker_process import has_embedded, start
 from edge_sdk import Client, Config
+from edge_sdk.protocol.codec import decode
+from edge_sdk.protocol.contract.manifest import statistic_layout
+from edge_sdk.protocol.keys import generate, save_signing_key
+from edge_sdk.protocol.messages import UpdateMessage
+from edge_sdk.protocol.outbox_state import OutboxEntry
 from edge_sdk.session.identity import load_signer
-from edge_sdk.training.outbox_entry import SignedSealer, signed
-from edge_sdk.wire.contract.analytic import statistic_layout
-from edge_sdk.wire.keys import generate, save_signing_key
-from edge_sdk.wire.protocol.codec import decode
-from edge_sdk.wire.protocol.messages import UpdateMessage
+from edge_sdk.training.outbox_entry import SignedSealer
 from firmware_sim.attacks.attack_plan import HONEST, AttackPlan
 from firmware_sim.commands.fleet_run import FleetRun
 from firmware_sim.reports.progress_display import display
@@ -43,13 +44,13 @@ class WideSealer(SignedSealer):
         wide, _ = made(replace(ANALYTIC["load-analytic"], units=61), name="wide", version=1)
         self.spec, self.size = wide.spec().digest, statistic_layout(3, 115).size
 
-    def seal(self, update, task, numbers, *, run, learner, encoding, encrypt_to=None):
+    def seal(self, update, task, numbers, *, run, learner, encoding, encrypt=bytes):
         honest = super().seal(update, task, numbers, run=run, learner=learner, encoding=encoding)
         said = replace(
             decode(UpdateMessage, honest.body), spec=self.spec, blob=bytes(4 * self.size)
         )
-        body, proof = signed(said, config=self._config, signer=self._signer)
-        return replace(honest, body=body, proof=proof, spec=self.spec)
+        config = self._config
+        return OutboxEntry.sealed(said, fleet=config.fleet, sender=config.id, signer=self._signer)
 
 
 @pytest.fixture(scope="module")
@@ -72,11 +73,13 @@ def finished(url, folder, scenario, name, **more):
     return run
 
 
+@pytest.mark.slow
 def test_a_device_of_another_width_is_refused_and_the_others_go_on(url, tmp_path, monkeypatch):
     """Its statistic cannot be added up with theirs: the layout in its offer says so."""
 
-    def wide(config, **options):
-        return Client(config, sealer=WideSealer(config, load_signer(config)), **options)
+    def wide(config, *, parts, **options):
+        sealer = WideSealer(config, load_signer(config))
+        return Client(config, parts=replace(parts, sealer=sealer), **options)
 
     def roles(_self, ids):
         last = max(ids)
@@ -89,6 +92,7 @@ def test_a_device_of_another_width_is_refused_and_the_others_go_on(url, tmp_path
     assert set(run.refused) == {"WRONG_SPEC"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("attack", "refused"), [("flipping", {"NORM_EXCEEDED"}), ("label_flip", set())]
 )
@@ -117,6 +121,7 @@ def on_net(tmp_path_factory):
     return out
 
 
+@pytest.mark.slow
 def test_a_networks_last_hidden_layer_is_solved_over_a_broker(url, tmp_path, on_net):
     """Every device answers, and its own solution weighs the network's units."""
     scenario = replace(CLOSED, bundle=str(on_net))

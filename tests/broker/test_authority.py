@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import re
 import stat
 import subprocess
 import time
 
 import pytest
 
-from aggregator.brokers.broker_process import mosquitto_program
 from aggregator.commands.main import main
-from edge_sdk.app.cli import OK, USAGE
-from edge_sdk.wire.link.mqtt import Broker, MqttLink
-from edge_sdk.wire.link.transport import LinkDown
+from aggregator.extensions.authority.access.broker_process import mosquitto_program
+from edge_sdk.errors import OK, USAGE
+from edge_sdk.link.mqtt import Broker, MqttLink
+from edge_sdk.link.transport import LinkDown
 from firmware_sim.fleet.federation import free_port
 
 pytestmark = pytest.mark.broker
@@ -42,15 +41,13 @@ def configured(place, capsys, port):
     capsys.readouterr()
     code = run(
         *("broker", "config", "--fleet", "north", "--folder", place / "broker", "--port", port),
+        *("--address", "127.0.0.1"),
         *("--ca", place / "ca" / "ca.pem", "--cert", issued / "broker.pem"),
         *("--key", issued / "broker.key", "--crl", place / "ca" / "revoked.pem"),
     )
     assert code == OK
-    text = re.sub(
-        r"^listener .*$", f"listener {port} 127.0.0.1", capsys.readouterr().out, flags=re.MULTILINE
-    )
     file = place / "mosquitto.conf"
-    file.write_text(text)
+    file.write_text(capsys.readouterr().out)
     return file
 
 

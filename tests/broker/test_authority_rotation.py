@@ -8,9 +8,13 @@ from types import SimpleNamespace
 import pytest
 from cryptography import x509 as reader
 
-from aggregator.authority.certificate_reader import certificates_in, common_name, issuer_id
-from edge_sdk.app.cli import OK, USAGE
-from tests.aggregator.operations.test_key_rotation import killed_at
+from aggregator.extensions.authority.certificate_reader import (
+    certificates_in,
+    common_name,
+    issuer_id,
+)
+from edge_sdk.errors import OK, USAGE
+from tests.aggregator.extensions.key_rotation.test_key_rotation import killed_at
 from tests.broker.test_certificate_renewal import TRAINING, RenewalSite
 from tests.broker.test_enrolment import run, sites, until, version_of
 
@@ -59,7 +63,7 @@ def site(tmp_path):
     yield from sites(RotationSite, tmp_path)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.timeout(900)
 def test_a_device_trains_before_during_and_after_the_replacement_with_kills_on_the_way(
     site, capsys

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from aggregator.brokers.broker_process import has_embedded, mosquitto_program
+from aggregator.extensions.authority.access.broker_process import has_embedded, mosquitto_program
 from firmware_sim.fleet.federation import Federation, fetched, free_port, start_broker
 from firmware_sim.fleet.processes import ProcessGroup, command, run
 from firmware_sim.fleet.run_files import prepare, toml
@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.broker, pytest.mark.slow, pytest.mark.timeout(240)]
 SOURCE = Path(__file__).parents[2] / "examples" / "device" / "device.c"
 SANITIZERS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all")
 LIBRARIES = ("-lmosquitto", "-lcrypto", "-lm")
-PATIENCE = 90.0
+PATIENCE = 200.0
 SMALL = Scenario(
     "a device in C",
     samples="homes",

@@ -13,8 +13,8 @@ import time
 
 import pytest
 
-from edge_sdk.app.cli import OK
 from edge_sdk.commands.main import main as edge
+from edge_sdk.errors import OK
 from tests.broker.authority import Authority
 from tests.broker.test_enrolment import ROOT, Site, run, sites, until
 
@@ -25,8 +25,8 @@ HOUR = 3600
 SERVE = """
 import sys
 from datetime import timedelta
-from aggregator.authority import certificates, est_server
-from aggregator.commands import ca_enrolment
+from aggregator.extensions.authority import certificates, est_server
+from aggregator.extensions.authority.commands import ca_enrolment
 from aggregator.commands.main import main
 
 begun, life, grace = (timedelta(seconds=float(word)) for word in sys.argv[1:4])
@@ -41,7 +41,7 @@ KILLED = """
 import os, signal, sys
 from pathlib import Path
 from edge_sdk.commands.main import main
-from edge_sdk.session import certificate_files as module
+from edge_sdk.extensions.certificates import certificate_files as module
 
 at, count = int(sys.argv[1]), 0
 
@@ -69,7 +69,7 @@ from datetime import datetime, timedelta, timezone
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from edge_sdk.commands.main import main
-from edge_sdk.session import certificate_enrolment as module
+from edge_sdk.extensions.certificates import certificate_enrolment as module
 
 key = serialization.load_pem_private_key(open(sys.argv[1], "rb").read(), None)
 
@@ -192,12 +192,13 @@ def site(tmp_path):
     yield from sites(RenewalSite, tmp_path)
 
 
+@pytest.mark.slow
 def test_certificates_of_seconds_are_renewed_while_the_device_trains_and_no_round_is_lost(
     site, capsys
 ):
     here = site(more=TRAINING)
     daemon = here.start("aggregator", "run", here.config)
-    agent = here.enrolled(life=40)
+    agent = here.enrolled(life=40, begun=30)  # renewed after 5 to 12 s
     first = agent.key()
     agent.start()
 
@@ -221,6 +222,7 @@ def test_certificates_of_seconds_are_renewed_while_the_device_trains_and_no_roun
     assert {(one["result"], one["updates"]) for one in rounds} == {("moved", 1)}
 
 
+@pytest.mark.slow
 def test_a_kill_at_any_step_of_the_running_agent_leaves_a_certificate_that_connects(site):
     here = site()
     agent = here.enrolled(life=300, begun=600)  # past its half from the beginning: renewed at once
@@ -238,6 +240,7 @@ def test_a_kill_at_any_step_of_the_running_agent_leaves_a_certificate_that_conne
         assert agent.key() != before
 
 
+@pytest.mark.slow
 def test_a_certificate_that_the_broker_refuses_is_taken_back(site, tmp_path):
     here = site()
     agent = here.enrolled(life=300, begun=600)
@@ -284,6 +287,7 @@ def test_an_expired_device_is_renewed_within_the_grace_at_its_next_start(site):
     agent.stop()
 
 
+@pytest.mark.slow
 def test_an_unreachable_server_stops_neither_link_nor_agent(site, capsys):
     here = site()
     agent = here.enrolled(life=300, begun=600)

@@ -8,9 +8,9 @@ import time
 
 import pytest
 
-from aggregator.brokers.broker_process import mosquitto_program
-from edge_sdk.wire.link.mqtt import Broker, MqttLink
-from edge_sdk.wire.link.transport import LinkDown
+from aggregator.extensions.authority.access.broker_process import mosquitto_program
+from edge_sdk.link.mqtt import Broker, MqttLink
+from edge_sdk.link.transport import LinkDown
 from firmware_sim.fleet.federation import free_port
 from tests.broker.authority import Authority
 

@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import pytest
 
-from aggregator.brokers.broker_process import has_embedded, mosquitto_program
-from edge_sdk.limits.resource_limits import CLASSES
+from aggregator.extensions.authority.access.broker_process import has_embedded, mosquitto_program
+from edge_sdk.limits import CLASSES
 from firmware_sim.fleet.processes import command, run
 from tools.day.__main__ import budgets, live
 from tools.day.street import Plan
@@ -19,7 +19,7 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(sys.platform != "linux", reason="another process's counters are in /proc"),
 ]
-PLAN = Plan()
+PLAN = Plan(every=30.0)
 
 
 def test_the_daily_budgets_are_within_the_limits_of_the_device_class():
@@ -54,6 +54,7 @@ def _counts_what_is_seen_from_outside(day, config):
         assert 0.1 * day.seen.written < whole <= day.seen.written
 
 
+@pytest.mark.soak
 def test_a_day_of_the_default_schedule_stays_within_its_link_budget(tmp_path):
     if mosquitto_program() is None:
         pytest.skip("mosquitto is not installed")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from aggregator.brokers.broker_process import has_embedded, mosquitto_program
 from aggregator.config import AggregatorConfig
+from aggregator.extensions.authority.access.broker_process import has_embedded, mosquitto_program
 from aggregator.store.opener import open_store
 from firmware_sim.commands.fleet_run import FleetRun
 from firmware_sim.direct.run import DirectRun
@@ -21,6 +21,7 @@ pytestmark = [
 ]
 
 
+@pytest.mark.slow
 def test_every_round_has_the_same_bits(tmp_path):
     samples, run = sample_set("homes"), RunSettings(shared=("body.",), rounds=3, deadline="1h")
     chosen = Scenario("bits", devices=3, bundle="load-week-1", run=run).first_days(28, samples)
@@ -30,7 +31,7 @@ def test_every_round_has_the_same_bits(tmp_path):
         direct.run()
     config = AggregatorConfig.load(next(tmp_path.rglob("aggregator.toml")))
     with open_store(config.database, read_only=True) as store:
-        recorded = store.versions(1)
+        recorded = store.runs.versions(1)
     assert direct.result is not None
     assert len(recorded) == len(direct.result.rounds) == 3
     assert recorded[-1].digest.hex() == direct.result.digest

@@ -9,10 +9,10 @@ from hashlib import sha256
 
 import pytest
 
-from edge_sdk.wire.protocol.codec import decode, unpack_tensor
-from edge_sdk.wire.protocol.envelope import unproved
-from edge_sdk.wire.protocol.messages import ContentBody, ModelMessage, PartMessage
-from edge_sdk.wire.protocol.model_step import applied
+from edge_sdk.protocol.codec import decode, unpack_tensor
+from edge_sdk.protocol.envelope import unproved
+from edge_sdk.protocol.messages import ContentBody, ModelMessage, PartMessage
+from edge_sdk.protocol.model_step import applied
 from firmware_sim.fleet.processes import command, run
 from tests.broker.test_encryption import listen, moved
 from tests.broker.test_federation import ENDLESS, begin

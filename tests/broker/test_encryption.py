@@ -10,11 +10,11 @@ from dataclasses import replace
 import paho.mqtt.client as mqtt
 import pytest
 
-from edge_sdk.wire.hpke import DecryptionKey
-from edge_sdk.wire.protocol import envelope
-from edge_sdk.wire.protocol.codec import decode
-from edge_sdk.wire.protocol.encrypted_body import BodyContext, decrypted_body
-from edge_sdk.wire.protocol.messages import ChunkMessage
+from edge_sdk.extensions.encryption.encrypted_body import BodyContext, decrypted_body
+from edge_sdk.extensions.encryption.hpke import DecryptionKey
+from edge_sdk.protocol import envelope
+from edge_sdk.protocol.codec import decode
+from edge_sdk.protocol.messages import ChunkMessage
 from firmware_sim.fleet.processes import ProgramRefused, command, run
 from tests.broker.test_federation import ENDLESS, begin, rewrite
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from edge_sdk.wire.protocol import envelope, topics
+from edge_sdk.protocol import envelope, topics
 from tests.broker.test_encryption import Listener, demand, moved
 from tests.broker.test_federation import ENDLESS, begin
 from tests.broker.test_methods import chosen

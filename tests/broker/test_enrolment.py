@@ -15,12 +15,12 @@ from pathlib import Path
 
 import pytest
 
-from aggregator.authority import folder as authority
-from aggregator.authority.revocation_list import list_validity
-from aggregator.brokers.broker_process import TlsFiles, mosquitto_program, start
 from aggregator.commands.main import main
-from edge_sdk.app.cli import OK
-from edge_sdk.wire.link.mosquitto_access import mosquitto_access
+from aggregator.extensions.authority import folder as authority
+from aggregator.extensions.authority.access.broker_process import TlsFiles, mosquitto_program, start
+from aggregator.extensions.authority.access.mosquitto_topics import mosquitto_access
+from aggregator.extensions.authority.revocation_list import list_validity
+from edge_sdk.errors import OK
 from firmware_sim.fleet.federation import free_port
 
 pytestmark = pytest.mark.broker
@@ -40,7 +40,7 @@ def program(module, *words, **more):
     )
 
 
-def until(wanted, what, patience=120.0):
+def until(wanted, what, patience=600.0):
     end = time.monotonic() + patience
     while not (found := wanted()):
         assert time.monotonic() < end, what
@@ -185,7 +185,8 @@ def test_a_sealed_box_becomes_a_member_with_two_short_texts(site, capsys, tmp_pa
     _, est, digest = here.serve()
     done = program("edge_sdk", "enrol", device, "--otp", word, "--ca", digest)
     assert done.wait() == 0
-    until(lambda: "meter-1" in here.devices(capsys), "enrolled by the daemon")
+    until(lambda: daemon.poll() is not None or "meter-1" in here.devices(capsys), "enrolled")
+    assert daemon.poll() is None, "the daemon ended"
     log = tmp_path / "device.log"
     with log.open("w") as file:
         agent = here.start("edge_sdk", "run", device, stderr=file)
@@ -226,6 +227,7 @@ def version_of(here, capsys):
     return json.loads(capsys.readouterr().out)["run"]["version"]
 
 
+@pytest.mark.slow
 def test_a_device_with_a_p256_key_enrols_over_est_and_moves_the_model(site, capsys):
     """Two devices, a round needs both: one signs with P-256, the other with Ed25519."""
     here = site(quorum=2)

@@ -17,10 +17,10 @@ from typing import Any
 
 import pytest
 
-from aggregator.brokers.broker_process import has_embedded, mosquitto_program
-from edge_sdk.wire.contract.archive import MANIFEST, SIGNATURE, seal
-from edge_sdk.wire.contract.manifest import Manifest
-from edge_sdk.wire.keys import load_signing_key
+from aggregator.extensions.authority.access.broker_process import has_embedded, mosquitto_program
+from edge_sdk.protocol.contract.archive import MANIFEST, SIGNATURE, seal
+from edge_sdk.protocol.contract.manifest import Manifest
+from edge_sdk.protocol.keys import load_signing_key
 from firmware_sim.fleet.federation import Federation, fetched, free_port, start_broker
 from firmware_sim.fleet.processes import (
     ProcessGroup,
@@ -171,6 +171,7 @@ def begin(tmp_path):
 # --- how a fleet is connected ---------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["embedded", "mosquitto"])
 def test_the_profile_of_mqtt_3_1_1_is_enough(begin, kind):
     trial = begin(kind=kind, protocol=4)
@@ -191,6 +192,7 @@ class Secured:
         certificate, key = self.authority.issue("broker", "127.0.0.1")
         options = {
             "--port": self.port,
+            "--address": "127.0.0.1",
             "--folder": self.folder,
             "--fleet": FLEET,
             "--ca": self.authority.file,
@@ -273,6 +275,7 @@ def test_with_certificates_and_access_rules(tmp_path):
 # --- what a fleet learns --------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_configuration_3_shares_no_layer_and_trains_locally(begin):
     chosen = replace(SHORT, run=replace(SHORT.run, shared=()))
     trial = begin(chosen)
@@ -284,6 +287,7 @@ def test_configuration_3_shares_no_layer_and_trains_locally(begin):
     assert trial.device()["spent"] == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["mosquitto", "embedded"])
 def test_a_large_update_goes_in_one_message_where_the_broker_takes_it_else_in_chunks(begin, kind):
     chosen = replace(SHORT, bundle="load-lstm-week", run=replace(SHORT.run, shared=("",), rounds=2))
@@ -345,6 +349,7 @@ def installed(trial: Trial, number: int) -> list[int]:
     return sorted(Manifest.parse(path.read_bytes()).version for path in found)
 
 
+@pytest.mark.slow
 def test_a_new_bundle_reaches_running_devices(begin, tmp_path):
     trial = begin(ENDLESS, kind="mosquitto")
     trial.until(lambda: trial.status()["run"]["version"] >= 1)

@@ -7,12 +7,12 @@ import time
 
 import pytest
 
-from edge_sdk.app.cli import OK
 from edge_sdk.commands.main import main as edge
-from edge_sdk.session.certificate_files import CertificateFiles
+from edge_sdk.errors import OK
+from edge_sdk.extensions.certificates.certificate_files import CertificateFiles
+from edge_sdk.link.mqtt import Broker, MqttLink
+from edge_sdk.link.transport import LinkDown, LinkUp
 from edge_sdk.store.store import DeviceStore
-from edge_sdk.wire.link.mqtt import Broker, MqttLink
-from edge_sdk.wire.link.transport import LinkDown, LinkUp
 from tests.broker.authority import Authority
 from tests.broker.test_certificate_renewal import RenewalSite
 from tests.broker.test_clock import DAY, dated_broker, site
@@ -86,6 +86,7 @@ def connections(url, authority, earliest, judged_at):
     return found[:2]
 
 
+@pytest.mark.soak
 def test_a_clock_that_is_ahead_gets_the_time_on_a_limited_connection(ended):
     url, authority, _ = ended
     right = time.time() - 15 * DAY  # the machine's clock is fifteen days ahead
@@ -129,6 +130,7 @@ def test_a_certificate_that_has_ended_chain_and_name_are_refused_as_ever(site, t
         assert why in found.why
 
 
+@pytest.mark.slow
 def test_a_device_at_1970_that_was_never_welcomed_gets_the_time_and_takes_part(place, tmp_path):
     here = place()
     here.start("aggregator", "run", here.config)

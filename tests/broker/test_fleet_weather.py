@@ -13,11 +13,11 @@ import time
 import numpy as np
 import pytest
 
-from edge_sdk.wire.keys import from_seed, load_signing_key
-from edge_sdk.wire.protocol import topics
-from edge_sdk.wire.protocol.codec import encode
-from edge_sdk.wire.protocol.envelope import seal
-from edge_sdk.wire.protocol.messages import WeatherMessage
+from edge_sdk.extensions.weather.messages import WeatherMessage
+from edge_sdk.protocol import topics
+from edge_sdk.protocol.codec import encode
+from edge_sdk.protocol.envelope import seal
+from edge_sdk.protocol.keys import from_seed, load_signing_key
 from tests.broker.single_meter import HOUR, PATIENCE
 
 pytestmark = pytest.mark.broker
@@ -119,6 +119,7 @@ def written(path, end, first, last, base):
     return str(path)
 
 
+@pytest.mark.slow
 def test_signed_weather_reaches_a_device_and_survives_restarts(site, room, mosquitto, tmp_path):
     one = site("utrecht")
     meter = one.meter
@@ -165,6 +166,7 @@ def test_signed_weather_reaches_a_device_and_survives_restarts(site, room, mosqu
     assert "no weather is published" in one.weather("list")
 
 
+@pytest.mark.slow
 def test_forged_old_and_replayed_weather_is_refused_with_a_log_event(
     site, room, mosquitto, tmp_path
 ):
@@ -212,6 +214,7 @@ def test_forged_old_and_replayed_weather_is_refused_with_a_log_event(
     assert meter.said.count("weather received") == 2
 
 
+@pytest.mark.slow
 def test_a_forecast_reaches_the_aggregator_only_if_both_sides_ask_for_it(site, tmp_path):
     output = '[[output]]\ntype = "fleet"\ninterval = "1s"\n'
     one = site("delft", more=output, fleet="forecasts = { store = true }\n")

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from aggregator.brokers.broker_process import mosquitto_program
+from aggregator.extensions.authority.access.broker_process import mosquitto_program
 from firmware_sim.fleet.federation import Federation, fetched, free_port, start_broker
 from firmware_sim.fleet.processes import ProcessGroup, command, run
 from firmware_sim.fleet.run_files import prepare
@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.broker, pytest.mark.slow, pytest.mark.timeout(300)]
 
 FLEET = "trial"
 HONEST = 4
-DEADLINE = 60
+DEADLINE = 240
 ENDLESS = Scenario(
     "a flood",
     samples="homes",

@@ -89,6 +89,7 @@ def count_of(port, name, **labels):
     return sum(float(value) for inside, value in rows if all(one in inside for one in wanted))
 
 
+@pytest.mark.slow
 def test_weather_arrives_while_the_agent_runs_and_hostile_weather_stops_nothing(
     meter, mosquitto, room, service
 ):

@@ -6,7 +6,8 @@ import uuid
 
 import pytest
 
-from edge_sdk.wire.link.transport import LinkDown, LinkUp
+from edge_sdk.link import mqtt
+from edge_sdk.link.transport import LinkDown, LinkUp
 
 pytestmark = pytest.mark.broker
 
@@ -86,9 +87,8 @@ def test_an_unacknowledged_message_is_delivered_again(room, url, protocol, name)
     room.until(lambda: b"precious" in ear.payloads)
 
 
-def test_the_last_will_is_published_when_the_link_breaks(room, url, protocol, name):
-    if protocol == 5:
-        pytest.skip("the will waits 30 s in MQTT 5; see the slow test")
+def test_the_last_will_is_published_when_the_link_breaks(room, url, protocol, name, monkeypatch):
+    monkeypatch.setattr(mqtt, "WILL_DELAY", 1)  # MQTT 5 alone has one
     ear = room.join(url, f"{name}-ear", f"{name}/status", protocol=protocol)
     lost = room.join(
         url,
@@ -100,15 +100,6 @@ def test_the_last_will_is_published_when_the_link_breaks(room, url, protocol, na
     lost.link._rng.seed(1)
     lost.link.cut()
     room.until(lambda: b"lost" in ear.payloads)
-
-
-@pytest.mark.slow
-def test_the_last_will_is_published_after_its_delay(room, broker, name):
-    ear = room.join(broker.url, f"{name}-ear", f"{name}/status")
-    lost = room.join(broker.url, f"{name}-d", will=(f"{name}/status", b"lost", True))
-    lost.link._wanted = False  # it does not come back
-    lost.link.cut()
-    room.until(lambda: b"lost" in ear.payloads, 60.0)
 
 
 def test_no_last_will_after_a_regular_disconnect(room, url, protocol, name):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from aggregator.brokers.broker_process import has_embedded, start
+from aggregator.extensions.authority.access.broker_process import has_embedded, start
 from aggregator.methods import METHODS
-from edge_sdk.wire.contract.method import CONTRACTS, answered
+from edge_sdk.protocol.contract.method import CONTRACTS, answered
 from firmware_sim.commands.fleet_run import FleetRun
 from firmware_sim.reports.progress_display import display
 from firmware_sim.samples import sample_set
@@ -66,13 +66,10 @@ def chosen(method):
     ).first_days(21, sample_set("homes" if is_plain else "cells"))
 
 
-QUICK = "fedavg"
-EACH = [
-    pytest.param(method, marks=[] if method == QUICK else pytest.mark.slow)
-    for method in sorted(METHODS.keys() - NOISY - HOSTED - RECURRENT)
-]
+EACH = sorted(METHODS.keys() - NOISY - HOSTED - RECURRENT)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", EACH)
 def test_every_method_closes_rounds_over_a_real_broker(url, tmp_path, method):
     scenario = chosen(method)
@@ -85,7 +82,7 @@ def test_every_method_closes_rounds_over_a_real_broker(url, tmp_path, method):
             is_in_process=True,
             broker=url,
             fleet=f"walk-{method.replace('_', '-')}",
-            limit=60.0,
+            limit=600.0,
         )
         cost = run.run()
     assert run.moved == 2

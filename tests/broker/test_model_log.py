@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from edge_sdk.wire import keys
+from edge_sdk.protocol import keys
 from firmware_sim.fleet.federation import free_port, start_broker
 from firmware_sim.fleet.processes import command
 from tests.broker.test_federation import ENDLESS, begin, rewrite

@@ -12,7 +12,11 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from aggregator.brokers.mosquitto import TlsFiles, check_mosquitto_config, mosquitto_config
+from aggregator.extensions.authority.access.mosquitto import (
+    TlsFiles,
+    check_mosquitto_config,
+    mosquitto_config,
+)
 
 TLS = TlsFiles(Path("/ca"), Path("/crt"), Path("/key"), revoked=Path("/crl"))
 
@@ -90,7 +94,7 @@ def test_a_configuration_without_authentication_is_not_written(missing):
         ("certfile /crt", "", "nothing is encrypted"),
         ("tls_version tlsv1.2", "tls_version tlsv1.1", "is broken"),
         ("max_packet_size 263168", "max_packet_size 20480", "chunks must shrink"),
-        ("persistence true", "persistence true\nretain_available false", "devices that reconnect"),
+        ("persistence true", "persistence true\nretain_available false", "no device connects"),
         ("persistence true", "persistence true\ninclude_dir /etc/m", "not followed"),
     ],
 )

@@ -16,9 +16,10 @@ from contextlib import ExitStack, contextmanager
 import numpy as np
 import pytest
 
-from edge_sdk.agent import open_sources, read_all
+from edge_sdk.agent import open_sources
+from edge_sdk.protocol.keys import save_public
+from edge_sdk.sources import read_all
 from edge_sdk.store.store import DeviceStore
-from edge_sdk.wire.keys import save_public
 from firmware_sim.fleet.federation import fetched, free_port, start_broker
 from firmware_sim.fleet.processes import ProcessGroup, command, run
 from firmware_sim.fleet.run_files import toml
@@ -152,7 +153,7 @@ class Block:
             return store.learned().leaves["half"]
 
     def observe(self, name, client):
-        read_all(open_sources(client.config), client.observe)
+        read_all(open_sources(client.config), client.observe_all)
 
 
 def write_history(out, number):
@@ -191,6 +192,7 @@ def block(tmp_path):
         yield one, wire
 
 
+@pytest.mark.soak
 def test_neighbours_continue_when_one_is_killed_and_one_is_disconnected(block):
     one, wire = block
     rest = [name for name in NAMES if name not in (KILLED, CUT)]
@@ -279,6 +281,7 @@ def test_an_aggregator_hosts_the_topology_and_receives_no_model(tmp_path, method
     assert all(one.used()[name][7] for name in one.running)
 
 
+@pytest.mark.soak
 def test_with_trackers_a_dead_decider_is_removed_and_the_others_continue(tmp_path):
     """It holds its neighbours up until then; afterwards trackers add up among who is left."""
     dead, last = "home-00", 8

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from aggregator.brokers.broker_process import has_embedded, start
+from aggregator.extensions.authority.access.broker_process import has_embedded, start
 from edge_sdk.store.store import DeviceStore
 from firmware_sim.attacks.attack_plan import AttackPlan
 from firmware_sim.commands.fleet_run import FleetRun

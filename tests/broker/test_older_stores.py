@@ -18,8 +18,8 @@ from typing import Any
 
 import pytest
 
-from aggregator.brokers.broker_process import has_embedded
 from aggregator.config import AggregatorConfig
+from aggregator.extensions.authority.access.broker_process import has_embedded
 from edge_sdk.config import Config
 from firmware_sim.fleet.federation import Federation, free_port, start_broker
 from firmware_sim.fleet.processes import ProcessGroup, command, run

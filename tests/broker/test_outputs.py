@@ -18,6 +18,7 @@ from tests.broker.single_meter import PATIENCE, fetched
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
+@pytest.mark.slow
 @pytest.mark.broker
 def test_home_assistant_finds_the_forecast_and_sees_the_agent_die(meter, mosquitto, room):
     one = meter(f'[[output]]\ntype = "mqtt"\nurl = "{mosquitto.url}"\n')
@@ -53,6 +54,7 @@ def test_home_assistant_finds_the_forecast_and_sees_the_agent_die(meter, mosquit
     room.until(lambda: late.messages[-1].payload == b"offline")
 
 
+@pytest.mark.slow
 def test_files_http_and_health_work_beside_broken_outputs(meter, tmp_path):
     port, nowhere = free_port(), free_port()
     gone = tmp_path / "gone"
@@ -110,6 +112,7 @@ mode = "append"
     assert "no heartbeat" in dead.stdout
 
 
+@pytest.mark.slow
 def test_health_sees_a_killed_agent_and_one_that_hangs(meter):
     one = meter("")
     one.start()

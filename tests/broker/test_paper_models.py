@@ -11,13 +11,13 @@ import pytest
 
 pytest.importorskip("torch")
 
-from aggregator.brokers.broker_process import has_embedded
 from aggregator.config import AggregatorConfig, bind
-from aggregator.models.export import export, make
+from aggregator.extensions.authoring.export import export, make
+from aggregator.extensions.authority.access.broker_process import has_embedded
 from aggregator.store import state_codec
 from aggregator.store.opener import open_store
 from edge_sdk.bundle import shipped_names
-from edge_sdk.wire.keys import SigningKey
+from edge_sdk.protocol.keys import SigningKey
 from firmware_sim.commands.fleet_run import FleetRun
 from firmware_sim.fleet.processes import command, run
 from firmware_sim.reports.progress_display import display
@@ -30,30 +30,19 @@ EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 DEVICES = 3
 SITES = "client,latitude,longitude\n{},56.30,-3.40\n{},56.31,-3.41\n{},56.70,-3.80\n"
 CASES = [
-    pytest.param("pfgl", "pfgl", "chargers-1", id="pfgl"),
-    pytest.param("pfgl", "pfgl", "chargers-paper-6", id="pfgl-paper", marks=pytest.mark.slow),
-    pytest.param(
-        "pfgl",
-        "pfgl",
-        "chargers-paper-lstm-conv-6",
-        id="pfgl-lstm-encoder",
-        marks=pytest.mark.slow,
-    ),
+    pytest.param("pfgl", "pfgl", "chargers-1", id="pfgl", marks=pytest.mark.slow),
     pytest.param("cnfgnn", "graphnet", "chargers-1", id="cnfgnn", marks=pytest.mark.slow),
-    pytest.param(
-        "cnfgnn", "graphnet", "chargers-paper-gru-1", id="cnfgnn-paper", marks=pytest.mark.slow
-    ),
+    pytest.param("pfgl", "pfgl", "chargers-paper-6", id="pfgl-paper", marks=pytest.mark.soak),
     *(
-        pytest.param(
-            method, "conv2d", "chargers-paper-lstm-conv-1", id=method, marks=pytest.mark.slow
+        pytest.param(method, kind, f"chargers-paper-{net}", id=name, marks=pytest.mark.soak)
+        for method, kind, net, name in (
+            ("pfgl", "pfgl", "lstm-conv-6", "pfgl-lstm-encoder"),
+            ("cnfgnn", "graphnet", "gru-1", "cnfgnn-paper"),
+            ("lstm_cnn_fedavg", "conv2d", "lstm-conv-1", "lstm_cnn_fedavg"),
+            ("lstm_cnn_pfl", "conv2d", "lstm-conv-1", "lstm_cnn_pfl"),
+            ("fedavg", "", "lstm-1", "lstm-fedavg"),
+            ("pfl", "", "lstm-1", "lstm-pfl"),
         )
-        for method in ("lstm_cnn_fedavg", "lstm_cnn_pfl")
-    ),
-    *(
-        pytest.param(
-            method, "", "chargers-paper-lstm-1", id=f"lstm-{method}", marks=pytest.mark.slow
-        )
-        for method in ("fedavg", "pfl")
     ),
 ]
 
@@ -100,7 +89,7 @@ def ended(config):
     """Return a finished run's binding and its state."""
     bound = bind(AggregatorConfig.load(config, {}))
     with open_store(bound.config.database, read_only=True) as store:
-        saved = store.load(store.run().run)
+        saved = store.states.load(store.runs.latest().run)
     return bound, state_codec.rebuild(bound.first_state(), saved.leaves)
 
 

@@ -12,9 +12,9 @@ from aggregator.config import AggregatorConfig
 from aggregator.daemon import Daemon
 from edge_sdk import Config, Reading
 from edge_sdk.client import Client
+from edge_sdk.protocol.codec import decode
+from edge_sdk.protocol.envelope import unproved
 from edge_sdk.store.store import DeviceStore
-from edge_sdk.wire.protocol.codec import decode
-from edge_sdk.wire.protocol.envelope import unproved
 from firmware_sim.fleet.run_files import toml
 from tests.fleet.conftest import World
 from tests.fleet.test_split import HOURS, demand, sites
@@ -83,7 +83,7 @@ def programs(tmp_path):
         one.close()
 
 
-def until(room, one, condition, patience=60.0):
+def until(room, one, condition, patience=600.0):
     end = time.monotonic() + patience
     while not condition():
         assert time.monotonic() < end, [client.status() for client in one.clients]

@@ -7,9 +7,9 @@ import signal
 import pytest
 
 from aggregator.store.opener import open_store
-from edge_sdk.app.cli import OK
 from edge_sdk.commands.main import main as edge
-from edge_sdk.wire.keys import load_device_key
+from edge_sdk.errors import OK
+from edge_sdk.protocol.keys import load_device_key
 from tests.broker.test_certificate_renewal import RenewalSite
 from tests.broker.test_enrolment import run, sites, until
 
@@ -19,7 +19,8 @@ KILLED = """
 import os, signal, sys
 from pathlib import Path
 from edge_sdk.commands.main import main
-from edge_sdk.session import certificate_files, identity_keys
+from edge_sdk.extensions.certificates import certificate_files
+from edge_sdk.session import identity_keys
 from edge_sdk.store.store import DeviceStore
 
 at, count = int(sys.argv[1]), 0
@@ -61,9 +62,10 @@ def is_replaced(here, agent, before):
     """Return whether the aggregator knows the key in the device's file alone, and it is a new one."""
     key = load_device_key(agent.folder / "meter.key").public
     with open_store(here.folder / "state" / "aggregator.db", read_only=True) as store:
-        return store.client("meter-1").sign == (key,) != before
+        return store.devices.get("meter-1").sign == (key,) != before
 
 
+@pytest.mark.slow
 def test_a_device_enrols_its_new_key_over_est_and_no_operator_acts(site, capsys):
     here = site()
     here.start("aggregator", "run", here.config)
@@ -87,7 +89,7 @@ def test_a_device_enrols_its_new_key_over_est_and_no_operator_acts(site, capsys)
     assert agent.stop() == 0
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.timeout(900)
 def test_a_kill_at_any_step_of_the_agent_ends_with_the_new_key(site, capsys):
     # Mosquitto 2.0.11 ends now and then when it reads its rules again while a client disconnects.

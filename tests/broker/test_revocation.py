@@ -10,14 +10,14 @@ import time
 
 import pytest
 
-from aggregator.brokers.access_changes import denied_users, has_patterns
-from aggregator.brokers.mosquitto_acl import read
-from edge_sdk.app.cli import OK
-from edge_sdk.wire import keys
-from edge_sdk.wire.link.broker_options import Broker
-from edge_sdk.wire.link.mosquitto_access import mosquitto_access
-from edge_sdk.wire.link.mqtt import MqttLink
-from edge_sdk.wire.link.transport import LinkDown, Message
+from aggregator.extensions.authority.access.access_changes import denied_users, has_patterns
+from aggregator.extensions.authority.access.mosquitto_acl import read
+from aggregator.extensions.authority.access.mosquitto_topics import mosquitto_access
+from edge_sdk.errors import OK
+from edge_sdk.link.broker_options import Broker
+from edge_sdk.link.mqtt import MqttLink
+from edge_sdk.link.transport import LinkDown, Message
+from edge_sdk.protocol import keys
 from tests.broker.test_enrolment import ROOT, Site, run, sites
 
 pytestmark = pytest.mark.broker
@@ -46,7 +46,7 @@ def link_of(here, name):
     return link
 
 
-def up(link, patience=60.0):
+def up(link, patience=600.0):
     """Return "" once the link is up, or why it went down."""
     end = time.monotonic() + patience
     while time.monotonic() < end:
@@ -157,6 +157,7 @@ def test_a_killed_command_is_completed_by_giving_it_again(site):
             link.close()
 
 
+@pytest.mark.slow
 def test_a_broker_that_reads_other_rules_is_found_by_the_probe(site, capsys):
     here = site()
     enrolled(here, "meter-1")
@@ -206,3 +207,35 @@ def test_settings_that_would_not_shut_out_are_refused_before_anything_happens(si
     assert "ca.reload: missing" in capsys.readouterr().err
     assert run("list", here.config, "--json") == OK
     assert json.loads(capsys.readouterr().out)["devices"][0]["state"] == "enrolled"
+
+
+def test_a_daemon_grants_the_topics_of_a_run_that_the_rules_lack(site):
+    """The rules are older than the enrolment, its label and the run's name."""
+    here = site(devices=["meter-1"])
+    text = here.config.read_text()
+    here.config.write_text(
+        text.replace("[run]", '[[run]]\nname = "meters"\ncohort = { kind = "meter" }')
+    )
+    assert run("init", here.config) == OK
+    enrolled(here, "meter-1")
+    assert run("label", "kind=meter", "meter-1", "--config", here.config) == OK
+    link = link_of(here, "meter-1")
+    try:
+        assert up(link) == ""
+        assert not subscribed(link, "gf/1/north/_meters/bundle", 1)
+        here.start("aggregator", "run", here.config)
+        assert subscribed(link, "gf/1/north/_meters/bundle", 100)
+    finally:
+        link.close()
+    assert read(here.access.read_text()).may("meter-1", "gf/1/north/_meters/model", write=False)
+
+
+def subscribed(link, topic, times):
+    """Subscribe so many times; return whether the retained message of a topic arrived."""
+    for _ in range(times):
+        link.subscribe(topic)
+        for one in link.poll(0.3):
+            if isinstance(one, Message):
+                link.acknowledge(one)
+                return True
+    return False

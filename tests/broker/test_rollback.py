@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from edge_sdk.wire.contract.archive import MANIFEST, SIGNATURE, seal
-from edge_sdk.wire.contract.manifest import Manifest
-from edge_sdk.wire.keys import load_signing_key
+from edge_sdk.protocol.contract.archive import MANIFEST, SIGNATURE, seal
+from edge_sdk.protocol.contract.manifest import Manifest
+from edge_sdk.protocol.keys import load_signing_key
 from firmware_sim.fleet.processes import ProgramRefused, command, run
 from tests.broker.test_federation import ENDLESS, SHIPPED, Trial, begin, rewrite
 
@@ -99,6 +99,7 @@ def size_of(path):
         return 0
 
 
+@pytest.mark.soak
 def test_a_device_whose_bundle_is_damaged_uses_the_one_before_and_requests_it_again(
     begin, tmp_path
 ):

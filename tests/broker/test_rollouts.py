@@ -17,9 +17,9 @@ import numpy as np
 import pytest
 
 from edge_sdk.bundle import Bundle, TrustedKeys
-from edge_sdk.wire.contract.archive import INITIAL, MANIFEST, SIGNATURE, seal
-from edge_sdk.wire.contract.manifest import Manifest
-from edge_sdk.wire.keys import load_signing_key
+from edge_sdk.protocol.contract.archive import INITIAL, MANIFEST, SIGNATURE, seal
+from edge_sdk.protocol.contract.manifest import Manifest
+from edge_sdk.protocol.keys import load_signing_key
 from firmware_sim.fleet.processes import ProgramDied, RunningProgram, command, run
 from tests.broker.test_federation import ENDLESS, Trial, begin, rewrite
 from tests.broker.test_rollback import second_version
@@ -203,6 +203,7 @@ def days(begin, tmp_path):
     return make
 
 
+@pytest.mark.soak
 def test_an_equal_version_reaches_the_fleet_though_all_programs_are_killed_every_day(days):
     fleet = days()
     fleet.start_rollout("--waves", "50,100", "--gate", "days=1,least=1,shadow=100")
@@ -221,6 +222,7 @@ def test_an_equal_version_reaches_the_fleet_though_all_programs_are_killed_every
     assert fleet.trial.status()["run"]["run"] == 1
 
 
+@pytest.mark.soak
 def test_a_bad_version_is_served_nowhere_and_the_fleet_goes_on(days):
     fleet = days(bad_version)
     fleet.start_rollout("--waves", "50,100", "--gate", "days=3,least=1,shadow=100,bound=20")

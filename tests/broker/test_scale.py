@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from aggregator.brokers.broker_process import mosquitto_program
+from aggregator.extensions.authority.access.broker_process import mosquitto_program
 from firmware_sim.commands.fleet_run import FleetRun
 from firmware_sim.reports.progress_display import display
 from firmware_sim.samples import sample_set
@@ -34,6 +34,7 @@ def fleet(folder, devices):
     return cost.each
 
 
+@pytest.mark.soak
 def test_the_cost_per_device_is_the_same_for_15_and_60_devices(tmp_path):
     if mosquitto_program() is None:
         pytest.skip("mosquitto is not installed")

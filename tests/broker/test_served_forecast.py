@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from aggregator.brokers.broker_process import has_embedded, mosquitto_program
+from aggregator.extensions.authority.access.broker_process import has_embedded, mosquitto_program
 from edge_sdk.forecasting.combination import (
     CANDIDATES,
     COMMON,

@@ -14,8 +14,8 @@ import time
 
 import pytest
 
-from aggregator.brokers import broker_process as brokers
-from aggregator.brokers.broker_process import (
+from aggregator.extensions.authority.access import broker_process as brokers
+from aggregator.extensions.authority.access.broker_process import (
     embedded_config,
     find,
     has_embedded,
@@ -23,7 +23,7 @@ from aggregator.brokers.broker_process import (
     probe,
     start,
 )
-from edge_sdk.wire.errors import LinkError
+from edge_sdk.errors import LinkError
 
 pytestmark = pytest.mark.broker
 
@@ -35,7 +35,7 @@ def require(kind: str) -> None:
 
 PARENT = """
 import pathlib, sys, time
-from aggregator.brokers.broker_process import start
+from aggregator.extensions.authority.access.broker_process import start
 broker = start(sys.argv[1], folder=pathlib.Path(sys.argv[2]))
 print(broker.url, flush=True)
 time.sleep(60)

@@ -8,11 +8,11 @@ from dataclasses import replace
 
 import pytest
 
-from aggregator.brokers.broker_process import mosquitto_program
-from aggregator.brokers.mosquitto import LARGEST_PACKET
-from edge_sdk.wire.link.mqtt import Broker, MqttLink
-from edge_sdk.wire.link.transport import Message
-from edge_sdk.wire.protocol import topics
+from aggregator.extensions.authority.access.broker_process import mosquitto_program
+from aggregator.extensions.authority.access.mosquitto import LARGEST_PACKET
+from edge_sdk.link.mqtt import Broker, MqttLink
+from edge_sdk.link.transport import Message
+from edge_sdk.protocol import topics
 from firmware_sim.fleet.federation import Federation, free_port, start_broker
 from firmware_sim.fleet.processes import ProcessGroup, command, run
 from firmware_sim.fleet.run_files import join, prepare, toml

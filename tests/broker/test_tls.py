@@ -7,11 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from aggregator.brokers.broker_process import TlsFiles, mosquitto_program, probe, start
-from edge_sdk.wire.link.mosquitto_access import mosquitto_access
-from edge_sdk.wire.link.mqtt import Broker, MqttLink
-from edge_sdk.wire.link.tls_files import files, look
-from edge_sdk.wire.link.transport import LinkDown
+from aggregator.extensions.authority.access.broker_process import (
+    TlsFiles,
+    mosquitto_program,
+    probe,
+    start,
+)
+from aggregator.extensions.authority.access.mosquitto_topics import mosquitto_access
+from edge_sdk.link.mqtt import Broker, MqttLink
+from edge_sdk.link.tls_files import files, look
+from edge_sdk.link.transport import LinkDown
 from tests.broker.authority import Authority
 
 pytestmark = pytest.mark.broker

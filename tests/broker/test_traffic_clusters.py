@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from aggregator.brokers.broker_process import has_embedded
 from aggregator.config import AggregatorConfig, bind
+from aggregator.extensions.authority.access.broker_process import has_embedded
 from aggregator.store import state_codec
 from aggregator.store.opener import open_store
 from firmware_sim.commands.fleet_run import FleetRun
@@ -28,6 +28,7 @@ SETTINGS = {
 }
 
 
+@pytest.mark.slow
 def test_devices_train_on_averaged_weeks_and_are_clustered_by_their_profiles(tmp_path):
     if not has_embedded():
         pytest.skip("the embedded broker (iotcore) is not installed")
@@ -47,7 +48,7 @@ def test_devices_train_on_averaged_weeks_and_are_clustered_by_their_profiles(tmp
     assert (audited["rounds"], audited["faults"]) == (3, [])
     bound = bind(AggregatorConfig.load(config, {}))
     with open_store(bound.config.database, read_only=True) as store:
-        saved = store.load(store.run().run)
+        saved = store.states.load(store.runs.latest().run)
     state = state_codec.rebuild(bound.first_state(), saved.leaves)
     members = [name for names in state.clusters.values() for name in names]
     assert len(members) == DEVICES

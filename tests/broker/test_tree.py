@@ -10,9 +10,9 @@ import pytest
 
 from aggregator.config import AggregatorConfig
 from aggregator.store.opener import open_store
-from edge_sdk.wire.contract.method import Update
-from edge_sdk.wire.link.mqtt import Broker, MqttLink
-from edge_sdk.wire.link.transport import Message
+from edge_sdk.link.mqtt import Broker, MqttLink
+from edge_sdk.link.transport import Message
+from edge_sdk.protocol.contract.method import Update
 from firmware_sim.fleet.federation import start_broker
 from firmware_sim.fleet.processes import ProcessGroup, command, run
 from firmware_sim.samples import sample_set
@@ -59,8 +59,12 @@ def stored(tree, name):
     """The database of an aggregator, its last run and the leaves of that run's state."""
     config = AggregatorConfig.load(tree.files(name).aggregator, {})
     with open_store(config.database) as store:
-        number = store.run().run
-        return store.load(number).leaves, list(store.journal(number, 0)), store.versions(number)
+        number = store.runs.latest().run
+        return (
+            store.states.load(number).leaves,
+            list(store.journal.entries(number, 0)),
+            store.runs.versions(number),
+        )
 
 
 def model(tree, name):
@@ -163,6 +167,7 @@ def test_the_parent_sees_no_device(undisturbed):
     assert kinds <= {"hello", "update", "offer", "chunk", "have", "status", "metrics"}
 
 
+@pytest.mark.soak
 def test_a_kill_of_any_aggregator_at_any_moment_changes_no_bit(undisturbed, tmp_path):
     whole = model(undisturbed[0], "parent")
     with planted(tmp_path) as tree:
@@ -219,6 +224,7 @@ def test_a_site_that_is_cut_off_goes_on_and_offers_all_of_it_later(tmp_path):
         assert "carried=True" in log or any(f"rounds={n} n=1" in log for n in range(2, 40))
 
 
+@pytest.mark.soak
 def test_a_stale_difference_counts_with_an_asynchronous_parent(tmp_path):
     run_of_parent = {
         "method": "fedbuff",

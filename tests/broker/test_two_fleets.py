@@ -6,11 +6,11 @@ import time
 
 import pytest
 
-from aggregator.brokers.broker_process import mosquitto_program
-from aggregator.brokers.mosquitto_acl import findings, read
-from edge_sdk.wire.link.client_names import client_id_of
-from edge_sdk.wire.link.mqtt import Broker, MqttLink
-from edge_sdk.wire.link.transport import Message
+from aggregator.extensions.authority.access.broker_process import mosquitto_program
+from aggregator.extensions.authority.access.mosquitto_acl import findings, read
+from edge_sdk.link.mqtt import Broker, MqttLink
+from edge_sdk.link.tls_files import client_id_of
+from edge_sdk.link.transport import Message
 from firmware_sim.fleet.federation import Federation, free_port
 from firmware_sim.fleet.processes import ProcessGroup, command, run
 from firmware_sim.fleet.run_files import prepare
@@ -60,6 +60,7 @@ class Street:
         self.conf.write_text(
             aggregator(
                 *("broker", "config", "--shared", "--fleet", fleet, "--port", self.port),
+                *("--address", "127.0.0.1"),
                 *("--folder", self.folder / "broker", "--ca", self.ca / "ca.pem"),
                 *("--cert", issued / "broker.pem", "--key", issued / "broker.key"),
             )
@@ -127,6 +128,7 @@ def test_two_fleets_share_a_broker_without_seeing_each_other(street):
         assert trial.status()["devices"]["enrolled"] == 2
 
 
+@pytest.mark.slow
 def test_a_fleet_replaces_its_own_rules_and_no_others(street):
     before = street.access.read_text()
     north = street.trials["north"]

@@ -64,6 +64,7 @@ def site(tmp_path, meter, mosquitto):
         one.stop(signal.SIGKILL)
 
 
+@pytest.mark.slow
 def test_a_forecast_follows_the_announced_weather_of_its_hour_and_of_no_later_one(site, tmp_path):
     port = free_port()
     output = f'[[output]]\ntype = "http"\nlisten = "127.0.0.1:{port}"\ninterval = "1s"\n'
@@ -120,6 +121,7 @@ class Service(http.server.BaseHTTPRequestHandler):
         pass
 
 
+@pytest.mark.slow
 def test_the_forecast_array_of_a_service_is_read_ahead(meter):
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Service)
     thread = threading.Thread(target=server.serve_forever, args=(0.05,))

@@ -23,7 +23,7 @@ def charges_of(town: Town) -> int:
 
 def readings_of(town: Town) -> int:
     with DeviceStore.open(town.state, read_only=True) as store:
-        return store.count_readings()
+        return len(store.readings)
 
 
 def enrol(town: Town):

@@ -14,14 +14,14 @@ import numpy as np
 import pytest
 
 from aggregator.config import AggregatorConfig, bind
-from aggregator.store.opener import open_queue, open_store
+from aggregator.extensions.postgres.update_queue import open_queue
+from aggregator.store.opener import open_store
 from aggregator.store.types import EnrolledDevice
-from edge_sdk.app.cli import OK
-from edge_sdk.wire import keys
-from edge_sdk.wire.link.broker_options import Broker
-from edge_sdk.wire.link.mqtt import MqttLink
-from edge_sdk.wire.protocol import codec
-from edge_sdk.wire.protocol.messages import UpdateMessage
+from edge_sdk.errors import OK
+from edge_sdk.link.broker_options import Broker
+from edge_sdk.link.mqtt import MqttLink
+from edge_sdk.protocol import codec, keys
+from edge_sdk.protocol.messages import UpdateMessage
 from tests.broker.test_enrolment import ROOT, Site, run, sites, until
 from tests.postgres_server import missing, running
 from tools.bench_workers import signed
@@ -73,7 +73,7 @@ def test_a_worker_queues_an_update_under_its_own_certificate(site, tmp_path):
         config = AggregatorConfig.load(here.config, {})
         key = keys.generate()
         with open_store(config.database) as store:
-            store.put_client(EnrolledDevice("meter-1", (key.public,)))
+            store.devices.save(EnrolledDevice("meter-1", (key.public,)))
         for name in ("worker-1", "meter-1"):
             assert run("ca", "issue", name, "--folder", here.ca) == OK
         rules = ("broker", "access", "--config", here.config, "--file", here.access)

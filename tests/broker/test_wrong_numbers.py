@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from aggregator.brokers.broker_process import mosquitto_program
+from aggregator.extensions.authority.access.broker_process import mosquitto_program
 from edge_sdk import Config
 from edge_sdk.app.clock import DAY
 from edge_sdk.errors import StoreError
@@ -23,7 +23,7 @@ from tests.broker.test_federation import ENDLESS, Secured, files, rewrite
 
 pytestmark = [pytest.mark.broker, pytest.mark.slow, pytest.mark.timeout(300)]
 
-PATIENCE = 90.0
+PATIENCE = 600.0
 AHEAD = """
 import time
 shift = 40 * 86400

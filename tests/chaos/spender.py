@@ -21,12 +21,12 @@ from pathlib import Path
 import numpy as np
 
 from edge_sdk import client as client_module
+from edge_sdk.protocol import codec, topics
+from edge_sdk.protocol import messages as m
+from edge_sdk.protocol.envelope import AGGREGATOR, digest, unseal
 from edge_sdk.store import store as store_module
 from edge_sdk.store.store import DeviceStore
-from edge_sdk.training import installed_bundle
-from edge_sdk.wire.protocol import codec, topics
-from edge_sdk.wire.protocol import messages as m
-from edge_sdk.wire.protocol.envelope import AGGREGATOR, digest, unseal
+from edge_sdk.training import bootstrap
 
 ROOT = Path(__file__).resolve().parents[2]
 BETWEEN = ("after the charge", "before the send")
@@ -144,7 +144,7 @@ def main(folder: Path, kills: int) -> dict[str, object]:
     """Kill so many times; compare after every one."""
     module = parts()
     bundle = module.NumpyBundle()
-    for used in (client_module, installed_bundle):
+    for used in (client_module, bootstrap):
         used.open_bundle = lambda _config, _announced: bundle
     deaths = dict.fromkeys((*BETWEEN, *AROUND), 0)
     worst, log = 0, folder / "wire.log"

@@ -11,8 +11,8 @@ from collections import Counter
 import pytest
 
 from aggregator import config as configs
-from aggregator.audit.recompute import Audit, recompute
-from aggregator.brokers.broker_process import mosquitto_program
+from aggregator.extensions.audit.recompute import Audit, recompute
+from aggregator.extensions.authority.access.broker_process import mosquitto_program
 from aggregator.store import state_codec
 from aggregator.store.opener import open_store
 from firmware_sim.fleet.federation import Federation, free_port, start_broker
@@ -22,7 +22,7 @@ from firmware_sim.samples import sample_set
 from firmware_sim.scenario import Scenario
 
 KINDS = [
-    "embedded",
+    pytest.param("embedded", marks=pytest.mark.soak),
     pytest.param(
         "mosquitto",
         marks=pytest.mark.skipif(
@@ -58,7 +58,7 @@ def read(made: Federation) -> tuple[Audit, object]:
     bound = configs.bind(config)
     with open_store(config.database, read_only=True) as store:
         audit = recompute(store, bound.half, bound.first_state().w)
-        saved = store.load(store.run().run)
+        saved = store.states.load(store.runs.latest().run)
         state = state_codec.rebuild(bound.half.init(bound.first_state().w), saved.leaves)
     assert audit.is_sound, audit.faults
     return audit, state
@@ -92,19 +92,21 @@ def settled(made: Federation, limit: float = 60.0) -> None:
 
 
 class Storm:
-    """Kills one of the programs now and then, and starts it again."""
+    """Kills one of the programs now and then, and starts it again; first one of each kind."""
 
-    def __init__(self, made: Federation, url: str, *, kind: str, folder, seed, most=25):
+    def __init__(self, made: Federation, url: str, *, kind: str, folder, seed, most=10):
         self.made, self.family, self.kind, self.folder = made, made.family, kind, folder
         self.rng, self.most, self.kills = random.Random(seed), most, Counter()
+        self.first = self.rng.sample(["broker", "aggregator", "device"], 3)
         self.port, family = url.rsplit(":", 1)[1], made.family
         self.broker = next(x for x in family.members if x.name == "broker")
 
     def __call__(self) -> None:
         time.sleep(self.rng.uniform(0.2, 1.2))
-        what = self.rng.choice(["broker", "aggregator", "device", "device"])
         if self.kills.total() >= self.most:
             return
+        kinds = ["broker", "aggregator", "device", "device"]
+        what = self.first.pop() if self.first else self.rng.choice(kinds)
         self.kills[what] += 1
         if what == "broker":
             kill(self.broker)

@@ -1,4 +1,4 @@
-"""``make chaos`` in small: twenty devices, every fault once, and the history check at the end."""
+"""``make chaos`` in small: twelve devices, every fault once, and the history check at the end."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_random_kills_lose_and_duplicate_no_update(tmp_path):
-    words = ["--out", str(tmp_path / "run"), "--devices", "20", "--seconds", "60", "--seed", "5"]
+    words = ["--out", str(tmp_path / "run"), "--devices", "12", "--seconds", "20", "--seed", "5"]
     done = subprocess.run(
         [sys.executable, "-m", "tools.chaos", *words],
         cwd=ROOT,
@@ -30,6 +30,6 @@ def test_random_kills_lose_and_duplicate_no_update(tmp_path):
     report = json.loads((tmp_path / "run" / "report.json").read_text())
     struck = {event["name"] for event in report["events"]}
     skipped = {note.partition(":")[0] for note in report["notes"]}
-    assert len(struck | skipped) >= len(FAULTS) - 2  # a slow machine does not come to all of them
+    assert struck | skipped == set(FAULTS)
     assert report["verdict"]["sent"] >= report["verdict"]["receipted"] > 20
     assert report["audit"]["moved"] > 5

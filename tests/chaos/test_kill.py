@@ -12,7 +12,7 @@ from tests.chaos.storm import KINDS, Storm, federation, read, settled
 
 pytestmark = [pytest.mark.chaos, pytest.mark.broker]
 
-ROUNDS = 12
+ROUNDS = 8
 SCENARIO = Scenario(
     "kill -9",
     samples="homes",

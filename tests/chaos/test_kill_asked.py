@@ -17,7 +17,7 @@ from tests.chaos.storm import Storm, federation, personal, read, settled
 
 pytestmark = [pytest.mark.chaos, pytest.mark.broker]
 
-ROUNDS = 12
+ROUNDS = 8
 SETTINGS = {"steps": 2, "rate": 0.003}
 LEARNING = {
     "bsfdp": RunSettings("bsfdp", rounds=ROUNDS, settings=SETTINGS | {"regulariser": "off"}),
@@ -49,7 +49,7 @@ def run(folder, name, kind="embedded", seed=None):
     with ProcessGroup(folder / "logs") as family:
         made, url = federation(folder, family, kind, scenario(name))
         if seed is not None:
-            storm = Storm(made, url, kind=kind, folder=folder, seed=seed, most=15)
+            storm = Storm(made, url, kind=kind, folder=folder, seed=seed, most=8)
         for _ in made.watch(800, serve=storm or (lambda: None)):
             pass
         settled(made)
@@ -60,7 +60,13 @@ def run(folder, name, kind="embedded", seed=None):
     return audit, state, storm.kills if storm else {}
 
 
-@pytest.mark.parametrize("name", ["bsfdp", "fedbuff", "fesem", "analytic"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "fedbuff",
+        *(pytest.param(name, marks=pytest.mark.soak) for name in ("bsfdp", "fesem", "analytic")),
+    ],
+)
 def test_synchronous_methods_end_with_the_same_bits_after_kills(tmp_path, name):
     _, calm, _ = run(tmp_path / "calm", name)
     audit, state, kills = run(tmp_path / "storm", name, seed=7)
@@ -71,7 +77,11 @@ def test_synchronous_methods_end_with_the_same_bits_after_kills(tmp_path, name):
 
 @pytest.mark.parametrize(
     ("name", "quorum", "kind"),
-    [("half", 2, "mosquitto"), ("fedasync", 1, "embedded"), ("bafdp", 2, "embedded")],
+    [
+        pytest.param("half", 2, "mosquitto", marks=pytest.mark.soak),
+        pytest.param("fedasync", 1, "embedded", marks=pytest.mark.soak),
+        ("bafdp", 2, "embedded"),
+    ],
 )
 def test_asynchronous_methods_replay_to_the_announced_model_after_kills(
     tmp_path, name, quorum, kind

@@ -87,6 +87,7 @@ def run(folder, *, disturbed):
     return audit, state, killer.killed if killer else []
 
 
+@pytest.mark.soak
 def test_kills_during_the_bilevel_solve_change_no_bit(tmp_path):
     _, calm, _ = run(tmp_path / "calm", disturbed=False)
     audit, state, killed = run(tmp_path / "storm", disturbed=True)

@@ -12,7 +12,7 @@ from tests.chaos.storm import Storm, federation, read, settled
 
 pytestmark = [pytest.mark.chaos, pytest.mark.broker, pytest.mark.slow]
 
-ROUNDS = 12
+ROUNDS = 8
 SCENARIO = Scenario(
     "kill -9 in chunks",
     samples="homes",
@@ -38,7 +38,13 @@ def trained(folder, *, is_disturbed):
         return state.w.tobytes(), storm.kills
 
 
-@pytest.mark.parametrize("single", [0, 262_144], ids=["six chunks", "one message"])
+@pytest.mark.parametrize(
+    "single",
+    [
+        pytest.param(0, id="six chunks"),
+        pytest.param(262_144, id="one message", marks=pytest.mark.soak),
+    ],
+)
 def test_updates_reach_the_same_bits_after_kills(tmp_path, monkeypatch, single):
     monkeypatch.setenv("GRIDFED_AGGREGATOR_ADMISSION__MAX_SINGLE_BYTES", str(single))
     calm, _ = trained(tmp_path / "calm", is_disturbed=False)

@@ -12,7 +12,7 @@ from dataclasses import replace
 import pytest
 
 from aggregator import config as configs
-from aggregator.audit.recompute import recompute
+from aggregator.extensions.audit.recompute import recompute
 from aggregator.store import state_codec
 from aggregator.store.opener import open_store
 from firmware_sim.fleet.federation import Federation, fetched, free_port, start_broker
@@ -84,13 +84,13 @@ def outcome(made: Federation) -> dict[str, tuple[Counter[str], bytes]]:
     found = {}
     with open_store(config.database, read_only=True) as store:
         for view in config.views():
-            bound, number = configs.bind(view), store.run(view.run.name).run
+            bound, number = configs.bind(view), store.runs.latest(view.run.name).run
             first = bound.first_state().w
             audit = recompute(store, bound.half, first, number)
             assert audit.is_sound, audit.faults
             assert audit.moved == ROUNDS
             assert set(audit.updates.values()) == {ROUNDS}
-            state = state_codec.rebuild(bound.half.init(first), store.load(number).leaves)
+            state = state_codec.rebuild(bound.half.init(first), store.states.load(number).leaves)
             found[view.run.name] = (Counter(audit.updates), state_codec.digest(state))
     return found
 
@@ -110,7 +110,7 @@ def undisturbed(tmp_path_factory):
 def test_each_run_ends_with_the_bits_of_the_undisturbed_one(tmp_path, kind, undisturbed):
     with ProcessGroup(tmp_path / "logs") as family:
         made, url = begun(tmp_path, family, kind)
-        storm = Storm(made, url, kind=kind, folder=tmp_path, seed=7, most=15)
+        storm = Storm(made, url, kind=kind, folder=tmp_path, seed=7, most=8)
         play(made, storm)
         settled(made)
         made.stop()

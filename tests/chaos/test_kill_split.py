@@ -29,7 +29,7 @@ class Chosen(Storm):
 
     def __init__(self, *args, kinds, **more):
         super().__init__(*args, **more)
-        self.kinds, self.rng.choice = kinds, self.chosen
+        self.first, self.kinds, self.rng.choice = [], kinds, self.chosen
 
     def chosen(self, _options):
         return self.kinds[self.kills.total() % len(self.kinds)]

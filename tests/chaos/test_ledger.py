@@ -1,4 +1,4 @@
-"""Killed 200 times between charge and send, a device's ledger never shows less than what left."""
+"""Killed again and again between charge and send, a device's ledger never shows less than what left."""
 
 from __future__ import annotations
 
@@ -9,14 +9,13 @@ from pathlib import Path
 
 import pytest
 
-KILLS = 250
-
 
 @pytest.mark.chaos
-def test_the_ledger_covers_every_release_after_kills(tmp_path):
+@pytest.mark.parametrize("kills", [60, pytest.param(250, marks=pytest.mark.soak)])
+def test_the_ledger_covers_every_release_after_kills(tmp_path, kills):
     program = Path(__file__).with_name("spender.py")
     run = subprocess.run(
-        [sys.executable, str(program), str(tmp_path), str(KILLS)],
+        [sys.executable, str(program), str(tmp_path), str(kills)],
         capture_output=True,
         text=True,
         check=False,
@@ -25,7 +24,7 @@ def test_the_ledger_covers_every_release_after_kills(tmp_path):
     assert run.returncode == 0, run.stderr[-4000:]
     found = json.loads(run.stdout)
     deaths = found["deaths"]
-    assert deaths["after the charge"] + deaths["before the send"] >= 200
+    assert deaths["after the charge"] + deaths["before the send"] >= 0.7 * kills
     assert all(deaths.values())
-    assert found["released"] > KILLS // 2
+    assert found["released"] > kills // 2
     assert 0 <= found["ahead"] <= 2  # charged, and killed before a byte of it left

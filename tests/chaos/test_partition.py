@@ -174,7 +174,10 @@ def place(monkeypatch) -> Iterator[Place]:
         yield Place(server, proxy, direct, by_proxy)
 
 
-@pytest.mark.parametrize("hours", [(0, 0), (-30, 5), (400, -5)])
+@pytest.mark.parametrize(
+    "hours",
+    [*(pytest.param(hours, marks=pytest.mark.soak) for hours in ((0, 0), (-30, 5))), (400, -5)],
+)
 def test_a_paused_daemon_cannot_commit_and_says_why(calm, place, tmp_path, hours):
     """The zombie wakes up behind its successor, waits, and is the successor's standby.
 
@@ -195,7 +198,7 @@ def test_a_paused_daemon_cannot_commit_and_says_why(calm, place, tmp_path, hours
         assert one.end(first) == calm
 
 
-@pytest.mark.parametrize("way", ["hold", "cut"])
+@pytest.mark.parametrize("way", [pytest.param("hold", marks=pytest.mark.soak), "cut"])
 def test_a_daemon_that_is_cut_off_from_the_server_is_replaced(calm, place, tmp_path, way):
     """``hold``: no packet arrives until later, then all do. ``cut``: connections are reset.
 
@@ -253,9 +256,9 @@ def test_a_cold_standby_goes_on_from_a_copy_of_the_file(tmp_path):
 
         config = AggregatorConfig.load(there)
         with open_store(config.database, read_only=True) as store:
-            assert store.run().run > 1
-            versions = store.versions(store.run().run)
-            updates = [(found.device, found.run, found.turn) for found in store.applied()]
+            assert store.runs.latest().run > 1
+            versions = store.runs.versions(store.runs.latest().run)
+            updates = [(found.device, found.run, found.turn) for found in store.journal.applied()]
         assert versions[-1].version >= 6
         assert len(set(updates)) == len(updates)
         run(command("gridfed-aggregator", "audit", str(there)), timeout=LIMIT)

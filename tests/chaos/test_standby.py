@@ -151,7 +151,13 @@ def calm(tmp_path_factory) -> dict[str, object]:
     return found
 
 
-@pytest.mark.parametrize("hours", [(0,), HOURS], ids=["clocks right", "clocks jump"])
+@pytest.mark.parametrize(
+    "hours",
+    [
+        pytest.param((0,), id="clocks right", marks=pytest.mark.soak),
+        pytest.param(HOURS, id="clocks jump"),
+    ],
+)
 def test_a_standby_takes_over_after_every_kill_and_no_bit_differs(
     calm, tmp_path, monkeypatch, hours
 ):

@@ -17,21 +17,22 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from aggregator.audit.recompute import recompute
-from aggregator.brokers.broker_process import mosquitto_program, start
 from aggregator.config import AggregatorConfig, bind
 from aggregator.daemon import Daemon
-from aggregator.operations.root_signers import RootSigners
+from aggregator.extensions.audit.recompute import recompute
+from aggregator.extensions.authority.access.broker_process import mosquitto_program, start
+from aggregator.extensions.postgres.engine import migrate
+from aggregator.extensions.postgres.update_queue import open_queue
 from aggregator.operations.run_setup import set_up
-from aggregator.store.location import PostgresUrl
-from aggregator.store.opener import migrate, open_queue, open_store
-from aggregator.store.sequence_ledger import Ledger
+from aggregator.operations.signing_keys import RootSigners
+from aggregator.store.dialect import DatabaseUrl
+from aggregator.store.ledgers import Ledger
+from aggregator.store.opener import open_store
 from aggregator.store.types import EnrolledDevice
-from edge_sdk.wire import keys
-from edge_sdk.wire.link.loopback import LoopbackBroker
-from edge_sdk.wire.link.transport import Message
-from edge_sdk.wire.protocol import codec, envelope, topics
-from edge_sdk.wire.protocol.messages import UpdateMessage
+from edge_sdk.link.loopback import LoopbackBroker
+from edge_sdk.link.transport import Message
+from edge_sdk.protocol import codec, envelope, keys, topics
+from edge_sdk.protocol.messages import UpdateMessage
 from firmware_sim.fleet.processes import ProcessGroup, RunningProgram
 from tests.aggregator.conftest import ONLINE, ROOT, write_bundle
 from tests.postgres_server import missing, running
@@ -84,8 +85,8 @@ def founded(folder: Path, broker: str) -> Fleet:
         with store.transaction():
             for number in range(UPDATES):
                 name, key = f"meter-{number}", keys.generate()
-                store.put_client(EnrolledDevice(name, (key.public,)))
-                store.save_ledger(name, Ledger(hid=b"h" * 32, hid_life=1))
+                store.devices.save(EnrolledDevice(name, (key.public,)))
+                store.ledgers.save(name, Ledger(hid=b"h" * 32, hid_life=1))
                 sent.append(update(name, key, run.spec.digest, rng.normal(size=2)))
     return Fleet(file, sent)
 
@@ -149,14 +150,15 @@ def queued(url: str) -> set[str]:
         return {topic for (topic,) in db.execute("SELECT topic FROM queued_updates")}
 
 
-def filled(fleet: Fleet, broker: str, place: PostgresUrl, logs: Path) -> int:
+def filled(fleet: Fleet, broker: str, place: DatabaseUrl, logs: Path) -> int:
     """Queue every update by two workers, of which one is killed; return how many were sent again."""
     file = fleet.file.with_name("workers.toml")
     with ProcessGroup(logs) as family:
         queue = open_queue(place)
         first, second = (worker(family, file, name) for name in ("1", "2"))
         wait_until(lambda: sum(one.is_alive for one in queue.workers()) == 2)
-        time.sleep(1.0)  # their subscriptions are on the way
+        said = [one.log for one in (first, second)]
+        wait_until(lambda: all("link up" in log.read_text("utf-8", "replace") for log in said))
         sender = threading.Thread(target=publish, args=(broker, fleet.updates))
         sender.start()
         names = {"1", "2"}
@@ -177,7 +179,7 @@ def filled(fleet: Fleet, broker: str, place: PostgresUrl, logs: Path) -> int:
 
 
 def repeated(
-    updates: Sequence[Message], broker: str, place: PostgresUrl, length: Callable[[], int]
+    updates: Sequence[Message], broker: str, place: DatabaseUrl, length: Callable[[], int]
 ) -> int:
     """Send what is not in the queue once it grows no further, as devices without a receipt do."""
     count, begun = 0, time.monotonic()
@@ -201,7 +203,7 @@ def test_no_queued_update_is_lost_with_a_worker_or_counted_twice(tmp_path):
     if mosquitto_program() is None:
         pytest.skip("mosquitto is not installed")
     with running() as server, start("mosquitto", folder=tmp_path / "broker") as broker:
-        place = PostgresUrl(server.schema())
+        place = DatabaseUrl(server.schema())
         fleet = founded(tmp_path, broker.url)
         plain = AggregatorConfig.load(fleet.file, {})
         migrate(plain.file_database, place, lambda _line: None)
@@ -225,6 +227,6 @@ def test_no_queued_update_is_lost_with_a_worker_or_counted_twice(tmp_path):
             audit = recompute(store, bound.half, bound.first_state().w)
             assert audit.is_sound, audit.faults
             assert sum(audit.updates.values()) == len(audit.updates) == UPDATES
-            assert {row.code for row in store.settled().values()} == {0}
-            assert len(store.settled()) == UPDATES
+            assert {row.code for row in store.ledgers.settled().values()} == {0}
+            assert len(store.ledgers.settled()) == UPDATES
         assert not queued(place.url)

@@ -24,9 +24,9 @@ from edge_sdk.bundle import (
     shipped_folder,
     shipped_names,
 )
-from edge_sdk.wire.contract.archive import pack, seal, unpack
-from edge_sdk.wire.contract.manifest import Golden, Manifest
-from edge_sdk.wire.keys import from_seed
+from edge_sdk.protocol.contract.archive import pack, seal, unpack
+from edge_sdk.protocol.contract.manifest import Golden, Manifest
+from edge_sdk.protocol.keys import from_seed
 from tests.edge_sdk.runtime import onnx_bytes
 
 KEY, OTHER = from_seed(bytes(32)), from_seed(bytes([1]) * 32)
@@ -50,7 +50,13 @@ def written(folder, contents):
     return folder
 
 
-@pytest.mark.parametrize("name", shipped_names())
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.extension] if "analytic" in name else [])
+        for name in shipped_names()
+    ],
+)
 def test_shipped_bundles_open_and_train(name):
     bundle = Bundle.open(name, trust=TrustedKeys())
     if bundle.manifest.analytic is None:
@@ -90,6 +96,7 @@ def test_shipped_names_lists_the_shipped_bundles():
     assert shipped_names() == [*cells, *chargers, *loads]
 
 
+@pytest.mark.extension
 def test_a_bundle_in_closed_form_opens_and_forecasts_without_an_engine():
     code = (
         "import sys, numpy as np; sys.modules['onnxruntime'] = None\n"
@@ -105,6 +112,7 @@ def test_a_bundle_in_closed_form_opens_and_forecasts_without_an_engine():
     assert done.stdout.split("\n")[:2] == ["(1, 1, 3)", "False"]
 
 
+@pytest.mark.extension
 def test_a_bundle_in_closed_form_whose_design_row_differs_is_refused(tmp_path):
     copy = shutil.copytree(shipped_folder() / "load-analytic", tmp_path / "copy")
     manifest = Manifest.parse((copy / "manifest.json").read_bytes())
@@ -116,6 +124,7 @@ def test_a_bundle_in_closed_form_whose_design_row_differs_is_refused(tmp_path):
         Bundle.open(copy, trust=TRUST)
 
 
+@pytest.mark.extension
 @pytest.mark.parametrize(
     ("changes", "why"),
     [

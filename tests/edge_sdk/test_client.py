@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from edge_sdk.errors import ConfigError
+from edge_sdk.errors import ConfigError, Reason
 from edge_sdk.forecasting.series import Reading
-from edge_sdk.wire import keys
-from edge_sdk.wire.errors import Reason
-from edge_sdk.wire.protocol import messages as m
+from edge_sdk.protocol import keys
+from edge_sdk.protocol import messages as m
+from tests.edge_sdk.conftest import signed_command
 
 W0 = np.array([0.1, 0.2, 0.3, 0.4], np.float32)
 
@@ -21,8 +21,8 @@ def test_a_round_is_trained_uploaded_in_one_message_and_receipted(fleet):
     fleet.run()
     (update,) = fleet.server.updates
     assert (update.run, update.round, update.base, update.part) == (1, 0, 0, "delta")
-    assert fleet.server.heard["update"] == 1
-    assert fleet.server.heard["offer"] == 0
+    assert fleet.server.counts["update"] == 1
+    assert fleet.server.counts["offer"] == 0
     status = fleet.device.client.status()
     assert (status["outbox"], status["counts"]["accepted"], status["spent"]) == (0, 1, 1)
 
@@ -52,8 +52,8 @@ def test_a_lost_receipt_is_requested_and_the_update_counts_once(fleet):
     fleet.run(40, seconds=0.5)
     assert fleet.device.client.status()["outbox"] == 0
     assert len(fleet.server.updates) == 1
-    assert fleet.server.heard["update"] == 1  # asked with an offer, never sent again unasked
-    assert fleet.server.heard["offer"] >= 1
+    assert fleet.server.counts["update"] == 1  # asked with an offer, never sent again unasked
+    assert fleet.server.counts["offer"] >= 1
 
 
 def test_a_large_body_is_sent_as_offer_and_chunks(make):
@@ -62,8 +62,8 @@ def test_a_large_body_is_sent_as_offer_and_chunks(make):
     fleet.device.observe()
     fleet.server.open_round(0, 0, W0)
     fleet.run()
-    assert fleet.server.heard["update"] == 0
-    assert fleet.server.heard["chunk"] == 1
+    assert fleet.server.counts["update"] == 0
+    assert fleet.server.counts["chunk"] == 1
     assert len(fleet.server.updates) == 1
 
 
@@ -74,7 +74,7 @@ def test_a_model_without_retained_parts_is_requested(fleet):
     fleet.run()
     assert fleet.server.updates == []
     fleet.run(80, seconds=1.0)
-    assert fleet.server.heard["have"] >= 1
+    assert fleet.server.counts["have"] >= 1
     assert len(fleet.server.updates) == 1
 
 
@@ -82,8 +82,8 @@ def test_the_hello_is_repeated_unchanged_until_the_welcome(fleet):
     fleet.server.is_mute = True
     fleet.device.start()
     fleet.run(30, seconds=1.0)
-    assert fleet.server.heard["hello"] > 1
-    assert fleet.server.highest == 1
+    assert fleet.server.counts["hello"] > 1
+    assert fleet.server._highest == 1
     fleet.server.is_mute = False
     fleet.run(
         round(fleet.device.client._session.outbox.retry.cap) + 2, seconds=1.0
@@ -93,7 +93,7 @@ def test_the_hello_is_repeated_unchanged_until_the_welcome(fleet):
 
 
 def test_a_used_life_is_refused_with_a_floor_and_a_larger_one_proposed(fleet):
-    fleet.server.highest = 7
+    fleet.server._highest = 7
     fleet.device.start()
     fleet.run()
     assert fleet.device.client.status()["life"] == 8
@@ -195,12 +195,12 @@ def test_before_the_first_reading_a_forecast_has_no_time_and_names_the_missing_r
 def test_an_older_manifest_is_counted_and_ignored(fleet):
     fleet.device.start()
     fleet.device.observe()
-    fleet.server.serial = 5
+    fleet.server._serial = 5
     fleet.server.open_round(4, 4, W0)
     fleet.run()
     fleet.server.open_round(9, 3, W0)  # a newer serial with an older version
     fleet.run()
-    fleet.server.serial = 0
+    fleet.server._serial = 0
     fleet.server.open_round(10, 4, W0)  # an older serial
     fleet.run()
     assert [u.round for u in fleet.server.updates] == [4]
@@ -221,7 +221,7 @@ def test_a_stop_command_is_executed_receipted_and_survives_a_restart(fleet):
     fleet.device.start()
     fleet.device.observe()
     fleet.run()
-    fleet.server.tell(m.CommandMessage(num=1, op="stop"))
+    fleet.server.answer(m.CommandMessage(num=1, op="stop"))
     fleet.server.open_round(0, 0, W0)
     fleet.run()
     assert [(r.life, r.seq, r.code) for r in fleet.server.receipts] == [(0, 1, 0)]
@@ -229,7 +229,7 @@ def test_a_stop_command_is_executed_receipted_and_survives_a_restart(fleet):
     fleet.device.start()
     fleet.run(30, seconds=0.5)
     assert fleet.server.updates == []
-    fleet.server.tell(m.CommandMessage(num=2, op="resume"))
+    fleet.server.answer(m.CommandMessage(num=2, op="resume"))
     fleet.run(30, seconds=0.5)
     assert len(fleet.server.updates) == 1
 
@@ -237,7 +237,7 @@ def test_a_stop_command_is_executed_receipted_and_survives_a_restart(fleet):
 def test_an_unknown_command_is_refused_with_a_reason(fleet):
     fleet.device.start()
     fleet.run()
-    fleet.server.tell(m.CommandMessage(num=1, op="reboot"))
+    fleet.server.answer(m.CommandMessage(num=1, op="reboot"))
     fleet.run()
     assert fleet.server.receipts[0].code == 81
 
@@ -246,7 +246,7 @@ def test_a_key_that_is_shared_by_participations_is_not_replaced(fleet):
     fleet.device.start()
     fleet.device.client.identity.is_shared = True
     fleet.run()
-    fleet.server.tell(m.CommandMessage(num=1, op="reenrol"))
+    fleet.server.answer(signed_command(1, "reenrol"))
     fleet.run()
     assert fleet.server.receipts[0].code == 81
 
@@ -255,11 +255,11 @@ def test_a_device_that_is_to_be_wiped_sends_its_receipt_and_no_update_ever_after
     fleet.device.start()
     fleet.device.observe()
     fleet.run()
-    fleet.server.tell(m.CommandMessage(num=1, op="wipe"))
+    fleet.server.answer(signed_command(1, "wipe"))
     fleet.run()
     assert [(r.seq, r.code) for r in fleet.server.receipts] == [(1, 0)]
     assert fleet.device.client.is_wipe_ordered
-    fleet.server.tell(m.CommandMessage(num=2, op="resume"))
+    fleet.server.answer(m.CommandMessage(num=2, op="resume"))
     fleet.server.open_round(0, 0, W0)
     fleet.run(30, seconds=0.5)
     assert fleet.server.receipts[-1].code == 81  # nothing resumes it
@@ -310,7 +310,7 @@ def test_a_new_run_with_other_shared_layers_is_followed(fleet):
     fleet.device.observe()
     fleet.server.open_round(0, 0, W0)
     fleet.run()
-    fleet.server.publish_bundle(serial=2, run=2, shared=("body.", "head."))
+    fleet.server.announce_bundle(serial=2, run=2, shared=("body.", "head."))
     fleet.server.spec = fleet.device.client.learner.manifest.spec(("body.", "head."))
     fleet.run()
     fleet.server.open_round(0, 0, np.append(W0, 0.5), run=2)
@@ -362,3 +362,31 @@ def test_on_a_full_disk_the_device_continues_and_releases_nothing(fleet):
     fleet.run(30, seconds=0.5)
     assert fleet.server.updates[-1].round == 1
     assert fleet.device.client.status()["outbox"] == 0
+
+
+def test_readings_recorded_together_are_counted_saved_and_used_as_those_recorded_one_by_one(make):
+    together, one_by_one = (make(name).device.start() for name in ("together", "one"))
+    stream = "elec.import.energy"
+    some = [Reading(stream, 3600.0 * (460_000 + hour), float(hour % 5)) for hour in range(90)]
+    some += [*some[:3], Reading("unused", 0.0, 1.0), Reading(stream, some[7].time, 9.0)]
+    for reading in some:
+        one_by_one.observe(reading)
+    together.observe_all(some[:60])  # by column
+    together.observe_all(some[60:])  # has a change of an earlier reading: one by one
+    counts = [
+        {key: n for key, n in client.status()["counts"].items() if key.startswith("readings")}
+        for client in (together, one_by_one)
+    ]
+    assert (
+        counts[0]
+        == counts[1]
+        == {
+            "readings new": 90,
+            "readings again": 3,
+            "readings unused": 1,
+            "readings changed": 1,
+        }
+    )
+    values = [client.learner.series.values(stream) for client in (together, one_by_one)]
+    np.testing.assert_array_equal(*values)
+    assert together.learner.series.pending() == one_by_one.learner.series.pending()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 from dataclasses import replace
 
 import numpy as np
@@ -10,10 +9,9 @@ import pytest
 
 from edge_sdk import client as client_module
 from edge_sdk.app.settings import SettingsError
-from edge_sdk.commands.device_inspection import DeviceInspection
 from edge_sdk.commands.forecast import result_of
 from edge_sdk.forecasting.series import Reading
-from edge_sdk.wire.contract.manifest import Golden, Loss
+from edge_sdk.protocol.contract.manifest import Golden, Loss
 
 W0 = np.array([0.1, 0.2, 0.3, 0.4], np.float32)
 BEGUN = 1_700_000_000 // 3600 * 3600
@@ -77,10 +75,10 @@ def test_rising_readings_move_the_upper_end_and_the_state_is_saved(fleet):
     after = client.forecast()
     grown = np.diff(after.interval, axis=1) - np.diff(before.interval, axis=1)
     assert grown[0, 0] > 0.1
-    moved = client.learner.kept.calibration.moved
+    moved = client.learner.forecaster.kept.calibration.moved
     client.close()
     again = fleet.device.start()
-    assert np.array_equal(again.learner.kept.calibration.moved, moved)
+    assert np.array_equal(again.learner.forecaster.kept.calibration.moved, moved)
     assert np.array_equal(again.forecast().interval, after.interval)
 
 
@@ -95,7 +93,7 @@ def test_after_a_power_cut_the_calibration_catches_up(fleet):
     client._store.add_readings(rows)  # the readings reached the disk, the calibration did not
     fleet.device.kill()
     again = fleet.device.start()
-    assert again.learner.kept.calibration.upto == BEGUN // 3600 + 59
+    assert again.learner.forecaster.kept.calibration.upto == BEGUN // 3600 + 59
     assert np.array_equal(again.forecast().interval, told.interval)
 
 
@@ -108,7 +106,7 @@ def test_a_damaged_or_foreign_calibration_is_restarted(fleet):
     again._store.file_paper("calibration", b"rust")
     fleet.device.kill()
     third = fleet.device.start()
-    assert third.learner.kept is None
+    assert third.learner.forecaster.kept is None
     assert np.array_equal(third.forecast().interval, told.interval)
 
 
@@ -122,7 +120,7 @@ def test_new_readings_are_scored_by_the_model_from_before_them(fleet):
     learned = client.learner.half.apply
 
     def apply(state, event):
-        seen.append(client.learner.kept.calibration.upto)
+        seen.append(client.learner.forecaster.kept.calibration.upto)
         return learned(state, event)
 
     client.learner.half = client.learner.half._replace(apply=apply)
@@ -136,7 +134,7 @@ def test_no_interval_is_calibrated_unless_configured(fleet):
     observe(client, 60)
     fleet.server.open_round(0, 0, W0)
     fleet.run()
-    assert client.learner.kept is None
+    assert client.learner.forecaster.kept is None
 
 
 def test_without_calibration_the_interval_is_that_of_the_model(made):
@@ -173,18 +171,6 @@ def test_past_forecasts_have_their_intervals(fleet):
     assert (told <= ends[:, :, 1]).all()
 
 
-def test_past_intervals_are_written_beside_past_forecasts(fleet, tmp_path):
-    client = fleet.device.start()
-    observe(client, 80)
-    review = DeviceInspection(client.config, client.learner, client.state)
-    out = tmp_path / "rolling.csv"
-    assert review.write_rolling(BEGUN + 40 * 3600, BEGUN + 60 * 3600, out) == 20
-    with out.open(encoding="utf-8", newline="") as file:
-        rows = list(csv.DictReader(file))
-    assert list(rows[0]) == ["origin", "step", "forecast", "truth", "lower", "upper"]
-    assert all(float(r["lower"]) <= float(r["forecast"]) <= float(r["upper"]) for r in rows)
-
-
 def test_the_printed_forecast_has_its_interval_and_calibration(fleet):
     client = fleet.device.start()
     observe(client, 60)
@@ -209,7 +195,7 @@ def test_the_waiting_interval_is_the_served_one(fleet, monkeypatch):
 
     monkeypatch.setattr(type(client.learner), "_helped", lambda *_: (aided, "model"))
     told = client.forecast()
-    kept = client.learner.kept
+    kept = client.learner.forecaster.kept
     assert np.allclose(kept.aided.ends[-1], told.interval)
     assert not np.allclose(kept.calibration.ends[-1], told.interval)
     assert told.calibrated == 0  # of such none has been put to the test yet

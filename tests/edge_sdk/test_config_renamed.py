@@ -9,16 +9,16 @@ import pytest
 from edge_sdk import config
 from edge_sdk.app.settings import SettingsError
 from edge_sdk.commands.main import main
-from edge_sdk.sources import open_source
-from edge_sdk.sources.csvfile import CsvFile
-from edge_sdk.sources.factory import INTERFACES
-from edge_sdk.sources.register_map import RegisterPoint
-from edge_sdk.sources.renamed import RENAMED
+from edge_sdk.extensions.sources.csvfile import CsvFile
+from edge_sdk.extensions.sources.register_map import RegisterPoint
+from edge_sdk.sources import SOURCES, open_source, renamed_keys
 from tools.docs import keys
 
 KNOWN = keys(config.Config)
 SECTIONS = {key.rpartition(".")[0] for key in KNOWN}
-OF_SOURCES = [(kind, old, new) for kind, table in RENAMED.items() for old, new in table.items()]
+OF_SOURCES = [
+    (kind, old, new) for kind in SOURCES for old, new in renamed_keys(SOURCES[kind]).items()
+]
 
 
 @pytest.mark.parametrize(("old", "new"), config.RENAMED.items())
@@ -48,7 +48,7 @@ def test_an_old_key_of_a_source_is_refused_with_the_new_one(kind, old, new):
 
 @pytest.mark.parametrize(("kind", "old", "new"), OF_SOURCES)
 def test_every_renamed_source_key_exists_under_its_new_name_only(kind, old, new):
-    section = CsvFile if kind == "csv" else INTERFACES[kind].section if kind in INTERFACES else None
+    section = CsvFile if kind == "csv" else getattr(SOURCES[kind], "section", None)
     section = RegisterPoint if "[]" in old else section
     known = {field.name for field in fields(section)} if section else {"path", "recorded_type"}
     assert old.rpartition(".")[2] not in known

@@ -10,12 +10,12 @@ import pytest
 
 from edge_sdk.app.clock import BUILT, DAY
 from edge_sdk.commands.check import compare_clocks
-from edge_sdk.privacy.event import PrivacyCharge
+from edge_sdk.errors import Reason
+from edge_sdk.privacy.ledger import PrivacyCharge
+from edge_sdk.protocol import keys
+from edge_sdk.protocol import messages as m
+from edge_sdk.protocol.messages import LARGEST, RELEASES_LEAP, RELEASES_LIMIT, TIME_LIMIT
 from edge_sdk.store.store import DeviceStore
-from edge_sdk.wire import keys
-from edge_sdk.wire.errors import Reason
-from edge_sdk.wire.protocol import messages as m
-from edge_sdk.wire.protocol.messages import LARGEST, RELEASES_LEAP, RELEASES_LIMIT, TIME_LIMIT
 
 POISON = 2**63 - 1
 NEW_KEY = keys.from_seed(b"n" * 32)
@@ -25,20 +25,20 @@ NEW_KEY = keys.from_seed(b"n" * 32)
 def told(fleet, monkeypatch):
     """Let the server change every welcome, and return the fleet and the changes."""
     changes = {}
-    say = fleet.server.tell
+    say = fleet.server.answer
 
     def tell(message):
         is_welcome = isinstance(message, m.WelcomeMessage)
         say(replace(message, **changes) if is_welcome else message)
 
-    monkeypatch.setattr(fleet.server, "tell", tell)
+    monkeypatch.setattr(fleet.server, "answer", tell)
     return fleet, changes
 
 
 def commands(fleet, number, op, **args):
     """Say a command; return what the device answered."""
     before = len(fleet.server.receipts)
-    fleet.server.tell(m.CommandMessage(number, op, args))
+    fleet.server.answer(m.CommandMessage(number, op, args))
     fleet.run()
     return [receipt.code for receipt in fleet.server.receipts[before:]]
 
@@ -90,7 +90,7 @@ def test_a_counter_that_jumps_to_its_limit_is_refused_and_not_stored(told, name,
     if name == "spent":
         changes["spent"] = RELEASES_LIMIT
     else:
-        fleet.server.highest = LARGEST
+        fleet.server._highest = LARGEST
     fleet.device.start()
     with caplog.at_level(logging.ERROR):
         fleet.run(30)
@@ -101,7 +101,7 @@ def test_a_counter_that_jumps_to_its_limit_is_refused_and_not_stored(told, name,
     assert numbers.life == 1
     fleet.device.kill()
     changes.clear()
-    fleet.server.highest = 1
+    fleet.server._highest = 1
     fleet.device.start()
     fleet.device.observe()
     fleet.run(30)
@@ -144,7 +144,7 @@ def test_a_command_with_an_old_number_is_ignored(fleet):
     fleet.run(20)
     assert commands(fleet, 9, "report") == [0]
     assert commands(fleet, 3, "stop") == []
-    assert fleet.server.heard["refusal"] == 1
+    assert fleet.server.counts["refusal"] == 1
     assert not fleet.device.client.why_stopped
     assert commands(fleet, 9, "report") == [0], "a repeat is receipted again"
 
@@ -339,12 +339,12 @@ def test_a_device_with_a_future_time_requests_the_server_time(told):
     fleet.device.start()
     fleet.run(20)
     changes.clear()
-    hellos = fleet.server.heard["hello"]
+    hellos = fleet.server.counts["hello"]
     for serial in (98, 99):
         said = m.TimeMessage(serial, fleet.clock.wall())
         fleet.server.announce("time", said, keys.from_seed(b"a" * 32), "_agg")
         fleet.run(20)
-    assert fleet.server.heard["hello"] == hellos + 1
+    assert fleet.server.counts["hello"] == hellos + 1
     assert fleet.device.client._session.time.certificate_time() is None
 
 

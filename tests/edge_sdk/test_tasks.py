@@ -8,18 +8,17 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from edge_sdk.errors import Reason, Refused
+from edge_sdk.protocol import codec, keys, topics
+from edge_sdk.protocol import messages as m
+from edge_sdk.protocol.contract.method import CONTRACTS
+from edge_sdk.protocol.envelope import digest, seal
 from edge_sdk.session.manifest_checks import (
     ManifestExpectation,
     NewestAnnouncements,
     judge_task,
     vectors,
 )
-from edge_sdk.wire import keys
-from edge_sdk.wire.contract.method import CONTRACTS
-from edge_sdk.wire.errors import Reason, Refused
-from edge_sdk.wire.protocol import codec, topics
-from edge_sdk.wire.protocol import messages as m
-from edge_sdk.wire.protocol.envelope import digest, seal
 
 W0 = np.array([0.1, 0.2, 0.3, 0.4], np.float32)
 NUMBERS = {"steps": 3.0, "rate": 0.1}
@@ -56,7 +55,7 @@ def asked(make):
     def begin(method="fedbuff", hours=60, **options):
         one = make(**options)
         encs = (CONTRACTS[method]["step" if method == "rsa" else "train"].enc,)
-        one.server.publish_bundle(serial=2, method=method, run=1, encs=encs)
+        one.server.announce_bundle(serial=2, method=method, run=1, encs=encs)
         one.device.start()
         one.device.observe(hours)
         one.run()
@@ -67,7 +66,7 @@ def asked(make):
 
 def tell(one, *tasks, turns=12):
     for task in tasks:
-        one.server.tell(task)
+        one.server.answer(task)
     one.run(turns)
     return one.server.updates
 
@@ -80,11 +79,12 @@ def test_a_task_is_answered_with_its_own_round_and_base(asked):
     one = asked()
     (update,) = tell(one, task_of(one.server, number=7, base=5))
     assert (update.run, update.round, update.base, update.part) == (1, 7, 5, "delta")
-    assert one.server.heard["have"] == 0
+    assert one.server.counts["have"] == 0
     client = one.device.client
     assert np.frombuffer(update.blob, "<f4").tobytes() == (W0 - client.state.p[:4]).tobytes()
 
 
+@pytest.mark.extension
 def test_the_update_follows_the_contract(asked):
     one = asked("fedasync")
     (update,) = tell(one, task_of(one.server))
@@ -96,7 +96,7 @@ def test_the_update_follows_the_contract(asked):
 def test_content_that_was_not_sent_along_is_requested(asked):
     one = asked()
     (update,) = tell(one, task_of(one.server, whole=False))
-    assert one.server.heard["have"] == 1
+    assert one.server.counts["have"] == 1
     assert update.round == 1
 
 
@@ -118,7 +118,7 @@ def test_a_repeated_task_is_trained_once(asked):
     tell(one, task, task, replace(task, blob=b""))
     tell(one, replace(task, blob=b""))
     assert len(one.server.updates) == 1
-    assert one.server.heard["have"] == 0
+    assert one.server.counts["have"] == 0
 
 
 def test_a_task_is_trained_once_across_a_power_cut(asked):
@@ -136,7 +136,7 @@ def test_a_task_is_trained_once_across_a_power_cut(asked):
 
 def test_a_power_cut_before_the_upload_gives_the_same_update(asked):
     one = asked()
-    one.server.tell(task_of(one.server))
+    one.server.answer(task_of(one.server))
     one.device.kill()
     one.device.start()
     one.run()
@@ -149,8 +149,8 @@ def test_a_power_cut_before_the_upload_gives_the_same_update(asked):
 def test_the_newest_task_counts_in_any_order_of_arrival(asked):
     one = asked()
     old, new = task_of(one.server, 1), task_of(one.server, 3, 2, 2 * W0)
-    one.server.tell(new)
-    one.server.tell(old)
+    one.server.answer(new)
+    one.server.answer(old)
     one.run()
     assert [(u.round, u.base) for u in one.server.updates] == [(3, 2)]
     tell(one, old)
@@ -174,7 +174,7 @@ def test_a_task_of_a_future_run_waits_for_it(make):
     one.run()
     tell(one, task_of(one.server))
     assert one.server.updates == []
-    one.server.publish_bundle(serial=2, method="fedbuff", run=1)
+    one.server.announce_bundle(serial=2, method="fedbuff", run=1)
     one.run()
     assert len(one.server.updates) == 1
 
@@ -188,7 +188,7 @@ def test_a_task_of_a_run_that_never_starts_does_not_block_others(asked):
 
 def test_a_task_of_an_ended_run_is_refused(asked):
     one = asked()
-    one.server.publish_bundle(serial=3, method="fedbuff", run=2)
+    one.server.announce_bundle(serial=3, method="fedbuff", run=2)
     one.run()
     tell(one, task_of(one.server, run=1))
     assert (one.server.updates, counts(one)["arrived WRONG_RUN"]) == ([], 1)
@@ -199,7 +199,7 @@ def test_a_manifest_alone_starts_no_training(asked):
     one.server.open_round(1, 0, W0)
     one.run(40, seconds=1.0)
     assert one.server.updates == []
-    assert one.server.heard["have"] == 0
+    assert one.server.counts["have"] == 0
 
 
 def test_the_end_of_the_run_is_read_from_the_manifest(asked):
@@ -228,11 +228,11 @@ def test_a_pause_keeps_the_task(asked):
 
 def test_a_stop_command_keeps_the_task(asked):
     one = asked()
-    one.server.tell(m.CommandMessage(1, "stop"))
+    one.server.answer(m.CommandMessage(1, "stop"))
     one.run()
     tell(one, task_of(one.server))
     assert one.server.updates == []
-    one.server.tell(m.CommandMessage(2, "resume"))
+    one.server.answer(m.CommandMessage(2, "resume"))
     one.run()
     assert len(one.server.updates) == 1
 
@@ -249,9 +249,9 @@ def test_a_device_without_readings_trains_once_it_has_some(asked):
 def test_waiting_for_readings_uses_no_busy_loop(asked, monkeypatch):
     one, waits = asked(hours=0), []
     tell(one, task_of(one.server))
-    poll = one.device.client._session._parts.link.link.poll
+    poll = one.device.client._session.parts.link.link.poll
     monkeypatch.setattr(
-        one.device.client._session._parts.link.link,
+        one.device.client._session.parts.link.link,
         "poll",
         lambda timeout: waits.append(timeout) or poll(0.0),
     )
@@ -283,7 +283,10 @@ def test_a_content_of_another_run_or_version_is_refused(asked):
     assert (one.server.updates, counts(one)["arrived MALFORMED"]) == ([], 1)
 
 
-WANTED = ManifestExpectation(bytes(16), 4, CONTRACTS["fedbuff"], max_steps=64)
+def wanted(method="fedbuff"):
+    return ManifestExpectation(bytes(16), 4, CONTRACTS[method], max_steps=64)
+
+
 PLAIN = m.TaskMessage(
     run=1,
     round=2,
@@ -312,14 +315,14 @@ PLAIN = m.TaskMessage(
 )
 def test_a_device_refuses_tasks_it_cannot_do(changes, reason):
     seen = NewestAnnouncements(run=1, version=1)
-    judge_task(PLAIN, seen, WANTED)
+    judge_task(PLAIN, seen, wanted())
     with pytest.raises(Refused) as caught:
-        judge_task(replace(PLAIN, **changes), seen, WANTED)
+        judge_task(replace(PLAIN, **changes), seen, wanted())
     assert caught.value.reason is reason
 
 
 def test_a_task_for_one_device_of_a_broadcast_method_is_refused():
-    common = replace(WANTED, contract=CONTRACTS["fedavg"])
+    common = wanted("fedavg")
     with pytest.raises(Refused) as caught:
         judge_task(PLAIN, NewestAnnouncements(run=1), common)
     assert caught.value.reason is Reason.UNKNOWN_KIND
@@ -332,6 +335,7 @@ def test_a_content_of_another_number_of_vectors_is_refused(scalars):
     assert caught.value.reason is Reason.WRONG_SIZE
 
 
+@pytest.mark.extension
 def test_an_encoding_outside_the_contract_is_not_sent(asked):
     one = asked("rsa")
     numbers = {"steps": 1.0, "rate": 0.1, "l1": 0.1, "l1_mode": 0.0}
@@ -372,10 +376,10 @@ def test_any_signed_task_leaves_the_device_running(asked, seed):
     topic, body = topics.down("north", device, "task"), codec.encode(task_of(one.server, 4, 3))
     way = {"kind": "task", "sender": "_agg", "recipient": device, "fleet": "north"}
     for _ in range(250):
-        assert one.server.link.publish(topic, seal(scrambled(rng, body), signer=SIGNER, **way))
+        assert one.server._link.publish(topic, seal(scrambled(rng, body), signer=SIGNER, **way))
         one.run(1)
     one.run()
     assert counts(one)["arrived MALFORMED"] > 100
-    one.server.publish_bundle(serial=3, method="fedbuff", run=2)
+    one.server.announce_bundle(serial=3, method="fedbuff", run=2)
     one.run()
     assert tell(one, task_of(one.server, run=2))[-1].run == 2

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from aggregator.methods import METHODS
-from edge_sdk.app.cli import Failure
 from edge_sdk.app.settings import SettingsError
+from edge_sdk.errors import Failure
 from firmware_sim.attacks.attack_plan import AttackPlan
 from firmware_sim.fleet.run_files import assigned, toml
 from firmware_sim.samples import instant, sample_set

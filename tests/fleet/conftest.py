@@ -15,14 +15,17 @@ from aggregator.commands import main as cli
 from aggregator.config import AggregatorConfig
 from aggregator.daemon import Daemon
 from edge_sdk import Config, Reading
-from edge_sdk.wire.keys import generate, save_public, save_signing_key
-from edge_sdk.wire.link.loopback import LinkFaults, LoopbackBroker
+from edge_sdk.link.loopback import LinkFaults, LoopbackBroker
+from edge_sdk.protocol.keys import generate, save_public, save_signing_key
+from edge_sdk.store.release_count import begin_counts
 from firmware_sim.attacks.attack_plan import HONEST
 from firmware_sim.fleet.in_process import Fleet, enlist
 from firmware_sim.fleet.run_files import toml
 
 HOURS = 400
 STREAMS = ("elec.import.energy", "weather.temperature", "weather.wind_speed")
+SEEDS = [0, *(pytest.param(seed, marks=pytest.mark.soak) for seed in range(1, 4))]
+"""Of the moments at which tests cut the power, kill and lose messages."""
 
 
 @dataclass
@@ -107,6 +110,7 @@ class World:
         key = generate()
         save_signing_key(self.folder / f"{name}.key", key)
         save_public(self.folder / f"{name}.pub", key.public)
+        begin_counts(self.folder / f"{name}.count", key, {})
         table = {
             "id": name,
             "fleet": "north",

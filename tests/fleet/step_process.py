@@ -11,8 +11,8 @@ import signal
 import sys
 from pathlib import Path
 
-from aggregator.store.sql_store import SqlStore
-from edge_sdk.wire.link.loopback import LoopbackLink
+from aggregator.store.store import Store
+from edge_sdk.link.loopback import LoopbackLink
 from tests.fleet.conftest import World
 
 ROUNDS, VERSION = 4, 2
@@ -31,7 +31,7 @@ def end():
 
 def armed(moment):
     """End the process inside the transaction of the version, or around its announcements."""
-    commit, publish = SqlStore.commit, LoopbackLink.publish
+    commit, publish = Store.commit, LoopbackLink.publish
     is_saved = False
 
     def killing(self, number, changed, position, **more):
@@ -50,7 +50,7 @@ def armed(moment):
             end()
         return publish(self, topic, payload, **more)
 
-    SqlStore.commit, LoopbackLink.publish = killing, announcing
+    Store.commit, LoopbackLink.publish = killing, announcing
 
 
 def main(folder, course, moment):

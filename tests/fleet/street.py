@@ -10,11 +10,12 @@ import numpy as np
 from edge_sdk import Config
 from edge_sdk.app.clock import SystemClock
 from edge_sdk.client import Client
-from edge_sdk.methods.gossip import ADAPT, ALONE, BEGIN, MIX, exchange_parts
-from edge_sdk.methods.topology import settings_of_section
-from edge_sdk.wire.contract.method import Task
-from edge_sdk.wire.keys import generate, save_public, save_signing_key
-from edge_sdk.wire.link.loopback import LoopbackBroker
+from edge_sdk.extensions.peers.gossip import ADAPT, ALONE, BEGIN, MIX, exchange_parts
+from edge_sdk.extensions.peers.topology import settings_of_section
+from edge_sdk.link.loopback import LoopbackBroker
+from edge_sdk.protocol.contract.method import Task
+from edge_sdk.protocol.keys import generate, save_public, save_signing_key
+from edge_sdk.store.release_count import begin_counts
 from firmware_sim.fleet.run_files import toml
 
 
@@ -44,6 +45,7 @@ class Street:
         save_public(self.folder / "root.pub", generate().public)
         for name, key in self.keys.items():
             save_signing_key(self.folder / f"{name}.key", key)
+            begin_counts(self.folder / f"{name}.count", key, {})
             self.write(name)
 
     def path(self, name):
@@ -91,7 +93,9 @@ class Street:
             link = LoopbackBroker().link(name)
             clients[name] = Client(config, transport=link, clock=SystemClock())
             observe(name, clients[name])
-        hood = settings_of_section(self.config(next(iter(self.graph))).neighbours, self.method)
+        hood = settings_of_section(
+            self.config(next(iter(self.graph))).extensions["neighbours"], self.method
+        )
         states = {name: client.state for name, client in clients.items()}
 
         def each(ask, step, arrays=lambda _: {}, turn=0):

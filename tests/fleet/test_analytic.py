@@ -8,17 +8,18 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from aggregator.audit.recompute import recompute
 from aggregator.commands import main as cli
-from aggregator.methods.analytic.analytic import AnalyticFleet
-from aggregator.models.closed_form import ANALYTIC, made
-from edge_sdk.analytic.solve import fleet_solution
-from edge_sdk.analytic.statistics import total
-from edge_sdk.wire.contract.analytic import statistic_layout
-from edge_sdk.wire.errors import Reason, Refused
-from edge_sdk.wire.link.loopback import LinkFaults
-from edge_sdk.wire.protocol.admission_policy import OpenRound, admit_update
-from edge_sdk.wire.protocol.messages import UpdateMessage
+from aggregator.extensions.analytic.analytic import AnalyticFleet
+from aggregator.extensions.audit.recompute import recompute
+from aggregator.extensions.authoring.closed_form import ANALYTIC, made
+from edge_sdk.errors import Reason, Refused
+from edge_sdk.extensions.analytic.solve import fleet_solution
+from edge_sdk.extensions.analytic.statistics import total
+from edge_sdk.link.loopback import LinkFaults
+from edge_sdk.protocol.admission_policy import OpenRound, admit_update
+from edge_sdk.protocol.contract.manifest import statistic_layout
+from edge_sdk.protocol.messages import UpdateMessage
+from tests.fleet.conftest import SEEDS
 
 VERSIONS = 4  # the constants of the features, and three passes
 
@@ -76,7 +77,8 @@ def test_it_forecasts_better_than_the_last_value(world):
         assert client.forecast().interval.shape == (1, 2)
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", SEEDS)
 def test_power_cuts_on_either_side_change_no_bit(world, seed):
     calm = closed_form(world)
     calm.start_all()
@@ -87,6 +89,7 @@ def test_power_cuts_on_either_side_change_no_bit(world, seed):
     assert finish(one).tobytes() == wanted.tobytes()
 
 
+@pytest.mark.slow
 def test_a_link_that_drops_duplicates_and_reorders_changes_no_bit(world):
     calm = closed_form(world)
     calm.start_all()
@@ -122,6 +125,7 @@ def carried_out(one, *order):
     one.until(lambda: not list(one.daemon.config.inbox.glob("*.json")))
 
 
+@pytest.mark.slow
 def test_unlearning_a_device_by_command_is_audited(world, capsys):
     one = closed_form(world)
     one.start_all()

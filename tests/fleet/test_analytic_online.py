@@ -14,15 +14,14 @@ import numpy as np
 import pytest
 
 from edge_sdk import Client, Config
-from edge_sdk.analytic import bundle_functions
-from edge_sdk.analytic.bundle_functions import AnalyticModel
-from edge_sdk.analytic.online_vector import OnlineVector, TrainedVector
-from edge_sdk.analytic.personal import fit_personal
-from edge_sdk.analytic.solve import ridge
-from edge_sdk.analytic.statistics import gather
+from edge_sdk.extensions.analytic import boosting, bundle_functions
+from edge_sdk.extensions.analytic.bundle_functions import AnalyticModel
+from edge_sdk.extensions.analytic.online_vector import OnlineVector, TrainedVector
+from edge_sdk.extensions.analytic.personal import fit_personal
+from edge_sdk.extensions.analytic.solve import ridge
+from edge_sdk.extensions.analytic.statistics import gather
 from edge_sdk.forecasting.combination import CANDIDATES, COMMON, FLEET
-from edge_sdk.training import boosting
-from edge_sdk.wire.link.loopback import LoopbackBroker
+from edge_sdk.link.loopback import LoopbackBroker
 from tests.fleet.conftest import HOURS, history
 
 MORE = 30
@@ -61,7 +60,7 @@ def fed(client, rows):
 def served(client):
     """Return the vector that the last forecast was made with."""
     learner = client.learner
-    return learner._online.latest(learner.vector(client.state))
+    return learner.form._online.latest(learner.vector(client.state))
 
 
 def recomputed(client):
@@ -83,14 +82,14 @@ def test_readings_between_two_rounds_change_the_forecast_as_the_batch_solution_w
     after = served(client)
     assert (after != before).any()
     np.testing.assert_array_equal(after, recomputed(client))
-    found = np.stack([model.coefficients[0] for model in client.learner._online._state.models])
+    found = np.stack([model.coefficients[0] for model in client.learner.form._online._state.models])
     np.testing.assert_allclose(found, pooled(client), rtol=0, atol=1e-8)
 
 
 def pooled(client):
     """Solve the weighted least squares of all readings at once: the oracle."""
     learner, windows = client.learner, client.learner.windows()
-    model, state = AnalyticModel(learner.manifest), learner._online._state
+    model, state = AnalyticModel(learner.manifest), learner.form._online._state
     trained = TrainedVector.of(learner.half.model(client.state))
     first, last = windows.span()
     here, some = windows.named(np.arange(first, last + 1))
@@ -125,11 +124,11 @@ def test_a_late_and_a_corrected_reading_are_in_the_forecast_too(finished):
 def test_intervals_stay_calibrated_on_what_the_model_had_not_seen(finished):
     client = finished.clients[0]
     client.forecast()
-    since = client.learner.kept.since
+    since = client.learner.forecaster.kept.since
     for rows in later(0):
         fed(client, rows)
         found = client.forecast()
-    assert client.learner.kept.since == since
+    assert client.learner.forecaster.kept.since == since
     assert found.calibrated >= MORE
 
 
@@ -142,15 +141,15 @@ def test_online_false_serves_the_trained_vector(finished):
     for rows in later(0)[:3]:
         fed(client, rows)
         client.forecast()
-    assert client.learner._online is None
+    assert client.learner.form._online is None
 
 
 CHILD = """
 import sys
 from edge_sdk import Client, Config
 from edge_sdk.forecasting.combination import CANDIDATES, COMMON, FLEET
-from edge_sdk.training import boosting
-from edge_sdk.wire.link.loopback import LoopbackBroker
+from edge_sdk.extensions.analytic import boosting
+from edge_sdk.link.loopback import LoopbackBroker
 from tests.fleet.test_analytic_online import fed, later, served
 client = Client(Config.load(sys.argv[1]), transport=lambda will: LoopbackBroker().link("home-0", will))
 for hour, rows in enumerate(later(0)):

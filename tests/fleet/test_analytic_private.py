@@ -8,12 +8,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from edge_sdk.analytic.private_release import released
-from edge_sdk.analytic.statistic_vector import from_vector, to_vector
+from edge_sdk.extensions.analytic.private_release import released
+from edge_sdk.extensions.analytic.statistics import from_vector, to_vector
 from edge_sdk.privacy import noise
-from edge_sdk.privacy.analytic_gaussian import sigma_for
 from edge_sdk.privacy.ledger import PrivacyAccount
-from edge_sdk.wire.contract.method import Task
+from edge_sdk.privacy.noise import sigma_for
+from edge_sdk.protocol.contract.method import Task
+from tests.fleet.conftest import SEEDS
 
 PASSES, C = 4, 3.0
 PUBLIC = ["weather.temperature", "weather.wind_speed"]
@@ -42,6 +43,7 @@ def done(one):
     one.until(lambda: all(client.is_done for client in one.clients.values()))
 
 
+@pytest.mark.slow
 def test_every_pass_is_charged_before_it_leaves_and_the_budget_is_just_spent(world):
     one = private(world)
     one.start_all()
@@ -76,7 +78,7 @@ def test_what_leaves_has_the_noise_and_no_sum_without_it(world):
         assert spread > 0.5 * noise_of(BUDGET) * C**2
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", SEEDS)
 def test_a_power_cut_neither_charges_nor_sends_twice(world, seed):
     """After every cut the ledger has as many releases as there are numbered updates."""
     one, rng = private(world), random.Random(seed)

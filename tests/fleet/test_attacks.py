@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from edge_sdk.wire.contract.method import ALL, Task
-from edge_sdk.wire.errors import Reason
+from edge_sdk.errors import Reason
+from edge_sdk.protocol.contract.method import ALL, Task
 from firmware_sim.attacks.attack_plan import AttackPlan, AttackRoles
 
 

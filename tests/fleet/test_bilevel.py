@@ -7,9 +7,10 @@ import random
 import numpy as np
 import pytest
 
-from aggregator.audit.recompute import recompute
-from aggregator.methods.bilevel.bilevel_math import normalised
-from edge_sdk.wire.link.loopback import LinkFaults
+from aggregator.extensions.audit.recompute import recompute
+from aggregator.extensions.papers.bilevel.bilevel_math import normalised
+from edge_sdk.link.loopback import LinkFaults
+from tests.fleet.conftest import SEEDS
 
 ROUNDS = 2
 HOMES = [f"home-{number}" for number in range(4)]
@@ -44,7 +45,7 @@ def test_every_round_moves_the_map_and_no_update_is_refused(world, settings):
     state = one.daemon.state
     assert state.moved == ROUNDS
     assert one.daemon.metrics.refusals() == {}
-    reports = [version.report for version in one.daemon._store.versions(1)]
+    reports = [version.report for version in one.daemon._store.runs.versions(1)]
     assert [report["solved"] for report in reports] == [HOMES] * ROUNDS
     assert all(report["cohort"] == HOMES for report in reports)
     assert all(report["map"] > 0.0 for report in reports)
@@ -58,8 +59,8 @@ def test_a_device_receives_its_neighbours_and_keeps_its_own_model(world):
     one.until(lambda: one.version >= 1)
     state, near = one.daemon.state, np.eye(4, k=1, dtype=bool) | np.eye(4, k=-1, dtype=bool)
     graph = normalised(near)
-    asked = one.daemon._store.asked("home-1", 1)
-    body = one.daemon._store.content(asked.content).body
+    asked = one.daemon._store.tasks.get("home-1", 1)
+    body = one.daemon._store.contents.get(asked.content).body
     theta = np.stack([state.held[name].astype(np.float64) for name in HOMES])
     around = graph[1] @ theta - graph[1, 1] * theta[1]
     assert around.astype("<f4").tobytes() in body
@@ -73,7 +74,7 @@ def test_a_device_receives_its_neighbours_and_keeps_its_own_model(world):
         assert mine.tobytes() == held[f"home-{number}"].tobytes()
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", SEEDS)
 def test_power_cuts_on_either_side_change_no_bit(world, seed):
     calm = bilevel(world)
     calm.start_all()
@@ -104,7 +105,7 @@ def test_an_offline_device_does_not_delay_the_solve(world):
     one.until(lambda: one.daemon.state.turn == 1)
     one.die(3)
     one.until(lambda: one.version >= 1)
-    (report,) = [version.report for version in one.daemon._store.versions(1)][:1]
+    (report,) = [version.report for version in one.daemon._store.runs.versions(1)][:1]
     assert set(report["unsolved"]) <= {"home-3"}
     one.start(3)
     finish(one)

@@ -48,7 +48,7 @@ def test_a_configuration_beyond_the_limits_of_the_bundle_is_refused_on_start(
 
 def test_a_manifest_beyond_the_limits_is_refused_by_the_device(world, monkeypatch, caplog):
     """As from an aggregator that does not check: rate 1000 with 64 steps was learned, for good."""
-    monkeypatch.setattr(aggregator.config.binding, "_check_limits", lambda *_: None)
+    monkeypatch.setattr(aggregator.config.binding, "check_limits", lambda *_: None)
     one = world(run={"settings": {"steps": 64, "rate": 1000.0}, "deadline": "5s", "rounds": 3})
     with caplog.at_level(logging.WARNING):
         one.start_all()
@@ -82,7 +82,7 @@ def test_exploding_parameters_are_discarded_and_training_continues(world, monkey
     assert cli.main(["announce", str(one.config)]) == 0
     one.start_daemon()
     one.until(lambda: one.version >= 8)
-    losses = [v.report["loss"] for v in one.daemon._store.versions(2)]
+    losses = [v.report["loss"] for v in one.daemon._store.runs.versions(2)]
     assert losses[-1] < losses[0]
     assert all(map(in_range, one.clients.values()))
     assert all(not np.array_equal(before[n], c.state.p) for n, c in one.clients.items())

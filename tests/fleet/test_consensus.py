@@ -8,8 +8,9 @@ import tomllib
 import numpy as np
 import pytest
 
-from aggregator.audit.recompute import recompute
+from aggregator.extensions.audit.recompute import recompute
 from firmware_sim.fleet.run_files import toml
+from tests.fleet.conftest import SEEDS
 
 ROUNDS = 6
 SETTINGS = {
@@ -55,7 +56,7 @@ def test_a_fleet_converges_and_every_device_ends_with_the_consensus(world, metho
 
 
 @pytest.mark.parametrize("method", sorted(SETTINGS))
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", SEEDS)
 def test_power_cuts_on_either_side_change_no_bit(world, method, seed):
     wanted = undisturbed(world, method)
     one, rng = fleet_of(world, method, run={"deadline": "600s"}), random.Random(seed)
@@ -87,7 +88,7 @@ def test_half_of_the_fleet_closes_a_round_and_a_lost_store_restarts(world):
     (one.folder / "home-1" / "device.db").unlink()
     one.start(1)
     finish(one, 20)
-    cohorts = [version.report["cohort"] for version in one.daemon._store.versions(1)]
+    cohorts = [version.report["cohort"] for version in one.daemon._store.runs.versions(1)]
     assert any("home-1" in cohort for cohort in cohorts[8:])
 
 
@@ -108,7 +109,7 @@ def test_signs_are_noisy_and_use_one_bit_each(world, name):
     one.start_all()
     finish(one, 4)
     assert one.daemon.metrics.refusals() == {}
-    norms = [v.report["norms"] for v in one.daemon._store.versions(1)]
+    norms = [v.report["norms"] for v in one.daemon._store.runs.versions(1)]
     size = one.clients[0].learner.spec.shared_size
     assert {round(norm**2) for report in norms for norm in report.values()} == {size}
 
@@ -135,7 +136,7 @@ def test_a_device_that_left_during_a_restart_is_not_waited_for(world):
         one.turn()
     one.start_daemon()
     finish(one, 12)
-    assert one.daemon._store.versions(1)[-1].report["cohort"] == ["home-0", "home-1"]
+    assert one.daemon._store.runs.versions(1)[-1].report["cohort"] == ["home-0", "home-1"]
 
 
 def test_a_revoked_device_is_neither_waited_for_nor_asked(world):
@@ -143,7 +144,7 @@ def test_a_revoked_device_is_neither_waited_for_nor_asked(world):
     one.start_all()
     one.until(lambda: one.version >= 3)
     one.daemon._registry.quarantine("home-2", "a forgery")
-    asked = one.daemon._store.asked("home-2", 1)
+    asked = one.daemon._store.tasks.get("home-2", 1)
     finish(one, 12)
-    assert one.daemon._store.versions(1)[-1].report["cohort"] == ["home-0", "home-1"]
-    assert one.daemon._store.asked("home-2", 1).turn == asked.turn
+    assert one.daemon._store.runs.versions(1)[-1].report["cohort"] == ["home-0", "home-1"]
+    assert one.daemon._store.tasks.get("home-2", 1).turn == asked.turn

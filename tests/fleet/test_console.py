@@ -15,14 +15,16 @@ import pytest
 
 from aggregator.commands import main as cli
 from aggregator.config import AggregatorConfig
-from aggregator.console import live_status
+from aggregator.extensions.console import live_status
 from firmware_sim.attacks.attack_plan import AttackPlan
-from tests.aggregator.console.browser import HOST, Browser
+from tests.aggregator.extensions.console.browser import HOST, Browser
 from tests.fleet.conftest import World
 from tests.fleet.test_attacks import begin, learned
 
 app = pytest.importorskip(
-    "aggregator.console.app", reason="the console extra is not installed", exc_type=ImportError
+    "aggregator.extensions.console.app",
+    reason="the console extra is not installed",
+    exc_type=ImportError,
 )
 
 RUN = {
@@ -48,6 +50,8 @@ class Seen(HTMLParser):
             self.forms.append((found["method"], found["action"], {}))
         elif tag == "input":
             self.forms[-1][2][found["name"]] = found.get("value", "")
+        elif tag == "button" and "name" in found:
+            self.forms[-1][2][found["name"]] = ""
         elif tag == "select":
             self._select = found["name"]
             self.forms[-1][2][self._select] = ""
@@ -210,7 +214,7 @@ def test_what_does_a_refusal_mean_and_what_is_to_be_done(person):
 
 def test_who_paused_the_fleet_and_why(fleet, person, caplog):
     """The order waits, the daemon carries it out, and log and page name person and reason."""
-    person.send("/order", why="storm warning")
+    person.send("/order", do="pause", why="storm warning")
     assert "pause fleet local storm warning" in person.words
     with caplog.at_level(logging.INFO, "aggregator.operations.order_executor"):
         fleet.until(lambda: fleet.daemon._engine.phase == "pause")
@@ -218,7 +222,7 @@ def test_who_paused_the_fleet_and_why(fleet, person, caplog):
     again = Person(person.browser).follow("Orders")
     assert "local pause fleet storm warning" in again.words
     assert "No order waits." in again.words
-    Person(person.browser).send("/order", at=1, why="over")
+    Person(person.browser).send("/order", do="resume", why="over")
     fleet.until(lambda: fleet.daemon._engine.phase == "train")
 
 

@@ -19,7 +19,7 @@ def limit_methods(made, number, *methods):
 
 def rounds(made):
     """Return the devices, and the seconds, of every closed round."""
-    found = made.daemon._store.versions(made.daemon._engine.number, 100)
+    found = made.daemon._store.runs.versions(made.daemon._engine.number, 100)
     return [(v.report["cohort"], v.report["seconds"]) for v in found if v.report.get("cohort")]
 
 
@@ -69,6 +69,7 @@ def test_a_quorum_that_counts_on_it_waits_for_the_deadline(world):
         assert seconds == pytest.approx(30.0, abs=1.0)
 
 
+@pytest.mark.slow
 def test_a_device_that_accepts_the_run_after_its_next_start_is_counted_again(world):
     made = begun(world, quorum=2)
     made.die(1)

@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edge_sdk.session.model_content import NewestModel
-from edge_sdk.wire.protocol import model_step
+from edge_sdk.protocol import model_step
+from edge_sdk.session.download import NewestModel
 
 ROUNDS = 6
 REPOSITORY = Path(__file__).parents[2]
@@ -138,7 +138,7 @@ def test_a_step_that_does_not_give_the_announced_model_is_replaced_by_the_whole_
     received.clear()
     exact = model_step.stepped
     monkeypatch.setattr(
-        "edge_sdk.wire.protocol.model_step.stepped", lambda base, blob: exact(base, blob) + 1
+        "edge_sdk.protocol.model_step.stepped", lambda base, blob: exact(base, blob) + 1
     )
     one = finished(made(world))
     one.until(lambda: len(received.get(ROUNDS, ())) == one.devices)

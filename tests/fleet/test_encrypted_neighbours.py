@@ -7,13 +7,13 @@ import shutil
 import pytest
 
 from edge_sdk.commands import status
-from edge_sdk.session.body_keys import PAPER
+from edge_sdk.errors import Refused
+from edge_sdk.extensions.encryption.body_keys import PAPER
+from edge_sdk.extensions.encryption.encrypted_body import BodyContext, decrypted_body
+from edge_sdk.extensions.encryption.hpke import DecryptionKey
+from edge_sdk.extensions.peers.messages import PeerMessage
+from edge_sdk.protocol import codec, envelope, topics
 from edge_sdk.store.store import DeviceStore
-from edge_sdk.wire.errors import Refused
-from edge_sdk.wire.hpke import DecryptionKey
-from edge_sdk.wire.protocol import codec, envelope, topics
-from edge_sdk.wire.protocol.encrypted_body import BodyContext, decrypted_body
-from edge_sdk.wire.protocol.messages import PeerMessage
 from tests.fleet.street import Street, ring
 from tests.fleet.test_hosting import among, hosted
 from tests.fleet.test_neighbours import NAMES, SOUND, Block

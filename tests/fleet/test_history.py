@@ -9,15 +9,15 @@ from dataclasses import replace
 
 import pytest
 
-from aggregator.audit.delivery_audit import SHOWN, judge
 from aggregator.commands import main as cli
-from aggregator.commands.audit import books, lines
 from aggregator.config import RetentionSection
+from aggregator.extensions.audit.commands.audit import books, lines
+from aggregator.extensions.audit.delivery_audit import SHOWN, judge
 from aggregator.store.opener import open_store
 from aggregator.store.types import Retention
-from edge_sdk.wire.keys import read_public
-from edge_sdk.wire.link.link_trace import Receipted, Sent, written
-from edge_sdk.wire.link.loopback import LinkFaults
+from edge_sdk.extensions.audit.link_trace import Receipted, Sent, written
+from edge_sdk.link.loopback import LinkFaults
+from edge_sdk.protocol.keys import read_public
 from firmware_sim.attacks.attack_plan import AttackRole
 from firmware_sim.fleet.link_recorder import LinkRecord, RecordedLink
 

@@ -6,8 +6,8 @@ import shutil
 
 from aggregator.commands import main as cli
 from edge_sdk.commands import main as edge
+from edge_sdk.protocol.root_keys import read_root
 from edge_sdk.session.identity_keys import UNORDERED
-from edge_sdk.wire.root_keys import read_root
 
 
 def rotate(one, *words):
@@ -22,7 +22,7 @@ def trained(one, rounds=1):
 
 
 def followed(one, number):
-    return one.clients[number]._session._parts.announcements.ring.root
+    return one.clients[number]._session.parts.announcements.ring.root
 
 
 def pinned_apart(one):

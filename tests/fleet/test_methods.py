@@ -8,7 +8,7 @@ import tomllib
 import numpy as np
 import pytest
 
-from aggregator.audit.recompute import recompute
+from aggregator.extensions.audit.recompute import recompute
 from firmware_sim.fleet.run_files import toml
 
 STEPS = {"steps": 4, "rate": 0.003}
@@ -136,7 +136,7 @@ def test_asynchronous_rounds_wait_for_no_device_and_count_every_update(world, me
     one = world(run=asynchronous(method))
     one.start_all()
     finish(one)
-    reports = [version.report for version in one.daemon._store.versions(1)]
+    reports = [version.report for version in one.daemon._store.runs.versions(1)]
     assert [len(report["cohort"]) for report in reports] == [BUFFER[method]] * 9
     assert {name for report in reports for name in report["cohort"]} == {
         f"home-{number}" for number in range(3)

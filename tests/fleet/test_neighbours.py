@@ -11,11 +11,12 @@ from hypothesis import strategies as st
 
 from edge_sdk.client import Client
 from edge_sdk.commands import status
-from edge_sdk.wire.link.loopback import LinkFaults, LoopbackBroker
-from edge_sdk.wire.protocol import messages as m
-from edge_sdk.wire.protocol import topics
-from edge_sdk.wire.protocol.codec import encode
-from edge_sdk.wire.protocol.envelope import seal
+from edge_sdk.extensions.peers.messages import PeerMessage, SettleMessage
+from edge_sdk.link.loopback import LinkFaults, LoopbackBroker
+from edge_sdk.protocol import messages as m
+from edge_sdk.protocol import topics
+from edge_sdk.protocol.codec import encode
+from edge_sdk.protocol.envelope import seal
 from tests.fleet.conftest import SlowClock, history
 from tests.fleet.street import Street, ring
 
@@ -39,7 +40,7 @@ class Block:
         client = Client(
             config, transport=lambda will: self.broker.link(name, will), clock=self.clock
         )
-        client._session._rng.seed(f"{self.seed} {name}")  # same seed, same run
+        client._session.parts.rng.seed(f"{self.seed} {name}")  # same seed, same run
         self.observe(name, client)
         self.clients[name] = client
 
@@ -70,7 +71,7 @@ class Block:
         pytest.fail(str({n: c.status()["neighbours"] for n, c in self.clients.items()}))
 
     def finish(self):
-        last = self.street.config(NAMES[0]).neighbours.total_steps
+        last = self.street.config(NAMES[0]).extensions["neighbours"].total_steps
         self.until(lambda: all(self.step(name) >= last for name in self.clients))
 
     def close(self):
@@ -249,7 +250,7 @@ def test_bytes_depend_on_the_degree_and_not_on_the_fleet_size(tmp_path):
 def test_any_message_of_a_neighbour_leaves_the_device_running(hostile, data):
     """Rightly signed nonsense, and mutants of what is right: refused, counted, never raised."""
     one, key = hostile
-    x = one.clients["home-0"]._membership.driver._x
+    x = one.clients["home-0"].extension("peers").driver._x
     message = data.draw(words(x))
     payload = seal(
         encode(message), kind=message.kind, sender="home-1", recipient="home-0", fleet="street",
@@ -271,13 +272,13 @@ def words(x):
     numbers = st.one_of(st.integers(0, 8), st.sampled_from([2**24, 2**31, m.LARGEST]))
     blobs = st.sampled_from([b"", bytes(4), np.full(192, 1e38, "<f4").tobytes(), b"\xff" * 32768])
     peers = st.builds(
-        m.PeerMessage, run=st.sampled_from([0, 0, 1]), epoch=st.sampled_from([1, 1, 1, 2]), step=numbers,
+        PeerMessage, run=st.sampled_from([0, 0, 1]), epoch=st.sampled_from([1, 1, 1, 2]), step=numbers,
         part=st.sampled_from(["theta", "tracker"]), degree=st.integers(1, 24),
         spec=st.sampled_from([x.spec, bytes(16)]), enc=st.just("f4"),
         off=st.sampled_from([0, 8192, 1, 16384]), num=st.sampled_from([192, 8192, 1]), blob=blobs,
     )  # fmt: skip
     settles = st.builds(
-        m.SettleMessage, st.just(0), st.sampled_from([1, 1, 2]), numbers, st.booleans()
+        SettleMessage, st.just(0), st.sampled_from([1, 1, 2]), numbers, st.booleans()
     )
     return st.one_of(peers, settles)
 
@@ -322,7 +323,7 @@ def test_a_stopped_device_offers_nothing_after_a_restart_of_neighbours(tmp_path)
     link = one.broker.link("home-1")
     link.open()
     link.poll(0.0)
-    said = m.SettleMessage(run=0, epoch=2, step=0, used=False)
+    said = SettleMessage(run=0, epoch=2, step=0, used=False)
     payload = seal(
         encode(said), kind=said.kind, sender="home-1", recipient="home-0", fleet="street",
         signer=street.keys["home-1"],

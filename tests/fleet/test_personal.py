@@ -9,11 +9,12 @@ import tomllib
 import numpy as np
 import pytest
 
-from aggregator.audit.recompute import recompute
 from aggregator.commands import main as cli
+from aggregator.extensions.audit.recompute import recompute
 from edge_sdk.app.settings import SettingsError
 from firmware_sim.attacks.attack_plan import AttackPlan, AttackRoles
 from firmware_sim.fleet.run_files import toml
+from tests.fleet.conftest import SEEDS
 
 ROUNDS = 4
 SETTINGS = {"steps": 4, "rate": 0.003, "credit": 0.9}
@@ -40,7 +41,7 @@ def finish(one):
 
 
 def reports(one):
-    return [version.report for version in one.daemon._store.versions(1) if version.moved]
+    return [version.report for version in one.daemon._store.runs.versions(1) if version.moved]
 
 
 def bits(state):
@@ -53,8 +54,8 @@ def test_every_device_gets_its_own_mixture_and_continues_from_its_model(world):
     one.until(lambda: one.version >= 2)
     state = one.daemon.state
     for name in state.mixed:
-        asked = one.daemon._store.asked(name, 1)
-        body = one.daemon._store.content(asked.content).body
+        asked = one.daemon._store.tasks.get(name, 1)
+        body = one.daemon._store.contents.get(asked.content).body
         assert state.mixed[name].astype("<f4").tobytes() in body
     assert len(set(bits(state).values())) == 4
     state = finish(one)
@@ -130,7 +131,7 @@ def test_byzantine_devices_have_no_weight_from_the_second_round_on(world):
     assert sum(state.credits[5][name].keys() != {name} for name in set(ids) - liars) >= 3
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", SEEDS)
 def test_power_cuts_on_either_side_change_no_bit(world, seed):
     calm = personal(world, settings={"sites": SITES})
     calm.start_all()

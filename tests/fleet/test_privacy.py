@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from edge_sdk import Reading
+from edge_sdk.link.transport import Message
+from edge_sdk.protocol import topics
+from edge_sdk.protocol.codec import decode
+from edge_sdk.protocol.envelope import unproved
 from edge_sdk.store.store import DeviceStore
-from edge_sdk.wire.link.transport import Message
-from edge_sdk.wire.protocol import topics
-from edge_sdk.wire.protocol.codec import decode
-from edge_sdk.wire.protocol.envelope import unproved
 from firmware_sim.fleet.run_files import toml
 from tests.fleet.test_split import HOURS, sites, start_all
 
@@ -93,7 +93,7 @@ def test_a_device_with_a_spent_budget_leaves_and_the_others_continue(world):
     assert charged(one, 0) == (told["spent"], told["spent"])
     assert one.clients[1].status()["spent"] >= 39
     assert told["counts"]["rounds alone"] > 0
-    ledger = one.daemon._store.ledger("home-0")
+    ledger = one.daemon._store.ledgers.get("home-0")
     assert ledger.spent == told["spent"]
 
 

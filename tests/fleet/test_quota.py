@@ -34,7 +34,7 @@ def test_a_used_daily_quota_stops_messages_and_not_the_device(world):
 
 def test_a_restart_keeps_the_used_quota_and_a_new_day_resets_it(world):
     one = rationed(world)
-    one.clients[0]._session._parts.quota.save()
+    one.clients[0]._session.parts.quota.save()
     one.die(0)
     one.start(0)
     version = one.version

@@ -9,17 +9,17 @@ import pytest
 
 from aggregator.commands import main as cli
 from edge_sdk import Config
-from edge_sdk.app.cli import OK
 from edge_sdk.commands.main import main as edge
-from edge_sdk.session import identity_keys
-from edge_sdk.session.identity_keys import ORDERED, REQUESTED, STEP, UNORDERED
-from edge_sdk.store.store import DeviceStore
-from edge_sdk.wire.keys import (
+from edge_sdk.errors import OK
+from edge_sdk.protocol.keys import (
     generate,
     load_device_key,
     read_device_public,
     save_signing_key,
 )
+from edge_sdk.session import identity_keys
+from edge_sdk.session.identity_keys import ORDERED, REQUESTED, STEP, UNORDERED
+from edge_sdk.store.store import DeviceStore
 
 
 class KilledError(BaseException):
@@ -103,7 +103,7 @@ def test_the_former_key_works_until_the_operator_approves_the_new_one_and_the_le
         capsys.readouterr().out
     )
 
-    before = one.daemon._store.ledger("home-0")
+    before = one.daemon._store.ledgers.get("home-0")
     approve(one, capsys)
     one.until(lambda: keys_at_aggregator(one) not in ((former,), (former, client.identity.public)))
     one.until(lambda: client.identity.step == UNORDERED)
@@ -114,7 +114,7 @@ def test_the_former_key_works_until_the_operator_approves_the_new_one_and_the_le
     assert client.identity.public == new == read_device_public(key_file.with_suffix(".pub"))
     one.until(lambda: keys_at_aggregator(one) == (new,))
     assert not key_file.with_name("home-0.key.next").exists()
-    after = one.daemon._store.ledger("home-0")
+    after = one.daemon._store.ledgers.get("home-0")
     assert after.spent > before.spent > 0
     assert after.top > before.top
     assert one.daemon._registry.client("home-0").generation == 1
@@ -138,7 +138,7 @@ def test_a_kill_at_any_step_ends_with_the_new_key_and_no_release_is_forgotten(
     one.until(lambda: one.version >= 1)
     assert cli.main(["pause", str(one.config)]) == OK  # what is tested needs no training
     one.until(lambda: one.daemon._engine.is_paused and not one.clients[0]._session.outbox.entries)
-    counted = one.daemon._store.ledger("home-0").spent
+    counted = one.daemon._store.ledgers.get("home-0").spent
     for at in range(1, 10):
         for is_after in (False, True):
             one.clock.now += 3600  # the aggregator admits so many messages in an hour
@@ -166,10 +166,10 @@ def test_a_kill_at_any_step_ends_with_the_new_key_and_no_release_is_forgotten(
             else:
                 pytest.fail(f"not replaced after a kill at change {at}")
             faults.arm(0)
-            assert one.daemon._store.ledger("home-0").spent == counted > 0
+            assert one.daemon._store.ledgers.get("home-0").spent == counted > 0
             assert one.daemon._registry.client("home-0").generation == 1
     assert cli.main(["resume", str(one.config)]) == OK
-    one.until(lambda: one.daemon._store.ledger("home-0").spent > counted)
+    one.until(lambda: one.daemon._store.ledgers.get("home-0").spent > counted)
     assert kills >= 14
     assert steps >= {UNORDERED, ORDERED, REQUESTED}
 
@@ -199,7 +199,7 @@ def test_a_key_of_further_participations_is_not_replaced(world, caplog):
     order(one, "command", "home-0", "reenrol")
     for _ in range(100):
         one.turn()
-    assert one.daemon._store.issued("home-0") == []  # receipted: BAD_COMMAND
+    assert one.daemon._store.commands.open("home-0") == []  # receipted: BAD_COMMAND
     assert one.clients[0].identity.step == UNORDERED
 
 
@@ -207,7 +207,7 @@ def test_a_replaced_device_begins_with_the_count_of_its_predecessor(world):
     one = world(devices=2)
     one.start_all()
     one.until(lambda: one.version >= 2)
-    counted = one.daemon._store.ledger("home-0").spent
+    counted = one.daemon._store.ledgers.get("home-0").spent
     assert counted > 0
     one.die(0)
     config = Config.load(one.folder / "home-0.toml")
@@ -219,7 +219,7 @@ def test_a_replaced_device_begins_with_the_count_of_its_predecessor(world):
     client = one.start(0)
     one.until(lambda: client._session.outbox.welcome is not None)
     assert client.status()["spent"] >= counted
-    assert one.daemon._store.ledger("home-0").spent >= counted
+    assert one.daemon._store.ledgers.get("home-0").spent >= counted
     assert one.daemon._registry.client("home-0").generation == 2
 
 
@@ -238,6 +238,6 @@ def test_an_update_that_the_broker_has_queued_is_not_counted_once_its_device_is_
     version = one.version
     one.until(lambda: one.version >= version + 2)
     assert one.daemon._ingress.counts["REVOKED"] > 0
-    cohorts = [found.report["cohort"] for found in one.daemon._store.versions(1)]
+    cohorts = [found.report["cohort"] for found in one.daemon._store.runs.versions(1)]
     assert all("home-0" not in cohort for cohort in cohorts[version:])
     assert any("home-0" in cohort for cohort in cohorts[:version])

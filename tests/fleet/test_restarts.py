@@ -6,6 +6,8 @@ import random
 
 import pytest
 
+from tests.fleet.conftest import SEEDS
+
 ROUNDS = 6
 
 
@@ -18,10 +20,10 @@ def undisturbed(world):
 
 def accounts(one):
     """How often every update was counted: never twice, none that was receipted forgotten."""
-    return [set(version.report["cohort"]) for version in one.daemon._store.versions(1)]
+    return [set(version.report["cohort"]) for version in one.daemon._store.runs.versions(1)]
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", SEEDS)
 def test_killed_devices_resume_to_the_same_bits(world, seed):
     wanted = undisturbed(world)
     one, rng = world(run={"rounds": ROUNDS, "deadline": "600s"}), random.Random(seed)
@@ -38,7 +40,7 @@ def test_killed_devices_resume_to_the_same_bits(world, seed):
     assert all(len(cohort) == one.devices for cohort in accounts(one))
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", SEEDS)
 def test_a_killed_aggregator_resumes_to_the_same_bits(world, seed):
     wanted = undisturbed(world)
     one, rng = world(run={"rounds": ROUNDS, "deadline": "600s"}), random.Random(seed)

@@ -6,7 +6,7 @@ import pytest
 
 from aggregator.commands import main as cli
 from aggregator.operations.run_setup import RUN_LEAP
-from edge_sdk.app.cli import TEMPORARY, USAGE
+from edge_sdk.errors import TEMPORARY, USAGE
 
 
 def backed_up(one):
@@ -26,7 +26,7 @@ def restored(one, copy):
 
 
 def updates(one, run):
-    return [e.event for e in one.daemon._store.journal(run) if hasattr(e.event, "vector")]
+    return [e.event for e in one.daemon._store.journal.entries(run) if hasattr(e.event, "vector")]
 
 
 def accepted(one):
@@ -58,7 +58,7 @@ def test_devices_newer_than_the_backup_say_hello_and_continue(world):
     assert accepted(one) - before <= len(used)
     assert all(
         set(v.report["cohort"]) == {"home-0", "home-1", "home-2"}
-        for v in one.daemon._store.versions(run)
+        for v in one.daemon._store.runs.versions(run)
     )
 
 

@@ -16,8 +16,9 @@ import numpy as np
 import pytest
 
 from aggregator.commands import main as cli
+from aggregator.extensions.rollouts.rollout_table import RolloutTable
 from edge_sdk import Reading
-from edge_sdk.wire.protocol.rollout_roles import role
+from edge_sdk.extensions.rollouts.rollout_roles import role
 from tests.broker.test_rollback import second_version
 from tests.broker.test_rollouts import bad_version
 from tests.fleet.conftest import STREAMS
@@ -77,7 +78,7 @@ class Days:
             self.world.turn(0.5)
 
     def start(self, version, *words):
-        with mock.patch("aggregator.commands.rollout.secrets.token_bytes", salt):
+        with mock.patch("aggregator.extensions.rollouts.command.secrets.token_bytes", salt):
             self.command("rollout", "start", "load-mlp", "--version", str(version), *words)
         self.world.until(lambda: self.control._open and self.control._open.plan.version == version)
         members = self.places("score") + self.places("serve")
@@ -103,16 +104,19 @@ class Days:
 
     def reports(self, day):
         """Return the number of devices whose result of a day the aggregator has."""
-        trials = self.world.daemon._store.trials(self.control._open.of)
+        trials = self.world.daemon._store.table(RolloutTable).trials(self.control._open.of)
         return sum(day in one.results for one in trials)
 
     @property
     def control(self):
-        return self.world.daemon._rollout
+        loaded = self.world.daemon._extensions._loaded.get("rollouts")  # from its first order on
+        return loaded._control if loaded else SimpleNamespace(_open=None)
 
     @property
     def states(self):
-        return Counter(one._rollout._saved.state for one in self.world.clients.values())
+        return Counter(
+            one.extension("rollouts")._saved.state for one in self.world.clients.values()
+        )
 
     @property
     def serving(self):
@@ -128,6 +132,7 @@ class Days:
         )
 
 
+@pytest.mark.slow
 def test_a_bad_version_is_served_nowhere_and_an_equal_one_reaches_its_waves(world, tmp_path):
     days = Days(world, DEVICES)
     days.add(bad_version, tmp_path / "bad")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from edge_sdk.wire.link.loopback import LinkFaults
+from edge_sdk.link.loopback import LinkFaults
 
 ROUNDS = 6
 
@@ -24,7 +24,7 @@ def test_training_in_rounds_lowers_the_loss(world):
     one = world(run={"rounds": 30, "settings": {"steps": 16, "rate": 0.01}})
     one.start_all()
     finish(one, 30)
-    losses = [v.report["loss"] for v in one.daemon._store.versions(1)]
+    losses = [v.report["loss"] for v in one.daemon._store.runs.versions(1)]
     assert np.mean(losses[-5:]) < 0.6 * losses[0]  # what is left is the readings' own noise
     assert one.daemon.metrics.refusals() == {}
 
@@ -56,7 +56,7 @@ def test_duplicates_reordering_and_delays_change_nothing(world):
 def test_lost_messages_cost_only_time(world):
     calm, _ = undisturbed(world)
     lossy, one = undisturbed(world, faults=LinkFaults(drop=0.1, duplicate=0.1, reorder=0.2), seed=5)
-    moved = [v.moved for v in one.daemon._store.versions(1)]
+    moved = [v.moved for v in one.daemon._store.runs.versions(1)]
     if all(moved):  # no round was abandoned: then not one bit may differ
         assert lossy.tobytes() == calm.tobytes()
     assert one.broker.dropped > 0
@@ -70,7 +70,7 @@ def test_a_missing_device_does_not_stop_the_others(world):
     one.start(0)
     one.start(1)
     finish(one, 4)
-    assert [len(v.report["cohort"]) for v in one.daemon._store.versions(1)] == [2] * 4
+    assert [len(v.report["cohort"]) for v in one.daemon._store.runs.versions(1)] == [2] * 4
 
 
 def test_too_few_devices_close_no_round(world):
@@ -91,6 +91,6 @@ def test_a_late_device_participates_from_then_on(world):
     one.until(lambda: one.version >= 2)
     one.start(2)
     finish(one, 8)
-    cohorts = [len(v.report["cohort"]) for v in one.daemon._store.versions(1)]
+    cohorts = [len(v.report["cohort"]) for v in one.daemon._store.runs.versions(1)]
     assert sorted(cohorts) == cohorts
     assert cohorts[-1] == 3

@@ -8,16 +8,16 @@ from contextlib import ExitStack
 
 import pytest
 
-from aggregator.audit.recompute import recompute
 from aggregator.commands import main as cli
+from aggregator.extensions.audit.recompute import recompute
 from edge_sdk import Config
 from edge_sdk.app.settings import SettingsError
 from edge_sdk.commands.device_inspection import charges_beside
 from edge_sdk.errors import ConfigError
-from edge_sdk.participations import participating
+from edge_sdk.extensions.participations.participations import participating
+from edge_sdk.link.loopback import LoopbackBroker
 from edge_sdk.privacy.ledger import compose
 from edge_sdk.store.store import DeviceStore
-from edge_sdk.wire.link.loopback import LoopbackBroker
 from firmware_sim.fleet.run_files import toml
 from tests.fleet.conftest import STREAMS, history
 from tests.fleet.test_several_runs import Town, section

@@ -8,10 +8,10 @@ import tomllib
 import pytest
 
 from aggregator.commands import main as aggregator
-from edge_sdk.commands.budget import budget
 from edge_sdk.config import Config
+from edge_sdk.extensions.budget.budget import budget
+from edge_sdk.extensions.scores.score_reporter import ANSWER, POINT
 from edge_sdk.store.store import DeviceStore
-from edge_sdk.training.score_reporter import ANSWER, POINT
 from firmware_sim.fleet.run_files import toml
 from tests.fleet.conftest import World
 
@@ -95,8 +95,8 @@ def test_a_further_participation_of_a_device_answers_nothing(open_street, tmp_pa
     further = [{"id": "home-0-b", "bundle": "load-mlp"}]
     change(tmp_path / "home-0.toml", participation=further)
     first, second = Config.load(tmp_path / "home-0.toml").participants()
-    assert first.scores.report
-    assert not second.scores.report
+    assert first.extensions["scores"].report
+    assert "scores" not in second.extensions
 
 
 @pytest.mark.parametrize(("collect", "report"), [(True, ()), (False, (0, 1))])

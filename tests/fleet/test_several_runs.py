@@ -7,10 +7,10 @@ from collections import defaultdict
 
 import pytest
 
-from aggregator.audit.recompute import recompute
 from aggregator.commands import main as cli
-from edge_sdk.wire.link.loopback import LoopbackBroker
-from edge_sdk.wire.protocol import topics
+from aggregator.extensions.audit.recompute import recompute
+from edge_sdk.link.loopback import LoopbackBroker
+from edge_sdk.protocol import topics
 from firmware_sim.fleet.run_files import toml
 from tests.fleet.conftest import World
 
@@ -60,7 +60,7 @@ class Town(World):
 
     def cohorts(self, name, last=3):
         number = self.engines()[name].number
-        found = self.daemon._store.versions(number, last)
+        found = self.daemon._store.runs.versions(number, last)
         return {device for version in found for device in version.report["cohort"]}
 
     def said(self, *words):
@@ -116,6 +116,7 @@ def test_each_run_learns_from_its_cohort_and_nobody_else_receives_its_tasks(town
     assert 'gridfed_run_round{run="cells"}' in town.daemon.metrics.text().decode()
 
 
+@pytest.mark.slow
 def test_a_device_that_is_labelled_anew_changes_its_run_and_back(town):
     town.start_all()
     town.until(lambda: all(version >= 2 for version in town.versions().values()))

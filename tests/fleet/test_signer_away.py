@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 
 from edge_sdk import client
+from edge_sdk.errors import SignerUnavailable
 from edge_sdk.session.connection import SIGNER_AWAY
-from edge_sdk.wire.errors import SignerUnavailable
 
 ROUNDS = 6
 
@@ -31,13 +31,13 @@ class Token:
 
 def inserted(monkeypatch):
     """Let every client load its key as a token; return the tokens by device."""
-    tokens, load = {}, client.load_signer
+    tokens, load = {}, client.signer_of
 
     def load_token(config):
         tokens[config.id] = Token(load(config))
         return tokens[config.id]
 
-    monkeypatch.setattr(client, "load_signer", load_token)
+    monkeypatch.setattr(client, "signer_of", load_token)
     return tokens
 
 
@@ -60,7 +60,7 @@ def test_tokens_that_come_and_go_leave_the_same_bits(world, monkeypatch):
             one.turn()
     assert sum(token.refusals for token in tokens.values()) > 0
     assert one.consensus().tobytes() == wanted.tobytes()
-    for version in one.daemon._store.versions(1):
+    for version in one.daemon._store.runs.versions(1):
         assert sorted(set(version.report["cohort"])) == sorted(version.report["cohort"])
 
 

@@ -10,16 +10,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from aggregator.audit.recompute import recompute
-from aggregator.graph import Diffusion
+from aggregator.extensions.audit.recompute import recompute
+from aggregator.extensions.papers.graph import Diffusion
+from aggregator.extensions.papers.split.split_draws import drawn
 from aggregator.methods.base.server_optim import corrected_adam
-from aggregator.methods.split.split_draws import drawn
 from edge_sdk import Config, Reading
+from edge_sdk.link.loopback import LinkFaults
 from edge_sdk.shared_math.optim import adam, optimiser_step
-from edge_sdk.wire.link.loopback import LinkFaults
 from firmware_sim.attacks.attack_plan import HONEST, AttackPlan, AttackRoles
 from firmware_sim.fleet.in_process import enlist
 from firmware_sim.fleet.run_files import toml
+from tests.fleet.conftest import SEEDS
 
 HOURS = 24 * 21
 SETTINGS = {"steps": 3, "rate": 0.003, "prox": 0.1, "credit": 0.9}
@@ -99,7 +100,7 @@ def bits(state):
 
 
 def reports(one):
-    return [version.report for version in one.daemon._store.versions(1) if version.moved]
+    return [version.report for version in one.daemon._store.runs.versions(1) if version.moved]
 
 
 def everybody(one):
@@ -172,7 +173,7 @@ def test_alternating_sends_a_small_part_of_the_bytes(world):
     assert sizes["alternating"] < sizes["joint"] / 20
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", SEEDS)
 def test_a_broker_that_duplicates_and_reorders_changes_no_bit(world, calm, seed):
     """Repeats, delays and messages that overtake others: every station is in every turn."""
     one = sites(
@@ -185,7 +186,7 @@ def test_a_broker_that_duplicates_and_reorders_changes_no_bit(world, calm, seed)
     assert state.version == 3
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", SEEDS)
 def test_a_lost_message_costs_one_step_and_not_the_run(world, seed):
     one = sites(world, rounds=2, faults=LinkFaults(drop=0.05), seed=seed, least=2)
     start_all(one)
@@ -193,7 +194,7 @@ def test_a_lost_message_costs_one_step_and_not_the_run(world, seed):
     assert state.version == 2
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", SEEDS)
 def test_a_killed_aggregator_restarts_the_round_and_changes_no_bit(world, calm, seed):
     one, rng = sites(world, rounds=3), random.Random(seed)
     start_all(one)
@@ -212,7 +213,7 @@ def test_a_killed_aggregator_restarts_the_round_and_changes_no_bit(world, calm, 
     assert bits(state) == calm
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", SEEDS)
 def test_a_device_killed_in_a_round_rejoins_at_a_later_step(world, seed):
     one, rng = sites(world, rounds=3, turns={"deadline": 2.0}), random.Random(seed)
     start_all(one)
@@ -313,7 +314,7 @@ def test_split_training_over_messages_equals_centralised_training(world, monkeyp
         windows.append(drawn(act, score))
         return windows[-1]
 
-    monkeypatch.setattr("aggregator.methods.split.split_rounds.drawn", noted)
+    monkeypatch.setattr("aggregator.extensions.papers.split.split_rounds.drawn", noted)
     one = sites(world, rounds=1, faults=faults, turns={"clip_factor": 0.0})
     start_all(one)
     state = finish(one)

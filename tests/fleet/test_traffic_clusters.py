@@ -6,6 +6,7 @@ import random
 import tomllib
 
 import numpy as np
+import pytest
 
 from firmware_sim.fleet.run_files import toml
 from tests.fleet.test_methods import check_journal, disturbed, finish
@@ -26,6 +27,7 @@ def run(**more):
     return {"method": "fedda", "settings": SETTINGS, "rounds": 4, "deadline": "600s"} | more
 
 
+@pytest.mark.slow
 def test_profiles_make_clusters_and_the_run_completes(world):
     one = world(run=run(), accept=ALLOWED, hours=WEEKS)
     one.start_all()
@@ -38,6 +40,7 @@ def test_profiles_make_clusters_and_the_run_completes(world):
     check_journal(one)
 
 
+@pytest.mark.slow
 def test_without_permission_no_profile_leaves_a_device(world):
     one = world(run=run(), hours=WEEKS)
     one.start_all()
@@ -46,6 +49,7 @@ def test_without_permission_no_profile_leaves_a_device(world):
     assert set(one.daemon.state.memory) == {"cluster-unlisted", "strayed"}
 
 
+@pytest.mark.slow
 def test_noise_at_the_update_withholds_the_profile(world):
     one = world(run=run(), accept=ALLOWED, hours=WEEKS)
     noisy = {"name": "gaussian", "point": "update", "clip_norm": 30.0, "noise_multiplier": 0.01}
@@ -58,6 +62,7 @@ def test_noise_at_the_update_withholds_the_profile(world):
     assert one.daemon.state.clusters == {}
 
 
+@pytest.mark.slow
 def test_kills_of_devices_and_daemon_change_no_bit(world):
     calm, one = (
         world(run=run(), accept=ALLOWED, hours=WEEKS),

@@ -9,8 +9,8 @@ import pytest
 
 from aggregator.commands import main as cli
 from edge_sdk import Config
-from edge_sdk.wire.errors import Reason
-from edge_sdk.wire.keys import generate, save_public, save_signing_key
+from edge_sdk.errors import Reason
+from edge_sdk.protocol.keys import generate, save_public, save_signing_key
 from firmware_sim.attacks.attack_plan import HONEST
 from firmware_sim.fleet.in_process import enlist
 from tests.fleet.conftest import history
@@ -44,7 +44,7 @@ def test_both_processes_of_a_cloned_identity_stop_and_the_fleet_continues(world,
     assert "another process uses this name and key" in caplog.text
     version = one.version
     one.until(lambda: one.version >= version + 2)
-    cohorts = [v.report["cohort"] for v in one.daemon._store.versions(1)]
+    cohorts = [v.report["cohort"] for v in one.daemon._store.runs.versions(1)]
     assert all(len(set(cohort)) == len(cohort) for cohort in cohorts)
     assert "home-0" not in cohorts[-1]
     for _ in range(20):
@@ -57,6 +57,7 @@ def test_both_processes_of_a_cloned_identity_stop_and_the_fleet_continues(world,
     assert "ALARM home-0: quarantined, TWO_LIVES: " in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_new_key_readmits_the_device(world):
     one = world(run={"quorum": 2})
     one.start_all()
@@ -78,6 +79,7 @@ def test_a_new_key_readmits_the_device(world):
     assert copy.why_stopped == Reason.TWO_LIVES.name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("times", [1, 2])
 def test_a_restored_image_is_no_cloned_identity(world, times):
     one = world(run={"quorum": 2})

@@ -53,9 +53,9 @@ import shutil, sys
 from dataclasses import replace
 from pathlib import Path
 import edge_sdk
-from edge_sdk.wire.contract.archive import MANIFEST, SIGNATURE, seal
-from edge_sdk.wire.contract.manifest import Manifest
-from edge_sdk.wire.keys import load_signing_key
+from edge_sdk.protocol.contract.archive import MANIFEST, SIGNATURE, seal
+from edge_sdk.protocol.contract.manifest import Manifest
+from edge_sdk.protocol.keys import load_signing_key
 
 shipped = Path(edge_sdk.__file__).parent / "bundles" / "load-week-1"
 folder = Path(shutil.copytree(shipped, sys.argv[1]))
@@ -112,6 +112,7 @@ class Site:
         self.operate("ca", "issue", "_agg", "--role", "aggregator", "--folder", "ca")
         conf = self.operate(
             *("broker", "config", "--fleet", "north", "--port", self.port, "--folder", "broker"),
+            *("--address", "127.0.0.1"),
             *("--ca", "ca/ca.pem", "--cert", "ca/issued/broker.pem"),
             *("--key", "ca/issued/broker.key"),
         )

@@ -9,11 +9,10 @@ import pytest
 from aggregator.methods import OPEN
 from aggregator.store import state_codec
 from edge_sdk.methods.local_sgd import LocalSgd
-from edge_sdk.methods.training_context import Batch, ShellContext
+from edge_sdk.methods.training_context import Batch, TrainingContext, keyed
+from edge_sdk.protocol.contract.method import Closed, Due, Member, Task
+from edge_sdk.protocol.contract.parameter_layout import ParamSpec
 from edge_sdk.shared_math.optim import sgd
-from edge_sdk.training.keyed_rng import keyed
-from edge_sdk.wire.contract.method import Closed, Due, Member, Task
-from edge_sdk.wire.contract.parameter_layout import ParamSpec
 
 
 class Target:
@@ -71,7 +70,7 @@ class Fleet:
     def lend(self, name, target):
         graphs = {"gradient": distance, "robust_gradient": robust_distance}
         windows = Target(target)
-        return ShellContext(name, self.spec, graphs, lambda: windows, 1, partial(keyed, 0, name))
+        return TrainingContext(name, self.spec, graphs, lambda: windows, 1, partial(keyed, 0, name))
 
     def join(self, name):
         if name not in self.halves:

@@ -6,20 +6,19 @@ from functools import partial
 
 import numpy as np
 
-from aggregator.graph import Diffusion
+from aggregator.extensions.papers.graph import Diffusion
 from aggregator.methods import METHODS as SERVERS
 from aggregator.methods import OPEN, Rounds, Setup
 from aggregator.methods.base.types import BoundGraph as LentGraph
 from aggregator.rules import bind
 from aggregator.store import state_codec
+from edge_sdk.app.schema import build
 from edge_sdk.methods import METHODS as DEVICES
 from edge_sdk.methods.local_sgd import LocalSgd
-from edge_sdk.methods.training_context import Batch, ShellContext
+from edge_sdk.methods.training_context import Batch, TrainingContext, keyed
+from edge_sdk.protocol.contract.method import Closed, Due, Member, Played, Signal, Task, Update
+from edge_sdk.protocol.contract.parameter_layout import ParamSpec
 from edge_sdk.shared_math.optim import sgd
-from edge_sdk.training.keyed_rng import keyed
-from edge_sdk.wire.contract.method import Closed, Due, Member, Played, Signal, Task, Update
-from edge_sdk.wire.contract.parameter_layout import ParamSpec
-from edge_sdk.wire.schema import build
 
 F, L = 2, 3
 SPEC = ParamSpec.of([("encoder", (F,)), ("own", (F,)), ("graph", (F,))])
@@ -117,7 +116,7 @@ class Joint:
             self.fold(Member(name, present=True))
 
     def half(self, name):
-        local = ShellContext(
+        local = TrainingContext(
             name, SPEC, GRAPHS, lambda: self.windows[name], 4, partial(keyed, 0, name),
             latest=lambda: (999, self.windows[name].x[:1]),
         )  # fmt: skip

@@ -6,10 +6,9 @@ import numpy as np
 
 from edge_sdk.methods import METHODS
 from edge_sdk.methods.local_sgd import LocalSgd
-from edge_sdk.methods.training_context import Batch, ShellContext
+from edge_sdk.methods.training_context import Batch, TrainingContext, keyed
+from edge_sdk.protocol.contract.parameter_layout import ParamSpec
 from edge_sdk.shared_math.optim import sgd
-from edge_sdk.training.keyed_rng import keyed
-from edge_sdk.wire.contract.parameter_layout import ParamSpec
 
 SPEC = ParamSpec.of([("phi", (1,)), ("psi", (1,))], ("phi",))
 
@@ -36,7 +35,7 @@ def line(p, x, y):
 def device(method, name, target):
     """The real device half of a method, around one target."""
     window = Window(target)
-    local = ShellContext(
+    local = TrainingContext(
         name, SPEC, {"gradient": line}, lambda: window, 64, partial(keyed, 0, name)
     )
     return METHODS[method](local, LocalSgd(optimiser=sgd))

@@ -8,24 +8,23 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from aggregator.extensions.analytic import analytic as analytic_server
+from aggregator.extensions.analytic.settings import Analytic, fault_of
+from aggregator.extensions.authoring.closed_form import ANALYTIC, AnalyticRecipe, made
 from aggregator.methods import METHODS as SERVERS
 from aggregator.methods import OPEN, Rounds, Setup
-from aggregator.methods.analytic import analytic as analytic_server
-from aggregator.methods.analytic.settings import fault_of
-from aggregator.models.closed_form import ANALYTIC, AnalyticRecipe, made
 from aggregator.rules import bind
 from aggregator.store import state_codec
-from edge_sdk.analytic.bundle_functions import AnalyticModel
-from edge_sdk.analytic.solve import ridge
-from edge_sdk.analytic.statistic_vector import from_vector, to_vector
-from edge_sdk.analytic.statistics import gather, total
+from edge_sdk.app.schema import SchemaError
+from edge_sdk.extensions.analytic.bundle_functions import AnalyticModel
+from edge_sdk.extensions.analytic.half import AnalyticState
+from edge_sdk.extensions.analytic.solve import ridge
+from edge_sdk.extensions.analytic.statistics import from_vector, gather, to_vector, total
 from edge_sdk.methods import METHODS as DEVICES
-from edge_sdk.methods.analytic import AnalyticState
 from edge_sdk.methods.local_sgd import LocalSgd
-from edge_sdk.methods.training_context import Batch, ShellContext
-from edge_sdk.wire.contract.manifest import Loss
-from edge_sdk.wire.contract.method import END, Closed, Member, Task, Unlearned, Update
-from edge_sdk.wire.schema import SchemaError
+from edge_sdk.methods.training_context import Batch, TrainingContext
+from edge_sdk.protocol.contract.manifest import Loss
+from edge_sdk.protocol.contract.method import END, Closed, Member, Task, Unlearned, Update
 
 RECIPE = AnalyticRecipe(step_seconds=21_600, lookback=4, days=(1,), units=3, loss=Loss("absolute"))
 NAMES = ("a", "b", "c")
@@ -297,15 +296,15 @@ class TestOthers:
 
 class TestAdmission:
     def test_an_honest_statistic_has_no_fault(self):
-        assert fault_of(MANIFEST.analytic, 1, statistic(0)) == ""
+        assert fault_of(MANIFEST, Analytic(), statistic(0)) == ""
 
     def test_an_impossible_statistic_is_refused_with_a_reason(self):
         count = WIDTH * (WIDTH + 1) // 2
         wild = statistic(0)
         wild[count : count + WIDTH] *= 100.0
-        assert "not semidefinite" in fault_of(MANIFEST.analytic, 1, wild)
+        assert "not semidefinite" in fault_of(MANIFEST, Analytic(), wild)
         wild = statistic(0) * np.float32(1e4)
-        assert "count" in fault_of(MANIFEST.analytic, 1, wild)
+        assert "count" in fault_of(MANIFEST, Analytic(), wild)
 
 
 class Windows:
@@ -337,7 +336,7 @@ class Windows:
 
 def device(windows, manifest=MANIFEST, name="a"):
     functions = AnalyticModel(manifest).functions()
-    local = ShellContext(name, manifest.spec(), functions, lambda: windows, 64, None)
+    local = TrainingContext(name, manifest.spec(), functions, lambda: windows, 64, None)
     return DEVICES["analytic"](local, LocalSgd())
 
 
@@ -362,7 +361,7 @@ class TestDevice:
         _, (said,) = half.apply(half.init(FIRST), asked(FIRST, weighted=1.0))
         found = from_vector(said.vector, 1, WIDTH)
         assert found.matrix(0)[-1, -1] == pytest.approx(200.0, rel=1e-5)
-        assert fault_of(MANIFEST.analytic, 1, said.vector) == ""
+        assert fault_of(MANIFEST, Analytic(), said.vector) == ""
 
     def test_the_final_model_is_adopted_and_made_personal_without_an_answer(self):
         windows = Windows(MANIFEST, 0)

@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 
 from aggregator.rules import RULES, Rows, bind
-from edge_sdk.analytic.solve import fleet_solution
-from edge_sdk.analytic.statistics import gather, total
-from edge_sdk.analytic.validation import StatisticBounds, statistic_fault
-from edge_sdk.analytic.votes import prediction_root, votes
+from edge_sdk.extensions.analytic.solve import fleet_solution, prediction_root, votes
+from edge_sdk.extensions.analytic.statistics import gather, total
+from edge_sdk.extensions.analytic.validation import StatisticBounds, statistic_fault
 
 DEVICES, LIARS, WIDTH = 13, 2, 6
 BOUNDS = StatisticBounds(WIDTH, 1, 1, row=8.0, target=12.0, windows=300.0)

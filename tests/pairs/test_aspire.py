@@ -7,15 +7,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from aggregator.extensions.papers.consensus.aspire import AspireEase, aspire_ease
+from aggregator.extensions.papers.consensus.cutting_planes import PRIOR, Cut, Worst
+from aggregator.extensions.papers.consensus.dnorm_set import even, worst
 from aggregator.methods.base.round_machine import Rounds
 from aggregator.methods.base.types import Setup
-from aggregator.methods.consensus.aspire import AspireEase, aspire_ease
-from aggregator.methods.consensus.cutting_planes import PRIOR, Cut, Worst
-from aggregator.methods.consensus.dnorm_set import even, worst
 from aggregator.rules import bind
-from edge_sdk.methods.consensus import consensus_half
-from edge_sdk.wire.contract.method import Member
-from edge_sdk.wire.schema import SchemaError, build
+from edge_sdk.app.schema import SchemaError, build
+from edge_sdk.extensions.papers.consensus import consensus_half
+from edge_sdk.protocol.contract.method import Member
 
 FOUR = np.array([1.0, 2.0, 3.0, 6.0])
 TARGETS = {"a": 0.0, "b": 1.0, "c": 2.0, "d": 5.0}

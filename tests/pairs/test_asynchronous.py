@@ -9,11 +9,20 @@ from hypothesis import strategies as st
 
 from aggregator.methods import METHODS as SERVERS
 from aggregator.methods import OPEN, Rounds, Setup
-from aggregator.methods.asynchronous.buffered import Buffered
+from aggregator.methods.asynchronous import Buffered
 from aggregator.rules import bind
 from aggregator.store import state_codec
-from edge_sdk.wire.contract.method import CONTRACTS, Closed, Due, Member, Task, Up, Update, answered
-from edge_sdk.wire.schema import SchemaError
+from edge_sdk.app.schema import SchemaError
+from edge_sdk.protocol.contract.method import (
+    CONTRACTS,
+    Closed,
+    Due,
+    Member,
+    Task,
+    Up,
+    Update,
+    answered,
+)
 from tests.pairs.line import device
 
 

@@ -7,12 +7,12 @@ from functools import partial
 import numpy as np
 import pytest
 
-from edge_sdk.methods.local_sgd import LocalSgd, fedavg
-from edge_sdk.methods.training_context import Batch, ShellContext
+from edge_sdk.methods.fedavg import fedavg
+from edge_sdk.methods.local_sgd import LocalSgd
+from edge_sdk.methods.training_context import Batch, TrainingContext, keyed
+from edge_sdk.protocol.contract.method import Task
+from edge_sdk.protocol.contract.parameter_layout import ParamSpec
 from edge_sdk.shared_math.optim import adam, optimiser_step, sgd
-from edge_sdk.training.keyed_rng import keyed
-from edge_sdk.wire.contract.method import Task
-from edge_sdk.wire.contract.parameter_layout import ParamSpec
 
 LAYERS = [("body.w", (4, 3)), ("body.b", (4,)), ("head.w", (4,)), ("head.b", (1,))]
 
@@ -63,7 +63,7 @@ def scalar_fleet(targets):
         windows = Fixed(np.ones((1, 1, 1), np.float32), np.full((1, 1), target, np.float32))
         name = f"m-{number}"
         locals_.append(
-            ShellContext(
+            TrainingContext(
                 name, spec, {"gradient": line}, lambda w=windows: w, 64, partial(keyed, 0, name)
             )
         )
@@ -92,7 +92,7 @@ def net_fleet(shared, seeds, settings=None):
             rng.normal(size=(40, 1)).astype(np.float32),
         )
         locals_.append(
-            ShellContext(
+            TrainingContext(
                 name, spec, {"gradient": tanh_net}, lambda w=windows: w, 8, partial(keyed, 3, name)
             )
         )

@@ -8,16 +8,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from aggregator.extensions.papers.consensus.rsa_bafdp import Bafdp, Rsa, bafdp, bsfdp, rsa_weights
 from aggregator.methods.base.round_machine import Rounds
 from aggregator.methods.base.types import Setup
-from aggregator.methods.consensus.rsa_bafdp import Bafdp, Rsa, bafdp, bsfdp, rsa_weights
 from aggregator.rules import bind
-from edge_sdk.methods.consensus import consensus_half
+from edge_sdk.app.schema import SchemaError, build
+from edge_sdk.extensions.papers.consensus import consensus_half
+from edge_sdk.extensions.papers.consensus_dual import Ascent, damping, dual_digest, next_dual
+from edge_sdk.protocol.contract.method import Due, Member
+from edge_sdk.protocol.contract.parameter_layout import ParamSpec
 from edge_sdk.runtime import GraphError
-from edge_sdk.shared_math.consensus_dual import Ascent, damping, dual_digest, next_dual
-from edge_sdk.wire.contract.method import Due, Member
-from edge_sdk.wire.contract.parameter_layout import ParamSpec
-from edge_sdk.wire.schema import SchemaError, build
 
 ORACLE = {
     "rate": 0.1,

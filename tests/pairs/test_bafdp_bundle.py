@@ -10,9 +10,8 @@ from aggregator.methods import METHODS as SERVERS
 from aggregator.methods import Rounds, Setup
 from aggregator.rules import bind
 from edge_sdk.bundle import Bundle, TrustedKeys
-from edge_sdk.methods.consensus import consensus_half
-from edge_sdk.methods.training_context import Batch, ShellContext
-from edge_sdk.training.keyed_rng import keyed
+from edge_sdk.extensions.papers.consensus import consensus_half
+from edge_sdk.methods.training_context import Batch, TrainingContext, keyed
 
 NAMES = ("cell-1", "cell-2", "cell-3", "cell-4", "cell-5")
 
@@ -48,7 +47,7 @@ def bundle():
 def cells(bundle, consensus):
     def lend(name, number):
         windows = Cells(number)
-        return ShellContext(
+        return TrainingContext(
             name, bundle.spec, bundle.graphs, lambda: windows, 64, partial(keyed, 0, name)
         )
 

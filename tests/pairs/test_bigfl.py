@@ -6,27 +6,26 @@ from functools import partial
 import numpy as np
 import pytest
 
-from aggregator.methods import ABANDON, Rounds, Setup
-from aggregator.methods.base.geo_neighbours import paired
-from aggregator.methods.bilevel.bigfl import BiGFL, bigfl
-from aggregator.methods.bilevel.bilevel import SOLVE, Bilevel
-from aggregator.methods.bilevel.bilevel_math import (
+from aggregator.extensions.papers.bilevel.bigfl import BiGFL, bigfl
+from aggregator.extensions.papers.bilevel.bilevel import SOLVE, Bilevel
+from aggregator.extensions.papers.bilevel.bilevel_math import (
     crossed,
     hypergradient,
     normalised,
     sampled,
     upper,
 )
+from aggregator.extensions.papers.geo_neighbours import paired
+from aggregator.methods import ABANDON, Rounds, Setup
 from aggregator.rules import bind
-from edge_sdk.methods.bilevel import BilevelState, bilevel_half
+from edge_sdk.app.schema import SchemaError
+from edge_sdk.extensions.papers.bilevel import BilevelState, bilevel_half
+from edge_sdk.extensions.papers.bilevel_map import Diagonal, MapBlock, unpack_map
 from edge_sdk.methods.local_sgd import LocalSgd
-from edge_sdk.methods.training_context import Batch, ShellContext
-from edge_sdk.shared_math.bilevel_map import Diagonal, MapBlock, unpack_map
+from edge_sdk.methods.training_context import Batch, TrainingContext, keyed
+from edge_sdk.protocol.contract.method import END, Due, Member, Task, Update
+from edge_sdk.protocol.contract.parameter_layout import ParamSpec
 from edge_sdk.shared_math.optim import sgd
-from edge_sdk.training.keyed_rng import keyed
-from edge_sdk.wire.contract.method import END, Due, Member, Task, Update
-from edge_sdk.wire.contract.parameter_layout import ParamSpec
-from edge_sdk.wire.schema import SchemaError
 
 NAMES = "abc"
 SPEC = ParamSpec.of([("body", (1,)), ("head", (1,))])
@@ -59,7 +58,7 @@ def lend(name, target, spec=SPEC):
         return ((curves * v).astype("f4"),)
 
     graphs, window = {"gradient": gradient, "hvp": hvp}, Window()
-    return ShellContext(name, spec, graphs, lambda: window, 1, partial(keyed, 0, name))
+    return TrainingContext(name, spec, graphs, lambda: window, 1, partial(keyed, 0, name))
 
 
 @pytest.fixture

@@ -9,17 +9,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
+from aggregator.extensions.papers.clustered.kmeans import distances, draws, plus_plus
+from aggregator.extensions.papers.clustered.multicentre import multicentre
 from aggregator.methods import METHODS as SERVERS
 from aggregator.methods import OPEN, Rounds, Setup
-from aggregator.methods.clustered.kmeans import distances, draws, plus_plus
-from aggregator.methods.clustered.multicentre import multicentre
 from aggregator.rules import bind
 from aggregator.store import state_codec
+from edge_sdk.app.schema import SchemaError
+from edge_sdk.extensions.papers.fesem import ClusterState
 from edge_sdk.methods import METHODS as DEVICES
-from edge_sdk.methods.fesem import ClusterState
-from edge_sdk.wire.contract.method import END, Closed, Due, Member, Task, Update
-from edge_sdk.wire.contract.parameter_layout import ParamSpec
-from edge_sdk.wire.schema import SchemaError
+from edge_sdk.protocol.contract.method import END, Closed, Due, Member, Task, Update
+from edge_sdk.protocol.contract.parameter_layout import ParamSpec
 
 NAMES = "abcde"
 FIVE = dict(zip(NAMES, (0.0, 1.0, 10.0, 11.0, 50.0), strict=True))

@@ -11,10 +11,9 @@ from aggregator.methods import Rounds, Setup
 from aggregator.rules import bind
 from edge_sdk.bundle import Bundle, TrustedKeys
 from edge_sdk.methods import METHODS as DEVICES
-from edge_sdk.methods.training_context import Batch, ShellContext
+from edge_sdk.methods.training_context import Batch, TrainingContext, keyed
+from edge_sdk.protocol.contract.method import ALL
 from edge_sdk.shared_math.optim import adam
-from edge_sdk.training.keyed_rng import keyed
-from edge_sdk.wire.contract.method import ALL
 
 NAMES = tuple(f"cell-{number}" for number in range(6))
 ROUNDS = 6
@@ -51,7 +50,7 @@ def bundle():
 def cells(bundle, consensus):
     def lend(name, number):
         windows = Kind(number, shape_of(bundle))
-        return ShellContext(
+        return TrainingContext(
             name, bundle.spec, bundle.graphs, lambda: windows, 64, partial(keyed, 0, name)
         )
 

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edge_sdk.methods.gossip import (
+from edge_sdk.extensions.peers import mixing_matrix
+from edge_sdk.extensions.peers.gossip import (
     ADAPT,
     ALONE,
     BEGIN,
@@ -20,11 +21,9 @@ from edge_sdk.methods.gossip import (
     exchange_parts,
 )
 from edge_sdk.methods.local_sgd import LocalSgd
-from edge_sdk.methods.training_context import Batch, ShellContext
-from edge_sdk.shared_math import mixing_matrix
-from edge_sdk.training.keyed_rng import keyed
-from edge_sdk.wire.contract.method import Task
-from edge_sdk.wire.contract.parameter_layout import ParamSpec
+from edge_sdk.methods.training_context import Batch, TrainingContext, keyed
+from edge_sdk.protocol.contract.method import Task
+from edge_sdk.protocol.contract.parameter_layout import ParamSpec
 
 HALVES = {"dfl_sgd": dfl_sgd, "dfl_gt": dfl_gt}
 P3 = mixing_matrix.metropolis(mixing_matrix.adjacency("abc", [("a", "b"), ("b", "c")]))
@@ -64,7 +63,7 @@ class Street:
         self.spec, self.halves, self.step = spec, [], 0
         for number in range(len(self.weights)):
             windows = Noisy(curved[number], b[number], wobble)
-            local = ShellContext(
+            local = TrainingContext(
                 f"d{number}", spec, {"gradient": bowl}, partial(self._of, windows), 1,
                 partial(keyed, 1, f"d{number}"),
             )  # fmt: skip

@@ -5,16 +5,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from aggregator.extensions.papers.averaging.afl import ascended, capped, joined
+from aggregator.extensions.papers.averaging.dp_averaging import nbafl
+from aggregator.extensions.papers.averaging.fedatt import labelled
 from aggregator.methods import METHODS as SERVERS
 from aggregator.methods import OPEN, Rounds, Setup
-from aggregator.methods.averaging.afl import ascended, capped, joined
-from aggregator.methods.averaging.dp_averaging import nbafl
-from aggregator.methods.averaging.fedatt import labelled
 from aggregator.rules import bind
 from aggregator.store import state_codec
-from edge_sdk.wire.contract.method import CONTRACTS, Closed, Task, Update, answered
-from edge_sdk.wire.contract.parameter_layout import ParamSpec
-from edge_sdk.wire.schema import SchemaError, build
+from edge_sdk.app.schema import SchemaError, build
+from edge_sdk.protocol.contract.method import CONTRACTS, Closed, Task, Update, answered
+from edge_sdk.protocol.contract.parameter_layout import ParamSpec
 from tests.pairs.line import SPEC, device
 
 KIN = ("afl", "fedatt", "fedda", "fedgru", "fedntp", "nbafl", "udp")

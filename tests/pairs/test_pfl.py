@@ -15,15 +15,14 @@ from aggregator.methods import METHODS as SERVERS
 from aggregator.methods import OPEN, Rounds, Setup
 from aggregator.rules import bind
 from aggregator.store import state_codec
+from edge_sdk.app.schema import SchemaError, build
+from edge_sdk.extensions.papers.pfl import PersonalState
 from edge_sdk.methods import METHODS as DEVICES
 from edge_sdk.methods.local_sgd import LocalSgd
-from edge_sdk.methods.pfl import PersonalState
-from edge_sdk.methods.training_context import Batch, ShellContext
+from edge_sdk.methods.training_context import Batch, TrainingContext, keyed
+from edge_sdk.protocol.contract.method import END, Closed, Due, Member, Task, Update
+from edge_sdk.protocol.contract.parameter_layout import ParamSpec
 from edge_sdk.shared_math.optim import adam, sgd
-from edge_sdk.training.keyed_rng import keyed
-from edge_sdk.wire.contract.method import END, Closed, Due, Member, Task, Update
-from edge_sdk.wire.contract.parameter_layout import ParamSpec
-from edge_sdk.wire.schema import SchemaError, build
 
 SPEC = ParamSpec.of([("w", (2,))])
 MODELS = {"a": (1.0, 0.0), "b": (1.0, 0.1), "c": (0.9, 0.2), "d": (-1.0, 0.0)}
@@ -159,7 +158,7 @@ class TestServer:
         for _ in range(5):
             state, _ = feed(half, state, MODELS)
         assert sorted(state.credits) == [3, 4, 5]
-        monkeypatch.setattr("aggregator.methods.personalised.personalised.CELLS", 40)
+        monkeypatch.setattr("aggregator.extensions.papers.personalised.personalised.CELLS", 40)
         state, _ = feed(half, state, MODELS)
         assert sorted(state.credits) == [5, 6]
         none = server(history=0)
@@ -262,7 +261,7 @@ def pulling_to(target, *, judged=None, count=1, spec=SPEC, optimiser=sgd, given=
         g = given if given is not None else p - np.asarray(target, np.float32)
         return np.float32(0.5 * np.sum((p - np.asarray(target)) ** 2)), np.float32(g)
 
-    local = ShellContext(
+    local = TrainingContext(
         "a",
         spec,
         {"gradient": gradient},
@@ -437,7 +436,9 @@ def federation(consensus, n=8, **settings):
             error = p - np.asarray(target, np.float32)
             return 0.5 * float(error @ error), error
 
-        return ShellContext(name, spec, {"gradient": gradient}, Points, 1, partial(keyed, 0, name))
+        return TrainingContext(
+            name, spec, {"gradient": gradient}, Points, 1, partial(keyed, 0, name)
+        )
 
     first = rng.normal(0.0, 0.5, WIDTH).astype(np.float32)
     return consensus(half, DEVICES["pfl"], targets, spec=spec, first=first, local=lend)

@@ -11,11 +11,10 @@ from aggregator.rules import bind
 from aggregator.store import state_codec
 from edge_sdk.methods import METHODS as DEVICES
 from edge_sdk.methods.local_sgd import LocalSgd
-from edge_sdk.methods.training_context import Batch, ShellContext
+from edge_sdk.methods.training_context import Batch, TrainingContext, keyed
+from edge_sdk.protocol.contract.method import Closed, Due, Task
+from edge_sdk.protocol.contract.parameter_layout import ParamSpec
 from edge_sdk.shared_math.optim import sgd
-from edge_sdk.training.keyed_rng import keyed
-from edge_sdk.wire.contract.method import Closed, Due, Task
-from edge_sdk.wire.contract.parameter_layout import ParamSpec
 
 
 class Window:
@@ -55,7 +54,7 @@ class Pair:
     def device(self, method, spec, name, target):
         graphs = {"gradient": line}
         window = Window(target)
-        local = ShellContext(name, spec, graphs, lambda: window, 64, partial(keyed, 0, name))
+        local = TrainingContext(name, spec, graphs, lambda: window, 64, partial(keyed, 0, name))
         return DEVICES[method](local, LocalSgd(optimiser=sgd))
 
     def tell(self, effects):

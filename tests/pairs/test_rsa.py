@@ -8,17 +8,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from aggregator.extensions.papers.consensus.rsa_bafdp import DpRsa, Rsa, rsa, rsa_weights
+from aggregator.extensions.papers.consensus.sign_debias import debias
 from aggregator.methods.base.round_machine import Rounds
 from aggregator.methods.base.types import Setup
-from aggregator.methods.consensus.rsa_bafdp import DpRsa, Rsa, rsa, rsa_weights
-from aggregator.methods.consensus.sign_debias import debias
 from aggregator.rules import bind
-from edge_sdk.methods.consensus import consensus_half
-from edge_sdk.wire.contract.method import Member
-from edge_sdk.wire.contract.parameter_layout import ParamSpec
-from edge_sdk.wire.errors import Refused
-from edge_sdk.wire.protocol.codec import pack_tensor
-from edge_sdk.wire.schema import SchemaError, build
+from edge_sdk.app.schema import SchemaError, build
+from edge_sdk.errors import Refused
+from edge_sdk.extensions.papers.consensus import consensus_half
+from edge_sdk.protocol.codec import pack_tensor
+from edge_sdk.protocol.contract.method import Member
+from edge_sdk.protocol.contract.parameter_layout import ParamSpec
 
 HONEST = {"a": 0.0, "b": 1.0, "c": 2.0, "d": 3.0}
 VOTES, WEIGHTS, RAW = (

@@ -10,54 +10,56 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aggregator.audit.recompute import _fold
-from aggregator.methods.split.split_arrays import KNOWN, remembered_activations
-from aggregator.methods.split.split_types import SplitTurns
+from aggregator.extensions.audit.recompute import _fold
+from aggregator.extensions.papers.graph.laplacian import chebyshev_of_present
+from aggregator.extensions.papers.split.split_arrays import KNOWN, remembered_activations
+from aggregator.extensions.papers.split.split_types import SplitTurns
 from aggregator.store import state_codec
 from aggregator.store.types import JournalEntry
-from edge_sdk.wire.contract.method import END, Member, Played, Signal, Task, Update
-from edge_sdk.wire.schema import SchemaError
+from edge_sdk.app.schema import SchemaError
+from edge_sdk.protocol.contract.method import END, Member, Played, Signal, Task, Update
 from tests.pairs.joint import RING, SPEC, F, Joint, L, start
+from tests.pairs.pfgl_block import PfglBlock, gradients
 
 NAMES = ("a", "b", "c", "d")
 
 
-def torch_run(joint, rounds, *, steps=3, prox=0.1, graph_rate=0.01, rate=0.05):
-    """The whole of it on one machine: autograd through encoders, graph and decoders at once."""
-    torch = pytest.importorskip("torch")
-    kind = torch.float64
-    p = {n: torch.tensor(start(n, np.float64), dtype=kind, requires_grad=True) for n in joint.names}
-    net = torch.tensor(joint.graph.init(5), dtype=kind, requires_grad=True)
-    adam = torch.optim.Adam([net], lr=graph_rate)
+def diffused(net, h):
+    """z of ``Diffusion`` on the ring, written down again."""
     degrees = RING.sum(0)
     laplacian = np.eye(4) - RING / np.sqrt(np.outer(degrees, degrees))
     scaled = 2 * laplacian / np.linalg.eigvalsh(laplacian).max() - np.eye(4)
-    terms = [np.eye(4), scaled, 2 * scaled @ scaled - np.eye(4)]
-    terms = torch.tensor(np.stack(terms), dtype=kind)
-    gradients, windows = [], iter(joint.drawn)
+    terms = np.stack([np.eye(4), scaled, 2 * scaled @ scaled - np.eye(4)])
+    return np.tanh(np.einsum("kmn,bnfl,kf->bmfl", terms, h, net.reshape(3, F)))
+
+
+def on_one_machine(joint, rounds, graph, *, steps=3, prox=0.1, graph_rate=0.01, rate=0.05):
+    """The whole of it on one machine: the gradient of all losses through encoders, graph and decoders."""
+    p = np.stack([start(name, np.float64) for name in joint.names])
+    net = np.array(joint.graph.init(5), np.float64)
+    first, second = np.zeros_like(net), np.zeros_like(net)
+    windows, taken = iter(joint.drawn), 0
     for _ in range(rounds):
-        anchors = {n: torch.tensor(next(joint.given[n]), dtype=kind) for n in joint.names}
+        anchors = np.stack([next(joint.given[name]) for name in joint.names])
         for _ in range(steps):
-            ids = next(windows)
-            batch = {n: joint.windows[n].named(ids)[1] for n in joint.names}
-            x = {n: torch.tensor(b.x, dtype=kind)[:, None, :, 0] for n, b in batch.items()}
-            h = torch.stack([p[n][:F, None] * x[n] for n in joint.names], 1)
-            z = torch.tanh(torch.einsum("kmn,bnfl,kf->bmfl", terms, h, net.reshape(3, F)))
-            losses = []
-            for k, n in enumerate(joint.names):
-                told = torch.einsum("bfl,f->b", h[:, k], p[n][F : 2 * F])
-                told = told + torch.einsum("bfl,f->b", z[:, k], p[n][2 * F :])
-                y = torch.tensor(batch[n].y, dtype=kind)[:, 0]
-                losses.append(((told - y) ** 2).mean())
-            adam.zero_grad()
-            found = torch.autograd.grad(sum(losses), [*p.values(), net])
-            gradients.append([g.numpy().copy() for g in found])
-            net.grad = found[-1]
-            adam.step()
-            with torch.no_grad():
-                for n, g in zip(p, found, strict=False):
-                    p[n] -= rate * (g + prox * (p[n] - anchors[n]))
-    return {n: v.detach().numpy() for n, v in p.items()}, net.detach().numpy()
+            ids, taken = next(windows), taken + 1
+            batches = [joint.windows[name].named(ids)[1] for name in joint.names]
+            x = np.stack([one.x[:, :, 0] for one in batches], 1)
+            y = np.stack([one.y[:, 0] for one in batches], 1)
+
+            def loss(p, net, x=x, y=y):
+                h = p[None, :, :F, None] * x[:, :, None, :]
+                told = np.einsum("bnfl,nf->bn", h, p[:, F : 2 * F])
+                told = told + np.einsum("bnfl,nf->bn", graph(net, h), p[:, 2 * F :])
+                return ((told - y) ** 2).mean(0).sum()
+
+            of_p, of_net = gradients(loss, p, net)
+            first = 0.9 * first + 0.1 * of_net
+            second = 0.999 * second + 0.001 * of_net**2
+            size = np.sqrt(second / (1 - 0.999**taken)) + 1e-8
+            net = net - graph_rate * first / (1 - 0.9**taken) / size
+            p = p - rate * (of_p + prox * (p - anchors))
+    return dict(zip(joint.names, p, strict=True)), net
 
 
 class Watched(Joint):
@@ -75,31 +77,54 @@ class Watched(Joint):
         return super().tell(task)
 
 
-def centralised(joint, rounds, **more):
-    joint.given = {n: iter(given) for n, given in joint.given.items()}
-    return torch_run(joint, rounds, **more)
+def require_equal(joint, rounds, graph, atol):
+    """Compare every station and the graph with training on one machine."""
+    joint.given = {name: iter(given) for name, given in joint.given.items()}
+    p, net = on_one_machine(joint, rounds, graph)
+    for name in NAMES:
+        np.testing.assert_allclose(joint.states[name].p, p[name], atol=atol)
+    np.testing.assert_allclose(joint.state.net["p"], net, atol=atol)
 
 
 class TestSplitEqualsCentralised:
     """The oracle: gradients of the sum of all losses, with the graph in between."""
 
-    @pytest.mark.torch
     @pytest.mark.parametrize("seed", [None, 1, 2])
     def test_split_training_equals_centralised_training_in_float64(self, seed):
         joint = Watched(NAMES).run(2, rng=None if seed is None else random.Random(seed))
-        p, net = centralised(joint, 2)
-        for name in NAMES:
-            np.testing.assert_allclose(joint.states[name].p, p[name], atol=1e-10)
-        np.testing.assert_allclose(joint.state.net["p"], net, atol=1e-10)
+        require_equal(joint, 2, diffused, 1e-10)
 
-    @pytest.mark.torch
     def test_split_training_equals_centralised_training_in_float32(self):
         joint = Watched(NAMES, kind=np.float32).run(1)
-        p, net = centralised(joint, 1)
-        for name in NAMES:
-            assert joint.states[name].p.dtype == np.float32
-            np.testing.assert_allclose(joint.states[name].p, p[name], atol=1e-5)
-        np.testing.assert_allclose(joint.state.net["p"], net, atol=1e-5)
+        assert {joint.states[name].p.dtype for name in NAMES} == {np.dtype(np.float32)}
+        require_equal(joint, 1, diffused, 1e-5)
+
+    def test_the_graph_net_of_pfgl_on_the_server_trains_as_on_one_machine(self):
+        """Attention over stations and steps, Chebyshev convolution: no torch, every message of a round."""
+        block = PfglBlock(RING, F, L)
+        joint = Watched(NAMES, graph=block).run(1)
+        require_equal(joint, 1, block.apply, 1e-10)
+        assert np.abs(joint.state.net["p"] - block.init(5)).min() > 0, "every layer has a gradient"
+        down = {task.ask for task, _ in joint.sent}
+        up = {type(one).__name__ for _, answers in joint.sent for one in answers}
+        assert down == {"train", "ready", "encode", "decode", "finish", "share"}
+        assert up == {"Signal", "Update"}
+
+    @pytest.mark.torch
+    def test_the_block_in_numpy_is_the_net_of_the_product(self):
+        torch = pytest.importorskip("torch")
+        from aggregator.extensions.papers.graph.nets.spatiotemporal import (  # noqa: PLC0415 - it imports torch
+            SpatioTemporalBlock,
+            Surroundings,
+        )
+
+        block, there = PfglBlock(RING, F, L), np.ones(4, bool)
+        p, h = block.init(5), np.random.default_rng(3).normal(size=(5, 4, F, L))
+        net = SpatioTemporalBlock(4, F, L, order=3).double()
+        torch.nn.utils.vector_to_parameters(torch.tensor(p), net.parameters())
+        terms = torch.tensor(chebyshev_of_present(RING, there, 3))
+        z = net(torch.tensor(h), Surroundings(torch.tensor(there), terms))
+        np.testing.assert_allclose(block.forward(p, h, there), z.detach().numpy(), atol=1e-12)
 
     @settings(max_examples=8)
     @given(st.integers(0, 2**16))
@@ -299,7 +324,7 @@ class TestGuards:
 
 
 def replace_begin(joint):
-    from edge_sdk.wire.contract.method import Due  # noqa: PLC0415
+    from edge_sdk.protocol.contract.method import Due  # noqa: PLC0415
 
     return Due(joint.state.round, "begin")
 

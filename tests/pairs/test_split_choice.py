@@ -8,19 +8,19 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from aggregator.graph import Diffusion
-from aggregator.graph.laplacian import chebyshev_of_present
+from aggregator.extensions.papers.graph import Diffusion
+from aggregator.extensions.papers.graph.laplacian import chebyshev_of_present
+from aggregator.extensions.papers.split.split_draws import drawn, silenced
+from aggregator.extensions.papers.split.split_types import SplitBinding, SplitTurns
 from aggregator.methods import METHODS, OPEN, Rounds, Setup
 from aggregator.methods.base.types import BoundGraph as LentGraph
-from aggregator.methods.split.split_draws import drawn, silenced
-from aggregator.methods.split.split_types import SplitBinding, SplitTurns
 from aggregator.rules import bind
+from edge_sdk.app.schema import SchemaError
 from edge_sdk.methods import METHODS as DEVICES
 from edge_sdk.methods.local_sgd import LocalSgd
-from edge_sdk.methods.training_context import ShellContext
+from edge_sdk.methods.training_context import TrainingContext
+from edge_sdk.protocol.contract.method import Member, Signal, Task
 from edge_sdk.shared_math.optim import sgd
-from edge_sdk.wire.contract.method import Member, Signal, Task
-from edge_sdk.wire.schema import SchemaError
 from tests.pairs.joint import GRAPHS, RING, SPEC, F, Joint, L, Windows, decode, encode
 
 NAMES = ("a", "b", "c", "d")
@@ -43,7 +43,7 @@ class Judged(Joint):
 
 
 def _rebound(joint, name):
-    local = ShellContext(
+    local = TrainingContext(
         name, SPEC, GRAPHS, lambda: joint.windows[name], 4, lambda *_: np.random.default_rng(0),
         latest=lambda: (999, joint.windows[name].x[:1]), held=lambda: joint.held[name],
     )  # fmt: skip

@@ -7,9 +7,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from aggregator.methods.split.activation_clipping import RANGE, WEIGHTS_RANGE, astray, remembered
+from aggregator.extensions.papers.split.activation_clipping import (
+    RANGE,
+    WEIGHTS_RANGE,
+    astray,
+    remembered,
+)
 from aggregator.store import state_codec
-from edge_sdk.wire.contract.method import Due, Signal, Task, Update
+from edge_sdk.protocol.contract.method import Due, Signal, Task, Update
 from tests.pairs.joint import SPEC, F, Joint, L
 
 NAMES = ("a", "b", "c", "d")

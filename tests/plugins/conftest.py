@@ -12,8 +12,8 @@ import pytest
 from aggregator.methods import METHODS as SERVERS
 from aggregator.rules import RULES
 from edge_sdk.methods import METHODS as DEVICES
+from edge_sdk.protocol.contract.method import CONTRACTS
 from edge_sdk.sources import SOURCES
-from edge_sdk.wire.contract.method import CONTRACTS
 from firmware_sim.attacks import ATTACKS
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples" / "plugins"

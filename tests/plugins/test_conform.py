@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+from functools import partial
 
 import pytest
 
 from aggregator.commands.main import main as aggregator
-from aggregator.conformance.checks import method_checks, rule_checks
+from aggregator.extensions.conformance.checks import method_checks, rule_checks
 from aggregator.methods import METHODS
 from aggregator.rules import RULES
-from edge_sdk.app.cli import OK, RUNTIME, USAGE
-from edge_sdk.app.conformance import conformance
+from edge_sdk.errors import OK, RUNTIME, USAGE
+from edge_sdk.extensions.conformance.conformance import conformance
 from firmware_sim.attacks import ATTACKS
+from firmware_sim.commands import conform
 from firmware_sim.commands.main import main as sim
 from firmware_sim.conformance import attack_checks, device_checks
 from tests.plugins.conftest import offer
@@ -38,6 +41,42 @@ def test_every_built_in_method_conforms_at_both_ends(name):
 @pytest.mark.parametrize("name", sorted(ATTACKS))
 def test_every_built_in_attack_conforms(name):
     assert problems(attack_checks(name)) == {}
+
+
+@pytest.mark.parametrize(
+    ("ends", "says"),
+    [
+        (
+            subprocess.CompletedProcess(
+                [], 1, "", "gridfed-sim: time limit of 5 s: 0 of 2 rounds closed\n"
+            ),
+            "2 rounds did not close within 5 s: does the server half close a round? (gridfed-sim: ",
+        ),
+        (subprocess.TimeoutExpired([], 65), "no result within 65 s"),
+        (
+            subprocess.CompletedProcess([], 2, "", "gridfed-sim: wrong"),
+            "exit code 2: gridfed-sim: ",
+        ),
+        (subprocess.CompletedProcess([], 0, '{"rounds": 1}', ""), "1 of 2 rounds"),
+    ],
+)
+def test_a_method_whose_fleet_does_not_end_fails_with_a_sentence(monkeypatch, ends, says):
+    def done(line, limit):
+        assert (line[-1], limit) == ("5", 65)
+        if isinstance(ends, Exception):
+            raise ends
+        return ends
+
+    monkeypatch.setattr(conform, "_done", done)
+    check = {"moves": partial(conform._fleet, "fedavg", {}, 5.0)}
+    (found,) = problems(check).values()
+    assert found.startswith(says)
+
+
+def test_a_method_of_neighbours_has_no_fleet():
+    (found,) = conformance("", {"moves": partial(conform._fleet, "dfl_sgd", {}, 5.0)})
+    assert "neighbours" in found.detail
+    assert found.status != "failed"
 
 
 RULE = """
@@ -78,8 +117,8 @@ SERVER = """
 from dataclasses import dataclass, replace
 import numpy as np
 from aggregator.methods import METHODS, Method
-from edge_sdk.wire.contract.method import CONTRACTS, Task, Update
-from edge_sdk.wire.contract.plugin import MethodPlugin
+from edge_sdk.protocol.contract.method import CONTRACTS, Task, Update
+from edge_sdk.protocol.contract.plugin import MethodPlugin
 
 drawn = np.random.default_rng(0)
 

@@ -12,11 +12,10 @@ from aggregator.methods import OPEN, Rounds, Setup
 from aggregator.rules import bind
 from edge_sdk.methods import METHODS as DEVICES
 from edge_sdk.methods.local_sgd import LocalSgd
-from edge_sdk.methods.training_context import ShellContext
+from edge_sdk.methods.training_context import TrainingContext, keyed
+from edge_sdk.protocol.contract.method import Task, Update
+from edge_sdk.protocol.contract.parameter_layout import ParamSpec
 from edge_sdk.shared_math.optim import sgd
-from edge_sdk.training.keyed_rng import keyed
-from edge_sdk.wire.contract.method import Task, Update
-from edge_sdk.wire.contract.parameter_layout import ParamSpec
 from tests.plugins.test_scaffold import Windows
 
 SPEC = ParamSpec.of([("w", (1,))], ("w",))
@@ -31,7 +30,7 @@ def device(name):
     def gradient(p, x, y):
         return np.float32(0.0), (p - TARGETS[name]).astype(np.float32)
 
-    local = ShellContext(
+    local = TrainingContext(
         name, SPEC, {"gradient": gradient}, lambda: windows, BATCH, partial(keyed, 0, name)
     )
     return DEVICES["fednova"](local, LocalSgd(optimiser=sgd))

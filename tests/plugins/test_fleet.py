@@ -6,8 +6,8 @@ import os
 
 import pytest
 
-from aggregator.brokers.broker_process import has_embedded
-from edge_sdk.app.cli import OK
+from aggregator.extensions.authority.access.broker_process import has_embedded
+from edge_sdk.errors import OK
 from firmware_sim.commands.main import main
 
 pytestmark = [pytest.mark.broker, pytest.mark.slow]
@@ -34,6 +34,7 @@ def test_a_method_of_another_package_moves_a_model(importable, capsys, method):
     assert '"rounds": 3' in capsys.readouterr().out
 
 
+@pytest.mark.soak
 def test_a_rule_of_another_package_meets_an_attack_of_another_package(importable, capsys):
     code = fleet(
         *("--devices", "5", "--rounds", "2", "--method", "fednova", "--rule", "mean,meamed"),

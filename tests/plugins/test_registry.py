@@ -9,11 +9,11 @@ import pytest
 
 from aggregator.methods import METHODS as SERVERS
 from aggregator.rules import RULES, UnknownRuleError, bind
+from edge_sdk.app.extensions import PluginError, PluginRegistry
 from edge_sdk.errors import ConfigError
 from edge_sdk.methods import METHODS as DEVICES
+from edge_sdk.protocol.contract.method import CONTRACTS
 from edge_sdk.sources import open_source
-from edge_sdk.wire.contract.method import CONTRACTS
-from edge_sdk.wire.plugin_registry import PluginError, PluginRegistry
 from firmware_sim.attacks import ATTACKS
 from firmware_sim.attacks import bind as bind_attack
 from tests.plugins.conftest import offer
@@ -81,8 +81,8 @@ def test_a_method_without_a_contract_is_refused(site):
 
 def test_a_half_that_does_not_exist_is_named(site):
     (site / "faulty_half.py").write_text(
-        "from edge_sdk.wire.contract.method import CONTRACTS\n"
-        "from edge_sdk.wire.contract.plugin import MethodPlugin\n"
+        "from edge_sdk.protocol.contract.method import CONTRACTS\n"
+        "from edge_sdk.protocol.contract.plugin import MethodPlugin\n"
         "METHOD = MethodPlugin(CONTRACTS['fedavg'], 'faulty_half:nothing', 'faulty_half:METHOD')\n"
     )
     offer(site, "faulty", {"gridfed.methods": {"odd": "faulty_half:METHOD"}})

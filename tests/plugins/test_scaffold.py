@@ -13,11 +13,10 @@ from aggregator.rules import bind
 from aggregator.store.state_codec import flatten, rebuild
 from edge_sdk.methods import METHODS as DEVICES
 from edge_sdk.methods.local_sgd import LocalSgd
-from edge_sdk.methods.training_context import Batch, ShellContext
+from edge_sdk.methods.training_context import Batch, TrainingContext, keyed
+from edge_sdk.protocol.contract.method import Member, Task, Update
+from edge_sdk.protocol.contract.parameter_layout import ParamSpec
 from edge_sdk.shared_math.optim import sgd
-from edge_sdk.training.keyed_rng import keyed
-from edge_sdk.wire.contract.method import Member, Task, Update
-from edge_sdk.wire.contract.parameter_layout import ParamSpec
 
 SPEC = ParamSpec.of([("w", (1,))], ("w",))
 CURVES = {"flat": (1.0, 0.0), "steep": (4.0, 5.0)}  # (w - b)^2 a / 2: the sum is least at 4
@@ -43,7 +42,7 @@ def device(method, name):
         return np.float32(a / 2 * (p[0] - b) ** 2), (a * (p - b)).astype(np.float32)
 
     windows = Windows()
-    local = ShellContext(
+    local = TrainingContext(
         name, SPEC, {"gradient": gradient}, lambda: windows, 64, partial(keyed, 0, name)
     )
     return DEVICES[method](local, LocalSgd(optimiser=sgd))

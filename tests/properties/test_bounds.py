@@ -15,9 +15,9 @@ from typing import Any, get_args, get_origin, get_type_hints
 import msgpack
 import pytest
 
-from edge_sdk.wire.errors import Reason, Refused
-from edge_sdk.wire.protocol import codec, messages
-from edge_sdk.wire.schema import Between
+from edge_sdk.app.schema import Between
+from edge_sdk.errors import Reason, Refused
+from edge_sdk.protocol import codec, messages
 
 VECTORS = Path(__file__).parents[1] / "vectors"
 INDEX = json.loads((VECTORS / "index.json").read_text())

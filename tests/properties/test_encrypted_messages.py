@@ -5,16 +5,16 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_sdk.session.body_keys import BodyKeys
+from edge_sdk.errors import Reason
+from edge_sdk.extensions.encryption.body_keys import BodyKeys
+from edge_sdk.extensions.encryption.encrypted_body import BodyContext, encrypted_body
+from edge_sdk.extensions.encryption.hpke import DecryptionKey
+from edge_sdk.link.loopback import LoopbackBroker
+from edge_sdk.protocol import codec, keys, topics
+from edge_sdk.protocol.envelope import seal
+from edge_sdk.protocol.messages import ReceiptMessage
+from edge_sdk.session.bodies import Bodies
 from edge_sdk.session.signed_link import SignedLink
-from edge_sdk.wire import keys
-from edge_sdk.wire.errors import Reason
-from edge_sdk.wire.hpke import DecryptionKey
-from edge_sdk.wire.link.loopback import LoopbackBroker
-from edge_sdk.wire.protocol import codec, topics
-from edge_sdk.wire.protocol.encrypted_body import BodyContext, encrypted_body
-from edge_sdk.wire.protocol.envelope import seal
-from edge_sdk.wire.protocol.messages import ReceiptMessage
 
 FLEET, DEVICE = "north", "meter-1"
 AGGREGATOR, KEY = keys.from_seed(bytes(32)), DecryptionKey(bytes(range(32)))
@@ -31,7 +31,7 @@ def received(body):
         keys.from_seed(b"d" * 32),
         fleet=FLEET,
         device=DEVICE,
-        keys=BodyKeys(KEY, is_required=True),
+        bodies=Bodies(lambda: BodyKeys(KEY, is_required=True), is_required=True),
     )
     link.connect(broker.link(DEVICE))
     sender = broker.link("_agg")

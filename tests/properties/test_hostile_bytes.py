@@ -11,10 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edge_sdk.wire import keys
-from edge_sdk.wire.errors import Refused
-from edge_sdk.wire.protocol import codec, envelope, messages, msgpack_reader, topics
-from edge_sdk.wire.protocol.messages import KINDS
+from edge_sdk.errors import Refused
+from edge_sdk.protocol import codec, envelope, keys, messages, msgpack_reader, topics
+from edge_sdk.protocol.messages import KINDS
 
 FOLDER = Path(__file__).parents[1] / "vectors"
 DEVICE = keys.from_seed(bytes(range(32)))
@@ -98,11 +97,12 @@ def test_five_thousand_mutants_are_decoded_or_refused():
     assert accepted > 50, "the mutator never reaches the fields: it tests nothing"
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_a_hundred_thousand_mutants_are_decoded_or_refused():
     fuzz(100_000, seed=2)
 
 
+@pytest.mark.slow
 def test_refusals_keep_no_memory():
     fuzz(300, seed=3)  # fill caches
     gc.collect()

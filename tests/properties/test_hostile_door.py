@@ -23,10 +23,10 @@ from hypothesis import strategies as st
 
 from aggregator.ingress.admission_context import WelcomeTerms
 from aggregator.ingress.rate_limits import RateLimits
-from edge_sdk.wire.errors import Reason, Refused
-from edge_sdk.wire.link.transport import Message
-from edge_sdk.wire.protocol import codec, envelope, topics
-from edge_sdk.wire.protocol.messages import (
+from edge_sdk.errors import Reason, Refused
+from edge_sdk.link.transport import Message
+from edge_sdk.protocol import codec, envelope, topics
+from edge_sdk.protocol.messages import (
     KINDS,
     LARGEST,
     RELEASES_LEAP,
@@ -107,7 +107,7 @@ class Crowd:
 
     def _word(self, device: Device):  # noqa: PLR0911 - one line per kind
         rng = self.rng
-        device.life = self.desk.store.ledger(device.name).hid_life
+        device.life = self.desk.store.ledgers.get(device.name).hid_life
         match rng.randrange(9):
             case 0:
                 device.seq = 0
@@ -250,7 +250,7 @@ def test_three_thousand_mutants_are_each_accepted_or_counted(door):
     check_books(door, 3_000)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.timeout(3600)
 def test_a_hundred_thousand_mutants_leave_no_state(door, caplog):
     caplog.set_level(
@@ -372,6 +372,7 @@ def lost_hello(life: int) -> HelloMessage:
     return HelloMessage(life, bytes(16), life * RELEASES_LEAP, True, (), (1, 1), (), "0", 0)
 
 
+@pytest.mark.slow
 @given(st.lists(st.tuples(st.sampled_from(NAMES[:2]), words), max_size=12))
 @example([("meter-1", lost_hello(1)), ("meter-1", lost_hello(2))])  # an account that is full
 @settings(max_examples=150)

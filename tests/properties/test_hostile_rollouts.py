@@ -11,19 +11,20 @@ from dataclasses import replace
 
 import pytest
 
-from aggregator.audit_log.recorder import Initiator
-from aggregator.operations import rollout_control as control
+from aggregator.audit_log import Initiator
+from aggregator.extensions.rollouts import rollout_control as control
+from aggregator.extensions.rollouts.rollout_table import RolloutTable
 from aggregator.rounds.announcements import Ends
 from aggregator.store.opener import open_store
 from aggregator.store.types import EnrolledDevice
-from edge_sdk.session.rollout_inbox import RolloutInbox, saved_rollout
+from edge_sdk.errors import Reason, Refused
+from edge_sdk.extensions.rollouts.messages import RolloutMessage, StageMessage, TrialMessage
+from edge_sdk.extensions.rollouts.rollout_inbox import RolloutInbox, saved_rollout
+from edge_sdk.extensions.rollouts.rollout_roles import role
+from edge_sdk.protocol import codec, topics
+from edge_sdk.protocol.envelope import digest, ref
+from edge_sdk.protocol.keys import from_seed
 from edge_sdk.store.store import DeviceStore
-from edge_sdk.wire.errors import Reason, Refused
-from edge_sdk.wire.keys import from_seed
-from edge_sdk.wire.protocol import codec, topics
-from edge_sdk.wire.protocol.envelope import digest, ref
-from edge_sdk.wire.protocol.messages import RolloutMessage, StageMessage, TrialMessage
-from edge_sdk.wire.protocol.rollout_roles import role
 from tests.properties.test_hostile_bytes import mutate
 
 FLEET, FIRST, DEVICES = "north", 20_780, 40
@@ -80,7 +81,7 @@ def test_mutants_are_refused_or_valid_and_encode_to_themselves():
     assert fuzz(6_000, seed=1) > 100, "the mutator never reaches the fields: it tests nothing"
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_a_hundred_thousand_mutants_are_refused_or_valid():
     fuzz(100_000, seed=2)
 
@@ -98,7 +99,7 @@ class NoDownloads:
 
 
 def inbox_of(store):
-    return RolloutInbox(store, NoDownloads(), Uptime(), is_accepted=True, pause=60.0)
+    return RolloutInbox(store, NoDownloads(), Uptime(), pause=60.0)
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -171,7 +172,7 @@ def test_reports_count_once_for_members_and_days_of_the_rollout(tmp_path, seed):
     ids = [f"meter-{i:02}" for i in range(DEVICES)]
     with open_store(tmp_path / "fleet.db") as store:
         for i, name in enumerate(ids):
-            store.put_client(EnrolledDevice(name, (bytes([i] * 32),)))
+            store.devices.save(EnrolledDevice(name, (bytes([i] * 32),)))
         ends = Ends(FLEET, from_seed(bytes(32)))
         described = {
             topics.common(FLEET, "rollout"): Ends(FLEET, from_seed(b"r" * 32)).to_all(PLAN, "_root")
@@ -197,7 +198,7 @@ def test_reports_count_once_for_members_and_days_of_the_rollout(tmp_path, seed):
                     )
         stored = {
             (one.device, day): result
-            for one in store.trials(OF)
+            for one in store.table(RolloutTable).trials(OF)
             for day, result in one.results.items()
         }
         assert stored == counted

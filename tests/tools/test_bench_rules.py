@@ -52,7 +52,7 @@ def test_the_table_shows_times_ratios_limits_and_failures(found):
     assert "- not there: byzpy: No module named 'byzpy'" in lines
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_one_child_measures_ours_on_a_small_matrix():
     found = bench_rules.Found(9, 70, 1)
     bench_rules.measure(sys.executable, "ours", found, limit=60)

@@ -7,6 +7,7 @@ import pytest
 from tools import bench_stored_rows
 
 
+@pytest.mark.soak
 def test_every_case_has_a_line(tmp_path, monkeypatch, capsys):
     words = ["", "--rows", "3000", "--width", "70", "--folder", str(tmp_path)]
     monkeypatch.setattr("sys.argv", [*words, "--markdown", str(tmp_path / "table.md")])

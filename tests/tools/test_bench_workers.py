@@ -4,13 +4,14 @@ import re
 
 import pytest
 
-from aggregator.brokers.broker_process import mosquitto_program
+from aggregator.extensions.authority.access.broker_process import mosquitto_program
 from tests.postgres_server import missing, running
 from tools.bench_workers import PROGRAMS, main
 
 pytestmark = [pytest.mark.broker, pytest.mark.slow]
 
 
+@pytest.mark.soak
 def test_one_worker_is_compared_with_two(capsys: pytest.CaptureFixture[str]) -> None:
     if why := missing():
         pytest.skip(why)

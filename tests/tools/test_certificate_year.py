@@ -6,12 +6,12 @@ import json
 
 import pytest
 
-from aggregator.authority.est_service import EstService
-from edge_sdk.session.certificate_files import CertificateFiles, new_tls_key
-from edge_sdk.session.certificate_renewal import CertificateRenewal
-from edge_sdk.session.renewal_schedule import due_at, jitter_of
+from aggregator.extensions.authority.est_service import EstService
+from edge_sdk.extensions.certificates.certificate_files import CertificateFiles, new_tls_key
+from edge_sdk.extensions.certificates.certificate_renewal import CertificateRenewal
+from edge_sdk.extensions.certificates.renewal_schedule import due_at, jitter_of
+from edge_sdk.protocol.keys import write_atomically
 from edge_sdk.session.server_clock import ServerClock
-from edge_sdk.wire.keys import write_atomically
 from tools.certificate_year.__main__ import main, text_of
 from tools.certificate_year.faults import STEPS
 from tools.certificate_year.machine_clock import DAY, KINDS
@@ -27,6 +27,7 @@ def place(tmp_path):
     (tmp_path / "fleet").mkdir()
 
 
+@pytest.mark.slow
 def test_a_fleet_with_kills_outages_and_every_wrong_clock_loses_no_device_and_no_round(tmp_path):
     found = simulated(tmp_path, devices=20, days=62, seed=2, wrong_clocks=0.5, kill_rate=0.1)
     assert found.is_sound, text_of(found)
@@ -86,6 +87,7 @@ def test_a_renewal_by_the_device_s_own_clock_alone_locks_out_devices_without_one
     assert found.locked_out["meter-6"].startswith("clock: 1970 after each power-up")
 
 
+@pytest.mark.slow
 def test_servers_judged_by_the_device_s_own_clock_lock_out_devices_whose_clock_is_wrong(
     tmp_path, monkeypatch
 ):

@@ -6,9 +6,9 @@ import json
 
 import pytest
 
-from aggregator.audit.delivery_audit import DeliveryVerdict
-from aggregator.audit.recompute import Audit
-from edge_sdk.wire.errors import Reason
+from aggregator.extensions.audit.delivery_audit import DeliveryVerdict
+from aggregator.extensions.audit.recompute import Audit
+from edge_sdk.errors import Reason
 from tools.chaos.report import Event, Outcome
 from tools.chaos.several import main
 

@@ -10,8 +10,8 @@ import pytest
 
 pytest.importorskip("pandas")
 
-from edge_sdk.wire.contract.method import Closed, Due, Task, Update
-from edge_sdk.wire.schema import SchemaError
+from edge_sdk.app.schema import SchemaError
+from edge_sdk.protocol.contract.method import Closed, Due, Task, Update
 from tools.experiments import combined as experiment
 from tools.experiments.personal_consensus import PersonalRounds, personal_consensus
 from tools.papers import combined, curves

@@ -32,6 +32,7 @@ def size(path):
     return tuple(int.from_bytes(head[at : at + 2], "little") & 0x3FFF for at in (26, 28))
 
 
+@pytest.mark.soak
 def test_every_picture_of_the_documentation_is_made(tmp_path):
     out = Path(os.environ.get("GRIDFED_PICTURES") or tmp_path / "pictures")
     console_pictures.main(["--out", str(out)])

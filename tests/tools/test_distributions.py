@@ -80,8 +80,10 @@ def test_a_checkout_itself_is_refused_by_an_index():
 
 @pytest.fixture(scope="module")
 def dist(tmp_path_factory):
+    if made := os.environ.get("GRIDFED_DIST"):  # by `make dist`, of this tree
+        return Path(made)
     out = tmp_path_factory.mktemp("dist")
-    build(out, isolated=False)
+    build(out)
     return out
 
 
@@ -191,13 +193,31 @@ def _environment(place: Path, dist: Path, *names: str):
     return python, run
 
 
+class Programs:
+    """Stands for ``subprocess.run``: a build that prints a line and ends with a code."""
+
+    def __init__(self, code=0):
+        self.code, self.commands = code, []
+
+    def __call__(self, command, **_):
+        self.commands.append(command)
+        return subprocess.CompletedProcess(command, self.code, "a line of the build")
+
+
 @built_by_tools
-def test_a_relative_folder_is_one_of_the_callers_place(monkeypatch, tmp_path):
-    commands = []
+def test_a_relative_folder_is_one_of_the_callers_place(monkeypatch, tmp_path, capsys):
+    programs = Programs()
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(
-        "tools.distributions.subprocess.run", lambda words, **_: commands.append(words)
-    )
+    monkeypatch.setattr("tools.distributions.subprocess.run", programs)
     files = build(Path("dist"), ["gridfed"])
-    assert commands[0][commands[0].index("--outdir") + 1] == str(tmp_path / "dist")
+    (command,) = programs.commands
+    assert command[command.index("--outdir") + 1] == str(tmp_path / "dist")
     assert {file.parent for file in files} == {tmp_path / "dist"}
+    assert capsys.readouterr().out.startswith("gridfed: building, 1 of 1 ...")
+
+
+@built_by_tools
+def test_a_build_that_fails_shows_its_output(monkeypatch, tmp_path):
+    monkeypatch.setattr("tools.distributions.subprocess.run", Programs(code=1))
+    with pytest.raises(SystemExit, match=r"(?s)a line of the build.*build failed, see above"):
+        build(tmp_path, ["gridfed-sim"])

@@ -102,6 +102,7 @@ def test_without_apt_it_says_so_and_is_no_failure(tmp_path, monkeypatch, capsys)
     assert not any((tmp_path / "board").iterdir()), "nothing half made is left"
 
 
+@pytest.mark.slow
 def test_every_check_passes_on_this_machine_too():
     probe = [sys.executable, "-m", "tools.emulated.probe"]
     done = subprocess.run(probe, cwd=ROOT, capture_output=True, text=True, check=False)

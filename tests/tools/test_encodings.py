@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from edge_sdk.wire.contract.method import Update
+from edge_sdk.protocol.contract.method import Update
 from tools import encodings
 from tools.experiments import matrix
 

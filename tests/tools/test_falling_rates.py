@@ -10,7 +10,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from edge_sdk.wire.contract.method import Task
+from edge_sdk.protocol.contract.method import Task
 from tools import reproduce
 from tools.experiments import charging, ev, falling_rates
 from tools.experiments.charging import Arm
@@ -69,6 +69,7 @@ def test_the_tasks_of_a_round_have_its_rate(base, monkeypatch):
     ]
 
 
+@pytest.mark.slow
 def test_a_gradient_is_the_slope_of_the_loss_over_all_windows(base, monkeypatch):
     monkeypatch.setattr(falling_rates, "BLOCK", 100)
     rng = np.random.default_rng(1)

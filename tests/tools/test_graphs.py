@@ -13,7 +13,6 @@ import pytest
 pytest.importorskip("torch")
 
 from aggregator.methods import METHODS
-from aggregator.methods.split.pfgl import KINDS
 from tools import reproduce
 from tools.experiments import (
     chargers,
@@ -67,7 +66,7 @@ def arm(name, **more):
 
 
 SLOW = [
-    pytest.param(name, marks=pytest.mark.slow)
+    pytest.param(name, marks=pytest.mark.soak)
     for name in ("LSTM-FedAvg", "LSTM-PFL", "LSTM-CNN-PFL", "CNFGNN", "pooled, tuned")
 ]
 
@@ -76,7 +75,7 @@ SLOW = [
 def test_a_rows_turns_are_settings_of_its_method(name):
     row = charging.FIELD[name]
     assert replace(METHODS[row.method].settings().turns, **row.turns)
-    assert row.graph == "residual" or row.graph in KINDS[row.method]
+    assert row.graph == "residual" or row.graph in METHODS[row.method].kinds
 
 
 def test_every_cell_of_the_papers_table_of_attacks_has_an_arm():

@@ -27,7 +27,7 @@ def test_the_tool_prints_both_tables(capsys):
     assert "audit rounds 1 to" not in rows[-1][-1]
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_a_hundred_thousand_updates_stay_within_their_budgets(tmp_path):
     keep = Retention(vectors=20_000_000, journal=10_000_000)
     sizes, told = growth.aggregator(tmp_path, 100_000, 250, keep)

@@ -7,14 +7,19 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 pytest.importorskip("pandas", reason="pandas is in the dev extra")
 
-from edge_sdk.analytic.hurdle import HurdleForm
-from edge_sdk.analytic.trees import TreeForm
+from edge_sdk.extensions.analytic import boosted_fit
+from edge_sdk.extensions.analytic.boosted_fit import BoostedForm
+from edge_sdk.extensions.analytic.hurdle import HurdleForm
+from edge_sdk.extensions.analytic.trees import TreeForm
+from tests.edge_sdk.extensions.analytic.test_boosted_model import repeated
+from tests.edge_sdk.forecasting.test_own_model import frame_of
 from tools.experiments.marked_block import replace_block
 from tools.experiments.marks import charging, command, points, tables, tasks
 
@@ -119,6 +124,7 @@ def options(anchors, out, *more):
     return command.parse([str(x) for x in given])
 
 
+@pytest.mark.slow
 def test_the_command_makes_one_table_and_keeps_every_result(anchors, quick, tmp_path, capsys):
     out = tmp_path / "runs"
     assert command.main(options(anchors, out, "--history", "7")) == 0
@@ -139,6 +145,7 @@ def test_nothing_finished_is_said(anchors, quick, tmp_path, capsys):
     assert "nothing is finished" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_tables_go_between_the_marks_of_each_page(anchors, quick, tmp_path):
     docs = tmp_path / "docs" / "domains"
     docs.mkdir(parents=True)
@@ -188,6 +195,47 @@ def test_a_hurdle_model_of_a_site_does_not_look_ahead(anchors):
     assert np.array_equal(before[:51], after[:51])
     assert (np.diff(before, axis=-1) >= 0.0).all()
     assert (before >= 0.0).all()
+
+
+def growing(seed=0, hours=24 * 60):
+    """A load whose level grows, with a day of its own: its newest values were never seen before."""
+    rng, clock = np.random.default_rng(seed), np.arange(hours)
+    day = 6.0 * ((clock % 24 >= 8) & (clock % 24 < 18)) + np.sin(2 * np.pi * clock / 24)
+    return 1000.0 + 0.05 * clock + day + rng.normal(size=hours)
+
+
+def test_an_agent_forecasts_what_the_table_is_computed_with():
+    """The path of a device and that of the tables, on the same windows of the same record."""
+    levels = (0.1, 0.5, 0.9)  # as shipped bundles have them
+    frame = frame_of(growing(), 1)
+    begin = len(frame) - 10 * 24
+    series = [
+        SimpleNamespace(name=f"s{seed}", value=x, tod=np.arange(len(x)) % 24, train_end=begin,
+            dow=(frame.times[0] // 86_400 + 3 + np.arange(len(x)) // 24) % 7, scale=x[:begin].std(),
+            shift=x[:begin].mean(), exog=np.empty((len(x), 0)))
+        for seed in (0, 1) for x in [growing(seed)]
+    ]  # fmt: skip
+    origins = frame.origins()
+    early, late = origins[origins < begin - 1], origins[origins >= begin - 1]
+    task = SimpleNamespace(
+        p=1, day=24, lookback=12, domain="building", series=series,
+        origins=lambda _s, part, first=0: late if part == "test" else early[early >= first],
+    )  # fmt: skip
+    trees = TreeForm(trees=8, rate=0.2)
+    told, _, _ = points.forecasts(task, replace(SMALL, trees=trees))
+    fleet = repeated(frame, levels)
+    form = BoostedForm(units=12, trees=trees)
+    model = boosted_fit.fit(frame, early, levels, lambda _early, _late: fleet, form=form)
+    common = {"fleet": fleet["fleet"].final(late)}
+    found = model.fans(frame, late, levels, common)
+    truth, persisted = frame.truth(late)[:, 0], frame.last[late]
+    table = told["alone"]["s0"][:, 0]
+    missed = np.abs(table - truth).mean()
+    assert missed < 0.8 * np.abs(persisted - truth).mean()
+    for name in ("trees", "blend"):
+        agent = getattr(found, name)[:, 0, levels.index(0.5)]
+        assert np.abs(agent - truth).mean() < 1.15 * missed
+        assert np.abs(agent - table).mean() < 0.5 * missed
 
 
 def test_another_fleet_changes_its_model_and_what_is_served(anchors):

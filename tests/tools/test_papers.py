@@ -9,7 +9,7 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from edge_sdk.wire.schema import SchemaError, build
+from edge_sdk.app.schema import SchemaError, build
 from tools import reproduce
 from tools.papers import drawings, pages
 from tools.papers.records import PAPERS, Exhibit, read

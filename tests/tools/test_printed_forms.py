@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from edge_sdk.methods.proximal_step import SIGN, l1_penalty
+from edge_sdk.extensions.papers.proximal_step import SIGN, l1_penalty
 from tools.experiments.printed_forms import ONE, duals, main, printed_l1, weights
 
 

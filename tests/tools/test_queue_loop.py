@@ -7,18 +7,18 @@ from functools import partial
 import numpy as np
 import pytest
 
-from aggregator.graph import Diffusion
+from aggregator.extensions.papers.graph import Diffusion
 from aggregator.methods import METHODS as SERVER
 from aggregator.methods import Rounds, Setup
 from aggregator.methods.base.types import BoundGraph as LentGraph
 from aggregator.rules import bind
+from edge_sdk.app.schema import build
 from edge_sdk.methods import METHODS as DEVICE
 from edge_sdk.methods.local_sgd import LocalSgd
-from edge_sdk.methods.training_context import Batch, ShellContext
+from edge_sdk.methods.training_context import Batch, TrainingContext
+from edge_sdk.protocol.contract.method import CONTRACTS
+from edge_sdk.protocol.contract.parameter_layout import ParamSpec
 from edge_sdk.shared_math.optim import sgd
-from edge_sdk.wire.contract.method import CONTRACTS
-from edge_sdk.wire.contract.parameter_layout import ParamSpec
-from edge_sdk.wire.schema import build
 from tools.experiments.byzantine import liars
 from tools.experiments.joint_loop import key
 from tools.experiments.queue_loop import Stage, twisted
@@ -89,7 +89,9 @@ def stage(method, limit=4, attack="", out=(), twists=None, **said):
     devices, states = {}, {}
     for x in NAMES:
         windows = Windows(x)
-        lent = ShellContext(x, SPEC, GRAPHS, lambda windows=windows: windows, 8, partial(key, 0, x))
+        lent = TrainingContext(
+            x, SPEC, GRAPHS, lambda windows=windows: windows, 8, partial(key, 0, x)
+        )
         devices[x] = DEVICE[method](lent, LocalSgd(optimiser=sgd, minibatch="fresh"))
         states[x] = devices[x].init(np.full(3, 0.5, np.float32))
     lies = liars(attack, out, 4, CONTRACTS[method], 0)

@@ -13,10 +13,9 @@ import pytest
 
 from edge_sdk.bundle import Bundle, TrustedKeys
 from edge_sdk.errors import ConfigError
-from edge_sdk.privacy.method_compatibility import refuse_method
 from edge_sdk.privacy.noise_calibration import DeviceFacts
-from edge_sdk.privacy.validation import plan_of
-from edge_sdk.wire.contract.method import CONTRACTS, Task, Update
+from edge_sdk.privacy.validation import plan_of, refuse_method
+from edge_sdk.protocol.contract.method import CONTRACTS, Task, Update
 from tools import reproduce
 from tools.experiments import (
     bafdp,
@@ -117,6 +116,7 @@ def test_how_large_a_lie_is_does_not_matter_to_bafdp(folder):
     assert one == two
 
 
+@pytest.mark.slow
 def test_bafdps_defaults_hold_under_flipped_models(tmp_path, monkeypatch):
     """Ten made-up cells, three of which flip: +3.8 %; with the former defaults +22.8 %."""
     (tmp_path / cells.MILAN).mkdir()

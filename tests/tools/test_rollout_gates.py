@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from aggregator.operations.rollout_control import RolloutGate
+from aggregator.extensions.rollouts.rollout_control import RolloutGate
+from edge_sdk.extensions.rollouts.trial_record import TrialRecord
 from edge_sdk.forecasting.calendar_features import DAY
-from edge_sdk.forecasting.trial_record import TrialRecord
 from tools.experiments.rollout_gates import (
     BEFORE,
     LONGEST,
@@ -91,7 +91,7 @@ def test_either_of_two_equal_versions_can_be_the_served_one(parts):
     assert rollout(turned(worse), seed=0, gate=gate).phase == "done"
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_a_version_with_a_tenth_more_error_is_stopped_before_a_device_serves_it(experiment):
     ends = list(experiment.ends(1.1, range(RUNS)))
     assert [(one.phase, one.why, one.stage, one.served) for one in ends] == [
@@ -100,7 +100,7 @@ def test_a_version_with_a_tenth_more_error_is_stopped_before_a_device_serves_it(
     assert max(one.day for one in ends) <= 3
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_a_version_with_the_same_error_reaches_the_whole_fleet(experiment):
     ends = list(experiment.ends(1.0, range(RUNS)))
     assert [(one.phase, one.stage, one.served) for one in ends] == [("done", 2, DEVICES)] * 2 * RUNS

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 
-from edge_sdk.wire.contract.method import Closed, Due, Half, Task, Update
+from edge_sdk.protocol.contract.method import Closed, Due, Half, Task, Update
 from tools.experiments.simulated_clock import World, log_normal
 
 SECONDS = {"1": 1.0, "2": 2.0, "3": 5.0}

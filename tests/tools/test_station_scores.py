@@ -60,8 +60,8 @@ def test_the_page_counts_where_a_row_is_better_than_alone_and_where_it_is_the_be
         "B": {"QS": 2.5, "MIL": 2.5, "ICP": 0.7},
     }
     lines = stations.page(
-        {"rounds": 12, "steps": 20, "stations": {"Boulder p=1": rows}}
+        {"rounds": 12, "steps": 20, "stations": {"Boulder p=6": rows}}
     ).splitlines()
-    assert "| Boulder p=1 | 2 | 1 | 1 | 1 | 1 | 1 | 1 |" in lines
+    assert "| Boulder p=6 | 2 | 1 | 1 | 1 | 1 | 1 | 1 |" in lines
     assert "| PFGL | 1 | 2.5 | 1.75 | 50% | 1 |" in lines
     assert "| No_FL | 0.9 | 0.9 | 0.9 |  | 1 |" in lines  # as close as 0.7, and before it

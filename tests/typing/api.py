@@ -16,9 +16,9 @@ from edge_sdk import Bundle, Client, Config, EdgeError, Forecast, Reading
 from edge_sdk.app.clock import Clock
 from edge_sdk.bundle import TrustedKeys
 from edge_sdk.forecasting.series import Flag
+from edge_sdk.link.transport import Happening, Transport
 from edge_sdk.methods import METHODS, Factory
-from edge_sdk.wire.contract.parameter_layout import ParamSpec
-from edge_sdk.wire.link.transport import Happening, Transport
+from edge_sdk.protocol.contract.parameter_layout import ParamSpec
 
 
 def intervals() -> Iterator[tuple[float, float]]:

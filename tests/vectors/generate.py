@@ -22,23 +22,21 @@ from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ed25519
 
-from edge_sdk.analytic.statistic_vector import to_vector
-from edge_sdk.analytic.statistics import gather
-from edge_sdk.wire import keys, merkle_tree, signed_note
-from edge_sdk.wire.contract.parameter_layout import ParamSpec
-from edge_sdk.wire.hpke import DecryptionKey
-from edge_sdk.wire.protocol import (
-    codec,
-    envelope,
-    messages,
-    model_log,
-    model_step,
-    msgpack_reader,
-    topics,
-)
-from edge_sdk.wire.protocol.encrypted_body import BodyContext, encrypted_body
-from edge_sdk.wire.protocol.messages import LARGEST
-from edge_sdk.wire.schema import key_of
+from edge_sdk.app.schema import key_of
+from edge_sdk.extensions.analytic.statistics import gather, to_vector
+from edge_sdk.extensions.encryption.encrypted_body import BodyContext, encrypted_body
+from edge_sdk.extensions.encryption.hpke import DecryptionKey
+from edge_sdk.extensions.model_log import log_format as model_log
+from edge_sdk.extensions.model_log import merkle_tree, signed_note
+from edge_sdk.extensions.outputs.forecast_message import ForecastMessage
+from edge_sdk.extensions.peers.messages import PeerMessage, SettleMessage
+from edge_sdk.extensions.rollouts.messages import RolloutMessage, StageMessage, TrialMessage
+from edge_sdk.extensions.scores.messages import ScoreMessage
+from edge_sdk.extensions.weather.messages import WeatherMessage
+from edge_sdk.protocol import codec, envelope, keys, messages, model_step, msgpack_reader, topics
+from edge_sdk.protocol.contract.parameter_layout import ParamSpec
+from edge_sdk.protocol.messages import LARGEST
+from edge_sdk.protocol.statements import command_statement, sign_statement
 
 FLEET = "north"
 DEVICE_ID = "meter-0042"
@@ -235,14 +233,14 @@ def plain(value: Any) -> Any:
     return {k: plain(v) for k, v in value.items()} if isinstance(value, dict) else value
 
 
-def said(message: messages.Message) -> dict[str, Any]:
+def said(message: messages.ProtocolMessage) -> dict[str, Any]:
     """Return every field that is on the wire, by its header key."""
     body = codec.read_body(codec.encode(message))[0]
     values = {key_of(f.name): getattr(message, f.name) for f in fields(message)}
     return {key: plain(values[key]) for key in (*body, "blob") if key in values}
 
 
-def sealed(name: str, message: messages.Message, way: dict[str, Any], topic: str) -> Case:
+def sealed(name: str, message: messages.ProtocolMessage, way: dict[str, Any], topic: str) -> Case:
     """Seal one message and expect it back."""
     payload = envelope.seal(codec.encode(message), kind=message.kind, fleet=FLEET, **way)
     return Case(
@@ -256,7 +254,7 @@ def sealed(name: str, message: messages.Message, way: dict[str, Any], topic: str
     )
 
 
-def up(name: str, message: messages.Message) -> Case:
+def up(name: str, message: messages.ProtocolMessage) -> Case:
     """Seal what a device says."""
     topic = (
         topics.status(FLEET, DEVICE_ID)
@@ -266,12 +264,12 @@ def up(name: str, message: messages.Message) -> Case:
     return sealed(name, message, UP, topic)
 
 
-def down(name: str, message: messages.Message) -> Case:
+def down(name: str, message: messages.ProtocolMessage) -> Case:
     """Seal what the aggregator says to one device."""
     return sealed(name, message, DOWN, topics.down(FLEET, DEVICE_ID, message.kind))
 
 
-def common(name: str, message: messages.Message, way: dict[str, Any] = TO_ALL) -> Case:
+def common(name: str, message: messages.ProtocolMessage, way: dict[str, Any] = TO_ALL) -> Case:
     """Seal what is said to all."""
     is_part = isinstance(message, messages.PartMessage)
     topic = topics.part(FLEET, message.i) if is_part else topics.common(FLEET, message.kind)
@@ -283,6 +281,14 @@ def two_chunks() -> tuple[messages.UpdateMessage, bytes]:
     vector = (np.arange(3000) % 251 - 125) / 64
     large = replace(UPDATE, seq=14, spec=bytes(range(16)), blob=codec.pack_tensor(vector, "f4"))
     return large, codec.encode(large)
+
+
+def wipe() -> messages.CommandMessage:
+    """Return a command that destroys, with the statement of two keys of the root."""
+    until = NOW + 604_800_000
+    statement = command_statement(FLEET, DEVICE_ID, DEVICE.public, "wipe", until)
+    root = sign_statement(statement, (ROOT, NEXT))
+    return messages.CommandMessage(num=6, op="wipe", until=until, root=root)
 
 
 def session() -> list[Case]:
@@ -318,6 +324,7 @@ def session() -> list[Case]:
         common("bundle-expires", replace(ANNOUNCED, expires=NOW + 34_560_000_000), FROM_ROOT),
         common("time", messages.TimeMessage(serial=900, t=NOW)),
         down("command", messages.CommandMessage(num=5, op="report", args={"minutes": 15.0})),
+        down("command-of-root", wipe()),
         up(
             "metrics",
             messages.MetricsMessage(
@@ -331,12 +338,12 @@ def session() -> list[Case]:
 def forecasts() -> list[Case]:
     """Weather of a region, a device's forecast, and a device that is told its region."""
     hello = envelope.ref(envelope.digest(codec.encode(HELLO)))
-    weather = messages.WeatherMessage(
+    weather = WeatherMessage(
         region="utrecht", t=NOW, start=NOW - 3_600_000, step=3_600_000, num=3,
         names=("weather.temperature", "weather.wind_speed"),
         blob=np.array([[8.5, 9.0, float("nan")], [3.0, 2.5, 2.0]], "<f4").tobytes(),
     )  # fmt: skip
-    forecast = messages.ForecastMessage(
+    forecast = ForecastMessage(
         t=NOW, start=NOW + 600_000, step=3_600_000, num=2, stream="elec.import.energy",
         model="load-week-1", bundle=1, run=0, source="model", by="fleet",
         blob=np.array([[0.5, 1.25], [0.25, 1.0], [1.0, 2.0]], "<f4").tobytes(),
@@ -345,7 +352,7 @@ def forecasts() -> list[Case]:
     body = codec.encode(weather)
     short = body.replace(msgpack_reader.text("num") + b"\x03", msgpack_reader.text("num") + b"\x02")
     bad = envelope.seal(short, kind="weather", fleet=FLEET, **TO_ALL)
-    answer = messages.ScoreMessage(20_415, "error-ratio", 8, "k-ary", 1.0, bytes((5,)))
+    answer = ScoreMessage(20_415, "error-ratio", 8, "k-ary", 1.0, bytes((5,)))
     return [
         sealed("weather", weather, TO_ALL, topic),
         Case("bad-weather-rows", bad, topic, "_agg", "_all", "weather", refused="MALFORMED"),
@@ -365,7 +372,7 @@ def forecasts() -> list[Case]:
 
 def rollouts() -> list[Case]:
     """A rollout's description, its stage, a device's results, and one of a version that is served already."""
-    plan = messages.RolloutMessage(
+    plan = RolloutMessage(
         serial=9, name="load-week-1", version=2, digest=bytes(range(32)), size=51_200,
         served=bytes(range(64, 96)),
         salt=bytes(range(16)), waves=(0.01, 0.05, 0.25, 1.0), shadow=0.25, days=3, least=5,
@@ -379,8 +386,8 @@ def rollouts() -> list[Case]:
     return [
         common("rollout", plan, FROM_ROOT),
         Case("bad-rollout-served", bad, topic, "_root", "_all", "rollout", refused="MALFORMED"),
-        common("stage", messages.StageMessage(serial=10, of=of, phase="run", stage=1)),
-        up("trial", messages.TrialMessage(of=of, state="serve", day=20_780, lost=(1, 2, 0))),
+        common("stage", StageMessage(serial=10, of=of, phase="run", stage=1)),
+        up("trial", TrialMessage(of=of, state="serve", day=20_780, lost=(1, 2, 0))),
     ]
 
 
@@ -440,6 +447,20 @@ def log_sessions() -> list[Case]:
         up("hello-log", hello),
         down("welcome-log", welcome),
         Case("bad-hello-log", bad, topic, DEVICE_ID, "_agg", "hello", refused="MALFORMED"),
+    ]
+
+
+def refused_root() -> list[Case]:
+    """The hello of a device that refuses the keys of another root, and one with a shorter pair."""
+    hello = replace(HELLO, refuses=ROOT.kid + AGGREGATOR.kid)
+    body = codec.encode(hello)
+    field = b"\xa7refuses\xc4"
+    short = body.replace(field + b"\x10" + hello.refuses, field + b"\x0f" + hello.refuses[1:])
+    bad = envelope.seal(short, kind="hello", fleet=FLEET, **UP)
+    topic = topics.up(FLEET, DEVICE_ID, "hello")
+    return [
+        up("hello-refuses", hello),
+        Case("bad-hello-refuses", bad, topic, DEVICE_ID, "_agg", "hello", refused="MALFORMED"),
     ]
 
 
@@ -630,7 +651,7 @@ def neighbours() -> list[Case]:
     """Who a device's neighbours are, what it tells one of them, and how a link is settled."""
     way = {"sender": DEVICE_ID, "recipient": NEIGHBOUR_ID, "signer": DEVICE}
     topic = topics.peer(FLEET, DEVICE_ID, NEIGHBOUR_ID)
-    peer = messages.PeerMessage(
+    peer = PeerMessage(
         run=7, epoch=2, step=41, part="theta", degree=3, spec=SPEC.digest, enc="f4", off=0, num=2,
         blob=UPDATE.blob,
     )  # fmt: skip
@@ -667,10 +688,8 @@ def neighbours() -> list[Case]:
         down("task-neighbours", begin),
         sealed("peer", peer, way, topic),
         sealed("peer-tracker", replace(peer, part="tracker"), way, topic),
-        sealed("settle", messages.SettleMessage(run=7, epoch=2, step=41, used=True), way, topic),
-        sealed(
-            "settle-unused", messages.SettleMessage(run=7, epoch=2, step=42, used=False), way, topic
-        ),
+        sealed("settle", SettleMessage(run=7, epoch=2, step=41, used=True), way, topic),
+        sealed("settle-unused", SettleMessage(run=7, epoch=2, step=42, used=False), way, topic),
     ]
 
 
@@ -754,7 +773,7 @@ def p256() -> list[Case]:
     task = down("task-neighbour-p256", begin)
     off = codec.encode(begin).replace(P256.public, P256.public[:-1] + b"\0")
     cut = codec.encode(begin).replace(b"\xc4\x21" + P256.public, b"\xc4\x1f" + P256.public[:-2])
-    peer = messages.PeerMessage(
+    peer = PeerMessage(
         run=7, epoch=2, step=41, part="theta", degree=3, spec=SPEC.digest, enc="f4", off=0, num=2,
         blob=UPDATE.blob,
     )  # fmt: skip
@@ -897,6 +916,7 @@ def cases() -> list[Case]:
         *rollouts(),
         *model(),
         *log_sessions(),
+        *refused_root(),
         *tasks(),
         *turns(),
         *bad_pieces(),

@@ -70,7 +70,7 @@ def text_of(result: YearResult) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Simulate, and print what came of it."""
+    """Simulate, and print the outcome."""
     parser = argparse.ArgumentParser(
         prog="python -m tools.certificate_year",
         description=__doc__,

@@ -9,21 +9,20 @@ from pathlib import Path
 from random import Random
 from typing import cast
 
-from edge_sdk.agent import renewal_of, restore_certificate
 from edge_sdk.client import Client
 from edge_sdk.config import Config
-from edge_sdk.errors import EdgeError
-from edge_sdk.session.certificate_enrolment import Enrolment
-from edge_sdk.session.certificate_files import CertificateFiles
-from edge_sdk.session.certificate_renewal import CertificateRenewal
+from edge_sdk.errors import EdgeError, WireError
+from edge_sdk.extensions.certificates.agent_renewal import renewal_of, restore_certificate
+from edge_sdk.extensions.certificates.certificate_enrolment import Enrolment
+from edge_sdk.extensions.certificates.certificate_files import CertificateFiles
+from edge_sdk.extensions.certificates.certificate_renewal import CertificateRenewal
+from edge_sdk.extensions.certificates.renewal_schedule import PENDING, RenewalFailure
+from edge_sdk.link.broker_options import is_current, renewed, tls_context
 from edge_sdk.session.identity import create_identity, load_signer
 from edge_sdk.session.identity_keys import IdentityKeys
-from edge_sdk.session.renewal_schedule import PENDING, RenewalFailure
 from edge_sdk.session.server_clock import ServerClock
 from edge_sdk.store.store import DeviceStore
 from edge_sdk.training.bootstrap import broker_of
-from edge_sdk.wire.errors import WireError
-from edge_sdk.wire.link.broker_options import is_current, renewed, tls_context
 from tools.certificate_year.faults import Faults, KilledError
 from tools.certificate_year.machine_clock import DAY, HOUR, MINUTE, MachineClock
 from tools.certificate_year.site import FLEET, URL, Interval, Site, is_within
@@ -59,13 +58,7 @@ class _Link:
 
     def __init__(self, device: Device, time: ServerClock) -> None:
         self._device, self._time = device, time
-        self.broker = broker_of(
-            device.config,
-            None,
-            time.certificate_time,
-            time.earlier_certificate_time,
-            time.earliest_certificate_time,
-        )
+        self.broker = broker_of(device.config, None, time)
         self._context = tls_context(self.broker)
         self.shown = device.files.path.read_bytes()
         self.is_up, self.refusals = False, 0
@@ -106,7 +99,6 @@ class _Link:
             self._accepted(now)
 
     def _accepted(self, now: float) -> None:
-        """Receive CONNACK, and the welcome that answers this process's hello."""
         device = self._device
         device.site.faults.step("broker has accepted the pair")
         self._time.correct(int(1000 * device.site.now), is_sound=True)
@@ -120,7 +112,7 @@ class _Link:
 
 
 class _Program:
-    """A running agent, with what ``renewal_of`` reads of its client."""
+    """A running agent, with the parts of its client that ``renewal_of`` reads."""
 
     def __init__(self, device: Device) -> None:
         faults = device.site.faults
@@ -164,10 +156,7 @@ class Device:
     """One device over the year.
 
     Args:
-        name: Id of the device.
-        place: Its folder.
         site: Servers of the fleet.
-        clock: Its clock.
         rng: Source of what happens to it.
 
     Attributes:
@@ -202,7 +191,6 @@ class Device:
 
     @property
     def state(self) -> str:
-        """Return clock and renewal in words."""
         kind, awake = self.clock.kind or "right", self.counts["seconds awake"]
         failure = self.program.renewal.failure if self.program else "no program"
         return f"{self.name}: clock {kind}; awake for {awake} s; {failure}; {self.why}"
@@ -253,7 +241,7 @@ class Device:
         return following
 
     def _act(self, now: float, until: float) -> float:
-        """Do what the running program does now, and return for how long nothing else happens."""
+        """Run the next step of the program, and return the time until the following one."""
         program = self.program
         if program is None:
             program = self._start(now)
@@ -298,7 +286,6 @@ class Device:
         return self.program
 
     def _end(self, now: float) -> None:
-        """End the program, and plan its next start: by the system at once, or after a power cut."""
         self._stop()
         self.site.faults.revive()
         self.counts["kills"] += 1
@@ -319,10 +306,8 @@ class Device:
         self._is_off = True
 
     def cut(self) -> None:
-        """Break the connection to the broker."""
         if self.program is not None:
             self.program.link.cut()
 
     def close(self) -> None:
-        """End the program."""
         self._stop()

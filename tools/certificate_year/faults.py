@@ -10,8 +10,8 @@ from random import Random
 from typing import Any, Final
 from unittest import mock
 
-from edge_sdk.session import certificate_files
-from edge_sdk.wire.keys import write_atomically
+from edge_sdk.extensions.certificates import certificate_files
+from edge_sdk.protocol.keys import write_atomically
 
 CERTIFICATE: Final = b"-----BEGIN CERTIFICATE-----"
 
@@ -59,7 +59,6 @@ class Faults:
     """Decide where a program is killed, and count it.
 
     Args:
-        rng: Source of the decisions.
         rate: Share of the visits of a step that end the program.
 
     Attributes:
@@ -137,7 +136,7 @@ class Faults:
 
 
 def _what(path: Path, data: bytes) -> str:
-    """Return what is being written, by the file's name and content.
+    """Return the kind of a written file, by its name and content.
 
     >>> _what(Path("tls.pem.next"), b"key"), _what(Path("tls.pem"), b"")
     ('new key', 'pair put back')

@@ -26,23 +26,14 @@ KINDS: Final = (
 
 @dataclass(slots=True)
 class MachineClock:
-    """The clocks of a device, as ``edge_sdk.app.clock.Clock``.
+    """The clocks of a device, as ``edge_sdk.app.clock.Clock``."""
 
-    Attributes:
-        kind: Kind of its error; empty for a right clock.
-        offset: Seconds by which it is ahead of the true time.
-        drift: Seconds by which it gains in a second.
-        true: True time, Unix seconds; the simulation sets it.
-        powered: True time of the last power-up.
-        set_at: True time since which it drifts.
-    """
-
-    kind: str = ""
-    offset: float = 0.0
-    drift: float = 0.0
-    true: float = 0.0
-    powered: float = 0.0
-    set_at: float = 0.0
+    kind: str = ""  # kind of its error; empty for a right clock
+    offset: float = 0.0  # seconds by which it is ahead of the true time
+    drift: float = 0.0  # seconds by which it gains in a second
+    true: float = 0.0  # true time, Unix seconds; the simulation sets it
+    powered: float = 0.0  # true time of the last power-up
+    set_at: float = 0.0  # true time since which it drifts
 
     @property
     def seconds(self) -> float:

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from edge_sdk.wire.link.broker_options import TlsContext
+from edge_sdk.link.broker_options import TlsContext
 
 NO_CHECK_TIME: Final = 0x200000
 """OpenSSL's flag that leaves the dates of a chain to its caller; Python has no name for it."""
@@ -61,12 +61,7 @@ def judge(client: ssl.SSLContext, leaf: dict[str, Any], *, is_dated: bool) -> No
     """Check the dates of a server's certificate as the device does, by the simulation's clock.
 
     Args:
-        client: Context of the device.
-        leaf: Certificate of the server.
         is_dated: What ``prepare`` has returned.
-
-    Raises:
-        SSLCertVerificationError: The device refuses the server.
     """
     if isinstance(client, TlsContext):
         if is_dated:

@@ -12,14 +12,14 @@ from typing import Any, Final
 
 from cryptography import x509
 
-from aggregator.authority import enrolment, folder
-from aggregator.authority.certificate_reader import validity
-from aggregator.authority.enrolment import EnrolmentPolicy
-from aggregator.authority.est_server import EstServer, _Handler
-from aggregator.authority.est_service import EstService
-from aggregator.authority.pending_acts import AuthorityAct
-from aggregator.authority.record import Record, opened
-from edge_sdk.wire.link.tls_files import load
+from aggregator.extensions.authority import enrolment, folder
+from aggregator.extensions.authority.certificate_reader import validity
+from aggregator.extensions.authority.enrolment import EnrolmentPolicy
+from aggregator.extensions.authority.est_server import EstServer, _Handler
+from aggregator.extensions.authority.est_service import EstService
+from aggregator.extensions.authority.pending_acts import AuthorityAct
+from aggregator.extensions.authority.record import Record, opened
+from edge_sdk.link.tls_files import load
 from tools.certificate_year import memory_tls
 from tools.certificate_year.faults import CERTIFICATE, Faults
 from tools.certificate_year.machine_clock import DAY, HOUR, MINUTE, MachineClock
@@ -33,17 +33,11 @@ Interval = tuple[float, float]
 
 @dataclass(frozen=True, slots=True)
 class ClientCertificate:
-    """What the broker reads of a client's certificate.
-
-    Attributes:
-        serial: Serial number.
-        since: Start of its validity, Unix seconds.
-        until: End of its validity, Unix seconds.
-    """
+    """The fields of a client's certificate that the broker reads."""
 
     serial: int
-    since: float
-    until: float
+    since: float  # start of its validity, Unix seconds
+    until: float  # end of its validity, Unix seconds
 
 
 def moment(seconds: float) -> datetime:
@@ -165,7 +159,6 @@ class Site:
         self.acts.update((OPERATOR if one.actor == OPERATOR else "device", one.act) for one in acts)
 
     def close(self) -> None:
-        """Stop the EST server, as a signal does."""
         self.server.server_close()
         self.server.service.close()
 
@@ -183,7 +176,7 @@ class Site:
         self._start()
 
     def turn(self) -> None:
-        """Do what the EST server does between requests; renew the broker's certificate once a year."""
+        """Run the EST server's periodic work; renew the broker's certificate once a year."""
         if self._restarts and self._restarts[0][0] <= self.now:
             del self._restarts[0]
             self.restart(is_kill=False)
@@ -232,22 +225,12 @@ class Site:
             return enrolment.list_serials(record, rows, until, now=moment(self.now), who=OPERATOR)
 
     def record(self) -> Record:
-        """Open the record of the authority."""
         return Record(self.place)
 
     # --- the broker --------------------------------------------------------------------------------
 
     def connect(self, client: ssl.SSLContext, content: bytes) -> None:
-        """Connect a device to the broker, both ends checking the other one's certificate.
-
-        Args:
-            client: Context of the device.
-            content: Its key and certificate.
-
-        Raises:
-            SSLCertVerificationError: The device refuses the broker.
-            SSLError: The broker refuses the device.
-        """
+        """Connect a device to the broker, both ends checking the other one's certificate."""
         is_dated = memory_tls.prepare(client)
         leaf = self._servers.get(content)
         if leaf is None:  # else OpenSSL has verified both chains before

@@ -1,4 +1,4 @@
-"""A year of a fleet: who sleeps when, what fails, and whether each round has everybody who is awake."""
+"""A year of a fleet: sleeping devices, faults, and whether each round has every device that is awake."""
 
 from __future__ import annotations
 
@@ -32,62 +32,41 @@ SETUP = ("make authority", "issue certificate", "list serial")
 
 @dataclass(frozen=True, slots=True)
 class YearSettings:
-    """What is simulated.
-
-    Attributes:
-        devices: Number of devices.
-        days: Days of the year.
-        seed: Seed of everything but keys and serial numbers.
-        wrong_clocks: Share of the devices whose clocks are wrong.
-        kill_rate: Share of the visits of a step at which the program is killed.
-    """
+    """Settings of a simulated year."""
 
     devices: int = 2000
     days: int = 365
-    seed: int = 1
-    wrong_clocks: float = 0.1
-    kill_rate: float = 0.03
+    seed: int = 1  # seed of everything but keys and serial numbers
+    wrong_clocks: float = 0.1  # share of the devices whose clocks are wrong
+    kill_rate: float = 0.03  # share of the visits of a step at which the program is killed
 
 
 @dataclass(slots=True)
 class YearResult:
-    """What a year came to.
+    """Counts of a simulated year."""
 
-    Attributes:
-        settings: What was simulated.
-        rounds_owed: Device-days with at least six hours awake with a network.
-        rounds_lost: Those without a connection, though both servers were in reach for six hours.
-        lost: Some of these: day, device, clock, and state of its renewal.
-        days_without_connection: Those without a connection since the EST server was out of reach.
-        renewals: Certificates that devices put in place.
-        requests: Requests that devices made.
-        after_expiry: Certificates issued to a device whose former one had expired.
-        locked_out: Devices that cannot connect at the end, each with its clock and the reason.
-        operator_acts: Acts of the operator for devices after their enrolment, by name.
-        waiting: Devices that wait for an operator's approval at the end.
-        wrong_clocks: Devices by kind of wrong clock.
-        kills: Kills by step.
-        visits: Visits by step.
-        events: Other counts.
-        processor_seconds: Processor time of the simulation.
-    """
-
-    settings: YearSettings
-    rounds_owed: int = 0
+    settings: YearSettings  # what was simulated
+    rounds_owed: int = 0  # device-days with at least six hours awake with a network
+    # those without a connection, though both servers were in reach for six hours
     rounds_lost: int = 0
+    # some of these: day, device, clock, and state of its renewal
     lost: list[str] = field(default_factory=list)
+    # those without a connection since the EST server was out of reach
     days_without_connection: int = 0
-    renewals: int = 0
-    requests: int = 0
-    after_expiry: int = 0
+    renewals: int = 0  # certificates that devices put in place
+    requests: int = 0  # requests that devices made
+    after_expiry: int = 0  # certificates issued to a device whose former one had expired
+    # devices that cannot connect at the end, each with its clock and the reason
     locked_out: dict[str, str] = field(default_factory=dict)
+    # acts of the operator for devices after their enrolment, by name
     operator_acts: dict[str, int] = field(default_factory=dict)
+    # devices that wait for an operator's approval at the end
     waiting: list[str] = field(default_factory=list)
-    wrong_clocks: dict[str, int] = field(default_factory=dict)
-    kills: dict[str, int] = field(default_factory=dict)
-    visits: dict[str, int] = field(default_factory=dict)
+    wrong_clocks: dict[str, int] = field(default_factory=dict)  # devices by kind of wrong clock
+    kills: dict[str, int] = field(default_factory=dict)  # kills by step
+    visits: dict[str, int] = field(default_factory=dict)  # visits by step
     events: dict[str, int] = field(default_factory=dict)
-    processor_seconds: float = 0.0
+    processor_seconds: float = 0.0  # processor time of the simulation
 
     @property
     def is_sound(self) -> bool:
@@ -95,7 +74,6 @@ class YearResult:
         return not (self.locked_out or self.operator_acts or self.waiting or self.rounds_lost)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return it for JSON."""
         return asdict(self) | {"is_sound": self.is_sound}
 
 
@@ -134,7 +112,6 @@ class Year:
         return device
 
     def _sleep(self, number: int, rng: Random) -> list[Interval]:
-        """Return when a device is off: seldom, for days, or for months."""
         kind = (number // 10) % 10
         every, lasts = (120 * DAY, (HOUR, 2 * DAY))
         if kind in (6, 7, 8):
@@ -146,7 +123,7 @@ class Year:
     # --- running ------------------------------------------------------------------------------------
 
     def run(self, progress: Callable[[int], None] = lambda _day: None) -> YearResult:
-        """Simulate the year, and return what it came to.
+        """Simulate the year, and return its outcome.
 
         Args:
             progress: Receives the number of each day that is over.
@@ -227,7 +204,6 @@ class Year:
             result.days_without_connection += not is_served
 
     def _judge(self) -> None:
-        """Count who is locked out, and what the authority's record shows."""
         result, site = self.result, self.site
         total: Counter[str] = Counter()
         for device in self.devices:
@@ -259,7 +235,6 @@ class Year:
 
 
 def _after_expiry(issued: list[Any]) -> int:
-    """Return how many certificates were issued after the newest of the same name had expired."""
     until: dict[str, str] = {}
     count = 0
     for one in issued:

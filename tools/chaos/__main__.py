@@ -17,11 +17,11 @@ import time
 from pathlib import Path
 
 from aggregator import config as configs
-from aggregator.audit.delivery_audit import judge
-from aggregator.audit.recompute import recompute
-from aggregator.commands.audit import books, lines
+from aggregator.extensions.audit.commands.audit import books, lines
+from aggregator.extensions.audit.delivery_audit import judge
+from aggregator.extensions.audit.recompute import recompute
 from aggregator.store.opener import open_store
-from edge_sdk.app.cli import Failure
+from edge_sdk.errors import Failure
 from firmware_sim.fleet.processes import ProcessGroup, stoppable
 from tools.chaos.faults import FAULTS, backup_of
 from tools.chaos.report import Event, Outcome
@@ -63,7 +63,6 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _run(world: World, outcome: Outcome) -> None:
-    """Start, wait for a moving model, inject faults, and wait for recovery."""
     print(f"starting {world.devices} devices; logs in {world.folder / 'logs'}", flush=True)
     world.start()
     until = time.monotonic() + _START
@@ -86,7 +85,7 @@ def _storm(world: World, outcome: Outcome) -> None:
     names, weights = list(FAULTS), [weight for _, weight in FAULTS.values()]
     first = rng.sample(names, len(names))
     version = world.version() or 0
-    while (at := time.monotonic() - began) < outcome.storm:
+    while (at := time.monotonic() - began) < outcome.storm or first:
         name = first.pop() if first else rng.choices(names, weights)[0]
         struck = FAULTS[name][0](world, rng)
         if struck.fault:

@@ -23,10 +23,10 @@ import numpy as np
 
 from edge_sdk import Client, Config
 from edge_sdk.app.cli import start_logging
-from edge_sdk.wire.keys import read_public
-from edge_sdk.wire.link.broker_options import Broker, Will
-from edge_sdk.wire.link.event_loop import Poller
-from edge_sdk.wire.link.mqtt import MqttLink
+from edge_sdk.link.broker_options import Broker, Will
+from edge_sdk.link.event_loop import Poller
+from edge_sdk.link.mqtt import MqttLink
+from edge_sdk.protocol.keys import read_public
 from firmware_sim.attacks import bind
 from firmware_sim.attacks.attack_plan import AttackRole
 from firmware_sim.attacks.byzantine_client import TamperingLink
@@ -112,7 +112,6 @@ def _over_mqtt(seed: int) -> Connect:
 
 
 def _around(plan: dict[str, Any], config: Config, number: int) -> Callable[[Any], Any]:
-    """Wrap a link: the recorder at the device, the fault injection behind it."""
     bound = bind("duplicate") if number % 2 else bind("reorder", {"within": "1.0"})
     rng = np.random.default_rng([plan["seed"], number])
     public = read_public(config.keys.device.with_suffix(".pub"))

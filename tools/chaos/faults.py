@@ -66,7 +66,6 @@ def cut_devices(world: World, _rng: random.Random) -> Struck:
 
 
 def cut_aggregator(world: World, _rng: random.Random) -> Struck:
-    """Reset the aggregator's connection."""
     return Struck(tell(world.ports["control"], "cut aggregator"), "connections")
 
 
@@ -130,12 +129,12 @@ def back_up(world: World, _rng: random.Random) -> Struck:
     path = backup_of(world.folder)
     path.unlink(missing_ok=True)
     config = str(world.prepared.aggregator)
+    path.unlink(missing_ok=True)
     run(command("gridfed-aggregator", "backup", str(path), "--config", config))
     return Struck(1, "backup")
 
 
 def backup_of(folder: Path) -> Path:
-    """Return the path of the backup."""
     return folder / "backup.db"
 
 

@@ -9,11 +9,11 @@ from __future__ import annotations
 import random
 import time
 
-from edge_sdk.wire.link.broker_options import Broker
-from edge_sdk.wire.link.mqtt import MqttLink
-from edge_sdk.wire.link.transport import LinkUp, Message
-from edge_sdk.wire.protocol import topics
-from edge_sdk.wire.protocol.envelope import PROOF_SIZE, wrap
+from edge_sdk.link.broker_options import Broker
+from edge_sdk.link.mqtt import MqttLink
+from edge_sdk.link.transport import LinkUp, Message
+from edge_sdk.protocol import topics
+from edge_sdk.protocol.envelope import PROOF_SIZE, wrap
 
 KINDS = ("update", "offer", "chunk", "hello", "have", "receipt")
 _LISTEN = 0.6  # s, to overhear what can be played again
@@ -50,7 +50,6 @@ class Stranger:
         return thrown
 
     def _one(self) -> tuple[str, bytes]:
-        """Return one message: invented, or a recorded one that is changed or replayed."""
         device = self._rng.choice(self._devices)
         if not self._heard or self._rng.random() < 0.5:
             return self._made_up(device)
@@ -67,7 +66,6 @@ class Stranger:
         return topic, bytes(spoilt)
 
     def _made_up(self, device: str) -> tuple[str, bytes]:
-        """Return noise, an array with a false length, or an unsigned receipt."""
         rng = self._rng
         way = rng.randrange(3)
         if way == 0:

@@ -8,27 +8,21 @@ from dataclasses import asdict, dataclass, field
 from statistics import median
 from typing import Any
 
-from aggregator.audit.delivery_audit import DeliveryVerdict
-from aggregator.audit.recompute import Audit
-from edge_sdk.wire.errors import Reason
+from aggregator.extensions.audit.delivery_audit import DeliveryVerdict
+from aggregator.extensions.audit.recompute import Audit
+from edge_sdk.errors import Reason
 
 
 @dataclass
 class Event:
-    """One injected fault.
-
-    Attributes:
-        name: Name of the fault.
-        at: Seconds since the start of the test.
-        met: Number of targets, of ``what``.
-        recovered: Seconds until the model moved again; None if another fault came first.
-    """
+    """One injected fault."""
 
     name: str
-    at: float
-    met: int
+    at: float  # seconds since the start of the test
+    met: int  # number of targets, of ``what``
     what: str
     version: int
+    # seconds until the model moved again; None if another fault came first
     recovered: float | None = None
 
 
@@ -54,7 +48,6 @@ class Outcome:
         return self.audit.is_sound and self.verdict.is_sound and not self.broken
 
     def data(self) -> dict[str, Any]:
-        """Return the outcome as plain JSON values."""
         return {**asdict(self), "sound": self.is_sound}
 
     def _span(self) -> str:
@@ -62,7 +55,6 @@ class Outcome:
         return f"{self.devices} devices, {self.storm:.0f} s of storm, {calm}; seed {self.seed}."
 
     def page(self) -> str:
-        """Return the outcome as Markdown."""
         verdict = self.verdict
         refused = ", ".join(f"`{Reason(code).name}` {n}" for code, n in verdict.refused.items())
         lines = [

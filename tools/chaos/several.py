@@ -16,7 +16,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from edge_sdk.wire.errors import Reason
+from edge_sdk.errors import Reason
 from tools.experiments.pages import pasted
 
 Report = Mapping[str, Any]
@@ -66,7 +66,6 @@ _ROWS: tuple[tuple[str, Callable[[Report], str]], ...] = (
 
 
 def _names(reports: Sequence[Report]) -> list[str]:
-    """Return every fault that struck, most frequent first."""
     met = [event["name"] for report in reports for event in report["events"]]
     return sorted(set(met), key=lambda name: (-met.count(name), name))
 

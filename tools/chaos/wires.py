@@ -87,11 +87,7 @@ async def serve(target: int, control: int, ports: dict[str, int]) -> None:
 
 
 def tell(control: int, order: str, *, timeout: float = 60.0) -> int:
-    """Send the proxy a command and return the number of connections.
-
-    Raises:
-        OSError: It does not answer.
-    """
+    """Send the proxy a command and return the number of connections."""
     with closing(socket.create_connection(("127.0.0.1", control), timeout)) as line:
         line.sendall(f"{order}\n".encode())
         return int(line.makefile().readline() or 0)

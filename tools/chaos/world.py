@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import signal
 import socket
@@ -16,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from edge_sdk.app.cli import Failure
+from edge_sdk.errors import Failure
 from firmware_sim.fleet.federation import START_TIMEOUT, fetched, free_port, start_broker
 from firmware_sim.fleet.processes import ProcessGroup, RunningProgram, command
 from firmware_sim.fleet.run_files import Prepared, prepare
@@ -56,7 +57,6 @@ class Mount:
             self.why_not = done.stderr.strip() if done.returncode else ""
 
     def fill(self) -> None:
-        """Fill the disk."""
         with self._ballast.open("ab", buffering=0) as out:
             for size in (_MEBI, 4096, 1):
                 try:
@@ -78,17 +78,9 @@ class Mount:
 
 @dataclass
 class World:
-    """All running programs, and their restarts.
+    """All running programs, and their restarts."""
 
-    Attributes:
-        family: Process group of the programs; its owner stops what is left.
-        folder: Output folder.
-        devices: Number of devices.
-        seed: Seed of all draws.
-        alone: Programs that ended without being killed by the test, by name.
-    """
-
-    family: ProcessGroup
+    family: ProcessGroup  # process group of the programs; its owner stops what is left
     folder: Path
     devices: int
     seed: int
@@ -98,15 +90,11 @@ class World:
     prepared: Prepared = field(init=False)
     aggregator: RunningProgram = field(init=False)
     processes: list[RunningProgram] = field(default_factory=list)
+    # programs that ended without being killed by the test, by name
     alone: dict[str, int] = field(default_factory=dict)
     doomed: set[int] = field(default_factory=set)  # pids that we killed ourselves
 
     def start(self) -> None:
-        """Start all programs.
-
-        Raises:
-            Failure: A program does not start.
-        """
         self.server_disk = Mount(self.folder / "fleet" / "aggregator", 1024)
         self.device_disk = Mount(self.folder / "process-disk", 64)
         self.url = start_broker(self.family, self.folder / "broker", self.kind)
@@ -140,7 +128,7 @@ class World:
         config = self.prepared.aggregator
         config.write_text(config.read_text().replace(broker, self._via("aggregator")))
         for number, device in enumerate(self.prepared.devices):
-            text = _TIMEOUTS + device.config.read_text().replace("timeouts = {  }\n", "")
+            text = _TIMEOUTS + re.sub(r"(?m)^timeouts = .*\n", "", device.config.read_text())
             if number < PER_PROCESS and not self.device_disk.why_not:
                 own = f'state = "{self.device_disk.folder.absolute() / device.id}"'
                 text = text.replace(f'state = "{device.id}"', own)
@@ -167,7 +155,6 @@ class World:
 
     @property
     def diaries(self) -> Path:
-        """Return the folder of the devices' link traces."""
         return self.folder / "diaries"
 
     # --- starting again
@@ -185,7 +172,6 @@ class World:
         self.aggregator = self.family.start("aggregator", arguments)
 
     def start_devices(self, number: int) -> None:
-        """Restart a process of ten devices."""
         self.processes[number] = self._run_devices(number)
 
     def _run_devices(self, number: int) -> RunningProgram:
@@ -236,7 +222,6 @@ class World:
         return int(run["version"]) if "version" in run else None
 
     def device_status(self) -> list[dict[str, Any]]:
-        """Return the last status of every process of devices."""
         files = (self.folder / f"process-{n}.json" for n in range(len(self.processes)))
         return [json.loads(f.read_text()) if f.exists() else {"owed": -1} for f in files]
 
@@ -258,7 +243,6 @@ class World:
         raise Failure(f"after {limit:.0f} s of calm, devices still owe updates: {owing}")
 
     def close(self) -> None:
-        """Unmount all disks."""
         for disk in (self.server_disk, self.device_disk):
             disk.close()
 
@@ -269,7 +253,6 @@ def opened(port: int, count: int) -> list[socket.socket]:
 
 
 def answers(port: int, path: str) -> bool:
-    """Return True if a page answers a request."""
     return fetched(f"127.0.0.1:{port}", path) is not None
 
 

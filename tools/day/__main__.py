@@ -24,7 +24,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from edge_sdk.app.cli import Failure
+from edge_sdk.errors import Failure
 from firmware_sim.fleet.federation import fetched
 from firmware_sim.fleet.processes import ProcessGroup, RunningProgram, stoppable
 from tools.day.outside import Seen, see_off
@@ -41,30 +41,19 @@ _COMING = 180.0  # a machine that tests four things at once starts programs slow
 
 @dataclass(slots=True)
 class Day:
-    """Measurements of one day.
+    """Measurements of one day."""
 
-    Attributes:
-        seen: The agent's process.
-        up: Bytes from the device; ``down``: to it, both of TCP payload.
-        connections: Number of connections.
-        rounds: Rounds that moved the model during the day.
-        files: Bytes of its state folder at the end.
-        told: The agent's status at its end.
-        seconds: Real seconds that the day took.
-    """
-
-    seen: Seen = field(default_factory=Seen)
-    up: int = 0
+    seen: Seen = field(default_factory=Seen)  # the agent's process
+    up: int = 0  # bytes from the device; ``down``: to it, both of TCP payload
     down: int = 0
     connections: int = 0
-    rounds: int = 0
-    files: int = 0
-    told: dict[str, Any] = field(default_factory=dict)
-    seconds: float = 0.0
+    rounds: int = 0  # rounds that moved the model during the day
+    files: int = 0  # bytes of its state folder at the end
+    told: dict[str, Any] = field(default_factory=dict)  # the agent's status at its end
+    seconds: float = 0.0  # real seconds that the day took
 
     @property
     def measured(self) -> dict[str, int]:
-        """Return the measurements with a budget, by name."""
         seen = self.seen
         flash, link = seen.flash, self.up + self.down
         return {"data": seen.data, "flash": flash, "link": link, "files": self.files}
@@ -75,7 +64,6 @@ class Day:
 
 
 def budgets(kind: str) -> dict[str, int]:
-    """Return the committed budgets of a class."""
     table: dict[str, int] = tomllib.loads(BUDGETS.read_text("utf-8"))[kind]
     return table
 

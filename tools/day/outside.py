@@ -13,25 +13,15 @@ from firmware_sim.fleet.processes import RunningProgram
 
 @dataclass(slots=True)
 class Seen:
-    """Measurements of one process, taken from outside.
+    """Measurements of one process, taken from outside."""
 
-    Attributes:
-        data: Most bytes of data (``VmData``: what ``RLIMIT_DATA`` limits) at any look.
-        resident: Most bytes resident, ever.
-        anonymous: Most bytes resident that are not pages of files, at any look.
-        written: Bytes it had sent to disks (``write_bytes``), to its very end.
-        said: Bytes it handed to ``write`` and its kin, whatever the medium (``wchar``).
-        processor: Seconds of processor time, user and system.
-        code: How it ended.
-    """
-
-    data: int = 0
-    resident: int = 0
-    anonymous: int = 0
-    written: int = 0
-    said: int = 0
-    processor: float = 0.0
-    code: int | None = None
+    data: int = 0  # most bytes of data (``VmData``: what ``RLIMIT_DATA`` limits) at any look
+    resident: int = 0  # most bytes resident, ever
+    anonymous: int = 0  # most bytes resident that are not pages of files, at any look
+    written: int = 0  # bytes it had sent to disks (``write_bytes``), to its very end
+    said: int = 0  # bytes it handed to ``write`` and its kin, whatever the medium (``wchar``)
+    processor: float = 0.0  # seconds of processor time, user and system
+    code: int | None = None  # how it ended
 
     @property
     def flash(self) -> int:

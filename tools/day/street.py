@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from edge_sdk import Client, Config, Reading
-from edge_sdk.wire.protocol.block_quantisation import DownlinkEncoding, UpdateEncoding
+from edge_sdk.protocol.block_quantisation import DownlinkEncoding, UpdateEncoding
 from firmware_sim.devices.meter import Meter
 from firmware_sim.devices.meter_process import MeterSettings
 from firmware_sim.fleet.federation import Federation, free_port, start_broker
@@ -28,33 +28,19 @@ _SEED = 4
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Settings of the day.
+    """Settings of the day."""
 
-    Attributes:
-        bundle: What the device works with.
-        kind: Its class of ``[limits]``.
-        every: Seconds between two telegrams of its meter.
-        rounds: Of learning; then its run is over.
-        spread: Its fleet's answers are spread over so long.
-        steps: Of learning, a round.
-        method: The run's method.
-        behind: Days of readings that the device has already.
-        python: Interpreter of the device; this one if empty.
-        rounds_per_day: Of the aggregator's schedule; 0 runs all of ``rounds`` back to back.
-        encoding: Of updates; ``downlink``: of new models.
-    """
-
-    bundle: str = "load-lstm-week"
-    kind: str = "B"
-    every: float = 10.0
-    rounds: int = 8
-    spread: str = "2h"
-    steps: int = 20
-    method: str = "fedavg"
-    behind: int = 28
-    python: str = ""
-    rounds_per_day: int = 0
-    encoding: UpdateEncoding = "f4"
+    bundle: str = "load-lstm-week"  # what the device works with
+    kind: str = "B"  # its class of ``[limits]``
+    every: float = 10.0  # seconds between two telegrams of its meter
+    rounds: int = 8  # of learning; then its run is over
+    spread: str = "2h"  # its fleet's answers are spread over so long
+    steps: int = 20  # of learning, a round
+    method: str = "fedavg"  # the run's method
+    behind: int = 28  # days of readings that the device has already
+    python: str = ""  # interpreter of the device; this one if empty
+    rounds_per_day: int = 0  # of the aggregator's schedule; 0 runs all of ``rounds`` back to back
+    encoding: UpdateEncoding = "f4"  # of updates; ``downlink``: of new models
     downlink: DownlinkEncoding = "f4"
 
 
@@ -113,11 +99,9 @@ class Street:
 
     @property
     def state(self) -> Path:
-        """Return the device's folder."""
         return Config.load(self.config).state
 
     def _look_back(self) -> None:
-        """Store past readings for the device."""
         with Client(Config.load(self.config)) as client:
             for time, kwh in _hours(self.town.now, _SEED, self.plan.behind):
                 client.observe(Reading("elec.import.energy", time, kwh))
@@ -126,7 +110,6 @@ class Street:
                 client.observe(Reading("weather.wind_speed", time, wind))
 
     def _begin(self, port: int) -> None:
-        """Start the aggregator and the meter on the simulated clock."""
         environ, config = self.town.environ, str(self.federation.prepared.aggregator)
         self.family.start(
             "aggregator", command("gridfed-aggregator", "run", config), environ=environ
@@ -146,7 +129,6 @@ class Street:
 
 
 def _hours(now: float, seed: int, behind: int) -> Iterator[tuple[float, float]]:
-    """Yield kWh of every whole hour of the last weeks."""
     first = (int(now) // _DAY - behind) * _DAY
     meter: Meter = MeterSettings(first, 0.0, seed=seed).meter()
     for time in range(first, int(now) // _HOUR * _HOUR, _HOUR):
@@ -155,7 +137,6 @@ def _hours(now: float, seed: int, behind: int) -> Iterator[tuple[float, float]]:
 
 
 def _skies(now: float, behind: int) -> Iterator[tuple[int, float, float]]:
-    """Yield the weather of every hour until the end of the day."""
     first = (int(now) // _DAY - behind) * _DAY
     for time in range(first, int(now) // _HOUR * _HOUR + 1, _HOUR):
         yield time, 8.0 + time // _HOUR % 24 / 4, 3.0
@@ -164,7 +145,7 @@ def _skies(now: float, behind: int) -> Iterator[tuple[int, float, float]]:
 def _weather(folder: Path, town: Town, behind: int) -> dict[str, Any]:
     path = folder / "weather.csv"
     with path.open("w", newline="", encoding="utf-8") as out:
-        rows = csv.writer(out)
+        rows = csv.writer(out, lineterminator="\n")
         rows.writerow(("time", "temperature", "wind"))
         rows.writerows(_skies(town.now, behind))
     columns = {"temperature": "weather.temperature", "wind": "weather.wind_speed"}
@@ -185,6 +166,5 @@ def _at(line: Counted) -> dict[str, str]:
 
 
 def _rewrite(path: Path, **changes: object) -> None:
-    """Replace tables of a configuration; None removes one."""
     table = tomllib.loads(path.read_text("utf-8")) | changes
     path.write_text(toml(table), encoding="utf-8")

@@ -47,7 +47,6 @@ class Town:
 
     @property
     def environ(self) -> Mapping[str, str]:
-        """Return the environment variables that put a program on this clock."""
         paths = [str(Path(__file__).with_name("clock")), os.environ.get("PYTHONPATH", "")]
         joined = os.pathsep.join(filter(None, paths))
         clock = {
@@ -63,7 +62,6 @@ class Town:
             return self._wall + self._town + (time.monotonic() - self._ours) * self._pace
 
     def go(self) -> None:
-        """Start the clock."""
         self._alert_until = 0.0
 
     def hear(self) -> None:
@@ -77,7 +75,6 @@ class Town:
         self._set(1.0)
 
     def pong(self) -> None:
-        """Record the reply to a ping."""
         self._ping_until = 0.0
 
     def tire(self) -> None:
@@ -102,7 +99,6 @@ class Town:
                 self._write()
 
     def _write(self) -> None:
-        """Write the counter, the numbers, and the counter again; a reader that sees two counts retries."""
         self._turn += 1
         whole = _FORM.pack(self._turn, self._ours, self._town, self._pace, self._turn)
         self._map[:8] = whole[:8]
@@ -140,7 +136,6 @@ class Counted:
                 threading.Thread(target=self._join, args=(near,), daemon=True).start()
 
     def _join(self, near: socket.socket) -> None:
-        """Forward both directions until one end closes."""
         with near, suppress(OSError), socket.create_connection(self._target) as far:
             for end in (near, far):
                 end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -169,7 +164,6 @@ class Counted:
             self._town.hear()
 
     def __enter__(self) -> Self:
-        """Forward connections until the block ends."""
         return self
 
     def __exit__(
@@ -178,7 +172,6 @@ class Counted:
         error: BaseException | None,
         at: TracebackType | None,
     ) -> None:
-        """Accept no more connections."""
         with suppress(OSError):
             self._server.shutdown(socket.SHUT_RDWR)  # which wakes who waits in it
         self._greeter.join(1.0)

@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from edge_sdk.app.cli import Failure
+from edge_sdk.errors import Failure
 from tools.emulated.board import FOLDER, LOCK, ROOT, Absent, Board, Unfit, pins
 from tools.emulated.fleet import learned
 from tools.emulated.probe import CHECKS
@@ -36,22 +36,16 @@ _IMPORT = ("-c", f"import {_ENGINE}")
 
 @dataclass(slots=True)
 class Found:
-    """Results of the board.
+    """Results of the board."""
 
-    Attributes:
-        cpu: The emulated core.
-        said: Result of each check, in order, up to the first failure.
-        versions: Versions of the packages used.
-        pace: Processor seconds by operation; ``here`` the same without an emulator.
-        wrong: Reasons of a failure, a sentence each.
-    """
-
-    cpu: str
+    cpu: str  # the emulated core
+    # result of each check, in order, up to the first failure
     said: dict[str, str] = field(default_factory=dict)
-    versions: dict[str, str] = field(default_factory=dict)
+    versions: dict[str, str] = field(default_factory=dict)  # versions of the packages used
+    # processor seconds by operation; ``here`` the same without an emulator
     pace: dict[str, float] = field(default_factory=dict)
     here: dict[str, float] = field(default_factory=dict)
-    wrong: list[str] = field(default_factory=list)
+    wrong: list[str] = field(default_factory=list)  # reasons of a failure, a sentence each
 
 
 def judged(cpu: str, done: subprocess.CompletedProcess[str], wanted: Mapping[str, str]) -> Found:
@@ -114,7 +108,6 @@ def page(found: Found) -> str:
 
 
 def _tried(args: argparse.Namespace) -> Found:
-    """Make what is missing of the board, run the probe and the agent, and verify the board."""
     board, lock = Board(args.board), LOCK.read_text("utf-8")
     if args.onnxruntime:
         lock = with_engine(lock, args.onnxruntime)
@@ -152,7 +145,7 @@ def _doubt(board: Board, lock: str, found: Found) -> None:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the probe, print what it found, and return an exit code."""
+    """Run the probe, print its findings, and return an exit code."""
     parser = argparse.ArgumentParser(
         prog="python -m tools.emulated",
         description=__doc__,

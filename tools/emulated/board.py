@@ -46,13 +46,9 @@ def pins(text: str) -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class Board:
-    """An unpacked system in a folder.
+    """An unpacked system in a folder."""
 
-    Attributes:
-        folder: Holds the emulator, the system's ``root`` and a folder of wheels for each lock.
-    """
-
-    folder: Path
+    folder: Path  # holds the emulator, the system's ``root`` and a folder of wheels for each lock
 
     @property
     def is_made(self) -> bool:
@@ -61,7 +57,6 @@ class Board:
 
     @property
     def emulator(self) -> Path:
-        """Return the path of the unpacked emulator."""
         return self.folder / _EMULATOR
 
     def wheels(self, lock: str) -> Path:
@@ -81,7 +76,7 @@ class Board:
                 (aside / "root").rename(self.folder / "root")  # last: whole, or not at all
 
     def install(self, lock: str) -> Path:
-        """Unpack the wheels that a lock file names and what they need, unless they are there.
+        """Unpack the wheels of a lock file and their requirements, unless they are there.
 
         Raises:
             Absent: No package index answers.
@@ -117,14 +112,12 @@ class Board:
 
 @contextmanager
 def _aside(folder: Path) -> Iterator[Path]:
-    """Yield a temporary folder on the same disk, which replaces the target when complete."""
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="making-", dir=folder) as made:
         yield Path(made)
 
 
 def _packages(apt: Path) -> list[Path]:
-    """Download emulator and system with apt, in a separate apt state."""
     if not (shutil.which("apt-get") and shutil.which("dpkg-deb")):
         raise Absent("no apt-get and dpkg-deb here: the board is made of Debian's packages")
     for name in ("lists/partial", "cache/archives/partial"):
@@ -225,7 +218,6 @@ def _said(*command: str) -> subprocess.CompletedProcess[str]:
 def _ended(
     command: Sequence[str], environ: Mapping[str, str], patience: float = _PATIENCE
 ) -> subprocess.CompletedProcess[str]:
-    """Run a command to its end, or until a time-out."""
     try:
         return subprocess.run(
             command, env=environ, capture_output=True, text=True, timeout=patience, check=False

@@ -23,12 +23,13 @@ import numpy as np
 from edge_sdk import Bundle, Client, Config, Reading
 from edge_sdk.bundle import TrustedKeys, shipped_names
 from edge_sdk.forecasting.series import SeriesRow
+from edge_sdk.protocol import keys
+from edge_sdk.protocol.contract.method import Array
 from edge_sdk.runtime import ENGINE, engine_name
 from edge_sdk.shared_math.optim import adam, optimiser_step
+from edge_sdk.store.rows import LearnedState
 from edge_sdk.store.schema import FILE
-from edge_sdk.store.store import DeviceStore, LearnedState
-from edge_sdk.wire import keys
-from edge_sdk.wire.contract.method import Array
+from edge_sdk.store.store import DeviceStore
 from tools.emulated.sealing import Wrong, encryption, sealed, signing, update
 
 CLOSE = 1e-5
@@ -119,7 +120,7 @@ def store(folder: Path) -> str:
         kept.save(learned=LearnedState(1, 2, 3, bytes(16), {"half": {"p": p}}))
         kept.add_readings(rows)
     with DeviceStore.open(place) as kept:
-        again, found = kept.learned(), list(kept.readings())
+        again, found = kept.learned(), list(kept.readings)
     half = again.leaves["half"] if again else None
     if found != rows or not isinstance(half, Mapping) or not np.array_equal(half["p"], p):
         raise Wrong("something else was read than was written")
@@ -160,7 +161,6 @@ def _seconds(do: Callable[[], object]) -> float:
 
 
 def _opened(name: str, wanted: str = "onnxruntime") -> Bundle:
-    """Open a shipped bundle for an engine, which an environment variable selects."""
     os.environ[ENGINE] = wanted
     bundle = Bundle.open(name, trust=TrustedKeys())
     made = {type(graph).__name__ for graph in (bundle.gradient, bundle.forecast)}  # loaded now

@@ -15,12 +15,11 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from edge_sdk.wire import keys
-from edge_sdk.wire.errors import Refused
-from edge_sdk.wire.link.broker_options import Broker, tls_context
-from edge_sdk.wire.protocol import envelope
-from edge_sdk.wire.protocol.codec import decode, encode, pack_tensor
-from edge_sdk.wire.protocol.messages import UpdateMessage
+from edge_sdk.errors import Refused
+from edge_sdk.link.broker_options import Broker, tls_context
+from edge_sdk.protocol import envelope, keys
+from edge_sdk.protocol.codec import decode, encode, pack_tensor
+from edge_sdk.protocol.messages import UpdateMessage
 
 KEY = keys.generate()
 
@@ -58,7 +57,6 @@ def update(size: int = 5760) -> UpdateMessage:
 
 
 def sealed(said: UpdateMessage) -> bytes:
-    """Encode and sign an update."""
     return envelope.seal(encode(said), signer=KEY, **_WAY)
 
 

@@ -19,11 +19,11 @@ PARTS = {
         "what they send, the others without any."
     ),
     "Control: one net for all, no noise on the readings": (
-        "The same MLP everywhere. `local long` is every cell alone to convergence, `pooled` one "
+        "RMSE. The same MLP everywhere. `local long` is every cell alone to convergence, `pooled` one "
         "model on all readings in one place."
     ),
     "Control: one net and one noise for all": (
-        "Everybody learns from the same noisy readings: what is left of an advantage is the "
+        "RMSE. All devices learn from the same noisy readings: what is left of an advantage is the "
         "method's."
     ),
 }
@@ -44,7 +44,7 @@ def e9(results: Results, *, marks: Mapping[str, Mapping[str, str]], missing: Seq
     lines = states(results, missing)
     parts = zip(PARTS.items(), (paper, clean, noisy), strict=True)
     for (title, text), some in parts:
-        lines += ["", f"### {title}", "", text, *_exposed(some), "", *_accuracy(some)]
+        lines += ["", f"### {title}", "", text, "", *_accuracy(some, is_papers=some is paper)]
     lines += ["", "### What needs no learning, and the anchors' marks, on the same windows", ""]
     names = list(dict.fromkeys(x for row in marks.values() for x in row))
     lines += table(
@@ -58,41 +58,28 @@ def e9(results: Results, *, marks: Mapping[str, Mapping[str, str]], missing: Seq
 
 
 def _is_papers(arm: Mapping[str, Any]) -> bool:
-    """Return whether an arm is a cell of the paper's table."""
     name = arm["name"]
     if name not in verdicts.NINE or name not in FIELD or arm["net"] != FIELD[name].net:
         return False
     return bool((arm["budget"] is not None) == (name == "BAFDP"))
 
 
-def _exposed(results: Results) -> list[str]:
-    """Return lines on what an attacker learns from the noisy readings."""
-    lines = []
-    for a in sorted({_a(r) for r in results if "attack" in r}):
-        seen = [r["attack"] for r in results if "attack" in r and _a(r) == a]
-        lines.append(
-            f"At a = {a:g} an attacker who holds the noisy readings tells the ends of the range "
-            f"apart in {_share(seen, 'told apart')} of all tries and rebuilds "
-            f"{_share(seen, 'rebuilt')} of them to a tenth of the range "
-            f"({_share(seen, 'usual')} by the usual value alone)."
-        )
-    return lines
-
-
-def _accuracy(results: Results) -> list[str]:
-    """Return a table of RMSE / MAE by method and task, with the paper's values."""
+def _accuracy(results: Results, *, is_papers: bool) -> list[str]:
+    """Return a table of RMSE / MAE by method and task, with the paper's values beside its own form."""
     if not results:
         return ["Nothing of it has been run."]
     names = list(dict.fromkeys(r["arm"]["name"] for r in results))
     found = tasks(results)
     ranks = rankings.ranks(results, names)
     head = ["method", *(called(t) for t in found), "average rank"]
-    head += ["paper: Milan H=1", "paper: Milan H=24", "paper's rank"]
+    head += ["paper: Milan H=1", "paper: Milan H=24", "paper's rank"] if is_papers else []
     rows = []
     for name in sorted(names, key=lambda x: ranks.get(x, 99.0)):
-        ours = [said(where(results, name=name, dataset=d, horizon=h)) for d, h in found]
+        found_of = (where(results, name=name, dataset=d, horizon=h) for d, h in found)
+        ours = [said(x, has_mae=is_papers) for x in found_of]
         rank = f"{ranks[name]:.2f}" if name in ranks else ""
-        rows.append([name, *ours, rank, *papers.TABLE_I.get(name, ("", "", ""))])
+        theirs = papers.TABLE_I.get(name, ("", "", "")) if is_papers else ()
+        rows.append([name, *ours, rank, *theirs])
     return table(head, rows)
 
 

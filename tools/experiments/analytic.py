@@ -34,14 +34,19 @@ from pandas.tseries.holiday import USFederalHolidayCalendar
 from rich.console import Console
 from rich.progress import Progress
 
-from edge_sdk.analytic.between_devices import own_variance, relative_penalty
-from edge_sdk.analytic.features import LoadRecord, columns, standard_names
-from edge_sdk.analytic.personal import fit_personal
-from edge_sdk.analytic.random_units import RandomUnits
-from edge_sdk.analytic.reweighting import QuantileLoss
-from edge_sdk.analytic.solve import fleet_solution, leave_one_out, predicted, ridge
-from edge_sdk.analytic.standardise import FeatureSums, Standardiser
-from edge_sdk.analytic.statistics import DesignRows, Statistic, gather, payload_bytes, total
+from edge_sdk.extensions.analytic.features import LoadRecord, columns, standard_names
+from edge_sdk.extensions.analytic.personal import fit_personal, own_variance, relative_penalty
+from edge_sdk.extensions.analytic.random_units import RandomUnits
+from edge_sdk.extensions.analytic.reweighting import QuantileLoss
+from edge_sdk.extensions.analytic.solve import fleet_solution, leave_one_out, predicted, ridge
+from edge_sdk.extensions.analytic.standardise import FeatureSums, Standardiser
+from edge_sdk.extensions.analytic.statistics import (
+    DesignRows,
+    Statistic,
+    gather,
+    payload_bytes,
+    total,
+)
 from tools.experiments.marked_block import replace_block
 
 Floats = NDArray[np.float64]
@@ -71,29 +76,18 @@ MARKS: Mapping[str, tuple[str, float, float, float]] = {
 
 @dataclass(frozen=True, slots=True)
 class AnalyticForm:
-    """What is chosen for a task on its validation part.
-
-    Attributes:
-        units: Number of random units.
-        fan_in: Features that a unit reads; all if None.
-        lookback: Rows of the window.
-        days: Days whose lags are read.
-        known: Holidays, season and height of the sun.
-        prior: Empirical Bayes prior instead of the same penalty for every coefficient.
-        seeds: Draws of random units whose forecasts are averaged.
-        passes: Re-weighted passes of the fleet.
-        history: Days of windows that a new device has: its newest ones, and a fleet that its
-            statistic has been subtracted from. 0: all devices have all of theirs.
-    """
+    """Settings of a task that are chosen on its validation part."""
 
     units: int = 0
-    fan_in: int | None = None
-    lookback: int = 12
-    days: tuple[int, ...] = (1, 2, 7)
-    known: bool = False
-    prior: bool = False
-    seeds: int = 1
-    passes: int = 3
+    fan_in: int | None = None  # features that a unit reads; all if None
+    lookback: int = 12  # rows of the window
+    days: tuple[int, ...] = (1, 2, 7)  # days whose lags are read
+    known: bool = False  # Holidays, season and height of the sun
+    prior: bool = False  # Empirical Bayes prior instead of the same penalty for every coefficient
+    seeds: int = 1  # draws of random units whose forecasts are averaged
+    passes: int = 3  # re-weighted passes of the fleet
+    # days of windows that a new device has: its newest ones, and a fleet that its statistic has
+    # been subtracted from. 0: all devices have all of theirs
     history: int = 0
 
 
@@ -220,7 +214,6 @@ def forecasts(
 
 
 def _prior(sums: Mapping[str, Statistic]) -> Floats:
-    """Return the relative penalty of every coefficient from the devices' own solutions."""
     kappas = {name: 1e-3 * own.count for name, own in sums.items()}
     models = np.stack([ridge(own, kappas[name]) for name, own in sums.items()])
     sampling = np.stack([own_variance(own, kappas[name]) for name, own in sums.items()])
@@ -256,7 +249,6 @@ def scored(task: Any, form: AnalyticForm, part: str, evaluate: Any, steps: Seque
 
 
 def _naive(series: Any) -> float:  # noqa: ANN401
-    """Return the mean change from one row to the next on the validation part."""
     return float(np.nanmean(np.abs(np.diff(series.value[series.val[0] : series.val[1]]))))
 
 
@@ -321,7 +313,7 @@ def _key(form: AnalyticForm) -> str:
 
 
 def tables(results: Sequence[Mapping[str, Any]]) -> str:
-    """Return the tables as Markdown: scores on the test part, and what each change did."""
+    """Return the tables as Markdown: scores on the test part, and the effect of each change."""
     head = ["set", "devices", "fleet", "alone", "**personal**", "must", "mark", "stretch"]
     head += ["worse than alone", "kB a pass", "seconds"]
     lines = [f"| {' | '.join(head)} |", "|" + "---|" * len(head)]

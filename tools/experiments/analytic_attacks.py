@@ -28,16 +28,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aggregator.rules import RULES, Rows, bind
-from aggregator.rules.weights import uniform
-from edge_sdk.analytic.personal import fit_personal
-from edge_sdk.analytic.random_units import RandomUnits
-from edge_sdk.analytic.reweighting import QuantileLoss
-from edge_sdk.analytic.solve import fleet_solution, leave_one_out, predicted
-from edge_sdk.analytic.standardise import CLIP, FeatureSums, Standardiser
-from edge_sdk.analytic.statistic_vector import from_vector, to_vector
-from edge_sdk.analytic.statistics import Statistic, gather, total
-from edge_sdk.analytic.validation import StatisticBounds, statistic_fault
-from edge_sdk.analytic.votes import votes
+from aggregator.rules.parameters import uniform
+from edge_sdk.extensions.analytic.personal import fit_personal
+from edge_sdk.extensions.analytic.random_units import RandomUnits
+from edge_sdk.extensions.analytic.reweighting import QuantileLoss
+from edge_sdk.extensions.analytic.solve import fleet_solution, leave_one_out, predicted, votes
+from edge_sdk.extensions.analytic.standardise import CLIP, FeatureSums, Standardiser
+from edge_sdk.extensions.analytic.statistics import Statistic, from_vector, gather, to_vector, total
+from edge_sdk.extensions.analytic.validation import StatisticBounds, statistic_fault
 from firmware_sim.attacks import ATTACKS
 from firmware_sim.attacks import bind as bound_attack
 from firmware_sim.attacks.attack_context import AttackContext
@@ -118,9 +116,6 @@ class Run:
     """One run of the method among honest and Byzantine devices.
 
     Args:
-        known: Devices by name.
-        byzantine: Names of the Byzantine devices.
-        attack: Their attack.
         rule: Rule for votes; None adds statistics up.
     """
 
@@ -211,7 +206,7 @@ class Run:
 
 
 def table(results: Mapping[str, Mapping[str, Any]]) -> str:
-    """Return the tables as Markdown: changes against the same rule without an attack, in per cent."""
+    """Return the served forecasts' errors and their changes under attack, in per cent, as Markdown."""
     lines = []
     for name, found in results.items():
         rules = list(found["none"])
@@ -219,15 +214,14 @@ def table(results: Mapping[str, Mapping[str, Any]]) -> str:
         for attack, row in found.items():
             cells = []
             for rule in rules:
-                fleet, own, refused = row[rule]
-                calm = found["none"][rule]
+                _, own, refused = row[rule]
+                calm = found["none"][rule][1]
                 if attack == "none":
-                    cells.append(f"{fleet:.3f} / {own:.3f}")
+                    cells.append(f"{own:.3f}")
                 elif refused:
                     cells.append("refused")
                 else:
-                    worse = 100 * (fleet / calm[0] - 1), 100 * (own / calm[1] - 1)
-                    cells.append("{:+.1f} / {:+.1f}".format(*worse))
+                    cells.append(f"{100 * (own / calm - 1):+.1f}")
             lines.append(
                 f"| {'no attack' if attack == 'none' else attack} | " + " | ".join(cells) + " |"
             )
@@ -254,15 +248,10 @@ def run_tables(
     table: Callable[[dict[str, Any]], str],
     arguments: Sequence[str] | None,
 ) -> int:
-    """Read the options of a command on ``SETS``, make what is not kept, print and write its tables.
+    """Read the options of a command on ``SETS``, compute missing results, print and write its tables.
 
     Args:
-        title: Description of the command.
         out: Folder of the results, one file a set, unless the command line names another.
-        marker: Marks of the tables on the page.
-        made: Returns the results of a set.
-        table: Returns the tables as Markdown.
-        arguments: The command line.
     """
     parser = argparse.ArgumentParser(
         description=title, formatter_class=argparse.RawDescriptionHelpFormatter

@@ -28,13 +28,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import numpy as np
 from numpy.typing import NDArray
 
-from edge_sdk.analytic.personal import fit_personal
-from edge_sdk.analytic.private_release import released, sensitivity, stable_penalty
-from edge_sdk.analytic.random_units import clip_rows
-from edge_sdk.analytic.reweighting import QuantileLoss
-from edge_sdk.analytic.solve import predicted, ridge
-from edge_sdk.analytic.statistics import gather, total
-from edge_sdk.privacy.analytic_gaussian import sigma_for
+from edge_sdk.extensions.analytic.personal import fit_personal
+from edge_sdk.extensions.analytic.private_release import released, sensitivity, stable_penalty
+from edge_sdk.extensions.analytic.random_units import clip_rows
+from edge_sdk.extensions.analytic.reweighting import QuantileLoss
+from edge_sdk.extensions.analytic.solve import predicted, ridge
+from edge_sdk.extensions.analytic.statistics import gather, total
+from edge_sdk.privacy.noise import sigma_for
 from tools.experiments.analytic import AnalyticForm
 from tools.experiments.analytic_attacks import CLIPPED, SETS, Home, homes, run_tables
 from tools.experiments.noise import TRIALS, promised
@@ -124,7 +124,7 @@ def personal(known: Mapping[str, Home], rows: Rows, norm: float, fleet: Floats |
 
 
 def attack(rows: Rows, norm: float, passes: int, epsilon: float, rng: np.random.Generator) -> float:
-    """Return how often the best attack names the right one of two windows of a device."""
+    """Return the success rate of the best attack at telling two windows of a device apart."""
     if math.isinf(epsilon):
         return 1.0
     design, targets = next(iter(rows.values()))

@@ -22,10 +22,10 @@ from aggregator.methods import Rounds, Setup
 from aggregator.rules import bind
 from edge_sdk.methods import METHODS as DEVICE
 from edge_sdk.methods.local_sgd import LocalSgd
-from edge_sdk.methods.training_context import ShellContext, Windows
+from edge_sdk.methods.training_context import TrainingContext, Windows
+from edge_sdk.protocol.contract.method import CONTRACTS
+from edge_sdk.protocol.contract.parameter_layout import Vector
 from edge_sdk.shared_math.optim import adam
-from edge_sdk.wire.contract.method import CONTRACTS
-from edge_sdk.wire.contract.parameter_layout import Vector
 from tools.experiments.byzantine import liars
 from tools.experiments.cellular_setup import Arm, Ground, ground, judged, scored, together
 from tools.experiments.joint_loop import Plan, Pooled, gather, key, redrawn, rounds
@@ -66,7 +66,6 @@ def run(arm: Arm, folder: Path) -> dict[str, Any]:
 
 
 def _attacked(arm: Arm, base: Ground) -> dict[str, float]:
-    """Return an attacker's success on the noisy readings, averaged over cells."""
     sigma = 0.0 if arm.budget is None else spread(arm.budget)
     rows = [
         rebuilt(cell, replace(cell, traffic=base.learnt[name].raw), sigma)
@@ -78,7 +77,6 @@ def _attacked(arm: Arm, base: Ground) -> dict[str, float]:
 
 
 def _liars(arm: Arm, base: Ground) -> list[str]:
-    """Choose the Byzantine clients by seed: at least the stated share."""
     names = sorted(base.cells)
     count = math.ceil(arm.ratio * len(names) - 1e-9) if arm.attack else 0
     picked = key(arm.seed, "_liars", "who", 0).permutation(len(names))[:count]
@@ -120,7 +118,6 @@ def _looked_at(arm: Arm, base: Ground, moments: Iterable[Moment]) -> Iterator[tu
 
 
 def _look(arm: Arm, base: Ground, moment: Moment, number: int, common: Vector) -> dict[str, float]:
-    """Record the error of the common model on the honest devices."""
     lied = set(_liars(arm, base))
     honest = {name: common for name in base.cells if name not in lied}
     seen = {"time": moment.time, "firing": float(number), **together(judged(base, honest))}
@@ -132,7 +129,6 @@ def _look(arm: Arm, base: Ground, moment: Moment, number: int, common: Vector) -
 
 
 def _loss(base: Ground, p: Vector) -> float:
-    """Return the mean training loss over all training windows."""
     total, count = 0.0, 0
     for windows in base.windows().values():
         batch = windows.select(windows.origins)
@@ -161,7 +157,7 @@ def _world(arm: Arm, base: Ground, row: Row) -> tuple[World, Vector]:
     devices, states, release = {}, {}, {}
     for client, some in windows.items():
         keyed = partial(key, arm.seed, client)
-        lent = ShellContext(client, spec, base.bundle.graphs, _given(some), BATCH, keyed)
+        lent = TrainingContext(client, spec, base.bundle.graphs, _given(some), BATCH, keyed)
         devices[client] = DEVICE[name](lent, LocalSgd(adam, minibatch="fresh", weekly_profile=True))
         states[client] = devices[client].init(first)
         if (section := row.privacy(case)) is not None:
@@ -201,7 +197,6 @@ def _alone(arm: Arm, base: Ground, windows: Mapping[str, Windows]) -> Iterator[d
 
 
 def _converged(arm: Arm, base: Ground) -> dict[str, Vector]:
-    """Train every cell alone and keep its best vector by the week before the test."""
     choosing = replace(base, part="choose")  # by what it learns from: noise is in there too
     best: dict[str, tuple[float, Vector]] = {}
     for vectors in _alone(arm, base, base.windows("learn")):
@@ -213,7 +208,6 @@ def _converged(arm: Arm, base: Ground) -> dict[str, Vector]:
 
 
 def _pooled(arm: Arm, base: Ground) -> dict[str, Vector]:
-    """Train one model on the pooled readings of all devices."""
     choosing = replace(base, part="choose")
     learn = base.windows("learn")
     everybody = Pooled(tuple(learn[x] for x in sorted(learn)))

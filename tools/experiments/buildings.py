@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from edge_sdk.forecasting.series import Series, SeriesRow
 from edge_sdk.forecasting.windows import ChannelFrame, Scale, Span
-from edge_sdk.wire.contract.manifest import Feature, Manifest, Target, Window
+from edge_sdk.protocol.contract.manifest import Feature, Manifest, Target, Window
 
 LOAD = "elec.import.energy"
 WEATHER = ("weather.temperature", "weather.wind_speed")
@@ -37,22 +37,15 @@ PARTS: Mapping[str, Span] = {"train": (0.0, 0.8), "test": (0.8, 0.9), "validatio
 
 @dataclass(frozen=True, slots=True)
 class Building:
-    """One client's year.
+    """One client's year."""
 
-    Attributes:
-        name: As in the data file.
-        step: Seconds a row.
-        start: Unix seconds of the first row; local time is used as if it were UTC.
-        columns: Stream to values, NaN where missing, each of shape ``(T,)``.
-        site: Static features by name.
-        further: Weather and static features that no model reads, by name: a series, or one number.
-    """
-
-    name: str
-    step: int
-    start: int
+    name: str  # as in the data file
+    step: int  # seconds a row
+    start: int  # Unix seconds of the first row; local time is used as if it were UTC
+    # stream to values, NaN where missing, each of shape ``(T,)``
     columns: Mapping[str, NDArray[np.float64]]
-    site: Mapping[str, float]
+    site: Mapping[str, float]  # static features by name
+    # weather and static features that no model reads, by name: a series, or one number
     further: Mapping[str, Any] = field(default_factory=dict)
 
     def series(self) -> Series:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from edge_sdk.wire.contract.method import Contract, Task, Up, Update
+from edge_sdk.protocol.contract.method import Contract, Task, Up, Update
 from firmware_sim.attacks import ATTACKS, bind
 from firmware_sim.attacks.attack_context import AttackContext, Row, in_space, sendable
 from tools.experiments.joint_loop import key
@@ -19,31 +19,20 @@ KEPT = 8
 
 @dataclass(slots=True, eq=False)
 class Liar:
-    """One Byzantine device: it trains as instructed and then sends the attack's result.
-
-    Attributes:
-        name: Its id.
-        attack: A key of ``ATTACKS`` whose kind is ``model``, and its options after a colon
-            (``ipm:epsilon=2``).
-        contract: Of the method, for what is answered and what the question carried.
-        devices: How many there are in all.
-        count: How many of them lie.
-        seed: Of attacks that draw.
-        models: What it was sent in earlier rounds.
-        past: What it would have answered honestly.
-    """
+    """One Byzantine device: it trains as instructed and then sends the attack's result."""
 
     name: str
+    # a key of ``ATTACKS`` whose kind is ``model``, and its options after a colon
+    # (``ipm:epsilon=2``)
     attack: str
-    contract: Contract
-    devices: int
-    count: int
-    seed: int
-    models: list[Row] = field(default_factory=list)
-    past: list[Row] = field(default_factory=list)
+    contract: Contract  # of the method, for what is answered and what the question carried
+    devices: int  # how many there are in all
+    count: int  # how many of them lie
+    seed: int  # of attacks that draw
+    models: list[Row] = field(default_factory=list)  # what it was sent in earlier rounds
+    past: list[Row] = field(default_factory=list)  # what it would have answered honestly
 
     def __call__(self, own: Update, task: Task, honest: Mapping[str, Update]) -> Update:
-        """Return the update that replaces the honest one."""
         ask = self.contract[task.ask]
         received = np.asarray(task.arrays[ask.down[0]], np.float64)
         vector = np.asarray(own.vector, np.float64)
@@ -64,7 +53,6 @@ class Liar:
         return replace(own, vector=lie)
 
     def _lie(self, scene: AttackContext, part: Up) -> Row:
-        """Compute the attack; where votes are sent, return the votes of the attack's vector."""
         known, _, options = self.attack.partition(":")
         words = dict(x.split("=") for x in options.split(",") if x)
         bound = bind(known, words)

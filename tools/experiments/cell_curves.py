@@ -105,7 +105,7 @@ def attackers(options: argparse.Namespace) -> Record | None:
 
 
 def _path(arm: Arm, options: argparse.Namespace) -> Path:
-    """Return what was recorded along a run; it is made unless its result is kept."""
+    """Return the record along a run; make it unless its result is kept."""
     options.out.mkdir(parents=True, exist_ok=True)
     kept = robust.one(arm, options.data, options.out)
     path: Path = json.loads(kept.read_text())["path"]
@@ -113,6 +113,5 @@ def _path(arm: Arm, options: argparse.Namespace) -> Path:
 
 
 def _at(across: Sequence[float], path: Path, x: str, y: str) -> list[float | None]:
-    """Return a run's values at the positions of a common axis, None where it has none."""
     found = dict(zip((p[x] for p in path), rounded([p[y] for p in path]), strict=True))
     return [found.get(at) for at in across]

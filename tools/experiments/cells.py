@@ -16,10 +16,10 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from edge_sdk.forecasting.forecast_metrics import mae, rmse
+from edge_sdk.extensions.evaluation.forecast_metrics import mae, rmse
 from edge_sdk.forecasting.series import Series, SeriesRow
 from edge_sdk.forecasting.windows import ChannelFrame, Scale
-from edge_sdk.wire.contract.manifest import Manifest
+from edge_sdk.protocol.contract.manifest import Manifest
 
 MILAN, BARCELONA, TRENTO = "cellular_milan", "cellular_barcelona_lte", "cellular_trento"
 SETS = (MILAN, BARCELONA, TRENTO)
@@ -33,25 +33,16 @@ Split = Literal["learn", "choose", "train", "test"]
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One client's traffic.
+    """One client's traffic."""
 
-    Attributes:
-        name: As in the data file.
-        step: Seconds a row.
-        start: Unix seconds of the first row; local time is used as if it were UTC.
-        traffic: In the set's unit, shape ``(T,)``, NaN where missing.
-        held: Rows of the test part, and as many before it to choose settings by.
-    """
-
-    name: str
-    step: int
-    start: int
-    traffic: Floats
-    held: int
+    name: str  # as in the data file
+    step: int  # seconds a row
+    start: int  # Unix seconds of the first row; local time is used as if it were UTC
+    traffic: Floats  # in the set's unit, shape ``(T,)``, NaN where missing
+    held: int  # rows of the test part, and as many before it to choose settings by
 
     @property
     def day(self) -> int:
-        """Return the number of rows in a day."""
         return DAY // self.step
 
     def rows(self, part: Split) -> tuple[int, int]:
@@ -68,7 +59,6 @@ class Cell:
 
     @property
     def scale(self) -> Scale:
-        """Return the range of the training part, which the cell declares as its public range."""
         return Scale.of(self.traffic[: self.rows("train")[1]])
 
     def series(self, stream: str) -> Series:
@@ -83,14 +73,12 @@ def load(folder: Path, name: str, clients: int | None = None) -> list[Cell]:
     """Read the first ``clients`` cells of a set; all of them unless said.
 
     Raises:
-        FileNotFoundError: The set is not there.
         KeyError: A set this file does not know.
     """
     return list(READERS[name](folder / name))[:clients]
 
 
 def present(folder: Path, names: Sequence[str] = SETS) -> tuple[list[str], list[str]]:
-    """Return the sets that are present and those that are missing."""
     there = [x for x in names if (folder / x).is_dir()]
     return there, [x for x in names if x not in there]
 
@@ -102,7 +90,6 @@ def _grid(folder: Path) -> Iterator[Cell]:
 
 
 def _stations(folder: Path) -> Iterator[Cell]:
-    """Two-minute bits to ten-minute Mbit, whole bins only."""
     for path in sorted(folder.glob("*_2min.parquet")):
         bits = pd.read_parquet(path).set_index("ts_local").down_bits
         bins = bits.resample("10min").agg(["sum", "count"])
@@ -207,7 +194,6 @@ def by_hour(cell: Cell, cut: ChannelFrame, rows: Ints) -> Floats:
 
 
 def _slot(cell: Cell, rows: Ints) -> Ints:
-    """Slot of the day, twice as many with the weekend's."""
     times = cell.start // cell.step + rows
     weekend = (times // cell.day + 3) % 7 >= 5
     return np.asarray(times % cell.day + cell.day * weekend)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from edge_sdk.bundle import Bundle, TrustedKeys
 from edge_sdk.forecasting.forecast import rolling
 from edge_sdk.forecasting.windows import ChannelFrame, Drawable
-from edge_sdk.wire.contract.parameter_layout import Vector
+from edge_sdk.protocol.contract.parameter_layout import Vector
 from tools.experiments import cells as data
 from tools.experiments.cells import Cell, Split
 from tools.experiments.noise import noised
@@ -21,41 +21,26 @@ from tools.experiments.noise import noised
 
 @dataclass(frozen=True, slots=True)
 class Arm:
-    """One run: everything that its numbers depend on.
+    """One run: the inputs of its numbers."""
 
-    Attributes:
-        experiment: ``e9`` to ``e12``.
-        dataset: Folder name of the set.
-        horizon: Steps ahead, all in one answer.
-        name: Row of the table.
-        net: ``mlp``, ``gru`` or ``lstm``.
-        budget: Epsilon of the noise on every reading that is learnt from; None is no noise.
-        work: Gradient steps that an average device takes.
-        seed: Of vectors, minibatches, noise, latencies and who lies.
-        attack: What the liars do; empty for none.
-        ratio: Share of the devices that lie.
-        clock: ``even``, or ``straggler``: log-normal answers and one device ten times slower.
-        clients: At most so many cells.
-        part: What is scored: ``test``, or ``choose`` while settings are sought.
-    """
-
-    experiment: str
-    dataset: str
-    horizon: int
-    name: str
-    net: str
+    experiment: str  # ``e9`` to ``e12``
+    dataset: str  # folder name of the set
+    horizon: int  # steps ahead, all in one answer
+    name: str  # row of the table
+    net: str  # ``mlp``, ``gru`` or ``lstm``
+    # epsilon of the noise on every reading that is learnt from; None is no noise
     budget: float | None
-    work: int
-    seed: int
-    attack: str = ""
-    ratio: float = 0.0
+    work: int  # gradient steps that an average device takes
+    seed: int  # of vectors, minibatches, noise, latencies and who lies
+    attack: str = ""  # what the liars do; empty for none
+    ratio: float = 0.0  # share of the devices that lie
+    # ``even``, or ``straggler``: log-normal answers and one device ten times slower
     clock: str = "even"
-    clients: int | None = None
-    part: Split = "test"
+    clients: int | None = None  # at most so many cells
+    part: Split = "test"  # what is scored: ``test``, or ``choose`` while settings are sought
 
     @property
     def file(self) -> str:
-        """Return the file of its result, below the output folder."""
         noise = "clean" if self.budget is None else f"a{self.budget:g}"
         liars = f"{self.attack}{self.ratio:g}" if self.attack else "honest"
         many = "all" if self.clients is None else f"n{self.clients}"
@@ -66,21 +51,14 @@ class Arm:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Ground:
-    """Data and bundle of an arm.
+    """Data and bundle of an arm."""
 
-    Attributes:
-        bundle: Graphs and initial vector.
-        cells: The clients' series.
-        served: Channels that forecasts are made from: what was read.
-        learnt: Channels that are learnt from: with noise, where the arm has some.
-        part: What is scored.
-    """
-
-    bundle: Bundle
-    cells: Mapping[str, Cell]
-    served: Mapping[str, ChannelFrame]
+    bundle: Bundle  # graphs and initial vector
+    cells: Mapping[str, Cell]  # the clients' series
+    served: Mapping[str, ChannelFrame]  # channels that forecasts are made from: what was read
+    # channels that are learnt from: with noise, where the arm has some
     learnt: Mapping[str, ChannelFrame]
-    part: Split
+    part: Split  # what is scored
 
     def windows(self, part: Split | None = None) -> dict[str, Drawable]:
         """Return the training windows of each device; none is scored."""

@@ -23,10 +23,10 @@ from aggregator.rules import bind
 from edge_sdk.forecasting.windows import Drawable
 from edge_sdk.methods import METHODS as DEVICE
 from edge_sdk.methods.local_sgd import LocalSgd
-from edge_sdk.methods.training_context import ShellContext, Windows
+from edge_sdk.methods.training_context import TrainingContext, Windows
+from edge_sdk.protocol.contract.method import CONTRACTS
+from edge_sdk.protocol.contract.parameter_layout import Vector
 from edge_sdk.shared_math.optim import adam
-from edge_sdk.wire.contract.method import CONTRACTS
-from edge_sdk.wire.contract.parameter_layout import Vector
 from firmware_sim.attacks import bind as attacked
 from tools.experiments import charging, ev
 from tools.experiments.byzantine import liars
@@ -71,7 +71,6 @@ def run(arm: Arm, folder: Path, resume: Path | None = None) -> dict[str, Any]:
     """Train one arm and score every station: forecasts of the model, and as served.
 
     Args:
-        arm: The arm.
         folder: Folder of the data sets.
         resume: File that a federated arm writes every minute and continues from; removed at the end.
     """
@@ -157,18 +156,15 @@ def alone(
 
 
 def _brief(arm: Arm, base: Ground) -> tuple[Learnt, list[Any]]:
-    """Train No_FL as in the paper: as many steps as the others, without choosing a checkpoint."""
     *_, last = alone(arm, base, base.windows(), arm.rounds * arm.steps, rate=arm.row.rate)
     return Learnt(last), []
 
 
 def _converged(arm: Arm, base: Ground) -> tuple[Learnt, list[Any]]:
-    """Train each station alone to convergence; keep its best checkpoint."""
     return Learnt(_best(base, alone(arm, base, base.windows(), LONG, rate=arm.row.rate))), []
 
 
 def _pooled(arm: Arm, base: Ground) -> tuple[Learnt, list[Any]]:
-    """Train one model on the pooled windows of all stations."""
     windows = base.windows()
     everybody = Pooled(tuple(windows[x] for x in sorted(windows)))
     best: tuple[float, Vector] | None = None
@@ -184,13 +180,11 @@ def _pooled(arm: Arm, base: Ground) -> tuple[Learnt, list[Any]]:
 
 
 def _tuned(arm: Arm, base: Ground) -> tuple[Learnt, list[Any]]:
-    """Train on pooled windows, then tune each station alone."""
     pooled, _ = _pooled(arm, base)
     return Learnt(_fitted(arm, base, pooled.vectors, BATCH)), []
 
 
 def _fitted(arm: Arm, base: Ground, starts: Mapping[str, Vector], batch: int) -> dict[str, Vector]:
-    """Tune each station alone at a low rate, and keep what improves the choosing part."""
     course = alone(
         replace(arm, seed=arm.seed + 1000),
         base,
@@ -205,7 +199,6 @@ def _fitted(arm: Arm, base: Ground, starts: Mapping[str, Vector], batch: int) ->
 
 
 def _best(base: Ground, course: Iterable[Mapping[str, Vector]]) -> dict[str, Vector]:
-    """Keep each station's best vector of a course, by the choosing part."""
     best: dict[str, tuple[float, Vector]] = {}
     for vectors in course:
         for x, score in chosen_by(base, Learnt(vectors)).items():
@@ -244,7 +237,6 @@ def federated(arm: Arm, base: Ground, kept: Checkpoint) -> tuple[Learnt, list[An
 
 
 def _honest_mean(arm: Arm, base: Ground, scores: Mapping[str, float]) -> float:
-    """Return the mean score of the honest stations, which chooses the best round."""
     out = lying(arm, base)
     score = float(np.mean([value for x, value in scores.items() if x not in out or len(out) == 8]))
     return score if math.isfinite(score) else math.inf
@@ -271,7 +263,6 @@ def _learnt(
     states: Mapping[str, Any],
     stage: Stage,
 ) -> Learnt:
-    """Return the model of each device: its own, or the common one."""
     if not arm.row.graph and not arm.row.is_personal:
         common = np.asarray(stage.server.model(state)["p"], np.float32)
         return Learnt(dict.fromkeys(base.frames, common))
@@ -285,7 +276,7 @@ def _learnt(
 
 
 def settings_of(arm: Arm, base: Ground) -> dict[str, Any]:
-    """Return the server half's settings: the paper's, and our resolutions of what it leaves out."""
+    """Return the server half's settings: the paper's, and our choices where it states none."""
     values: dict[str, Any] = {"steps": arm.steps, "rate": arm.row.rate}
     if arm.row.is_personal:
         sites = base.sites
@@ -317,7 +308,7 @@ def stage_of(
     server = method.half(Setup(bind("mean"), built, course, spec, seed=arm.seed, graph=base.graph))
     devices = {}
     for x, some in base.windows().items():
-        lent = ShellContext(
+        lent = TrainingContext(
             x, spec, base.bundle.graphs, _given(some), batch, partial(key, arm.seed, x)
         )
         devices[x] = DEVICE[name](lent, LocalSgd(adam, minibatch="fresh"))
@@ -330,7 +321,6 @@ def stage_of(
 
 
 def _twist(attack: str, part: str) -> Twist:
-    """Return a poisoned activation or gradient, by the simulator's own attack."""
     known, _, options = attack.partition(":")
     words = dict(x.split("=") for x in options.split(",") if x)
     return twisted(part, attacked(known, words).act)
@@ -370,7 +360,6 @@ def mixtures(arm: Arm, base: Ground) -> Mapping[str, Vector]:
 
 
 def _staged(arm: Arm, base: Ground) -> tuple[Learnt, list[Any]]:
-    """Run stages at falling rates, from mixtures of all; then tune each station alone."""
     return Learnt(_fitted(arm, base, mixtures(arm, base), WIDE)), []
 
 

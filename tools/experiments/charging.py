@@ -12,18 +12,18 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from aggregator.graph import adjacency
-from aggregator.graph.sites import distances
+from aggregator.extensions.papers.graph import adjacency
+from aggregator.extensions.papers.graph.sites import distances
 from aggregator.methods.base.types import BoundGraph as LentGraph
 from edge_sdk.bundle import Bundle, TrustedKeys
+from edge_sdk.extensions.evaluation.forecast_metrics import QUANTILES
 from edge_sdk.forecasting.conformal import ConformalCalibration, CoverageTarget, rolled
 from edge_sdk.forecasting.forecast import fan
-from edge_sdk.forecasting.forecast_metrics import QUANTILES
 from edge_sdk.forecasting.windows import ChannelFrame, Drawable
+from edge_sdk.protocol.contract.manifest import AIDED_FORECAST, ENCODE
+from edge_sdk.protocol.contract.parameter_layout import Vector
+from edge_sdk.protocol.keys import SigningKey
 from edge_sdk.runtime import load_graph
-from edge_sdk.wire.contract.manifest import AIDED_FORECAST, ENCODE
-from edge_sdk.wire.contract.parameter_layout import Vector
-from edge_sdk.wire.keys import SigningKey
 from tools.experiments import ev
 from tools.experiments.ev import Floats, Ints, Part, Station
 
@@ -42,29 +42,20 @@ LOOK = 7
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Training of a row of the tables.
+    """Training of a row of the tables."""
 
-    Attributes:
-        bundle: Its model, without the horizon.
-        way: ``alone`` for as many steps as the federated ones take; ``converged`` alone, the best
-            of its checkpoints; ``pooled`` everybody's windows in one place; ``tuned`` that, then
-            alone; ``federated``; ``staged``: federated at falling rates, then tuned alone; or
-            ``lonely``: the same steps at the same rates, alone throughout.
-        method: A key of ``METHODS``.
-        graph: The net between the devices, where there is one.
-        rate: Learning rate.
-        is_personal: Whether models are mixed by credit.
-        prox: Pull towards the mixture, where they are.
-        turns: Settings of the turns through the graph that are not the product's own.
-    """
-
-    bundle: str
+    bundle: str  # its model, without the horizon
+    # ``alone`` for as many steps as the federated ones take; ``converged`` alone, the best of its
+    # checkpoints; ``pooled`` everybody's windows in one place; ``tuned`` that, then alone;
+    # ``federated``; ``staged``: federated at falling rates, then tuned alone; or ``lonely``: the
+    # same steps at the same rates, alone throughout
     way: Way
-    method: str = ""
-    graph: str = ""
+    method: str = ""  # a key of ``METHODS``
+    graph: str = ""  # the net between the devices, where there is one
     rate: float = HASTE
-    is_personal: bool = False
-    prox: float = PROX
+    is_personal: bool = False  # whether models are mixed by credit
+    prox: float = PROX  # pull towards the mixture, where they are
+    # settings of the turns through the graph that are not the product's own
     turns: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -105,37 +96,22 @@ FIELD: Mapping[str, Row] = {
 
 @dataclass(frozen=True, slots=True)
 class Arm:
-    """One run: everything that its numbers depend on.
+    """One run: the inputs of its numbers."""
 
-    Attributes:
-        experiment: ``e1`` to ``e4``.
-        dataset: Folder name of the set.
-        horizon: Steps ahead, all in one answer.
-        name: A key of ``FIELD``.
-        seed: Of vectors, minibatches and who lies.
-        rounds: Of a federated run.
-        steps: Iterations of a round.
-        attack: What the liars do; empty for none. After ``@`` the signal it is done to.
-        liars: How many lie.
-        credit: Sigma; None is the paper's for this horizon.
-        stations: At most so many.
-    """
-
-    experiment: str
-    dataset: str
-    horizon: int
-    name: str
-    seed: int
-    rounds: int
-    steps: int
-    attack: str = ""
-    liars: int = 0
-    credit: float | None = None
-    stations: int | None = None
+    experiment: str  # ``e1`` to ``e4``
+    dataset: str  # folder name of the set
+    horizon: int  # steps ahead, all in one answer
+    name: str  # a key of ``FIELD``
+    seed: int  # of vectors, minibatches and who lies
+    rounds: int  # of a federated run
+    steps: int  # iterations of a round
+    attack: str = ""  # what the liars do; empty for none. After ``@`` the signal it is done to.
+    liars: int = 0  # how many lie
+    credit: float | None = None  # sigma; None is the paper's for this horizon
+    stations: int | None = None  # at most so many
 
     @property
     def file(self) -> str:
-        """Return the file of its result, below the output folder."""
         words = [self.experiment, self.dataset, f"h{self.horizon}", self.name.replace(" ", "")]
         if self.attack:
             words.append(f"{self.attack.replace('@', '_').replace(':', '_')}{self.liars}")
@@ -145,58 +121,41 @@ class Arm:
 
     @property
     def row(self) -> Row:
-        """Return its training."""
         return FIELD[self.name]
 
     @property
     def sigma(self) -> float:
-        """Return the credit of the nearest model."""
         return (0.8 if self.horizon == 1 else 0.9) if self.credit is None else self.credit
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Ground:
-    """Data and bundle of an arm. Mappings are by station.
+    """Data and bundle of an arm. Mappings are by station."""
 
-    Attributes:
-        bundle: Graphs and initial vector.
-        stations: The clients' series.
-        frames: Their channels.
-        graph: The net between them, where there is one.
-    """
-
-    bundle: Bundle
-    stations: Mapping[str, Station]
+    bundle: Bundle  # graphs and initial vector
+    stations: Mapping[str, Station]  # the clients' series
     frames: Mapping[str, ChannelFrame]
-    graph: LentGraph | None
+    graph: LentGraph | None  # the net between them, where there is one
 
     def origins(self, name: str, part: Part, every: int = 1) -> Ints:
-        """List a station's origins of a part."""
         return ev.origins(self.stations[name], self.frames[name], part)[::every]
 
     def windows(self) -> dict[str, Drawable]:
-        """Return the training windows of each device."""
         return {x: Drawable(cut, self.origins(x, "learn")) for x, cut in self.frames.items()}
 
     @property
     def sites(self) -> dict[str, tuple[float, float]]:
-        """Return the public coordinates of the stations that have some."""
         places = {x: station.site for x, station in self.stations.items()}
         return {x: (at.latitude, at.longitude) for x, at in places.items() if at is not None}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Learnt:
-    """Result of a run.
+    """Result of a run."""
 
-    Attributes:
-        vectors: Each station's own whole vector.
-        net: The graph model's parameters, where there is one.
-        stand_ins: Mean activations of stations that the server masks: these are seen instead.
-    """
-
-    vectors: Mapping[str, Vector]
-    net: NDArray[Any] | None = None
+    vectors: Mapping[str, Vector]  # each station's own whole vector
+    net: NDArray[Any] | None = None  # the graph model's parameters, where there is one
+    # mean activations of stations that the server masks: these are seen instead
     stand_ins: Mapping[str, NDArray[Any]] = field(default_factory=dict)
 
 
@@ -214,8 +173,8 @@ def ground(arm: Arm, folder: Path) -> Ground:
 @lru_cache(maxsize=8)
 def opened(name: str) -> Bundle:
     """Export a model of the catalogue and open it as a device does; shipped ones are opened."""
-    from aggregator.models.catalogue import SHIPPED  # noqa: PLC0415 - torch, for papers' models only
-    from aggregator.models.export import export, make  # noqa: PLC0415 - as above
+    from aggregator.extensions.authoring.catalogue import SHIPPED  # noqa: PLC0415 - torch, for papers' models only
+    from aggregator.extensions.authoring.export import export, make  # noqa: PLC0415 - as above
 
     if name in SHIPPED:
         return Bundle.open(name, trust=TrustedKeys())
@@ -231,10 +190,10 @@ def seated(kind: str, bundle: Bundle, stations: tuple[Station, ...]) -> LentGrap
     """Host a net over the stations: neighbours by coordinates, or all where there are none."""
     import torch  # noqa: PLC0415 - the graph models' door
 
-    from aggregator.graph.nets.conv2d import Conv2d  # noqa: PLC0415 - as above
-    from aggregator.graph.nets.graphnet import GraphNet  # noqa: PLC0415 - as above
-    from aggregator.graph.nets.spatiotemporal import SpatioTemporal  # noqa: PLC0415 - as above
-    from aggregator.graph.nets.torch_adapter import TorchGraphModel  # noqa: PLC0415 - as above
+    from aggregator.extensions.papers.graph.nets.conv2d import Conv2d  # noqa: PLC0415 - as above
+    from aggregator.extensions.papers.graph.nets.graphnet import GraphNet  # noqa: PLC0415 - as above
+    from aggregator.extensions.papers.graph.nets.spatiotemporal import SpatioTemporal  # noqa: PLC0415 - as above
+    from aggregator.extensions.papers.graph.nets.torch_adapter import TorchGraphModel  # noqa: PLC0415 - as above
 
     torch.set_num_threads(1)
     shape = bundle.manifest.activation
@@ -294,7 +253,6 @@ def _through(
 
 
 def _aided(base: Ground, name: str, p: Vector, rows: Ints, z: NDArray[Any]) -> Floats:
-    """Forecast with the graph's output, as the product does."""
     spoken = iter([z])
 
     def graph(**feeds: NDArray[Any]) -> tuple[NDArray[Any], ...]:

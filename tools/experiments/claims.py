@@ -14,21 +14,14 @@ Results = Sequence[Mapping[str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """One qualitative statement, and the result of our runs.
-
-    Attributes:
-        text: The statement.
-        holds: Whether it holds in every seed.
-        detail: The numbers it was judged by.
-    """
+    """One qualitative statement, and the result of our runs."""
 
     text: str
     holds: bool
-    detail: str
+    detail: str  # the numbers it was judged by
 
     @property
     def verdict(self) -> str:
-        """Return the verdict for the table."""
         return "reproduced" if self.holds else "NOT reproduced"
 
 
@@ -81,7 +74,7 @@ def of_e5(results: Results) -> list[Claim]:
         Claim(
             "every MASE > 1 without personalisation (magnitudes differ)",
             all(above.values()),
-            _said(above) + "; " + _means(scaled),
+            _said(above),
         ),
     ]
 
@@ -121,7 +114,6 @@ def of_e6(results: Results) -> list[Claim]:
 
 
 def _averages(table: Mapping[tuple[str, str], Sequence[float]]) -> dict[str, dict[str, float]]:
-    """Return the mean over seeds by set and arm, of the sets that have every configuration."""
     out: dict[str, dict[str, float]] = defaultdict(dict)
     for (dataset, arm), values in table.items():
         out[dataset][arm] = float(np.mean(values))
@@ -129,7 +121,6 @@ def _averages(table: Mapping[tuple[str, str], Sequence[float]]) -> dict[str, dic
 
 
 def _below(other: str, errors: Mapping[str, Mapping[str, float]]) -> Claim:
-    """Judge whether every configuration has a lower MAE than another arm on every set."""
     parts, holds = [], True
     for name, row in errors.items():
         arm = "pooled" if other == "No-FL" and other not in row else other
@@ -163,7 +154,3 @@ def gains(results: Results) -> list[Claim]:
 
 def _said(verdicts: Mapping[str, bool]) -> str:
     return ", ".join(f"{name}: {'yes' if ok else 'no'}" for name, ok in verdicts.items())
-
-
-def _means(table: Mapping[tuple[str, str], Sequence[float]]) -> str:
-    return ", ".join(f"{a} {s} {np.mean(v):.3g}" for (a, s), v in sorted(table.items()))

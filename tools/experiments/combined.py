@@ -26,10 +26,10 @@ from aggregator.rules import bind
 from edge_sdk.forecasting.windows import Drawable
 from edge_sdk.methods import METHODS as DEVICE
 from edge_sdk.methods.local_sgd import LocalSgd
-from edge_sdk.methods.training_context import ShellContext
+from edge_sdk.methods.training_context import TrainingContext
+from edge_sdk.protocol.contract.method import CONTRACTS, Half
+from edge_sdk.protocol.contract.parameter_layout import ParamSpec, Vector
 from edge_sdk.shared_math.optim import adam
-from edge_sdk.wire.contract.method import CONTRACTS, Half
-from edge_sdk.wire.contract.parameter_layout import ParamSpec, Vector
 from tools.experiments import cells, cellular_setup
 from tools.experiments.byzantine import liars
 from tools.experiments.cellular_setup import Ground, ground, judged, together
@@ -55,36 +55,25 @@ SHARED = ("body.0.",)
 
 @dataclass(frozen=True, slots=True)
 class Arm:
-    """One run: everything that its numbers depend on.
+    """One run: the inputs of its numbers."""
 
-    Attributes:
-        ideas: Those of ``IDEAS`` that are in.
-        attack: What the liars do; empty for none.
-        seed: Of vectors, minibatches, noise and who lies.
-        rounds: Rounds of ``STEPS`` local steps.
-        clients: Number of cells.
-    """
-
-    ideas: tuple[str, ...]
-    attack: str
-    seed: int
-    rounds: int
+    ideas: tuple[str, ...]  # those of ``IDEAS`` that are in
+    attack: str  # what the liars do; empty for none
+    seed: int  # of vectors, minibatches, noise and who lies
+    rounds: int  # rounds of ``STEPS`` local steps
     clients: int
 
     @property
     def file(self) -> str:
-        """Return the file of its result, below the output folder."""
         words = ["e15", "+".join(self.ideas) or "none", self.attack or "honest"]
         return "-".join((*words, f"n{self.clients}", f"k{self.rounds}", f"s{self.seed}")) + ".json"
 
     @property
     def shared(self) -> tuple[str, ...]:
-        """Return the prefixes of the shared layers."""
         return SHARED if "layers" in self.ideas else ("",)
 
     @property
     def method(self) -> str:
-        """Return the method whose contract its devices follow."""
         if "consensus" in self.ideas:
             return "bsfdp"
         return "pfl" if "credit" in self.ideas else "fedavg"
@@ -200,7 +189,6 @@ def _trained_alone(arm: Arm, base: Ground) -> dict[str, Vector]:
 
 
 def _drawn(arm: Arm, base: Ground) -> list[str]:
-    """Choose by seed who lies where somebody does."""
     names = sorted(base.cells)
     drawn = key(arm.seed, "_liars", "who", 0).permutation(len(names))
     return sorted(names[i] for i in drawn[:LIARS])
@@ -210,7 +198,7 @@ def _stage(arm: Arm, base: Ground, spec: ParamSpec, first: Vector, lying: list[s
     name, windows = arm.method, base.windows()
     devices, states = {}, {}
     for client, some in windows.items():
-        lent = ShellContext(
+        lent = TrainingContext(
             client, spec, base.bundle.graphs, _given(some), BATCH, partial(key, arm.seed, client)
         )
         devices[client] = DEVICE[name](lent, LocalSgd(adam, minibatch="fresh"))
@@ -244,7 +232,6 @@ def _settings(arm: Arm) -> Mapping[str, Any]:
 
 
 def _forecasting(arm: Arm, stage: Stage, last: Step, spec: ParamSpec) -> dict[str, Vector]:
-    """Return the vector that each device forecasts with when the run is over."""
     own = {x: np.asarray(half.model(stage.states[x])["p"]) for x, half in stage.devices.items()}
     if "credit" in arm.ideas:
         return own

@@ -17,11 +17,17 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from aggregator.graph import Site
-from edge_sdk.forecasting.forecast_metrics import QUANTILES, coverage, interval_length, mae, pinball
+from aggregator.extensions.papers.graph import Site
+from edge_sdk.extensions.evaluation.forecast_metrics import (
+    QUANTILES,
+    coverage,
+    interval_length,
+    mae,
+    pinball,
+)
 from edge_sdk.forecasting.series import Series, SeriesRow
 from edge_sdk.forecasting.windows import ChannelFrame, Scale
-from edge_sdk.wire.contract.manifest import Manifest
+from edge_sdk.protocol.contract.manifest import Manifest
 
 BOULDER, PERTH = "ev_boulder", "ev_perth_kinross"
 PALO_ALTO, CALTECH = "ev_palo_alto_2011_2013", "ev_acn_caltech"
@@ -53,21 +59,13 @@ SHARES: Mapping[Part, tuple[float, float]] = {
 
 @dataclass(frozen=True, slots=True)
 class Station:
-    """One client's demand.
+    """One client's demand."""
 
-    Attributes:
-        name: As in the data file.
-        start: Unix seconds of the first half-hour, UTC.
-        zone: Where its wall clock hangs.
-        demand: kWh a half-hour, shape ``(T,)``.
-        site: Public coordinates; None where all stations stand in one place.
-    """
-
-    name: str
-    start: int
-    zone: str
-    demand: Floats
-    site: Site | None
+    name: str  # as in the data file
+    start: int  # Unix seconds of the first half-hour, UTC
+    zone: str  # where its wall clock hangs
+    demand: Floats  # kWh a half-hour, shape ``(T,)``
+    site: Site | None  # public coordinates; None where all stations stand in one place
 
     def rows(self, part: Part) -> tuple[int, int]:
         """Return first row and end of a part.
@@ -81,7 +79,6 @@ class Station:
 
     @property
     def scale(self) -> Scale:
-        """Return the range of its training part."""
         return Scale.of(self.demand[: self.rows("learn")[1]])
 
     def series(self, stream: str) -> Series:
@@ -96,7 +93,6 @@ def load(folder: Path, name: str, count: int | None = None) -> list[Station]:
     """Read the first ``count`` stations of a set; all of them unless said.
 
     Raises:
-        FileNotFoundError: The set is not there.
         KeyError: A set this file does not know.
     """
     zone = ZONES[name]
@@ -114,7 +110,6 @@ def _site(places: pd.DataFrame, name: str) -> Site | None:
 
 
 def present(folder: Path, names: tuple[str, ...] | list[str] = SETS) -> tuple[list[str], list[str]]:
-    """Return the sets that are present and those that are missing."""
     there = [x for x in names if (folder / x).is_dir()]
     return there, [x for x in names if x not in there]
 

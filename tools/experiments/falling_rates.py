@@ -20,8 +20,8 @@ import numpy as np
 
 from aggregator.methods import METHODS, Rounds, Setup
 from aggregator.rules import bind
-from edge_sdk.wire.contract.method import Effects, Event, Half
-from edge_sdk.wire.contract.parameter_layout import Vector
+from edge_sdk.protocol.contract.method import Effects, Event, Half
+from edge_sdk.protocol.contract.parameter_layout import Vector
 from tools.experiments import chargers, charging, ev
 from tools.experiments.charging import Arm, Ground, Learnt
 from tools.experiments.ev import Floats
@@ -45,17 +45,11 @@ BLOCK = 1024
 
 @dataclass(frozen=True, slots=True)
 class GradientPoint:
-    """Scores of a round's models; means over stations.
+    """Scores of a round's models; means over stations."""
 
-    Attributes:
-        squared: Squared norm of a station's gradient.
-        loss: Loss over its training windows.
-        held_back: QS on the choosing part, in standard deviations of training.
-    """
-
-    squared: float
-    loss: float
-    held_back: float
+    squared: float  # squared norm of a station's gradient
+    loss: float  # loss over its training windows
+    held_back: float  # QS on the choosing part, in standard deviations of training
 
 
 def rate_of(power: float, number: int) -> float:

@@ -1,4 +1,4 @@
-"""Make the papers' figures of curves: forecasts beside what came, and a long run's course.
+"""Make the papers' figures of curves: forecasts beside readings, and a long run's course.
 
     python tools/reproduce.py figures --data data --out runs
 
@@ -82,7 +82,6 @@ def main(options: argparse.Namespace) -> int:
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options of the figures."""
     parser.add_argument("--only", nargs="+", default=[], help="figures: these records alone")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
@@ -12,6 +13,7 @@ import numpy as np
 from tools.experiments import ev
 from tools.experiments.claims import Claim, Results
 from tools.experiments.graph_baselines import Marks
+from tools.experiments.pages import SEEDS
 from tools.experiments.rankings import where
 
 WIDEST = 0.12
@@ -31,18 +33,15 @@ RESIDUAL = "PFGL, residual"
 
 
 def qs(result: Mapping[str, Any]) -> float:
-    """Return a result's QS, averaged over stations."""
     return float(result["mean"]["QS"])
 
 
 def tasks(results: Results) -> list[tuple[str, int]]:
-    """Return sets and horizons, in the order of the sets."""
     found = {(r["arm"]["dataset"], r["arm"]["horizon"]) for r in results}
     return [(d, h) for h in (1, 6) for d in ev.SETS if (d, h) in found]
 
 
 def called(task: tuple[str, int]) -> str:
-    """Return a task's name."""
     return f"{ev.TITLES[task[0]]} p={task[1]}"
 
 
@@ -74,7 +73,8 @@ def _spread(gaps: Sequence[float]) -> str:
     mean = f"{np.mean(gaps):+.1%}"
     if len(gaps) == 1:
         return mean
-    return f"{mean} ({min(gaps):+.1%} to {max(gaps):+.1%}, {len(gaps)} seeds)"
+    count = "" if len(gaps) == SEEDS else f", {len(gaps)} seeds"
+    return f"{mean} ({min(gaps):+.1%} to {max(gaps):+.1%}{count})"
 
 
 CHECKPOINTS = " (PFGL at its best held-back round, No_FL at its last step)"
@@ -123,7 +123,6 @@ def _growing(results: Results) -> list[Claim]:
 
 
 def _everywhere(results: Results) -> list[Claim]:
-    """Return the claim that PFGL is better than No_FL on every station."""
     better, count = 0, 0
     for ours in where(results, name="PFGL"):
         arm = ours["arm"]
@@ -153,7 +152,7 @@ def _closest(results: Results) -> list[Claim]:
 
 
 def of_marks(results: Results, marks: Marks) -> list[Claim]:
-    """Judge our best configuration against what others reach on the same windows."""
+    """Judge our best configuration against the results of others on the same windows."""
     claims = []
     for kind, most, text in (
         ("must beat", 0, "below every method that must be beaten, on every set"),
@@ -163,10 +162,7 @@ def of_marks(results: Results, marks: Marks) -> list[Claim]:
             rows = _beside(results, marks, horizon, kind)
             if rows:
                 missed = sum(ours > mark for ours, mark in rows.values())
-                said = ", ".join(
-                    f"{ev.TITLES[d]} {ours:.4g} against {mark:.4g}"
-                    for d, (ours, mark) in rows.items()
-                )
+                said = f"on {len(rows) - missed} of {len(rows)} sets"
                 claims.append(Claim(f"{OURS}, p={horizon}: {text}", missed <= most, said))
     return claims + less(results, OURS, "week, alone", "a federation gains over training alone")
 
@@ -184,7 +180,7 @@ def _beside(
 
 
 def of_intervals(results: Results) -> list[Claim]:
-    """Judge what devices would have served: misses on either side, and the length they cost."""
+    """Judge the served intervals: misses on either side, and their length."""
     found = [r for r in where(results, name=OURS) if "calibrated" in r]
     if not found:
         return []
@@ -258,7 +254,6 @@ def _of_attacks(results: Results) -> list[Claim]:
 
 
 def _hardly_worse(results: Results, name: str, attack: str, crowd: int) -> list[Claim]:
-    """Return the claims over all stations, as in the paper, and over the honest ones."""
     claims = []
     for honest, whose in ((False, "all stations"), (True, "honest stations")):
         found = rises(results, name, attack, crowd, honest=honest)
@@ -281,7 +276,7 @@ def _still_better(results: Results, name: str, attack: str, crowd: int) -> list[
             if r["arm"]["seed"] in alone
         ]
         if pairs:
-            said = ", ".join(f"{ours:.4f} and {theirs:.4f}" for ours, theirs in pairs)
+            said = _shares([ours / theirs - 1.0 for ours, theirs in pairs])
             text = f"{name} stays below No_FL: {attack}, {crowd} of 8, {whose}"
             claims.append(Claim(text, all(ours < theirs for ours, theirs in pairs), said))
     return claims
@@ -297,6 +292,29 @@ def _shut_out(results: Iterable[Mapping[str, Any]], name: str = "PFGL") -> list[
     text = f"{name}: attackers' weight is zero from round 2 on"
     said = f"heaviest {heaviest:.4f} in {rounds} rounds"
     return [Claim(text, heaviest == 0.0, said)] if rounds else []
+
+
+_OF_AN_ATTACK = re.compile(r"(.*): (\w+), (\d) of 8(.*)")
+
+
+def merged(claims: Iterable[Claim]) -> list[Claim]:
+    """Make one claim of those that differ in the attack only; it holds if all of them do.
+
+    >>> merged([Claim("x: flipping, 1 of 8", True, "+1%"), Claim("x: gaussian, 4 of 8", False, "+9%")])
+    [Claim(text='x', holds=False, detail='flipping 1 yes: +1%; gaussian 4 no: +9%')]
+    """
+    parts: dict[str, list[Claim]] = {}
+    for claim in claims:
+        found = _OF_AN_ATTACK.fullmatch(claim.text)
+        if found is None:
+            parts.setdefault(claim.text, []).append(claim)
+            continue
+        said = f"{found[2]} {found[3]} {'yes' if claim.holds else 'no'}: {claim.detail}"
+        parts.setdefault(found[1] + found[4], []).append(replace(claim, detail=said))
+    return [
+        Claim(text, all(x.holds for x in some), "; ".join(x.detail for x in some))
+        for text, some in parts.items()
+    ]
 
 
 def weights_of_liars(
@@ -328,7 +346,6 @@ def of_e3(results: Results) -> list[Claim]:
 
 
 def _let_in(rows: Results, counts: Mapping[float, float]) -> Claim:
-    """Return the paper's claim: few contributors with a small sigma, all honest ones with a large."""
     all_honest = float(len(rows[0]["stations"]) - len(rows[0]["liars"]))
     few, many = counts[min(counts)], counts[max(counts)]
     text = "fewer contributors with the smallest sigma than with the largest, where all honest ones are"

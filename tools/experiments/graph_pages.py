@@ -15,9 +15,6 @@ from tools.experiments.graph_claims import OURS, called, qs, tasks
 from tools.experiments.pages import Page, counted, table
 from tools.experiments.rankings import where
 
-SHOWN = ("PFGL", "No_FL", "No_FL converged", "week, alone", OURS)
-"""Rows of the tables by station."""
-
 COVERAGE = 0.8
 """Nominal coverage of the interval between the quantiles 0.1 and 0.9."""
 
@@ -56,7 +53,7 @@ def e1(results: Results, marks: Marks, missing: Sequence[str] = ()) -> Page:
         lines += ["", "### Beside others, on the same windows: QS", "", *_marked(results, marks)]
     if any("served" in r for r in results):
         lines += ["", "### Served intervals: calibrated on the device", "", *_served(results)]
-    lines += ["", "### By station: QS", "", *_stations(results), "", *by_station(results)]
+    lines += ["", *by_station(results)]
     lines += _fans(results)
     return Page("E1: PFGL on real charging sites", claims, lines)
 
@@ -74,11 +71,7 @@ def _states(results: Results) -> str:
     seeds = counted(len({a["seed"] for a in arms}))
     paces = sorted({(a["rounds"], a["steps"]) for a in arms if a["rounds"]})
     text = ", ".join(f"{k} rounds of {n} iterations" for k, n in paces)
-    return (
-        f"{seeds} at most; federated rows {text}, batch 32 (the paper: 100 rounds of 656). QS is "
-        "the sum over 0.1, 0.5 and 0.9 of the mean pinball loss in kWh, MIL the mean length of the "
-        "80 % interval, ICP its coverage; all are means over stations, on the last fifth."
-    )
+    return f"{seeds} at most; federated rows {text} (the paper: 100 of 656)."
 
 
 def _rows(results: Results, horizon: int) -> list[str]:
@@ -95,10 +88,9 @@ def _cell(results: Results) -> str:
     if not results:
         return ""
     mean = {k: np.mean([r["mean"][k] for r in results]) for k in ("QS", "MIL", "ICP")}
-    text = f"{mean['QS']:.4g} / {mean['MIL']:.3g} / {mean['ICP']:.2f}"
-    if len(results) == 1:
-        return text
-    return f"{text} (QS ± {np.std([qs(r) for r in results]):.2g}, {len(results)} seeds)"
+    spread = f" ± {np.std([qs(r) for r in results]):.2g}" if len(results) > 1 else ""
+    count = f" ({len(results)} seeds)" if len(results) == 2 else ""
+    return f"{mean['QS']:.4g}{spread} / {mean['MIL']:.3g} / {mean['ICP']:.2f}{count}"
 
 
 def _paper(name: str, horizon: int) -> str:
@@ -110,7 +102,6 @@ def _paper(name: str, horizon: int) -> str:
 
 
 def _gains(results: Results) -> list[str]:
-    """Return the relative QS of PFGL against each control."""
     controls = ("No_FL", "No_FL converged", "pooled", "pooled, tuned", OURS)
     body = []
     for task in tasks(results):
@@ -154,13 +145,11 @@ def _marked(results: Results, marks: Marks) -> list[str]:
 def _served(results: Results) -> list[str]:
     body = []
     for task in tasks(results):
-        for name in FIELD:
-            found = where(results, name=name, dataset=task[0], horizon=task[1])
-            if found := [r for r in found if "served" in r]:
-                body.append([called(task), name, *_misses(found)])
+        found = where(results, name=OURS, dataset=task[0], horizon=task[1])
+        if found := [r for r in found if "served" in r]:
+            body.append([called(task), *_misses(found)])
     head = (
-        "",
-        "",
+        OURS,
         "below, worst",
         "above, worst",
         "before",
@@ -192,17 +181,6 @@ def _misses(found: Results) -> list[str]:
         f"{forecast:.4g}",
         f"{means[2]:.4g}",
     ]
-
-
-def _stations(results: Results) -> list[str]:
-    body = []
-    for task in tasks(results):
-        rows = {x: where(results, name=x, dataset=task[0], horizon=task[1]) for x in SHOWN}
-        names = next((list(r[0]["stations"]) for r in rows.values() if r), [])
-        for station in names:
-            cells = [_mean(found, station) for found in rows.values()]
-            body.append([called(task), station, *cells])
-    return table(("", "station", *SHOWN), body)
 
 
 def by_station(results: Results) -> list[str]:
@@ -238,11 +216,6 @@ def _badness(value: float, kind: str) -> float:
     return round(abs(value - COVERAGE), 9) if kind == "ICP" else value
 
 
-def _mean(found: Results, station: str) -> str:
-    scores = [r["stations"][station]["QS"] for r in found]
-    return f"{np.mean(scores):.4g}" if scores else ""
-
-
 def _fans(results: Results) -> list[str]:
     out = []
     for r in where(results, name=OURS, seed=0):
@@ -259,11 +232,11 @@ def e2(results: Results) -> Page:
     lines = [_states(results), "", _OWN_MODEL]
     for dataset in dict.fromkeys(r["arm"]["dataset"] for r in hit):
         lines += ["", f"### {ev.TITLES[dataset]}", "", *_attacked(where(results, dataset=dataset))]
-    return Page("E2: PFGL under attack", graph_claims.of_e2(results), [*lines, "", *_weights(hit)])
+    claims = graph_claims.merged(graph_claims.of_e2(results))
+    return Page("E2: PFGL under attack", claims, lines)
 
 
 def _attacked(results: Results) -> list[str]:
-    """QS of each row under each attack, on one set."""
     hit = [r for r in results if r["arm"]["experiment"] == "e2"]
     kinds = sorted({(r["arm"]["attack"], r["arm"]["liars"]) for r in hit})
     names = [x for x in FIELD if any(r["arm"]["name"] == x for r in hit)]
@@ -295,26 +268,6 @@ def _hit(results: Results, name: str, attack: str, crowd: int) -> str:
     paper = TABLE_V.get((attack, crowd), {}).get(name)
     theirs = f", paper {paper / TABLE_V['', 0][name] - 1.0:+.1%}" if paper else ""
     return f"{text} ({ours}{theirs})"
-
-
-def _weights(hit: Results) -> list[str]:
-    """Return the weight that honest stations give to Byzantine ones in the last round."""
-    body = []
-    for r in hit:
-        if r["credits"]:
-            given = graph_claims.weights_of_liars(r["credits"][-1], r["liars"])
-            arm = r["arm"]
-            most = f"{max(given):.3f}"
-            mean = f"{np.mean(given):.3f}"
-            body.append(
-                [arm["name"], arm["attack"], str(arm["liars"]), str(arm["seed"]), mean, most]
-            )
-    head = ("", "attack", "Byzantine", "seed", "weight of Byzantine stations, mean", "at most")
-    return (
-        ["### Weight of Byzantine stations in the last round", "", *table(head, body)]
-        if body
-        else []
-    )
 
 
 def e3(results: Results) -> Page:

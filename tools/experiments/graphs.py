@@ -83,7 +83,6 @@ def _arm(
     horizon: int = 6,
     **more: Any,  # noqa: ANN401 - as above
 ) -> Arm:
-    """Make an arm; only the federated ones and the brief depend on rounds and steps."""
     is_paced = FIELD[name].way in {"federated", "alone"}
     rounds, steps = (options.turns, options.pace) if is_paced else (0, 0)
     return Arm(experiment, dataset, horizon, name, seed, rounds, steps, **more)
@@ -154,7 +153,7 @@ def one(arm: Arm, folder: Path, out: Path) -> Path:
 
 
 def run_all(options: argparse.Namespace) -> None:
-    """Run everything that is not there yet, with one bar, in worker processes."""
+    """Run missing results, with one progress bar, in worker processes."""
     options.out.mkdir(parents=True, exist_ok=True)
     todo = [x for x in arms(options) if not (options.out / x.file).exists()]
     with (
@@ -169,7 +168,6 @@ def run_all(options: argparse.Namespace) -> None:
 
 
 def kept(options: argparse.Namespace) -> list[dict[str, Any]]:
-    """Read what is finished."""
     paths = (options.out / arm.file for arm in arms(options))
     return [json.loads(path.read_text()) for path in paths if path.exists()]
 
@@ -184,7 +182,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def main(options: argparse.Namespace) -> int:
-    """Run what was asked for; print and write one page an experiment."""
+    """Run the requested experiments; print and write a page for each."""
     there, missing = ev.present(options.data, options.sites)
     options.sites = there
     if ev.BOULDER not in there and (not there or set(options.experiments) & {"e2", "e3", "e4"}):

@@ -1,4 +1,4 @@
-"""PL-FL's Table I and Figure 2 on our sets: what goes with load, and how unlike buildings are.
+"""PL-FL's Table I and Figure 2 on our sets: correlation with load, and differences between buildings.
 
 Static features are correlated with a building's mean load over buildings; weather with a
 building's load over time, as a mean over buildings. ``buildings.SETS`` have floor or roof areas and

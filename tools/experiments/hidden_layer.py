@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from aggregator.models.hidden_layer import TrainedNet, hidden_graph
+from aggregator.extensions.authoring.hidden_layer import TrainedNet, hidden_graph
 from edge_sdk.bundle import shipped_folder
 from edge_sdk.runtime import load_graph
 from firmware_sim.evaluation.closed_form import ALONE, FLEET, PERSONAL, ClosedFormFleet
@@ -115,7 +115,6 @@ def _extended(device: str, w: DeviceWindows, layer: Layer) -> DeviceWindows:
 
 
 def _errors(devices: Mapping[str, DeviceWindows], seed: int) -> dict[str, float]:
-    """Return the mean over devices of each way's error over that of last week's reading."""
     fleet = ClosedFormFleet.of(devices, seed)
     ratios: dict[str, list[float]] = {way: [] for way in (ALONE, FLEET, PERSONAL)}
     for name, w in devices.items():

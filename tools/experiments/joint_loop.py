@@ -19,36 +19,27 @@ from aggregator.methods import OPEN, Rounds, Setup
 from aggregator.rules import bind
 from edge_sdk.forecasting.windows import Drawable
 from edge_sdk.methods import METHODS as DEVICE
-from edge_sdk.methods.local_sgd import LocalSgd, LocalState
-from edge_sdk.methods.training_context import Batch, Graph, ShellContext, Windows
+from edge_sdk.methods.fedavg import LocalState
+from edge_sdk.methods.local_sgd import LocalSgd
+from edge_sdk.methods.training_context import Batch, Graph, TrainingContext, Windows
+from edge_sdk.protocol.contract.method import ALL, Closed, Effects, Half, Task, Update
+from edge_sdk.protocol.contract.parameter_layout import ParamSpec, Vector
 from edge_sdk.shared_math.optim import adam
-from edge_sdk.wire.contract.method import ALL, Closed, Effects, Half, Task, Update
-from edge_sdk.wire.contract.parameter_layout import ParamSpec, Vector
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """One arm of an experiment.
+    """One arm of an experiment."""
 
-    Attributes:
-        method: A key of ``METHODS``.
-        settings: Its server settings by name (``steps``, ``rate``, ``server_rate`` …).
-        shared: Name prefixes; ``()`` is configuration 3: everybody alone.
-        rounds: Rounds.
-        batch: Windows in a minibatch.
-        minibatch: ``fixed`` or ``fresh``, see ``LocalSgd``.
-        seed: Of the initial vectors and the minibatches.
-        own_heads: Whether personal layers start differently on every device.
-    """
-
-    method: str
+    method: str  # a key of ``METHODS``
+    # its server settings by name (``steps``, ``rate``, ``server_rate`` …)
     settings: Mapping[str, float]
-    shared: tuple[str, ...]
+    shared: tuple[str, ...]  # name prefixes; ``()`` is configuration 3: everybody alone
     rounds: int
-    batch: int
-    minibatch: Literal["fixed", "fresh"]
-    seed: int
-    own_heads: bool = True
+    batch: int  # windows in a minibatch
+    minibatch: Literal["fixed", "fresh"]  # ``fixed`` or ``fresh``, see ``LocalSgd``
+    seed: int  # of the initial vectors and the minibatches
+    own_heads: bool = True  # whether personal layers start differently on every device
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -58,7 +49,6 @@ class Pooled:
     parts: tuple[Drawable, ...]
 
     def __len__(self) -> int:
-        """Return the number of windows."""
         return sum(len(part) for part in self.parts)
 
     def draw(self, rng: np.random.Generator, size: int) -> Batch:
@@ -102,28 +92,17 @@ _CHANGING = ("states", "common", "done", "server", "task")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Fleet:
-    """All devices of a plan, and its server, between two rounds.
+    """All devices of a plan, and its server, between two rounds."""
 
-    Attributes:
-        spec: Layout of the vector.
-        halves: The devices' halves.
-        states: The devices' states.
-        common: The newest common layers.
-        done: How many rounds are over.
-        server: The server half's state after them; None before the first.
-        task: What it asks next; None before the first round and after the last.
-    """
-
-    spec: ParamSpec
+    spec: ParamSpec  # layout of the vector
     halves: Mapping[str, Half[LocalState]]
     states: dict[str, LocalState]
-    common: Vector
-    done: int = 0
-    server: Any = None
-    task: Task | None = None
+    common: Vector  # the newest common layers
+    done: int = 0  # how many rounds are over
+    server: Any = None  # the server half's state after them; None before the first
+    task: Task | None = None  # what it asks next; None before the first round and after the last
 
     def saved(self) -> dict[str, Any]:
-        """Return everything that changes in a run."""
         return {name: getattr(self, name) for name in _CHANGING}
 
     def restored(self, saved: Mapping[str, Any]) -> Fleet:
@@ -151,8 +130,6 @@ def gather(
     """Set up every device of a plan.
 
     Args:
-        plan: The arm.
-        layout: Of the whole vector.
         initial: The bundle's initial vector; redrawn by the plan's seed.
         gradient: The bundle's gradient graph.
         windows: What each device may learn from, by device name.
@@ -164,7 +141,7 @@ def gather(
     halves, states = {}, {}
     for name in sorted(windows):
         keyed = partial(key, plan.seed, name)
-        lent = ShellContext(
+        lent = TrainingContext(
             name, spec, {"gradient": gradient}, _given(windows[name]), plan.batch, keyed
         )
         how = LocalSgd(adam, minibatch=plan.minibatch, keep_moments=keep_moments)

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge_sdk.methods.training_context import Batch, Graph
-from edge_sdk.wire.contract.parameter_layout import ParamSpec, Vector
+from edge_sdk.protocol.contract.parameter_layout import ParamSpec, Vector
 from tools.experiments.joint_loop import key
 from tools.experiments.nets import Net
 from tools.experiments.related_methods import Course, Field, course
@@ -45,7 +45,6 @@ class Words:
     y: NDArray[np.int64]
 
     def __len__(self) -> int:
-        """Return the number of windows."""
         return len(self.x)
 
     def draw(self, rng: np.random.Generator, size: int) -> Batch:
@@ -56,17 +55,12 @@ class Words:
 
 @dataclass(frozen=True, slots=True)
 class Speaker:
-    """Net that predicts the next word: an embedding, a hidden layer of tanh, a softmax.
+    """Net that predicts the next word: an embedding, a hidden layer of tanh, a softmax."""
 
-    Attributes:
-        words: How many it knows.
-    """
-
-    words: int
+    words: int  # how many it knows
 
     @property
     def spec(self) -> ParamSpec:
-        """Return the layout of its vector."""
         return ParamSpec.of(
             [("embed", (self.words, WIDTH)), *((x.name, x.shape) for x in self._net.spec.layers)]
         )
@@ -76,7 +70,6 @@ class Speaker:
         return Net((WINDOW * WIDTH, HIDDEN, self.words), "tanh", biases=False)
 
     def first(self, rng: np.random.Generator) -> Vector:
-        """Draw a vector."""
         embed = rng.normal(0, 0.3, self.words * WIDTH).astype(np.float32)
         return np.concatenate([embed, self._net.first(rng)])
 
@@ -137,7 +130,6 @@ class Spoken:
     held: Mapping[str, Words]
 
     def loss(self, vectors: Mapping[str, Vector]) -> float:
-        """Return the mean loss on held-out text."""
         parts = [self.speaker.loss(vectors[x], some.x, some.y) for x, some in self.held.items()]
         return float(np.mean(parts))
 
@@ -166,7 +158,6 @@ def spoken(seed: int, words: int = 300) -> Spoken:
 
 
 def _text(domain: str) -> list[str]:
-    """Return a part of the library as words, in order of its files."""
     library = Path(sysconfig.get_paths()["stdlib"])
     found: list[str] = []
     for path in sorted((library / domain).rglob("*.py")):

@@ -16,12 +16,12 @@ from typing import Final, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from aggregator.graph import Site
+from aggregator.extensions.papers.graph import Site
 from edge_sdk.bundle import Bundle, TrustedKeys
+from edge_sdk.extensions.evaluation.forecast_metrics import QUANTILES
 from edge_sdk.forecasting.forecast import fan, rolling
-from edge_sdk.forecasting.forecast_metrics import QUANTILES
 from edge_sdk.forecasting.windows import ChannelFrame, Drawable
-from edge_sdk.wire.contract.parameter_layout import Vector
+from edge_sdk.protocol.contract.parameter_layout import Vector
 from tools.experiments import cells, ev
 from tools.experiments.related_methods import Links
 from tools.experiments.synthetic_graph import nearest
@@ -42,30 +42,19 @@ CLOSE = 2
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Place:
-    """A real fleet.
-
-    Attributes:
-        title: For a heading.
-        said: What is learned by whom, in words.
-        bundle: The model.
-        frames: Channels by device.
-        links: Pairs of neighbours.
-        score: What ``judged`` calls the score that methods are compared by.
-        origins: The windows of a device in a part.
-        judged: From forecasts and truth by device to scores; lower is better.
-    """
+    """A real fleet."""
 
     title: str
-    said: str
+    said: str  # what is learned by whom, in words
     bundle: Bundle
-    frames: Mapping[str, ChannelFrame]
-    links: Links
-    score: str
-    origins: Callable[[str, Part], Ints]
+    frames: Mapping[str, ChannelFrame]  # channels by device
+    links: Links  # pairs of neighbours
+    score: str  # what ``judged`` calls the score that methods are compared by
+    origins: Callable[[str, Part], Ints]  # the windows of a device in a part
+    # from forecasts and truth by device to scores; lower is better
     judged: Callable[[Mapping[str, Floats], Mapping[str, Floats]], dict[str, float]]
 
     def windows(self, part: Part) -> dict[str, Drawable]:
-        """Return the training windows of each device."""
         return {x: Drawable(frame, self.origins(x, part)) for x, frame in self.frames.items()}
 
     def errors(self, vectors: Mapping[str, Vector], part: Part) -> dict[str, float]:

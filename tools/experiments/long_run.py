@@ -34,15 +34,10 @@ ALONE, RUNS, LONG = "alone, runs of this length", "PFGL, runs of this length", "
 
 @dataclass(frozen=True, slots=True)
 class LengthPoint:
-    """Scores of a round's models.
+    """Scores of a round's models."""
 
-    Attributes:
-        held_back: Mean over stations on the choosing part, in standard deviations of training.
-        test: QS on the test part, kWh.
-    """
-
-    held_back: float
-    test: float
+    held_back: float  # mean over stations on the choosing part, in standard deviations of training
+    test: float  # QS on the test part, kWh
 
 
 def lengths(options: argparse.Namespace) -> dict[str, Any] | None:

@@ -6,18 +6,17 @@ from pathlib import Path
 
 
 def replace_block(path: Path, marker: str, text: str) -> None:
-    """Replace what lies between the two marker lines of a page.
+    """Replace the text between the two marker lines of a page.
 
     Raises:
         ValueError: The page has not exactly two of these lines; it is left as it is.
 
-    Example:
-        >>> import tempfile
-        >>> page = Path(tempfile.mkdtemp()) / "page.md"
-        >>> _ = page.write_text("before <!-- x --> old <!-- x --> after")
-        >>> replace_block(page, "<!-- x -->", "new")
-        >>> page.read_text().split()
-        ['before', '<!--', 'x', '-->', 'new', '<!--', 'x', '-->', 'after']
+    >>> import tempfile
+    >>> page = Path(tempfile.mkdtemp()) / "page.md"
+    >>> _ = page.write_text("before <!-- x --> old <!-- x --> after")
+    >>> replace_block(page, "<!-- x -->", "new")
+    >>> page.read_text().split()
+    ['before', '<!--', 'x', '-->', 'new', '<!--', 'x', '-->', 'after']
     """
     parts = path.read_text("utf-8").split(marker)
     if len(parts) != 3:

@@ -20,17 +20,17 @@ from aggregator.methods import METHODS as SERVER
 from aggregator.methods import Rounds, Setup
 from aggregator.rules import BoundRule, bind
 from edge_sdk.bundle import Bundle, TrustedKeys
+from edge_sdk.extensions.evaluation.forecast_metrics import rmse
 from edge_sdk.forecasting.forecast import rolling
-from edge_sdk.forecasting.forecast_metrics import rmse
 from edge_sdk.forecasting.windows import ChannelFrame, Drawable
 from edge_sdk.methods import METHODS as DEVICE
 from edge_sdk.methods.local_sgd import LocalSgd
-from edge_sdk.methods.training_context import ShellContext, Windows
+from edge_sdk.methods.training_context import TrainingContext, Windows
+from edge_sdk.protocol.block_quantisation import dequantise
+from edge_sdk.protocol.contract.method import CONTRACTS, Task, Update
+from edge_sdk.protocol.contract.parameter_layout import Vector
 from edge_sdk.shared_math.optim import adam
-from edge_sdk.training.error_feedback import Residual, UplinkEncoding, rounding_seed
-from edge_sdk.wire.contract.method import CONTRACTS, Task, Update
-from edge_sdk.wire.contract.parameter_layout import Vector
-from edge_sdk.wire.protocol.block_quantisation import dequantise
+from edge_sdk.training.outbox_entry import Residual, UplinkEncoding, rounding_seed
 from firmware_sim.attacks import ATTACKS
 from tools.experiments import cells as data
 from tools.experiments import synthetic
@@ -74,27 +74,17 @@ BEFORE = ("", "nnm", "bucketing")
 
 @dataclass(frozen=True, slots=True)
 class Square:
-    """One cell of the matrix before it is run.
+    """One cell of the matrix before it is run."""
 
-    Attributes:
-        rule: What combines the answers.
-        attack: What two of the clients do; empty for nothing.
-        before: What the answers go through first; empty for nothing.
-        seed: Of everything that is drawn.
-        rounds: Of FedAvg.
-        encoding: Of the honest answers; ``q8`` and ``q4`` with error feedback.
-    """
-
-    rule: str
-    attack: str
-    before: str
-    seed: int
-    rounds: int = ROUNDS
-    encoding: str = "f4"
+    rule: str  # what combines the answers
+    attack: str  # what two of the clients do; empty for nothing
+    before: str  # what the answers go through first; empty for nothing
+    seed: int  # of everything that is drawn
+    rounds: int = ROUNDS  # of FedAvg
+    encoding: str = "f4"  # of the honest answers; ``q8`` and ``q4`` with error feedback
 
     @property
     def file(self) -> str:
-        """Return the file of its result, below the output folder."""
         words: tuple[str, ...] = ("e13", self.rule, self.attack or "none", self.before or "bare")
         words = words if self.encoding == "f4" else (*words, self.encoding)
         return "-".join((*words, f"r{self.rounds}", f"s{self.seed}")) + ".json"
@@ -167,7 +157,7 @@ def _learnt(
         cut = _spoilt(square, cell, bundle) if name in named else data.frame(cell, bundle.manifest)
         windows = Drawable(cut, data.origins(cell, cut, "train"))
         keyed = partial(key, square.seed, name)
-        lent = ShellContext(name, spec, bundle.graphs, _given(windows), BATCH, keyed)
+        lent = TrainingContext(name, spec, bundle.graphs, _given(windows), BATCH, keyed)
         devices[name] = DEVICE["fedavg"](lent, LocalSgd(adam, minibatch="fresh"))
         states[name] = devices[name].init(first)
     method = SERVER["fedavg"]
@@ -184,18 +174,13 @@ def _learnt(
 
 @dataclass(slots=True)
 class Quantised:
-    """What arrives of a client's answers in ``q8`` or ``q4``: the decoded vectors.
-
-    Attributes:
-        enc: The encoding.
-        residual: Rounding error that is added to the next answer.
-    """
+    """Decoded vectors of a client's answers in ``q8`` or ``q4``."""
 
     enc: str
-    residual: Residual | None = None
+    residual: Residual | None = None  # rounding error that is added to the next answer
 
     def __call__(self, update: Update) -> Update:
-        """Encode an answer as a device does; return what the aggregator decodes."""
+        """Encode an answer as a device does, and decode it as the aggregator does."""
         size, carried = update.vector.size, np.zeros(update.vector.size)
         if self.residual is not None:
             carried = self.residual.carried(run=1, round_=update.round, enc=self.enc, size=size)
@@ -219,7 +204,6 @@ def _spoilt(square: Square, cell: Cell, bundle: Bundle) -> ChannelFrame:
 
 
 def _error(bundle: Bundle, common: Vector, cell: Cell, cut: ChannelFrame) -> float:
-    """Return the RMSE on the test week in units of the cell's range."""
     rows = data.origins(cell, cut, "test")
     with np.errstate(over="ignore", invalid="ignore"):
         forecasts = rolling(bundle.forecast, common, cut, rows)
@@ -252,7 +236,6 @@ def ratios(results: Sequence[Mapping[str, Any]]) -> dict[tuple[str, str, str], l
 
 
 def _limited(value: float) -> float:
-    """Limit the ratio of a non-finite model to a thousand."""
     return min(value, 1e3) if np.isfinite(value) else 1e3
 
 

@@ -45,21 +45,13 @@ CLIP = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """Facts of the arm that a row is run for.
+    """Facts of the arm that a row is run for."""
 
-    Attributes:
-        names: The devices, sorted.
-        samples: The fewest windows of any of them.
-        rounds: How many firings there will be.
-        budget: Epsilon of the noise on the readings, where there is some.
-        is_timed: Whether a clock ends the run, after some ten times as many firings.
-    """
-
-    names: Sequence[str]
-    samples: int
-    rounds: int
-    budget: float | None
-    is_timed: bool = False
+    names: Sequence[str]  # the devices, sorted
+    samples: int  # the fewest windows of any of them
+    rounds: int  # how many firings there will be
+    budget: float | None  # epsilon of the noise on the readings, where there is some
+    is_timed: bool = False  # whether a clock ends the run, after some ten times as many firings
 
 
 def _local(_: Case) -> Mapping[str, Any]:
@@ -72,27 +64,17 @@ def _open(_: Case) -> PrivacySection | None:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Settings with which a method is run.
+    """Settings with which a method is run."""
 
-    Attributes:
-        method: A key of both ``METHODS``.
-        net: The network of its paper.
-        settings: Of the server half.
-        steps: Gradient steps behind one answer.
-        share: Of the devices, whose answers make a firing.
-        privacy: What stands between an answer and the link.
-        is_drawn: Whether only so many are asked, another draw each round; else all are.
-        plain: The method that does the same with a net that its own refuses.
-    """
-
-    method: str
+    method: str  # a key of both ``METHODS``
     net: str = "mlp"
-    settings: Callable[[Case], Mapping[str, Any]] = _local
-    steps: int = STEPS
-    share: float = 1.0
+    settings: Callable[[Case], Mapping[str, Any]] = _local  # of the server half
+    steps: int = STEPS  # gradient steps behind one answer
+    share: float = 1.0  # of the devices, whose answers make a firing
+    # what stands between an answer and the link
     privacy: Callable[[Case], PrivacySection | None] = _open
-    is_drawn: bool = False
-    plain: str = ""
+    is_drawn: bool = False  # whether only so many are asked, another draw each round; else all are
+    plain: str = ""  # the method that does the same with a net that its own refuses
 
     def quorum(self, devices: int) -> int:
         """Return the number of updates of a firing.
@@ -112,7 +94,6 @@ class Row:
 
 
 def _districts(case: Case) -> Mapping[str, Any]:
-    """FedDA's clusters: the rows of Milan's grid; stations elsewhere are one cluster."""
     rows: dict[str, list[str]] = {}
     for name in case.names:
         grid = name.removeprefix("cell_")
@@ -121,7 +102,6 @@ def _districts(case: Case) -> Mapping[str, Any]:
 
 
 def _traffic(case: Case) -> Mapping[str, Any]:
-    """FedDA with its quasi-global model and clusters from traffic; readings are hourly."""
     rounds = max(1, case.rounds // 6)
     weeks = {"quasi": "weeks", "quasi_rounds": rounds, "rho": 0.1}
     return {**_local(case), **weeks, "clustering": "profiles", "cluster_count": 4}
@@ -170,7 +150,6 @@ def _bafdp(case: Case) -> Mapping[str, Any]:
 
 
 def _defaults(case: Case) -> Mapping[str, Any]:
-    """Return what an operator has who sets nothing but the budget that devices noise with."""
     return {"eps_cap": case.budget or 30.0}
 
 
@@ -179,7 +158,6 @@ def _aspire(_: Case) -> Mapping[str, Any]:
 
 
 def _rsa(_: Case) -> Mapping[str, Any]:
-    """Adam and constant steps, as BAFDP has them; the published falling rates do not converge here."""
     steady = {"decay": "none", "normalise": "mean"}
     return {"steps": 1, "rate": RATE, "optimiser": "adam", **steady, **TIED}
 

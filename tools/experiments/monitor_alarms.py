@@ -25,11 +25,15 @@ from rich.progress import track
 from edge_sdk.bundle import Bundle, TrustedKeys
 from edge_sdk.forecasting.calendar_features import DAY
 from edge_sdk.forecasting.candidates import target_days
-from edge_sdk.forecasting.daily_scores import DailyScores
-from edge_sdk.forecasting.model_monitor import MARGIN, SPANS, ModelMonitor, usual_bound
-from edge_sdk.forecasting.own_model import fit
-from edge_sdk.forecasting.seasonal_naive import WEEK, rows_of, seasonal_naive
-from edge_sdk.forecasting.sequential_test import SequentialTest
+from edge_sdk.forecasting.model_monitor import (
+    MARGIN,
+    SPANS,
+    DailyScores,
+    ModelMonitor,
+    SequentialTest,
+    usual_bound,
+)
+from edge_sdk.forecasting.own_model import WEEK, fit, rows_of, seasonal_naive
 from edge_sdk.forecasting.windows import ChannelFrame
 from tools.experiments.buildings import LOAD, load
 from tools.experiments.marked_block import replace_block
@@ -70,29 +74,19 @@ ORDERS = 4
 
 @dataclass(frozen=True, slots=True)
 class Alarms:
-    """Alarms of one set of buildings.
-
-    Attributes:
-        name: Name of the set.
-        years: Scored device-years.
-        slow: Alarms of the sequential tests, without a break.
-        fast: Alarms of two gross days, without a break.
-        false: Those of both kinds in whose days nothing had become worse.
-        worse: Devices whose error over the whole year is above the naive one.
-        found: Shares of planted breaks that were found within each of ``WITHIN``, by factor.
-        shuffled: Device-years with the weeks in random order.
-        drift: Alarms of the sequential tests in these, on devices that lose at most half of all days to naive.
-        losing: Those on the other devices.
-    """
+    """Alarms of one set of buildings."""
 
     name: str
-    years: float
-    slow: int
-    fast: int
-    false: int
-    worse: int
+    years: float  # scored device-years
+    slow: int  # alarms of the sequential tests, without a break
+    fast: int  # alarms of two gross days, without a break
+    false: int  # those of both kinds in whose days nothing had become worse
+    worse: int  # devices whose error over the whole year is above the naive one
+    # shares of planted breaks that were found within each of ``WITHIN``, by factor
     found: dict[float, tuple[float, ...]]
-    shuffled: float
+    shuffled: float  # device-years with the weeks in random order
+    # alarms of the sequential tests in these, on devices that lose at most half of all days to
+    # naive
     drift: int
     losing: int
 
@@ -101,7 +95,6 @@ def scores(frame: ChannelFrame, *, refit_days: int = 7) -> DailyScores:
     """Score a building's own model day by day, fitted again every so many days.
 
     Args:
-        frame: Channels and readings of the building.
         refit_days: Days between two fits.
     """
     origins = frame.origins()
@@ -154,12 +147,11 @@ def alarms(scored: DailyScores) -> list[tuple[int, bool]]:
 def shuffled_weeks(scored: DailyScores, rng: np.random.Generator) -> DailyScores:
     """Return the scores of whole weeks in random order; the days keep their numbers.
 
-    Example:
-        >>> days = np.arange(14)
-        >>> sums = np.stack([days, days, days], axis=1).astype(float)
-        >>> found = shuffled_weeks(DailyScores(days, sums, np.ones((14, 3), np.int64)), np.random.default_rng(1))
-        >>> found.sums[[0, 7], 0].tolist() in ([0.0, 7.0], [7.0, 0.0])
-        True
+    >>> days = np.arange(14)
+    >>> sums = np.stack([days, days, days], axis=1).astype(float)
+    >>> found = shuffled_weeks(DailyScores(days, sums, np.ones((14, 3), np.int64)), np.random.default_rng(1))
+    >>> found.sums[[0, 7], 0].tolist() in ([0.0, 7.0], [7.0, 0.0])
+    True
     """
     weeks = len(scored.days) // 7
     order = (7 * rng.permutation(weeks)[:, None] + np.arange(7)).ravel()
@@ -181,9 +173,7 @@ def unusual_alarms(scored: DailyScores, bounds: Sequence[float | None], share: f
     """Return the days of the alarms of the test of unusual days alone.
 
     Args:
-        scored: Scores of all days.
         bounds: Bound of each day, as ``unusual_bounds`` returns them.
-        share: Allowed share of unusual days.
     """
     test, found = SequentialTest(), []
     for day, bound, (served, _, naive) in zip(
@@ -199,13 +189,7 @@ def unusual_alarms(scored: DailyScores, bounds: Sequence[float | None], share: f
 
 
 def is_false(scored: DailyScores, day: int, span: int) -> bool:
-    """Return whether nothing had become worse in the days of an alarm.
-
-    Args:
-        scored: Scores of all days.
-        day: Day of the alarm.
-        span: Number of days that it is about.
-    """
+    """Return whether nothing had become worse in the days of an alarm."""
     here = (scored.days <= day) & (scored.days > day - span)
     before = (scored.days <= day - span) & (scored.days > day - span - BEFORE)
     now, _, naive = scored.sums[here].sum(axis=0)
@@ -230,8 +214,6 @@ def summary(name: str, scored: Sequence[DailyScores], seed: int = 0) -> Alarms:
     """Count the alarms of the devices of a set.
 
     Args:
-        name: Name of the set.
-        scored: Scores of each device.
         seed: Seed of the days of the breaks.
     """
     rng, kinds, worse, false = np.random.default_rng(seed), [], 0, 0
@@ -316,12 +298,11 @@ def percent(shares: Iterable[float]) -> str:
 
 
 def trade_off(scored: Sequence[DailyScores], seed: int = 0) -> str:
-    """Return what other settings of the test of unusual days would give, as a table in Markdown.
+    """Return the results of other settings of the test of unusual days, as a table in Markdown.
 
     Args:
         scored: Scores of the devices of all sets. Those of even index are the half to choose by,
             those of odd index the half to confirm with.
-        seed: Seed of the days of the breaks.
     """
     within = " / ".join(str(days) for days in WITHIN)
     titles = ["quantile", "allowed share", "earlier days"]
@@ -343,16 +324,11 @@ def trade_off(scored: Sequence[DailyScores], seed: int = 0) -> str:
 
 @dataclass(slots=True)
 class SettingResult:
-    """What one setting of the test of unusual days gives on some devices.
+    """Result of one setting of the test of unusual days on some devices."""
 
-    Attributes:
-        alarms: Alarms without a break.
-        drift: Alarms with the weeks in ``ORDERS`` random orders.
-        hits: Whether the break of each device was found within each of ``WITHIN``, by factor.
-    """
-
-    alarms: int = 0
-    drift: int = 0
+    alarms: int = 0  # alarms without a break
+    drift: int = 0  # alarms with the weeks in ``ORDERS`` random orders
+    # whether the break of each device was found within each of ``WITHIN``, by factor
     hits: dict[float, list[tuple[bool, ...]]] = field(
         default_factory=lambda: {factor: [] for factor in PLANTED}
     )
@@ -361,7 +337,7 @@ class SettingResult:
 def half_results(
     devices: Sequence[DailyScores], seed: int
 ) -> dict[tuple[float, float, int], SettingResult]:
-    """Return what every setting gives on some devices, all with the same breaks and orders."""
+    """Return the results of every setting on some devices, with the same breaks and orders."""
     rng, mixer = np.random.default_rng(seed), np.random.default_rng((seed, 2))
     found = {setting: SettingResult() for setting in SETTINGS}
     for one in devices:
@@ -425,12 +401,10 @@ def main() -> None:
         print(table(rows), flush=True)
     mixed = shuffled_table(rows)
     print(mixed, flush=True)
-    other = trade_off(scored)
-    print(other)
+    print(trade_off(scored))
     if args.docs:
         replace_block(args.docs / "measurements.md", "<!-- monitor weeks -->", mixed)
         replace_block(args.docs / "measurements.md", "<!-- monitor alarms -->", table(rows))
-        replace_block(args.docs / "measurements.md", "<!-- monitor settings -->", other)
 
 
 if __name__ == "__main__":

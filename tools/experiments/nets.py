@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge_sdk.methods.training_context import Graph
-from edge_sdk.wire.contract.parameter_layout import ParamSpec, Vector
+from edge_sdk.protocol.contract.parameter_layout import ParamSpec, Vector
 
 Floats = NDArray[np.float64]
 Bend = Callable[[Floats], tuple[Floats, Floats, Floats]]
@@ -38,23 +38,16 @@ BENDS: Final[dict[str, Bend]] = {"sigmoid": _sigmoid, "tanh": _tanh}
 class Net:
     """A dense net whose last layer is linear; the loss is the mean squared error.
 
-    Attributes:
-        widths: From inputs to outputs.
-        bend: Of the layers between.
-        biases: Whether every layer adds one.
-
-    Example:
-        >>> Net((8, 16, 16, 8), biases=False).spec.size
-        512
+    >>> Net((8, 16, 16, 8), biases=False).spec.size
+    512
     """
 
-    widths: tuple[int, ...]
-    bend: Literal["sigmoid", "tanh"] = "sigmoid"
-    biases: bool = True
+    widths: tuple[int, ...]  # from inputs to outputs
+    bend: Literal["sigmoid", "tanh"] = "sigmoid"  # of the layers between
+    biases: bool = True  # whether every layer adds one
 
     @property
     def spec(self) -> ParamSpec:
-        """Return the layout of its vector."""
         shapes = []
         for i, (into, out) in enumerate(zip(self.widths, self.widths[1:], strict=False)):
             shapes.append((f"layer{i}.weight", (into, out)))
@@ -64,7 +57,6 @@ class Net:
 
     @property
     def graphs(self) -> dict[str, Graph]:
-        """Return the functions that replace a bundle's graphs."""
         return {"gradient": self.gradient, "hvp": self.hvp}
 
     def first(self, rng: np.random.Generator) -> Vector:
@@ -83,7 +75,6 @@ class Net:
         return z
 
     def loss(self, p: Vector, x: NDArray[Any], y: NDArray[Any]) -> float:
-        """Return the mean squared error."""
         return float(np.mean((self.predict(p, x) - y) ** 2))
 
     def gradient(self, p: Vector, x: Floats, y: Floats) -> tuple[NDArray[np.float32], Vector]:
@@ -133,7 +124,6 @@ class Net:
     def _forward(
         self, p: Vector, x: NDArray[Any]
     ) -> Iterator[tuple[Floats, Floats, tuple[Floats, Floats | float]]]:
-        """Yield the input, the sums and the parameters of each layer."""
         a = np.asarray(x, np.float64).reshape(len(x), -1)
         for w, b in self._layers(p):
             z = a @ w + b

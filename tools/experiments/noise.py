@@ -16,13 +16,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge_sdk.forecasting.series import SeriesRow
-from edge_sdk.privacy.analytic_gaussian import sigma_for
-from edge_sdk.privacy.event import PrivacyCharge
-from edge_sdk.privacy.factory import Mechanism, mechanism_of
+from edge_sdk.privacy.ledger import PrivacyCharge
+from edge_sdk.privacy.mechanism import Mechanism, mechanism_of
+from edge_sdk.privacy.noise import sigma_for
 from edge_sdk.privacy.noise_calibration import DeviceFacts
 from edge_sdk.privacy.settings import BudgetSection, MechanismSection, PrivacySection
 from edge_sdk.privacy.validation import plan_of
-from edge_sdk.wire.contract.manifest import Manifest
+from edge_sdk.protocol.contract.manifest import Manifest
 from tools.experiments.cells import Cell
 from tools.experiments.joint_loop import key
 
@@ -51,7 +51,6 @@ class Shelf:
     rows: dict[tuple[str, int], float] = field(default_factory=dict)
 
     def noised(self) -> Mapping[tuple[str, int], float]:
-        """Return every perturbed reading by stream and slot."""
         return self.rows
 
     def add_noised(self, rows: list[SeriesRow], charge: PrivacyCharge) -> None:  # noqa: ARG002 - nobody asks here
@@ -118,7 +117,7 @@ def promised(budget: float) -> float:
 
 
 def bound_by_sigma(budget: float) -> float:
-    """Return what the best attack reaches in that game against this noise, exactly.
+    """Return the exact success rate of the best attack in that game against this noise.
 
     >>> round(bound_by_sigma(30.0), 4)
     0.9901
@@ -134,8 +133,6 @@ def rebuilt(cell: Cell, noisy: Cell, sigma: float) -> tuple[float, float]:
     of the day (Wiener's, from what the noisy series itself shows).
 
     Args:
-        cell: What was read.
-        noisy: What the attacker holds.
         sigma: The noise in units of the range; 0 for none.
 
     Returns:
@@ -155,6 +152,5 @@ def rebuilt(cell: Cell, noisy: Cell, sigma: float) -> tuple[float, float]:
 
 
 def _usual(values: Floats, day: int) -> Floats:
-    """Return the mean of each slot of the day."""
     slots = np.arange(len(values)) % day
     return np.array([np.nanmean(values[slots == x]) for x in range(day)])[slots]

@@ -15,20 +15,17 @@ from tools.experiments.rankings import score
 
 IMAGE = "<img "
 
+SEEDS = 3
+"""Seeds of a number that states no count."""
+
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """One experiment's report.
-
-    Attributes:
-        title: Its heading.
-        claims: What was judged.
-        lines: Markdown, with images as HTML elements on lines of their own.
-    """
+    """One experiment's report."""
 
     title: str
-    claims: Sequence[Claim]
-    lines: Sequence[str]
+    claims: Sequence[Claim]  # what was judged
+    lines: Sequence[str]  # markdown, with images as HTML elements on lines of their own
 
     def markdown(self) -> str:
         """Return the page without its pictures."""
@@ -42,7 +39,6 @@ class Page:
 
 
 def judged(claims: Iterable[Claim]) -> list[str]:
-    """Return a table with one claim in each row."""
     rows = [f"| {x.text} | **{x.verdict}** | {x.detail} |" for x in claims]
     return ["| claim | on our data | by |", "|---|---|---|", *rows] if rows else []
 
@@ -92,21 +88,21 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
     return top + ["| " + " | ".join(row) + " |" for row in rows]
 
 
-def said(results: Results) -> str:
-    """Format RMSE / MAE over seeds."""
+def said(results: Results, *, has_mae: bool = True) -> str:
+    """Format RMSE / MAE, or RMSE alone, over seeds."""
     if not results:
         return ""
     rmse, mae = (np.array([score(r)[x] for r in results]) for x in ("RMSE", "MAE"))
     if len(results) == 1:
-        return f"{rmse[0]:.4g} / {mae[0]:.4g} (1 seed)"
+        return f"{rmse[0]:.4g}{f' / {mae[0]:.4g}' if has_mae else ''} (1 seed)"
+    count = unusual(len(results))
     if not np.isfinite(rmse).all():
-        return f"diverged ({len(results)} seeds)"
-    spread = f"{rmse.mean():.4g} ± {rmse.std():.2g} / {mae.mean():.4g} ± {mae.std():.2g}"
-    return f"{spread} ({len(results)} seeds)"
+        return f"diverged{count}"
+    second = f" / {mae.mean():.4g} ± {mae.std():.2g}" if has_mae else ""
+    return f"{rmse.mean():.4g} ± {rmse.std():.2g}{second}{count}"
 
 
 def called(task: rankings.Task) -> str:
-    """Return a task's name for a heading."""
     return f"{cells.TITLES[task[0]]} H={task[1]}"
 
 
@@ -119,18 +115,25 @@ def counted(seeds: int) -> str:
     return "1 seed" if seeds == 1 else f"{seeds} seeds"
 
 
+def unusual(seeds: int) -> str:
+    """Return the count of seeds in brackets, or nothing if it is the usual one.
+
+    >>> unusual(2), unusual(3)
+    (' (2 seeds)', '')
+    """
+    return "" if seeds == SEEDS else f" ({counted(seeds)})"
+
+
 def states(results: Results, missing: Sequence[str] = ()) -> list[str]:
     """Return a paragraph on the runs."""
     if not results:
         return ["Nothing of it has been run."]
     work = sorted({r["arm"]["work"] for r in results})
-    seeds = len({r["arm"]["seed"] for r in results})
     many = sorted({(r["arm"]["dataset"], len(r["cells"])) for r in results})
     text = ", ".join(f"{cells.TITLES[d]} with {n} cells" for d, n in many)
     line = (
-        f"{text}; {counted(seeds)} at most; {' and '.join(map(str, work))} gradient steps of an "
-        "average device (alone: to convergence); batch 64. Errors are on the raw scale, over all "
-        "cells and windows of the test part at once. ± is the deviation over seeds."
+        f"{text}; {' and '.join(map(str, work))} gradient steps of an average device (alone: to "
+        "convergence)."
     )
     gone = [f"{cells.TITLES[x]} is not in the data folder and was not run." for x in missing]
     return [line, *gone]

@@ -17,9 +17,9 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from aggregator.methods.personalised.credit import Columns, Credit, credited
+from aggregator.extensions.papers.personalised.credit import Columns, Credit, credited
 from aggregator.rules import Rows
-from edge_sdk.wire.contract.method import (
+from edge_sdk.protocol.contract.method import (
     Array,
     Closed,
     Due,
@@ -29,7 +29,7 @@ from edge_sdk.wire.contract.method import (
     Task,
     Update,
 )
-from edge_sdk.wire.contract.parameter_layout import Vector
+from edge_sdk.protocol.contract.parameter_layout import Vector
 
 Floats = NDArray[np.float64]
 ASK = "step"
@@ -37,40 +37,24 @@ ASK = "step"
 
 @dataclass(frozen=True, slots=True)
 class PersonalRounds:
-    """Settings.
+    """Settings."""
 
-    Attributes:
-        devices: Their names; a round waits for all of them.
-        limit: Rounds of the run.
-        l1: Weight of the l1 term.
-        rate: Step of a consensus.
-        credit: PFGL's sigma.
-        values: Numbers of a task, as BAFDP's contract names them.
-    """
-
-    devices: tuple[str, ...]
+    devices: tuple[str, ...]  # their names; a round waits for all of them
     limit: int
-    l1: float
-    rate: float
-    credit: float
-    values: Mapping[str, float]
+    l1: float  # weight of the l1 term
+    rate: float  # step of a consensus
+    credit: float  # PFGL's sigma
+    values: Mapping[str, float]  # numbers of a task, as BAFDP's contract names them
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PersonalConsensus:
-    """State of the server.
+    """State of the server."""
 
-    Attributes:
-        round: The open round; 0 before the first.
-        w: The initial vector.
-        z: Consensus of each device.
-        pending: Weights that came in this round.
-    """
-
-    round: int
+    round: int  # the open round; 0 before the first
     w: Vector
     z: Mapping[str, Floats] = field(default_factory=dict)
-    pending: Mapping[str, Array] = field(default_factory=dict)
+    pending: Mapping[str, Array] = field(default_factory=dict)  # weights that came in this round
 
 
 def voted(z: Floats, rows: Mapping[str, Array], weights: Floats, step: float) -> Floats:

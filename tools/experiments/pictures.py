@@ -85,12 +85,8 @@ def fan(
     """Draw readings over a band of forecasts.
 
     Args:
-        truth: A value a step.
         told: Triples of lower end, median and upper end, one a step.
         x: What runs across.
-        y: What is drawn.
-        title: Above it.
-        hours: In a step.
     """
 
     def draw(axis: Any) -> None:  # noqa: ANN401 - matplotlib is untyped

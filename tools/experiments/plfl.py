@@ -16,11 +16,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge_sdk.bundle import Bundle, TrustedKeys
+from edge_sdk.extensions.evaluation.forecast_metrics import mae, naive_lag1
 from edge_sdk.forecasting.forecast import rolling
-from edge_sdk.forecasting.forecast_metrics import mae, naive_lag1
 from edge_sdk.forecasting.windows import ChannelFrame, Drawable, filled
 from edge_sdk.methods.training_context import Windows
-from edge_sdk.wire.contract.parameter_layout import Vector
+from edge_sdk.protocol.contract.parameter_layout import Vector
 from tools.experiments import buildings as data
 from tools.experiments.joint_loop import Fleet, Plan, Pooled, gather, rounds
 from tools.experiments.resumable import Checkpoint
@@ -87,48 +87,31 @@ begins a new Adam and draws one minibatch."""
 
 @dataclass(frozen=True, slots=True)
 class Arm:
-    """One cell of a table before it is run: everything that its numbers depend on.
+    """One cell of a table before it is run: the inputs of its numbers."""
 
-    Attributes:
-        experiment: ``e5`` or ``e6``.
-        dataset: Folder name of the set.
-        name: Row of the table.
-        form: ``paper`` (level, squared error, common scale) or ``week`` (change, Huber, own scale).
-        seed: Of initial vectors and minibatches.
-        rounds: Server rounds (K).
-        steps: Local steps a round (K').
-        clients: How many buildings.
-    """
-
-    experiment: str
-    dataset: str
-    name: str
+    experiment: str  # ``e5`` or ``e6``
+    dataset: str  # folder name of the set
+    name: str  # row of the table
+    # ``paper`` (level, squared error, common scale) or ``week`` (change, Huber, own scale)
     form: Literal["paper", "week"]
-    seed: int
-    rounds: int
-    steps: int
-    clients: int
+    seed: int  # of initial vectors and minibatches
+    rounds: int  # server rounds (K)
+    steps: int  # local steps a round (K')
+    clients: int  # how many buildings
 
     @property
     def file(self) -> str:
-        """Return the file of its result, below the output folder."""
         words = (self.experiment, self.dataset, self.form, self.name.replace(" ", ""))
         return "-".join((*words, f"k{self.rounds}x{self.steps}", f"s{self.seed}")) + ".json"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Ground:
-    """Data and bundle of all arms of a set.
+    """Data and bundle of all arms of a set."""
 
-    Attributes:
-        bundle: Graphs and initial vector.
-        frames: Channels and splits by building.
-        windows: What each building learns from.
-    """
-
-    bundle: Bundle
-    frames: Mapping[str, ChannelFrame]
-    windows: Mapping[str, Drawable]
+    bundle: Bundle  # graphs and initial vector
+    frames: Mapping[str, ChannelFrame]  # channels and splits by building
+    windows: Mapping[str, Drawable]  # what each building learns from
 
 
 def run(
@@ -142,7 +125,6 @@ def run(
     A federated arm of the named option gives two results: as the fleet left it, and tuned alone.
 
     Args:
-        arm: What to run.
         folder: Folder of the data sets.
         progress: Told the number of each finished round.
         resume: File that the arm writes every minute and continues from; removed at the end. Only
@@ -185,7 +167,6 @@ def _result(
 def _trained(
     arm: Arm, ground: Ground, progress: Callable[[int], None], kept: Checkpoint
 ) -> tuple[Mapping[str, Vector], list[dict[str, float]]]:
-    """Return each building's vector, and the scores on the way."""
     if arm.name == "local long":
         return _converged(arm, ground, progress), []
     path: list[dict[str, float]] = []
@@ -270,7 +251,6 @@ def _scores(ground: Ground, vectors: Mapping[str, Vector]) -> Scores:
 
 
 def _mean(rows: Scores) -> dict[str, float]:
-    """Average over buildings; one without a naive error has no MASE."""
     found = {k: [row[k] for row in rows.values()] for k in ("MAE", "MASE")}
     return {k: float(np.mean([x for x in some if x is not None])) for k, some in found.items()}
 
@@ -284,7 +264,6 @@ def _scored(bundle: Bundle, p: Vector, frame: ChannelFrame) -> dict[str, float |
 
 
 def _told(bundle: Bundle, p: Vector, frame: ChannelFrame) -> dict[str, list[float]]:
-    """Return the forecasts by target row, for an external scorer."""
     origins = frame.origins(data.PARTS["test"], observed=False)
     forecasts = rolling(bundle.forecast, p, frame, origins)[:, 0]
     return {"target_index": (origins + 1).tolist(), "point": np.round(forecasts, 6).tolist()}

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from edge_sdk.methods.proximal_step import SIGN, l1_penalty
-from edge_sdk.shared_math.consensus_dual import Ascent, Floats, damping, next_dual
+from edge_sdk.extensions.papers.consensus_dual import Ascent, Floats, damping, next_dual
+from edge_sdk.extensions.papers.proximal_step import SIGN, l1_penalty
+from edge_sdk.protocol.contract.parameter_layout import ParamSpec, Vector
 from edge_sdk.shared_math.optim import Transform, optimiser_step, sgd, stateless
-from edge_sdk.wire.contract.parameter_layout import ParamSpec, Vector
 
 ONE = ParamSpec.of([("w", (1,))])
 ROUNDS = 60

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from edge_sdk.wire.contract.method import (
+from edge_sdk.protocol.contract.method import (
     ALL,
     Array,
     Closed,
@@ -28,8 +28,8 @@ from edge_sdk.wire.contract.method import (
     Update,
     answered,
 )
-from edge_sdk.wire.contract.method import CONTRACTS as KNOWN
-from edge_sdk.wire.contract.parameter_layout import Vector
+from edge_sdk.protocol.contract.method import CONTRACTS as KNOWN
+from edge_sdk.protocol.contract.parameter_layout import Vector
 from tools.experiments.simulated_clock import OPEN, Tamper
 
 Twist = Callable[[Signal], Signal]
@@ -41,17 +41,11 @@ IDLE = 3
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A round that moved the models.
+    """A round that moved the models."""
 
-    Attributes:
-        closed: What the server half says of it.
-        state: The server half's state after it.
-        states: The devices' states after it.
-    """
-
-    closed: Closed
-    state: Any
-    states: Mapping[str, Any]
+    closed: Closed  # what the server half says of it
+    state: Any  # the server half's state after it
+    states: Mapping[str, Any]  # the devices' states after it
 
 
 _CHANGING = ("states", "_state", "_act", "_queue", "_dues", "_asked", "_honest")
@@ -59,23 +53,15 @@ _CHANGING = ("states", "_state", "_act", "_queue", "_dues", "_asked", "_honest")
 
 @dataclass(slots=True, eq=False)
 class Stage:
-    """All halves of a run; ``steps`` drives it.
+    """All halves of a run; ``steps`` drives it."""
 
-    Attributes:
-        method: A key of ``CONTRACTS``.
-        server: The server half, bound to its settings.
-        devices: The device halves by client.
-        states: The device states by client.
-        liars: What is done to the answers of some clients.
-        twists: What is done to their signals.
-    """
-
-    method: str
-    server: Half[Any]
-    devices: Mapping[str, Half[Any]]
-    states: dict[str, Any]
+    method: str  # a key of ``CONTRACTS``
+    server: Half[Any]  # the server half, bound to its settings
+    devices: Mapping[str, Half[Any]]  # the device halves by client
+    states: dict[str, Any]  # the device states by client
+    # what is done to the answers of some clients
     liars: Mapping[str, Tamper] = field(default_factory=dict)
-    twists: Mapping[str, Twist] = field(default_factory=dict)
+    twists: Mapping[str, Twist] = field(default_factory=dict)  # what is done to their signals
     _state: Any = None
     _act: Any = None
     _queue: deque[Effect | Event] = field(default_factory=deque)
@@ -111,16 +97,15 @@ class Stage:
         return self._state
 
     def saved(self) -> dict[str, Any]:
-        """Return everything that changes in a run, as it is between two of its rounds."""
+        """Return the changing state of a run between two of its rounds."""
         return {name: getattr(self, name) for name in _CHANGING}
 
     def restore(self, saved: Mapping[str, Any]) -> None:
-        """Continue from what ``saved`` returned; ``steps`` then yields the rounds after it."""
+        """Continue from a result of ``saved``; ``steps`` then yields the rounds after it."""
         for name in _CHANGING:
             setattr(self, name, saved[name])
 
     def _handled(self, what: Effect | Event) -> Closed | None:
-        """Deliver one event; return the round that it closed."""
         match what:
             case Task(to=to):
                 for name in sorted(self.devices) if to == ALL else [to]:
@@ -138,7 +123,6 @@ class Stage:
         return None
 
     def _is_early(self) -> bool:
-        """Return whether an honest update is still missing."""
         honest = self.devices.keys() - self.liars.keys()
         senders = {x.sender for x in self._queue if isinstance(x, Update)}
         asked = {x.to for x in self._queue if isinstance(x, Task)}
@@ -165,7 +149,6 @@ class Stage:
         return replace(uploaded, vector=np.asarray(uploaded.vector, np.float64))
 
     def _folded(self, event: Event | None) -> Closed | None:
-        """Apply an event to the server half and to its split rounds."""
         if event is None:
             return None
         before = self._mark()
@@ -215,7 +198,6 @@ class Stage:
                 self._queue.append(effect)
 
     def _late(self) -> None:
-        """Expire the newest deadline at both ends."""
         if not self._dues:
             return
         due = self._dues.pop()

@@ -27,7 +27,6 @@ def where(results: Results, **wanted: Any) -> list[Mapping[str, Any]]:  # noqa: 
 
 
 def tasks(results: Results) -> list[Task]:
-    """Return the sets and horizons of the results."""
     return sorted({(r["arm"]["dataset"], r["arm"]["horizon"]) for r in results})
 
 

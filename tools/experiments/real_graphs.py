@@ -23,21 +23,13 @@ HEAD = "head."
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """Settings with which one method is run.
+    """Settings with which one method is run."""
 
-    Attributes:
-        method: A key of ``METHODS``, or ``local``.
-        rates: Steps to choose from.
-        settings: More of its settings.
-        head: Whether the last layer stays on the device.
-        is_plain: Whether local steps follow the gradient itself; otherwise Adam.
-    """
-
-    method: str
-    rates: tuple[float, ...]
+    method: str  # a key of ``METHODS``, or ``local``
+    rates: tuple[float, ...]  # steps to choose from
     settings: Mapping[str, Any]
-    head: bool = False
-    is_plain: bool = False
+    head: bool = False  # whether the last layer stays on the device
+    is_plain: bool = False  # whether local steps follow the gradient itself; otherwise Adam
 
 
 ADAM: Final = (3e-4, 1e-3, 3e-3)
@@ -57,7 +49,6 @@ KINDS: Final[Mapping[str, Kind]] = {
 
 
 def file(place: str, name: str, seed: int, rounds: int) -> str:
-    """Return the file of a run, below the output folder."""
     return f"{place}-{name.replace(' ', '')}-r{rounds}-s{seed}.json"
 
 
@@ -113,7 +104,6 @@ def _learned(
 
 
 def _settings(kind: Kind, place: Place) -> Mapping[str, Any]:
-    """Return settings without a solver where a model has no curvature graph."""
     if kind.method != "bigfl" or "hvp" in place.bundle.graphs:
         return kind.settings
     return {**kind.settings, "solver": "first_order"}

@@ -14,20 +14,20 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from aggregator.extensions.papers.bilevel.bigfl import bigfl
+from aggregator.extensions.papers.bilevel.bilevel import bilevel as two_levels
+from aggregator.extensions.papers.geo_neighbours import paired
 from aggregator.methods import METHODS as SERVER
 from aggregator.methods import Rounds, Setup
-from aggregator.methods.base.geo_neighbours import paired
-from aggregator.methods.bilevel.bigfl import bigfl
-from aggregator.methods.bilevel.bilevel import bilevel as two_levels
 from aggregator.rules import bind
+from edge_sdk.extensions.peers.gossip import ADAPT, ALONE, BEGIN, MIX, exchange_parts
+from edge_sdk.extensions.peers.mixing_matrix import adjacency, metropolis
 from edge_sdk.methods import METHODS as DEVICE
-from edge_sdk.methods.gossip import ADAPT, ALONE, BEGIN, MIX, exchange_parts
 from edge_sdk.methods.local_sgd import LocalSgd
-from edge_sdk.methods.training_context import Graph, ShellContext, Windows
-from edge_sdk.shared_math.mixing_matrix import adjacency, metropolis
+from edge_sdk.methods.training_context import Graph, TrainingContext, Windows
+from edge_sdk.protocol.contract.method import Effects, Event, Half, Task, Update
+from edge_sdk.protocol.contract.parameter_layout import ParamSpec, Vector
 from edge_sdk.shared_math.optim import Rated, sgd
-from edge_sdk.wire.contract.method import Effects, Event, Half, Task, Update
-from edge_sdk.wire.contract.parameter_layout import ParamSpec, Vector
 from tools.experiments.joint_loop import key
 from tools.experiments.simulated_clock import World, at_once
 
@@ -37,69 +37,40 @@ Links = frozenset[tuple[str, str]]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Field:
-    """Devices, their data and model, and their neighbourhood.
+    """Devices, their data and model, and their neighbourhood."""
 
-    Attributes:
-        spec: Layout of the model, with its shared layers.
-        first: Everybody's first vector.
-        graphs: Gradient and curvature, by name.
-        windows: What each client learns from.
-        links: Pairs of neighbours.
-        batch: Windows in a minibatch.
-        optimiser: Of local steps.
-    """
-
-    spec: ParamSpec
-    first: Vector
-    graphs: Mapping[str, Graph]
-    windows: Mapping[str, Windows]
-    links: Links
-    batch: int = 32
-    optimiser: Rated = sgd
+    spec: ParamSpec  # layout of the model, with its shared layers
+    first: Vector  # everybody's first vector
+    graphs: Mapping[str, Graph]  # gradient and curvature, by name
+    windows: Mapping[str, Windows]  # what each client learns from
+    links: Links  # pairs of neighbours
+    batch: int = 32  # windows in a minibatch
+    optimiser: Rated = sgd  # of local steps
 
 
 @dataclass(frozen=True, slots=True)
 class Course:
-    """One arm.
+    """One arm."""
 
-    Attributes:
-        method: A key of ``METHODS``; or ``local``: everybody alone.
-        rounds: Rounds, or exchanges.
-        steps: Local steps in each.
-        rate: Of the steps.
-        settings: More of the method's settings.
-        fading: Whether steps shorten with the square root of their number.
-        seed: Of the minibatches.
-        begin: What the server's first state is made to be.
-    """
-
-    method: str
+    method: str  # a key of ``METHODS``; or ``local``: everybody alone
     rounds: int
     steps: int
     rate: float
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    fading: bool = False
+    settings: Mapping[str, Any] = field(default_factory=dict)  # more of the method's settings
+    fading: bool = False  # whether steps shorten with the square root of their number
     seed: int = 0
-    begin: Callable[[Any], Any] = lambda state: state
+    begin: Callable[[Any], Any] = lambda state: state  # what the server's first state is made to be
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Shown:
-    """State of an arm after a round.
+    """State of an arm after a round."""
 
-    Attributes:
-        round: Its number, from 1.
-        said: Bytes that an average device has sent and received so far.
-        vectors: What each device forecasts with.
-        common: What stands for all: the server's model, or the average.
-        state: The server half's state; None without a server.
-    """
-
-    round: int
-    said: float
-    vectors: Mapping[str, Vector]
-    common: Vector
-    state: Any = None
+    round: int  # its number, from 1
+    said: float  # bytes that an average device has sent and received so far
+    vectors: Mapping[str, Vector]  # what each device forecasts with
+    common: Vector  # what stands for all: the server's model, or the average
+    state: Any = None  # the server half's state; None without a server
 
 
 def course(plan: Course, ground: Field) -> Iterator[Shown]:
@@ -115,7 +86,7 @@ def course(plan: Course, ground: Field) -> Iterator[Shown]:
 def _device(plan: Course, ground: Field, name: str, method: str) -> Half[Any]:
     keyed = partial(key, plan.seed, name)
     windows = ground.windows[name]
-    lent = ShellContext(name, ground.spec, ground.graphs, lambda: windows, ground.batch, keyed)
+    lent = TrainingContext(name, ground.spec, ground.graphs, lambda: windows, ground.batch, keyed)
     return DEVICE[method](
         lent, LocalSgd(ground.optimiser, plan.rate, plan.steps, minibatch="fresh")
     )
@@ -130,7 +101,6 @@ def _average(vectors: Mapping[str, Vector]) -> Vector:
 
 
 def _rate(plan: Course, number: int) -> float:
-    """Return the length of the first step of a round."""
     return plan.rate / np.sqrt((number - 1) * plan.steps + 1) if plan.fading else plan.rate
 
 
@@ -241,7 +211,6 @@ class _Street:
 
     @property
     def values(self) -> dict[str, float]:
-        """Return the numbers of every task."""
         values = {"rate": self.plan.rate, "fading": float(self.plan.fading)}
         return {**values, "steps": float(self.plan.steps), **self.plan.settings}
 

@@ -10,7 +10,7 @@ from typing import Final
 import numpy as np
 
 from tools.experiments import language, located_devices, real_graphs, synthetic_graph
-from tools.experiments.pages import Page, counted, table
+from tools.experiments.pages import Page, counted, table, unusual
 from tools.experiments.pictures import curves
 from tools.experiments.robust import written
 from tools.experiments.synthetic_graph_pages import NAMES, Run, ordered, spread, synthetic_graphs
@@ -19,7 +19,7 @@ EXPERIMENTS: Final = ("e7", "e8")
 
 
 def main(options: argparse.Namespace) -> int:
-    """Run what is missing unless only kept results are asked for; print and write the pages."""
+    """Run missing results unless only kept ones are requested; print and write the pages."""
     options.out.mkdir(parents=True, exist_ok=True)
     pages = {}
     if "e7" in options.experiments:
@@ -38,7 +38,6 @@ def main(options: argparse.Namespace) -> int:
 
 
 def _synthetic_runs(options: argparse.Namespace) -> list[Run]:
-    """Return the runs of the seeds for which every part exists."""
     found: list[Run] = []
     for seed in range(options.seeds):
         paths = [
@@ -66,7 +65,6 @@ def _real_runs(options: argparse.Namespace, place: str) -> list[Run]:
 
 
 def _language_runs(options: argparse.Namespace) -> list[Run]:
-    """Return the runs of the seeds for which every arm exists."""
     found: list[Run] = []
     for seed in range(options.seeds):
         names = [language.file(x, seed, quick=options.quick) for x in language.KINDS]
@@ -139,8 +137,6 @@ def real(runs: Sequence[Run]) -> Page:
         "",
         *table(head, rows),
         "",
-        *_verdicts(ends, score),
-        "",
         curves(_curves(runs, "round"), x="round", y=score, title=title, is_log=True),
         curves(_curves(runs, "said"), x="MB sent and received by a device", y=score, is_log=True),
     ]
@@ -151,24 +147,11 @@ MARKS: Final = ("local", "FedAvg", "PL-FL")
 Ends = Mapping[str, Mapping[int, Mapping[str, float]]]
 
 
-def _verdicts(ends: Ends, score: str) -> list[str]:
-    """Return a line for each method: better than all baselines, or not better than which."""
-    lines = []
-    for name, found in ends.items():
-        if name in MARKS:
-            continue
-        lost = [x for x in MARKS if x in ends and not _is_better(found, ends[x], score)]
-        text = f"is not better than {', '.join(lost)}" if lost else "is better than all baselines"
-        lines.append(f"- {name} {text}.")
-    return lines
-
-
 def _is_better(
     found: Mapping[int, Mapping[str, float]],
     mark: Mapping[int, Mapping[str, float]],
     score: str,
 ) -> bool:
-    """Return whether a method is better in every seed that both have."""
     common = found.keys() & mark.keys()
     return bool(common) and all(found[s][score] < mark[s][score] for s in common)
 
@@ -185,7 +168,7 @@ def _row(
         better = "yes" if _is_better(found, ends.get(mark, {}), score) else "**no**"
         marks.append(better if is_judged else "")
     return [
-        f"{name} ({counted(len(found))})",
+        f"{name}{unusual(len(found))}",
         spread([x[score] for x in found.values()]),
         spread([x["MAE"] for x in found.values()]),
         ", ".join(f"{rate:g}" for rate in rates),

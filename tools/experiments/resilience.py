@@ -27,6 +27,10 @@ TOGETHER = (
 )
 
 
+BEST = 10
+"""Rules in the table over all attacks."""
+
+
 def e12(results: Results, found: dict[str, float]) -> Page:
     """Return the report of E12: Byzantine devices."""
     lines = states(results)
@@ -226,7 +230,7 @@ def _ranking(found: matrix.Ratios) -> list[str]:
     ranks = matrix.rank_table(found)
     rows = [
         [_named(x), f"{place:.1f}", _ratio(worst)]
-        for x, (place, worst) in sorted(ranks.items(), key=lambda item: item[1][::-1])
+        for x, (place, worst) in sorted(ranks.items(), key=lambda item: item[1][::-1])[:BEST]
     ]
-    lines = ["", "### Over all attacks", "", "The least bad worst case first.", ""]
+    lines = ["", "### Over all attacks", "", f"The {BEST} with the least bad worst case.", ""]
     return [*lines, *table(("rule", "average rank", "worst"), rows)]

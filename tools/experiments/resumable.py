@@ -31,22 +31,17 @@ class Checkpoint:
     """One file, written at most every ``seconds``; it appears whole.
 
     Read only what this project wrote: unpickling a foreign file runs its code.
-
-    Attributes:
-        path: The file; None keeps nothing.
-        seconds: Least time between two writes.
     """
 
-    path: Path | None
-    seconds: float = SECONDS
+    path: Path | None  # the file; None keeps nothing
+    seconds: float = SECONDS  # least time between two writes
     _written: float = 0.0
 
     def __post_init__(self) -> None:
-        """Start the time."""
         self._written = time.monotonic()
 
     def load(self) -> Any:  # noqa: ANN401 - what was saved
-        """Return what was saved last, or None."""
+        """Return the last saved state, or None."""
         if self.path is None or not self.path.is_file():
             return None
         return pickle.loads(self.path.read_bytes())  # noqa: S301 - our own file
@@ -63,6 +58,5 @@ class Checkpoint:
         self._written = time.monotonic()
 
     def drop(self) -> None:
-        """Remove the file."""
         if self.path is not None:
             self.path.unlink(missing_ok=True)

@@ -79,7 +79,6 @@ def _e9(options: argparse.Namespace, seed: int) -> list[Arm]:
 
 
 def _e10(options: argparse.Namespace, seed: int) -> list[Arm]:
-    """Yield the sweep of Table II on Milan, and that of Table III where Trento is there."""
     levels: dict[str, tuple[float | None, ...]] = {cells.MILAN: (*BUDGETS, *WEAK, None)}
     if cells.TRENTO in options.cellular:
         levels[cells.TRENTO] = (*papers.TABLE_III, None)
@@ -155,7 +154,7 @@ def one(job: Arm | Square, folder: Path | None, out: Path) -> Path:
 
 
 def run_all(options: argparse.Namespace) -> None:
-    """Run everything that is not there yet, with one bar, in worker processes."""
+    """Run missing results, with one progress bar, in worker processes."""
     jobs: list[Arm | Square] = [*arms(options), *squares(options)]
     todo = [x for x in jobs if not (options.out / x.file).exists()]
     options.out.mkdir(parents=True, exist_ok=True)
@@ -171,7 +170,7 @@ def run_all(options: argparse.Namespace) -> None:
 
 
 def kept(options: argparse.Namespace) -> dict[str, list[dict[str, Any]]]:
-    """Read what is finished, by experiment."""
+    """Read the finished results, by experiment."""
     out: dict[str, list[dict[str, Any]]] = {}
     jobs: list[Arm | Square] = [*arms(options), *squares(options)]
     for job in jobs:
@@ -196,7 +195,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def main(options: argparse.Namespace) -> int:
-    """Run what was asked for; print and write one page an experiment."""
+    """Run the requested experiments; print and write a page for each."""
     if options.quick:
         options.work, options.cells, options.seeds = QUICK["work"], QUICK["clients"], 1
     wanted = [x for x in options.experiments if x in EXPERIMENTS]
@@ -231,7 +230,6 @@ def written(name: str, one: Page, options: argparse.Namespace) -> None:
 
 
 def told(one: Page) -> list[dict[str, Any]]:
-    """Return a page's claims as plain values."""
     return [{"claim": x.text, "holds": x.holds, "by": x.detail} for x in one.claims]
 
 

@@ -1,4 +1,4 @@
-"""Judge staged rollouts by forecasts: how long does a version live that is worse by a known share?
+"""Judge staged rollouts by forecasts: the lifetime of a version that is worse by a known share.
 
 Every device has its own readings and the device SDK's own comparison of two versions; reports cross as
 messages, and the aggregator's own gate judges them day by day. Time is virtual; link, installation
@@ -32,25 +32,25 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from aggregator.operations.rollout_control import RolloutGate, day_results
-from aggregator.rollouts.stages import RolloutState
-from aggregator.store.types import DeviceTrial
-from edge_sdk import METHODS, Config
+from aggregator.extensions.rollouts.rollout_control import RolloutGate, day_results
+from aggregator.extensions.rollouts.rollout_table import DeviceTrial
+from aggregator.extensions.rollouts.stages import RolloutState
+from edge_sdk import Config
 from edge_sdk.bundle import Bundle, TrustedKeys
+from edge_sdk.extensions.rollouts.messages import RolloutMessage, TrialMessage
+from edge_sdk.extensions.rollouts.rollout_roles import role
+from edge_sdk.extensions.rollouts.trial_record import TrialRecord
+from edge_sdk.extensions.rollouts.trial_version import TrialVersion
 from edge_sdk.forecasting.calendar_features import DAY
 from edge_sdk.forecasting.forecast import least
 from edge_sdk.forecasting.series import Series, SeriesRow
-from edge_sdk.forecasting.trial_record import TrialRecord
 from edge_sdk.forecasting.windows import ChannelFrame
+from edge_sdk.protocol.codec import decode, encode
+from edge_sdk.protocol.contract.manifest import Manifest
+from edge_sdk.protocol.contract.parameter_layout import Vector
 from edge_sdk.shared_math.optim import adam, optimiser_step
 from edge_sdk.training.model_runtime import ModelRuntime
-from edge_sdk.training.run_role import RunRole
-from edge_sdk.training.trial_version import TrialVersion
-from edge_sdk.wire.contract.manifest import Manifest
-from edge_sdk.wire.contract.parameter_layout import Vector
-from edge_sdk.wire.protocol.codec import decode, encode
-from edge_sdk.wire.protocol.messages import RolloutMessage, TrialMessage
-from edge_sdk.wire.protocol.rollout_roles import role
+from edge_sdk.training.run_role import RunRole, RunShell
 from firmware_sim.direct.fleet import DirectFleet
 from firmware_sim.samples import sample_set
 from firmware_sim.scenario import Scenario
@@ -72,13 +72,7 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class VersionBundle:
-    """A bundle with other first parameters than the shipped one, as a verified version has.
-
-    Attributes:
-        shipped: The shipped bundle, with its graphs.
-        version: Number of this version.
-        initial: Its parameters.
-    """
+    """A bundle with other first parameters than the shipped one, as a verified version has."""
 
     shipped: Bundle
     version: int
@@ -86,23 +80,20 @@ class VersionBundle:
 
     @property
     def manifest(self) -> Manifest:
-        """Manifest of this version."""
         return replace(self.shipped.manifest, version=self.version)
 
     @property
     def digest(self) -> bytes:
-        """A digest that differs for each version."""
         return bytes([self.version]) * 32
 
     @property
     def graphs(self) -> Any:  # noqa: ANN401 - the bundle's own type
-        """Graphs of the shipped bundle."""
         return self.shipped.graphs
 
 
 @dataclass(frozen=True)
 class Parts:
-    """What all devices share: bundle, configuration and the plan of no mechanism."""
+    """Parts that all devices share: bundle, configuration and the plan of no mechanism."""
 
     shipped: Bundle
     config: Config
@@ -120,17 +111,11 @@ class Parts:
 
 @dataclass
 class Meter:
-    """One device: its readings, and the windows before the rollout.
-
-    Attributes:
-        name: Its id.
-        values: Hourly readings, ``BEFORE + LONGEST`` days from ``MONDAY`` on.
-        parts: Bundle and configuration.
-    """
+    """One device: its readings, and the windows before the rollout."""
 
     name: str
-    values: Floats
-    parts: Parts
+    values: Floats  # hourly readings, ``BEFORE + LONGEST`` days from ``MONDAY`` on
+    parts: Parts  # bundle and configuration
 
     def series(self, days: int) -> Series:
         """Return the readings of the first days."""
@@ -168,11 +153,11 @@ class Meter:
             replace(parts.config, id=self.name),
             VersionBundle(parts.shipped, 1, served),
             RunRole(1, "fedavg", tuple(parts.shipped.manifest.shared)),
-            METHODS["fedavg"],
             self.series(BEFORE + days),
             parts.mechanism,
-            scale=self.frame.scale,
+            RunShell(),
         )
+        present.scale = self.frame.scale
         return TrialVersion.of(VersionBundle(parts.shipped, 2, new), present)
 
     def compared(self, served: Vector, new: Vector, days: int) -> TrialRecord:
@@ -200,17 +185,12 @@ def trained(meters: Sequence[Meter], seed: int, steps: int = TRAINED) -> Vector:
 
 @dataclass
 class JudgedWindows:
-    """The windows of a fleet on the days of the rollout, forecast in one call.
-
-    Attributes:
-        meters: The fleet.
-    """
+    """The windows of a fleet on the days of the rollout, forecast in one call."""
 
     meters: Sequence[Meter]
 
     @cached_property
     def inputs(self) -> NDArray[np.float32]:
-        """Input windows of all devices."""
         return np.concatenate([one.whole.inputs(one.judged) for one in self.meters])
 
     def errors(self, p: Vector) -> Floats:
@@ -236,8 +216,6 @@ class JudgedWindows:
 
         Args:
             p: Parameters where the direction begins.
-            direction: Direction, of the length of the parameters.
-            errors: Errors to compare with, one a device.
             multiple: Wanted mean ratio, above that of ``p``.
         """
 
@@ -260,8 +238,6 @@ def versions(
     """Return the parameters of the served and of the new version.
 
     Args:
-        meters: The fleet.
-        model: Trained parameters.
         seed: Seed of the two directions.
         multiple: Error of the new version as a multiple of the served one's.
     """
@@ -275,41 +251,26 @@ def versions(
 
 @dataclass(frozen=True, slots=True)
 class RolloutEnd:
-    """End of one rollout.
+    """End of one rollout."""
 
-    Attributes:
-        phase: Phase in which it ended, or ``run`` after ``LONGEST`` days.
-        why: Reason of the last change.
-        day: Days until then.
-        stage: Stage at the end.
-        served: Most devices that served the version on a day.
-        multiple: Mean over members of the ratio of errors on the days of the rollout.
-    """
-
-    phase: str
-    why: str
-    day: int
+    phase: str  # phase in which it ended, or ``run`` after ``LONGEST`` days
+    why: str  # reason of the last change
+    day: int  # days until then
     stage: int
-    served: int
-    multiple: float
+    served: int  # most devices that served the version on a day
+    multiple: float  # mean over members of the ratio of errors on the days of the rollout
 
 
 @dataclass
 class Member:
-    """A device's part in the rollout, after the rules of ``RolloutMember``.
+    """A device's part in the rollout, after the rules of ``RolloutMember``."""
 
-    Attributes:
-        record: Its comparison of all days.
-        since: First day on which it compares.
-        state: What it does.
-    """
-
-    record: TrialRecord
-    since: int
+    record: TrialRecord  # its comparison of all days
+    since: int  # first day on which it compares
     state: str = "score"
 
     def report(self, of: bytes, plan: RolloutMessage, place: str, today: int) -> TrialMessage:
-        """Return what the device sends after a day, and serve the version if that is due."""
+        """Return the device's report after a day, and serve the version if that is due."""
         kept = self.record.days >= self.since
         record = TrialRecord(self.record.days[kept], self.record.sums[kept])
         is_gross = record.is_gross(today)
@@ -329,10 +290,9 @@ Records = Mapping[str, TrialRecord]
 def turned(records: Records) -> Records:
     """Return the comparisons with the served version in the place of the new one.
 
-    Example:
-        >>> one = TrialRecord(np.array([5]), np.array([[1.0, 2.0]]))
-        >>> turned({"meter-000": one})["meter-000"].sums.tolist()
-        [[2.0, 1.0]]
+    >>> one = TrialRecord(np.array([5]), np.array([[1.0, 2.0]]))
+    >>> turned({"meter-000": one})["meter-000"].sums.tolist()
+    [[2.0, 1.0]]
     """
     return {name: TrialRecord(one.days, one.sums[:, ::-1]) for name, one in records.items()}
 
@@ -395,7 +355,6 @@ def simulated(number: int, seed: int, parts: Parts) -> list[Meter]:
 
 @cache
 def buildings(folder: Path) -> list[Any]:
-    """Return all buildings of the sets."""
     from tools.experiments.buildings import load  # noqa: PLC0415 - pandas
 
     return [one for name in SETS for one in load(folder, name)]
@@ -423,18 +382,12 @@ def recorded(folder: Path, number: int, seed: int, parts: Parts) -> list[Meter]:
 
 @dataclass
 class Experiment:
-    """Rollouts of many fleets.
+    """Rollouts of many fleets."""
 
-    Attributes:
-        fleet: Makes the devices of a seed.
-        gate: Gate of every rollout.
-        steps: Steps of training.
-        kept: Folder of comparisons that were made before, and of new ones; None keeps none.
-    """
-
-    fleet: Callable[[int], list[Meter]]
+    fleet: Callable[[int], list[Meter]]  # makes the devices of a seed
     gate: RolloutGate = field(default_factory=RolloutGate)
     steps: int = TRAINED
+    # folder of comparisons that were made before, and of new ones; None keeps none
     kept: Path | None = None
 
     @cached_property
@@ -469,11 +422,10 @@ class Experiment:
 def to_array(records: Records) -> Floats:
     """Return comparisons as an array, ``(devices, LONGEST, 2)``; NaN on a day without a result.
 
-    Example:
-        >>> first = MONDAY // DAY + BEFORE
-        >>> found = from_array(to_array({"meter-000": TrialRecord(np.array([first + 2]), np.ones((1, 2)))}))
-        >>> (found["meter-000"].days - first).tolist(), found["meter-000"].sums.tolist()
-        ([2], [[1.0, 1.0]])
+    >>> first = MONDAY // DAY + BEFORE
+    >>> found = from_array(to_array({"meter-000": TrialRecord(np.array([first + 2]), np.ones((1, 2)))}))
+    >>> (found["meter-000"].days - first).tolist(), found["meter-000"].sums.tolist()
+    ([2], [[1.0, 1.0]])
     """
     found, first = np.full((len(records), LONGEST, 2), np.nan), MONDAY // DAY + BEFORE
     for i, one in enumerate(records.values()):
@@ -483,7 +435,7 @@ def to_array(records: Records) -> Floats:
 
 
 def from_array(found: Floats) -> Records:
-    """Return comparisons from what ``to_array`` returned."""
+    """Return comparisons from a result of ``to_array``."""
     first, records = MONDAY // DAY + BEFORE, {}
     for i, sums in enumerate(found):
         days = np.flatnonzero(np.isfinite(sums).all(axis=1))
@@ -494,9 +446,8 @@ def from_array(found: Floats) -> Records:
 def upper_bound(found: int, of: int) -> float:
     """Return the exact upper 95 % bound of a rate: the rate at which so few are one case in twenty.
 
-    Example:
-        >>> round(upper_bound(0, 100), 3), round(upper_bound(1, 100), 3)
-        (0.03, 0.047)
+    >>> round(upper_bound(0, 100), 3), round(upper_bound(1, 100), 3)
+    (0.03, 0.047)
     """
     if found == of:
         return 1.0

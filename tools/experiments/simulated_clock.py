@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from edge_sdk.wire.contract.method import (
+from edge_sdk.protocol.contract.method import (
     ALL,
     Closed,
     Due,
@@ -27,7 +27,7 @@ from edge_sdk.wire.contract.method import (
     Task,
     Update,
 )
-from edge_sdk.wire.contract.parameter_layout import Vector
+from edge_sdk.protocol.contract.parameter_layout import Vector
 from tools.experiments.joint_loop import key
 
 Latency = Callable[[str, int], float]
@@ -51,42 +51,28 @@ GIVEN_UP = 3
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """A firing: a model has moved.
+    """A firing: a model has moved."""
 
-    Attributes:
-        time: Simulated seconds since the run began.
-        closed: What the server half says of it.
-        state: The server half's state after it.
-        late: For every client in the firing, by how many versions its answer was stale.
-    """
-
-    time: float
-    closed: Closed
-    state: Any
+    time: float  # simulated seconds since the run began
+    closed: Closed  # what the server half says of it
+    state: Any  # the server half's state after it
+    # for every client in the firing, by how many versions its answer was stale
     late: Mapping[str, int]
 
 
 @dataclass(slots=True, eq=False)
 class World:
-    """All halves of a run between two events; ``moments`` drives it.
+    """All halves of a run between two events; ``moments`` drives it."""
 
-    Attributes:
-        server: The server half, bound to its settings.
-        devices: The device halves by client.
-        latency: How long each answer takes.
-        liars: What is done to the answers of some clients.
-        release: What stands between an honest client's answer and the link.
-        states: The device states, by client.
-        partakes: Who joins a round that is open to all.
-    """
-
-    server: Half[Any]
-    devices: Mapping[str, Half[Any]]
-    latency: Latency
+    server: Half[Any]  # the server half, bound to its settings
+    devices: Mapping[str, Half[Any]]  # the device halves by client
+    latency: Latency  # how long each answer takes
+    # what is done to the answers of some clients
     liars: Mapping[str, Tamper] = field(default_factory=dict)
+    # what stands between an honest client's answer and the link
     release: Mapping[str, Release] = field(default_factory=dict)
-    states: dict[str, Any] = field(default_factory=dict)
-    partakes: Partakes = lambda _client, _task: True
+    states: dict[str, Any] = field(default_factory=dict)  # the device states, by client
+    partakes: Partakes = lambda _client, _task: True  # who joins a round that is open to all
     _queue: list[tuple[float, int, str, int, Event]] = field(default_factory=list)
     _count: Iterator[int] = field(default_factory=itertools.count)
     _waiting: dict[str, Task] = field(default_factory=dict)

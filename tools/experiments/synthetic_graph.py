@@ -15,8 +15,8 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from aggregator.methods.bilevel.bilevel import Bilevel
-from aggregator.methods.clustered.clustering import Centres
+from aggregator.extensions.papers.bilevel.bilevel import Bilevel
+from aggregator.extensions.papers.clustered.clustering import Centres
 from edge_sdk.methods.training_context import Batch
 from tools.experiments.joint_loop import key
 from tools.experiments.nets import Net
@@ -40,7 +40,6 @@ class Samples:
     y: NDArray[np.float32]
 
     def __len__(self) -> int:
-        """Return the number of examples."""
         return len(self.x)
 
     def draw(self, rng: np.random.Generator, size: int) -> Batch:
@@ -128,7 +127,6 @@ def _reached(pairs: set[tuple[int, int]]) -> set[int]:
 
 
 def _smoothed(names: Sequence[str], raw: Floats, links: Links) -> Floats:
-    """Average every embedding with its neighbours'."""
     at = {name: i for i, name in enumerate(names)}
     near = np.eye(len(names))
     for one, other in links:
@@ -168,7 +166,6 @@ KINDS: Final[Mapping[str, Mapping[str, Any]]] = {
 
 
 def parts() -> Iterator[tuple[str, str]]:
-    """Return the parts of a seed: figures and methods."""
     yield from (("10.1", method) for method in SPEEDS)
     yield from (("10.3", method) for method in KINDS)
 
@@ -227,14 +224,12 @@ def _kinds(method: str, seed: int, *, quick: bool) -> Iterator[dict[str, Any]]:
 
 
 def _looked_at(plan: Course, ground: Field) -> Iterator[Shown]:
-    """Yield the first rounds, every fifth, and the last."""
     for one in course(plan, ground):
         if one.round <= 20 or one.round % 5 == 0 or one.round == plan.rounds:
             yield one
 
 
 def _both(made: Made, one: Shown, method: str) -> tuple[float, ...]:
-    """Return a point with the loss of the average model added."""
     own = _point(made, one, common=method == "fedavg")
     return (*own, made.loss(one, common=True))
 
@@ -253,7 +248,6 @@ def _point(made: Made, shown: Shown, *, common: bool) -> tuple[int, float, float
 
 
 def _apart(shown: Shown) -> float:
-    """Return the mean squared distance of models from their average."""
     rows = np.stack([shown.vectors[x] for x in sorted(shown.vectors)]).astype(np.float64)
     return float(np.mean(np.sum((rows - rows.mean(0)) ** 2, axis=1)))
 
@@ -263,7 +257,6 @@ def _kept(figure: str, method: str, seed: int, shown: Sequence[Any], **more: Any
 
 
 def file(figure: str, method: str, seed: int, *, quick: bool) -> str:
-    """Return the file of a part of a seed, below the output folder."""
     return f"e7-{figure}-{method}-{'quick-' if quick else ''}s{seed}.json"
 
 

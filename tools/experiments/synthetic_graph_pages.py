@@ -73,7 +73,6 @@ def _faster(runs: Sequence[Run], seeds: Sequence[int], way: Run, text: str) -> C
 
 
 def _agreeing(runs: Sequence[Run], seeds: Sequence[int]) -> Claim:
-    """Return the claim that tracking makes models agree at a constant step."""
     apart = {x: [_last(runs, x, s, APART, **LINE) for s in seeds] for x in ("dfl_gt", "dfl_sgd")}
     halves = [_half(runs, "dfl_sgd", s) for s in seeds]
     fades = all(gt < 0.01 * sgd for gt, sgd in zip(apart["dfl_gt"], apart["dfl_sgd"], strict=True))
@@ -142,7 +141,6 @@ def _needed(runs: Sequence[Run], seeds: Sequence[int], way: Run) -> dict[str, li
 
 
 def _is_sound(points: Sequence[Sequence[float]]) -> bool:
-    """Return whether a run ended no worse than it began."""
     return bool(np.isfinite(points[-1][LOSS]) and points[-1][LOSS] <= points[0][LOSS])
 
 

@@ -1,4 +1,4 @@
-"""Measure what the weather of the target's hour is worth, on simulated homes with recorded weather.
+"""Measure the value of the weather of the target's hour, on simulated homes with recorded weather.
 
 The first eight tenths of each year train, the next tenth is forecast an hour ahead. Nets are trained on
 the windows of all homes together, closed forms on each home alone. Training has the recorded weather of
@@ -19,12 +19,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from aggregator.models.closed_form import WEATHER_AHEAD, AnalyticRecipe, made
-from edge_sdk.analytic.bundle_functions import AnalyticModel
+from aggregator.extensions.authoring.closed_form import WEATHER_AHEAD, AnalyticRecipe, made
 from edge_sdk.bundle import Bundle, TrustedKeys
-from edge_sdk.forecasting.forecast_metrics import Floats
+from edge_sdk.extensions.analytic.bundle_functions import AnalyticModel
+from edge_sdk.extensions.evaluation.forecast_metrics import Floats
 from edge_sdk.forecasting.windows import ChannelFrame, Drawable, filled
-from edge_sdk.wire.contract.manifest import Manifest
+from edge_sdk.protocol.contract.manifest import Manifest
 from tools.experiments.buildings import LOAD, PARTS, WEATHER, Building, load
 from tools.experiments.marked_block import replace_block
 
@@ -55,7 +55,6 @@ def announced(building: Building, error: float | None, rng: np.random.Generator)
 
 
 def cut(building: Building, manifest: Manifest) -> ChannelFrame:
-    """Return the channels of a building, scaled by its training part."""
     return ChannelFrame.of(building.series(), manifest, span=PARTS["train"])
 
 

@@ -28,13 +28,11 @@ ROW, LEFT, WIDE = 13, 250, 420
 PAGE = """\
 # The papers together
 
-Which of the papers' ideas can be used at once, what does each combination cost, and what does it
-withstand? No paper tried it. Every subset of four ideas ran on one set, with one net and one fleet,
-with and without attackers.
+Every subset of four of the papers' ideas ran on one set, with one net and one fleet, with and without
+attackers; no paper tried it.
 
 - **layers**: PL-FL's personal layers. The first layer is shared, the other two stay on the device.
-- **credit**: PFGL's mixtures of models, sigma 0.8, as method `pfl`. No graph: the cells have no
-  neighbourhood here, and PFGL's graph convolution is left out.
+- **credit**: PFGL's mixtures of models, sigma 0.8, as method `pfl`, without its graph.
 - **consensus**: BAFDP's l1 term and votes by sign, with its duals, regulariser and budget, but with
   every device in each round (`bsfdp`). It moves once in four local steps, four times as far as in E9.
 - **noise**: Gaussian noise on every reading that is learnt from, drawn once, with a budget of 30
@@ -43,25 +41,23 @@ with and without attackers.
   (`tools/experiments/personal_consensus.py`). This is an experiment; the product has no such method.
 
 Milan, {clients} cells, an hour ahead, `cells-mlp-1` (4673 numbers), {rounds} rounds of 4 steps, {seeds} seeds.
-Three cells lie. RMSE is in the raw unit, over the same seven cells in every column, which never
-lie; ± is the deviation over seeds, which also draw who lies. kB are the vectors that a device
-receives and sends in the run; envelopes come on top. A combination *works* if its error without
-attack is at most {free:.0f} % above FedAvg's, and no attack raises it by more than {rise:.0f} %. Both bounds are
-ours.
+Three cells lie. RMSE is in the raw unit, over the same seven honest cells in every column; ± is the
+deviation over seeds, which also draw the attackers. kB are the vectors that a device receives and sends in the run.
+A combination *works* if its error without attack is at most {free:.0f} % above FedAvg's, and no attack raises it by
+more than {rise:.0f} %; both bounds are ours.
 
 ```console
 $ .venv/bin/python tools/reproduce.py e15 --data data --out runs --docs docs
 ```
 
-An arm takes 0.9 to 1.7 s of one core, so the 150 arms of three seeds some 3 minutes, in 179 MiB (two arms measured,
-23 November 2026). Each arm writes one file; a stopped call continues.
+The 150 arms of three seeds take some 3 minutes of one core, in 179 MiB.
 
 {table}
 
 Training **alone** for as many steps has {alone:.0f} ± {alone_spread:.0f},
 and {alone_noise:.0f} ± {alone_noise_spread:.0f} with noise.
-It sends nothing, and no attack reaches it. {better} of the {many} combinations have a lower error without
-attack. Cells with weeks of their own readings gain nothing here from one another.
+{better} of the {many} combinations have a lower error without attack: cells with weeks of their own readings gain
+nothing here from one another.
 
 {good} of {many} combinations work. The least error under the worse of both attacks has **{best}**.
 
@@ -69,8 +65,8 @@ attack. Cells with weeks of their own readings gain nothing here from one anothe
 
 ## What each idea adds
 
-The error with the idea over the error without it: the geometric mean over the eight pairs of
-combinations that differ in it alone. Below 1 is better.
+The error with the idea over that without it, the geometric mean over the eight pairs of combinations that differ
+in it alone. Below 1 is better.
 
 {effects}
 """
@@ -78,20 +74,13 @@ combinations that differ in it alone. Below 1 is better.
 
 @dataclass(frozen=True, slots=True)
 class Combination:
-    """One subset of the ideas.
-
-    Attributes:
-        ideas: Its ideas.
-        bytes: Bytes of vectors that a device sends and receives in the run.
-        errors: RMSE over honest cells by attack, one number a seed.
-    """
+    """One subset of the ideas."""
 
     ideas: tuple[str, ...]
-    bytes: int
-    errors: Mapping[str, tuple[float, ...]]
+    bytes: int  # bytes of vectors that a device sends and receives in the run
+    errors: Mapping[str, tuple[float, ...]]  # RMSE over honest cells by attack, one number a seed
 
     def error(self, attack: str) -> float:
-        """Return the mean error over seeds."""
         return float(np.mean(self.errors[attack]))
 
     @property
@@ -101,7 +90,7 @@ class Combination:
 
 
 def summary(results: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return what is kept of E15's results, in order of the ideas and seeds."""
+    """Return the kept results of E15, in order of the ideas and seeds."""
     out: dict[tuple[str, ...], dict[str, Any]] = {}
     shown = [r for r in results if r["arm"]["attack"] in ATTACKS]
     for r in sorted(shown, key=lambda r: (len(r["arm"]["ideas"]), r["arm"]["seed"])):

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import numpy as np
 
-from edge_sdk.wire.schema import Length, build
+from edge_sdk.app.schema import Length, build
 
 FOLDER = Path(__file__).parent / "curves"
 COLOURS = ("#222222", "#3a6ea5", "#d9822b", "#0b6e4f", "#b03a48", "#7a5195")
@@ -25,44 +25,30 @@ Gapped = tuple[float | None, ...]
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """One frame of lines over a common axis.
+    """One frame of lines over a common axis."""
 
-    Attributes:
-        title: Above the frame.
-        lines: Values of each line, by its name; all as long as ``across``. A line has no corner
-            where it has no value, and the colour of its name in the first panel.
-        low: Lower end of a band; none for no band.
-        high: Its upper end.
-    """
-
-    title: Text
+    title: Text  # above the frame
+    # values of each line, by its name; all as long as ``across``. A line has no corner where it has
+    # no value, and the colour of its name in the first panel.
     lines: Mapping[str, Gapped]
-    low: Values = ()
-    high: Values = ()
+    low: Values = ()  # lower end of a band; none for no band
+    high: Values = ()  # its upper end
 
 
 @dataclass(frozen=True, slots=True)
 class Curves:
-    """A picture.
+    """A picture."""
 
-    Attributes:
-        x: What is across.
-        y: What is upwards, with its unit.
-        across: Positions of the values, rising.
-        panels: Its frames, two in a row.
-    """
-
-    x: Text
-    y: Text
-    across: Values
-    panels: tuple[Panel, ...]
+    x: Text  # what is across
+    y: Text  # what is upwards, with its unit
+    across: Values  # positions of the values, rising
+    panels: tuple[Panel, ...]  # its frames, two in a row
 
 
 def read(name: str) -> Curves:
     """Read a record of ``tools/papers/curves``.
 
     Raises:
-        SchemaError: A value does not fit.
         ValueError: A line has another length than the axis.
     """
     path = FOLDER / f"{name}.json"
@@ -77,7 +63,7 @@ def read(name: str) -> Curves:
 
 
 def rounded(values: Any) -> list[float]:  # noqa: ANN401 - an array or a list
-    """Return numbers of four digits; what is not finite is the value before it.
+    """Return numbers of four digits; a non-finite number becomes the value before it.
 
     >>> rounded([12345.6, float("nan"), 0.00012345])
     [12350.0, 12350.0, 0.0001234]

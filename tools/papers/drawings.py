@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from edge_sdk.wire.schema import build
+from edge_sdk.app.schema import build
 
 FOLDER = Path(__file__).parent / "weights"
 
@@ -24,24 +24,17 @@ HEAD = 'xmlns="http://www.w3.org/2000/svg" font-family="sans-serif" font-size="1
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """A matrix of weights.
+    """A matrix of weights."""
 
-    Attributes:
-        title: What a cell means.
-        names: Of rows and columns.
-        rows: Weights, row by row, from 0 to 1.
-    """
-
-    title: str
-    names: tuple[str, ...]
-    rows: tuple[tuple[float, ...], ...]
+    title: str  # what a cell means
+    names: tuple[str, ...]  # of rows and columns
+    rows: tuple[tuple[float, ...], ...]  # weights, row by row, from 0 to 1
 
 
 def read(name: str) -> Weights:
     """Read a record of a heat map from ``tools/papers/weights``.
 
     Raises:
-        SchemaError: A value does not fit.
         ValueError: The rows are no square matrix of the names.
     """
     path = FOLDER / f"{name}.json"

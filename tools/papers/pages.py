@@ -52,24 +52,25 @@ def files(docs: Path) -> dict[Path, str]:
 
 
 def overview() -> str:
-    """Return the page that lists all tables and figures."""
+    """Return the page that lists the tables and figures of each paper by state."""
     rows = []
     for name in PAPERS:
         paper = read(name)
+        found: dict[str, list[str]] = {}
+        for one in paper.exhibit:
+            found.setdefault(one.state, []).append(one.name)
         rows += [
-            (f"[{paper.name}]({name}.md)", one.name, one.what, f"**{one.state}**", one.date)
-            for one in paper.exhibit
+            (f"[{paper.name}]({name}.md)", f"**{state}**", ", ".join(names))
+            for state, names in found.items()
         ]
-    head = ("paper", "table or figure", "shows", "state", "date")
+    head = ("paper", "state", "tables and figures")
     return "\n".join(
         [
             "# The four papers",
             "",
-            "What do the papers say, where is it in the code, and does it hold? One page a paper:",
-            "its equations with their functions, its tables and figures with ours beside them, its",
-            "claims with the paper's own criteria, and what is corrected here. `definition` stands",
-            "where there is nothing to measure, `not run` where the code exists and no run does,",
-            "`no data` where the paper's data are not available; each line says which and why.",
+            "Each paper's page has its equations with their functions, its tables and figures with ours",
+            "beside them, its claims with the paper's own criteria, and what is corrected here.",
+            "`definition`: there is nothing to measure; `no data`: the paper's data are not available.",
             "[The papers together](combined.md) has their ideas in every combination.",
             "",
             "```console",
@@ -103,10 +104,7 @@ def page(paper: Paper, name: str) -> str:
             "",
             *_table(
                 ("equation", "what", "where"),
-                (
-                    (x.number, x.what, ", ".join(map(_code, x.where)) or "none")
-                    for x in paper.equation
-                ),
+                ((x.number, x.what, _places(x.where)) for x in paper.equation),
             ),
             "",
             "## Symbols and names",
@@ -114,11 +112,8 @@ def page(paper: Paper, name: str) -> str:
             "Greek letters by name. Settings stand in `[run.settings]`, `[run]` or `[run.graph]`.",
             "",
             *_table(
-                ("the paper", "here", "where"),
-                (
-                    (x.printed, x.here, ", ".join(map(_code, x.where)) or "none")
-                    for x in paper.symbol
-                ),
+                ("the paper", "here"),
+                ((x.printed, x.here) for x in paper.symbol),
             ),
             "",
             "## Claims",
@@ -166,13 +161,11 @@ def _shown(one: Exhibit, name: str) -> list[str]:
     lines = [
         f"### {one.name}: {one.what}",
         "",
-        *_table(
-            ("state", "the paper", "ours", "date"),
-            [(f"**{one.state}**", one.paper, f"{one.ours} ([page](../{one.where}))", one.date)],
-        ),
-        "",
+        f"- **{one.state}**, {one.date}, `{one.command}` ([results](../{one.where}))",
     ]
-    lines += [f"Command: `{one.command}`", ""]
+    if not one.bars:
+        lines += [f"- The paper: {one.paper}", f"- Ours: {one.ours}"]
+    lines.append("")
     if one.has_picture:
         lines += [f"![{one.unit}]({Path(picture_name(name, one)).name})", ""]
     return lines
@@ -223,9 +216,17 @@ def _bar(label: str, value: float, most: float, top: int) -> list[str]:
     ]
 
 
-def _code(where: str) -> str:
-    path, _, name = where.partition(":")
-    return f"`{path}`: `{name}`"
+def _places(where: Iterable[str]) -> str:
+    """Return the names in the code, those of one file together.
+
+    >>> _places(("a.py:f", "a.py:g", "b.py:h"))
+    '`a.py`: `f`, `g`; `b.py`: `h`'
+    """
+    found: dict[str, list[str]] = {}
+    for one in where:
+        path, _, name = one.partition(":")
+        found.setdefault(path, []).append(f"`{name}`")
+    return "; ".join(f"`{path}`: {', '.join(names)}" for path, names in found.items()) or "none"
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:

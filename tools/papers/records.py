@@ -1,4 +1,4 @@
-"""Read what is recorded of a paper: ``tools/papers/NAME.toml``."""
+"""Read the record of a paper: ``tools/papers/NAME.toml``."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Literal
 
-from edge_sdk.wire.schema import Length, Matches, build
+from edge_sdk.app.schema import Length, Matches, build
 
 FOLDER = Path(__file__).parent
 PAPERS = ("pfgl", "pl-fl", "graph-aware", "bafdp")
@@ -21,126 +21,81 @@ Text = Annotated[str, Length(1, 600)]
 
 @dataclass(frozen=True, slots=True)
 class Equation:
-    """An equation of a paper and the code that computes it.
-
-    Attributes:
-        number: As printed.
-        what: What it says.
-        where: ``path:name`` of functions or classes; none where no code computes it.
-    """
+    """An equation of a paper and the code that computes it."""
 
     number: Text
     what: Text
+    # ``path:name`` of functions or classes; none where no code computes it
     where: tuple[Annotated[str, Matches(r"[a-z_0-9/]+\.py:\w+")], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class PrintedSymbol:
-    """A symbol of a paper and our name for it.
+    """A symbol of a paper and our name for it."""
 
-    Attributes:
-        printed: As printed; Greek letters by name.
-        here: Names in the code between backticks, with what is worth knowing.
-        where: ``path:name`` of functions or classes that have these names; none where none has.
-    """
-
-    printed: Text
-    here: Text
+    printed: Text  # as printed; Greek letters by name
+    here: Text  # names in the code between backticks, with what is worth knowing
+    # ``path:name`` of functions or classes that have these names; none where none has
     where: tuple[Annotated[str, Matches(r"[a-z_0-9/]+\.py:\w+")], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Exhibit:
-    """A table or figure of a paper, and ours.
-
-    Attributes:
-        name: As printed.
-        what: What it shows.
-        state: Whether ours agrees; ``definition`` where there is nothing to measure.
-        date: Day of our result, or of the last look where there is none.
-        command: What repeats it.
-        where: Page and anchor below ``docs``.
-        paper: The paper's main numbers.
-        ours: Our numbers beside them.
-        bars: Numbers of the picture, by label; none for no picture.
-        unit: What they are.
-        curves: Record of a picture of lines instead, in ``tools/papers/curves``.
-        weights: Record of a heat map instead, in ``tools/papers/weights``.
-        lanes: Boxes of a diagram instead, by lane; those that begin with ``~`` stay on the device.
-    """
+    """A table or figure of a paper, and ours."""
 
     name: Text
     what: Text
-    state: State
-    date: Day
-    command: Text
-    where: Text
-    paper: Text
-    ours: Text
+    state: State  # whether ours agrees; ``definition`` where there is nothing to measure
+    date: Day  # day of our result, or of the last look where there is none
+    command: Text  # what repeats it
+    where: Text  # page and anchor below ``docs``
+    paper: Text  # the paper's main numbers
+    ours: Text  # our numbers beside them
+    # numbers of the picture, by label; none for no picture
     bars: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
-    unit: str = ""
-    curves: str = ""
-    weights: str = ""
+    unit: str = ""  # what they are
+    curves: str = ""  # record of a picture of lines instead, in ``tools/papers/curves``
+    weights: str = ""  # record of a heat map instead, in ``tools/papers/weights``
+    # boxes of a diagram instead, by lane; those that begin with ``~`` stay on the device
     lanes: Mapping[str, tuple[Text, ...]] = field(default_factory=lambda: MappingProxyType({}))
 
     @property
     def has_picture(self) -> bool:
-        """Return whether a picture is drawn of it."""
         return bool(self.bars or self.curves or self.weights or self.lanes)
 
 
 @dataclass(frozen=True, slots=True)
 class PaperClaim:
-    """A claim, as the paper states it.
+    """A claim, as the paper states it."""
 
-    Attributes:
-        says: The paper's own criterion.
-        verdict: Ours.
-        by: The numbers behind it.
-    """
-
-    says: Text
+    says: Text  # the paper's own criterion
     verdict: State
-    by: Text
+    by: Text  # the numbers behind it
 
 
 @dataclass(frozen=True, slots=True)
 class Correction:
-    """A form that is not implemented as printed.
+    """A form that is not implemented as printed."""
 
-    Attributes:
-        printed: The paper's form.
-        here: Ours.
-        why: The reason.
-    """
-
-    printed: Text
+    printed: Text  # the paper's form
     here: Text
     why: Text
 
 
 @dataclass(frozen=True, slots=True)
 class CommandCost:
-    """Time and memory of a command of ``tools/reproduce.py``.
+    """Time and memory of a command of ``tools/reproduce.py``."""
 
-    Attributes:
-        command: Its experiments and options.
-        arms: Number of runs that it makes; each is kept, and not made again.
-        minutes: Processor time of one core for all of them.
-        mib: Largest resident memory of one process.
-        measured: On what the minutes rest.
-    """
-
-    command: Text
-    arms: int
-    minutes: float
-    mib: int
-    measured: Text
+    command: Text  # its experiments and options
+    arms: int  # number of runs that it makes; each is kept, and not made again
+    minutes: float  # processor time of one core for all of them
+    mib: int  # largest resident memory of one process
+    measured: Text  # on what the minutes rest
 
 
 @dataclass(frozen=True, slots=True)
 class Paper:
-    """Everything recorded of a paper."""
+    """The record of a paper."""
 
     name: Text
     title: Text

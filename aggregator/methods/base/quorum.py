@@ -1,51 +1,58 @@
-"""Quorum of asynchronous rounds, S of M: tasks in progress, waiting updates, and when to fire.
+"""Rounds over the latest update of every client, and their quorum, S of M.
 
-A client works on one task at a time. The server fires as soon as enough different clients have
-sent an update since the last firing, whichever version each started from; later updates count at
-a later firing. The server waits for no client beyond the quorum, unless its staleness is bounded.
+A client works on one task at a time: it receives its own, and another one when its update has been used.
+The server fires as soon as enough different clients have sent an update since the last firing, whichever
+version each started from; later updates count at a later firing. Of a client's updates the newest counts.
+A silent client counts with its last vector for a bounded number of versions. The server waits for no
+client beyond the quorum, unless its staleness is bounded, or its engine says so.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Any, Literal, TypeVar
+
+import numpy as np
+
+from aggregator.methods.base.round_machine import (
+    RoundHooks,
+    RoundOutcome,
+    Rounds,
+    RoundState,
+    Step,
+    mean_loss,
+)
+from edge_sdk.protocol.contract.method import Array, Due, Effects, Update
 
 
 @dataclass(frozen=True, slots=True)
 class QuorumSettings:
-    """Settings of the quorum.
+    """Settings of the quorum."""
 
-    Attributes:
-        enough: S, number of different clients that suffices.
-        waits_for_all: True waits for all present clients as well (the synchronous variant).
-        staleness_bound: Number of versions that a client may fall behind (the papers' bound on staleness).
-            The firing at which it reaches the bound may happen without it, the next may not.
-        overdue: Action on such a client. ``drop``: its part in the consensus ends until its next
-            update. ``wait``: nothing fires before its update, as in the convergence theorem; a
-            client that has left is dropped in either case.
-    """
-
-    enough: int = 1
+    enough: int = 1  # S, number of different clients that suffices
+    # true waits for all present clients as well (the synchronous variant)
     waits_for_all: bool = False
+    # number of versions that a client may fall behind (the papers' bound on staleness). The firing
+    # at which it reaches the bound may happen without it, the next may not.
     staleness_bound: int = 20
+    # action on such a client. ``drop``: its part in the consensus ends until its next update.
+    # ``wait``: nothing fires before its update, as in the convergence theorem; a client that has
+    # left is dropped in either case
     overdue: Literal["drop", "wait"] = "drop"
 
 
 @dataclass(frozen=True, slots=True)
 class QuorumState:
-    """Participating clients and waiting updates. Every mapping is by client.
+    """Participating clients and waiting updates. Every mapping is by client."""
 
-    Attributes:
-        present: True for a linked client; the keys are all known clients, R of them.
-        task_version: Version of the consensus that the client works on.
-        since: Version at which its last update was counted, or at which it first joined.
-        arrived: Version that its waiting update started from.
-    """
-
+    # true for a linked client; the keys are all known clients, R of them
     present: Mapping[str, bool] = field(default_factory=dict)
+    # version of the consensus that the client works on
     task_version: Mapping[str, int] = field(default_factory=dict, metadata={"leaf": "told"})
+    # version at which its last update was counted, or at which it first joined
     since: Mapping[str, int] = field(default_factory=dict)
+    # version that its waiting update started from
     arrived: Mapping[str, int] = field(default_factory=dict)
 
     def joined(self, client: str, version: int) -> QuorumState:
@@ -129,3 +136,124 @@ class QuorumState:
 
     def _here(self, clients: Iterable[str]) -> tuple[str, ...]:
         return tuple(client for client in clients if self.present.get(client, False))
+
+
+_LARGEST = float(np.finfo(np.float32).max)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LatestUpdates(RoundState):
+    """State that every half of this kind has. Mappings are by client."""
+
+    # participating clients and waiting updates
+    quorum: QuorumState = field(default_factory=QuorumState, kw_only=True, metadata={"leaf": "who"})
+    # each client's newest vector, float32
+    held: Mapping[str, Array] = field(default_factory=dict, kw_only=True)
+    # losses reported with the waiting updates
+    losses: Mapping[str, float] = field(default_factory=dict, kw_only=True)
+
+    @property
+    def senders(self) -> Collection[str]:
+        return self.quorum.arrived.keys()
+
+
+S = TypeVar("S", bound=LatestUpdates)
+
+
+def latest_update_hooks(
+    rounds: Rounds,
+    tasks: Callable[[S, Iterable[str]], Effects],
+    combine: Callable[[S], RoundOutcome[S] | Step[S]],
+    accept: Callable[[S, Update], S] | None = None,
+) -> RoundHooks[S]:
+    """Return the hooks of such rounds.
+
+    Args:
+        tasks: Returns the tasks of some clients, in order of name.
+        combine: Ends a full round; ``outcome`` makes its result.
+        accept: Returns the state with an update waiting; None is ``accepted``.
+    """
+    return RoundHooks(
+        rounds,
+        counts=counts,
+        accept=accepted if accept is None else accept,
+        combine=combine,
+        discard=lambda state, why: outcome(state, {}, why),
+        tasks=tasks,
+        clients=lambda state: state.quorum.present,
+        join=joined,
+        leave=left,
+        extend=lambda due: Due(due.round, due.ask, after=rounds.deadline),
+    )
+
+
+def outcome(state: S, report: Mapping[str, Any], why: str = "") -> RoundOutcome[S]:
+    """Return the result of a round; the clients of its updates receive new tasks.
+
+    Args:
+        state: State with the method's result; the updates still wait.
+        report: Report of the round, plain values only.
+        why: Reason that nothing moved; empty if the model moved.
+    """
+    quorum, arrived = state.quorum, state.quorum.arrived
+    cohort = sorted(arrived)
+    staleness = {name: state.version - arrived[name] for name in cohort}
+    common = {"cohort": cohort, "staleness": staleness, **mean_loss(state.losses)}
+    quorum = replace(quorum, arrived={}) if why else quorum.counted(state.version + 1)
+    return RoundOutcome(replace(state, quorum=quorum, losses={}), {**common, **report}, cohort, why)
+
+
+def counts(state: LatestUpdates, update: Update) -> bool:
+    """Return True if the update is for a task sent after the client's last counted update."""
+    is_new = state.quorum.counts(update.sender, update.base, state.version)
+    return is_new and update.vector.shape == state.w.shape
+
+
+def accepted(state: S, update: Update) -> S:
+    """Return the state with an update waiting."""
+    return replace(
+        state,
+        held={**state.held, update.sender: clipped(update.vector)},
+        quorum=state.quorum.received(update.sender, update.base),
+        losses=reported(state.losses, update, "loss"),
+    )
+
+
+def clipped(vector: Array) -> Array:
+    """Return a vector as float32, clipped to its finite numbers."""
+    return np.clip(vector, -_LARGEST, _LARGEST).astype(np.float32)
+
+
+def joined(state: S, client: str) -> S:
+    """Return the state with a client present."""
+    quorum = state.quorum
+    if client not in quorum.task_version:
+        return replace(state, quorum=quorum.joined(client, state.version))
+    if not quorum.present[client]:
+        return replace(state, quorum=replace(quorum, present={**quorum.present, client: True}))
+    return state
+
+
+def left(state: S, client: str) -> S:
+    is_present = state.quorum.present.get(client, False)
+    return replace(state, quorum=state.quorum.left(client)) if is_present else state
+
+
+def without_silent(state: S, staleness_bound: int) -> tuple[S, list[str]]:
+    """Remove the weights of clients silent for over ``staleness_bound`` versions; return their ids."""
+    late = state.quorum.overdue(state.version + 1, QuorumSettings(staleness_bound=staleness_bound))
+    removed = frozenset(late) & frozenset(state.held)
+    held = {name: vector for name, vector in state.held.items() if name not in removed}
+    return replace(state, held=held, quorum=state.quorum.without(late)), sorted(removed)
+
+
+def reported(values: Mapping[str, float], update: Update, name: str) -> dict[str, float]:
+    """Return reported numbers with only the client's newest value.
+
+    >>> reported({"a": 1.0, "b": 2.0}, Update("a", 1, 0, np.zeros(1)), "loss")
+    {'b': 2.0}
+    """
+    others = {client: value for client, value in values.items() if client != update.sender}
+    if name in update.values:
+        others[update.sender] = float(update.values[name])
+    return others

@@ -14,7 +14,8 @@ from typing import Any, Generic, Literal, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from edge_sdk.wire.contract.method import (
+from edge_sdk.protocol.block_quantisation import DownlinkEncoding
+from edge_sdk.protocol.contract.method import (
     Closed,
     Due,
     Effects,
@@ -23,8 +24,7 @@ from edge_sdk.wire.contract.method import (
     ParentModel,
     Update,
 )
-from edge_sdk.wire.contract.parameter_layout import Vector
-from edge_sdk.wire.protocol.block_quantisation import DownlinkEncoding
+from edge_sdk.protocol.contract.parameter_layout import Vector
 
 ASK = "train"
 OPEN = Due(round=0, ask="open")
@@ -32,6 +32,9 @@ OPEN = Due(round=0, ask="open")
 
 ABANDON = "abandon"
 """The ``ask`` of a ``Due`` that abandons a round after a defect; no update of it is used."""
+
+AGAIN = "again"
+"""The ``ask`` of a ``Due`` that begins an open round with turns again."""
 
 DEFECT = "internal error while closing the round; see the dead letters"
 """Reported reason of a round that was abandoned after a defect."""
@@ -42,28 +45,20 @@ NOT_FINITE = "model contains non-finite values"
 
 @dataclass(frozen=True, slots=True)
 class Rounds:
-    """Settings of a round: its quorum, its deadline and the weights of its clients.
+    """Settings of a round: its quorum, its deadline and the weights of its clients."""
 
-    Attributes:
-        quorum: Number of different clients that closes the round at once.
-        least: Number of clients that suffices at the deadline; None is the quorum itself.
-        deadline: Seconds from opening to abandoning (or closing with ``least``).
-        weighting: ``uniform``, or ``samples`` by the claimed sample counts.
-        cap: Largest sample count that is used, as a multiple of the median.
-        limit: Number of moved rounds after which the run stops; None never stops.
-        downlink: ``q8`` adopts every new model as an eight-bit step from the last one.
-    """
-
-    quorum: int = 1
+    quorum: int = 1  # number of different clients that closes the round at once
+    # number of clients that suffices at the deadline; None is the quorum itself
     least: int | None = None
-    deadline: float = 900.0
+    deadline: float = 900.0  # seconds from opening to abandoning (or closing with ``least``)
+    # ``uniform``, or ``samples`` by the claimed sample counts
     weighting: Literal["uniform", "samples"] = "uniform"
-    cap: float = 10.0
-    limit: int | None = None
+    cap: float = 10.0  # largest sample count that is used, as a multiple of the median
+    limit: int | None = None  # number of moved rounds after which the run stops; None never stops
+    # ``q8`` adopts every new model as an eight-bit step from the last one
     downlink: DownlinkEncoding = "f4"
 
     def __post_init__(self) -> None:
-        """Refuse values outside of their bounds."""
         if self.quorum < 1:
             raise ValueError(f"quorum: expected at least 1, got {self.quorum}")
         if self.least is not None and not 1 <= self.least <= self.quorum:
@@ -77,34 +72,24 @@ class Rounds:
 
     @property
     def enough(self) -> int:
-        """Return the number of clients that suffices at the deadline."""
         return self.quorum if self.least is None else self.least
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RoundState:
-    """Common part of every engine's state: float64 throughout, saved leaf by leaf.
+    """Common part of every engine's state: float64 throughout, saved leaf by leaf."""
 
-    Attributes:
-        round: The open round, or the last one; 0 before the first.
-        version: Number of times the model has moved.
-        is_open: True while the round accepts updates.
-        w: Model that is announced, float64, shape ``(P,)``.
-    """
-
-    round: int
-    version: int
-    is_open: bool
-    w: NDArray[np.float64]
+    round: int  # the open round, or the last one; 0 before the first
+    version: int  # number of times the model has moved
+    is_open: bool  # true while the round accepts updates
+    w: NDArray[np.float64]  # model that is announced, float64, shape ``(P,)``
 
     @property
     def senders(self) -> Collection[str]:
-        """Return the clients whose update waits for the round to close."""
         raise NotImplementedError
 
     @property
     def waiting(self) -> int:
-        """Return the number of updates that wait for the round to close."""
         return len(self.senders)
 
 
@@ -113,22 +98,14 @@ S = TypeVar("S", bound=RoundState)
 
 @dataclass(frozen=True, slots=True)
 class RoundOutcome(Generic[S]):
-    """Result of a round that ends.
+    """Result of a round that ends."""
 
-    Attributes:
-        state: State with the method's result and without the used updates, at the old version.
-        report: Report of the round; plain values only, for a page or JSON.
-        clients: Clients that receive a task of the next round.
-        why: Reason that nothing moved; empty if the model moved.
-        is_last: True if the run ends with this round, before its limit.
-        tasks: Returns those tasks; None uses the hook.
-    """
-
-    state: S
-    report: Mapping[str, Any]
-    clients: Iterable[str] = ()
-    why: str = ""
-    is_last: bool = False
+    state: S  # state with the method's result and without the used updates, at the old version
+    report: Mapping[str, Any]  # report of the round; plain values only, for a page or JSON
+    clients: Iterable[str] = ()  # clients that receive a task of the next round
+    why: str = ""  # reason that nothing moved; empty if the model moved
+    is_last: bool = False  # true if the run ends with this round, before its limit
+    # returns those tasks; None uses the hook
     tasks: Callable[[S, Iterable[str]], Effects] | None = None
 
 
@@ -141,40 +118,33 @@ def _no_clients(_state: object) -> Iterable[str]:
 
 @dataclass(frozen=True, slots=True)
 class RoundHooks(Generic[S]):
-    """Everything in which the rounds of one engine differ from those of another.
-
-    Attributes:
-        rounds: Settings of the rounds.
-        counts: Returns True if an update belongs to the open round and is used.
-        accept: Returns the state with a counted update waiting.
-        combine: Ends a full round: returns its outcome, or a further step of the same round.
-        discard: Ends a round for a reason without using its updates.
-        tasks: Returns the tasks that send some clients the present model.
-        ask: Name of the tasks in the contract, and of the deadline's timer.
-        clients: Returns the clients that receive a task of the first round.
-        join: Returns the state with a client present; None ignores members.
-        leave: Returns the state with a client absent; None ignores that.
-        is_ready: Returns True if the waiting updates suffice, at any time or at the deadline; None
-            compares their number with the quorum, or with the number that suffices.
-        awaits_members: True if rounds wait for members, so that one that leaves may close a round.
-        extend: Returns the next deadline where too few updates have arrived at one; None discards
-            the round.
-        adopt: Returns the outcome of adopting a parent's model; None ignores it.
-    """
+    """The hooks in which the rounds of one engine differ from those of another."""
 
     rounds: Rounds
+    # returns True if an update belongs to the open round and is used
     counts: Callable[[S, Update], bool]
-    accept: Callable[[S, Update], S]
+    accept: Callable[[S, Update], S]  # returns the state with a counted update waiting
+    # ends a full round: returns its outcome, or a further step of the same round
     combine: Callable[[S], RoundOutcome[S] | Step[S]]
+    # ends a round for a reason without using its updates
     discard: Callable[[S, str], RoundOutcome[S]]
+    # returns the tasks that send some clients the present model
     tasks: Callable[[S, Iterable[str]], Effects]
-    ask: str = ASK
+    ask: str = ASK  # name of the tasks in the contract, and of the deadline's timer
+    # returns the clients that receive a task of the first round
     clients: Callable[[S], Iterable[str]] = _no_clients
+    # returns the state with a client present; None ignores members
     join: Callable[[S, str], S] | None = None
+    # returns the state with a client absent; None ignores that
     leave: Callable[[S, str], S] | None = None
+    # returns True if the waiting updates suffice, at any time or at the deadline; None compares
+    # their number with the quorum, or with the number that suffices
     is_ready: Callable[[S, bool], bool] | None = None
+    # true if rounds wait for members, so that one that leaves may close a round
     awaits_members: bool = False
+    # returns the next deadline where too few updates have arrived at one; None discards the round
     extend: Callable[[Due], Due] | None = None
+    # returns the outcome of adopting a parent's model; None ignores it
     adopt: Callable[[S, ParentModel], RoundOutcome[S]] | None = None
 
 
@@ -229,7 +199,6 @@ def concluded(hooks: RoundHooks[S], outcome: RoundOutcome[S]) -> Step[S]:
 
 
 def _opened(hooks: RoundHooks[S], state: S, before: RoundOutcome[S]) -> Step[S]:
-    """Open the next round: send its tasks and set its deadline."""
     state = replace(state, round=state.round + 1, is_open=True)
     tasks = (before.tasks or hooks.tasks)(state, before.clients)
     return state, (*tasks, Due(state.round, hooks.ask, after=hooks.rounds.deadline))
@@ -240,7 +209,7 @@ def _closed_if_ready(hooks: RoundHooks[S], state: S) -> Step[S]:
 
 
 def _expired(hooks: RoundHooks[S], state: S, due: Due) -> Step[S]:
-    """Close a round at its deadline with what suffices, extend or discard it; or abandon it."""
+    """Close a round at its deadline if enough updates arrived; else extend, discard or abandon it."""
     if due.ask == ABANDON:
         return concluded(hooks, hooks.discard(state, DEFECT))
     if due.ask != hooks.ask:

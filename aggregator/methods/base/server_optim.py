@@ -11,8 +11,8 @@ from typing import Literal
 
 import numpy as np
 
+from edge_sdk.protocol.contract.method import Array
 from edge_sdk.shared_math.optim import State, Transform, chain, scale, trace
-from edge_sdk.wire.contract.method import Array
 
 
 def sgd(rate: float = 1.0) -> Transform:

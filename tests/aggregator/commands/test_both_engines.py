@@ -12,8 +12,8 @@ import sqlite3
 import pytest
 
 from aggregator.commands import main as cli
-from aggregator.store.location import PostgresUrl
-from edge_sdk.wire import keys
+from aggregator.store.dialect import DatabaseUrl
+from edge_sdk.protocol import keys
 from tests.postgres_server import postgres_server
 
 __all__ = ["postgres_server"]
@@ -84,7 +84,7 @@ def call(monkeypatch, capsys):
         text = re.sub(r"\b1[67]\d{8,11}\b", "1600000000", said.out + said.err)
         place = f"{folder}/state/aggregator.db"
         text = text.replace(place, "PLACE").replace(str(folder), "FOLDER")
-        return code, text.replace(str(PostgresUrl(url)), "PLACE") if url else text
+        return code, text.replace(str(DatabaseUrl(url)), "PLACE") if url else text
 
     return run
 
@@ -108,6 +108,7 @@ def common(answer):
     return code, found
 
 
+@pytest.mark.extension
 def test_every_command_answers_alike_on_both_engines(workplace, postgres_server, tmp_path, call):
     pytest.importorskip("psycopg")
     place = postgres_server.schema()

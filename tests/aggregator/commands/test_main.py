@@ -9,15 +9,17 @@ import subprocess
 import sys
 import time
 import urllib.request
+from contextlib import ExitStack
 from importlib.util import find_spec
 
 import pytest
 
-from aggregator.brokers.broker_process import start
 from aggregator.commands import main as cli
+from aggregator.config import AggregatorConfig
+from aggregator.extensions.authority.access.broker_process import start
 from aggregator.operations.enrolment import statement
-from aggregator.store.opener import open_store
-from edge_sdk.wire import keys
+from aggregator.store.opener import alone, open_store
+from edge_sdk.protocol import keys
 from firmware_sim.fleet.federation import free_port
 
 KEY = keys.from_seed(bytes(range(1, 33)))
@@ -38,6 +40,7 @@ def call(folder, *args, code=0, **environ):
     return done.stdout if code == 0 else done.stderr
 
 
+@pytest.mark.slow
 def test_from_nothing_to_a_fleet(workplace):
     folder = workplace().parent
     told = json.loads(call(folder, "init", "--json"))
@@ -59,12 +62,17 @@ def test_from_nothing_to_a_fleet(workplace):
     assert json.loads(call(folder, "audit", "--json"))["sound"] is True
     assert "meter-1" in call(folder, "list")
     call(folder, "command", "meter-1", "hello")
-    call(folder, "revoke", "meter-1", "--why", "sold")
+    revoked = call(folder, "revoke", "meter-1", "--why", "sold")
+    assert "broker: it still serves meter-1" in revoked
+    assert "gridfed-aggregator ca revoke meter-1" in revoked
     assert json.loads(call(folder, "list", "--json"))["devices"][0]["state"] == "revoked"
     assert "not running" in call(folder, "status")
     assert call(folder, "health", code=1) == ""
     copy = json.loads(call(folder, "backup", "copy.db", "--json"))
-    assert copy["bytes"] > 0
+    before = (folder / "copy.db").read_bytes()
+    assert copy["bytes"] == len(before) > 0
+    assert "gridfed-aggregator backup copy-2.db" in call(folder, "backup", "copy.db", code=2)
+    assert (folder / "copy.db").read_bytes() == before
 
 
 def test_check_shows_what_the_method_takes_where_nothing_was_said(workplace):
@@ -100,6 +108,8 @@ def test_a_changed_run_is_not_continued_by_accident(workplace):
         (("enrol",), "give an id with --public, or --from-file"),
         (("check", "nowhere.toml"), "nowhere.toml: No such file"),
         (("broker", "check"), "expected --file"),
+        (("backup", "aggregator.toml"), "backup aggregator.db --config aggregator.toml"),
+        (("backup", "."), "this is a folder"),
     ],
 )
 def test_wrong_usage_is_one_sentence(workplace, args, says):
@@ -109,6 +119,7 @@ def test_wrong_usage_is_one_sentence(workplace, args, says):
     assert said.startswith("gridfed-aggregator: ")
 
 
+@pytest.mark.slow
 def test_wrong_key_is_one_sentence(workplace):
     folder = workplace().parent
     call(folder, "init")
@@ -128,7 +139,9 @@ def test_missing_bundle_is_one_sentence(workplace):
 
 def test_export_without_torch_says_what_to_install(monkeypatch, capsys):
     """Hides all that the train extra brings: each of it may be absent where this test runs."""
-    for name in [name for name in sys.modules if name.startswith("aggregator.models.")]:
+    for name in [
+        name for name in sys.modules if name.startswith("aggregator.extensions.authoring.")
+    ]:
         monkeypatch.delitem(sys.modules, name)
     for name in ("torch", "onnx", "sympy"):
         monkeypatch.setitem(sys.modules, name, None)
@@ -148,6 +161,7 @@ def test_help_teaches(capsys):
     assert all(name in said for name in cli.COMMANDS)
 
 
+@pytest.mark.slow
 @pytest.mark.broker
 def test_a_daemon_runs_takes_orders_and_ends_on_sigterm(workplace, tmp_path):
     page = f"127.0.0.1:{free_port()}"
@@ -157,10 +171,14 @@ def test_a_daemon_runs_takes_orders_and_ends_on_sigterm(workplace, tmp_path):
         call(folder, "init")
         environ = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
         command = [sys.executable, "-m", "aggregator", "run"]
+        order = ExitStack()  # a command that has the database open while the daemon starts
+        order.enter_context(alone(AggregatorConfig.load(folder / "aggregator.toml").database))
         with subprocess.Popen(
             command, cwd=folder, env=environ, stderr=subprocess.PIPE, text=True
         ) as daemon:
             try:
+                time.sleep(2.0)
+                order.close()
                 wait_for(f"http://{page}/readyz")
                 status = json.loads(call(folder, "status", "--json"))
                 assert (status["running"], status["ready"]) == (True, True)
@@ -199,7 +217,7 @@ def wait_for(url, patience=300):
 
 
 def test_broker_configuration_names_the_fleet(tmp_path):
-    assert find_spec("aggregator.commands.broker")
+    assert find_spec("aggregator.extensions.authority.access.command")
     said = call(tmp_path, "broker", "config", "--fleet", "north", "--folder", "b")
     assert "acl_file" in said
     assert "pattern write gf/1/north/%u/up/hello" in (tmp_path / "b" / "access.acl").read_text()
@@ -229,6 +247,7 @@ def test_nothing_that_is_more_than_a_line_gets_into_a_brokers_files(
     assert not (tmp_path / "b" / "access.acl").exists()
 
 
+@pytest.mark.slow
 def test_access_rules_name_the_enrolled_devices_and_nobody_else(workplace):
     folder = workplace().parent
     call(folder, "init")
@@ -243,6 +262,7 @@ def test_access_rules_name_the_enrolled_devices_and_nobody_else(workplace):
     assert "peer" not in rules  # this run's method has no neighbours
 
 
+@pytest.mark.slow
 def test_orders_about_unknown_devices_fail_also_beside_a_running_daemon(workplace):
     folder = workplace().parent
     call(folder, "init")
@@ -256,6 +276,7 @@ def test_orders_about_unknown_devices_fail_also_beside_a_running_daemon(workplac
         assert "queued for the running daemon" in call(folder, "command", "meter-1", "report")
 
 
+@pytest.mark.slow
 def test_audit_names_the_runs_and_recomputes_the_chosen_one(workplace):
     folder = workplace().parent
     call(folder, "init")

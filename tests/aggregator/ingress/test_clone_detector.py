@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aggregator.ingress.clone_detector import MEMORY, SIGNS, CloneDetector
+from aggregator.ingress.update_admission import MEMORY, SIGNS, CloneDetector
 
 
 def test_two_processes_give_a_sign_for_every_life():

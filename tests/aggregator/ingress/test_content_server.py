@@ -7,10 +7,10 @@ from aggregator.ingress.admission_context import WelcomeTerms
 from aggregator.ingress.rate_limits import BURST, RateLimits
 from aggregator.rounds import announcements
 from aggregator.store.types import DownloadBody
-from edge_sdk.wire.errors import Reason
-from edge_sdk.wire.protocol import envelope, topics
-from edge_sdk.wire.protocol.messages import BODY_LIMIT, HaveMessage
-from edge_sdk.wire.protocol.transfer import bitmap
+from edge_sdk.errors import Reason
+from edge_sdk.protocol import envelope, topics
+from edge_sdk.protocol.messages import BODY_LIMIT, HaveMessage
+from edge_sdk.protocol.transfer import bitmap
 from tests.aggregator.rig import FLEET, SIGNER, Desk, Device
 
 

@@ -10,9 +10,9 @@ import pytest
 from aggregator.daemon import Daemon
 from aggregator.ingress.flood_control import FloodControl, FloodLimits, Subscriptions
 from aggregator.operations.control_queue import ControlOrder, leave
-from edge_sdk.wire.link.loopback import LoopbackBroker
-from edge_sdk.wire.protocol import topics
-from edge_sdk.wire.protocol.messages import WelcomeMessage
+from edge_sdk.link.loopback import LoopbackBroker
+from edge_sdk.protocol import topics
+from edge_sdk.protocol.messages import WelcomeMessage
 
 SMALL = FloodLimits(burst=10, rate=5.0, burst_bytes=1000, rate_bytes=100.0, tolerated=4)
 
@@ -43,9 +43,12 @@ def test_some_drops_exclude_and_every_exclusion_is_twice_as_long():
         sent(control, "m1", 14, now)
         assert control.excluded(now) == {"m1"}
         begun = now
+        late = []
         while control.excluded(now):
             assert not control.admits("m1", 1, now)  # what the broker had queued
+            late.append(control.consume_backlog())
             now += 10.0
+        assert late == [False, True, *[False] * (len(late) - 2)], "once for each exclusion"
         lengths.append(now - begun)
         control.measure(now)
     assert lengths == [60.0, 120.0, 240.0, 480.0]
@@ -198,6 +201,34 @@ def test_a_daemon_stops_hearing_a_flood_names_it_and_greets_the_others(
     assert two.last(WelcomeMessage).run == 1
 
 
+def test_messages_that_wait_in_the_broker_long_after_the_exclusion_are_discarded_with_the_session(
+    founded, serve, puppets, still_clock
+):
+    """Twenty are read in a turn: the other devices' messages would wait behind the rest, or be lost."""
+    broker, config = LoopbackBroker(), founded()
+    daemon = serve(config, broker)
+    one, two = puppets(broker)
+    for link in [broker.link(f"{two.name}-{n}") for n in range(200)]:
+        link.open()
+        link.poll(0)
+        for _ in range(20):
+            assert link.publish(topics.up("north", two.name, "update"), b"x" * 100)
+    for _ in range(70):
+        daemon.turn()
+    still_clock.now += 3
+    one.hello(1)
+    for _ in range(8):
+        daemon.turn()
+        one.poll()
+    assert daemon._transport.counters["connects"] == 2
+    one.hello(2)
+    for _ in range(6):
+        daemon.turn()
+        one.poll()
+    assert one.last(WelcomeMessage).run == 1
+    assert daemon._transport.counters["connects"] == 2
+
+
 def test_who_is_revoked_while_it_floods_stays_out(founded, serve, puppets, still_clock):
     broker, config = LoopbackBroker(), founded()
     daemon = serve(config, broker)
@@ -212,7 +243,7 @@ def test_who_is_revoked_while_it_floods_stays_out(founded, serve, puppets, still
         daemon.turn()
     before = daemon.metrics.text()
     flood(broker, daemon, two.name, 50)
-    assert daemon._subscriptions.excluded == {two.name}
+    assert daemon._link._subscriptions.excluded == {two.name}
     assert b'gridfed_messages_total{kind="update"}' in before
     kept = [line for line in before.splitlines() if b"messages_total" in line]
     assert [

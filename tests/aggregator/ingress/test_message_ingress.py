@@ -4,10 +4,9 @@ import pytest
 
 from aggregator.ingress.admission_context import WelcomeTerms
 from aggregator.ingress.rate_limits import RateLimits
-from edge_sdk.wire import keys
-from edge_sdk.wire.errors import Reason
-from edge_sdk.wire.protocol import codec, envelope, topics
-from edge_sdk.wire.protocol.messages import ReceiptMessage, RefusalMessage
+from edge_sdk.errors import Reason
+from edge_sdk.protocol import codec, envelope, keys, topics
+from edge_sdk.protocol.messages import ReceiptMessage, RefusalMessage
 from tests.aggregator.rig import FLEET, START, Desk, Device, ref_of
 
 
@@ -24,11 +23,11 @@ class TestHello:
         device = Device(desk)
         hello = device.hello()
         device.say(hello)
-        before = desk.store.ledger("meter-1")
+        before = desk.store.ledgers.get("meter-1")
         desk.clock.seconds += 5
         (welcome,) = device.say(hello)
         assert welcome.time == START + 5000
-        assert desk.store.ledger("meter-1") == before
+        assert desk.store.ledgers.get("meter-1") == before
 
     def test_a1_a_used_life_gets_the_floor(self, desk, device):
         (floor,) = device.say(device.hello(life=1))
@@ -39,7 +38,7 @@ class TestHello:
         device.spent = 0
         (welcome,) = device.greet(life=2, lost=True, spent=0)
         assert welcome.spent == 1 + 2
-        assert desk.store.ledger("meter-1").spent == 3
+        assert desk.store.ledgers.get("meter-1").spent == 3
         (again,) = device.greet(life=3, lost=True, spent=0)
         assert again.spent == 5  # F3: repeated losses stay covered
 
@@ -59,7 +58,7 @@ class TestHello:
         assert refusal.code == Reason.UPGRADE_REQUIRED
 
     def test_commands_are_said_again_until_they_are_receipted(self, desk, device):
-        command = desk.store.issue("meter-1", "report", {"days": 2.0})
+        command = desk.store.commands.issue("meter-1", "report", {"days": 2.0})
         welcome, told = device.greet(life=2)
         assert (welcome.cmd, told) == (1, command)
         assert device.say(ReceiptMessage(0, 1, ref_of(command), 0, 0, 0)) == []

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aggregator.ingress.rate_limits import RateLimiter, RateLimits, TokenBuckets
-from edge_sdk.wire.errors import Refused
+from edge_sdk.errors import Refused
 
 
 @given(

@@ -6,8 +6,8 @@ from aggregator.ingress.cohort import Cohort
 from aggregator.ingress.registry import Registry
 from aggregator.store.opener import open_store
 from aggregator.store.types import EnrolledDevice
-from edge_sdk.wire.errors import Refused
-from edge_sdk.wire.keys import from_seed, kid_of
+from edge_sdk.errors import Refused
+from edge_sdk.protocol.keys import from_seed, kid_of
 
 
 def test_keys_are_found_by_their_id_and_only_for_their_device(tmp_path):

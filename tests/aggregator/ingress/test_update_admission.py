@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from aggregator.ingress.admission_context import WelcomeTerms
-from edge_sdk.wire.errors import Reason
-from edge_sdk.wire.protocol import topics
-from edge_sdk.wire.protocol.messages import ReceiptMessage
+from edge_sdk.errors import Reason
+from edge_sdk.protocol import topics
+from edge_sdk.protocol.messages import ReceiptMessage
 from tests.aggregator.rig import FLEET, Desk, Device, ref_of, turn_of, wide
 
 
@@ -56,7 +56,7 @@ class TestInline:
         update = device.update()
         (refusal,) = device.say(update)
         assert (refusal.code, refusal.ref) == (Reason.SAY_HELLO, ref_of(update))
-        assert desk.store.row("meter-1", (7, 1)) is None
+        assert desk.store.ledgers.row("meter-1", (7, 1)) is None
 
     def test_a3_a_closed_life_is_closed_for_good(self, desk, device):
         stale = device.update()
@@ -64,7 +64,7 @@ class TestInline:
         device.say(device.update())  # use promotes
         (receipt,) = device.say(stale)
         assert receipt.code == Reason.CLOSED
-        assert desk.store.row("meter-1", (1, 1)) is None
+        assert desk.store.ledgers.row("meter-1", (1, 1)) is None
 
     def test_a2_a_listed_number_of_the_life_before_is_still_taken(self, desk, device):
         old = device.update()
@@ -95,7 +95,7 @@ class TestInline:
 
     def test_a5_refused_releases_are_counted(self, desk, device):
         device.say(device.update(run=9, spent=17))
-        assert desk.store.ledger("meter-1").spent == 17
+        assert desk.store.ledgers.get("meter-1").spent == 17
 
     def test_a4_a_second_update_in_a_round_is_final_too(self, desk, device):
         device.say(device.update())
@@ -107,7 +107,7 @@ class TestInline:
         device.say(device.update())
         device.greet(open=())
         (receipt,) = device.say(device.update())
-        assert desk.store.row("meter-1", (1, 1)) is None
+        assert desk.store.ledgers.row("meter-1", (1, 1)) is None
         assert receipt.code == Reason.TWICE_IN_ROUND
 
     def test_a7_gaps_are_counted_and_mean_nothing(self, desk, device):
@@ -243,7 +243,7 @@ class TestTwoLives:
     def _push(desk, newer, older, number):
         """One process says hello and uses its life, then the other answers the same round."""
         desk.open(round_number=number, version=number - 1)
-        top = desk.store.ledger("meter-1").top
+        top = desk.store.ledgers.get("meter-1").top
         assert [m.kind for m in newer.greet(life=top)] == ["floor"]
         assert newer.greet(life=top + 1)[0].kind == "welcome"
         (counted,) = newer.say(newer.update())
@@ -335,5 +335,5 @@ def test_each_run_admits_its_own_updates(tmp_path):
     assert receipt.code == Reason.LATE
     (receipt,) = cell.say(cell.update(run=3, round=5, base=4))
     assert receipt.code == Reason.WRONG_RUN
-    assert [entry.run for run in (1, 2, 3) for entry in desk.store.journal(run)] == [1, 2]
+    assert [entry.run for run in (1, 2, 3) for entry in desk.store.journal.entries(run)] == [1, 2]
     desk.close()

@@ -7,15 +7,15 @@ import pytest
 
 from aggregator.ingress.admission_context import WelcomeTerms
 from aggregator.ingress.uploads import AnswerTime, UploadCapacity, Uploads
-from edge_sdk.wire.errors import Reason, Refused
-from edge_sdk.wire.protocol.envelope import Sealed, digest, ref
-from edge_sdk.wire.protocol.messages import (
+from edge_sdk.errors import Reason, Refused
+from edge_sdk.protocol.envelope import Sealed, digest, ref
+from edge_sdk.protocol.messages import (
     ChunkMessage,
     OfferMessage,
     RefusalMessage,
     StatusMessage,
 )
-from edge_sdk.wire.protocol.transfer import bitmap
+from edge_sdk.protocol.transfer import bitmap
 from tests.aggregator.rig import Desk, Device, ref_of, replace, turn_of, wide
 
 

@@ -5,16 +5,16 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from aggregator.graph import Diffusion
+from aggregator.extensions.papers.graph import Diffusion
 from aggregator.methods import ABANDON, METHODS, OPEN, Rounds, Setup
 from aggregator.methods.base.round_machine import DEFECT
 from aggregator.methods.base.types import BoundGraph
 from aggregator.rules import bind
 from aggregator.store import state_codec
-from edge_sdk.wire.contract.analytic import AnalyticSection
-from edge_sdk.wire.contract.method import CONTRACTS, Closed, Due, Member, Task, Update, answered
-from edge_sdk.wire.contract.parameter_layout import ParamSpec
-from edge_sdk.wire.protocol.codec import pack_leaves, unpack_leaves
+from edge_sdk.protocol.codec import pack_leaves, unpack_leaves
+from edge_sdk.protocol.contract.manifest import AnalyticSection
+from edge_sdk.protocol.contract.method import CONTRACTS, Closed, Due, Member, Task, Update, answered
+from edge_sdk.protocol.contract.parameter_layout import ParamSpec
 
 SPEC = ParamSpec.of([("gru.lstm", (3,))])
 START = np.array([1.0, -2.0, 0.5], np.float32)

@@ -20,16 +20,16 @@ from types import SimpleNamespace
 
 import pytest
 
-from aggregator.brokers.broker_process import mosquitto_program, start
 from aggregator.commands import main as cli
 from aggregator.config import AggregatorConfig
 from aggregator.daemon import Daemon
+from aggregator.extensions.authority.access.broker_process import mosquitto_program, start
 from aggregator.operations import config_reload
 from aggregator.operations.config_reload import LIVE, RESTART, HangUps, changed, hang_ups, why_not
 from edge_sdk.app.cli import StopSignal
-from edge_sdk.wire.errors import Reason
-from edge_sdk.wire.link.loopback import LoopbackBroker
-from edge_sdk.wire.protocol.messages import ModelMessage, ReceiptMessage, RefusalMessage
+from edge_sdk.errors import Reason
+from edge_sdk.link.loopback import LoopbackBroker
+from edge_sdk.protocol.messages import ModelMessage, ReceiptMessage, RefusalMessage
 from tests.broker.authority import Authority
 from tools import docs
 
@@ -41,7 +41,9 @@ ROOT = Path(__file__).resolve().parents[3]
 
 def test_every_key_that_is_named_exists_and_none_is_in_both_tables():
     known = set(docs.keys(AggregatorConfig))
-    sections = {field.name for field in fields(AggregatorConfig)}
+    sections = {field.name for field in fields(AggregatorConfig)} | set(
+        AggregatorConfig.index.sections()
+    )
     assert set(LIVE) <= known | sections
     assert set(RESTART) <= known | sections
     assert not set(LIVE) & set(RESTART)

@@ -5,9 +5,10 @@ from dataclasses import replace
 
 import pytest
 
+from aggregator.operations.commands import OrderError
 from aggregator.operations.control_queue import (
     ControlOrder,
-    OrderError,
+    KnownDevices,
     apply,
     carry_out,
     check_order,
@@ -15,9 +16,8 @@ from aggregator.operations.control_queue import (
     leave,
     waiting,
 )
-from aggregator.operations.known_devices import KnownDevices
 from aggregator.store.opener import open_store
-from edge_sdk.wire import keys
+from edge_sdk.protocol import keys
 
 PUBLIC, OTHER = "01" * 32, "02" * 32
 
@@ -29,7 +29,7 @@ def store(tmp_path):
 
 
 def states(store):
-    return {client.id: (client.state, client.generation) for client in store.clients()}
+    return {client.id: (client.state, client.generation) for client in store.devices.all()}
 
 
 def test_enrolling_twice_is_enrolling_once(store):
@@ -39,36 +39,48 @@ def test_enrolling_twice_is_enrolling_once(store):
     assert states(store) == {"meter-1": ("enrolled", 1)}
 
 
+@pytest.mark.parametrize("op", ["wipe", "reenrol"])
+def test_an_order_that_destroys_is_refused_without_the_roots_signature(store, op):
+    apply(ControlOrder("enrol", "meter-1", public=PUBLIC), store)
+    order = ControlOrder("command", "meter-1", op=op, via="console")
+    with pytest.raises(OrderError, match="needs the root's signature") as refused:
+        apply(order, store)
+    assert f"command meter-1 {op} --root-key" in refused.value.hint
+    assert store.commands.open("meter-1") == []
+    apply(replace(order, until=9, root="00" * 72), store)
+    assert [(c.op, c.until, c.root) for c in store.commands.open("meter-1")] == [(op, 9, bytes(72))]
+
+
 def test_another_key_is_another_generation(store):
     apply(ControlOrder("enrol", "meter-1", public=PUBLIC), store)
     apply(ControlOrder("enrol", "meter-1", public=OTHER), store)
     assert states(store) == {"meter-1": ("enrolled", 2)}
-    assert store.clients()[0].sign == (bytes.fromhex(OTHER),)
+    assert store.devices.all()[0].sign == (bytes.fromhex(OTHER),)
 
 
 @pytest.mark.parametrize("via", ["command", "authority"])
 def test_the_count_of_releases_continues_under_another_key(store, via):
     apply(ControlOrder("enrol", "meter-1", public=PUBLIC, via=via), store)
-    store.save_ledger("meter-1", replace(store.ledger("meter-1"), spent=7))
+    store.ledgers.save("meter-1", replace(store.ledgers.get("meter-1"), spent=7))
     apply(ControlOrder("enrol", "meter-1", public=OTHER, via=via), store)
-    assert store.ledger("meter-1").spent == 7
+    assert store.ledgers.get("meter-1").spent == 7
     assert states(store) == {"meter-1": ("enrolled", 2)}
 
 
 def test_a_key_that_replaces_another_one_is_in_force_beside_it_and_the_ledger_stays(store):
     apply(ControlOrder("enrol", "meter-1", public=PUBLIC), store)
-    before = replace(store.ledger("meter-1"), spent=7, cur=3)
-    store.save_ledger("meter-1", before)
+    before = replace(store.ledgers.get("meter-1"), spent=7, cur=3)
+    store.ledgers.save("meter-1", before)
     order = ControlOrder("enrol", "meter-1", public=OTHER, former=PUBLIC)
     assert "new key" in apply(order, store)
     assert "already enrolled" in apply(order, store)
-    assert store.clients()[0].sign == (bytes.fromhex(PUBLIC), bytes.fromhex(OTHER))
+    assert store.devices.all()[0].sign == (bytes.fromhex(PUBLIC), bytes.fromhex(OTHER))
     assert states(store) == {"meter-1": ("enrolled", 1)}
-    assert replace(store.ledger("meter-1"), cmd=before.cmd) == before
-    assert [command.op for command in store.issued("meter-1")] == ["hello"]
+    assert replace(store.ledgers.get("meter-1"), cmd=before.cmd) == before
+    assert [command.op for command in store.commands.open("meter-1")] == ["hello"]
     third = "03" * 32
     apply(ControlOrder("enrol", "meter-1", public=third, former="04" * 32), store)
-    assert store.clients()[0].sign == (bytes.fromhex(third),)  # of no key that is in force
+    assert store.devices.all()[0].sign == (bytes.fromhex(third),)  # of no key that is in force
     assert states(store) == {"meter-1": ("enrolled", 2)}
 
 
@@ -84,7 +96,7 @@ def test_a_command_twice_is_issued_once_until_it_is_done(store):
     apply(ControlOrder("enrol", "meter-1", public=PUBLIC), store)
     order = ControlOrder("command", "meter-1", op="report")
     assert apply(order, store) == apply(order, store) == "command 1 for meter-1: report"
-    store.command_done("meter-1", 1, 0)
+    store.commands.finish("meter-1", 1, 0)
     assert apply(order, store) == "command 2 for meter-1: report"
 
 
@@ -185,22 +197,22 @@ def key_number(number):
 def test_many_enrolments_read_the_devices_once(store, monkeypatch):
     """Reading all of them for each order took minutes for 5,000."""
     orders = [ControlOrder("enrol", f"m-{n}", public=key_number(n)) for n in range(50)]
-    reads, read = [], store.clients
-    monkeypatch.setattr(store, "clients", lambda: reads.append(1) or read())
+    reads, read = [], store.devices.all
+    monkeypatch.setattr(store.devices, "all", lambda: reads.append(1) or read())
     check_orders(orders, store)
-    known = KnownDevices(store.clients())
+    known = KnownDevices(store.devices.all())
     results = [apply(order, store, known) for order in orders]
     assert results == [f"m-{n} is enrolled" for n in range(50)]
     assert len(reads) == 2
-    assert len(store.clients()) == 50
-    assert known["m-7"] == store.client("m-7")
+    assert len(store.devices.all()) == 50
+    assert known["m-7"] == store.devices.get("m-7")
 
 
 def test_an_enrolment_is_checked_against_those_before_it(store):
     first, second = (ControlOrder("enrol", name, public=key_number(1)) for name in ("m-1", "m-2"))
     with pytest.raises(OrderError, match="already enrolled as 'm-1'"):
         check_orders([first, second], store)
-    known = KnownDevices(store.clients())
+    known = KnownDevices(store.devices.all())
     apply(first, store, known)
     with pytest.raises(OrderError, match="already enrolled as 'm-1'"):
         apply(second, store, known)

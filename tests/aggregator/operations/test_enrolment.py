@@ -13,8 +13,8 @@ from aggregator.operations.enrolment import (
     statement,
     verify_claim,
 )
-from aggregator.operations.root_signers import RootKeyError
-from edge_sdk.wire import keys
+from aggregator.operations.signing_keys import RootKeyError
+from edge_sdk.protocol import keys
 
 KEY = keys.from_seed(bytes(range(32)))
 PROOF = KEY.sign(statement("north", "meter-1", KEY.public))

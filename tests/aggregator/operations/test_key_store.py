@@ -7,16 +7,14 @@ import pytest
 
 from aggregator.commands import main as aggregator
 from aggregator.config import AggregatorConfig
-from aggregator.ingress.defect_policy import is_defect
-from aggregator.operations.key_store import open_signer, token_place
-from aggregator.operations.signing_keys import model_signer
-from edge_sdk.app.cli import OK, TEMPORARY, USAGE
-from edge_sdk.wire import keys
-from edge_sdk.wire.errors import SignerUnavailable
-from edge_sdk.wire.keys import KeyFileError
-from edge_sdk.wire.pkcs11_token import generate_in_token
-from edge_sdk.wire.pkcs11_uri import Pkcs11Uri, TokenPlace
-from edge_sdk.wire.public_key import kind_of
+from aggregator.operations.signing_keys import model_signer, open_signer
+from aggregator.rounds.message_isolation import is_defect
+from edge_sdk.errors import OK, TEMPORARY, USAGE, SignerUnavailable
+from edge_sdk.extensions.tokens.pkcs11_token import generate_in_token, token_place
+from edge_sdk.extensions.tokens.pkcs11_uri import Pkcs11Uri, TokenPlace
+from edge_sdk.protocol import keys
+from edge_sdk.protocol.keys import KeyFileError
+from edge_sdk.protocol.public_key import kind_of
 from tests.pkcs11_tokens import opened
 
 FLEET = """

@@ -9,8 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aggregator.commands import main as cli
-from aggregator.operations.control_queue import ControlOrder, OrderError, apply
-from aggregator.operations.labels import LabelError, changed_labels, label_text, parse_labels
+from aggregator.operations.commands import (
+    LabelError,
+    OrderError,
+    changed_labels,
+    label_text,
+    parse_labels,
+)
+from aggregator.operations.control_queue import ControlOrder, apply
 from aggregator.store.opener import open_store
 
 KEY = "11" * 32
@@ -54,7 +60,7 @@ def test_a_device_has_at_most_sixteen():
 
 
 def labels_of(store, device="meter-1"):
-    return {client.id: dict(client.labels) for client in store.clients()}[device]
+    return {client.id: dict(client.labels) for client in store.devices.all()}[device]
 
 
 def test_labels_stay_over_a_new_key_and_a_revocation(store):
@@ -72,7 +78,7 @@ def test_labels_stay_over_a_new_key_and_a_revocation(store):
 def test_an_order_with_a_malformed_label_changes_nothing(store):
     with pytest.raises(OrderError, match="meter-1: label 'north': expected name=value"):
         apply(ControlOrder("enrol", "meter-1", public=KEY, labels="north"), store)
-    assert store.clients() == []
+    assert store.devices.all() == []
     with pytest.raises(OrderError, match="'meter-1' is not enrolled"):
         apply(ControlOrder("label", "meter-1", labels="a=b"), store)
 

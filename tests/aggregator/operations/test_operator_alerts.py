@@ -10,12 +10,15 @@ import time
 import pytest
 
 from aggregator.commands import main as cli
+from aggregator.commands import status
 from aggregator.config import AggregatorConfig
 from aggregator.daemon import Daemon
-from aggregator.operations.http_status import html
+from aggregator.extensions.authority.access.mosquitto_topics import mosquitto_access
+from aggregator.extensions.console.fleet_summary import notices
+from aggregator.extensions.status_page.http_status import html
 from aggregator.operations.operator_alerts import tls_files
 from edge_sdk.app.clock import SystemClock
-from edge_sdk.wire.link.loopback import LoopbackBroker
+from edge_sdk.link.loopback import LoopbackBroker
 from tests.broker.authority import Authority
 
 FILES = 'ca_file = "ca.pem", cert_file = "agg.crt", crl_file = "revoked.pem"'
@@ -96,6 +99,16 @@ def test_the_log_warns_once_a_day(authority, serve, still_clock, caplog):
     assert len(said) == 2  # the last third of a list's week begins after a day
     assert all("kind=crl" in line for line in said)
     assert 'is="1 day left"' in said[1]
+
+
+def test_access_rules_that_lack_a_run_are_told_at_the_start(serve, tmp_path):
+    (tmp_path / "access").write_text(mosquitto_access("south", ["meter-1"]))
+    daemon = serve(replacing=(("\n[run]\n", '\n[ca]\naccess_file = "access"\n\n[run]\n'),))
+    document = daemon.snapshot.document()
+    assert "rules of fleet south, not of north" in document["access_rules"]
+    assert "rules of fleet south" in html(document)
+    assert any("rules of fleet south" in one.text for one in notices(document, {}))
+    assert "rules of fleet south" in status._prose({"running": True, **document})
 
 
 def test_nothing_that_expires_nothing_to_tell(serve):

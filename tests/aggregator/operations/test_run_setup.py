@@ -4,14 +4,12 @@ import numpy as np
 import pytest
 
 from aggregator.config import AggregatorConfig, bind
-from aggregator.operations.root_signers import RootSigners
 from aggregator.operations.run_setup import RUN_LEAP, resumed, set_up, verified_run
-from aggregator.operations.signing_keys import RunSetupError
+from aggregator.operations.signing_keys import RootSigners, RunSetupError
 from aggregator.store.opener import open_store
 from edge_sdk.app.settings import SettingsError
-from edge_sdk.wire import keys
-from edge_sdk.wire.protocol import codec, envelope, topics
-from edge_sdk.wire.protocol.messages import BundleMessage, KeysMessage
+from edge_sdk.protocol import codec, envelope, keys, topics
+from edge_sdk.protocol.messages import BundleMessage, KeysMessage
 
 ROOT = keys.from_seed(bytes(range(32)))
 ONLINE = keys.from_seed(bytes(range(32, 64)))
@@ -23,7 +21,7 @@ def founding(path, root=ROOT, **more):
     run = bind(config)
     with open_store(config.database) as store:
         done = set_up(run, store, root=RootSigners.of(root), online=ONLINE.public, now=NOW, **more)
-        return done, run, store.announcements()
+        return done, run, store.announcements.all()
 
 
 def said(announcements, kind, cls):
@@ -142,6 +140,7 @@ def test_announcements_of_another_root_are_refused(workplace):
         verified_run(bind(config), store, ONLINE)
 
 
+@pytest.mark.extension
 @pytest.mark.parametrize(("quorum", "fits"), [(3, True), (4, False)])
 def test_more_answers_than_there_are_devices_are_refused_at_the_start(founded, quorum, fits):
     asynchronous = (
@@ -160,6 +159,7 @@ def test_more_answers_than_there_are_devices_are_refused_at_the_start(founded, q
         assert "enrol" in caught.value.hint
 
 
+@pytest.mark.extension
 @pytest.mark.parametrize(
     ("method", "settings", "key"),
     [
@@ -179,6 +179,7 @@ def test_nonsense_in_an_asynchronous_run_is_refused_with_its_key(workplace, meth
         bind(AggregatorConfig.load(workplace(replacing=replacing), {}))
 
 
+@pytest.mark.extension
 def test_fedasync_fires_after_every_answer_and_nothing_else(workplace):
     with pytest.raises(SettingsError, match=r"run\.quorum"):
         bind(

@@ -8,10 +8,10 @@ import pytest
 
 from aggregator.daemon import Daemon
 from aggregator.operations.control_queue import ControlOrder, leave
-from aggregator.operations.root_signatures import root_signatures
+from aggregator.operations.signing_keys import root_signatures
 from aggregator.rounds.announcements import OVERLAP, VALIDITY
-from edge_sdk.wire.link.loopback import LoopbackBroker
-from edge_sdk.wire.protocol.messages import ModelMessage, PartMessage
+from edge_sdk.link.loopback import LoopbackBroker
+from edge_sdk.protocol.messages import ModelMessage, PartMessage
 from tests.aggregator.conftest import ONLINE
 
 DAY = 86_400.0
@@ -124,10 +124,10 @@ def test_what_the_root_signed_is_valid_for_400_days_and_the_daemon_warns_before(
     begun, still_clock, caplog
 ):
     _, _, daemon, _ = begun
-    signed = root_signatures(daemon._store.announcements(), ONLINE.public)
+    signed = root_signatures(daemon._store.announcements.all(), ONLINE.public)
     found = {one.topic.split("/")[-1]: one.until for one in signed}
     assert found == {"keys": 1_800_000_000_000 + OVERLAP, "bundle": 1_800_000_000_000 + OVERLAP}
-    with caplog.at_level(logging.WARNING, "aggregator.operations.root_signatures"):
+    with caplog.at_level(logging.WARNING, "aggregator.operations.signing_keys"):
         later(daemon, still_clock, 360)
         assert not warned(caplog)
         later(daemon, still_clock, 11)

@@ -14,10 +14,10 @@ from aggregator.rounds import announcements
 from aggregator.store import state_codec
 from aggregator.store.errors import DatabaseError
 from aggregator.store.opener import open_store
-from edge_sdk.wire.errors import Reason
-from edge_sdk.wire.link.loopback import LoopbackBroker
-from edge_sdk.wire.protocol import codec, envelope
-from edge_sdk.wire.protocol.messages import (
+from edge_sdk.errors import Reason
+from edge_sdk.link.loopback import LoopbackBroker
+from edge_sdk.protocol import codec, envelope
+from edge_sdk.protocol.messages import (
     ChunkMessage,
     GrantMessage,
     ModelMessage,
@@ -397,11 +397,11 @@ def test_a_defect_that_meets_everybody_does_not_fill_the_disk(fleet, plant, monk
 
 def commits_of(made, monkeypatch):
     """Count the commits of the daemon's store, and what was published before each."""
-    transactions = made.daemon._store._transactions
+    transactions = made.daemon._store.transactions
     real, found = transactions._commit, []
 
     def commit():
-        is_open = transactions._db.in_transaction
+        is_open = transactions.db.in_transaction
         real()
         if is_open:
             found.append(len(made.daemon._publisher))
@@ -437,11 +437,11 @@ def test_a_defect_among_messages_that_share_a_commit_undoes_its_own_alone(fleet,
 def test_where_the_common_commit_fails_each_message_has_its_own(fleet, monkeypatch):
     made = fleet()
     before = made.standing()
-    transactions = made.daemon._store._transactions
+    transactions = made.daemon._store.transactions
     real, failures = transactions._commit, [DatabaseError("planted")]
 
     def commit():
-        if transactions._db.in_transaction and failures:
+        if transactions.db.in_transaction and failures:
             raise failures.pop()
         real()
 
@@ -453,7 +453,7 @@ def test_where_the_common_commit_fails_each_message_has_its_own(fleet, monkeypat
     assert [puppet.last(ReceiptMessage).code for puppet in made.crew[:2]] == [0, 0]
     assert made.daemon.state.version == 1
     assert made.standing() != before
-    assert len(made.daemon._store.versions(1)) == 1
+    assert len(made.daemon._store.runs.versions(1)) == 1
 
 
 def test_messages_of_a_process_that_ends_before_the_common_commit_are_delivered_again(
@@ -464,7 +464,7 @@ def test_messages_of_a_process_that_ends_before_the_common_commit_are_delivered_
     def die():
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(made.daemon._store._transactions, "_commit", die)
+    monkeypatch.setattr(made.daemon._store.transactions, "_commit", die)
     for puppet in made.crew[:2]:
         puppet.answer([0.5, 0.0])
     with pytest.raises(KeyboardInterrupt):
@@ -473,9 +473,9 @@ def test_messages_of_a_process_that_ends_before_the_common_commit_are_delivered_
         puppet.poll()
     assert [puppet.last(ReceiptMessage) for puppet in made.crew[:2]] == [None, None]
     with open_store(made.config.database, read_only=True) as store:
-        assert list(store.applied()) == []
+        assert list(store.journal.applied()) == []
     monkeypatch.undo()
     made.start()
     made.turns()
     assert [puppet.last(ReceiptMessage).code for puppet in made.crew[:2]] == [0, 0]
-    assert len(list(made.daemon._store.applied())) == 2
+    assert len(list(made.daemon._store.journal.applied())) == 2

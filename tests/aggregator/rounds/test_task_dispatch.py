@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 from aggregator.rounds.task_dispatch import RARELY, REMIND, OpenTasks, content_of, message, recorded
+from aggregator.store.ledgers import Ledger, LedgerRow
 from aggregator.store.opener import open_store
-from aggregator.store.sequence_ledger import Ledger, LedgerRow
 from aggregator.store.types import DownloadBody, PendingTask, RunRecord
-from edge_sdk.wire.contract.method import Ask, Task, Up, Update
-from edge_sdk.wire.contract.parameter_layout import ParamSpec
-from edge_sdk.wire.protocol import codec, envelope, messages
-from edge_sdk.wire.protocol.messages import CHUNK_LIMIT, HEADER_LIMIT
+from edge_sdk.protocol import codec, envelope, messages
+from edge_sdk.protocol.contract.method import Ask, Task, Up, Update
+from edge_sdk.protocol.contract.parameter_layout import ParamSpec
+from edge_sdk.protocol.messages import CHUNK_LIMIT, HEADER_LIMIT
 
 SPEC = ParamSpec.of([("w", (3,))])
 CONTRACT = {
@@ -105,15 +105,15 @@ class TestWords:
 class TestKeeping:
     def test_a_task_comes_back_from_the_disk_as_it_was(self, store):
         (asked,), _ = commit(store, task(number=3, base=2))
-        assert store.asked("meter-1", 1) == asked
+        assert store.tasks.get("meter-1", 1) == asked
         assert asked.values == {"fired": 1.5}
-        assert store.asked("meter-1", 2) is None
-        assert store.asked("meter-2", 1) is None
+        assert store.tasks.get("meter-1", 2) is None
+        assert store.tasks.get("meter-2", 1) is None
 
     def test_a_newer_task_takes_the_place_of_the_open_one(self, store):
         commit(store, task(number=3))
         commit(store, task(number=4, base=1), upto=2)
-        assert [one.round for one in store.tasks(1)] == [4]
+        assert [one.round for one in store.tasks.of_run(1)] == [4]
 
     def test_an_update_answers_the_task_of_its_round_in_one_transaction(self, store):
         commit(store, task(number=3))
@@ -121,19 +121,19 @@ class TestKeeping:
             update = Update("meter-1", number, 0, Z)
             row = LedgerRow(bytes(32), 0, 1, number)
             store.append("meter-1", Ledger(cur=1), (1, number), row, update)
-            assert store.asked("meter-1", 1).state == state
+            assert store.tasks.get("meter-1", 1).state == state
 
     def test_a_refusal_leaves_a_task_refused(self, store):
         commit(store, task(number=3))
         store.refuse("meter-1", Ledger(cur=1), (1, 1), LedgerRow(bytes(32), 24, 1, 3))
-        assert [one.device for one in store.tasks(1, "refused")] == ["meter-1"]
-        assert store.tasks(1) == []
+        assert [one.device for one in store.tasks.of_run(1, "refused")] == ["meter-1"]
+        assert store.tasks.of_run(1) == []
 
     def test_saying_an_answered_task_again_does_not_open_it(self, store):
         asked, contents = commit(store, task(number=3))
         store.refuse("meter-1", Ledger(cur=1), (1, 1), LedgerRow(bytes(32), 24, 1, 3))
         store.commit(1, {}, 2, asked=asked, contents=contents)
-        assert store.asked("meter-1", 1).state == "refused"
+        assert store.tasks.get("meter-1", 1).state == "refused"
 
     def test_a_content_stays_as_long_as_somebody_works_on_it(self, store):
         _, (first,) = commit(store, task("meter-1"), task("meter-2"))
@@ -156,7 +156,7 @@ class TestKeeping:
     def test_a_new_run_forgets_the_tasks_of_the_old_one(self, store):
         commit(store, task())
         store.begin(RunRecord(2, "toy", "{}", "toy", SPEC.digest, bytes(16)), {})
-        assert store.asked("meter-1", 1) is None
+        assert store.tasks.get("meter-1", 1) is None
 
     def test_a_store_of_the_first_schema_gets_its_table(self, tmp_path):
         path = tmp_path / "old.db"
@@ -166,7 +166,7 @@ class TestKeeping:
         with open_store(path) as opened:
             opened.begin(RUN, {})
             commit(opened, task())
-            assert len(opened.tasks(1)) == 1
+            assert len(opened.tasks.of_run(1)) == 1
 
 
 class TestSayingAgain:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from aggregator.daemon import Daemon
-from edge_sdk.wire.link.broker_options import LARGEST_UPDATE
-from edge_sdk.wire.link.loopback import LoopbackBroker
-from edge_sdk.wire.protocol.envelope import SINGLE_PAYLOAD_LIMIT
-from edge_sdk.wire.protocol.messages import ModelMessage
+from edge_sdk.link.broker_options import LARGEST_UPDATE
+from edge_sdk.link.loopback import LoopbackBroker
+from edge_sdk.protocol.envelope import SINGLE_PAYLOAD_LIMIT
+from edge_sdk.protocol.messages import ModelMessage
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,16 @@ from aggregator.rules import Rows
 CROSS = np.array([[1, 0], [0, 1], [1, 1], [2, 1], [10, -10.0]])
 
 
+OF_EXTENSION = ("autogm", "clipped_clustering", "fltrust", "geometric_median")
+
+
+def pytest_collection_modifyitems(items):
+    """Mark the tests of rules that are no part of the core."""
+    for item in items:
+        if any(name in item.nodeid for name in OF_EXTENSION):
+            item.add_marker(pytest.mark.extension)
+
+
 @pytest.fixture(scope="session")
 def rows_of():
     def build(matrix, names=None):

@@ -4,14 +4,15 @@ import numpy as np
 import pytest
 
 from aggregator.methods import METHODS, OPEN, Setup
-from aggregator.methods.base.averaging import Averaged
 from aggregator.methods.base.round_machine import Rounds
+from aggregator.methods.fedavg import Averaged
 from aggregator.rules import BEFORE, RULES, Rows, TooFewRows, UnknownRuleError, bind
-from aggregator.rules.weights import uniform
+from aggregator.rules.parameters import uniform
 from aggregator.store import state_codec
-from edge_sdk.wire.contract.method import Update
+from edge_sdk.protocol.contract.method import Update
 
 
+@pytest.mark.extension
 @pytest.mark.parametrize(
     ("name", "parameters", "key", "says"),
     [
@@ -55,6 +56,7 @@ def test_what_cannot_be_meant_names_its_key(name, parameters, key, says):
     assert says in caught.value.why
 
 
+@pytest.mark.extension
 @pytest.mark.parametrize(
     ("name", "parameters", "least"),
     [
@@ -100,6 +102,7 @@ def test_every_name_says_what_it_is():
     assert set(RULES).isdisjoint(BEFORE)
 
 
+@pytest.mark.extension
 def test_the_trusted_clients_row_is_not_mixed_with_what_it_measures():
     honest = {f"m{i}": np.array([1.0, 0.1 * i]) for i in range(4)}
     liars = {f"z{i}": np.array([-50.0, 0.0]) for i in range(2)}
@@ -109,6 +112,7 @@ def test_the_trusted_clients_row_is_not_mixed_with_what_it_measures():
     assert value[0] > 0.9
 
 
+@pytest.mark.extension
 def test_without_the_trusted_client_there_is_no_verdict():
     rows = Rows.of({f"m{i}": np.ones(2) for i in range(5)})
     for before in ((), ("nnm",)):
@@ -152,6 +156,7 @@ class TestMemory:
                 state = state_codec.rebuild(half.init(np.zeros(3, np.float32)), saved)
         return state
 
+    @pytest.mark.extension
     @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule["name"])
     def test_a_restart_after_every_round_changes_no_bit(self, rule):
         half = self.half(rule)
@@ -170,6 +175,7 @@ class TestMemory:
         assert "memory.v" in state_codec.flatten(state)
         np.testing.assert_array_equal(state.memory["v"], -state.w)
 
+    @pytest.mark.extension
     def test_norms_are_remembered_up_to_a_number(self):
         half = self.half({"name": "clipped_clustering", "history": 7})
         first, _ = half.apply(half.init(np.zeros(3, np.float32)), OPEN)

@@ -19,7 +19,7 @@ PROGRAM = """
 import hashlib, json
 import numpy as np
 from aggregator.rules import RULES, Rows, bind
-from aggregator.rules.weights import uniform
+from aggregator.rules.parameters import uniform
 
 more = {"trimmed_mean": {"f": 1}, "krum": {"f": 1}, "multi_krum": {"f": 1}, "bulyan": {"f": 1}}
 more["fltrust"] = {"root": "m00"}

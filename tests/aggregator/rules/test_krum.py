@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from aggregator.rules import bind
 from aggregator.rules.krum import bulyan_selection, krum_scores
-from aggregator.rules.weights import uniform
+from aggregator.rules.parameters import uniform
 
 
 def picked_in_turn(distances, f):

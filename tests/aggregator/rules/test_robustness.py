@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aggregator.rules import Rows, bind
-from aggregator.rules.weights import by_samples, uniform
+from aggregator.rules.parameters import by_samples, uniform
 
 N, F, WIDTH = 11, 2, 20
 LIARS = F / (N - 2 * F)

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from aggregator.rules import Rows, blocked_ops
+from aggregator.rules.coordinatewise import middle_of
 from aggregator.rules.row_maps import Dense, Grouped, Picked, Scaled
 from aggregator.rules.sorting_network import comparators, sort_few
 
@@ -134,8 +135,20 @@ class TestColumns:
     @pytest.mark.parametrize("n", range(1, 11))
     def test_the_network_sorts_all_zeros_and_ones_and_so_everything(self, n):
         columns_of_bits = np.array(list(itertools.product((0.0, 1.0), repeat=n))).T
-        assert np.array_equal(sort_few(columns_of_bits), np.sort(columns_of_bits, axis=0))
+        for cut in range((n + 1) // 2):
+            kept = np.sort(columns_of_bits, axis=0)[cut : n - cut]
+            assert np.array_equal(sort_few(columns_of_bits, cut), kept)
         assert len(comparators(n)) <= n * n // 2
+
+    @pytest.mark.parametrize("n", [1, 2, 3, 8, 17, 23, 24, 25, 40])
+    def test_the_middle_is_the_median_to_the_bit(self, rows_of, n):
+        matrix = np.random.default_rng(n).normal(size=(n, 300)).astype(np.float32).round(1)
+        expected = np.median(matrix.astype(np.float64), axis=0)
+        assert np.array_equal(middle_of(rows_of(matrix)), expected)
+
+    @pytest.mark.parametrize("n", range(1, 25))
+    def test_no_number_in_any_row_is_none_in_the_middle(self, n):
+        assert np.isnan(sort_few(np.where(np.eye(n) > 0, np.nan, 1.0), (n - 1) // 2)).all()
 
     @settings(max_examples=50)
     @given(matrix=matrices)

@@ -7,10 +7,10 @@ in CenteredClipping, and writes into what it is given. Flower's older interface 
 import numpy as np
 import pytest
 
+from aggregator.extensions.rules.fltrust import two_clusters
 from aggregator.rules import bind
-from aggregator.rules.fltrust import two_clusters
+from aggregator.rules.parameters import by_samples, uniform
 from aggregator.rules.preaggregation import grouped, nnm, norm_clipping
-from aggregator.rules.weights import by_samples, uniform
 
 SIZES = [(7, 3), (11, 40), (30, 500)]
 

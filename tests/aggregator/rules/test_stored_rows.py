@@ -7,13 +7,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from aggregator.extensions.rules.geometric_median import geometric_median, weiszfeld_passes
 from aggregator.rules import BEFORE, RULES, Rows, TooFewRows, bind
 from aggregator.rules.blocked_ops import executed_by
-from aggregator.rules.geometric_median import geometric_median, weiszfeld_passes
+from aggregator.rules.parameters import uniform
 from aggregator.rules.preaggregation import grouped
 from aggregator.rules.row_maps import Grouped, Picked, Scaled
 from aggregator.rules.rows import PAIRS, RuleVerdict
-from aggregator.rules.weights import uniform
 from aggregator.store.row_file import FileMatrix, SpooledRows
 
 STEPS = [[], *([name] for name in BEFORE), ["norm_clipping", {"name": "bucketing", "size": 3}]]

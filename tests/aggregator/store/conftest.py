@@ -2,7 +2,7 @@
 
 import pytest
 
-from aggregator.store.location import PostgresUrl
+from aggregator.store.dialect import ENGINES, DatabaseUrl
 from aggregator.store.opener import open_store
 from tests.postgres_server import postgres_server
 
@@ -18,10 +18,10 @@ def file(tmp_path):
 @pytest.fixture
 def place(postgres_server):
     """Return the place of an empty PostgreSQL database."""
-    return PostgresUrl(postgres_server.schema())
+    return DatabaseUrl(postgres_server.schema())
 
 
-@pytest.fixture(params=["sqlite", "postgres"])
+@pytest.fixture(params=["sqlite", "postgres"] if "postgres" in ENGINES else ["sqlite"])
 def path(request):
     """Return the place of an empty database of each engine."""
     return request.getfixturevalue("file" if request.param == "sqlite" else "place")

@@ -2,9 +2,9 @@
 
 import numpy as np
 
-from aggregator.store.sequence_ledger import Ledger, LedgerRow
+from aggregator.store.ledgers import Ledger, LedgerRow
 from aggregator.store.types import RunRecord
-from edge_sdk.wire.contract.method import Update
+from edge_sdk.protocol.contract.method import Update
 
 RUN = RunRecord(1, "fedavg", "{}", "toy", bytes(16), bytes(16))
 

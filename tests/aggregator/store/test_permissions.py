@@ -54,7 +54,7 @@ def test_a_fleet_is_founded_backed_up_and_restored_in_private(config, tmp_path):
     assert cli.main(["init", str(config)]) == 0
     assert mode(state) == 0o700
     with open_store(state / "aggregator.db") as store:
-        assert store.issue("meter-1", "hello", {}, None).num == 1
+        assert store.commands.issue("meter-1", "hello", {}, None).num == 1
         names = {path.name for path in state.iterdir()}
         assert {"aggregator.db-wal", "aggregator.db-shm", "aggregator.db.lock"} <= names
         assert open_to_others(state) == {}
@@ -79,7 +79,7 @@ def test_a_state_folder_from_before_is_tightened_with_all_that_is_in_it(config, 
             path.chmod(0o644)
     state.chmod(0o755)
     with open_store(state / "aggregator.db") as store:
-        assert store.run() is not None
+        assert store.runs.latest() is not None
         assert open_to_others(state) == {}
     assert mode(state) == 0o700
 

@@ -10,14 +10,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from aggregator.audit.recompute import recompute
+from aggregator.extensions.audit.recompute import recompute
 from aggregator.methods import METHODS, OPEN, Rounds, Setup
 from aggregator.rules import bind
 from aggregator.store import schema, state_codec
+from aggregator.store.ledgers import Ledger, LedgerRow
 from aggregator.store.opener import open_store
-from aggregator.store.sequence_ledger import Ledger, LedgerRow
 from aggregator.store.types import Retention, RunRecord, Version
-from edge_sdk.wire.contract.method import Closed, Update
+from edge_sdk.protocol.contract.method import Closed, Update
 from tests.edge_sdk.test_growth import bounded, tables
 
 
@@ -36,15 +36,15 @@ class Fleet:
         self.initial = np.zeros(size, np.float32)
         self.state = self.half.init(self.initial)
         self.saved = state_codec.flatten(self.state)
-        if store.run(name) is None:
+        if store.runs.latest(name) is None:
             layout = state_codec.layout(self.state)
             store.begin(RunRecord(run, "fedavg", "{}", "toy", bytes(16), layout, name), self.saved)
-            self.take(store.record(run, OPEN))
+            self.take(store.journal.append(run, OPEN))
         else:
-            saved = store.load(run)
+            saved = store.states.load(run)
             self.state = state_codec.rebuild(self.state, saved.leaves)
             self.saved = state_codec.flatten(self.state)
-            for entry in list(store.journal(run, saved.upto)):
+            for entry in list(store.journal.entries(run, saved.upto)):
                 self.take(entry)
 
     def rounds(self, count):
@@ -54,7 +54,9 @@ class Fleet:
     def round(self, devices=None):
         number = self.state.round
         for device in self.devices if devices is None else devices:
-            if self.store.row(device, (number, 1)) is not None:  # settled before it was killed
+            if (
+                self.store.ledgers.row(device, (number, 1)) is not None
+            ):  # settled before it was killed
                 continue
             vector = np.full(self.size, 1.0 / number, np.float32)
             values = {"n": 1.0, "loss": 0.5}
@@ -90,12 +92,12 @@ class Fleet:
 KILLED = """
 import sys
 from pathlib import Path
-from aggregator.store.location import PostgresUrl
+from aggregator.store.dialect import DatabaseUrl
 from aggregator.store.types import Retention
 from aggregator.store.opener import open_store
 from tests.aggregator.store.test_retention import Fleet
 where = sys.argv[1]
-store = open_store(PostgresUrl(where) if where.startswith("postgresql:") else Path(where))
+store = open_store(DatabaseUrl(where) if where.startswith("postgresql:") else Path(where))
 fleet = Fleet(store, Retention(vectors=8_000, journal=10_000), devices=4)
 while True:
     fleet.round()
@@ -103,6 +105,7 @@ while True:
 """
 
 
+@pytest.mark.slow
 def test_killed_while_it_drops_the_file_opens_and_every_round_it_keeps_is_recomputed(path):
     """Kill -9 a process each of whose rounds drops another one: budgets hold four of them."""
     done = 0
@@ -126,8 +129,8 @@ def test_killed_while_it_drops_the_file_opens_and_every_round_it_keeps_is_recomp
             assert found.is_sound, found.faults
             assert found.since > 0
             assert found.since + found.rounds >= done
-            assert store.used()["vectors"] < 12_000
-            assert store.horizon().updates > 0
+            assert store.retention.used()["vectors"] < 12_000
+            assert store.retention.horizon().updates > 0
     assert done > 25
 
 
@@ -143,30 +146,31 @@ def test_vectors_stay_within_their_bytes_and_the_audit_begins_at_a_checkpoint(pa
     with open_store(path) as store:
         fleet = Fleet(quick(store), keep)
         fleet.rounds(100)
-        used = store.used()
+        used = store.retention.used()
         assert 100_000 < used["vectors"] <= keep.vectors * 65 / 64 + 20 * 256 + 2000
         found = fleet.audit()
-        assert store.kept == pytest.approx({**used, "audit after": found.since}, rel=0.05)
+        assert store.retention.kept == pytest.approx({**used, "audit after": found.since}, rel=0.05)
         assert found.is_sound, found.faults
         assert 1 < found.rounds < 100
         assert found.since == 100 - found.rounds
-        assert len(list(store.applied())) == 2000  # who and when is still written
+        assert len(list(store.journal.applied())) == 2000  # who and when is still written
 
 
+@pytest.mark.slow
 def test_events_stay_within_their_bytes_and_the_highest_number_of_each_device_remains(path):
     keep = Retention(vectors=100_000, journal=200_000)
     with open_store(path) as store:
         fleet = Fleet(quick(store), keep)
         fleet.rounds(150)
-        assert store.used()["journal"] <= keep.journal * 65 / 64 + 20 * 400
-        horizon, kept = store.horizon(), list(store.applied())
+        assert store.retention.used()["journal"] <= keep.journal * 65 / 64 + 20 * 400
+        horizon, kept = store.retention.horizon(), list(store.journal.applied())
         assert horizon.updates + len(kept) == 150 * 20
         assert horizon.first <= kept[0].position
         oldest = min(one.life for one in kept)
         assert {(one.life, one.seq) for one in horizon.pruned.values()} == {(oldest - 1, 1)}
         assert horizon.covers(("meter-0000", oldest - 1, 1))
         assert not horizon.covers(("meter-0000", oldest, 1))
-        assert store.oldest_round(1) == oldest
+        assert store.journal.oldest_round(1) == oldest
         assert fleet.audit().is_sound
 
 
@@ -182,19 +186,20 @@ def test_the_file_does_not_grow_once_it_is_full(file):
         assert sizes[-1] <= sizes[1] * 1.05, sizes
 
 
+@pytest.mark.slow
 def test_a_file_over_budget_comes_within_it_step_by_step(path):
     with open_store(path) as store:
         fleet = Fleet(quick(store), None)
         fleet.rounds(100)
-        before = store.used()["vectors"]
+        before = store.retention.used()["vectors"]
     keep = Retention(vectors=100_000)
     with open_store(path) as store:
         fleet = Fleet(quick(store), keep)
         fleet.round()
-        step = before - store.used()["vectors"]
+        step = before - store.retention.used()["vectors"]
         assert 0 < step < before / 10  # no single commit does it all
         fleet.rounds(100)
-        assert store.used()["vectors"] <= keep.vectors * 65 / 64 + 20 * 256 + 2000
+        assert store.retention.used()["vectors"] <= keep.vectors * 65 / 64 + 20 * 256 + 2000
         assert fleet.audit().is_sound
 
 
@@ -203,15 +208,15 @@ def test_a_failed_commit_is_counted_as_if_it_had_not_been(path, monkeypatch):
     with open_store(path) as store:
         fleet = Fleet(quick(store), keep)
         fleet.rounds(30)
-        before = store.used()
+        before = store.retention.used()
         with monkeypatch.context() as patch:
-            patch.setattr("aggregator.store.journal.forget", lambda *_: 1 / 0)
+            patch.setattr("aggregator.store.journal.Journal.forget", lambda *_: 1 / 0)
             with pytest.raises(ZeroDivisionError):
                 fleet.rounds(30)
         fleet = Fleet(store, keep)  # as after a restart
         fleet.round()
-        found, used = fleet.audit(), store.used()
-        assert store.kept == pytest.approx({**used, "audit after": found.since}, rel=0.05)
+        found, used = fleet.audit(), store.retention.used()
+        assert store.retention.kept == pytest.approx({**used, "audit after": found.since}, rel=0.05)
         assert used["vectors"] <= before["vectors"] * 1.2
         assert found.is_sound
 
@@ -221,7 +226,7 @@ def test_an_older_run_goes_first_and_its_last_state_stays_readable(path):
     with open_store(path) as store:
         fleet = Fleet(quick(store), keep)
         fleet.rounds(5)
-        last = store.load(1).leaves["w"].copy()
+        last = store.states.load(1).leaves["w"].copy()
         second = RunRecord(2, "fedavg", "{}", "toy", bytes(16), bytes(16))
         store.begin(second, {"w": np.zeros(2), "round": 0})
         for number in range(1, 60):
@@ -231,9 +236,9 @@ def test_an_older_run_goes_first_and_its_last_state_stays_readable(path):
             _, entry = store.append("meter-0000", Ledger(cur=9), (1000, number), settled, update)
             closed = Version(2, number, number, True, bytes(32))
             store.commit(2, {"round": number}, entry.position, closed=closed, keep=keep)
-        assert store.used()["vectors"] <= keep.vectors * 65 / 64 + 5000
-        assert store.first(1).upto == store.load(1).upto
-        np.testing.assert_array_equal(store.load(1).leaves["w"], last)
+        assert store.retention.used()["vectors"] <= keep.vectors * 65 / 64 + 5000
+        assert store.states.first(1).upto == store.states.load(1).upto
+        np.testing.assert_array_equal(store.states.load(1).leaves["w"], last)
 
 
 def test_a_file_of_schema_2_opens_reads_and_is_kept_within_budget(file):
@@ -244,14 +249,14 @@ def test_a_file_of_schema_2_opens_reads_and_is_kept_within_budget(file):
         db.execute("DROP TABLE pruned")
         db.execute("PRAGMA user_version = 2")
     with open_store(file, read_only=True) as store:
-        assert store.horizon().updates == 0
+        assert store.retention.horizon().updates == 0
     keep = Retention(vectors=30_000, journal=60_000)
     with open_store(file) as store:
         assert store._db.execute("PRAGMA user_version").fetchone()[0] == schema.SCHEMA
         fleet = Fleet(quick(store), keep)
         fleet.rounds(60)
-        assert store.used()["vectors"] <= keep.vectors * 65 / 64 + 20 * 256 + 2000
-        assert store.horizon().updates > 0
+        assert store.retention.used()["vectors"] <= keep.vectors * 65 / 64 + 20 * 256 + 2000
+        assert store.retention.horizon().updates > 0
         assert fleet.audit().is_sound
 
 
@@ -267,13 +272,13 @@ def test_a_slow_run_stays_recomputable_beside_a_fast_one(path):
             slow.round(slow.devices[2:])
         slow.round(slow.devices[:3])  # the open round stays open
         fast.rounds(60)
-        assert store.horizon().updates > 0
+        assert store.retention.horizon().updates > 0
         for fleet in (fast, slow):
             assert fleet.audit().is_sound, fleet.audit().faults
-        assert store.waiting(2, slow.state.round) == 3
-        assert store.first(2).upto < store.first(1).upto
-        assert store.oldest_round(1) > 100
-        assert store.oldest_round(2) <= 5
+        assert store.journal.waiting(2, slow.state.round) == 3
+        assert store.states.first(2).upto < store.states.first(1).upto
+        assert store.journal.oldest_round(1) > 100
+        assert store.journal.oldest_round(2) <= 5
     with open_store(path) as store:
         again = Fleet(store, keep, devices=4, run=2, name="slow")
         assert state_codec.digest(again.state) == state_codec.digest(slow.state)

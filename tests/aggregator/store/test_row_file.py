@@ -122,7 +122,7 @@ import sys
 from pathlib import Path
 import numpy as np
 from aggregator.rules import Rows, bind
-from aggregator.rules.weights import uniform
+from aggregator.rules.parameters import uniform
 from tools.bench_stored_rows import memory, spooled
 
 before = memory("VmRSS")
@@ -133,6 +133,7 @@ print(memory("VmHWM") - before)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs /proc/self/status")
 def test_rows_of_276_mb_take_less_than_half_of_that_in_memory(tmp_path):
     more = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}

@@ -8,14 +8,11 @@ import pytest
 from aggregator.store.errors import DatabaseNewerError
 from aggregator.store.opener import open_store
 from aggregator.store.types import (
-    AnnouncedKey,
     Contact,
     DeclinedRun,
-    DeviceTrial,
     DownloadBody,
     EnrolledDevice,
     PendingTask,
-    RolloutChange,
 )
 
 
@@ -38,10 +35,11 @@ def test_what_the_file_promises(sqlite_store):
     assert sqlite_store.integrity() == []
 
 
+@pytest.mark.extension
 def test_a_file_of_schema_4_is_read_beside_its_daemon_and_upgraded_without_loss(file):
     task = PendingTask("meter-1", 1, 7, 0, 0, 6, "step", {}, b"\0")
     with open_store(file) as store:
-        store.put_client(EnrolledDevice("meter-1", (bytes(32),), labels=(("kind", "meter"),)))
+        store.devices.save(EnrolledDevice("meter-1", (bytes(32),), labels=(("kind", "meter"),)))
         store.commit(1, {}, 0, asked=[task, replace(task, run=2)])
     with sqlite3.connect(file) as db:
         db.executescript(
@@ -49,19 +47,19 @@ def test_a_file_of_schema_4_is_read_beside_its_daemon_and_upgraded_without_loss(
             "DROP TABLE trials; DROP TABLE trial_states; PRAGMA user_version = 4;"
         )
     with open_store(file, read_only=True) as store:
-        assert store.contacts() == {}
-        assert store.declined() == []
+        assert store.contacts.all() == {}
+        assert store.declined.all() == []
     contact, run = Contact("0.1.1", 1_800_000_000_000), DeclinedRun("meter-1", "a", "TOO", b"r")
     with open_store(file) as store:
-        assert [store.tasks(number)[0].run for number in (1, 2)] == [1, 2]
-        assert store.clients()[0].labels == (("kind", "meter"),)
-        store.save_contacts({"meter-1": contact})
-        store.decline(run)
+        assert [store.tasks.of_run(number)[0].run for number in (1, 2)] == [1, 2]
+        assert store.devices.all()[0].labels == (("kind", "meter"),)
+        store.contacts.save({"meter-1": contact})
+        store.declined.add(run)
     with open_store(file) as store:
-        assert store.contacts() == {"meter-1": contact}
-        assert store.declined() == [run]
-        store.forget_declined("meter-1")
-        assert store.declined() == []
+        assert store.contacts.all() == {"meter-1": contact}
+        assert store.declined.all() == [run]
+        store.declined.forget("meter-1")
+        assert store.declined.all() == []
 
 
 TASKS_OF_SCHEMA_3 = """
@@ -80,22 +78,22 @@ PRAGMA user_version = 3;
 
 def test_a_file_of_schema_3_keeps_its_tasks_and_contents(file):
     with open_store(file) as store:
-        store.put_client(EnrolledDevice("meter-1", (bytes(32),)))
+        store.devices.save(EnrolledDevice("meter-1", (bytes(32),)))
     with sqlite3.connect(file) as db:
         db.executescript(TASKS_OF_SCHEMA_3)
     with open_store(file, read_only=True) as store:  # beside a daemon of before
-        assert store.clients()[0].labels == ()
-        assert store.run() is store.run("meters") is None
+        assert store.devices.all()[0].labels == ()
+        assert store.runs.latest() is store.runs.latest("meters") is None
     task = PendingTask("meter-1", 1, 7, 0, 0, 6, "step", {}, b"\0")
     with open_store(file) as store:
-        assert store.tasks(1) == [task]
-        assert store.content(b"\1").body == b"\1"
+        assert store.tasks.of_run(1) == [task]
+        assert store.contents.get(b"\1").body == b"\1"
         store.commit(1, {}, 0, asked=[replace(task, run=2)])
-        assert [one.run for run in (1, 2) for one in store.tasks(run)] == [1, 2]
+        assert [one.run for run in (1, 2) for one in store.tasks.of_run(run)] == [1, 2]
         for number in (2, 3):
             store.announce({}, [DownloadBody("model", bytes([number]), b"x", 9)])
-        assert store.content(b"\1") is None
-        assert store.content(b"\0") is not None
+        assert store.contents.get(b"\1") is None
+        assert store.contents.get(b"\0") is not None
 
 
 def test_each_run_keeps_its_newest_contents(store):
@@ -113,43 +111,3 @@ def test_each_run_keeps_its_newest_contents(store):
     assert b"0" not in kept
     assert sum(name.startswith(b"slow") for name in kept) == 2
     assert sum(name.startswith(b"fast") for name in kept) == 2
-
-
-def test_a_file_of_schema_5_has_no_rollouts_until_it_is_upgraded(file):
-    with open_store(file) as store:
-        store.put_client(EnrolledDevice("meter-1", (bytes(32),)))
-    with sqlite3.connect(file) as db:
-        db.executescript(
-            "DROP TABLE rollout_changes; DROP TABLE trials; DROP TABLE trial_states;"
-            "PRAGMA user_version = 5;"
-        )
-    with open_store(file, read_only=True) as store:
-        assert (store.rollout_changes(), store.trials(b"a")) == ([], [])
-    first = RolloutChange(b"a", "run", 0, 20_000, "start", "ann", 1_800_000_000_000)
-    with open_store(file) as store:
-        store.change_rollout(first, {"t": b"payload"})
-        store.record_trial(b"a", DeviceTrial("meter-1", "score", 20_001, {20_001: (True, False)}))
-    with open_store(file) as store:
-        assert store.rollout_changes() == [first]
-        assert store.announced("t") == b"payload"
-        assert store.trials(b"a") == [
-            DeviceTrial("meter-1", "score", 20_001, {20_001: (True, False)})
-        ]
-        store.change_rollout(replace(first, of=b"b"), {})
-        assert store.trials(b"a") == []
-        assert [one.of for one in store.rollout_changes()] == [b"b"]
-
-
-def test_a_file_of_schema_8_has_no_encryption_keys_until_it_is_upgraded(file):
-    key = AnnouncedKey(bytes(8), bytes(range(32)))
-    open_store(file).close()
-    with sqlite3.connect(file) as db:
-        db.executescript("DROP TABLE device_keys; PRAGMA user_version = 8;")
-    with open_store(file, read_only=True) as store:
-        assert store.device_keys() == {}
-    with open_store(file) as store:
-        store.save_device_key("meter-1", key)
-    with open_store(file) as store:
-        assert store.device_keys() == {"meter-1": key}
-        store.save_device_key("meter-1", None)
-        assert store.device_keys() == {}

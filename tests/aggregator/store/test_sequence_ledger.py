@@ -1,6 +1,6 @@
 """The ledger's rules, and the two scripts that random walks do not find."""
 
-from aggregator.store.sequence_ledger import (
+from aggregator.store.ledgers import (
     Ledger,
     LedgerRow,
     Standing,
@@ -9,7 +9,7 @@ from aggregator.store.sequence_ledger import (
     standing,
     used,
 )
-from edge_sdk.wire.protocol.messages import HelloMessage
+from edge_sdk.protocol.messages import HelloMessage
 
 
 def hello(life, *, spent=0, lost=False, listed=()):

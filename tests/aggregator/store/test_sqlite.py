@@ -17,7 +17,7 @@ def test_a_number_is_never_settled_twice(store):
     settle(store)
     with pytest.raises(DatabaseError, match=r"(?i)unique"):
         settle(store, round_number=2)
-    assert store.waiting(1, 2) == 0  # the whole transaction is undone
+    assert store.journal.waiting(1, 2) == 0  # the whole transaction is undone
 
 
 def test_a_full_disk_undoes_the_whole_transaction(sqlite_store):
@@ -30,8 +30,8 @@ def test_a_full_disk_undoes_the_whole_transaction(sqlite_store):
     with pytest.raises(DatabaseFullError) as caught:
         fill()
     assert caught.value.exit_code == 75
-    kept = sum(1 for _ in sqlite_store.journal(1))
-    assert sqlite_store.held("m-1") == kept
+    kept = sum(1 for _ in sqlite_store.journal.entries(1))
+    assert sqlite_store.ledgers.held("m-1") == kept
     sqlite_store._db.execute("PRAGMA max_page_count = 100000")
     settle(sqlite_store, key=(1, 999), round_number=999)
 
@@ -40,27 +40,27 @@ KILLED = """
 import sys
 from pathlib import Path
 import numpy as np
-from aggregator.store.sequence_ledger import Ledger, LedgerRow
+from aggregator.store.ledgers import Ledger, LedgerRow
 from aggregator.store.types import RunRecord, Version
-from aggregator.store.location import PostgresUrl
+from aggregator.store.dialect import DatabaseUrl
 from aggregator.store.opener import open_store
-from edge_sdk.wire.contract.method import Update
+from edge_sdk.protocol.contract.method import Update
 place = sys.argv[1]
-store = open_store(PostgresUrl(place) if "://" in place else Path(place))
-if store.run() is None:
+store = open_store(DatabaseUrl(place) if "://" in place else Path(place))
+if store.runs.latest() is None:
     store.begin(RunRecord(1, "fedavg", "{}", "toy", bytes(16), bytes(16)), {"w": np.zeros(2), "round": 0})
-number = int(store.load(1).leaves["round"])
+number = int(store.states.load(1).leaves["round"])
 while True:
     number += 1
     event = Update("m-1", number, number - 1, np.full(2, number, np.float32))
     row = LedgerRow(number.to_bytes(32, "big"), 0, 1, number)
-    taken = store.row("m-1", (1, number))
+    taken = store.ledgers.row("m-1", (1, number))
     if taken is None:
         _, entry = store.append("m-1", Ledger(cur=1, spent=number), (1, number), row, event)
         position = entry.position
         print("receipt", number, flush=True)
     else:
-        position = [e.position for e in store.journal(1)][-1]
+        position = [e.position for e in store.journal.entries(1)][-1]
     closed = Version(1, number, number, True, bytes(32))
     leaves = {"w": np.full(2, float(number)), "round": number}
     store.commit(1, leaves, position, closed=closed, published={"t": str(number).encode()})
@@ -68,6 +68,7 @@ while True:
 """
 
 
+@pytest.mark.slow
 def test_killed_at_any_moment_nothing_that_was_said_is_lost_or_half(path):
     """Kill -9 a process that appends and commits; what it said before is there, and whole."""
     said: list[tuple[str, int]] = []
@@ -87,13 +88,13 @@ def test_killed_at_any_moment_nothing_that_was_said_is_lost_or_half(path):
         said += [(w, int(n)) for w, n in (line.split() for line in lines if line.endswith("\n"))]
         with open_store(path) as store:
             assert store.integrity() == []
-            settled = [e.event.round for e in store.journal(1)]
+            settled = [e.event.round for e in store.journal.entries(1)]
             assert settled == sorted(set(settled))
             assert {n for word, n in said if word == "receipt"} <= set(settled)
-            saved = store.load(1)
+            saved = store.states.load(1)
             done = int(saved.leaves["round"])
             assert saved.leaves["w"].tolist() == [done, done]
-            assert store.announcements().get("t", b"0") == str(done).encode()
-            assert len(store.versions(1)) == done
+            assert store.announcements.all().get("t", b"0") == str(done).encode()
+            assert len(store.runs.versions(1)) == done
             assert max((n for word, n in said if word == "announced"), default=0) <= done
-            assert store.held("m-1") == len(settled) == store.ledger("m-1").spent
+            assert store.ledgers.held("m-1") == len(settled) == store.ledgers.get("m-1").spent

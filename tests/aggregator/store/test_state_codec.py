@@ -7,18 +7,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from aggregator.extensions.papers.consensus.consensus_engine import ConsensusServerState
+from aggregator.extensions.papers.peers.peer_topology import TopologyState
+from aggregator.extensions.papers.split.split import SplitServerState
 from aggregator.methods import METHODS, OPEN, Rounds, Setup
-from aggregator.methods.asynchronous.buffered import Buffered
-from aggregator.methods.base.latest_update_rounds import LatestUpdates
-from aggregator.methods.base.quorum import QuorumState
-from aggregator.methods.consensus.consensus_engine import ConsensusServerState
-from aggregator.methods.peers.peer_topology import TopologyState
-from aggregator.methods.split.split import SplitServerState
+from aggregator.methods.asynchronous import Buffered
+from aggregator.methods.base.quorum import LatestUpdates, QuorumState
 from aggregator.rules import bind
 from aggregator.store import state_codec
 from aggregator.store.state_codec import LeafError
-from edge_sdk.wire.contract.method import Update
-from edge_sdk.wire.protocol.codec import pack_leaves, unpack_leaves
+from edge_sdk.protocol.codec import pack_leaves, unpack_leaves
+from edge_sdk.protocol.contract.method import Update
 
 
 def half_of(name="fedadam"):

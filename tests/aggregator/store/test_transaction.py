@@ -10,11 +10,11 @@ from aggregator.store.types import EnrolledDevice
 
 
 def names(store):
-    return [client.id for client in store.clients()]
+    return [client.id for client in store.devices.all()]
 
 
 def enrol(store, name):
-    store.put_client(EnrolledDevice(name, (bytes(32),)))
+    store.devices.save(EnrolledDevice(name, (bytes(32),)))
 
 
 def joined(store, action):
@@ -27,7 +27,7 @@ INSERT = "INSERT INTO clients VALUES ('meter-2', '[]', 1, '', '')"
 
 def part(store, statement, error):
     """Write something and fail."""
-    with store._transactions.writing() as db:
+    with store.transactions.writing() as db:
         db.execute(statement)
         raise error
 
@@ -70,11 +70,11 @@ def test_where_sqlite_gives_everything_up_nothing_is_saved(store):
 
 def test_serials_of_a_transaction_that_failed_are_reserved_again(store, path):
     with pytest.raises(ZeroDivisionError):
-        joined(store, lambda: store.next_serial() / 0)
-    said = [store.next_serial() for _ in range(3)]
+        joined(store, lambda: store.announcements.next_serial() / 0)
+    said = [store.announcements.next_serial() for _ in range(3)]
     store.close()
     with open_store(path) as again:
-        assert again.next_serial() > max(said)
+        assert again.announcements.next_serial() > max(said)
 
 
 def test_reading_begins_nothing(store):

@@ -17,7 +17,6 @@ import pytest
 from edge_sdk.app.cli import (
     CommandLine,
     CommandResult,
-    Failure,
     LogFormatter,
     Subcommand,
     notify,
@@ -25,7 +24,7 @@ from edge_sdk.app.cli import (
     stop_signals,
     watchdog_seconds,
 )
-from edge_sdk.wire.errors import LinkError
+from edge_sdk.errors import Failure, LinkError
 
 
 class BadConfig(Failure):

@@ -19,8 +19,6 @@ from edge_sdk.app.permissions import (
 )
 from edge_sdk.commands import main as cli
 from edge_sdk.forecasting.series import SeriesRow
-from edge_sdk.sources.base import RawFrame
-from edge_sdk.sources.spool import SpoolWriter
 from edge_sdk.store.schema import FILE
 from edge_sdk.store.store import DeviceStore
 
@@ -64,7 +62,7 @@ def test_an_existing_store_gets_private_permissions(tmp_path):
         (folder / name).chmod(0o644)
     folder.chmod(0o755)
     with DeviceStore.open(folder) as store:
-        assert [row.value for row in store.readings()] == [0.5]
+        assert [row.value for row in store.readings] == [0.5]
         assert modes(folder) == {}
     assert mode(folder) == 0o700
 
@@ -78,17 +76,6 @@ def test_the_copy_before_a_migration_is_private(tmp_path):
     copy = tmp_path / "state" / f"{FILE}.schema-1"
     assert mode(copy) == 0o600
     assert copy.stat().st_size > 0
-
-
-@pytest.mark.usefixtures("umask")
-def test_recordings_of_the_proxy_are_private_in_an_open_folder(tmp_path):
-    folder = tmp_path / "spool"
-    folder.mkdir(mode=0o755)
-    (folder / "0.rec").write_bytes(b"")
-    with closing(SpoolWriter(folder, "ocpp-tap")) as spool:
-        spool.write(RawFrame(b"{}", at=1.0))
-    assert mode(folder) == 0o700
-    assert modes(folder) == {}
 
 
 @pytest.mark.usefixtures("umask")

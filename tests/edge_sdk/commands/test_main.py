@@ -14,15 +14,14 @@ import time
 import pytest
 
 from edge_sdk.agent import ChannelReminder
-from edge_sdk.app.cli import RUNTIME
 from edge_sdk.bundle import Bundle, TrustedKeys
 from edge_sdk.client import Client
 from edge_sdk.commands.main import main
 from edge_sdk.commands.status import plain
 from edge_sdk.config import Config
+from edge_sdk.errors import RUNTIME, Reason
+from edge_sdk.protocol import keys
 from edge_sdk.store.store import DeviceStore
-from edge_sdk.wire import keys
-from edge_sdk.wire.errors import Reason
 
 TOML = """
 id = "meter-1"
@@ -210,6 +209,12 @@ def test_the_budget_is_explained_and_printed_as_a_sheet(config, capsys):
     enrolled(config)
     plain = TOML.replace('privacy = { mechanism = { name = "none" } }\n', "")
     config.write_text(plain + PRIVACY)
+    assert main(["budget", str(config)]) == 1
+    assert "NO UPDATE LEAVES" in said(capsys).out  # a key from elsewhere, and no count beside it
+    assert main(["check", str(config)]) == 0
+    assert "releases: NO UPDATE LEAVES" in said(capsys).out
+    assert main(["budget", str(config), "--accept-loss"]) == 0
+    assert "begins at 0" in said(capsys).out
     assert main(["budget", str(config)]) == 0
     out = said(capsys).out
     assert "one device's whole contribution is (epsilon 8, delta 1e-05)-private" in out
@@ -244,7 +249,7 @@ def test_a_key_that_others_can_read_is_refused(config, capsys):
 
 def test_an_unreachable_broker_exits_with_the_temporary_code(config, capsys, monkeypatch):
     enrolled(config)
-    monkeypatch.setattr("edge_sdk.commands.check._PATIENCE", 0.3)
+    monkeypatch.setattr("edge_sdk.extensions.setup.check_options._PATIENCE", 0.3)
     assert main(["check", str(config), "--broker"]) == 75
     assert "broker: not reached" in said(capsys).out
 

@@ -29,7 +29,7 @@ from edge_sdk.forecasting.combination import (
     mean_loss,
 )
 from edge_sdk.forecasting.forecast_choice import ForecastChoice, by_steps, choose, choose_by_step
-from edge_sdk.wire.protocol.codec import pack_leaves, unpack_leaves
+from edge_sdk.protocol.codec import pack_leaves, unpack_leaves
 
 DAYS = np.arange(2 * LEAST + 2)
 

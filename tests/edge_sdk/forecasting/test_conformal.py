@@ -8,8 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edge_sdk.forecasting.conformal import ConformalCalibration, CoverageTarget, rolled
-from edge_sdk.forecasting.forecast_metrics import misses
-from edge_sdk.wire.protocol.codec import pack_leaves, unpack_leaves
+from edge_sdk.protocol.codec import pack_leaves, unpack_leaves
 
 AIM = CoverageTarget(0.1, 0.1)
 
@@ -18,6 +17,11 @@ def told_of(ends, n):
     """The same quantiles from every row, one step ahead."""
     low, high = ends
     return np.tile(np.array([low, (low + high) / 2, high]), (n, 1, 1))
+
+
+def misses(y, low, high):
+    """Return the shares of values below and above the interval."""
+    return float((y < low).mean()), float((y > high).mean())
 
 
 def run(values, ends=(0.0, 1.0), aim=AIM, compared=None):

@@ -12,7 +12,7 @@ from edge_sdk.forecasting.conformal import CoverageTarget
 from edge_sdk.forecasting.intervals import IntervalTracker, SavedCalibration, complete
 from edge_sdk.forecasting.series import Series, SeriesRow
 from edge_sdk.forecasting.windows import ChannelFrame
-from edge_sdk.wire.contract.manifest import Feature, Target, Window
+from edge_sdk.protocol.contract.manifest import Feature, Target, Window
 
 LOAD = "ev.demand.energy"
 FOLLOWER = IntervalTracker(

@@ -7,17 +7,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edge_sdk.forecasting.daily_scores import LONGEST, DailyScores
 from edge_sdk.forecasting.model_monitor import (
+    BOUND,
     EARLIER,
     GROSS,
     LAG,
+    LONGEST,
+    LOST,
     MARGIN,
     UNUSUAL_SHARE,
+    DailyScores,
     ModelMonitor,
+    SequentialTest,
     usual_bound,
 )
-from edge_sdk.forecasting.sequential_test import BOUND, LOST, SequentialTest
 
 
 def after(days):

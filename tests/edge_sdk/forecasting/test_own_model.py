@@ -19,13 +19,19 @@ from edge_sdk.forecasting.combination import (
     HeldBackErrors,
 )
 from edge_sdk.forecasting.forecast_choice import ForecastChoice
-from edge_sdk.forecasting.own_model import FEWEST, OwnModel, fit
-from edge_sdk.forecasting.plain_products import outputs_of, product, ridge_solution
-from edge_sdk.forecasting.seasonal_naive import seasonal_naive
+from edge_sdk.forecasting.own_model import (
+    FEWEST,
+    OwnModel,
+    fit,
+    outputs_of,
+    product,
+    ridge_solution,
+    seasonal_naive,
+)
 from edge_sdk.forecasting.series import Series, SeriesRow
 from edge_sdk.forecasting.windows import ChannelFrame
-from edge_sdk.wire.contract.manifest import Window
-from edge_sdk.wire.protocol.codec import pack_leaves, unpack_leaves
+from edge_sdk.protocol.codec import pack_leaves, unpack_leaves
+from edge_sdk.protocol.contract.manifest import Window
 from tests.edge_sdk.conftest import MANIFEST
 
 STREAM, BEGUN = "elec.import.energy", 1_700_006_400 // 3600

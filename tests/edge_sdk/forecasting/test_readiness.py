@@ -8,17 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edge_sdk.bundle import shipped_folder
-from edge_sdk.forecasting.readiness import (
-    MASKED,
-    NEVER,
-    channel_sources,
-    missing_readings,
-    unsupplied,
-)
+from edge_sdk.forecasting.forecast import missing_readings
 from edge_sdk.forecasting.series import Reading, Series
 from edge_sdk.forecasting.windows import ChannelFrame
+from edge_sdk.protocol.contract.manifest import Manifest
+from edge_sdk.sources import MASKED, NEVER, channel_sources, unsupplied
 from edge_sdk.training.run_role import series_for
-from edge_sdk.wire.contract.manifest import Manifest
 
 LOAD, WARM, WIND = "elec.import.energy", "weather.temperature", "weather.wind_speed"
 START = 473_352 * 3600
@@ -52,6 +47,7 @@ def test_an_empty_series_needs_the_whole_window_and_its_lags(name):
     assert missing_readings(series, manifest).text == ""
 
 
+@pytest.mark.slow
 @given(
     seen=st.lists(st.booleans(), min_size=1, max_size=260),
     warm=st.lists(st.booleans(), min_size=1, max_size=260),

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from edge_sdk.forecasting.incoming_readings import columns_of
 from edge_sdk.forecasting.series import (
     Flag,
     Reading,
@@ -192,3 +193,55 @@ def test_columns_give_what_rows_in_order_of_time_give(slots, capacity, piece, al
     for name in (LOAD, HEAT):
         assert seen(other, name) == seen(one, name)
     assert not other.unsaved
+
+
+READINGS = st.builds(
+    Reading,
+    st.sampled_from([LOAD, HEAT, "unknown"]),
+    st.integers(0, 60).map(lambda hour: 3600.0 * hour) | st.sampled_from([1800.0, 9e15, np.nan]),
+    st.sampled_from([0.0, 1.0, 2.0]),
+    st.sampled_from([0] * 9 + [int(Flag.SUSPECT)]),
+    st.sampled_from([None, None, 3600.0, 1800.0]),
+)
+FILE = st.lists(st.integers(0, 300), min_size=1, max_size=40, unique=True).map(
+    lambda hours: [
+        Reading(name, 3600.0 * hour, float(hour % 3))
+        for hour in sorted(hours)
+        for name in (LOAD, HEAT)
+    ]
+)
+
+
+@given(
+    pieces=st.lists(FILE | st.lists(READINGS, max_size=12), max_size=5), capacity=st.integers(1, 90)
+)
+def test_readings_merged_together_give_what_they_give_one_by_one(pieces, capacity):
+    one, other = hourly(capacity), hourly(capacity)
+    for piece in pieces:
+        for reading in piece:
+            one.add(reading, latest=1e6)
+        columns = columns_of(piece, other, lambda _: 1e6)
+        if columns is None:
+            for reading in piece:
+                other.add(reading, latest=1e6)
+        else:
+            other.merge(columns)
+    assert {row for row in one.pending() if row.slot >= one.oldest} == {
+        row for row in other.pending() if row.slot >= other.oldest
+    }
+    assert one.counts == other.counts
+    assert len(one) == len(other)
+    if len(one):
+        assert (one.oldest, one.newest) == (other.oldest, other.newest)
+    assert seen(one, LOAD) == seen(other, LOAD)
+    assert seen(one, HEAT) == seen(other, HEAT)
+
+
+def test_a_file_of_readings_is_merged_by_column():
+    readings = [Reading(LOAD, 3600.0 * hour, 1.0) for hour in range(9)]
+    assert columns_of(readings, hourly(20), lambda _: np.inf) is not None
+    assert columns_of(readings, hourly(20), lambda _: 3600.0) is None
+    assert columns_of(readings, hourly(8), lambda _: np.inf) is None
+    unused = [Reading("unknown", 0.0, np.nan, 1)] * 2
+    columns = columns_of([*readings, *unused], hourly(20), lambda _: np.inf)
+    assert hourly(20).merge(columns) == {ReadingOutcome.NEW: 9, ReadingOutcome.UNUSED: 2}

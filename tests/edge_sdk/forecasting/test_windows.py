@@ -12,7 +12,7 @@ import pytest
 from edge_sdk.errors import ConfigError
 from edge_sdk.forecasting.series import Series, SeriesRow
 from edge_sdk.forecasting.windows import WHOLE, ChannelFrame, Drawable, Scale, filled
-from edge_sdk.wire.contract.manifest import Feature, Target, Window
+from edge_sdk.protocol.contract.manifest import Feature, Target, Window
 
 LOAD, HEAT = "elec.import.energy", "weather.temperature"
 MONDAY = 473_352  # 2024-01-01 00:00 UTC in hours

@@ -6,16 +6,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_sdk.limits.daily_quota import DAY, DailyQuota
-from edge_sdk.limits.resource_governor import ResourceGovernor, bytes_written, on_battery
-from edge_sdk.limits.resource_limits import (
+from edge_sdk.limits import (
     CLASSES,
+    DAY,
+    DailyQuota,
     LimitsSection,
     MachineState,
     held_by,
     is_open,
     limits_of,
 )
+from edge_sdk.limits.resource_governor import ResourceGovernor, bytes_written, on_battery
 
 NOW = 20_000 * DAY
 

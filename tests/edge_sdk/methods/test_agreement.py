@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 
 import edge_sdk
-from edge_sdk.methods.local_sgd import LocalSgd, fedavg
-from edge_sdk.methods.training_context import Batch, ShellContext
+from edge_sdk.methods.fedavg import fedavg
+from edge_sdk.methods.local_sgd import LocalSgd
+from edge_sdk.methods.training_context import Batch, TrainingContext, keyed
+from edge_sdk.protocol.contract.manifest import Manifest
+from edge_sdk.protocol.contract.method import Task
+from edge_sdk.protocol.contract.parameter_layout import ParamSpec
 from edge_sdk.runtime import load_graph
 from edge_sdk.shared_math.optim import adam
-from edge_sdk.training.keyed_rng import keyed
-from edge_sdk.wire.contract.manifest import Manifest
-from edge_sdk.wire.contract.method import Task
-from edge_sdk.wire.contract.parameter_layout import ParamSpec
 
 torch = pytest.importorskip("torch")
 pytestmark = [pytest.mark.torch, pytest.mark.slow]
@@ -91,7 +91,7 @@ def by_torch(net, fresh):
 def lend(net, graph):
     spec = ParamSpec.of((name, tuple(param.shape)) for name, param in net.named_parameters())
     windows = Synthetic()
-    return ShellContext(
+    return TrainingContext(
         "m", spec, {"gradient": graph}, lambda: windows, SIZE, partial(keyed, 1, "m")
     )
 

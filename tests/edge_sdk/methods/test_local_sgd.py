@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 from edge_sdk.methods import METHODS
-from edge_sdk.methods.local_sgd import LocalSgd, LocalState, fedavg, fedsgd
-from edge_sdk.methods.training_context import Batch, ShellContext
+from edge_sdk.methods.fedavg import LocalState, fedavg, fedsgd
+from edge_sdk.methods.local_sgd import LocalSgd
+from edge_sdk.methods.training_context import Batch, TrainingContext, keyed
+from edge_sdk.protocol.contract.manifest import Training
+from edge_sdk.protocol.contract.method import CONTRACTS, Member, Task, Update
+from edge_sdk.protocol.contract.parameter_layout import ParamSpec
 from edge_sdk.shared_math.optim import adam, optimiser_step, sgd
-from edge_sdk.training.keyed_rng import keyed
-from edge_sdk.wire.contract.manifest import Training
-from edge_sdk.wire.contract.method import CONTRACTS, Member, Task, Update
-from edge_sdk.wire.contract.parameter_layout import ParamSpec
 
 
 class Points:
@@ -42,7 +42,7 @@ def lend(targets, shared=("phi",), size=64, **given):
     spec = ParamSpec.of([("phi", (1,)), ("psi", (1,))], shared)
     points = Points(targets)
     graphs = {"gradient": given.pop("graph", line)}
-    return ShellContext(
+    return TrainingContext(
         "m-1", spec, graphs, lambda: points, size, partial(keyed, 1, "m-1"), **given
     )
 

@@ -8,9 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_sdk.privacy.analytic_gaussian import epsilon_of
-from edge_sdk.privacy.event import PrivacyCharge
-from edge_sdk.privacy.ledger import BudgetSpent, PrivacyAccount, PrivacyLimit, compose
+from edge_sdk.privacy.ledger import (
+    BudgetSpent,
+    PrivacyAccount,
+    PrivacyCharge,
+    PrivacyLimit,
+    compose,
+)
+from edge_sdk.privacy.noise import epsilon_of
 
 DELTA = 1e-5
 

@@ -7,7 +7,7 @@ import pytest
 
 from edge_sdk.app.settings import from_table
 from edge_sdk.bundle import Bundle, TrustedKeys
-from edge_sdk.privacy.factory import mechanism_of
+from edge_sdk.privacy.mechanism import mechanism_of
 from edge_sdk.privacy.noise_calibration import DeviceFacts
 from edge_sdk.privacy.settings import PrivacySection
 from edge_sdk.privacy.validation import plan_of
@@ -50,6 +50,7 @@ def batch(bundle, size, seed=3):
     return {"p": bundle.initial, "x": x, "y": y}
 
 
+@pytest.mark.extension
 def test_a_step_is_the_mean_of_the_clipped_gradients_of_the_windows(bundle):
     feeds = batch(bundle, 6)
     wanted = np.zeros(bundle.manifest.size)
@@ -64,6 +65,7 @@ def test_a_step_is_the_mean_of_the_clipped_gradients_of_the_windows(bundle):
     np.testing.assert_allclose(step, wanted / 6, atol=2e-3 * CLIP)
 
 
+@pytest.mark.extension
 def test_one_window_changes_a_step_by_at_most_two_clip_norms(bundle):
     feeds = batch(bundle, 6)
     other = dict(feeds, y=feeds["y"].copy())
@@ -73,6 +75,7 @@ def test_one_window_changes_a_step_by_at_most_two_clip_norms(bundle):
     assert CLIP < np.linalg.norm(first - second) <= 2 * CLIP
 
 
+@pytest.mark.extension
 def test_the_noise_of_a_step_is_equal_on_every_coordinate(bundle):
     feeds = batch(bundle, 6)
     quiet = lent(bundle, 1e-12)(**feeds)[1]

@@ -10,18 +10,17 @@ import pytest
 
 from edge_sdk import client as client_module
 from edge_sdk.app.settings import from_table
-from edge_sdk.commands import budget
 from edge_sdk.commands.status import status as status_of
-from edge_sdk.errors import ConfigError
+from edge_sdk.errors import ConfigError, Reason
 from edge_sdk.forecasting.series import Reading
-from edge_sdk.privacy.analytic_gaussian import epsilon_of
+from edge_sdk.privacy.noise import epsilon_of
 from edge_sdk.privacy.settings import PrivacySection
-from edge_sdk.store.schema import FILE, SCHEMA
+from edge_sdk.protocol import messages as m
+from edge_sdk.protocol.contract.manifest import GraphFile
+from edge_sdk.store.rows import SCHEMA
+from edge_sdk.store.schema import FILE
 from edge_sdk.store.store import DeviceStore
-from edge_sdk.training import installed_bundle
-from edge_sdk.wire.contract.manifest import GraphFile
-from edge_sdk.wire.errors import Reason
-from edge_sdk.wire.protocol import messages as m
+from edge_sdk.training import bootstrap
 
 STREAM = "elec.import.energy"
 W0 = np.array([0.1, 0.2, 0.3, 0.4], np.float32)
@@ -57,7 +56,7 @@ def numpy_bundle(numpy_bundle, monkeypatch):
     )
     graphs = {**numpy_bundle.graphs, "clipped_gradient": clipped_gradient}
     bundle = replace(numpy_bundle, manifest=manifest, graphs=graphs)
-    for module in (client_module, installed_bundle):
+    for module in (client_module, bootstrap):
         monkeypatch.setattr(module, "open_bundle", lambda _config, _announced: bundle)
     return bundle
 
@@ -136,6 +135,7 @@ def test_a_resend_is_the_same_bytes_and_charged_once(make, restart):
     assert sum(c.releases for c in ledger(fleet)) == fleet.device.client.status()["spent"] == 1
 
 
+@pytest.mark.extension
 def test_gradient_noise_charges_every_step(make):
     fleet = started(make, GRADIENT, epsilon=0.5)
     rounds(fleet, [0, 1])
@@ -147,6 +147,7 @@ def test_gradient_noise_charges_every_step(make):
     assert worth == pytest.approx(epsilon_of(100.0 / np.sqrt(6), 1e-6), rel=1e-6)
 
 
+@pytest.mark.extension
 def test_noise_that_exceeds_the_budget_with_earlier_releases_sends_nothing(make):
     fleet = started(make, UPDATE)
     rounds(fleet, [0])
@@ -160,6 +161,7 @@ def test_noise_that_exceeds_the_budget_with_earlier_releases_sends_nothing(make)
     assert client.status()["budget"]["epsilon"] <= 5.0
 
 
+@pytest.mark.extension
 def test_with_gradient_noise_no_clean_loss_selects_a_model(make):
     """What is chosen is learned on from, so the choice would leave with every later update."""
     for name, mechanism in (("gradient", GRADIENT), ("update", UPDATE), ("input", INPUT)):
@@ -173,25 +175,10 @@ def test_with_gradient_noise_no_clean_loss_selects_a_model(make):
         assert (loss is None) is (name == "gradient")
 
 
-def test_the_budget_reports_a_claim_exceeded_by_earlier_releases(make):
-    fleet = make("turn")
-    fleet.device.start()
-    fleet.device.observe()
-    fleet.device.client.flush()
-    rounds(fleet, [0])
-    fleet.device.kill()
-    for outside, holds in ((0, False), (1, True)):
-        said = noisy_section(privacy(INPUT, **({"unclaimed_releases": outside} if outside else {})))
-        config = replace(fleet.device.config, privacy=said)
-        text = budget.budget(config)["text"]
-        assert ("this does not hold for the updates already released" in text) is not holds
-        assert ("after the first 1 updates" in text) is holds
-        assert budget.datasheet(config)["claim holds for the releases so far"] is holds
-
-
 # --- the input ----------------------------------------------------------------------------------
 
 
+@pytest.mark.extension
 def test_the_same_reading_has_the_same_noise_in_every_window_and_after_a_restart(make):
     fleet = started(make, INPUT)
     rounds(fleet, [0])
@@ -213,6 +200,7 @@ def test_the_same_reading_has_the_same_noise_in_every_window_and_after_a_restart
     assert [(c.unit, c.count) for c in ledger(fleet) if not c.releases] == [("reading", 60)]
 
 
+@pytest.mark.extension
 def test_training_uses_noisy_and_serving_clean_readings(make):
     fleet = started(make, INPUT)
     rounds(fleet, [0])
@@ -225,6 +213,7 @@ def test_training_uses_noisy_and_serving_clean_readings(make):
     assert "not covered" in fleet.device.client.status()["privacy"]
 
 
+@pytest.mark.extension
 def test_a_corrected_reading_keeps_its_first_noisy_value(make):
     fleet = started(make, INPUT)
     rounds(fleet, [0])
@@ -238,6 +227,7 @@ def test_a_corrected_reading_keeps_its_first_noisy_value(make):
     assert len(after) == len(before) + 1
 
 
+@pytest.mark.extension
 def test_further_updates_from_noisy_readings_cost_nothing(make):
     fleet = started(make, INPUT, epsilon=5.0)
     rounds(fleet, range(4))
@@ -248,6 +238,7 @@ def test_further_updates_from_noisy_readings_cost_nothing(make):
     assert fleet.server.updates[0].n > 0  # from noised readings, as all of it
 
 
+@pytest.mark.extension
 def test_layers_trained_on_clean_readings_are_discarded(make):
     fleet = make("plain")
     fleet.device.start()
@@ -297,10 +288,7 @@ def test_a_spent_budget_stops_updates_and_local_training_continues(make, caplog)
     fleet.run(30, seconds=0.3)
     assert fleet.device.client.status()["stopped"] == "budget"
     assert len(fleet.server.updates) == sent
-    found = budget.budget(fleet.device.config)
-    assert found["spent"]
     assert status_of(fleet.device.config)["stopped"] == "budget"
-    assert "none; the device trains locally" in found["text"]
 
 
 def test_the_number_of_updates_is_limited(make):
@@ -312,11 +300,11 @@ def test_the_number_of_updates_is_limited(make):
 def test_an_operator_may_lower_the_number_of_releases_only(make):
     fleet = started(make, UPDATE, epsilon=50.0, max_releases=3)
     rounds(fleet, [0])
-    fleet.server.tell(m.CommandMessage(1, "budget", {"releases": 2.0}))
+    fleet.server.answer(m.CommandMessage(1, "budget", {"releases": 2.0}))
     fleet.run(10)
     rounds(fleet, [1, 2])
     assert len(fleet.server.updates) == 2
-    fleet.server.tell(m.CommandMessage(2, "budget", {"releases": 9.0}))
+    fleet.server.answer(m.CommandMessage(2, "budget", {"releases": 9.0}))
     fleet.run(10)
     fleet.device.kill()
     fleet.device.start()
@@ -328,7 +316,7 @@ def test_an_operator_may_lower_the_number_of_releases_only(make):
 def test_a_command_without_a_count_is_refused(make):
     fleet = started(make, UPDATE)
     fleet.run()
-    fleet.server.tell(m.CommandMessage(1, "budget"))
+    fleet.server.answer(m.CommandMessage(1, "budget"))
     fleet.run(10)
     assert fleet.server.receipts[0].code == Reason.BAD_COMMAND
 
@@ -339,7 +327,7 @@ def test_when_the_aggregators_account_is_exhausted_the_device_stops(make):
     def refuse(update, whole):
         fleet.server.updates.append(update)
         code = Reason.BUDGET_SPENT
-        fleet.server.tell(
+        fleet.server.answer(
             m.ReceiptMessage(update.life, update.seq, whole[:16], code, 1, update.round)
         )
 
@@ -364,6 +352,7 @@ def test_after_a_lost_store_the_aggregators_count_is_charged(make):
     assert fleet.server.updates[-1].spent == 6
 
 
+@pytest.mark.extension
 def test_after_a_lost_store_no_older_reading_is_perturbed_again(make):
     fleet = started(make, INPUT)
     rounds(fleet, [0])
@@ -383,27 +372,16 @@ def test_after_a_lost_store_no_older_reading_is_perturbed_again(make):
         assert min(slot for _, slot in store.noised()) * 3600 >= 1_800_000_000
 
 
-def test_releases_per_start_are_charged_at_every_start(make):
-    fleet = started(make, UPDATE, epsilon=50.0, releases_per_start=2)
-    rounds(fleet, [0])
-    assert fleet.server.updates[0].spent == 3
-    fleet.device.kill()
-    fleet.device.start()
-    fleet.run()
-    assert fleet.device.client.status()["spent"] == 5
-    assert sum(charge.releases for charge in ledger(fleet)) == 5
-
-
 def remember(fleet, spent):
     """Let the server tell a new store what it has counted."""
-    tell = fleet.server.tell
+    answer = fleet.server.answer
 
     def said(message):
         if isinstance(message, m.WelcomeMessage):
             message = replace(message, spent=max(message.spent, spent))
-        tell(message)
+        answer(message)
 
-    fleet.server.tell = said
+    fleet.server.answer = said
 
 
 # --- the store ----------------------------------------------------------------------------------
@@ -469,31 +447,21 @@ def test_releases_without_noise_count_unless_excluded_explicitly(make):
 # --- before connecting --------------------------------------------------------------------------
 
 
+@pytest.mark.extension
 def test_an_invalid_privacy_section_is_refused_before_connecting(make):
     fleet = make("classical", privacy=privacy(INPUT | {"calibration": "classical"}))
     with pytest.raises(ConfigError, match=r"privacy.mechanism.calibration"):
         fleet.device.start()
     fleet.run()
-    assert not fleet.server.heard
+    assert not fleet.server.counts
 
 
+@pytest.mark.extension
 def test_a_run_of_a_method_that_noise_breaks_is_refused(make):
     fleet = started(make, UPDATE)
     fleet.run()
-    fleet.server.publish_bundle(serial=2, run=2, method="afl")
+    fleet.server.announce_bundle(serial=2, run=2, method="afl")
     fleet.run(20)
     status = fleet.device.client.status()
     assert status["counts"]["bundles refused"] == 1
     assert (status["method"], status["run"]) == ("fedavg", 1)
-
-
-def test_the_data_sheet_describes_the_active_mechanism(make):
-    fleet = started(make, UPDATE, epsilon=50.0)
-    rounds(fleet, [0])
-    sheet = budget.datasheet(fleet.device.config)
-    assert sheet["formal claim"] is True
-    assert sheet["releases so far"] == 1
-    assert sheet["epsilon so far"] == pytest.approx(epsilon_of(10.0, 1e-6), rel=1e-6)
-    assert sheet["epsilon of one release"] == sheet["epsilon so far"]
-    assert sheet["neighbouring inputs"] == "replace"
-    assert sheet["measured numbers beside updates"] == "withheld"

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 from edge_sdk.app.settings import from_table
+from edge_sdk.extensions.noise_points.input_noise import InputNoise
 from edge_sdk.forecasting.series import Reading, Series
-from edge_sdk.privacy.factory import mechanism_of
-from edge_sdk.privacy.input_noise import InputNoise
+from edge_sdk.privacy.mechanism import mechanism_of
 from edge_sdk.privacy.noise_calibration import DeviceFacts, NoisePlan
 from edge_sdk.privacy.settings import PrivacySection
 from edge_sdk.privacy.validation import plan_of
-from edge_sdk.wire.contract.manifest import (
+from edge_sdk.protocol.contract.manifest import (
     Feature,
     Golden,
     GraphFile,
@@ -25,7 +25,7 @@ from edge_sdk.wire.contract.manifest import (
     Training,
     Window,
 )
-from edge_sdk.wire.contract.method import Update
+from edge_sdk.protocol.contract.method import Update
 
 STREAM = "elec.import.energy"
 HOUR = 3600
@@ -133,9 +133,12 @@ def test_laplace_clips_the_l1_norm(make):
     assert np.abs(drawn).mean() == pytest.approx(2.0, rel=0.01)
 
 
-def test_on_the_grid_every_value_is_a_multiple_of_the_step(make):
-    drawn = make(UPDATE | {"grid": True}).release(answer(0.3, 0.4, 0.5)).vector
-    assert np.array_equal(drawn * 2.0**20, np.rint(drawn * 2.0**20))
+@pytest.mark.parametrize(
+    ("given", "is_on_grid"), [({}, True), ({"grid": True}, True), ({"grid": False}, False)]
+)
+def test_every_value_is_on_the_grid_unless_the_device_turns_it_off(make, given, is_on_grid):
+    drawn = make(UPDATE | given).release(answer(0.3, 0.4, 0.5)).vector
+    assert np.array_equal(drawn * 2.0**20, np.rint(drawn * 2.0**20)) == is_on_grid
 
 
 def test_two_releases_are_never_the_same(make):
@@ -147,10 +150,10 @@ def test_two_releases_are_never_the_same(make):
 def test_paper_mode_makes_no_claim(make):
     paper = {"name": "gaussian", "point": "update", "clip_norm": 1.0, "epsilon": 10.0}
     paper |= {"calibration": "nbafl", "formula": {"samples": 1000}}
-    assert "no formal DP claim" in make(paper, mode="paper", epsilon=None).guarantee_text
+    assert "no formal DP claim" in make(paper, mode="paper", epsilon=None).plan.guarantee
     assert (
         "no formal DP claim"
-        in make({"name": "gaussian", "point": "input"}, mode="paper").guarantee_text
+        in make({"name": "gaussian", "point": "input"}, mode="paper").plan.guarantee
     )
 
 

@@ -21,21 +21,19 @@ from edge_sdk.bundle import Bundle as OpenBundle
 from edge_sdk.bundle import TrustedKeys
 from edge_sdk.config import Config
 from edge_sdk.errors import ConfigError
+from edge_sdk.extensions.peers.gossip import ADAPT, BEGIN, MIX, exchange_parts
 from edge_sdk.forecasting.series import Reading, SeriesRow
-from edge_sdk.methods import METHODS
-from edge_sdk.methods.gossip import ADAPT, BEGIN, MIX, exchange_parts
-from edge_sdk.privacy.method_compatibility import refuse_method
+from edge_sdk.link.transport import Message
 from edge_sdk.privacy.noise_calibration import DeviceFacts
 from edge_sdk.privacy.settings import PrivacySection
-from edge_sdk.privacy.validation import plan_of
+from edge_sdk.privacy.validation import plan_of, refuse_method
+from edge_sdk.protocol import codec, topics
+from edge_sdk.protocol import messages as m
+from edge_sdk.protocol.contract.method import CONTRACTS, END, Due, Signal, Task, Up, Update
+from edge_sdk.protocol.envelope import unproved
 from edge_sdk.session.signed_link import SignedLink
 from edge_sdk.store.store import DeviceStore
 from edge_sdk.training import bootstrap
-from edge_sdk.wire.contract.method import CONTRACTS, END, Due, Signal, Task, Up, Update
-from edge_sdk.wire.link.transport import Message
-from edge_sdk.wire.protocol import codec, topics
-from edge_sdk.wire.protocol import messages as m
-from edge_sdk.wire.protocol.envelope import unproved
 from tests.edge_sdk.conftest import DEVICE, DEVICE_KEY
 
 PAGE = (Path(__file__).resolve().parents[3] / "docs" / "privacy.md").read_text("utf-8")
@@ -110,12 +108,15 @@ ANSWERS = [
 ]
 
 
+FROM_DEVICES = {kind for kind, cls in m.KINDS.items() if cls.from_device}
+
+
 # --- a row for everything, and nothing for nothing ----------------------------------------------
 
 
 def test_every_field_of_every_message_kind_has_one_row():
     said = Counter((row.kind, name) for row in FIELDS for name in row.fields)
-    there = {(kind, f.name) for kind in m.FROM_DEVICES for f in fields(m.KINDS[kind])}
+    there = {(kind, f.name) for kind in FROM_DEVICES for f in fields(m.KINDS[kind])}
     assert set(said) == there, set(said) ^ there
     assert set(said.values()) == {1}
     assert {row.covered_by for row in FIELDS} == {
@@ -140,14 +141,14 @@ def test_every_update_of_every_method_has_one_row():
 
 
 def test_the_protocol_page_gives_devices_these_kinds():
-    page = (Path(codec.__file__).parents[1] / "PROTOCOL.md").read_text("utf-8")
+    page = (Path(codec.__file__).parent / "PROTOCOL.md").read_text("utf-8")
     rows = [line for line in page.splitlines() if line.startswith("| `gf/1/F/D/")]
     cells = [row.split("|")[3] for row in rows if "device D" in row]
     named = {kind for cell in cells for said in words(cell) for kind in said.split()}
-    assert named & m.KINDS.keys() == m.FROM_DEVICES
+    assert named & m.KINDS.keys() == FROM_DEVICES
 
 
-@pytest.mark.parametrize("kind", sorted(m.KINDS.keys() - m.FROM_DEVICES))
+@pytest.mark.parametrize("kind", sorted(m.KINDS.keys() - FROM_DEVICES))
 def test_a_device_sends_no_other_message_kind(kind):
     post = SignedLink(DEVICE_KEY, fleet="north", device=DEVICE)
     message = object.__new__(m.KINDS[kind])
@@ -231,7 +232,7 @@ def learner_of(folder, method, seed, mechanism, known=()):
     config = replace(config, privacy=mechanism)
     store = DeviceStore.open(folder)
     bundle = OpenBundle.open(config.bundle, trust=TrustedKeys())
-    learner = bootstrap.set_up(config, store, bundle, None, METHODS)
+    learner = bootstrap.set_up(config, store, bundle, None)
     if known:
         store.add_noised(known, learner.mechanism.plan.charge(count=len(known)))
     stream = learner.manifest.target.stream
@@ -421,7 +422,7 @@ def sent(folder, seed, mechanism, known=()):
         w = np.array([0.1, 0.2, 0.3, 0.4], np.float32)
         fleet.server.open_round(number, number, w, retained=False)
         fleet.run(60, seconds=1.0)
-    fleet.server.tell(m.CommandMessage(1, "report"))
+    fleet.server.answer(m.CommandMessage(1, "report"))
     fleet.run(10)
     out: dict[str, list] = {}
     for arrived in tap.poll(0.0):

@@ -8,11 +8,12 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from edge_sdk.privacy.event import UNBOUNDED, PrivacyCharge
 from edge_sdk.privacy.ledger import (
+    UNBOUNDED,
     BudgetSpent,
     ParticipationCharges,
     PrivacyAccount,
+    PrivacyCharge,
     PrivacyLimit,
     compose,
 )
@@ -52,6 +53,7 @@ def test_two_ledgers_cost_what_one_with_all_charges_costs(own, other):
     assert account(*own, beside=[other]).epsilon() >= account(*own).epsilon()
 
 
+@pytest.mark.slow
 @given(st.floats(2.0, 20.0), st.floats(1.0, 20.0), st.integers(0, 30))
 def test_whoever_releases_next_the_sum_stays_within_the_limit(multiplier, epsilon, first):
     """Two participations release in turn, each with the other's charges, until both are refused."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from functools import partial
 
 import pytest
 
@@ -13,13 +14,12 @@ from edge_sdk.bundle import TrustedKeys
 from edge_sdk.errors import ConfigError
 from edge_sdk.forecasting.windows import FILL
 from edge_sdk.privacy import noise_calibration as plans
-from edge_sdk.privacy.analytic_gaussian import epsilon_of, sigma_for
 from edge_sdk.privacy.ledger import PrivacyAccount
-from edge_sdk.privacy.method_compatibility import refuse_method
+from edge_sdk.privacy.noise import epsilon_of, sigma_for
 from edge_sdk.privacy.noise_calibration import DeviceFacts
 from edge_sdk.privacy.settings import PrivacySection
-from edge_sdk.privacy.validation import plan_of
-from edge_sdk.wire.contract.manifest import (
+from edge_sdk.privacy.validation import plan_of, refuse_method
+from edge_sdk.protocol.contract.manifest import (
     Feature,
     Golden,
     GraphFile,
@@ -29,7 +29,7 @@ from edge_sdk.wire.contract.manifest import (
     Training,
     Window,
 )
-from edge_sdk.wire.contract.method import CONTRACTS, LOSS, Ask, Up
+from edge_sdk.protocol.contract.method import CONTRACTS, LOSS, Ask, Up
 
 SIGNATURES = {
     "gradient": (("p", "x", "y"), ("loss", "g")),
@@ -78,113 +78,159 @@ NBAFL |= {"epsilon": 10.0, "formula": {"samples": 1000}}
 WEATHER = Feature("t", "stream", "°C", stream="weather.temperature", low=-20.0, high=40.0)
 
 REFUSED = {
-    "budget.epsilon of 0": (section(INPUT, budget={"epsilon": 0.0}), "privacy.budget.epsilon"),
-    "budget.epsilon below 0": (section(INPUT, budget={"epsilon": -1.0}), "privacy.budget.epsilon"),
-    "epsilon that is no number": (
-        section(INPUT, budget={"epsilon": math.nan}),
+    "budget.epsilon of 0": (
+        partial(section, INPUT, budget={"epsilon": 0.0}),
         "privacy.budget.epsilon",
     ),
-    "no budget": (section(UPDATE, budget={}), "privacy.budget.epsilon"),
-    "mechanism.epsilon of 0": (section(FLIP | {"epsilon": 0.0}), "privacy.mechanism.epsilon"),
-    "delta of 0": (section(INPUT, budget={"epsilon": 1.0, "delta": 0.0}), "privacy.budget.delta"),
-    "delta of 1": (section(INPUT, budget={"epsilon": 1.0, "delta": 1.0}), "privacy.budget.delta"),
+    "budget.epsilon below 0": (
+        partial(section, INPUT, budget={"epsilon": -1.0}),
+        "privacy.budget.epsilon",
+    ),
+    "epsilon that is no number": (
+        partial(section, INPUT, budget={"epsilon": math.nan}),
+        "privacy.budget.epsilon",
+    ),
+    "no budget": (partial(section, UPDATE, budget={}), "privacy.budget.epsilon"),
+    "mechanism.epsilon of 0": (
+        partial(section, FLIP | {"epsilon": 0.0}),
+        "privacy.mechanism.epsilon",
+    ),
+    "delta of 0": (
+        partial(section, INPUT, budget={"epsilon": 1.0, "delta": 0.0}),
+        "privacy.budget.delta",
+    ),
+    "delta of 1": (
+        partial(section, INPUT, budget={"epsilon": 1.0, "delta": 1.0}),
+        "privacy.budget.delta",
+    ),
     "delta above one in N": (
-        section(INPUT, budget={"epsilon": 1.0, "delta": 1 / 17_520}),
+        partial(section, INPUT, budget={"epsilon": 1.0, "delta": 1 / 17_520}),
         "privacy.budget.delta",
     ),
     "classical above 1": (
-        section(INPUT | {"calibration": "classical"}, budget={"epsilon": 1.01}),
+        partial(section, INPUT | {"calibration": "classical"}, budget={"epsilon": 1.01}),
         "privacy.mechanism.calibration",
     ),
     "classical above 1 for an update": (
-        section(
+        partial(
+            section,
             {"name": "gaussian", "point": "update", "clip_norm": 1.0, "epsilon": 2.0}
-            | {"calibration": "classical"}
+            | {"calibration": "classical"},
         ),
         "privacy.mechanism.calibration",
     ),
     "measured numbers beside update noise": (
-        section(UPDATE, metrics="sent"),
+        partial(section, UPDATE, metrics="sent"),
         "privacy.metrics",
     ),
     "numbers beside gradient noise": (
-        section(GRADIENT, metrics="sent"),
+        partial(section, GRADIENT, metrics="sent"),
         "privacy.metrics",
     ),
     "laplace at the gradient": (
-        section({"name": "laplace", "point": "gradient"}),
+        partial(section, {"name": "laplace", "point": "gradient"}),
         "privacy.mechanism.point",
     ),
-    "signs of an update": (section(FLIP | {"point": "update"}), "privacy.mechanism.point"),
-    "gaussian nowhere": (section({"name": "gaussian"}), "privacy.mechanism.point"),
-    "clip at the input": (section(INPUT | {"clip_norm": 1.0}), "privacy.mechanism.clip_norm"),
-    "range at the update": (section(UPDATE | {"range": [0.0, 1.0]}), "privacy.mechanism.range"),
-    "noise with none": (
-        section(NONE | {"noise_multiplier": 1.0}, "none"),
-        "privacy.mechanism.noise_multiplier",
-    ),
-    "mode with none": (section(NONE, "honest"), "privacy.mode"),
-    "no mode": (section(INPUT, "none"), "privacy.mode"),
-    "no clip": (
-        section({"name": "gaussian", "point": "update", "noise_multiplier": 1.0}),
+    "signs of an update": (partial(section, FLIP | {"point": "update"}), "privacy.mechanism.point"),
+    "gaussian nowhere": (partial(section, {"name": "gaussian"}), "privacy.mechanism.point"),
+    "clip at the input": (
+        partial(section, INPUT | {"clip_norm": 1.0}),
         "privacy.mechanism.clip_norm",
     ),
-    "no range": (section({"name": "gaussian", "point": "input"}), "privacy.mechanism.range"),
-    "a range upside down": (section(INPUT | {"range": [5.0, 0.0]}), "privacy.mechanism.range"),
-    "no range at the gradient": (section(GRADIENT | {"range": []}), "privacy.mechanism.range"),
-    "a range without end": (section(INPUT | {"range": [0.0, math.inf]}), "privacy.mechanism.range"),
-    "two amounts": (section(UPDATE | {"epsilon": 1.0}), "privacy.mechanism.noise_multiplier"),
+    "range at the update": (
+        partial(section, UPDATE | {"range": [0.0, 1.0]}),
+        "privacy.mechanism.range",
+    ),
+    "noise with none": (
+        partial(section, NONE | {"noise_multiplier": 1.0}, "none"),
+        "privacy.mechanism.noise_multiplier",
+    ),
+    "mode with none": (partial(section, NONE, "honest"), "privacy.mode"),
+    "no mode": (partial(section, INPUT, "none"), "privacy.mode"),
+    "no clip": (
+        partial(section, {"name": "gaussian", "point": "update", "noise_multiplier": 1.0}),
+        "privacy.mechanism.clip_norm",
+    ),
+    "no range": (
+        partial(section, {"name": "gaussian", "point": "input"}),
+        "privacy.mechanism.range",
+    ),
+    "a range upside down": (
+        partial(section, INPUT | {"range": [5.0, 0.0]}),
+        "privacy.mechanism.range",
+    ),
+    "no range at the gradient": (
+        partial(section, GRADIENT | {"range": []}),
+        "privacy.mechanism.range",
+    ),
+    "a range without end": (
+        partial(section, INPUT | {"range": [0.0, math.inf]}),
+        "privacy.mechanism.range",
+    ),
+    "two amounts": (
+        partial(section, UPDATE | {"epsilon": 1.0}),
+        "privacy.mechanism.noise_multiplier",
+    ),
     "no amount": (
-        section({"name": "gaussian", "point": "update", "clip_norm": 1.0}),
+        partial(section, {"name": "gaussian", "point": "update", "clip_norm": 1.0}),
         "privacy.budget.max_releases",
     ),
-    "an epsilon beyond its end": (section(INPUT | {"epsilon": 11.0}), "privacy.mechanism.epsilon"),
+    "an epsilon beyond its end": (
+        partial(section, INPUT | {"epsilon": 11.0}),
+        "privacy.mechanism.epsilon",
+    ),
     "laplace that becomes less": (
-        section(INPUT | {"name": "laplace", "epsilon": 1.0}),
+        partial(section, INPUT | {"name": "laplace", "epsilon": 1.0}),
         "privacy.mechanism.epsilon",
     ),
     "amplification": (
-        section(UPDATE, budget={"epsilon": 10.0, "amplification": True}),
+        partial(section, UPDATE, budget={"epsilon": 10.0, "amplification": True}),
         "privacy.budget.amplification",
     ),
     "a unit that is finer than the noise": (
-        section(UPDATE, budget={"epsilon": 10.0, "unit": "reading"}),
+        partial(section, UPDATE, budget={"epsilon": 10.0, "unit": "reading"}),
         "privacy.budget.unit",
     ),
     "one release above the budget": (
-        section(UPDATE | {"noise_multiplier": 0.1}),
+        partial(section, UPDATE | {"noise_multiplier": 0.1}),
         "privacy.budget.epsilon",
     ),
     "one round above the budget": (
-        section(GRADIENT | {"noise_multiplier": 0.5}),
+        partial(section, GRADIENT | {"noise_multiplier": 0.5}),
         "privacy.budget.epsilon",
     ),
-    "a paper's noise in honest mode": (section(NBAFL), "privacy.mechanism.calibration"),
+    "a paper's noise in honest mode": (partial(section, NBAFL), "privacy.mechanism.calibration"),
     "a paper's formula without its numbers": (
-        section(NBAFL | {"formula": {}}, "paper"),
+        partial(section, NBAFL | {"formula": {}}, "paper"),
         "privacy.mechanism.formula.samples",
     ),
     "a number that the paper does not know": (
-        section(NBAFL | {"formula": {"samples": 9, "round": 3}}, "paper"),
+        partial(section, NBAFL | {"formula": {"samples": 9, "round": 3}}, "paper"),
         "privacy.mechanism.formula.round",
     ),
-    "a budget where nothing is claimed": (section(NBAFL, "paper"), "privacy.budget.epsilon"),
+    "a budget where nothing is claimed": (
+        partial(section, NBAFL, "paper"),
+        "privacy.budget.epsilon",
+    ),
 }
 
 
+@pytest.mark.extension
 @pytest.mark.parametrize("case", REFUSED)
 def test_an_invalid_privacy_key_is_refused_by_its_name(case):
-    said, key = REFUSED[case]
+    build, key = REFUSED[case]
     with pytest.raises(ConfigError) as refused:
-        plan_of(said, facts())
+        plan_of(build(), facts())
     assert str(refused.value).startswith(f"{key}: ")
 
 
+@pytest.mark.extension
 def test_a_bundle_without_per_window_clipping_is_refused():
     with pytest.raises(ConfigError, match=r"mechanism.point: .*clipped_gradient"):
         plan_of(section(GRADIENT), facts(graphs=("gradient", "forecast")))
 
 
+@pytest.mark.extension
 def test_a_second_stream_must_be_public_or_have_a_range():
     with pytest.raises(ConfigError, match=r"mechanism.public_streams: weather.temperature"):
         plan_of(section(INPUT), facts(features=(WEATHER,)))
@@ -209,6 +255,7 @@ def test_an_unknown_key_of_the_section_is_refused():
         from_table(PrivacySection, {}, "meter.toml")
 
 
+@pytest.mark.extension
 @pytest.mark.parametrize(("unit", "readings"), [("reading", 1), ("day", 48), ("device", 17_520)])
 def test_input_noise_is_calibrated_for_the_claimed_unit(unit, readings):
     plan = plan_of(section(INPUT, budget={"epsilon": 1.0, "unit": unit}), facts())
@@ -217,12 +264,14 @@ def test_input_noise_is_calibrated_for_the_claimed_unit(unit, readings):
     assert worth == pytest.approx(1.0, rel=1e-6)  # each reading is perturbed once
 
 
+@pytest.mark.extension
 def test_input_noise_given_by_size_has_the_computed_epsilon():
     plan = plan_of(section(INPUT | {"noise_multiplier": 0.1}, budget={"epsilon": 92.0}), facts())
     worth = PrivacyAccount(limit=plan.limit).plus(plan.charge()).epsilon()
     assert worth == pytest.approx(91.817, rel=1e-4)
 
 
+@pytest.mark.extension
 def test_laplace_at_the_input_is_calibrated_for_the_l1_sensitivity():
     laplace = INPUT | {"name": "laplace"}
     assert plan_of(section(laplace, budget={"epsilon": 0.5}), facts()).noise == 2.0
@@ -230,6 +279,7 @@ def test_laplace_at_the_input_is_calibrated_for_the_l1_sensitivity():
     assert day.noise == 96.0
 
 
+@pytest.mark.extension
 def test_add_remove_adjacency_of_windows_is_refused():
     fewer = GRADIENT | {"adjacency": "add-remove"}
     with pytest.raises(ConfigError, match=r"privacy\.mechanism\.adjacency: .* use 'replace'"):
@@ -251,6 +301,7 @@ def test_noise_for_a_number_of_updates_is_minimal():
     assert PrivacyAccount(limit=plan.limit).left(plan.charge(releases=1)) == 50
 
 
+@pytest.mark.extension
 def test_gradient_noise_is_charged_per_window_or_per_reading():
     window = plan_of(section(GRADIENT), facts())
     assert window.cost == 32.0
@@ -259,6 +310,7 @@ def test_gradient_noise_is_charged_per_window_or_per_reading():
     assert reading.cost == 4.0
 
 
+@pytest.mark.extension
 def test_noise_for_a_number_of_rounds_counts_their_steps():
     gradient = {k: v for k, v in GRADIENT.items() if k != "noise_multiplier"}
     plan = plan_of(section(gradient, budget={"epsilon": 8.0, "max_releases": 25}), facts())
@@ -266,6 +318,7 @@ def test_noise_for_a_number_of_rounds_counts_their_steps():
     assert worth == pytest.approx(8.0, rel=1e-6)
 
 
+@pytest.mark.extension
 def test_signs_cost_every_coordinate_or_are_computed_from_a_gaussian_release():
     flip = plan_of(section(FLIP, budget={"epsilon": 2.0}), facts())
     assert 1.0 / flip.cost == pytest.approx(1000 * 0.001)
@@ -282,6 +335,7 @@ def test_signs_cost_every_coordinate_or_are_computed_from_a_gaussian_release():
     assert (normal.ledger_name, normal.cost) == ("gaussian", 5.0)
 
 
+@pytest.mark.extension
 def test_in_paper_mode_the_ledger_charges_the_actual_noise():
     plan = plan_of(section(NBAFL, "paper", {}), facts())
     assert plan.noise == pytest.approx(9.68961e-4, rel=1e-5)
@@ -294,6 +348,7 @@ def test_in_paper_mode_the_ledger_charges_the_actual_noise():
     assert plan_of(section(udp, "paper", {}), facts()).noise == pytest.approx(2.399263e-4, rel=1e-6)
 
 
+@pytest.mark.extension
 def test_paper_input_noise_gives_no_bound():
     plan = plan_of(section({"name": "gaussian", "point": "input"}, "paper"), facts())
     assert plan.noise == pytest.approx(0.484481, rel=1e-5)
@@ -308,6 +363,7 @@ def closed_form():
     return DeviceFacts(manifest, keep=17_568, max_steps=4, shared=448)
 
 
+@pytest.mark.extension
 def test_noise_for_so_many_statistics_is_just_enough():
     budget = {"epsilon": 8.0, "max_releases": 4}
     plan = plan_of(section(STATISTIC, "honest", budget), closed_form())
@@ -319,6 +375,14 @@ def test_noise_for_so_many_statistics_is_just_enough():
     assert not plan.sends_metrics
 
 
+@pytest.mark.extension
+def test_a_configuration_that_names_the_former_default_of_the_grid_stays_valid():
+    given = {"epsilon": 8.0, "max_releases": 4}
+    plan = plan_of(section(STATISTIC | {"grid": False}, "honest", given), closed_form())
+    assert not plan.is_on_grid
+
+
+@pytest.mark.extension
 def test_a_reading_occurs_in_many_windows_of_a_statistic():
     window, reading = (
         plan_of(
@@ -330,6 +394,7 @@ def test_a_reading_occurs_in_many_windows_of_a_statistic():
     assert reading.noise / window.noise == pytest.approx(170 + 2 + 1)
 
 
+@pytest.mark.extension
 @pytest.mark.parametrize(
     ("changes", "budget", "words"),
     [
@@ -348,6 +413,7 @@ def test_a_statistic_that_cannot_be_protected_so_is_refused_by_its_key(changes, 
         plan_of(section(mechanism, "honest", given), closed_form())
 
 
+@pytest.mark.extension
 def test_noise_on_a_statistic_needs_a_bundle_and_a_method_in_closed_form():
     budget = {"epsilon": 8.0, "max_releases": 4}
     with pytest.raises(ConfigError, match="is no model in closed form"):
@@ -361,6 +427,7 @@ def test_noise_on_a_statistic_needs_a_bundle_and_a_method_in_closed_form():
         refuse_method(update, "analytic", CONTRACTS["analytic"])
 
 
+@pytest.mark.extension
 def test_methods_that_noise_breaks_are_refused():
     update, flip = plan_of(section(UPDATE), facts()), plan_of(section(FLIP), facts())
     gradient, given = plan_of(section(GRADIENT), facts()), plan_of(section(INPUT), facts())
@@ -384,6 +451,7 @@ def test_methods_that_noise_breaks_are_refused():
     refuse_method(flip, "it", signs)
 
 
+@pytest.mark.extension
 @pytest.mark.parametrize(
     ("mechanism", "mode", "method", "key"),
     [

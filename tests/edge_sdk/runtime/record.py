@@ -15,8 +15,8 @@ from pathlib import Path
 import numpy as np
 
 from edge_sdk.bundle import shipped_folder, shipped_names
+from edge_sdk.protocol.contract.manifest import Manifest
 from edge_sdk.shared_math.optim import adam, optimiser_step, sgd
-from edge_sdk.wire.contract.manifest import Manifest
 
 FILE = Path(__file__).with_name("recorded.json")
 GRAPHS = {"gradient": {}, "robust_gradient": {"rho": 0.5}, "clipped_gradient": {"bound": 0.01}}
@@ -48,7 +48,7 @@ def trained(name, graph, engine):
 
 
 if __name__ == "__main__":
-    from edge_sdk.runtime.ort_engine import OrtGraph
+    from edge_sdk.extensions.onnxruntime.ort_engine import OrtGraph
 
     found = {f"{n}/{g}": trained(n, g, OrtGraph) for n, g in cases()}
     FILE.write_text(json.dumps(found, indent=0) + "\n")

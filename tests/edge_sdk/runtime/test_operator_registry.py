@@ -10,7 +10,7 @@ from edge_sdk.runtime.numpy_engine import NumpyGraph
 from edge_sdk.runtime.operator_registry import OPERATORS
 
 onnx = pytest.importorskip("onnx", reason="single operators are written with it (extra: train)")
-ort = pytest.importorskip("edge_sdk.runtime.ort_engine")
+ort = pytest.importorskip("edge_sdk.extensions.onnxruntime.ort_engine")
 from onnx import TensorProto, helper, numpy_helper  # noqa: E402
 
 pytestmark = pytest.mark.torch

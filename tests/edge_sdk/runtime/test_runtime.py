@@ -11,8 +11,8 @@ import pytest
 
 import edge_sdk.runtime
 from edge_sdk.bundle import shipped_folder, shipped_names
+from edge_sdk.protocol.contract.manifest import Manifest
 from edge_sdk.runtime import ENGINE, GraphError, engine_name, load_graph
-from edge_sdk.wire.contract.manifest import Manifest
 
 FOLDER = shipped_folder()
 
@@ -120,6 +120,7 @@ def test_invalid_graph_bytes_are_refused():
         load_graph(b"not a graph")
 
 
+@pytest.mark.extension
 def test_numpy_is_used_without_onnxruntime(monkeypatch):
     monkeypatch.delenv(ENGINE, raising=False)
     if find_spec("onnxruntime"):
@@ -132,6 +133,7 @@ def test_numpy_is_used_without_onnxruntime(monkeypatch):
         engine_name({ENGINE: "onnxruntime"})
 
 
+@pytest.mark.extension
 def test_the_engine_can_be_configured(monkeypatch):
     monkeypatch.setenv(ENGINE, "numpy")
     assert type(load_graph(FOLDER / "load-mlp" / "forecast.onnx")).__name__ == "NumpyGraph"

@@ -11,15 +11,14 @@ from importlib import import_module
 
 import pytest
 
+from edge_sdk.errors import Reason, Refused
+from edge_sdk.link.transport import Message
+from edge_sdk.protocol import keys, topics
+from edge_sdk.protocol import messages as m
+from edge_sdk.protocol.codec import encode
+from edge_sdk.protocol.envelope import AGGREGATOR, ALL, ROOT, seal
 from edge_sdk.session import announcements, manifest_checks
 from edge_sdk.session.signed_link import SignedLink
-from edge_sdk.wire import keys
-from edge_sdk.wire.errors import Reason, Refused
-from edge_sdk.wire.link.transport import Message
-from edge_sdk.wire.protocol import messages as m
-from edge_sdk.wire.protocol import topics
-from edge_sdk.wire.protocol.codec import encode
-from edge_sdk.wire.protocol.envelope import AGGREGATOR, ALL, ROOT, seal
 
 RULE = re.compile(r"^(\d+)\. (.*?)\(``([\w.]+)``\)$", re.MULTILINE | re.DOTALL)
 RULES = [

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from edge_sdk.app.clock import DAY
+from edge_sdk.errors import Reason, Refused
+from edge_sdk.protocol import messages as m
 from edge_sdk.session.manifest_checks import check_expiry
-from edge_sdk.wire.errors import Reason, Refused
-from edge_sdk.wire.protocol import messages as m
 
 SERVER = 1_800_000_000_000
 """Time of every welcome in these tests."""
@@ -87,7 +87,7 @@ def test_a_manifest_that_is_repeated_after_its_end_is_refused(make):
 
 def test_an_expired_bundle_is_not_followed_and_the_aggregator_hears_of_it(make):
     one = make()
-    one.server.publish_bundle(serial=2, expires=SERVER - 1)
+    one.server.announce_bundle(serial=2, expires=SERVER - 1)
     one.device.start()
     one.run(60)
     one.broker.cut(one.device.config.id)  # the welcome has given the time meanwhile
@@ -99,7 +99,7 @@ def test_an_expired_bundle_is_not_followed_and_the_aggregator_hears_of_it(make):
 
 def test_a_bundle_in_force_stays_in_use_when_its_announcement_expires(make):
     one = make()
-    one.server.publish_bundle(serial=2, expires=SERVER + DAY)
+    one.server.announce_bundle(serial=2, expires=SERVER + DAY)
     one.device.start()
     one.device.observe()
     one.run(40)
@@ -116,7 +116,7 @@ def test_a_wrong_clock_of_the_machine_locks_nobody_out(make, monkeypatch, years)
     one = make()
     wrong = SERVER + int(years * 365.25 * DAY)
     monkeypatch.setattr(one.clock, "wall", lambda: wrong + int(one.clock.at * 1000))
-    one.server.publish_bundle(serial=2, expires=SERVER + DAY)
+    one.server.announce_bundle(serial=2, expires=SERVER + DAY)
     one.device.start()
     one.device.observe()
     one.run(40)

@@ -10,10 +10,10 @@ from edge_sdk.app.settings import SettingsError
 from edge_sdk.commands.main import main
 from edge_sdk.config import Config
 from edge_sdk.errors import ConfigError
+from edge_sdk.protocol import keys
+from edge_sdk.protocol.public_key import kind_of
+from edge_sdk.protocol.statements import enrolment_statement
 from edge_sdk.session.identity import create_identity, load_signer
-from edge_sdk.wire import keys
-from edge_sdk.wire.protocol.enrolment_statement import enrolment_statement
-from edge_sdk.wire.public_key import kind_of
 
 TOML = """
 id = "meter-1"

@@ -6,11 +6,11 @@ from collections import Counter
 import numpy as np
 import pytest
 
+from edge_sdk.protocol import messages as m
 from edge_sdk.session import signed_link
 from edge_sdk.session.poison_messages import COUNT, MOST, SetAside
 from edge_sdk.session.task_inbox import TaskInbox
 from edge_sdk.store.store import DeviceStore
-from edge_sdk.wire.protocol import messages as m
 
 W0 = np.array([0.1, 0.2, 0.3, 0.4], np.float32)
 

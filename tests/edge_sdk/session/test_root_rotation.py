@@ -7,13 +7,12 @@ import json
 import numpy as np
 import pytest
 
-from edge_sdk.session.followed_root import FILE, FollowedRoot
+from edge_sdk.protocol import codec, keys, topics
+from edge_sdk.protocol import messages as m
+from edge_sdk.protocol.envelope import AGGREGATOR, ALL, ROOT, seal
+from edge_sdk.protocol.root_keys import RootKeys
+from edge_sdk.session.key_ring import FILE, FollowedRoot
 from edge_sdk.training.bootstrap import archive_keys, load_ring
-from edge_sdk.wire import keys
-from edge_sdk.wire.protocol import codec, topics
-from edge_sdk.wire.protocol import messages as m
-from edge_sdk.wire.protocol.envelope import AGGREGATOR, ALL, ROOT, seal
-from edge_sdk.wire.root_keys import RootKeys
 from tests.edge_sdk.conftest import AGG_KEY, FLEET, ROOT_KEY, NumpyBundle
 
 A, B, C = (keys.from_seed(bytes([n]) * 32) for n in (101, 102, 103))
@@ -30,12 +29,12 @@ def announce(one, message, *signers, sender=ROOT):
         codec.encode(message), kind=message.kind, sender=sender, recipient=ALL, fleet=FLEET,
         signer=first, also=also,
     )  # fmt: skip
-    one.server.link.publish(topics.common(FLEET, message.kind), payload, retain=True)
+    one.server._link.publish(topics.common(FLEET, message.kind), payload, retain=True)
     one.run(20)
 
 
 def following(one):
-    return one.device.client._session._parts.announcements.ring
+    return one.device.client._session.parts.announcements.ring
 
 
 def refused(one):
@@ -144,14 +143,14 @@ def test_a_key_of_the_role_bundle_signs_bundles_and_no_list_of_keys(one):
     assert refused(one)["UNKNOWN_CLIENT"] == 1
     announce(one, listed(5, bundle=(A.public,)), ROOT_KEY)
     announce(one, bundle(one, 6), A)
-    assert one.device.client._session._parts.announcements.bundle.serial == 6
+    assert one.device.client._session.parts.announcements.bundle.serial == 6
     announce(one, listed(7), A)
     assert following(one).announced.serial == 5
     assert refused(one)["BAD_SIGNATURE"] == 1
     assert A.public in archive_keys(one.device.config)
     announce(one, listed(8), ROOT_KEY)  # the role ends
     announce(one, bundle(one, 9), A)
-    assert one.device.client._session._parts.announcements.bundle.serial == 6
+    assert one.device.client._session.parts.announcements.bundle.serial == 6
     assert A.public not in archive_keys(one.device.config)
 
 
@@ -166,10 +165,10 @@ def test_a_model_by_another_key_than_the_role_names_is_refused(one):
     one.run(200, seconds=0.05)
     assert one.server.updates == []
     assert refused(one)["UNKNOWN_CLIENT"] >= 1
-    one.server.announce = lambda kind, message, signer=ROOT_KEY, sender=ROOT: one.server.say(
-        topics.common(FLEET, kind), message, A if sender == AGGREGATOR else signer, sender, ALL,
-        retain=True,
-    )  # fmt: skip
+    publish = one.server.publish
+    one.server.publish = lambda message, signer, sender: publish(
+        message, A if sender == AGGREGATOR else signer, sender
+    )
     one.server.open_round(2, 0, w)
     one.run(200, seconds=0.05)
     assert len(one.server.updates) == 1

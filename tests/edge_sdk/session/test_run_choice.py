@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_sdk.session.run_choice import RunChoice, declined_runs
+from edge_sdk.errors import ABILITIES, Reason
+from edge_sdk.session.participation import RunChoice, declined_runs
 from edge_sdk.store.store import DeviceStore
-from edge_sdk.wire.errors import ABILITIES, Reason
 
 
 class Papers(dict):

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from edge_sdk.errors import StoreFull
+from edge_sdk.link.transport import LinkDown, LinkUp, Message
+from edge_sdk.protocol.keys import SigningKey
 from edge_sdk.session.signed_link import SignedLink
-from edge_sdk.wire.keys import SigningKey
-from edge_sdk.wire.link.transport import LinkDown, LinkUp, Message
 
 
 class Link:

@@ -7,6 +7,7 @@ import math
 import numpy as np
 import pytest
 
+from edge_sdk.protocol.contract.parameter_layout import ParamSpec
 from edge_sdk.shared_math.optim import (
     IDENTITY,
     adam,
@@ -22,7 +23,6 @@ from edge_sdk.shared_math.optim import (
     stateless,
     trace,
 )
-from edge_sdk.wire.contract.parameter_layout import ParamSpec
 
 
 def descend(optimiser, theta, gradient, steps):

@@ -13,7 +13,8 @@ import pytest
 
 from edge_sdk.errors import ConfigError
 from edge_sdk.forecasting.series import SeriesRow
-from edge_sdk.privacy.event import PrivacyCharge
+from edge_sdk.privacy.ledger import PrivacyCharge
+from edge_sdk.protocol.outbox_state import OutboxEntry, UplinkCounters
 from edge_sdk.store.erasure import (
     WIPE_ORDERED,
     WIPED,
@@ -26,9 +27,9 @@ from edge_sdk.store.erasure import (
     wipe_device,
     wipe_state,
 )
+from edge_sdk.store.rows import LearnedState
 from edge_sdk.store.schema import FILE
-from edge_sdk.store.store import DeviceStore, LearnedState
-from edge_sdk.wire.protocol.outbox_state import OutboxEntry, UplinkCounters
+from edge_sdk.store.store import DeviceStore
 
 NOW = 1_800_000_000
 SECRET = 12345.678901234  # a reading that is to be found nowhere afterwards
@@ -69,7 +70,7 @@ def test_a_wipe_leaves_no_reading_in_the_file_and_keeps_what_was_charged(tmp_pat
     assert secret_bytes(tmp_path) == []
     assert struct.pack("<d", SECRET) not in (tmp_path / FILE).read_bytes()
     with DeviceStore.open(tmp_path) as store:
-        assert (store.count_readings(), store.learned(), store.outbox(), store.noised()) == (
+        assert (len(store.readings), store.learned(), store.outbox(), store.noised()) == (
             *(0, None, ()),
             {},
         )
@@ -130,7 +131,7 @@ def test_a_kill_at_any_statement_leaves_the_whole_state_or_a_wiped_one(tmp_path)
         words = [sys.executable, "-c", textwrap.dedent(_VICTIM), str(folder), str(after)]
         done = subprocess.run(words, check=False, timeout=60)
         with DeviceStore.open(folder) as store:
-            found = store.count_readings(), store.fact(WIPED), key.exists()
+            found = len(store.readings), store.fact(WIPED), key.exists()
             assert len(list(store.ledger())) == 2
         assert found[:2] in {(500, 0), (0, NOW)}
         seen.add(found)
@@ -181,7 +182,7 @@ def test_another_fleet_is_refused_until_the_state_has_left_the_former_one(tmp_pa
     leave_fleet(tmp_path)
     with DeviceStore.open(tmp_path) as store:
         refuse_state(store, "south")
-        assert store.count_readings() == 500
+        assert len(store.readings) == 500
         assert len(store.noised()) == 3
         assert len(list(store.ledger())) == 2
         assert store.numbers().spent == 2

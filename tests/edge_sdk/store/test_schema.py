@@ -7,6 +7,7 @@ import sqlite3
 import pytest
 
 from edge_sdk.errors import StoreBusy, StoreError, StoreNewer
+from edge_sdk.forecasting.series import SeriesRow
 from edge_sdk.store.schema import FILE
 from edge_sdk.store.store import DeviceStore
 
@@ -43,6 +44,29 @@ def test_somebody_elses_file_is_not_touched(tmp_path):
     db.close()
     with pytest.raises(StoreError, match="not a device's state"):
         DeviceStore.open(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("offset", "length"), [(0, 4096), (3 * 4096, 8 * 4096)], ids=["first page", "tables"]
+)
+@pytest.mark.parametrize("read_only", [False, True])
+def test_a_damaged_file_is_named_with_the_remedy(tmp_path, offset, length, read_only):
+    with DeviceStore.open(tmp_path) as store:
+        store.add_readings(SeriesRow("elec.import.energy", slot, 1.0) for slot in range(2000))
+    raw = bytearray((tmp_path / FILE).read_bytes())
+    raw[offset : offset + length] = bytes(length)
+    (tmp_path / FILE).write_bytes(raw)
+    with (
+        pytest.raises(StoreError, match="is damaged, or no device's state") as caught,
+        DeviceStore.open(tmp_path, read_only=read_only) as store,
+    ):
+        list(store.readings)
+    assert f"mv {tmp_path / FILE} " in caught.value.hint
+    (tmp_path / FILE).rename(tmp_path / "device.db.damaged")
+    for beside in tmp_path.glob("device.db-*"):
+        beside.unlink()
+    with DeviceStore.open(tmp_path) as store:  # the lock of the failed attempt is released
+        assert store.numbers().lost
 
 
 def test_every_commit_is_flushed_to_disk(tmp_path):

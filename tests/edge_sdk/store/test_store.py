@@ -14,8 +14,9 @@ import pytest
 
 from edge_sdk.errors import StoreError, StoreFull
 from edge_sdk.forecasting.series import SeriesRow
-from edge_sdk.store.store import DeviceStore, LearnedState
-from edge_sdk.wire.protocol.outbox_state import OutboxEntry, UplinkCounters
+from edge_sdk.protocol.outbox_state import OutboxEntry, UplinkCounters
+from edge_sdk.store.rows import LearnedState
+from edge_sdk.store.store import DeviceStore
 
 
 def entry(seq: int, life: int = 3) -> OutboxEntry:
@@ -45,8 +46,9 @@ _VICTIM = """
     import os, signal, sys
     from pathlib import Path
     import numpy as np
-    from edge_sdk.store.store import DeviceStore, LearnedState
-    from edge_sdk.wire.protocol.outbox_state import OutboxEntry, UplinkCounters
+    from edge_sdk.store.rows import LearnedState
+    from edge_sdk.store.store import DeviceStore
+    from edge_sdk.protocol.outbox_state import OutboxEntry, UplinkCounters
 
     store = DeviceStore.open(Path(sys.argv[1]))
     left = int(sys.argv[2])
@@ -70,6 +72,7 @@ _VICTIM = """
 """
 
 
+@pytest.mark.slow
 def test_killed_before_every_statement_state_charge_and_release_stay_together(tmp_path):
     finished = False
     for count in range(1, 40):
@@ -132,13 +135,13 @@ def test_the_last_write_of_a_slot_wins(tmp_path):
     with DeviceStore.open(tmp_path) as store:
         store.add_readings([SeriesRow("load", 2, 1.0), SeriesRow("load", 1, 5.0)])
         store.add_readings([SeriesRow("load", 2, 3.0)])
-        assert list(store.readings()) == [
+        assert list(store.readings) == [
             SeriesRow("load", 1, 5.0, 0),
             SeriesRow("load", 2, 3.0, 0),
         ]
         store.add_readings([SeriesRow("load", 3, 1.0)], before=2)
-        assert [row.slot for row in store.readings()] == [2, 3]
-        assert (store.span_readings(), store.noised_since()) == ((2, 3), 0)
+        assert [row.slot for row in store.readings] == [2, 3]
+        assert (store.readings.span(), store.noised_since()) == ((2, 3), 0)
 
 
 def test_columns_come_in_order_of_time_and_only_those_wanted(tmp_path):
@@ -146,7 +149,7 @@ def test_columns_come_in_order_of_time_and_only_those_wanted(tmp_path):
     with DeviceStore.open(tmp_path) as store:
         store.add_readings(SeriesRow("load", slot, slot / 2) for slot in slots)
         store.add_readings([SeriesRow("heat", 7, 1.0), SeriesRow("other", 1, 1.0)])
-        pieces = list(store.columns(["heat", "load", "none"]))
+        pieces = list(store.readings.columns(["heat", "load", "none"]))
     assert [piece.stream for piece in pieces][:2] == ["heat", "load"]
     assert {piece.stream for piece in pieces} == {"heat", "load"}
     loads = np.concatenate([piece.slots for piece in pieces[1:]])
@@ -160,7 +163,7 @@ def test_the_log_of_an_exclusive_store_stays_short(tmp_path):
         for number in range(200):
             store.add_readings([SeriesRow("load", number, 1.0)])
         assert (tmp_path / "device.db-wal").stat().st_size < 600_000
-        assert store.count_readings() == 200
+        assert len(store.readings) == 200
 
 
 def test_an_exclusive_store_has_two_files_open_and_nobody_beside_it(tmp_path, monkeypatch):
@@ -174,4 +177,4 @@ def test_an_exclusive_store_has_two_files_open_and_nobody_beside_it(tmp_path, mo
             with pytest.raises(StoreError, match="locked"):
                 DeviceStore.open(tmp_path, **given)
     with DeviceStore.open(tmp_path) as store:
-        assert store.count_readings() == 1
+        assert len(store.readings) == 1

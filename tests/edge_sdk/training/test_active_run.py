@@ -7,11 +7,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from edge_sdk.methods.local_sgd import LocalState
-from edge_sdk.session.events import FoundBundle
+from edge_sdk.methods.fedavg import LocalState
+from edge_sdk.protocol import codec
+from edge_sdk.protocol import messages as m
+from edge_sdk.session.agenda import FoundBundle
 from edge_sdk.training import active_run as work_module
-from edge_sdk.wire.protocol import codec
-from edge_sdk.wire.protocol import messages as m
 
 
 @pytest.fixture
@@ -85,16 +85,16 @@ def test_a_bundle_that_cannot_run_here_leaves_everything_as_it_was(
     before = (
         active.learner,
         active.state,
-        session._parts.inbox.wanted,
-        session._parts.announcements.bundle,
+        session.parts.inbox.wanted,
+        session.parts.announcements.bundle,
         session.seen,
     )
     assert not active.follow(announced(other.manifest, **changes))
     after = (
         active.learner,
         active.state,
-        session._parts.inbox.wanted,
-        session._parts.announcements.bundle,
+        session.parts.inbox.wanted,
+        session.parts.announcements.bundle,
         session.seen,
     )
     assert all(one is other for one, other in zip(before, after, strict=True))
@@ -114,12 +114,13 @@ def test_a_run_whose_bundle_needs_an_absent_source_is_left_for_another(started, 
     client = started.device.client
     active, session = client._active, client._session
     parts = session._parts
-    monkeypatch.setattr(active, "_streams", lambda _manifest: ("weather.temperature",))
+    shell = replace(active._shell, streams=lambda _manifest: ("weather.temperature",))
+    monkeypatch.setattr(active, "_shell", shell)
     parts.choice.offer(names)
     parts.announcements.follow_run("homes")
     found = replace(announced(active.learner.manifest), archive=None)
     has_other = len(names) > 1
     assert active.follow(found) is not has_other
-    assert dict(session.declined) == ({"homes": "NO_WINDOWS"} if has_other else {})
+    assert dict(session.parts.choice.declined) == ({"homes": "NO_WINDOWS"} if has_other else {})
     assert parts.announcements.name == names[-1]
-    assert client.status().get("declined", {}) == dict(session.declined)
+    assert client.status().get("declined", {}) == dict(session.parts.choice.declined)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sqlite3
 from dataclasses import replace
 
@@ -10,9 +11,17 @@ import pytest
 
 from edge_sdk.forecasting.series import Reading
 from edge_sdk.forecasting.windows import ChannelFrame
-from edge_sdk.training.canary import UNMEASURED, CanaryTest, CanaryWindows, Measured, fault, measure
+from edge_sdk.protocol.contract.manifest import Manifest, ManifestError, Training
+from edge_sdk.training.canary import (
+    UNMEASURED,
+    CanaryTest,
+    CanaryWindows,
+    Measured,
+    fault,
+    may_replace_any,
+    measure,
+)
 from edge_sdk.training.run_role import series_for
-from edge_sdk.wire.contract.manifest import Manifest, ManifestError, Training
 from tests.edge_sdk.conftest import LOOKBACK, MANIFEST, linear_forecast
 
 W0 = np.linspace(0.2, 0.3, LOOKBACK, dtype=np.float32)
@@ -76,6 +85,23 @@ def test_windows_are_gathered_once_for_a_frame():
     assert len({id(x) for x in seen}) == 1
     test.fault_of([(weights(0.2, 0.0), weights(0.25, 0.0))], later)
     assert (seen[-1] != seen[0]).any()
+
+
+def test_only_a_candidate_in_doubt_is_compared_with_forecasts_of_the_parameters_in_use():
+    forecasts, readings, present = [], frame(10 + np.sin(np.arange(100) / 3)), weights(0.25, 0.0)
+    test = CanaryTest(lambda p, x: forecasts.append(p) or linear_forecast(p=p, x=x))
+    assert not test.fault_of([(weights(0.24, 0.0), present)], readings)
+    assert len(forecasts) == 1
+    assert test.fault_of([(weights(0.0, 0.0), present)], readings)
+    assert len(forecasts) == 3
+
+
+@pytest.mark.parametrize("present", [SANE, UNMEASURED, replace(SANE, error=0.0, spread=9.0)])
+def test_what_may_replace_any_parameters_is_never_at_fault(present):
+    grid = itertools.product((0.0, 5.0, 5.1), (0.0, 1.0, 1.1), (0.0, 1e-6, 1.0), (False, True))
+    for beyond, error, spread, is_change in grid:
+        candidate = Measured(16, True, beyond, error, spread, is_change)
+        assert not (may_replace_any(candidate) and fault(candidate, present))
 
 
 def test_error_counts_beyond_the_range_and_ten_times_the_present_one():

@@ -7,7 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_sdk.training.error_feedback import (
+from edge_sdk.protocol.admission_policy import QUANTISED_NORM
+from edge_sdk.protocol.block_quantisation import dequantise
+from edge_sdk.protocol.codec import pack_leaves, pack_tensor, unpack_leaves
+from edge_sdk.protocol.contract.method import CONTRACTS, Task, Update
+from edge_sdk.training.outbox_entry import (
     RESIDUAL_LIMIT,
     Residual,
     UplinkEncoding,
@@ -15,10 +19,6 @@ from edge_sdk.training.error_feedback import (
     rounding_seed,
     uplink_encoding,
 )
-from edge_sdk.wire.contract.method import CONTRACTS, Task, Update
-from edge_sdk.wire.protocol.admission_policy import QUANTISED_NORM
-from edge_sdk.wire.protocol.block_quantisation import dequantise
-from edge_sdk.wire.protocol.codec import pack_leaves, pack_tensor, unpack_leaves
 
 
 def summed(vectors, *, feedback):
@@ -86,6 +86,7 @@ def test_an_exact_encoding_leaves_no_residual():
     assert encoding.residual(update, run=1) is None
 
 
+@pytest.mark.extension
 def test_only_differences_of_weights_are_quantised():
     both = ("f4", "q4"), ("b1", "b2", "q8", "q4")
     assert uplink_encoding(CONTRACTS["fedavg"]["train"], *both) == "q4"

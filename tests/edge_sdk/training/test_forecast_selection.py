@@ -81,6 +81,7 @@ def observe_hour(client, hour):
     client.observe(Reading(STREAM, BEGUN + hour * 3600, load(hour)))
 
 
+@pytest.mark.slow
 def test_a_federation_that_makes_a_device_worse_is_not_served(make):
     """Issue 13: within 1 % of the better of alone and naive, where the common model is far worse."""
     errors = {}
@@ -149,6 +150,7 @@ def test_values_count_only_if_they_came_after_the_training_before(fleet):
     assert table.counts.tolist() == [[DAY]] * 3
 
 
+@pytest.mark.slow
 def test_the_choice_survives_a_restart_and_a_power_cut(fleet):
     client = fleet.device.start()
     observe(client, 14)
@@ -249,6 +251,26 @@ def test_with_a_part_held_back_the_choice_needs_no_waiting(make):
     assert choice.name != FLEET
 
 
+@pytest.mark.parametrize("own_model", [True, False])
+def test_an_old_record_counts_at_the_first_choice(make, own_model):
+    """Issue 32: 80 days of readings, an own model of half the fleet's error, and the fleet's was served."""
+    fleet = make(forecast={"trees": False, "own_model": own_model})
+    client = fleet.device.start()
+    observe(client, 80)
+    live(fleet, 80, 1)
+    selection = client._selection.candidates.selection
+    choice = selection.choice
+    assert choice.days == 21  # a quarter of the record, which begins within a day
+    assert (OWN in choice.errors) == own_model
+    assert TUNED not in choice.errors  # it was chosen by these days
+    assert choice.errors[choice.name] < 0.2 * choice.errors[FLEET]
+    assert choice.used & {LAST_DAY, LAST_WEEK, OWN}
+    assert client.forecast().source == SOURCES[choice.name]
+    live(fleet, 81, 8)
+    table = client._selection.candidates.selection.table
+    assert table.days[-8:].tolist() == (BEGUN // 86_400 + np.arange(81, 89)).tolist()
+
+
 def test_switched_off_nothing_is_compared_or_tuned(make):
     fleet = make(forecast={"choose_best": False})
     client = fleet.device.start()
@@ -319,6 +341,7 @@ def test_without_trees_by_configuration_nothing_is_fitted(make):
     assert "trees fitted" not in client.status()["counts"]
 
 
+@pytest.mark.slow
 def test_trees_survive_a_power_cut_and_are_not_grown_again(make):
     fleet, client = with_trees(make)
     told, choice = client.forecast(), client._selection.candidates.selection.choice
@@ -337,7 +360,7 @@ def test_without_the_memory_for_trees_the_choice_is_made_without_them(make, monk
     def no_memory(*_args):
         raise MemoryError("64 MiB")
 
-    monkeypatch.setattr("edge_sdk.training.forecast_selection.fit_trees", no_memory)
+    monkeypatch.setattr("edge_sdk.extensions.analytic.boosting.fit_trees", no_memory)
     _, client = with_trees(make)
     choice = client._selection.candidates.selection.choice
     assert choice.days >= 7
@@ -366,7 +389,7 @@ TREES_KILLED = """
 import os, signal, sys
 from pathlib import Path
 from edge_sdk import client as client_module
-from edge_sdk.training import forecast_selection
+from edge_sdk.extensions.analytic import boosting
 from tests.edge_sdk.conftest import NumpyBundle, make_fleet
 from tests.edge_sdk.training.test_forecast_selection import NEAR, live, observe, steps_of_work
 client_module.open_bundle = lambda _config, _announced: NumpyBundle()
@@ -382,17 +405,18 @@ def between():
     if client._agenda.current is None and fits:
         os.kill(os.getpid(), signal.SIGKILL)
 fits = []
-grow = forecast_selection.fit_trees
+grow = boosting.fit_trees
 def growing(*args):
     fits.append(1)
     return grow(*args)
-forecast_selection.fit_trees = growing
+boosting.fit_trees = growing
 client.learner.between_batches = between
 live(fleet, 31, 4, w=NEAR, value=steps_of_work)
 print("not killed", flush=True)
 """
 
 
+@pytest.mark.slow
 def test_killed_while_trees_grow_the_last_ones_are_in_use(tmp_path, numpy_bundle, make):
     folder = tmp_path / "killed"
     ended = subprocess.run(

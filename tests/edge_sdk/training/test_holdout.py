@@ -9,7 +9,7 @@ import pytest
 
 from edge_sdk.app.settings import SettingsError
 from edge_sdk.config import TrainingSection
-from edge_sdk.training.retention import slots_needed
+from edge_sdk.training.run_role import slots_needed
 from tests.edge_sdk.conftest import MANIFEST
 
 

@@ -8,27 +8,27 @@ import pytest
 
 from edge_sdk import bundle as bundle_module
 from edge_sdk.bundle import BundleError, install
+from edge_sdk.protocol.contract.archive import pack
 from edge_sdk.store.schema import INSTALLED
-from edge_sdk.training import installed_bundle
-from edge_sdk.wire.contract.archive import pack
+from edge_sdk.training import bootstrap
 from tests.edge_sdk.test_bundle import TRUST, signed, written
 
 
 @pytest.fixture
 def config(tmp_path, monkeypatch):
     """A device with version 1 beside its configuration, and versions 2 and 3 installed."""
-    monkeypatch.setattr(installed_bundle, "_trust", lambda _config: TRUST)
+    monkeypatch.setattr(bootstrap, "_trust", lambda _config: TRUST)
     configured = written(tmp_path / "one", signed())
     state = tmp_path / "state"
     for version in (2, 3):
         install(pack(signed(version=version)), state / INSTALLED, trust=TRUST)
-    return SimpleNamespace(bundle=str(configured), state=state)
+    return SimpleNamespace(bundle=str(configured), state=state, is_alone=False)
 
 
 def opened(config, digest):
     announced = SimpleNamespace(digest=digest, name="test", version=3)
-    found = installed_bundle.open_bundle(config, announced)
-    return found.manifest.version, installed_bundle.of_bundle(announced, found) is announced
+    found = bootstrap.open_bundle(config, announced)
+    return found.manifest.version, bootstrap.of_bundle(announced, found) is announced
 
 
 def digest_of(config, version):
@@ -60,7 +60,7 @@ def test_a_damaged_one_is_replaced_by_the_one_before(config, caplog):
 
 
 def test_a_changed_engine_that_fails_the_golden_sample_counts_as_damage(config, monkeypatch):
-    real = bundle_module._canary
+    real = bundle_module._check_golden_forecast
 
     def strict(bundle):
         real(bundle)
@@ -68,7 +68,7 @@ def test_a_changed_engine_that_fails_the_golden_sample_counts_as_damage(config, 
             raise BundleError("the golden forecast comes out differently")
 
     newest = digest_of(config, 3)
-    monkeypatch.setattr(bundle_module, "_canary", strict)
+    monkeypatch.setattr(bundle_module, "_check_golden_forecast", strict)
     assert opened(config, newest) == (2, False)
 
 

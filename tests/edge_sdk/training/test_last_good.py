@@ -9,13 +9,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edge_sdk.forecasting.combination import FLEET, LAST_GOOD
-from edge_sdk.forecasting.daily_scores import DailyScores
-from edge_sdk.training.last_good import after_day
-from edge_sdk.training.saved_selection import GOOD_MODEL
+from edge_sdk.forecasting.model_monitor import DailyScores
+from edge_sdk.training.saved_selection import GOOD_MODEL, after_day
 from tests.edge_sdk.training.test_forecast_selection import BEGUN, DAY, live, observe
 
 STEPS = np.cumsum(
@@ -51,6 +51,7 @@ def vectors(client):
     return client._selection.candidates.good
 
 
+@pytest.mark.extension
 def test_a_device_returns_to_the_last_good_model_two_days_after_a_bad_one(make, caplog):
     caplog.set_level(logging.INFO)
     fleet, client = after_good_days(make)
@@ -74,6 +75,7 @@ def test_a_device_returns_to_the_last_good_model_two_days_after_a_bad_one(make, 
     assert "before=fleet" in line
 
 
+@pytest.mark.extension
 def test_the_bad_model_never_becomes_the_good_one_and_a_good_one_is_served_again(make):
     fleet, client = after_good_days(make)
     live(fleet, 20, 6, w=BAD, value=walk)
@@ -86,12 +88,14 @@ def test_the_bad_model_never_becomes_the_good_one_and_a_good_one_is_served_again
     assert client._selection.candidates.selection.choice.name in {FLEET, LAST_GOOD}
 
 
+@pytest.mark.extension
 def test_without_an_alarm_the_last_good_model_is_no_candidate(make):
     _, client = after_good_days(make)
     assert vectors(client).p is not None
     assert LAST_GOOD not in client._selection.candidates.selection.choice.errors
 
 
+@pytest.mark.extension
 def test_a_device_whose_model_was_never_good_keeps_none(make):
     fleet = make("fleet", **ALONE)
     client = fleet.device.start()
@@ -125,6 +129,7 @@ print("not killed", count[0], flush=True)
 """
 
 
+@pytest.mark.slow
 def test_killed_at_any_write_it_returns_all_the_same(tmp_path, make):
     """Alarm and choice are one record: no kill leaves the one without the other."""
     root, ends = Path(__file__).parents[3], set()

@@ -9,7 +9,7 @@ W0 = np.array([0.1, 0.2, 0.3, 0.4], np.float32)
 
 def test_with_nothing_shared_the_device_trains_locally_and_sends_nothing(make):
     fleet = make(timeouts={"reply": "1s"}, local_rounds={"interval": "1s"})
-    fleet.server.publish_bundle(serial=2, shared=())
+    fleet.server.announce_bundle(serial=2, shared=())
     client = fleet.device.start()
     fleet.device.observe()
     fleet.run(30, seconds=0.5)

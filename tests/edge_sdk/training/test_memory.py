@@ -13,14 +13,14 @@ import pytest
 
 from edge_sdk.app.settings import from_table
 from edge_sdk.config import Config
+from edge_sdk.extensions.analytic import boosting
 from edge_sdk.forecasting.own_model import fit
 from edge_sdk.forecasting.series import SeriesRow
-from edge_sdk.methods import METHODS
+from edge_sdk.protocol import keys
+from edge_sdk.protocol.contract.method import END, Task
 from edge_sdk.store.store import DeviceStore
-from edge_sdk.training import boosting, bootstrap, installed_bundle
+from edge_sdk.training import bootstrap
 from edge_sdk.training.saved_selection import DeviceCandidates
-from edge_sdk.wire import keys
-from edge_sdk.wire.contract.method import END, Task
 
 HOURS = 365 * 24
 FIRST = 1_514_764_800 // 3600
@@ -45,8 +45,8 @@ def learner(tmp_path_factory):
     }
     config = from_table(Config, table, "meter.toml")
     store = DeviceStore.open(config.state)
-    bundle = installed_bundle.open_bundle(config, None)
-    found = bootstrap.set_up(config, store, bundle, None, METHODS)
+    bundle = bootstrap.open_bundle(config, None)
+    found = bootstrap.set_up(config, store, bundle, None)
     hour, rng = np.arange(HOURS), np.random.default_rng(0)
     load = 2.0 + np.sin(2 * np.pi * hour / 24) + rng.normal(0, 0.2, HOURS)
     for stream in found.series.streams:
@@ -112,10 +112,12 @@ def test_the_own_linear_model(learner):
     assert peak(lambda: fit(frame, origins)) < 6.0
 
 
+@pytest.mark.slow
 def test_trees_and_blend(learner, solved):
     assert peak(lambda: fitted_trees(learner, solved)) < 11.0
 
 
+@pytest.mark.slow
 def test_the_comparison_of_two_weeks(learner, solved):
     assert peak(compared(learner, solved)) < 6.0
 

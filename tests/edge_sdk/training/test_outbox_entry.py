@@ -6,15 +6,14 @@ import numpy as np
 import pytest
 
 from edge_sdk import Client
+from edge_sdk.client import ClientParts
+from edge_sdk.protocol import codec, keys
+from edge_sdk.protocol import messages as m
+from edge_sdk.protocol.contract.method import Task, Update
+from edge_sdk.protocol.envelope import AGGREGATOR, unseal, wrap
+from edge_sdk.protocol.outbox_state import UplinkCounters
 from edge_sdk.session.manifest_checks import NewestAnnouncements
-from edge_sdk.training.error_feedback import UplinkEncoding
-from edge_sdk.training.outbox_entry import OWN, SignedSealer, record
-from edge_sdk.wire import keys
-from edge_sdk.wire.contract.method import Task, Update
-from edge_sdk.wire.protocol import codec
-from edge_sdk.wire.protocol import messages as m
-from edge_sdk.wire.protocol.envelope import AGGREGATOR, unseal, wrap
-from edge_sdk.wire.protocol.outbox_state import UplinkCounters
+from edge_sdk.training.outbox_entry import OWN, SignedSealer, UplinkEncoding, record
 from tests.edge_sdk.conftest import DEVICE, DEVICE_KEY
 
 W0 = np.array([0.1, 0.2, 0.3, 0.4], np.float32)
@@ -74,7 +73,7 @@ class LaterSealer:
     def __init__(self, config):
         self.honest, self.rounds = SignedSealer(config, DEVICE_KEY), []
 
-    def seal(self, update, task, numbers, *, run, learner, encoding, encrypt_to=None):
+    def seal(self, update, task, numbers, *, run, learner, encoding, encrypt=bytes):
         self.rounds.append((run, task.round, numbers.spent))
         return self.honest.seal(update, task, numbers, run=run, learner=learner, encoding=encoding)
 
@@ -86,8 +85,7 @@ def test_a_client_answers_when_its_policy_allows_it_and_seals_with_its_sealer(fl
         device.config,
         transport=lambda will: fleet.broker.link(DEVICE, will),
         clock=fleet.clock,
-        sealer=sealer,
-        may_answer=lambda task: task.round in allowed,
+        parts=ClientParts(sealer=sealer, may_answer=lambda task: task.round in allowed),
     )
     device.observe()
     fleet.server.open_round(1, 0, W0)

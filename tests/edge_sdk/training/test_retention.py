@@ -7,15 +7,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from edge_sdk.commands import budget, status
+from edge_sdk.commands import status
 from edge_sdk.config import TrainingSection
 from edge_sdk.errors import ConfigError
 from edge_sdk.forecasting.series import Reading
-from edge_sdk.limits.resource_limits import LimitsSection
+from edge_sdk.limits import LimitsSection
 from edge_sdk.store.schema import FILE
 from edge_sdk.store.store import DeviceStore
-from edge_sdk.training import installed_bundle
-from edge_sdk.training.retention import KeptHistory, history_of, slots_needed
+from edge_sdk.training import bootstrap
+from edge_sdk.training.run_role import KeptHistory, history_of, slots_needed
 from tests.edge_sdk.conftest import MANIFEST
 from tests.edge_sdk.test_client import W0
 
@@ -32,7 +32,7 @@ NOISE = {
 
 @pytest.fixture
 def numpy_bundle(numpy_bundle, monkeypatch):
-    monkeypatch.setattr(installed_bundle, "open_bundle", lambda _config, _announced: numpy_bundle)
+    monkeypatch.setattr(bootstrap, "open_bundle", lambda _config, _announced: numpy_bundle)
     return numpy_bundle
 
 
@@ -43,7 +43,7 @@ def observe(client, first, count):
 
 def on_flash(fleet):
     with DeviceStore.open(fleet.device.config.state, read_only=True) as store:
-        return sorted(row.slot for row in store.readings())
+        return sorted(row.slot for row in store.readings)
 
 
 def test_old_readings_are_dropped_by_the_day_and_the_rest_comes_back(make):
@@ -139,6 +139,7 @@ def test_a_batch_is_a_day_or_a_small_share_of_a_short_history():
     assert [KeptHistory(n, 900, 1).batch for n in (35_040, 640, 10)] == [96, 10, 1]
 
 
+@pytest.mark.extension
 def test_noise_that_was_dropped_is_never_drawn_again(make):
     fleet = make(**KEEP, privacy=NOISE, accept={"max_steps": 3})
     client = fleet.device.start()
@@ -150,9 +151,9 @@ def test_noise_that_was_dropped_is_never_drawn_again(make):
         drawn = store.noised()
     assert (STREAM, START) in drawn
     observe(client, START + 15 * DAY, 10 * DAY)
-    account = budget.budget(fleet.device.config)["charges"]
+    account = status.status(fleet.device.config)["budget"]
     client.flush()  # drops five days, and the noise on them
-    assert budget.budget(fleet.device.config)["charges"] == account
+    assert status.status(fleet.device.config)["budget"] == account
     fleet.device.kill()
     with DeviceStore.open(fleet.device.config.state) as store:  # as if the newest had been lost
         store._db.execute("DELETE FROM readings WHERE slot >= ?", (START + 15 * DAY,))

@@ -14,7 +14,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edge_sdk.forecasting.boosted_model import BoostedModel
+from edge_sdk.extensions.analytic.boosted_model import BoostedModel
+from edge_sdk.extensions.analytic.boosting import FittedTrees
 from edge_sdk.forecasting.combination import (
     BLEND,
     BY_STEP,
@@ -28,27 +29,24 @@ from edge_sdk.forecasting.combination import (
     HeldBackErrors,
 )
 from edge_sdk.forecasting.conformal import ConformalCalibration
-from edge_sdk.forecasting.daily_scores import DailyScores
 from edge_sdk.forecasting.forecast_choice import ForecastChoice
-from edge_sdk.forecasting.model_monitor import ModelMonitor
+from edge_sdk.forecasting.model_monitor import DailyScores, ModelMonitor, SequentialTest
 from edge_sdk.forecasting.own_model import OwnModel
-from edge_sdk.forecasting.sequential_test import SequentialTest
 from edge_sdk.forecasting.windows import Scale
-from edge_sdk.training.boosting import FittedTrees
+from edge_sdk.protocol.codec import pack_leaves, unpack_leaves
 from edge_sdk.training.bootstrap import CALIBRATION, recall_intervals
 from edge_sdk.training.fine_tuning import TunedModel
-from edge_sdk.training.last_good import LastGood
 from edge_sdk.training.saved_selection import (
     BOOSTED_MODEL,
     GOOD_MODEL,
     OWN_MODEL,
     SELECTION,
     TUNED_MODEL,
+    LastGood,
     SavedSelection,
     _read,
     save,
 )
-from edge_sdk.wire.protocol.codec import pack_leaves, unpack_leaves
 
 VECTORS = Path(__file__).parents[2] / "vectors" / "records"
 DIGEST = hashlib.sha256(b"model").digest()

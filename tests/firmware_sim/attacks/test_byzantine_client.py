@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from edge_sdk.wire.link.loopback import LoopbackBroker
-from edge_sdk.wire.protocol import topics
+from edge_sdk.link.loopback import LoopbackBroker
+from edge_sdk.protocol import topics
 from firmware_sim.attacks import bind
 from firmware_sim.attacks.byzantine_client import TamperingLink
 

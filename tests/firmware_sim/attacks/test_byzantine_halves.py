@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from edge_sdk.wire.contract.method import ALL, Due, Half, Signal, Task, Update
+from edge_sdk.protocol.contract.method import ALL, Due, Half, Signal, Task, Update
 from firmware_sim.attacks import bind
 from firmware_sim.attacks.byzantine_halves import ByzantineHalves
 from firmware_sim.attacks.coalition import ALONE, Coalition

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from edge_sdk.wire.contract.method import ALL, Task
+from edge_sdk.protocol.contract.method import ALL, Task
 from firmware_sim.attacks.coalition import ALONE, KEPT, Coalition
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from edge_sdk.forecasting.series import Series, SeriesRow
 from edge_sdk.forecasting.windows import ChannelFrame, Drawable
-from edge_sdk.wire.contract.manifest import Feature, Target, Window
+from edge_sdk.protocol.contract.manifest import Feature, Target, Window
 from firmware_sim.attacks import bind
 from firmware_sim.attacks.data_poisoning import DataPoisoner, poisoned
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from edge_sdk.wire.contract.method import Up
+from edge_sdk.protocol.contract.method import Up
 from firmware_sim.attacks import model
 from firmware_sim.attacks.attack_context import LARGEST, AttackContext, in_space, sendable
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from edge_sdk.wire.contract.method import CONTRACTS
-from edge_sdk.wire.errors import Reason, Refused
-from edge_sdk.wire.protocol.admission_policy import Limits, OpenRound, admit_update
-from edge_sdk.wire.protocol.codec import decode, encode, pack_tensor
-from edge_sdk.wire.protocol.messages import UpdateMessage
+from edge_sdk.errors import Reason, Refused
+from edge_sdk.protocol.admission_policy import Limits, OpenRound, admit_update
+from edge_sdk.protocol.codec import decode, encode, pack_tensor
+from edge_sdk.protocol.contract.method import CONTRACTS
+from edge_sdk.protocol.messages import UpdateMessage
 from firmware_sim.attacks import ATTACKS, protocol
 
 SPEC = bytes(16)

@@ -11,6 +11,7 @@ import pytest
 NOTEBOOK = Path(__file__).resolve().parents[3] / "examples" / "sweep.ipynb"
 
 
+@pytest.mark.slow
 def test_the_cells_run_one_after_the_other(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     notebook = json.loads(NOTEBOOK.read_text(encoding="utf-8"))

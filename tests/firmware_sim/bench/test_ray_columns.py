@@ -11,7 +11,7 @@ import pytest
 
 from aggregator.rules import Rows, bind
 from aggregator.rules.blocked_ops import executed_by
-from aggregator.rules.weights import uniform
+from aggregator.rules.parameters import uniform
 from aggregator.store.row_file import pending_rows
 from firmware_sim.bench.ray_columns import RayColumns
 from firmware_sim.bench.ray_runs import LOCAL, RayRunError, ray_cluster

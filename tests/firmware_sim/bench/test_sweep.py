@@ -62,6 +62,7 @@ def test_every_run_has_a_record_of_what_produced_it(done):
         assert len(record["errors"]) == 3
 
 
+@pytest.mark.slow
 def test_the_table_has_a_row_for_each_run_and_device(done):
     with (done / "results.csv").open(newline="") as table:
         rows = list(csv.DictReader(table))
@@ -145,10 +146,11 @@ def test_another_sweep_in_the_folder_is_refused(done, capsys):
 
 def test_a_method_that_needs_a_broker_is_refused_before_anything_is_written(tmp_path, capsys):
     assert main(["sweep", str(tmp_path / "new"), *SMALL, "--method", "fedavg,dfl_sgd"]) == 2
-    assert "between devices" in capsys.readouterr().err
+    assert "exchange models with one another" in capsys.readouterr().err
     assert not (tmp_path / "new").exists()
 
 
+@pytest.mark.slow
 def test_a_killed_sweep_continues_and_gives_the_same(done, tmp_path):
     folder = tmp_path / "killed"
     code = "import sys; from firmware_sim.commands.main import main; raise SystemExit(main())"

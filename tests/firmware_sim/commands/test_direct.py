@@ -17,6 +17,7 @@ def run(capsys, *more):
     return code, json.loads(capsys.readouterr().out or "{}")
 
 
+@pytest.mark.slow
 def test_repeated_asynchronous_runs_give_the_same_bits(capsys):
     code, found = run(capsys, "--method", "fedasync", "--rounds", "12", "--repeat", "3")
     assert code == 0
@@ -37,6 +38,7 @@ def test_runs_that_differ_are_reported(capsys, monkeypatch):
     assert "other bits than run 1" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_comparison_of_methods_and_attacks_needs_no_broker(capsys, tmp_path):
     table = tmp_path / "runs.csv"
     options = ("--method", "fedavg,fedprox", "--attack", "flipping", "--csv", str(table))
@@ -44,7 +46,14 @@ def test_a_comparison_of_methods_and_attacks_needs_no_broker(capsys, tmp_path):
     assert code == 0
     assert [row["attack"] for row in found["runs"]] == [None, "flipping"] * 2
     assert all(row["rmse"] > 0 for row in found["runs"])
+    assert [row["outcome"] for row in found["runs"][::2]] == ["", ""]
     assert len(table.read_text().splitlines()) == 1 + 4 * 3
+
+
+def test_runs_with_a_rate_of_zero_learn_nothing_and_say_so(capsys):
+    code, found = run(capsys, "--rounds", "1", "--rate", "0", "--attack", "flipping")
+    assert code == 0
+    assert [row["outcome"] for row in found["runs"]] == ["nothing was learned"] * 2
 
 
 @pytest.mark.parametrize(
@@ -63,6 +72,7 @@ def test_what_does_not_fit_is_refused(capsys, more, words):
     assert words in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_workers_change_no_bit_of_the_printed_digests(capsys):
     found = [run(capsys, "--rounds", "3", "--workers", number)[1] for number in ("0", "2")]
     assert [one["workers"] for one in found] == [0, 2]

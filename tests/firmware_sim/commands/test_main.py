@@ -112,6 +112,9 @@ def test_attacks_are_listed_with_their_definitions(capsys):
         (["--privacy", "nothing.toml"], "nothing.toml: "),
         (["--attack", "alie", "--processes"], "share one process"),
         (["--attack", "alie", "--aggregator", "x.toml"], "starts its own aggregator"),
+        (["--method", "dfl_sgd"], "--method dfl_sgd: its devices exchange models with one another"),
+        (["--method", "fedavg,dfl_gt"], "choose a method with an aggregator, such as fedavg"),
+        (["--method", "dfl_gt", "--direct"], "neighbours cannot be simulated yet"),
     ],
 )
 def test_an_invalid_attack_is_refused_before_anything_starts(capsys, options, why):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -38,6 +39,22 @@ def row(rmse, attack_plan=FLIP, rounds=20, **learning):
 )
 def test_the_outcome_follows_from_the_rise(rmse, rounds, word):
     assert row(rmse, rounds=rounds).outcome == word
+
+
+def test_equal_errors_of_runs_in_which_nothing_was_learned_are_no_success():
+    clean, attacked = row(2.0, None), row(2.0)
+    untrained = replace(clean.errors, is_untrained=True)
+    assert (clean.outcome, attacked.outcome) == ("", "holds")
+    rows = [
+        replace(clean, errors=untrained),
+        replace(attacked, errors=untrained),
+        replace(attacked, is_clean_untrained=True),
+    ]
+    assert {one.outcome for one in rows} == {"nothing was learned"}
+    assert verdicts(rows) == ["fedavg with mean: nothing was learned under 25 % flipping, flipping"]
+    assert replace(
+        row(math.inf), errors=replace(row(math.inf).errors, is_untrained=True)
+    ).outcome == ("diverges")
 
 
 def test_the_table_has_a_line_per_run_and_a_verdict_per_configuration():

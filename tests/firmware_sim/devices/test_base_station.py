@@ -10,24 +10,23 @@ from pathlib import Path
 import pytest
 
 from edge_sdk.app.settings import SettingsError
-from edge_sdk.sources.base import RawFrame, Rejected
-from edge_sdk.sources.pm3gpp import decoder
+from edge_sdk.extensions.sources.base import RawFrame, Rejected
+from edge_sdk.extensions.sources.pm_periods import PmDecoder
 from firmware_sim.devices.base_station import FileFaultRates, FileWriter
 from firmware_sim.profiles.station import CellSite
 
 BEGIN, DAY = 1_767_571_200, 96
-read = decoder({"DRB.PdcpSduVolumeDL": True})
 
 
 def _read(folder: Path) -> tuple[dict[float, float], Counter[str]]:
-    found, outcomes = {}, Counter[str]()
+    found, outcomes, read = {}, Counter[str](), PmDecoder({"DRB.PdcpSduVolumeDL": True})
     for path in sorted(folder.iterdir()):
         try:
             samples = read(RawFrame(path.read_bytes(), 0))
         except Rejected as verdict:
             outcomes[verdict.reason] += 1
             continue
-        for one in samples:
+        for one in (x for x in samples if not x.fault):
             outcomes["suspect" if one.flags else "read"] += 1
             if not one.flags:
                 found[one.time] = one.value

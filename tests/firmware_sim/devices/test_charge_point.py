@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pytest
 
+from edge_sdk.extensions.sources.recording import read_record
+from edge_sdk.extensions.sources.spool import segments
 from edge_sdk.sources import SOURCES
-from edge_sdk.sources.recording import read_record
-from edge_sdk.sources.spool import segments
 from firmware_sim.fleet.federation import free_port
 
 pytest.importorskip("ocpp")

@@ -159,7 +159,7 @@ def test_line_faults_create_no_energy(tmp_path):
 @pytest.mark.parametrize("line", ["pty:{}/ttyP1", "tcp://127.0.0.1:{}"])
 def test_link_breaks_and_power_failures_lose_no_energy(tmp_path, line, monkeypatch):
     """The line goes away and comes back; a telegram ends where the power did."""
-    monkeypatch.setattr("edge_sdk.sources.threaded_source._FIRST_WAIT", 0.01)
+    monkeypatch.setattr("edge_sdk.extensions.sources.threaded_source._FIRST_WAIT", 0.01)
     true, begin = tmp_path / "truth.csv", 1_700_006_400
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -261,7 +261,7 @@ def _first(source):
     try:
         for _ in range(500):
             for samples, _ in source.turn():
-                return {sample.name: sample.value for sample in samples}
+                return {sample.name: sample.value for sample in samples if not sample.fault}
             threading.Event().wait(0.01)
     finally:
         source.close()

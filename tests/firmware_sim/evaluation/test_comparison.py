@@ -10,7 +10,7 @@ from functools import partial
 import numpy as np
 import pytest
 
-from edge_sdk.analytic.personal import fit_personal
+from edge_sdk.extensions.analytic.personal import fit_personal
 from firmware_sim.evaluation import closed_form, networks
 from firmware_sim.evaluation.comparison import (
     FEDERATED,
@@ -202,7 +202,7 @@ def test_the_penalty_is_chosen_over_seasons_where_the_record_is_long(monkeypatch
 
 def test_a_long_record_is_thinned_over_its_whole_length_and_every_slot_of_the_day():
     rows = np.arange(96 * 365)
-    found = thinned(rows)
+    found = thinned(rows, 15_000)
     assert len(found) == MOST_LEARNED
     assert (found[0], found[-1]) == (0, rows[-1])
     assert np.diff(found).max() <= 3

@@ -12,9 +12,8 @@ from aggregator.methods import OPEN, Rounds, Setup
 from aggregator.rules import bind
 from edge_sdk.methods import METHODS as DEVICE
 from edge_sdk.methods.local_sgd import LocalSgd
-from edge_sdk.methods.training_context import ShellContext
-from edge_sdk.training.keyed_rng import keyed
-from edge_sdk.wire.contract.method import Task, Update
+from edge_sdk.methods.training_context import TrainingContext, keyed
+from edge_sdk.protocol.contract.method import Task, Update
 from firmware_sim.evaluation.networks import (
     BUNDLES,
     NETWORKS,
@@ -51,7 +50,7 @@ def test_rounds_equal_those_of_the_aggregators_half(way):
     manifest, spec = bundle.manifest, bundle.manifest.spec(NETWORKS[way])
     halves, states = {}, {}
     for name, windows in here._windows.items():
-        context = ShellContext(
+        context = TrainingContext(
             name, spec, bundle.graphs, lambda w=windows: w, manifest.training.batch,
             partial(keyed, 5, name),
         )  # fmt: skip

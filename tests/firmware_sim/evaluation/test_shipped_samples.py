@@ -25,7 +25,10 @@ DEVIATION = 0.004  # of a figure with three decimals; the kernels of processors 
 
 @pytest.mark.slow
 @pytest.mark.skipif(not PAGE.exists(), reason="the documentation is not installed")
-@pytest.mark.parametrize("sample", ["homes", "cells", "chargers"])
+@pytest.mark.parametrize(
+    "sample",
+    ["homes", *(pytest.param(name, marks=pytest.mark.soak) for name in ("cells", "chargers"))],
+)
 def test_the_page_shows_what_the_command_finds(sample):
     shown = {row[1]: row[2:] for row in ROW.findall(PAGE.read_text("utf-8")) if row[0] == sample}
     records = on_grid(read_tables(DATA / sample))

@@ -14,8 +14,8 @@ import pytest
 
 from edge_sdk.app.settings import SettingsError
 from edge_sdk.bundle import shipped_folder
-from edge_sdk.wire.contract.archive import MANIFEST, SIGNATURE, is_sealed
-from edge_sdk.wire.keys import read_public
+from edge_sdk.protocol.contract.archive import MANIFEST, SIGNATURE, is_sealed
+from edge_sdk.protocol.keys import read_public
 from firmware_sim.fleet.histories import HistoryError, check_histories, manifest_of
 from firmware_sim.fleet.in_process import readings
 from firmware_sim.fleet.run_files import prepare

@@ -5,11 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from edge_sdk.wire.keys import from_seed
-from edge_sdk.wire.link.link_trace import Sent, read, vector_digest
-from edge_sdk.wire.protocol import codec, topics
-from edge_sdk.wire.protocol import messages as m
-from edge_sdk.wire.protocol.envelope import AGGREGATOR, digest, ref, seal
+from edge_sdk.extensions.audit.link_trace import Sent, read
+from edge_sdk.protocol import codec, topics
+from edge_sdk.protocol import messages as m
+from edge_sdk.protocol.codec import vector_digest
+from edge_sdk.protocol.envelope import AGGREGATOR, digest, ref, seal
+from edge_sdk.protocol.keys import from_seed
 from firmware_sim.fleet.link_recorder import LinkRecord
 
 FLEET, DEVICE, KEY = "north", "home-0", from_seed(b"d" * 32)

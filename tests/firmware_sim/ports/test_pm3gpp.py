@@ -9,8 +9,8 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
-from edge_sdk.sources.base import RawFrame
-from edge_sdk.sources.pm3gpp import decoder
+from edge_sdk.extensions.sources.base import RawFrame
+from edge_sdk.extensions.sources.pm_periods import PmDecoder
 from firmware_sim.ports.pm3gpp import COUNTERS, POWER, MeasurementReport, Standard, written
 from firmware_sim.profiles.station import CellSite, Load, load
 
@@ -30,7 +30,7 @@ def test_the_sdk_reads_the_written_values(standard: Standard, zone: ZoneInfo) ->
     report = _report(zone=zone)
     truth: Load = report.load
 
-    found = {one.name: one for one in decoder(READ)(RawFrame(written(report, standard), 0))}
+    found = {one.name: one for one in PmDecoder(READ)(RawFrame(written(report, standard), 0))}
     assert {one.time for one in found.values()} == {float(BEGIN)}
     assert {one.seconds for one in found.values()} == {900.0}
     assert found["DRB.PdcpSduVolumeDL"].value == pytest.approx(truth.dl.sum(), abs=1e-9)
@@ -42,7 +42,8 @@ def test_the_sdk_reads_the_written_values(standard: Standard, zone: ZoneInfo) ->
 def test_a_suspect_and_a_missing_cell_make_sums_suspect(standard: Standard) -> None:
     for habit in ({"suspect": frozenset({1})}, {"missing": frozenset({1})}):
         found = {
-            one.name: one for one in decoder(READ)(RawFrame(written(_report(**habit), standard), 0))
+            one.name: one
+            for one in PmDecoder(READ)(RawFrame(written(_report(**habit), standard), 0))
         }
         assert found["DRB.PdcpSduVolumeDL"].flags
         assert not found[POWER].flags

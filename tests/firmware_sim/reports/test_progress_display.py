@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import io
+import logging
 import re
 
 import pytest
 
+from edge_sdk.app.cli import fields
 from firmware_sim.fleet.federation import Progress, free_port, read
 from firmware_sim.reports.progress_display import LiveDisplay, PlainDisplay, cells
 
@@ -26,6 +28,20 @@ def test_plain_lines_are_printed_on_change_only():
     lines = out.getvalue().splitlines()
     assert [line.split(";")[0] for line in lines] == ["PL-FL: learning", "PL-FL: done"]
     assert "devices 7 of 8" in lines[0]
+
+
+def test_a_warning_of_eighty_devices_is_printed_once_with_its_count():
+    out, logger = io.StringIO(), logging.getLogger("edge_sdk.training.active_run")
+    with PlainDisplay(out):
+        for device in range(80):
+            logger.warning("parameters restored %s", fields(why=f"device {device} = worse"))
+        logger.warning("link down")
+    logger.warning("after the display")
+    assert out.getvalue().splitlines() == [
+        'parameters restored why="device 0 = worse"',
+        "link down",
+        "parameters restored: 80 times in all",
+    ]
 
 
 def test_the_live_table_has_a_row_per_run():

@@ -26,7 +26,6 @@ _file: mmap.mmap | None = None
 
 
 def _town() -> tuple[float, float]:
-    """Return the simulated time and its rate."""
     assert _file is not None
     while True:
         before, ours, town, pace, after = _FORM.unpack(_file[: _FORM.size])

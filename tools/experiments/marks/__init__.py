@@ -1,1 +1,1 @@
-"""Forecasts beside the marks of the accuracy anchors: which arm reaches which, on what, at what cost."""
+"""Forecasts beside the marks of the accuracy anchors: marks reached by each arm, and their cost."""

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge_sdk.forecasting.windows import Scale
-from edge_sdk.wire.contract.parameter_layout import Vector
+from edge_sdk.protocol.contract.parameter_layout import Vector
 from tools.experiments import cells, chargers, charging
 from tools.experiments.ev import Part
 from tools.experiments.joint_loop import key, redrawn
@@ -34,15 +34,10 @@ TUNING = 50
 
 @dataclass(frozen=True, slots=True, eq=False)
 class NetForecasts:
-    """A cell's forecasts.
+    """A cell's forecasts."""
 
-    Attributes:
-        origins: Rows that they are made at, rising.
-        forecast: In the set's unit, shape ``(n, horizon)``.
-    """
-
-    origins: Ints
-    forecast: Floats
+    origins: Ints  # rows that they are made at, rising
+    forecast: Floats  # in the set's unit, shape ``(n, horizon)``
 
     def at(self, origins: Ints) -> Floats:
         """Return the forecasts made at some rows; not a number where there is none.

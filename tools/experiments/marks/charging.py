@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edge_sdk.analytic.blend import served_weights
-from edge_sdk.analytic.hurdle import HurdleForm, hurdle
-from edge_sdk.forecasting.forecast_metrics import QUANTILES
+from edge_sdk.extensions.analytic.blend import served_weights
+from edge_sdk.extensions.analytic.hurdle import HurdleForm, hurdle
+from edge_sdk.extensions.evaluation.forecast_metrics import QUANTILES
 from tools.experiments import chargers
 from tools.experiments import charging as grounds
 from tools.experiments.ev import Part
@@ -36,15 +36,10 @@ PARTS: tuple[Part, ...] = ("choose", "test")
 
 @dataclass(frozen=True, slots=True)
 class ChargingForm:
-    """What was chosen on the choosing parts.
+    """Settings that were chosen on the choosing parts."""
 
-    Attributes:
-        hurdle: Form of a site's hurdle model.
-        rows: Most rows that it is fitted on.
-    """
-
-    hurdle: HurdleForm = field(default_factory=HurdleForm)
-    rows: int = 24_000
+    hurdle: HurdleForm = field(default_factory=HurdleForm)  # form of a site's hurdle model
+    rows: int = 24_000  # most rows that it is fitted on
 
 
 def nets(name: str, way: str, seed: int, data: Path, out: Path) -> Mapping[str, Any]:
@@ -53,9 +48,7 @@ def nets(name: str, way: str, seed: int, data: Path, out: Path) -> Mapping[str, 
     Args:
         name: Task of the anchors.
         way: A row of ``charging.FIELD``.
-        seed: Of its training.
         data: Folder of the sets.
-        out: Folder of the files.
     """
     dataset, _, horizon = name.partition(":")
     kind = "net" if "federated" in way else "net-alone"
@@ -79,7 +72,7 @@ def nets(name: str, way: str, seed: int, data: Path, out: Path) -> Mapping[str, 
 
 
 def table(task: Any, series: Any, origins: Ints) -> Single:  # noqa: ANN401 - the anchors' types
-    """Return what the trees see, one row for every origin and step, steps fastest."""
+    """Return the trees' features, one row for every origin and step, steps fastest."""
     known = np.nan_to_num(series.filled / series.scale)
     window = known[origins[:, None] - np.arange(task.lookback)]
     is_on = window > 0.0
@@ -133,7 +126,6 @@ def ordered(fan: Floats) -> Floats:
 
 
 def _of_net(net: Mapping[str, Any], station: str, part: str, origins: Ints) -> Floats | None:
-    """Return a net's forecasts for origins; None if it lacks one."""
     places = {int(row): i for i, row in enumerate(net[f"{part}|{station}|rows"])}
     if any(int(row) not in places for row in origins):
         return None
@@ -153,7 +145,7 @@ def blend(candidates: Mapping[str, Mapping[str, Floats]], truth: Floats) -> Floa
 
 
 def run(task: Any, form: ChargingForm, data: Path, out: Path, *, seed: int) -> dict[str, Any]:  # noqa: ANN401
-    """Return the scores of every arm on the test part, with what they cost."""
+    """Return the scores and costs of every arm on the test part."""
     begin = time.process_time()
     together = nets(task.name, "week, federated", seed, data, out)
     lonely = nets(task.name, "week, alone", seed, data, out)

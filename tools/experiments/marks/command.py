@@ -38,18 +38,16 @@ class Job:
 
     @property
     def file(self) -> str:
-        """Name of its result."""
         new = f"-h{self.history}" if self.history else ""
         return f"accuracy-{self.task.replace(':', '_p')}{new}-s{self.seed}.json"
 
     @property
     def is_charging(self) -> bool:
-        """Whether it forecasts quantiles of charging demand."""
         return self.task.startswith("ev_")
 
 
 def jobs(options: argparse.Namespace) -> list[Job]:
-    """List what was asked for, one seed of everything first; histories with the first seed only."""
+    """List the requested jobs, one seed of each first; histories with the first seed only."""
     tasks = [t for t in MARKS if not options.tasks or t in options.tasks]
     found = [Job(t, seed) for seed in range(options.seeds) for t in tasks]
     new = [Job(t, 0, h) for h in options.history for t in tasks]
@@ -80,7 +78,6 @@ def one(job: Job, options: argparse.Namespace) -> None:
 
 
 def kept(todo: Iterable[Job], out: Path) -> list[dict[str, Any]]:
-    """Read what is finished."""
     paths = [out / job.file for job in todo]
     return [json.loads(path.read_text("utf-8")) for path in paths if path.exists()]
 

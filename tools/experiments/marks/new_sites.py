@@ -1,4 +1,4 @@
-"""Quantiles of a new charging site's demand: a net that other sites have trained, and what it learns itself.
+"""Quantiles of a new charging site's demand: a net trained by other sites, and its own tuning.
 
 The sites of a set are dealt into groups. The net that a site starts with is trained by the other
 groups only, with all their readings. The site has the newest days before the test part and nothing
@@ -18,11 +18,11 @@ from zoneinfo import ZoneInfo
 import numpy as np
 from numpy.typing import NDArray
 
-from edge_sdk.analytic.blend import served_weights, weights_of_a_new_device
-from edge_sdk.analytic.trees import TreeForm, boosted
-from edge_sdk.forecasting.forecast_metrics import QUANTILES
+from edge_sdk.extensions.analytic.blend import served_weights, weights_of_a_new_device
+from edge_sdk.extensions.analytic.trees import TreeForm, boosted
+from edge_sdk.extensions.evaluation.forecast_metrics import QUANTILES
 from edge_sdk.forecasting.windows import ChannelFrame, Scale
-from edge_sdk.wire.contract.parameter_layout import Vector
+from edge_sdk.protocol.contract.parameter_layout import Vector
 from tools.experiments import chargers, ev
 from tools.experiments import charging as grounds
 from tools.experiments.marks.charging import Fans, ordered, table
@@ -46,7 +46,7 @@ TREES = TreeForm(trees=60, depth=3, features=0.6, ballast=2.0)
 
 
 class NewGround(grounds.Ground):
-    """Sites of which only the newest windows before the test part may be learnt from."""
+    """Sites whose training uses only the newest windows before the test part."""
 
     history: int = 7
 
@@ -118,7 +118,6 @@ def new_ground(arm: grounds.Arm, data: Path, history: int) -> NewGround:
 
 
 def _best(base: NewGround, course: Iterator[Mapping[str, Vector]]) -> dict[str, Vector]:
-    """Keep each site's checkpoint with the least loss on its held-back windows."""
     best: dict[str, tuple[float, Vector]] = {}
     for vectors in course:
         told = grounds.told(base, grounds.Learnt(vectors), "choose")
@@ -165,7 +164,7 @@ def candidates(
     models: Mapping[str, Mapping[str, Vector]],
     seed: int,
 ) -> dict[str, NewSite]:
-    """Return what each site may blend, on its held-back windows and on the test part."""
+    """Return each site's blend candidates, on its held-back windows and on the test part."""
     fans = {
         (name, part): grounds.told(base, grounds.Learnt(vectors), part)
         for name, vectors in models.items()
@@ -186,7 +185,6 @@ def candidates(
 
 
 def _at(fan: Floats, origins: Ints, wanted: Ints) -> Floats:
-    """Return the rows of a fan at the anchors' origins; where there is none, the one before."""
     return fan[np.maximum(np.searchsorted(origins, wanted, side="right") - 1, 0)]
 
 

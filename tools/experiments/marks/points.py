@@ -1,4 +1,4 @@
-"""Point forecasts of buildings and cells: models in closed form, own trees on what they leave, and a blend.
+"""Point forecasts of buildings and cells: models in closed form, own trees on their residuals, and a blend.
 
 A device blends what it has by what each missed on every fifth week of its record: the fleet's model,
 its own drawn towards it, its own alone, trees on the residuals of each, and yesterday's, last week's
@@ -17,14 +17,24 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from edge_sdk.analytic.blend import parts_held_back, served_weights, weights_of_a_new_device
-from edge_sdk.analytic.features import LoadRecord, columns, standard_names
-from edge_sdk.analytic.random_units import RandomUnits
-from edge_sdk.analytic.reweighting import QuantileLoss, reweighted
-from edge_sdk.analytic.solve import RidgePath, fleet_solution, leave_one_out, predicted
-from edge_sdk.analytic.standardise import FeatureSums, Standardiser
-from edge_sdk.analytic.statistics import DesignRows, Statistic, gather, payload_bytes, total
-from edge_sdk.analytic.trees import TreeForm, boosted
+from edge_sdk.extensions.analytic.blend import (
+    parts_held_back,
+    served_weights,
+    weights_of_a_new_device,
+)
+from edge_sdk.extensions.analytic.features import LoadRecord, columns, standard_names
+from edge_sdk.extensions.analytic.random_units import RandomUnits
+from edge_sdk.extensions.analytic.reweighting import QuantileLoss, reweighted
+from edge_sdk.extensions.analytic.solve import RidgePath, fleet_solution, leave_one_out, predicted
+from edge_sdk.extensions.analytic.standardise import FeatureSums, Standardiser
+from edge_sdk.extensions.analytic.statistics import (
+    DesignRows,
+    Statistic,
+    gather,
+    payload_bytes,
+    total,
+)
+from edge_sdk.extensions.analytic.trees import TreeForm, boosted
 from tools.experiments.marks import cell_nets
 from tools.experiments.marks.tasks import scored
 
@@ -42,27 +52,17 @@ KINDS = ("personal", "alone", "fleet", "raw")
 
 @dataclass(frozen=True, slots=True)
 class PointForm:
-    """What was chosen on the validation parts, once for all sets.
-
-    Attributes:
-        units: Number of random units.
-        fan_in: Features that a unit reads.
-        passes: Re-weighted passes of the fleet.
-        trees: Form of the trees; none if their number is 0.
-        windows: Most windows of a device that are learnt from.
-        pooled: Most rows of all devices that the centralised trees are grown on.
-        has_net: Whether the mean of the blend and a federated net is served.
-        is_new: Whether the devices have a short history.
-    """
+    """Settings that were chosen on the validation parts, once for all sets."""
 
     units: int = 400
-    fan_in: int = 2
-    passes: int = 3
+    fan_in: int = 2  # features that a unit reads
+    passes: int = 3  # re-weighted passes of the fleet
+    # form of the trees; none if their number is 0
     trees: TreeForm = field(default_factory=TreeForm)
-    windows: int = 15_000
-    pooled: int = 40_000
-    has_net: bool = False
-    is_new: bool = False
+    windows: int = 15_000  # most windows of a device that are learnt from
+    pooled: int = 40_000  # most rows of all devices that the centralised trees are grown on
+    has_net: bool = False  # whether the mean of the blend and a federated net is served
+    is_new: bool = False  # whether the devices have a short history
 
 
 NEW = PointForm(units=200, trees=TreeForm(trees=0), windows=4000, is_new=True)
@@ -103,7 +103,7 @@ class StepRows:
 
 @dataclass(frozen=True, slots=True)
 class StepPlace:
-    """Where rows come from: names of the features, rows of a day, steps, and the step."""
+    """Origin of rows: names of the features, rows of a day, steps, and the step."""
 
     names: tuple[str, ...]
     day: int
@@ -113,55 +113,37 @@ class StepPlace:
 
 @dataclass(slots=True, eq=False)
 class HeldPart:
-    """One part of a device's windows, held back, over all steps.
+    """One part of a device's windows, held back, over all steps."""
 
-    Attributes:
-        forecasts: Of the part, by candidate.
-        residuals: Of the other windows, by the model that leaves them.
-        late: Which windows are held back.
-        truth: Targets of the part.
-    """
-
-    forecasts: dict[str, list[Floats]] = field(default_factory=dict)
+    forecasts: dict[str, list[Floats]] = field(default_factory=dict)  # of the part, by candidate
+    # of the other windows, by the model that leaves them
     residuals: dict[str, list[Floats]] = field(default_factory=dict)
-    late: list[Flags] = field(default_factory=list)
+    late: list[Flags] = field(default_factory=list)  # which windows are held back
     truth: list[Floats] = field(default_factory=list)
 
 
 @dataclass(slots=True, eq=False)
 class Gathered:
-    """What a device has over all steps.
-
-    Attributes:
-        parts: Its held-back parts.
-        told: Forecasts of judged windows by candidate.
-        residuals: Of all windows under the final models.
-        every: Features of all windows.
-        judged: Features of judged windows.
-    """
+    """Forecasts, residuals and features of a device over all steps."""
 
     parts: list[HeldPart] = field(default_factory=list)
+    # forecasts of judged windows by candidate
     told: dict[str, list[Floats]] = field(default_factory=dict)
+    # of all windows under the final models
     residuals: dict[str, list[Floats]] = field(default_factory=dict)
-    every: list[Single] = field(default_factory=list)
-    judged: list[Single] = field(default_factory=list)
+    every: list[Single] = field(default_factory=list)  # features of all windows
+    judged: list[Single] = field(default_factory=list)  # features of judged windows
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Candidates:
-    """What a device may blend.
+    """Forecasts that a device may blend."""
 
-    Attributes:
-        held: Forecasts of held-back windows by candidate, each of shape ``(n,)``.
-        told: Forecasts of judged windows by candidate.
-        truth: Targets of held-back windows.
-        is_short: Whether the record is so short that each of its parts is held back once.
-    """
-
+    # forecasts of held-back windows by candidate, each of shape ``(n,)``
     held: Mapping[str, Floats]
-    told: Mapping[str, Floats]
-    truth: Floats
-    is_short: bool
+    told: Mapping[str, Floats]  # forecasts of judged windows by candidate
+    truth: Floats  # targets of held-back windows
+    is_short: bool  # whether the record is so short that each of its parts is held back once
 
 
 def names_of(task: Any, outside: Sequence[str]) -> list[str]:  # noqa: ANN401 - the anchors' type
@@ -334,15 +316,6 @@ def _one_step(
     models: tuple[Floats, Floats],
     place: StepPlace,
 ) -> None:
-    """Keep one device's forecasts and residuals of one step.
-
-    Args:
-        into: What is kept of the device.
-        d: Its rows.
-        design: From rows to design rows.
-        models: That of all others, and the one that the fleet's arm forecasts with.
-        place: Where the rows come from.
-    """
     others, common = models
     number = place.step if place.steps > 1 else None
     held_back = parts_held_back(len(d.targets), 7 * place.day)
@@ -374,7 +347,6 @@ def _one_step(
 
 
 def _stepped(rows: Single, step: int | None) -> Single:
-    """Append the step as a feature where trees see several."""
     if step is None:
         return rows
     return np.concatenate([rows, np.full((len(rows), 1), step, np.float32)], axis=1)
@@ -385,7 +357,7 @@ def _thinned(count: int, most: int) -> slice:
 
 
 def candidates(one: Gathered, form: PointForm, seed: int) -> Candidates:
-    """Grow trees on what every model leaves, and return all candidates of a device."""
+    """Grow trees on the residuals of every model, and return all candidates of a device."""
     join = np.concatenate
     told = {kind: join(steps) for kind, steps in one.told.items()}
     every, judged = join(one.every), join(one.judged)
@@ -442,9 +414,6 @@ def blends(
     short record flatter them: half of what such a device serves is its blend alone.
 
     Args:
-        one: The device's candidates.
-        form: What was chosen.
-        weights: Of every device and arm.
         net: A net's changes, whose mean with the blend is served; what it lacks is not a number.
     """
     names = list(one.held)
@@ -469,7 +438,6 @@ def blends(
 
 
 def _means(names: Sequence[str], weights: Mapping[str, Sequence[Floats]]) -> dict[str, Any]:
-    """Return the mean weight of every candidate by arm."""
     return {
         arm: dict(zip(names, np.mean(found, axis=0).round(3).tolist(), strict=True))
         for arm, found in weights.items()
@@ -487,7 +455,6 @@ def _central(
     fleet: Floats,
     step: int | None,
 ) -> tuple[Single, Floats, list[tuple[str, Single, Floats]]]:
-    """Return one step's rows and residuals of all devices in one place, and what is to be told."""
     left = [d.targets[:, 0] - predicted(design(d.learn), fleet)[:, 0] for d in devices]
     rows = np.concatenate([_stepped(d.learn, step) for d in devices])
     ahead = [
@@ -501,7 +468,6 @@ def _centralised(
     form: PointForm,
     seed: int,
 ) -> dict[str, Floats]:
-    """Return the changes told by one ridge and one set of trees over everybody's readings."""
     rows = np.concatenate([one[0] for one in pooled])
     left = np.concatenate([one[1] for one in pooled])
     some = _thinned(len(rows), form.pooled)
@@ -521,7 +487,7 @@ def run(
     history: int = 0,
     data: Path | None = None,
 ) -> dict[str, Any]:
-    """Return the scores of every arm on the test part, with what they cost."""
+    """Return the scores and costs of every arm on the test part."""
     begin = time.process_time()
     found, weights, width = forecasts(task, form, seed=seed, history=history, data=data)
     result: dict[str, Any] = {"seconds": round(time.process_time() - begin, 1)}

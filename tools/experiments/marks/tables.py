@@ -23,7 +23,7 @@ Results = Sequence[Mapping[str, Any]]
 
 
 def report(results: Results, anchors: Path) -> str:
-    """Return everything as one Markdown page."""
+    """Return the report as one Markdown page."""
     whole = [r for r in results if not r["history"]]
     parts = ["# Forecasts beside the marks", "", summary(whole), "", table(whole, anchors), ""]
     parts += [differences(whole)]
@@ -33,13 +33,12 @@ def report(results: Results, anchors: Path) -> str:
 
 
 def summary(results: Results) -> str:
-    """Say how many tasks are at or below each mark, and how many devices are worse off.
+    """State the numbers of tasks at or below each mark, and of devices with a loss.
 
-    Example:
-        >>> arms = {"served": {"score": 0.7, "by device": {"a": 1.0}}, "alone": {"by device": {"a": 1.0}}}
-        >>> results = [{"task": "building_bdg2_fl_az_ca:1", "seed": 0, **arms}]
-        >>> summary(results)  # doctest: +ELLIPSIS
-        'Of 1 tasks, 1 are at or below "must", 1 at or below "mark", 0 at or below "stretch". ...'
+    >>> arms = {"served": {"score": 0.7, "by device": {"a": 1.0}}, "alone": {"by device": {"a": 1.0}}}
+    >>> results = [{"task": "building_bdg2_fl_az_ca:1", "seed": 0, **arms}]
+    >>> summary(results)  # doctest: +ELLIPSIS
+    'Of 1 tasks, 1 are at or below "must", 1 at or below "mark", 0 at or below "stretch". ...'
     """
     grouped = _by_task(results)
     passed = [
@@ -58,22 +57,18 @@ def summary(results: Results) -> str:
 
 
 def differences(results: Results) -> str:
-    """List, from unrounded errors, what the fleet changes and by how much levels are missed.
+    """List, from unrounded errors, the effect of the fleet and the miss of each level.
 
-    Example:
-        >>> arms = {a: {"score": s} for a, s in (("served", 0.99), ("alone", 1.0), ("fleet", 1.1))}
-        >>> print(differences([{"task": "ev_boulder:1", "seed": 0, **arms}]))
-        - *Served* against *alone*: Boulder, p = 1 -1.00 %.
-        - *Served* against *fleet*: Boulder, p = 1 -10.00 %.
-        - Above "must": Boulder, p = 1 +354.13 %.
-        - Above "mark": Boulder, p = 1 +378.26 %.
-        - Above "stretch": Boulder, p = 1 +378.26 %.
+    >>> arms = {a: {"score": s} for a, s in (("served", 0.99), ("alone", 1.0))}
+    >>> print(differences([{"task": "ev_boulder:1", "seed": 0, **arms}]))
+    - *Served* against *alone*: Boulder, p = 1 -1.00 %.
+    - Above "must": Boulder, p = 1 +354.13 %.
+    - Above "mark": Boulder, p = 1 +378.26 %.
+    - Above "stretch": Boulder, p = 1 +378.26 %.
     """
     served = {name: _mean(seeds, "served") for name, seeds in _by_task(results).items()}
-    lines = []
-    for arm in ("alone", "fleet"):
-        other = {name: _mean(seeds, arm) for name, seeds in _by_task(results).items()}
-        lines.append((f"*Served* against *{arm}*", {n: served[n] / other[n] for n in served}))
+    alone = {name: _mean(seeds, "alone") for name, seeds in _by_task(results).items()}
+    lines = [("*Served* against *alone*", {n: served[n] / alone[n] for n in served})]
     for place, level in enumerate(("must", "mark", "stretch")):
         above = {n: served[n] / MARKS[n].levels[place] for n in served}
         lines.append((f'Above "{level}"', {n: x for n, x in above.items() if x > 1.0}))
@@ -81,7 +76,7 @@ def differences(results: Results) -> str:
         title: "; ".join(f"{MARKS[n].title} {100.0 * (x - 1.0):+.2f} %" for n, x in some.items())
         for title, some in lines
     }
-    return "\n".join(f"- {title}: {text or 'no task'}." for title, text in parts.items())
+    return "\n".join(f"- {title}: {text}." for title, text in parts.items() if text)
 
 
 def table(results: Results, anchors: Path | None = None, pages: Sequence[str] = PAGES) -> str:
@@ -139,7 +134,6 @@ def cold_start(results: Results, pages: Sequence[str] = PAGES) -> str:
 def _said_of_new(
     found: Mapping[tuple[str, int], Mapping[str, Any]], names: Sequence[str], days: int
 ) -> str:
-    """Say by how much a fleet changes the errors of new devices, and how many are worse off."""
     some = [found[name, days] for name in names if (name, days) in found]
     changes = [100.0 * (r["served"]["score"] / r["alone"]["score"] - 1.0) for r in some]
     worse, devices = sum(_worse([r]) for r in some), sum(r["devices"] for r in some)
@@ -159,11 +153,7 @@ def _change(value: float) -> str:
 
 
 def write(results: Results, anchors: Path | None, docs: Path) -> None:
-    """Write each domain's tables between the marks of its page.
-
-    Raises:
-        ValueError: A page without two marks.
-    """
+    """Write each domain's tables between the marks of its page."""
     whole = [r for r in results if not r["history"]]
     for page in PAGES:
         mine = [r for r in whole if MARKS[r["task"]].page == page]
@@ -189,7 +179,6 @@ def _mean(seeds: Results, arm: str) -> float:
 
 
 def _worse(seeds: Results) -> int:
-    """Count the devices that are worse off than alone, by the mean over seeds."""
     names = seeds[0]["served"]["by device"]
     mean = {
         arm: {n: np.mean([s[arm]["by device"][n] for s in seeds]) for n in names}

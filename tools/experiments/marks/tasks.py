@@ -15,22 +15,15 @@ import numpy as np
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """What a task's error is held against.
+    """Errors with which that of a task is compared."""
 
-    Attributes:
-        title: Name of the set and the step.
-        must: Error of a local net trained to convergence, or of what needs no training if lower.
-        mark: Least error found with the same window.
-        stretch: Least error found with a week of lags; cells: 5 % below the mark.
-        page: Page of the domain.
-        central: The anchors' method that learns from all readings in one place.
-    """
-
-    title: str
+    title: str  # name of the set and the step
+    # error of a local net trained to convergence, or of what needs no training if lower
     must: float
-    mark: float
-    stretch: float
+    mark: float  # least error found with the same window
+    stretch: float  # least error found with a week of lags; cells: 5 % below the mark
     page: str
+    # the anchors' method that learns from all readings in one place
     central: str = "lgbm_pooled_week"
 
     @property
@@ -85,7 +78,7 @@ def use(anchors: Path) -> None:
 
 
 def theirs(anchors: Path, name: str) -> float | None:
-    """Return what the anchors' centralised method has on a task; None if it was not run."""
+    """Return the score of the anchors' centralised method on a task; None if it was not run."""
     path = anchors / "results" / f"{name.replace(':', '_p')}.json"
     if not path.exists():
         return None

@@ -9,8 +9,8 @@ Reference:
     Optimization, NeurIPS 2020, equations 5 to 7, with plain local steps.
 """
 
-from edge_sdk.wire.contract.method import LOSS, RATE, STEPS, Ask, Number, Up
-from edge_sdk.wire.contract.plugin import MethodPlugin
+from edge_sdk.protocol.contract.method import LOSS, RATE, STEPS, Ask, Number, Up
+from edge_sdk.protocol.contract.plugin import MethodPlugin
 
 METHOD = MethodPlugin(
     contract={

@@ -6,10 +6,11 @@ import math
 
 import numpy as np
 
-from edge_sdk.methods.local_sgd import LocalSgd, LocalState, answer, train
+from edge_sdk.methods.fedavg import LocalState
+from edge_sdk.methods.local_sgd import LocalSgd, answer, train
 from edge_sdk.methods.training_context import TrainingContext
+from edge_sdk.protocol.contract.method import END, Effects, Event, Half, Task
 from edge_sdk.shared_math.optim import sgd
-from edge_sdk.wire.contract.method import END, Effects, Event, Half, Task
 
 
 def fednova(local: TrainingContext, settings: LocalSgd) -> Half[LocalState]:

@@ -11,7 +11,6 @@ import numpy as np
 
 from aggregator.methods import Method, Setup
 from aggregator.methods.base import round_machine
-from aggregator.methods.base.parameters import Rate, Steps, task
 from aggregator.methods.base.round_machine import (
     NOT_FINITE,
     RoundHooks,
@@ -20,11 +19,12 @@ from aggregator.methods.base.round_machine import (
     mean_loss,
     published,
 )
+from aggregator.methods.base.types import Rate, Steps, task
 from aggregator.rules import Memory, Rows, TooFewRows
-from aggregator.rules.weights import uniform
-from edge_sdk.wire.contract.method import ALL, Array, Effects, Half, Task, Update
-from edge_sdk.wire.contract.parameter_layout import Vector
-from edge_sdk.wire.schema import Between
+from aggregator.rules.parameters import uniform
+from edge_sdk.app.schema import Between
+from edge_sdk.protocol.contract.method import ALL, Array, Effects, Half, Task, Update
+from edge_sdk.protocol.contract.parameter_layout import Vector
 
 
 @dataclass(frozen=True, slots=True)

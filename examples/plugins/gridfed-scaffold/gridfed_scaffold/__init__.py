@@ -10,8 +10,8 @@ Reference:
     algorithm 1, option II.
 """
 
-from edge_sdk.wire.contract.method import LOSS, RATE, STEPS, Ask, Number, Up
-from edge_sdk.wire.contract.plugin import MethodPlugin
+from edge_sdk.protocol.contract.method import LOSS, RATE, STEPS, Ask, Number, Up
+from edge_sdk.protocol.contract.plugin import MethodPlugin
 
 METHOD = MethodPlugin(
     contract={

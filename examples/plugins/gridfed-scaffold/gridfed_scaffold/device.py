@@ -9,9 +9,9 @@ import numpy as np
 
 from edge_sdk.methods.local_sgd import LocalSgd, answer, train
 from edge_sdk.methods.training_context import TrainingContext
+from edge_sdk.protocol.contract.method import END, Array, Effects, Event, Half, Task
+from edge_sdk.protocol.contract.parameter_layout import Vector
 from edge_sdk.shared_math.optim import chain, sgd, stateless
-from edge_sdk.wire.contract.method import END, Array, Effects, Event, Half, Task
-from edge_sdk.wire.contract.parameter_layout import Vector
 
 
 @dataclass(frozen=True, slots=True, eq=False)

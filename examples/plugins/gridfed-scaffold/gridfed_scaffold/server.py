@@ -11,13 +11,13 @@ from numpy.typing import NDArray
 
 from aggregator.methods import Method, Setup
 from aggregator.methods.base import round_machine
-from aggregator.methods.base.latest_update_rounds import LatestUpdates, latest_update_hooks, outcome
-from aggregator.methods.base.parameters import Rate, Steps, task
+from aggregator.methods.base.quorum import LatestUpdates, latest_update_hooks, outcome
 from aggregator.methods.base.round_machine import NOT_FINITE, RoundOutcome, published
+from aggregator.methods.base.types import Rate, Steps, task
 from aggregator.rules import Rows, TooFewRows
-from aggregator.rules.weights import uniform
-from edge_sdk.wire.contract.method import Effects, Half, Task
-from edge_sdk.wire.contract.parameter_layout import Vector
+from aggregator.rules.parameters import uniform
+from edge_sdk.protocol.contract.method import Effects, Half, Task
+from edge_sdk.protocol.contract.parameter_layout import Vector
 
 
 @dataclass(frozen=True, slots=True)

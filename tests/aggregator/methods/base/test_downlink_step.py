@@ -6,14 +6,15 @@ import numpy as np
 import pytest
 
 from aggregator.methods import OPEN, Rounds
-from aggregator.methods.base.averaging import Averaging, averaging
-from aggregator.methods.base.downlink_step import STEP, adopted
+from aggregator.methods.base.scheme import Averaging
 from aggregator.methods.base.server_optim import adam, sgd
+from aggregator.methods.base.wrappers import STEP, adopted
+from aggregator.methods.fedavg import averaging
 from aggregator.rules import bind
 from aggregator.store.state_codec import digest, flatten, layout, rebuild
-from edge_sdk.wire.contract.method import ParentModel, Task, Update
-from edge_sdk.wire.protocol.codec import pack_leaves, unpack_leaves
-from edge_sdk.wire.protocol.model_step import stepped
+from edge_sdk.protocol.codec import pack_leaves, unpack_leaves
+from edge_sdk.protocol.contract.method import ParentModel, Task, Update
+from edge_sdk.protocol.model_step import stepped
 
 START = np.linspace(-1, 1, 200).astype(np.float32)
 

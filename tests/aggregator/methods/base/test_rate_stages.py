@@ -11,15 +11,14 @@ from hypothesis import strategies as st
 
 from aggregator.methods import METHODS as SERVERS
 from aggregator.methods import OPEN, Rounds, Setup
-from aggregator.methods.base.rate_stages import in_stages, rate_at, takes_stages
+from aggregator.methods.base.wrappers import in_stages, rate_at, takes_stages
 from aggregator.rules import bind
 from edge_sdk.methods import METHODS as DEVICES
 from edge_sdk.methods.local_sgd import LocalSgd
-from edge_sdk.methods.training_context import Batch, ShellContext
+from edge_sdk.methods.training_context import Batch, TrainingContext, keyed
+from edge_sdk.protocol.contract.method import CONTRACTS, Due, Task, Update
+from edge_sdk.protocol.contract.parameter_layout import ParamSpec
 from edge_sdk.shared_math.optim import adam, sgd
-from edge_sdk.training.keyed_rng import keyed
-from edge_sdk.wire.contract.method import CONTRACTS, Due, Task, Update
-from edge_sdk.wire.contract.parameter_layout import ParamSpec
 
 SPEC = ParamSpec.of([("w", (3,))])
 TARGETS = {"a": np.float32([1.0, -2.0, 0.5]), "b": np.float32([3.0, 0.0, -1.0])}
@@ -52,7 +51,7 @@ def run(method, optimiser, stages, rounds, **settings):
     devices, states = {}, {}
     for name, target in TARGETS.items():
         windows = Target(target)
-        lent = ShellContext(
+        lent = TrainingContext(
             name,
             SPEC,
             {"gradient": windows.gradient},

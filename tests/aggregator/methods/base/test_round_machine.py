@@ -17,7 +17,7 @@ from aggregator.methods.base.round_machine import (
     RoundState,
     apply,
 )
-from edge_sdk.wire.contract.method import Closed, Due, Member, Task, Update
+from edge_sdk.protocol.contract.method import Closed, Due, Member, Task, Update
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -1,1 +1,0 @@
-"""Brokers: find one, start one, and write or check Mosquitto's configuration."""

@@ -1,0 +1,1 @@
+"""Subcommands of the aggregator that the extension gives."""

@@ -1,0 +1,1 @@
+"""Access rules and configuration of a Mosquitto broker."""

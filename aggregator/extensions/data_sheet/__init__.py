@@ -1,0 +1,1 @@
+"""Data sheet of a run: the fields that devices send, and their protection."""

@@ -1,0 +1,233 @@
+"""Make the data-protection sheet of a fleet from its configuration, its database and its audit log."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from statistics import median
+from typing import Any
+
+from aggregator.config import AggregatorConfig, BoundRun
+from aggregator.extensions.data_sheet.sent_fields import SENT
+from aggregator.extensions.data_sheet.standard_items import ITEMS
+from aggregator.operations import operator_alerts
+from aggregator.operations.signing_keys import signer
+from aggregator.store.audit_record import AuditRecord
+from aggregator.store.store import Store
+from edge_sdk.app.cli import installed_version
+from edge_sdk.protocol.contract.method import Up
+from edge_sdk.protocol.keys import kid_of
+from edge_sdk.protocol.root_keys import read_root
+
+NEWEST = 20  # records of the audit log that the sheet shows
+
+
+def data_sheet(
+    config: AggregatorConfig, bound: Sequence[BoundRun], store: Store, now: int
+) -> dict[str, Any]:
+    """Return the sheet as plain JSON values.
+
+    Args:
+        store: Database of the fleet, opened to be read.
+        now: Present time, Unix milliseconds.
+    """
+    return {
+        "fleet": config.fleet,
+        "made": _moment(now),
+        "software": installed_version(),
+        "configuration": str(config.file),
+        "runs": [_run(one) for one in bound],
+        "recorded_on_devices": [row for one in bound for row in _recorded(one)],
+        "sent": _sent(config, bound, store),
+        "privacy": _privacy(config, store),
+        "retention": _retention(config, store),
+        "keys": _keys(config, now),
+        "acts": _acts(config, store),
+        "standards": [
+            {
+                "standard": one.standard,
+                "item": one.item,
+                "title": one.title,
+                "met": not (lack := one.lacks(config)),
+                "reason": lack,
+                "places": [_place(config, place) for place in one.places],
+            }
+            for one in ITEMS
+        ],
+    }
+
+
+def _place(config: AggregatorConfig, place: str) -> str:
+    kind, _, name = place.partition(" ")
+    if kind != "key":
+        return place
+    section, _, key = name.partition(".")
+    return f"{place} = {getattr(config.tables.get(section) or config.section(section), key)}"
+
+
+def _run(bound: BoundRun) -> dict[str, Any]:
+    section, manifest = bound.config.run, bound.bundle.manifest
+    return {
+        "name": section.name or "(announced to all)",
+        "method": section.method,
+        "rule": str(section.rule.get("name", "")),
+        "bundle": f"{manifest.name} version {manifest.version}",
+        "digest": bound.bundle.digest.hex(),
+        "answer": bound.ask.up.value or "nothing",
+        "cohort": dict(section.cohort),
+    }
+
+
+def _recorded(bound: BoundRun) -> Iterator[dict[str, Any]]:
+    manifest = bound.bundle.manifest
+    name = bound.config.run.name or manifest.name
+    window = f"{manifest.window.lookback} steps of {manifest.window.step_seconds} s"
+    yield {
+        "run": name,
+        "what": manifest.target.stream,
+        "kind": "target",
+        "unit": manifest.target.unit,
+        "window": window,
+    }
+    for one in manifest.features:
+        if one.kind in ("stream", "static"):
+            what = one.stream or one.name
+            yield {"run": name, "what": what, "kind": one.kind, "unit": one.unit, "window": window}
+
+
+def _sent(
+    config: AggregatorConfig, bound: Sequence[BoundRun], store: Store
+) -> list[dict[str, Any]]:
+    encrypted = frozenset(map(str, config.encrypted_kinds))
+    found = []
+    for one in SENT:
+        why_not = _unused(one.kind, config, bound, store)
+        found.append(
+            {
+                "message": one.kind,
+                "fields": list(one.fields),
+                "reveals": one.reveals,
+                "covered_by": one.covered_by,
+                "accepted": not why_not,
+                "why_not": why_not,
+                "encrypted_to_the_aggregator": one.kind in encrypted,
+            }
+        )
+    return found
+
+
+def _unused(kind: str, config: AggregatorConfig, bound: Sequence[BoundRun], store: Store) -> str:
+    """Return why this fleet uses no message of a kind; empty if it does."""
+    announced = store.announcements.get
+    readers = [entry for entry in config.index.values() if kind in entry.row.get("kinds", ())]
+    is_read = any(config.needs(entry, announced) for entry in readers)
+    has_peers = any(one.ask.up is Up.PEERS for one in bound)
+    reasons: Mapping[str, str] = {
+        "forecast": "" if config.section("forecasts").store else "forecasts.store = false",
+        "score": "" if config.section("scores").collect else "scores.collect = false",
+        "trial": "" if is_read else "no rollout",
+        "peer": "" if has_peers else "no run between neighbours",
+        "settle": "" if has_peers else "no run between neighbours",
+        "signal": "" if any(one.half.play is not None for one in bound) else "no split method",
+    }
+    return reasons.get(kind, "")
+
+
+def _privacy(config: AggregatorConfig, store: Store) -> dict[str, Any]:
+    devices = [one.id for one in store.devices.all() if one.state != "revoked"]
+    spent = [int(store.ledgers.get(one).spent) for one in devices]
+    limit = config.admission.max_updates
+    section = config.section("scores")
+    return {
+        "promised_updates": limit,
+        "devices": len(devices),
+        "updates_median": median(spent) if spent else 0,
+        "updates_largest": max(spent, default=0),
+        "at_the_limit": sum(limit is not None and one >= limit for one in spent),
+        "scores_least_epsilon": section.min_epsilon if section.collect else None,
+        "epsilon": "set and charged on each device, which does not send it: gridfed-edge budget --datasheet",
+    }
+
+
+def _retention(config: AggregatorConfig, store: Store) -> list[dict[str, Any]]:
+    bounds, used = config.retention, store.retention.used()
+    last = store.audit_log.last()
+    section = config.section("scores")
+    scores = f"{section.keep_days} days" if section.collect else "none collected"
+    forecasts = "the newest of each device" if config.section("forecasts").store else "none stored"
+    vectors = f"{bounds.vector_bytes} bytes and {bounds.rounds} rounds"
+    journal = f"{bounds.journal_bytes} bytes"
+    records = f"{0 if last is None else last.number} records"
+    rows = (
+        ("vectors of updates and states", vectors, f"{used['vectors']} bytes", "retention.vector_bytes"),
+        ("sender, number and time of updates", journal, f"{used['journal']} bytes", "retention.journal_bytes"),
+        ("answers about scores", scores, "", "scores.keep_days"),
+        ("forecasts of devices", forecasts, "", "forecasts.store"),
+        ("audit log", "kept without limit", records, ""),
+        ("size of the database", "", f"{store.size()} bytes", ""),
+    )  # fmt: skip
+    return [dict(zip(("what", "bound", "now", "key"), row, strict=True)) for row in rows]
+
+
+def _keys(config: AggregatorConfig, now: int) -> dict[str, Any]:
+    online = signer(config)
+    files = ("kind", "file", "expires", "status")
+    found: dict[str, Any] = {
+        "root": read_root(config.root_public).name,
+        "aggregator": kid_of(online.public).hex(),
+        "files": [{name: one[name] for name in files} for one in operator_alerts.offline(config)],
+        "encrypted_kinds": list(config.encrypted_kinds),
+        "authority": None,
+    }
+    folder = config.section("ca").folder
+    if folder is not None and folder.exists():
+        at = datetime.fromtimestamp(now / 1000, UTC)
+        (entry,) = config.index.having("certificates")
+        valid = [one for one in entry.load("certificates")(folder) if one.is_valid(at)]
+        found["authority"] = {
+            "folder": str(folder),
+            "certificates": len(valid),
+            "next_expiry": min((one.expires for one in valid), default=None),
+            "certificate_days": config.section("ca").certificate_days,
+            "grace_days": config.section("ca").grace_days,
+        }
+    return found
+
+
+def _acts(config: AggregatorConfig, store: Store) -> dict[str, Any]:
+    (entry,) = config.index.having("verification")
+    log = entry.load("verification")(config.fleet, [signer(config).public])
+    counts: Counter[tuple[str, str]] = Counter()
+    last: dict[tuple[str, str], int] = {}
+    newest: list[AuditRecord] = []
+    for record in store.audit_log.records():
+        log.add(record)
+        counts[record.act, record.via] += 1
+        last[record.act, record.via] = record.time
+        newest = [*newest[1 - NEWEST :], record]
+    return {
+        "records": log.head.number,
+        "head": log.head.digest.hex(),
+        "faults": [one.text for one in log.close()],
+        "by_act": [
+            {"act": act, "via": via, "count": count, "last": _moment(last[act, via])}
+            for (act, via), count in sorted(counts.items())
+        ],
+        "newest": [
+            {
+                "record": one.number,
+                "time": _moment(one.time),
+                "via": one.via,
+                "actor": one.actor,
+                "act": one.act,
+                "subject": one.subject,
+                "reason": one.reason,
+            }
+            for one in reversed(newest)
+        ],
+    }
+
+
+def _moment(time: int) -> str:
+    return f"{datetime.fromtimestamp(time / 1000, UTC):%Y-%m-%dT%H:%M:%SZ}"

@@ -1,0 +1,1 @@
+"""Encryption of messages to the aggregator and to single devices."""

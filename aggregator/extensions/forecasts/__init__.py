@@ -1,0 +1,1 @@
+"""Keep the newest forecast of each device."""

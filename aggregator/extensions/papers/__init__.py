@@ -1,0 +1,1 @@
+"""Server halves of the papers' methods."""

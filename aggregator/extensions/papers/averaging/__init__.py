@@ -1,0 +1,1 @@
+"""Averaging rules of the papers: AFL, FedAtt, FedGRU, and averages with noise."""

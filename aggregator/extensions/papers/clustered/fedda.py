@@ -1,0 +1,194 @@
+"""FedDA: attention inside clusters and across them, beside a quasi-global model.
+
+The first rounds may train on averaged weeks, whose model is the quasi-global one, and may collect
+the weekly profiles that the clusters are made of. Profiles are dropped once the clusters are known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aggregator.extensions.papers.averaging.fedatt import clustered, labelled, slices_of
+from aggregator.extensions.papers.clustered.traffic_profiles import traffic_clusters
+from aggregator.methods.base.round_machine import Rounds
+from aggregator.methods.base.scheme import Averaging, Claims
+from aggregator.methods.base.server_optim import sgd
+from aggregator.methods.base.types import Method, Rate, Setup, Share, Steps, has_no_use, task
+from aggregator.methods.fedavg import Averaged, averaging
+from aggregator.rules import NOTHING, Memory, Rows, Rule, RuleVerdict, TooFewRows
+from edge_sdk.app.schema import Between, Length, SchemaError
+from edge_sdk.extensions.papers.contracts import WEEK_PARTS
+from edge_sdk.protocol.contract.method import Half, Update
+
+Members = Annotated[tuple[str, ...], Length(1, 1_000_000)]
+Clusters = Annotated[int, Between(1, 256)]
+WarmUp = Annotated[int, Between(1, 1_000_000)]
+Week = Annotated[int, Between(len(WEEK_PARTS), 10_080)]
+
+PROFILE, CLUSTER, TRAFFIC = "profile-", "cluster-", "traffic-"
+
+
+@dataclass(frozen=True, slots=True)
+class FedDA:
+    """FedAtt inside clusters of clients, then across the clusters' models.
+
+    The authors' server collects the averaged week of every client, clusters clients by it, and
+    trains a quasi-global model on all of them. Here the averaged readings stay on the devices: with
+    ``quasi = "weeks"`` the first rounds average models that devices train on their own averaged
+    weeks. With ``clustering = "profiles"`` devices whose owners allow it (``accept.weekly_profile``)
+    report 28 numbers, the mean of each six hours of a week; others are in the cluster ``unlisted``.
+    """
+
+    steps: Steps = 4  # local steps a round
+    rate: Rate = 1e-3  # their learning rate
+    server_rate: Rate = 1.0  # length of both steps of the server (the paper's epsilon)
+    # client ids by cluster; other clients are in the cluster ``unlisted``
+    clusters: Mapping[str, Members] = field(default_factory=dict)
+    # clusters are ``configured``, or made from the ``profiles`` of the first rounds
+    clustering: Literal["configured", "profiles"] = "configured"
+    cluster_count: Clusters = 4  # number of clusters made from profiles
+    # quasi-global model: none (``off``), the ``start`` model of the run, or the model of the first
+    # rounds, on averaged ``weeks``
+    quasi: Literal["off", "start", "weeks"] = "off"
+    quasi_rounds: WarmUp = 10  # number of these rounds
+    readings_per_week: Week = 168  # readings of a device in a week: 168 if they are hourly
+    rho: Share = 0.1  # weight of the pull towards the quasi-global model
+
+    @property
+    def warm_up(self) -> int:
+        """Return the number of first rounds that are plain averaging.
+
+        >>> [FedDA(quasi="weeks", quasi_rounds=3).warm_up, FedDA(clustering="profiles").warm_up]
+        [3, 1]
+        """
+        if self.quasi == "weeks":
+            return self.quasi_rounds
+        return 1 if self.clustering == "profiles" else 0
+
+    def values(self, version: int) -> dict[str, float]:
+        """Return the numbers of a task by the model's version."""
+        values = task(self.steps, self.rate)
+        if version >= self.warm_up:
+            return values
+        averaged, profiles = self.quasi == "weeks", self.clustering == "profiles"
+        week = {"week": float(self.readings_per_week)}
+        return {**values, **week, "averaged": float(averaged), "profile": float(profiles)}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TrafficClusters(Averaged):
+    """State of a run whose clusters are made from profiles."""
+
+    @property
+    def clusters(self) -> dict[str, tuple[str, ...]]:
+        """Return the clients of each cluster; none before the clusters are made."""
+        labels = traffic_labels(self.kept)
+        names = sorted(set(labels.values()), key=lambda x: int(x.removeprefix(TRAFFIC)))
+        return {x: tuple(n for n in sorted(labels) if labels[n] == x) for x in names}
+
+
+@dataclass(frozen=True, slots=True)
+class ClusteredRounds(Claims):
+    """Rounds that make clusters from profiles when the first ones are over."""
+
+    settings: FedDA
+    seed: int
+
+    def keep(self, state: Averaged, _w: NDArray[np.float64]) -> Mapping[str, Any]:
+        if state.version + 1 != self.settings.warm_up:
+            return state.kept
+        found = {
+            name.removeprefix(PROFILE): profile
+            for name, profile in state.kept.items()
+            if name.startswith(PROFILE)
+        }
+        labels = traffic_clusters(found, self.settings.cluster_count, self.seed)
+        return {
+            f"{CLUSTER}{name}": np.float64(label.removeprefix(TRAFFIC))
+            for name, label in labels.items()
+        }
+
+
+def fedda(setup: Setup) -> Half[Averaged]:
+    """Return FedDA's server half.
+
+    Reference:
+        Zhang et al., Dual Attention-Based Federated Learning for Wireless Traffic Prediction,
+        INFOCOM 2021. There the server trains the quasi-global model on disclosed averaged weeks;
+        here devices train it, so that the averaged readings are not disclosed.
+
+    Raises:
+        SchemaError: The run names a rule or a weighting, a client is named in two clusters, or
+            clusters are both configured and made from profiles.
+    """
+    has_no_use(setup, "rule", "weighting")
+    settings: FedDA = setup.settings
+    by_profile = settings.clustering == "profiles"
+    if by_profile and settings.clusters:
+        expected = 'none beside clustering = "profiles", which makes the clusters'
+        raise SchemaError("run.settings.clusters", expected, str(sorted(settings.clusters)))
+    configured = labelled(settings.clusters)
+    slices, rho = slices_of(setup), settings.rho if settings.quasi != "off" else 0.0
+
+    def rule_at(state: Averaged) -> Rule:
+        if state.version < settings.warm_up:
+            return warming(keeps_start=settings.quasi == "start")
+        labels = traffic_labels(state.kept) if by_profile else configured
+        return clustered(slices, labels, epsilon=settings.server_rate, rho=rho)
+
+    rounds: Rounds = setup.rounds
+    family = Averaging(
+        sgd(1.0),
+        rounds,
+        scheme=ClusteredRounds(rounds, settings, setup.seed),
+        values_at=settings.values,
+        rule_at=rule_at,
+        record=recorded if by_profile else None,
+        state=TrafficClusters if by_profile else None,
+    )
+    return averaging(warming(keeps_start=False), family)
+
+
+def traffic_labels(kept: Mapping[str, Any]) -> dict[str, str]:
+    """Return every client's cluster in a state.
+
+    >>> traffic_labels({"cluster-cell-1": np.float64(2.0), "profile-cell-2": np.zeros(28)})
+    {'cell-1': 'traffic-2'}
+    """
+    labels = {n: v for n, v in kept.items() if n.startswith(CLUSTER)}
+    return {name.removeprefix(CLUSTER): f"{TRAFFIC}{int(value)}" for name, value in labels.items()}
+
+
+def recorded(state: Averaged, update: Update) -> Mapping[str, Any]:
+    """Return the state with the weekly profile of an update, if it is complete."""
+    found = [update.values.get(name) for name in WEEK_PARTS]
+    numbers = [value for value in found if value is not None]
+    if len(numbers) < len(WEEK_PARTS):
+        return state.kept
+    return {**state.kept, f"{PROFILE}{update.sender}": np.array(numbers, np.float64)}
+
+
+def warming(*, keeps_start: bool) -> Rule:
+    """Return the rule of the first rounds: the mean.
+
+    Args:
+        keeps_start: Remember the distance from the start of the run, the quasi-global model.
+    """
+
+    def decide(rows: Rows, shares: NDArray[np.float64], memory: Memory = NOTHING, /) -> RuleVerdict:
+        if not len(rows):
+            raise TooFewRows(needed=1, got=0)
+        value = np.average(np.asarray(rows.values, np.float64), axis=0, weights=shares)
+        weights = dict(zip(rows.ids, map(float, shares), strict=True))
+        strayed = memory.get("strayed", np.zeros_like(value)) - value
+        return RuleVerdict(value, weights, memory={"strayed": strayed} if keeps_start else {})
+
+    return decide
+
+
+METHOD = Method(FedDA, fedda, own=True, is_stepped=True)

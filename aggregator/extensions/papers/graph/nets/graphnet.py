@@ -1,0 +1,62 @@
+"""CNFGNN's server model: message passing along edges."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from aggregator.extensions.papers.graph.nets.spatiotemporal import Surroundings
+
+
+class GraphNetLayer(nn.Module):
+    """One layer of message passing: a message for every edge, and their mean at every node.
+
+    ``e_ij = B(ReLU(A [x_i, x_j]))``, ``x_i' = D(ReLU(C [x_i, mean_j e_ij]))``; a node without
+    neighbours receives zero. The sum over neighbours is taken before B, which is equivalent and
+    costs nodes instead of edges.
+
+    Reference:
+        Battaglia et al. 2018, algorithm 1, without a global attribute.
+    """
+
+    def __init__(self, features: int) -> None:
+        super().__init__()
+        self.mine = nn.Linear(features, features)
+        self.theirs = nn.Linear(features, features, bias=False)
+        self.message = nn.Linear(features, features)
+        self.gather = nn.Linear(2 * features, features)
+        self.out = nn.Linear(features, features)
+
+    def forward(self, x: Tensor, edges: Tensor, degree: Tensor) -> Tensor:
+        """Map ``x (M, N, F)``; ``edges (2, E)`` go from the second end to the first."""
+        to, of = edges
+        messages = torch.relu(self.mine(x)[:, to] + self.theirs(x)[:, of])
+        total = torch.zeros_like(x).index_add(1, to, messages)
+        mean = self.message(total / degree.clamp_min(1)[:, None]) * (degree > 0)[:, None]
+        found: Tensor = self.out(torch.relu(self.gather(torch.cat([x, mean], 2))))
+        return found
+
+
+class GraphNet(nn.Module):
+    """Layers in sequence, ReLU between; every time step is a separate graph."""
+
+    def __init__(self, features: int, layers: int = 2) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(GraphNetLayer(features) for _ in range(layers))
+
+    def forward(self, h: Tensor, around: Surroundings) -> Tensor:
+        """Map ``(B, N, F, L)`` to the same shape; zero where absent before, zero after."""
+        edges = _edges(around)
+        degree = torch.bincount(edges[0], minlength=h.shape[1]).to(h.dtype)
+        x = h.permute(0, 3, 1, 2).flatten(0, 1)
+        for depth, layer in enumerate(self.layers):
+            x = layer(torch.relu(x) if depth else x, edges, degree)
+        out = x.view(h.shape[0], h.shape[3], *x.shape[1:]).permute(0, 2, 3, 1)
+        found: Tensor = out * around.there[:, None, None]
+        return found
+
+
+def _edges(around: Surroundings) -> Tensor:
+    """Return the pairs with a non-zero Laplacian off its diagonal, ``(2, E)``."""
+    step = around.terms[1]
+    return (step - torch.diag(step.diagonal())).nonzero().T

@@ -1,0 +1,235 @@
+"""Run an admission worker: it checks updates and queues them for the process that runs the rounds.
+
+Workers share the updates of a fleet by a shared subscription. A worker decides nothing and answers
+nobody: a receipt leaves after the commit of the process that runs the rounds. What a worker that dies
+had not queued yet, devices send again.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import replace
+
+from aggregator.config import AggregatorConfig, bind, broker_of
+from aggregator.extensions.postgres.update_check import DeviceKeyCache, UpdateCheck
+from aggregator.extensions.postgres.update_queue import UpdateQueue, open_queue
+from aggregator.operations.startup import bodies_of, terms_of
+from aggregator.store.errors import DatabaseError, is_from_database
+from aggregator.store.opener import open_store
+from aggregator.store.store import Store
+from edge_sdk.app.cli import fields, notify, stop_signals
+from edge_sdk.app.clock import Clock, SystemClock
+from edge_sdk.app.settings import SettingsError
+from edge_sdk.errors import Failure
+from edge_sdk.link.broker_options import Broker
+from edge_sdk.link.mqtt import MqttLink
+from edge_sdk.link.tls_files import unqualified
+from edge_sdk.link.transport import LinkDown, LinkUp, Message, Transport
+from edge_sdk.protocol import topics
+from edge_sdk.protocol.envelope import AGGREGATOR
+
+logger = logging.getLogger(__name__)
+
+TURN = 1.0  # s, longest wait for a message
+REPORT = 1.0  # s between two reports to the database, which are the worker's signs of life
+HANDOVER = 1.5  # s in which the daemon notices that this worker leaves: it looks every second
+GOODBYE = 0.5  # s for what the broker had sent before the worker left
+AGAIN = 1.0  # s until the next attempt to reach a database that was lost
+IN_FLIGHT = 200  # updates that the broker may send before the first is acknowledged
+
+
+def none_refused() -> int:
+    """Return 0: the link counts no refused subscriptions."""
+    return 0
+
+
+class UpdateWorker:
+    """One worker. ``open`` it, call ``turn`` again and again, and ``leave``.
+
+    Args:
+        transport: The link, with a session that ends with the connection.
+        most: Updates in the queue above which no more are taken from the broker.
+        clock: Monotonic time.
+        refused: Returns the number of subscriptions that the broker has refused.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        queue: UpdateQueue,
+        check: UpdateCheck,
+        fleet: str,
+        *,
+        most: int,
+        clock: Clock,
+        refused: Callable[[], int] = none_refused,
+    ) -> None:
+        self._transport, self._queue, self._check = transport, queue, check
+        self._filter = topics.updates_filter(fleet)
+        self._most, self._clock, self._refused = most, clock, refused
+        self._held: list[Message] = []
+        self._is_full = False
+        self._report_at = clock.monotonic()
+
+    def open(self) -> None:
+        self._transport.open()
+
+    def turn(self, timeout: float = 0.0) -> int:
+        """Check, queue and acknowledge arrived messages; return their number.
+
+        While the queue is full, messages stay unacknowledged, and the broker soon sends no more.
+
+        Raises:
+            SettingsError: The broker has no shared subscriptions.
+        """
+        for event in self._transport.poll(timeout):
+            match event:
+                case Message():
+                    self._held.append(event)
+                case LinkUp(shares=shares):
+                    if not shares:
+                        raise self._unshared("has none")
+                    self._transport.subscribe(self._filter)
+                    self._queue.show(is_receiving=True)
+                    logger.info("link up %s", fields(filter=self._filter))
+                case LinkDown(why=why):
+                    self._queue.show(is_receiving=False)
+                    logger.info("link down %s", fields(why=why))
+        if self._refused():
+            raise self._unshared(f"refused {self._filter}")
+        if self._clock.monotonic() >= self._report_at or self._is_full:
+            self._report()
+        return 0 if self._is_full else self._pass_on()
+
+    def leave(self) -> None:
+        """Return the subscription to the daemon if this is the last worker; process the remaining messages."""
+        self._queue.show(is_receiving=False)
+        self._serve_for(HANDOVER)
+        self._transport.unsubscribe(self._filter)
+        self._serve_for(GOODBYE)
+        self._report()
+        self._transport.close()
+
+    def _serve_for(self, seconds: float) -> None:
+        until = self._clock.monotonic() + seconds
+        while self._clock.monotonic() < until:
+            self.turn(0.1)
+
+    def _pass_on(self) -> int:
+        messages, self._held = self._held, []
+        checked = [self._check.checked(message) for message in messages]
+        self._queue.append([one for one in checked if one is not None])
+        for message in messages:
+            self._transport.acknowledge(message)
+        return len(messages)
+
+    def _report(self) -> None:
+        self._report_at = self._clock.monotonic() + REPORT
+        self._queue.report(self._check.counts)
+        was_full, length = self._is_full, self._queue.length()
+        self._is_full = length >= self._most
+        if self._is_full and not was_full:
+            do = "see whether the daemon runs"
+            logger.warning("queue full %s", fields(updates=length, do=do))
+
+    def _unshared(self, what: str) -> SettingsError:
+        return SettingsError(
+            f"admission workers need shared subscriptions of MQTT 5; this broker {what}",
+            hint="use a broker that has them, such as Mosquitto, or set admission.workers = false",
+        )
+
+
+def broker_for(config: AggregatorConfig, name: str) -> Broker:
+    """Return the settings of a worker's link.
+
+    Raises:
+        Failure: There is no broker's address, or the certificate is the daemon's.
+    """
+    if config.broker.url == "auto":
+        raise SettingsError(f"{config.file.name}: broker.url: a worker needs the broker's address")
+    broker: Broker = broker_of(config, config.broker.url)
+    client_id = broker.client_id
+    if config.broker.cert_file is None:
+        client_id = f"{client_id}.worker-{name}"
+    elif unqualified(client_id)[1] == AGGREGATOR:
+        raise Failure(
+            f"{config.broker.cert_file} names the daemon, whose connection a worker would end",
+            hint="gridfed-aggregator ca issue worker-1, and set GRIDFED_AGGREGATOR_BROKER__CERT_FILE",
+        )
+    return replace(broker, client_id=client_id, session_expiry=0, receive_maximum=IN_FLIGHT)
+
+
+def check_of(config: AggregatorConfig, store: Store, clock: Clock) -> UpdateCheck:
+    """Return the checks of the configured runs, whose bundles are read."""
+    terms = terms_of(config)
+    specs = [bind(view).spec for view in config.views()]
+    return UpdateCheck(
+        bodies_of(config, store, lambda _device, _kid: False),
+        DeviceKeyCache(store.devices.all, clock),
+        clock,
+        inline=terms.inline,
+        quotas=terms.quotas,
+        sizes={spec.digest: spec.shared_size for spec in specs},
+    )
+
+
+def serve(config: AggregatorConfig, name: str) -> dict[str, int]:
+    """Run a worker until a signal; return the numbers of its updates by result.
+
+    It waits for a database that is away after it has worked once.
+    """
+    broker = broker_for(config, name)
+    if not config.admission.workers:
+        raise SettingsError(f"{config.file.name}: admission.workers: expected true for a worker")
+    counts: Counter[str] = Counter()
+    with stop_signals() as stopping:
+        has_worked = False
+        while not stopping.is_set():
+            try:
+                with ExitStack() as held:
+                    check, worker = _begun(config, broker, name, held)
+                    has_worked = True
+                    logger.info("worker started %s", fields(fleet=config.fleet, name=name))
+                    notify("READY=1")
+                    held.callback(counts.update, check.counts)
+                    while not stopping.is_set():
+                        worker.turn(TURN)
+                        notify("WATCHDOG=1")
+                    worker.leave()
+            except Exception as error:
+                is_away = isinstance(error, DatabaseError) or is_from_database(error)
+                if not (has_worked and is_away):
+                    raise
+                logger.error("database lost %s", fields(why=error))  # noqa: TRY400 - no defect
+                notify("WATCHDOG=1")
+                time.sleep(AGAIN)
+    logger.info("worker stopped %s", fields(fleet=config.fleet, name=name))
+    return dict(counts)
+
+
+def _begun(
+    config: AggregatorConfig, broker: Broker, name: str, held: ExitStack
+) -> tuple[UpdateCheck, UpdateWorker]:
+    """Open the database and the link of a worker, which ``held`` closes."""
+    clock = SystemClock()
+    queue = open_queue(config.database, worker=name)
+    held.callback(queue.close)
+    store = held.enter_context(open_store(config.database, read_only=True))
+    check = check_of(config, store, clock)
+    link = MqttLink(broker)
+    held.callback(link.close)
+    worker = UpdateWorker(
+        link,
+        queue,
+        check,
+        config.fleet,
+        most=config.admission.max_queued_updates,
+        clock=clock,
+        refused=lambda: link.counters["refused_filters"],
+    )
+    worker.open()
+    return check, worker

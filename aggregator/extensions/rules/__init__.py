@@ -1,0 +1,1 @@
+"""Robust rules that few fleets use: on a centre of all rows, and on directions."""

@@ -1,0 +1,1 @@
+"""Daily histogram of the forecasts' errors from noisy answers."""

@@ -1,0 +1,1 @@
+"""Liveness, readiness, status and metrics over HTTP."""

@@ -1,0 +1,75 @@
+"""Bind a site's run below a parent's: its checks, and the record of the parent's model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from aggregator.config.sections import AggregatorConfig
+from aggregator.extensions.tree.settings import SITE_METHODS
+from aggregator.methods.base.round_machine import Rounds
+from aggregator.methods.base.wrappers import WrappedState
+from edge_sdk.app.settings import SettingsError
+from edge_sdk.protocol.contract.method import Closed, Effects, Event, Half, ParentModel
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SiteState(WrappedState):
+    """State of a site's half."""
+
+    # the model received last from the parent, with its numbers, the ``rounds`` closed since and the
+    # largest ``count`` of updates in one; empty before the first (``ParentRecord``)
+    parent: Mapping[str, Any] = field(default_factory=dict)
+
+
+def following_parent(half: Half[Any]) -> Half[SiteState]:
+    """Return a half that records which model of the parent its rounds began with."""
+
+    def apply(state: SiteState, event: Event) -> tuple[SiteState, Effects]:
+        inner, effects = half.apply(state.inner, event)
+        if inner is state.inner:
+            return state, effects
+        parent, has_moved = state.parent, inner.version > state.inner.version
+        if has_moved and isinstance(event, ParentModel):
+            names = ("run", "number", "attempt", "step", "version")
+            parent = {name: getattr(event, name) for name in names}
+            parent |= {"w": event.vector, "rounds": 0, "count": 0}
+        elif has_moved and parent:
+            closed = next(effect for effect in effects if isinstance(effect, Closed))
+            most = max(parent["count"], len(closed.report["cohort"]))
+            parent = {**parent, "rounds": parent["rounds"] + 1, "count": most}
+        return SiteState(inner, parent), effects
+
+    return Half(lambda w: SiteState(half.init(w)), apply, lambda state: half.model(state.inner))
+
+
+def check_parent(config: AggregatorConfig, rounds: Rounds) -> None:
+    """Refuse a run that cannot follow a parent.
+
+    Raises:
+        SettingsError: The message names the key, its value and the remedy.
+    """
+    parent, run, enough = config.section("parent"), config.run, rounds.enough
+    if run.method not in SITE_METHODS:
+        why = f"{run.method!r} cannot follow a parent; methods of a site: {', '.join(SITE_METHODS)}"
+        raise _wrong(config, "run.method", why, hint="use one of them, or remove [parent]")
+    for key, is_set in (
+        ("rounds", run.rounds is not None),
+        ("rate_stages", bool(run.rate_stages)),
+    ):
+        if is_set:
+            why = "expected none beside [parent], whose run decides how long the site's lasts"
+            raise _wrong(config, f"run.{key}", why, hint="remove it")
+    if enough < 2:
+        key = "run.quorum" if run.min_updates is None else "run.min_updates"
+        why = f"expected at least 2 beside [parent], got {enough}"
+        hint = "a difference made from one device's update would be that device's"
+        raise _wrong(config, key, why, hint=hint)
+    if parent.fleet == config.fleet:
+        why = f"{config.fleet!r} is this aggregator's own fleet; expected that of its parent"
+        raise _wrong(config, "parent.fleet", why)
+
+
+def _wrong(config: AggregatorConfig, key: str, why: str, *, hint: str = "") -> SettingsError:
+    return SettingsError(f"{config.file.name}: {key}: {why}", hint=hint)

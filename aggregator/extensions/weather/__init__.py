@@ -1,0 +1,1 @@
+"""Publish weather to the regions of a fleet."""

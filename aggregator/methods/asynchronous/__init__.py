@@ -1,1 +1,0 @@
-"""Asynchronous methods: FedAsync and FedBuff."""

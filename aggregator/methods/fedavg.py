@@ -1,0 +1,249 @@
+"""FedAvg on the server, and an example of both halves; ``edge_sdk.methods.fedavg`` is the device's.
+
+A round opens with the model, as a task for all. Updates wait until a quorum has answered, or enough
+of it by the deadline; then the rule combines them and the server's optimiser takes a step. A round
+with too few updates at its deadline is abandoned: its updates are never carried over. FedSGD,
+FedProx, FedAvgM and FedAdam differ in ``Averaging`` alone.
+
+McMahan et al., Communication-Efficient Learning of Deep Networks from Decentralized Data, 2017.
+
+Example:
+    Three devices learn ``y = 2 x`` in memory: no broker, no keys, no files.
+
+    >>> from aggregator.methods.base.round_machine import OPEN
+    >>> from aggregator.rules import bind
+    >>> from edge_sdk.methods.fedavg import fedavg as device_half
+    >>> from edge_sdk.methods.local_sgd import LocalSgd
+    >>> from edge_sdk.methods.training_context import Batch, TrainingContext
+    >>> from edge_sdk.protocol.contract.parameter_layout import ParamSpec
+    >>> from edge_sdk.shared_math import optim
+    >>> def gradient(p, x, y):  # of the mean squared error, as a bundle's graph returns it
+    ...     error = p * x[:, 0, 0] - y[:, 0]
+    ...     return (error**2).mean(), np.array([(2 * error * x[:, 0, 0]).mean()], np.float32)
+    >>> class Readings:
+    ...     def __init__(self, x):
+    ...         self.all = Batch(x.reshape(-1, 1, 1), 2 * x.reshape(-1, 1))
+    ...     def __len__(self):
+    ...         return len(self.all)
+    ...     def draw(self, rng, size):
+    ...         return self.all
+    >>> def meter(name, *x):
+    ...     readings = Readings(np.array(x, np.float32))
+    ...     spec, graphs = ParamSpec.of([("w", (1,))]), {"gradient": gradient}
+    ...     draw = lambda purpose, number: np.random.default_rng(number)
+    ...     local = TrainingContext(name, spec, graphs, lambda: readings, 8, draw)
+    ...     half = device_half(local, LocalSgd(optim.sgd))
+    ...     return half, half.init(np.zeros(1, np.float32))
+    >>> meters = [meter("a", 1, 2), meter("b", 3), meter("c", 0.5, 1, 1.5)]
+    >>> server = fedavg(Setup(bind("mean"), FedAvg(rate=0.03), Rounds(quorum=3, limit=20)))
+    >>> state, effects = server.apply(server.init(np.zeros(1, np.float32)), OPEN)
+    >>> while state.is_open:
+    ...     task = next(effect for effect in effects if isinstance(effect, Task))
+    ...     for half, own in meters:
+    ...         _, (update,) = half.apply(own, task)
+    ...         state, effects = server.apply(state, update)
+    >>> state.version, server.model(state)["p"].round(3).tolist()
+    (20, [2.0])
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Annotated, Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aggregator.methods.base import round_machine
+from aggregator.methods.base.round_machine import (
+    ASK,
+    NOT_FINITE,
+    RoundHooks,
+    RoundOutcome,
+    Rounds,
+    RoundState,
+    published,
+)
+from aggregator.methods.base.scheme import Averaging, round_report
+from aggregator.methods.base.server_optim import adam, momentum, sgd
+from aggregator.methods.base.types import AddRow, Prox, Rate, Setup, Share, Steps, task, with_row
+from aggregator.methods.base.wrappers import Announce, exact, with_steps
+from aggregator.rules import Memory, Rows, Rule, TooFewRows
+from edge_sdk.app.schema import Between
+from edge_sdk.protocol.contract.method import ALL, Array, Effects, Half, ParentModel, Task, Update
+from edge_sdk.protocol.contract.parameter_layout import Vector
+from edge_sdk.shared_math.optim import optimiser_step
+
+
+@dataclass(frozen=True, slots=True)
+class FedAvg:
+    """Average the models of clients that take several local steps a round."""
+
+    steps: Steps = 4  # local steps a round
+    rate: Rate = 1e-3  # their learning rate
+    server_rate: Rate = 1.0  # fraction of the average difference that the server applies
+
+    def bound(self, rounds: Rounds) -> Averaging:
+        """Return the family's settings for these numbers."""
+        return Averaging(sgd(self.server_rate), rounds, task(self.steps, self.rate))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Averaged(RoundState):
+    """State of the server: the model and its optimiser, and the updates that wait."""
+
+    moments: Mapping[str, NDArray[np.float64]]  # of the optimiser
+    memory: Memory = field(default_factory=dict)  # of the rule
+    kept: Mapping[str, Any] = field(default_factory=dict)  # of the scheme
+    pending: Mapping[str, Array] = field(default_factory=dict)  # first update of each client
+    counts: Mapping[str, float] = field(default_factory=dict)  # claimed samples of the updates
+    losses: Mapping[str, float] = field(default_factory=dict)  # of the updates that report one
+
+    @property
+    def senders(self) -> Collection[str]:
+        return self.pending.keys()
+
+
+def fedavg(setup: Setup) -> Half[Any]:
+    """Return the server half of FedAvg, and of the methods that differ in their settings alone."""
+    return averaging(setup.rule, setup.settings.bound(setup.rounds), setup.add_row)
+
+
+def averaging(rule: Rule, settings: Averaging, add_row: AddRow = with_row) -> Half[Any]:
+    """Return the half of a rule and settings; ``add_row`` may keep waiting updates in a file."""
+    make = partial(_half, rule, settings, add_row)
+    return with_steps(make) if settings.rounds.downlink == "q8" else make()
+
+
+def _half(
+    rule: Rule, settings: Averaging, add_row: AddRow, announce: Announce = exact
+) -> Half[Averaged]:
+    def init(w: Vector) -> Averaged:
+        start = np.asarray(w, np.float64).copy()
+        moments = {**settings.optimiser.init(start), **settings.after.init(start)}
+        return (settings.state or Averaged)(0, 0, False, start, moments)
+
+    def model(state: Averaged) -> Mapping[str, Array]:
+        is_over = state.round > 0 and not state.is_open
+        return {"p": published(settings.manner.final(state) if is_over else state.w)}
+
+    def tasks(state: Averaged, _clients: Iterable[str]) -> Effects:
+        at = settings.values_at
+        values = settings.values if at is None else at(state.version)
+        arrays = {"w": published(state.w)}
+        return (Task(ALL, state.round, ASK, base=state.version, values=values, arrays=arrays),)
+
+    def counts(state: Averaged, update: Update) -> bool:
+        is_current = update.round == state.round and update.base == state.version
+        is_first = update.sender not in state.pending
+        return is_current and is_first and update.vector.shape == state.w.shape
+
+    def accept(state: Averaged, update: Update) -> Averaged:
+        difference = state.w - update.vector if settings.weights else update.vector
+        loss = {update.sender: float(update.values["loss"])} if "loss" in update.values else {}
+        return replace(
+            state,
+            pending=add_row(state.pending, update.sender, difference),
+            counts={**state.counts, update.sender: float(update.values.get("n", 1.0))},
+            losses={**state.losses, **loss},
+            kept=state.kept if settings.record is None else settings.record(state, update),
+        )
+
+    def combine(state: Averaged) -> RoundOutcome[Averaged]:
+        rows, scheme = Rows.of(state.pending), settings.manner
+        decide = rule if settings.rule_at is None else settings.rule_at(state)
+        try:
+            verdict = decide(rows, scheme.shares(state, rows.ids), state.memory)
+        except TooFewRows as error:
+            return _discarded(state, str(error))
+        w, moments = optimiser_step(
+            settings.optimiser, state.w, verdict.value, state.moments, settings.after
+        )
+        w = announce(state.w, w)
+        if not np.isfinite(published(w)).all():
+            return _discarded(state, NOT_FINITE)
+        kept = scheme.keep(state, w)
+        moved = replace(_emptied(state), w=w, moments=moments, memory=verdict.memory, kept=kept)
+        is_last = scheme.is_over(state.version + 1, kept)
+        return RoundOutcome(moved, round_report(state, rows, verdict), is_last=is_last)
+
+    hooks = RoundHooks(settings.rounds, counts, accept, combine, _discarded, tasks, adopt=_adopted)
+    return Half(init, partial(round_machine.apply, hooks), model)
+
+
+def _adopted(state: Averaged, event: ParentModel) -> RoundOutcome[Averaged]:
+    """Replace the model by one from outside of the run, plus the progress that is carried over."""
+    w = np.asarray(event.vector, np.float64)
+    w = w + event.carry if event.carry.size else w.copy()
+    if w.shape != state.w.shape or not np.isfinite(published(w)).all():
+        return _discarded(state, NOT_FINITE)
+    report = {"cohort": [], "parent_round": event.number, "parent_version": event.version}
+    return RoundOutcome(replace(_emptied(state), w=w), report, is_last=event.is_last)
+
+
+def _discarded(state: Averaged, why: str) -> RoundOutcome[Averaged]:
+    return RoundOutcome(_emptied(state), {"cohort": sorted(state.pending)}, why=why)
+
+
+def _emptied(state: Averaged) -> Averaged:
+    return replace(state, pending={}, counts={}, losses={})
+
+
+@dataclass(frozen=True, slots=True)
+class FedSgd:
+    """Average one gradient of every client a round."""
+
+    # step length of the server for shared layers and of every device for local layers
+    rate: Rate = 0.01
+
+    def bound(self, rounds: Rounds) -> Averaging:
+        return Averaging(sgd(self.rate), rounds, {"rate": self.rate})
+
+
+@dataclass(frozen=True, slots=True)
+class FedProx:
+    """FedAvg with a proximal term that pulls every device towards the received model."""
+
+    steps: Steps = 4  # local steps a round
+    rate: Rate = 1e-3  # their learning rate
+    prox: Prox = 0.01  # weight of half the squared distance to the received model
+    server_rate: Rate = 1.0  # fraction of the average difference that the server applies
+
+    def bound(self, rounds: Rounds) -> Averaging:
+        values = task(self.steps, self.rate, prox=self.prox)
+        return Averaging(sgd(self.server_rate), rounds, values)
+
+
+@dataclass(frozen=True, slots=True)
+class FedAvgM:
+    """FedAvg with momentum at the server."""
+
+    steps: Steps = 4  # local steps a round
+    rate: Rate = 1e-3  # their learning rate
+    server_rate: Rate = 1.0  # step length of the server
+    beta: Share = 0.99  # fraction of the old momentum that is kept
+    # ``average`` is a moving average; ``heavy_ball`` moves 1 / (1 - beta) as far
+    momentum_form: Literal["average", "heavy_ball"] = "average"
+
+    def bound(self, rounds: Rounds) -> Averaging:
+        optimiser = momentum(self.server_rate, self.beta, self.momentum_form)
+        return Averaging(optimiser, rounds, task(self.steps, self.rate))
+
+
+@dataclass(frozen=True, slots=True)
+class FedAdam:
+    """FedAvg with adaptive steps at the server."""
+
+    steps: Steps = 4  # local steps a round
+    rate: Rate = 1e-3  # their learning rate
+    server_rate: Rate = 0.01  # step length of the server
+    beta1: Share = 0.99  # fraction of the old first moment that is kept
+    beta2: Share = 0.999  # fraction of the old second moment that is kept
+    # term added to the denominator; its square is the initial second moment
+    eps: Annotated[float, Between(1e-12, 1.0)] = 1e-3
+
+    def bound(self, rounds: Rounds) -> Averaging:
+        optimiser = adam(self.server_rate, self.beta1, self.beta2, self.eps)
+        return Averaging(optimiser, rounds, task(self.steps, self.rate))

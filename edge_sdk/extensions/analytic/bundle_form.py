@@ -1,0 +1,129 @@
+"""Run a bundle in closed form on a device: solve its model, and add new windows to it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge_sdk.bundle import Bundle, BundleError
+from edge_sdk.errors import EdgeError
+from edge_sdk.extensions.analytic.bundle_functions import AnalyticModel
+from edge_sdk.extensions.analytic.half import coefficients_of, solved_alone
+from edge_sdk.extensions.analytic.online_vector import OnlineVector, TrainedVector
+from edge_sdk.forecasting.calendar_features import Ints
+from edge_sdk.forecasting.windows import ChannelFrame, Drawable
+from edge_sdk.methods.training_context import Graph, TrainingContext
+from edge_sdk.protocol.contract.manifest import HIDDEN, Manifest
+from edge_sdk.protocol.contract.method import Array
+from edge_sdk.protocol.contract.parameter_layout import Vector
+from edge_sdk.runtime import GraphError
+from edge_sdk.runtime.matrix_products import reserve_blas
+from edge_sdk.training.model_runtime import ModelRuntime
+from edge_sdk.training.run_role import BundleForm
+
+CHUNK = 128
+"""Windows whose inputs are in memory at once."""
+
+
+def functions_of(manifest: Manifest, graphs: Mapping[str, Graph]) -> Mapping[str, Graph]:
+    """Return the functions of a bundle, beside its graphs."""
+    return AnalyticModel(manifest, graphs.get(HIDDEN)).functions()
+
+
+def check_golden(bundle: Bundle) -> None:
+    """Compare the golden design row: a first vector of zeros forecasts 0 from any features.
+
+    Raises:
+        BundleError: It comes out differently here.
+    """
+    golden, section = bundle.manifest.golden, bundle.manifest.analytic
+    assert section is not None
+    x = np.array([golden.x], np.float32)
+    try:
+        row = bundle.graphs["design"](p=bundle.initial, x=x)[0][0, 0]
+    except GraphError as error:
+        raise BundleError(f"bundle {bundle.manifest.name}: {error}") from error
+    if not np.allclose(row, section.design, rtol=0, atol=golden.tolerance):
+        raise BundleError(
+            f"bundle {bundle.manifest.name}: the golden design row comes out differently",
+            hint="numpy on this device computes something else; report its version",
+        )
+
+
+class AnalyticForm(BundleForm):
+    """A bundle in closed form on one device."""
+
+    def __init__(self, learner: ModelRuntime) -> None:
+        """Reserve the memory of the linear algebra.
+
+        Raises:
+            EdgeError: The limit of memory leaves too little.
+        """
+        name = learner.manifest.name
+        try:
+            reserve_blas()
+        except MemoryError as error:
+            raise EdgeError(
+                f"bundle {name} is in closed form, and limits.memory_mb leaves {error}",
+                hint="raise limits.memory_mb; `gridfed-edge check CONFIG` finds how much is needed",
+            ) from error
+        self.why_not_tuned = f"bundle {name} is solved for this device in closed form"
+        self._learner = learner
+        self._online = _online_vector(learner)
+
+    def forget(self) -> None:
+        if self._online is not None:
+            self._online.reset()
+
+    def renewal(self, model: Mapping[str, Array]) -> Callable[[Drawable], Vector] | None:
+        trained = TrainedVector.of(model)
+        if self._online is None or trained is None:
+            return None
+        return partial(self._online.updated, trained)
+
+    def latest(self, trained: Vector) -> Vector:
+        return trained if self._online is None else self._online.latest(trained)
+
+    def solved_alone(self, local: TrainingContext, p: Vector) -> Vector:
+        return solved_alone(local, p)
+
+    def solved(
+        self,
+        frame: ChannelFrame,
+        p: Vector,
+        common: Vector | None,
+        origins: Ints,
+        *,
+        is_alone: bool,
+    ) -> Vector:
+        if is_alone:
+            common = p.copy()  # with the constants of the features
+            common[coefficients_of(self._learner.spec)] = 0.0
+        if common is None:
+            return p
+        graphs = self._learner.bundle.graphs
+        design: NDArray[Any] | None = None
+        for start in range(0, len(origins), CHUNK):
+            (rows,) = graphs["design"](p=common, x=frame.inputs(origins[start : start + CHUNK]))
+            if design is None:
+                design = np.empty((len(origins), *rows.shape[1:]), np.float32)
+            design[start : start + CHUNK] = rows
+        found = graphs["personal"](p=common, design=design, y=frame.targets(origins))[0]
+        return np.asarray(found, np.float32)
+
+
+def _online_vector(learner: ModelRuntime) -> OnlineVector | None:
+    """Return what adds new windows to the model; None if nothing may.
+
+    Where noise hides the readings from training, it hides them from this too.
+    """
+    is_hidden = learner.mechanism.plan.point.is_on_readings
+    if is_hidden or not learner.config.forecast.online:
+        return None
+    model = AnalyticModel(learner.manifest, learner.bundle.graphs.get(HIDDEN))
+    forgetting = learner.config.forecast.forgetting
+    return OnlineVector(model, forgetting=forgetting, capacity=learner.series.capacity)

@@ -1,0 +1,1 @@
+"""Compare a device's sent messages with the aggregator's records."""

@@ -1,0 +1,1 @@
+"""Show the privacy budget and the resource limits of a device."""

@@ -1,0 +1,1 @@
+"""Enrol for, renew and replace the device's certificate by EST (RFC 7030)."""

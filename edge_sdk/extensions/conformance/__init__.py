@@ -1,0 +1,1 @@
+"""Check what other packages offer by entry points."""

@@ -1,0 +1,1 @@
+"""Score and draw forecasts of a device's own stored record."""

@@ -1,0 +1,193 @@
+"""Forecast the values after the newest reading, or forecast a span of the past for evaluation.
+
+Reads the store, also beside a running agent. --rolling writes a CSV file with the columns origin,
+step, forecast and truth, and with lower and upper where the model forecasts quantiles.
+
+  gridfed-edge forecast meter.toml
+  gridfed-edge forecast meter.toml --plot
+  gridfed-edge forecast meter.toml --rolling 2014-10-01 2014-10-08 --out week.csv
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+import shutil
+from argparse import ArgumentParser, Namespace
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from edge_sdk.agent import open_sources
+from edge_sdk.app.cli import CommandResult
+from edge_sdk.app.permissions import open_private
+from edge_sdk.commands import forecast, participant
+from edge_sdk.commands.device_inspection import DeviceInspection
+from edge_sdk.config import Config
+from edge_sdk.errors import ConfigError
+from edge_sdk.forecasting.calendar_features import Floats
+from edge_sdk.forecasting.forecast import IssuedForecast
+from edge_sdk.sources import read_all
+
+MEASURED, EXPECTED, BETWEEN, NEWEST = "•", "o", "░", "│"
+_LABEL = 10  # columns of the axis
+_LEAST = 4  # rows and columns of the smallest plot
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    """Add the arguments of this subcommand."""
+    forecast.add_arguments(parser)
+    parser.add_argument(
+        "--plot", action="store_true", help="draw the newest readings and the forecast"
+    )
+    parser.add_argument(
+        "--rolling",
+        nargs=2,
+        metavar=("FROM", "TO"),
+        help="forecast from every window that begins in this span (ISO times or Unix seconds)",
+    )
+    parser.add_argument("--out", type=Path, metavar="CSV", help="file that --rolling writes")
+    parser.add_argument(
+        "--beyond",
+        action="store_true",
+        help="also read, in memory only, the sources after their 'until': the truth to compare with",
+    )
+
+
+def run(args: Namespace) -> CommandResult:
+    """Return the forecast, or write the rolling forecasts."""
+    inspection = DeviceInspection.of(participant(Config.load(args.config), args.participation))
+    if args.beyond:
+        _read_beyond(inspection)
+    if args.rolling is None:
+        issued, result = forecast.issued_now(inspection)
+        text = f"{result.text}\n\n{_plot(inspection, issued)}" if args.plot else result.text
+        return replace(result, text=text)
+    if args.out is None:
+        raise ConfigError("--rolling needs --out CSV", hint="name the file to write")
+    begin, end = map(_moment, args.rolling)
+    count = write_rolling(inspection, begin, end, args.out)
+    return CommandResult({"windows": count, "out": str(args.out)}, f"{count} windows in {args.out}")
+
+
+def _read_beyond(inspection: DeviceInspection) -> None:
+    config, learner = inspection.config, inspection.learner
+    whole = tuple({k: v for k, v in s.items() if k != "until"} for s in config.source)
+    sources = open_sources(replace(config, source=whole))
+    read_all(sources, lambda readings: learner.observe_all(readings, lambda _: np.inf))
+
+
+def write_rolling(inspection: DeviceInspection, begin: float, end: float, out: Path) -> int:
+    """Write forecasts of every complete window whose first target is in a time span as CSV.
+
+    Columns: ``origin`` (Unix seconds of the first target), ``step`` (1 … horizon),
+    ``forecast``, ``truth`` (empty where unobserved); and ``lower``, ``upper``, where the model
+    forecasts quantiles, as they would have been issued.
+
+    Returns:
+        Number of windows.
+    """
+    times, forecasts, truth = inspection.learner.rolling(inspection.state, begin, end)
+    ends = inspection.learner.intervals(inspection.state, begin, end)
+    extra = () if ends is None else ("lower", "upper")
+    between = np.empty((*forecasts.shape, 0)) if ends is None else ends
+    with open_private(out, newline="", encoding="utf-8") as file:
+        rows = csv.writer(file, lineterminator="\n")
+        rows.writerow(("origin", "step", "forecast", "truth", *extra))
+        for origin, *line in zip(times.tolist(), forecasts, truth, between, strict=True):
+            rows.writerows(_lines(origin, *line))
+    return len(times)
+
+
+def _lines(
+    origin: int, forecasts: Floats, truth: Floats, between: Floats
+) -> Iterable[tuple[Any, ...]]:
+    for step, (value, seen, ends) in enumerate(zip(forecasts, truth, between, strict=True), 1):
+        around = [f"{end:.9g}" for end in ends]
+        yield origin, step, f"{value:.9g}", "" if np.isnan(seen) else f"{seen:.9g}", *around
+
+
+def _moment(text: str) -> float:
+    try:
+        if text.replace(".", "", 1).isdecimal():
+            return float(text)
+        moment = datetime.fromisoformat(text)
+    except ValueError as error:
+        raise ConfigError(
+            f"{text!r} is not a time", hint="such as 2014-10-01T00:00 (UTC) or Unix seconds"
+        ) from error
+    return moment.replace(tzinfo=moment.tzinfo or UTC).timestamp()
+
+
+def _plot(inspection: DeviceInspection, issued: IssuedForecast) -> str:
+    series = inspection.learner.series
+    if not len(series):
+        return drawn([], issued)
+    values = series.values(issued.stream).tolist()
+    measured = list(zip(series.times().tolist(), values, strict=True))
+    return drawn(measured, issued, shutil.get_terminal_size().columns)
+
+
+def drawn(
+    measured: Sequence[tuple[int, float]], issued: IssuedForecast, width: int = 80, height: int = 14
+) -> str:
+    """Return the plot as lines: measured values, a bar at the newest one, then the forecast.
+
+    One column is one slot; the oldest values that do not fit are left out. Without any finite value
+    there is nothing to draw, and the text says so.
+
+    Args:
+        measured: Start and value of the newest readings, rising; NaN in gaps.
+        height: Rows of the plot, without its axis.
+    """
+    room = max(width - _LABEL - 2, _LEAST)
+    ahead = issued.rows()[: room - 2]
+    before = measured[max(0, len(measured) - (room - len(ahead) - 1)) :]
+    values = [value for _, value in before] + [x for row in ahead for x in row[1:] if x is not None]
+    finite = [value for value in values if math.isfinite(value)]
+    if not finite:
+        return f"nothing to draw: {issued.forecast.missing or 'no value is known'}"
+    low, high = min(finite), max(finite)
+    if high - low < 1e-9 * max(1.0, abs(high)):
+        low, high = low - 0.5, high + 0.5
+    count = max(height, _LEAST)
+    columns = [*(_column(count, low, high, value) for _, value in before), NEWEST * count]
+    columns += [_column(count, low, high, *row[1:]) for row in ahead]
+    lines = []
+    for i, marks in enumerate(zip(*columns, strict=True)):
+        value = high - (high - low) * i / (count - 1)
+        label = f"{value:.4g}" if i % 4 == 0 or i == count - 1 else ""
+        lines.append(f"{label:>{_LABEL}} {''.join(marks)}".rstrip())
+    return "\n".join((*lines, *_axis([at for at, _ in before], [at for at, *_ in ahead])))
+
+
+def _column(count: int, low: float, high: float, value: float | None, *ends: float | None) -> str:
+    def row(number: float) -> int:
+        return round((high - number) / (high - low) * (count - 1))
+
+    marks = [" "] * count
+    known = [end for end in ends if end is not None]
+    if len(known) == 2:
+        top, bottom = row(max(known)), row(min(known))
+        marks[top : bottom + 1] = BETWEEN * (bottom + 1 - top)
+    if value is not None and math.isfinite(value):
+        marks[row(value)] = EXPECTED if ends else MEASURED
+    return "".join(marks)
+
+
+def _axis(before: list[int], ahead: list[int]) -> list[str]:
+    known = [("from", before[:1]), ("forecast from", ahead[:1]), ("to", ahead[-1:])]
+    times = ", ".join(f"{word} {_minute(at[0])}" for word, at in known if at)
+    pad = " " * _LABEL
+    return [
+        f"{pad} {times} UTC",
+        f"{pad} {MEASURED} measured  {EXPECTED} forecast  {BETWEEN} interval",
+    ]
+
+
+def _minute(at: int) -> str:
+    return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M")

@@ -1,0 +1,1 @@
+"""Watch over the validity of the files of the TLS link."""

@@ -1,0 +1,1 @@
+"""Run graphs with onnxruntime, where its wheel is installed."""

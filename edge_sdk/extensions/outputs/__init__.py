@@ -1,0 +1,1 @@
+"""Outputs of forecasts: MQTT, Home Assistant, HTTP, a file, the fleet."""

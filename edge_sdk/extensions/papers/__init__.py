@@ -1,0 +1,1 @@
+"""Device halves of the methods of BAFDP, BiG-FL, FeSEM and FedDA."""

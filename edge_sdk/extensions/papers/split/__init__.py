@@ -1,0 +1,1 @@
+"""Device half of split learning: rounds whose steps exchange activations and gradients."""

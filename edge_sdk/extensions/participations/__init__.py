@@ -1,0 +1,1 @@
+"""Several runs of one device at the same time."""

@@ -1,0 +1,1 @@
+"""Exchange of models between neighbours, without an aggregator."""

@@ -1,0 +1,1 @@
+"""Try a new bundle beside the one in use, and report one word a day."""

@@ -1,0 +1,1 @@
+"""Answer a daily question about the forecast's error with local noise."""

@@ -1,0 +1,133 @@
+"""Answer once a day to the fleet's histogram of scores, with noise that is drawn once and saved.
+
+The answer and its charge are on disk before the answer is sent, so that a restart sends the same bytes
+and draws nothing. A day without an answer of this device reveals nothing about its readings: it
+answers without a score, too.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import math
+import random
+from typing import Any, Final
+
+from edge_sdk.app.cli import fields
+from edge_sdk.app.clock import DAY
+from edge_sdk.config import Config
+from edge_sdk.errors import Refused
+from edge_sdk.extensions.scores import score_cells
+from edge_sdk.extensions.scores.local_histogram import LocalHistogram
+from edge_sdk.extensions.scores.messages import ScoreMessage
+from edge_sdk.extensions.scores.section import ScoresSection
+from edge_sdk.privacy.ledger import BudgetSpent, PrivacyAccount, PrivacyCharge, epsilon_at
+from edge_sdk.protocol.codec import decode, encode
+from edge_sdk.protocol.outbox_state import SCORES
+from edge_sdk.store.store import DeviceStore
+from edge_sdk.training.extension import DeviceExtension, DeviceParts
+
+logger = logging.getLogger(__name__)
+
+POINT: Final = "score"
+"""Point of the charges in the ledger."""
+ANSWER: Final = "score answer"
+"""Name of the stored record with the last answer."""
+SPREAD: Final = 6 * 3_600_000
+"""Milliseconds after midnight over which the devices of a fleet spread their answers."""
+SENDS: Final = 4
+"""Largest number of times that one process sends an answer."""
+RETRY: Final = 3600.0
+"""Seconds after which an answer that the budget refused is tried again."""
+
+
+class ScoreReporter(DeviceExtension):
+    """The answers of one device; nothing happens unless the aggregator has opted in, too."""
+
+    def __init__(self, device: DeviceParts, rng: random.Random | None = None) -> None:
+        super().__init__(device)
+        section: ScoresSection = device.config.extensions["scores"]
+        self._section, self._session = section, device.session
+        self._rng = rng or random.SystemRandom()
+        digest = hashlib.sha256(device.config.id.encode()).digest()
+        self._offset = int.from_bytes(digest[:8], "big") % SPREAD
+        self._mechanism = LocalHistogram.best(score_cells.CELLS, section.epsilon)
+        self._last = _stored(device.store)
+        self._sends, self._sent_on = 0, -1.0
+        self._refused, self._again_at = -1, float("-inf")
+
+    def on_tick(self) -> None:
+        """Draw and save the answer of a new day, and send an answer that was not sent on this link."""
+        now, session = self._session.time.now(), self._session
+        if now is None or not self._is_collected:
+            return
+        today = now // DAY
+        if self._is_due(today, now % DAY):
+            self._draw(today, now)
+        last = self._last
+        if last is None or last.day < today - 1 or self._sends >= SENDS:
+            return
+        if self._sent_on != session.connection.linked_at and session.send(last):
+            self._sends, self._sent_on = self._sends + 1, session.connection.linked_at
+
+    def status(self) -> dict[str, Any]:
+        found = {
+            "answered": None if self._last is None else self._last.day,
+            "epsilon": epsilon_at(self.device.active.accountant.account, POINT),
+            "allowed": self._section.budget,
+        }
+        return {"scores": found}
+
+    @property
+    def _is_collected(self) -> bool:
+        """Return whether messages may be sent, and the aggregator collects scores."""
+        session, welcome = self._session, self._session.outbox.welcome
+        is_collected = welcome is not None and SCORES in welcome.caps
+        return session.may_request and is_collected and not session.participation.is_held
+
+    def _is_due(self, today: int, since_midnight: int) -> bool:
+        last = -1 if self._last is None else self._last.day
+        if last >= today or self._session.now < self._again_at:
+            return False
+        return since_midnight >= self._offset or last < today - 1
+
+    def _draw(self, today: int, now: int) -> None:
+        monitor = self.device.selection.candidates.selection.monitor
+        ratio = monitor.scores.ratio(score_cells.DAYS, before=today)
+        mechanism = self._mechanism
+        blob = mechanism.draw(score_cells.cell_of(ratio), self._rng)
+        answer = ScoreMessage(
+            today, score_cells.NAME, mechanism.cells, mechanism.how, mechanism.epsilon, blob
+        )
+        charge = PrivacyCharge(now, "device", POINT, mechanism.how, 1.0 / mechanism.epsilon)
+        try:
+            accountant = self.device.active.accountant
+            accountant.charge_beside(charge, self._section.budget, ANSWER, encode(answer))
+        except BudgetSpent as error:
+            self._again_at = self._session.now + RETRY
+            if self._refused != today:
+                logger.warning("score not reported %s", fields(day=today, why=error))
+            self._refused = today
+            return
+        self._last, self._sends, self._sent_on = answer, 0, -1.0
+        self._session.count("scores drawn")
+
+
+def budget_use(config: Config, account: PrivacyAccount) -> tuple[dict[str, Any], str]:
+    """Return the privacy cost of the answers, their budget, and a sentence about both."""
+    section, spent = config.extensions.get("scores", ScoresSection()), epsilon_at(account, POINT)
+    allowed, limit, of = None, "none is sent now", ""
+    if section.report:
+        allowed, limit = section.budget, f"{section.epsilon:g} for one a day"
+        of = f" of {allowed:g}"
+    text = f"answers about scores: epsilon {spent:g}{of} for the device's whole record, {limit}"
+    found = {"epsilon": spent if math.isfinite(spent) else None, "allowed": allowed}
+    return {"scores": found}, f"{text}; they are in the charges above, too"
+
+
+def _stored(store: DeviceStore) -> ScoreMessage | None:
+    body = store.paper(ANSWER)
+    try:
+        return None if body is None else decode(ScoreMessage, body)
+    except Refused:
+        return None

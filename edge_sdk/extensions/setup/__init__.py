@@ -1,0 +1,1 @@
+"""Write the configuration of a new device, and measure the memory that it needs."""

@@ -1,0 +1,1 @@
+"""Identity keys in PKCS #11 tokens."""

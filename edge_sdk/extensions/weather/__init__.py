@@ -1,0 +1,1 @@
+"""Weather that the operator announces for the regions of a fleet."""

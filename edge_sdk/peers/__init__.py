@@ -1,1 +1,0 @@
-"""Learning with peers instead of a server: membership, exchange and mixing."""

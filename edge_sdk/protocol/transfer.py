@@ -1,0 +1,377 @@
+"""Transfer a large body in chunks, in either direction: two machines without socket or clock.
+
+The receiver drives. It reports which chunks it has and how many may be in flight; the sender sends
+the missing ones, and a chunk that a broker acknowledged and lost is simply still missing. The
+machines are independent of the message types: they take and return indices, bitmaps and bytes.
+Rules: wire protocol, section "Chunked bodies".
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections.abc import Iterable
+from typing import Final, NamedTuple
+
+from edge_sdk.app.lean_dataclass import dataclass
+from edge_sdk.errors import Reason, Refused
+
+CHUNK: Final = 32_768  # bytes, the default and the largest
+SMALLEST_CHUNK: Final = 8_192  # bytes; a link with a smaller limit cannot carry uploads
+ENVELOPE: Final = 512  # bytes, at most, that an envelope adds to a chunk or body
+MOST_CHUNKS: Final = 256
+MOST_BYTES: Final = 8 * 1024 * 1024
+MOST_IN_FLIGHT: Final = 8  # chunks
+FIRST_GAP: Final = 2.0  # s without a chunk before the receiver asks again; doubles
+LONGEST_GAP: Final = 60.0  # s
+IDLE: Final = 120.0  # s without a chunk: the receiver frees the memory
+SILENCE: Final = 10.0  # s without a report: the sender offers again
+
+
+def count_of(size: int, chunk: int) -> int:
+    """Return the number of chunks of a body of ``size`` bytes.
+
+    >>> count_of(32_769, 32_768)
+    2
+    """
+    return -(-size // chunk)
+
+
+def id_of(digest: bytes) -> bytes:
+    """Return the name of a transfer: the first half of the body's SHA-256."""
+    return digest[:16]
+
+
+def bitmap(indices: Iterable[int], count: int) -> bytes:
+    """Encode a set of chunk numbers: bit i of byte i // 8, least significant bit first.
+
+    >>> bitmap([0, 1, 8], 9).hex(), bitmap([7], 9).hex()
+    ('0301', '8000')
+    """
+    mask = 0
+    for i in indices:
+        mask |= 1 << i
+    return _pack(mask, count)
+
+
+def indices(having: bytes, count: int) -> tuple[int, ...]:
+    """Decode a bitmap; the empty one means no chunk.
+
+    Raises:
+        Refused: MALFORMED, if its length does not fit ``count`` or a bit beyond it is set.
+
+    >>> indices(bytes.fromhex("0301"), 9), indices(b"", 9)
+    ((0, 1, 8), ())
+    >>> indices(bytes.fromhex("0302"), 9)
+    Traceback (most recent call last):
+    edge_sdk.errors.Refused: MALFORMED: bitmap of 2 bytes does not fit 9 chunks
+    """
+    mask = _unpack(having, count)
+    return tuple(i for i in range(count) if mask >> i & 1)
+
+
+def _pack(mask: int, count: int) -> bytes:
+    return mask.to_bytes(count_of(count, 8), "little")
+
+
+def _unpack(having: bytes, count: int) -> int:
+    mask = int.from_bytes(having, "little")
+    if (having and len(having) != count_of(count, 8)) or mask >> count:
+        raise Refused(
+            Reason.MALFORMED, f"bitmap of {len(having)} bytes does not fit {count} chunks"
+        )
+    return mask
+
+
+def chunk_size(max_payload: int) -> int:
+    """Return the chunk size for a link, from the largest payload its broker accepts.
+
+    Raises:
+        Refused: UNUSABLE_LINK, if that is below the smallest chunk.
+
+    >>> chunk_size(65_536), chunk_size(20_480)
+    (32768, 19968)
+    """
+    chunk = min(CHUNK, max_payload - ENVELOPE)
+    if chunk < SMALLEST_CHUNK:
+        raise Refused(Reason.UNUSABLE_LINK, f"the broker takes {max_payload} bytes at a time")
+    return chunk
+
+
+class Sending:
+    """The sending half of a transfer.
+
+    Attributes:
+        digest: SHA-256 of the body (32 bytes); ``id`` is its first half.
+        count: Number of chunks.
+
+    >>> sending = Sending(bytes(20_000), 8_192, now=0.0)
+    >>> sending.heard(b"", window=2, now=0.0)
+    >>> sending.due(limit=20, now=0.0), sending.due(limit=20, now=0.0)
+    ((0, 1), ())
+    >>> sending.heard(bitmap([1], 3), window=2, now=1.0)
+    >>> sending.due(limit=20, now=1.0)  # 0 may still be on its way, so one more fits
+    (2,)
+    >>> sending.heard(bitmap([1], 3), window=1, now=3.0)
+    >>> sending.due(limit=20, now=3.0)  # asked again with nothing new: what was in flight is lost
+    (0,)
+    """
+
+    def __init__(self, body: bytes, chunk: int = CHUNK, *, now: float = 0.0) -> None:
+        self.body = body
+        self.chunk = chunk
+        self.digest = hashlib.sha256(body).digest()
+        self.count = count_of(len(body), chunk)
+        self._has = 0  # chunks the receiver has, as a mask
+        self._in_flight = 0  # chunks sent since, as a mask
+        self._window = 0
+        self._last_arrival = now
+
+    @property
+    def id(self) -> bytes:
+        """Return the name of the transfer, 16 bytes."""
+        return id_of(self.digest)
+
+    @property
+    def is_complete(self) -> bool:
+        """Return whether the receiver reported every chunk; its receipt is still to come."""
+        return self._has == (1 << self.count) - 1
+
+    def heard(self, having: bytes, window: int, now: float) -> None:
+        """Process a grant or a progress report: chunks received, and chunks that may be in flight.
+
+        A report without a new chunk, or with a smaller window, signals a gap: every chunk in flight
+        counts as lost. A report with fewer chunks than before comes from a receiver that restarted;
+        the sender continues from that report.
+
+        Raises:
+            Refused: MALFORMED, if the bitmap does not fit.
+        """
+        mask = _unpack(having, self.count)
+        is_gap = not mask & ~self._has or window < self._window
+        self._in_flight = 0 if is_gap else self._in_flight & ~mask
+        self._has, self._window, self._last_arrival = mask, max(1, window), now
+
+    def due(self, limit: int, now: float) -> tuple[int, ...]:
+        """Return the chunks to publish now; they count as in flight from here on.
+
+        Args:
+            limit: Largest number to return, for instance ``Transport.room()``.
+            now: Seconds on any monotonic clock, the same for every call.
+        """
+        limit = min(limit, self._window - self._in_flight.bit_count())
+        missing = (i for i in range(self.count) if not (self._has | self._in_flight) >> i & 1)
+        chosen = tuple(i for i, _ in zip(missing, range(max(0, limit)), strict=False))
+        for i in chosen:
+            self._in_flight |= 1 << i
+        if chosen:
+            self._last_arrival = max(self._last_arrival, now)
+        return chosen
+
+    def piece(self, index: int) -> bytes:
+        """Return chunk ``index``: exactly ``chunk`` bytes, the last one shorter."""
+        if not 0 <= index < self.count:
+            raise IndexError(f"chunk {index} of {self.count}")
+        return self.body[index * self.chunk : (index + 1) * self.chunk]
+
+    def is_stalled(self, now: float) -> bool:
+        """Return whether no report came within 10 s after the last chunk: time to offer again."""
+        return now - self._last_arrival >= SILENCE
+
+
+@dataclass(frozen=True, slots=True)
+class TransferReport:
+    """A report of the receiver: the fields of a ``grant`` or a ``have``."""
+
+    having: bytes  # bitmap; empty = nothing yet
+    window: int  # chunks that may be in flight
+
+
+class Pace(NamedTuple):
+    """The pace of a transfer, as its receiver sets it."""
+
+    # chunks in flight at first, and at most: it halves at a gap and grows by one per clean window
+    window: int = MOST_IN_FLIGHT
+    gap: float = FIRST_GAP  # seconds without a chunk before the receiver asks again; doubles
+
+
+class Receiving:
+    r"""The receiving half of a transfer: a set of chunks, and a timer to request the rest.
+
+    Args:
+        digest: SHA-256 of the whole body, from a signed offer or manifest (32 bytes).
+        size: Size of the body in bytes; the memory is reserved at once.
+        chunk: Size of every chunk but the last, in bytes.
+        now: Seconds on any monotonic clock, the same for every call.
+        rng: Randomness that spreads the gap timer by ±50 %.
+        pace: Largest window, and when to ask again.
+
+    Raises:
+        Refused: TOO_LARGE, or MALFORMED for invalid sizes.
+
+    >>> import hashlib
+    >>> body = bytes(8_192) + b"tail"
+    >>> machine = Receiving(
+    ...     hashlib.sha256(body).digest(), len(body), 8_192, now=0.0, rng=random.Random(1)
+    ... )
+    >>> machine.report(0.0)  # the grant, or the first request
+    TransferReport(having=b'', window=8)
+    >>> machine.add(machine.id, 1, b"tail", now=0.1), machine.add(machine.id, 1, b"tail", now=0.2)
+    (True, False)
+    >>> machine.report(0.2), machine.report(3.3)  # 2 s ± 50 % after the last arrival
+    (None, TransferReport(having=b'\x02', window=4))
+    >>> machine.add(machine.id, 0, bytes(8_192), now=3.4), machine.body() == body
+    (True, True)
+    """
+
+    def __init__(
+        self,
+        digest: bytes,
+        size: int,
+        chunk: int,
+        *,
+        now: float,
+        rng: random.Random,
+        pace: Pace | None = None,
+    ) -> None:
+        check_sizes(digest, size, chunk)
+        self.digest = digest
+        self.size = size
+        self.chunk = chunk
+        self.count = count_of(size, chunk)
+        self._rng = rng
+        self._most, gap = pace or Pace()
+        self._window = max(1, self._most)
+        self._bytes = bytearray(size)
+        self._mask = 0
+        self._fresh = 0  # new chunks since the last report
+        self._clean = 0  # new chunks since the last gap or growth
+        self._first_gap = self._gap = gap
+        self._arrived = now
+        self._ask_at = now  # at once: the first report is the grant
+        self._has_reported = False
+        self._allowed = 0  # chunks that the sender has sent or may send, by the last report
+
+    @property
+    def id(self) -> bytes:
+        """Return the name of the transfer, 16 bytes."""
+        return id_of(self.digest)
+
+    @property
+    def is_complete(self) -> bool:
+        """Return whether every chunk has arrived; ``body`` then verifies the digest."""
+        return self._mask == (1 << self.count) - 1
+
+    @property
+    def having(self) -> bytes:
+        """Return the bitmap of the chunks received; empty if there are none."""
+        return _pack(self._mask, self.count) if self._mask else b""
+
+    @property
+    def window(self) -> int:
+        """Return the largest number of chunks in flight now."""
+        return self._window
+
+    @property
+    def missing(self) -> int:
+        """Return the number of missing chunks."""
+        return self.count - self._mask.bit_count()
+
+    @property
+    def arrived(self) -> float:
+        """Return when the last new chunk arrived; before the first, when the machine was made."""
+        return self._arrived
+
+    def add(self, transfer: bytes, index: int, data: bytes, now: float) -> bool:
+        """Insert a chunk; return False if it was present already (the copy is ignored).
+
+        Raises:
+            Refused: BAD_CHUNK: of another transfer, out of range, or not of its length.
+        """
+        if transfer != self.id or not 0 <= index < self.count:
+            raise Refused(Reason.BAD_CHUNK, f"chunk {index} does not belong here")
+        start = index * self.chunk
+        if len(data) != min(self.chunk, self.size - start):
+            raise Refused(Reason.BAD_CHUNK, f"chunk {index} of {len(data)} bytes")
+        if self._mask >> index & 1:
+            return False
+        self._bytes[start : start + len(data)] = data
+        self._mask |= 1 << index
+        self._fresh += 1
+        self._arrived, self._gap = now, self._first_gap
+        self._ask_at = now + self._spread(self._gap)
+        self._grow()
+        return True
+
+    def report(self, now: float) -> TransferReport | None:
+        """Return the report due now, if any: progress every half window, or a gap on a timeout.
+
+        Progress is reported as long as it lets the sender send more.
+        """
+        if self.is_complete:
+            return None
+        if self._fresh >= max(1, self._window // 2) and self._allowed < self.count:
+            self._fresh = 0
+            return self._reported()
+        if now < self._ask_at:
+            return None
+        return self._ask_again(now)
+
+    def body(self) -> bytes:
+        """Return the whole body, once complete.
+
+        Raises:
+            Refused: BAD_DIGEST: every chunk is present, but the digest does not match the offer.
+                The set is then empty again. NOT_FOUND: chunks are missing.
+        """
+        if not self.is_complete:
+            raise Refused(Reason.NOT_FOUND, "chunks are missing")
+        whole = bytes(self._bytes)
+        if hashlib.sha256(whole).digest() != self.digest:
+            self._mask = self._fresh = self._clean = 0
+            raise Refused(Reason.BAD_DIGEST, f"{self.size} bytes do not match the offered digest")
+        return whole
+
+    def is_expired(self, now: float) -> bool:
+        """Return whether no new chunk came for 120 s, so that the memory can be freed."""
+        return now - self._arrived >= IDLE
+
+    @property
+    def next_due(self) -> float:
+        """Return when to call ``report`` or ``is_expired`` again, if no chunk arrives."""
+        return min(self._ask_at, self._arrived + IDLE)
+
+    def _ask_again(self, now: float) -> TransferReport:
+        if self._has_reported:  # the first report is no gap
+            self._window = max(1, self._window // 2)
+            self._gap = min(self._gap * 2, LONGEST_GAP)
+        self._has_reported = True
+        self._clean = self._fresh = 0
+        self._ask_at = now + self._spread(self._gap)
+        return self._reported()
+
+    def _reported(self) -> TransferReport:
+        self._allowed = self._mask.bit_count() + self._window
+        return TransferReport(self.having, self._window)
+
+    def _grow(self) -> None:
+        self._clean += 1
+        if self._clean >= self._window and self._window < self._most:
+            self._window, self._clean = self._window + 1, 0
+
+    def _spread(self, seconds: float) -> float:
+        return seconds * self._rng.uniform(0.5, 1.5)
+
+
+def check_sizes(digest: bytes, size: int, chunk: int) -> None:
+    """Refuse a transfer whose sizes are invalid or beyond the limits.
+
+    Raises:
+        Refused: TOO_LARGE or MALFORMED.
+
+    >>> check_sizes(bytes(32), 20_000, 8_192)
+    """
+    if len(digest) != 32 or size < 1 or not SMALLEST_CHUNK <= chunk <= CHUNK:
+        raise Refused(Reason.MALFORMED, f"a transfer of {size} bytes in chunks of {chunk}")
+    if size > MOST_BYTES or count_of(size, chunk) > MOST_CHUNKS:
+        raise Refused(Reason.TOO_LARGE, f"{size} bytes in {count_of(size, chunk)} chunks")

@@ -1,1 +1,0 @@
-"""The protocol between devices and aggregator: messages, links, keys and method contracts."""

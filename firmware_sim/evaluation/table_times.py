@@ -1,0 +1,172 @@
+"""Find the times of a table: their column or columns, their form, and the edge that they are of."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from edge_sdk.extensions.sources.csv_dialect import CLOCK, at_midnight, joined_times
+from edge_sdk.extensions.sources.flow_names import END, HOUR
+from firmware_sim.evaluation.table_files import TableError, TableForm, pandas_library
+
+_DAY_FIRST = re.compile(r"^\s*(\d{1,2})[./-](\d{1,2})[./-]\d{2,4}")
+_DATED = (
+    r"\d{1,4}[./-]\d{1,2}[./-]\d{1,4}|\d{8}|\d{1,2}[ -][A-Za-z]{3}[ -]\d{2,4}"
+    r"|[A-Za-z]{3,9} \d{1,2},? \d{4}"
+)
+_OFFSET = r"\dZ\s*$|:\d\d(?:[.,:]\d+)*\s*[+-]\d\d:?\d\d\s*$"
+_UNIX_SECONDS, _UNIX_MILLISECONDS = (5e8, 5e9), (5e11, 5e12)
+_PARSED = 0.9  # share of a column's entries, at least, that must be instants; others are left out
+
+
+class TimesFound(NamedTuple):
+    """The times of a file."""
+
+    columns: list[str]  # their column, or the columns of date and time of day
+    instants: Any  # as pandas reads them, not a time where one cannot be read
+    sentence: str  # how they were understood
+    is_end: bool  # whether they are the ends of the intervals
+
+
+def table_times(frame: Any, form: TableForm, wanted: str | None) -> TimesFound:  # noqa: ANN401
+    """Return the times of a file."""
+    names, path = list(frame.columns), form.path
+    if wanted is not None and wanted not in names:
+        raise TableError(
+            f"{path.name}: no column {wanted!r} (columns: {', '.join(names)})",
+            hint="--time-column NAME",
+        )
+    partly = ""
+    for name in [wanted] if wanted else names:
+        instants, how, is_end = _instants(frame[name])
+        if instants is None:
+            continue
+        share = float(instants.notna().mean())
+        if share < _PARSED:
+            row = frame.index[instants.isna()][0]
+            partly = partly or (
+                f"column {name}: only {share:.0%} of the rows have a date and time; line"
+                f" {form.line(row)} has {frame[name][row]!r}"
+            )
+            continue
+        is_end = is_end or bool(END.search(name))
+        clock = None if changes_within_a_day(instants) else _clock(frame, names, name)
+        if clock is None:
+            return TimesFound([name], instants, f"time in column {name}: {how}", is_end)
+        dates = frame[name].astype(str).fillna("").tolist()
+        texts, is_numbered = joined_times(dates, _texts(frame[clock]))
+        instants, how, has_24 = _instants(_series(texts, frame.index))
+        if instants is not None:
+            how = f"time in columns {name} and {clock}: {how}"
+            how += ", hours numbered from 1" if is_numbered else ""
+            return TimesFound([name, clock], instants, how, is_numbered or has_24 or is_end)
+    raise TableError(
+        f"{path.name}: {partly}"
+        if partly
+        else f"{path.name}: no column has dates and times (columns: {', '.join(names)})",
+        hint="--time-column NAME; ISO 8601 such as 2026-01-31T13:45 is always understood",
+    )
+
+
+def _clock(frame: Any, names: Sequence[str], date: str) -> str | None:  # noqa: ANN401
+    """Return the column with the times of day that belong to a column of dates, or None."""
+    after = names[names.index(date) + 1 :]
+    for name in (*after, *names[: names.index(date)]):
+        texts = frame[name].dropna()
+        if not len(texts) or is_fractional(texts):
+            continue
+        texts = texts.astype(str).str.strip()
+        if texts.str.fullmatch(CLOCK.pattern).mean() > _PARSED:
+            return name
+        if HOUR.search(name) and texts.str.fullmatch(r"\d{1,2}").mean() > _PARSED:
+            hours = texts[texts.str.fullmatch(r"\d{1,2}")].astype(int)
+            if hours.max() <= 25 and hours.nunique() >= 20:
+                return name
+    return None
+
+
+def is_fractional(column: Any) -> bool:  # noqa: ANN401
+    """Return whether a column has numbers that are not whole."""
+    types = pandas_library().api.types
+    return bool(types.is_float_dtype(column)) and bool((column % 1 != 0).any())
+
+
+def _texts(column: Any) -> list[str]:  # noqa: ANN401
+    if pandas_library().api.types.is_float_dtype(column):
+        column = column.astype("Int64")
+    return [str(entry) for entry in column.astype(str).fillna("").tolist()]
+
+
+def _series(entries: Sequence[object], index: Any) -> Any:  # noqa: ANN401
+    return pandas_library().Series(entries, index=index)
+
+
+def _instants(column: Any) -> tuple[Any, str, bool]:  # noqa: ANN401
+    """Return a column as instants, or None; how they were understood; whether 24:00 occurs."""
+    types = pandas_library().api.types
+    if types.is_datetime64_any_dtype(column):
+        return column, "dates of the file", False
+    if types.is_bool_dtype(column):
+        return None, "", False
+    if types.is_numeric_dtype(column):
+        found, how = _unix(column)
+        if found is not None or not _are_days(column):
+            return found, how, False
+        column = column.astype("Int64")
+    return _written(column.astype(str).fillna(""))
+
+
+def _are_days(column: Any) -> bool:  # noqa: ANN401
+    """Return whether numbers are dates such as 20260131."""
+    known = column.dropna()
+    if not len(known) or not known.between(19_000_101, 21_001_231).all() or (known % 1).any():
+        return False
+    return bool((known // 100 % 100).between(1, 12).all() and (known % 100).between(1, 31).all())
+
+
+def _unix(column: Any) -> tuple[Any, str]:  # noqa: ANN401
+    """Return a numeric column as instants, where all its numbers lie in the years 1985 to 2128."""
+    numbers = column.dropna()
+    for (low, high), unit, text in (
+        (_UNIX_SECONDS, "s", "Unix seconds"),
+        (_UNIX_MILLISECONDS, "ms", "Unix milliseconds"),
+    ):
+        if len(numbers) and numbers.between(low, high).all() and numbers.nunique() > 1:
+            return pandas_library().to_datetime(column, unit=unit, utc=True), text
+    return None, ""
+
+
+def _written(texts: Any) -> tuple[Any, str, bool]:  # noqa: ANN401
+    """Return a column of texts as instants, where most of them are dates; whether 24:00 occurs."""
+    if texts.str.contains(_DATED).mean() < 0.5:
+        return None, "", False
+    moved = [at_midnight(text) for text in texts.tolist()]
+    late = _series([is_late for _, is_late in moved], texts.index)
+    texts = _series([text for text, _ in moved], texts.index)
+    parts = texts.str.extract(_DAY_FIRST).dropna().astype(int)
+    day_first, how = False, "ISO 8601"
+    if len(parts) > len(texts) / 2:
+        day_first = bool((parts[0] > 12).any()) or not bool((parts[1] > 12).any())
+        how = f"{'day' if day_first else 'month'} first"
+    offsets = texts.str.contains(_OFFSET, regex=True)
+    has_offset = bool(offsets.mean() > 0.5)
+    texts = texts.where(offsets == has_offset, "")  # a few of the other form cannot be placed
+    options = {"errors": "coerce", "dayfirst": day_first, "utc": has_offset}
+    for form in ("ISO8601", "mixed") if how == "ISO 8601" else ("mixed",):
+        try:
+            instants = pandas_library().to_datetime(texts, format=form, **options)
+        except ValueError:  # zones by name, in some of the rows
+            return None, "", False
+        if instants.isna().mean() <= 1.0 - _PARSED or form == "mixed":
+            break
+    if instants.notna().mean() < 0.5:
+        return None, "", False
+    instants = instants.where(~late, instants + pandas_library().Timedelta("1D"))
+    how += " with offsets" if has_offset else ""
+    return instants, how + (", 24:00 ends a day" if late.any() else ""), bool(late.any())
+
+
+def changes_within_a_day(instants: Any) -> bool:  # noqa: ANN401
+    """Return whether instants are times of day, not dates alone."""
+    return bool((instants.dropna().dt.normalize() != instants.dropna()).any())
