@@ -20,6 +20,7 @@ if find_spec("threadpoolctl") is not None:
 PHASES = 3  # of a test: set-up, call, clean-up
 QUICK_S = 3.0  # of a processor, for a test without one of these markers
 LONG = ("slow", "chaos", "soak", "bench")
+MOST = 15  # tests in the list of those that used most
 
 _CAN_AUTHOR = find_spec("torch") is not None and find_spec("onnx") is not None
 
@@ -157,7 +158,8 @@ class ProcessorTime:
         self._limit: float = config.getoption("--processor-limit")
         self._output = getattr(config, "workeroutput", None)
         self._begun = 0.0
-        self._quick: dict[str, float] = {}
+        self._used: dict[str, float] = {}  # of all tests
+        self._quick: dict[str, float] = {}  # of those that have to be quick
         self._workers_s: list[float] = []
 
     @property
@@ -181,16 +183,19 @@ class ProcessorTime:
     def pytest_runtest_makereport(
         self, item: pytest.Item, call: pytest.CallInfo[None]
     ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-        """Add to the report the seconds that the test used, where it has to be quick."""
+        """Add to the report the seconds that the test used."""
         report = yield
-        if call.when == "call" and not any(item.get_closest_marker(name) for name in LONG):
-            report.__dict__["quick_s"] = processor_s() - self._begun  # pytest-xdist passes it on
+        if call.when == "call":  # pytest-xdist passes both on
+            report.__dict__["used_s"] = processor_s() - self._begun
+            report.__dict__["is_long"] = any(item.get_closest_marker(name) for name in LONG)
         return report
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Keep what a test used."""
         if report.when == "call":
-            self._quick[report.nodeid] = getattr(report, "quick_s", 0.0)
+            self._used[report.nodeid] = getattr(report, "used_s", 0.0)
+            if not getattr(report, "is_long", True):
+                self._quick[report.nodeid] = self._used[report.nodeid]
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Worker) -> None:
@@ -207,7 +212,10 @@ class ProcessorTime:
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         """Print the seconds of the run, and what was over a limit."""
         say = terminalreporter.write_line
-        say(f"{self._run_s:.0f} s of processor")
+        most = sorted(self._used, key=self._used.__getitem__, reverse=True)[:MOST]
+        say(f"{self._run_s:.0f} s of processor; the tests that used most:")
+        for name in most:
+            say(f"{self._used[name]:6.1f} s  {name}")
         if self._run_s > self._limit:
             say(f"ERROR the run may use {self._limit:.0f} s of processor", red=True)
         for name, used in self._over.items():

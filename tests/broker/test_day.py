@@ -19,7 +19,7 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(sys.platform != "linux", reason="another process's counters are in /proc"),
 ]
-PLAN = Plan(every=30.0)
+PLAN = Plan(every=60.0)
 
 
 def test_the_daily_budgets_are_within_the_limits_of_the_device_class():

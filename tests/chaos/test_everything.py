@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_random_kills_lose_and_duplicate_no_update(tmp_path):
-    words = ["--out", str(tmp_path / "run"), "--devices", "12", "--seconds", "20", "--seed", "5"]
+    words = ["--out", str(tmp_path / "run"), "--devices", "8", "--seconds", "20", "--seed", "5"]
     done = subprocess.run(
         [sys.executable, "-m", "tools.chaos", *words],
         cwd=ROOT,
