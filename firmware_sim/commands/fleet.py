@@ -14,7 +14,6 @@ from __future__ import annotations
 import os
 import tempfile
 from argparse import ArgumentParser, Namespace
-from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -61,11 +60,6 @@ def add_arguments(parser: ArgumentParser) -> None:
     words = "with --direct: processes that train the devices (default: one a core from 100 devices"
     words += " on); 0 trains them in the one that runs the aggregator's half. The bits are the same"
     add("--workers", type=int, metavar="N", help=words)
-    words = (
-        "with --direct: train the devices on a Ray cluster, of this machine or at the address, on"
-    )
-    words += " --workers of its processors (default: all). The bits are the same"
-    add("--ray", nargs="?", const="", metavar="ADDRESS", help=words)
     add("--broker", default="", metavar="URL", help="URL of a running broker; default: start one")
     add_broker_kind(parser, "--kind")
     add(
@@ -146,11 +140,8 @@ def _check_direct(args: Namespace) -> None:
     """Refuse options that a direct simulation does not have, and one that nothing else has."""
     if args.repeat < 1:
         raise SettingsError(f"--repeat {args.repeat}: expected at least 1")
-    if args.ray is not None and not args.direct:
-        raise SettingsError("--ray: only direct simulations run on a cluster", hint="add --direct")
-    least, most = (0, MOST_PROCESSES) if args.ray is None else (1, 10_000)
-    if args.workers is not None and not least <= args.workers <= most:
-        raise SettingsError(f"--workers {args.workers}: expected {least} to {most}")
+    if args.workers is not None and not 0 <= args.workers <= MOST_PROCESSES:
+        raise SettingsError(f"--workers {args.workers}: expected 0 to {MOST_PROCESSES}")
     if args.workers is not None and not args.direct:
         raise SettingsError("--workers: only direct simulations have workers", hint="add --direct")
     if args.direct and (args.aggregator or args.broker or args.fault):
@@ -165,26 +156,19 @@ def _check_direct(args: Namespace) -> None:
 
 
 def _direct(args: Namespace, chosen: Scenario, samples: SampleSet) -> CommandResult:
-    from firmware_sim.bench.ray_devices import RayDevices  # noqa: PLC0415 - loads the aggregator
-    from firmware_sim.bench.ray_runs import LOCAL, ray_cluster  # noqa: PLC0415 - as above
-    from firmware_sim.direct.run import DirectRun  # noqa: PLC0415 - as above
+    from firmware_sim.direct.run import DirectRun  # noqa: PLC0415 - loads the aggregator
     from firmware_sim.direct.trainers import (  # noqa: PLC0415 - as above
         default_workers,
         has_workers,
     )
 
     workers = default_workers(chosen.devices) if args.workers is None else args.workers
-    if args.ray is None and workers and not has_workers():
+    if workers and not has_workers():
         raise SettingsError(
             f"--workers {workers}: this system cannot copy a process", hint="--workers 0"
         )
-    with ExitStack() as stack:
-        stack.enter_context(stoppable())
-        shown = stack.enter_context(display(is_quiet=args.json))
+    with stoppable(), display(is_quiet=args.json) as shown:
         run_ = DirectRun(chosen, samples, shown, limit=args.limit, seed=args.seed, workers=workers)
-        if args.ray is not None:
-            cluster = stack.enter_context(ray_cluster(args.ray or LOCAL, args.workers))
-            run_.cluster = RayDevices(cluster.ray, args.workers)
         results = list(run_.repeat(args.repeat))
     first = results[0]
     different = [
@@ -211,8 +195,7 @@ def _direct(args: Namespace, chosen: Scenario, samples: SampleSet) -> CommandRes
         "model": first.model,
         "refused": first.refused,
         "repeated": args.repeat,
-        "workers": workers if args.ray is None else args.workers,
-        "ray": args.ray if args.ray is None else args.ray or LOCAL,
+        "workers": workers,
     }
     text = first.text()
     if args.repeat > 1:
@@ -222,11 +205,6 @@ def _direct(args: Namespace, chosen: Scenario, samples: SampleSet) -> CommandRes
 
 def _trial(args: Namespace, chosen: Scenario, samples: SampleSet) -> CommandResult:
     """Run every scenario without and with every attack."""
-    if args.ray is not None:
-        raise SettingsError(
-            "--ray: this command compares its runs in one process",
-            hint="gridfed-sim sweep --ray, which gives each run a processor",
-        )
     if args.workers:
         raise SettingsError(
             "--workers: the runs of a comparison train their devices in one process",

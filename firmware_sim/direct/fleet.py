@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from aggregator.config import AggregatorConfig, BoundRun, bind
@@ -132,28 +131,14 @@ class DirectFleet:
     def ids(self) -> list[str]:
         return sorted(self.samples_of)
 
-    def simulation(self, *, has_devices: bool = True) -> DirectSimulation:
-        """Return a simulation at its beginning; each call begins again with the same seeds.
-
-        Args:
-            has_devices: False where the devices are in other processes, which a trainer serves.
-        """
+    def simulation(self) -> DirectSimulation:
+        """Return a simulation at its beginning; each call begins again with the same seeds."""
         clock = VirtualClock()
         factories, waits = self._factories(self.ids, clock)
-        devices = self.devices(self.ids, factories) if has_devices else {}
+        last = list(self.samples_of)[-1]
+        devices = {x: self._device(x, factories.get(x), is_last=x == last) for x in self.ids}
         server = DirectServer(self.bound, self.ids)
         return DirectSimulation(server, devices, ArrivalTimes(self.seed), waits, clock)
-
-    def devices(
-        self, ids: Iterable[str], factories: Mapping[str, Factory] = MappingProxyType({})
-    ) -> dict[str, DirectDevice]:
-        """Return some of the devices at their beginning, by id.
-
-        Args:
-            factories: Makers of the halves that an attack changes, by id.
-        """
-        last = list(self.samples_of)[-1]
-        return {name: self._device(name, factories.get(name), is_last=name == last) for name in ids}
 
     def errors(self, simulation: DirectSimulation, evaluated: tuple[str, ...]) -> Errors:
         """Score the devices' forecasts on readings after their histories."""

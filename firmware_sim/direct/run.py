@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
 
 from firmware_sim.attacks.attack_plan import AttackPlan
 from firmware_sim.direct.fleet import DirectFleet
 from firmware_sim.direct.server import DirectRound
 from firmware_sim.direct.simulation import DirectSimulation
-from firmware_sim.direct.trainers import RemoteTrainer, WorkerTrainer
+from firmware_sim.direct.trainers import WorkerTrainer
 from firmware_sim.fleet.federation import Progress, TooSlow
 from firmware_sim.fleet.in_process import Cost, processor_seconds, uncollected
 from firmware_sim.reports.credit_report import CreditReport
@@ -91,15 +90,6 @@ class DirectResult:
         )
 
 
-class DeviceCluster(Protocol):
-    """Machines that train the devices of a run (``firmware_sim.bench.ray_devices.RayDevices``)."""
-
-    def trainer(
-        self, chosen: Scenario, samples: SampleSet, ids: Sequence[str], *, seed: int = 0
-    ) -> RemoteTrainer:
-        """Return the trainer of a run without an attack."""
-
-
 @dataclass
 class DirectRun:
     """One direct run, with the attributes of a ``FleetRun`` that a trial reads."""
@@ -120,9 +110,6 @@ class DirectRun:
     # number of processes that train the devices; 0 trains them in this thread. Devices of an attack
     # know one another, so a run with an attack has none.
     workers: int = 0
-    # trains the devices on other machines instead of ``workers``, and keeps their states, so that
-    # no device is evaluated; None is no cluster
-    cluster: DeviceCluster | None = None
     _fleet: DirectFleet | None = None
 
     def run(self) -> Cost:
@@ -132,15 +119,14 @@ class DirectRun:
             SettingsError: The run needs a broker or a store.
             TooSlow: It did not end within the time limit.
             ProgramDied: A worker process ended before its work did.
-            RayRunError: So did one of the cluster.
         """
         begun, before = time.monotonic(), resident_bytes()
         if self._fleet is None:
             self._fleet = DirectFleet.of(
                 self.scenario, self.samples, seed=self.seed, attack_plan=self.attack_plan
             )
-        simulation = self._fleet.simulation(has_devices=self.cluster is None)
-        with uncollected(), self._trainer(self._fleet, simulation) as trainer:
+        simulation = self._fleet.simulation()
+        with uncollected(), self._trainer(simulation) as trainer:
             started, processor = time.monotonic(), processor_seconds()
             self._run(simulation, started, trainer)
             costs = [] if trainer is None else trainer.collect()
@@ -171,16 +157,14 @@ class DirectRun:
             yield self.result
 
     def _trainer(
-        self, fleet: DirectFleet, simulation: DirectSimulation
-    ) -> AbstractContextManager[RemoteTrainer | None]:
-        if self.cluster is not None:
-            return self.cluster.trainer(self.scenario, self.samples, fleet.ids, seed=self.seed)
+        self, simulation: DirectSimulation
+    ) -> AbstractContextManager[WorkerTrainer | None]:
         if self.workers == 0 or self.attack_plan is not None:
             return nullcontext()
         return WorkerTrainer(simulation.devices, self.workers)
 
     def _run(
-        self, simulation: DirectSimulation, started: float, trainer: RemoteTrainer | None
+        self, simulation: DirectSimulation, started: float, trainer: WorkerTrainer | None
     ) -> None:
         shown, rounds = started, self.scenario.run.rounds
 

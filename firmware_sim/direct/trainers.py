@@ -48,24 +48,6 @@ class Trainer(Protocol):
         """Return the message that answers a task, None without one; each task at most once."""
 
 
-class RemoteTrainer(Trainer, Protocol):
-    """Trains the devices in other processes, which run while it is entered."""
-
-    def __enter__(self) -> Self:
-        """Start the processes."""
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        """End the processes."""
-
-    def collect(self) -> list[WorkerCost]:
-        """Bring states back when every task is answered; return the costs of the processes."""
-
-
 @dataclass(frozen=True, slots=True)
 class LocalTrainer:
     """Trains each device when its answer is asked for, in this thread."""

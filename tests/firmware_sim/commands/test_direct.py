@@ -62,7 +62,6 @@ def test_runs_with_a_rate_of_zero_learn_nothing_and_say_so(capsys):
         (("--broker", "mqtt://127.0.0.1:1"), "--direct"),
         (("--repeat", "0"), "at least 1"),
         (("--workers", "-1"), "expected 0 to"),
-        (("--workers", "0", "--ray"), "expected 1 to"),
         (("--fault", "brownouts=1"), "--direct"),
         (("--attack", "delay"), "link"),
     ],
@@ -85,13 +84,6 @@ def test_workers_without_direct_or_beside_a_comparison_are_refused(capsys):
     assert "add --direct" in capsys.readouterr().err
     assert main([*SMALL, "--workers", "2", "--attack", "flipping"]) == 2
     assert "train their devices in one process" in capsys.readouterr().err
-
-
-def test_a_cluster_without_direct_or_for_a_comparison_is_refused(capsys):
-    assert main(["fleet", "--devices", "2", "--ray"]) == 2
-    assert "add --direct" in capsys.readouterr().err
-    assert main([*SMALL, "--ray", "--attack", "flipping"]) == 2
-    assert "gridfed-sim sweep --ray" in capsys.readouterr().err
 
 
 def test_repeat_without_direct_is_refused(capsys):
