@@ -21,7 +21,7 @@ from edge_sdk.link.fleet_settings import (
     ReceptionSection,
     refuse_half_a_fleet,
 )
-from edge_sdk.privacy.settings import PrivacySection
+from edge_sdk.privacy.settings import MechanismSection, PrivacySection
 from edge_sdk.protocol.contract.method import CONTRACTS
 from edge_sdk.protocol.statements import COMMANDS
 
@@ -100,6 +100,10 @@ _HINT = (
     'set mechanism = { name = "none" } in [privacy] for updates without noise; '
     "docs/privacy.md lists the other mechanisms"
 )
+
+
+SENDS_NOTHING = PrivacySection(MechanismSection("none"))
+"""Privacy of a device alone that configures none; a device of a fleet must configure it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,11 +222,11 @@ class Config:
     """
 
     id: DeviceId  # also the last part of its client id and of its certificate's common name
-    fleet: FleetId  # fleet of the device
     state: Path  # folder of the persistent state
     bundle: str  # name of a shipped bundle, or a path
     keys: KeysSection
-    privacy: PrivacySection
+    fleet: FleetId = ""  # fleet of the device; required beside broker.url
+    privacy: PrivacySection = SENDS_NOTHING
     broker: BrokerSection = field(default_factory=BrokerSection)
     identity: IdentitySection = field(default_factory=IdentitySection)
     ca: CaSection = field(default_factory=CaSection)
@@ -262,6 +266,10 @@ class Config:
             **{x: is_set(self.tables, key) for x, key in self.index.keys_of_fleet.items()},
         }
         refuse_half_a_fleet(broker, self.keys, of_fleet)
+        missing = {"fleet": not self.fleet, "privacy": self.privacy is SENDS_NOTHING}
+        if broker.url and any(missing.values()):
+            first = next(name for name, is_missing in missing.items() if is_missing)
+            raise SchemaError(first, "missing beside broker.url; remove [broker] to run alone")
         self.ca.require_one_file(broker.cert_file, broker.key_file, is_alone=not self.participation)
         ids = [self.id, *(one.id for one in self.participation)]
         for number, one in enumerate(self.participation):
@@ -296,6 +304,13 @@ class Config:
     def further_id(self) -> str:
         """Id of a further participation; empty for the device's own."""
         return self.id if self.state.parent.name == PARTICIPATIONS else ""
+
+    def guarded(self, guarantee: str) -> str:
+        """Return what protects the readings: nothing leaves a device alone."""
+        if not self.is_alone:
+            return guarantee
+        is_given = self.privacy != SENDS_NOTHING
+        return "nothing is sent" + (f"; in a fleet: {guarantee}" if is_given else "")
 
     @property
     def is_alone(self) -> bool:

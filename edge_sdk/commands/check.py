@@ -139,7 +139,7 @@ def check_device(config: Config) -> dict[str, str]:
         "keeps": f"{history.days:.4g} days of readings, at most {history.bytes} bytes of flash "
         f"({history.limit})",
         **found,
-        "privacy": plan.guarantee,
+        "privacy": config.guarded(plan.guarantee),
         **({} if config.is_alone else {"link": link_projection(config, manifest.spec())}),
         **kept,
         **_further(config),

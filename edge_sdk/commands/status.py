@@ -71,7 +71,7 @@ def status(config: Config, beside: tuple[ParticipationCharges, ...] = ()) -> dic
         exhausted = "" if account.has_room(one) else BUDGET_EXHAUSTED
         return {
             "id": config.id,
-            "fleet": config.fleet,
+            "fleet": config.fleet or None,
             **({"alone": ALONE} if config.is_alone else {}),
             "key": place_of(config),
             **({"token unreachable since": away} if (away := _away(store)) else {}),
@@ -94,7 +94,7 @@ def status(config: Config, beside: tuple[ParticipationCharges, ...] = ()) -> dic
             "history": kept(config, store, announced),
             "forecast": _served(config, store, announced),
             **_saved_by_extensions(config, method, store),
-            "privacy": plan.guarantee,
+            "privacy": config.guarded(plan.guarantee),
             "budget": account.summary(one),
             **_replacement(config, store),
         }

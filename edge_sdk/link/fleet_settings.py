@@ -12,7 +12,7 @@ from edge_sdk.app.schema import Between
 from edge_sdk.app.settings import Duration
 from edge_sdk.protocol.public_key import KeyKind
 
-ALONE = "the device runs alone and sends nothing; to join a fleet, add [broker] and keys.root"
+ALONE = "the device runs alone and sends nothing; to join a fleet, add fleet, [broker], keys.root and [privacy]"
 """The sentence about a device without a fleet."""
 
 

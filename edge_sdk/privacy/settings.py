@@ -1,4 +1,4 @@
-"""Define the section ``[privacy]``, which is mandatory."""
+"""Define the section ``[privacy]``, which is mandatory in a fleet."""
 
 from __future__ import annotations
 

@@ -102,6 +102,31 @@ def test_from_a_file_to_a_forecast_and_into_a_fleet(meter, tmp_path, capsys):
     assert (tmp_path / "meter-1.key").read_bytes() == key
 
 
+@pytest.mark.extension
+def test_a_device_alone_needs_neither_fleet_nor_privacy(meter, tmp_path, capsys):
+    text = meter.read_text().replace('fleet = "north"\n', "")
+    text = text[: text.index("# This section")]
+    meter.write_text(text)
+    code, found = said(capsys, "check", str(meter))
+    assert code == 0
+    assert found["found"]["privacy"] == "nothing is sent"
+    assert said(capsys, "run", str(meter), "--until-done", "--log", "error")[0] == 0
+    assert said(capsys, "forecast", str(meter))[0] == 0
+    assert said(capsys, "status", str(meter))[1]["fleet"] is None
+    joined = text.replace("# root =", "root =").replace("# [broker]", BROKER)
+    for line, missing in (("", "fleet"), ('fleet = "north"\n', "privacy")):
+        meter.write_text(line + joined)
+        code, refusal = said(capsys, "check", str(meter))
+        assert code == 2
+        assert f"{missing}: missing beside broker.url; remove [broker] to run alone" in refusal
+    assert "for updates without noise" in refusal
+    meter.write_text(f'fleet = "north"\n{joined}[privacy]\nmechanism = {{ name = "none" }}\n')
+    keys.save_public(tmp_path / "root.pub", keys.from_seed(b"r" * 32).public)
+    assert said(capsys, "check", str(meter))[0] == 0
+    code, after = said(capsys, "status", str(meter))
+    assert (after["fleet"], after["readings"]) == ("north", 30 * 24)
+
+
 def alone(config):
     return replace(config, broker=BrokerSection(), keys=replace(config.keys, root=None))
 
