@@ -33,6 +33,7 @@ from edge_sdk.extensions.sources.register_map import (
 _FUNCTION: Mapping[str, int] = MappingProxyType({"holding": 3, "input": 4})
 _MBAP = struct.Struct(">HHHB")
 
+_INTEGERS, _FLOATS = range(201, 205), range(211, 215)  # SunSpec's models of a meter
 BASES = (40_000, 50_000, 0)
 """Possible starts of a SunSpec chain."""
 
@@ -145,7 +146,7 @@ def sunspec(
         bases: Possible starts of the chain, in the order in which they are tried.
 
     Raises:
-        Rejected: There is no chain, or no integer meter model (201 to 204) in it.
+        Rejected: There is no chain, or no meter model (201 to 204, 211 to 214) in it.
         OSError: As ``read``: the device may answer at another base.
     """
     models: list[int] = []
@@ -156,8 +157,10 @@ def sunspec(
             at = base + 2
             for _ in range(64):
                 model, length = read("holding", at, 2)
-                if 201 <= model <= 204:
+                if model in _INTEGERS:
                     return _meter(at)
+                if model in _FLOATS:
+                    return _float_meter(at)
                 if model == 0xFFFF or at + length + 4 > 65_535:
                     break
                 models.append(model)
@@ -166,7 +169,7 @@ def sunspec(
             continue
     if models:
         listed = ", ".join(map(str, models[:8]))
-        raise Rejected(f"no SunSpec meter (model 201 to 204) among models {listed}")
+        raise Rejected(f"no SunSpec meter (model 201 to 204, 211 to 214) among models {listed}")
     raise Rejected(f"no SunSpec chain at {', '.join(map(str, BASES))}")
 
 
@@ -176,6 +179,15 @@ def _meter(at: int) -> list[RegisterPoint]:
         RegisterPoint("export.energy", at + 38, **energy),  # type: ignore[arg-type]
         RegisterPoint("import.energy", at + 46, **energy),  # type: ignore[arg-type]
         RegisterPoint("power", at + 18, "i16", unit="W", scale_address=at + 22),
+    ]
+
+
+def _float_meter(at: int) -> list[RegisterPoint]:
+    """Return the points of a model whose values are float32, and not a number where there is none."""
+    return [
+        RegisterPoint("export.energy", at + 60, "f32", unit="Wh"),
+        RegisterPoint("import.energy", at + 68, "f32", unit="Wh"),
+        RegisterPoint("power", at + 28, "f32", unit="W"),
     ]
 
 

@@ -393,6 +393,23 @@ def test_a_sunspec_chain_is_found_at_each_usual_place(base, is_silent):
     assert {x.name: x.value for x in block(frame, ())}["import.energy"] == 3000.0
 
 
+@pytest.mark.parametrize("model", [211, 212, 213, 214])
+def test_a_sunspec_meter_of_floating_point_is_read_and_its_gaps_are_named(model):
+    """The offsets are those of the float32 points in SunSpec's model_213.json, each of two words."""
+    nothing = struct.unpack(">2H", struct.pack(">f", float("nan")))
+    floats = {28: -1234.5, 60: 750.25}  # W, TotWhExp; TotWhImp at 68 has no value yet
+    words = [model, 124, *nothing * 62]
+    for at, value in floats.items():
+        words[at : at + 2] = struct.unpack(">2H", struct.pack(">f", value))
+    chain = [0x5375, 0x6E53, 1, 66, *[0] * 66, *words, 0xFFFF, 0]
+    held = {"holding": {40_000 + at: word for at, word in enumerate(chain)}, "input": {}}
+    (frame,) = Device(tcp(held)).polling().frames(0.0)
+    found = {x.name: x for x in block(frame, ())}
+    assert (found["power"].value, found["power"].unit) == (-1234.5, "W")
+    assert (found["export.energy"].value, found["export.energy"].unit) == (750.25, "Wh")
+    assert found["import.energy"].fault == "not available"
+
+
 @pytest.mark.parametrize(
     ("chain", "reason"),
     [([], "no SunSpec chain at"), ([1, 0, 103, 0, 0xFFFF, 0], r"among models 1, 103$")],
