@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import codecs
 import csv
 import io
 import re
@@ -18,9 +17,8 @@ import numpy as np
 from edge_sdk.errors import USAGE, Failure
 from edge_sdk.extensions.sources.csv_dialect import ABSENT, CsvDialect, decimal_mark
 from edge_sdk.extensions.sources.csv_head import OF_DAY, CsvHead, day_columns, table_head
-from edge_sdk.extensions.sources.file_bounds import open_table, refused
+from edge_sdk.extensions.sources.file_bounds import SAMPLE, open_table, refused, text_encoding
 
-SAMPLE = 65_536  # bytes of a text file from which its form is detected
 _READ = 0.9  # share of a column's entries, at least, that must be numbers
 
 _WITH_TEXT = re.compile(r"[+-]?\d+[.,]\d+\s*[^\d\s.,:/-]")  # a reading with its unit or a flag
@@ -60,7 +58,7 @@ class TableForm:
                 start = file.read(SAMPLE)
         except (OSError, EOFError, zlib.error) as error:
             raise TableError(f"{path.name}: cannot be read: {error}") from error
-        encoding = _encoding(start)
+        encoding = text_encoding(start)
         lines = start.decode(encoding, "replace").splitlines()
         if len(start) == SAMPLE:
             lines.pop()
@@ -264,21 +262,6 @@ def day_rows(frame: Any, dates: Any, form: TableForm, notes: list[str]) -> Any: 
     if unused := len(frame.columns) - len(others) - len(columns):
         notes.append(f"{unused} columns of the hour that autumn repeats left out")
     return long.assign(time=at, reading=numbers.to_numpy().reshape(-1)).reset_index(drop=True)
-
-
-def _encoding(start: bytes) -> str:
-    r"""Return the encoding of a text by its first bytes.
-
-    >>> _encoding("Zähler".encode()), _encoding("Zähler".encode("cp1252")), _encoding(b"\xff\xfea")
-    ('utf-8-sig', 'cp1252', 'utf-16')
-    """
-    if start[:2] in (b"\xff\xfe", b"\xfe\xff"):
-        return "utf-16"
-    try:
-        codecs.getincrementaldecoder("utf-8-sig")().decode(start)
-    except UnicodeDecodeError:
-        return "cp1252"
-    return "utf-8-sig"
 
 
 def pandas_library() -> Any:  # noqa: ANN401 - an optional library

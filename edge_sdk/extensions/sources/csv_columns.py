@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import io
 import json
 import re
 import tomllib
@@ -15,7 +14,7 @@ from pathlib import Path
 
 from edge_sdk.extensions.sources.csv_dialect import ABSENT, CLOCK, ROWS, CsvDialect, decimal_mark
 from edge_sdk.extensions.sources.csv_head import PREAMBLE, day_columns, table_head
-from edge_sdk.extensions.sources.file_bounds import open_table, refused
+from edge_sdk.extensions.sources.file_bounds import open_text, refused
 from edge_sdk.extensions.sources.flow_names import END, HOUR, IDENTIFIER, READING, flow, has_tariff
 
 _EXPORTED = {"elec.import.energy": "elec.export.energy"}
@@ -76,8 +75,7 @@ def proposed_columns(path: Path, stream: str) -> CsvColumns | None:
     try:
         if refused(path):
             return None
-        with open_table(path) as file:
-            text = io.TextIOWrapper(file, "utf-8-sig", errors="replace", newline="")
+        with open_text(path) as text:
             lines = [line[:_LONGEST] for line in islice(text, _MOST_LINES)]
         return columns_of(lines, stream)
     except (OSError, EOFError, zlib.error, csv.Error):

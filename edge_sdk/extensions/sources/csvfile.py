@@ -8,7 +8,6 @@ import math
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import field, replace
 from datetime import UTC, datetime, timedelta, tzinfo
 from itertools import islice
@@ -32,7 +31,7 @@ from edge_sdk.extensions.sources.csv_dialect import (
     joined_times,
 )
 from edge_sdk.extensions.sources.csv_head import PREAMBLE, fields_of
-from edge_sdk.extensions.sources.file_bounds import open_table, refused
+from edge_sdk.extensions.sources.file_bounds import open_text, refused
 from edge_sdk.extensions.sources.register_column import RegisterDifferences, register_differences
 from edge_sdk.forecasting.series import STREAMS, Reading
 
@@ -93,13 +92,13 @@ class CsvFile:
             self.offending.setdefault(reason, self.path.name)
             return
         try:
-            with self._opened() as lines:
+            with open_text(self.path) as lines:
                 first = _first(lines)
             self.dialect = self._dialect(first)
             self.registers = {}
             step = self._learn(first)
             self.unused.clear()
-            with self._opened() as lines:
+            with open_text(self.path) as lines:
                 for _ in range(self.dialect.header):
                     next(lines, None)
                 yield from self._readings(lines, step)
@@ -120,7 +119,7 @@ class CsvFile:
                 hint="give a table of text lines; split one that is larger",
             )
         try:
-            with self._opened() as lines:
+            with open_text(self.path) as lines:
                 first = _first(lines)
             found = self._dialect(first)
             header = fields_of("".join(first[found.header : found.header + 1]), found.delimiter)
@@ -172,11 +171,6 @@ class CsvFile:
         for column, clauses in self.registers.items():
             shown[f"column {column}"] = "; ".join(["a register, read as differences", *clauses])
         return shown
-
-    @contextmanager
-    def _opened(self) -> Iterator[io.TextIOWrapper]:
-        with open_table(self.path) as file:
-            yield io.TextIOWrapper(file, "utf-8-sig", errors="replace", newline="")
 
     def _dialect(self, lines: list[str]) -> CsvDialect:
         """Return the dialect of the first lines; configured values are not detected."""

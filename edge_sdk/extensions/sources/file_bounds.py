@@ -1,8 +1,10 @@
-"""Bound files before they are parsed: unpacked bytes and length of a line."""
+"""Bound files before they are parsed, in unpacked bytes and length of a line; find a text's encoding."""
 
 from __future__ import annotations
 
+import codecs
 import gzip
+import io
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +17,9 @@ LARGEST_TABLE = 512 << 20
 
 LONGEST_LINE = 1 << 20
 """Longest line of a table in bytes."""
+
+SAMPLE = 1 << 16
+"""Bytes of a text from which its encoding is detected."""
 
 _PIECE = 1 << 16
 
@@ -59,6 +64,39 @@ def open_table(path: Path) -> BinaryIO:
     with path.open("rb") as file:
         is_packed = file.read(2) == GZIP or path.suffix == ".gz"
     return cast("BinaryIO", gzip.open(path)) if is_packed else path.open("rb")
+
+
+def open_text(path: Path) -> io.TextIOWrapper:
+    """Open a table's text in its encoding; line ends stay as they are."""
+    file = open_table(path)
+    try:
+        # one read alone, since a packed file may be broken off later
+        encoding = text_encoding(cast("io.BufferedIOBase", file).read1(SAMPLE))
+        file.seek(0)
+    except (OSError, EOFError, zlib.error):
+        file.close()
+        raise
+    return io.TextIOWrapper(file, encoding, errors="replace", newline="")
+
+
+def text_encoding(start: bytes) -> str:
+    r"""Return the encoding of a text by its first bytes: UTF-8, UTF-16 by its mark, else Windows-1252.
+
+    >>> text_encoding("Zähler".encode()), text_encoding("Zähler".encode("cp1252"))
+    ('utf-8-sig', 'cp1252')
+    >>> text_encoding(b"\xff\xfea\0"), text_encoding(b"\xef\xbb\xbfa\xff")
+    ('utf-16', 'utf-8-sig')
+    >>> text_encoding("a damaged byte in Zähler".encode() + b"\xff")
+    'utf-8-sig'
+    """
+    if start.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        return "utf-16"
+    if start.startswith(codecs.BOM_UTF8):
+        return "utf-8-sig"
+    text = codecs.getincrementaldecoder("utf-8")("replace").decode(start)
+    bad = text.count("\ufffd")
+    good = sum(letter > "\x7f" for letter in text) - bad if bad else 0
+    return "cp1252" if bad > good else "utf-8-sig"
 
 
 def refused(path: Path, largest: int = LARGEST_TABLE, longest: int = LONGEST_LINE) -> str:

@@ -514,7 +514,6 @@ def test_a_strangers_form_is_read_as_pandas_wrote_it(tmp_path, form):
 
 NOT_ON_A_DEVICE = (
     "no header",
-    "an encoding of spreadsheets",
     "a row a day of 24 hours",
     "a row a day of 48 halves of an hour",
     "a row a day of 96 quarters of an hour",

@@ -9,6 +9,7 @@ from datetime import UTC, date, datetime
 import pytest
 
 from edge_sdk.errors import ConfigError
+from edge_sdk.extensions.sources.csv_columns import proposed_columns
 from edge_sdk.extensions.sources.file_bounds import LONGEST_LINE, refused
 from edge_sdk.sources import SOURCES
 
@@ -162,6 +163,29 @@ def test_invalid_encoding_and_a_byte_order_mark_are_tolerated(source):
     csv = source(b"\xef\xbb\xbftime,kwh\n2024-01-01,1\n\xff\xfe,\x00\n2024-01-02,2\n")
     assert [value for _, value in pairs(csv)] == [1.0, 2.0]
     assert csv.rejected["bad time"] == 1
+
+
+@pytest.mark.parametrize("packed", ["load.csv", "load.csv.gz"])
+@pytest.mark.parametrize(
+    "encode",
+    [
+        lambda text: text.encode("utf-16"),
+        lambda text: b"\xfe\xff" + text.encode("utf-16-be"),
+        lambda text: text.encode("cp1252"),
+        lambda text: text.encode("utf-8-sig"),
+    ],
+    ids=["UTF-16", "UTF-16, big end first", "Windows-1252", "UTF-8 with a mark"],
+)
+def test_a_file_is_read_in_its_encoding(source, encode, packed):
+    text = "Z\u00e4hlzeit;Verbrauch in \u20ac\r\n" + "".join(
+        f"0{day}.02.2024 00:00;{day},5\r\n" for day in range(1, 9)
+    )
+    columns = {"Verbrauch in \u20ac": LOAD}
+    csv = source(encode(text), packed, time_column="Z\u00e4hlzeit", columns=columns)
+    assert [value for _, value in pairs(csv)] == [day + 0.5 for day in range(1, 9)]
+    assert csv.lacks()[0] == set()
+    proposed = proposed_columns(csv.path, LOAD)
+    assert (proposed.times, proposed.columns) == (("Z\u00e4hlzeit",), columns)
 
 
 @pytest.mark.parametrize(
