@@ -25,7 +25,7 @@ from aggregator.extensions.authority.access.mosquitto import check_mosquitto_con
 from aggregator.extensions.papers.clustered.fesem import FeSEM
 from aggregator.extensions.papers.peers.peer_topology import DflGt
 from aggregator.extensions.papers.personalised.pfl import PFL
-from aggregator.extensions.tree.settings import ParentSection
+from aggregator.extensions.tree.parent_binding import ParentSection
 from edge_sdk.app.settings import SettingsError
 from edge_sdk.commands import main as cli
 from edge_sdk.config import load_with_origins

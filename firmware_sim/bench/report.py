@@ -10,7 +10,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-from firmware_sim.bench.files import write_whole
+from firmware_sim.bench.results import write_whole
 
 _WIDTH, _BAR, _LEFT = 760, 18, 300
 _COLOURS = ("#0b6e4f", "#b3541e", "#4a5fa5", "#8a3a7a", "#6b6b1f", "#1f6b6b")

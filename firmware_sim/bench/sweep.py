@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from edge_sdk.errors import USAGE, Failure
-from firmware_sim.bench.cell_run import SweepDefinition, record_of
-from firmware_sim.bench.cells import SweepCell, cells_of
-from firmware_sim.bench.files import write_whole
+from firmware_sim.bench.cells import SweepCell, SweepDefinition, cells_of, record_of
+from firmware_sim.bench.results import write_whole
 from firmware_sim.bench.run_record import definition, digest_of
 from firmware_sim.reports.progress_display import Display
 from firmware_sim.samples import SampleSet

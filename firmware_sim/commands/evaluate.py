@@ -13,7 +13,7 @@ from pathlib import Path
 
 from edge_sdk.app.cli import CommandResult
 from edge_sdk.app.settings import SettingsError
-from firmware_sim.evaluation.cold_start import COLD
+from firmware_sim.evaluation.closed_form import COLD
 from firmware_sim.evaluation.comparison import HorizonComparison, compare
 from firmware_sim.evaluation.page import page
 from firmware_sim.evaluation.records import FleetRecords, on_grid, span

@@ -15,10 +15,9 @@ from pathlib import Path
 
 from edge_sdk.app.cli import CommandResult
 from edge_sdk.app.settings import SettingsError
-from firmware_sim.bench.mlflow_folder import write_mlflow
 from firmware_sim.bench.ray_runs import LOCAL, ray_cluster
 from firmware_sim.bench.report import HEAD, on_rises, summaries, write_report
-from firmware_sim.bench.results import write_tables
+from firmware_sim.bench.results import write_mlflow, write_tables
 from firmware_sim.bench.sweep import CellExecutor, Sweep
 from firmware_sim.commands.run_options import add_run_options, chosen_scenario
 from firmware_sim.direct.fleet import refuse_unsupported

@@ -17,7 +17,7 @@ from firmware_sim.commands.fleet_run import FleetRun
 from firmware_sim.fleet.federation import TooSlow, require_broker, start_broker
 from firmware_sim.fleet.processes import ProcessGroup
 from firmware_sim.fleet.run_files import assigned
-from firmware_sim.reports import interval_scores
+from firmware_sim.reports import forecast_errors
 from firmware_sim.reports.credit_report import CreditReport
 from firmware_sim.reports.forecast_errors import Errors
 from firmware_sim.reports.progress_display import Display
@@ -142,7 +142,7 @@ class TrialRow:
         if self.credit is not None:
             parts.append(f"{head}: {self.credit.marked(self.byzantine)}")
         if self.errors.coverage_by_device:
-            coverage = interval_scores.table(self.errors.coverage_by_device, unit)
+            coverage = forecast_errors.table(self.errors.coverage_by_device, unit)
             parts.append(f"{head}: readings outside of the intervals that were served\n{coverage}")
             parts.append(self.errors.examples[0].text(unit))
         return "\n\n".join(parts)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from datetime import UTC, tzinfo
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from aggregator.config import AggregatorConfig, BoundRun, bind
@@ -15,7 +17,9 @@ from edge_sdk.app.permissions import make_private_folder
 from edge_sdk.app.settings import SettingsError
 from edge_sdk.bundle import Bundle, TrustedKeys
 from edge_sdk.forecasting.series import Series
+from edge_sdk.forecasting.windows import WHOLE, ChannelFrame, Scale, Span
 from edge_sdk.privacy.mechanism import Mechanism
+from edge_sdk.protocol.contract.manifest import Manifest
 from edge_sdk.protocol.contract.method import CONTRACTS, Half
 from edge_sdk.protocol.root_keys import read_root
 from edge_sdk.training.bootstrap import plan
@@ -24,11 +28,10 @@ from edge_sdk.training.run_role import RunRole, RunShell, history_of
 from firmware_sim.attacks.attack_plan import AttackPlan
 from firmware_sim.attacks.byzantine_halves import ByzantineHalves, recorded
 from firmware_sim.attacks.coalition import Coalition
-from firmware_sim.direct.arrivals import ArrivalTimes, VirtualClock
 from firmware_sim.direct.device import DirectDevice
-from firmware_sim.direct.histories import SharedHistories
 from firmware_sim.direct.server import RUN, DirectServer
-from firmware_sim.direct.simulation import DirectSimulation, MayAnswer
+from firmware_sim.direct.simulation import ArrivalTimes, DirectSimulation, MayAnswer, VirtualClock
+from firmware_sim.fleet.in_process import on_grid, readings
 from firmware_sim.fleet.run_files import (
     aggregator_table,
     assigned,
@@ -227,3 +230,41 @@ def _device_config(chosen: Scenario, folder: Path) -> Config:
     file = folder / "device.toml"
     file.write_text(toml({**own, **table}), encoding="utf-8")
     return Config.load(file)
+
+
+@dataclass
+class SharedHistories:
+    """Series by file and span, and channels by series: each is computed once and never changed."""
+
+    samples: SampleSet
+    manifest: Manifest
+    capacity: int  # slots of a device's history
+    _series: dict[tuple[Path, str, str], Series] = field(default_factory=dict)
+    _frames: dict[tuple[object, ...], ChannelFrame] = field(default_factory=dict)
+
+    def series(self, sample: DeviceReadings, chosen: Scenario) -> Series:
+        """Return the readings of a device in the scenario's span, on the bundle's grid."""
+        key = (sample.path, chosen.start, chosen.until)
+        if key not in self._series:
+            history = readings(sample, self.samples, chosen)
+            made = on_grid(self.manifest, self.capacity, history)
+            made.saved(made.pending())
+            self._series[key] = made
+        return self._series[key]
+
+    def frame(
+        self,
+        series: Series,
+        manifest: Manifest,
+        *,
+        site: Mapping[str, float] = MappingProxyType({}),
+        zone: tzinfo = UTC,
+        scale: Scale | None = None,
+        span: Span = WHOLE,
+    ) -> ChannelFrame:
+        """Return the channels of a series, as ``ChannelFrame.of``; equal arguments share them."""
+        key = (id(series), tuple(sorted(site.items())), zone, scale, span)
+        if key not in self._frames:
+            made = ChannelFrame.of(series, manifest, site=site, zone=zone, scale=scale, span=span)
+            self._frames[key] = made
+        return self._frames[key]

@@ -1,17 +1,64 @@
-"""Run a whole fleet in one loop over virtual time: tasks, arrivals of updates, and deadlines."""
+"""Run a whole fleet in one loop over virtual time: tasks, seeded arrivals of updates, and deadlines."""
 
 from __future__ import annotations
 
 import heapq
+import math
+import random
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from edge_sdk.protocol.contract.method import Due, Task
-from firmware_sim.direct.arrivals import ArrivalTimes, VirtualClock
 from firmware_sim.direct.device import DirectDevice
 from firmware_sim.direct.server import DirectServer
 from firmware_sim.direct.trainers import Assignment, LocalTrainer, Trainer
 from firmware_sim.fleet.federation import TooSlow
+
+SPREAD = 0.5
+"""Standard deviation of the logarithm of a device's speed, and of each of its answers."""
+
+
+@dataclass(slots=True)
+class VirtualClock:
+    """Seconds of simulated time since the first round was opened."""
+
+    now: float = 0.0
+
+    def monotonic(self) -> float:
+        """Return the virtual seconds."""
+        return self.now
+
+    def advance(self, at: float) -> None:
+        """Advance to a time; an earlier one changes nothing."""
+        self.now = max(self.now, at)
+
+
+@dataclass(slots=True)
+class ArrivalTimes:
+    """Virtual seconds from a task to its update: log-normal, with a median of one second.
+
+    A device is slower or faster than others during the whole run, and every answer varies around
+    that. A device's draws depend on the seed and its id only, so that another device in the fleet
+    changes none of them.
+    """
+
+    seed: int
+    _draws: dict[str, random.Random] = field(default_factory=dict)
+    _speed: dict[str, float] = field(default_factory=dict)
+
+    def next(self, device: str) -> float:
+        """Draw the seconds of a device's next answer.
+
+        >>> one, other = ArrivalTimes(3), ArrivalTimes(3)
+        >>> _ = other.next("b")
+        >>> [one.next("a") for _ in range(3)] == [other.next("a") for _ in range(3)]
+        True
+        """
+        if device not in self._draws:
+            draws = random.Random(f"arrivals {self.seed} {device}")  # noqa: S311 - reproducible
+            self._draws[device], self._speed[device] = draws, draws.gauss(0.0, SPREAD)
+        return math.exp(self._speed[device] + self._draws[device].gauss(0.0, SPREAD))
+
 
 POLL = 0.05
 """Virtual seconds after which a Byzantine device looks again whether it can answer."""

@@ -30,8 +30,14 @@ import numpy as np
 
 from firmware_sim.evaluation import centralised
 from firmware_sim.evaluation.centralised import LIGHTGBM
-from firmware_sim.evaluation.closed_form import ALONE, FLEET, PERSONAL, ClosedFormFleet
-from firmware_sim.evaluation.cold_start import COLD, cold_start
+from firmware_sim.evaluation.closed_form import (
+    ALONE,
+    COLD,
+    FLEET,
+    PERSONAL,
+    ClosedFormFleet,
+    cold_start,
+)
 from firmware_sim.evaluation.gate import candidates_of, served
 from firmware_sim.evaluation.networks import (
     FEDAVG,

@@ -15,7 +15,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge_sdk.extensions.sources.flow_names import IDENTIFIER, READING
-from firmware_sim.evaluation.clock_changes import CHANGES, lacks_the_hours_of, localised
 from firmware_sim.evaluation.meter_flows import one_reading_a_meter, without_export
 from firmware_sim.evaluation.table_files import (
     TableError,
@@ -25,9 +24,12 @@ from firmware_sim.evaluation.table_files import (
     pandas_library,
 )
 from firmware_sim.evaluation.table_times import (
+    CHANGES,
     TimesFound,
     changes_within_a_day,
     is_fractional,
+    lacks_the_hours_of,
+    localised,
     table_times,
 )
 

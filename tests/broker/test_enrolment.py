@@ -19,7 +19,7 @@ from aggregator.commands.main import main
 from aggregator.extensions.authority import folder as authority
 from aggregator.extensions.authority.access.broker_process import TlsFiles, mosquitto_program, start
 from aggregator.extensions.authority.access.mosquitto_topics import mosquitto_access
-from aggregator.extensions.authority.revocation_list import list_validity
+from aggregator.extensions.authority.certificates import list_validity
 from edge_sdk.errors import OK
 from firmware_sim.fleet.federation import free_port
 

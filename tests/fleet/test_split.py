@@ -12,7 +12,7 @@ import pytest
 
 from aggregator.extensions.audit.recompute import recompute
 from aggregator.extensions.papers.graph import Diffusion
-from aggregator.extensions.papers.split.split_draws import drawn
+from aggregator.extensions.papers.split.split_arrays import drawn
 from aggregator.methods.base.server_optim import corrected_adam
 from edge_sdk import Config, Reading
 from edge_sdk.link.loopback import LinkFaults

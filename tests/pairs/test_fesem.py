@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
+from aggregator.extensions.papers.clustered.fesem import multicentre
 from aggregator.extensions.papers.clustered.kmeans import distances, draws, plus_plus
-from aggregator.extensions.papers.clustered.multicentre import multicentre
 from aggregator.methods import METHODS as SERVERS
 from aggregator.methods import OPEN, Rounds, Setup
 from aggregator.rules import bind

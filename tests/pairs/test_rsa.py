@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from aggregator.extensions.papers.consensus.l1_penalty import debias
 from aggregator.extensions.papers.consensus.rsa_bafdp import DpRsa, Rsa, rsa, rsa_weights
-from aggregator.extensions.papers.consensus.sign_debias import debias
 from aggregator.methods.base.round_machine import Rounds
 from aggregator.methods.base.types import Setup
 from aggregator.rules import bind

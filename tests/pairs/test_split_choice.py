@@ -10,7 +10,7 @@ import pytest
 
 from aggregator.extensions.papers.graph import Diffusion
 from aggregator.extensions.papers.graph.laplacian import chebyshev_of_present
-from aggregator.extensions.papers.split.split_draws import drawn, silenced
+from aggregator.extensions.papers.split.split_arrays import drawn, silenced
 from aggregator.extensions.papers.split.split_types import SplitBinding, SplitTurns
 from aggregator.methods import METHODS, OPEN, Rounds, Setup
 from aggregator.methods.base.types import BoundGraph as LentGraph

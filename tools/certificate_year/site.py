@@ -17,8 +17,8 @@ from aggregator.extensions.authority.certificate_reader import validity
 from aggregator.extensions.authority.enrolment import EnrolmentPolicy
 from aggregator.extensions.authority.est_server import EstServer, _Handler
 from aggregator.extensions.authority.est_service import EstService
-from aggregator.extensions.authority.pending_acts import AuthorityAct
 from aggregator.extensions.authority.record import Record, opened
+from aggregator.extensions.authority.record_entries import AuthorityAct
 from edge_sdk.link.tls_files import load
 from tools.certificate_year import memory_tls
 from tools.certificate_year.faults import CERTIFICATE, Faults

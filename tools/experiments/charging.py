@@ -190,8 +190,7 @@ def seated(kind: str, bundle: Bundle, stations: tuple[Station, ...]) -> LentGrap
     """Host a net over the stations: neighbours by coordinates, or all where there are none."""
     import torch  # noqa: PLC0415 - the graph models' door
 
-    from aggregator.extensions.papers.graph.nets.conv2d import Conv2d  # noqa: PLC0415 - as above
-    from aggregator.extensions.papers.graph.nets.graphnet import GraphNet  # noqa: PLC0415 - as above
+    from aggregator.extensions.papers.graph.nets.baselines import Conv2d, GraphNet  # noqa: PLC0415 - as above
     from aggregator.extensions.papers.graph.nets.spatiotemporal import SpatioTemporal  # noqa: PLC0415 - as above
     from aggregator.extensions.papers.graph.nets.torch_adapter import TorchGraphModel  # noqa: PLC0415 - as above
 

@@ -33,9 +33,7 @@ from torch import nn
 
 from aggregator.extensions.authoring.cells import CellsBranches, CellsGru, CellsLstm, CellsMlp
 from aggregator.extensions.authoring.export_spec import Recipe
-from aggregator.extensions.authoring.gru import LoadGru
-from aggregator.extensions.authoring.mlp import LoadMlp
-from aggregator.extensions.authoring.plfl import LoadLstm
+from aggregator.extensions.authoring.load_models import LoadGru, LoadLstm, LoadMlp
 from aggregator.extensions.authoring.split_models import (
     ConvDecoder,
     ConvEncoder,

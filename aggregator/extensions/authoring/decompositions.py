@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from aggregator.extensions.authoring import bptt, differentiable_rnn, fused_rnn
+from aggregator.extensions.authoring import bptt, differentiable_rnn, recurrent_operators
 from aggregator.extensions.authoring.errors import ExportError
 
 Lowered = Callable[..., Any]
@@ -296,7 +296,7 @@ def _one(value: Any) -> int:
 _LAYERS: Mapping[str, tuple[Lowered, Lowered]] = {
     "unrolled": (bptt.lstm_layer, bptt.gru_layer),
     "twice": (differentiable_rnn.lstm_layer, differentiable_rnn.gru_layer),
-    "native": (fused_rnn.lstm_layer, fused_rnn.gru_layer),
+    "native": (recurrent_operators.lstm_layer, recurrent_operators.gru_layer),
 }
 _RULES: dict[Any, Lowered] = {
     functional.linear: _linear,

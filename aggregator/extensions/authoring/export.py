@@ -22,11 +22,10 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from aggregator.extensions.authoring.catalogue import MODELS
 from aggregator.extensions.authoring.check import Engine, check_graph, check_paths, reference_engine
 from aggregator.extensions.authoring.clipped import clipped_graph
-from aggregator.extensions.authoring.curvature import hvp_graph
 from aggregator.extensions.authoring.errors import ExportError
 from aggregator.extensions.authoring.export_spec import Recipe
 from aggregator.extensions.authoring.lipschitz_bound import LipschitzBoundError
-from aggregator.extensions.authoring.robust import robust_graph
+from aggregator.extensions.authoring.second_derivatives import hvp_graph, robust_graph
 from aggregator.extensions.authoring.split import (
     activation,
     aided_forecast_graph,

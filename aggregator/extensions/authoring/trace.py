@@ -15,7 +15,7 @@ from torch.func import functional_call, grad_and_value
 from torch.fx import traceback
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from aggregator.extensions.authoring import emit_elementwise, emit_tensor, recurrent  # noqa: F401 - enter their rules
+from aggregator.extensions.authoring import emit_elementwise, emit_tensor, recurrent_operators  # noqa: F401 - enter their rules
 from aggregator.extensions.authoring.decompositions import Lowering
 from aggregator.extensions.authoring.emit import emit, expression
 from aggregator.extensions.authoring.errors import ExportError

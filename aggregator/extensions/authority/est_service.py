@@ -19,8 +19,8 @@ from aggregator.extensions.authority.enrolment import (
     EnrolmentPolicy,
 )
 from aggregator.extensions.authority.folder import text_of
-from aggregator.extensions.authority.pending_acts import AuthorityAct
 from aggregator.extensions.authority.record import EnrolledMember, Record
+from aggregator.extensions.authority.record_entries import AuthorityAct
 from aggregator.extensions.authority.refusal import RefusalReason, RefusedError
 from edge_sdk.app.cli import fields
 from edge_sdk.errors import Failure

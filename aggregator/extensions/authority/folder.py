@@ -24,15 +24,16 @@ from aggregator.extensions.authority.certificate_reader import (
     private_key_in,
     validity,
 )
-from aggregator.extensions.authority.certificates import Authority, Role
-from aggregator.extensions.authority.former_certificates import GRACE, devices_of_former
-from aggregator.extensions.authority.issued_certificate import IssuedCertificate
-from aggregator.extensions.authority.record import Record, opened
-from aggregator.extensions.authority.revocation_list import (
+from aggregator.extensions.authority.certificates import (
+    Authority,
+    Role,
     list_validity,
     revocation_list,
     revocations,
 )
+from aggregator.extensions.authority.former_certificates import GRACE, devices_of_former
+from aggregator.extensions.authority.record import Record, opened
+from aggregator.extensions.authority.record_entries import IssuedCertificate
 from edge_sdk.app.permissions import make_private_folder, open_private, require_private
 from edge_sdk.errors import USAGE, Failure
 

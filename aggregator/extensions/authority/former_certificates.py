@@ -5,8 +5,8 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 from typing import Final
 
-from aggregator.extensions.authority.issued_certificate import IssuedCertificate, newest
 from aggregator.extensions.authority.record import Record
+from aggregator.extensions.authority.record_entries import IssuedCertificate, newest
 
 GRACE: Final = timedelta(days=180)
 """Time after the end of a device's certificate, in which it may still be renewed, where none is configured."""

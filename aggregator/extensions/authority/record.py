@@ -14,8 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from aggregator.extensions.authority.issued_certificate import IssuedCertificate
-from aggregator.extensions.authority.pending_acts import ACTS_TABLE, AuthorityAct
+from aggregator.extensions.authority.record_entries import (
+    ACTS_TABLE,
+    AuthorityAct,
+    IssuedCertificate,
+)
 from edge_sdk.app import sqlite_file
 from edge_sdk.errors import RUNTIME, Failure
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from markupsafe import Markup
 
-from aggregator.extensions.console.activity_chart import Bar, activity_chart
+from aggregator.extensions.console.charts import Bar, activity_chart
 from aggregator.extensions.console.overview import StoreOverview
 from aggregator.extensions.console.overview_rows import RoundCounts
 from aggregator.operations.link_projection import MONTH, size

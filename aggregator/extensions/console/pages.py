@@ -13,8 +13,12 @@ from aggregator.config import AggregatorConfig
 from aggregator.extensions.console.activity import Activity, run_activity
 from aggregator.extensions.console.budget_page import budget_values
 from aggregator.extensions.console.charts import excluded_chart, loss_chart
-from aggregator.extensions.console.device_history import HistoryEntry, device_history
-from aggregator.extensions.console.device_rows import UPDATES, device_rows
+from aggregator.extensions.console.device_rows import (
+    UPDATES,
+    HistoryEntry,
+    device_history,
+    device_rows,
+)
 from aggregator.extensions.console.fleet_summary import (
     Notice,
     ParticipationFacts,

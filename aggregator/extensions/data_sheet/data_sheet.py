@@ -9,8 +9,7 @@ from statistics import median
 from typing import Any
 
 from aggregator.config import AggregatorConfig, BoundRun
-from aggregator.extensions.data_sheet.sent_fields import SENT
-from aggregator.extensions.data_sheet.standard_items import ITEMS
+from aggregator.extensions.data_sheet.standard_items import ITEMS, SENT
 from aggregator.operations import operator_alerts
 from aggregator.operations.signing_keys import signer
 from aggregator.store.audit_record import AuditRecord

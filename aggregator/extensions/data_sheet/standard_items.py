@@ -1,9 +1,12 @@
-"""Items of three standards, each with the places where it is shown, or the reason why it is not met.
+"""Items of three standards, with the places where each is shown or the reason why it is not met; fields sent.
 
 The standards are NIST SP 800-226 (evaluation of differential privacy, by the blocks of its pyramid),
 IEC 62443-4-2 (technical requirements for components) and ETSI EN 303 645 (consumer devices, by its provisions).
 An item depends on the configuration where its ``lacks`` says so. A place is a configuration key, a command, a
 test or a page; tests check that each exists. This is no certificate: an assessor judges.
+
+The table of fields is that of docs/privacy.md: tests/aggregator/extensions/data_sheet/test_data_sheet.py
+compares the two, and tests/edge_sdk/privacy/test_sent.py compares the page with the messages themselves.
 """
 
 from __future__ import annotations
@@ -117,3 +120,22 @@ _FUNCTIONS: Mapping[str, Lacks] = {
 
 ITEMS = _items()
 """All items, by standard and number."""
+
+
+@dataclass(frozen=True, slots=True)
+class SentFields:
+    """Some fields of a message from a device."""
+
+    kind: str
+    fields: tuple[str, ...]
+    reveals: str  # what they reveal
+    covered_by: str  # ``mechanism``, ``public``, ``process``, ``opt-in`` or ``own noise``
+
+
+SENT = tuple(
+    SentFields(row["kind"], tuple(row["fields"]), row["reveals"], row["covered_by"])
+    for row in tomllib.loads(files(__package__).joinpath("sent_fields.toml").read_text("utf-8"))[
+        "sent"
+    ]
+)
+"""Every field of every message from a device."""

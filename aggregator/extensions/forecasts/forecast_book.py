@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,11 +13,14 @@ from typing import Any
 import numpy as np
 
 from aggregator.config import AggregatorConfig
+from aggregator.ingress.message_ingress import Receiver
+from aggregator.operations.server_extensions import ServerExtension, ServerParts
 from edge_sdk.app.cli import fields
 from edge_sdk.app.permissions import make_private_folder, open_private
-from edge_sdk.errors import Refused
+from edge_sdk.errors import Reason, Refused
 from edge_sdk.extensions.outputs.forecast_message import ForecastMessage
 from edge_sdk.protocol.codec import decode
+from edge_sdk.protocol.envelope import Sealed
 from edge_sdk.protocol.topics import is_device_id
 
 logger = logging.getLogger(__name__)
@@ -104,3 +107,22 @@ def steps_of(forecast: ForecastMessage) -> list[dict[str, Any]]:
         }
         for i in range(forecast.num)
     ]
+
+
+class ForecastCollection(ServerExtension):
+    """Stores the newest forecast of each device while the configuration asks for it."""
+
+    def __init__(self, parts: ServerParts, config: AggregatorConfig) -> None:
+        super().__init__(parts, config)
+        self._book = ForecastBook.of(config)
+
+    def receivers(self) -> Mapping[str, Receiver]:
+        """Receive forecasts."""
+        return {ForecastMessage.kind: (ForecastMessage, self._receive)}
+
+    def _receive(self, sealed: Sealed, forecast: ForecastMessage) -> str:
+        """Store a forecast; one that is not newer is counted only."""
+        if not self.config.section("forecasts").store:
+            raise Refused(Reason.UNKNOWN_KIND, "forecasts.store is false")
+        is_newer = self._book.record(sealed.sender, forecast, sealed.content)
+        return "FORECASTS" if is_newer else "STALE_FORECASTS"

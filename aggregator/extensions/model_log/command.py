@@ -19,7 +19,7 @@ from pathlib import Path
 from aggregator.commands.arguments import CommandError, add_config_option, require_database
 from aggregator.config import AggregatorConfig
 from aggregator.extensions.model_log.log_export import VerifiedLog, export_lines, verified
-from aggregator.extensions.model_log.model_leaves import ModelLeaves
+from aggregator.extensions.model_log.model_log import ModelLeaves
 from aggregator.operations.signing_keys import signer
 from aggregator.store.opener import open_store
 from edge_sdk.app.cli import CommandResult

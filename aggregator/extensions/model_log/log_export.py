@@ -19,7 +19,7 @@ from edge_sdk.extensions.model_log.signed_note import NoteError, SignedCheckpoin
 from edge_sdk.protocol.keys import Signer
 
 if TYPE_CHECKING:  # an outsider who verifies an export opens no database
-    from aggregator.extensions.model_log.model_leaves import LogLeaf
+    from aggregator.extensions.model_log.model_log import LogLeaf
     from aggregator.store.store import Store
 
 FORMAT = "gridfed-model-log/1"
@@ -73,7 +73,7 @@ def export_lines(store: Store, fleet: str, run: int, signer: Signer) -> Iterator
     Args:
         signer: The aggregator's online key, which signs the checkpoint.
     """
-    from aggregator.extensions.model_log.model_leaves import ModelLeaves  # noqa: PLC0415 - as above
+    from aggregator.extensions.model_log.model_log import ModelLeaves  # noqa: PLC0415 - as above
 
     log = store.table(ModelLeaves)
     size = log.size(run)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from aggregator.extensions.postgres.postgres_dialect import JOURNAL_END
+from aggregator.extensions.postgres.postgres_connection import JOURNAL_END
 from aggregator.store.dialect import Database, dialect_of, last_position
 from aggregator.store.errors import DatabaseError
 from aggregator.store.schema import fact, prepare, put_fact

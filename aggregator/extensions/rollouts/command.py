@@ -30,7 +30,7 @@ from aggregator.commands.arguments import (
 from aggregator.config import AggregatorConfig, registry_of
 from aggregator.config.bundle_registry import LIVE, BundleRegistry
 from aggregator.extensions.rollouts import rollout_control as control
-from aggregator.extensions.rollouts.rollout_orders import leave_description
+from aggregator.extensions.rollouts.daemon_rollout import leave_description
 from aggregator.operations import signing_keys
 from aggregator.operations.control_queue import ControlOrder, leave
 from aggregator.rounds.announcements import Ends

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -9,11 +10,12 @@ from prometheus_client import CollectorRegistry, Gauge
 
 from aggregator.config import AggregatorConfig
 from aggregator.extensions.rollouts.rollout_control import RolloutControl
-from aggregator.extensions.rollouts.rollout_orders import read_description, remove_description
 from aggregator.ingress.message_ingress import Receiver
+from aggregator.operations.commands import OrderError
 from aggregator.operations.control_queue import ControlOrder
 from aggregator.operations.recorded_orders import initiator
 from aggregator.operations.server_extensions import Order, ServerExtension, ServerParts
+from edge_sdk.app.permissions import make_private_folder, open_private
 from edge_sdk.extensions.rollouts.messages import TrialMessage
 from edge_sdk.protocol.envelope import Sealed
 
@@ -82,3 +84,30 @@ class DaemonRollout(ServerExtension):
         done = self._control.begin(self.config, payload, by=initiator(order))
         remove_description(inbox)
         return done
+
+
+_NAME = "rollout.description"
+
+
+def leave_description(folder: Path, payload: bytes) -> None:
+    """Write a signed description atomically; its order is written after it."""
+    make_private_folder(folder)
+    part = folder / f"{_NAME}-part"
+    with open_private(part, "wb") as file:
+        file.write(payload)
+        file.flush()
+        os.fsync(file.fileno())
+    part.replace(folder / _NAME)
+
+
+def read_description(folder: Path) -> bytes:
+    """Return the signed description."""
+    try:
+        return (folder / _NAME).read_bytes()
+    except OSError as error:
+        raise OrderError(f"rollout: {error}") from error
+
+
+def remove_description(folder: Path) -> None:
+    """Delete the description, after its rollout was saved."""
+    (folder / _NAME).unlink(missing_ok=True)

@@ -16,7 +16,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from markupsafe import Markup
+
 from aggregator.config import AggregatorConfig
+from aggregator.operations.charts import bar_chart
 from edge_sdk.app.cli import fields
 from edge_sdk.app.clock import DAY
 from edge_sdk.app.permissions import make_private_folder, open_private
@@ -210,3 +213,25 @@ def status_lines(scores: Mapping[str, Any]) -> list[str]:
     cells = (f"{one['cell']} {one['devices']:.1f} ±{one['error']:.1f}" for one in scores["cells"])
     head = f"error relative to naive, {day}, estimated from {scores['answers']} answers"
     return [f"{head}: {', '.join(cells)}"]
+
+
+SCORED = 7  # newest days of scores
+
+
+def score_values(config: AggregatorConfig, _query: Mapping[str, str]) -> dict[str, Any]:
+    """Return the estimated histograms of scores of the newest days, each with its chart."""
+    book = ScoreBook.of(config)
+    days = [histogram(book, day) for day in book.stored_days()[:SCORED]]
+    for one in days:
+        one["date"] = datetime.fromtimestamp(86_400 * one["day"], UTC).date().isoformat()
+        one["chart"] = score_chart(one)
+    return {"days": days}
+
+
+def score_chart(found: Mapping[str, Any]) -> Markup | str:
+    """Return the shares of a day's histogram of scores; empty without an answer."""
+    if not found["answers"]:
+        return ""
+    bars = [(one["cell"], one["percent"], one["percent_error"]) for one in found["cells"]]
+    title = "Share of the devices by error relative to naive, in percent, with two standard errors"
+    return Markup(bar_chart(title, "%", bars))  # noqa: S704 - bar_chart escapes

@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aggregator.config import AggregatorConfig, BoundRun
+from aggregator.extensions.tree.parent_binding import ParentSection
 from aggregator.extensions.tree.session_config import broker_options, load_keys, session_config
-from aggregator.extensions.tree.settings import ParentSection
 from aggregator.extensions.tree.site_updates import ParentRecord, Turn, site_update
 from edge_sdk.app.cli import fields
 from edge_sdk.app.clock import Clock

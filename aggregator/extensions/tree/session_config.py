@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from aggregator.config import AggregatorConfig
-from aggregator.extensions.tree.settings import PARENT_METHODS, ParentSection
+from aggregator.extensions.tree.parent_binding import PARENT_METHODS, ParentSection
 from edge_sdk.app.permissions import make_private_folder
 from edge_sdk.app.settings import SettingsError, seconds
 from edge_sdk.config import AcceptSection, Config, TimeoutsSection

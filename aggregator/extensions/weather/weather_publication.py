@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,7 +13,9 @@ from aggregator.extensions.weather.weather_tables import WeatherTable
 from aggregator.operations import signing_keys
 from aggregator.operations.commands import OrderError
 from aggregator.operations.control_queue import ControlOrder, leave
-from aggregator.rounds.announcements import Ends
+from aggregator.operations.recorded_orders import record_once
+from aggregator.operations.server_extensions import Order, ServerExtension
+from aggregator.rounds.announcements import Ends, Publication
 from aggregator.store.errors import DatabaseBusyError
 from aggregator.store.opener import open_store
 from aggregator.store.store import Store
@@ -108,3 +110,22 @@ def _write(path: Path, payload: bytes) -> None:
         file.flush()
         os.fsync(file.fileno())
     part.replace(path)
+
+
+class WeatherAnnouncement(ServerExtension):
+    """Announces signed weather, or clears it."""
+
+    def orders(self) -> Mapping[str, Order]:
+        """Execute orders about weather."""
+        return {"weather": self._announce}
+
+    def _announce(self, order: ControlOrder, inbox: Path) -> str:
+        region, parts = order.device, self.parts
+        payload = taken(inbox, region)
+        topic = topics.weather(parts.ends.fleet, region)
+        result = f"weather of {region} is {'announced' if payload else 'cleared'}"
+        with parts.isolation.store.transaction():
+            parts.isolation.store.announce({topic: payload})
+            record_once(order, parts.isolation.audit_log, region, result)
+        parts.isolation.publisher.announce([Publication(topic, payload)])
+        return result

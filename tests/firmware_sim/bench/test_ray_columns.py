@@ -13,8 +13,7 @@ from aggregator.rules import Rows, bind
 from aggregator.rules.blocked_ops import executed_by
 from aggregator.rules.parameters import uniform
 from aggregator.store.row_file import pending_rows
-from firmware_sim.bench.ray_columns import RayColumns
-from firmware_sim.bench.ray_runs import LOCAL, RayRunError, ray_cluster
+from firmware_sim.bench.ray_runs import LOCAL, RayColumns, RayRunError, ray_cluster
 
 pytest.importorskip("ray", reason="needs the extra ray")
 pytestmark = [

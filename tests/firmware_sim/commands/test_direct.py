@@ -7,7 +7,7 @@ import json
 import pytest
 
 from firmware_sim.commands.main import main
-from firmware_sim.direct import arrivals
+from firmware_sim.direct import simulation
 
 SMALL = ("fleet", "--direct", "--devices", "4", "--bundle", "load-mlp", "--steps", "1")
 
@@ -32,7 +32,7 @@ def test_repeated_asynchronous_runs_give_the_same_bits(capsys):
 
 def test_runs_that_differ_are_reported(capsys, monkeypatch):
     draws = iter(range(10_000))
-    monkeypatch.setattr(arrivals.ArrivalTimes, "next", lambda *_: 1.0 / (1 + next(draws) % 7))
+    monkeypatch.setattr(simulation.ArrivalTimes, "next", lambda *_: 1.0 / (1 + next(draws) % 7))
     code = main([*SMALL, "--method", "fedasync", "--rounds", "9", "--repeat", "2"])
     assert code != 0
     assert "other bits than run 1" in capsys.readouterr().err

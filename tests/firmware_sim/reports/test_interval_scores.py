@@ -11,8 +11,7 @@ import pytest
 from firmware_sim.attacks.attack_plan import AttackPlan
 from firmware_sim.commands.trial import TrialRow, table
 from firmware_sim.reports.credit_report import CreditReport
-from firmware_sim.reports.forecast_errors import Error, Errors
-from firmware_sim.reports.interval_scores import ForecastExample, IntervalCoverage
+from firmware_sim.reports.forecast_errors import Error, Errors, ForecastExample, IntervalCoverage
 from firmware_sim.samples import sample_set
 from firmware_sim.scenario import RunSettings, scenario
 

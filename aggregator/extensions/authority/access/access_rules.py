@@ -13,24 +13,27 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from aggregator.config import AggregatorConfig, settings_of
 from aggregator.extensions.authority.access.access_changes import (
     denied_users,
     edit_access_file,
+    fleets_in,
     has_patterns,
     is_denied,
+    joined,
     rules_by_user,
     with_denied,
     with_users,
 )
 from aggregator.extensions.authority.access.mosquitto_topics import mosquitto_access
-from aggregator.extensions.authority.access.shared_access import fleets_in, joined
 from aggregator.extensions.authority.revocation import reload_broker
 from aggregator.ingress.cohort import fits
 from aggregator.ingress.registry import Registry
 from aggregator.methods.base.types import Neighbouring
 from aggregator.operations.control_queue import waiting
+from aggregator.operations.server_extensions import ServerExtension, ServerParts
 from aggregator.store.opener import exists, open_store
 from aggregator.store.types import EnrolledDevice
 from edge_sdk.app.cli import fields
@@ -339,3 +342,24 @@ class AccessRulesMonitor:
             reload_broker(config)
             self._is_reload_due = False
         return ""
+
+
+class AccessUpkeep(ServerExtension):
+    """Compares the file of access rules after each change, and writes it where it may."""
+
+    def __init__(self, parts: ServerParts, config: AggregatorConfig) -> None:
+        super().__init__(parts, config)
+        self._monitor = AccessRulesMonitor()
+
+    def on_tick(self, now: float) -> None:
+        """Compare the file if anything has changed."""
+        self._monitor.follow(self.config, self.parts.isolation.registry, now)
+
+    @property
+    def obstacle(self) -> str:
+        """Difference of the rules, with the remedy; empty without one."""
+        return self._monitor.problem
+
+    def status(self) -> Mapping[str, Any]:
+        """Return the difference of the rules."""
+        return {"access_rules": self.obstacle} if self.obstacle else {}

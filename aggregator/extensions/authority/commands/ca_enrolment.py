@@ -22,8 +22,8 @@ from aggregator.extensions.authority.est_server import EstServer
 from aggregator.extensions.authority.est_service import EstService
 from aggregator.extensions.authority.folder import AuthorityError
 from aggregator.extensions.authority.former_certificates import GRACE, devices_of_former
-from aggregator.extensions.authority.pending_acts import AuthorityAct
 from aggregator.extensions.authority.record import FILE, EnrolledMember, opened
+from aggregator.extensions.authority.record_entries import AuthorityAct
 from aggregator.extensions.authority.revocation import admit, reload_broker, require_settings
 from aggregator.operations.commands import LabelError, parse_labels
 from aggregator.operations.control_queue import ControlOrder, leave

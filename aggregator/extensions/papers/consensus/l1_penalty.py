@@ -6,6 +6,7 @@ pulls are averaged over R clients.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -112,3 +113,20 @@ class L1:
     def report(self, own: Budgets) -> Mapping[str, Any]:
         eps = [own.eps[name] for name in sorted(own.eps)]
         return {"eps": float(np.mean(eps))} if eps else {}
+
+
+def debias(eps: float) -> float:
+    """Return the factor by which a flipped sign is unbiased.
+
+    A sign is kept with probability ``p = e^eps / (1 + e^eps)``; the factor is 1 / (2 p - 1). More
+    privacy needs a larger factor, which also multiplies the sign of a Byzantine client.
+
+    Raises:
+        ValueError: A budget of 0: the sign is independent of the value.
+
+    >>> round(debias(1.0), 8)
+    2.16395341
+    """
+    if not eps > 0.0:
+        raise ValueError(f"expected a budget above 0, got {eps}")
+    return 1.0 / math.tanh(eps / 2.0)

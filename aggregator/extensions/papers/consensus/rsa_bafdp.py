@@ -16,8 +16,7 @@ from aggregator.extensions.papers.consensus.consensus_engine import (
     ConsensusSettings,
     consensus_half,
 )
-from aggregator.extensions.papers.consensus.l1_penalty import L1, Budget
-from aggregator.extensions.papers.consensus.sign_debias import debias
+from aggregator.extensions.papers.consensus.l1_penalty import L1, Budget, debias
 from aggregator.methods.base.quorum import QuorumSettings
 from aggregator.methods.base.types import Method, Setup, has_no_use
 from edge_sdk.app.schema import Between

@@ -7,8 +7,7 @@ of the package does.
 
 from __future__ import annotations
 
-from aggregator.extensions.papers.graph.diffusion import Diffusion
-from aggregator.extensions.papers.graph.model import GraphModel
+from aggregator.extensions.papers.graph.model import Diffusion, GraphModel
 from aggregator.extensions.papers.graph.sites import Site, adjacency
 
 __all__ = ["Diffusion", "GraphModel", "Site", "adjacency"]

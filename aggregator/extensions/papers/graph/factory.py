@@ -14,9 +14,8 @@ from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 
-from aggregator.extensions.papers.graph.diffusion import Diffusion
 from aggregator.extensions.papers.graph.laplacian import Matrix, reached
-from aggregator.extensions.papers.graph.model import GraphModel
+from aggregator.extensions.papers.graph.model import Diffusion, GraphModel
 from aggregator.extensions.papers.graph.sites import Site, adjacency, distances, nearest
 from aggregator.methods.base.types import BoundGraph
 from edge_sdk.app.schema import Between, Length, Matches, SchemaError, build
@@ -206,8 +205,7 @@ def _check_device(name: str) -> None:
 
 
 def _hosted(section: GraphSection, features: int, steps: int, adjacent: Matrix) -> GraphModel:
-    from aggregator.extensions.papers.graph.nets.conv2d import Conv2d  # noqa: PLC0415 - torch, only where it is used
-    from aggregator.extensions.papers.graph.nets.graphnet import GraphNet  # noqa: PLC0415 - as above
+    from aggregator.extensions.papers.graph.nets.baselines import Conv2d, GraphNet  # noqa: PLC0415 - torch, only where it is used
     from aggregator.extensions.papers.graph.nets.sparse_attention import SparseAttentionNet  # noqa: PLC0415 - as above
     from aggregator.extensions.papers.graph.nets.spatiotemporal import SpatioTemporal  # noqa: PLC0415 - as above
     from aggregator.extensions.papers.graph.nets.torch_adapter import TorchGraphModel  # noqa: PLC0415 - as above

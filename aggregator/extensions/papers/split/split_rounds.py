@@ -25,13 +25,14 @@ from aggregator.extensions.papers.split.activation_clipping import (
     remembered,
 )
 from aggregator.extensions.papers.split.split_arrays import (
+    drawn,
     filled,
     marked,
     numbers,
     participants,
     remembered_activations,
+    silenced,
 )
-from aggregator.extensions.papers.split.split_draws import drawn, silenced
 from aggregator.extensions.papers.split.split_types import (
     ForecastRequests,
     RoundView,

@@ -12,7 +12,7 @@ pytest.importorskip("onnx")
 import numpy as np
 from torch import nn
 
-from aggregator.extensions.authoring import bptt, fused_rnn
+from aggregator.extensions.authoring import bptt, recurrent_operators
 from aggregator.extensions.authoring.trace import Traced
 from edge_sdk.protocol.contract.manifest import Loss
 from edge_sdk.runtime import load_graph
@@ -38,7 +38,7 @@ class OneUnit(nn.Module):
         return self.lstm(x)[0].flatten(1)
 
 
-@pytest.mark.parametrize("layer", [bptt.lstm_layer, fused_rnn.lstm_layer])
+@pytest.mark.parametrize("layer", [bptt.lstm_layer, recurrent_operators.lstm_layer])
 def test_the_worked_example(layer):
     """One unit, inputs 1 and -1: computed by hand, independent of any library."""
     x, zero = torch.tensor([[[1.0]], [[-1.0]]]), torch.zeros(1, 1)

@@ -13,9 +13,9 @@ import numpy as np
 from torch import nn
 
 from aggregator.extensions.authoring.check import check_hvp
-from aggregator.extensions.authoring.curvature import hvp_graph
 from aggregator.extensions.authoring.errors import ExportError
 from aggregator.extensions.authoring.export import asked_by
+from aggregator.extensions.authoring.second_derivatives import hvp_graph
 from aggregator.extensions.authoring.trace import Traced
 from edge_sdk.bundle import Bundle, TrustedKeys
 from edge_sdk.extensions.papers.conjugate_gradient import conjugate_gradients

@@ -20,7 +20,7 @@ from aggregator.extensions.authoring.clipped import clipped_graph
 from aggregator.extensions.authoring.errors import ExportError
 from aggregator.extensions.authoring.export import export
 from aggregator.extensions.authoring.lipschitz_bound import certificate
-from aggregator.extensions.authoring.robust import robust_graph
+from aggregator.extensions.authoring.second_derivatives import robust_graph
 from aggregator.extensions.authoring.trace import Traced, error_of, loss_of, losses_of
 from edge_sdk.bundle import Bundle, BundleError, TrustedKeys
 from edge_sdk.extensions.evaluation import forecast_metrics

@@ -12,8 +12,7 @@ from aggregator.commands.main import COMMANDS, main
 from aggregator.config import AggregatorConfig, bind
 from aggregator.extensions.data_sheet.data_sheet import data_sheet
 from aggregator.extensions.data_sheet.data_sheet_text import markdown
-from aggregator.extensions.data_sheet.sent_fields import SENT
-from aggregator.extensions.data_sheet.standard_items import ITEMS, StandardItem
+from aggregator.extensions.data_sheet.standard_items import ITEMS, SENT, StandardItem
 from aggregator.store.opener import open_store
 from edge_sdk.commands.main import COMMANDS as DEVICE_COMMANDS
 from firmware_sim.commands.main import COMMANDS as SIMULATOR_COMMANDS

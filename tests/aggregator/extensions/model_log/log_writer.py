@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from aggregator.extensions.model_log.log_export import export_lines
-from aggregator.extensions.model_log.manifest_log import logged
+from aggregator.extensions.model_log.model_log import logged
 from aggregator.rounds.announcements import Ends
 from aggregator.store.dialect import DatabaseUrl
 from aggregator.store.opener import open_store

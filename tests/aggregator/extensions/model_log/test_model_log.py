@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from aggregator.extensions.model_log.model_leaves import LogLeaf, ModelLeaves
+from aggregator.extensions.model_log.model_log import LogLeaf, ModelLeaves
 from aggregator.store.dialect import DatabaseUrl
 from aggregator.store.errors import DatabaseError
 from aggregator.store.opener import open_store

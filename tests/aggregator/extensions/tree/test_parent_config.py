@@ -6,8 +6,8 @@ import pytest
 
 from aggregator.commands import main as cli
 from aggregator.config import AggregatorConfig, bind
+from aggregator.extensions.tree.parent_binding import PARENT_METHODS, SITE_METHODS
 from aggregator.extensions.tree.session_config import load_keys, session_config
-from aggregator.extensions.tree.settings import PARENT_METHODS, SITE_METHODS
 from aggregator.methods import METHODS
 from edge_sdk.app.settings import SettingsError
 from edge_sdk.protocol.contract.method import CONTRACTS, Up

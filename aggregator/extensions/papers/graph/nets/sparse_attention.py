@@ -18,8 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from aggregator.extensions.papers.graph.laplacian import Matrix, within
-from aggregator.extensions.papers.graph.nets.attention import TemporalAttention
-from aggregator.extensions.papers.graph.nets.spatiotemporal import Surroundings
+from aggregator.extensions.papers.graph.nets.spatiotemporal import Surroundings, TemporalAttention
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from aggregator.extensions.authority.access.access_changes import joined
 from aggregator.extensions.authority.access.mosquitto_acl import covers, findings, read
 from aggregator.extensions.authority.access.mosquitto_topics import mosquitto_access
-from aggregator.extensions.authority.access.shared_access import joined
 from edge_sdk.protocol import messages, topics
 
 ROOT = "gf/1/north"

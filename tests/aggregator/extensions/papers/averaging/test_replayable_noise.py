@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from aggregator.extensions.papers.averaging.replayable_noise import SECRET_BYTES, normal
+from aggregator.extensions.papers.averaging.dp_averaging import SECRET_BYTES, normal
 
 KEY = bytes(range(SECRET_BYTES))
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from aggregator.extensions.papers.averaging.simplex import onto_simplex
+from aggregator.extensions.papers.averaging.afl import onto_simplex
 
 THIRD = np.full(3, 1 / 3)
 LOSSES = np.array([1.0, 2.0, 0.5])

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aggregator.extensions.papers.clustered.traffic_profiles import shape_of, traffic_clusters
+from aggregator.extensions.papers.clustered.fedda import shape_of, traffic_clusters
 from aggregator.methods import METHODS, OPEN, Clustered, Rounds, Setup
 from aggregator.rules import bind
 from aggregator.store import state_codec

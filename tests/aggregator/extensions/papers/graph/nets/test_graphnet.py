@@ -9,7 +9,7 @@ pytest.importorskip("torch")
 import numpy as np
 
 from aggregator.extensions.papers.graph.laplacian import path
-from aggregator.extensions.papers.graph.nets.graphnet import GraphNet
+from aggregator.extensions.papers.graph.nets.baselines import GraphNet
 from aggregator.extensions.papers.graph.nets.torch_adapter import TorchGraphModel
 
 pytestmark = pytest.mark.torch

@@ -12,11 +12,12 @@ import numpy as np
 from torch import nn
 
 from aggregator.extensions.papers.graph.laplacian import chebyshev, path
-from aggregator.extensions.papers.graph.nets.attention import SpatialAttention, TemporalAttention
 from aggregator.extensions.papers.graph.nets.spatiotemporal import (
+    SpatialAttention,
     SpatioTemporal,
     SpatioTemporalBlock,
     Surroundings,
+    TemporalAttention,
 )
 from aggregator.extensions.papers.graph.nets.torch_adapter import TorchGraphModel
 

@@ -1,4 +1,4 @@
-"""``robust_gradient``: a gradient with a penalty on the loss's slope in the data."""
+"""``robust_gradient`` and ``hvp``: graphs with second derivatives of the loss."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch.func import functional_call, grad
 
 from aggregator.extensions.authoring.decompositions import Lowering
 from aggregator.extensions.authoring.emit import emit
-from aggregator.extensions.authoring.trace import Traced, error_of, losses_of, trace
+from aggregator.extensions.authoring.trace import Traced, error_of, loss_of, losses_of, trace
 from edge_sdk.protocol.contract.manifest import Loss
 
 Robust = Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]
@@ -55,3 +55,36 @@ def _norms(of_x: Tensor, of_y: Tensor) -> Tensor:
     squared = (of_x * of_x).sum((1, 2)) + (of_y * of_y).sum(1)
     some = squared > 0
     return torch.where(some, torch.sqrt(torch.where(some, squared, 1.0)), 0.0)
+
+
+Curvature = Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor]]
+
+
+def hessian_product(traced: Traced, loss: Loss) -> Curvature:
+    """Return ``(p, x, y, v) -> (H v,)``: H has the second derivatives of the batch's loss in p.
+
+    It is the gradient of ``<g(p), v>`` (Pearlmutter 1994): twice the work of a gradient, and its
+    memory. At a kink of the loss H is that of the side that autograd takes.
+    """
+
+    def of(p: Tensor, x: Tensor, y: Tensor, v: Tensor) -> tuple[Tensor]:
+        along = traced.weights(v)
+
+        def value(weights: dict[str, Tensor]) -> Tensor:
+            return loss_of(loss, error_of(functional_call(traced.module, weights, (x,)), y))
+
+        def slope_along(weights: dict[str, Tensor]) -> Tensor:
+            slopes = grad(value)(weights)
+            return torch.stack([(slopes[name] * along[name]).sum() for name in slopes]).sum()
+
+        curved = grad(slope_along)(traced.weights(p))
+        return (torch.cat([curved[name].reshape(-1) for name, _ in traced.layers]),)
+
+    return of
+
+
+def hvp_graph(traced: Traced, loss: Loss) -> onnx.ModelProto:
+    """Export ``p, x, y, v -> hv``."""
+    examples = (traced.initial, *traced.example(), traced.initial.flip(0))
+    graph = trace(hessian_product(traced, loss), examples, Lowering("twice"), batched=(1, 2))
+    return emit(graph, ("p", "x", "y", "v"), ("hv",))

@@ -1,4 +1,4 @@
-"""Define the record's entry of a certificate, and find who holds one of another authority."""
+"""Define the entries of an authority's record: certificates, and acts for the audit log."""
 
 from __future__ import annotations
 
@@ -30,3 +30,23 @@ def newest(certificates: Iterable[IssuedCertificate]) -> dict[str, IssuedCertifi
         certificates: Certificates, oldest first.
     """
     return {one.name: one for one in certificates if not one.revoked}
+
+
+ACTS_TABLE = """
+    CREATE TABLE IF NOT EXISTS acts (
+        position INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, at TEXT NOT NULL,
+        actor TEXT NOT NULL, act TEXT NOT NULL, subject TEXT NOT NULL, detail TEXT NOT NULL);
+    """
+"""Since schema 2: acts that the aggregator's audit log has yet to receive."""
+
+
+@dataclass(frozen=True, slots=True)
+class AuthorityAct:
+    """An act for the aggregator's audit log."""
+
+    id: str  # random id, by which the log takes it once
+    at: str  # time, ISO 8601 in UTC
+    actor: str  # person or device
+    act: str
+    subject: str  # name of a certificate, or a serial
+    detail: str  # what was changed
