@@ -20,12 +20,7 @@ from aggregator.commands.arguments import add_config
 from aggregator.config import AggregatorConfig, BoundRun, bind, load_with_origins, settings_of
 from aggregator.methods import METHODS
 from aggregator.operations.link_projection import LinkProjection, projection_of, refuse_excess
-from aggregator.operations.operator_alerts import (
-    horizon_of,
-    refuse_expired,
-    rows,
-    warnings_of,
-)
+from aggregator.operations.operator_alerts import horizon_of, refuse_expired, rows, warnings_of
 from edge_sdk.app.cli import CommandResult
 from edge_sdk.app.clock import SystemClock
 from edge_sdk.app.settings import shown

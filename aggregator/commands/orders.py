@@ -43,11 +43,7 @@ from aggregator.store.opener import open_store
 from edge_sdk.app.cli import CommandResult
 from edge_sdk.app.clock import DAY, SystemClock
 from edge_sdk.protocol.messages import RELEASES_LIMIT
-from edge_sdk.protocol.statements import (
-    COMMANDS,
-    command_statement,
-    sign_statement,
-)
+from edge_sdk.protocol.statements import COMMANDS, command_statement, sign_statement
 
 WHY_LIMIT = 200  # characters that an order carries
 DAYS = 30  # for which the root's signature holds, unless --days says otherwise

@@ -264,11 +264,7 @@ def _max_norm(admission: AdmissionSection) -> float:
 
 def broker_of(config: AggregatorConfig, url: str) -> Any:  # noqa: ANN401 - ``edge_sdk.link.broker_options.Broker``
     """Return the link's settings for a broker URL."""
-    from edge_sdk.link.broker_options import (  # noqa: PLC0415 - TLS is loaded when a link is wanted
-        LARGEST_UPDATE,
-        OVERHEAD,
-        Broker,
-    )
+    from edge_sdk.link.broker_options import LARGEST_UPDATE, OVERHEAD, Broker  # noqa: PLC0415 - TLS is loaded when a link is wanted
 
     section = config.broker
     try:

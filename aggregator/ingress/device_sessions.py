@@ -64,12 +64,7 @@ class DeviceSessions:
         self._contexts, self._welcomed = contexts, welcomed
         self._renumbered: dict[str, tuple[int, int]] = {}
 
-    def hello(
-        self,
-        sealed: Sealed,
-        hello: HelloMessage,
-        terms: WelcomeTerms,
-    ) -> IngressResult:
+    def hello(self, sealed: Sealed, hello: HelloMessage, terms: WelcomeTerms) -> IngressResult:
         """Answer a hello with a welcome and the open commands, or with the floor of its life.
 
         Raises:
@@ -101,14 +96,7 @@ class DeviceSessions:
         now = self._clock.wall()
         region = self._registry.labels(device).get("region", "")
         reply = welcome(
-            terms,
-            hello,
-            sealed.ref,
-            ledger,
-            run=run,
-            time=now,
-            names=names,
-            region=region,
+            terms, hello, sealed.ref, ledger, run=run, time=now, names=names, region=region
         )
         reply = self._welcomed(device, hello, reply)
         messages: list[ProtocolMessage] = [reply, *self._store.commands.open(device)]

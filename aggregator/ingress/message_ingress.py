@@ -13,11 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from aggregator.ingress.admission_context import (
-    AdmissionContext,
-    WelcomeTerms,
-    check_signal,
-)
+from aggregator.ingress.admission_context import AdmissionContext, WelcomeTerms, check_signal
 from aggregator.ingress.content_server import ContentServer
 from aggregator.ingress.device_sessions import DeviceSessions, Welcomed
 from aggregator.ingress.rate_limits import RateLimiter

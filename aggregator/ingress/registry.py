@@ -18,11 +18,7 @@ from edge_sdk.errors import Reason, Refused
 from edge_sdk.protocol.contract.method import Member
 from edge_sdk.protocol.envelope import Sealed
 from edge_sdk.protocol.keys import KID_SIZE, kid_of
-from edge_sdk.protocol.messages import (
-    HelloMessage,
-    MetricsMessage,
-    StatusMessage,
-)
+from edge_sdk.protocol.messages import HelloMessage, MetricsMessage, StatusMessage
 
 logger = logging.getLogger(__name__)
 

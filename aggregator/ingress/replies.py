@@ -79,12 +79,7 @@ class ReplySealer:
         fleet = self.bodies.fleet  # of the configuration; no message contains it
         kind, body = self.bodies.encoded(device, message, key)
         payload = envelope.seal(
-            body,
-            kind=kind,
-            sender=AGGREGATOR,
-            recipient=device,
-            fleet=fleet,
-            signer=self.signer,
+            body, kind=kind, sender=AGGREGATOR, recipient=device, fleet=fleet, signer=self.signer
         )
         return Reply(topics.down(fleet, device, kind), payload)
 

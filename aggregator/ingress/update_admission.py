@@ -13,15 +13,7 @@ import numpy as np
 
 from aggregator.ingress.admission_context import AdmissionContext, wanted
 from aggregator.ingress.replies import IngressParts, IngressResult
-from aggregator.store.ledgers import (
-    Key,
-    Ledger,
-    LedgerRow,
-    Standing,
-    charged,
-    standing,
-    used,
-)
+from aggregator.store.ledgers import Key, Ledger, LedgerRow, Standing, charged, standing, used
 from aggregator.store.types import PendingTask
 from edge_sdk.app.cli import fields
 from edge_sdk.errors import Reason, Refused

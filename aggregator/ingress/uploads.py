@@ -382,8 +382,4 @@ class Uploads:
 
 
 def _is_same(running: OfferMessage, offer: OfferMessage) -> bool:
-    return (running.digest, running.size, running.chunk) == (
-        offer.digest,
-        offer.size,
-        offer.chunk,
-    )
+    return (running.digest, running.size, running.chunk) == (offer.digest, offer.size, offer.chunk)

@@ -139,12 +139,7 @@ def buffered(fire: Fire, settings: Buffering) -> Half[Buffered]:
         arrays = {"w": published(state.w)}
         return tuple(
             Task(
-                client,
-                state.round,
-                ASK,
-                base=state.version,
-                values=settings.values,
-                arrays=arrays,
+                client, state.round, ASK, base=state.version, values=settings.values, arrays=arrays
             )
             for client in sorted(clients)
         )

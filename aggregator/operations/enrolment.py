@@ -29,11 +29,7 @@ from edge_sdk.protocol.keys import (
 )
 from edge_sdk.protocol.public_key import weakness
 from edge_sdk.protocol.root_keys import RootKeys
-from edge_sdk.protocol.statements import (
-    NO_KEY,
-    enrolment_statement,
-    succession_statement,
-)
+from edge_sdk.protocol.statements import NO_KEY, enrolment_statement, succession_statement
 from edge_sdk.protocol.topics import is_device_id
 
 COLUMNS = ("id", "public", "proof", "labels", "succession")

@@ -35,11 +35,7 @@ from edge_sdk.errors import Refused
 from edge_sdk.protocol import topics
 from edge_sdk.protocol.codec import decode
 from edge_sdk.protocol.envelope import ALL, ROOT, unseal
-from edge_sdk.protocol.keys import (
-    Signer,
-    SigningKey,
-    kid_of,
-)
+from edge_sdk.protocol.keys import Signer, SigningKey, kid_of
 from edge_sdk.protocol.messages import CHUNK_LIMIT, BundleMessage, KeysMessage, ProtocolMessage
 
 M = TypeVar("M", bound=ProtocolMessage)

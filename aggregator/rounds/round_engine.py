@@ -82,12 +82,7 @@ class RoundEngine:
     """
 
     def __init__(
-        self,
-        run: BoundRun,
-        number: int,
-        state: Course,
-        saved: SavedState,
-        parts: EngineParts,
+        self, run: BoundRun, number: int, state: Course, saved: SavedState, parts: EngineParts
     ) -> None:
         self._cohort, self._is_held, self._traffic = parts.cohort, parts.is_held, parts.traffic
         self._store, self._ends, self._clock = parts.store, parts.ends, parts.clock

@@ -38,12 +38,7 @@ def content_of(task: Task, ask: Ask, spec: ParamSpec, run: int) -> bytes:
     if not blobs:
         return b""
     body = messages.ContentBody(
-        run=run,
-        version=task.base,
-        part="shared",
-        spec=spec.digest,
-        enc="f4",
-        blob=b"".join(blobs),
+        run=run, version=task.base, part="shared", spec=spec.digest, enc="f4", blob=b"".join(blobs)
     )
     return encode(body)
 

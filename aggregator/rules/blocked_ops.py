@@ -177,9 +177,7 @@ def weighted_sum(values: Values | StoredMatrix, weights: Matrix, *, wide: bool =
 
         def read(start: int, stop: int) -> None:
             place(
-                start,
-                stop,
-                add(lambda group: values[group if every else used[group], start:stop]),
+                start, stop, add(lambda group: values[group if every else used[group], start:stop])
             )
 
         each(read, width, step)

@@ -233,11 +233,7 @@ def _parameters(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]
     return inspect.signature(function).parameters
 
 
-def _called(
-    function: Callable[..., Any],
-    given: Mapping[str, Any],
-    settings: Settings,
-) -> Any:  # noqa: ANN401 - a verdict, or rows
+def _called(function: Callable[..., Any], given: Mapping[str, Any], settings: Settings) -> Any:  # noqa: ANN401 - a verdict, or rows
     return function(
         **{
             name: given[name] if name in given else getattr(settings, name)

@@ -67,11 +67,7 @@ def _facts(event: Event) -> tuple[dict[str, Leaf], bytes | None]:
     raise TypeError(f"a {type(event).__name__} is never journalled")
 
 
-_PLAIN: Mapping[str, Callable[..., Event]] = {
-    "due": Due,
-    "member": Member,
-    "unlearned": Unlearned,
-}
+_PLAIN: Mapping[str, Callable[..., Event]] = {"due": Due, "member": Member, "unlearned": Unlearned}
 """Events without a vector, by kind."""
 
 
@@ -228,8 +224,7 @@ class Journal(Table):
             chosen = f"position <= ?{_but(held)}"
             updates = f"FROM journal WHERE {chosen} AND kind = 'update'"
             for device, life, seq, count in db.execute(
-                f"SELECT device, life, max(seq), count(*) {updates} GROUP BY device, life",
-                (upto,),
+                f"SELECT device, life, max(seq), count(*) {updates} GROUP BY device, life", (upto,)
             ).fetchall():
                 db.execute(
                     "INSERT INTO pruned VALUES (?, ?, ?, ?) ON CONFLICT (device) DO UPDATE SET"

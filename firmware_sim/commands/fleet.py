@@ -157,10 +157,7 @@ def _check_direct(args: Namespace) -> None:
 
 def _direct(args: Namespace, chosen: Scenario, samples: SampleSet) -> CommandResult:
     from firmware_sim.direct.run import DirectRun  # noqa: PLC0415 - loads the aggregator
-    from firmware_sim.direct.trainers import (  # noqa: PLC0415 - as above
-        default_workers,
-        has_workers,
-    )
+    from firmware_sim.direct.trainers import default_workers, has_workers  # noqa: PLC0415 - as above
 
     workers = default_workers(chosen.devices) if args.workers is None else args.workers
     if workers and not has_workers():

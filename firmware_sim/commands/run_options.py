@@ -83,9 +83,7 @@ def chosen_scenario(args: Namespace) -> tuple[Scenario, SampleSet]:
         **{key: value for key, value in learned.items() if value is not None},
     )
     chosen = replace(
-        base,
-        run=learning,
-        **{key: value for key, value in options.items() if value is not None},
+        base, run=learning, **{key: value for key, value in options.items() if value is not None}
     )
     if args.bundle is not None:
         chosen = replace(chosen, bundle=bundle_at(args.bundle, Path.cwd(), "--bundle"))

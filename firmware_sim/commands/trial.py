@@ -188,9 +188,7 @@ class Trial:
                 row = self._one(url, where, learning, attack_plan)
                 self.rows.append(
                     replace(
-                        row,
-                        clean=clean.errors.rmse,
-                        is_clean_untrained=clean.errors.is_untrained,
+                        row, clean=clean.errors.rmse, is_clean_untrained=clean.errors.is_untrained
                     )
                 )
         return self.rows

@@ -140,8 +140,7 @@ class DirectSimulation:
             self._push(due.after, "", due)
         for assignment in self._assigned(tasks):
             heapq.heappush(
-                self._queue,
-                (assignment.at, assignment.number, assignment.task.to, assignment),
+                self._queue, (assignment.at, assignment.number, assignment.task.to, assignment)
             )
 
     def _assigned(self, tasks: Iterable[Task]) -> list[Assignment]:

@@ -16,14 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from firmware_sim.results import (
-    ARMS,
-    NAMES,
-    DeviceResult,
-    Traffic,
-    mean_mase,
-    short,
-)
+from firmware_sim.results import ARMS, NAMES, DeviceResult, Traffic, mean_mase, short
 
 COLOURS = {"persistence": "#b0b0b0", "local": "#d9822b", "federated": "#7a5195", "pl-fl": "#0b6e4f"}
 TRUTH = "#222222"

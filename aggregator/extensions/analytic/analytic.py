@@ -19,11 +19,7 @@ from numpy.typing import NDArray
 
 from aggregator.extensions.analytic.settings import Analytic, fault_of
 from aggregator.methods.base import round_machine
-from aggregator.methods.base.quorum import (
-    LatestUpdates,
-    latest_update_hooks,
-    outcome,
-)
+from aggregator.methods.base.quorum import LatestUpdates, latest_update_hooks, outcome
 from aggregator.methods.base.round_machine import (
     ASK,
     NOT_FINITE,

@@ -40,10 +40,7 @@ class CellsMlp(nn.Module):
         super().__init__()
         self.horizon = horizon
         self.body = nn.Sequential(
-            nn.Linear(HOURS + DAYS * horizon, WIDTH),
-            nn.ReLU(),
-            nn.Linear(WIDTH, WIDTH),
-            nn.ReLU(),
+            nn.Linear(HOURS + DAYS * horizon, WIDTH), nn.ReLU(), nn.Linear(WIDTH, WIDTH), nn.ReLU()
         )
         self.head = nn.Linear(WIDTH, horizon)
 

@@ -107,11 +107,7 @@ def write(
         manifest, files = made_on_net(recipe, net, name=name, version=version)
     out.mkdir(parents=True, exist_ok=True)
     raw = manifest.canonical()
-    for file, content in {
-        **files,
-        MANIFEST: raw,
-        SIGNATURE: seal(signer, raw),
-    }.items():
+    for file, content in {**files, MANIFEST: raw, SIGNATURE: seal(signer, raw)}.items():
         (out / file).write_bytes(content)
     return out
 

@@ -41,11 +41,7 @@ class Traced:
     """
 
     def __init__(
-        self,
-        module: nn.Module,
-        sample: tuple[int, int],
-        horizon: int,
-        levels: int | None = None,
+        self, module: nn.Module, sample: tuple[int, int], horizon: int, levels: int | None = None
     ) -> None:
         self.module = copy.deepcopy(module).eval()
         self.sample, self.horizon = sample, horizon

@@ -221,12 +221,7 @@ class EnrolmentAuthority:
         ):
             by = following  # a device of another maker follows by /cacerts
         made = x509.issue(
-            by,
-            request.name,
-            "device",
-            request.key,
-            now=now,
-            lifetime=self.policy.lifetime,
+            by, request.name, "device", request.key, now=now, lifetime=self.policy.lifetime
         )
         der = x509.der_of(made)
         entry = entry_of(made, request.name, "device", now)

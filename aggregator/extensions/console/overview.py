@@ -24,12 +24,7 @@ from aggregator.extensions.console.overview_rows import (
 )
 from aggregator.store.audit_record import AuditRecord
 from aggregator.store.commands import Tasks
-from aggregator.store.dialect import (
-    Database,
-    Location,
-    dialect_of,
-    has_table,
-)
+from aggregator.store.dialect import Database, Location, dialect_of, has_table
 from aggregator.store.journal import Journal
 from aggregator.store.opener import open_reader
 from aggregator.store.runs import Runs

@@ -129,11 +129,7 @@ class ConsolePages:
             runs = self._runs(store, document)
             found = [(run, store.rounds(run.number, 12)) for run in runs]
             earlier = sorted(set(store.runs.numbers()) - {run.number for run in runs})
-        return {
-            "found": found,
-            "earlier": earlier[::-1],
-            "payload": document.get("payload"),
-        }
+        return {"found": found, "earlier": earlier[::-1], "payload": document.get("payload")}
 
     def run(self, query: Query) -> Values:
         """Return the closed rounds of one run, and who has answered the open one."""

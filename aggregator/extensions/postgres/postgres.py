@@ -205,8 +205,7 @@ def migrate(file: Path, place: DatabaseUrl, note: Callable[[str], None]) -> None
     ):
         if store.runs.numbers() and not store.is_unfinished:
             raise DatabaseError(
-                f"{place}: this database has a fleet already",
-                hint="migrate into an empty database",
+                f"{place}: this database has a fleet already", hint="migrate into an empty database"
             )
         store.fill(source, note)
 

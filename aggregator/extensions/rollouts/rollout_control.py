@@ -103,13 +103,7 @@ def day_results(
 
 
 def begin(
-    config: AggregatorConfig,
-    store: Store,
-    ends: Ends,
-    payload: bytes,
-    *,
-    by: Initiator,
-    now: int,
+    config: AggregatorConfig, store: Store, ends: Ends, payload: bytes, *, by: Initiator, now: int
 ) -> RolloutMessage:
     """Save and announce a signed description, its archive and its first stage.
 
@@ -142,12 +136,7 @@ def begin(
 
 
 def describe(
-    bundle: ModelBundle,
-    served: bytes,
-    *,
-    serial: int,
-    salt: bytes,
-    gate: RolloutGate,
+    bundle: ModelBundle, served: bytes, *, serial: int, salt: bytes, gate: RolloutGate
 ) -> RolloutMessage:
     """Return the description of a rollout of a bundle, beside a served archive."""
     return RolloutMessage(
@@ -227,11 +216,7 @@ class RolloutControl:
     """
 
     def __init__(
-        self,
-        store: Store,
-        ends: Ends,
-        clock: Clock,
-        publish: Callable[[list[Publication]], None],
+        self, store: Store, ends: Ends, clock: Clock, publish: Callable[[list[Publication]], None]
     ) -> None:
         self._store, self._ends, self._clock, self._publish = store, ends, clock, publish
         self._open = newest(store, ends.fleet)

@@ -19,16 +19,7 @@ ParentFleet = Annotated[str, Matches(r"[A-Za-z0-9][A-Za-z0-9_-]{0,31}")]
 RoundCount = Annotated[int, Between(1, 1_000_000)]
 Count = Annotated[int, Between(1, 2**31 - 1)]
 
-SITE_METHODS = (
-    "fedsgd",
-    "fedavg",
-    "fedprox",
-    "fedavgm",
-    "fedadam",
-    "fedatt",
-    "fedgru",
-    "fedntp",
-)
+SITE_METHODS = ("fedsgd", "fedavg", "fedprox", "fedavgm", "fedadam", "fedatt", "fedgru", "fedntp")
 """Methods of a site: each keeps one common model and nothing else of the parent's concern."""
 
 PARENT_METHODS = (
@@ -115,10 +106,7 @@ def check_parent(config: AggregatorConfig, rounds: Rounds) -> None:
     if run.method not in SITE_METHODS:
         why = f"{run.method!r} cannot follow a parent; methods of a site: {', '.join(SITE_METHODS)}"
         raise _wrong(config, "run.method", why, hint="use one of them, or remove [parent]")
-    for key, is_set in (
-        ("rounds", run.rounds is not None),
-        ("rate_stages", bool(run.rate_stages)),
-    ):
+    for key, is_set in (("rounds", run.rounds is not None), ("rate_stages", bool(run.rate_stages))):
         if is_set:
             why = "expected none beside [parent], whose run decides how long the site's lasts"
             raise _wrong(config, f"run.{key}", why, hint="remove it")

@@ -12,11 +12,7 @@ from edge_sdk.app.permissions import make_private_folder
 from edge_sdk.app.settings import SettingsError, seconds
 from edge_sdk.config import AcceptSection, Config, TimeoutsSection
 from edge_sdk.errors import LinkError
-from edge_sdk.link.fleet_settings import (
-    BrokerSection,
-    KeysSection,
-    ReceptionSection,
-)
+from edge_sdk.link.fleet_settings import BrokerSection, KeysSection, ReceptionSection
 from edge_sdk.link.tls_files import client_id_of
 from edge_sdk.privacy.settings import MechanismSection, PrivacySection
 from edge_sdk.protocol.keys import (

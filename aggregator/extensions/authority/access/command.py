@@ -264,11 +264,7 @@ def write_access_rules(args: Namespace) -> CommandResult:
     is_shared = args.shared or config.section("ca").shared
     try:
         text = access_rules(
-            config,
-            clients,
-            is_shared=is_shared,
-            is_by_pattern=args.patterns,
-            workers=args.worker,
+            config, clients, is_shared=is_shared, is_by_pattern=args.patterns, workers=args.worker
         )
     except ValueError as error:
         raise BrokerCommandError(f"broker access: {error}") from error

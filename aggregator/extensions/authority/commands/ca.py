@@ -93,13 +93,7 @@ def make_authority(args: Namespace) -> CommandResult:
     folder = Path(args.name) if args.name else args.folder
     lifetime = timedelta(days=args.days or 365.25 * YEARS)
     file = authority.create(
-        folder,
-        args.title,
-        _now(),
-        lifetime,
-        _passphrase(args),
-        who=login_name(),
-        token=args.key,
+        folder, args.title, _now(), lifetime, _passphrase(args), who=login_name(), token=args.key
     )
     kept = "where its private key is" if args.key else "its private key; keep a copy offline"
     text = (

@@ -140,9 +140,7 @@ def serve(args: Namespace) -> CommandResult:
     root = partial(_root_of, config)
     root()  # a server that would hand out no root, or a former one, does not start
     policy = EnrolmentPolicy(
-        config.fleet,
-        timedelta(days=section.certificate_days),
-        timedelta(days=section.grace_days),
+        config.fleet, timedelta(days=section.certificate_days), timedelta(days=section.grace_days)
     )
     service = EstService(
         folder, policy, root, _delivery(config), _passphrase(args, config), queue_acts(config)

@@ -279,11 +279,7 @@ def _questions(state: Bilevel, settings: Levels, clients: Iterable[str]) -> Effe
             state.round,
             SOLVE,
             base=state.version,
-            values={
-                **settings.solving,
-                "of": float(state.trained[name]),
-                "own": float(own[name]),
-            },
+            values={**settings.solving, "of": float(state.trained[name]), "own": float(own[name])},
             arrays={"p": state.right[name]},
         )
         for name in sorted(clients)

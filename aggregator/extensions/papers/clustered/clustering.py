@@ -133,11 +133,7 @@ def _begun(state: Centres, number: int, client: str) -> Centres:
     labels = {name: at for name, at in state.labels.items() if at != number}  # of the absent
     memories = {label: kept for label, kept in state.memories.items() if label != str(number)}
     return replace(
-        state,
-        centres=centres,
-        empty=empty,
-        labels={**labels, client: number},
-        memories=memories,
+        state, centres=centres, empty=empty, labels={**labels, client: number}, memories=memories
     )
 
 

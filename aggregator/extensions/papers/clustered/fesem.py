@@ -28,11 +28,7 @@ from aggregator.extensions.papers.clustered.clustering import (
 )
 from aggregator.extensions.papers.clustered.kmeans import layered
 from aggregator.methods.base import round_machine
-from aggregator.methods.base.quorum import (
-    latest_update_hooks,
-    outcome,
-    without_silent,
-)
+from aggregator.methods.base.quorum import latest_update_hooks, outcome, without_silent
 from aggregator.methods.base.round_machine import ASK, NOT_FINITE, RoundOutcome, published
 from aggregator.methods.base.types import Method, Rate, Setup, Steps, has_no_use, task
 from aggregator.rules import Rule

@@ -122,12 +122,7 @@ def aspire_ease(setup: Setup) -> Half[ConsensusServerState]:
     )
     return consensus_half(
         ConsensusSettings(
-            o.worst(),
-            quorum,
-            setup.rounds,
-            o.server_rate,
-            normalise=o.normalise,
-            ascent=o.ascent,
+            o.worst(), quorum, setup.rounds, o.server_rate, normalise=o.normalise, ascent=o.ascent
         )
     )
 

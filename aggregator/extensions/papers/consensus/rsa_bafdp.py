@@ -95,10 +95,7 @@ class Bafdp:
     check_every: Whole = 50
     # ingress refuses staler updates; below it updates count at any age
     max_staleness: Versions = 2**31
-    renamed: ClassVar[Mapping[str, str]] = {
-        "reach": "sensitivity",
-        "patience": "staleness_bound",
-    }
+    renamed: ClassVar[Mapping[str, str]] = {"reach": "sensitivity", "patience": "staleness_bound"}
 
     def __post_init__(self) -> None:
         """Refuse contradictory settings; the error names the key."""

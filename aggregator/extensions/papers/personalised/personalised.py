@@ -198,10 +198,7 @@ def _chosen(state: Personalised, trusted: list[str]) -> Personalised:
 
 
 def _report(
-    state: Personalised,
-    ids: tuple[str, ...],
-    made: Mixed,
-    excluded: tuple[str, ...],
+    state: Personalised, ids: tuple[str, ...], made: Mixed, excluded: tuple[str, ...]
 ) -> dict[str, Any]:
     """Return the report of a round; plain values only, for a page or JSON."""
     n = len(ids)

@@ -19,13 +19,7 @@ from aggregator.extensions.papers.split.split_types import (
     SplitBinding,
     SplitRoundState,
 )
-from edge_sdk.protocol.contract.method import (
-    Array,
-    Due,
-    Effects,
-    Signal,
-    Task,
-)
+from edge_sdk.protocol.contract.method import Array, Due, Effects, Signal, Task
 
 
 def queued(
