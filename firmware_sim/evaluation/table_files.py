@@ -15,6 +15,7 @@ from typing import IO, Any
 import numpy as np
 
 from edge_sdk.errors import USAGE, Failure
+from edge_sdk.extensions.sources.csv_clock import is_clock
 from edge_sdk.extensions.sources.csv_dialect import ABSENT, CsvDialect, decimal_mark
 from edge_sdk.extensions.sources.csv_head import OF_DAY, CsvHead, day_columns, table_head
 from edge_sdk.extensions.sources.file_bounds import SAMPLE, open_table, refused, text_encoding
@@ -79,7 +80,11 @@ class TableForm:
             )
         rows = [*csv.reader(lines[head.first :], delimiter=head.delimiter)]
         columns = [*zip_longest(*rows, fillvalue="")]
-        found = decimal_mark((c for n, c in enumerate(columns) if n != head.time), head.delimiter)
+        named = zip_longest(head.names, columns, fillvalue="")
+        numbers = (
+            c for n, (name, c) in enumerate(named) if n != head.time and not is_clock(name, c)
+        )
+        found = decimal_mark(numbers, head.delimiter)
         mark, is_certain = (decimal, True) if decimal else found
         dialect = CsvDialect(head.delimiter, mark, is_decimal_certain=is_certain)
         return cls(path, encoding, head, len(columns), dialect)

@@ -6,8 +6,15 @@ import re
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from edge_sdk.extensions.sources.csv_dialect import CLOCK, at_midnight, joined_times
-from edge_sdk.extensions.sources.flow_names import END, HOUR
+from edge_sdk.extensions.sources.csv_clock import interval_begin, is_clock
+from edge_sdk.extensions.sources.csv_dialect import (
+    EPOCH,
+    ISO,
+    at_midnight,
+    joined_times,
+    time_format,
+)
+from edge_sdk.extensions.sources.flow_names import END
 from firmware_sim.evaluation.table_files import TableError, TableForm, pandas_library
 
 _DAY_FIRST = re.compile(r"^\s*(\d{1,2})[./-](\d{1,2})[./-]\d{2,4}")
@@ -16,7 +23,15 @@ _DATED = (
     r"|[A-Za-z]{3,9} \d{1,2},? \d{4}"
 )
 _OFFSET = r"\dZ\s*$|:\d\d(?:[.,:]\d+)*\s*[+-]\d\d:?\d\d\s*$"
-_UNIX_SECONDS, _UNIX_MILLISECONDS = (5e8, 5e9), (5e11, 5e12)
+_UNIX = (
+    (5e8, "s", "Unix seconds"),
+    (5e11, "ms", "Unix milliseconds"),
+    (5e14, "us", "Unix microseconds"),
+    (5e17, "ns", "Unix nanoseconds"),
+)
+_POINTS = r"([ T]\d{1,2})\.(\d\d)$"  # a time of day with a point
+_WHOLE = 2.0**53  # numbers below it are exact in a column of floating point
+_FEW = 500  # entries whose form is that of a column
 _PARSED = 0.9  # share of a column's entries, at least, that must be instants; others are left out
 
 
@@ -74,15 +89,8 @@ def _clock(frame: Any, names: Sequence[str], date: str) -> str | None:  # noqa: 
     after = names[names.index(date) + 1 :]
     for name in (*after, *names[: names.index(date)]):
         texts = frame[name].dropna()
-        if not len(texts) or is_fractional(texts):
-            continue
-        texts = texts.astype(str).str.strip()
-        if texts.str.fullmatch(CLOCK.pattern).mean() > _PARSED:
+        if is_clock(name, _texts(texts)):
             return name
-        if HOUR.search(name) and texts.str.fullmatch(r"\d{1,2}").mean() > _PARSED:
-            hours = texts[texts.str.fullmatch(r"\d{1,2}")].astype(int)
-            if hours.max() <= 25 and hours.nunique() >= 20:
-                return name
     return None
 
 
@@ -93,9 +101,17 @@ def is_fractional(column: Any) -> bool:  # noqa: ANN401
 
 
 def _texts(column: Any) -> list[str]:  # noqa: ANN401
-    if pandas_library().api.types.is_float_dtype(column):
+    """Return entries as text; times of day that were read as numbers have their zeros again."""
+    types = pandas_library().api.types
+    if is_fractional(column):
+        return [f"{entry:.2f}" for entry in column.tolist()]
+    if types.is_float_dtype(column):
         column = column.astype("Int64")
-    return [str(entry) for entry in column.astype(str).fillna("").tolist()]
+    texts = [str(entry) for entry in column.astype(str).fillna("").tolist()]
+    is_number = types.is_numeric_dtype(column) and len(column.dropna())
+    if not is_number or not 100 <= column.max() <= 240_000:
+        return texts
+    return [text.zfill(4 if column.max() <= 2400 else 6) if text else "" for text in texts]
 
 
 def _series(entries: Sequence[object], index: Any) -> Any:  # noqa: ANN401
@@ -110,29 +126,29 @@ def _instants(column: Any) -> tuple[Any, str, bool]:  # noqa: ANN401
     if types.is_bool_dtype(column):
         return None, "", False
     if types.is_numeric_dtype(column):
-        found, how = _unix(column)
-        if found is not None or not _are_days(column):
-            return found, how, False
-        column = column.astype("Int64")
+        found = _digit_dates(column)
+        return found if found[0] is not None else (*_unix(column), False)
     return _written(column.astype(str).fillna(""))
 
 
-def _are_days(column: Any) -> bool:  # noqa: ANN401
-    """Return whether numbers are dates such as 20260131."""
+def _digit_dates(column: Any) -> tuple[Any, str, bool]:  # noqa: ANN401
+    """Return numbers such as 20260131 or 202601312345 as instants, or None."""
     known = column.dropna()
-    if not len(known) or not known.between(19_000_101, 21_001_231).all() or (known % 1).any():
-        return False
-    return bool((known // 100 % 100).between(1, 12).all() and (known % 100).between(1, 31).all())
+    if not len(known) or known.abs().max() >= _WHOLE or (known % 1).any():
+        return None, "", False
+    texts = column.astype("Int64").astype(str)
+    form = time_format(texts[column.notna()].head(_FEW).tolist())
+    if form in (EPOCH, ISO) or not form.startswith("%Y%m%d"):
+        return None, "", False
+    found = pandas_library().to_datetime(texts, format=form, errors="coerce")
+    return found, f"dates of {len(texts[known.index[0]])} digits", False
 
 
 def _unix(column: Any) -> tuple[Any, str]:  # noqa: ANN401
     """Return a numeric column as instants, where all its numbers lie in the years 1985 to 2128."""
     numbers = column.dropna()
-    for (low, high), unit, text in (
-        (_UNIX_SECONDS, "s", "Unix seconds"),
-        (_UNIX_MILLISECONDS, "ms", "Unix milliseconds"),
-    ):
-        if len(numbers) and numbers.between(low, high).all() and numbers.nunique() > 1:
+    for low, unit, text in _UNIX:
+        if len(numbers) and numbers.between(low, 10 * low).all() and numbers.nunique() > 1:
             return pandas_library().to_datetime(column, unit=unit, utc=True), text
     return None, ""
 
@@ -141,6 +157,9 @@ def _written(texts: Any) -> tuple[Any, str, bool]:  # noqa: ANN401
     """Return a column of texts as instants, where most of them are dates; whether 24:00 occurs."""
     if texts.str.contains(_DATED).mean() < 0.5:
         return None, "", False
+    begins = _series([interval_begin(text) for text in texts.tolist()], texts.index)
+    is_span = bool((begins != texts.str.strip()).mean() > 0.5)
+    texts = (begins if is_span else texts).str.replace(_POINTS, r"\1:\2", regex=True)
     moved = [at_midnight(text) for text in texts.tolist()]
     late = _series([is_late for _, is_late in moved], texts.index)
     texts = _series([text for text, _ in moved], texts.index)
@@ -164,6 +183,7 @@ def _written(texts: Any) -> tuple[Any, str, bool]:  # noqa: ANN401
         return None, "", False
     instants = instants.where(~late, instants + pandas_library().Timedelta("1D"))
     how += " with offsets" if has_offset else ""
+    how += ", spans read at their beginnings" if is_span else ""
     return instants, how + (", 24:00 ends a day" if late.any() else ""), bool(late.any())
 
 

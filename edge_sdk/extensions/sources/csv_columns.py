@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-import re
 import tomllib
 import zlib
 from collections.abc import Mapping, Sequence
@@ -12,10 +11,17 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 
-from edge_sdk.extensions.sources.csv_dialect import ABSENT, CLOCK, ROWS, CsvDialect, decimal_mark
+from edge_sdk.extensions.sources.csv_clock import is_clock
+from edge_sdk.extensions.sources.csv_dialect import (
+    ABSENT,
+    ROWS,
+    CsvDialect,
+    date_of,
+    decimal_mark,
+)
 from edge_sdk.extensions.sources.csv_head import PREAMBLE, day_columns, table_head
 from edge_sdk.extensions.sources.file_bounds import open_text, refused
-from edge_sdk.extensions.sources.flow_names import END, HOUR, IDENTIFIER, READING, flow, has_tariff
+from edge_sdk.extensions.sources.flow_names import END, IDENTIFIER, READING, flow, has_tariff
 
 _EXPORTED = {"elec.import.energy": "elec.export.energy"}
 _NUMBERS = 0.9  # share of a column's entries, at least, that are numbers
@@ -107,8 +113,8 @@ def columns_of(lines: Sequence[str], stream: str) -> CsvColumns | None:
     whole = dict(zip(head.names, zip(*rows, strict=True), strict=False))
     columns = {name: texts[:ROWS] for name, texts in whole.items()}
     times: tuple[str, ...] = (head.names[head.time],)
-    if not any(":" in text for text in columns[times[0]]):
-        clock = (name for name in head.names if _is_clock(name, columns[name]))
+    if not any(":" in date_of(text) for text in columns[times[0]]):
+        clock = (x for x in head.names if x not in times and is_clock(x, columns[x]))
         times += (*islice(clock, 1),)
     mark, is_certain = decimal_mark(
         (texts for name, texts in columns.items() if name not in times), head.delimiter
@@ -131,12 +137,6 @@ def columns_of(lines: Sequence[str], stream: str) -> CsvColumns | None:
     return CsvColumns(times, tuple(numbers), chosen, _filter(rest, instants))
 
 
-def _is_clock(name: str, texts: Sequence[str]) -> bool:
-    if all(CLOCK.fullmatch(text) for text in texts):
-        return True
-    return bool(HOUR.search(name)) and all(re.fullmatch(r"\d{1,2}", text) for text in texts)
-
-
 def _are_numbers(texts: Sequence[str], dialect: CsvDialect) -> bool:
     known = [text for text in texts if text.lower() not in ABSENT]
     return bool(known) and sum(_is_number(t, dialect) for t in known) >= _NUMBERS * len(known)
@@ -151,7 +151,8 @@ def _is_number(text: str, dialect: CsvDialect) -> bool:
 
 
 def _rank(name: str) -> tuple[bool, bool, bool]:
-    return bool(IDENTIFIER.search(name)), flow(name) == "export", not READING.search(name)
+    is_reading = bool(READING.search(name))
+    return bool(IDENTIFIER.search(name)) and not is_reading, flow(name) == "export", not is_reading
 
 
 def _filter(

@@ -17,6 +17,7 @@ from itertools import pairwise
 from typing import Final
 
 from edge_sdk.app.lean_dataclass import dataclass
+from edge_sdk.extensions.sources.csv_clock import clock_text, interval_begin
 from edge_sdk.extensions.sources.csv_head import header_of
 
 ISO, EPOCH = "iso", "epoch"
@@ -42,18 +43,20 @@ _DATES = (
     "%d %b %Y",
     "%Y-%m-%d",
 )
-_CLOCKS = ("", " %H:%M", " %H:%M:%S", "T%H:%M:%S", " %I:%M %p", " %I:%M:%S %p")
+_CLOCKS = ("", *(" %H:%M", " %H:%M:%S", " %H.%M", "T%H:%M:%S", " %I:%M %p", " %I:%M:%S %p"))
 PATTERNS: Final = tuple(f"{date}{clock}" for date in _DATES for clock in _CLOCKS)
 """Forms of times that are detected besides ISO 8601 and Unix seconds."""
 
-_NUMBER = re.compile(r"\d{8,12}(\.\d+)?")
+_NUMBER = re.compile(r"\d{8,19}(\.\d+)?")
 _SPACES = re.compile(r"(?<=\d)[\s'\u2019_](?=\d{3}(?:\D|$))")
 _FORMULA = re.compile(r'="?(.*?)"?')
 _MARKED = {mark: re.compile(rf"[+-]?\d*{re.escape(mark)}\d+([eE][+-]?\d+)?") for mark in ".,"}
 _GROUPED = {mark: re.compile(rf"[+-]?[1-9]\d{{0,2}}({re.escape(mark)}\d{{3}})+") for mark in ".,"}
 _DAY_END = re.compile(r"(?<=[ T])24:00(:00)?(?!\d)")
 _HOUR = re.compile(r"\d{1,2}")
-CLOCK: Final = re.compile(r"\d{1,2}:\d\d(?::\d\d)?(?: ?[AaPp]\.?[Mm]\.?)?")
+_ISO = re.compile(r"\d{4}-?\d\d-?\d\d(?:[ T].*)?")
+_DIGIT_DATES = {8: "%Y%m%d", 10: "%Y%m%d%H", 12: "%Y%m%d%H%M", 14: "%Y%m%d%H%M%S"}
+_MOST = 0.8  # share of times, at least, that have the form; the others are rejected one by one
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +72,7 @@ class CsvDialect:
     # with the other mark read as thousands
     is_decimal_certain: bool = False
     is_end: bool = False  # whether a time is the end of its interval: midnight is written 24:00
+    is_span: bool = False  # whether a time is written as a span, of which the beginning counts
 
     def number(self, text: str) -> float:
         """Parse a number, also one with a mark, a space or an apostrophe between its thousands.
@@ -188,9 +192,9 @@ def joined_times(dates: Sequence[str], clocks: Sequence[str]) -> tuple[list[str]
     >>> joined_times(["2024/02/01"], ["07:30"])
     (['2024/02/01 07:30'], False)
     """
-    bare = [clock.strip() for clock in clocks]
+    bare = [clock_text(clock) for clock in clocks]
     numbered = [clock for clock in bare if _HOUR.fullmatch(clock)]
-    dated = [_date_of(date) for date in dates]
+    dated = [date_of(date) for date in dates]
     if not numbered:
         return [f"{date} {clock}" for date, clock in zip(dated, bare, strict=True)], False
     times = [
@@ -201,46 +205,56 @@ def joined_times(dates: Sequence[str], clocks: Sequence[str]) -> tuple[list[str]
     return times, 24 in hours or 0 not in hours
 
 
-def _date_of(text: str) -> str:
+def date_of(text: str) -> str:
     """Return a date without a time of 00:00 after it."""
     return re.sub(r"[T ]0{1,2}:00(:00)?(\.0+)?$", "", text.strip())
 
 
 def time_format(texts: Sequence[str]) -> str:
-    """Return the form of times; empty if two forms fit equally well, ``iso`` if none fits.
+    """Return the form of most times; empty if two forms fit equally well, ``iso`` if none fits.
 
     >>> time_format(["13.01.2026 00:00", "13.01.2026 24:00"]), time_format(["1767225600"])
     ('%d.%m.%Y %H:%M', 'epoch')
     >>> time_format(["01/02/2026", "02/02/2026", "03/02/2026"]), time_format(["01/02/2026"])
     ('%d/%m/%Y', '')
+    >>> time_format(["20260113"]), time_format(["202601130000"]), time_format(["1767225600000"])
+    ('%Y%m%d', '%Y%m%d%H%M', 'epoch')
     """
     some = [at_midnight(text.strip())[0] for text in texts if text.strip()]
+    most = _MOST * len(some)
     if not some:
         return ISO
-    if all(_NUMBER.fullmatch(text) for text in some):
-        return EPOCH
-    if _is_iso(some[0]):
+    if len(numbers := [text for text in some if _NUMBER.fullmatch(text)]) >= most:
+        pattern = _DIGIT_DATES.get(len(numbers[0]), "")
+        is_date = pattern and all(_of_this_age(text, pattern) for text in numbers)
+        return pattern if is_date else EPOCH
+    if sum(map(_is_iso, some)) >= most:
         return ISO
-    spans = {pattern: span for pattern in PATTERNS if (span := _span(some, pattern)) is not None}
-    if not spans:
+    few = some[:: max(1, len(some) // 10)]
+    likely = [pattern for pattern in PATTERNS if 2 * _span(few, pattern)[0] >= len(few)]
+    spans = {pattern: _span(some, pattern) for pattern in likely}
+    fit, least = min(((-count, span) for count, span in spans.values()), default=(0, 0.0))
+    if -fit < most:
         return ISO
-    least = min(spans.values())
-    best = [pattern for pattern, span in spans.items() if span == least]
+    best = [pattern for pattern, found in spans.items() if found == (-fit, least)]
     return best[0] if len(best) == 1 else ""
 
 
-def is_time(texts: Sequence[str]) -> bool:
-    """Return whether texts are times, in any form.
-
-    >>> is_time(["31.12.2026 23:45"]), is_time(["2026-01-01T00:00Z"]), is_time(["4.2"]), is_time([""])
-    (True, True, False, False)
-    """
-    some = [text.strip() for text in texts if text.strip()]
-    found = time_format(some)
-    return bool(some) and (found != ISO or all(map(_is_iso, some)))
+def _of_this_age(text: str, pattern: str) -> bool:
+    try:
+        return 1990 <= datetime.strptime(text, pattern).year < 2100  # noqa: DTZ007 - its year only
+    except ValueError:
+        return False
 
 
 def _is_iso(text: str) -> bool:
+    """Return whether a text is a time of ISO 8601.
+
+    >>> _is_iso("2026-01-01T00:00Z"), _is_iso("20260101 00:00"), _is_iso("1708041600000")
+    (True, True, False)
+    """
+    if not _ISO.fullmatch(text):  # Python takes any letter between date and time
+        return False
     try:
         datetime.fromisoformat(text)
     except ValueError:
@@ -248,13 +262,13 @@ def _is_iso(text: str) -> bool:
     return True
 
 
-def _span(texts: Sequence[str], pattern: str) -> float | None:
-    """Return the sum of the steps between times in seconds, or None if one has another form."""
-    try:
-        times = [datetime.strptime(text, pattern).timestamp() for text in texts]  # noqa: DTZ007 - differences only
-    except (ValueError, OverflowError, OSError):
-        return None
-    return sum(abs(after - before) for before, after in pairwise(times))
+def _span(texts: Sequence[str], pattern: str) -> tuple[int, float]:
+    """Return the number of times of a form, and the sum of the steps between them in seconds."""
+    times = []
+    for text in texts:
+        with suppress(ValueError, OverflowError, OSError):
+            times.append(datetime.strptime(text, pattern).timestamp())  # noqa: DTZ007 - differences only
+    return len(times), sum(abs(after - before) for before, after in pairwise(times))
 
 
 def detected(
@@ -287,8 +301,12 @@ def detected(
     decimal, is_certain = decimal_mark(map(column, wanted), delimiter or mark)
     times = column(time_columns[0])
     is_end = False
+    is_span = any(interval_begin(text) != text.strip() for text in times)
+    times = [*map(interval_begin, times)]
     if len(time_columns) > 1:
         clocks = column(time_columns[1])
+        is_span = any(interval_begin(text) != text.strip() for text in clocks)
         times, is_end = joined_times(times[: len(clocks)], clocks[: len(times)])
     is_end = is_end or any(at_midnight(text)[1] for text in times)
-    return CsvDialect(delimiter or mark, decimal, time_format(times), start, is_certain, is_end)
+    form = time_format(times)
+    return CsvDialect(delimiter or mark, decimal, form, start, is_certain, is_end, is_span)

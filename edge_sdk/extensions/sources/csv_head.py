@@ -8,19 +8,14 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple
 
+from edge_sdk.extensions.sources.csv_clock import DATE, interval_begin
+
 SEPARATORS: Final = (",", ";", "\t", "|")
 PREAMBLE: Final = 100
 """Most lines before the header."""
 
 
-_CLOCK = r"\d{1,2}[:.]\d\d(?:[:.]\d\d)?(?:[.,]\d+)?(?: ?[AaPp]\.?[Mm]\.?)?"
-_DATE = re.compile(
-    r"(?:\d{4}[./-]\d{1,2}[./-]\d{1,2}|\d{1,2}[./-]\d{1,2}[./-]\d{2,4}"
-    r"|\d{1,2}[ -][A-Za-z]{3,9}[ -]\d{2,4}|[A-Za-z]{3,9} \d{1,2},? \d{4}|(?:19|20)\d{6})"
-    rf"(?:(?:T| +){_CLOCK}(?: ?(?:Z|UTC|GMT|[A-Z]{{2,4}}|[+-]\d\d:?\d\d)(?:\[.*\])?)?)?"
-    r"|(?:19|20)\d{6}[T ]?\d{4,6}Z?"
-)
-_UNIX = re.compile(r"\d{9,10}(?:\.\d+)?|\d{12,13}")
+_UNIX = re.compile(r"\d{9,10}(?:\.\d+)?|\d{12,13}|\d{16}|\d{19}")
 
 _CLOCK_NAME = re.compile(r"\D{0,12}?(\d{1,2}):(\d\d)(?::00)?(?!\d).*")
 _PLACE_NAME = re.compile(r"(?:h|he|hr|hour|hora|v|p|q|t|int|interval|period|value)?[ _]?(\d{1,3})")
@@ -30,13 +25,15 @@ _PARTS = (96, 48, 24)  # intervals of a day, one a column
 
 
 def is_time(text: str) -> bool:
-    """Return whether a text looks like a date, a time with its date, or Unix seconds.
+    """Return whether a text looks like a date, a time with its date, a span of these, or a Unix time.
 
     >>> is_time("31.12.2026 24:00"), is_time("1767225600"), is_time("Account 2026"), is_time("0.5")
     (True, True, False, False)
     """
     bare = text.strip()
-    return bool(_DATE.fullmatch(bare) or _UNIX.fullmatch(bare))
+    if _UNIX.fullmatch(bare) or DATE.fullmatch(bare):
+        return True
+    return len(bare) > 15 and bool(DATE.fullmatch(interval_begin(bare)))
 
 
 class CsvHead(NamedTuple):

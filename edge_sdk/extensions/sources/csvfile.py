@@ -20,6 +20,7 @@ import numpy as np
 from edge_sdk.app.lean_dataclass import dataclass
 from edge_sdk.errors import ConfigError
 from edge_sdk.extensions.sources.base import NOT_MAPPED, tally
+from edge_sdk.extensions.sources.csv_clock import interval_begin
 from edge_sdk.extensions.sources.csv_dialect import (
     ABSENT,
     EPOCH,
@@ -36,6 +37,7 @@ from edge_sdk.extensions.sources.register_column import RegisterDifferences, reg
 from edge_sdk.forecasting.series import STREAMS, Reading
 
 _SHOWN = 120  # letters of an offending line that are shown
+_LATEST = 1e11  # Unix seconds of a time; a larger number has a finer unit
 _EXAMINED = 4 << 20  # characters of the first rows, from which the dialect is detected
 KINDS = ("auto", "register", "interval", "instant")
 EDGES = ("auto", "begin", "end")
@@ -168,6 +170,8 @@ class CsvFile:
             shown["header"] = f"line {found.header + 1}"
         if found.is_end:
             shown["a time is"] = "the end of its interval"
+        if found.is_span:
+            shown["a time is"] = "a span, of which the beginning is read"
         for column, clauses in self.registers.items():
             shown[f"column {column}"] = "; ".join(["a register, read as differences", *clauses])
         return shown
@@ -317,9 +321,11 @@ class CsvFile:
         try:
             form = self.dialect.time_format
             if form == EPOCH:
-                moment = float(text)
-                return moment if math.isfinite(moment) else None
-            bare, is_next_day = at_midnight(text.strip())
+                return _unix_seconds(float(text))
+            bare = interval_begin(text) if self.dialect.is_span else text.strip()
+            bare, is_next_day = at_midnight(bare)
+            if bare.isdigit() and form == ISO and len(bare) > 8:
+                return None  # Python would take any digit between date and time
             read = (
                 datetime.fromisoformat(bare) if form == ISO else datetime.strptime(bare, form)  # noqa: DTZ007 - the zone follows
             )
@@ -332,6 +338,15 @@ class CsvFile:
         except (ValueError, OverflowError, OSError):
             return None
         return late if early <= before < late else early
+
+
+def _unix_seconds(number: float) -> float | None:
+    """Return a Unix time in seconds: one in milli-, micro- or nanoseconds shows it by its size."""
+    if not math.isfinite(number):
+        return None
+    while number > _LATEST:
+        number /= 1000
+    return number
 
 
 def _first(lines: io.TextIOWrapper) -> list[str]:

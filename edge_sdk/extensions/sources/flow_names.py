@@ -22,6 +22,9 @@ IDENTIFIER: Final = re.compile(
 HOUR: Final = re.compile(r"hour|hora|heure|stunde|uur|\bora\b|\bhr\b|\bhe\b|period", re.IGNORECASE)
 """Names of columns with the number of an hour."""
 
+CLOCK_NAME: Final = re.compile(rf"{HOUR.pattern}|time|zeit|uhr|tijd|orario", re.IGNORECASE)
+"""Names of columns with a time of day."""
+
 END: Final = re.compile(
     r"(^|[^a-z])(end|ending|ende|bis|tot|fin|hasta|until|to)([^a-z]|$)", re.IGNORECASE
 )

@@ -414,6 +414,85 @@ FORMS = {
         LOAD,
         "times are the beginnings of the intervals",
     ),
+    "spans of times in one column": (
+        "MTU;Load\n"
+        + rows_of(
+            [f"{t:%d.%m.%Y %H:%M} - {t + pd.Timedelta('1h'):%d.%m.%Y %H:%M}" for t in HOURS],
+            COMMAS,
+            separator=";",
+        ),
+        LOAD,
+        "day first, spans read at their beginnings",
+    ),
+    "spans of ISO 8601": (
+        "period,kWh\n"
+        + rows_of(
+            [f"{t:%Y-%m-%dT%H:%MZ}/{t + pd.Timedelta('1h'):%Y-%m-%dT%H:%MZ}" for t in HOURS], POINTS
+        ),
+        LOAD,
+        "spans read at their beginnings",
+    ),
+    "spans of the clock": (
+        "Date;Time;kWh\n"
+        + rows_of(
+            DAYS, [f"{t:%H:%M} - {(t.hour + 1):02d}:00" for t in HOURS], COMMAS, separator=";"
+        ),
+        LOAD,
+        "times are the beginnings of the intervals",
+    ),
+    "spans of hours": (
+        "Fecha;Hora;kWh\n"
+        + rows_of(DAYS, [f"{t.hour:02d}-{t.hour + 1:02d}h" for t in HOURS], COMMAS, separator=";"),
+        LOAD,
+        "times are the beginnings of the intervals",
+    ),
+    "a clock with points": (
+        "Datum;Uhrzeit;kWh\n" + rows_of(DAYS, [f"{t:%H.%M}" for t in HOURS], COMMAS, separator=";"),
+        LOAD,
+        "time in columns Datum and Uhrzeit",
+    ),
+    "times with points": (
+        "Zeit;kWh\n" + rows_of([f"{t:%d.%m.%Y %H.%M}" for t in HOURS], COMMAS, separator=";"),
+        LOAD,
+        "day first",
+    ),
+    "a midnight before the clock": (
+        "Date,Time,kWh\n"
+        + rows_of([f"{t[:10]} 00:00:00" for t in ISO], [t[11:] for t in ISO], POINTS),
+        LOAD,
+        "time in columns Date and Time",
+    ),
+    "dates of 8 digits and a clock of 4": (
+        "date,time,kWh\n"
+        + rows_of([f"{t:%Y%m%d}" for t in HOURS], [f"{t:%H%M}" for t in HOURS], POINTS),
+        LOAD,
+        "time in columns date and time",
+    ),
+    "dates of 10 digits": (
+        "time,kWh\n" + rows_of([f"{t:%Y%m%d%H}" for t in HOURS], POINTS),
+        LOAD,
+        "dates of 10 digits",
+    ),
+    "dates of 12 digits": (
+        "time,kWh\n" + rows_of([f"{t:%Y%m%d%H%M}" for t in HOURS], POINTS),
+        LOAD,
+        "dates of 12 digits",
+    ),
+    "Unix milliseconds": (
+        "time,kWh\n" + rows_of([f"{1000 * int(t.timestamp())}" for t in HOURS], POINTS),
+        LOAD,
+        "Unix milliseconds",
+    ),
+    "Unix nanoseconds": (
+        "time,kWh\n" + rows_of([f"{10**9 * int(t.timestamp())}" for t in HOURS], POINTS),
+        LOAD,
+        "Unix nanoseconds",
+    ),
+    "names with a number sign": (
+        "time,Meter #1 kWh,# of faults\n" + rows_of(ISO, POINTS, ["0"] * len(ISO)),
+        LOAD,
+        "readings in column Meter #1 kWh",
+    ),
     "24:00 at the end of a day": (
         "time;kWh\n" + rows_of(ENDS, COMMAS, separator=";"),
         LOAD,

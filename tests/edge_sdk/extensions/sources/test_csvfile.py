@@ -173,8 +173,9 @@ def test_invalid_encoding_and_a_byte_order_mark_are_tolerated(source):
         lambda text: b"\xfe\xff" + text.encode("utf-16-be"),
         lambda text: text.encode("cp1252"),
         lambda text: text.encode("utf-8-sig"),
+        lambda text: text.encode() + b"\xff",
     ],
-    ids=["UTF-16", "UTF-16, big end first", "Windows-1252", "UTF-8 with a mark"],
+    ids=["UTF-16", "UTF-16, big end first", "Windows-1252", "UTF-8 with a mark", "a damaged byte"],
 )
 def test_a_file_is_read_in_its_encoding(source, encode, packed):
     text = "Z\u00e4hlzeit;Verbrauch in \u20ac\r\n" + "".join(
@@ -240,6 +241,10 @@ def test_a_spreadsheet_of_another_country_is_read_as_it_is(source):
         ("time,kwh\n13/01/2024,1.5\n", (1_705_104_000, 1.5)),
         ("time,kwh\n1704067200,1.5\n", (1_704_067_200, 1.5)),
         ('time,kwh\n"1704067200",1.5\n', (1_704_067_200, 1.5)),
+        ("time,kwh\n1704067200000,1.5\n", (1_704_067_200, 1.5)),
+        ("time,kwh\n20240101,1.5\n", (1_704_067_200, 1.5)),
+        ("time,kwh\n202401010000,1.5\n", (1_704_067_200, 1.5)),
+        ("time,kwh\n20240101 00:00 - 20240101 01:00,1.5\n", (1_704_067_200, 1.5)),
         ('time,kwh\n2024-01-01T00:00Z,"1,5"\n', (1_704_067_200, 1.5)),
         ("time;kwh\n2024-01-01T00:00Z;1.234,5\n", (1_704_067_200, 1234.5)),
         ('time,kwh\n2024-01-01T00:00Z,"1,234.5"\n', (1_704_067_200, 1234.5)),
@@ -265,6 +270,14 @@ def test_dates_that_nothing_decides_are_refused_and_may_be_named(source):
     assert pairs(source("time,kwh\n01/02/2024,1\n", time_format="%m/%d/%Y")) == [
         (1_704_153_600, 1.0)
     ]
+
+
+def test_a_line_of_a_total_costs_itself_alone(source):
+    csv = source(
+        GERMAN + "01.01.2027 00:15;1\nSumme;4,75\n", time_column="Zeit", columns={"kWh": LOAD}
+    )
+    assert [value for _, value in pairs(csv)] == [1.5, 2.0, 0.25, 1.0]
+    assert csv.offending == {"bad time": "line 6: Summe;4,75"}
 
 
 def test_the_first_offending_line_of_each_reason_is_kept(source):
