@@ -7,7 +7,8 @@ import io
 import re
 import warnings
 import zlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import zip_longest
 from pathlib import Path
 from typing import IO, Any
@@ -17,7 +18,14 @@ import numpy as np
 from edge_sdk.errors import USAGE, Failure
 from edge_sdk.extensions.sources.csv_clock import is_clock
 from edge_sdk.extensions.sources.csv_dialect import ABSENT, CsvDialect, decimal_mark
-from edge_sdk.extensions.sources.csv_head import OF_DAY, CsvHead, day_columns, table_head
+from edge_sdk.extensions.sources.csv_head import (
+    OF_DAY,
+    CsvHead,
+    day_columns,
+    fields_of,
+    is_header_again,
+    table_head,
+)
 from edge_sdk.extensions.sources.file_bounds import SAMPLE, open_table, refused, text_encoding
 
 _READ = 0.9  # share of a column's entries, at least, that must be numbers
@@ -116,9 +124,10 @@ class TableForm:
                 frame = pandas.read_parquet(self.path)
                 is_plain = isinstance(frame.index, pandas.RangeIndex)
                 return frame if is_plain else frame.reset_index()
-            with open_table(self.path) as file, warnings.catch_warnings(record=True) as said:
+            form, text = self._aligned(notes)
+            with text, warnings.catch_warnings(record=True) as said:
                 warnings.simplefilter("always")
-                frame = self._text_frame(file)
+                frame = form._text_frame(text)  # noqa: SLF001 - of this class
         except (ValueError, OSError, EOFError, zlib.error) as error:  # ParserError is a ValueError
             raise TableError(
                 f"{self.path.name}: cannot be read as a table: {error}",
@@ -131,13 +140,54 @@ class TableForm:
                 f"{self.path.name}: {len(skipped)} rows with more than {self.width} fields left out,"
                 f" the first in line {self.line(int(skipped[0]) - 1)}"
             )
-        return self._fitted(frame)
+        return form._fitted(frame)  # noqa: SLF001
 
-    def _text_frame(self, file: IO[bytes]) -> Any:  # noqa: ANN401
+    def _aligned(self, notes: list[str]) -> tuple[TableForm, IO[str]]:
+        """Return the form and text after the header; columns that a later header moves are as in one table.
+
+        An empty line stands for each later header, so that lines keep their numbers.
+        """
         assert self.head is not None
-        text = io.TextIOWrapper(file, self.encoding, errors="replace", newline="")
+        names, time, mark = list(self.head.names), self.head.time_name, self.head.delimiter
+        is_again = partial(is_header_again, time=time)
+        with self._after_header() as text:
+            found = any(time in line and is_again(fields_of(line, mark), names) for line in text)
+        if not found:
+            return self, self._after_header()
+        order, rows, again = list(range(self.width)), [], []
+        with self._after_header() as text:
+            for number, row in enumerate(csv.reader(text, delimiter=mark)):
+                if not is_again(fields := [name.strip() for name in row], names):
+                    rows.append((order, row))
+                    continue
+                again.append(number)
+                names += [name for name in fields if name not in names]
+                order = [names.index(name) for name in fields]
+                rows.append((order, []))
+        moved = io.StringIO()
+        writer = csv.writer(moved, delimiter=mark)
+        for order, row in rows:
+            line = [""] * (len(names) if row else 0)
+            for place, entry in zip(order, row, strict=False):
+                line[place : place + 1] = [entry]
+            writer.writerow([*line, *row[len(order) :]])
+        moved.seek(0)
+        more = f" and {len(again) - 1} later lines" * (len(again) > 1)
+        notes.append(
+            f"{self.path.name}: header again in line {self.line(again[0])}{more}; its names decide"
+        )
+        head = self.head._replace(names=tuple(names))
+        return replace(self, head=head, width=max(self.width, len(names))), moved
+
+    def _after_header(self) -> io.TextIOWrapper:
+        assert self.head is not None
+        text = io.TextIOWrapper(open_table(self.path), self.encoding, errors="replace", newline="")
         for _ in range(self.head.first):
             text.readline()
+        return text
+
+    def _text_frame(self, text: IO[str]) -> Any:  # noqa: ANN401
+        assert self.head is not None
         return pandas_library().read_csv(
             text,
             sep=self.head.delimiter,

@@ -57,12 +57,7 @@ def clock_text(text: str) -> str:
 
 
 def is_clock(name: str, texts: Iterable[str], share: float = 0.9) -> bool:
-    """Return whether a column has times of day: with colons, or by its name also as other numbers.
-
-    Args:
-        name: Name of the column.
-        texts: Its entries; empty ones do not count.
-        share: Share of the entries, at least, that must be times of day.
+    """Return whether most entries of a column are times of day: with colons, or by its name as numbers.
 
     >>> is_clock("x", ["7:30", "8:00"]), is_clock("Uhrzeit", ["7.30"]), is_clock("kWh", ["7.30"])
     (True, True, False)
@@ -76,8 +71,7 @@ def is_clock(name: str, texts: Iterable[str], share: float = 0.9) -> bool:
 
     if not begins or is_most(CLOCK):
         return bool(begins)
-    if CLOCK_NAME.search(name) and is_most(_POINTS):
-        return True
-    if CLOCK_NAME.search(name) and {4, 6} >= {*map(len, begins)} and is_most(_DIGITS):
+    is_whole = {4, 6} >= {*map(len, begins)} and is_most(_DIGITS)
+    if CLOCK_NAME.search(name) and (is_whole or is_most(_POINTS)):
         return True
     return bool(HOUR.search(name)) and is_most(_NUMBERED)

@@ -7,19 +7,14 @@ import json
 import tomllib
 import zlib
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 
 from edge_sdk.extensions.sources.csv_clock import is_clock
-from edge_sdk.extensions.sources.csv_dialect import (
-    ABSENT,
-    ROWS,
-    CsvDialect,
-    date_of,
-    decimal_mark,
-)
-from edge_sdk.extensions.sources.csv_head import PREAMBLE, day_columns, table_head
+from edge_sdk.extensions.sources.csv_dialect import ABSENT, ROWS, CsvDialect, date_of, decimal_mark
+from edge_sdk.extensions.sources.csv_head import PREAMBLE, day_columns, is_header_again, table_head
 from edge_sdk.extensions.sources.file_bounds import open_text, refused
 from edge_sdk.extensions.sources.flow_names import END, IDENTIFIER, READING, flow, has_tariff
 
@@ -103,11 +98,14 @@ def columns_of(lines: Sequence[str], stream: str) -> CsvColumns | None:
     if head is None or head.header < 0:
         return None
     width = len(head.names)
-    rows = [
-        [text.strip() for text in row[:width]]
-        for row in csv.reader(lines[head.first :], delimiter=head.delimiter)
-        if len(row) >= width
-    ]
+    rows = []
+    for row in csv.reader(lines[head.first :], delimiter=head.delimiter):
+        fields = [text.strip() for text in row]
+        if is_header_again(fields, head.names, head.time_name):
+            if tuple(fields[:width]) != head.names:
+                break  # the columns change; a source follows them by their names
+        elif len(row) >= width:
+            rows.append(fields[:width])
     if not rows or head.time >= width:
         return None
     whole = dict(zip(head.names, zip(*rows, strict=True), strict=False))
@@ -138,16 +136,12 @@ def columns_of(lines: Sequence[str], stream: str) -> CsvColumns | None:
 
 
 def _are_numbers(texts: Sequence[str], dialect: CsvDialect) -> bool:
-    known = [text for text in texts if text.lower() not in ABSENT]
-    return bool(known) and sum(_is_number(t, dialect) for t in known) >= _NUMBERS * len(known)
-
-
-def _is_number(text: str, dialect: CsvDialect) -> bool:
-    try:
-        dialect.number(text)
-    except ValueError:
-        return False
-    return True
+    known, count = [text for text in texts if text.lower() not in ABSENT], 0
+    for text in known:
+        with suppress(ValueError):
+            dialect.number(text)
+            count += 1
+    return bool(known) and count >= _NUMBERS * len(known)
 
 
 def _rank(name: str) -> tuple[bool, bool, bool]:

@@ -30,18 +30,8 @@ ABSENT: Final = frozenset(
 """Texts, in lower case, that stand for a missing value."""
 
 _DATES = (
-    "%d.%m.%Y",
-    "%d/%m/%Y",
-    "%m/%d/%Y",
-    "%Y/%m/%d",
-    "%d-%m-%Y",
-    "%Y.%m.%d",
-    "%d.%m.%y",
-    "%d/%m/%y",
-    "%m/%d/%y",
-    "%d-%b-%Y",
-    "%d %b %Y",
-    "%Y-%m-%d",
+    *("%d.%m.%Y", "%d/%m/%Y", "%m/%d/%Y", "%Y/%m/%d", "%d-%m-%Y", "%Y.%m.%d"),
+    *("%d.%m.%y", "%d/%m/%y", "%m/%d/%y", "%d-%b-%Y", "%d %b %Y", "%Y-%m-%d"),
 )
 _CLOCKS = ("", *(" %H:%M", " %H:%M:%S", " %H.%M", "T%H:%M:%S", " %I:%M %p", " %I:%M:%S %p"))
 PATTERNS: Final = tuple(f"{date}{clock}" for date in _DATES for clock in _CLOCKS)

@@ -45,6 +45,11 @@ class CsvHead(NamedTuple):
     names: tuple[str, ...]  # names of the columns, without an empty one after the last separator
     time: int  # place of the column of times
 
+    @property
+    def time_name(self) -> str:
+        """Name of the column of times; empty if the header is too short."""
+        return self.names[self.time] if self.time < len(self.names) else ""
+
 
 def table_head(lines: Sequence[str]) -> CsvHead | None:
     """Find the header line of a table, also after lines that do not belong to it; None without one.
@@ -91,6 +96,10 @@ def _head(rows: Sequence[Sequence[str]], mark: str, place: int, width: int) -> C
     if not before:
         return CsvHead(mark, -1, first, tuple(f"column {n + 1}" for n in range(width)), place)
     header = max(before)[1]
+    named = rows[header], rows[header][place] if place < len(rows[header]) else ""
+    earlier = (at for at in range(header) if is_header_again(rows[at], *named))
+    if (found := next(earlier, header)) != header:  # the columns changed, and most rows are later
+        header, first, place = found, found + 1, list(rows[found]).index(named[1])
     names = list(rows[header])
     while len(names) > 1 and not names[-1]:
         names.pop()
@@ -112,6 +121,15 @@ def header_of(lines: Sequence[str], wanted: Iterable[str]) -> tuple[int, str]:
                 return number, mark
     head = table_head(lines[:PREAMBLE])
     return (0, ",") if head is None else (max(head.header, 0), head.delimiter)
+
+
+def is_header_again(row: Sequence[str], names: Iterable[str], time: str) -> bool:
+    """Return whether a row is another header line: it has the names of the times and another column.
+
+    >>> is_header_again(["time", "status", "kWh"], ["time", "kWh"], "time")
+    True
+    """
+    return bool(time) and time in row and len({*row} & {*names}) > 1
 
 
 def fields_of(line: str, delimiter: str) -> list[str]:

@@ -39,13 +39,8 @@ class CsvSection:
         if "column" in keys and "stream" in keys:
             keys.setdefault("columns", {keys.pop("column"): keys.pop("stream")})
         keys["start"] = keys.pop("from", -math.inf)
-        known = {f.name for f in fields(CsvFile)} - {
-            "rejected",
-            "offending",
-            "unused",
-            "dialect",
-            "registers",
-        }
+        found = {"rejected", "offending", "unused", "dialect", "registers"}
+        known = {f.name for f in fields(CsvFile)} - found
         if unknown := set(keys) - known:
             raise ConfigError(f"source csv: unknown key {min(unknown)!r}")
         if not keys.get("columns") or "path" not in keys:
@@ -58,13 +53,10 @@ class CsvSection:
                 f"source csv: time_format must be 'auto', 'iso', 'epoch' or a pattern such as "
                 f"'%d.%m.%Y %H:%M', not {form!r}"
             )
-        for key, known_values in (
-            ("decimal", ("auto", ".", ",")),
-            ("kind", KINDS),
-            ("times", EDGES),
-        ):
-            if keys.get(key, "auto") not in known_values:
-                listed = ", ".join(map(repr, known_values))
+        choices = {"decimal": ("auto", ".", ","), "kind": KINDS, "times": EDGES}
+        for key, choice in choices.items():
+            if keys.get(key, "auto") not in choice:
+                listed = ", ".join(map(repr, choice))
                 raise ConfigError(f"source csv: {key} must be one of {listed}, not {keys[key]!r}")
         columns = keys.get("time_column", "time")
         if not isinstance(columns, str) and [*map(type, columns)] != [str, str]:

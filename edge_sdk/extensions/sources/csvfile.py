@@ -31,7 +31,7 @@ from edge_sdk.extensions.sources.csv_dialect import (
     detected,
     joined_times,
 )
-from edge_sdk.extensions.sources.csv_head import PREAMBLE, fields_of
+from edge_sdk.extensions.sources.csv_head import PREAMBLE, fields_of, is_header_again
 from edge_sdk.extensions.sources.file_bounds import open_text, refused
 from edge_sdk.extensions.sources.register_column import RegisterDifferences, register_differences
 from edge_sdk.forecasting.series import STREAMS, Reading
@@ -256,19 +256,18 @@ class CsvFile:
     ) -> Iterator[tuple[float, list[float | None]]]:
         rows = csv.reader(lines, delimiter=self.dialect.delimiter)
         header = next(rows, [])
-        at = {name.strip(): place for place, name in enumerate(header)}
-        if missing := self._wanted - set(at):
+        first = _places(header)
+        if missing := self._wanted - set(first):
             reject(f"no column {min(missing)}", 1, header)
             return
         if not self.dialect.time_format:
             reject("ambiguous dates", 2, next(rows, []))
             return
-        for name in at:
+        for name in first:
             if name and name not in self._wanted:
                 tally(self.unused, f"column {name!r}", NOT_MAPPED)
-        places = [at[column] for column in self.columns]
         before = -math.inf
-        for row in self._chosen(rows, at, len(header), reject):
+        for row, at in self._chosen(rows, header, reject):
             moment = self._moment(self._time(row, at), before)
             if moment is None:
                 reject("bad time", rows.line_num, row)
@@ -277,31 +276,40 @@ class CsvFile:
             if not self.start <= moment <= self.until:
                 self.unused["rows outside 'from' and 'until'"] += 1
                 continue
-            values = [self._value(row[place]) for place in places]
+            texts = [row[at[column]] for column in self.columns]
+            values = [*map(self._value, texts)]
             yield moment, values
-            for place, value in zip(places, values, strict=True):
+            for text, value in zip(texts, values, strict=True):
                 if value is None and moment < self.until:
-                    is_absent = row[place].strip().lower() in ABSENT
+                    is_absent = text.strip().lower() in ABSENT
                     reject("no value" if is_absent else "bad value", rows.line_num, row)
 
     def _chosen(
         self,
         rows: Any,  # noqa: ANN401 - a csv reader
-        at: Mapping[str, int],
-        width: int,
+        header: list[str],
         reject: Callable[[str, int, list[str]], None],
-    ) -> Iterator[list[str]]:
+    ) -> Iterator[tuple[list[str], Mapping[str, int]]]:
+        """Yield the rows of the filter, each with the places of the columns by the header above it."""
+        at, width, lacks = _places(header), len(header), ""
+        time, names = header[at[self._times[0]]], {*at}
         where = [
-            (at[column], {texts} if isinstance(texts, str) else {*texts})
-            for column, texts in self.filter.items()
+            (c, {texts} if isinstance(texts, str) else {*texts}) for c, texts in self.filter.items()
         ]
         for row in rows:
-            if len(row) > width and any(map(str.strip, row[width:])):
+            if time in row and is_header_again(row, names, time):
+                at, width = _places(row), len(row)
+                names |= at.keys()
+                lacks = min(self._wanted - set(at), default="")
+                self.unused["header lines after the first"] += 1
+            elif lacks:
+                reject(f"no column {lacks}", rows.line_num, row)
+            elif len(row) > width and any(map(str.strip, row[width:])):
                 reject("more fields than the header", rows.line_num, row)
             elif row:
                 row.extend([""] * (width - len(row)))
-                if all(row[place] in texts for place, texts in where):
-                    yield row
+                if all(row[at[column]] in texts for column, texts in where):
+                    yield row, at
                 else:
                     self.unused["rows outside 'filter'"] += 1
 
@@ -347,6 +355,10 @@ def _unix_seconds(number: float) -> float | None:
     while number > _LATEST:
         number /= 1000
     return number
+
+
+def _places(header: Sequence[str]) -> dict[str, int]:
+    return {name.strip(): place for place, name in enumerate(header)}
 
 
 def _first(lines: io.TextIOWrapper) -> list[str]:

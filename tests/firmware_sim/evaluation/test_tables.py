@@ -397,6 +397,32 @@ FORMS = {
         LOAD,
         "1 of 721 rows left out: no time can be read, first in line 723",
     ),
+    "a column that is added on the way": (
+        "time,kWh\n"
+        + rows_of(ISO[:300], POINTS[:300])
+        + "time,status,kWh\n"
+        + rows_of(ISO[300:], ["ok"] * 420, POINTS[300:]),
+        LOAD,
+        "header again in line 302; its names decide",
+    ),
+    "a column that is added early": (
+        "Zeit;kWh\n"
+        + rows_of(ISO[:30], COMMAS[:30], separator=";")
+        + "Zeit;Temperatur;kWh\n"
+        + rows_of(ISO[30:], ["21,5"] * 690, COMMAS[30:], separator=";"),
+        LOAD,
+        "header again in line 32",
+    ),
+    "columns that are exchanged, and one that is taken away": (
+        "time,temperature,kWh\n"
+        + rows_of(ISO[:300], ["21.5"] * 300, POINTS[:300])
+        + "time,kWh,temperature\n"
+        + rows_of(ISO[300:600], POINTS[300:600], ["20.1"] * 300)
+        + "time,kWh\n"
+        + rows_of(ISO[600:], POINTS[600:]),
+        LOAD,
+        "header again in line 302 and 1 later lines",
+    ),
     "no header": (rows_of(ISO, POINTS), LOAD, "no header line"),
     "date and hour to 24:00": (
         "cups;fecha;hora;consumo_kWh;metodo\n"

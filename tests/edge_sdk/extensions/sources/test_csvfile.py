@@ -159,6 +159,16 @@ def test_columns_and_rows_that_are_left_out_are_counted(source):
     }
 
 
+def test_columns_are_followed_over_later_header_lines(source):
+    csv = source(
+        "time,kwh\n2024-01-01,1\ntime,kwh\n2024-01-02,2\n"
+        "time,id,kwh\n2024-01-03,9,3\ntime,id\n2024-01-04,4\ntime,kwh,note\n2024-01-05,5,time\n"
+    )
+    assert [value for _, value in pairs(csv)] == [1.0, 2.0, 3.0, 5.0]
+    assert csv.unused == {"header lines after the first": 4}
+    assert csv.offending == {"no column kwh": "line 8: 2024-01-04,4"}
+
+
 def test_invalid_encoding_and_a_byte_order_mark_are_tolerated(source):
     csv = source(b"\xef\xbb\xbftime,kwh\n2024-01-01,1\n\xff\xfe,\x00\n2024-01-02,2\n")
     assert [value for _, value in pairs(csv)] == [1.0, 2.0]
