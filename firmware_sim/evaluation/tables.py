@@ -9,13 +9,19 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edge_sdk.extensions.sources.flow_names import IDENTIFIER, READING
 from firmware_sim.evaluation.meter_flows import one_reading_a_meter, without_export
+from firmware_sim.evaluation.record_parts import (
+    SeenDevice,
+    joined,
+    put_together,
+    without_numbers,
+)
 from firmware_sim.evaluation.table_files import (
     TableError,
     TableForm,
@@ -62,13 +68,6 @@ class TablesRead:
     notes: list[str] = field(default_factory=list)  # what was detected, one sentence each
 
 
-class _Seen(NamedTuple):
-    """A device's readings, before its zone is known."""
-
-    series: Any
-    is_end: bool
-
-
 def read_tables(
     folder: Path,
     *,
@@ -100,12 +99,15 @@ def read_tables(
     read = TablesRead(notes=[f"{len(paths)} file{'s' * (len(paths) > 1)} in {folder}"])
     pandas_library()
     forms = [TableForm.of(path, decimal) for path in paths]
-    found: dict[str, _Seen] = {}
+    is_one = len({without_numbers(path.name) for path in paths}) == 1
+    found: dict[str, SeenDevice] = {}
+    own: dict[str, SeenDevice] = {}
     first: list[str] = []
+    several: list[str] = []
     for number, form in enumerate(forms, 1):
         progress(f"{number} of {len(forms)}: {form.path.name}")
         notes: list[str] = []
-        parts = _file(form, notes, time_column, value_column, edge, is_only=len(forms) == 1)
+        parts = _file(form, notes, time_column, value_column, edge, is_one=is_one)
         first = first or notes
         prefix = "" if len(forms) == 1 or number == 1 else f"{form.path.name}: "
         read.notes += [
@@ -114,12 +116,18 @@ def read_tables(
             if number == 1 or note not in first
         ]
         for name, seen in parts.items():
-            if name in found:
-                raise TableError(
-                    f"{form.path.name}: device {name} is in another file too",
-                    hint="put the rows of one device into one file",
-                )
-            found[name] = seen
+            is_own = len(parts) == 1 and form.path.name.startswith(f"{name}.")
+            devices = own if is_own else found
+            several += [name] * (name in devices)
+            devices[name] = (
+                joined(name, devices[name], seen, form.path) if name in devices else seen
+            )
+    own = put_together(own, folder.resolve().name, read.notes)
+    if both := own.keys() & found.keys():
+        raise TableError(f"device {min(both)} is the name of a file and in another file")
+    found |= own
+    if several:
+        read.notes.append(f"{len({*several})} devices are in several files: put together")
     read.zone = _zone([seen.series for seen in found.values()], zone, read.notes)
     clocks: dict[str, int] = {}
     repeats: dict[str, int] = {}
@@ -144,8 +152,8 @@ def _file(
     wanted: str | None,
     edge: Edge | None,
     *,
-    is_only: bool,
-) -> dict[str, _Seen]:
+    is_one: bool,
+) -> dict[str, SeenDevice]:
     path = form.path
     notes.append(form.sentence())
     frame = form.frame(notes)
@@ -174,9 +182,9 @@ def _file(
             f"{path.name}: no numeric column {wanted!r} (numeric: {', '.join(numbers)})",
             hint="--value-column NAME",
         )
-    parts, layout = _devices(rest, numbers, path, wanted, notes, is_only=is_only)
+    parts, layout = _devices(rest, numbers, path, wanted, notes, is_one=is_one)
     notes.append(layout)
-    return {name: _Seen(series, is_end) for name, series in parts.items()}
+    return {name: SeenDevice(series, is_end) for name, series in parts.items()}
 
 
 def _why(notes: Sequence[str], path: Path) -> str:
@@ -230,7 +238,7 @@ def _devices(
     wanted: str | None,
     notes: list[str],
     *,
-    is_only: bool,
+    is_one: bool,
 ) -> tuple[dict[str, Any], str]:
     """Return one series per device, and a sentence about the layout."""
     pandas = pandas_library()
@@ -254,7 +262,7 @@ def _devices(
         return parts, f"long table: devices in column {label}, readings in column {value}"
     if wanted is None:
         numbers = one_reading_a_meter(numbers, notes)
-    if is_only and wanted is None and numbers.shape[1] > 1 and not _is_one(numbers):
+    if is_one and wanted is None and numbers.shape[1] > 1 and not _is_one(numbers):
         parts = {str(c): pandas.Series(numbers[c].to_numpy(), instants) for c in numbers}
         return parts, f"wide table: {numbers.shape[1]} devices, one a column"
     value = wanted or _one(numbers, path, notes)
@@ -335,7 +343,7 @@ def _zone(series: Sequence[Any], given: str | None, notes: list[str]) -> str:
     return "UTC"
 
 
-def _table(name: str, seen: _Seen, zone: str) -> tuple[DeviceTable, int, int]:
+def _table(name: str, seen: SeenDevice, zone: str) -> tuple[DeviceTable, int, int]:
     """Return a device's table, and the numbers of readings without an instant and with a shared one."""
     pandas = pandas_library()
     times = pandas.DatetimeIndex(seen.series.index)

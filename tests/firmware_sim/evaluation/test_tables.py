@@ -113,6 +113,56 @@ def test_a_long_table(tmp_path):
     assert "devices in column meter" in notes(read)
 
 
+THIRDS = {"2026-01": slice(0, 240), "2026-02": slice(240, 480), "2026-03": slice(480, 720)}
+
+
+@pytest.mark.parametrize(
+    ("name", "record"),
+    [("load_{}.csv", "load"), ("{}.csv", "months"), ("Lastgang {} (2).csv", "Lastgang (2)")],
+)
+def test_the_parts_of_a_record_in_several_files_are_put_together(tmp_path, name, record):
+    folder = tmp_path / "months"
+    folder.mkdir()
+    for month, rows in THIRDS.items():
+        frame(kwh=LOAD).iloc[rows].to_csv(folder / name.format(month), index=False)
+    read = read_tables(folder)
+    expect_load(only(read))
+    assert only(read).device == record
+    assert f"3 files are one record, {record}: " in notes(read)
+
+
+def test_numbered_files_of_one_time_and_names_with_other_letters_are_devices(tmp_path):
+    for number in (1, 2):
+        frame(kwh=number * LOAD).to_csv(tmp_path / f"home-{number}.csv", index=False)
+    for letter, rows in zip("abc", THIRDS.values(), strict=True):
+        frame(kwh=LOAD).iloc[rows].to_csv(tmp_path / f"meter {letter}.csv", index=False)
+    for month, rows in THIRDS.items():
+        for number in (7, 8):
+            frame(kwh=number * LOAD).iloc[rows].to_csv(
+                tmp_path / f"{month} flat {number}.csv", index=False
+            )
+    found = {one.device: one for one in read_tables(tmp_path).devices}
+    assert [*found] == ["flat 7", "flat 8", "home-1", "home-2", "meter a", "meter b", "meter c"]
+    np.testing.assert_allclose(found["flat 8"].values, 8 * LOAD)
+
+
+@pytest.mark.parametrize("layout", ["long", "wide"])
+def test_devices_that_are_in_several_files_are_put_together(tmp_path, layout):
+    whole = frame(a=LOAD, b=2 * LOAD)
+    if layout == "long":
+        whole = whole.melt("time", var_name="meter", value_name="kwh").sort_values("time")
+        whole.index = np.arange(len(whole)) // 2
+    for month, rows in THIRDS.items():
+        whole.loc[rows.start : rows.stop - 1].to_csv(tmp_path / f"{month}.csv", index=False)
+    read = read_tables(tmp_path)
+    assert [one.device for one in read.devices] == ["a", "b"]
+    expect_load(read.devices[0])
+    assert "2 devices are in several files: put together" in notes(read)
+    (tmp_path / "2026-04.csv").write_bytes((tmp_path / "2026-03.csv").read_bytes())
+    with pytest.raises(TableError, match=r"device a is in another file too, at the same times"):
+        read_tables(tmp_path)
+
+
 def test_one_load_beside_weather_is_one_device(tmp_path):
     frame(energy_kwh=LOAD, temperature=LOAD * 0).to_csv(tmp_path / "m.csv", index=False)
     assert "readings in column energy_kwh" in notes(read_tables(tmp_path))
