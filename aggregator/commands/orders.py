@@ -36,7 +36,7 @@ from aggregator.operations.control_queue import (
     renewal,
     waiting,
 )
-from aggregator.operations.recorded_orders import apply_recorded
+from aggregator.operations.order_executor import apply_recorded
 from aggregator.operations.signing_keys import root_signers, signer
 from aggregator.store.errors import DatabaseBusyError
 from aggregator.store.opener import open_store

@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import Any
 
 from edge_sdk.errors import Failure
-from firmware_sim.bench.cells import SweepCell, SweepDefinition, record_of
 from firmware_sim.bench.run_record import definition, digest_of, versions
+from firmware_sim.bench.sweep import SweepCell, SweepDefinition, record_of
 from firmware_sim.reports.progress_display import PlainDisplay
 
 LOCAL = "local"

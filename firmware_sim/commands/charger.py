@@ -13,8 +13,14 @@ from dataclasses import asdict
 from pathlib import Path
 
 from edge_sdk.app.cli import CommandResult
-from firmware_sim.commands.device_options import add_device_options, duration, moment, zone_of
-from firmware_sim.commands.options import pairs, value_of
+from firmware_sim.commands.options import (
+    add_device_options,
+    duration,
+    moment,
+    pairs,
+    value_of,
+    zone_of,
+)
 from firmware_sim.devices.charge_point import ChargerSettings
 from firmware_sim.devices.charge_point import run as simulate
 from firmware_sim.devices.faults import CLOCK, FaultRates

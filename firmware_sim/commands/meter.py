@@ -13,8 +13,14 @@ from argparse import ArgumentParser, Namespace
 from dataclasses import asdict
 
 from edge_sdk.app.cli import CommandResult
-from firmware_sim.commands.device_options import add_device_options, announce, duration, moment
-from firmware_sim.commands.options import pairs, value_of
+from firmware_sim.commands.options import (
+    add_device_options,
+    announce,
+    duration,
+    moment,
+    pairs,
+    value_of,
+)
 from firmware_sim.devices.faults import CLOCK, LINE, FaultRates
 from firmware_sim.devices.meter_process import MeterSettings
 from firmware_sim.devices.meter_process import run as simulate

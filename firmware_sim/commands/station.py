@@ -12,15 +12,16 @@ from pathlib import Path
 
 from edge_sdk.app.cli import CommandResult
 from edge_sdk.app.settings import SettingsError
-from firmware_sim.commands.device_options import (
+from firmware_sim.commands.options import (
     DAY,
     add_device_options,
     announce,
     duration,
     moment,
+    pairs,
+    value_of,
     zone_of,
 )
-from firmware_sim.commands.options import pairs, value_of
 from firmware_sim.devices.base_station import FileFaultRates, FileWriter
 from firmware_sim.fleet.processes import stoppable
 from firmware_sim.profiles.station import CellSite

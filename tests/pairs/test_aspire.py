@@ -8,8 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aggregator.extensions.papers.consensus.aspire import AspireEase, aspire_ease
-from aggregator.extensions.papers.consensus.cutting_planes import PRIOR, Cut, Worst
-from aggregator.extensions.papers.consensus.dnorm_set import even, worst
+from aggregator.extensions.papers.consensus.cutting_planes import PRIOR, Cut, Worst, even, worst
 from aggregator.methods.base.round_machine import Rounds
 from aggregator.methods.base.types import Setup
 from aggregator.rules import bind

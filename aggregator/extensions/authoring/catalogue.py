@@ -31,9 +31,16 @@ from typing import Literal
 
 from torch import nn
 
-from aggregator.extensions.authoring.cells import CellsBranches, CellsGru, CellsLstm, CellsMlp
 from aggregator.extensions.authoring.export_spec import Recipe
-from aggregator.extensions.authoring.load_models import LoadGru, LoadLstm, LoadMlp
+from aggregator.extensions.authoring.models import (
+    CellsBranches,
+    CellsGru,
+    CellsLstm,
+    CellsMlp,
+    LoadGru,
+    LoadLstm,
+    LoadMlp,
+)
 from aggregator.extensions.authoring.split_models import (
     ConvDecoder,
     ConvEncoder,

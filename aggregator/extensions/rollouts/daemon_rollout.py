@@ -13,7 +13,7 @@ from aggregator.extensions.rollouts.rollout_control import RolloutControl
 from aggregator.ingress.message_ingress import Receiver
 from aggregator.operations.commands import OrderError
 from aggregator.operations.control_queue import ControlOrder
-from aggregator.operations.recorded_orders import initiator
+from aggregator.operations.order_executor import initiator
 from aggregator.operations.server_extensions import Order, ServerExtension, ServerParts
 from edge_sdk.app.permissions import make_private_folder, open_private
 from edge_sdk.extensions.rollouts.messages import TrialMessage

@@ -13,7 +13,7 @@ from aggregator.extensions.weather.weather_tables import WeatherTable
 from aggregator.operations import signing_keys
 from aggregator.operations.commands import OrderError
 from aggregator.operations.control_queue import ControlOrder, leave
-from aggregator.operations.recorded_orders import record_once
+from aggregator.operations.order_executor import record_once
 from aggregator.operations.server_extensions import Order, ServerExtension
 from aggregator.rounds.announcements import Ends, Publication
 from aggregator.store.errors import DatabaseBusyError

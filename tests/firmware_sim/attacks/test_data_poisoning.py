@@ -11,7 +11,7 @@ from edge_sdk.forecasting.series import Series, SeriesRow
 from edge_sdk.forecasting.windows import ChannelFrame, Drawable
 from edge_sdk.protocol.contract.manifest import Feature, Target, Window
 from firmware_sim.attacks import bind
-from firmware_sim.attacks.data_poisoning import DataPoisoner, poisoned
+from firmware_sim.attacks.byzantine_halves import DataPoisoner, poisoned
 
 LOAD, HEAT = "elec.import.energy", "weather.temperature"
 FEATURES = (

@@ -7,8 +7,8 @@ from argparse import ArgumentParser
 import pytest
 
 from edge_sdk.app.settings import SettingsError
-from firmware_sim.commands.comparison_options import is_trial, with_trial
 from firmware_sim.commands.options import arguments, pairs, rule
+from firmware_sim.commands.run_options import is_trial, with_trial
 from firmware_sim.scenario import RunSettings, Scenario
 
 TEN = Scenario("ten", devices=10)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 
 from firmware_sim.attacks.attack_plan import AttackPlan
-from firmware_sim.commands.tidy_table import COLUMNS, over_seeds, write_csv
+from firmware_sim.commands.fleet import COLUMNS, over_seeds, write_csv
 from firmware_sim.commands.trial import TrialRow
 from firmware_sim.reports.forecast_errors import Error, Errors
 from firmware_sim.samples import sample_set

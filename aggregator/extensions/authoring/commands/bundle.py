@@ -13,7 +13,14 @@ old content again under the next version. No torch is needed.
 
 from __future__ import annotations
 
+import json
+import os
+import re
+import secrets
+import shutil
 from argparse import ArgumentParser, Namespace
+from collections.abc import Mapping
+from dataclasses import replace
 from importlib.resources import as_file, files
 from pathlib import Path
 from typing import Any
@@ -23,16 +30,14 @@ from aggregator.commands.announce import load_keys
 from aggregator.commands.arguments import CommandError, add_config_option, add_root_key
 from aggregator.commands.orders import apply_orders
 from aggregator.config import AggregatorConfig, registry_of
-from aggregator.config.bundle_registry import LIVE, BundleRegistry
-from aggregator.extensions.authoring.bundle_versions import (
-    add_version,
-    move_alias,
-    released_again,
-    sign_version,
-)
+from aggregator.config.bundle_registry import ALIASES, LIVE, BundleRegistry, BundleRegistryError
 from aggregator.operations.control_queue import ControlOrder
 from aggregator.store.opener import exists
 from edge_sdk.app.cli import CommandResult
+from edge_sdk.app.permissions import make_private_folder, open_private
+from edge_sdk.protocol.contract.archive import MANIFEST, SIGNATURE, seal
+from edge_sdk.protocol.contract.manifest import Manifest
+from edge_sdk.protocol.keys import Signer
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -180,3 +185,97 @@ def _moved(
 def _record(config: AggregatorConfig, act: str, subject: str, detail: str) -> None:
     if exists(config.database):
         apply_orders(config, [ControlOrder("record", subject[:64], op=act, detail=detail[:1000])])
+
+
+_ALIAS = re.compile(r"[a-z][a-z0-9-]{0,31}")
+_PART = ".part-"
+
+
+def add_version(registry: BundleRegistry, bundle: ModelBundle, source: Path) -> None:
+    """Copy a verified bundle into the registry, with its signature.
+
+    Raises:
+        BundleRegistryError: The version exists with other content.
+    """
+    manifest = bundle.manifest
+    if manifest.version in registry.versions(manifest.name):
+        if registry.open(manifest.name, manifest.version).digest != bundle.digest:
+            raise BundleRegistryError(
+                f"bundle {manifest.name!r} version {manifest.version} exists with other content",
+                hint="export it under a higher --bundle-version",
+            )
+        return
+    names = (MANIFEST, SIGNATURE, *manifest.files)
+    _write(registry, manifest, {one: (source / one).read_bytes() for one in names})
+
+
+def released_again(registry: BundleRegistry, name: str, version: int, root: Signer) -> ModelBundle:
+    """Release the content of a version again, under the next version, signed by the root.
+
+    Raises:
+        BundleFileError: The version is missing or damaged.
+    """
+    before = registry.open(name, version)
+    manifest = replace(before.manifest, version=registry.versions(name)[-1] + 1)
+    path, raw = registry.path(name, version), manifest.canonical()
+    files = {one: (path / one).read_bytes() for one in manifest.files}
+    _write(registry, manifest, {MANIFEST: raw, SIGNATURE: seal(root, raw), **files})
+    return registry.open(name, manifest.version)
+
+
+def sign_version(registry: BundleRegistry, name: str, version: int, root: Signer) -> None:
+    path = registry.path(name, version)
+    _replace(path / SIGNATURE, seal(root, (path / MANIFEST).read_bytes()))
+
+
+def move_alias(registry: BundleRegistry, name: str, alias: str, version: int) -> int | None:
+    """Let an alias name a version in one atomic step; return the version that it named before.
+
+    Raises:
+        BundleRegistryError: The alias is malformed, or the version is missing.
+    """
+    if not _ALIAS.fullmatch(alias):
+        raise BundleRegistryError(
+            f"--alias: expected up to 32 of a-z, 0-9 and -, from a letter on, got {alias!r}"
+        )
+    registry.path(name, version)
+    aliases = registry.aliases()
+    before = aliases.get(name, {}).get(alias)
+    aliases.setdefault(name, {})[alias] = version
+    make_private_folder(registry.folder)
+    _replace(registry.folder / ALIASES, json.dumps(aliases, indent=1, sort_keys=True).encode())
+    return before
+
+
+def _write(registry: BundleRegistry, manifest: Manifest, contents: Mapping[str, bytes]) -> None:
+    home = registry.folder / manifest.name
+    make_private_folder(home)
+    for part in home.glob(f"{_PART}*"):  # of a process that was killed
+        shutil.rmtree(part, ignore_errors=True)
+    part = home / f"{_PART}{secrets.token_hex(8)}"
+    make_private_folder(part)
+    for name, content in contents.items():
+        with open_private(part / name, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+    part.rename(home / str(manifest.version))
+    _flush(home)
+
+
+def _replace(path: Path, content: bytes) -> None:
+    beside = path.with_name(f"{_PART}{secrets.token_hex(8)}")
+    with open_private(beside, "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    beside.replace(path)
+    _flush(path.parent)
+
+
+def _flush(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -10,7 +10,7 @@ from aggregator.commands.announce import load_keys, sign_announcements
 from aggregator.commands.arguments import CommandError
 from aggregator.config import AggregatorConfig
 from aggregator.extensions.authority import authority_replacement
-from aggregator.extensions.authority.authority_rotation import (
+from aggregator.extensions.authority.authority_replacement import (
     authority_folder,
     passphrase_of,
     refuse_while_needed,

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from aggregator.audit_log import AuditLog
 from aggregator.operations.control_queue import ControlOrder
-from aggregator.operations.recorded_orders import apply_recorded
+from aggregator.operations.order_executor import apply_recorded
 from aggregator.store.dialect import DatabaseUrl
 from aggregator.store.opener import open_store
 from edge_sdk.protocol import keys

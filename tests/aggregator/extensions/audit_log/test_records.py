@@ -14,7 +14,7 @@ from aggregator.extensions.audit_log.export import Verification
 from aggregator.ingress.registry import Registry
 from aggregator.operations.commands import OrderError
 from aggregator.operations.control_queue import ControlOrder
-from aggregator.operations.recorded_orders import apply_recorded
+from aggregator.operations.order_executor import apply_recorded
 from aggregator.store.dialect import DatabaseUrl
 from aggregator.store.errors import DatabaseError
 from aggregator.store.opener import open_store

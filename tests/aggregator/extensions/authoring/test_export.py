@@ -19,7 +19,7 @@ from aggregator.extensions.authoring.catalogue import MODELS
 from aggregator.extensions.authoring.check import check_gradient, reference_engine
 from aggregator.extensions.authoring.errors import ExportError
 from aggregator.extensions.authoring.export import asked_by, export, export_command, make
-from aggregator.extensions.authoring.load_models import LoadMlp
+from aggregator.extensions.authoring.models import LoadMlp
 from aggregator.extensions.authoring.trace import Traced
 from edge_sdk.bundle import Bundle, TrustedKeys
 from edge_sdk.protocol.contract.manifest import LipschitzStage
@@ -233,7 +233,7 @@ def test_the_command_writes_what_a_method_asks_for(tmp_path, capsys):
     save_signing_key(key, KEY)
     words = [
         "export",
-        "aggregator.extensions.authoring.cells:CellsMlp",
+        "aggregator.extensions.authoring.models:CellsMlp",
         str(out),
         "--key",
         str(key),
@@ -276,11 +276,11 @@ def test_paths_that_bound_nothing_are_refused(tmp_path, stage, says):
 
 def test_models_by_name_module_and_file(tmp_path):
     module, _ = make("load-mlp")
-    again, _ = make("aggregator.extensions.authoring.load_models:LoadMlp")
+    again, _ = make("aggregator.extensions.authoring.models:LoadMlp")
     assert torch.equal(module.head.weight, again.head.weight)  # the same seed
     file = tmp_path / "own.py"
     file.write_text(
-        "from aggregator.extensions.authoring.load_models import LoadGru\nclass Own(LoadGru):\n    pass\n"
+        "from aggregator.extensions.authoring.models import LoadGru\nclass Own(LoadGru):\n    pass\n"
     )
     own, borrowed = make(f"{file}:Own", like="load-gru")
     assert type(own).__name__ == "Own"

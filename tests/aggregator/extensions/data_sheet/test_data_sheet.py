@@ -10,8 +10,8 @@ import pytest
 from aggregator.audit_log import AuditLog, Initiator
 from aggregator.commands.main import COMMANDS, main
 from aggregator.config import AggregatorConfig, bind
+from aggregator.extensions.data_sheet.command import markdown
 from aggregator.extensions.data_sheet.data_sheet import data_sheet
-from aggregator.extensions.data_sheet.data_sheet_text import markdown
 from aggregator.extensions.data_sheet.standard_items import ITEMS, SENT, StandardItem
 from aggregator.store.opener import open_store
 from edge_sdk.commands.main import COMMANDS as DEVICE_COMMANDS

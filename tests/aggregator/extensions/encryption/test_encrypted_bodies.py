@@ -4,8 +4,11 @@ import sqlite3
 
 import pytest
 
-from aggregator.extensions.encryption.device_keys import AnnouncedKey, AnnouncedKeys
-from aggregator.extensions.encryption.encrypted_bodies import EncryptedBodies
+from aggregator.extensions.encryption.encrypted_bodies import (
+    AnnouncedKey,
+    AnnouncedKeys,
+    EncryptedBodies,
+)
 from aggregator.store.opener import open_store
 from aggregator.store.types import EnrolledDevice
 from edge_sdk.errors import Reason

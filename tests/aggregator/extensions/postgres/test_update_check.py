@@ -4,13 +4,13 @@ from dataclasses import replace
 
 import pytest
 
-from aggregator.extensions.postgres.update_check import (
+from aggregator.extensions.postgres.update_queue import QueuedUpdate
+from aggregator.extensions.postgres.worker import (
     READ_AFTER,
     READ_EVERY,
     DeviceKeyCache,
     UpdateCheck,
 )
-from aggregator.extensions.postgres.update_queue import QueuedUpdate
 from aggregator.ingress.rate_limits import RateLimits
 from aggregator.store.types import EnrolledDevice
 from edge_sdk.link.transport import Message
@@ -137,7 +137,7 @@ def test_a_name_with_many_forged_signatures_is_dropped(device, check):
 def test_a_defect_passes_the_update_on(desk, device, check, monkeypatch):
     """The daemon meets it as well, and sets the message aside; the worker lives on."""
     monkeypatch.setattr(
-        "aggregator.extensions.postgres.update_check.codec.unpack_tensor", lambda *_: 1 / 0
+        "aggregator.extensions.postgres.worker.codec.unpack_tensor", lambda *_: 1 / 0
     )
     queued = check.checked(Message(TOPIC, device.seal(device.update())))
     assert isinstance(queued, QueuedUpdate)

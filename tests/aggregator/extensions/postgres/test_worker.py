@@ -11,11 +11,12 @@ from aggregator.commands.main import program
 from aggregator.config import AggregatorConfig
 from aggregator.daemon import Daemon
 from aggregator.extensions.postgres import queued_updates
-from aggregator.extensions.postgres.update_check import DeviceKeyCache, UpdateCheck
 from aggregator.extensions.postgres.update_queue import WorkerStatus, open_queue
 from aggregator.extensions.postgres.worker import (
     GOODBYE,
     HANDOVER,
+    DeviceKeyCache,
+    UpdateCheck,
     UpdateWorker,
     broker_for,
     check_of,

@@ -12,8 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aggregator.extensions.papers.split.signal_assembler import SignalAssembler
-from aggregator.extensions.papers.split.split_driver import SplitDriver
+from aggregator.extensions.papers.split.split_driver import SignalAssembler, SplitDriver
 from aggregator.rounds.round_steps import RoundSteps
 from edge_sdk.errors import Reason, Refused
 from edge_sdk.protocol import codec, messages
