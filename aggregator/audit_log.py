@@ -13,9 +13,8 @@ from aggregator.store.store import Store
 from edge_sdk.app.clock import SystemClock
 from edge_sdk.protocol.keys import Signer
 
+# way by which an act came: a command, the console, the certificate authority, the daemon by itself
 Via = Literal["command", "console", "authority", "daemon"]
-"""Way by which an act came: a command, the console, the certificate authority, the daemon by itself."""
-
 SHORT, LONG = 128, 1000  # most characters of an actor or subject, and of a reason or detail
 
 
@@ -28,8 +27,7 @@ class Initiator:
     order: str = ""  # id of the order; empty without one
 
 
-DAEMON = Initiator("daemon", "daemon")
-"""The daemon, acting by itself."""
+DAEMON = Initiator("daemon", "daemon")  # the daemon, acting by itself
 
 
 class AuditLog:

@@ -36,9 +36,7 @@ from firmware_sim.attacks.attack_context import AttackContext, sendable
 
 SPEC = ParamSpec.of([("body", (6,)), ("head", (2,))], ("body",))
 DEVICE = "meter-1"
-STEPS = 3
-"""Largest number of steps that a check asks for, so that it takes no minutes."""
-
+STEPS = 3  # largest number of steps that a check asks for, so that it takes no minutes
 ROUNDS = 12
 Floats = NDArray[np.float32]
 

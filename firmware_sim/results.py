@@ -20,8 +20,8 @@ NAMES = {
     PLFL: "PL-FL (body shared, output layers personal)",
 }
 WITH_FLEET = (FEDERATED, PLFL)
+# relative difference of mean errors below which they are equal: about that of another seed
 TIE = 0.02
-"""Relative difference of mean errors below which they are equal: about that of another seed."""
 
 
 @dataclass(frozen=True, slots=True)

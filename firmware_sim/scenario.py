@@ -19,6 +19,7 @@ from firmware_sim.samples import SampleSet
 
 SCENARIOS = Path(__file__).parent / "scenarios"
 
+# New key, or new [section], by old key of a scenario. An old one is refused with the new one.
 RENAMED: Mapping[str, str] = {
     "against": "comparisons",
     "assaults": "attacks",
@@ -28,29 +29,27 @@ RENAMED: Mapping[str, str] = {
     "learning": "[run]",
     "why": "tuning_notes",
 }
-"""New key, or new [section], by old key of a scenario. An old one is refused with the new one."""
 
 Count = Annotated[int, Between(1, 100_000)]
 
+# the default bundle of a shipped set
 DEFAULT_BUNDLES: Mapping[str, str] = {
     "homes": "load-week-1",
     "cells": "cells-mlp-1",
     "chargers": "chargers-1",
 }
-"""The default bundle of a shipped set."""
 
+# explicit setting for devices whose updates are not protected
 UNPROTECTED: Mapping[str, Any] = {"mechanism": {"name": "none"}}
-"""Explicit setting for devices whose updates are not protected."""
-
+# methods that combine updates themselves: a rule beside them is refused
 _OWN = frozenset(
     {"fedasync", "afl", "fedatt", "fedda", "pfl", "rsa", "rsa_weights", "dp_rsa"}
     | {"bafdp", "bsfdp", "aspire_ease", "bigfl", "dfl_sgd", "dfl_gt"}
     | {"pfgl", "cnfgnn", "lstm_cnn_fedavg", "lstm_cnn_pfl"}
 )
-"""Methods that combine updates themselves: a rule beside them is refused."""
 
+# methods whose quorum is half of the fleet, as in their papers
 _HALF = frozenset({"fedbuff", "bafdp", "aspire_ease"})
-"""Methods whose quorum is half of the fleet, as in their papers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,8 +225,8 @@ class PrivacyFile:
         return load(cls, path).value
 
 
+# settings for thousands of devices on one busy machine: a deadline that no device misses
 LONG_DEADLINE = RunSettings(deadline="2h")
-"""Settings for thousands of devices on one busy machine: a deadline that no device misses."""
 
 
 def scenario(name: str) -> Scenario:

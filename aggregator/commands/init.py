@@ -23,13 +23,12 @@ from edge_sdk.app.cli import CommandResult
 from edge_sdk.app.permissions import make_private_folder
 from edge_sdk.app.wizard import Wizard, write_new
 
+# rule of a new fleet: among the rules that bound a minority, without a cost where all are honest
 RULE = "centred_clipping"
-"""Rule of a new fleet: among the rules that bound a minority, without a cost where all are honest."""
-
 RULE_COMMENT = "tolerates a minority of hostile devices: docs/rules.md"
 
+# shipped bundle of each kind of device: it needs nothing but the device's own readings
 BUNDLES = {"meter": "load-week-1", "charger": "chargers-week-1", "station": "cells-week-1"}
-"""Shipped bundle of each kind of device: it needs nothing but the device's own readings."""
 
 
 def add_new_config_arguments(parser: ArgumentParser) -> None:

@@ -17,9 +17,7 @@ from edge_sdk.protocol.contract.archive import MANIFEST
 from edge_sdk.protocol.keys import KeyFileError, read_public
 from edge_sdk.protocol.root_keys import read_root
 
-LIVE = "live"
-"""Usual alias: the version that the fleet trains."""
-
+LIVE = "live"  # usual alias: the version that the fleet trains
 ALIASES = "aliases.json"
 
 

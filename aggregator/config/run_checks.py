@@ -17,8 +17,7 @@ from edge_sdk.app.settings import SettingsError
 from edge_sdk.protocol.contract.manifest import STATISTIC
 from edge_sdk.protocol.contract.method import CONTRACTS, Ask
 
-PAIR_BYTES = 64
-"""Bytes that a rule takes for a pair of rows: at most eight matrices in float64."""
+PAIR_BYTES = 64  # bytes that a rule takes for a pair of rows: at most eight matrices in float64
 
 
 def bound_rule(config: AggregatorConfig, rounds: Rounds) -> BoundRule:
@@ -114,6 +113,7 @@ def check_graphs(config: AggregatorConfig, bundle: ModelBundle, graphs: tuple[st
             )
 
 
+# settings that become scalars of a task, each with the name of its limit in a bundle
 _LIMITED = {
     "rate": "rate",
     "steps": "steps",
@@ -121,7 +121,6 @@ _LIMITED = {
     "prox": "prox",
     "prox_by_device": "prox",
 }
-"""Settings that become scalars of a task, each with the name of its limit in a bundle."""
 
 
 def check_limits(config: AggregatorConfig, bundle: ModelBundle, settings: object) -> None:

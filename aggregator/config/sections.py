@@ -28,6 +28,7 @@ from edge_sdk.protocol.topics import common, is_run_name
 
 PREFIX = "GRIDFED_AGGREGATOR_"
 
+# New key, or new [section], by old key. An old one is refused with the new one in the message.
 RENAMED: Mapping[str, str] = {
     "run.least": "run.min_updates",
     "run.share": "run.client_fraction",
@@ -50,7 +51,6 @@ RENAMED: Mapping[str, str] = {
     "store.keep_journal": "retention.journal_bytes",
     "store.keep_rounds": "retention.rounds",
 }
-"""New key, or new [section], by old key. An old one is refused with the new one in the message."""
 
 FleetId = Annotated[str, Matches(r"[A-Za-z0-9][A-Za-z0-9_-]{0,31}")]
 RunName = Annotated[str, Matches(r"([a-z][a-z0-9-]{0,15})?")]

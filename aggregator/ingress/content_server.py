@@ -19,8 +19,7 @@ WITHIN = 10.0  # s
 _KEPT = 4  # contents in memory: the current and the previous model and bundle
 REMEMBERED = 1_024  # chunks; a body has at most 256
 
-Piece = tuple[bytes, int]
-"""Id of a body, and the index of one of its chunks."""
+Piece = tuple[bytes, int]  # id of a body, and the index of one of its chunks
 
 
 @dataclass(slots=True)

@@ -27,8 +27,7 @@ MOST_BYTES = 32 * 1024 * 1024  # of all letters
 PER_SITE = 8  # letters per place in the code
 DIGESTS = 4096
 TRACE = 16_384  # last characters kept of a trace
-HALTED = "halted"
-"""Name of the file with the reason why the run was halted."""
+HALTED = "halted"  # name of the file with the reason why the run was halted
 
 
 class LetterError(Failure):

@@ -31,9 +31,8 @@ from edge_sdk.protocol.messages import (
 
 logger = logging.getLogger(__name__)
 
+# completes the welcome that answers a device's hello
 Welcomed = Callable[[str, HelloMessage, WelcomeMessage], WelcomeMessage]
-"""Completes the welcome that answers a device's hello."""
-
 RENUMBERED = 16  # commands that are renumbered for a device in one life
 
 

@@ -24,13 +24,11 @@ class RateLimits:
     downlink: float = 5_000_000.0  # content sent to all devices together, bytes per second
 
 
-FLEET = "_all"
-"""Key of the bucket shared by all devices."""
-
+FLEET = "_all"  # key of the bucket shared by all devices
 BURST = 4.0  # s of the fleet's downlink that may burst
 
+# kinds of which one reply has many: their bytes are limited, their number is not
 _BULKY = frozenset(("chunk", "signal"))
-"""Kinds of which one reply has many: their bytes are limited, their number is not."""
 
 
 class TokenBuckets:

@@ -22,8 +22,7 @@ from edge_sdk.protocol.messages import HelloMessage, MetricsMessage, StatusMessa
 
 logger = logging.getLogger(__name__)
 
-PARTICIPATION_OF = "device"
-"""Label of a further participation: the device's own id."""
+PARTICIPATION_OF = "device"  # label of a further participation: the device's own id
 
 
 def earlier_of(clients: Iterable[EnrolledDevice]) -> dict[str, tuple[str, ...]]:
@@ -50,9 +49,8 @@ def earlier_of(clients: Iterable[EnrolledDevice]) -> dict[str, tuple[str, ...]]:
     return found
 
 
+# prefix of a quarantine reason under which a hello is refused as well
 TWO_LIVES = f"{Reason.TWO_LIVES.name}: "
-"""Prefix of a quarantine reason under which a hello is refused as well."""
-
 _PRESENT = frozenset(("online", "sleeping", "draining"))  # a sleeping device is present
 
 
@@ -71,8 +69,8 @@ class Presence:
         return self.state in _PRESENT
 
 
+# name of the act that brings a device into a state
 _ACTS = {"quarantined": "quarantine", "revoked": "revoke", "enrolled": "release"}
-"""Name of the act that brings a device into a state."""
 
 
 class Registry:

@@ -24,9 +24,7 @@ from edge_sdk.protocol.messages import HelloMessage, RefusalMessage, UpdateMessa
 
 logger = logging.getLogger(__name__)
 
-SIGNS = 3
-"""Signs after which an identity counts as cloned."""
-
+SIGNS = 3  # signs after which an identity counts as cloned
 MEMORY = 7 * 86_400.0  # s after which a sign is forgotten
 
 

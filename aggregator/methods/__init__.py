@@ -32,6 +32,7 @@ def _server_half(_name: str, plugin: Any) -> Method:  # noqa: ANN401 - a foreign
     return instance_of(Method)("", server_half(plugin))
 
 
+# server half of each method of ``edge_sdk.protocol.contract.method.CONTRACTS``, by the same keys
 METHODS: PluginRegistry[Method] = PluginRegistry(
     {
         "fedsgd": Method(FedSgd, fedavg, is_stepped=True),
@@ -45,4 +46,3 @@ METHODS: PluginRegistry[Method] = PluginRegistry(
     _server_half,
     ExtensionIndex("edge_sdk").loaders("methods"),
 )
-"""Server half of each method of ``edge_sdk.protocol.contract.method.CONTRACTS``, by the same keys."""

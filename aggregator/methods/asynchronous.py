@@ -48,8 +48,8 @@ from edge_sdk.protocol.contract.parameter_layout import Vector
 
 Vector64 = NDArray[np.float64]
 
+# map versions behind (0 is fresh) to a factor in (0, 1]; 1 when fresh
 Discount = Callable[[int], float]
-"""Map versions behind (0 is fresh) to a factor in (0, 1]; 1 when fresh."""
 
 
 def constant() -> Discount:
@@ -110,8 +110,8 @@ class Fired:
     report: Mapping[str, Any]
 
 
+# map the state and each update's discount by client to the next model, or raise ``TooFewRows``
 Fire = Callable[[Buffered, Mapping[str, float]], Fired]
-"""Map the state and each update's discount by client to the next model, or raise ``TooFewRows``."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,9 +9,8 @@ import math
 from collections.abc import Mapping, Sequence
 from html import escape
 
+# pairs of x and y, increasing in x; a y that is not finite is left out
 Points = Sequence[tuple[float, float]]
-"""Pairs of x and y, increasing in x; a y that is not finite is left out."""
-
 WIDTH, HEIGHT = 720, 240
 _LEFT, _RIGHT, _TOP, _BOTTOM = 64, 16, 28, 36
 BAR_HEIGHT = 260
@@ -102,8 +101,7 @@ def _line(
     return f"{line}{marks}{legend}"
 
 
-Bar = tuple[str, float, float]
-"""Label, value and standard error."""
+Bar = tuple[str, float, float]  # label, value and standard error
 
 
 def bar_chart(title: str, unit: str, bars: Sequence[Bar]) -> str:

@@ -14,8 +14,7 @@ LABELS_LIMIT = 16  # labels of one device
 _NAME = re.compile(r"[a-z][a-z0-9_-]{0,31}")
 _VALUE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
-Labels = tuple[tuple[str, str], ...]
-"""Pairs of name and value, sorted by name."""
+Labels = tuple[tuple[str, str], ...]  # pairs of name and value, sorted by name
 
 
 class LabelError(Failure):
@@ -90,8 +89,8 @@ def label_text(labels: Iterable[tuple[str, str]]) -> str:
     return ",".join(f"{name}={value}" for name, value in labels)
 
 
+# commands that the aggregator's everyday key alone signs
 OPS = tuple(op for op, needs_root in COMMANDS.items() if not needs_root)
-"""Commands that the aggregator's everyday key alone signs."""
 
 
 class OrderError(Failure):

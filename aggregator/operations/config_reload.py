@@ -47,6 +47,7 @@ LIVE: Mapping[str, str] = {
 } | AggregatorConfig.index.texts("live")
 """Keys and whole sections that may change while the daemon runs, each with the time at which a change applies."""
 
+# keys that need a restart, with reasons; a section covers all its keys not in ``LIVE``
 RESTART: Mapping[str, str] = {
     "fleet": "every topic and signature contains it",
     "state": "the database is open",
@@ -62,7 +63,6 @@ RESTART: Mapping[str, str] = {
     "run.rule_memory_mb": "the updates of the open round are kept by it",
     "run.seed": "the cohort of the open round was drawn with it",
 } | AggregatorConfig.index.texts("restart")
-"""Keys that need a restart, with reasons; a section covers all its keys not in ``LIVE``."""
 
 _DEFINES = "it defines the run; begin another run: gridfed-aggregator announce"
 _TURNS = "the deadlines of the open round depend on it"

@@ -70,9 +70,7 @@ class KnownDevices:
 
 LIMIT = 65_536  # bytes per order
 
-PARTICIPATIONS_LIMIT = 4
-"""Ids of one device, all with its key."""
-
+PARTICIPATIONS_LIMIT = 4  # ids of one device, all with its key
 _BY_THE_DAEMON = {
     "pause": "pause its fleet",
     "resume": "resume its fleet",

@@ -26,12 +26,8 @@ Measured with ``python -m tools.day`` and rounded up (``docs/measurements.md``).
 """
 
 MONTH = 30
-FRAME = 12
-"""Bytes of an MQTT publish besides its topic and payload, with its acknowledgement."""
-
-CLASS_DAY = 1_000_000
-"""Default ``limits.daily_link_bytes`` of a device of class B or C."""
-
+FRAME = 12  # bytes of an MQTT publish besides its topic and payload, with its acknowledgement
+CLASS_DAY = 1_000_000  # default ``limits.daily_link_bytes`` of a device of class B or C
 _DEVICE = "meter-000000"  # an id of usual length
 
 

@@ -40,8 +40,7 @@ from edge_sdk.protocol.messages import CHUNK_LIMIT, BundleMessage, KeysMessage, 
 
 M = TypeVar("M", bound=ProtocolMessage)
 
-RUN_LEAP = 1_000
-"""Step of the run number after a restore, beyond every run begun since the backup."""
+RUN_LEAP = 1_000  # step of the run number after a restore, beyond every run begun since the backup
 
 
 @dataclass(frozen=True, slots=True)

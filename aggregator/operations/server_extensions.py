@@ -40,12 +40,12 @@ from edge_sdk.link.transport import LinkUp, Message
 from edge_sdk.protocol.keys import Signer
 from edge_sdk.protocol.messages import HelloMessage, WelcomeMessage
 
+# executes an order of the folder of orders; returns a one-line result
 Order = Callable[[ControlOrder, Path], str]
-"""Executes an order of the folder of orders; returns a one-line result."""
 
 
+# admits, journals, applies and saves messages in one commit
 Process = Callable[[Sequence[Message]], None]
-"""Admits, journals, applies and saves messages in one commit."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,10 +35,10 @@ from edge_sdk.protocol.root_keys import RootKeys, read_root
 
 logger = logging.getLogger(__name__)
 
+# functions that open a private key by its URI, by the URI's scheme
 SIGNERS: PluginRegistry[Callable[[str], Signer]] = PluginRegistry(
     {}, "gridfed.signers", listed=ExtensionIndex("edge_sdk").loaders("signers")
 )
-"""Functions that open a private key by its URI, by the URI's scheme."""
 
 
 def is_token_uri(where: Path | str) -> bool:
@@ -168,8 +168,7 @@ def checked(keys: Sequence[Signer], root: RootKeys, former: RootKeys | None) -> 
     return RootSigners(tuple(present[key] for key in wanted if key in present), root, former)
 
 
-HORIZON = 30 * DAY
-"""Time before the end from which the daemon warns, milliseconds."""
+HORIZON = 30 * DAY  # time before the end from which the daemon warns, milliseconds
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,9 +10,7 @@ from typing import Any
 from aggregator.store.types import Version
 from edge_sdk.errors import TEMPORARY, Failure
 
-SCHEMA = 2
-"""Version of the status document, raised when a key is removed or changes its meaning."""
-
+SCHEMA = 2  # version of the status document, raised when a key is removed or changes its meaning
 STALE = 60.0  # s without an iteration of the loop after which the daemon counts as dead
 
 Nothing: Mapping[str, Any] = MappingProxyType({})

@@ -35,16 +35,14 @@ from edge_sdk.protocol.model_step import model_body, step_body
 from edge_sdk.protocol.root_keys import RootKeys
 from edge_sdk.protocol.transfer import count_of
 
+# validity of what the root signs in milliseconds: long enough for a device offline for a year
 OVERLAP = 400 * 86_400_000
-"""Validity of what the root signs in milliseconds: long enough for a device offline for a year."""
-
+# validity of a manifest in milliseconds; it is signed again after half of it
 VALIDITY = 14 * 86_400_000
-"""Validity of a manifest in milliseconds; it is signed again after half of it."""
-
 Phase = Literal["train", "pause", "stop"]
 
+# end of the round in a manifest of phase ``pause`` that announces the time between two rounds
 BETWEEN = 0
-"""End of the round in a manifest of phase ``pause`` that announces the time between two rounds."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,8 +11,8 @@ from edge_sdk.app.settings import SettingsError
 from edge_sdk.protocol.contract.method import CONTRACTS, Member, Played, Signal
 from edge_sdk.protocol.messages import TaskMessage
 
+# task messages, each with the device that receives it
 TaskMessages = tuple[tuple[str, TaskMessage], ...]
-"""Task messages, each with the device that receives it."""
 
 
 class RoundSteps:

@@ -42,12 +42,12 @@ __all__ = [
     "bind",
 ]
 
+# entry-point group of other packages' rules: the configured name, and a ``RuleSpec``
 GROUP = "gridfed.rules"
-"""Entry-point group of other packages' rules: the configured name, and a ``RuleSpec``."""
-
 _blocks = partial(RuleSpec, reads_blocks=True)
 _pairs = partial(_blocks, compares_pairs=True)
 
+# every rule by its configured name, and the fewest rows it takes
 RULES: PluginRegistry[RuleSpec] = PluginRegistry(
     {
         "mean": _blocks(mean, withstands=False),
@@ -62,8 +62,8 @@ RULES: PluginRegistry[RuleSpec] = PluginRegistry(
     instance_of(RuleSpec),
     ExtensionIndex("aggregator").loaders("rules"),
 )
-"""Every rule by its configured name, and the fewest rows it takes."""
 
+# every pre-aggregation by name, and the rows it needs to leave enough
 BEFORE: Mapping[str, PreaggregationSpec] = MappingProxyType(
     {
         "nnm": PreaggregationSpec(nnm, compares_pairs=True),
@@ -75,7 +75,6 @@ BEFORE: Mapping[str, PreaggregationSpec] = MappingProxyType(
         "norm_clipping": PreaggregationSpec(norm_clipping, withstands=True),
     }
 )
-"""Every pre-aggregation by name, and the rows it needs to leave enough."""
 
 
 def bind(name: str, /, **parameters: Any) -> BoundRule:  # noqa: ANN401 - each rule has its own

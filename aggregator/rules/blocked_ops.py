@@ -27,11 +27,8 @@ from aggregator.rules.sorting_network import FEW, sort_few
 Matrix = NDArray[np.float64]
 Values = NDArray[Any]  # float32 or float64
 Picks = slice | NDArray[np.intp]
-Block = Callable[[int, int], Values]
-"""Some columns of all rows, shape ``(n, stop - start)``."""
-Part = Callable[[slice, int, int], Values]
-"""Some columns of some rows."""
-
+Block = Callable[[int, int], Values]  # some columns of all rows, shape ``(n, stop - start)``
+Part = Callable[[slice, int, int], Values]  # some columns of some rows
 _SPAN = 65_536  # columns of a running sum: 256 KiB of float32 stay in the cache beside a row
 _PANEL = 8192  # columns whose squares are added up in the precision of the rows; more of few rows
 _DEEP = 4096  # columns whose products are; more of few rows

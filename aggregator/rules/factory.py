@@ -16,14 +16,9 @@ from aggregator.rules.rows import Memory, Rows, RuleVerdict, TooFewRows
 from edge_sdk.app.extensions import known_names
 from edge_sdk.app.schema import SchemaError, build
 
-NOTHING: Memory = MappingProxyType({})
-"""Memory of a rule before its first round."""
-
-DRAWS = "draws"
-"""Memory of a rule with random draws: the number of verdicts so far."""
-
-Settings = Any
-"""A frozen dataclass made of a function's keyword-only arguments."""
+NOTHING: Memory = MappingProxyType({})  # memory of a rule before its first round
+DRAWS = "draws"  # memory of a rule with random draws: the number of verdicts so far
+Settings = Any  # a frozen dataclass made of a function's keyword-only arguments
 
 
 class UnknownRuleError(ValueError):

@@ -12,9 +12,7 @@ from aggregator.rules.coordinatewise import middle
 from aggregator.rules.parameters import Count, Faulty
 from aggregator.rules.rows import Matrix, Rows, RuleVerdict
 
-FAR = "far"
-"""Reason of these rules to leave a row out."""
-
+FAR = "far"  # reason of these rules to leave a row out
 _MANY = 4096  # columns in which the sender of a value matters, handled at a time
 
 

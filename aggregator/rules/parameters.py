@@ -10,9 +10,7 @@ from numpy.typing import NDArray
 
 from edge_sdk.app.schema import Between, Length
 
-Shares = NDArray[np.float64]
-"""Weight of each row, shape ``(n,)``, not negative, summing to 1."""
-
+Shares = NDArray[np.float64]  # weight of each row, shape ``(n,)``, not negative, summing to 1
 Faulty = Annotated[int, Between(0, 100_000)]  # rows that may be Byzantine
 Count = Annotated[int, Between(1, 100_000)]
 Radius = Annotated[float, Between(1e-30, 1e30)]

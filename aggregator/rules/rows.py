@@ -21,16 +21,13 @@ from aggregator.rules.row_maps import Grouped, Mix, Picked
 from aggregator.rules.sorting_network import FEW
 
 Matrix = NDArray[np.float64]
+# state that a rule keeps from one round to the next, by name; saved with the half's state
 Memory = Mapping[str, NDArray[Any]]
-"""State that a rule keeps from one round to the next, by name; saved with the half's state."""
-
-PAIRS = 2048
-"""Row count up to which rules that have another way compare all pairs of rows."""
-
+PAIRS = 2048  # row count up to which rules that have another way compare all pairs of rows
 _READ = 1 << 21  # scalars of a file that a pass reads at a time
 
+# reason to leave out a row with non-finite values, or longer than float64 can square
 NOT_FINITE = "not_finite"
-"""Reason to leave out a row with non-finite values, or longer than float64 can square."""
 
 
 class TooFewRows(Exception):  # noqa: N818 - the word of the specification

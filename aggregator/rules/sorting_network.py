@@ -8,9 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-FEW = 24
-"""Row count up to which comparing rows is faster than sorting columns."""
-
+FEW = 24  # row count up to which comparing rows is faster than sorting columns
 Values = NDArray[Any]
 
 

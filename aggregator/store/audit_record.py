@@ -14,8 +14,7 @@ from typing import Any
 from edge_sdk.protocol.keys import Signer, kid_of
 
 DIGEST_SIZE = 32
-FIRST = bytes(DIGEST_SIZE)
-"""Digest that the first record has in place of the one before it."""
+FIRST = bytes(DIGEST_SIZE)  # digest that the first record has in place of the one before it
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,10 +14,10 @@ from urllib.parse import urlsplit
 
 from edge_sdk.app.extensions import ExtensionIndex, PluginRegistry
 
+# engines (``opener.Engine``) by the scheme of the URLs that they open
 ENGINES: PluginRegistry[Any] = PluginRegistry(
     {}, "gridfed.engines", listed=ExtensionIndex("aggregator").loaders("engines")
 )
-"""Engines (``opener.Engine``) by the scheme of the URLs that they open."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +46,7 @@ class DatabaseUrl:
         return str(self)
 
 
-Location = Path | DatabaseUrl
-"""Place of a database."""
+Location = Path | DatabaseUrl  # place of a database
 
 
 ALL = 2**62  # LIMIT of a query without a limit

@@ -67,8 +67,8 @@ def _facts(event: Event) -> tuple[dict[str, Leaf], bytes | None]:
     raise TypeError(f"a {type(event).__name__} is never journalled")
 
 
+# events without a vector, by kind
 _PLAIN: Mapping[str, Callable[..., Event]] = {"due": Due, "member": Member, "unlearned": Unlearned}
-"""Events without a vector, by kind."""
 
 
 def _event(

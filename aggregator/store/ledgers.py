@@ -18,8 +18,7 @@ from edge_sdk.protocol.messages import (
     HelloMessage,
 )
 
-Key = tuple[int, int]
-"""``(life, seq)``: the number of one release."""
+Key = tuple[int, int]  # ``(life, seq)``: the number of one release
 
 
 @dataclass(frozen=True, slots=True)

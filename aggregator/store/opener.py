@@ -23,11 +23,9 @@ __all__ = [
     "wait_for_store",
 ]
 
-COMMAND_SECONDS = 5.0
-"""Longest time that a command holds a file: a daemon that starts waits for it."""
-
+COMMAND_SECONDS = 5.0  # longest time that a command holds a file: a daemon that starts waits for it
+# a connection that only reads, and the function that closes it
 Reader = tuple[Database, Callable[[], None]]
-"""A connection that only reads, and the function that closes it."""
 
 
 class Engine(Protocol):

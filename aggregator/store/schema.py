@@ -12,9 +12,7 @@ from edge_sdk.app.extensions import ExtensionIndex
 
 APPLICATION = 0x47464147  # "GFAG"
 SCHEMA = 10
-RESTORED = "restored"
-"""Fact that marks a backup copy until it is adopted."""
-
+RESTORED = "restored"  # fact that marks a backup copy until it is adopted
 _TASKS = """
 CREATE TABLE IF NOT EXISTS tasks (device TEXT NOT NULL, run INTEGER NOT NULL,
     round INTEGER NOT NULL, attempt INTEGER NOT NULL, step INTEGER NOT NULL,
@@ -24,12 +22,13 @@ CREATE TABLE IF NOT EXISTS tasks (device TEXT NOT NULL, run INTEGER NOT NULL,
 CREATE INDEX IF NOT EXISTS tasks_content ON tasks (content) WHERE state = 'open';
 """
 
+# since schema 3: each device's highest number with a deleted update, and their count
 _PRUNED = """
 CREATE TABLE IF NOT EXISTS pruned (device TEXT PRIMARY KEY, life INTEGER NOT NULL,
     seq INTEGER NOT NULL, updates INTEGER NOT NULL) WITHOUT ROWID;
 """
-"""Since schema 3: each device's highest number with a deleted update, and their count."""
 
+# since schema 4: labels of devices, names of runs, and the runs that a downloadable body is of
 _RUNS = """
 CREATE TABLE IF NOT EXISTS labels (device TEXT NOT NULL, name TEXT NOT NULL, value TEXT NOT NULL,
     PRIMARY KEY (device, name)) WITHOUT ROWID;
@@ -37,16 +36,16 @@ CREATE TABLE IF NOT EXISTS run_names (run INTEGER PRIMARY KEY, name TEXT NOT NUL
 CREATE TABLE IF NOT EXISTS content_names (id BLOB NOT NULL, name TEXT NOT NULL,
     PRIMARY KEY (id, name)) WITHOUT ROWID;
 """
-"""Since schema 4: labels of devices, names of runs, and the runs that a downloadable body is of."""
 
+# since schema 5: version and last message of devices, and the runs that they have declined
 _CONTACTS = """
 CREATE TABLE IF NOT EXISTS contacts (device TEXT PRIMARY KEY, sdk TEXT NOT NULL,
     seen INTEGER NOT NULL) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS declined (device TEXT NOT NULL, name TEXT NOT NULL, reason TEXT NOT NULL,
     ref BLOB NOT NULL, PRIMARY KEY (device, name)) WITHOUT ROWID;
 """
-"""Since schema 5: version and last message of devices, and the runs that they have declined."""
 
+# since schema 8: the audit log of who did what, when and why
 _AUDIT_LOG = """
 CREATE TABLE IF NOT EXISTS audit_records (number INTEGER PRIMARY KEY, time INTEGER NOT NULL,
     via TEXT NOT NULL, actor TEXT NOT NULL, act TEXT NOT NULL, subject TEXT NOT NULL,
@@ -54,23 +53,22 @@ CREATE TABLE IF NOT EXISTS audit_records (number INTEGER PRIMARY KEY, time INTEG
     signer BLOB NOT NULL, signature BLOB NOT NULL);
 CREATE INDEX IF NOT EXISTS audit_records_order ON audit_records (order_id) WHERE order_id <> '';
 """
-"""Since schema 8: the audit log of who did what, when and why."""
 
+# since schema 10: the root's signatures of the commands that need them
 _COMMAND_ROOTS = """
 CREATE TABLE IF NOT EXISTS command_roots (device TEXT NOT NULL, num INTEGER NOT NULL,
     root BLOB NOT NULL, PRIMARY KEY (device, num)) WITHOUT ROWID;
 """
-"""Since schema 10: the root's signatures of the commands that need them."""
 
 _TASKS_BEFORE = """
 ALTER TABLE tasks RENAME TO tasks_of_devices;
 DROP INDEX IF EXISTS tasks_content;
 """
+# schemas 2 and 3 kept one task of a device, schema 4 keeps one of each of its runs
 _TASKS_AFTER = """
 INSERT INTO tasks SELECT * FROM tasks_of_devices;
 DROP TABLE tasks_of_devices;
 """
-"""Schemas 2 and 3 kept one task of a device, schema 4 keeps one of each of its runs."""
 
 _CONTENT_NAMES = "INSERT INTO content_names SELECT id, '' FROM contents WHERE kind <> 'task';"
 
@@ -106,10 +104,10 @@ CREATE TABLE commands (device TEXT NOT NULL, num INTEGER NOT NULL, op TEXT NOT N
 """
 
 LATER_TABLES = f"{_TASKS}{_PRUNED}{_RUNS}{_CONTACTS}{_AUDIT_LOG}{_COMMAND_ROOTS}"
+# tables of extensions, each created where it is missing
 EXTENSION_TABLES = "".join(
     entry.row.get("tables", "") for entry in ExtensionIndex("aggregator").values()
 )
-"""Tables of extensions, each created where it is missing."""
 _FORMAT = sqlite_file.FileFormat(APPLICATION, SCHEMA, f"{TABLES}{LATER_TABLES}{EXTENSION_TABLES}")
 
 

@@ -157,13 +157,12 @@ _ROWS = (
     Attack("twin", "twin", protocol.twin, "two devices with one id and one key"),
 )
 
+# entry-point group of other packages' attacks: the name on a command line, and an ``Attack``
 GROUP = "gridfed.attacks"
-"""Entry-point group of other packages' attacks: the name on a command line, and an ``Attack``."""
-
+# every attack by its name on a command line
 ATTACKS: PluginRegistry[Attack] = PluginRegistry(
     {row.name: row for row in _ROWS}, GROUP, instance_of(Attack)
 )
-"""Every attack by its name on a command line."""
 
 
 def bind(name: str, options: Mapping[str, str] = MappingProxyType({})) -> BoundAttack:

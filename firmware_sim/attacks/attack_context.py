@@ -19,8 +19,8 @@ Space = Literal["sent", "weights", "update"]
 
 _OWN_SPACE: dict[Up, Space] = {Up.DELTA: "update", Up.WEIGHTS: "weights"}
 
+# largest value of an attack as float32: beyond it the real client would refuse to send
 LARGEST = 3e38
-"""Largest value of an attack as float32: beyond it the real client would refuse to send."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

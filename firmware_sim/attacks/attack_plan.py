@@ -19,8 +19,7 @@ from firmware_sim.attacks.byzantine_client import TamperingLink, byzantine_clien
 from firmware_sim.attacks.byzantine_halves import ByzantineHalves, recorded
 from firmware_sim.attacks.coalition import Coalition
 
-Make = Callable[..., Client]
-"""Makes a client from its configuration, ``transport=`` and ``clock=``."""
+Make = Callable[..., Client]  # makes a client from its configuration, ``transport=`` and ``clock=``
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,8 +24,8 @@ from edge_sdk.training.outbox_entry import SignedSealer, UplinkEncoding
 from firmware_sim.attacks import BoundAttack
 from firmware_sim.attacks.byzantine_halves import ByzantineHalves
 
+# kinds of message that a tampering link changes: those of an upload
 TAMPERED = frozenset({"update", "offer", "chunk"})
-"""Kinds of message that a tampering link changes: those of an upload."""
 
 
 def byzantine_client(

@@ -30,8 +30,7 @@ from firmware_sim.attacks.attack_context import AttackContext, Row, sendable
 from firmware_sim.attacks.coalition import ALONE, Coalition
 from firmware_sim.attacks.data import Scaled
 
-Factory = Callable[..., Half[Any]]
-"""Makes a device half; the SDK defines its further arguments."""
+Factory = Callable[..., Half[Any]]  # makes a device half; the SDK defines its further arguments
 
 
 def recorded(coalition: Coalition, device: str) -> Mapping[str, Factory]:

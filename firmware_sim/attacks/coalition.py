@@ -15,11 +15,8 @@ from numpy.typing import NDArray
 from edge_sdk.protocol.contract.method import ALL, Task
 from firmware_sim.attacks.attack_context import Row
 
-KEPT = 4
-"""Rounds kept of each device: older ones are not needed."""
-
-ALONE = 2**40
-"""First round number of local rounds; nothing of them is sent."""
+KEPT = 4  # rounds kept of each device: older ones are not needed
+ALONE = 2**40  # first round number of local rounds; nothing of them is sent
 
 
 @dataclass(slots=True)

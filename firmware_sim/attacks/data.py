@@ -10,8 +10,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+# scaled target, shape ``(T,)``, oldest first; NaN where there is no measurement
 Scaled = NDArray[np.float64]
-"""Scaled target, shape ``(T,)``, oldest first; NaN where there is no measurement."""
 
 
 def label_flip(y: Scaled, rng: np.random.Generator) -> Scaled:  # noqa: ARG001 - one signature for all

@@ -12,8 +12,7 @@ import numpy as np
 
 from firmware_sim.attacks.attack_context import AttackContext, Row
 
-LEAST_Z = 0.3
-"""Least z of ALIE: with few devices the formula gives 0, which changes nothing."""
+LEAST_Z = 0.3  # least z of ALIE: with few devices the formula gives 0, which changes nothing
 
 
 def flipping(scene: AttackContext) -> Row:

@@ -16,8 +16,8 @@ from edge_sdk.protocol.messages import UpdateMessage
 
 FLOAT = 4  # bytes of a scalar as updates carry it
 
+# result of one publish: payloads, each with its delay in seconds
 Sending = tuple[tuple[float, bytes], ...]
-"""Result of one publish: payloads, each with its delay in seconds."""
 
 
 # --- bodies ---------------------------------------------------------------------------------------

@@ -26,9 +26,8 @@ from firmware_sim.bench.run_record import definition, digest_of, versions
 from firmware_sim.bench.sweep import SweepCell, SweepDefinition, record_of
 from firmware_sim.reports.progress_display import PlainDisplay
 
+# address of a cluster that is started for the sweep, on loopback, and stopped after it
 LOCAL = "local"
-"""Address of a cluster that is started for the sweep, on loopback, and stopped after it."""
-
 _STORE_BYTES = 100_000_000
 
 

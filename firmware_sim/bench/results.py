@@ -15,11 +15,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+# columns of the table; ``state`` is the digest of the final state, equal for equal runs
 COLUMNS = (
     *("run", "method", "rule", "encoding", "attack", "seed", "device"),
     *("mae", "rmse", "windows", "rounds", "updates", "bytes_up", "bytes_down", "state"),
 )
-"""Columns of the table; ``state`` is the digest of the final state, equal for equal runs."""
 
 
 def rows_of(records: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

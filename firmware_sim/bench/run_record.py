@@ -17,9 +17,7 @@ from firmware_sim.fleet.histories import manifest_of
 from firmware_sim.samples import SampleSet
 from firmware_sim.scenario import Scenario
 
-FORMAT = 1
-"""Version of the record's format."""
-
+FORMAT = 1  # version of the record's format
 _PACKAGES = ("gridfed", "numpy", "onnxruntime", "msgpack", "cryptography", "torch")
 
 

@@ -262,11 +262,11 @@ def _memory() -> str | None:
     return str(shared) if shared.is_dir() and os.access(shared, os.W_OK) else None
 
 
+# columns of the table; ``settings`` are ``key=value`` with semicolons, ``attack`` may be none
 COLUMNS = (
     *("seed", "method", "rule", "encoding", "settings", "attack"),
     *("device", "mae", "rmse", "windows"),
 )
-"""Columns of the table; ``settings`` are ``key=value`` with semicolons, ``attack`` may be none."""
 
 
 def write_csv(rows: Mapping[int, Sequence[TrialRow]], path: Path) -> None:

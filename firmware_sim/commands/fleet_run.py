@@ -42,8 +42,7 @@ from firmware_sim.results import Traffic
 from firmware_sim.samples import SampleSet
 from firmware_sim.scenario import Scenario
 
-MOST_PROCESSES = 16
-"""Largest number of devices that have a process each by default."""
+MOST_PROCESSES = 16  # largest number of devices that have a process each by default
 
 
 @dataclass

@@ -13,8 +13,7 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from edge_sdk.app.settings import SettingsError, seconds
 
-MEAN = "mean"
-"""The rule without robustness: it has no parameter ``f``."""
+MEAN = "mean"  # the rule without robustness: it has no parameter ``f``
 
 
 def pairs(texts: Iterable[str], option: str) -> dict[str, str]:

@@ -23,8 +23,8 @@ from firmware_sim.scenario import (
     scenario,
 )
 
+# option by key of an attack, where their names differ
 OPTIONS = {"timeout": "patience", "selection": "malicious"}
-"""Option by key of an attack, where their names differ."""
 
 
 def attacks_of(args: Namespace) -> tuple[AttackPlan, ...]:

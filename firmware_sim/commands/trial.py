@@ -27,22 +27,15 @@ from firmware_sim.scenario import RunSettings, Scenario
 if TYPE_CHECKING:
     from firmware_sim.direct.run import DirectRun
 
-HOLDS = 0.15
-"""Largest rise of the RMSE that is reported as ``holds``."""
-
-DOUBLES = 1.0
-"""Least rise that is reported as ``doubles``."""
-
-TENFOLD = 9.0
-"""Rise beyond which a run is reported as ``diverges``, and written as a factor."""
-
+HOLDS = 0.15  # largest rise of the RMSE that is reported as ``holds``
+DOUBLES = 1.0  # least rise that is reported as ``doubles``
+TENFOLD = 9.0  # rise beyond which a run is reported as ``diverges``, and written as a factor
 UNTRAINED = "nothing was learned"
 """Outcome of a run, or of the one without an attack, whose honest devices kept their first parameters."""
 
 WORST_FIRST = ("diverges", UNTRAINED, "stalled", "doubles", "suffers", "holds")
 
-STALL = 45.0
-"""Seconds without a moved model after which an attacked run is evaluated as it is."""
+STALL = 45.0  # seconds without a moved model after which an attacked run is evaluated as it is
 
 
 @dataclass(frozen=True, slots=True)

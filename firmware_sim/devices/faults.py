@@ -16,11 +16,9 @@ _DAY = 86_400
 _DOWN, _WRONG_CLOCK = 60, 300  # seconds of a reboot, and that a clock stands at 1970 after it
 _NOT_FRACTIONS = ("drift", "reboots", "brownouts")
 
+# faults of telegrams on a line
 LINE = ("duplicate", "reorder", "gap", "noise", "flip", "cut", "flap")
-"""Faults of telegrams on a line."""
-
-CLOCK = ("drift", "reboots", "brownouts", "lost_clock")
-"""Faults of a device's power and clock."""
+CLOCK = ("drift", "reboots", "brownouts", "lost_clock")  # faults of a device's power and clock
 
 
 @dataclass(frozen=True, slots=True)

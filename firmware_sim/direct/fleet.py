@@ -45,9 +45,8 @@ from firmware_sim.scenario import RunSettings, Scenario
 
 Factory = Callable[..., Half[Any]]
 
+# virtual seconds that an omniscient Byzantine device waits for the honest updates of a round
 PATIENCE = 60.0
-"""Virtual seconds that an omniscient Byzantine device waits for the honest updates of a round."""
-
 _URL = "mqtt://127.0.0.1"  # the configurations name a broker; nothing connects to it
 
 

@@ -23,8 +23,7 @@ from firmware_sim.results import short
 from firmware_sim.samples import SampleSet
 from firmware_sim.scenario import Scenario
 
-SHOW_EVERY = 0.25
-"""Seconds between two updates of the display."""
+SHOW_EVERY = 0.25  # seconds between two updates of the display
 
 
 def resident_bytes() -> int:

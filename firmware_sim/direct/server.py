@@ -34,8 +34,7 @@ from edge_sdk.protocol.contract.parameter_layout import Vector
 from edge_sdk.protocol.messages import UpdateMessage
 from edge_sdk.session.manifest_checks import vectors
 
-RUN = 1
-"""Number of the run, as that of a new fleet: minibatches are drawn by it."""
+RUN = 1  # number of the run, as that of a new fleet: minibatches are drawn by it
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,8 +14,7 @@ from firmware_sim.direct.server import DirectServer
 from firmware_sim.direct.trainers import Assignment, LocalTrainer, Trainer
 from firmware_sim.fleet.federation import TooSlow
 
-SPREAD = 0.5
-"""Standard deviation of the logarithm of a device's speed, and of each of its answers."""
+SPREAD = 0.5  # standard deviation of the logarithm of a device's speed, and of each of its answers
 
 
 @dataclass(slots=True)
@@ -60,11 +59,8 @@ class ArrivalTimes:
         return math.exp(self._speed[device] + self._draws[device].gauss(0.0, SPREAD))
 
 
-POLL = 0.05
-"""Virtual seconds after which a Byzantine device looks again whether it can answer."""
-
-MayAnswer = Callable[[Task], bool]
-"""Decides whether a device answers a task now or later."""
+POLL = 0.05  # virtual seconds after which a Byzantine device looks again whether it can answer
+MayAnswer = Callable[[Task], bool]  # decides whether a device answers a task now or later
 
 
 @dataclass

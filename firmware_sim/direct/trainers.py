@@ -22,9 +22,8 @@ from edge_sdk.protocol.messages import UpdateMessage
 from firmware_sim.direct.device import DeviceProgress, DirectDevice
 from firmware_sim.fleet.processes import ProgramDied
 
+# devices from which on workers are used by default; the start of a process costs some 20 ms
 FEWEST = 100
-"""Devices from which on workers are used by default; the start of a process costs some 20 ms."""
-
 _STOP_TIMEOUT = 5.0  # seconds that a worker has to end before it is terminated
 
 

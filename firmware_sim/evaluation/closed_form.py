@@ -89,9 +89,8 @@ class ClosedFormFleet:
         return up, (1 + PASSES) * 4 * size + 8 * self.width
 
 
+# days of own history of the cold-start curve; more than every device has are left out
 COLD = (7, 14, 28, 56, 112)
-"""Days of own history of the cold-start curve; more than every device has are left out."""
-
 LEAST_WINDOWS = 50  # of a history
 COLD_DEVICES = 12  # devices, evenly chosen, of the cold-start curve
 

@@ -65,9 +65,7 @@ REPEATED = ("last value", "yesterday", "last week")
 LOCAL = (ALONE, LOCAL_NET)
 FEDERATED = (PERSONAL, FLEET, FEDAVG, PLFL)
 SERVED = "served"
-WAYS = (*REPEATED, *LOCAL, *FEDERATED, SERVED, LIGHTGBM)
-"""All ways in the order of a table."""
-
+WAYS = (*REPEATED, *LOCAL, *FEDERATED, SERVED, LIGHTGBM)  # all ways in the order of a table
 LEAST_WINDOWS = 100  # of a device's training record
 QUICK_WINDOWS = 300_000  # training windows of all devices together, at most, with --quick
 

@@ -28,11 +28,12 @@ from firmware_sim.evaluation.records import DeviceRecord
 from firmware_sim.evaluation.windows import Floats, Ints, RecordParts
 
 LOCAL_NET, FEDAVG, PLFL = "local net", "FedAvg", "PL-FL"
+# prefixes of the shared layers by way
 NETWORKS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {LOCAL_NET: (), FEDAVG: ("",), PLFL: ("body.",)}
 )
-"""Prefixes of the shared layers by way."""
 
+# by step in seconds: the largest horizon in rows of each shipped bundle that needs no other reading
 BUNDLES: Mapping[int, tuple[tuple[int, str], ...]] = MappingProxyType(
     {
         900: ((1, "load-quarter-hour-1"),),
@@ -40,17 +41,14 @@ BUNDLES: Mapping[int, tuple[tuple[int, str], ...]] = MappingProxyType(
         3600: ((1, "load-week-1"), (24, "cells-week-24")),
     }
 )
-"""By step in seconds: the largest horizon in rows of each shipped bundle that needs no other reading."""
 
 STEPS = 20  # of a round
-STAGES = ((100, 2e-3), (50, 5e-4), (30, 1e-4))
-"""Rounds and learning rate of each stage."""
-
+STAGES = ((100, 2e-3), (50, 5e-4), (30, 1e-4))  # rounds and learning rate of each stage
 MOST_STEPS = 60_000  # of all devices in one run: more devices train for fewer rounds
 LOOKS = 8  # times that every device compares its model on its held-back days
 
+# called after a round with the way, the round and the number of rounds
 OnRound = Callable[[str, int, int], None]
-"""Called after a round with the way, the round and the number of rounds."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -19,9 +19,8 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 DAY = 86_400
+# grid steps in seconds; a cadence is rounded up to the next of these
 STEPS = (300, 600, 900, 1200, 1800, 3600, 7200, 10_800, 14_400, 21_600)
-"""Grid steps in seconds; a cadence is rounded up to the next of these."""
-
 SMALLEST = 900  # s; finer readings are averaged unless a step is asked for
 LEAST_DAYS = 21  # days of history that a comparison needs
 LEAST_KNOWN = 0.5  # share of a device's slots that must have a reading

@@ -192,6 +192,7 @@ def changes_within_a_day(instants: Any) -> bool:  # noqa: ANN401
     return bool((instants.dropna().dt.normalize() != instants.dropna()).any())
 
 
+# zones whose changes of the clock are looked for in times without an offset
 CHANGES = (
     ("Europe/Berlin", "Central European"),
     ("Europe/London", "British"),
@@ -200,7 +201,6 @@ CHANGES = (
     ("America/Los_Angeles", "Pacific American"),
     ("Australia/Sydney", "Eastern Australian"),
 )
-"""Zones whose changes of the clock are looked for in times without an offset."""
 
 LONGEST = 50  # years of a record, above which one of its dates is wrong
 

@@ -45,8 +45,7 @@ _REPEATED = 0.2  # share of the rows of a long table, at least, whose instant oc
 _TWICE = 0.01  # share of a device's instants, at most, that occur twice
 _LONG = 20  # rows a device, at least, before a text column is taken for the device's name
 
-Edge = Literal["begin", "end"]
-"""Edge of its interval that a time is."""
+Edge = Literal["begin", "end"]  # edge of its interval that a time is
 
 
 @dataclass(frozen=True, slots=True, eq=False)

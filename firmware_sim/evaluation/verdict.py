@@ -9,8 +9,7 @@ from firmware_sim.evaluation.comparison import REPEATED, SERVED, HorizonComparis
 from firmware_sim.evaluation.records import FleetRecords, span
 from firmware_sim.results import short
 
-MATTERS = 0.01
-"""Relative change of the error below which a device counts as unchanged."""
+MATTERS = 0.01  # relative change of the error below which a device counts as unchanged
 
 
 def verdict(found: HorizonComparison, records: FleetRecords) -> list[str]:

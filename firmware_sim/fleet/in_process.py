@@ -36,14 +36,11 @@ from firmware_sim.results import Traffic, short
 from firmware_sim.samples import DeviceReadings, SampleSet, instant
 from firmware_sim.scenario import Scenario
 
+# seconds between two turns of a device whose link has no news, in a fleet of at most a thousand
 IDLE = 1.0
-"""Seconds between two turns of a device whose link has no news, in a fleet of at most a thousand."""
-
+# turns a second of all devices without news: in a larger fleet each one waits longer
 IDLE_TURNS = 1000.0
-"""Turns a second of all devices without news: in a larger fleet each one waits longer."""
-
-Connect = Callable[[Config, Callable[[], Will | None]], Transport]
-"""Makes one device's link."""
+Connect = Callable[[Config, Callable[[], Will | None]], Transport]  # makes one device's link
 
 
 @dataclass

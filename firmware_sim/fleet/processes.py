@@ -17,14 +17,10 @@ from typing import ClassVar, Self
 
 from edge_sdk.errors import USAGE, Failure
 
-AGAIN = 0.5
-"""Seconds until an interrupt that was discarded is raised again."""
-
-GRACE = 8.0
-"""Seconds between SIGTERM and SIGKILL."""
-
+AGAIN = 0.5  # seconds until an interrupt that was discarded is raised again
+GRACE = 8.0  # seconds between SIGTERM and SIGKILL
+# one thread a process: eight devices on two cores must not compete for them
 QUIET = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
-"""One thread a process: eight devices on two cores must not compete for them."""
 
 
 PR_SET_PDEATHSIG = 1

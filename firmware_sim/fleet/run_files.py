@@ -23,11 +23,10 @@ from firmware_sim.fleet.processes import command, run
 from firmware_sim.samples import DeviceReadings, SampleSet
 from firmware_sim.scenario import UNPROTECTED, RunSettings, Scenario
 
+# short timeouts of a simulated device beside its broker
 FAST = {"reply": "2s", "retained_model": "2s"}
-"""Short timeouts of a simulated device beside its broker."""
-
+# Largest number of devices with short timeouts. More share one thread, and need the defaults.
 MOST_FAST = 16
-"""Largest number of devices with short timeouts. More share one thread, and need the defaults."""
 
 
 @dataclass(frozen=True, slots=True)

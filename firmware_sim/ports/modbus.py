@@ -12,9 +12,7 @@ from firmware_sim.ports.p1 import MeterDisplay
 
 _HEAD = struct.Struct(">HHHB")
 _ILLEGAL_FUNCTION, _ILLEGAL_ADDRESS = 1, 2
-SUNSPEC = 40_000
-"""Holding register where the chain begins."""
-
+SUNSPEC = 40_000  # holding register where the chain begins
 VENDOR = 1_000
 """Input register where the vendor's map begins: import (big end first), export (little end first),
 power, temperature (never implemented: 0x8000)."""

@@ -9,9 +9,7 @@ from datetime import UTC, datetime
 from typing import Any, Literal
 
 Version = Literal["1.6", "2.0.1"]
-Sign = Callable[[float, float], str]
-"""Signs a register in Wh at a moment, as OCMF."""
-
+Sign = Callable[[float, float], str]  # signs a register in Wh at a moment, as OCMF
 SUBPROTOCOL: dict[Version, str] = {"1.6": "ocpp1.6", "2.0.1": "ocpp2.0.1"}
 _ENERGY, _POWER = "Energy.Active.Import.Register", "Power.Active.Import"
 

@@ -15,6 +15,7 @@ from firmware_sim.profiles.station import Load
 
 Standard = Literal["32.435", "28.532"]
 
+# counters of TS 28.552 that every cell has, in the order of writing, and ``Load``'s field
 COUNTERS = (
     ("DRB.PdcpSduVolumeDL", "dl"),
     ("DRB.PdcpSduVolumeUL", "ul"),
@@ -22,10 +23,8 @@ COUNTERS = (
     ("RRU.PrbTotUl", "ul_blocks"),
     ("RRC.ConnMean", "users"),
 )
-"""Counters of TS 28.552 that every cell has, in the order of writing, and ``Load``'s field."""
 
-POWER = "PEE.AvgPower"
-"""Counter of the whole element: its mean power in watts."""
+POWER = "PEE.AvgPower"  # counter of the whole element: its mean power in watts
 
 
 @dataclass(frozen=True, slots=True)

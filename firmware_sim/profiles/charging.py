@@ -24,8 +24,7 @@ _ARRIVALS: dict[Site, tuple[float, float, float]] = {  # a day, mean hour of arr
 }
 _STAY = {"home": 10.0, "workplace": 8.0, "public": 2.0, "depot": 13.0}  # hours, median
 _AC = (3.7, 7.4, 11.0, 22.0)
-_KNEE = 0.85
-"""Fraction of the requested energy after which the current tapers off."""
+_KNEE = 0.85  # fraction of the requested energy after which the current tapers off
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,6 +25,7 @@ from firmware_sim.profiles.weather import DAY, draw
 Place = Literal["residential", "business", "transport"]
 Values = NDArray[np.float64]
 
+# busy hours of a place: centre, width, height
 PEAKS: Mapping[str, tuple[tuple[float, float, float], ...]] = MappingProxyType(
     {
         "residential": ((21.0, 2.5, 1.0), (12.5, 3.0, 0.4)),
@@ -32,12 +33,11 @@ PEAKS: Mapping[str, tuple[tuple[float, float, float], ...]] = MappingProxyType(
         "transport": ((8.0, 1.2, 1.0), (17.5, 1.6, 1.0)),
     }
 )
-"""Busy hours of a place: centre, width, height."""
 
+# factor on days that most people have off
 WEEKEND: Mapping[str, float] = MappingProxyType(
     {"residential": 1.15, "business": 0.35, "transport": 0.55}
 )
-"""Factor on days that most people have off."""
 
 _NIGHT = 0.08  # of a peak is offered at any hour
 _NOISE, _LASTS = 0.18, 0.85  # of the logarithm; correlation of neighbouring quarters of an hour

@@ -20,9 +20,8 @@ from firmware_sim.results import PERSISTENCE, DeviceResult, Series, Traffic, sco
 from firmware_sim.samples import SampleSet
 
 Times = NDArray[np.int64]
+# instants and one-step forecasts by arm and device
 Rolled = Mapping[tuple[str, str], tuple[Times, Series]]
-"""Instants and one-step forecasts by arm and device."""
-
 AT_ONCE = 2  # forecasting processes side by side
 
 

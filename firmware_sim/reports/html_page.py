@@ -20,8 +20,7 @@ from firmware_sim.results import ARMS, NAMES, DeviceResult, Traffic, mean_mase, 
 
 COLOURS = {"persistence": "#b0b0b0", "local": "#d9822b", "federated": "#7a5195", "pl-fl": "#0b6e4f"}
 TRUTH = "#222222"
-SHOWN = 96
-"""Steps of the test part in a panel: four days of hours."""
+SHOWN = 96  # steps of the test part in a panel: four days of hours
 
 
 @dataclass(frozen=True, slots=True)

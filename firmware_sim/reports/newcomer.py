@@ -19,6 +19,7 @@ from firmware_sim.results import LOCAL, PERSISTENCE, TIE, Series
 Times = NDArray[np.int64]
 
 OWN, YESTERDAY, LAST_WEEK = "own regression", "yesterday", "last week"
+# forecasts that a home can make without a fleet
 ALONE = {
     PERSISTENCE: "the last reading",
     YESTERDAY: "yesterday's reading",
@@ -26,7 +27,6 @@ ALONE = {
     OWN: "a regression on its own record",
     LOCAL: "the network, trained alone",
 }
-"""Forecasts that a home can make without a fleet."""
 
 SHOWN_DAYS = 7
 

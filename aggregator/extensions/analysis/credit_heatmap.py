@@ -14,12 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 Rows = Mapping[str, Mapping[str, float]]
+# by version, the weight of each device's model for each device; a missing weight is zero
 Credits = Mapping[int, Rows]
-"""By version, the weight of each device's model for each device; a missing weight is zero."""
-
-COLUMNS = 12
-"""Largest number of rounds in a table, which fits on a terminal."""
-
+COLUMNS = 12  # largest number of rounds in a table, which fits on a terminal
 _CELL, _ROW, _EDGE = 12, 18, 24
 _DARK, _LIGHT = np.array([12, 74, 110]), np.array([226, 238, 246])
 _OUT, _ABSENT = "#b42318", "none"

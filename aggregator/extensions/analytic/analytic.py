@@ -284,5 +284,5 @@ def _forgotten(state: Statistics, fleet: AnalyticFleet) -> Floats:
     return np.concatenate([state.w[:fixed], np.zeros(len(state.w) - fixed)])
 
 
+# the server half, its settings, and the check of a received statistic
 ANALYTIC = Method(Analytic, analytic, fault=fault_of)
-"""The server half, its settings, and the check of a received statistic."""

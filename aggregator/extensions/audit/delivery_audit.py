@@ -14,8 +14,7 @@ from aggregator.store.ledgers import LedgerRow
 from aggregator.store.types import Applied, Horizon, Version
 from edge_sdk.extensions.audit.link_trace import Line, Number, Receipted, Sent
 
-SHOWN = 20
-"""Faults of one kind that are listed in full."""
+SHOWN = 20  # faults of one kind that are listed in full
 
 
 @dataclass(frozen=True, slots=True)

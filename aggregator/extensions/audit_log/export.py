@@ -16,16 +16,12 @@ from aggregator.store.store import Store
 from edge_sdk.protocol.keys import KID_SIZE, SIGNATURE_SIZE, Signer, kid_of, verify
 
 FORMAT = "gridfed-audit-log/1"
-LINE_LIMIT = 32_768
-"""Most characters of a line."""
-
-FAULTS_LIMIT = 1000
-"""Number of faults after which the verification ends."""
-
+LINE_LIMIT = 32_768  # most characters of a line
+FAULTS_LIMIT = 1000  # number of faults after which the verification ends
+# fault of a record
 FaultKind = Literal[
     "malformed", "changed", "missing", "moved", "unlinked", "truncated", "rewritten"
 ]
-"""Fault of a record."""
 
 _HEADER = {
     "format": str, "fleet": str, "records": int, "time": int, "head": str, "signer": str, "signature": str,

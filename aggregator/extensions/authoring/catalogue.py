@@ -251,6 +251,7 @@ def _cell_slots(horizon: int) -> _Model:
     return net, slots(lookback=lookback, relative=relative, graphs=graphs)
 
 
+# factory and recipe of every model, by name
 MODELS: Mapping[str, tuple[Callable[[], nn.Module], Recipe]] = MappingProxyType(
     {
         "load-lstm": (LoadLstm, _PAPER),
@@ -279,7 +280,6 @@ MODELS: Mapping[str, tuple[Callable[[], nn.Module], Recipe]] = MappingProxyType(
         **_papers(6),
     }
 )
-"""Factory and recipe of every model, by name."""
 
+# models that the package contains; the others, for comparisons, are exported on demand
 SHIPPED = tuple(name for name in MODELS if not name.startswith("chargers-paper"))
-"""Models that the package contains; the others, for comparisons, are exported on demand."""

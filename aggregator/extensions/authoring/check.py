@@ -31,14 +31,13 @@ from edge_sdk.protocol.contract.manifest import (
     Manifest,
 )
 
+# 1 and 2 are special cases of many operators; 37 is the traced size; the rest are ordinary
 BATCHES = (1, 2, 3, 17, 37, 64, 200)
-"""1 and 2 are special cases of many operators; 37 is the traced size; the rest are ordinary."""
+# largest relative error of a gradient, against its largest component, and of a forecast
 TOLERANCE = 1e-5
-"""Largest relative error of a gradient, against its largest component, and of a forecast."""
+# relative change of parameters that float32 arithmetic may amount to: four units in the last place
 ROUNDING = 4 * 2.0**-23
-"""Relative change of parameters that float32 arithmetic may amount to: four units in the last place."""
-KINK_LIMIT = 0.1
-"""Largest relative error of a gradient also where a unit lies on its kink."""
+KINK_LIMIT = 0.1  # largest relative error of a gradient also where a unit lies on its kink
 
 
 class Runnable(Protocol):

@@ -175,9 +175,7 @@ def _tensors(value: Any) -> Iterator[Tensor]:
             yield from _tensors(item)
 
 
-SMALLEST = 1e-12
-"""Least norm of a gradient that is divided by its norm."""
-
+SMALLEST = 1e-12  # least norm of a gradient that is divided by its norm
 Clipped = Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 
 

@@ -37,8 +37,7 @@ if TYPE_CHECKING:
     from aggregator.extensions.authoring.hidden_layer import TrainedNet
 
 MIN_SDK = "0.1.0"
-HIDDEN_SDK = "0.1.1"
-"""First version that computes features ``hidden:k``."""
+HIDDEN_SDK = "0.1.1"  # first version that computes features ``hidden:k``
 TOLERANCE = 1e-5
 
 
@@ -65,21 +64,21 @@ class AnalyticRecipe:
 
 
 _WARM = partial(Feature, kind="stream", unit="°C", low=-20.0, high=45.0)
+# temperature at the origin and at the target an hour later, both optional
 WEATHER_AHEAD = (
     _WARM("temperature", stream="weather.temperature"),
     Feature("temperature-known", "mask", "1", of="temperature"),
     _WARM("temperature-ahead", stream="weather.temperature", lead_steps=1),
     Feature("temperature-ahead-known", "mask", "1", of="temperature-ahead"),
 )
-"""Temperature at the origin and at the target an hour later, both optional."""
 
+# models in closed form by name; each is shipped
 ANALYTIC: Mapping[str, AnalyticRecipe] = MappingProxyType(
     {
         "load-analytic": AnalyticRecipe(),
         "load-analytic-weather-ahead": AnalyticRecipe(exogenous=WEATHER_AHEAD),
     }
 )
-"""Models in closed form by name; each is shipped."""
 
 
 def write(

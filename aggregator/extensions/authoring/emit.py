@@ -36,8 +36,7 @@ _TYPES = {
     torch.bool: TensorProto.BOOL,
 }
 _OUR_NAME = re.compile(r"[A-Z][A-Za-z]*_\d+|const_\d+")
-LAST = 2**62
-"""End of a slice that lies beyond the end of any axis."""
+LAST = 2**62  # end of a slice that lies beyond the end of any axis
 
 
 @dataclass(frozen=True, slots=True)

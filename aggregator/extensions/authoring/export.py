@@ -59,8 +59,8 @@ from edge_sdk.protocol.contract.manifest import (
 from edge_sdk.protocol.contract.method import CONTRACTS
 from edge_sdk.protocol.keys import Signer, load_signing_key
 
+# called with the name of a graph, its number from 1, and the number of graphs
 Progress = Callable[[str, int, int], None]
-"""Called with the name of a graph, its number from 1, and the number of graphs."""
 
 
 def no_progress(_name: str, _number: int, _of: int) -> None:
@@ -68,10 +68,9 @@ def no_progress(_name: str, _number: int, _of: int) -> None:
 
 
 MIN_SDK = "0.1.0"
-SEED = 2022
-"""Seed of initial parameters, so that a repeated export is identical to the byte."""
-
+SEED = 2022  # seed of initial parameters, so that a repeated export is identical to the byte
 ALWAYS = (GRADIENT, FORECAST)
+# writer of every graph, by name; its inputs and results are those of ``SIGNATURES``
 GRAPHS: Mapping[str, Callable[[Traced, Loss], onnx.ModelProto]] = MappingProxyType(
     {
         GRADIENT: lambda traced, loss: traced.gradient_graph(loss),
@@ -85,7 +84,6 @@ GRAPHS: Mapping[str, Callable[[Traced, Loss], onnx.ModelProto]] = MappingProxyTy
         AIDED_FORECAST: aided_forecast_graph,
     }
 )
-"""Writer of every graph, by name; its inputs and results are those of ``SIGNATURES``."""
 
 
 def export(

@@ -24,8 +24,8 @@ from edge_sdk.protocol.contract.manifest import LipschitzStage, Loss, Manifest
 Floats = NDArray[np.float64]
 Weights = Mapping[str, Floats]
 
+# squarings of the Gram matrix; excess at most ``n ** 2**-21``, a millionth for 64 columns
 SQUARINGS = 20
-"""Squarings of the Gram matrix; excess at most ``n ** 2**-21``, a millionth for 64 columns."""
 
 
 class LipschitzBoundError(Exception):

@@ -92,8 +92,7 @@ class LoadGru(nn.Module):
         return joined
 
 
-HOURS, DAYS, WIDTH = 3, 3, 64
-"""Hours of closeness, days of period, and units of a layer."""
+HOURS, DAYS, WIDTH = 3, 3, 64  # hours of closeness, days of period, and units of a layer
 
 
 def views(x: Tensor, horizon: int) -> tuple[Tensor, Tensor]:

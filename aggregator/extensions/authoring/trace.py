@@ -21,9 +21,8 @@ from aggregator.extensions.authoring.emit import emit, expression
 from aggregator.extensions.authoring.errors import ExportError
 from edge_sdk.protocol.contract.manifest import Loss
 
+# batch sizes for tracing that nothing else in the model has: equal sizes would be merged
 EXAMPLE_BATCHES = (37, 41, 43, 47, 53, 59)
-"""Batch sizes for tracing that nothing else in the model has: equal sizes would be merged."""
-
 Shapes = Sequence[tuple[str, Sequence[int]]]
 
 
@@ -317,7 +316,7 @@ _log_softmax_backward_data logsumexp softshrink hardshrink logaddexp addcmul add
 norm linalg_vector_norm mse_loss mse_loss_backward huber_loss huber_loss_backward smooth_l1_loss
 smooth_l1_loss_backward index_select unfold
 """
+# operators that torch decomposes into simpler ones; the emitter has rules for those only
 _DECOMPOSED: Mapping[Any, Callable[..., Any]] = get_decompositions(
     [getattr(torch.ops.aten, name) for name in _NAMES.split()]
 )
-"""Operators that torch decomposes into simpler ones; the emitter has rules for those only."""

@@ -17,12 +17,8 @@ from edge_sdk.protocol.contract.manifest import Feature, Loss, Target, Training,
 
 LEVELS = (0.1, 0.5, 0.9)
 DAY = 86_400
-AROUND = 4
-"""Rows of earlier days on either side of the forecast ones."""
-
-GAIN = 8.0
-"""Ratio of a series' range to its deviation, about: weights expect deviations."""
-
+AROUND = 4  # rows of earlier days on either side of the forecast ones
+GAIN = 8.0  # ratio of a series' range to its deviation, about: weights expect deviations
 CLOCK = ("hour_sin", "hour_cos", "dow_sin", "dow_cos")
 AGO = {1: "a-day", 2: "two-days", 3: "three-days", 7: "a-week"}
 WARMTH = ("temperature", "temperature-known")

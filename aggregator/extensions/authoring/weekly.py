@@ -12,11 +12,8 @@ from edge_sdk.protocol.contract.manifest import Feature, Loss, Target, Training,
 LEVELS = (0.1, 0.5, 0.9)
 HALF_HOUR = 1800
 DAYS = 7
-AROUND = 4
-"""Rows of earlier days on either side of the forecast hours."""
-
-GAIN = 8.0
-"""Ratio of a site's largest reading to their deviation, about: weights expect deviations."""
+AROUND = 4  # rows of earlier days on either side of the forecast hours
+GAIN = 8.0  # ratio of a site's largest reading to their deviation, about: weights expect deviations
 
 
 class Weekly(nn.Module):

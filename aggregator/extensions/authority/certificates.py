@@ -34,14 +34,12 @@ from edge_sdk.extensions.tokens.pkcs11_uri import SCHEME
 
 Certificate = x509.Certificate
 Role = Literal["device", "aggregator", "broker", "est", "claim"]
-SERVERS: Final = ("broker", "est")
-"""Roles whose certificate names hosts."""
+SERVERS: Final = ("broker", "est")  # roles whose certificate names hosts
 PublicKey = ec.EllipticCurvePublicKey | ed25519.Ed25519PublicKey | rsa.RSAPublicKey
 PrivateKey = ec.EllipticCurvePrivateKey
 
+# a certificate begins this long before it is issued, for clocks that are behind
 SKEW = timedelta(hours=1)
-"""A certificate begins this long before it is issued, for clocks that are behind."""
-
 MIN_RSA_BITS = 2048
 
 _USES = {

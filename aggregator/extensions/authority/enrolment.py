@@ -30,9 +30,7 @@ from edge_sdk.protocol.public_key import weakness
 from edge_sdk.protocol.statements import enrolment_statement, succession_statement
 from edge_sdk.protocol.topics import is_device_id
 
-APPROVAL: Final = timedelta(days=1)
-"""Time for which an operator's approval is valid."""
-
+APPROVAL: Final = timedelta(days=1)  # time for which an operator's approval is valid
 PASSWORD_BYTES: Final = 15  # 120 bits: a guess costs a TLS handshake, so no slow hash is needed
 
 

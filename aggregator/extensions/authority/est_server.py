@@ -36,8 +36,8 @@ from edge_sdk.extensions.certificates.est_client import AUTHORITIES_HEADER
 from edge_sdk.link.tls_files import load
 
 LIFETIME: Final = timedelta(days=90)
+# OpenSSL's flag that leaves the dates of a chain to its caller; Python has no name for it
 _NO_CHECK_TIME: Final = 0x200000
-"""OpenSSL's flag that leaves the dates of a chain to its caller; Python has no name for it."""
 
 
 def server_context(
@@ -77,9 +77,8 @@ def server_context(
 
 logger = logging.getLogger(__name__)
 
+# path of the fleet's root public key: not part of RFC 7030
 ROOT_PATH: Final = "/.well-known/gridfed/root"
-"""Path of the fleet's root public key: not part of RFC 7030."""
-
 BODY_LIMIT: Final = 16_384  # bytes of a request in base64
 PATIENCE: Final = 10.0  # s without a byte from a client
 CONNECTIONS: Final = 128  # handled at the same time; further ones wait in the system's queue
@@ -89,8 +88,8 @@ TOKEN_RETRY: Final = (
 )
 UPKEEP: Final = 0.2  # s between two deliveries of enrolments to the aggregator
 RETRY: Final = 5.0  # s after a failed one
+# time between two looks at this server's own certificate and at the revocation list
 CERTIFICATES_EVERY: Final = timedelta(hours=12)
-"""Time between two looks at this server's own certificate and at the revocation list."""
 
 
 class EstServer(ThreadingMixIn, HTTPServer):

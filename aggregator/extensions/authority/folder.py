@@ -38,14 +38,12 @@ from edge_sdk.app.permissions import make_private_folder, open_private, require_
 from edge_sdk.errors import USAGE, Failure
 
 CERTIFICATE, KEY, REVOKED = "ca.pem", "ca.key", "revoked.pem"
+# while the authority is replaced: key and certificate of the next one, then the former certificate
 NEXT = "next.pem"
-"""While the authority is replaced: key and certificate of the next one, then the former certificate."""
-
+# authority of claim certificates, which only the EST server accepts
 CLAIMS, CLAIMS_KEY, CLAIMS_NAME = "claims.pem", "claims.key", "gridfed claims"
-"""Authority of claim certificates, which only the EST server accepts."""
-
+# validity of a list of revoked certificates, unless the operator chooses another one
 LIST_LIFETIME = timedelta(days=30)
-"""Validity of a list of revoked certificates, unless the operator chooses another one."""
 
 
 class AuthorityError(Failure):

@@ -48,11 +48,10 @@ _FORMAT = sqlite_file.FileFormat(
     {ACTS_TABLE}""",
 )
 
+# since schema 3: identity key that the present one replaces, until the aggregator knows both
 _FORMER_KEY = "ALTER TABLE members ADD COLUMN former BLOB;"
-"""Since schema 3: identity key that the present one replaces, until the aggregator knows both."""
-
+# since schema 4: identifier of the key of the authority that has signed
 _ISSUER = "ALTER TABLE certificates ADD COLUMN issuer TEXT NOT NULL DEFAULT '';"
-"""Since schema 4: identifier of the key of the authority that has signed."""
 
 
 class RecordError(Failure):

@@ -32,12 +32,12 @@ def newest(certificates: Iterable[IssuedCertificate]) -> dict[str, IssuedCertifi
     return {one.name: one for one in certificates if not one.revoked}
 
 
+# since schema 2: acts that the aggregator's audit log has yet to receive
 ACTS_TABLE = """
     CREATE TABLE IF NOT EXISTS acts (
         position INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, at TEXT NOT NULL,
         actor TEXT NOT NULL, act TEXT NOT NULL, subject TEXT NOT NULL, detail TEXT NOT NULL);
     """
-"""Since schema 2: acts that the aggregator's audit log has yet to receive."""
 
 
 @dataclass(frozen=True, slots=True)

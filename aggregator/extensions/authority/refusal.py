@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final, Literal
 
+# reasons of refusals; each is counted
 RefusalReason = Literal[
     "bad request",
     "no credentials",
@@ -20,10 +21,9 @@ RefusalReason = Literal[
     "expired past grace",
     "forged authority",
 ]
-"""Reasons of refusals; each is counted."""
 
+# reasons that are answered with HTTP 401; the others with 403, or 400 for a bad request
 UNAUTHENTICATED: Final = ("no credentials", "unlisted serial", "wrong password", "password expired")
-"""Reasons that are answered with HTTP 401; the others with 403, or 400 for a bad request."""
 
 
 class RefusedError(Exception):

@@ -19,8 +19,8 @@ from aggregator.store.types import Version
 
 MINUTE = 60_000
 DAY = 86_400_000
+# lengths of a slot, ms: the smallest is used that needs at most ``DRAWN`` of them
 SLOTS = (MINUTE, 5 * MINUTE, 15 * MINUTE, 60 * MINUTE, 360 * MINUTE, DAY)
-"""Lengths of a slot, ms: the smallest is used that needs at most ``DRAWN`` of them."""
 DRAWN = 24
 SPAN = 14 * DAY
 ASKED = 3  # newest drawn rounds of which one answer suffices

@@ -18,8 +18,8 @@ UPDATES = 100  # newest settled updates of a device that show its pace
 DATED = 50  # newest closed rounds of a run whose times are read
 TENTHS = 10
 
+# server time (Unix ms) of closed rounds, by run and round
 RoundTimes = Mapping[tuple[int, int], int]
-"""Server time (Unix ms) of closed rounds, by run and round."""
 
 
 def budget_values(

@@ -14,13 +14,14 @@ from aggregator.methods import METHODS
 from edge_sdk.app.clock import SystemClock
 from edge_sdk.errors import Reason
 
+# sentences for the daemon's checks that fail
 CHECKS = {
     "broker": "The daemon has no link to the broker.",
     "store": "The daemon cannot write its database.",
     "disk": "The disk has too little free space; updates are refused.",
 }
-"""Sentences for the daemon's checks that fail."""
 
+# meaning and remedy of each reason for which a device declines a run
 DECLINED = {
     Reason.UNKNOWN_KIND: "it does not accept the method. Add it to [accept] methods of the device",
     Reason.WRONG_ENCODING: "it writes no allowed encoding. Allow another one in the run",
@@ -29,7 +30,6 @@ DECLINED = {
     "log says which. Install newer software, or change the settings",
     Reason.NO_WINDOWS: "it has no source of a channel. Add a [[source]] to the device",
 }
-"""Meaning and remedy of each reason for which a device declines a run."""
 
 STILL = 3  # rounds in a row without a new model that need a person
 

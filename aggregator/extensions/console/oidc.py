@@ -29,13 +29,10 @@ from aggregator.extensions.console.access import BindError, is_secure
 from aggregator.extensions.console.settings import OidcSection
 from aggregator.extensions.console.users import Role
 
+# path to which the issuer sends the browser back; part of ``redirect_uri``
 RETURN = "/sign-in/return"
-"""Path to which the issuer sends the browser back; part of ``redirect_uri``."""
-
 ALGORITHMS = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512")
-SIGNED_OUT = "/sign-in"
-"""Path to which the issuer sends the browser back after a sign-out."""
-
+SIGNED_OUT = "/sign-in"  # path to which the issuer sends the browser back after a sign-out
 PENDING = 1024  # sign-ins that have begun; above it the oldest is forgotten
 WAITS = 600.0  # s that a sign-in may take at the issuer
 FRESH = 600.0  # s for which the issuer's metadata and keys are used again

@@ -21,6 +21,7 @@ class RefusalAdvice(NamedTuple):
     remedy: str
 
 
+# advice by reason; every reason but ``ACCEPTED`` has one
 ADVICE: Mapping[Reason, RefusalAdvice] = MappingProxyType(
     {
         Reason[name]: RefusalAdvice(row["meaning"], row["remedy"])
@@ -30,4 +31,3 @@ ADVICE: Mapping[Reason, RefusalAdvice] = MappingProxyType(
         for name in row["reasons"]
     }
 )
-"""Advice by reason; every reason but ``ACCEPTED`` has one."""

@@ -16,6 +16,7 @@ from markupsafe import Markup
 from aggregator.operations.link_projection import size
 
 OWN = "aggregator.extensions.console"
+# address and name of every page in the navigation, before those of extensions
 PAGES = (
     ("/", "Fleet"),
     ("/runs", "Runs and rounds"),
@@ -28,23 +29,22 @@ PAGES = (
     ("/orders", "Orders"),
     ("/audit-log", "Audit log"),
 )
-"""Address and name of every page in the navigation, before those of extensions."""
 
 PHASES = {"train": "training", "pause": "paused", "stop": "complete", "": "unknown"}
+# reasons of rules, in words of the pages
 EXCLUSIONS = {
     "far": "far from the other updates",
     "weight 0": "no weight",
     "no_trust": "no trust",
     "other_cluster": "in another cluster",
 }
-"""Reasons of rules, in words of the pages."""
 
+# names of a round's facts on its page
 FACTS = {
     "step": "Length of the model's change",
     "loss": "Mean loss that devices reported",
     "seconds": "Duration, s",
 }
-"""Names of a round's facts on its page."""
 
 
 @cache

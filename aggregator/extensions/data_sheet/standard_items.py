@@ -20,8 +20,8 @@ from urllib.parse import urlsplit
 from aggregator.config import AggregatorConfig
 from edge_sdk.link.broker_options import is_loopback
 
+# returns why the configuration does not meet an item; empty if it does
 Lacks = Callable[[AggregatorConfig], str]
-"""Returns why the configuration does not meet an item; empty if it does."""
 
 
 def _nothing(_config: AggregatorConfig) -> str:
@@ -118,8 +118,7 @@ _FUNCTIONS: Mapping[str, Lacks] = {
     "unlimited": _unlimited,
 }
 
-ITEMS = _items()
-"""All items, by standard and number."""
+ITEMS = _items()  # all items, by standard and number
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,10 +131,10 @@ class SentFields:
     covered_by: str  # ``mechanism``, ``public``, ``process``, ``opt-in`` or ``own noise``
 
 
+# every field of every message from a device
 SENT = tuple(
     SentFields(row["kind"], tuple(row["fields"]), row["reveals"], row["covered_by"])
     for row in tomllib.loads(files(__package__).joinpath("sent_fields.toml").read_text("utf-8"))[
         "sent"
     ]
 )
-"""Every field of every message from a device."""

@@ -28,8 +28,8 @@ from edge_sdk.protocol.envelope import AGGREGATOR, Sealed
 from edge_sdk.protocol.keys import KID_SIZE
 from edge_sdk.protocol.messages import HelloMessage, ProtocolMessage, RefusalMessage
 
+# kinds that may be sent clear to a device whose key is unknown here: it may have lost its key
 EXEMPT = frozenset(("floor", "refusal"))
-"""Kinds that may be sent clear to a device whose key is unknown here: it may have lost its key."""
 
 
 class EncryptedBodies(BodyCodec):

@@ -19,8 +19,7 @@ from edge_sdk.extensions.encryption.hpke import PUBLIC_SIZE, DecryptionKey
 from edge_sdk.protocol.keys import kid_of, write_atomically
 
 _NAME = re.compile(r"(\d{1,9})\.key")
-_KEPT = 3
-"""Number of keys kept by ``EncryptionKeys.present`` when it makes another."""
+_KEPT = 3  # number of keys kept by ``EncryptionKeys.present`` when it makes another
 
 
 class EncryptionKeyError(Failure):

@@ -34,9 +34,7 @@ from edge_sdk.app.cli import CommandResult
 from edge_sdk.app.clock import DAY, SystemClock
 from edge_sdk.app.extensions import ExtensionIndex
 
-LONGEST_OVERLAP = 400
-"""Longest validity of a former key, days: as long as the list of keys itself."""
-
+LONGEST_OVERLAP = 400  # longest validity of a former key, days: as long as the list of keys itself
 KEYS = ("root", "aggregator")
 
 

@@ -38,8 +38,7 @@ from edge_sdk.protocol.keys import (
 )
 from edge_sdk.protocol.root_keys import RootKeys, read_root
 
-NEXT_KEY = "root-next.key"
-"""Private key of the next root, where none is named."""
+NEXT_KEY = "root-next.key"  # private key of the next root, where none is named
 
 
 @dataclass(frozen=True, slots=True)

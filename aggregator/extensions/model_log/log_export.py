@@ -23,9 +23,7 @@ if TYPE_CHECKING:  # an outsider who verifies an export opens no database
     from aggregator.store.store import Store
 
 FORMAT = "gridfed-model-log/1"
-LINE_LIMIT = 4096
-"""Most characters of a line."""
-
+LINE_LIMIT = 4096  # most characters of a line
 _HEADER = {"format": str, "fleet": str, "run": int, "note": str}
 _LEAF = {
     "leaf": int, "time": int, "round": int, "version": int, "serial": int, "digest": str, "bundle": str,

@@ -120,8 +120,7 @@ def logged(
 
 logger = logging.getLogger(__name__)
 
-FORKED = "LOG_FORK_ON_DEVICE"
-"""Counter of hellos with a checkpoint that is none of the log."""
+FORKED = "LOG_FORK_ON_DEVICE"  # counter of hellos with a checkpoint that is none of the log
 
 
 class LogProver(ServerExtension):

@@ -14,9 +14,7 @@ from aggregator.extensions.papers.graph.sites import Site as Place
 from aggregator.extensions.papers.graph.sites import adjacency, distances
 from edge_sdk.app.schema import SchemaError
 
-Site = tuple[float, float]
-"""Latitude and longitude in degrees."""
-
+Site = tuple[float, float]  # latitude and longitude in degrees
 Pairs = frozenset[tuple[str, str]]
 _SITES, _PAIRS = ["client", "latitude", "longitude"], ["client", "neighbour"]
 

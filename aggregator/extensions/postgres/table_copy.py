@@ -16,9 +16,7 @@ from aggregator.store.errors import DatabaseError
 from aggregator.store.schema import fact, prepare, put_fact
 from edge_sdk.app.sqlite_file import transaction
 
-MIGRATING = "migrating"
-"""Fact of a database into which a migration has not ended."""
-
+MIGRATING = "migrating"  # fact of a database into which a migration has not ended
 _PAGE = 256  # rows read and written at a time
 _OWN = (MIGRATING, JOURNAL_END)  # facts that are of one database only
 

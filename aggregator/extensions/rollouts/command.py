@@ -41,8 +41,8 @@ from edge_sdk.app.clock import SystemClock
 from edge_sdk.extensions.rollouts.messages import RolloutMessage
 from edge_sdk.protocol.envelope import ROOT
 
+# the gate's names with their default values; margin, shadow and bound are per cent
 GATE = {"days": 3.0, "least": 5.0, "margin": 1.5, "shadow": 100.0, "bound": 1.0}
-"""The gate's names with their default values; margin, shadow and bound are per cent."""
 
 
 def add_arguments(parser: ArgumentParser) -> None:

@@ -16,8 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-SHARES: Final = (0.6, 0.7, 0.8, 0.9, 0.97)
-"""Shares of lost days that the bets are best for."""
+SHARES: Final = (0.6, 0.7, 0.8, 0.9, 0.97)  # shares of lost days that the bets are best for
 
 
 @dataclass(frozen=True, slots=True)

@@ -155,8 +155,8 @@ def water_level(distances: Matrix, spread: float) -> Matrix:
     return weights
 
 
+# returns the geometric median for shares; starts with the second, distances of the rows to a point
 Search = Callable[[Matrix, Matrix | None], MedianFit]
-"""Returns the geometric median for shares; starts with the second, distances of the rows to a point."""
 
 
 def _search(rows: Rows, smooth: float, steps: int) -> Search:

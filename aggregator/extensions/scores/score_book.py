@@ -34,8 +34,7 @@ from edge_sdk.protocol.envelope import Sealed
 
 logger = logging.getLogger(__name__)
 
-EARLY, LATE = 1, 2
-"""Days by which the day of an answer may be after and before server time."""
+EARLY, LATE = 1, 2  # days by which the day of an answer may be after and before server time
 _SUFFIX = ".answers"
 
 

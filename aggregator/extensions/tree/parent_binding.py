@@ -19,9 +19,9 @@ ParentFleet = Annotated[str, Matches(r"[A-Za-z0-9][A-Za-z0-9_-]{0,31}")]
 RoundCount = Annotated[int, Between(1, 1_000_000)]
 Count = Annotated[int, Between(1, 2**31 - 1)]
 
+# methods of a site: each keeps one common model and nothing else of the parent's concern
 SITE_METHODS = ("fedsgd", "fedavg", "fedprox", "fedavgm", "fedadam", "fedatt", "fedgru", "fedntp")
-"""Methods of a site: each keeps one common model and nothing else of the parent's concern."""
-
+# methods of a parent: each asks with a common model, and is answered with a difference or weights
 PARENT_METHODS = (
     "fedavg",
     "fedprox",
@@ -33,7 +33,6 @@ PARENT_METHODS = (
     "fedasync",
     "fedbuff",
 )
-"""Methods of a parent: each asks with a common model, and is answered with a difference or weights."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,8 +26,7 @@ from edge_sdk.protocol.keys import (
 from edge_sdk.protocol.root_keys import read_root
 from edge_sdk.session.key_ring import FollowedRoot, KeyRing
 
-FOLDER = "parent"
-"""Folder inside the aggregator's state folder that holds the session's store."""
+FOLDER = "parent"  # folder inside the aggregator's state folder that holds the session's store
 
 
 def key_file(config: AggregatorConfig, parent: ParentSection) -> Path:

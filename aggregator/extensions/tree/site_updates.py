@@ -14,8 +14,7 @@ from edge_sdk.protocol.codec import pack_tensor
 from edge_sdk.protocol.contract.method import Up
 from edge_sdk.protocol.outbox_state import UplinkCounters
 
-Turn = tuple[int, int, int, int]
-"""Run, round, attempt and step of a task of the parent."""
+Turn = tuple[int, int, int, int]  # run, round, attempt and step of a task of the parent
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,9 +32,8 @@ from edge_sdk.extensions.sources.csv_head import fields_of, header_of
 from edge_sdk.extensions.sources.json_path import JsonPath, PathError
 from edge_sdk.extensions.weather.messages import WEATHER_LIMIT, WeatherMessage
 
+# canonical streams of weather, in °C, m/s and W/m²
 STREAMS: Final = ("weather.temperature", "weather.wind_speed", "weather.irradiance")
-"""Canonical streams of weather, in °C, m/s and W/m²."""
-
 OPEN_METEO: Final = {
     "weather.temperature": "$.hourly.temperature_2m[*]",
     "weather.wind_speed": "$.hourly.wind_speed_10m[*]",

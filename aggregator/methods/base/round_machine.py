@@ -27,20 +27,15 @@ from edge_sdk.protocol.contract.method import (
 from edge_sdk.protocol.contract.parameter_layout import Vector
 
 ASK = "train"
+# the event that opens the first round of a run; later rounds open by themselves
 OPEN = Due(round=0, ask="open")
-"""The event that opens the first round of a run; later rounds open by themselves."""
-
+# the ``ask`` of a ``Due`` that abandons a round after a defect; no update of it is used
 ABANDON = "abandon"
-"""The ``ask`` of a ``Due`` that abandons a round after a defect; no update of it is used."""
-
-AGAIN = "again"
-"""The ``ask`` of a ``Due`` that begins an open round with turns again."""
-
+AGAIN = "again"  # the ``ask`` of a ``Due`` that begins an open round with turns again
+# reported reason of a round that was abandoned after a defect
 DEFECT = "internal error while closing the round; see the dead letters"
-"""Reported reason of a round that was abandoned after a defect."""
-
+# reported reason of a round whose result is not finite
 NOT_FINITE = "model contains non-finite values"
-"""Reported reason of a round whose result is not finite."""
 
 
 @dataclass(frozen=True, slots=True)

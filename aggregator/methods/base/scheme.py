@@ -16,8 +16,7 @@ from edge_sdk.protocol.contract.method import Update
 from edge_sdk.shared_math.optim import IDENTITY, Transform
 
 Shares = NDArray[np.float64]
-Averaged = Any
-"""State of the family: ``aggregator.methods.fedavg.Averaged``, or a subclass."""
+Averaged = Any  # state of the family: ``aggregator.methods.fedavg.Averaged``, or a subclass
 
 
 class Scheme(Protocol):

@@ -36,8 +36,8 @@ def task(steps: int, rate: float, **more: float) -> dict[str, float]:
     return {"steps": float(steps), "rate": rate, **more}
 
 
+# returns the waiting updates with one more, and leaves the argument as it is
 AddRow = Callable[[Mapping[str, Array], str, Array], Mapping[str, Array]]
-"""Returns the waiting updates with one more, and leaves the argument as it is."""
 
 
 def with_row(pending: Mapping[str, Array], name: str, vector: Array) -> Mapping[str, Array]:

@@ -55,8 +55,8 @@ def replaced(state: Any, **changes: Any) -> Any:  # noqa: ANN401 - any half's st
     return dataclasses.replace(state, **changes)
 
 
+# number of completed rounds that a stage lasts, and the learning rate of its local steps
 RateStage = tuple[Count, Rate]
-"""Number of completed rounds that a stage lasts, and the learning rate of its local steps."""
 
 
 def rate_at(stages: Sequence[RateStage], completed: int) -> float:
@@ -117,9 +117,7 @@ def in_stages(half: Half[Any], stages: Sequence[RateStage]) -> Half[Any]:
     return half._replace(apply=apply)
 
 
-STEP = "step"
-"""Name of the step among the arrays of a common task: the bytes of its ``q8``, uint8."""
-
+STEP = "step"  # name of the step among the arrays of a common task: the bytes of its ``q8``, uint8
 Leaves = Mapping[str, Any]
 
 
@@ -154,8 +152,8 @@ def adopted(
     return w, {STEP: np.frombuffer(blob, np.uint8), "residual": wanted - w}
 
 
+# returns the model that devices reach, from the one before and the method's new one
 Announce = Callable[[NDArray[np.float64], NDArray[np.float64]], NDArray[np.float64]]
-"""Returns the model that devices reach, from the one before and the method's new one."""
 
 
 def exact(_before: NDArray[np.float64], after: NDArray[np.float64]) -> NDArray[np.float64]:

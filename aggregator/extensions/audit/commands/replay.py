@@ -28,13 +28,13 @@ from aggregator.store.store import Store
 from aggregator.store.types import RunRecord
 from edge_sdk.app.cli import CommandResult
 
+# what a replay can show, and what it cannot
 LIMITS = (
     "Every single round is exact: it begins with the recorded model, which the devices answered.",
     "The chained result is exact for the first round; later rounds apply recorded updates to another model.",
     "Losses are those that devices reported for the recorded model; the aggregator has no readings.",
     "Only journalled updates are replayed; a refused update is not in the journal.",
 )
-"""What a replay can show, and what it cannot."""
 
 
 def add_arguments(parser: ArgumentParser) -> None:

@@ -344,6 +344,7 @@ def _outdated_rules(args: Namespace) -> list[str]:
     return [one for one in found if one]
 
 
+# function of each action by name
 ACTIONS: Mapping[str, Callable[[Namespace], CommandResult]] = {
     "find": find_broker,
     "start": start_broker,
@@ -351,4 +352,3 @@ ACTIONS: Mapping[str, Callable[[Namespace], CommandResult]] = {
     "access": write_access_rules,
     "check": check_config,
 }
-"""Function of each action by name."""

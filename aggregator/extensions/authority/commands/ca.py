@@ -33,9 +33,8 @@ from edge_sdk.app.cli import CommandResult
 from edge_sdk.link.tls_files import qualified
 from edge_sdk.protocol.topics import is_device_id, is_fleet_id
 
+# common name of an aggregator's certificate: the broker's access rules know it by this name
 AGGREGATOR = "_agg"
-"""Common name of an aggregator's certificate: the broker's access rules know it by this name."""
-
 YEARS, DAYS, LIST_DAYS = 10, 365, 30
 ROLES = ("device", "aggregator", "broker")
 

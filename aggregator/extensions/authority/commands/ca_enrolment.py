@@ -292,10 +292,10 @@ def _now() -> datetime:
     return datetime.now(UTC).replace(microsecond=0)
 
 
+# function of each action by name
 ACTIONS: Mapping[str, Callable[[Namespace], CommandResult]] = {
     "passwords": write_passwords,
     "serve": serve,
     "approve": approve_member,
     "status": show_members,
 }
-"""Function of each action by name."""

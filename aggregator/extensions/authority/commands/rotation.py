@@ -21,8 +21,7 @@ from aggregator.extensions.authority.folder import CERTIFICATE, load_folder
 from aggregator.operations.signing_keys import is_token_uri
 from edge_sdk.app.cli import CommandResult
 
-LIFETIME = timedelta(days=3652)
-"""Validity of a new authority's certificate, as of `ca init`."""
+LIFETIME = timedelta(days=3652)  # validity of a new authority's certificate, as of `ca init`
 
 
 def rotate(args: Namespace, config: AggregatorConfig) -> CommandResult:

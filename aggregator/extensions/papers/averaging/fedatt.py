@@ -26,8 +26,7 @@ from aggregator.rules import NOTHING, Memory, Rows, Rule, RuleVerdict, TooFewRow
 from edge_sdk.app.schema import Matches, SchemaError
 from edge_sdk.protocol.contract.method import Half
 
-UNLISTED = "unlisted"
-"""The cluster of every client that is in no configured cluster."""
+UNLISTED = "unlisted"  # the cluster of every client that is in no configured cluster
 
 
 @dataclass(frozen=True, slots=True)

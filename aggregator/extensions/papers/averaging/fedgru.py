@@ -13,8 +13,8 @@ from edge_sdk.protocol.contract.method import Half
 from edge_sdk.protocol.contract.parameter_layout import Layer
 
 LEAST_SHARE = 0.1
+# gate blocks in the weights of a recurrent layer; the shipped models name the layer ``body``
 GATES: Mapping[str, int] = MappingProxyType({"gru": 3, "lstm": 4})
-"""Gate blocks in the weights of a recurrent layer; the shipped models name the layer ``body``."""
 
 
 @dataclass(frozen=True, slots=True)

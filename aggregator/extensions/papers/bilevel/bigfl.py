@@ -24,9 +24,7 @@ Rounds = Annotated[int, Between(1, 2**31 - 1)]
 Near = Callable[[tuple[str, ...]], NDArray[np.bool_]]
 Products = Annotated[int, Between(1, 1000)]
 
-WIDEST: Final = 2048
-"""Largest model width for which the map may be any matrix."""
-
+WIDEST: Final = 2048  # largest model width for which the map may be any matrix
 _OPTIMISERS = {"bundle": 0.0, "sgd": 1.0, "adam": 2.0}
 _SOLVERS = {"conjugate": 0.0, "neumann": 1.0}
 

@@ -51,8 +51,7 @@ from edge_sdk.protocol.contract.method import Array, Due, Effects, Event, Half, 
 from edge_sdk.protocol.contract.parameter_layout import Vector
 
 Matrix = NDArray[np.float64]
-SOLVE = "solve"
-"""The second task of a round."""
+SOLVE = "solve"  # the second task of a round
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,8 +20,7 @@ from edge_sdk.extensions.papers.bilevel_map import Basis, Slopes, weighted_sum
 
 Matrix = NDArray[np.float64]
 
-SHORTEST = 1e-8
-"""Least norm of a vector when an angle is computed."""
+SHORTEST = 1e-8  # least norm of a vector when an angle is computed
 
 
 def normalised(adjacent: NDArray[np.bool_] | Matrix) -> Matrix:

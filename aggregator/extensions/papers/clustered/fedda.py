@@ -196,8 +196,7 @@ METHOD = Method(FedDA, fedda, own=True, is_stepped=True)
 
 Floats = NDArray[np.float64]
 
-ITERATIONS = 100
-"""Most steps of the k-means; it ends sooner where no label changes."""
+ITERATIONS = 100  # most steps of the k-means; it ends sooner where no label changes
 
 
 def shape_of(profile: NDArray[np.floating]) -> Floats:

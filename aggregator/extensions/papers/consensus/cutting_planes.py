@@ -106,8 +106,7 @@ def even(count: int) -> Floats:
     return filled
 
 
-PRIOR = "prior"
-"""The plane that weighs all known clients equally."""
+PRIOR = "prior"  # the plane that weighs all known clients equally
 
 
 @dataclass(frozen=True, slots=True)

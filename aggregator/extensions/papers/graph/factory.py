@@ -22,11 +22,10 @@ from edge_sdk.app.schema import Between, Length, Matches, SchemaError, build
 
 Station = Annotated[str, Matches(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")]
 Few = Annotated[int, Between(1, 16)]
-MOST = 4096
-"""Largest number of slots of a dense graph: its tables grow with their square."""
-
+MOST = 4096  # largest number of slots of a dense graph: its tables grow with their square
 _TORCH = frozenset({"blocks", "dtype", "device", "memory_mb"})
 _EDGES = frozenset({"threshold", "nearest"})
+# options of ``[run.graph]`` that have an effect on each kind, beside ``sites`` and ``capacity``
 OPTIONS: Mapping[str, frozenset[str]] = MappingProxyType(
     {
         "pfgl": _TORCH | _EDGES | {"order", "attention", "residual_ln", "astgcn_order"},
@@ -35,7 +34,6 @@ OPTIONS: Mapping[str, frozenset[str]] = MappingProxyType(
         "diffusion": _EDGES | {"order"},
     }
 )
-"""Options of ``[run.graph]`` that have an effect on each kind, beside ``sites`` and ``capacity``."""
 
 
 @dataclass(frozen=True, slots=True)

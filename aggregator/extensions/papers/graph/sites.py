@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 from aggregator.extensions.papers.graph.laplacian import Matrix
 from edge_sdk.app.schema import Between
 
-EARTH = 6371.0088
-"""Mean radius of the Earth in km (IUGG)."""
+EARTH = 6371.0088  # mean radius of the Earth in km (IUGG)
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,14 +32,10 @@ from edge_sdk.protocol.contract.method import Array, Effects, Half, Task, Update
 from edge_sdk.protocol.contract.parameter_layout import Vector
 
 Matrix = NDArray[np.float64]
-Mixing = Callable[[Rows], Mixed]
-"""Map from rows to each client's own mixture."""
-
+Mixing = Callable[[Rows], Mixed]  # map from rows to each client's own mixture
+# clients up to which a round's report has the whole matrix; the kept history has it always
 SHOWN = 64
-"""Clients up to which a round's report has the whole matrix; the kept history has it always."""
-
-CELLS = 1_000_000
-"""Largest number of weights in the kept history, except the newest round."""
+CELLS = 1_000_000  # largest number of weights in the kept history, except the newest round
 
 
 @dataclass(frozen=True, slots=True)

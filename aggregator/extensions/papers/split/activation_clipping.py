@@ -14,20 +14,15 @@ from numpy.typing import NDArray
 Array = NDArray[Any]
 Mask = NDArray[np.bool_]
 
-MEDIANS = 3.0
-"""Largest accepted norm, in medians over the stations."""
-
+MEDIANS = 3.0  # largest accepted norm, in medians over the stations
 RANGE = 32.0
 """Largest accepted norm of a station, as a multiple of its own largest accepted one. Its own past
 counts as at least the stations' median, and as at most ``MEDIANS`` medians, which bounds a slow
 rise."""
+# the same limit for weights, which change less from round to round than windows do
 WEIGHTS_RANGE = 4.0
-"""The same limit for weights, which change less from round to round than windows do."""
-LONGEST = 1e6
-"""Norm of a row of activations or gradients that no scaled model reaches."""
-FADING = 0.9
-"""Factor of a station's past norm from one turn to the next, if nothing longer arrives."""
-
+LONGEST = 1e6  # norm of a row of activations or gradients that no scaled model reaches
+FADING = 0.9  # factor of a station's past norm from one turn to the next, if nothing longer arrives
 _TINY = 1e-12
 
 

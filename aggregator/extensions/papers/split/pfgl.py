@@ -21,9 +21,8 @@ from edge_sdk.app.schema import SchemaError
 from edge_sdk.protocol.array_fragments import PIECE
 from edge_sdk.protocol.contract.method import Half
 
+# largest size in bytes of four arrays of all stations: activations, results, and gradients
 MEMORY = 4 << 30
-"""Largest size in bytes of four arrays of all stations: activations, results, and gradients."""
-
 _CHOICES = {"last": 0.0, "fleet": 2.0}
 _OPTIMISERS = {"bundle": 0.0, "sgd": 1.0, "adam": 2.0}
 

@@ -35,8 +35,7 @@ from edge_sdk.protocol.contract.method import (
 )
 from edge_sdk.protocol.contract.parameter_layout import Vector
 
-MEANS = 1_000_000
-"""Scalars of the stations' mean activations up to which they are kept over rounds."""
+MEANS = 1_000_000  # scalars of the stations' mean activations up to which they are kept over rounds
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 from aggregator.extensions.papers.split.split_types import Ids, SplitBinding, SplitRoundState
 from edge_sdk.protocol.contract.method import Array
 
-KNOWN = 4096
-"""Largest number of single windows whose activations a round keeps for later turns."""
+KNOWN = 4096  # largest number of single windows whose activations a round keeps for later turns
 
 
 def filled(state: SplitRoundState, binding: SplitBinding) -> Array:

@@ -162,9 +162,8 @@ def written(task: Task, contract: Contract, about: SplitDriver) -> Iterator[mess
         yield messages.TaskMessage(**whole, enc=enc, shape=shape, **piece._asdict())
 
 
+# predicate: whether a signal of this sender, step and shape is wanted now
 Wants = Callable[[method.Signal, tuple[int, ...]], bool]
-"""Predicate: whether a signal of this sender, step and shape is wanted now."""
-
 _NOTHING: Any = np.zeros(0, np.float32)
 
 
