@@ -32,5 +32,4 @@ def __getattr__(name: str) -> object:
 
 
 def __dir__() -> list[str]:
-    """List the public names."""
     return sorted(__all__)

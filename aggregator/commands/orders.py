@@ -158,7 +158,6 @@ class Label:
 
     @staticmethod
     def run(args: Namespace) -> CommandResult:
-        """Change the labels."""
         changes = parse_labels(args.labels)
         if not changes:
             raise CommandError("label: expected NAME=VALUE, as in region=north")

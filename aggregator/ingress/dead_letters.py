@@ -116,7 +116,6 @@ class DeadLetters:
         return [letter for letter in found if letter is not None]
 
     def letter(self, name: str) -> Letter:
-        """Return one letter."""
         found = next((one for one in self.letters() if one.name == name), None)
         if found is None:
             raise LetterError(

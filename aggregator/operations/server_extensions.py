@@ -155,7 +155,6 @@ class ServerExtensions:
         self.follow(config)
 
     def __iter__(self) -> Iterator[ServerExtension]:
-        """Iterate over those that are loaded, in the order of the index."""
         return (one for _, one in self._named())
 
     def load(self, config: AggregatorConfig) -> None:
@@ -214,7 +213,6 @@ class ServerExtensions:
             self._step(entry, partial(one.on_tick, now))
 
     def close(self) -> None:
-        """Close every extension."""
         for one in self:
             one.close()
 

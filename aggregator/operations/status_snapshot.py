@@ -88,7 +88,6 @@ class StatusView:
                 self.isolation.metrics.moved_at.set(version.time / 1000)
 
     def count(self, version: Version) -> None:
-        """Record a closed round."""
         self.closed.append(restored(version))
         rounds = self.unanswered.count(version)
         for name, found in self._unanswered(version.run).items():

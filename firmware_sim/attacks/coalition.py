@@ -37,7 +37,6 @@ class Coalition:
     _silent: set[str] = field(default_factory=set)
 
     def record(self, device: str, of_round: int, vector: Row) -> None:
-        """Record an honest update."""
         if of_round >= ALONE:
             return
         rounds = self._updates.setdefault(device, {})

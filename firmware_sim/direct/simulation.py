@@ -24,7 +24,6 @@ class VirtualClock:
     now: float = 0.0
 
     def monotonic(self) -> float:
-        """Return the virtual seconds."""
         return self.now
 
     def advance(self, at: float) -> None:

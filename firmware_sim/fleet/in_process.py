@@ -158,7 +158,6 @@ class Fleet:
         self._stack.close()
 
     def __enter__(self) -> Self:
-        """Return the fleet for a ``with`` block."""
         return self
 
     def __exit__(self, *_: object) -> None:

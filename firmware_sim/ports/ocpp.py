@@ -45,7 +45,6 @@ class CallMessage:
     is_start: bool = False  # true if the answer contains that number
 
     def text(self, number: str, transaction: int | None, *, is_offline: bool) -> str:
-        """Return the message as text."""
         payload = self.payload
         if transaction is not None:
             payload = payload | {"transactionId": transaction}
@@ -69,7 +68,6 @@ class OcppVersion:
         return CallMessage("BootNotification", {"reason": "PowerUp", "chargingStation": station})
 
     def started(self, seen: SocketSample, session: str) -> CallMessage:
-        """Return the message for the start of a session."""
         if self.version == "1.6":
             payload = {
                 "connectorId": seen.socket,

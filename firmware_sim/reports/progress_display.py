@@ -77,7 +77,6 @@ class RemainingTime:
     """Estimates the remaining time of each computation from its pace."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        """Read the time from ``clock``."""
         self._clock = clock
         self._began: dict[str, tuple[float, int]] = {}
 

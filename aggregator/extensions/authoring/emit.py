@@ -87,7 +87,6 @@ class Emitter:
         return list(self._made[key])
 
     def const(self, values: Any) -> str:  # noqa: ANN401 - whatever numpy takes
-        """Return the name of a constant."""
         array = np.asarray(values)
         key = (array.dtype.str, array.shape, array.tobytes())
         if key not in self._made:

@@ -17,7 +17,6 @@ class LoadMlp(nn.Module):
     """
 
     def __init__(self, channels: int = 8, lookback: int = 12, horizon: int = 1) -> None:
-        """Initialise the parameters; seed torch first for reproducible ones."""
         super().__init__()
         self.body = nn.Sequential(
             nn.Flatten(),
@@ -49,7 +48,6 @@ class LoadLstm(nn.Module):
     def __init__(
         self, channels: int = 8, lookback: int = 12, horizon: int = 1, hidden: int = 20
     ) -> None:
-        """Initialise the parameters; seed torch first for reproducible ones."""
         super().__init__()
         self.lstm = nn.LSTM(channels, hidden, num_layers=2, batch_first=True)
         self.head = head(hidden * lookback, horizon)
@@ -81,7 +79,6 @@ class LoadGru(nn.Module):
     def __init__(
         self, channels: int = 8, lookback: int = 12, horizon: int = 1, hidden: int = 20
     ) -> None:
-        """Initialise the parameters; seed torch first for reproducible ones."""
         super().__init__()
         self.gru = nn.GRU(channels, hidden, num_layers=2, batch_first=True)
         self.head = head(hidden * lookback, horizon)
@@ -116,7 +113,6 @@ class CellsMlp(nn.Module):
     """
 
     def __init__(self, horizon: int = 1) -> None:
-        """Initialise the parameters; seed torch first for reproducible ones."""
         super().__init__()
         self.horizon = horizon
         self.body = nn.Sequential(
@@ -136,7 +132,6 @@ class CellsRecurrent(nn.Module):
     """Two recurrent layers of 64 over three steps: an hour of closeness beside a day of period."""
 
     def __init__(self, layer: type[nn.GRU | nn.LSTM], horizon: int) -> None:
-        """Initialise the parameters; seed torch first for reproducible ones."""
         super().__init__()
         self.horizon = horizon
         self.body = layer(1 + horizon, WIDTH, num_layers=2, batch_first=True)
@@ -157,7 +152,6 @@ class CellsGru(CellsRecurrent):
     """
 
     def __init__(self, horizon: int = 1) -> None:
-        """Initialise the parameters; seed torch first for reproducible ones."""
         super().__init__(nn.GRU, horizon)
 
 
@@ -169,7 +163,6 @@ class CellsLstm(CellsRecurrent):
     """
 
     def __init__(self, horizon: int = 1) -> None:
-        """Initialise the parameters; seed torch first for reproducible ones."""
         super().__init__(nn.LSTM, horizon)
 
 
@@ -181,7 +174,6 @@ class CellsBranches(nn.Module):
     """
 
     def __init__(self, horizon: int = 1) -> None:
-        """Initialise the parameters; seed torch first for reproducible ones."""
         super().__init__()
         self.horizon = horizon
         self.branches = nn.ModuleDict(

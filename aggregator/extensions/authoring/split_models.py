@@ -29,7 +29,6 @@ class ConvEncoder(nn.Module):
     """
 
     def __init__(self, channels: int, width: int) -> None:
-        """Initialise the parameters; seed torch first for reproducible ones."""
         super().__init__()
         self.conv = nn.Conv1d(channels, width, 3, padding=1)
 
@@ -46,7 +45,6 @@ class LstmEncoder(nn.Module):
     """
 
     def __init__(self, channels: int, width: int) -> None:
-        """Initialise the parameters; seed torch first for reproducible ones."""
         super().__init__()
         self.first = nn.LSTM(channels, width // 2, batch_first=True)
         self.second = nn.LSTM(width // 2, width, batch_first=True)
@@ -65,7 +63,6 @@ class ConvDecoder(nn.Module):
     """
 
     def __init__(self, width: int, steps: int, hidden: int, horizon: int, levels: int) -> None:
-        """Initialise the parameters; seed torch first for reproducible ones."""
         super().__init__()
         self.shape = (horizon, levels)
         self.conv = nn.Conv1d(2 * width, width, 3, padding=1)
@@ -99,7 +96,6 @@ class GruDecoder(nn.Module):
     """
 
     def __init__(self, width: int, horizon: int, levels: int) -> None:
-        """Initialise the parameters; seed torch first for reproducible ones."""
         super().__init__()
         self.horizon = horizon
         self.cell = nn.GRU(levels, 2 * width, batch_first=True)
@@ -123,7 +119,6 @@ class Lstm(nn.Module):
     """
 
     def __init__(self, channels: int, width: int, horizon: int, levels: int) -> None:
-        """Initialise the parameters; seed torch first for reproducible ones."""
         super().__init__()
         self.shape = (horizon, levels)
         self.body = LstmEncoder(channels, width)

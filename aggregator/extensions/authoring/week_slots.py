@@ -52,7 +52,6 @@ class WeekSlots(nn.Module):
         ahead: bool = False,
         relative: bool = True,
     ) -> None:
-        """Initialise the parameters; seed torch first for reproducible ones."""
         super().__init__()
         self.shape, self.days = (horizon, levels), days
         self.weather, self.ahead, self.relative = weather, ahead, relative

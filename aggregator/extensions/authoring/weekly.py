@@ -29,7 +29,6 @@ class Weekly(nn.Module):
     """
 
     def __init__(self, horizon: int, lookback: int = 32, width: int = 128, levels: int = 3) -> None:
-        """Initialise the parameters; seed torch first for reproducible ones."""
         super().__init__()
         self.shape = (horizon, levels)
         self.near = horizon + 2 * AROUND

@@ -145,7 +145,6 @@ class Record:
         return [IssuedCertificate(*row) for row in rows]
 
     def add(self, one: IssuedCertificate, key_digest: str = "", der: bytes | None = None) -> None:
-        """Record a certificate."""
         self._db.execute(
             "INSERT INTO certificates (serial, name, role, issued, expires, revoked, key_digest, der,"
             " issuer) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",

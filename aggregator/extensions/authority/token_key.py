@@ -75,9 +75,7 @@ class TokenKey(ec.EllipticCurvePrivateKey):
         raise UnsupportedAlgorithm("a private key stays in its token")
 
     def __copy__(self) -> TokenKey:
-        """Return this key."""
         return self
 
     def __deepcopy__(self, memo: dict[int, object]) -> TokenKey:
-        """Return this key."""
         return self

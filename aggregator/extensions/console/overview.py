@@ -161,7 +161,6 @@ class StoreOverview:
         return " AND ".join(parts), values
 
     def spent(self) -> list[int]:
-        """Return the releases of every enrolled device."""
         rows = self._db.execute(
             "SELECT coalesce(ledgers.spent, 0) FROM clients LEFT JOIN ledgers"
             " ON ledgers.device = clients.id WHERE state = 'enrolled'"

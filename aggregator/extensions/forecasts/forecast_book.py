@@ -117,7 +117,6 @@ class ForecastCollection(ServerExtension):
         self._book = ForecastBook.of(config)
 
     def receivers(self) -> Mapping[str, Receiver]:
-        """Receive forecasts."""
         return {ForecastMessage.kind: (ForecastMessage, self._receive)}
 
     def _receive(self, sealed: Sealed, forecast: ForecastMessage) -> str:

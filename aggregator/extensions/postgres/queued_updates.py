@@ -117,7 +117,6 @@ class QueuedUpdates(ServerExtension):
                 checked.labels(one.name, result).set(number)
 
     def status(self) -> Mapping[str, Any]:
-        """Return state and counts of each worker."""
         found = {
             one.name: {"state": "alive" if one.is_alive else "gone", "queued": one.queued}
             | dict(one.counts)
@@ -126,6 +125,5 @@ class QueuedUpdates(ServerExtension):
         return {"workers": found} if found else {}
 
     def close(self) -> None:
-        """Close the queue."""
         if self._queue is not None:
             self._queue.close()

@@ -47,7 +47,6 @@ class DayAnswers:
     supported: dict[LocalHistogram, list[int]] = field(default_factory=dict)
 
     def add(self, device: str, mechanism: LocalHistogram, answer: bytes) -> None:
-        """Add the answer of a device."""
         cells = mechanism.supported(answer)
         counts = self.supported.setdefault(mechanism, [0] * (1 + mechanism.cells))
         self.devices.add(device)

@@ -354,6 +354,5 @@ class StatusPage(ServerExtension):
             logger.info("http server started %s", fields(address=self._page.address))
 
     def close(self) -> None:
-        """Stop serving."""
         if self._page is not None:
             self._page.close()

@@ -128,7 +128,6 @@ class _Shell:
         )
 
     def apply(self, state: Bilevel, event: Event) -> tuple[Bilevel, Effects]:
-        """Apply one event."""
         match event:
             case Update(sender=client, round=number) if number == state.questions.get(client):
                 return self._solution(state, event)
