@@ -60,13 +60,14 @@ from aggregator.methods.base import round_machine
 from aggregator.methods.base.round_machine import (
     ASK,
     NOT_FINITE,
+    Averaging,
     RoundHooks,
     RoundOutcome,
     Rounds,
     RoundState,
     published,
+    round_report,
 )
-from aggregator.methods.base.scheme import Averaging, round_report
 from aggregator.methods.base.server_optim import adam, momentum, sgd
 from aggregator.methods.base.types import AddRow, Prox, Rate, Setup, Share, Steps, task, with_row
 from aggregator.methods.base.wrappers import Announce, exact, with_steps

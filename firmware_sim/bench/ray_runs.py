@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from edge_sdk.errors import Failure
-from firmware_sim.bench.run_record import definition, digest_of, versions
+from firmware_sim.bench.results import definition, digest_of, versions
 from firmware_sim.bench.sweep import SweepCell, SweepDefinition, record_of
 from firmware_sim.reports.progress_display import PlainDisplay
 

@@ -16,8 +16,7 @@ from typing import Any, Protocol
 
 from edge_sdk.errors import USAGE, Failure
 from firmware_sim.attacks.attack_plan import AttackPlan
-from firmware_sim.bench.results import write_whole
-from firmware_sim.bench.run_record import FORMAT, definition, digest_of, machine, versions
+from firmware_sim.bench.results import FORMAT, definition, digest_of, machine, versions, write_whole
 from firmware_sim.direct.run import DirectRun
 from firmware_sim.fleet.run_files import assigned
 from firmware_sim.reports.progress_display import Display

@@ -32,9 +32,8 @@ from firmware_sim.fleet.histories import check_histories, manifest_of
 from firmware_sim.fleet.processes import ProcessGroup, RunningProgram, stoppable
 from firmware_sim.fleet.run_files import Prepared, prepare
 from firmware_sim.reports import html_page
-from firmware_sim.reports.demo_outcome import RUNS, Outcome
+from firmware_sim.reports.demo_outcome import RUNS, Outcome, OwnForecasts, each_in_turn, newcomer
 from firmware_sim.reports.evaluation import all_rolling, evaluate, traffic_of
-from firmware_sim.reports.newcomer import OwnForecasts, each_in_turn, newcomer
 from firmware_sim.reports.progress_display import Display, display
 from firmware_sim.results import (
     FEDERATED,

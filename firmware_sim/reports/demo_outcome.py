@@ -1,4 +1,4 @@
-"""Results of the demo: its table, its sentences by fixed rules, and its numbers."""
+"""Results of the demo: its table, its sentences by fixed rules, its numbers, and the home with little history."""
 
 from __future__ import annotations
 
@@ -6,13 +6,24 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
+from firmware_sim.evaluation.closed_form import ALONE as OWN_WAY
+from firmware_sim.evaluation.closed_form import PERSONAL as FLEET_WAY
+from firmware_sim.evaluation.closed_form import ClosedFormFleet
+from firmware_sim.evaluation.records import DAY, DeviceRecord
+from firmware_sim.evaluation.windows import DeviceWindows, windows
 from firmware_sim.reports import html_page
-from firmware_sim.reports.newcomer import EachInTurn, Newcomer
+from firmware_sim.reports.html_page import Panel
 from firmware_sim.results import (
     FEDERATED,
     LOCAL,
+    PERSISTENCE,
     PLFL,
+    TIE,
     DeviceResult,
+    Series,
     as_json,
     brief,
     table,
@@ -20,6 +31,197 @@ from firmware_sim.results import (
 )
 from firmware_sim.samples import SampleSet
 from firmware_sim.scenario import Scenario
+
+Times = NDArray[np.int64]
+
+OWN, YESTERDAY, LAST_WEEK = "own regression", "yesterday", "last week"
+# forecasts that a home can make without a fleet
+ALONE = {
+    PERSISTENCE: "the last reading",
+    YESTERDAY: "yesterday's reading",
+    LAST_WEEK: "last week's reading",
+    OWN: "a regression on its own record",
+    LOCAL: "the network, trained alone",
+}
+
+SHOWN_DAYS = 7
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Newcomer:
+    """A home with little history on the judged weeks."""
+
+    device: str
+    days: int
+    arm: str  # the way with a fleet, chosen on validation weeks of all homes
+    alone: str  # the forecast without a fleet that had the least error on its validation weeks
+    # mean absolute error on the judged weeks by forecast; ``arm`` among them
+    mae: Mapping[str, float]
+    # its first judged week: readings, the network's forecasts alone, ``alone`` and ``arm``
+    week: Panel
+
+    @property
+    def week_mae(self) -> dict[str, float]:
+        """Mean absolute error in the first judged week."""
+        return {name: _mae(values, self.week.truth) for name, values in self.week.forecasts.items()}
+
+    @property
+    def sentence(self) -> str:
+        """Return the result by a fixed rule: a difference below ``TIE`` counts as none."""
+        alone, fleet = self.mae[self.alone], self.mae[self.arm]
+        share = 1.0 - fleet / alone
+        size = f"{abs(share):.1%}".replace("%", " %")
+        words = f"{size} {'smaller' if share > 0 else 'larger'} than"
+        answer = "as good as" if abs(share) <= TIE else words
+        return (
+            f"The new home ({self.device}, {self.days} days of history): MAE {fleet:.3f} with the"
+            f" fleet, {self.mae[LOCAL]:.3f} with the same network trained alone. With the fleet it is"
+            f" {answer} its best forecast alone ({ALONE[self.alone]}, {alone:.3f})."
+        )
+
+    def table(self, unit: str) -> str:
+        """Return its errors as text, the largest first."""
+        first = self.week_mae
+        lines = [f"{self.device + ', MAE in ' + unit:44}{'judged weeks':>14}{'first week':>12}"]
+        for name, error in sorted(self.mae.items(), key=lambda pair: -pair[1]):
+            text = ALONE.get(name, f"with the fleet ({name})")
+            mark = " (best alone)" if name == self.alone else ""
+            week = f"{first[name]:12.3f}" if name in first else ""
+            lines.append(f"{text + mark:44}{error:14.3f}{week}".rstrip())
+        return "\n".join(lines)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class OwnForecasts:
+    """Forecasts that a home computes from its own readings, one step ahead."""
+
+    times: Times  # instants of the targets, rising, shape ``(n,)``
+    values: Mapping[str, Series]  # forecasts by name, shape ``(n,)`` each
+
+    @classmethod
+    def of(
+        cls, times: Times, values: Series, step: int, *, known: tuple[float, float], end: float
+    ) -> OwnForecasts:
+        """Fit a regression on a home's history, and forecast every step from then to an end.
+
+        Args:
+            times: Instants of the readings.
+            values: Readings; NaN where one is missing.
+            step: Seconds between two rows, a divisor of a day.
+            known: First and last moment of the history.
+            end: Moment after the last forecast.
+        """
+        home = one_step_windows(times, values, step, (*known, end))
+        found = ClosedFormFleet.of({"home": home}, seed=0).forecasts("home")
+        targets = home.record.start + home.goals * step
+        repeated = {name: home.repeated[name] for name in (YESTERDAY, LAST_WEEK)}
+        return cls(targets, repeated | {OWN: found[OWN_WAY]})
+
+    def at(self, times: Times) -> dict[str, Series]:
+        """Return the forecasts of some instants by name; NaN for none."""
+        rows = np.minimum(np.searchsorted(self.times, times), len(self.times) - 1)
+        known = self.times[rows] == times
+        return {name: np.where(known, each[rows], np.nan) for name, each in self.values.items()}
+
+
+def one_step_windows(
+    times: Times, values: Series, step: int, moments: tuple[float, float, float]
+) -> DeviceWindows:
+    """Cut the windows of a record: a history between two moments, and the rows up to a third one."""
+    start, cut, stop = (int(moment) // step for moment in moments)
+    grid = np.full(stop - start, np.nan)
+    inside = (times >= moments[0]) & (times < moments[2])
+    grid[times[inside] // step - start] = values[inside]
+    rows, day = np.arange(start, stop), DAY // step
+    record = DeviceRecord("home", start * step, grid, rows % day, (rows // day + 3) % 7)
+    return windows(record, day, 1, (cut - start, stop - start))
+
+
+@dataclass(frozen=True, slots=True)
+class EachInTurn:
+    """Errors of all homes, each in turn as the one with little history, by regression."""
+
+    days: int
+    # mean absolute error by home on the judged weeks, alone and with the fleet
+    mae: Mapping[str, tuple[float, float]]
+
+    @property
+    def sentence(self) -> str:
+        """Return the result by a fixed rule: a mean difference below ``TIE`` counts as none.
+
+        >>> EachInTurn(10, {"a": (1.0, 0.9), "b": (1.0, 0.92)}).sentence.split(": ")[1]
+        'with the fleet its error is 9.0 % smaller than alone (better on 2 of 2), by regression.'
+        >>> EachInTurn(10, {"a": (1.0, 0.99)}).sentence.split(": ")[1]
+        'with the fleet its error is as large as alone (better on 1 of 1), by regression.'
+        """
+        share = 1.0 - float(np.mean([fleet / alone for alone, fleet in self.mae.values()]))
+        better = sum(fleet < alone for alone, fleet in self.mae.values())
+        size = f"{abs(share):.1%}".replace("%", " %")
+        words = f"{size} {'smaller' if share > 0 else 'larger'} than"
+        return (
+            f"Each home in turn as the new one, {self.days} days of history: with the fleet its error"
+            f" is {'as large as' if abs(share) <= TIE else words} alone (better on {better} of"
+            f" {len(self.mae)}), by regression."
+        )
+
+
+def each_in_turn(
+    records: Mapping[str, tuple[Times, Series]],
+    step: int,
+    days: int,
+    *,
+    start: float,
+    until: float,
+    judged: tuple[float, float],
+) -> EachInTurn:
+    """Solve the fleet's regression with each home in turn as the one with little history.
+
+    Args:
+        step: Seconds between two rows.
+        start: First moment of all other histories.
+        until: Moment at which all histories end.
+        judged: First and last moment of the judged part.
+    """
+    whole = {
+        name: one_step_windows(*record, step, (start, until, judged[1]))
+        for name, record in records.items()
+    }
+    found = {}
+    for name, record in records.items():
+        home = one_step_windows(*record, step, (until - days * DAY, until, judged[1]))
+        fleet = ClosedFormFleet.of({**whole, name: home}, seed=0).forecasts(name)
+        late = home.record.start + home.goals * step >= judged[0]
+        error = {way: _mae(fleet[way][late], home.truth[late]) for way in (OWN_WAY, FLEET_WAY)}
+        found[name] = error[OWN_WAY], error[FLEET_WAY]
+    return EachInTurn(days, found)
+
+
+def newcomer(
+    arm: str, days: int, *, validation: Panel, judged: Panel, own: OwnForecasts
+) -> Newcomer:
+    """Choose the home's best forecast alone on validation weeks, and compare on the judged ones.
+
+    Args:
+        arm: The way with a fleet.
+        own: What it computes from its own readings.
+    """
+    early, late = (
+        {name: panel.forecasts[name] for name in (PERSISTENCE, LOCAL)} | own.at(panel.times)
+        for panel in (validation, judged)
+    )
+    alone = min(early, key=lambda name: _mae(early[name], validation.truth))
+    late[arm] = judged.forecasts[arm]
+    mae = {name: _mae(values, judged.truth) for name, values in late.items()}
+    part = judged.times < judged.times[0] + SHOWN_DAYS * DAY
+    shown = {name: late[name][part] for name in (LOCAL, alone, arm)}
+    week = Panel(judged.device, judged.times[part], judged.truth[part], shown)
+    return Newcomer(judged.device, days, arm, alone, mae, week)
+
+
+def _mae(values: Series, truth: Series) -> float:
+    known = np.isfinite(values) & np.isfinite(truth)
+    return float(np.abs(values - truth)[known].mean()) if known.any() else float("inf")
+
 
 RUNS = (FEDERATED, PLFL, LOCAL)
 

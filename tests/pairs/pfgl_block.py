@@ -5,7 +5,7 @@ from functools import cached_property
 
 import numpy as np
 
-from aggregator.extensions.papers.graph.laplacian import chebyshev_of_present
+from aggregator.extensions.papers.graph.stations import chebyshev_of_present
 from edge_sdk.protocol.contract.parameter_layout import ParamSpec
 
 TINY = 1e-30

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aggregator.extensions.audit.recompute import _fold
-from aggregator.extensions.papers.graph.laplacian import chebyshev_of_present
+from aggregator.extensions.papers.graph.stations import chebyshev_of_present
 from aggregator.extensions.papers.split.split_arrays import KNOWN, remembered_activations
 from aggregator.extensions.papers.split.split_types import SplitTurns
 from aggregator.store import state_codec

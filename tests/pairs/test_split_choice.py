@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from aggregator.extensions.papers.graph import Diffusion
-from aggregator.extensions.papers.graph.laplacian import chebyshev_of_present
+from aggregator.extensions.papers.graph.stations import chebyshev_of_present
 from aggregator.extensions.papers.split.split_arrays import drawn, silenced
 from aggregator.extensions.papers.split.split_types import SplitBinding, SplitTurns
 from aggregator.methods import METHODS, OPEN, Rounds, Setup

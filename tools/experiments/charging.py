@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aggregator.extensions.papers.graph import adjacency
-from aggregator.extensions.papers.graph.sites import distances
+from aggregator.extensions.papers.graph.stations import distances
 from aggregator.methods.base.types import BoundGraph as LentGraph
 from edge_sdk.bundle import Bundle, TrustedKeys
 from edge_sdk.extensions.evaluation.forecast_metrics import QUANTILES

@@ -166,17 +166,6 @@ class Record:
     def revoke(self, serial: str, at: str) -> None:
         self._db.execute("UPDATE certificates SET revoked = ? WHERE serial = ?", (at, serial))
 
-    def forget_expired(self, before: str) -> int:
-        """Remove certificates that expired before a time, and return their number.
-
-        The newest of each name stays: it decides whether the time of grace is over.
-        """
-        return self._db.execute(
-            "DELETE FROM certificates WHERE expires < ? AND position NOT IN"
-            " (SELECT max(position) FROM certificates GROUP BY name)",
-            (before,),
-        ).rowcount
-
     def listed(self, serial: str) -> ListedSerial | None:
         return self._listed("serial", serial)
 

@@ -17,8 +17,15 @@ from starlette.requests import Request
 
 from aggregator.config import AggregatorConfig
 from aggregator.extensions.console.settings import OidcSection
-from aggregator.extensions.console.sign_in import LOCKED, AttemptLimit, Sessions
-from aggregator.extensions.console.users import Role, User, is_password, read_users
+from aggregator.extensions.console.users import (
+    LOCKED,
+    AttemptLimit,
+    Role,
+    Sessions,
+    User,
+    is_password,
+    read_users,
+)
 from aggregator.operations.status_document import split
 from edge_sdk.app.cli import fields
 from edge_sdk.errors import USAGE, Failure

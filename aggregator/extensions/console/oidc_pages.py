@@ -25,8 +25,7 @@ from aggregator.extensions.console.oidc import (
     OidcRefusedError,
     client_of,
 )
-from aggregator.extensions.console.sign_in import SignedIn
-from aggregator.extensions.console.users import Role
+from aggregator.extensions.console.users import Role, SignedIn
 from edge_sdk.app.cli import fields
 
 __all__ = ["BEGIN", "RETURN", "OidcPages"]

@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from aggregator.extensions.papers.graph.sites import Site as Place
-from aggregator.extensions.papers.graph.sites import adjacency, distances
+from aggregator.extensions.papers.graph.stations import Site as Place
+from aggregator.extensions.papers.graph.stations import adjacency, distances
 from edge_sdk.app.schema import SchemaError
 
 Site = tuple[float, float]  # latitude and longitude in degrees

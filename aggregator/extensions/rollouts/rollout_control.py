@@ -18,9 +18,14 @@ from aggregator.audit_log import DAEMON, AuditLog, Initiator
 from aggregator.bundles import ModelBundle
 from aggregator.config import AggregatorConfig, registry_of
 from aggregator.config.bundle_registry import bundle_keys
-from aggregator.extensions.rollouts.harm_evidence import DayResults, log_evidence
 from aggregator.extensions.rollouts.rollout_table import DeviceTrial, RolloutChange, RolloutTable
-from aggregator.extensions.rollouts.stages import Phase, RolloutError, RolloutState
+from aggregator.extensions.rollouts.stages import (
+    DayResults,
+    Phase,
+    RolloutError,
+    RolloutState,
+    log_evidence,
+)
 from aggregator.operations.commands import OrderError
 from aggregator.rounds.announcements import Ends, Publication
 from aggregator.store.store import Store

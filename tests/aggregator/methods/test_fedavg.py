@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aggregator.methods import METHODS, OPEN, Rounds, Setup
-from aggregator.methods.base.scheme import Averaging
+from aggregator.methods.base.round_machine import Averaging
 from aggregator.methods.base.server_optim import sgd
 from aggregator.methods.fedavg import averaging
 from aggregator.rules import RuleVerdict, TooFewRows, bind

@@ -8,7 +8,7 @@ import stat
 import pytest
 
 from aggregator.commands import main as cli
-from aggregator.operations.backup_restore import _put_aside
+from aggregator.commands.backup import _put_aside
 from aggregator.operations.control_queue import ControlOrder, leave
 from aggregator.store.opener import open_store
 from edge_sdk.app.permissions import PermissionsError

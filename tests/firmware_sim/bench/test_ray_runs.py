@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from firmware_sim.bench import ray_runs
-from firmware_sim.bench.run_record import definition, digest_of
+from firmware_sim.bench.results import definition, digest_of
 from firmware_sim.bench.sweep import SweepDefinition, cells_of
 from firmware_sim.commands.main import main
 from firmware_sim.samples import sample_set

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from firmware_sim.reports.demo_outcome import DAY, OwnForecasts, each_in_turn, newcomer
 from firmware_sim.reports.html_page import Panel, week_picture
-from firmware_sim.reports.newcomer import DAY, OwnForecasts, each_in_turn, newcomer
 from firmware_sim.samples import sample_set
 from firmware_sim.scenario import scenario, unix_seconds
 

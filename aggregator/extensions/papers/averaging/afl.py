@@ -9,8 +9,7 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from aggregator.methods.base.round_machine import Rounds
-from aggregator.methods.base.scheme import Averaging, Claims
+from aggregator.methods.base.round_machine import Averaging, Claims, Rounds
 from aggregator.methods.base.server_optim import sgd
 from aggregator.methods.base.types import Method, Rate, Setup, Steps, has_no_use, task
 from aggregator.methods.fedavg import Averaged, averaging

@@ -17,8 +17,7 @@ from typing import Annotated, Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from aggregator.methods.base.round_machine import Rounds
-from aggregator.methods.base.scheme import Averaging, Claims
+from aggregator.methods.base.round_machine import Averaging, Claims, Rounds
 from aggregator.methods.base.server_optim import sgd
 from aggregator.methods.base.types import Count, Length, Method, Rate, Setup, Steps, task
 from aggregator.methods.fedavg import Averaged, averaging

@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 
 from aggregator.extensions.papers.averaging.fedatt import clustered, labelled, slices_of
 from aggregator.extensions.papers.clustered.kmeans import draws, nearest, plus_plus
-from aggregator.methods.base.round_machine import Rounds
-from aggregator.methods.base.scheme import Averaging, Claims
+from aggregator.methods.base.round_machine import Averaging, Claims, Rounds
 from aggregator.methods.base.server_optim import sgd
 from aggregator.methods.base.types import Method, Rate, Setup, Share, Steps, has_no_use, task
 from aggregator.methods.fedavg import Averaged, averaging

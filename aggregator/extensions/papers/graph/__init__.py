@@ -8,6 +8,6 @@ of the package does.
 from __future__ import annotations
 
 from aggregator.extensions.papers.graph.model import Diffusion, GraphModel
-from aggregator.extensions.papers.graph.sites import Site, adjacency
+from aggregator.extensions.papers.graph.stations import Site, adjacency
 
 __all__ = ["Diffusion", "GraphModel", "Site", "adjacency"]

@@ -14,9 +14,15 @@ from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 
-from aggregator.extensions.papers.graph.laplacian import Matrix, reached
 from aggregator.extensions.papers.graph.model import Diffusion, GraphModel
-from aggregator.extensions.papers.graph.sites import Site, adjacency, distances, nearest
+from aggregator.extensions.papers.graph.stations import (
+    Matrix,
+    Site,
+    adjacency,
+    distances,
+    nearest,
+    reached,
+)
 from aggregator.methods.base.types import BoundGraph
 from edge_sdk.app.schema import Between, Length, Matches, SchemaError, build
 

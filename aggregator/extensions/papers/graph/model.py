@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from aggregator.extensions.papers.graph.laplacian import Matrix, chebyshev_of_present
+from aggregator.extensions.papers.graph.stations import Matrix, chebyshev_of_present
 from edge_sdk.protocol.contract.parameter_layout import ParamSpec
 
 Array = NDArray[Any]

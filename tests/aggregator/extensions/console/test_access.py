@@ -6,8 +6,16 @@ from aggregator.config import AggregatorConfig
 from aggregator.extensions.console.access import EVERYWHERE, SLOW, BindError, check_bind
 from aggregator.extensions.console.app import users_file
 from aggregator.extensions.console.program import main
-from aggregator.extensions.console.sign_in import ADDRESSES, IDLE, SESSIONS, AttemptLimit, Sessions
-from aggregator.extensions.console.users import new_user, read_users, write_users
+from aggregator.extensions.console.users import (
+    ADDRESSES,
+    IDLE,
+    SESSIONS,
+    AttemptLimit,
+    Sessions,
+    new_user,
+    read_users,
+    write_users,
+)
 from aggregator.operations.control_queue import waiting
 from tests.aggregator.extensions.console.browser import token_in
 from tests.aggregator.extensions.console.conftest import BROWSER, fill

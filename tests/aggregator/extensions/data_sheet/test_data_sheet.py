@@ -11,8 +11,7 @@ from aggregator.audit_log import AuditLog, Initiator
 from aggregator.commands.main import COMMANDS, main
 from aggregator.config import AggregatorConfig, bind
 from aggregator.extensions.data_sheet.command import markdown
-from aggregator.extensions.data_sheet.data_sheet import data_sheet
-from aggregator.extensions.data_sheet.standard_items import ITEMS, SENT, StandardItem
+from aggregator.extensions.data_sheet.data_sheet import ITEMS, SENT, StandardItem, data_sheet
 from aggregator.store.opener import open_store
 from edge_sdk.commands.main import COMMANDS as DEVICE_COMMANDS
 from firmware_sim.commands.main import COMMANDS as SIMULATOR_COMMANDS

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from aggregator.extensions.papers.geo_neighbours import read, within
-from aggregator.extensions.papers.graph.sites import Site, distances
+from aggregator.extensions.papers.graph.stations import Site, distances
 from edge_sdk.app.schema import SchemaError
 
 TOWN = {"a": (40.0, -105.0), "b": (40.01, -105.0), "c": (40.0, -105.03), "d": (41.0, -105.0)}

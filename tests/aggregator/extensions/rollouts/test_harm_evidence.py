@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aggregator.extensions.rollouts.harm_evidence import (
+from aggregator.extensions.rollouts.stages import (
     SHARES,
     DayResults,
     is_harmful,

@@ -8,8 +8,7 @@ as forecasts of the same readings are.
 import numpy as np
 import pytest
 
-from aggregator.extensions.rollouts.harm_evidence import DayResults
-from aggregator.extensions.rollouts.stages import RolloutState
+from aggregator.extensions.rollouts.stages import DayResults, RolloutState
 from edge_sdk.extensions.rollouts.messages import RolloutMessage
 from edge_sdk.extensions.rollouts.rollout_roles import role
 

@@ -5,8 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from aggregator.extensions.rollouts.harm_evidence import DayResults
-from aggregator.extensions.rollouts.stages import RolloutError, RolloutState
+from aggregator.extensions.rollouts.stages import DayResults, RolloutError, RolloutState
 from edge_sdk.extensions.rollouts.messages import RolloutMessage
 from edge_sdk.extensions.rollouts.rollout_roles import role, scored_share, served_share
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from aggregator.methods import OPEN, Rounds
-from aggregator.methods.base.scheme import Averaging
+from aggregator.methods.base.round_machine import Averaging
 from aggregator.methods.base.server_optim import adam, sgd
 from aggregator.methods.base.wrappers import STEP, adopted
 from aggregator.methods.fedavg import averaging

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from aggregator.extensions.papers.graph.laplacian import Matrix, within
 from aggregator.extensions.papers.graph.nets.spatiotemporal import Surroundings, TemporalAttention
+from aggregator.extensions.papers.graph.stations import Matrix, within
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Pattern:
     def of(cls, adjacent: Matrix, edges: int) -> Pattern:
         """Return the neighbourhoods within ``edges`` edges.
 
-        >>> from aggregator.extensions.papers.graph.laplacian import path
+        >>> from aggregator.extensions.papers.graph.stations import path
         >>> Pattern.of(path(4), 1).near.tolist()
         [[0, 1, 1], [0, 1, 2], [1, 2, 3], [2, 3, 3]]
         """

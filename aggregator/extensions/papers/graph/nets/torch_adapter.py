@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from aggregator.extensions.papers.graph.laplacian import Matrix, chebyshev_of_present
 from aggregator.extensions.papers.graph.model import Array
 from aggregator.extensions.papers.graph.nets.spatiotemporal import Surroundings
+from aggregator.extensions.papers.graph.stations import Matrix, chebyshev_of_present
 from edge_sdk.protocol.contract.parameter_layout import ParamSpec
 
 Weights = dict[str, Tensor]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from aggregator.extensions.papers.graph import Diffusion, GraphModel
-from aggregator.extensions.papers.graph.laplacian import path
+from aggregator.extensions.papers.graph.stations import path
 
 DRAW = np.random.Generator(np.random.Philox(4))
 ALL = np.ones(4, np.bool_)

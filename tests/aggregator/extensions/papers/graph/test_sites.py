@@ -7,15 +7,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aggregator.extensions.papers.graph.laplacian import (
+from aggregator.extensions.papers.graph.stations import (
+    Site,
+    adjacency,
     chebyshev,
     chebyshev_of_present,
+    distances,
     laplacian,
+    nearest,
     path,
     scaled,
     within,
 )
-from aggregator.extensions.papers.graph.sites import Site, adjacency, distances, nearest
 
 PLACES = st.lists(
     st.builds(Site, st.floats(-89, 89), st.floats(-179, 179)), min_size=1, max_size=9, unique=True

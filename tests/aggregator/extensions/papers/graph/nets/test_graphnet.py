@@ -8,9 +8,9 @@ pytest.importorskip("torch")
 
 import numpy as np
 
-from aggregator.extensions.papers.graph.laplacian import path
 from aggregator.extensions.papers.graph.nets.baselines import GraphNet
 from aggregator.extensions.papers.graph.nets.torch_adapter import TorchGraphModel
+from aggregator.extensions.papers.graph.stations import path
 
 pytestmark = pytest.mark.torch
 

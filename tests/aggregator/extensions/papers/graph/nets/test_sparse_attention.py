@@ -11,7 +11,6 @@ torch = pytest.importorskip("torch")
 import numpy as np
 
 from aggregator.extensions.papers.graph.factory import GraphSection, bind
-from aggregator.extensions.papers.graph.laplacian import chebyshev_of_present, path, within
 from aggregator.extensions.papers.graph.nets.sparse_attention import (
     LocalBlock,
     Pattern,
@@ -19,6 +18,7 @@ from aggregator.extensions.papers.graph.nets.sparse_attention import (
 )
 from aggregator.extensions.papers.graph.nets.spatiotemporal import SpatioTemporalBlock, Surroundings
 from aggregator.extensions.papers.graph.nets.torch_adapter import TorchGraphModel
+from aggregator.extensions.papers.graph.stations import chebyshev_of_present, path, within
 from edge_sdk.app.schema import SchemaError, build
 
 pytestmark = pytest.mark.torch

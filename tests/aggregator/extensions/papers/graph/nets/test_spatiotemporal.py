@@ -11,7 +11,6 @@ torch = pytest.importorskip("torch")
 import numpy as np
 from torch import nn
 
-from aggregator.extensions.papers.graph.laplacian import chebyshev, path
 from aggregator.extensions.papers.graph.nets.spatiotemporal import (
     SpatialAttention,
     SpatioTemporal,
@@ -20,6 +19,7 @@ from aggregator.extensions.papers.graph.nets.spatiotemporal import (
     TemporalAttention,
 )
 from aggregator.extensions.papers.graph.nets.torch_adapter import TorchGraphModel
+from aggregator.extensions.papers.graph.stations import chebyshev, path
 
 pytestmark = pytest.mark.torch
 
