@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import traceback
 from base64 import b64decode, b64encode
 from collections import Counter
@@ -21,6 +20,7 @@ from typing import Any
 from edge_sdk.app.cli import installed_version
 from edge_sdk.app.permissions import PermissionsError, make_private_folder, open_private
 from edge_sdk.errors import USAGE, Failure
+from edge_sdk.protocol.keys import write_atomically
 
 MOST = 64  # letters
 MOST_BYTES = 32 * 1024 * 1024  # of all letters
@@ -215,12 +215,7 @@ class DeadLetters:
     def _write(self, name: str, content: bytes) -> None:
         """Write a file atomically, readable by the owner only."""
         make_private_folder(self.folder)
-        beside = self.folder / f".{name}.part"
-        with open_private(beside, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        beside.replace(self.folder / name)
+        write_atomically(self.folder / name, content, 0o600)
 
     def _make_room(self) -> None:
         paths = self._paths()

@@ -7,7 +7,6 @@ applying and removing applies it twice, so every order is idempotent.
 from __future__ import annotations
 
 import json
-import os
 import secrets
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
@@ -25,8 +24,9 @@ from aggregator.operations.commands import (
     parse_labels,
 )
 from aggregator.store.types import EnrolledDevice
-from edge_sdk.app.permissions import make_private_folder, open_private
+from edge_sdk.app.permissions import make_private_folder
 from edge_sdk.app.schema import Length, SchemaError, build
+from edge_sdk.protocol.keys import write_atomically
 from edge_sdk.protocol.messages import LARGEST, RELEASES_LIMIT, Moment, Releases, Scalars
 
 
@@ -319,21 +319,13 @@ def renewal(order: ControlOrder, store: Any) -> str:  # noqa: ANN401 - as ``appl
 
 
 def leave(folder: Path, order: ControlOrder) -> Path:
-    """Write an order for the daemon atomically, under its id, which is drawn if it has none.
-
-    Two programs may leave the same order at the same time: each writes a file of its own first.
-    """
+    """Write an order for the daemon atomically, under its id, which is drawn if it has none."""
     make_private_folder(folder)
     order = replace(order, id=order.id or secrets.token_hex(8))
     path = folder / f"{order.id}.json"
     fields = {name: getattr(order, name) for name in order.__dataclass_fields__}
     raw = json.dumps({name: value for name, value in fields.items() if value not in (None, {})})
-    beside = folder / f"{order.id}.{secrets.token_hex(4)}.part"
-    with open_private(beside, encoding="utf-8") as file:
-        file.write(raw)
-        file.flush()
-        os.fsync(file.fileno())
-    beside.replace(path)
+    write_atomically(path, raw.encode(), 0o600)
     return path
 
 

@@ -20,6 +20,7 @@ from typing import Any
 
 from edge_sdk.bundle import shipped_folder, shipped_names
 from edge_sdk.protocol.contract.archive import MANIFEST
+from edge_sdk.protocol.keys import write_atomically
 from firmware_sim.fleet.histories import manifest_of
 from firmware_sim.samples import SampleSet
 from firmware_sim.scenario import Scenario
@@ -75,12 +76,7 @@ def write_tables(records: Sequence[Mapping[str, Any]], folder: Path) -> list[Pat
 def write_whole(path: Path, data: bytes) -> None:
     """Replace a file in one step; a killed process leaves the old file or the new one."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f".{path.name}.part")
-    with part.open("wb") as out:
-        out.write(data)
-        out.flush()
-        os.fsync(out.fileno())
-    os.replace(part, path)  # noqa: PTH105 - atomic
+    write_atomically(path, data, 0o666)
 
 
 _FINISHED, _LOCAL = 3, 4  # MLflow's run status and source type

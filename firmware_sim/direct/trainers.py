@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from types import TracebackType
 from typing import Protocol, Self
 
 from edge_sdk.protocol.contract.method import Task
@@ -152,12 +151,7 @@ class WorkerTrainer:
             self._processes.append(process)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: object, at: object) -> None:
         """Stop the workers; unfinished work is lost."""
         for connection in self._connections:
             connection.close()

@@ -7,7 +7,6 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable
-from types import TracebackType
 from typing import Any, Protocol, Self, TextIO
 
 from firmware_sim.fleet.federation import Progress
@@ -33,12 +32,7 @@ class Display(Protocol):
     def __enter__(self) -> Self:
         """Start the display."""
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        at: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Stop the display; its last content stays."""
 
 
@@ -139,13 +133,8 @@ class PlainDisplay:
         self._warnings.__enter__()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        at: TracebackType | None,
-    ) -> None:
-        self._warnings.__exit__(kind, error, at)
+    def __exit__(self, *_: object) -> None:
+        self._warnings.__exit__()
 
 
 class LiveDisplay:
@@ -187,14 +176,9 @@ class LiveDisplay:
         self._warnings.__enter__()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        at: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Stop drawing; the last table stays on the screen, below the number of repetitions of each warning."""
-        self._warnings.__exit__(kind, error, at)
+        self._warnings.__exit__()
         self._live.stop()
 
 
@@ -243,12 +227,7 @@ class RepeatedWarnings(logging.Handler):
         logging.getLogger().addHandler(self)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        at: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Show the number of each event that was logged more than once."""
         logging.getLogger().removeHandler(self)
         for event, count in self._counts.items():

@@ -346,16 +346,11 @@ def _loaded(folder: Path, file: str, key_file: str, passphrase: bytes) -> Author
 def _write(path: Path, content: bytes, *, is_private: bool = False) -> None:
     """Replace a file at once: a broker may read it at any time."""
     part = path.with_name(f"{path.name}.part")
-    if is_private:
-        with open_private(part, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-    else:
-        with part.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
+    with open_private(part, "wb") if is_private else part.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    if not is_private:
         part.chmod(0o644)
     part.replace(path)
     folder = os.open(path.parent, os.O_RDONLY)

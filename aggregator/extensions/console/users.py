@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import hmac
 import json
-import os
 import re
 import secrets
 import threading
@@ -15,8 +14,9 @@ from dataclasses import asdict, dataclass, field, replace
 from enum import IntEnum
 from pathlib import Path
 
-from edge_sdk.app.permissions import make_private_folder, open_private
+from edge_sdk.app.permissions import make_private_folder
 from edge_sdk.errors import USAGE, Failure
+from edge_sdk.protocol.keys import write_atomically
 
 NAME = re.compile(r"[a-z][a-z0-9._-]{0,31}")
 LEAST = 12  # characters of a password
@@ -106,12 +106,8 @@ def read_users(path: Path) -> Mapping[str, User]:
 def write_users(path: Path, users: Mapping[str, User]) -> None:
     """Write the users atomically, readable by their owner only."""
     make_private_folder(path.parent)
-    beside = path.with_suffix(".part")
-    with open_private(beside, encoding="utf-8") as file:
-        file.write(json.dumps([asdict(users[name]) for name in sorted(users)], indent=1))
-        file.flush()
-        os.fsync(file.fileno())
-    beside.replace(path)
+    text = json.dumps([asdict(users[name]) for name in sorted(users)], indent=1)
+    write_atomically(path, text.encode(), 0o600)
 
 
 def _digest(password: str, salt: bytes) -> str:

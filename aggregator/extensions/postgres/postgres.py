@@ -17,8 +17,8 @@ import psycopg
 from aggregator.extensions.postgres import table_copy
 from aggregator.extensions.postgres.postgres_connection import (
     PostgresDatabase,
-    connect,
     errors_of,
+    opened,
     prepare,
 )
 from aggregator.extensions.postgres.postgres_lease import LOOK, Lease, LockWatch
@@ -59,16 +59,12 @@ class PostgresStore(Store):
             lease = None if read_only else Lease.acquire(place)
             if lease is not None:
                 held.callback(lease.close)
-            try:
-                name = lease.writer if lease else "gridfed reader"
-                db = connect(place, name, read_only=read_only)
-                held.callback(db.close)
+            name = lease.writer if lease else "gridfed reader"
+            with opened(place, name, read_only=read_only) as db:
                 prepare(db, place, read_only=read_only)
                 if db.execute("SHOW synchronous_commit").fetchone() in (("off",), ("local",)):
                     db.execute("SET synchronous_commit = on")
-            except psycopg.Error as error:
-                text = " ".join(str(error).split())
-                raise DatabaseError(f"{place}: cannot open the database: {text}") from error
+            held.callback(db.close)
             store = cls(db, place, lease, held)
             if store.is_unfinished and not unfinished:
                 raise DatabaseError(
@@ -173,16 +169,8 @@ def open_reader(place: DatabaseUrl) -> tuple[Database, Callable[[], None]]:
     Raises:
         DatabaseError: It cannot be opened.
     """
-    try:
-        db = connect(place, "gridfed reader", read_only=True)
-        try:
-            prepare(db, place, read_only=True)
-        except BaseException:
-            db.close()
-            raise
-    except psycopg.Error as error:
-        text = " ".join(str(error).split())
-        raise DatabaseError(f"{place}: cannot open the database: {text}") from error
+    with opened(place, "gridfed reader", read_only=True) as db:
+        prepare(db, place, read_only=True)
     return PostgresDatabase(db), db.close
 
 

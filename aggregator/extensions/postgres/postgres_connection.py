@@ -165,7 +165,7 @@ def errors_of(db: psycopg.Connection) -> Iterator[None]:
 
 
 def exists(place: DatabaseUrl) -> bool:
-    with _opened(place), connect(place, "gridfed", read_only=True) as db:
+    with opening(place), connect(place, "gridfed", read_only=True) as db:
         return has_tables(db)
 
 
@@ -175,7 +175,26 @@ def has_tables(db: psycopg.Connection) -> bool:
 
 
 @contextmanager
-def _opened(place: DatabaseUrl) -> Iterator[None]:
+def opened(
+    place: DatabaseUrl, name: str, *, read_only: bool = False
+) -> Iterator[psycopg.Connection]:
+    """Open a connection as ``connect`` does, and close it if the block fails.
+
+    Raises:
+        DatabaseError: As ``opening``.
+    """
+    with opening(place):
+        db = connect(place, name, read_only=read_only)
+        try:
+            yield db
+        except BaseException:
+            db.close()
+            raise
+
+
+@contextmanager
+def opening(place: DatabaseUrl) -> Iterator[None]:
+    """Raise ``DatabaseError`` for every error of an engine."""
     try:
         yield
     except (psycopg.Error, sqlite3.Error) as error:

@@ -18,9 +18,9 @@ from collections.abc import Callable
 
 import psycopg
 
-from aggregator.extensions.postgres.postgres_connection import connect, prepare
+from aggregator.extensions.postgres.postgres_connection import connect, opened, prepare
 from aggregator.store.dialect import DatabaseUrl
-from aggregator.store.errors import DatabaseBusyError, DatabaseError, DatabaseLostError
+from aggregator.store.errors import DatabaseBusyError, DatabaseLostError
 from edge_sdk.app.clock import Clock, SystemClock
 
 BEAT = 1.0  # s between two statements of the session with the lock
@@ -97,16 +97,8 @@ class Lease:
             DatabaseNewerError: A newer version wrote the database.
             DatabaseError: The database cannot be reached or written.
         """
-        try:
-            db = connect(place, _HOLDER)
-            try:
-                return cls(db, place, _locked(db, place))
-            except BaseException:
-                db.close()
-                raise
-        except psycopg.Error as error:
-            text = " ".join(str(error).split())
-            raise DatabaseError(f"{place}: cannot open the database: {text}") from error
+        with opened(place, _HOLDER) as db:
+            return cls(db, place, _locked(db, place))
 
     def require_held(self) -> None:
         """Raise ``DatabaseLostError`` if the session with the lock has ended."""

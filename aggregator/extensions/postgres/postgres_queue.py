@@ -12,10 +12,10 @@ from collections.abc import Mapping, Sequence
 
 import psycopg
 
-from aggregator.extensions.postgres.postgres_connection import connect, errors_of, prepare
+from aggregator.extensions.postgres.postgres_connection import errors_of, opened, prepare
 from aggregator.extensions.postgres.update_queue import QueuedUpdate, WorkerStatus
 from aggregator.store.dialect import DatabaseUrl
-from aggregator.store.errors import DatabaseBusyError, DatabaseError
+from aggregator.store.errors import DatabaseBusyError
 
 ALIVE = 5.0  # s since its last statement after which a worker counts as gone, by the server's clock
 ENDING = 2000  # ms to wait for a worker of this name that has just ended
@@ -62,25 +62,17 @@ class PostgresQueue:
         Raises:
             DatabaseBusyError: A worker of this name runs.
         """
-        try:
-            db = connect(place, _QUEUE)
-            try:
-                prepare(db, place, read_only=True)
-                (schema,) = db.execute("SELECT current_schema()").fetchone() or ("",)
-                with db.transaction():
-                    db.execute(_LOCK)
-                    if db.execute("SELECT to_regclass('queued_updates')").fetchone() == (None,):
-                        db.execute(_TABLES)
-                db.execute("SET synchronous_commit = off")
-                prefix = f"{_WORKER} {schema}"[: _NAME_LIMIT - 1 - NAME_LIMIT] + " "
-                if worker:
-                    _register(db, place, prefix, worker)
-            except BaseException:
-                db.close()
-                raise
-        except psycopg.Error as error:
-            text = " ".join(str(error).split())
-            raise DatabaseError(f"{place}: cannot open the database: {text}") from error
+        with opened(place, _QUEUE) as db:
+            prepare(db, place, read_only=True)
+            (schema,) = db.execute("SELECT current_schema()").fetchone() or ("",)
+            with db.transaction():
+                db.execute(_LOCK)
+                if db.execute("SELECT to_regclass('queued_updates')").fetchone() == (None,):
+                    db.execute(_TABLES)
+            db.execute("SET synchronous_commit = off")
+            prefix = f"{_WORKER} {schema}"[: _NAME_LIMIT - 1 - NAME_LIMIT] + " "
+            if worker:
+                _register(db, place, prefix, worker)
         return cls(db, prefix, worker)
 
     def append(self, updates: Sequence[QueuedUpdate]) -> None:

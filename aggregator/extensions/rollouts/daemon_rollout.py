@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -15,9 +14,10 @@ from aggregator.operations.commands import OrderError
 from aggregator.operations.control_queue import ControlOrder
 from aggregator.operations.order_executor import initiator
 from aggregator.operations.server_extensions import Order, ServerExtension, ServerParts
-from edge_sdk.app.permissions import make_private_folder, open_private
+from edge_sdk.app.permissions import make_private_folder
 from edge_sdk.extensions.rollouts.messages import TrialMessage
 from edge_sdk.protocol.envelope import Sealed
+from edge_sdk.protocol.keys import write_atomically
 
 JUDGED = 2.0  # s between two judgements of a rollout that has new reports
 
@@ -92,12 +92,7 @@ _NAME = "rollout.description"
 def leave_description(folder: Path, payload: bytes) -> None:
     """Write a signed description atomically; its order is written after it."""
     make_private_folder(folder)
-    part = folder / f"{_NAME}-part"
-    with open_private(part, "wb") as file:
-        file.write(payload)
-        file.flush()
-        os.fsync(file.fileno())
-    part.replace(folder / _NAME)
+    write_atomically(folder / _NAME, payload, 0o600)
 
 
 def read_description(folder: Path) -> bytes:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,12 +19,13 @@ from aggregator.store.errors import DatabaseBusyError
 from aggregator.store.opener import open_store
 from aggregator.store.store import Store
 from edge_sdk.app.clock import SystemClock
-from edge_sdk.app.permissions import make_private_folder, open_private
+from edge_sdk.app.permissions import make_private_folder
 from edge_sdk.errors import Refused
 from edge_sdk.extensions.weather.messages import WeatherMessage
 from edge_sdk.protocol import topics
 from edge_sdk.protocol.codec import decode
 from edge_sdk.protocol.envelope import unproved
+from edge_sdk.protocol.keys import write_atomically
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,12 +104,7 @@ def _beside(folder: Path, region: str) -> Path:
 
 def _write(path: Path, payload: bytes) -> None:
     make_private_folder(path.parent)
-    part = path.with_suffix(".weather-part")
-    with open_private(part, "wb") as file:
-        file.write(payload)
-        file.flush()
-        os.fsync(file.fileno())
-    part.replace(path)
+    write_atomically(path, payload, 0o600)
 
 
 class WeatherAnnouncement(ServerExtension):

@@ -37,7 +37,7 @@ from edge_sdk.app.cli import CommandResult
 from edge_sdk.app.permissions import make_private_folder, open_private
 from edge_sdk.protocol.contract.archive import MANIFEST, SIGNATURE, seal
 from edge_sdk.protocol.contract.manifest import Manifest
-from edge_sdk.protocol.keys import Signer
+from edge_sdk.protocol.keys import Signer, write_atomically
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -225,7 +225,7 @@ def released_again(registry: BundleRegistry, name: str, version: int, root: Sign
 
 def sign_version(registry: BundleRegistry, name: str, version: int, root: Signer) -> None:
     path = registry.path(name, version)
-    _replace(path / SIGNATURE, seal(root, (path / MANIFEST).read_bytes()))
+    write_atomically(path / SIGNATURE, seal(root, (path / MANIFEST).read_bytes()), 0o600)
 
 
 def move_alias(registry: BundleRegistry, name: str, alias: str, version: int) -> int | None:
@@ -243,7 +243,8 @@ def move_alias(registry: BundleRegistry, name: str, alias: str, version: int) ->
     before = aliases.get(name, {}).get(alias)
     aliases.setdefault(name, {})[alias] = version
     make_private_folder(registry.folder)
-    _replace(registry.folder / ALIASES, json.dumps(aliases, indent=1, sort_keys=True).encode())
+    text = json.dumps(aliases, indent=1, sort_keys=True)
+    write_atomically(registry.folder / ALIASES, text.encode(), 0o600)
     return before
 
 
@@ -261,16 +262,6 @@ def _write(registry: BundleRegistry, manifest: Manifest, contents: Mapping[str, 
             os.fsync(file.fileno())
     part.rename(home / str(manifest.version))
     _flush(home)
-
-
-def _replace(path: Path, content: bytes) -> None:
-    beside = path.with_name(f"{_PART}{secrets.token_hex(8)}")
-    with open_private(beside, "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    beside.replace(path)
-    _flush(path.parent)
 
 
 def _flush(folder: Path) -> None:
