@@ -86,11 +86,8 @@ def proposed_columns(path: Path, stream: str) -> CsvColumns | None:
 def columns_of(lines: Sequence[str], stream: str) -> CsvColumns | None:
     """Return the columns proposed by the lines of a file; None if they have no table.
 
-    >>> found = columns_of(
-    ...     ["Account;1", "Datum;Uhrzeit;Bezug;Status"]
-    ...     + [f"01.02.2026;{h:02d}:00;{h},5;ok" for h in range(9)],
-    ...     "elec.import.energy",
-    ... )
+    >>> rows = [f"01.02.2026;{h:02d}:00;{h},5;ok" for h in range(9)]
+    >>> found = columns_of(["Account;1", "Datum;Uhrzeit;Bezug", *rows], "elec.import.energy")
     >>> found.times, found.columns
     (('Datum', 'Uhrzeit'), {'Bezug': 'elec.import.energy'})
     """

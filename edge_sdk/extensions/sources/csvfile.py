@@ -196,10 +196,22 @@ class CsvFile:
         for place, column in enumerate(self.columns):
             known = [(at, value) for at, values in rows if (value := values[place]) is not None]
             is_asked = self.kind == "auto" and self._adds(column)
-            if self.kind == "register" or (is_asked and self._differences(known) is not None):
+            if self.kind == "register" or (is_asked and self._is_register(place, known)):
                 self.registers[column] = []
         times = np.unique([at for at, _ in rows])
         return float(np.median(np.diff(times))) if len(times) > 1 else 0.0
+
+    def _is_register(self, place: int, known: list[tuple[float, float]]) -> bool:
+        """Return whether a column is a register; one that rests in the first rows is read as a whole."""
+        if self._differences(known) is not None:
+            return True
+        values = [value for _, value in known]
+        if len(values) < ROWS // 2 or values[0] <= 0 or values != sorted(values):
+            return False
+        with open_text(self.path) as lines:
+            rows = self._rows(islice(lines, self.dialect.header, None), lambda *_: None)
+            whole = [(at, value) for at, found in rows if (value := found[place]) is not None]
+        return self._differences(whole) is not None
 
     def _adds(self, column: str) -> bool:
         stream = STREAMS.get(self.columns[column])

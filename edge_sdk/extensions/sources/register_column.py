@@ -24,6 +24,10 @@ _RISES_A_FALL = 30  # at least, where the falls are exchanges
 _FEW_FALLS = 2, 0.002  # at most so many, or this share: exchanges of the meter, wrong readings
 _SPIKES, _DIPS = 0.1, 0.01  # shares of falls above which no reading is taken for a wrong one
 _DIP = 48  # readings after a fall within which a register that returns had a wrong reading
+_MANY, _JUMP = (
+    100,
+    100.0,
+)  # other rises, at least, and times the largest of them: an exchange upwards
 _NEAR_ZERO = 0.06  # of the value before a restart; the first hour of a day is 0.04 of a level day
 _FAR = 14 * 86_400.0  # seconds, at most, over which a register that rested yields zeros
 _USUAL_GAP = 1.5  # usual steps between two readings, above which their difference is left out
@@ -47,6 +51,7 @@ class RegisterDifferences:
     outliers: int  # single readings off the register's course, left out
     gaps: int  # rises over more than a step and a half, left out
     lost: float  # what the register rose in these gaps
+    jumps: tuple[float, ...]  # rises far beyond all others, left out
 
     def sentences(self) -> Iterator[str]:
         """Return the corrections made beside taking differences, one clause each."""
@@ -58,12 +63,14 @@ class RegisterDifferences:
             yield f"it restarts at zero ({self.restarts} times)"
         if self.exchanges:
             yield f"{_counted(self.exchanges, 'fall')}, as at an exchange: the difference is missing"
+        if self.jumps:
+            each = ", ".join(f"{jump:.6g}" for jump in self.jumps)
+            yield f"rises far beyond all others, as at an exchange, left out: {each}"
         if self.outliers:
             yield f"{_counted(self.outliers, 'reading')} off its course left out"
         if self.gaps:
-            yield (
-                f"{_counted(self.gaps, 'difference')} over a gap left out ({self.lost:.6g} in all)"
-            )
+            gaps = _counted(self.gaps, "difference")
+            yield f"{gaps} over a gap left out ({self.lost:.6g} in all)"
 
 
 def _counted(number: int, word: str) -> str:
@@ -124,6 +131,9 @@ def register_differences(
             change[fall] = readings[fall + 1]
     usual = float(np.median(passed))
     is_gap = (passed > _USUAL_GAP * usual) & (change > 0.0)
+    is_jump = _jumps(np.where(is_gap, np.nan, change), int(few))
+    jumps = tuple(change[is_jump].tolist())
+    change[is_jump] = np.nan
     lost = float(change[is_gap].sum())
     change[is_gap] = np.nan
     # a register that rested over a gap says that nothing flowed in any of its steps
@@ -131,17 +141,16 @@ def register_differences(
     steps = np.where(has_rested, np.maximum(1, np.rint(passed / usual)), 1).astype(np.intp)
     starts = np.repeat(np.cumsum(steps) - steps, steps)
     begin = np.repeat(at[:-1], steps) + usual * (np.arange(len(starts)) - starts)
-    return RegisterDifferences(
-        begin,
-        np.repeat(change, steps),
-        int(is_restart.sum()),
-        midnights,
-        unknown,
-        others,
-        outliers,
-        int(is_gap.sum()),
-        lost,
-    )
+    counts = int(is_restart.sum()), midnights, unknown, others, outliers, int(is_gap.sum())
+    return RegisterDifferences(begin, np.repeat(change, steps), *counts, lost, jumps)
+
+
+def _jumps(change: Floats, few: int) -> Bools:
+    """Return which rises are few, and each of them far beyond every other of many."""
+    rises = np.sort(change[change > 0.0])[::-1]
+    far = [k for k in range(min(few, len(rises) - _MANY)) if rises[k] > _JUMP * rises[k + 1]]
+    least = rises[far[-1]] if far else np.inf
+    return np.asarray(change >= least)
 
 
 def _restarts(values: Floats, change: Floats, falls: NDArray[np.intp]) -> Bools:

@@ -206,6 +206,11 @@ TODAY = pd.Series(LOAD).groupby(np.arange(len(HOURS)) // 24).cumsum().to_numpy()
             "1 fall, as at an exchange: the difference is missing",
         ),
         (
+            np.concatenate([500 + np.cumsum(LOAD[:300]), 90_500 + np.cumsum(LOAD[300:])]),
+            np.where(np.arange(719) == 299, np.nan, LOAD[1:]),
+            "rises far beyond all others, as at an exchange, left out: 89",
+        ),
+        (
             np.concatenate([[0.0], TODAY[:-1]]) * (np.arange(len(HOURS)) % 24 > 0),
             np.where(np.arange(719) % 24 == 23, np.nan, LOAD[:-1]),
             "it restarts at midnight (29 times); 29 differences up to midnight missing",
@@ -217,7 +222,15 @@ TODAY = pd.Series(LOAD).groupby(np.arange(len(HOURS)) // 24).cumsum().to_numpy()
             "1 reading off its course left out; 1 difference over a gap left out",
         ),
     ],
-    ids=["every night", "once a week", "exchanged", "of today", "of today from one", "one at zero"],
+    ids=[
+        "every night",
+        "once a week",
+        "exchanged",
+        "exchanged upwards",
+        "of today",
+        "of today from one",
+        "one at zero",
+    ],
 )
 def test_a_register_is_recognised_whatever_restarts_it(tmp_path, values, expected, sentence):
     """The differences are those that pandas' cumulated sums were made of."""

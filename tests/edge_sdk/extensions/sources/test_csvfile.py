@@ -397,6 +397,16 @@ def test_a_register_that_was_exchanged_loses_one_difference_and_kind_overrides(s
     assert pairs(source(short, kind="register")) == [(HOURS[0], 1.5), (HOURS[1], 0.5)]
 
 
+def test_a_register_that_rests_in_the_first_rows_is_recognised(source):
+    values = [26_789.4] * 700 + [26_789.4 + n // 3 for n in range(60)]
+    minutes = "".join(f"{1_704_067_200 + 60 * n},{value}\n" for n, value in enumerate(values))
+    csv = source("time,kwh\n" + minutes)
+    found = [value for _, value in pairs(csv)]
+    assert (sum(found), max(found)) == (19.0, 1.0)
+    assert csv.detect()["column kwh"] == "a register, read as differences"
+    assert pairs(source("time,kwh\n" + minutes, kind="interval"))[0][1] == 26_789.4
+
+
 def test_a_register_beside_a_level_changes_nothing_in_the_level(source):
     register = [f"{500 + sum(VALUES[:n]):.3f}" for n in range(96)]
     levels = [f"{value:.3f}" for value in VALUES]
