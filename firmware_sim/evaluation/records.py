@@ -11,7 +11,7 @@ from zoneinfo import ZoneInfo
 import numpy as np
 from numpy.typing import NDArray
 
-from edge_sdk.extensions.sources.register_column import register_differences
+from edge_sdk.extensions.sources.register_column import LEAST_CHANGES, register_differences
 from firmware_sim.evaluation.table_files import TableError
 from firmware_sim.evaluation.tables import DeviceTable, TablesRead
 
@@ -23,6 +23,7 @@ DAY = 86_400
 STEPS = (300, 600, 900, 1200, 1800, 3600, 7200, 10_800, 14_400, 21_600)
 SMALLEST = 900  # s; finer readings are averaged unless a step is asked for
 LEAST_DAYS = 21  # days of history that a comparison needs
+MOST_LATE = 15.0  # s by which a reading may be early or late to be regular
 LEAST_KNOWN = 0.5  # share of a device's slots that must have a reading
 
 Kind = Literal["register", "energy", "level"]
@@ -67,13 +68,14 @@ def on_grid(read: TablesRead, step: int | None = None, kind: Kind | None = None)
             enough history.
     """
     notes = list(read.notes)
-    cadence = _cadence(read.devices)
+    tables = [_regular(table, kind, read.zone, notes) for table in read.devices]
+    cadence = _cadence(tables)
     chosen = _chosen_step(cadence, step)
     place = len(notes)
     kept: list[DeviceRecord] = []
     registers: dict[str, list[str]] = {}
     shared = 0
-    for found in read.devices:
+    for found in tables:
         table, clauses = _kind(found, kind, read.zone)
         if clauses is not None:
             registers[table.device] = clauses
@@ -156,6 +158,33 @@ def _step(cadence: int) -> int:
     least = max(cadence, SMALLEST)
     whole = (step for step in STEPS if step >= least and step % cadence == 0)
     return next(whole, next((step for step in STEPS if step >= least), STEPS[-1]))
+
+
+def _regular(table: DeviceTable, kind: Kind | None, zone: str, notes: list[str]) -> DeviceTable:
+    """Return a register that is read at irregular times with the values between, at regular ones.
+
+    A time has no value between two readings that are more than two steps apart, or where it falls.
+    """
+    known = np.isfinite(table.values)
+    times, values = table.times[known], table.values[known]
+    passed = np.diff(times)
+    if len(passed) < LEAST_CHANGES or kind not in {None, "register"}:
+        return table
+    usual = np.median(passed)
+    is_usual = np.abs(passed - usual) <= max(MOST_LATE, 0.02 * usual)
+    if np.mean(is_usual) > 0.5 or _kind(table, kind, zone)[1] is None:
+        return table
+    step = _step(int(min(np.quantile(passed, 0.9), STEPS[-1])))
+    at = np.arange(-(-times[0] // step) * step, times[-1] + 1, step)
+    after = np.clip(np.searchsorted(times, at), 1, len(times) - 1)
+    rise = values[after] - values[after - 1]
+    is_far = (passed[after - 1] > 2 * step) & (rise != 0.0)
+    between = np.where((rise < 0.0) | is_far, np.nan, np.interp(at, times, values))
+    notes.append(
+        f"{table.device}: {np.mean(~is_usual):.0%} of the readings come at irregular times: its register is"
+        f" interpolated to every {span(step)}"
+    )
+    return DeviceTable(table.device, at, between)
 
 
 def _kind(table: DeviceTable, kind: Kind | None, zone: str) -> tuple[DeviceTable, list[str] | None]:

@@ -252,6 +252,27 @@ def test_a_register_that_is_written_only_when_it_moves_has_zeros_in_between(tmp_
     np.testing.assert_allclose(record.values, CHARGED[1:])
 
 
+def test_a_register_read_at_irregular_times_keeps_its_energy(tmp_path):
+    """Home automation writes a state when it changes."""
+    rng = np.random.default_rng(7)
+    hours = [
+        hour + np.sort(rng.choice(3600, 3, replace=False)) for hour in range(0, 30 * 86_400, 3600)
+    ]
+    seconds = np.concatenate(hours)
+    at = pd.Timestamp("2026-01-05", tz="UTC") + pd.to_timedelta(seconds, unit="s")
+    register = 500 + np.interp(seconds, 3600 * np.arange(721), [0.0, *np.cumsum(LOAD)])
+    table = pd.DataFrame({"last_changed": at, "state": register.round(4)})
+    table = table[~table["last_changed"].dt.strftime("%d").eq("10")]  # a day without readings
+    table.to_csv(tmp_path / "sensor.csv", index=False)
+    records = on_grid(read_tables(tmp_path), step=3600)
+    record = only(records)
+    expected = np.where(np.isfinite(record.values), LOAD[1 : 1 + len(record.values)], np.nan)
+    assert np.isnan(record.values).sum() <= 27
+    np.testing.assert_allclose(record.values, expected, atol=0.5)
+    assert np.nansum(record.values) == pytest.approx(np.nansum(expected), abs=1.0)
+    assert any("irregular times: its register is interpolated to every" in x for x in records.notes)
+
+
 def test_a_kind_that_is_given_overrides_what_is_recognised(tmp_path):
     minutes = pd.date_range("2026-01-05", periods=12 * 24 * 22, freq="5min")
     load = 1 + np.arange(len(minutes)) % 288 % 7
