@@ -11,12 +11,13 @@ from typing import Annotated, Literal
 
 from edge_sdk.app.permissions import open_private
 from edge_sdk.app.schema import Between
+from edge_sdk.extensions.outputs.energy_managers import PLANS, plan_text
 from edge_sdk.extensions.outputs.formats import HEADER, csv_text, json_text, line_protocol
 from edge_sdk.extensions.outputs.metrics_text import metrics_text
 from edge_sdk.extensions.outputs.threaded_output import OutputSection, ThreadedOutput
 from edge_sdk.outputs import AgentReport, OutputPlace, OutputType
 
-FileFormat = Literal["csv", "json", "line", "prometheus"]
+FileFormat = Literal["csv", "json", "line", "prometheus", "emhass", "evcc", "predbat", "openems"]
 
 
 @dataclass(slots=True)
@@ -24,7 +25,8 @@ class FileSink:
     """A file of forecasts. Only its owner can read it."""
 
     path: Path
-    format: FileFormat  # ``csv``, ``json``, ``line`` (line protocol) or ``prometheus`` (metrics)
+    # ``csv``, ``json``, ``line`` (line protocol), ``prometheus`` (metrics), or one of ``PLANS``
+    format: FileFormat
     is_appended: bool  # true to append each forecast; False to replace the file, atomically
     max_bytes: int  # size in bytes at which an appended file is rotated
     kept: int  # number of rotated files, ``FILE.1`` being the newest
@@ -37,6 +39,9 @@ class FileSink:
             return True
         issued = report.issued
         if not is_new or (not issued.is_available and self.format != "json"):
+            return True
+        if self.format in PLANS:
+            self._replace(plan_text(self.format, issued))
             return True
         text = {"csv": csv_text, "json": json_text, "line": line_protocol}[self.format](issued)
         if self.is_appended:
@@ -109,16 +114,19 @@ class FileOutputSection(OutputSection):
     """``type = "file"``: forecasts in a file that only its owner can read."""
 
     path: Path  # the file
-    format: Literal["csv", "json", "line", "prometheus"] = "csv"  # line is InfluxDB's line protocol
+    # line is InfluxDB's line protocol; the last four are documents of energy managers
+    format: FileFormat = "csv"
     mode: Literal["replace", "append"] = "replace"  # replace: the newest forecast only, atomically
     max_bytes: Annotated[int, Between(1024, 1 << 40)] = 1 << 20  # size at which append rotates
     keep: Annotated[int, Between(0, 100)] = 3  # rotated files that are kept
 
     def __post_init__(self) -> None:
-        """Refuse to append metrics: their format has no history."""
+        """Refuse to append metrics and documents of energy managers: they have no history."""
         OutputSection.__post_init__(self)
-        if self.format == "prometheus" and self.mode == "append":
-            raise ValueError('mode: expected "replace" with format = "prometheus", got "append"')
+        if self.format not in ("csv", "json", "line") and self.mode == "append":
+            raise ValueError(
+                f'mode: expected "replace" with format = "{self.format}", got "append"'
+            )
 
 
 def _open(section: FileOutputSection, place: OutputPlace) -> ThreadedOutput:

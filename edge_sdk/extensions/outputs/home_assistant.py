@@ -7,6 +7,8 @@ and state topic are shared. https://www.home-assistant.io/integrations/mqtt/#dis
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, Final
 
 from edge_sdk.app.cli import installed_version
@@ -34,13 +36,19 @@ def discovery_topic(prefix: str, device: str) -> str:
     return f"{prefix}/device/gridfed_{device}/config"
 
 
-def discovery(issued: IssuedForecast, state: str, availability: str) -> dict[str, Any]:
+def discovery(
+    issued: IssuedForecast,
+    state: str,
+    availability: str,
+    entities: Mapping[str, str] = MappingProxyType({}),
+) -> dict[str, Any]:
     """Return the discovery message.
 
     Args:
         issued: A forecast of the device: the units and names are its own.
         state: Topic of the forecast as JSON.
         availability: Topic of ``online`` and ``offline``.
+        entities: Topic of each further sensor by its format, see ``energy_managers.entity``.
     """
     name = f"gridfed_{issued.device}"
     unit = issued.forecast.unit
@@ -105,8 +113,32 @@ def discovery(issued: IssuedForecast, state: str, availability: str) -> dict[str
                 **error,
                 **later,
             },
+            **{
+                f"{name}_{form}": {
+                    "platform": "sensor",
+                    "unique_id": f"{name}_{form}",
+                    "name": _NAMES[form],
+                    "state_topic": topic,
+                    "value_template": "{{ value_json.state }}",
+                    "json_attributes_topic": topic,
+                    "json_attributes_template": "{{ value_json.attributes | tojson }}",
+                    **(_PLANNED.get(form) or value),
+                }
+                for form, topic in entities.items()
+            },
         },
     }
+
+
+_NAMES: Final = {
+    "home-assistant": "Forecast now",
+    "emhass": "Forecast for EMHASS",
+    "predbat": "Forecast for Predbat",
+}
+_PLANNED: Final = {
+    "emhass": {"unit_of_measurement": "W", "device_class": "power"},
+    "predbat": {"unit_of_measurement": "kWh", "device_class": "energy"},
+}
 
 
 _ATTRIBUTES: Final = (

@@ -15,8 +15,10 @@ from urllib.parse import urlsplit
 
 from edge_sdk.app.lean_dataclass import dataclass
 from edge_sdk.app.schema import Matches
+from edge_sdk.extensions.outputs.energy_managers import PLANS, NotPlannableError, plan_text
 from edge_sdk.extensions.outputs.metrics_text import metrics_text
 from edge_sdk.extensions.outputs.threaded_output import OutputSection, ThreadedOutput
+from edge_sdk.forecasting.forecast import IssuedForecast
 from edge_sdk.link.broker_options import is_loopback
 from edge_sdk.outputs import AgentReport, OutputPlace, OutputType
 
@@ -28,8 +30,9 @@ AT_ONCE = 8  # requests served concurrently; further ones are closed at once
 class HttpSink:
     """HTTP server of the newest report.
 
-    ``/forecast`` is the forecast as JSON, ``/metrics`` is for Prometheus, and ``/health`` answers
-    200, or 503 when the agent has reported nothing for ten minutes.
+    ``/forecast`` is the forecast as JSON, ``/forecast/NAME`` that of an energy manager, ``/metrics``
+    is for Prometheus, and ``/health`` answers 200, or 503 when the agent has reported nothing for
+    ten minutes.
 
     Args:
         host: Address to bind.
@@ -77,13 +80,24 @@ class HttpSink:
             found = {"alive": is_alive, "seconds_since_report": round(age, 1)}
             code = HTTPStatus.OK if is_alive else HTTPStatus.SERVICE_UNAVAILABLE
             return code, _JSON, json.dumps(found)
-        if path not in ("/forecast", "/metrics"):
-            return HTTPStatus.NOT_FOUND, _TEXT, "known: /forecast /metrics /health\n"
+        plan = path.removeprefix("/forecast/")
+        if path not in ("/forecast", "/metrics") and plan not in PLANS:
+            known = " ".join(f"/forecast/{name}" for name in PLANS)
+            return HTTPStatus.NOT_FOUND, _TEXT, f"known: /forecast /metrics /health {known}\n"
         if report is None:
             return HTTPStatus.SERVICE_UNAVAILABLE, _TEXT, "the agent has reported nothing yet\n"
         if path == "/metrics":
             return HTTPStatus.OK, _METRICS, metrics_text(report)
+        if plan in PLANS:
+            return _planned(plan, report.issued)
         return HTTPStatus.OK, _JSON, json.dumps(report.issued.document(), ensure_ascii=False)
+
+
+def _planned(name: str, issued: IssuedForecast) -> tuple[HTTPStatus, str, str]:
+    try:
+        return HTTPStatus.OK, _JSON, plan_text(name, issued)
+    except NotPlannableError as error:
+        return HTTPStatus.SERVICE_UNAVAILABLE, _TEXT, f"{error}\n"
 
 
 _JSON = "application/json; charset=utf-8"

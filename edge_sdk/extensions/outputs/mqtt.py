@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Literal
 
-from edge_sdk.app.schema import Matches
+from edge_sdk.app.schema import Length, Matches
 from edge_sdk.errors import ConfigError, LinkError
+from edge_sdk.extensions.outputs.energy_managers import EntityFormat, entity, present
 from edge_sdk.extensions.outputs.formats import json_text
 from edge_sdk.extensions.outputs.home_assistant import discovery, discovery_topic
 from edge_sdk.extensions.outputs.threaded_output import OutputSection, ThreadedOutput
@@ -41,6 +43,14 @@ class MqttTopics:
         found = discovery_topic(prefix, device) if prefix else ""
         return cls(f"{base}/{device}/forecast", f"{base}/{device}/availability", found)
 
+    def entity(self, form: EntityFormat) -> str:
+        """Return the topic of a further sensor of Home Assistant.
+
+        >>> MqttTopics.of("meter-1", "gridfed", "").entity("predbat")
+        'gridfed/meter-1/forecast/predbat'
+        """
+        return f"{self.state}/{form}"
+
 
 @dataclass(slots=True)
 class MqttSink:
@@ -48,6 +58,9 @@ class MqttSink:
 
     link: Transport  # link to the broker, whose last will is ``offline``
     topics: MqttTopics
+    formats: tuple[EntityFormat, ...] = ()  # further sensors of Home Assistant
+    clock: Callable[[], float] = time.time  # Unix seconds
+    _present: int | None = field(init=False, default=None)
     _issued: IssuedForecast | None = field(init=False, default=None)
     _described: bytes = field(init=False, default=b"")
     _queue: deque[tuple[str, bytes]] = field(init=False, default_factory=deque)
@@ -61,9 +74,7 @@ class MqttSink:
             return True
         if not self.link.is_up:
             return False
-        self._issued = report.issued
-        self._describe()
-        self._put(self.topics.state, json_text(report.issued).encode())
+        self._publish(report.issued)
         self._flush()
         return True
 
@@ -81,8 +92,10 @@ class MqttSink:
                 self._described = b""
                 self._put(self.topics.availability, ONLINE)
                 if self._issued is not None:
-                    self._describe()
-                    self._put(self.topics.state, json_text(self._issued).encode())
+                    self._publish(self._issued)
+        issued = self._issued
+        if issued is not None and self._present != present(issued, self.clock()):
+            self._publish_entities(issued)
         self._flush()
 
     def close(self) -> None:
@@ -96,10 +109,25 @@ class MqttSink:
             self.link.poll(0.05)
         self.link.close()
 
-    def _describe(self) -> None:
-        if not self.topics.discovery or self._issued is None:
+    def _publish(self, issued: IssuedForecast) -> None:
+        self._issued = issued
+        self._describe(issued)
+        self._put(self.topics.state, json_text(issued).encode())
+        self._publish_entities(issued)
+
+    def _publish_entities(self, issued: IssuedForecast) -> None:
+        now = self.clock()
+        self._present = present(issued, now)
+        for form in self.formats:
+            text = json.dumps(entity(form, issued, now), ensure_ascii=False, allow_nan=False)
+            self._put(self.topics.entity(form), text.encode())
+
+    def _describe(self, issued: IssuedForecast) -> None:
+        if not self.topics.discovery:
             return
-        found = discovery(self._issued, self.topics.state, self.topics.availability)
+        topics = self.topics
+        entities: dict[str, str] = {form: topics.entity(form) for form in self.formats}
+        found = discovery(issued, topics.state, topics.availability, entities)
         text = json.dumps(found, ensure_ascii=False).encode()
         if text != self._described:
             self._described = text
@@ -117,7 +145,9 @@ class MqttSink:
             self._queue.popleft()
 
 
-def open_mqtt(broker: Broker, topics: MqttTopics) -> MqttSink:
+def open_mqtt(
+    broker: Broker, topics: MqttTopics, formats: tuple[EntityFormat, ...] = ()
+) -> MqttSink:
     """Connect to a broker with the device's last will.
 
     Raises:
@@ -126,7 +156,7 @@ def open_mqtt(broker: Broker, topics: MqttTopics) -> MqttSink:
     from edge_sdk.link.mqtt import MqttLink  # noqa: PLC0415 - loads paho
 
     will = topics.availability, OFFLINE, True
-    return MqttSink(MqttLink(replace(broker, will=will)), topics)
+    return MqttSink(MqttLink(replace(broker, will=will)), topics, formats)
 
 
 TopicName = Annotated[str, Matches(r"[^+#\x00/]+(/[^+#\x00/]+)*")]
@@ -140,6 +170,8 @@ class MqttOutputSection(OutputSection):
     url: str  # mqtt://127.0.0.1:1883, or mqtts://host:8883
     topic: TopicName = "gridfed"  # TOPIC/DEVICE/forecast and TOPIC/DEVICE/availability
     discovery: TopicPrefix = "homeassistant"  # Home Assistant's discovery prefix; empty: none
+    # further sensors: the forecast of the present interval, and documents of energy managers
+    formats: Annotated[tuple[EntityFormat, ...], Length(0, 3)] = ("home-assistant",)
     username: str = ""  # user name of the broker
     password_file: Path | None = None  # file whose first line is the password
     ca_file: Path | None = None  # authority that signed the broker's certificate, for mqtts
@@ -174,7 +206,7 @@ def _open(section: MqttOutputSection, place: OutputPlace) -> ThreadedOutput:
     except LinkError as error:
         raise ConfigError(f"{place.where}: {error}") from error
     topics = MqttTopics.of(place.device, section.topic, section.discovery)
-    return ThreadedOutput.of(section, place, lambda: open_mqtt(broker, topics))
+    return ThreadedOutput.of(section, place, lambda: open_mqtt(broker, topics, section.formats))
 
 
 def _password(path: Path | None, where: str) -> str | None:

@@ -20,6 +20,7 @@ import numpy as np
 from edge_sdk.app.lean_dataclass import dataclass
 from edge_sdk.errors import ConfigError
 from edge_sdk.extensions.sources.base import NOT_MAPPED, tally
+from edge_sdk.extensions.sources.counter_intervals import CounterSum
 from edge_sdk.extensions.sources.csv_clock import interval_begin
 from edge_sdk.extensions.sources.csv_dialect import (
     ABSENT,
@@ -39,6 +40,7 @@ from edge_sdk.forecasting.series import STREAMS, Reading
 _SHOWN = 120  # letters of an offending line that are shown
 _LATEST = 1e11  # Unix seconds of a time; a larger number has a finer unit
 _EXAMINED = 4 << 20  # characters of the first rows, from which the dialect is detected
+_MOST = 250.0 / 3600  # largest rise of a register per second, as of live sources
 KINDS = ("auto", "register", "interval", "instant")
 EDGES = ("auto", "begin", "end")
 
@@ -60,7 +62,8 @@ class CsvFile:
     time_zone: tzinfo = UTC  # time zone of times without an offset
     start: float = -math.inf  # first moment to read, Unix seconds
     until: float = math.inf  # end of the span to read, exclusive
-    # length of the interval of each row, where it is shorter than the bundle's step
+    # length of the interval of each row, where it is shorter than the bundle's step; a register that
+    # was read at other moments is brought onto a grid of this length
     interval_seconds: float | None = None
     # ``register``, ``interval`` or ``instant``; ``auto`` recognises registers in the first rows
     kind: Literal["auto", "register", "interval", "instant"] = "auto"
@@ -254,14 +257,35 @@ class CsvFile:
                 elif self.start <= begin < self.until:
                     yield Reading(stream, begin, value, 0, self.interval_seconds)
         for column, readings in kept.items():
-            found = self._differences(readings, is_known=True)
-            if found is None:
-                continue
-            self.registers[column] = [*found.sentences()]
-            seconds = self.interval_seconds or step or None
-            for at, value in zip(found.times.tolist(), found.values.tolist(), strict=True):
-                if self.start <= at < self.until and math.isfinite(value):
-                    yield Reading(self.columns[column], at, value, 0, seconds)
+            yield from self._register(column, readings, step)
+
+    def _register(
+        self, column: str, readings: Sequence[tuple[float, float]], step: float
+    ) -> Iterator[Reading]:
+        grid = self.interval_seconds
+        if grid and any(at % grid for at, _ in readings):
+            yield from self._on_grid(column, grid, readings)
+            return
+        found = self._differences(readings, is_known=True)
+        if found is None:
+            return
+        self.registers[column] = [*found.sentences()]
+        seconds = grid or step or None
+        for at, value in zip(found.times.tolist(), found.values.tolist(), strict=True):
+            if self.start <= at < self.until and math.isfinite(value):
+                yield Reading(self.columns[column], at, value, 0, seconds)
+
+    def _on_grid(
+        self, column: str, grid: float, readings: Iterable[tuple[float, float]]
+    ) -> Iterator[Reading]:
+        """Yield the differences of a register that was read at any moments, on a regular grid."""
+        meter = CounterSum(grid, grid, _MOST)
+        for moment, value in sorted(readings, key=itemgetter(0)):
+            for interval in meter.add(moment, {column: value}):
+                if self.start <= interval.time < self.until:
+                    yield Reading(self.columns[column], interval.time, interval.value, 0, grid)
+        counted = (f"{reason} ({count})" for reason, count in meter.counts.items())
+        self.registers[column] = [f"brought onto a grid of {grid:g} s", *counted]
 
     def _rows(
         self, lines: Iterable[str], reject: Callable[[str, int, list[str]], None]

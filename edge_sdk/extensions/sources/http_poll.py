@@ -36,6 +36,7 @@ class HttpService:
     # file whose first line is a bearer token; read before every request
     token_file: Path | None = None
     insecure: bool = False  # allow a token over ``http://`` to a host that is not loopback
+    source: str = "http"  # type of the source, for messages
 
     def __post_init__(self) -> None:
         """Refuse an address that cannot work, or that would show a token to the network.
@@ -46,17 +47,19 @@ class HttpService:
         parts = self.parts
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ConfigError(
-                f"source http: url: {self.url!r} is not an address",
+                f"source {self.source}: url: {self.url!r} is not an address",
                 hint="such as http://host:8123/path",
             )
         if parts.username is not None:
             raise ConfigError(
-                "source http: url: has a password in it", hint="put a token into token_file"
+                f"source {self.source}: url: has a password in it",
+                hint="put a token into token_file",
             )
         is_open = parts.scheme == "http" and not is_loopback(parts.hostname)
         if self.token_file is not None and is_open and not self.insecure:
             raise ConfigError(
-                f"source http: token_file: http:// to {parts.hostname} would send the token unencrypted",
+                f"source {self.source}: token_file: http:// to {parts.hostname} would send the token"
+                " unencrypted",
                 hint="use https://, or set insecure = true",
             )
 
@@ -66,7 +69,7 @@ class HttpService:
             parts = urlsplit(self.url)
             parts.port  # noqa: B018 - raises if it is no port
         except ValueError as error:
-            raise ConfigError(f"source http: url: {self.url!r}: {error}") from error
+            raise ConfigError(f"source {self.source}: url: {self.url!r}: {error}") from error
         return parts
 
     def connect(self, timeout: float) -> http.client.HTTPConnection:
@@ -85,9 +88,18 @@ class HttpService:
     def headers(self) -> dict[str, str]:
         found = {"Accept": "application/json", "User-Agent": "gridfed", "Connection": "close"}
         if self.token_file is not None:
-            token = self.token_file.read_text("utf-8", errors="replace").partition("\n")[0].strip()
-            found["Authorization"] = f"Bearer {token}"
+            found["Authorization"] = f"Bearer {self.token()}"
         return found
+
+    def token(self) -> str:
+        """Return the token; empty without a file.
+
+        Raises:
+            OSError: The file cannot be read.
+        """
+        if self.token_file is None:
+            return ""
+        return self.token_file.read_text("utf-8", errors="replace").partition("\n")[0].strip()
 
 
 class _TimedSocket(io.RawIOBase):

@@ -33,6 +33,7 @@ from edge_sdk.forecasting.series import STREAMS, Flag, Reading
 from edge_sdk.sources import ExaminedSource, Source, open_source
 
 _TURN = 0.05
+_SHOWN = 100  # values that are printed
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -182,13 +183,19 @@ def _shown(reading: Reading) -> dict[str, Any]:
     return {**asdict(reading), "unit": unit}
 
 
-def lines(found: dict[str, Any]) -> Iterator[str]:
-    """Format the result as text lines."""
-    for value in found["values"]:
+def _value_lines(values: list[dict[str, Any]]) -> Iterator[str]:
+    if (more := len(values) - _SHOWN) > 0:
+        yield f"the newest {_SHOWN} values; {more} before"
+    for value in values[-_SHOWN:]:
         means = value["stream"] or "not mapped"
         means += f", not used: {value['fault']}" if value["fault"] and value["stream"] else ""
         number = "-" if value["value"] is None else f"{value['value']:.6g}"
         yield f"{value['name']:16} {number:>14} {value['unit']:6} {means}"
+
+
+def lines(found: dict[str, Any]) -> Iterator[str]:
+    """Format the result as text lines."""
+    yield from _value_lines(found["values"])
     for reading in found["readings"]:
         at = datetime.fromtimestamp(reading["time"], UTC).isoformat()
         span = f" over {reading['seconds']:g} s" if reading["seconds"] else ""

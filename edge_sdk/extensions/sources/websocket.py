@@ -34,6 +34,7 @@ class MessageStream:
     is_deflated: bool = False  # true if messages may be compressed
     forgets: bool = False  # true if every compressed message begins anew (``no_context_takeover``)
     counts: Counter[str] = field(default_factory=Counter)  # ignored messages, counted by reason
+    longest: int = LONGEST  # largest size in bytes of a message that is decoded
     _buffer: bytearray = field(default_factory=bytearray)
     _message: bytearray = field(default_factory=bytearray)
     _is_text: bool = False
@@ -71,7 +72,7 @@ class MessageStream:
                 return None
             length = int.from_bytes(buffer[2:at])
         at += 4 if second & 0x80 else 0
-        if length > LONGEST:
+        if length > self.longest:
             self.counts["message too long"] += 1
             self._to_skip = max(0, at + length - len(buffer))
             del buffer[: at + length]
@@ -93,7 +94,7 @@ class MessageStream:
         if kind != _CONTINUED:
             self._message.clear()
             self._is_text, self._is_packed = kind == _TEXT, bool(first & 0x40)
-        if payload is None or len(self._message) + len(payload) > LONGEST:
+        if payload is None or len(self._message) + len(payload) > self.longest:
             if self._is_packed and not self.forgets:
                 raise WebSocketError("a compressed message above the size limit")
             self._is_text = False
@@ -121,7 +122,7 @@ class MessageStream:
         if self._unpacker is None or self.forgets:
             self._unpacker = zlib.decompressobj(-15)
         try:
-            text = self._unpacker.decompress(raw + b"\0\0\xff\xff", LONGEST)
+            text = self._unpacker.decompress(raw + b"\0\0\xff\xff", self.longest)
         except zlib.error as error:
             raise WebSocketError("invalid deflate data") from error
         if self._unpacker.unconsumed_tail:

@@ -428,3 +428,72 @@ def test_the_separator_is_said_although_a_column_is_missing(source):
 def test_the_edge_of_the_interval_may_be_given(source):
     text = rows("time;kwh", DATES_AND_HOURS, COMMAS)
     assert pairs(source(text, times="end"))[0] == (HOURS[0] - 3600, VALUES[0])
+
+
+# --- files of Home Assistant: its history panel, and the export of an integration ------------------
+
+BEGIN = 1_761_436_800  # 2025-10-26 00:00 UTC: Central Europe's clocks go back at 01:00
+
+
+def downloaded(rows, entity="sensor.grid_import"):
+    """Rows as the history panel writes them: UTC with milliseconds, of several entities."""
+    lines = ["entity_id,state,last_changed"]
+    for at, state in rows:
+        moment = datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds")
+        moment = moment.replace("+00:00", "Z")
+        lines += [f"{entity},{state},{moment}", f"sensor.other,7,{moment}"]
+    return "\n".join(lines) + "\n"
+
+
+HISTORY = {
+    "columns": {"state": LOAD},
+    "time_column": "last_changed",
+    "filter": {"entity_id": "sensor.grid_import"},
+}
+
+
+def test_a_downloaded_history_is_brought_onto_the_grid(source):
+    # hours of statistics first, then each change of the register, with a pause of two hours
+    hourly = [(BEGIN + 3600 * n, 1000.0 + n) for n in range(49)]
+    changes = [(BEGIN + 48 * 3600 + 37.5 * n, round(1048.0 + 0.01 * n, 2)) for n in range(1, 961)]
+    del changes[384:576]
+    changes[50] = changes[50][0], "unavailable"
+    csv = source(downloaded([*hourly, *changes]), **HISTORY, interval_seconds=3600)
+    found = dict(pairs(csv))
+    assert [found[BEGIN + 3600 * n] for n in range(48)] == pytest.approx([1.0] * 48)
+    known = {(at - BEGIN) // 3600 for at in found}
+    assert known == set(range(58)) - {52, 53, 54}
+    assert found[BEGIN + 49 * 3600] == pytest.approx(0.96)
+    assert csv.rejected == {"bad value": 1}
+    assert "brought onto a grid of 3600 s; gap (1)" in csv.detect()["column state"]
+    assert {r.seconds for r in csv} == {3600}
+
+
+def test_a_register_off_the_grid_restarts_and_keeps_to_its_span(source):
+    states = [1000.0 + 0.1 * n for n in range(100)] + [0.1 * n for n in range(100)]
+    rows = [(BEGIN + 617 * n, f"{state:.1f}") for n, state in enumerate(states)]
+    csv = source(downloaded(rows), **HISTORY, interval_seconds=3600, until=BEGIN + 30 * 3600)
+    found = pairs(csv)
+    assert max(value for _, value in found) < 1.0
+    assert max(at for at, _ in found) < BEGIN + 30 * 3600
+    assert "reset (1)" in csv.detect()["column state"]
+
+
+def test_the_export_of_statistics_is_read_in_local_time(source):
+    # the hour from 02:00 to 03:00 is there twice
+    clock = ["26.10.2025 01:00", "26.10.2025 02:00", "26.10.2025 02:00", "26.10.2025 03:00"]
+    lines = ["statistic_id\tunit\tstart\tsum\tstate\tdelta"]
+    for number, start in enumerate(clock):
+        lines.append(f"sensor.grid_import\tkWh\t{start}\t{number}\t{number}\t0.{number + 1}")
+        lines.append(f"sensor.other\tkWh\t{start}\t{number}\t{number}\t9.9")
+    csv = source(
+        "\n".join(lines) + "\n",
+        columns={"delta": LOAD},
+        time_column="start",
+        filter={"statistic_id": "sensor.grid_import"},
+        time_zone="Europe/Berlin",
+        time_format="%d.%m.%Y %H:%M",
+        kind="interval",
+    )
+    begin = BEGIN - 3600
+    assert pairs(csv) == [(begin + 3600 * n, (n + 1) / 10) for n in range(4)]
