@@ -76,7 +76,9 @@ def test_a_truncated_file_is_counted_and_read_once_complete(tmp_path: Path) -> N
     while not source.rejected:
         assert not list(source.poll())
         time.sleep(0.01)
-    path.write_bytes(whole)
+    part = path.with_name(f"{path.name}.part")
+    part.write_bytes(whole)
+    part.replace(path)  # a file that is written in place is empty for a moment
 
     assert _listen(source, 1)
     source.close()
