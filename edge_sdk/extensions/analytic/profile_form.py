@@ -1,0 +1,218 @@
+"""Solve the profile of tomorrow in closed form: one prior for each number of known days, a part of the device's own.
+
+A row is one step of one origin, and its target is the load in the device's level minus ``base``. The
+fleet solves one vector for each *stage*, a range of numbers of known days, from the sums of
+``statistics.gather``; all leads share it. The device adds a vector δ, the same for all stages, drawn
+towards zero with a strength that the fleet finds for each stage: with few known days δ is nearly 0.
+
+A pass of re-weighted least squares that goes 1.8 times as far as its solution needs half the passes
+(over-relaxation, as for any linearly convergent majorisation); the last pass goes as far as it says.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge_sdk.app.lean_dataclass import dataclass
+from edge_sdk.extensions.analytic.profile_features import ProfileRows, with_hinges
+from edge_sdk.extensions.analytic.reweighting import QuantileLoss, reweighted
+from edge_sdk.extensions.analytic.solve import fleet_solution
+from edge_sdk.extensions.analytic.standardise import CLIP, CONSTANT
+from edge_sdk.extensions.analytic.statistics import Statistic, gather
+from edge_sdk.forecasting.calendar_features import Floats, Ints
+
+STAGES = (1, 2, 3, 5, 7, 10, 14, 21, 28)
+"""Least number of known days of each stage."""
+
+OWN_STRENGTHS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, math.inf)
+"""Strengths that a fleet tries; infinity is a device without a part of its own."""
+
+RELAXATION = 1.8
+"""Step of every pass but the first two and the last, in the distance to the pass's solution."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ProfilePrior:
+    """A bundle's model, from which a device forecasts from its first known day on."""
+
+    scale: Floats  # root mean square of each column over the fleet, 0 if it is constant, ``(P,)``
+    coefficients: Floats  # of every stage, shape ``(len(STAGES), P + hinges)``
+    strengths: Floats  # of the own part at every stage, per row, shape ``(len(STAGES),)``
+
+
+def stage_of(known: Ints) -> Ints:
+    """Return the number of the stage of each number of known days; 0 for none.
+
+    >>> stage_of(np.array([0, 1, 4, 28, 99])).tolist()
+    [0, 0, 2, 8, 8]
+    """
+    return np.maximum(np.searchsorted(STAGES, known, side="right") - 1, 0).astype(np.int64)
+
+
+def fleet_scale(squares: Sequence[Floats]) -> Floats:
+    """Return the scale of every column from the devices' mean squares, each of shape ``(P,)``."""
+    root = np.sqrt(np.mean(squares, axis=0))
+    return np.asarray(np.where(root > CONSTANT, root, 0.0))
+
+
+def scaled_design(rows: ProfileRows, scale: Floats) -> NDArray[np.float32]:
+    """Return design rows in fleet scales with hinges, shape ``(n · H, P + hinges)``."""
+    wide = np.where(scale > 0.0, scale, np.inf).astype(np.float32)
+    flat = np.clip(rows.design.reshape(-1, len(rows.names)) / wide, -CLIP, CLIP)
+    return with_hinges(flat, rows.names)
+
+
+def stage_statistics(
+    design: NDArray[np.float32],
+    targets: Floats,
+    stages: Ints,
+    coefficients: Floats | None,
+    loss: QuantileLoss,
+    *,
+    noise: float = 1.0,
+) -> dict[int, Statistic]:
+    """Return what a device sends in a pass: a statistic of its rows for each stage that it has.
+
+    Args:
+        design: As ``scaled_design`` returns it, shape ``(N, P)``.
+        targets: In levels, minus base; a row whose target is NaN does not count, shape ``(N,)``.
+        stages: Stage of each row, shape ``(N,)``.
+        coefficients: Of every stage, by whose residuals rows are weighted, shape ``(stages, P)``;
+            None in the first pass.
+        noise: Mean error of a naive forecast of this device, in levels. A device counts in its
+            own errors relative to it, so that one that is hard to foresee does not outweigh the others.
+    """
+    found = {}
+    for stage in np.unique(stages[np.isfinite(targets)]):
+        mine = np.isfinite(targets) & (stages == stage)
+        rows, goals, weights = design[mine], targets[mine, None], None
+        if coefficients is not None:
+            left = goals - (rows @ coefficients[stage].astype(np.float32))[:, None]
+            weights = loss.weights(left / noise)
+        one = gather(rows, goals, weights)
+        found[int(stage)] = one.scaled(1.0 / one.count)
+    return found
+
+
+def next_coefficients(
+    previous: Floats | None,
+    statistics: Mapping[int, Statistic],
+    penalty: float,
+    *,
+    stages: int = len(STAGES),
+    step: float = 1.0,
+) -> Floats:
+    """Return the coefficients of every stage after a pass, shape ``(stages, P)``.
+
+    Args:
+        previous: Before the pass; None before the first.
+        statistics: Sums over the devices, by stage. A stage that no device has takes the
+            coefficients of the stage below it that has some, or else of the one above it.
+        penalty: κ per device, as for ``solve.fleet_solution``.
+        step: How far to go towards the solution; ``RELAXATION`` between the second pass and the last.
+
+    Raises:
+        ValueError: No statistic at all.
+    """
+    if not statistics:
+        raise ValueError("a pass without statistics has no solution; at least 1 stage is needed")
+    solved = {stage: fleet_solution(one, penalty)[0] for stage, one in statistics.items()}
+    given = sorted(solved)
+    nearest = [max((g for g in given if g <= stage), default=given[0]) for stage in range(stages)]
+    found: Floats = np.stack([solved[stage] for stage in nearest])
+    return found if previous is None else np.asarray(previous + step * (found - previous))
+
+
+def prior_forecast(
+    design: NDArray[np.float32], base: Floats, stages: Ints, coefficients: Floats
+) -> Floats:
+    """Return the forecasts of the stages' coefficients in levels, shape ``(N,)``."""
+    found = np.array(base, np.float64)
+    for stage in np.unique(stages):
+        mine = stages == stage
+        found[mine] += design[mine] @ coefficients[stage].astype(np.float32)
+    return found
+
+
+def own_part(
+    design: NDArray[np.float32],
+    missed: Floats,
+    strength: float,
+    loss: QuantileLoss,
+    passes: int = 4,
+) -> Floats:
+    """Return δ, the device's own part: argmin Σ loss(missed - δᵀφ) + strength N ‖δ‖², shape ``(P,)``.
+
+    Args:
+        design: The device's rows.
+        missed: Targets minus the prior's forecasts, in levels; NaN where unobserved, ``(N,)``.
+        strength: Infinity returns zeros, and so do fewer than two rows.
+
+    >>> rows, missed = np.ones((4, 1), np.float32), np.array([2.0, 2.0, 2.0, 2.0])
+    >>> [own_part(rows, missed, s, QuantileLoss()).round(3).item() for s in (0.0, 1.0, math.inf)]
+    [2.0, 1.0, 0.0]
+    """
+    seen = np.isfinite(missed)
+    nothing = np.zeros((1, design.shape[1]))
+    found = nothing
+    if not math.isinf(strength) and seen.sum() >= 2:
+        found = reweighted(
+            design[seen],
+            missed[seen, None],
+            loss,
+            nothing,
+            penalty=strength * float(seen.sum()),
+            towards=nothing,
+            passes=passes,
+        )
+    return np.asarray(found[0])
+
+
+def strength_losses(
+    design: NDArray[np.float32],
+    missed: Floats,
+    is_known: NDArray[np.bool_],
+    loss: QuantileLoss,
+    *,
+    strengths: Sequence[float] = OWN_STRENGTHS,
+    passes: int = 4,
+) -> Floats:
+    """Return the mean loss after each strength on rows that δ has not learned from.
+
+    A device of the fleet pretends to be new: δ learns from a few days of its record, and the days
+    after them are what it is judged by. ``missed`` must be under a prior that the device is no part
+    of, such as ``solve.leave_one_out``'s.
+
+    Args:
+        is_known: Rows that δ learns from, shape ``(N,)``; all others judge.
+
+    Returns:
+        Shape ``(len(strengths),)``, as shares of the loss without δ; 1 where nothing can be judged.
+    """
+    judged = ~is_known & np.isfinite(missed)
+    whole = float(loss.pointwise(missed[judged, None]).mean()) if judged.any() else 0.0
+    if whole <= 0.0:
+        return np.ones(len(strengths))
+    found = []
+    for strength in strengths:
+        own = own_part(design[is_known], missed[is_known], strength, loss, passes)
+        left = missed[judged] - design[judged] @ own.astype(np.float32)
+        found.append(float(loss.pointwise(left[:, None]).mean()) / whole)
+    return np.array(found)
+
+
+def best_strengths(losses: Floats, strengths: Sequence[float] = OWN_STRENGTHS) -> Floats:
+    """Return the strength of every stage: least mean loss over devices, never rising with the stage.
+
+    Args:
+        losses: Of ``strength_losses``, shape ``(devices, stages, strengths)``.
+
+    >>> best_strengths(np.array([[[1.1, 1.0], [0.9, 1.0]]]), (0.1, math.inf)).tolist()
+    [inf, 0.1]
+    """
+    best = np.asarray(strengths, np.float64)[losses.mean(axis=0).argmin(axis=1)]
+    return np.asarray(np.minimum.accumulate(best))
