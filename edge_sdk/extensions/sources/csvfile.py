@@ -269,7 +269,8 @@ class CsvFile:
         found = self._differences(readings, is_known=True)
         if found is None:
             return
-        self.registers[column] = [*found.sentences()]
+        hint = ["interval_seconds brings it onto a grid"] * (10 * found.gaps > len(found.times))
+        self.registers[column] = [*found.sentences(), *hint]
         seconds = grid or step or None
         for at, value in zip(found.times.tolist(), found.values.tolist(), strict=True):
             if self.start <= at < self.until and math.isfinite(value):

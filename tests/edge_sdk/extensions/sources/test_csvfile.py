@@ -6,6 +6,7 @@ import gzip
 import itertools
 from datetime import UTC, date, datetime
 
+import numpy as np
 import pytest
 
 from edge_sdk.errors import ConfigError
@@ -467,6 +468,13 @@ def test_a_downloaded_history_is_brought_onto_the_grid(source):
     assert csv.rejected == {"bad value": 1}
     assert "brought onto a grid of 3600 s; gap (1)" in csv.detect()["column state"]
     assert {r.seconds for r in csv} == {3600}
+
+
+def test_a_register_off_the_grid_without_an_interval_names_the_remedy(source):
+    passed = np.random.default_rng(3).integers(60, 3600, 300).cumsum()
+    csv = source(downloaded([(BEGIN + int(n), f"{n / 3600:.3f}") for n in passed]), **HISTORY)
+    assert pairs(csv)
+    assert "interval_seconds brings it onto a grid" in csv.detect()["column state"]
 
 
 def test_a_register_off_the_grid_restarts_and_keeps_to_its_span(source):
