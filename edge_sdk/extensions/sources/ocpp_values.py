@@ -81,9 +81,9 @@ def sampled(rows: object, unused: Counter[str]) -> Iterator[tuple[float, Mapping
         unused: Counter of what is not used.
     """
     count = 0
-    for row in rows if isinstance(rows, list) else []:
-        found = row.get("sampledValue") if isinstance(row, dict) else None
-        values = [one for one in found if isinstance(one, dict)] if isinstance(found, list) else []
+    for row in _listed(rows):
+        found = _listed(row.get("sampledValue") if isinstance(row, dict) else None)
+        values = [one for one in found if isinstance(one, dict)]
         if not values:
             tally(unused, "meterValue", "no sampled values")
             continue
@@ -99,6 +99,11 @@ def sampled(rows: object, unused: Counter[str]) -> Iterator[tuple[float, Mapping
                 tally(unused, _name(value), f"beyond {_MOST} values of a message")
             else:
                 yield at, value
+
+
+def _listed(value: object) -> list[Any]:
+    """Return a list; of one object, which some chargers send in place of a list, the list of it."""
+    return value if isinstance(value, list) else [] if value is None else [value]
 
 
 def parsed(at: float, value: Mapping[str, Any], unused: Counter[str]) -> MeterValue | None:

@@ -347,6 +347,15 @@ def found_of(found):
     return [(t, value) for name, t, value in found if name == DEMAND]
 
 
+def test_one_object_in_place_of_a_list_is_read_and_a_text_is_counted():
+    sockets = OcppDecoder()
+    row = {"timestamp": AT, "sampledValue": {"value": "1500"}}
+    about = {"connectorId": 1, "meterValue": row}
+    assert [s.value for s in sockets(note("MeterValues", about))] == [1500.0]
+    assert sockets(note("MeterValues", about | {"meterValue": "1500"})) == []
+    assert sockets.unused == {"meterValue: no sampled values": 1}
+
+
 def test_a_message_number_that_is_no_text_is_accepted_and_its_answer_too():
     messages = session("1.6")
     for message in messages:
