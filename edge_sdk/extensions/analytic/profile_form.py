@@ -83,16 +83,18 @@ def stage_statistics(
         stages: Stage of each row, shape ``(N,)``.
         coefficients: Of every stage, by whose residuals rows are weighted, shape ``(stages, P)``;
             None in the first pass.
-        noise: Mean error of a naive forecast of this device, in levels. A device counts in its
-            own errors relative to it, so that one that is hard to foresee does not outweigh the others.
+        noise: Mean error of a naive forecast of this device, in levels. The fleet minimises the
+            devices' mean losses divided by it, so one that is hard to foresee does not outweigh the others.
     """
     found = {}
     for stage in np.unique(stages[np.isfinite(targets)]):
         mine = np.isfinite(targets) & (stages == stage)
-        rows, goals, weights = design[mine], targets[mine, None], None
+        rows, goals = design[mine], targets[mine, None]
+        weights = np.full((len(rows), 1), noise**-2.0)
         if coefficients is not None:
             left = goals - (rows @ coefficients[stage].astype(np.float32))[:, None]
-            weights = loss.weights(left / noise)
+            # not normalised: with weights of mean 1 a device would count by its error squared
+            weights *= loss.weights(left / noise, is_normalised=False) / loss.floor
         one = gather(rows, goals, weights)
         found[int(stage)] = one.scaled(1.0 / one.count)
     return found
