@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from edge_sdk.extensions.sources.csv_clock import interval_begin, is_clock
+from edge_sdk.extensions.sources.csv_clock import interval_begin, is_clock, with_offset
 from edge_sdk.extensions.sources.csv_dialect import (
     EPOCH,
     ISO,
@@ -160,7 +160,7 @@ def _written(texts: Any) -> tuple[Any, str, bool]:  # noqa: ANN401
     begins = _series([interval_begin(text) for text in texts.tolist()], texts.index)
     is_span = bool((begins != texts.str.strip()).mean() > 0.5)
     texts = (begins if is_span else texts).str.replace(_POINTS, r"\1:\2", regex=True)
-    moved = [at_midnight(text) for text in texts.tolist()]
+    moved = [at_midnight(with_offset(text)) for text in texts.tolist()]
     late = _series([is_late for _, is_late in moved], texts.index)
     texts = _series([text for text, _ in moved], texts.index)
     parts = texts.str.extract(_DAY_FIRST).dropna().astype(int)

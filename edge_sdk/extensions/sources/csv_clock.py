@@ -24,6 +24,30 @@ _SPAN = re.compile(
 CLOCK: Final = re.compile(r"\d{1,2}:\d\d(?::\d\d)?(?: ?[AaPp]\.?[Mm]\.?)?")
 """A time of day."""
 
+_HOURS: Final = {
+    "UTC": 0,
+    "GMT": 0,
+    "WET": 0,
+    "WEST": 1,
+    "BST": 1,
+    "CET": 1,
+    "MEZ": 1,
+    "CEST": 2,
+    "MESZ": 2,
+    "EET": 2,
+    "EEST": 3,
+    "AEST": 10,
+    "AEDT": 11,
+    "EDT": -4,
+    "EST": -5,
+    "CDT": -5,
+    "CST": -6,
+    "MDT": -6,
+    "MST": -7,
+    "PDT": -7,
+    "PST": -8,
+}
+_ZONED = re.compile(rf"(.*[:.]\d\d) ?(?:\(?({'|'.join(_HOURS)})\)?|([+-]\d\d):?(\d\d))")
 _POINTS = re.compile(r"(\d{1,2})\.([0-5]\d)(?:\.([0-5]\d))?")
 _DIGITS = re.compile(r"([01]?\d|2[0-4])([0-5]\d)([0-5]\d)?")
 _NUMBERED = re.compile(r"\d{1,2}")
@@ -42,6 +66,20 @@ def interval_begin(text: str) -> str:
         return bare
     found = _SPAN.fullmatch(bare)
     return found[1] if found else bare
+
+
+def with_offset(text: str) -> str:
+    """Return a time with the name of its zone, or with a space before its offset, in one form.
+
+    >>> with_offset("01.02.2026 00:00 CEST"), with_offset("2026-02-01 00:00 -0330")
+    ('01.02.2026 00:00+02:00', '2026-02-01 00:00-03:30')
+    """
+    found = _ZONED.fullmatch(text)
+    if found is None:
+        return text
+    return (
+        f"{found[1]}{_HOURS[found[2]]:+03d}:00" if found[2] else f"{found[1]}{found[3]}:{found[4]}"
+    )
 
 
 def clock_text(text: str) -> str:

@@ -17,7 +17,7 @@ from itertools import pairwise
 from typing import Final
 
 from edge_sdk.app.lean_dataclass import dataclass
-from edge_sdk.extensions.sources.csv_clock import clock_text, interval_begin
+from edge_sdk.extensions.sources.csv_clock import clock_text, interval_begin, with_offset
 from edge_sdk.extensions.sources.csv_head import header_of
 
 ISO, EPOCH = "iso", "epoch"
@@ -46,6 +46,7 @@ _DAY_END = re.compile(r"(?<=[ T])24:00(:00)?(?!\d)")
 _HOUR = re.compile(r"\d{1,2}")
 _ISO = re.compile(r"\d{4}-?\d\d-?\d\d(?:[ T].*)?")
 _DIGIT_DATES = {8: "%Y%m%d", 10: "%Y%m%d%H", 12: "%Y%m%d%H%M", 14: "%Y%m%d%H%M%S"}
+_OFFSET = re.compile(r":\d\d[+-]\d\d:\d\d$")
 _MOST = 0.8  # share of times, at least, that have the form; the others are rejected one by one
 
 
@@ -63,6 +64,7 @@ class CsvDialect:
     is_decimal_certain: bool = False
     is_end: bool = False  # whether a time is the end of its interval: midnight is written 24:00
     is_span: bool = False  # whether a time is written as a span, of which the beginning counts
+    is_zoned: bool = False  # whether a time has the name of its zone, or an offset after a space
 
     def number(self, text: str) -> float:
         """Parse a number, also one with a mark, a space or an apostrophe between its thousands.
@@ -221,7 +223,9 @@ def time_format(texts: Sequence[str]) -> str:
     if sum(map(_is_iso, some)) >= most:
         return ISO
     few = some[:: max(1, len(some) // 10)]
-    likely = [pattern for pattern in PATTERNS if 2 * _span(few, pattern)[0] >= len(few)]
+    offset = "%z" if sum(map(bool, map(_OFFSET.search, some))) >= most else ""
+    patterns = [pattern + offset for pattern in PATTERNS]
+    likely = [pattern for pattern in patterns if 2 * _span(few, pattern)[0] >= len(few)]
     spans = {pattern: _span(some, pattern) for pattern in likely}
     fit, least = min(((-count, span) for count, span in spans.values()), default=(0, 0.0))
     if -fit < most:
@@ -288,5 +292,7 @@ def detected(
         is_span = any(interval_begin(text) != text.strip() for text in clocks)
         times, is_end = joined_times(times[: len(clocks)], clocks[: len(times)])
     is_end = is_end or any(at_midnight(text)[1] for text in times)
-    form = time_format(times)
-    return CsvDialect(delimiter or mark, decimal, form, start, is_certain, is_end, is_span)
+    zoned = [*map(with_offset, times)]
+    form = time_format(zoned)
+    flags = is_certain, is_end, is_span, zoned != times
+    return CsvDialect(delimiter or mark, decimal, form, start, *flags)

@@ -21,7 +21,7 @@ from edge_sdk.app.lean_dataclass import dataclass
 from edge_sdk.errors import ConfigError
 from edge_sdk.extensions.sources.base import NOT_MAPPED, tally
 from edge_sdk.extensions.sources.counter_intervals import CounterSum
-from edge_sdk.extensions.sources.csv_clock import interval_begin
+from edge_sdk.extensions.sources.csv_clock import interval_begin, with_offset
 from edge_sdk.extensions.sources.csv_dialect import (
     ABSENT,
     EPOCH,
@@ -368,7 +368,7 @@ class CsvFile:
             if form == EPOCH:
                 return _unix_seconds(float(text))
             bare = interval_begin(text) if self.dialect.is_span else text.strip()
-            bare, is_next_day = at_midnight(bare)
+            bare, is_next_day = at_midnight(with_offset(bare) if self.dialect.is_zoned else bare)
             if bare.isdigit() and form == ISO and len(bare) > 8:
                 return None  # Python would take any digit between date and time
             read = (

@@ -542,6 +542,20 @@ FORMS = {
         LOAD,
         "spans read at their beginnings",
     ),
+    "times with the name of their zone": (
+        "Zeit;kWh\n"
+        + rows_of(
+            [f"{t + pd.Timedelta('1h'):%d.%m.%Y %H:%M} CET" for t in HOURS], COMMAS, separator=";"
+        ),
+        LOAD,
+        "day first with offsets",
+    ),
+    "times with an offset after a space": (
+        "time,kWh\n"
+        + rows_of([f"{t - pd.Timedelta('5h'):%m/%d/%Y %H:%M:%S} -0500" for t in HOURS], POINTS),
+        LOAD,
+        "month first with offsets",
+    ),
     "spans of the clock": (
         "Date;Time;kWh\n"
         + rows_of(
