@@ -24,29 +24,9 @@ _SPAN = re.compile(
 CLOCK: Final = re.compile(r"\d{1,2}:\d\d(?::\d\d)?(?: ?[AaPp]\.?[Mm]\.?)?")
 """A time of day."""
 
-_HOURS: Final = {
-    "UTC": 0,
-    "GMT": 0,
-    "WET": 0,
-    "WEST": 1,
-    "BST": 1,
-    "CET": 1,
-    "MEZ": 1,
-    "CEST": 2,
-    "MESZ": 2,
-    "EET": 2,
-    "EEST": 3,
-    "AEST": 10,
-    "AEDT": 11,
-    "EDT": -4,
-    "EST": -5,
-    "CDT": -5,
-    "CST": -6,
-    "MDT": -6,
-    "MST": -7,
-    "PDT": -7,
-    "PST": -8,
-}
+_ZONES = {0: "UTC GMT WET", 1: "WEST BST CET MEZ", 2: "CEST MESZ EET", 3: "EEST", 10: "AEST"}
+_ZONES |= {11: "AEDT", -4: "EDT", -5: "EST CDT", -6: "CST MDT", -7: "MST PDT", -8: "PST"}
+_HOURS: Final = {name: hours for hours, names in _ZONES.items() for name in names.split()}
 _ZONED = re.compile(rf"(.*[:.]\d\d) ?(?:\(?({'|'.join(_HOURS)})\)?|([+-]\d\d):?(\d\d))")
 _POINTS = re.compile(r"(\d{1,2})\.([0-5]\d)(?:\.([0-5]\d))?")
 _DIGITS = re.compile(r"([01]?\d|2[0-4])([0-5]\d)([0-5]\d)?")
