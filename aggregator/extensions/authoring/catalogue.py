@@ -50,10 +50,9 @@ from aggregator.extensions.authoring.split_models import (
     Lstm,
     LstmEncoder,
 )
-from aggregator.extensions.authoring.week_slots import WeekSlots
+from aggregator.extensions.authoring.week_slots import Weekly, WeekSlots
 from aggregator.extensions.authoring.week_slots import recipe as recipe_of_slots
-from aggregator.extensions.authoring.weekly import Weekly
-from aggregator.extensions.authoring.weekly import recipe as fed_weekly
+from aggregator.extensions.authoring.week_slots import weekly_recipe as fed_weekly
 from edge_sdk.protocol.contract.manifest import (
     CLIPPED_GRADIENT,
     HVP,

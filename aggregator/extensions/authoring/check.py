@@ -13,7 +13,7 @@ from onnx.reference import ReferenceEvaluator
 from torch.func import functional_call, grad_and_value, vmap
 
 from aggregator.extensions.authoring.decompositions import Lowering
-from aggregator.extensions.authoring.errors import ExportError
+from aggregator.extensions.authoring.export_spec import ExportError
 from aggregator.extensions.authoring.lipschitz_bound import certificate
 from aggregator.extensions.authoring.split import example
 from aggregator.extensions.authoring.trace import Traced, error_of, loss_of, losses_of

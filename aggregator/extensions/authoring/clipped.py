@@ -27,7 +27,7 @@ from torch.overrides import TorchFunctionMode, resolve_name
 from aggregator.extensions.authoring import bptt
 from aggregator.extensions.authoring.decompositions import Lowering, gru_stack, lstm_stack
 from aggregator.extensions.authoring.emit import emit
-from aggregator.extensions.authoring.errors import ExportError
+from aggregator.extensions.authoring.export_spec import ExportError
 from aggregator.extensions.authoring.trace import Traced, error_of, losses_of, trace
 from edge_sdk.protocol.contract.manifest import Loss
 

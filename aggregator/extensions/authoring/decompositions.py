@@ -20,8 +20,8 @@ from torch import Tensor
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from aggregator.extensions.authoring import bptt, differentiable_rnn, recurrent_operators
-from aggregator.extensions.authoring.errors import ExportError
+from aggregator.extensions.authoring import bptt, recurrent_operators
+from aggregator.extensions.authoring.export_spec import ExportError
 
 Lowered = Callable[..., Any]
 
@@ -293,9 +293,50 @@ def _one(value: Any) -> int:
     return int(value[0] if isinstance(value, (tuple, list)) else value)
 
 
+# Gradients of gradients are traced from these layers, at two to three times the nodes: the saved arrays of
+# the explicit backward passes of ``bptt`` depend on nothing in autograd.
+
+
+def differentiable_lstm(
+    x: Tensor, h0: Tensor, c0: Tensor, w_ih: Tensor, w_hh: Tensor, b_ih: Tensor, b_hh: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Run one time-major LSTM layer; arguments and results as ``bptt.lstm_layer``."""
+    hidden = w_hh.shape[1]
+    h, c, outs = h0, c0, []
+    for inputs in _entering(x, w_ih, b_ih + b_hh):
+        i, f, g, o = torch.split(torch.addmm(inputs, h, w_hh.t()), hidden, 1)
+        c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
+        h = torch.sigmoid(o) * torch.tanh(c)
+        outs.append(h)
+    return torch.stack(outs), h, c
+
+
+def differentiable_gru(
+    x: Tensor, h0: Tensor, w_ih: Tensor, w_hh: Tensor, b_ih: Tensor, b_hh: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Run one time-major GRU layer; arguments and results as ``bptt.gru_layer``."""
+    hidden = w_hh.shape[1]
+    h, outs = h0, []
+    for inputs in _entering(x, w_ih, b_ih):
+        in_r, in_z, in_n = torch.split(inputs, hidden, 1)
+        from_r, from_z, from_n = torch.split(torch.addmm(b_hh, h, w_hh.t()), hidden, 1)
+        n = torch.tanh(in_n + torch.sigmoid(in_r + from_r) * from_n)
+        h = n + torch.sigmoid(in_z + from_z) * (h - n)
+        outs.append(h)
+    return torch.stack(outs), h
+
+
+def _entering(x: Tensor, w_ih: Tensor, bias: Tensor) -> tuple[Tensor, ...]:
+    """Multiply the inputs of all steps at once: one ``[B, gates * H]`` a step."""
+    steps, batch, width = x.shape
+    rows = torch.addmm(bias, x.reshape(steps * batch, width), w_ih.t())
+    split: tuple[Tensor, ...] = torch.split(rows, batch)
+    return split
+
+
 _LAYERS: Mapping[str, tuple[Lowered, Lowered]] = {
     "unrolled": (bptt.lstm_layer, bptt.gru_layer),
-    "twice": (differentiable_rnn.lstm_layer, differentiable_rnn.gru_layer),
+    "twice": (differentiable_lstm, differentiable_gru),
     "native": (recurrent_operators.lstm_layer, recurrent_operators.gru_layer),
 }
 _RULES: dict[Any, Lowered] = {

@@ -24,7 +24,7 @@ import torch
 from onnx import TensorProto, helper, numpy_helper
 from torch import fx
 
-from aggregator.extensions.authoring.errors import ExportError, UnsupportedOperator
+from aggregator.extensions.authoring.export_spec import ExportError, UnsupportedOperator
 
 OPSET = 17
 IR_VERSION = 8

@@ -19,7 +19,7 @@ from aggregator.extensions.authoring.emit import (
     expression,
     rule,
 )
-from aggregator.extensions.authoring.errors import ExportError
+from aggregator.extensions.authoring.export_spec import ExportError
 
 A: Any = torch.ops.aten
 

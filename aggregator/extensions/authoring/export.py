@@ -22,8 +22,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from aggregator.extensions.authoring.catalogue import MODELS
 from aggregator.extensions.authoring.check import Engine, check_graph, check_paths, reference_engine
 from aggregator.extensions.authoring.clipped import clipped_graph
-from aggregator.extensions.authoring.errors import ExportError
-from aggregator.extensions.authoring.export_spec import Recipe
+from aggregator.extensions.authoring.export_spec import ExportError, Recipe
 from aggregator.extensions.authoring.lipschitz_bound import LipschitzBoundError
 from aggregator.extensions.authoring.second_derivatives import hvp_graph, robust_graph
 from aggregator.extensions.authoring.split import (

@@ -1,4 +1,4 @@
-"""Recipe of a bundle: window, channels, target, loss, training, sharing."""
+"""Recipe of a bundle: window, channels, target, loss, training, sharing; and the errors of its export."""
 
 from __future__ import annotations
 
@@ -12,6 +12,22 @@ from edge_sdk.protocol.contract.manifest import (
     Training,
     Window,
 )
+
+
+class ExportError(Exception):
+    """A model that cannot be exported; the message names the remedy."""
+
+
+class UnsupportedOperator(ExportError):  # noqa: N818 - a fact about the model, named as one
+    """A traced operator that the emitter has no rule for."""
+
+    def __init__(self, operator: str, where: str) -> None:
+        super().__init__(
+            f"operator {operator} (in {where}) cannot be exported; "
+            "docs/models.md lists what can, and how to replace the rest"
+        )
+        self.operator = operator  # name of the operator, such as ``aten.sort.default``
+        self.where = where  # path of the calling module, or the best known place
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from torch.func import functional_call, grad_and_value, vjp
 
 from aggregator.extensions.authoring.decompositions import Lowering
 from aggregator.extensions.authoring.emit import emit
-from aggregator.extensions.authoring.errors import ExportError
+from aggregator.extensions.authoring.export_spec import ExportError
 from aggregator.extensions.authoring.trace import Traced, error_of, loss_of, trace
 from edge_sdk.protocol.contract.manifest import (
     AIDED_FORECAST,

@@ -18,7 +18,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from aggregator.extensions.authoring import emit_elementwise, emit_tensor, recurrent_operators  # noqa: F401 - enter their rules
 from aggregator.extensions.authoring.decompositions import Lowering
 from aggregator.extensions.authoring.emit import emit, expression
-from aggregator.extensions.authoring.errors import ExportError
+from aggregator.extensions.authoring.export_spec import ExportError
 from edge_sdk.protocol.contract.manifest import Loss
 
 # batch sizes for tracing that nothing else in the model has: equal sizes would be merged

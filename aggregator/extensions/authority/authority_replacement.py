@@ -36,8 +36,7 @@ from aggregator.extensions.authority.folder import (
     publish,
     write_issued,
 )
-from aggregator.extensions.authority.former_certificates import devices_of_former, servers_of_former
-from aggregator.extensions.authority.record import opened
+from aggregator.extensions.authority.record import devices_of_former, opened, servers_of_former
 from edge_sdk.errors import USAGE, Failure
 from edge_sdk.link.tls_files import load
 from edge_sdk.protocol.messages import CA_SIZE

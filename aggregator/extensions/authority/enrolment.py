@@ -22,8 +22,7 @@ from aggregator.extensions.authority.certificate_reader import (
 from aggregator.extensions.authority.certificates import Authority, CertificateRequest
 from aggregator.extensions.authority.folder import entry_of, text_of
 from aggregator.extensions.authority.record import EnrolledMember, ListedSerial, Record
-from aggregator.extensions.authority.record_entries import IssuedCertificate
-from aggregator.extensions.authority.refusal import RefusedError
+from aggregator.extensions.authority.record_entries import IssuedCertificate, RefusedError
 from edge_sdk.link.tls_files import unqualified
 from edge_sdk.protocol.keys import kid_of, verify
 from edge_sdk.protocol.public_key import weakness

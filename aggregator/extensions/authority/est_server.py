@@ -29,7 +29,7 @@ from aggregator.extensions.authority.certificate_reader import (
 )
 from aggregator.extensions.authority.enrolment import Credentials
 from aggregator.extensions.authority.est_service import EstService
-from aggregator.extensions.authority.refusal import UNAUTHENTICATED, RefusedError
+from aggregator.extensions.authority.record_entries import UNAUTHENTICATED, RefusedError
 from edge_sdk.app.cli import fields
 from edge_sdk.errors import SignerUnavailable
 from edge_sdk.extensions.certificates.est_client import AUTHORITIES_HEADER

@@ -20,8 +20,7 @@ from aggregator.extensions.authority.enrolment import (
 )
 from aggregator.extensions.authority.folder import text_of
 from aggregator.extensions.authority.record import EnrolledMember, Record
-from aggregator.extensions.authority.record_entries import AuthorityAct
-from aggregator.extensions.authority.refusal import RefusalReason, RefusedError
+from aggregator.extensions.authority.record_entries import AuthorityAct, RefusalReason, RefusedError
 from edge_sdk.app.cli import fields
 from edge_sdk.errors import Failure
 from edge_sdk.link.tls_files import mark_of

@@ -31,8 +31,7 @@ from aggregator.extensions.authority.certificates import (
     revocation_list,
     revocations,
 )
-from aggregator.extensions.authority.former_certificates import GRACE, devices_of_former
-from aggregator.extensions.authority.record import Record, opened
+from aggregator.extensions.authority.record import GRACE, Record, devices_of_former, opened
 from aggregator.extensions.authority.record_entries import IssuedCertificate
 from edge_sdk.app.permissions import make_private_folder, open_private, require_private
 from edge_sdk.errors import USAGE, Failure

@@ -1,10 +1,11 @@
-"""Define the entries of an authority's record: certificates, and acts for the audit log."""
+"""Define the entries of an authority's record: certificates, acts for the audit log, reasons of refusals."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Final, Literal
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,3 +51,40 @@ class AuthorityAct:
     act: str
     subject: str  # name of a certificate, or a serial
     detail: str  # what was changed
+
+
+# reasons of refusals; each is counted
+RefusalReason = Literal[
+    "bad request",
+    "no credentials",
+    "unlisted serial",
+    "wrong password",
+    "password expired",
+    "used twice",
+    "foreign common name",
+    "identity not proved",
+    "identity in use",
+    "foreign identity",
+    "not a member",
+    "revoked",
+    "expired past grace",
+    "forged authority",
+]
+
+# reasons that are answered with HTTP 401; the others with 403, or 400 for a bad request
+UNAUTHENTICATED: Final = ("no credentials", "unlisted serial", "wrong password", "password expired")
+
+
+class RefusedError(Exception):
+    """A refused request.
+
+    Attributes:
+        reason: One of ``RefusalReason``.
+        about: Name or serial of the device, as far as known; it is not authenticated.
+        is_pending: True if an operator may approve the device, which should ask again.
+    """
+
+    def __init__(self, reason: RefusalReason, about: str, *, is_pending: bool = False) -> None:
+        super().__init__(f"{reason}: {about}")
+        self.reason: RefusalReason = reason
+        self.about, self.is_pending = about, is_pending

@@ -20,8 +20,7 @@ import numpy as np
 from prometheus_client import CollectorRegistry, Gauge
 
 from aggregator.config import AggregatorConfig
-from aggregator.extensions.tree.parent_session import ParentSession
-from aggregator.extensions.tree.site_updates import ParentRecord, Turn
+from aggregator.extensions.tree.parent_session import ParentRecord, ParentSession, Turn
 from aggregator.operations.server_extensions import ServerExtension, ServerParts
 from edge_sdk.app.cli import fields
 from edge_sdk.app.settings import seconds

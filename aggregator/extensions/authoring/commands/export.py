@@ -76,8 +76,8 @@ def run(args: Namespace) -> CommandResult:
     if args.hidden or args.vector:
         raise CommandError("export: --hidden and --vector are for models in closed form")
     try:
-        from aggregator.extensions.authoring.errors import ExportError  # noqa: PLC0415 - as below
         from aggregator.extensions.authoring.export import export_command  # noqa: PLC0415 - loads torch
+        from aggregator.extensions.authoring.export_spec import ExportError  # noqa: PLC0415 - as below
     except ModuleNotFoundError as error:
         if error.name not in {"torch", "onnx", "sympy"}:
             raise

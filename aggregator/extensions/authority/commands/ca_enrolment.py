@@ -21,8 +21,13 @@ from aggregator.extensions.authority.enrolment import EnrolmentPolicy
 from aggregator.extensions.authority.est_server import EstServer
 from aggregator.extensions.authority.est_service import EstService
 from aggregator.extensions.authority.folder import AuthorityError
-from aggregator.extensions.authority.former_certificates import GRACE, devices_of_former
-from aggregator.extensions.authority.record import FILE, EnrolledMember, opened
+from aggregator.extensions.authority.record import (
+    FILE,
+    GRACE,
+    EnrolledMember,
+    devices_of_former,
+    opened,
+)
 from aggregator.extensions.authority.record_entries import AuthorityAct
 from aggregator.extensions.authority.revocation import admit, reload_broker, require_settings
 from aggregator.operations.commands import LabelError, parse_labels

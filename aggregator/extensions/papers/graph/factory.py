@@ -199,7 +199,7 @@ def _model(section: GraphSection, activation: tuple[int, int], adjacent: Matrix)
 
 
 def _check_device(name: str) -> None:
-    from aggregator.extensions.papers.graph.nets.accelerators import cuda_devices  # noqa: PLC0415 - torch, only here
+    from aggregator.extensions.papers.graph.nets.torch_adapter import cuda_devices  # noqa: PLC0415 - torch, only here
 
     kind, _, number = name.partition(":")
     found = cuda_devices() if kind == "cuda" else 0

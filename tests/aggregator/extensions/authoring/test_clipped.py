@@ -16,7 +16,7 @@ from torch.func import functional_call, grad, vmap
 from aggregator.extensions.authoring.check import BATCHES, check_clipped
 from aggregator.extensions.authoring.clipped import clipped_gradient, clipped_graph
 from aggregator.extensions.authoring.decompositions import Lowering
-from aggregator.extensions.authoring.errors import ExportError
+from aggregator.extensions.authoring.export_spec import ExportError
 from aggregator.extensions.authoring.trace import Traced, loss_of
 from edge_sdk.protocol.contract.manifest import CLIPPED_GRADIENT, SIGNATURES, Loss
 from edge_sdk.runtime import load_graph

@@ -13,8 +13,8 @@ import numpy as np
 from torch import nn
 
 from aggregator.extensions.authoring.check import check_hvp
-from aggregator.extensions.authoring.errors import ExportError
 from aggregator.extensions.authoring.export import asked_by
+from aggregator.extensions.authoring.export_spec import ExportError
 from aggregator.extensions.authoring.second_derivatives import hvp_graph
 from aggregator.extensions.authoring.trace import Traced
 from edge_sdk.bundle import Bundle, TrustedKeys

@@ -14,7 +14,7 @@ from torch import nn
 
 from aggregator.extensions.authoring.decompositions import Lowering
 from aggregator.extensions.authoring.emit import IR_VERSION, OPSET, emit
-from aggregator.extensions.authoring.errors import ExportError, UnsupportedOperator
+from aggregator.extensions.authoring.export_spec import ExportError, UnsupportedOperator
 from aggregator.extensions.authoring.models import LoadLstm
 from aggregator.extensions.authoring.trace import Traced, trace
 from edge_sdk.protocol.contract.manifest import Loss

@@ -17,8 +17,8 @@ from torch import nn
 from aggregator.commands.main import main
 from aggregator.extensions.authoring.catalogue import MODELS
 from aggregator.extensions.authoring.check import check_gradient, reference_engine
-from aggregator.extensions.authoring.errors import ExportError
 from aggregator.extensions.authoring.export import asked_by, export, export_command, make
+from aggregator.extensions.authoring.export_spec import ExportError
 from aggregator.extensions.authoring.models import LoadMlp
 from aggregator.extensions.authoring.trace import Traced
 from edge_sdk.bundle import Bundle, TrustedKeys

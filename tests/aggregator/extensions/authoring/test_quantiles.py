@@ -17,8 +17,8 @@ from torch import nn
 from aggregator.extensions.authoring.catalogue import MODELS
 from aggregator.extensions.authoring.check import check_clipped, check_robust
 from aggregator.extensions.authoring.clipped import clipped_graph
-from aggregator.extensions.authoring.errors import ExportError
 from aggregator.extensions.authoring.export import export
+from aggregator.extensions.authoring.export_spec import ExportError
 from aggregator.extensions.authoring.lipschitz_bound import certificate
 from aggregator.extensions.authoring.second_derivatives import robust_graph
 from aggregator.extensions.authoring.trace import Traced, error_of, loss_of, losses_of

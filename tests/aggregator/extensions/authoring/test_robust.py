@@ -16,7 +16,7 @@ from torch import nn
 
 from aggregator.extensions.authoring.check import BATCHES, check_robust
 from aggregator.extensions.authoring.decompositions import Lowering
-from aggregator.extensions.authoring.errors import ExportError
+from aggregator.extensions.authoring.export_spec import ExportError
 from aggregator.extensions.authoring.second_derivatives import robust_gradient, robust_graph
 from aggregator.extensions.authoring.trace import Traced, losses_of
 from edge_sdk.protocol.contract.manifest import ROBUST_GRADIENT, SIGNATURES, Loss

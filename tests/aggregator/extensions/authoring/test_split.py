@@ -15,8 +15,8 @@ import numpy as np
 from torch import nn
 
 from aggregator.extensions.authoring.catalogue import MODELS, SHIPPED
-from aggregator.extensions.authoring.errors import ExportError
 from aggregator.extensions.authoring.export import export, make
+from aggregator.extensions.authoring.export_spec import ExportError
 from aggregator.extensions.authoring.split_models import (
     ConvDecoder,
     ConvEncoder,

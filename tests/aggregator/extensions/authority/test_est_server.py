@@ -23,7 +23,7 @@ from aggregator.extensions.authority.certificates import list_validity
 from aggregator.extensions.authority.enrolment import EnrolmentPolicy
 from aggregator.extensions.authority.est_service import EstService
 from aggregator.extensions.authority.record import opened
-from aggregator.extensions.authority.refusal import RefusedError
+from aggregator.extensions.authority.record_entries import RefusedError
 from aggregator.operations.signing_keys import RunSetupError
 from edge_sdk.config import Config
 from edge_sdk.extensions.certificates.certificate_enrolment import Enrolment

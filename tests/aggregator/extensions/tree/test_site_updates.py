@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aggregator.extensions.tree.parent_binding import following_parent
-from aggregator.extensions.tree.site_updates import ParentRecord, site_update
+from aggregator.extensions.tree.parent_session import ParentRecord, site_update
 from aggregator.methods.base.round_machine import OPEN, Rounds
 from aggregator.methods.base.types import Setup
 from aggregator.methods.fedavg import FedAvg, fedavg

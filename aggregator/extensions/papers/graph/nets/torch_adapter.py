@@ -127,3 +127,7 @@ def _drawn(like: Tensor, draw: torch.Generator) -> Tensor:
     else:
         nn.init.xavier_uniform_(out, generator=draw)
     return out.to(like.dtype).to(like.device)
+
+
+def cuda_devices() -> int:
+    return torch.cuda.device_count() if torch.cuda.is_available() else 0
