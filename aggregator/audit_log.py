@@ -49,11 +49,6 @@ class AuditLog:
     ) -> AuditRecord:
         """Append a record. Call it in the transaction of the act: both are saved, or neither.
 
-        Args:
-            by: Who began the act.
-            subject: What it changed.
-            detail: What was changed, in words.
-
         >>> from edge_sdk.protocol.keys import SigningKey
         >>> from aggregator.store.opener import open_store
         >>> from tempfile import TemporaryDirectory

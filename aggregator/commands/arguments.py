@@ -43,11 +43,7 @@ def add_config_option(parser: ArgumentParser) -> None:
 
 
 def add_run(parser: ArgumentParser, what: str) -> None:
-    """Add the name of a run, for a configuration with several.
-
-    Args:
-        what: What is done to the run alone.
-    """
+    """Add the name of a run, for a configuration with several."""
     parser.add_argument("--run", default="", metavar="NAME", help=f"{what} (default: all runs)")
 
 

@@ -264,25 +264,33 @@ def _max_norm(admission: AdmissionSection) -> float:
 
 def broker_of(config: AggregatorConfig, url: str) -> Any:  # noqa: ANN401 - ``edge_sdk.link.broker_options.Broker``
     """Return the link's settings for a broker URL."""
-    from edge_sdk.link.broker_options import LARGEST_UPDATE, OVERHEAD, Broker  # noqa: PLC0415 - TLS is loaded when a link is wanted
+    from edge_sdk.link.broker_options import LARGEST_UPDATE, OVERHEAD  # noqa: PLC0415 - TLS is loaded when a link is wanted
 
-    section = config.broker
+    own = {"url": url, "max_packet": LARGEST_UPDATE + OVERHEAD, "session_expiry": 604_800}
+    client = client_id_of(config.fleet, AGGREGATOR, config.broker.cert_file)
+    return link_options(config.broker, client, f"{config.file.name}: broker", **own)
+
+
+def link_options(section: Any, client: str, where: str, **own: Any) -> Any:  # noqa: ANN401 - a section of a broker; ``Broker``
+    """Return the link's settings of a section of the configuration.
+
+    Args:
+        client: Client id.
+        where: File and section, for the error.
+        own: Settings that the section does not have, or that replace its own.
+
+    Raises:
+        SettingsError: The settings cannot work together.
+    """
+    from edge_sdk.link.broker_options import Broker  # noqa: PLC0415 - as above
+
+    keys = ("url", "ca_file", "cert_file", "key_file", "protocol", "keepalive", "insecure")
+    read = {key: getattr(section, key) for key in keys}
+    read["reconnect_max"] = seconds(section.reconnect_max)
     try:
-        return Broker(
-            url=url,
-            client_id=client_id_of(config.fleet, AGGREGATOR, section.cert_file),
-            ca_file=section.ca_file,
-            cert_file=section.cert_file,
-            key_file=section.key_file,
-            protocol=section.protocol,
-            keepalive=section.keepalive,
-            max_packet=LARGEST_UPDATE + OVERHEAD,
-            session_expiry=604_800,
-            reconnect_max=seconds(section.reconnect_max),
-            insecure=section.insecure,
-        )
+        return Broker(**{**read, "client_id": client, **own})
     except LinkError as error:
-        raise SettingsError(f"{config.file.name}: broker: {error}") from error
+        raise SettingsError(f"{where}: {error}") from error
 
 
 def config_schedule(config: AggregatorConfig) -> Schedule:

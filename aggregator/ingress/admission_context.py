@@ -123,7 +123,6 @@ def welcome(
 
     Args:
         ref: Reference of the hello's message.
-        ledger: The device's ledger after the hello.
         run: The device's run, the first of its names; 0 before the first.
         time: Server time, Unix milliseconds.
         names: Names of the device's runs; none for the run that is announced to all.

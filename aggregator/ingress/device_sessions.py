@@ -44,7 +44,6 @@ class DeviceSessions:
         uploads: Transfers that end with a life, or when the device leaves or aborts.
         downloads: Transfers that a refusal ends.
         contexts: Admission context of each run, always up to date.
-        welcomed: Completes a welcome.
     """
 
     def __init__(

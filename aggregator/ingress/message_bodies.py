@@ -54,11 +54,7 @@ class BodyCodec:
 
 
 class MessageBodies:
-    """Bodies of one fleet's messages: clear until a configuration, a device or a message needs a codec.
-
-    Args:
-        fleet: Id of the fleet.
-    """
+    """Bodies of one fleet's messages: clear until a configuration, a device or a message needs a codec."""
 
     def __init__(self, fleet: str) -> None:
         self.fleet = fleet

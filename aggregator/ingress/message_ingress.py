@@ -95,9 +95,7 @@ class MessageIngress:
         sealer: Seals all replies.
 
     Args:
-        rng: Jitter of waits.
         receivers: Returns the receiver of a kind that the ingress does not know itself.
-        welcomed: Completes a welcome.
     """
 
     def __init__(

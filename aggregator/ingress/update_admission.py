@@ -137,9 +137,6 @@ class UpdateAdmission:
     ) -> IngressResult:
         """Check a whole update, inline or from chunks, and record the verdict.
 
-        Args:
-            sealed: The signed body.
-
         Raises:
             Refused: Nothing was recorded: PAUSED, or as ``number``.
         """

@@ -21,7 +21,6 @@ class UpdateIngress:
     """Entry of updates: inline bodies, offers and chunks.
 
     Args:
-        admission: Checks and records an update.
         uploads: Transfers in progress and offers that wait.
         refuse: Answers a waiting offer that is refused.
     """

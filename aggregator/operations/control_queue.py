@@ -179,9 +179,6 @@ def apply(order: ControlOrder, store: Any, known: KnownDevices | None = None) ->
 def check_order(order: ControlOrder, store: Any, before: Iterable[ControlOrder] = ()) -> None:  # noqa: ANN401 - as ``apply``
     """Refuse an order about a device that cannot be carried out.
 
-    Args:
-        store: Store, open for reading or writing.
-
     Raises:
         OrderError: The device is not enrolled, its key is enrolled under another id, or the command
             is unknown.

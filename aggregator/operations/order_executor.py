@@ -29,14 +29,7 @@ def initiator(order: ControlOrder) -> Initiator:
 
 
 def record_once(order: ControlOrder, audit_log: AuditLog, subject: str, detail: str) -> None:
-    """Record an order that was carried out, unless it is recorded already, as after a crash.
-
-    Args:
-        order: The order.
-        audit_log: The audit log.
-        subject: What the order changed.
-        detail: What was changed, in words.
-    """
+    """Record an order that was carried out, unless it is recorded already, as after a crash."""
     if not audit_log.has(order.id):
         audit_log.record(initiator(order), order.do, subject, reason=order.why, detail=detail)
 
@@ -47,10 +40,6 @@ def apply_recorded(
     """Carry out an order about a device as ``control_queue.apply`` does; return a one-line result.
 
     An order that was recorded is not carried out again, as after a crash between both.
-
-    Args:
-        store: Store, open for writing.
-        known: As for ``apply``.
     """
     if audit_log.has(order.id):
         return f"{order.do} {order.device}: carried out before"

@@ -104,7 +104,6 @@ def set_up(
     names it.
 
     Args:
-        store: The store, opened for writing.
         root: The root's private keys, or a key to which the root has delegated bundles: it signs
             the bundle alone, and the list of keys stays.
         online: The aggregator's public key.

@@ -62,12 +62,7 @@ class ServerParts:
 
 
 class ServerExtension:
-    """Base class of an extension of the daemon; each method does nothing unless it is overridden.
-
-    Args:
-        parts: Parts of the daemon.
-        config: Configuration in force.
-    """
+    """Base class of an extension of the daemon; each method does nothing unless it is overridden."""
 
     def __init__(self, parts: ServerParts, config: AggregatorConfig) -> None:
         self.parts, self.config = parts, config
@@ -142,12 +137,7 @@ class ServerExtension:
 
 
 class ServerExtensions:
-    """The extensions of a running daemon.
-
-    Args:
-        parts: Parts of the daemon.
-        config: Configuration in force.
-    """
+    """The extensions of a running daemon."""
 
     def __init__(self, parts: ServerParts, config: AggregatorConfig) -> None:
         self._parts, self._config = parts, config

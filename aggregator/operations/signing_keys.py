@@ -117,8 +117,6 @@ def root_signers(folder: Path, public: Path, files: Sequence[str]) -> RootSigner
     """Load the keys of the root, and check that they are enough.
 
     Args:
-        folder: State folder of the aggregator.
-        public: File ``root.pub``.
         files: Private key files, or PKCS#11 URIs; empty for ``root*.key`` in the state folder.
 
     Raises:

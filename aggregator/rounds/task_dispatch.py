@@ -49,7 +49,6 @@ def recorded(
     """Return tasks in their stored form, and each of their contents once.
 
     Args:
-        contract: Contract of the run's method.
         spec: Layout of every vector.
         chunk: Size of one chunk of a content, bytes.
     """

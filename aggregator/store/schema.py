@@ -116,7 +116,6 @@ def prepare(db: sqlite3.Connection, path: Path, *, read_only: bool = False) -> N
 
     Args:
         db: Connection without implicit transactions.
-        path: Path of the file, for error messages.
         read_only: Read only; an older file is not upgraded.
 
     Raises:

@@ -49,7 +49,6 @@ class Store(ABC):
 
     Args:
         db: Open connection, which it takes over.
-        path: Place of the database, for messages.
         held: What closes the connection and unlocks the database.
     """
 

@@ -15,7 +15,6 @@ class Transactions:
 
     Args:
         db: Connection without implicit transactions.
-        path: Its place, for messages.
 
     Attributes:
         on_rollback: Called after a joint transaction failed: what was read in it may not be on disk.

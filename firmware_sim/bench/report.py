@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
@@ -92,17 +92,7 @@ def summaries(records: Sequence[Mapping[str, Any]]) -> list[Summary]:
         for key, some in grouped.items()
     ]
     clean = {(one.method, one.rule): one.rmse for one in found if one.attack == "none"}
-    return [
-        Summary(
-            one.method,
-            one.rule,
-            one.attack,
-            one.rmse,
-            clean.get((one.method, one.rule), ()),
-            one.updates,
-        )
-        for one in found
-    ]
+    return [replace(one, clean=clean.get((one.method, one.rule), ())) for one in found]
 
 
 def on_rises(rows: Sequence[Summary]) -> str:

@@ -274,7 +274,6 @@ def write_csv(rows: Mapping[int, Sequence[TrialRow]], path: Path) -> None:
 
     Args:
         rows: Runs by seed.
-        path: File that is replaced.
     """
     with path.open("w", encoding="utf-8", newline="") as out:
         table = csv.writer(out, lineterminator="\n")

@@ -20,7 +20,6 @@ def one_reading_a_meter(numbers: Any, notes: list[str]) -> Any:  # noqa: ANN401
     """Return a table with one column for each meter: its import, the sum of its tariffs.
 
     Args:
-        numbers: The numeric columns of a wide table.
         notes: What was joined and left out is added.
     """
     meters: dict[str, list[str]] = {}

@@ -293,7 +293,6 @@ def day_rows(frame: Any, dates: Any, form: TableForm, notes: list[str]) -> Any: 
 
     Args:
         frame: The file, with a column for each of 24, 48 or 96 intervals of the day.
-        form: The file's form.
         notes: What was found is added.
 
     Returns:

@@ -33,7 +33,6 @@ class LinkRecord:
 
         Args:
             path: The file; its folder is made if missing.
-            device: The device's own raw public key.
             aggregator: The aggregator's raw public key: only receipts signed with it count.
         """
         if not path.parent.exists():

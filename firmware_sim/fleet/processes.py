@@ -151,7 +151,6 @@ class ProcessGroup:
 
         Args:
             name: For messages; also names the log file.
-            arguments: The command line.
             environ: Variables on top of this process's own.
         """
         log = self.logs / f"{name}.log"

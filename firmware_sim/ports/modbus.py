@@ -69,7 +69,6 @@ class Registers:
     """A Modbus TCP server on a port of this machine.
 
     Args:
-        host: Address to listen on.
         port: Port to listen on; 0 takes a free one.
     """
 

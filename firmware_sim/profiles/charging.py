@@ -107,7 +107,6 @@ def sessions(
     """Return the cars of a local day, in order, one at a time.
 
     Args:
-        seed: Seed of the charge point.
         socket: Number of the socket, from 1.
         site: Kind of site, for arrivals and stays.
         day: Days since 1970; a car may stay into the next one, and the next arrives after it left.

@@ -65,7 +65,6 @@ def evaluate(
 
     Args:
         fleets: Fleet of each arm; all have the same devices.
-        samples: Set with the target column.
         span: The evaluated part, Unix seconds.
         rolled: Forecasts of at least this part, as ``all_rolling`` returns; computed if left out.
     """

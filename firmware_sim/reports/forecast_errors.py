@@ -175,7 +175,6 @@ def errors(
 
     Args:
         fleet: Fleet after its run: the later readings must not be trained on.
-        chosen: Scenario with the evaluated span.
     """
     later = replace(
         chosen, start=chosen.until, until=chosen.evaluation[1], evaluation=chosen.evaluation

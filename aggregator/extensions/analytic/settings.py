@@ -57,7 +57,6 @@ def fault_of(manifest: Manifest, settings: Analytic, vector: Array) -> str:
     """Return the property of a statistic that clipped readings cannot produce; empty if there is none.
 
     Args:
-        manifest: The bundle's manifest.
         settings: Settings of the run; with noise, what clipped readings and noise can produce.
         vector: As received, of the layout's size.
     """

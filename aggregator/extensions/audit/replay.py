@@ -145,8 +145,6 @@ def replay(
     Only reads. The recorded half must reproduce every round of the record to the bit.
 
     Args:
-        store: Store of journal, states and versions.
-        scenario: Rounds, and devices to leave out.
         recorded: Server half with the run's rule and settings.
         other: Server half of the same method with another rule or other settings.
         initial: Any vector of the run's shape, shape ``(P,)``.

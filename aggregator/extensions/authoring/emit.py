@@ -215,8 +215,6 @@ def emit(graph: fx.GraphModule, inputs: Sequence[str], outputs: Sequence[str]) -
 
     Args:
         graph: Result of ``trace``: aten operators, every node with its ``val``.
-        inputs: Names of the placeholders, in order.
-        outputs: Names of the results, in order.
 
     Raises:
         ExportError: A name collides with a generated one, or a size cannot be written.

@@ -102,7 +102,6 @@ def export(
         module: Takes ``[B, lookback, channels]``, returns ``[B, horizon]``, or with a pinball loss
             ``[B, horizon, levels]``; its present parameters become the first vector. It is not
             changed.
-        recipe: Its inputs and its training.
         name: Name of the bundle: lower-case letters, digits and hyphens.
         version: Must rise with every release of this name.
         signer: The fleet's root key.

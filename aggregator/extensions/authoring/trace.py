@@ -232,9 +232,7 @@ def trace(
     """Trace a function to aten operators, with a free batch size and all else fixed.
 
     Args:
-        function: Takes and returns tensors.
         examples: One tensor an argument. Two that share memory would become one graph input.
-        lowering: Lowering of recurrent layers.
         batched: Arguments with the batch on axis 0.
 
     Raises:

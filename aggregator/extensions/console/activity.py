@@ -46,8 +46,6 @@ def run_activity(
     """Return the activity of a run until now, or until its newest round if that is long ago.
 
     Args:
-        store: View of the database.
-        eligible: Devices that may take part.
         now: Present time, Unix milliseconds.
 
     Returns:

@@ -28,7 +28,6 @@ def budget_values(
     """Return one page of devices with their spent releases, and the distribution over all.
 
     Args:
-        store: View of the database.
         page: Number of the page, from 1.
     """
     limit, now = config.admission.max_updates, SystemClock().wall()

@@ -43,7 +43,6 @@ def device_rows(
     """Return the rows of a page of devices.
 
     Args:
-        store: View of the database.
         runs: Runs of the configuration that have begun.
         contacts: Contacts of the running daemon, by device.
     """

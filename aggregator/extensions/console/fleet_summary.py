@@ -260,7 +260,6 @@ def run_lines(
     """Return the runs of the configuration that have begun.
 
     Args:
-        store: View of the database.
         document: Status of the running daemon; empty if it does not answer.
     """
     live = {one.get("run"): one for one in document.get("runs") or [document.get("run", {})]}

@@ -37,7 +37,6 @@ def order_of(form: Mapping[str, str], who: str, acts: Mapping[str, Sequence[str]
     """Return the order of a form.
 
     Args:
-        who: Name of the user.
         acts: Acts of the orders that extensions execute.
 
     Raises:

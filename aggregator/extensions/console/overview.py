@@ -281,7 +281,6 @@ class StoreOverview:
         """Return a run's closed rounds by slot of time, oldest first.
 
         Args:
-            run: The run.
             since: Unix milliseconds.
             length: Length of a slot, milliseconds.
             most: Number of newest rounds that are counted.

@@ -79,7 +79,6 @@ def render(packages: tuple[str, ...], template: str, values: Mapping[str, Any]) 
     Args:
         packages: Extensions that bring templates.
         template: Name of the template, without its suffix.
-        values: Values that the template names.
     """
     page = environment(packages).get_template(f"{template}.html").render(**values)
     return Markup(page)  # noqa: S704 - the templates escape

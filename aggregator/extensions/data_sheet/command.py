@@ -45,11 +45,7 @@ def run(args: Namespace) -> CommandResult:
 
 
 def markdown(sheet: Mapping[str, Any]) -> str:
-    """Return the sheet as Markdown.
-
-    Args:
-        sheet: What ``data_sheet`` returns.
-    """
+    """Return the sheet as Markdown."""
     return "\n".join(_lines(sheet)) + "\n"
 
 

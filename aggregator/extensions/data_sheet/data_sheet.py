@@ -161,7 +161,6 @@ def data_sheet(
     """Return the sheet as plain JSON values.
 
     Args:
-        store: Database of the fleet, opened to be read.
         now: Present time, Unix milliseconds.
     """
     return {

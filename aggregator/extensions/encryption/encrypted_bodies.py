@@ -96,11 +96,7 @@ class EncryptionKeys:
 
 
 def announced_key(config: AggregatorConfig, *, renew: bool) -> bytes:
-    """Return the public key to which devices encrypt.
-
-    Args:
-        renew: Make another one.
-    """
+    """Return the public key to which devices encrypt."""
     return EncryptionKeys(folder_of(config)).present(renew=renew).public
 
 

@@ -99,7 +99,6 @@ def logged(
 
     Args:
         bundle: SHA-256 of the archive of the announced bundle.
-        ends: Signer and fleet.
         time: Unix milliseconds.
     """
     log, run = store.table(ModelLeaves), message.run

@@ -72,7 +72,6 @@ def connect(place: DatabaseUrl, name: str, *, read_only: bool = False) -> psycop
 
     Args:
         name: Its ``application_name``, by which another process finds it.
-        read_only: Refuse every change.
     """
     options = f"{SERVER_OPTIONS} -c default_transaction_read_only={'on' if read_only else 'off'}"
     own = psycopg.conninfo.conninfo_to_dict(place.url).get("options", "")

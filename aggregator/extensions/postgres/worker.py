@@ -49,11 +49,7 @@ class DeviceKeyCache:
     """
 
     def __init__(self, clients: Callable[[], Iterable[EnrolledDevice]], clock: Clock) -> None:
-        """Read the keys.
-
-        Args:
-            clock: Monotonic time.
-        """
+        """Read the keys."""
         self._clients, self._clock = clients, clock
         self._read()
 
@@ -98,7 +94,6 @@ class UpdateCheck:
         """Start without usage.
 
         Args:
-            clock: Monotonic time.
             inline: Largest body of an update that is sent whole, bytes.
             sizes: Number of scalars of the shared vector of each run, by its layout digest.
         """
@@ -175,7 +170,6 @@ class UpdateWorker:
     Args:
         transport: The link, with a session that ends with the connection.
         most: Updates in the queue above which no more are taken from the broker.
-        clock: Monotonic time.
         refused: Returns the number of subscriptions that the broker has refused.
     """
 

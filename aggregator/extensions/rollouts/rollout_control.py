@@ -211,14 +211,7 @@ def _save(
 
 
 class RolloutControl:
-    """The rollout of a running daemon.
-
-    Args:
-        store: Store of its changes and reports.
-        ends: Fleet, and the aggregator's signing key.
-        clock: Wall time.
-        publish: Publishes retained announcements.
-    """
+    """The rollout of a running daemon."""
 
     def __init__(
         self, store: Store, ends: Ends, clock: Clock, publish: Callable[[list[Publication]], None]
@@ -284,8 +277,6 @@ class RolloutControl:
 
         Args:
             act: One of ``ACTS``.
-            by: Who gives the order.
-            why: Reason, recorded with the change.
 
         Raises:
             OrderError: There is no rollout, or its phase does not allow the act.

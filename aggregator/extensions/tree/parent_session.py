@@ -390,7 +390,6 @@ def site_update(
     Args:
         numbers: Last sequence number used, and the releases so far.
         up: Answer that the parent's method expects.
-        spec: Layout digest of the shared vector.
     """
     run, number, _, _ = received.turn
     vector = w if up is Up.WEIGHTS else received.w.astype(np.float64) - w

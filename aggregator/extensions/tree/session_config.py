@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import hashlib
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from aggregator.config import AggregatorConfig
+from aggregator.config.binding import link_options
 from aggregator.extensions.tree.parent_binding import PARENT_METHODS, ParentSection
 from edge_sdk.app.permissions import make_private_folder
-from edge_sdk.app.settings import SettingsError, seconds
+from edge_sdk.app.settings import SettingsError
 from edge_sdk.config import AcceptSection, Config, TimeoutsSection
-from edge_sdk.errors import LinkError
 from edge_sdk.link.fleet_settings import BrokerSection, KeysSection, ReceptionSection
 from edge_sdk.link.tls_files import client_id_of
 from edge_sdk.privacy.settings import MechanismSection, PrivacySection
@@ -39,22 +40,12 @@ def session_config(config: AggregatorConfig, parent: ParentSection) -> Config:
     It measures nothing: the devices of the site keep their own privacy ledgers, and what the site
     sends is computed from what they released.
     """
-    broker = parent.broker
     return Config(
         id=parent.id,
         fleet=parent.fleet,
         state=config.state / FOLDER,
         bundle=config.run.bundle,
-        broker=BrokerSection(
-            url=broker.url,
-            ca_file=broker.ca_file,
-            cert_file=broker.cert_file,
-            key_file=broker.key_file,
-            protocol=broker.protocol,
-            keepalive=broker.keepalive,
-            reconnect_max=broker.reconnect_max,
-            insecure=broker.insecure,
-        ),
+        broker=BrokerSection(**asdict(parent.broker)),
         keys=KeysSection(device=key_file(config, parent), root=parent.root),
         encryption=ReceptionSection(required=parent.require_encryption),
         privacy=PrivacySection(MechanismSection("none")),
@@ -126,21 +117,5 @@ def broker_options(config: AggregatorConfig, parent: ParentSection, **links: Any
     Args:
         links: Last will and times at which certificates are judged, as ``Broker`` has them.
     """
-    from edge_sdk.link.broker_options import Broker  # noqa: PLC0415 - TLS is loaded when a link is wanted
-
-    section = parent.broker
-    try:
-        return Broker(
-            url=section.url,
-            client_id=client_id_of(parent.fleet, parent.id, section.cert_file),
-            ca_file=section.ca_file,
-            cert_file=section.cert_file,
-            key_file=section.key_file,
-            protocol=section.protocol,
-            keepalive=section.keepalive,
-            reconnect_max=seconds(section.reconnect_max),
-            insecure=section.insecure,
-            **links,
-        )
-    except LinkError as error:
-        raise SettingsError(f"{config.file.name}: parent.broker: {error}") from error
+    client = client_id_of(parent.fleet, parent.id, parent.broker.cert_file)
+    return link_options(parent.broker, client, f"{config.file.name}: parent.broker", **links)

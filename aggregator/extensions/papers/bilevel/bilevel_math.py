@@ -122,7 +122,6 @@ def upper(
     Args:
         theta: Models, shape ``(n, d)``.
         graph: Result of ``normalised``.
-        basis: The map phi.
         near: Adjacency matrix.
         strange: Result of ``sampled``.
         pull: Weight of ``|phi - I|² / 2`` (u).

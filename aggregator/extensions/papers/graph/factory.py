@@ -110,7 +110,6 @@ def bind(section: GraphSection, activation: tuple[int, int], folder: Path = Path
     """Return the graph model of a run.
 
     Args:
-        section: ``[run.graph]``.
         activation: F and L, from the bundle's manifest.
         folder: Folder that a relative ``sites`` is relative to.
 

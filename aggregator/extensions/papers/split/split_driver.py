@@ -36,13 +36,6 @@ from edge_sdk.protocol.contract.method import (
 class SplitDriver(RoundSteps):
     """Driver of one run's split rounds.
 
-    Args:
-        play: State machine of the rounds.
-        contract: Contract of the run's method.
-        run: Number of the run.
-        spec: Layout digest in every task.
-        clock: Monotonic time.
-
     Attributes:
         unsent: Number of tasks not sent because a scalar in them was not finite.
     """
