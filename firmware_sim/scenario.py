@@ -95,11 +95,7 @@ class RunSettings:
         return min(present, max(-(-present // 2), 2 * f + 3 if f else 1))
 
     def refuse_peers(self) -> None:
-        """Refuse a method whose devices exchange models with neighbours: no simulation has peers yet.
-
-        Raises:
-            SettingsError: The message names the method, and what works.
-        """
+        """Raise SettingsError for a method whose devices exchange models: no simulation has peers yet."""
         if self.method in CONTRACTS and answered(CONTRACTS[self.method])[1].up is Up.PEERS:
             raise SettingsError(
                 f"--method {self.method}: its devices exchange models with one another, and "
@@ -217,11 +213,7 @@ class PrivacyFile:
 
     @classmethod
     def load(cls, path: Path) -> PrivacyFile:
-        """Read the file.
-
-        Raises:
-            SettingsError: Naming the file and the key that does not fit.
-        """
+        """Read the file; raise SettingsError with the file and the key that does not fit."""
         return load(cls, path).value
 
 

@@ -157,11 +157,7 @@ def _check_retention(run: BoundRun) -> None:
 
 
 def root_of(config: AggregatorConfig) -> RootKeys:
-    """Return the root's public keys.
-
-    Raises:
-        SettingsError: The file is missing or contains no key.
-    """
+    """Return the root's public keys; raise SettingsError if the file is missing or contains none."""
     try:
         return read_root(config.root_public)
     except KeyFileError as error:

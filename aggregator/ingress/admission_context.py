@@ -95,11 +95,7 @@ def wanted(context: AdmissionContext | None) -> AdmissionContext:
 
 
 def check_signal(device: str, run: int, context: AdmissionContext | None) -> None:
-    """Refuse a transient signal that no open run takes from its sender.
-
-    Raises:
-        Refused: PAUSED, WRONG_RUN or NOT_IN_COHORT.
-    """
+    """Refuse a signal that no open run takes from its sender: PAUSED, WRONG_RUN or NOT_IN_COHORT."""
     now = wanted(context)
     if run != now.opened.run:
         why = f"signal of run {run}, the open run is {now.opened.run}"

@@ -123,11 +123,7 @@ class RateLimiter:
         return device in self._ignored
 
     def charge(self, device: str, kind: str, size: int, now: float) -> None:
-        """Charge one message to its device.
-
-        Raises:
-            Refused: QUOTA.
-        """
+        """Charge one message to its device; raise Refused, QUOTA, if it has none left."""
         if kind not in _BULKY and not self._control.consume(device, now):
             raise Refused(Reason.QUOTA, f"{device}: too many messages")
         if not self._volume.consume(device, now, size):

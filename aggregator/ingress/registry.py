@@ -196,11 +196,7 @@ class Registry:
         self._shut(device, TWO_LIVES + why)
 
     def check_one_life(self, device: str) -> None:
-        """Refuse an identity used by two processes until it is enrolled again.
-
-        Raises:
-            Refused: TWO_LIVES.
-        """
+        """Raise Refused, TWO_LIVES, for an identity used by two processes until it is enrolled again."""
         client = self._clients.get(device)
         if client and client.state == "quarantined" and client.why.startswith(TWO_LIVES):
             raise Refused(Reason.TWO_LIVES, device)

@@ -49,11 +49,7 @@ def parse_labels(text: str) -> dict[str, str]:
 
 
 def refuse_label(name: str, value: str) -> None:
-    """Refuse a malformed label.
-
-    Raises:
-        LabelError: The message names the part and its form.
-    """
+    """Raise LabelError for a malformed label, with the part and its form."""
     if not _NAME.fullmatch(name):
         raise LabelError(
             f"label {name!r}: expected a name of a-z, 0-9, - and _, at most 32, beginning with a letter"

@@ -148,11 +148,7 @@ class ServerExtensions:
         return (one for _, one in self._named())
 
     def load(self, config: AggregatorConfig) -> None:
-        """Import the extensions that a configuration needs.
-
-        Raises:
-            ImportError: One cannot be imported.
-        """
+        """Import the extensions that a configuration needs; raise ImportError if one cannot be."""
         for entry in config.index.values():
             if self._is_needed(entry, config):
                 entry.load("extension")

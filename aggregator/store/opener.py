@@ -109,11 +109,7 @@ def open_reader(place: Location) -> Reader:
 
 
 def exists(place: Location) -> bool:
-    """Return whether a database was set up.
-
-    Raises:
-        DatabaseError: The server cannot be reached.
-    """
+    """Return whether a database was set up; raise DatabaseError if the server cannot be reached."""
     if isinstance(place, DatabaseUrl):
         return _engine(place).exists(place)
     return place.exists()

@@ -53,11 +53,7 @@ _URL = "mqtt://127.0.0.1"  # the configurations name a broker; nothing connects 
 def refuse_unsupported(
     run: RunSettings, privacy: Mapping[str, Any], attack_plan: AttackPlan | None = None
 ) -> None:
-    """Refuse options that a simulation without broker and store does not support.
-
-    Raises:
-        SettingsError: The message names the option, and the way that works.
-    """
+    """Raise SettingsError for an option that a simulation without broker and store lacks, with the way that works."""
     method = run.method
     contract = CONTRACTS.get(method, {})
     hint = "leave --direct out: the run then has a broker"

@@ -68,11 +68,7 @@ class WebSocketConnection:
             raise ConnectionRefusedError(head.partition(b"\r\n")[0].decode("ascii", "replace"))
 
     def send(self, text: str) -> None:
-        """Send a text message.
-
-        Raises:
-            OSError: The connection is lost.
-        """
+        """Send a text message; raise OSError if the connection is lost."""
         self._send(_TEXT, text.encode())
 
     def _send(self, kind: int, payload: bytes) -> None:

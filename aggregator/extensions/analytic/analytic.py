@@ -140,11 +140,7 @@ class AnalyticFleet:
         return {"windows": {name: one.count for name, one in known.items()}}
 
     def moved(self, state: Statistics) -> tuple[Floats, Memory]:
-        """Return the next vector, and the rule's memory.
-
-        Raises:
-            TooFewRows: The rule needs more devices.
-        """
+        """Return the next vector, and the rule's memory; raise TooFewRows if it needs more devices."""
         known = self.statistics(state.held)
         if self.is_first(state.version):
             return self._standardised(state, known)
@@ -234,11 +230,7 @@ def _apply(
 
 
 def fleet_of(setup: Setup) -> AnalyticFleet:
-    """Return the inputs of a fleet's solution.
-
-    Raises:
-        SchemaError: The bundle is no model in closed form.
-    """
+    """Return the inputs of a fleet's solution; raise SchemaError for a bundle that is not in closed form."""
     if setup.analytic is None or setup.spec is None:
         raise SchemaError("run.bundle", "a model in closed form, such as load-analytic")
     shape = next(one.shape for one in setup.spec.layers if one.name == "coefficients")

@@ -100,11 +100,7 @@ class _Course:
                 self.apply(event)
 
     def result(self) -> RoundResult:
-        """Return the result of the round.
-
-        Raises:
-            ReplayError: It did not close.
-        """
+        """Return the result of the round; raise ReplayError if it did not close."""
         closed = self.closed
         if closed is None:
             raise ReplayError(f"round {self.start.round} did not close in the replay")

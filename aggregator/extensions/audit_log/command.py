@@ -60,11 +60,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(args: Namespace) -> CommandResult:
-    """Execute one action.
-
-    Raises:
-        CommandError: An argument is missing, or a file cannot be read.
-    """
+    """Execute one action; raise CommandError for a missing argument or a file that cannot be read."""
     return {"show": _show, "export": _export, "verify": _verify}[args.what](args)
 
 

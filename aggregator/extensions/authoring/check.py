@@ -1,4 +1,7 @@
-"""Compare exported graphs with torch before they are signed."""
+"""Compare exported graphs with torch before they are signed.
+
+Every check raises ``ExportError`` if the two differ by more than the tolerance, or are not finite.
+"""
 
 from __future__ import annotations
 
@@ -61,11 +64,7 @@ def reference_engine(data: bytes) -> Runnable:
 
 
 def check_graph(name: str, traced: Traced, loss: Loss, graph: Runnable) -> None:
-    """Compare one graph of a bundle with torch, by its name.
-
-    Raises:
-        ExportError: They differ by more than the tolerance, or are not finite.
-    """
+    """Compare one graph of a bundle with torch, by its name."""
     _CHECKS[name](traced, loss, graph)
 
 
@@ -109,11 +108,7 @@ def _sensitivity(
 
 
 def check_robust(traced: Traced, loss: Loss, graph: Runnable) -> None:
-    """Compare with torch's own second derivative, at a radius at which both parts count.
-
-    Raises:
-        ExportError: They differ by more than the tolerance, or are not finite.
-    """
+    """Compare with torch's own second derivative, at a radius at which both parts count."""
     for batch in BATCHES:
         p, (x, y) = traced.initial.requires_grad_(), traced.example(batch, seed=batch)
         at = x.requires_grad_(), y.requires_grad_()
@@ -130,11 +125,7 @@ def check_robust(traced: Traced, loss: Loss, graph: Runnable) -> None:
 
 
 def check_clipped(traced: Traced, loss: Loss, graph: Runnable) -> None:
-    """Compare with torch's gradient of every example, at a bound that half of them exceed.
-
-    Raises:
-        ExportError: They differ by more than the tolerance, or are not finite.
-    """
+    """Compare with torch's gradient of every example, at a bound that half of them exceed."""
     p, (x, y) = traced.initial, traced.example(max(BATCHES), seed=1)
     each, losses = _each(traced, loss, p, x, y)
     q = p.clone().requires_grad_()
@@ -151,11 +142,7 @@ def check_clipped(traced: Traced, loss: Loss, graph: Runnable) -> None:
 
 
 def check_hvp(traced: Traced, loss: Loss, graph: Runnable) -> None:
-    """Compare with torch's own product of the second derivative and a vector, at every batch size.
-
-    Raises:
-        ExportError: They differ by more than the tolerance, or are not finite.
-    """
+    """Compare with torch's own product of the second derivative and a vector, at every batch size."""
     draw = torch.Generator().manual_seed(3)
     v = torch.randn(traced.initial.shape, generator=draw)
     for batch in BATCHES:
@@ -202,11 +189,7 @@ def check_paths(traced: Traced, manifest: Manifest) -> None:
 
 
 def check_forecast(traced: Traced, _loss: Loss, graph: Runnable) -> None:
-    """Compare forecasts with the module's own at every batch size.
-
-    Raises:
-        ExportError: They differ by more than the tolerance, or are not finite.
-    """
+    """Compare forecasts with the module's own at every batch size."""
     for batch in BATCHES:
         x, _ = traced.example(batch, seed=batch)
         p = traced.initial
@@ -217,11 +200,7 @@ def check_forecast(traced: Traced, _loss: Loss, graph: Runnable) -> None:
 
 
 def check_halves(traced: Traced, loss: Loss, graph: Runnable, name: str) -> None:
-    """Compare one graph of a split model with the module's own halves at every batch size.
-
-    Raises:
-        ExportError: They differ by more than the tolerance, or are not finite.
-    """
+    """Compare one graph of a split model with the module's own halves at every batch size."""
     for batch in BATCHES:
         x, h, z, y = example(traced, batch)
         p = traced.initial.requires_grad_()

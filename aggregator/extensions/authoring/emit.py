@@ -298,11 +298,7 @@ def expression(value: Any) -> sympy.Expr:  # noqa: ANN401 - int, SymInt or expre
 
 
 def onnx_type(dtype: torch.dtype, node: fx.Node) -> int:
-    """Return ONNX's number of a type.
-
-    Raises:
-        ExportError: The type is not float32, int64 or bool.
-    """
+    """Return ONNX's number of a type; raise ExportError unless it is float32, int64 or bool."""
     if dtype not in _TYPES:
         raise ExportError(f"{node.target} (in {_where(node)}) makes {dtype}; use float32")
     return int(_TYPES[dtype])

@@ -184,11 +184,7 @@ def export_command(
 
 
 def check_name(name: str) -> None:
-    """Refuse a name that no bundle can have, before a minute is spent on its graphs.
-
-    Raises:
-        ExportError: The message gives a name that would do.
-    """
+    """Raise ExportError for a name that no bundle can have, with one that would do, before a minute is spent."""
     if not re.fullmatch(BUNDLE_NAME, name):
         proposed = re.sub(r"[^a-z0-9-]+", "-", name.lower()).strip("-")[:64] or "my-model"
         raise ExportError(

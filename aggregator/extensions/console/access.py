@@ -114,11 +114,7 @@ class Access:
         return hmac.new(self.secret, viewer.session.encode(), hashlib.sha256).hexdigest()
 
     def require_host(self, request: Request) -> None:
-        """Refuse a request under another name than the console's, as after DNS rebinding.
-
-        Raises:
-            RefusedRequestError: 400.
-        """
+        """Refuse a request under another name than the console's, as after DNS rebinding, with 400."""
         host = urlsplit(f"//{request.headers.get('host', '')}").hostname or ""
         allowed = {"localhost", *self.config.section("console").hosts}
         if host not in allowed and not _is_loopback_name(host):
@@ -127,21 +123,13 @@ class Access:
             )
 
     def require_origin(self, request: Request) -> None:
-        """Refuse a form that another site sends.
-
-        Raises:
-            RefusedRequestError: 403.
-        """
+        """Refuse a form that another site sends, with 403."""
         origin = urlsplit(request.headers.get("origin", ""))
         if not origin.netloc or origin.netloc != request.headers.get("host", ""):
             raise RefusedRequestError(403, "The form was not sent from a page of this console.")
 
     def require_act(self, viewer: Viewer, form: Mapping[str, str], least: Role) -> None:
-        """Refuse an act without the form's token or without the role.
-
-        Raises:
-            RefusedRequestError: 403.
-        """
+        """Refuse an act without the form's token or without the role, with 403."""
         if not hmac.compare_digest(form.get("token", "").encode(), self.token(viewer).encode()):
             raise RefusedRequestError(403, "The form has expired: load the page again.")
         if viewer.role < least:
@@ -152,20 +140,12 @@ class Access:
             )
 
     def require_free(self, address: str) -> None:
-        """Refuse an address with too many failed sign-ins.
-
-        Raises:
-            RefusedRequestError: 429.
-        """
+        """Refuse an address with too many failed sign-ins, with 429."""
         if self.addresses.is_locked(network_of(address)):
             raise RefusedRequestError(429, "Too many failed attempts: wait 15 minutes.")
 
     def require_unlocked(self, name: str, address: str) -> None:
-        """Refuse a name at an address, or an address, with too many failed sign-ins.
-
-        Raises:
-            RefusedRequestError: 429.
-        """
+        """Refuse a name at an address, or an address, with too many failed sign-ins, with 429."""
         self.require_free(address)
         if self.names.is_locked(self._name_at(name, address)):
             raise RefusedRequestError(429, "Too many failed attempts: wait 15 minutes.")

@@ -176,11 +176,7 @@ class EncryptedBodies(BodyCodec):
         return decrypted_body(body, self._private, context)
 
     def refuse_clear(self, kind: str, sender: str) -> None:
-        """Refuse a clear body of a kind that must be encrypted.
-
-        Raises:
-            Refused: PLAIN_REFUSED.
-        """
+        """Raise Refused, PLAIN_REFUSED, for a clear body of a kind that must be encrypted."""
         if kind in self._kinds:
             raise Refused(Reason.PLAIN_REFUSED, f"{sender}: a clear {kind}")
 

@@ -57,11 +57,7 @@ class QueuedUpdates(ServerExtension):
         self._gauges = gauges(parts.isolation.metrics.registry)
 
     def check_link(self, link: LinkUp) -> None:
-        """Refuse a broker without shared subscriptions.
-
-        Raises:
-            SettingsError: It has none.
-        """
+        """Raise SettingsError for a broker without shared subscriptions."""
         if self._queue is not None and not link.shares:
             raise SettingsError(
                 "admission.workers: workers need shared subscriptions of MQTT 5, which this "

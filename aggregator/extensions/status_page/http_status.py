@@ -342,11 +342,7 @@ class StatusPage(ServerExtension):
     _page: Page | None = None
 
     def open(self) -> None:
-        """Begin to serve.
-
-        Raises:
-            PageError: The address cannot be bound.
-        """
+        """Begin to serve; raise PageError if the address cannot be bound."""
         if self.config.http.listen != "off":
             self._page = Page(
                 self.config.http.listen, self.parts.snapshot, self.parts.isolation.metrics.text

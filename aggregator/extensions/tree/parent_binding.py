@@ -96,11 +96,7 @@ def following_parent(half: Half[Any]) -> Half[SiteState]:
 
 
 def check_parent(config: AggregatorConfig, rounds: Rounds) -> None:
-    """Refuse a run that cannot follow a parent.
-
-    Raises:
-        SettingsError: The message names the key, its value and the remedy.
-    """
+    """Raise SettingsError, with key, value and remedy, for a run that cannot follow a parent."""
     parent, run, enough = config.section("parent"), config.run, rounds.enough
     if run.method not in SITE_METHODS:
         why = f"{run.method!r} cannot follow a parent; methods of a site: {', '.join(SITE_METHODS)}"

@@ -71,11 +71,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(args: Namespace) -> CommandResult:
-    """Execute one action.
-
-    Raises:
-        CommandError: An argument is missing or wrong.
-    """
+    """Execute one action; raise CommandError if an argument is missing or wrong."""
     if args.what == "list":
         return _list(require_database(AggregatorConfig.load(args.config)))
     region, *files = args.region

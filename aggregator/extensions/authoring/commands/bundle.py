@@ -58,11 +58,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(args: Namespace) -> CommandResult:
-    """Execute one action.
-
-    Raises:
-        CommandError: An argument is missing.
-    """
+    """Execute one action; raise CommandError if an argument is missing."""
     if args.what != "list" and not args.name:
         raise CommandError(f"bundle {args.what}: expected the name of a bundle")
     config = AggregatorConfig.load(args.config)

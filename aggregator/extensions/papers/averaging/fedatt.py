@@ -41,11 +41,7 @@ class FedAtt(FedAvg):
 
 
 def fedatt(setup: Setup) -> Half[Averaged]:
-    """Return FedAtt's server half.
-
-    Raises:
-        SchemaError: The run names a rule or a weighting.
-    """
+    """Return FedAtt's server half; raise SchemaError if the run names a rule or a weighting."""
     has_no_use(setup, "rule", "weighting")
     return averaging(attentive(slices_of(setup)), setup.settings.bound(setup.rounds))
 
