@@ -102,11 +102,7 @@ class SampleSet:
         return replace(self, samples=tuple(renamed))
 
     def of_folder(self, folder: Path) -> SampleSet:
-        """Return the same kind of set with the CSV files of ``folder`` as its devices.
-
-        Raises:
-            SampleError: The folder holds no ``*.csv`` or ``*.csv.gz``.
-        """
+        """Return the set with the CSV files of ``folder`` as devices; raise SampleError if there are none."""
         files = sorted(x for x in folder.glob("*.csv*") if x.name.endswith((".csv", ".csv.gz")))
         if not files:
             raise SampleError(f"no *.csv or *.csv.gz file in {folder}")
@@ -168,11 +164,7 @@ def _set(row: Mapping[str, Any]) -> SampleSet:
 
 
 def sample_set(name: str) -> SampleSet:
-    """Return one shipped set.
-
-    Raises:
-        SampleError: The set does not exist; the message lists the names.
-    """
+    """Return one shipped set; raise SampleError with the names if it does not exist."""
     sets = sample_sets()
     if name not in sets:
         raise SampleError(f"no sample set {name!r}; there are: {', '.join(sorted(sets))}")

@@ -222,11 +222,7 @@ LONG_DEADLINE = RunSettings(deadline="2h")
 
 
 def scenario(name: str) -> Scenario:
-    """Read a shipped scenario by name, or any by path.
-
-    Raises:
-        SettingsError: Naming the file and the key that does not fit.
-    """
+    """Read a shipped scenario by name, or any by path; raise SettingsError with the key that does not fit."""
     shipped = SCENARIOS / f"{name}.toml"
     file = shipped if shipped.is_file() else Path(name)
     found = load(Scenario, file).value

@@ -51,11 +51,7 @@ LONGEST = 400  # days for which it may hold: as long as the list of keys
 
 
 def apply_orders(config: AggregatorConfig, orders: list[ControlOrder]) -> CommandResult:
-    """Apply orders here, or queue them for the daemon that has the database open.
-
-    Raises:
-        OrderError: One cannot be carried out; none was.
-    """
+    """Apply orders here or queue them for the daemon with the database: all, or none with OrderError."""
     require_database(config)
     if any(len(order.why) > WHY_LIMIT for order in orders):
         raise OrderError(f"--why: expected at most {WHY_LIMIT} characters")

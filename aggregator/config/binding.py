@@ -238,11 +238,7 @@ def renamed_settings(cls: type[Any]) -> dict[str, str]:
 
 
 def settings_of(config: AggregatorConfig) -> Any:  # noqa: ANN401 - each method has its own settings class
-    """Return the method's settings, defaults filled in.
-
-    Raises:
-        SettingsError: A setting is refused; the message names the key.
-    """
+    """Return the method's settings, defaults filled in; raise SettingsError with the key that is refused."""
     settings = METHODS[config.run.method].settings
     at = "run.settings."
     names = {f"{at}{old}": f"{at}{new}" for old, new in renamed_settings(settings).items()}

@@ -53,11 +53,7 @@ class BundleRegistry:
         return self.folder / name / str(version)
 
     def open(self, name: str, version: int) -> ModelBundle:
-        """Read and verify a version.
-
-        Raises:
-            BundleFileError: It is missing, damaged, or not signed by the root or the release key.
-        """
+        """Read a version; raise BundleFileError unless it is whole and signed by the root or the release key."""
         trusted = (*self.trusted, *release_keys())
         return open_bundle(
             str(self.path(name, version).absolute()), folder=self.folder, trusted=trusted
@@ -74,11 +70,7 @@ class BundleRegistry:
         return {name: {a: int(v) for a, v in one.items()} for name, one in found.items()}
 
     def resolve(self, text: str) -> ModelBundle:
-        """Read the bundle that ``NAME@ALIAS`` names.
-
-        Raises:
-            BundleFileError: There is no such alias, or its version cannot be used.
-        """
+        """Read the bundle that ``NAME@ALIAS`` names; raise BundleFileError if it is missing or unusable."""
         name, _, alias = text.rpartition("@")
         version = self.aliases().get(name, {}).get(alias)
         if version is None:
@@ -94,11 +86,7 @@ def registry_of(config: AggregatorConfig) -> BundleRegistry:
 
 
 def bundle_keys(config: AggregatorConfig) -> tuple[bytes, ...]:
-    """Return the public keys that may sign bundles in place of the root.
-
-    Raises:
-        SettingsError: A file is missing or holds no key.
-    """
+    """Return the public keys that may sign bundles in place of the root; raise SettingsError if a file has none."""
     try:
         return tuple(map(read_public, config.keys.bundle))
     except KeyFileError as error:

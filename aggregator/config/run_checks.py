@@ -166,11 +166,7 @@ def check_stages(config: AggregatorConfig, bundle: ModelBundle) -> None:
 
 
 def update_encodings(config: AggregatorConfig, ask: Ask) -> tuple[str, ...]:
-    """Return the encodings of updates that the run allows; the last one is preferred.
-
-    Raises:
-        SettingsError: The method's updates cannot be quantised.
-    """
+    """Return the allowed encodings of updates, the preferred last; raise SettingsError if none can be quantised."""
     wanted = config.run.encoding
     if wanted == "f4":
         return (ask.enc,)

@@ -84,11 +84,7 @@ class AdmissionContext:
 
 
 def wanted(context: AdmissionContext | None) -> AdmissionContext:
-    """Return the context in which updates are admitted now.
-
-    Raises:
-        Refused: PAUSED if updates must wait; nothing is recorded meanwhile.
-    """
+    """Return the context in which updates are admitted now; raise Refused, PAUSED, if they must wait."""
     if context is None or context.is_paused:
         raise Refused(Reason.PAUSED, "no round is open for updates")
     return context

@@ -94,11 +94,7 @@ class ContentServer:
         self._audiences = {ALL: None}
 
     def missing(self, device: str, have: HaveMessage, now: float, room: int) -> tuple[Reply, ...]:
-        """Return the chunks of a body that a device is missing, at most ``room`` bytes.
-
-        Raises:
-            Refused: NOT_FOUND for an unknown or expired body; MALFORMED.
-        """
+        """Return a body's missing chunks, at most ``room`` bytes; raise Refused, NOT_FOUND or MALFORMED."""
         content = self._content(have.id)
         pull = self._pulls.get(device)
         if pull and pull.sending.id == have.id:

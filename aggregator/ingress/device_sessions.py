@@ -63,11 +63,7 @@ class DeviceSessions:
         self._renumbered: dict[str, tuple[int, int]] = {}
 
     def hello(self, sealed: Sealed, hello: HelloMessage, terms: WelcomeTerms) -> IngressResult:
-        """Answer a hello with a welcome and the open commands, or with the floor of its life.
-
-        Raises:
-            Refused: UPGRADE_REQUIRED, or the life or a count is invalid.
-        """
+        """Answer a hello: welcome and commands, or the floor; raise Refused for a wrong version, life or count."""
         device = sealed.sender
         if not hello.wire[0] <= WIRE <= hello.wire[1]:
             raise Refused(

@@ -61,11 +61,7 @@ class Signals:
     """Transient signals of a run: a method without any refuses them."""
 
     def assemble(self, device: str, fragment: SignalMessage) -> method.Signal | None:  # noqa: ARG002 - of a derived class
-        """Add a fragment; return the whole signal if it is complete, else None.
-
-        Raises:
-            Refused: The method has no such signal, or it is wrong or not wanted now.
-        """
+        """Add a fragment; return the signal once it is whole, else None; raise Refused if it is wrong or unwanted."""
         raise Refused(Reason.UNKNOWN_KIND, f"ask {fragment.ask!r}")
 
     def forget(self, device: str) -> None:

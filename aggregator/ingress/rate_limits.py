@@ -138,11 +138,7 @@ class RateLimiter:
         return self._pulls.consume(device, now)
 
     def room_for_download(self, device: str, now: float) -> int:
-        """Return the number of content bytes that may be sent to a device now.
-
-        Raises:
-            Refused: QUOTA if the device's limit is used up; BUSY if the fleet's limit is.
-        """
+        """Return the content bytes that may be sent to a device; raise Refused: QUOTA for its limit, BUSY for all."""
         own = self._downloads.level(device, now)
         if own < CHUNK_LIMIT:
             raise Refused(Reason.QUOTA, f"{device}: too many bytes fetched")

@@ -133,11 +133,7 @@ class Registry:
         return self._earlier.get(device, ())
 
     def key_of(self, device: str, kid: bytes) -> bytes | None:
-        """Return a device's public key by its key id.
-
-        Raises:
-            Refused: REVOKED; UNKNOWN_CLIENT.
-        """
+        """Return a device's public key by its key id; raise Refused, REVOKED or UNKNOWN_CLIENT."""
         client = self._clients.get(device)
         if client is None:
             raise Refused(Reason.UNKNOWN_CLIENT, device)

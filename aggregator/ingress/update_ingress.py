@@ -69,11 +69,7 @@ class UpdateIngress:
         )
 
     def chunk(self, device: str, chunk: ChunkMessage, now: float) -> IngressResult | Sealed:
-        """Add a chunk to its upload; return the reply, or the body that is now complete.
-
-        Raises:
-            Refused: The chunk does not fit, or has an invalid proof.
-        """
+        """Add a chunk to its upload; return the reply, or the body now complete; raise Refused if it does not fit."""
         result = self._uploads.add(device, chunk, now)
         if isinstance(result, Sealed):
             return result
@@ -84,11 +80,7 @@ class UpdateIngress:
         )
 
     def settled_chunk(self, device: str, chunk: ChunkMessage) -> IngressResult:
-        """Return the receipt of a chunk whose body is settled.
-
-        Raises:
-            Refused: EXPIRED if its grant has expired.
-        """
+        """Return the receipt of a chunk whose body is settled; raise Refused, EXPIRED, if its grant has expired."""
         if self._uploads.is_queued(device, chunk):  # sent with its offer; the grant asks again
             return IngressResult()
         if chunk.life and chunk.seq:

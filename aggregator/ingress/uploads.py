@@ -100,11 +100,7 @@ class Upload:
         return HaveMessage(ref(self.offer.digest), report.having, report.window)
 
     def whole(self) -> Sealed:
-        """Return the complete body as a sealed message.
-
-        Raises:
-            Refused: BAD_DIGEST if it is not the signed body.
-        """
+        """Return the complete body as a sealed message; raise Refused, BAD_DIGEST, if it is not the signed one."""
         offer = self.offer
         return Sealed(offer.of, self.device, self.machine.body(), offer.digest, offer.sig)
 

@@ -242,11 +242,7 @@ def differences(run: config.BoundRun, store: Store, begun: types.RunRecord) -> l
 
 
 def verified_run(run: config.BoundRun, store: Store, online: SigningKey) -> types.RunRecord:
-    """Return the run that the daemon continues, after checking store, keys and configuration.
-
-    Raises:
-        RunSetupError: They do not agree; the hint is the command to run.
-    """
+    """Return the run to continue; raise RunSetupError, with a command, unless store, keys and configuration agree."""
     name = run.config.run.name
     begun = store.runs.latest(name)
     where = run.config.file
@@ -315,11 +311,7 @@ def _start(
 
 
 def resumed(run: config.BoundRun, store: Store, number: int) -> tuple[Course, types.SavedState]:
-    """Return a run's state and its saved record.
-
-    Raises:
-        WireError: The saved leaves are damaged, or belong to another method.
-    """
+    """Return a run's state and its saved record; raise WireError for damaged leaves, or those of another method."""
     saved = store.states.load(number)
     return rebuild(run.first_state(), saved.leaves), saved
 

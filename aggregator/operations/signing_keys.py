@@ -52,11 +52,7 @@ def is_token_uri(where: Path | str) -> bool:
 
 
 def open_signer(where: Path | str) -> Signer:
-    """Open a private key: a PEM file, or a key in a token.
-
-    Raises:
-        KeyFileError: No such file or key, another kind of key, or a package is missing.
-    """
+    """Open a private key in a PEM file or a token; raise KeyFileError if it, or a package, is missing or wrong."""
     if is_token_uri(where):
         return SIGNERS[str(where).partition(":")[0]](str(where))
     return load_device_key(where)
@@ -264,11 +260,7 @@ def roles_of(configured: AggregatorConfig, root: RootSigners) -> Roles:
 
 
 def signer(configured: AggregatorConfig) -> SigningKey:
-    """Read the online key.
-
-    Raises:
-        RunSetupError: It is missing or is no key; the hint names the remedy.
-    """
+    """Read the online key; raise RunSetupError with the remedy if it is missing or is no key."""
     try:
         key = load_signing_key(configured.signing_key)
     except KeyFileError as error:

@@ -243,11 +243,7 @@ class RoundEngine:
         return self._store.journal.append(self.number, event)
 
     def apply(self, entry: JournalEntry) -> AppliedEvent:
-        """Apply a journalled event, and save and return its result.
-
-        Raises:
-            DatabaseError: It could not be saved. Nothing has changed, and it may be retried.
-        """
+        """Apply a journalled event, save and return its result; raise DatabaseError if nothing changed: retry."""
         if entry.event is None:
             return AppliedEvent()
         state, effects = self.run.half.apply(self.state, entry.event)

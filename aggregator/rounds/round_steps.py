@@ -54,11 +54,7 @@ class RoundSteps:
 
 
 def steps_of(run: BoundRun, number: int, clock: Clock) -> RoundSteps:
-    """Return the steps of a run's rounds.
-
-    Raises:
-        SettingsError: Its method has steps, and no extension drives them.
-    """
+    """Return the steps of a run's rounds; raise SettingsError if its method has some that no extension drives."""
     method = run.config.run.method
     if run.half.play is None:
         return RoundSteps()

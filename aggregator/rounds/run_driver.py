@@ -208,11 +208,7 @@ class RunDriver:
             self._journal(self._record_result, self._steps.result)
 
     def unlearn(self, device: str) -> bool:
-        """Remove a device's contribution from the run's state; return False if it has none.
-
-        Raises:
-            DatabaseFullError: Nothing has changed, and it may be retried.
-        """
+        """Remove a device's contribution, False if it has none; raise DatabaseFullError if nothing was changed."""
         entry = self._engine.meet(Unlearned(device))
         if entry is None:
             return False

@@ -123,11 +123,7 @@ class BoundRule:
         return max(low, 0)
 
     def __call__(self, rows: Rows, shares: Shares, memory: Memory = NOTHING, /) -> RuleVerdict:
-        """Return the verdict on some rows.
-
-        Raises:
-            TooFewRows: There are fewer than ``least``, or the trusted client's row is missing.
-        """
+        """Return the verdict on rows; raise TooFewRows below ``least``, or without the trusted client's row."""
         if len(rows) < self.least:
             raise TooFewRows(self.least, len(rows))
         if not self.entry.reads_blocks:

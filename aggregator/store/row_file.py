@@ -62,11 +62,7 @@ class SpooledRows(Mapping[str, Values]):
         return spooled
 
     def with_row(self, name: str, vector: Values) -> SpooledRows:
-        """Return a mapping with one vector more.
-
-        Raises:
-            DatabaseFullError: The disk is full; this mapping is still valid.
-        """
+        """Return a mapping with one vector more; raise DatabaseFullError, after which this mapping is still valid."""
         self._check()
         if not np.can_cast(vector.dtype, self._log.dtype):
             return self._widened(vector.dtype).with_row(name, vector)

@@ -108,11 +108,7 @@ class Store(ABC):
 
     @abstractmethod
     def check_lease(self) -> None:
-        """Check that this process may still write.
-
-        Raises:
-            DatabaseLostError: The connection ended, or another process has taken over.
-        """
+        """Raise DatabaseLostError if this process may not write any more."""
 
     @abstractmethod
     def backup(self, path: Path) -> None:

@@ -109,11 +109,7 @@ class AttackRoles:
 
     @classmethod
     def of(cls, plan: AttackPlan, ids: Sequence[str], clock: Callable[[], float]) -> AttackRoles:
-        """Return the roles of these devices under an attack.
-
-        Raises:
-            UnknownAttack: The attack or option does not exist.
-        """
+        """Return the roles of devices under an attack; raise UnknownAttack if it, or an option, does not exist."""
         byzantine = plan.malicious(ids)
         patience = seconds(plan.timeout)
         coalition = Coalition(frozenset(ids) - byzantine, byzantine, patience, clock)

@@ -99,11 +99,7 @@ class RayExecutor:
     def records(
         self, sweep: SweepDefinition, cells: Iterable[SweepCell]
     ) -> Iterator[tuple[SweepCell, dict[str, Any]]]:
-        """Return each cell with its record, as the runs end.
-
-        Raises:
-            RayRunError: A run failed; those that did not begin are cancelled.
-        """
+        """Return each cell with its record, as runs end; raise RayRunError if one fails, and cancel the others."""
         task = self.ray.remote(num_cpus=1)(_outcome)
         common = self.ray.put((sweep, str(Path.cwd()), versions()))
         waiting = {task.remote(common, cell): cell for cell in cells}
@@ -165,11 +161,7 @@ class RayColumns:
         return max(1, self.block_bytes // (count * itemsize))
 
     def map(self, function: Callable[[Any], Any], blocks: Iterable[Any]) -> Iterator[Any]:
-        """Return the function's result for every block, in order.
-
-        Raises:
-            RayRunError: The cluster lost a task, or its function raised.
-        """
+        """Return the function's result for every block, in order; raise RayRunError if it raised, or was lost."""
         task = self.ray.remote(num_cpus=1)(_applied)
         common = self.ray.put(function)
         waiting: deque[Any] = deque()

@@ -97,11 +97,7 @@ class SweepDefinition:
 
 
 def record_of(sweep: SweepDefinition, cell: SweepCell, shown: Display) -> dict[str, Any]:
-    """Run a cell in this process, and return its record as JSON values.
-
-    Raises:
-        TooSlow: The run did not end within its time limit.
-    """
+    """Run a cell in this process, and return its record as JSON values; raise TooSlow at its time limit."""
     samples = sweep.samples.with_seed(cell.seed)
     seeded = sweep.scenario.with_seed(cell.seed)
     name, began = f"{cell.run.method} {cell.run.rule_name}, {cell.attack}", time.time()

@@ -258,11 +258,7 @@ class OutputFolderError(Failure):
 
 
 def clear(out: Path) -> None:
-    """Empty the folder of an earlier demo; refuse any other.
-
-    Raises:
-        OutputFolderError: The folder holds something else.
-    """
+    """Empty the folder of an earlier demo; raise OutputFolderError if it holds something else."""
     import shutil  # noqa: PLC0415 - only to replace an earlier demo
 
     mark = out / ".gridfed-sim"

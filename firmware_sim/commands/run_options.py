@@ -28,11 +28,7 @@ OPTIONS = {"timeout": "patience", "selection": "malicious"}
 
 
 def attacks_of(args: Namespace) -> tuple[AttackPlan, ...]:
-    """Return the attacks that the options name, in order.
-
-    Raises:
-        SettingsError: A number is out of range, or there is a Byzantine share without an attack.
-    """
+    """Return the attacks of the options, in order; raise SettingsError for wrong numbers, or a share without one."""
     names = words(args.attack)
     if args.byzantine is not None and not names:
         raise SettingsError("--byzantine needs --attack", hint="gridfed-sim attacks lists them")

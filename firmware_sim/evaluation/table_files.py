@@ -113,11 +113,7 @@ class TableForm:
         return row + 1 + (0 if self.head is None else self.head.first)
 
     def frame(self, notes: list[str]) -> Any:  # noqa: ANN401
-        """Return the file as a data frame, and add the omitted rows to the notes.
-
-        Raises:
-            TableError: It cannot be read, or its rows do not fit its header.
-        """
+        """Return the file as a data frame, with notes of omitted rows; raise TableError if it cannot be read."""
         pandas = pandas_library()
         try:
             if self.head is None:

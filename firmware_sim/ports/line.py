@@ -45,11 +45,7 @@ class Line(Protocol):
 
 
 def open_line(url: str) -> Line:
-    """Open ``pty``, ``pty:LINK`` (a symbolic link to it), or ``tcp://host:port``.
-
-    Raises:
-        SettingsError: Anything else.
-    """
+    """Open ``pty``, ``pty:LINK`` (a symbolic link to it), or ``tcp://host:port``; raise SettingsError for others."""
     if url == "pty" or url.startswith("pty:"):
         return Pty(url.partition(":")[2])
     parts = urlsplit(url)

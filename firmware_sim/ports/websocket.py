@@ -83,11 +83,7 @@ class WebSocketConnection:
         self._channel.sendall(head + mask + covered)
 
     def receive(self, patience: float) -> str | None:
-        """Wait for a text message; None if none came.
-
-        Raises:
-            OSError: The connection is lost, or closed by the other end.
-        """
+        """Wait for a text message; None if none came; raise OSError if the connection is lost or closed."""
         message = b""
         while True:
             if not self._buffer and not select.select([self._channel], [], [], patience)[0]:

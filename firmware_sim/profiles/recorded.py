@@ -31,11 +31,7 @@ class Recorded:
     _days: NDArray[np.float64] = field(init=False)
 
     def __post_init__(self) -> None:
-        """Read the record.
-
-        Raises:
-            SampleError: The set, the device or a column of energy does not exist.
-        """
+        """Read the record; raise SampleError if the set, the device or a column of energy does not exist."""
         label, _, device = self.name.partition("/")
         samples = sample_set(label)
         places = [i for i, s in enumerate(samples.samples) if not device or s.device == device]

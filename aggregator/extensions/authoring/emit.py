@@ -305,11 +305,7 @@ def onnx_type(dtype: torch.dtype, node: fx.Node) -> int:
 
 
 def functional(node: fx.Node) -> Any:  # noqa: ANN401 - torch's operators have no type
-    """Return the operator of a node, an in-place one as its functional form.
-
-    Raises:
-        ExportError: The changed memory is read through another view afterwards.
-    """
+    """Return a node's operator in its functional form; raise ExportError if a view of its memory is read later."""
     target: Any = node.target
     if not isinstance(target, torch._ops.OpOverload) or not target._schema.is_mutable:  # noqa: SLF001
         return target

@@ -204,11 +204,7 @@ def asked_by(methods: Iterable[str]) -> tuple[str, ...]:
 
 
 def make(model: str, like: str = "load-lstm-week") -> tuple[nn.Module, Recipe]:
-    """Return a module with reproducible parameters, and its recipe.
-
-    Raises:
-        ExportError: Unknown name, file or factory, or a factory that returns no module.
-    """
+    """Return a module with reproducible parameters, and its recipe; raise ExportError if none is found or made."""
     factory: Any
     if model in MODELS:
         factory, recipe = MODELS[model]

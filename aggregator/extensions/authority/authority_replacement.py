@@ -105,11 +105,7 @@ def begin(
 
 
 def announce_alone(folder: Path, passphrase: bytes = b"") -> Authority:
-    """Make the next authority the only one in the root's next list of keys; return it.
-
-    Raises:
-        AuthorityError: No replacement waits to be finished.
-    """
+    """Make the next authority alone in the root's next list of keys; raise AuthorityError if none waits."""
     with locked(folder):
         following = load_next(folder, passphrase)
         if following is None:

@@ -78,11 +78,7 @@ class ProbeResult:
 
 
 def require_settings(config: AggregatorConfig) -> bool:
-    """Return whether the configuration shuts devices out of the broker.
-
-    Raises:
-        RevocationError: A part of it is missing.
-    """
+    """Return whether the broker shuts devices out; raise RevocationError if a part of the settings is missing."""
     section = config.section("ca")
     if section.access_file is None:
         return False

@@ -166,11 +166,7 @@ class Access:
             log_lock("address", network_of(address), address)
 
     def sign_in(self, name: str, password: str, address: str) -> str:
-        """Return the id of a new session.
-
-        Raises:
-            RefusedRequestError: 429 while locked; 403 for a wrong name or password.
-        """
+        """Return the id of a new session; refuse with 429 while locked, with 403 for a wrong name or password."""
         self.require_unlocked(name, address)
         user, at = self.users.get(name), self._name_at(name, address)
         if not is_password(user, password):

@@ -273,11 +273,7 @@ class OidcClient:
 
 
 def client_of(config: AggregatorConfig) -> OidcClient:
-    """Return the client of a configuration with ``console.oidc``.
-
-    Raises:
-        BindError: The file of the secret cannot be read.
-    """
+    """Return the client of a configuration with ``console.oidc``; raise BindError if its secret cannot be read."""
     console = config.section("console")
     section = console.oidc
     assert section is not None

@@ -44,11 +44,7 @@ class StoreOverview:
 
     @classmethod
     def open(cls, place: Location) -> StoreOverview:
-        """Open a database for reading, beside a running daemon.
-
-        Raises:
-            DatabaseError: It is no aggregator database, or cannot be opened.
-        """
+        """Open a database for reading, beside a running daemon; raise DatabaseError if it cannot be opened."""
         return cls(*open_reader(place))
 
     def __enter__(self) -> Self:

@@ -27,11 +27,7 @@ class ReplayProcess:
     _busy: threading.Lock = field(default_factory=threading.Lock)
 
     def result(self, form: Mapping[str, str]) -> dict[str, Any]:
-        """Return the JSON of a replay with the fields of a form.
-
-        Raises:
-            ReplayFailedError: It was refused, took too long, or another one is running.
-        """
+        """Return a form's replay as JSON; raise ReplayFailedError if it is refused, too slow or not the only one."""
         options = [f"--{name.replace('_', '-')}={form[name]}" for name in FIELDS if form.get(name)]
         if not self._busy.acquire(blocking=False):
             raise ReplayFailedError("Another replay is running: try again when it has ended.")

@@ -167,11 +167,7 @@ class EncryptedBodies(BodyCodec):
         self._kinds, self._are_required = kinds, are_required
 
     def decrypt(self, kind: str, sender: str, body: bytes) -> bytes:
-        """Return the clear body of a verified message.
-
-        Raises:
-            Refused: CANNOT_OPEN or MALFORMED, as ``decrypted_body``.
-        """
+        """Return the clear body of a verified message; raise Refused as ``decrypted_body``."""
         context = BodyContext(self._fleet, kind, sender, AGGREGATOR)
         return decrypted_body(body, self._private, context)
 
@@ -181,11 +177,7 @@ class EncryptedBodies(BodyCodec):
             raise Refused(Reason.PLAIN_REFUSED, f"{sender}: a clear {kind}")
 
     def check_hello(self, device: str, hello: HelloMessage) -> None:
-        """Refuse a hello whose key is missing where one is required, or cannot be encrypted to.
-
-        Raises:
-            Refused: PLAIN_REFUSED; CANNOT_OPEN for a key of small order.
-        """
+        """Refuse a hello without a required key, PLAIN_REFUSED, or with one of small order, CANNOT_OPEN."""
         if not hello.key and self._are_required:
             raise Refused(Reason.PLAIN_REFUSED, f"{device}: a hello without a key to encrypt to")
         if hello.key:

@@ -103,11 +103,7 @@ class RootRotation:
 
 
 def last_signers(config: AggregatorConfig, files: Sequence[str]) -> RootSigners:
-    """Return the keys of the root in force, which finish a rotation.
-
-    Raises:
-        RootKeyError: No rotation waits to be finished, or keys are missing.
-    """
+    """Return the root's keys that finish a rotation; raise RootKeyError if none waits, or keys are missing."""
     state = config.state
     if next_root(state) is not None:
         raise RootKeyError("rotate root: the rotation is not announced yet; complete it first")

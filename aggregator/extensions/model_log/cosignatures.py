@@ -61,11 +61,7 @@ def saved_note(folder: Path, origin: str) -> SignedCheckpoint | None:
 
 
 def notes(folder: Path) -> list[SignedCheckpoint]:
-    """Return the last note of every log that the witness has cosigned, by the name of the log.
-
-    Raises:
-        Refused: MALFORMED for a file that is no note.
-    """
+    """Return the last cosigned note of every log, by its name; raise Refused, MALFORMED, for another file."""
     found = []
     for path in folder.glob("*.note"):
         try:

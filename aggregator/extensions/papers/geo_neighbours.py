@@ -92,11 +92,7 @@ def read(path: Path, threshold: float | None = None) -> NeighbourGraph:
 
 
 def checked(client: str, site: Site) -> Site:
-    """Return a site after checking its range.
-
-    Raises:
-        SchemaError: The latitude or longitude is out of range.
-    """
+    """Return a site; raise SchemaError if its latitude or longitude is out of range."""
     if not (abs(site[0]) <= 90.0 and abs(site[1]) <= 180.0):
         expected = "latitude from -90 to 90 and longitude from -180 to 180"
         raise SchemaError(f"run.settings.sites.{client}", expected, str(list(site)))

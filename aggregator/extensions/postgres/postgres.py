@@ -164,11 +164,7 @@ def wait_for_store(
 
 
 def open_reader(place: DatabaseUrl) -> tuple[Database, Callable[[], None]]:
-    """Open a connection that only reads, beside a running daemon.
-
-    Raises:
-        DatabaseError: It cannot be opened.
-    """
+    """Open a connection that only reads, beside a running daemon; raise DatabaseError if it cannot be opened."""
     with opened(place, "gridfed reader", read_only=True) as db:
         prepare(db, place, read_only=True)
     return PostgresDatabase(db), db.close

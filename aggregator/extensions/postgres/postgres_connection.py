@@ -177,11 +177,7 @@ def has_tables(db: psycopg.Connection) -> bool:
 def opened(
     place: DatabaseUrl, name: str, *, read_only: bool = False
 ) -> Iterator[psycopg.Connection]:
-    """Open a connection as ``connect`` does, and close it if the block fails.
-
-    Raises:
-        DatabaseError: As ``opening``.
-    """
+    """Open a connection as ``connect`` does, and close it if the block fails; errors as ``opening``."""
     with opening(place):
         db = connect(place, name, read_only=read_only)
         try:

@@ -260,11 +260,7 @@ class UpdateWorker:
 
 
 def broker_for(config: AggregatorConfig, name: str) -> Broker:
-    """Return the settings of a worker's link.
-
-    Raises:
-        Failure: There is no broker's address, or the certificate is the daemon's.
-    """
+    """Return the settings of a worker's link; raise Failure without an address, or for the daemon's certificate."""
     if config.broker.url == "auto":
         raise SettingsError(f"{config.file.name}: broker.url: a worker needs the broker's address")
     broker: Broker = broker_of(config, config.broker.url)

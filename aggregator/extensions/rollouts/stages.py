@@ -138,22 +138,14 @@ class RolloutState:
         return replace(self, phase="pause", why="operator")
 
     def resumed(self, today: int) -> RolloutState:
-        """Return the running state; the days of the stage are counted again.
-
-        Raises:
-            RolloutError: The rollout is over, or is not paused.
-        """
+        """Return the running state, its days counted again; raise RolloutError unless the rollout is paused."""
         self._refuse_over("resume")
         if self.phase != "pause":
             raise RolloutError("resume: the rollout is not paused")
         return replace(self, phase="run", since=today, why="operator")
 
     def aborted(self, today: int) -> RolloutState:
-        """Return the state in which every device returns; aborting twice changes nothing.
-
-        Raises:
-            RolloutError: The rollout is done: announce another version instead.
-        """
+        """Return the state in which every device returns, also if it is aborted; raise RolloutError if it is done."""
         if self.phase == "return":
             return self
         self._refuse_over("abort")

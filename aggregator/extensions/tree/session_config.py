@@ -55,11 +55,7 @@ def session_config(config: AggregatorConfig, parent: ParentSection) -> Config:
 
 
 def load_keys(config: AggregatorConfig, parent: ParentSection) -> tuple[SigningKey, KeyRing]:
-    """Read the site's signing key and the parent's root key.
-
-    Raises:
-        SettingsError: A file is missing or holds no key.
-    """
+    """Read the site's signing key and the parent's root key; raise SettingsError if a file holds none."""
     name = config.file.name
     try:
         pinned = read_root(parent.root)

@@ -38,11 +38,7 @@ class PublishedWeather:
 
 
 def publish(config: AggregatorConfig, region: str, table: WeatherTable | None) -> PublishedWeather:
-    """Sign the weather of a region and announce it; None clears the region's topic.
-
-    Raises:
-        Failure: The signing key or the store cannot be used.
-    """
+    """Sign and announce a region's weather, None clears it; raise Failure if key or store cannot be used."""
     topic, signer = topics.weather(config.fleet, region), signing_keys.signer(config)
     message, payload, who = None, b"", login_name()[:64]
     if table is not None:
@@ -82,11 +78,7 @@ def _announced(store: Store) -> Iterator[tuple[str, WeatherMessage]]:
 
 
 def taken(folder: Path, region: str) -> bytes:
-    """Return the signed payload that an order refers to, and delete its file.
-
-    Raises:
-        OrderError: It is missing, or the region is none.
-    """
+    """Return and delete the signed payload that an order refers to; raise OrderError if there is none."""
     if not topics.is_region(region):
         raise OrderError(f"weather: {region!r} is no region")
     path = _beside(folder, region)

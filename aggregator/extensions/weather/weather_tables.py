@@ -135,11 +135,7 @@ def stream_of(column: str) -> str | None:
 
 
 def contents(path: Path) -> bytes:
-    """Return the bytes of a file of weather.
-
-    Raises:
-        WeatherError: It cannot be read, or is larger than any table of weather.
-    """
+    """Return the bytes of a weather file; raise WeatherError if it cannot be read, or is larger than any table."""
     try:
         with path.open("rb") as file:
             found = file.read(_LARGEST + 1)

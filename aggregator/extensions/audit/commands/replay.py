@@ -147,11 +147,7 @@ def chosen_run(
 def changed_rule(
     config: configs.AggregatorConfig, name: str | None, f: int | None, parameters: list[str]
 ) -> dict[str, Any]:
-    """Return the table of the rule with the given changes.
-
-    Raises:
-        CommandError: The method combines updates without a rule, or a parameter is malformed.
-    """
+    """Return the rule's table with changes; raise CommandError for a method without a rule, or a wrong parameter."""
     table = dict(config.run.rule)
     if name is None and f is None and not parameters:
         return table

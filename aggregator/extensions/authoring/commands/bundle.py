@@ -188,11 +188,7 @@ _PART = ".part-"
 
 
 def add_version(registry: BundleRegistry, bundle: ModelBundle, source: Path) -> None:
-    """Copy a verified bundle into the registry, with its signature.
-
-    Raises:
-        BundleRegistryError: The version exists with other content.
-    """
+    """Copy a verified bundle with its signature; raise BundleRegistryError if the version has other content."""
     manifest = bundle.manifest
     if manifest.version in registry.versions(manifest.name):
         if registry.open(manifest.name, manifest.version).digest != bundle.digest:

@@ -48,11 +48,7 @@ class AFL:
 
 
 def afl(setup: Setup) -> Half[Averaged]:
-    """Return AFL's server half.
-
-    Raises:
-        Misfit: The run configures a rule or a weighting, which AFL replaces.
-    """
+    """Return AFL's server half; raise Misfit for a rule or a weighting, which AFL replaces."""
     has_no_use(setup, "rule", "weighting")
     return averaging(setup.rule, setup.settings.bound(setup.rounds), setup.add_row)
 

@@ -114,11 +114,7 @@ def nbafl(setup: Setup, entropy: Entropy = os.urandom) -> Half[Averaged]:
 
 
 def udp(setup: Setup) -> Half[Averaged]:
-    """Return UDP's server half.
-
-    Raises:
-        SchemaError: The plan is discounted, but there is no planned number of rounds.
-    """
+    """Return UDP's server half; raise SchemaError for a discounted plan without a planned number of rounds."""
     if setup.settings.crd and setup.rounds.limit is None:
         raise SchemaError("run.rounds", "missing; run.settings.crd discounts it")
     return averaging(setup.rule, setup.settings.bound(setup.rounds), setup.add_row)

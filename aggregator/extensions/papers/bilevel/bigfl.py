@@ -118,11 +118,7 @@ class BiGFL:
         return ("gradient", "hvp") if solves else ("gradient",)
 
     def near(self, folder: Path) -> Near:
-        """Return the function that gives the adjacency matrix of some devices.
-
-        Raises:
-            SchemaError: Coordinates are out of range, or a file does not fit.
-        """
+        """Return the adjacency matrix of devices as a function; raise SchemaError for wrong coordinates or file."""
         if self.neighbours is not None:
             return read(folder / self.neighbours, self.threshold).among
         if not self.sites:

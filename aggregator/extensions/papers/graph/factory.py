@@ -141,11 +141,7 @@ def bind(section: GraphSection, activation: tuple[int, int], folder: Path = Path
 
 
 def read_sites(path: Path) -> SitesFile:
-    """Read ``[sites]`` and ``edges`` from TOML, or from the CSV of ``run.settings.neighbours``.
-
-    Raises:
-        SchemaError: The file cannot be read, or does not fit; the message names the file.
-    """
+    """Read ``[sites]`` and ``edges`` from TOML, or a CSV of neighbours; raise SchemaError with the file's name."""
     try:
         text = path.read_text("utf-8")
         table = _rows(text) if path.suffix == ".csv" else tomllib.loads(text)

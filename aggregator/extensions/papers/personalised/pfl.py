@@ -165,11 +165,7 @@ class PFL:
         return values | {name: 1.0 for name, is_set in flags.items() if is_set}
 
     def near(self, folder: Path) -> NeighbourGraph:
-        """Return the neighbour graph.
-
-        Raises:
-            SchemaError: Coordinates are out of range, or a file does not fit.
-        """
+        """Return the neighbour graph; raise SchemaError for coordinates out of range, or a file that does not fit."""
         if self.neighbours is not None:
             return read(folder / self.neighbours, self.threshold)
         sites: dict[str, Site] = {k: checked(k, site) for k, site in self.sites.items()}
@@ -177,11 +173,7 @@ class PFL:
 
 
 def pfl(setup: Setup) -> Half[Personalised]:
-    """Return PFL's server half.
-
-    Raises:
-        SchemaError: Neighbours that cannot be read, or a setting that the method does not use.
-    """
+    """Return PFL's server half; raise SchemaError for unreadable neighbours or a setting that it does not use."""
     has_no_use(setup, "rule", "weighting", "share")
     settings: PFL = setup.settings
     mixing = by_credit(settings, settings.near(setup.folder), modules_of_scope(setup))
@@ -198,11 +190,7 @@ def pfl(setup: Setup) -> Half[Personalised]:
 
 
 def modules_of_scope(setup: Setup) -> tuple[Columns, ...] | None:
-    """Return the modules that are compared separately; None compares whole models.
-
-    Raises:
-        SchemaError: No layout is known.
-    """
+    """Return the modules compared separately, None for whole models; raise SchemaError without a layout."""
     if setup.settings.scope != "per_module":
         return None
     if setup.spec is None:

@@ -107,11 +107,7 @@ def lstm_cnn_fedavg(setup: Setup) -> Half[Any]:
 
 
 def pfgl(setup: Setup) -> Half[Any]:
-    """Return the server half of PFGL: credit attention, and turns through a graph model.
-
-    Raises:
-        SchemaError: Settings contradict each other, or there is no graph model.
-    """
+    """Return PFGL's server half: credit attention and turns; raise SchemaError for settings that contradict."""
     has_no_use(setup, "rule", "weighting", "share")
     settings: PFGL = setup.settings
     mixing = by_credit(settings, settings.near(setup.folder), modules_of_scope(setup))

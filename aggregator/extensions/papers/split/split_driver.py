@@ -127,11 +127,7 @@ class SplitDriver(RoundSteps):
 
 
 def written(task: Task, contract: Contract, about: SplitDriver) -> Iterator[messages.TaskMessage]:
-    """Encode a transient task: one message without an array, else fragments of whole rows.
-
-    Raises:
-        Refused: BAD_TENSOR.
-    """
+    """Encode a transient task: one message without an array, else fragments of rows; raise Refused, BAD_TENSOR."""
     ask = contract[task.ask]
     whole: dict[str, Any] = {
         "run": about.run,
