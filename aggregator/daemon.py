@@ -266,11 +266,7 @@ class Daemon:
         self._finish()
 
     def reload(self, environ: Mapping[str, str] = os.environ) -> bool:
-        """Read the configuration again and apply it, or log why the old one stays in force.
-
-        Returns:
-            True if the new configuration is in force.
-        """
+        """Read the configuration again and apply it; return False if the old one stays in force, and log why."""
         if self._link.was_up:  # before that, READY below would be wrong
             notify("RELOADING=1", f"MONOTONIC_USEC={time.monotonic_ns() // 1000}")
         try:

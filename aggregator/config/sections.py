@@ -256,11 +256,7 @@ class AggregatorConfig:
         return section() if is_whole else None
 
     def needs(self, entry: ExtensionEntry, announced: Callable[[str], bytes]) -> bool:
-        """Return whether an extension is configured, or has announced something that is in force.
-
-        Args:
-            announced: Function that returns the retained announcement of a topic; empty without one.
-        """
+        """Return whether an extension is configured, or a topic's retained announcement of it is in force."""
         kinds = entry.row.get("announces", ())
         return entry.is_configured(self.tables) or any(
             announced(common(self.fleet, kind)) for kind in kinds

@@ -39,11 +39,7 @@ class DeviceRefusals:
             logger.warning("bundle refused by devices %s", fields(**about))
 
     def record_root(self, device: str, pair: bytes) -> None:
-        """Record whether a device refuses the announced root; log growing numbers only.
-
-        Args:
-            pair: ``refuses`` of its hello; empty if it does not.
-        """
+        """Record whether a device's hello refuses the root, empty if it does not; log growing numbers only."""
         if not pair:
             self.roots.pop(device, None)
         elif self.roots.get(device) != named(pair):

@@ -177,11 +177,7 @@ class Subscriptions:
     """
 
     def __init__(self, transport: Transport, fleet: str, file: Path) -> None:
-        """Start with the exclusions of the previous process.
-
-        Args:
-            file: List of excluded devices; missing if there are none.
-        """
+        """Start with the exclusions of the previous process, a file that is missing if there are none."""
         self._transport = transport
         self._fleet = fleet
         self._file = file
@@ -240,11 +236,7 @@ class Subscriptions:
         self._transport.unsubscribe(*(one for one in other if one not in self._wildcards))
 
     def follow(self, devices: Collection[str], excluded: frozenset[str]) -> None:
-        """Subscribe to all devices except the excluded ones.
-
-        Args:
-            devices: Enrolled devices. Above ``MOST_NAMED`` no device is excluded.
-        """
+        """Subscribe to all devices except the excluded ones; above ``MOST_NAMED`` devices none is excluded."""
         subscribed = frozenset(devices) - excluded
         wanted = subscribed if excluded and len(subscribed) <= MOST_NAMED else None
         before = self._named

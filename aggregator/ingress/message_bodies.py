@@ -45,11 +45,7 @@ class BodyCodec:
         raise NotImplementedError
 
     def encoded(self, device: str, message: ProtocolMessage, key: bytes) -> tuple[str, bytes]:
-        """Return kind and body of what a device is sent for a message.
-
-        Args:
-            key: Key of the hello that is answered; empty: the recorded one.
-        """
+        """Return kind and body of a message to a device, under the answered hello's key or the recorded one."""
         raise NotImplementedError
 
 

@@ -304,11 +304,7 @@ class Registry:
         return found
 
     def outdated(self, announced: Mapping[str, bytes]) -> list[str]:
-        """Return the enrolled devices that have declined a bundle that is not announced any more.
-
-        Args:
-            announced: Reference of each run's bundle announcement, by the run's name.
-        """
+        """Return the enrolled devices that have declined a bundle of a run, by name, that is announced no more."""
         return sorted(
             device
             for device in self.enrolled() & self._declined.keys()

@@ -71,11 +71,7 @@ class ReplySealer:
     signer: Signer  # the aggregator's online key
 
     def seal(self, device: str, message: ProtocolMessage, key: bytes = b"") -> Reply:
-        """Encrypt a message for one device if its key is known, and sign it.
-
-        Args:
-            key: X25519 key of the hello that is answered; empty: the recorded one.
-        """
+        """Sign a message, encrypted to the answered hello's key or the device's recorded one if there is one."""
         fleet = self.bodies.fleet  # of the configuration; no message contains it
         kind, body = self.bodies.encoded(device, message, key)
         payload = envelope.seal(

@@ -150,11 +150,7 @@ class Uploads:
     """
 
     def __init__(self, room: UploadCapacity, rng: random.Random) -> None:
-        """Start without uploads.
-
-        Args:
-            rng: Random jitter of waits and timers; no result depends on it.
-        """
+        """Start without uploads; no result depends on the random jitter of waits and timers."""
         self._room = room
         self._rng = rng
         self._active: dict[str, Upload] = {}

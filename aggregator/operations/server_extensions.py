@@ -114,11 +114,7 @@ class ServerExtension:
         """Serve the extension's links and timers, in transactions of its own."""
 
     def on_tick(self, now: float) -> None:
-        """Run the due work, in transactions of its own.
-
-        Args:
-            now: Monotonic time in seconds.
-        """
+        """Run the due work, in transactions of its own; ``now`` is monotonic, in seconds."""
 
     def measure(self) -> None:
         """Update the gauges."""

@@ -71,11 +71,7 @@ class RunDrivers:
 
 
 class MessageProcessor:
-    """Admits, journals, applies, saves and answers messages.
-
-    Args:
-        isolation: Transaction over store and memory, with the message ingress.
-    """
+    """Admits, journals, applies, saves and answers messages, in a transaction over store and memory."""
 
     def __init__(self, isolation: Isolation, driver: RunDrivers) -> None:
         self._isolation, self._driver = isolation, driver

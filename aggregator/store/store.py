@@ -253,11 +253,7 @@ class Store(ABC):
         *,
         also: Iterable[Callable[[], None]] = (),
     ) -> None:
-        """Save announcements that follow from no event; an empty payload clears a topic.
-
-        Args:
-            also: Further writes that belong to them, in the same transaction.
-        """
+        """Save announcements that follow from no event, and ``also``; an empty payload clears a topic."""
         with self.transactions.writing():
             self.announcements.save(published)
             for write in also:

@@ -48,11 +48,7 @@ def rows_of(records: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def write_tables(records: Sequence[Mapping[str, Any]], folder: Path) -> list[Path]:
-    """Write ``results.csv``, and ``results.parquet`` where pyarrow is installed.
-
-    Returns:
-        The files that were written.
-    """
+    """Write ``results.csv``, and ``results.parquet`` where pyarrow is installed; return the files."""
     rows = rows_of(records)
     out = io.StringIO(newline="")
     table = csv.DictWriter(out, COLUMNS, lineterminator="\n")
@@ -84,11 +80,7 @@ _PARAMS = ("method", "rule", "encoding", "attack", "seed")
 
 
 def write_mlflow(records: Sequence[Mapping[str, Any]], folder: Path, experiment: str) -> Path:
-    """Write the runs of a sweep as one experiment; runs that exist are written again.
-
-    Returns:
-        The folder to name to MLflow.
-    """
+    """Write the runs as one experiment, existing ones again; return the folder to name to MLflow."""
     store = folder / "mlflow"
     number = str(int(hashlib.sha256(experiment.encode()).hexdigest()[:15], 16))
     home = store / number

@@ -270,11 +270,7 @@ COLUMNS = (
 
 
 def write_csv(rows: Mapping[int, Sequence[TrialRow]], path: Path) -> None:
-    """Write the table; a device that is not evaluated has no row.
-
-    Args:
-        rows: Runs by seed.
-    """
+    """Write the table of the runs by seed; a device that is not evaluated has no row."""
     with path.open("w", encoding="utf-8", newline="") as out:
         table = csv.writer(out, lineterminator="\n")
         table.writerow(COLUMNS)

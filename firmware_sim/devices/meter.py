@@ -53,11 +53,7 @@ class Meter:
     _power: NDArray[np.float64] = field(default_factory=lambda: np.zeros(MINUTES))
 
     def registers(self, time: float) -> NDArray[np.float64]:
-        """Return Wh of low and normal tariff in, then out, at a moment, shape ``(4,)``.
-
-        Args:
-            time: Unix seconds, not before ``start``, never on an earlier day than the last call.
-        """
+        """Return Wh of low and normal tariff in, then out, at a Unix time in order of days, shape ``(4,)``."""
         day = int(time // DAY)
         while self._today < day:
             self._turn_over(self._today + 1 if self._today >= 0 else self.start // DAY)

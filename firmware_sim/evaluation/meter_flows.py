@@ -17,11 +17,7 @@ def _counted(names: Sequence[str]) -> list[str]:
 
 
 def one_reading_a_meter(numbers: Any, notes: list[str]) -> Any:  # noqa: ANN401
-    """Return a table with one column for each meter: its import, the sum of its tariffs.
-
-    Args:
-        notes: What was joined and left out is added.
-    """
+    """Return a column for each meter, the sum of its imports' tariffs; note what is joined and left out."""
     meters: dict[str, list[str]] = {}
     for name in numbers:
         if flow(name) is not None:

@@ -104,11 +104,7 @@ class NetworkFleet:
             self._windows[name] = Drawable(frame, early)
 
     def train(self, shared: Sequence[str], rates: Sequence[float]) -> Iterator[dict[str, Vector]]:
-        """Train for a round at each rate; yield every device's whole vector after it.
-
-        Args:
-            shared: Prefixes of the shared layers; without any, every device trains alone.
-        """
+        """Train a round at each rate, alone without shared layers; yield every device's whole vector after it."""
         manifest = self.bundle.manifest
         spec = manifest.spec(tuple(shared))
         settings = LocalSgd.of(manifest.training)

@@ -51,11 +51,7 @@ class TableForm:
 
     @classmethod
     def of(cls, path: Path, decimal: str = "") -> TableForm:
-        """Detect the form of a file.
-
-        Args:
-            decimal: Decimal mark; detected if empty.
-        """
+        """Detect the form of a file, its decimal mark only if none is given."""
         if path.suffix == ".parquet":
             return cls(path)
         if reason := refused(path):

@@ -29,11 +29,7 @@ class RecordParts:
 
     @classmethod
     def of(cls, record: DeviceRecord, day: int, test_days: int | None = None) -> RecordParts:
-        """Return the parts of a record.
-
-        Args:
-            test_days: Days at the end that are judged; a quarter, at most 56, if left out.
-        """
+        """Return the parts of a record; a quarter of it, at most 56 days, is judged unless ``test_days`` says."""
         length = len(record.values)
         share = int(min(TEST_SHARE * length, TEST_DAYS * day))
         test = length - min(share if test_days is None else test_days * day, length // 2)

@@ -54,11 +54,7 @@ class LinkRecord:
             self._outgoing.left(topic, bytes.fromhex(payload), 0.0)
 
     def record_publish(self, topic: str, payload: bytes, at: float) -> None:
-        """Record a message before it is published, if it is a release or a part of one.
-
-        Args:
-            at: Unix seconds.
-        """
+        """Record a message before it is published at a Unix second, if it is a release or a part of one."""
         where = topics.parse(topic)
         if where is not None and where.kind in _PARTS:
             text = json.dumps([topic, payload.hex()]) + "\n"

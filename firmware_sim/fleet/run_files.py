@@ -38,11 +38,7 @@ class Device:
     sample: DeviceReadings
 
     def configured(self, like: Config) -> Config:
-        """Return a device's configuration, derived from that of another device of the fleet.
-
-        Args:
-            like: Configuration of a device with the same readings, which has another id, state and key.
-        """
+        """Return a device's configuration, derived from that of another device with the same readings."""
         state = self.config.with_suffix("").absolute()
         key = self.config.with_suffix(".key").absolute()
         return replace(like, id=self.id, state=state, keys=replace(like.keys, device=key))

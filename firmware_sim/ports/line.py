@@ -28,11 +28,7 @@ class Line(Protocol):
         """Return the address for a ``[[source]]``."""
 
     def send(self, data: bytes, *, waits: bool) -> bool:
-        """Write; without a reader either wait for one, or drop the bytes as a meter does.
-
-        Returns:
-            True if all bytes were written.
-        """
+        """Write; without a reader wait for one, or drop the bytes as a meter does, and return False."""
 
     def drain(self, patience: float) -> None:
         """Wait until the written bytes have been read, at most ``patience`` seconds."""

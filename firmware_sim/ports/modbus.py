@@ -66,11 +66,7 @@ def answer(body: bytes, held: Mapping[str, Mapping[int, int]]) -> bytes:
 
 
 class Registers:
-    """A Modbus TCP server on a port of this machine.
-
-    Args:
-        port: Port to listen on; 0 takes a free one.
-    """
+    """A Modbus TCP server on a port of this machine; port 0 takes a free one."""
 
     def __init__(self, host: str, port: int, display: Callable[[], MeterDisplay]) -> None:
         current_display = display

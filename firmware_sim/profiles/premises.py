@@ -81,11 +81,7 @@ class Premises:
     heat_pump: bool = False
 
     def load(self, day: int) -> NDArray[np.float64]:
-        """Return kW drawn in each minute of a UTC day, generation not subtracted.
-
-        Args:
-            day: Days since 1970.
-        """
+        """Return kW drawn in each minute of a UTC day (since 1970), generation not subtracted."""
         shape: Callable[[int], NDArray[np.float64]]
         shape = self._home if self.kind == "home" else self._business
         return shape(day) + self._heat(day)

@@ -41,11 +41,7 @@ class Weather:
     region: str  # homes of one region share their weather
 
     def temperature(self, day: int) -> NDArray[np.float64]:
-        """Return outdoor temperature in °C, hour by hour in UTC, shape ``(24,)``.
-
-        Args:
-            day: Days since 1970.
-        """
+        """Return °C outdoors for each hour of a UTC day (since 1970), shape ``(24,)``."""
         season = 10.0 - 8.0 * math.cos(2 * math.pi * (day - 15) / 365.25)
         hours = np.arange(HOURS)
         sun = 3.5 * np.cos(2 * np.pi * (hours - 14) / HOURS)

@@ -171,11 +171,7 @@ def errors(
     samples: SampleSet,
     chosen: Scenario,
 ) -> Errors:
-    """Give devices their later readings, and score their forecasts of them.
-
-    Args:
-        fleet: Fleet after its run: the later readings must not be trained on.
-    """
+    """Give the devices of a fleet, after its run, their later readings, and score their forecasts of them."""
     later = replace(
         chosen, start=chosen.until, until=chosen.evaluation[1], evaluation=chosen.evaluation
     )

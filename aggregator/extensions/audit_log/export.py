@@ -108,11 +108,7 @@ class Verification:
         self._seen.update({one.number: digest for one in self.heads if one.number == number})
 
     def close(self, stated: int | None = None) -> list[Fault]:
-        """Compare the end of the log with the heads; return all faults.
-
-        Args:
-            stated: Number of records that the export states; None without one.
-        """
+        """Compare the end of the log with the heads and the stated number of records; return all faults."""
         last = self.head.number
         most = max((one.number for one in self.heads), default=0)
         if stated is not None and stated < last:

@@ -44,11 +44,7 @@ class Use:
 
 
 class Recorder(TorchFunctionMode):
-    """Mode that records the uses of each parameter, and refuses operators without a rule.
-
-    Args:
-        weights: The parameters by name, exactly the tensors that the module is called with.
-    """
+    """Mode that records the uses of each parameter of a called module, and refuses operators without a rule."""
 
     def __init__(self, weights: Mapping[str, Tensor]) -> None:
         super().__init__()

@@ -178,11 +178,7 @@ def revoke(
     *,
     who: str = "",
 ) -> list[IssuedCertificate]:
-    """Revoke all valid certificates of a name, and write the list.
-
-    Returns:
-        The revoked certificates.
-    """
+    """Revoke all valid certificates of a name, write the list, and return them."""
     with locked(folder), opened_authority(folder, passphrase) as (authority, record):
         found = [one for one in record.certificates(name) if one.is_valid(now)]
         member = record.member(name)

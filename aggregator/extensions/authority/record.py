@@ -271,11 +271,7 @@ class Record:
         return dict(self._db.execute("SELECT reason, count FROM refusals ORDER BY reason"))
 
     def count_refusals(self, counts: Mapping[str, int], at: str, about: str) -> None:
-        """Add to the number of refusals.
-
-        Args:
-            about: Name or serial of the last one.
-        """
+        """Add to the number of refusals; ``about`` is the name or serial of the last one."""
         self._db.executemany(
             "INSERT INTO refusals VALUES (?, ?, ?, ?) ON CONFLICT (reason) DO UPDATE SET"
             " count = refusals.count + excluded.count, last = excluded.last, about = excluded.about",

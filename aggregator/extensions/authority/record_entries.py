@@ -25,11 +25,7 @@ class IssuedCertificate:
 
 
 def newest(certificates: Iterable[IssuedCertificate]) -> dict[str, IssuedCertificate]:
-    """Return the newest certificate of each name that is not revoked.
-
-    Args:
-        certificates: Certificates, oldest first.
-    """
+    """Return the newest certificate of each name that is not revoked, of some that are oldest first."""
     return {one.name: one for one in certificates if not one.revoked}
 
 

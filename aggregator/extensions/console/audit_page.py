@@ -14,11 +14,7 @@ READ = 5000  # newest records that are searched
 
 
 def audit_page(config: AggregatorConfig, query: Mapping[str, str]) -> dict[str, Any]:
-    """Return the newest records, all or those of one subject, actor or act.
-
-    Args:
-        query: ``subject``, ``actor`` and ``act``, each of which may be missing.
-    """
+    """Return the newest records, all or those of the query's ``subject``, ``actor`` or ``act``."""
     wanted = {name: query[name] for name in ("subject", "actor", "act") if query.get(name)}
     with open_store(config.database, read_only=True) as store:
         last = store.audit_log.last()

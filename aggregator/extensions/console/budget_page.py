@@ -25,11 +25,7 @@ RoundTimes = Mapping[tuple[int, int], int]
 def budget_values(
     store: StoreOverview, config: AggregatorConfig, runs: Sequence[int], page: int, per_page: int
 ) -> dict[str, Any]:
-    """Return one page of devices with their spent releases, and the distribution over all.
-
-    Args:
-        page: Number of the page, from 1.
-    """
+    """Return one page, from 1, of devices with their spent releases, and the distribution over all."""
     limit, now = config.admission.max_updates, SystemClock().wall()
     count, times = store.count(DeviceFilter()), round_times(store, runs)
     found = store.devices(DeviceFilter(), per_page, (page - 1) * per_page, by_spent=True)

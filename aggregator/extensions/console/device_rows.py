@@ -78,11 +78,7 @@ def run_of(
     runs: Sequence[RunLine],
     declined: Mapping[str, str],
 ) -> tuple[RunLine | None, str]:
-    """Return the run that a device takes part in, and why it takes part in none.
-
-    Args:
-        runs: Runs of the configuration that have begun.
-    """
+    """Return which of the begun runs a device takes part in, and why it takes part in none."""
     begun = {run.name: run for run in runs}
     own, reasons = dict(device.labels), []
     for section in config.runs:

@@ -257,11 +257,7 @@ def _contact_reasons(facts: ParticipationFacts) -> list[str]:
 def run_lines(
     config: AggregatorConfig, store: StoreOverview, document: Mapping[str, Any]
 ) -> list[RunLine]:
-    """Return the runs of the configuration that have begun.
-
-    Args:
-        document: Status of the running daemon; empty if it does not answer.
-    """
+    """Return the configured runs that have begun, with the daemon's status if it answers."""
     live = {one.get("run"): one for one in document.get("runs") or [document.get("run", {})]}
     found = []
     for view in config.views():

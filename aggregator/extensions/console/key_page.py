@@ -41,11 +41,7 @@ class SignedByRoot:
 
 
 def key_values(config: AggregatorConfig, document: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the keys in use, the root's announcements, and the files that expire.
-
-    Args:
-        document: Status of the running daemon; empty if it does not answer.
-    """
+    """Return the keys in use, the root's announcements, and the files that expire, by the daemon's status."""
     now = SystemClock().wall()
     try:
         root = read_root(config.root_public).name

@@ -69,11 +69,7 @@ class StoreOverview:
     def devices(
         self, wanted: DeviceFilter, limit: int, offset: int = 0, *, by_spent: bool = False
     ) -> list[DeviceSummary]:
-        """Return selected devices, by id or by releases, largest first.
-
-        Args:
-            offset: Number of devices to leave out at the beginning.
-        """
+        """Return selected devices from ``offset`` on, by id or by releases, largest first."""
         where, values = self._where(wanted)
         order = "spent DESC, id" if by_spent else "id"
         rows = self._db.execute(

@@ -158,11 +158,7 @@ NEWEST = 20  # records of the audit log that the sheet shows
 def data_sheet(
     config: AggregatorConfig, bound: Sequence[BoundRun], store: Store, now: int
 ) -> dict[str, Any]:
-    """Return the sheet as plain JSON values.
-
-    Args:
-        now: Present time, Unix milliseconds.
-    """
+    """Return the sheet as plain JSON values; ``now`` is in Unix milliseconds."""
     return {
         "fleet": config.fleet,
         "made": _moment(now),

@@ -46,11 +46,7 @@ class EncryptionKeyError(Failure):
 
 
 class EncryptionKeys:
-    """The keys of a folder, read when a key id is unknown.
-
-    Args:
-        folder: Folder of the key files; made with the first key.
-    """
+    """The keys of a folder, which is made with the first one; read when a key id is unknown."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

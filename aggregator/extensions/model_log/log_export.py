@@ -66,11 +66,7 @@ class VerifiedLog:
 
 
 def export_lines(store: Store, fleet: str, run: int, signer: Signer) -> Iterator[str]:
-    """Return the lines of the export of a run's log, without line ends.
-
-    Args:
-        signer: The aggregator's online key, which signs the checkpoint.
-    """
+    """Return the lines of the export of a run's log, without line ends; the signer signs the checkpoint."""
     from aggregator.extensions.model_log.model_log import ModelLeaves  # noqa: PLC0415 - as above
 
     log = store.table(ModelLeaves)

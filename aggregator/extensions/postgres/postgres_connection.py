@@ -68,11 +68,7 @@ _KINDS: tuple[tuple[type[psycopg.Error], type[sqlite3.Error]], ...] = (
 
 
 def connect(place: DatabaseUrl, name: str, *, read_only: bool = False) -> psycopg.Connection:
-    """Open a connection without implicit transactions.
-
-    Args:
-        name: Its ``application_name``, by which another process finds it.
-    """
+    """Open a connection without implicit transactions; ``name`` is its ``application_name``."""
     options = f"{SERVER_OPTIONS} -c default_transaction_read_only={'on' if read_only else 'off'}"
     own = psycopg.conninfo.conninfo_to_dict(place.url).get("options", "")
     return psycopg.connect(

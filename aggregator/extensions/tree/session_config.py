@@ -108,10 +108,6 @@ def _claim(parent: ParentSection, key: SigningKey) -> bytes:
 
 
 def broker_options(config: AggregatorConfig, parent: ParentSection, **links: Any) -> Any:  # noqa: ANN401 - ``edge_sdk.link.broker_options.Broker``
-    """Return the options of the link to the parent's broker.
-
-    Args:
-        links: Last will and times at which certificates are judged, as ``Broker`` has them.
-    """
+    """Return the options of the link to the parent's broker; ``links`` are further ones, as ``Broker`` has them."""
     client = client_id_of(parent.fleet, parent.id, parent.broker.cert_file)
     return link_options(parent.broker, client, f"{config.file.name}: parent.broker", **links)

@@ -288,11 +288,7 @@ class AccessRulesMonitor:
     _is_reload_due: bool = False
 
     def follow(self, config: AggregatorConfig, registry: Registry, now: float) -> None:
-        """Compare the file after a change of it, of the configuration or of a device.
-
-        Args:
-            now: Seconds of the monotonic clock.
-        """
+        """Compare the file after a change of it, of the configuration or of a device; ``now`` is monotonic, s."""
         path = config.section("ca").access_file
         if path is None:
             self.problem = ""

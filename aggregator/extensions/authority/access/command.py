@@ -279,11 +279,7 @@ def write_access_rules(args: Namespace) -> CommandResult:
 
 
 def _write_rules(path: Path, fleet: str, rules: str, *, is_shared: bool) -> list[str]:
-    """Replace a fleet's rules in a file at once, for Mosquitto may read it at any time.
-
-    Returns:
-        Users who had rules in the file, and have none in the new one.
-    """
+    """Replace a fleet's rules in a file at once; return the users who have none in it any more."""
     from aggregator.extensions.authority.access.access_rules import written_anew  # noqa: PLC0415 - as above
 
     with locked_access_file(path):

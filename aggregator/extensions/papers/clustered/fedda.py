@@ -173,11 +173,7 @@ def recorded(state: Averaged, update: Update) -> Mapping[str, Any]:
 
 
 def warming(*, keeps_start: bool) -> Rule:
-    """Return the rule of the first rounds: the mean.
-
-    Args:
-        keeps_start: Remember the distance from the start of the run, the quasi-global model.
-    """
+    """Return the rule of the first rounds: the mean, which may remember the distance from the run's start."""
 
     def decide(rows: Rows, shares: NDArray[np.float64], memory: Memory = NOTHING, /) -> RuleVerdict:
         if not len(rows):
