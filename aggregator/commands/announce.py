@@ -40,16 +40,10 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--fresh", action="store_true", help="begin another run from the bundle's initial model"
     )
-    parser.add_argument(
-        "--new-encryption-key",
-        action="store_true",
-        help="make another key to which devices encrypt, and delete all but the two before",
-    )
-    parser.add_argument(
-        "--bundle-key",
-        metavar="FILE",
-        help="sign the bundle by a key of keys.bundle, without the root; the list of keys stays",
-    )
+    words = "make another key to which devices encrypt, and delete all but the two before"
+    parser.add_argument("--new-encryption-key", action="store_true", help=words)
+    words = "sign the bundle by a key of keys.bundle, without the root; the list of keys stays"
+    parser.add_argument("--bundle-key", metavar="FILE", help=words)
     add_why(parser)
 
 

@@ -35,18 +35,10 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--succession", metavar="HEX", default="", help=text)
     text = "many devices: columns id, public, proof, labels, succession"
     parser.add_argument("--from-file", metavar="CSV", help=text)
-    parser.add_argument(
-        "--label",
-        metavar="NAME=VALUE,…",
-        default="",
-        help="its labels, by which runs choose their cohorts",
-    )
-    parser.add_argument(
-        "--spent",
-        type=int,
-        metavar="N",
-        help="count of releases at the start of the ledger (with a new key: the previous count)",
-    )
+    words = "its labels, by which runs choose their cohorts"
+    parser.add_argument("--label", metavar="NAME=VALUE,…", default="", help=words)
+    words = "count of releases at the start of the ledger (with a new key: the previous count)"
+    parser.add_argument("--spent", type=int, metavar="N", help=words)
     add_config_option(parser)
     add_why(parser)
 

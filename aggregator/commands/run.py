@@ -24,11 +24,8 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--exit-when-done", action="store_true", help="exit with 0 after round run.rounds"
     )
-    parser.add_argument(
-        "--log",
-        choices=("debug", "info", "warning", "error"),
-        help="log level; overrides log.level of the file",
-    )
+    words = "log level; overrides log.level of the file"
+    parser.add_argument("--log", choices=("debug", "info", "warning", "error"), help=words)
 
 
 def run(args: Namespace) -> CommandResult:

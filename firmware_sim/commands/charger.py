@@ -30,23 +30,16 @@ from firmware_sim.fleet.processes import stoppable
 def add_arguments(parser: ArgumentParser) -> None:
     """Add the arguments of this subcommand."""
     add = parser.add_argument
-    add(
-        "url",
-        metavar="URL",
-        help="ws://host:port/NAME: address of a back office, or of gridfed-edge tap",
-    )
+    words = "ws://host:port/NAME: address of a back office, or of gridfed-edge tap"
+    add("url", metavar="URL", help=words)
     add("--ocpp", default="1.6", choices=("1.6", "2.0.1"), help="version of OCPP (1.6)")
     add("--sockets", type=int, default=1, metavar="N", help="number of sockets (1)")
     sites = ("home", "workplace", "public", "depot")
     add("--site", default="home", choices=sites, help="kind of site (home)")
     words = "shipped readings to replay: chargers, chargers/NAME (default: generated)"
     add("--like", default="", metavar="SET/DEVICE", help=words)
-    add(
-        "--password-file",
-        type=Path,
-        metavar="FILE",
-        help="file with the password of basic authentication",
-    )
+    words = "file with the password of basic authentication"
+    add("--password-file", type=Path, metavar="FILE", help=words)
     words = "duplicate, gap, flap, lost_clock: shares; drift: ppm; reboots, brownouts: a day"
     add_device_options(parser, "60s", "24h", words)
 

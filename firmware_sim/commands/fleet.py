@@ -64,18 +64,10 @@ def add_arguments(parser: ArgumentParser) -> None:
     add("--workers", type=int, metavar="N", help=words)
     add("--broker", default="", metavar="URL", help="URL of a running broker; default: start one")
     add_broker_kind(parser, "--kind")
-    add(
-        "--aggregator",
-        type=Path,
-        metavar="CONFIG",
-        help="configuration of a running aggregator to join",
-    )
-    add(
-        "--out",
-        type=Path,
-        metavar="FOLDER",
-        help="folder to keep every file in (default: in memory, then deleted)",
-    )
+    words = "configuration of a running aggregator to join"
+    add("--aggregator", type=Path, metavar="CONFIG", help=words)
+    words = "folder to keep every file in (default: in memory, then deleted)"
+    add("--out", type=Path, metavar="FOLDER", help=words)
 
 
 def run(args: Namespace) -> CommandResult:

@@ -31,12 +31,8 @@ def add_arguments(parser: ArgumentParser) -> None:
     """Add the arguments of this subcommand."""
     add = parser.add_argument
     add("--p1", default="pty", metavar="LINE", help="pty, pty:LINK or tcp://host:port; '' for none")
-    add(
-        "--modbus",
-        default="",
-        metavar="URL",
-        help="address that serves registers: tcp://127.0.0.1:0",
-    )
+    words = "address that serves registers: tcp://127.0.0.1:0"
+    add("--modbus", default="", metavar="URL", help=words)
     words = "shipped readings to replay: homes, homes/NAME (default: generated)"
     add("--like", default="", metavar="SET/DEVICE", help=words)
     add("--business", action="store_true", help="a business instead of a household")

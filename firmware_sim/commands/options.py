@@ -116,25 +116,15 @@ def arguments(parser: ArgumentParser) -> None:
     add("--byzantine", type=float, metavar="SHARE", help="share of Byzantine devices (0.2)")
     add("--attack-option", action="append", default=[], metavar="K=V", help="option of an attack")
     add("--start-round", type=int, metavar="N", help="first round of the attack (1)")
-    add(
-        "--malicious",
-        choices=("first", "seeded"),
-        help="Byzantine devices: first ids, or drawn (first)",
-    )
+    words = "Byzantine devices: first ids, or drawn (first)"
+    add("--malicious", choices=("first", "seeded"), help=words)
     add("--colluding", action="store_true", help="all Byzantine devices of a round send one vector")
     add("--patience", metavar="TIME", help="longest wait for the honest updates of a round (5s)")
-    add(
-        "--rule",
-        metavar="NAMES",
-        help="rules, with commas; + adds a pre-aggregation: nnm+krum (mean)",
-    )
+    words = "rules, with commas; + adds a pre-aggregation: nnm+krum (mean)"
+    add("--rule", metavar="NAMES", help=words)
     add("--rule-option", action="append", default=[], metavar="K=V", help="option of a rule")
-    add(
-        "--f",
-        type=int,
-        metavar="N",
-        help="Byzantine devices that the rule tolerates (their number)",
-    )
+    words = "Byzantine devices that the rule tolerates (their number)"
+    add("--f", type=int, metavar="N", help=words)
 
 
 def add_broker_kind(parser: ArgumentParser, option: str) -> None:
@@ -151,20 +141,12 @@ DAY = 86_400
 def add_device_options(parser: ArgumentParser, every: str, length: str, faults: str) -> None:
     """Add the options of every simulated device."""
     add = parser.add_argument
-    add(
-        "--start",
-        default="",
-        metavar="TIME",
-        help="first time of its clock, ISO; UTC without offset (now)",
-    )
+    words = "first time of its clock, ISO; UTC without offset (now)"
+    add("--start", default="", metavar="TIME", help=words)
     add("--for", dest="length", default=length, metavar="TIME", help=f"simulated time ({length})")
     add("--every", default=every, metavar="TIME", help=f"interval of messages ({every})")
-    add(
-        "--speed",
-        type=float,
-        default=1.0,
-        help="speed relative to real time; 0: as fast as read (1)",
-    )
+    words = "speed relative to real time; 0: as fast as read (1)"
+    add("--speed", type=float, default=1.0, help=words)
     add("--seed", type=int, default=0, help="seed; another one is another device (0)")
     add("--region", default="north", help="region; its devices share their weather (north)")
     add("--zone", default="Europe/Amsterdam", help="time zone (Europe/Amsterdam)")

@@ -127,23 +127,14 @@ def add_run_options(parser: ArgumentParser) -> None:
     add("--quorum", type=int, metavar="N", help=words)
     words = "setting of every method, or of one: fedprox.prox=0.1"
     add("--setting", action="append", default=[], metavar="K=V", help=words)
-    add(
-        "--shared",
-        type=_layers,
-        metavar="LAYERS",
-        help="prefixes of the shared layers with commas; all; none",
-    )
+    words = "prefixes of the shared layers with commas; all; none"
+    add("--shared", type=_layers, metavar="LAYERS", help=words)
     add("--steps", type=int, help="local steps per round (the bundle's)")
     add("--rate", type=float, help="learning rate (the bundle's)")
     add("--bundle", help="a shipped name, or a path (one that suits the set)")
     add("--days", type=int, default=28, help="history of a device, from its first reading (28)")
-    add(
-        "--evaluation-days",
-        type=int,
-        default=7,
-        metavar="N",
-        help="days after them to evaluate on (7)",
-    )
+    words = "days after them to evaluate on (7)"
+    add("--evaluation-days", type=int, default=7, metavar="N", help=words)
     add("--seed", type=int, default=0, help="seed of the simulator's random draws (0)")
     words = (
         "repeat every run with each of these seeds: minibatches, the aggregator's draws, attacks"

@@ -31,24 +31,16 @@ def add_arguments(parser: ArgumentParser) -> None:
     """Add the arguments of this subcommand."""
     add = parser.add_argument
     add("folder", type=Path, help="folder to write files into")
-    add(
-        "--standard",
-        choices=("32.435", "28.532"),
-        default="32.435",
-        help="standard of the files (32.435)",
-    )
+    words = "standard of the files (32.435)"
+    add("--standard", choices=("32.435", "28.532"), default="32.435", help=words)
     add("--plain", action="store_true", help="write the files uncompressed")
     add("--cells", type=int, default=3, help="number of cells (3)")
     places = ("residential", "business", "transport")
     add("--place", choices=places, default="residential", help="surroundings (residential)")
     words = "shipped readings that shape the load: cells, cells/NAME (default: generated)"
     add("--like", default="", metavar="SET/DEVICE", help=words)
-    add(
-        "--busy",
-        type=float,
-        default=0.7,
-        help="share of the capacity used in the busiest hour (0.7)",
-    )
+    words = "share of the capacity used in the busiest hour (0.7)"
+    add("--busy", type=float, default=0.7, help=words)
     words = "late, twice, broken, lost, suspect, missing, slow: shares of the files"
     add_device_options(parser, "15m", "24h", words)
 

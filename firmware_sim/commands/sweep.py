@@ -30,13 +30,8 @@ def add_arguments(parser: ArgumentParser) -> None:
     """Add the arguments of this subcommand."""
     parser.add_argument("folder", type=Path, help="folder of records, tables and report")
     add_run_options(parser)
-    parser.add_argument(
-        "--ray",
-        nargs="?",
-        const=LOCAL,
-        metavar="ADDRESS",
-        help="distribute the runs with Ray: on this machine, or on the cluster at the address",
-    )
+    words = "distribute the runs with Ray: on this machine, or on the cluster at the address"
+    parser.add_argument("--ray", nargs="?", const=LOCAL, metavar="ADDRESS", help=words)
     parser.add_argument(
         "--processors", type=int, help="processors that --ray uses on this machine (all)"
     )

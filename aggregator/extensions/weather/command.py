@@ -43,13 +43,8 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "file", nargs="*", type=Path, help="publish: CSV files, or JSON files with the ending .json"
     )
-    parser.add_argument(
-        "--region",
-        nargs="+",
-        default=[""],
-        metavar=("NAME", "FILE"),
-        help="region, as devices name it; files may follow it",
-    )
+    words = "region, as devices name it; files may follow it"
+    parser.add_argument("--region", nargs="+", default=[""], metavar=("NAME", "FILE"), help=words)
     parser.add_argument("--url", default="", help="publish: address of a JSON document")
     parser.add_argument(
         "--value",
@@ -58,12 +53,8 @@ def add_arguments(parser: ArgumentParser) -> None:
         metavar="STREAM=PATH[ UNIT]",
         help="publish: path of a stream's values in JSON (default: as Open-Meteo)",
     )
-    parser.add_argument(
-        "--times",
-        default=OPEN_METEO_TIMES,
-        metavar="PATH",
-        help="publish: path of the times in JSON",
-    )
+    words = "publish: path of the times in JSON"
+    parser.add_argument("--times", default=OPEN_METEO_TIMES, metavar="PATH", help=words)
     parser.add_argument(
         "--time-column", default="time", metavar="NAME", help="publish: column of the times in CSV"
     )

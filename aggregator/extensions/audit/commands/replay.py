@@ -48,13 +48,8 @@ def add_arguments(parser: ArgumentParser) -> None:
         "--rule", metavar="NAME", help="another rule; nnm+krum applies nnm before krum"
     )
     parser.add_argument("--f", type=int, metavar="N", help="Byzantine updates that it tolerates")
-    parser.add_argument(
-        "--parameter",
-        action="append",
-        default=[],
-        metavar="KEY=VALUE",
-        help="a further parameter of the rule, as in the configuration; may be repeated",
-    )
+    words = "a further parameter of the rule, as in the configuration; may be repeated"
+    parser.add_argument("--parameter", action="append", default=[], metavar="KEY=VALUE", help=words)
     parser.add_argument(
         "--min-updates", type=int, metavar="N", help="updates that suffice at the deadline"
     )

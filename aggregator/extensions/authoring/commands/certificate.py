@@ -33,12 +33,8 @@ class NoCertificate(Failure):
 def add_arguments(parser: ArgumentParser) -> None:
     """Add the configuration and the largest error."""
     add_config(parser)
-    parser.add_argument(
-        "--error",
-        type=float,
-        metavar="E",
-        help="largest possible error in scaled units; required for a squared error",
-    )
+    words = "largest possible error in scaled units; required for a squared error"
+    parser.add_argument("--error", type=float, metavar="E", help=words)
 
 
 def run(args: Namespace) -> CommandResult:

@@ -54,16 +54,10 @@ def add_arguments(parser: ArgumentParser) -> None:
         metavar="METHOD",
         help="add the graphs that these methods need",
     )
-    parser.add_argument(
-        "--hidden",
-        metavar="BUNDLE",
-        help="closed form only: a network whose last hidden layer becomes features (needs onnx)",
-    )
-    parser.add_argument(
-        "--vector",
-        metavar="FILE",
-        help="of --hidden: the trained vector, float32 like initial.f32 (the bundle's initial.f32)",
-    )
+    words = "closed form only: a network whose last hidden layer becomes features (needs onnx)"
+    parser.add_argument("--hidden", metavar="BUNDLE", help=words)
+    words = "of --hidden: the trained vector, float32 like initial.f32 (the bundle's initial.f32)"
+    parser.add_argument("--vector", metavar="FILE", help=words)
     parser.add_argument(
         "--graphs", nargs="*", metavar="NAME", help="further graphs besides gradient and forecast"
     )

@@ -60,11 +60,8 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--port", type=int, default=None, help="start, config: port (1883; config with TLS: 8883)"
     )
-    parser.add_argument(
-        "--address",
-        default="",
-        help="config: address of the listener (0.0.0.0 with TLS and --fleet, else 127.0.0.1)",
-    )
+    words = "config: address of the listener (0.0.0.0 with TLS and --fleet, else 127.0.0.1)"
+    parser.add_argument("--address", default="", help=words)
     parser.add_argument("--folder", default="broker", help="folder of its files (broker)")
     parser.add_argument("--fleet", default="", help="config: also write this fleet's access rules")
     parser.add_argument(
@@ -76,23 +73,12 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--cert", default="", help="config: certificate of the broker (PEM)")
     parser.add_argument("--key", default="", help="config: private key of the broker (PEM)")
     parser.add_argument("--crl", default="", help="config: revoked certificates of devices (PEM)")
-    parser.add_argument(
-        "--worker",
-        action="append",
-        default=[],
-        metavar="NAME",
-        help="config, access: name in the certificate of an admission worker; may be repeated",
-    )
-    parser.add_argument(
-        "--shared",
-        action="store_true",
-        help="config, access: several fleets share the broker; certificates name FLEET.DEVICE",
-    )
-    parser.add_argument(
-        "--patterns",
-        action="store_true",
-        help="config, access: rules for every certificate of the authority, not by device",
-    )
+    words = "config, access: name in the certificate of an admission worker; may be repeated"
+    parser.add_argument("--worker", action="append", default=[], metavar="NAME", help=words)
+    words = "config, access: several fleets share the broker; certificates name FLEET.DEVICE"
+    parser.add_argument("--shared", action="store_true", help=words)
+    words = "config, access: rules for every certificate of the authority, not by device"
+    parser.add_argument("--patterns", action="store_true", help=words)
     add_config_option(parser)
 
 
