@@ -12,29 +12,13 @@ from typing import Annotated, ClassVar, Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from aggregator.extensions.papers.graph.model import GraphModel
 from aggregator.extensions.papers.split.activation_clipping import MEDIANS
 from edge_sdk.app.schema import Between
 from edge_sdk.protocol.contract.method import Array, Signal
 from edge_sdk.shared_math.optim import State
 
 Ids = NDArray[np.int32]
-
-
-class HostedGraph(Protocol):
-    """The hosted graph model (see ``aggregator.extensions.papers.graph.GraphModel``)."""
-
-    @property
-    def capacity(self) -> int:
-        """Return the largest number of stations."""
-
-    def init(self, seed: int) -> Array:
-        """Return initial parameters."""
-
-    def forward(self, p: Array, h: Array, present: Array) -> Array:
-        """Return z for all stations' h, ``(B, N, F, L)`` both."""
-
-    def pullback(self, p: Array, h: Array, present: Array, gz: Array) -> tuple[Array, Array]:
-        """Return the gradients in h and in p."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +109,7 @@ class SplitTurns:
 class SplitBinding:
     """Settings that a run's machine is bound to."""
 
-    graph: HostedGraph  # model between the stations
+    graph: GraphModel  # model between the stations
     turns: SplitTurns  # settings of every round's turns
     steps: int  # iterations of a round; local steps, in the alternating schedule
     shape: tuple[int, int]  # F and L of activations

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from aggregator.extensions.papers.graph.nets.spatiotemporal import Surroundings, TemporalAttention
+from aggregator.extensions.papers.graph.nets.spatiotemporal import SpatioTemporalBlock, Surroundings
 from aggregator.extensions.papers.graph.stations import Matrix, within
 
 
@@ -92,28 +92,17 @@ class LocalAttention(nn.Module):
         return torch.softmax(found.masked_fill(~here, -torch.inf), 2)
 
 
-class LocalBlock(nn.Module):
-    """``Block`` with attention within the reach of the convolution."""
+class LocalBlock(SpatioTemporalBlock):
+    """``SpatioTemporalBlock`` with attention within the reach of the convolution."""
+
+    spatial: LocalAttention
 
     def __init__(
         self, pattern: Pattern, features: int, steps: int, *, order: int, swapped: bool = False
     ) -> None:
-        super().__init__()
-        self.swapped = swapped
-        self.spatial = LocalAttention(pattern, features, steps)
-        self.temporal = TemporalAttention(len(pattern.near), features, steps)
-        self.theta = nn.ParameterList(torch.empty(features, features) for _ in range(order))
-        self.conv = nn.Conv1d(features, features, 3, padding=1)
-
-    def forward(self, h: Tensor, around: Surroundings) -> Tensor:
-        """Map ``(B, N, F, L)`` to the same shape; zero where absent before, zero after."""
-        weighted = h @ self.temporal(h)[:, None]
-        looked_at, read = (weighted, h) if self.swapped else (h, weighted)
-        weights = self.spatial(looked_at, around.there)
-        spread = torch.relu(self.spread(read, weights, around.terms))
-        out = torch.relu(self.conv(spread.flatten(0, 1)))
-        found: Tensor = out.view(h.shape) * around.there[:, None, None]
-        return found
+        spatial = LocalAttention(pattern, features, steps)
+        count = len(pattern.near)
+        super().__init__(count, features, steps, order=order, swapped=swapped, spatial=spatial)
 
     def spread(self, h: Tensor, weights: Tensor, terms: Tensor) -> Tensor:
         """Return ``sum_k (T_k * S) h Theta_k`` over the pattern."""

@@ -88,10 +88,11 @@ class SpatioTemporalBlock(nn.Module):
         order: int,
         residual_ln: bool = False,
         swapped: bool = False,
+        spatial: nn.Module | None = None,
     ) -> None:
         super().__init__()
         self.swapped = swapped
-        self.spatial = SpatialAttention(stations, features, steps)
+        self.spatial = spatial or SpatialAttention(stations, features, steps)
         self.temporal = TemporalAttention(stations, features, steps)
         self.theta = nn.ParameterList(torch.empty(features, features) for _ in range(order))
         self.conv = nn.Conv1d(features, features, 3, padding=1)
