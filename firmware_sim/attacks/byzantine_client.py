@@ -103,8 +103,46 @@ class _Held:
     options: dict[str, Any] = field(compare=False)
 
 
-class TamperingLink:
-    """A link that tampers with uploads. Other messages pass unchanged."""
+class WrappedLink:
+    """A link around another one. All calls pass unchanged."""
+
+    def __init__(self, link: Transport) -> None:
+        self._link = link
+
+    @property
+    def is_up(self) -> bool:
+        return self._link.is_up
+
+    def open(self) -> None:
+        self._link.open()
+
+    def poll(self, timeout: float) -> Sequence[Happening]:
+        return self._link.poll(timeout)
+
+    def subscribe(self, *filters: str) -> None:
+        self._link.subscribe(*filters)
+
+    def unsubscribe(self, *filters: str) -> None:
+        self._link.unsubscribe(*filters)
+
+    def publish(self, topic: str, payload: bytes, **options: Any) -> bool:  # noqa: ANN401 - as the link's
+        return self._link.publish(topic, payload, **options)
+
+    def room(self) -> int:
+        return self._link.room()
+
+    def renew_session(self, why: str) -> None:
+        self._link.renew_session(why)
+
+    def acknowledge(self, message: Message) -> None:
+        self._link.acknowledge(message)
+
+    def close(self) -> None:
+        self._link.close()
+
+
+class TamperingLink(WrappedLink):
+    """A link that tampers with uploads. Other messages pass unchanged. Delayed ones are lost at its end."""
 
     def __init__(
         self,
@@ -120,16 +158,10 @@ class TamperingLink:
             clock: Monotonic seconds.
             rng: Generator of the attack's draws.
         """
-        self._link, self._bound, self._clock, self._rng = link, bound, clock, rng
+        super().__init__(link)
+        self._bound, self._clock, self._rng = bound, clock, rng
         self._held: list[_Held] = []
         self._count = 0
-
-    @property
-    def is_up(self) -> bool:
-        return self._link.is_up
-
-    def open(self) -> None:
-        self._link.open()
 
     def poll(self, timeout: float) -> Sequence[Happening]:
         """Send delayed messages that are due, then serve the link."""
@@ -141,12 +173,6 @@ class TamperingLink:
                 break
             heapq.heappop(self._held)
         return self._link.poll(min(timeout, 0.05) if self._held else timeout)
-
-    def subscribe(self, *filters: str) -> None:
-        self._link.subscribe(*filters)
-
-    def unsubscribe(self, *filters: str) -> None:
-        self._link.unsubscribe(*filters)
 
     def publish(self, topic: str, payload: bytes, **options: Any) -> bool:  # noqa: ANN401 - as the link's
         """Tamper with an upload, or publish any other message unchanged."""
@@ -160,17 +186,3 @@ class TamperingLink:
             held = _Held(self._clock() + wait, self._count, topic, changed_payload, options)
             heapq.heappush(self._held, held)
         return True
-
-    def room(self) -> int:
-        return self._link.room()
-
-    def renew_session(self, why: str) -> None:
-        """Connect again with a new session."""
-        self._link.renew_session(why)
-
-    def acknowledge(self, message: Message) -> None:
-        self._link.acknowledge(message)
-
-    def close(self) -> None:
-        """Close the link; delayed messages are lost."""
-        self._link.close()

@@ -23,6 +23,7 @@ from edge_sdk.extensions.audit.link_trace import Line, PublishedBodies, Sent, ca
 from edge_sdk.link.transport import Happening, Message, Transport
 from edge_sdk.protocol import topics
 from edge_sdk.protocol.envelope import KeyOf
+from firmware_sim.attacks.byzantine_client import WrappedLink
 
 
 class LinkRecord:
@@ -76,21 +77,15 @@ class LinkRecord:
 _PARTS = frozenset({"offer", "chunk"})
 
 
-class RecordedLink:
+class RecordedLink(WrappedLink):
     """A link with a record. All messages pass unchanged."""
 
     def __init__(
         self, link: Transport, record: LinkRecord, *, clock: Callable[[], float] = time.time
     ) -> None:
         """Wrap a link; this wrapper should be the outermost, next to the device."""
-        self._link, self._record, self._clock = link, record, clock
-
-    @property
-    def is_up(self) -> bool:
-        return self._link.is_up
-
-    def open(self) -> None:
-        self._link.open()
+        super().__init__(link)
+        self._record, self._clock = record, clock
 
     def poll(self, timeout: float) -> Sequence[Happening]:
         """Serve the link, and record the receipts among the received messages."""
@@ -103,26 +98,10 @@ class RecordedLink:
                 self._record.note(line)
         return events
 
-    def subscribe(self, *filters: str) -> None:
-        self._link.subscribe(*filters)
-
-    def unsubscribe(self, *filters: str) -> None:
-        self._link.unsubscribe(*filters)
-
     def publish(self, topic: str, payload: bytes, **options: Any) -> bool:  # noqa: ANN401 - as the link's
         self._record.record_publish(topic, payload, self._clock())
         return self._link.publish(topic, payload, **options)
 
-    def room(self) -> int:
-        return self._link.room()
-
-    def renew_session(self, why: str) -> None:
-        """Connect again with a new session."""
-        self._link.renew_session(why)
-
-    def acknowledge(self, message: Message) -> None:
-        self._link.acknowledge(message)
-
     def close(self) -> None:
-        self._link.close()
+        super().close()
         self._record.close()
