@@ -24,6 +24,8 @@ STEPS = (300, 600, 900, 1200, 1800, 3600, 7200, 10_800, 14_400, 21_600)
 SMALLEST = 900  # s; finer readings are averaged unless a step is asked for
 LEAST_DAYS = 21  # days of history that a comparison needs
 MOST_LATE = 15.0  # s by which a reading may be early or late to be regular
+ALIKE = 0.93  # correlation above which a register counts what other readings are
+MOST_ALIKE = 12  # devices, at most, among which such readings are looked for
 LEAST_KNOWN = 0.5  # share of a device's slots that must have a reading
 
 Kind = Literal["register", "energy", "level"]
@@ -104,6 +106,7 @@ def on_grid(read: TablesRead, step: int | None = None, kind: Kind | None = None)
         place,
         f"cadence {span(cadence)}" + (f", {verb} to {span(chosen)}" if chosen > cadence else ""),
     )
+    kept = _once(kept, registers, notes)
     if not kept:
         raise TableError(
             f"no device has {LEAST_DAYS} days of readings that vary, on {LEAST_KNOWN:.0%} of its slots;"
@@ -114,6 +117,49 @@ def on_grid(read: TablesRead, step: int | None = None, kind: Kind | None = None)
         notes.append(f"readings in a slot of {span(chosen)} that has another: {shared:,}, averaged")
     notes += _of_registers(registers, len(read.devices))
     return FleetRecords(kept, chosen, read.zone, notes)
+
+
+def _once(
+    kept: Sequence[DeviceRecord], registers: Mapping[str, list[str]], notes: list[str]
+) -> list[DeviceRecord]:
+    """Leave out a register beside the readings that it is the sum of, and one of a day beside a lasting one."""
+    if len(kept) > MOST_ALIKE:
+        return list(kept)
+    rank = {
+        one.device: 1 + any("restarts" in clause for clause in registers[one.device])
+        if one.device in registers
+        else 0
+        for one in kept
+    }
+    found: list[DeviceRecord] = []
+    for record in sorted(kept, key=lambda one: rank[one.device]):
+        lower = [one for one in found if rank[one.device] < rank[record.device]]
+        other = next((one.device for one in lower if _is_same(one, record)), None)
+        if other is None:
+            found.append(record)
+        else:
+            notes.append(f"{record.device} left out: its differences are the readings of {other}")
+    return sorted(found, key=lambda record: record.device)
+
+
+def _is_same(one: DeviceRecord, other: DeviceRecord) -> bool:
+    """Return whether two records rise and fall together, in whatever units, also a row apart."""
+    if abs(one.start - other.start) > DAY:
+        return False
+    return any(
+        _correlation(one.values[a:], other.values[b:]) > ALIKE for a, b in ((0, 0), (1, 0), (0, 1))
+    )
+
+
+def _correlation(one: Floats, other: Floats) -> float:
+    length = min(len(one), len(other))
+    pair = np.stack([one[:length], other[:length]])
+    pair = pair[:, np.isfinite(pair).all(axis=0)]
+    if pair.shape[1] < LEAST_KNOWN * length:
+        return 0.0
+    apart = pair - pair.mean(axis=1, keepdims=True)
+    spread = float(np.sqrt((apart**2).sum(axis=1)).prod())
+    return float(apart[0] @ apart[1]) / spread if spread else 0.0
 
 
 def _chosen_step(cadence: int, step: int | None) -> int:

@@ -273,6 +273,19 @@ def test_a_register_read_at_irregular_times_keeps_its_energy(tmp_path):
     assert any("irregular times: its register is interpolated to every" in x for x in records.notes)
 
 
+def test_a_register_beside_its_own_readings_is_no_second_device(tmp_path):
+    total = np.cumsum(LOAD)
+    other = 40 + np.cumsum(LOAD[::-1] ** 3)
+    table = frame(a=LOAD, total=900 + total, today=TODAY.round(1), other=other)
+    table.to_csv(tmp_path / "m.csv", index=False)
+    records = on_grid(read_tables(tmp_path))
+    assert [one.device for one in records.devices] == ["a", "other"]
+    for name in ("total", "today"):
+        assert f"{name} left out: its differences are the readings of a" in records.notes
+    table.drop(columns="a").to_csv(tmp_path / "m.csv", index=False)
+    assert [one.device for one in on_grid(read_tables(tmp_path)).devices] == ["other", "total"]
+
+
 def test_a_kind_that_is_given_overrides_what_is_recognised(tmp_path):
     minutes = pd.date_range("2026-01-05", periods=12 * 24 * 22, freq="5min")
     load = 1 + np.arange(len(minutes)) % 288 % 7
