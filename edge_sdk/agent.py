@@ -10,7 +10,6 @@ from functools import partial
 from typing import Any, Protocol, Self
 
 from edge_sdk.app.cli import fields, notify, stop_signals, watchdog_seconds
-from edge_sdk.app.clock import SystemClock
 from edge_sdk.app.heartbeat import Heartbeat, default_path
 from edge_sdk.app.sqlite_file import SqliteError
 from edge_sdk.client import Client, ClientParts
@@ -23,7 +22,7 @@ from edge_sdk.limits.resource_governor import is_out_of_memory, limit_memory, sp
 from edge_sdk.outputs import ForecastIssuer, Output, open_output
 from edge_sdk.outputs.activity_log import ActivityLog
 from edge_sdk.protocol.contract.manifest import Manifest
-from edge_sdk.session.identity import erase_identity, key_files
+from edge_sdk.session.identity import key_files
 from edge_sdk.sources import (
     LinkedSource,
     LiveSource,
@@ -35,7 +34,7 @@ from edge_sdk.sources import (
     read_all,
     unsupplied,
 )
-from edge_sdk.store.erasure import is_wipe_due, wipe_device
+from edge_sdk.store.former_state import is_wipe_due
 from edge_sdk.store.schema import FILE, store_error
 from edge_sdk.training.privacy_accountant import former_charges
 
@@ -74,7 +73,7 @@ def run(config: Config, *, until_done: bool = False) -> dict[str, object]:
 
 def _run(config: Config, *, until_done: bool) -> dict[str, object]:
     if is_wipe_due(config.state, key_files(config)):  # killed before everything was erased
-        _wipe(config)
+        _erase(config)
     if config.is_alone:
         logger.info("runs alone %s", fields(do="to join a fleet, add [broker] and keys.root"))
     sources, participants = open_sources(config), config.participants()
@@ -141,14 +140,13 @@ def _run(config: Config, *, until_done: bool) -> dict[str, object]:
             found = device.status() | has_arrived | written
             found |= {key: value for one in running for key, value in one.status().items()}
         if device.is_wipe_ordered:
-            _wipe(config)
+            _erase(config)
         return found
 
 
-def _wipe(config: Config) -> None:
-    now = int(SystemClock().wall() / 1000)
-    wipe_device(config.state, key_files(config), now, partial(erase_identity, config))
-    logger.warning("device wiped %s", fields(state=config.state))
+def _erase(config: Config) -> None:
+    for entry in config.index.having("erase"):
+        entry.load("erase")(config)
 
 
 class RunningDevice(Protocol):

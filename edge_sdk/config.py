@@ -23,7 +23,6 @@ from edge_sdk.link.fleet_settings import (
 )
 from edge_sdk.privacy.settings import MechanismSection, PrivacySection
 from edge_sdk.protocol.contract.method import CONTRACTS
-from edge_sdk.protocol.statements import COMMANDS
 
 PREFIX = "GRIDFED_EDGE_"
 
@@ -114,19 +113,6 @@ class AcceptSection:
     max_steps: Annotated[int, Between(0, 65536)] = 64  # a task with more steps is refused
     personal_init: Literal["device", "server"] = "device"  # initial values of the private layers
     weekly_profile: bool = False  # disclose a coarse mean week of the demand to FedDA's clustering
-
-
-@dataclass(frozen=True, slots=True)
-class OperatorSection:
-    """Commands of the operator. The root's keys have to sign reenrol and wipe in any case."""
-
-    commands: Annotated[tuple[str, ...], Length(0, 16)] = tuple(
-        COMMANDS
-    )  # that this device follows
-
-    def __post_init__(self) -> None:
-        if unknown := [name for name in self.commands if name not in COMMANDS]:
-            raise ValueError(f"commands: unknown {unknown[0]!r}; known: {', '.join(COMMANDS)}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,7 +218,6 @@ class Config:
     ca: CaSection = field(default_factory=CaSection)
     encryption: ReceptionSection = field(default_factory=ReceptionSection)
     accept: AcceptSection = field(default_factory=AcceptSection)
-    operator: OperatorSection = field(default_factory=OperatorSection)
     training: TrainingSection = field(default_factory=TrainingSection)
     forecast: ForecastSection = field(default_factory=ForecastSection)
     fine_tuning: FineTuningSection = field(default_factory=FineTuningSection)

@@ -33,7 +33,7 @@ from edge_sdk.session.identity import keys_for_request, place_of, succession_lin
 from edge_sdk.session.identity_keys import STEP, step_text
 from edge_sdk.session.key_ring import PAPER, REMEDY, named
 from edge_sdk.session.participation import BUDGET_EXHAUSTED, declined_runs
-from edge_sdk.store.erasure import WIPE_ORDERED, WIPED
+from edge_sdk.store.former_state import WIPE_ORDERED, WIPED
 from edge_sdk.store.schema import FILE
 from edge_sdk.store.store import DeviceStore
 from edge_sdk.training import bootstrap

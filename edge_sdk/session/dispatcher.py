@@ -19,7 +19,6 @@ from edge_sdk.session.agenda import (
 from edge_sdk.session.download import DownloadCompleted, is_common_start
 from edge_sdk.session.durable_outbox import FromAggregator
 from edge_sdk.session.manifest_checks import check_expiry, is_perishable
-from edge_sdk.session.operator_commands import OperatorCommands
 from edge_sdk.session.parts import SessionParts
 from edge_sdk.session.poison_messages import digest_of, is_defect
 from edge_sdk.session.signed_link import VerifiedMessage
@@ -43,6 +42,20 @@ class MessageReader(Protocol):
         """Follow a complete body."""
 
 
+class MessageFollower(Protocol):
+    """An extension that follows the messages of one kind instead of the core.
+
+    The table ``followers`` of its row names it by the kind. It is made from the parts of the session
+    and ``Dispatcher.reconsider`` when the first such message arrives.
+    """
+
+    def receive(self, verified: VerifiedMessage) -> Events:
+        """Follow a verified message, or raise ``Refused``."""
+
+    def welcomed(self, welcome: m.WelcomeMessage) -> None:
+        """Follow a welcome that has issued fewer commands than the device has executed."""
+
+
 _LOGGED = frozenset((Reason.BAD_SCALAR, Reason.ANNOUNCEMENT_EXPIRED))
 """Reasons of which the operator learns from the log, for every kind of announcement."""
 
@@ -63,7 +76,7 @@ class Dispatcher:
 
     def __init__(self, parts: SessionParts) -> None:
         self._parts = parts
-        self._commands = OperatorCommands(parts, self.reconsider)
+        self._followers: dict[str, MessageFollower] = {}
         self.heard_at = parts.time.uptime
         self.peers: Mapping[str, bytes] = {}
         self.readers: list[MessageReader] = []
@@ -154,14 +167,22 @@ class Dispatcher:
                 self._receive_keys(keys, verified.body)
             case m.TimeMessage(t=t):
                 self._receive_time(t)
-            case m.CommandMessage() as command:
-                yield from self._commands.receive(command, verified.ref)
             case _:
-                self._require_reader(verified.message.kind)
+                yield from self._receive_of_extension(verified)
 
-    def _require_reader(self, kind: str) -> None:
-        if not any(kind in reader.kinds for reader in self.readers):
+    def _receive_of_extension(self, verified: VerifiedMessage) -> Events:
+        kind = verified.message.kind
+        if (follower := self.follower(kind)) is not None:
+            yield from follower.receive(verified)
+        elif not any(kind in reader.kinds for reader in self.readers):
             raise Refused(Reason.UNKNOWN_KIND, kind)
+
+    def follower(self, kind: str) -> MessageFollower | None:
+        """Return the extension that follows a kind of messages, or None."""
+        load = self._parts.config.index.loaders("followers").get(kind)
+        if kind not in self._followers and load is not None:
+            self._followers[kind] = load()(self._parts, self.reconsider)
+        return self._followers.get(kind)
 
     def _receive_request(self, request: m.ModelMessage | m.TaskMessage, size: int) -> Events:
         parts, is_held = self._parts, self._parts.participation.is_held
@@ -285,10 +306,8 @@ class Dispatcher:
         has_refused = parts.link.refused[Reason.ANNOUNCEMENT_EXPIRED] > 0
         if has_refused and parts.time.latest_signed < before:
             parts.link.subscribe()  # they were judged by a time that was wrong
-        lowered = self._commands.log.lower(welcome.cmd)
-        if lowered is not None:
-            numbers = {"issued": welcome.cmd, "now": lowered}
-            logger.warning("command number lowered %s", fields(**numbers))
+        if parts.store.fact("command") > welcome.cmd and (commands := self.follower("command")):
+            commands.welcomed(welcome)
         logger.info(
             "welcome received %s", fields(life=welcome.life, run=welcome.run, hold=welcome.hold)
         )

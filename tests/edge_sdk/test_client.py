@@ -5,11 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from edge_sdk.errors import ConfigError, Reason
+from edge_sdk.errors import Reason
 from edge_sdk.forecasting.series import Reading
 from edge_sdk.protocol import keys
 from edge_sdk.protocol import messages as m
-from tests.edge_sdk.conftest import signed_command
 
 W0 = np.array([0.1, 0.2, 0.3, 0.4], np.float32)
 
@@ -215,58 +214,6 @@ def test_a_task_with_more_steps_than_allowed_is_refused(make):
     fleet.run()
     assert fleet.server.updates == []
     assert fleet.device.client.status()["counts"]["arrived BAD_SCALAR"] == 1
-
-
-def test_a_stop_command_is_executed_receipted_and_survives_a_restart(fleet):
-    fleet.device.start()
-    fleet.device.observe()
-    fleet.run()
-    fleet.server.answer(m.CommandMessage(num=1, op="stop"))
-    fleet.server.open_round(0, 0, W0)
-    fleet.run()
-    assert [(r.life, r.seq, r.code) for r in fleet.server.receipts] == [(0, 1, 0)]
-    fleet.device.kill()
-    fleet.device.start()
-    fleet.run(30, seconds=0.5)
-    assert fleet.server.updates == []
-    fleet.server.answer(m.CommandMessage(num=2, op="resume"))
-    fleet.run(30, seconds=0.5)
-    assert len(fleet.server.updates) == 1
-
-
-def test_an_unknown_command_is_refused_with_a_reason(fleet):
-    fleet.device.start()
-    fleet.run()
-    fleet.server.answer(m.CommandMessage(num=1, op="reboot"))
-    fleet.run()
-    assert fleet.server.receipts[0].code == 81
-
-
-def test_a_key_that_is_shared_by_participations_is_not_replaced(fleet):
-    fleet.device.start()
-    fleet.device.client.identity.is_shared = True
-    fleet.run()
-    fleet.server.answer(signed_command(1, "reenrol"))
-    fleet.run()
-    assert fleet.server.receipts[0].code == 81
-
-
-def test_a_device_that_is_to_be_wiped_sends_its_receipt_and_no_update_ever_after(fleet):
-    fleet.device.start()
-    fleet.device.observe()
-    fleet.run()
-    fleet.server.answer(signed_command(1, "wipe"))
-    fleet.run()
-    assert [(r.seq, r.code) for r in fleet.server.receipts] == [(1, 0)]
-    assert fleet.device.client.is_wipe_ordered
-    fleet.server.answer(m.CommandMessage(num=2, op="resume"))
-    fleet.server.open_round(0, 0, W0)
-    fleet.run(30, seconds=0.5)
-    assert fleet.server.receipts[-1].code == 81  # nothing resumes it
-    assert fleet.server.updates == []
-    fleet.device.kill()
-    with pytest.raises(ConfigError, match="wiped"):
-        fleet.device.start()
 
 
 def test_at_most_hold_updates_wait_for_receipts(fleet):

@@ -108,6 +108,7 @@ def test_a_counter_that_jumps_to_its_limit_is_refused_and_not_stored(told, name,
     assert learns(fleet, 1), "an honest aggregator heals it"
 
 
+@pytest.mark.extension
 @pytest.mark.parametrize("releases", [-1.0, RELEASES_LIMIT + 1.0, 2.0**63, 1e20, 3.4e38])
 def test_a_budget_out_of_bounds_is_refused_and_receipted_as_that(fleet, releases):
     fleet.device.start()
@@ -119,6 +120,7 @@ def test_a_budget_out_of_bounds_is_refused_and_receipted_as_that(fleet, releases
     assert fleet.device.client._session.participation.releases_allowed is None
 
 
+@pytest.mark.extension
 def test_the_largest_budget_survives_a_restart(fleet):
     fleet.device.start()
     fleet.run(20)
@@ -130,6 +132,7 @@ def test_the_largest_budget_survives_a_restart(fleet):
     assert learns(fleet, 1)
 
 
+@pytest.mark.extension
 def test_a_command_with_a_jumping_number_is_ignored(fleet):
     fleet.device.start()
     fleet.run(20)
@@ -139,6 +142,7 @@ def test_a_command_with_a_jumping_number_is_ignored(fleet):
     assert fleet.device.client.why_stopped == "command"
 
 
+@pytest.mark.extension
 def test_a_command_with_an_old_number_is_ignored(fleet):
     fleet.device.start()
     fleet.run(20)
@@ -149,6 +153,7 @@ def test_a_command_with_an_old_number_is_ignored(fleet):
     assert commands(fleet, 9, "report") == [0], "a repeat is receipted again"
 
 
+@pytest.mark.extension
 @pytest.mark.parametrize("done", [POISON, 2**24])
 def test_a_welcome_corrects_a_command_number_that_was_not_issued(told, done):
     fleet, changes = told

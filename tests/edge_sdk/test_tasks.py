@@ -226,6 +226,7 @@ def test_a_pause_keeps_the_task(asked):
     assert len(one.server.updates) == 1
 
 
+@pytest.mark.extension
 def test_a_stop_command_keeps_the_task(asked):
     one = asked()
     one.server.answer(m.CommandMessage(1, "stop"))

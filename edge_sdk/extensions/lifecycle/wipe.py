@@ -17,8 +17,9 @@ from edge_sdk.app.cli import CommandResult
 from edge_sdk.commands import add_config
 from edge_sdk.config import Config
 from edge_sdk.errors import ConfigError
+from edge_sdk.extensions.lifecycle.erasure import wipe_device
 from edge_sdk.session.identity import erase_identity, key_files
-from edge_sdk.store.erasure import state_folders, wipe_device
+from edge_sdk.store.former_state import state_folders
 
 
 def add_arguments(parser: ArgumentParser) -> None:

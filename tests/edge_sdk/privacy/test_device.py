@@ -297,6 +297,7 @@ def test_the_number_of_updates_is_limited(make):
     assert len(fleet.server.updates) == 2
 
 
+@pytest.mark.extension
 def test_an_operator_may_lower_the_number_of_releases_only(make):
     fleet = started(make, UPDATE, epsilon=50.0, max_releases=3)
     rounds(fleet, [0])
@@ -313,6 +314,7 @@ def test_an_operator_may_lower_the_number_of_releases_only(make):
     assert [receipt.code for receipt in fleet.server.receipts] == [0, 0]
 
 
+@pytest.mark.extension
 def test_a_command_without_a_count_is_refused(make):
     fleet = started(make, UPDATE)
     fleet.run()

@@ -30,12 +30,6 @@ from edge_sdk.session.download import Downloader
 from edge_sdk.session.durable_outbox import BudgetRefused, DurableOutbox
 from edge_sdk.session.key_ring import KeyRing
 from edge_sdk.session.manifest_checks import ManifestExpectation
-from edge_sdk.session.operator_commands import (
-    CommandLog,
-    CommandReceived,
-    CommandRepeated,
-    CommandSuperseded,
-)
 from edge_sdk.session.participation import SAVE_AFTER, LinkQuota, Participation
 from edge_sdk.session.server_clock import ServerClock
 from edge_sdk.session.session import Session
@@ -353,19 +347,6 @@ def test_the_lower_quota_holds_and_is_counted_once(store, caplog):
         quota.count(600, None, announced=1000)
     assert caplog.text.count("daily quota exhausted") == 1
     assert LinkQuota(store, 500).is_spent(None)
-
-
-# --- commands -------------------------------------------------------------------------------------
-
-
-def test_a_command_is_new_repeated_or_superseded(store):
-    log, command = CommandLog(store), m.CommandMessage(5, "report", {})
-    assert log.receive(command, b"a" * 16, issued=5) == CommandReceived(command, b"a" * 16)
-    log.add(5, b"a" * 16, 0)
-    assert log.receive(command, b"a" * 16, issued=5) == CommandRepeated(5, b"a" * 16, 0)
-    assert log.receive(command, b"b" * 16, issued=5) == CommandSuperseded(command, b"b" * 16, 5)
-    with pytest.raises(Refused, match="FROM_FUTURE"):
-        log.receive(replace(command, num=m.COMMAND_LEAP + 6), b"c" * 16, issued=5)
 
 
 # --- tasks and bundles ----------------------------------------------------------------------------

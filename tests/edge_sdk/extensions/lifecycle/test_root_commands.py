@@ -52,7 +52,7 @@ STATEMENTS = [
 
 def why(client, command):
     """Return what the session of a client makes of a command, without a link."""
-    return (client._session.arrivals._commands._why_not(command) or Reason.ACCEPTED).name
+    return (client._session.arrivals.follower("command")._why_not(command) or Reason.ACCEPTED).name
 
 
 def is_hurt(client):

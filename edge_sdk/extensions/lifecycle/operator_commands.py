@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Generator, Iterator
+from typing import Annotated
 
 from edge_sdk.app.cli import fields
 from edge_sdk.app.lean_dataclass import dataclass
+from edge_sdk.app.schema import Length
 from edge_sdk.errors import Reason, Refused, WireError
 from edge_sdk.protocol import messages as m
 from edge_sdk.protocol.codec import pack_leaves, unpack_leaves
@@ -19,7 +21,8 @@ from edge_sdk.protocol.statements import (
 from edge_sdk.session.agenda import SessionEvent, TaskWithdrawn
 from edge_sdk.session.identity_keys import STEP
 from edge_sdk.session.parts import SessionParts
-from edge_sdk.store.erasure import WIPE_ORDERED
+from edge_sdk.session.signed_link import VerifiedMessage
+from edge_sdk.store.former_state import WIPE_ORDERED
 from edge_sdk.store.store import DeviceStore
 
 logger = logging.getLogger(__name__)
@@ -27,8 +30,21 @@ logger = logging.getLogger(__name__)
 Events = Iterator[SessionEvent]
 
 
+@dataclass(frozen=True, slots=True)
+class OperatorSection:
+    """Commands of the operator. The root's keys have to sign reenrol and wipe in any case."""
+
+    commands: Annotated[tuple[str, ...], Length(0, 16)] = tuple(
+        COMMANDS
+    )  # that this device follows
+
+    def __post_init__(self) -> None:
+        if unknown := [name for name in self.commands if name not in COMMANDS]:
+            raise ValueError(f"commands: unknown {unknown[0]!r}; known: {', '.join(COMMANDS)}")
+
+
 class OperatorCommands:
-    """The commands of one device.
+    """The commands of one device, from the first one that arrives.
 
     Args:
         reconsider: Checks the newest manifest and task again.
@@ -39,9 +55,25 @@ class OperatorCommands:
 
     def __init__(self, parts: SessionParts, reconsider: Callable[[], Events]) -> None:
         self._parts, self._reconsider = parts, reconsider
+        self._section: OperatorSection = parts.config.extensions.get("operator", OperatorSection())
         self.log = CommandLog(parts.store)
 
-    def receive(self, command: m.CommandMessage, ref: bytes) -> Events:
+    def receive(self, verified: VerifiedMessage) -> Events:
+        """Follow a verified message, which is a command.
+
+        Raises:
+            Refused: FROM_FUTURE: its number is implausibly far ahead.
+        """
+        if isinstance(verified.message, m.CommandMessage):
+            yield from self._receive(verified.message, verified.ref)
+
+    def welcomed(self, welcome: m.WelcomeMessage) -> None:
+        """Discard a number that the aggregator has not issued."""
+        if (lowered := self.log.lower(welcome.cmd)) is not None:
+            numbers = {"issued": welcome.cmd, "now": lowered}
+            logger.warning("command number lowered %s", fields(**numbers))
+
+    def _receive(self, command: m.CommandMessage, ref: bytes) -> Events:
         """Execute an operator's command once; a repeat is only receipted again.
 
         A command that may be a replay is refused, so that the aggregator can number it again.
@@ -104,7 +136,7 @@ class OperatorCommands:
     def _why_not(self, command: m.CommandMessage) -> Reason | None:
         if command.op not in COMMANDS:
             return None
-        if command.op not in self._parts.config.operator.commands:
+        if command.op not in self._section.commands:
             return Reason.DECLINED_BY_OWNER
         if command.until is not None and command.until < self._parts.time.latest_signed:
             return Reason.LATE

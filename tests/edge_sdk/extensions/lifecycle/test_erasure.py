@@ -12,20 +12,18 @@ import numpy as np
 import pytest
 
 from edge_sdk.errors import ConfigError
+from edge_sdk.extensions.lifecycle.erasure import leave_fleet, wipe_device, wipe_state
 from edge_sdk.forecasting.series import SeriesRow
 from edge_sdk.privacy.ledger import PrivacyCharge
 from edge_sdk.protocol.outbox_state import OutboxEntry, UplinkCounters
-from edge_sdk.store.erasure import (
+from edge_sdk.store.former_state import (
     WIPE_ORDERED,
     WIPED,
     end_wipe,
     fleet_of,
     is_wipe_due,
-    leave_fleet,
     refuse_state,
     state_folders,
-    wipe_device,
-    wipe_state,
 )
 from edge_sdk.store.rows import LearnedState
 from edge_sdk.store.schema import FILE
@@ -94,7 +92,7 @@ _VICTIM = """
     import os, signal, sqlite3, sys
     from pathlib import Path
     from edge_sdk.app import sqlite_file
-    from edge_sdk.store import erasure
+    from edge_sdk.extensions.lifecycle import erasure
 
     left = int(sys.argv[2])
 

@@ -7,21 +7,25 @@ never erased.
 
 from __future__ import annotations
 
+import logging
 import shutil
 import sqlite3
+import time
 from collections.abc import Callable, Iterable
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 
 from edge_sdk.app import sqlite_file
-from edge_sdk.errors import ConfigError
+from edge_sdk.app.cli import fields
+from edge_sdk.config import Config
+from edge_sdk.session.identity import erase_identity, key_files
+from edge_sdk.store.former_state import WIPED, state_folders
 from edge_sdk.store.release_count import COUNTED
 from edge_sdk.store.rows import read_fact, write_facts
 from edge_sdk.store.schema import FILE, INSTALLED, SET_ASIDE, opened
-from edge_sdk.store.store import DeviceStore
 
-WIPE_ORDERED, WIPED = "wipe ordered", "wiped"
-"""Facts: an operator ordered the wipe; Unix seconds of the finished one."""
+logger = logging.getLogger(__name__)
 
 _PRIVACY = ("noised since", "ledger set aside", "releases allowed", "starts", "conn", COUNTED)
 _RECORDS = ("key", SET_ASIDE)
@@ -29,23 +33,15 @@ _USED_TODAY = ("day", "used", "wake day", "wake", "flash day", "flash")
 _SOURCE = "source "  # the position of a source: without it, readings would be counted twice
 
 
-def state_folders(state: Path) -> list[Path]:
-    """Return the state folders of a device: its own, and those of present and former participations."""
-    return [
-        file.parent for file in (state / FILE, *sorted(state.glob(f"*/*/{FILE}"))) if file.exists()
-    ]
+def erase_device(config: Config) -> None:
+    """Erase the device of a configuration, as an operator ordered.
 
-
-def is_wipe_due(state: Path, keys: Iterable[Path]) -> bool:
-    """Return whether a wipe was ordered or begun, and has not ended. The agent must not run.
-
-    Args:
-        state: The device's own state folder.
-        keys: Private key files, or the public key of one in a token, which a wipe deletes last.
+    Raises:
+        EdgeError: As for ``wipe_device``.
     """
-    has_key = any(key.exists() for key in keys)
-    found = [(_fact(one, WIPE_ORDERED), _fact(one, WIPED)) for one in state_folders(state)]
-    return any((ordered and not wiped) or (wiped and has_key) for ordered, wiped in found)
+    now = int(time.time())
+    wipe_device(config.state, key_files(config), now, partial(erase_identity, config))
+    logger.warning("device wiped %s", fields(state=config.state))
 
 
 def wipe_device(
@@ -71,51 +67,6 @@ def wipe_device(
         key.unlink(missing_ok=True)
 
 
-def fleet_of(store: DeviceStore) -> str:
-    """Return the id of the fleet whose messages a state holds; empty if it was not recorded."""
-    return (store.paper("fleet") or b"").decode()
-
-
-def refuse_state(store: DeviceStore, fleet: str) -> None:
-    """Refuse to run with a state that was wiped, or that belongs to another fleet.
-
-    Args:
-        fleet: Fleet of the device; empty for a device alone.
-
-    Raises:
-        ConfigError: With the command that helps.
-    """
-    refuse_wiped(store)
-    before = fleet_of(store)
-    if fleet and before not in ("", fleet):
-        raise ConfigError(
-            f"{store.path.parent} belongs to fleet {before!r}, the configuration to {fleet!r}",
-            hint="to take readings and privacy ledger along: gridfed-edge migrate CONFIG",
-        )
-
-
-def refuse_wiped(store: DeviceStore) -> None:
-    """Refuse a state that was wiped, or is to be.
-
-    Raises:
-        ConfigError: With the command that begins again.
-    """
-    if store.fact(WIPE_ORDERED) or store.fact(WIPED):
-        raise ConfigError(
-            f"{store.path.parent}: this device was wiped: its readings, models and key are erased",
-            hint="to begin again under a new key: gridfed-edge enrol CONFIG",
-        )
-
-
-def end_wipe(state: Path) -> bool:
-    """Let a wiped device begin again, under a new key; return whether it was wiped."""
-    folders = [one for one in state_folders(state) if _fact(one, WIPED)]
-    for folder in folders:
-        with DeviceStore.open(folder) as store:
-            store.set_facts(**{WIPED: 0, WIPE_ORDERED: 0})
-    return bool(folders)
-
-
 def wipe_state(folder: Path, now: int) -> None:
     """Erase readings, models, unsent updates and announcements from a state folder.
 
@@ -130,6 +81,7 @@ def wipe_state(folder: Path, now: int) -> None:
         EdgeError: The state is in use or cannot be opened.
 
     >>> import tempfile
+    >>> from edge_sdk.store.store import DeviceStore
     >>> folder = Path(tempfile.mkdtemp())
     >>> with DeviceStore.open(folder) as store:
     ...     store.add_readings([("power", 7, 1.5, 0)])
@@ -154,11 +106,6 @@ def leave_fleet(folder: Path) -> None:
     facts = (*_PRIVACY, *_USED_TODAY)
     _erase(folder, ("learned", "outbox"), facts, _RECORDS, prefix=_SOURCE)
     shutil.rmtree(folder / INSTALLED, ignore_errors=True)
-
-
-def _fact(folder: Path, name: str) -> int:
-    with DeviceStore.open(folder) as store:
-        return store.fact(name)
 
 
 def _erase(
