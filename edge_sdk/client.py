@@ -35,8 +35,8 @@ from edge_sdk.session.identity import place_of_count, signer_of
 from edge_sdk.session.identity_keys import IdentityKeys
 from edge_sdk.session.server_clock import ServerClock
 from edge_sdk.session.session import Connect, Session
-from edge_sdk.store.count_recovery import recover_count
 from edge_sdk.store.former_state import refuse_state
+from edge_sdk.store.second_count import recover_count
 from edge_sdk.store.store import DeviceStore
 from edge_sdk.training.active_run import RETURNS, ActiveRun, GivenUp
 from edge_sdk.training.bootstrap import BundleOpener, connect, load_ring, open_bundle

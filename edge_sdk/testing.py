@@ -35,7 +35,7 @@ from edge_sdk.protocol import codec, keys, topics
 from edge_sdk.protocol import messages as m
 from edge_sdk.protocol.contract.manifest import Manifest
 from edge_sdk.protocol.envelope import AGGREGATOR, ALL, ROOT, digest, seal, unseal
-from edge_sdk.store.release_count import begin_counts
+from edge_sdk.store.second_count import begin_counts
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike

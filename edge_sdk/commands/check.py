@@ -43,7 +43,6 @@ from edge_sdk.sources import (
     channel_sources,
     unsupplied,
 )
-from edge_sdk.store.release_count import REMEDY
 from edge_sdk.store.schema import FILE
 from edge_sdk.store.store import DeviceStore
 from edge_sdk.training import bootstrap
@@ -186,7 +185,7 @@ def _kept(config: Config) -> dict[str, str]:
 
 def _uncounted(config: Config, store: DeviceStore | None) -> dict[str, str]:
     found = find_releases(config, store)
-    return {"releases": f"NO UPDATE LEAVES: {found.why}; {REMEDY}"} if found.is_lost else {}
+    return {"releases": f"NO UPDATE LEAVES: {found.why}; {found.remedy}"} if found.is_lost else {}
 
 
 def compare_clocks(floor: int, wall: int) -> str:

@@ -117,7 +117,7 @@ def account_of(
         beside: Charges of the device's other participations.
     """
     found = find_releases(config, store)
-    spent = 0 if found.count is None else found.count.releases
+    spent = found.releases
     if store is None:
         account = PrivacyAccount(limit=plan.limit, most=plan.most(None))
     else:

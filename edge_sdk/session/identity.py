@@ -19,9 +19,8 @@ from edge_sdk.protocol.keys import (
 )
 from edge_sdk.protocol.public_key import kind_of
 from edge_sdk.protocol.statements import enrolment_statement, succession_statement
-from edge_sdk.store.count_recovery import CountFound, CountPlace, find_count
-from edge_sdk.store.release_count import begin_counts
 from edge_sdk.store.schema import FILE
+from edge_sdk.store.second_count import CountFound, CountPlace, begin_counts, find_count
 from edge_sdk.store.store import DeviceStore
 
 MAKE = "make one with `gridfed-edge enrol CONFIG`"
@@ -158,7 +157,7 @@ def find_releases(config: Config, store: DeviceStore | None) -> CountFound:
     """Return the count with which a participation continues, read beside a running agent."""
     public = identity_public(config)
     if public is None:
-        return CountFound(None, {})
+        return CountFound()
     return find_count(store, place_of_count(config), public)
 
 

@@ -29,7 +29,7 @@ from edge_sdk.protocol.keys import (
     save_signing_key,
 )
 from edge_sdk.session.identity import next_key_file, succession_line
-from edge_sdk.store.release_count import renew_counts
+from edge_sdk.store.second_count import renew_counts
 from edge_sdk.store.store import DeviceStore
 
 logger = logging.getLogger(__name__)

@@ -20,7 +20,7 @@ from edge_sdk.privacy.ledger import UNBOUNDED, PrivacyCharge
 from edge_sdk.protocol.codec import pack_leaves, unpack_leaves
 from edge_sdk.protocol.messages import LIFE_LEAP
 from edge_sdk.protocol.outbox_state import OutboxEntry, UplinkCounters
-from edge_sdk.store.release_count import SecondCount
+from edge_sdk.store.release_gate import ReleaseGate
 from edge_sdk.store.rows import (
     SCHEMA,
     LearnedState,
@@ -53,7 +53,8 @@ class DeviceStore:
         readings: The readings.
         found: Values that were unusable when it was opened.
         second_count: Count of releases outside the state folder; None where none is kept.
-        lacks_count: True if it is missing: nothing is known to fit into a budget.
+        lacks_count: True until ``count_outside`` is called, and if the count is lost: nothing is known
+            to fit into a budget.
 
     >>> import tempfile
     >>> folder = Path(tempfile.mkdtemp())
@@ -71,8 +72,8 @@ class DeviceStore:
         self._resources = held
         self.path = path
         self.found: dict[str, str] = {}
-        self.second_count: SecondCount | None = None
-        self.lacks_count = False
+        self.second_count: ReleaseGate | None = None
+        self.lacks_count = True
 
     @classmethod
     def open(cls, folder: Path, *, read_only: bool = False, exclusive: bool = False) -> DeviceStore:
@@ -228,14 +229,14 @@ class DeviceStore:
         """
         second, since = self.second_count, max(since, self.noised_since())
         if second is not None:
-            since = max(since, second.count.time + 1)
+            since = max(since, second.newest + 1)
         with self._writing() as db:
             db.execute("DELETE FROM noised")
             write_facts(db, {"noised since": since})
         if second is not None:
             second.settle(self.count_charges())
 
-    def count_outside(self, second: SecondCount | None, *, is_lost: bool = False) -> None:
+    def count_outside(self, second: ReleaseGate | None, *, is_lost: bool = False) -> None:
         """Count releases outside the folder from now on, unless their count is lost."""
         self.second_count, self.lacks_count = second, is_lost
 

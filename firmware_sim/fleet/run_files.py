@@ -18,7 +18,7 @@ from edge_sdk.privacy.settings import PrivacySection
 from edge_sdk.protocol.contract.archive import MANIFEST, SIGNATURE, seal
 from edge_sdk.protocol.contract.method import CONTRACTS
 from edge_sdk.protocol.keys import generate, save_public, save_signing_key
-from edge_sdk.store.release_count import begin_counts
+from edge_sdk.store.second_count import begin_counts
 from firmware_sim.fleet.processes import command, run
 from firmware_sim.samples import DeviceReadings, SampleSet
 from firmware_sim.scenario import UNPROTECTED, RunSettings, Scenario

@@ -17,7 +17,7 @@ from aggregator.daemon import Daemon
 from edge_sdk import Config, Reading
 from edge_sdk.link.loopback import LinkFaults, LoopbackBroker
 from edge_sdk.protocol.keys import generate, save_public, save_signing_key
-from edge_sdk.store.release_count import begin_counts
+from edge_sdk.store.second_count import begin_counts
 from firmware_sim.attacks.attack_plan import HONEST
 from firmware_sim.fleet.in_process import Fleet, enlist
 from firmware_sim.fleet.run_files import toml

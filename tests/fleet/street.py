@@ -15,7 +15,7 @@ from edge_sdk.extensions.peers.topology import settings_of_section
 from edge_sdk.link.loopback import LoopbackBroker
 from edge_sdk.protocol.contract.method import Task
 from edge_sdk.protocol.keys import generate, save_public, save_signing_key
-from edge_sdk.store.release_count import begin_counts
+from edge_sdk.store.second_count import begin_counts
 from firmware_sim.fleet.run_files import toml
 
 

@@ -35,12 +35,17 @@ from edge_sdk.commands.device_inspection import (
 from edge_sdk.config import Config
 from edge_sdk.errors import OK, RUNTIME, ConfigError
 from edge_sdk.extensions.budget import datasheet as sheets
+from edge_sdk.extensions.budget.release_count import (
+    REMEDY,
+    UNKNOWN_COUNT,
+    ReleaseCount,
+    read_counts,
+)
 from edge_sdk.limits import DailyQuota, lesser, limits_of
 from edge_sdk.link.fleet_settings import ALONE
 from edge_sdk.privacy.ledger import ParticipationCharges, PrivacyAccount
 from edge_sdk.protocol.contract.parameter_layout import ParamSpec
 from edge_sdk.session.identity import begin_count, find_releases, load_signer
-from edge_sdk.store.release_count import REMEDY, UNKNOWN_COUNT, ReleaseCount, read_counts
 from edge_sdk.store.schema import FILE
 from edge_sdk.store.store import DeviceStore
 from edge_sdk.training import bootstrap

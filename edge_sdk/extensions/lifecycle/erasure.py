@@ -21,7 +21,7 @@ from edge_sdk.app.cli import fields
 from edge_sdk.config import Config
 from edge_sdk.session.identity import erase_identity, key_files
 from edge_sdk.store.former_state import WIPED, state_folders
-from edge_sdk.store.release_count import COUNTED
+from edge_sdk.store.release_gate import COUNTED
 from edge_sdk.store.rows import read_fact, write_facts
 from edge_sdk.store.schema import FILE, INSTALLED, SET_ASIDE, opened
 

@@ -9,9 +9,10 @@ import pytest
 from edge_sdk.commands import main as cli
 from edge_sdk.errors import ConfigError
 from edge_sdk.extensions.budget import budget
+from edge_sdk.extensions.budget.release_count import begin_counts
 from edge_sdk.privacy.noise import epsilon_of
 from edge_sdk.protocol import keys
-from edge_sdk.store.release_count import begin_counts
+from tests.edge_sdk.extensions.budget.test_second_count import MOST, bounded, hostile, lost, rounds
 from tests.edge_sdk.privacy.test_device import (
     INPUT,
     UPDATE,
@@ -21,7 +22,6 @@ from tests.edge_sdk.privacy.test_device import (
     started,
 )
 from tests.edge_sdk.privacy.test_device import rounds as rounds_of
-from tests.edge_sdk.privacy.test_second_count import MOST, bounded, hostile, lost, rounds
 
 __all__ = ["bounded", "numpy_bundle"]
 

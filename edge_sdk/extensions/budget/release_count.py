@@ -25,8 +25,6 @@ from edge_sdk.protocol.messages import LARGEST
 from edge_sdk.protocol.outbox_state import UplinkCounters
 
 CONTEXT: Final = b"gridfed/1/count\0"
-COUNTED: Final = "counted outside"
-"""Fact: the store has had a second count. Without one it is not made again from the ledger."""
 SCORE: Final = "score"
 """Point of the charges of answers about scores."""
 UNKNOWN_COUNT: Final = (
@@ -230,6 +228,11 @@ class SecondCount:
     signer: Signer  # identity key
     count: ReleaseCount = ReleaseCount()  # what is counted so far
     counts: Counts = field(default_factory=dict)  # all counts of the file, as far as they are known
+
+    @property
+    def newest(self) -> int:
+        """Unix seconds of the newest release, by the machine's clock."""
+        return self.count.time
 
     def reserve(self, line: int, releases: int, charges: Iterable[PrivacyCharge]) -> None:
         """Count releases before their transaction is committed; nothing if they are counted already.

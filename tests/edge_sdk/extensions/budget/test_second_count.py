@@ -11,13 +11,15 @@ import pytest
 from aggregator.store.ledgers import Ledger, after_hello
 from edge_sdk.commands.status import status
 from edge_sdk.errors import StoreFull
+from edge_sdk.extensions.budget import release_count
+from edge_sdk.extensions.budget.count_recovery import recover_count
+from edge_sdk.extensions.budget.release_count import ReleaseCount, begin_counts, read_counts
 from edge_sdk.privacy.ledger import PrivacyCharge
 from edge_sdk.protocol import keys
 from edge_sdk.protocol import messages as m
 from edge_sdk.session.identity import create_identity
-from edge_sdk.store import release_count
-from edge_sdk.store.count_recovery import CountPlace, recover_count
-from edge_sdk.store.release_count import COUNTED, ReleaseCount, begin_counts, read_counts
+from edge_sdk.store.release_gate import COUNTED
+from edge_sdk.store.second_count import CountPlace
 from edge_sdk.store.store import DeviceStore
 from edge_sdk.training import bootstrap
 from tests.edge_sdk.conftest import DEVICE_KEY, device_config

@@ -3,39 +3,58 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from pathlib import Path
 
 from edge_sdk.app.cli import fields
 from edge_sdk.app.lean_dataclass import dataclass
 from edge_sdk.errors import SignerUnavailable, StoreFull
-from edge_sdk.protocol.keys import Signer
-from edge_sdk.store.release_count import (
-    COUNTED,
+from edge_sdk.extensions.budget.release_count import (
     REMEDY,
     CountError,
     Counts,
     ReleaseCount,
     SecondCount,
+    begin_counts,
     loss_of_scores,
     read_counts,
     reconciled,
+    renew_counts,
 )
+from edge_sdk.protocol.keys import Signer
+from edge_sdk.store.release_gate import COUNTED
+from edge_sdk.store.second_count import CountFound, CountPlace, has_begun, note_uncounted
 from edge_sdk.store.store import DeviceStore
 
 logger = logging.getLogger(__name__)
 
 
+class CountsInFile:
+    """The counts of one device in a signed file: the ``OutsideCount`` of this extension."""
+
+    @staticmethod
+    def begin(path: Path, signer: Signer, recorded: Mapping[str, int]) -> None:
+        begin_counts(path, signer, recorded)
+
+    @staticmethod
+    def renew(path: Path, former: Signer, new: Signer) -> None:
+        renew_counts(path, former, new)
+
+    @staticmethod
+    def find(store: DeviceStore | None, place: CountPlace, public: bytes) -> CountFound:
+        """Return the count of a participation, as far as file and store show."""
+        found = find_count(store, place, public)
+        releases = 0 if found.count is None else found.count.releases
+        return CountFound(releases, found.why, REMEDY, found.is_lost)
+
+    @staticmethod
+    def recover(store: DeviceStore, place: CountPlace, signer: Signer) -> None:
+        """Continue a store from the larger count, and begin the count outside its folder."""
+        recover_count(store, place, signer)
+
+
 @dataclass(frozen=True, slots=True)
-class CountPlace:
-    """Place of the count of one participation."""
-
-    path: Path
-    name: str  # id of the participation; empty for the device's own
-    is_needed: bool  # true if a budget depends on the count
-
-
-@dataclass(frozen=True, slots=True)
-class CountFound:
+class CountOfStore:
     """The count with which a store continues."""
 
     count: ReleaseCount | None  # the count; None if it is not known
@@ -45,7 +64,7 @@ class CountFound:
     is_lost: bool = False  # true if what was released is not known, and a budget depends on it
 
 
-def find_count(store: DeviceStore | None, place: CountPlace, public: bytes) -> CountFound:
+def find_count(store: DeviceStore | None, place: CountPlace, public: bytes) -> CountOfStore:
     """Return the count of a participation, as far as file and store show.
 
     A file without the participation has never counted it: it is new, or older than the file. A missing
@@ -62,17 +81,12 @@ def find_count(store: DeviceStore | None, place: CountPlace, public: bytes) -> C
         counts, why = {}, str(error)
     own = ReleaseCount() if store is None else recorded(store)
     if not why:
-        return CountFound(counts.get(place.name, own).joined(own), counts)
-    is_old = store is not None and not store.fact(COUNTED) and _has_begun(store)
+        return CountOfStore(counts.get(place.name, own).joined(own), counts)
+    is_old = store is not None and not store.fact(COUNTED) and has_begun(store)
     if is_old and place.is_needed:
-        return CountFound(own, {})
-    is_silent = is_old or not (place.is_needed or place.path.exists())
-    return CountFound(None, {}, "" if is_silent else why, is_lost=place.is_needed)
-
-
-def _has_begun(store: DeviceStore) -> bool:
-    numbers = store.numbers()
-    return not numbers.lost or numbers.spent > 0
+        return CountOfStore(own, {})
+    is_silent = is_old or not place.is_used
+    return CountOfStore(None, {}, "" if is_silent else why, is_lost=place.is_needed)
 
 
 def recover_count(store: DeviceStore, place: CountPlace, signer: Signer) -> None:
@@ -87,10 +101,7 @@ def recover_count(store: DeviceStore, place: CountPlace, signer: Signer) -> None
         logger.error("release count missing %s", fields(why=found.why, do=REMEDY))
     if found.count is None:
         store.count_outside(None, is_lost=found.is_lost)
-        if not (
-            _has_begun(store) or store.fact(COUNTED)
-        ):  # what leaves from now on is not all that ever left
-            store.set_facts(**{COUNTED: 1})
+        note_uncounted(store)
         return
     own, numbers = recorded(store), store.numbers()
     after, charges = reconciled(numbers, own, found.count)
