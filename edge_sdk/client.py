@@ -147,7 +147,7 @@ class Client:
         """Create the parts of the client in order of dependency."""
         config, store = self.config, self._store
         session, agenda = self._session, self._agenda
-        scheduler = self._scheduler = FlushScheduler(config.limits, store, session, self._clock)
+        scheduler = self._scheduler = FlushScheduler(config, store, session, self._clock)
         bundle = (self._given.bundles or open_bundle)(config, session.announced)
         shell = RunShell(methods, self._clock.wall, self._between_batches, self._given.streams)
         active = self._active = ActiveRun(

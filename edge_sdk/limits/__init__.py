@@ -22,8 +22,6 @@ TrainWhen = Literal["always", "idle", "mains"]
 
 Bytes = Annotated[int, Between(0, 10**15)]
 
-_DAY = 86_400
-
 
 @dataclass(frozen=True, slots=True)
 class LimitsSection:
@@ -83,57 +81,6 @@ def limits_of(section: LimitsSection) -> ResourceLimits:
         usual.commit_interval if after is None else seconds(after),
         usual.history_bytes if section.history_bytes is None else section.history_bytes,
     )
-
-
-def is_open(windows: tuple[str, ...], wall: float) -> bool:
-    """Return whether updates may be sent at a time in Unix seconds; always without a window.
-
-    >>> night = ("22:00-02:00",)
-    >>> [is_open(night, hour * 3600.0) for hour in (21, 23, 1, 2)], is_open((), 0.0)
-    ([False, True, True, False], True)
-    """
-    now = wall % _DAY
-    for window in windows:
-        begin, end = (3600 * int(t[:2]) + 60 * int(t[3:]) for t in window.split("-"))
-        if (begin <= now < end) if begin <= end else (now >= begin or now < end):
-            return True
-    return not windows
-
-
-@dataclass(frozen=True, slots=True)
-class MachineState:
-    """The present state of the machine."""
-
-    wall: float  # Unix seconds
-    load: float = 0.0  # Runnable processes per processor
-    on_battery: bool | None = None  # true if it runs on battery; None if unknown
-
-
-IDLE: Final = 0.5
-"""Runnable processes per processor below which a machine is idle."""
-
-
-def held_by(
-    section: LimitsSection,
-    present: MachineState,
-    *,
-    flash_spent: bool = False,
-    wake_spent: bool = False,
-) -> str:
-    """Return why training and sending are forbidden now; empty if they are not.
-
-    A machine that does not report its power supply counts as on mains: it has no battery.
-
-    >>> held_by(LimitsSection(train_when="mains"), MachineState(0.0, on_battery=True))
-    'on battery'
-    """
-    if flash_spent or wake_spent:
-        return "flash" if flash_spent else "wake time"
-    if not is_open(section.upload_windows, present.wall):
-        return "outside the upload windows"
-    if section.train_when == "mains" and present.on_battery:
-        return "on battery"
-    return "busy" if section.train_when == "idle" and present.load >= IDLE else ""
 
 
 def lesser(one: int | None, other: int | None) -> int | None:

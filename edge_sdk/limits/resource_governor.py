@@ -1,7 +1,7 @@
-"""Enforce the resource limits: observe the machine, record usage, hold back training.
+"""Enforce the resource limits: record usage, hold back training.
 
-The machine's state is read from Linux (``/proc``, ``/sys``); where that is missing, nothing is
-known and nothing is held back.
+The bytes written are read from Linux (``/proc``); where that is missing, nothing is known and nothing
+is held back.
 """
 
 from __future__ import annotations
@@ -13,19 +13,15 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 
-from edge_sdk.limits import (
-    DailyQuota,
-    LimitsSection,
-    MachineState,
-    held_by,
-    limits_of,
-)
+from edge_sdk.limits import DailyQuota, LimitsSection, limits_of
 
-_LOOK_EVERY = 10.0  # seconds between two observations of the machine
+_LOOK_EVERY = 10.0  # seconds between two counts
 _SPENT_PATIENCE = 3600.0  # wait of readings in seconds once the daily flash quota is used
-_SUPPLIES = Path("/sys/class/power_supply")
 _IO = Path("/proc/self/io")
 _NONE = DailyQuota()
+
+Deferral = Callable[[LimitsSection, float], str]
+"""Section and Unix seconds to the reason for which an extension forbids training now; empty if none."""
 
 
 class ResourceGovernor:
@@ -39,6 +35,7 @@ class ResourceGovernor:
         *,
         now: float,
         written: Callable[[], int] | None = None,
+        deferral: Deferral | None = None,
     ) -> None:
         """Continue from the counters of the previous process.
 
@@ -47,8 +44,9 @@ class ResourceGovernor:
             woken: Milliseconds awake, with their day.
             now: Monotonic seconds.
             written: Returns the bytes that this process has written; the kernel's count by default.
+            deferral: Further reason, of an extension.
         """
-        self._section, self.limits = section, limits_of(section)
+        self._section, self.limits, self._deferral = section, limits_of(section), deferral
         self._written = written or bytes_written
         self.flash, self._counted = used, self._written()
         self._looked, self.held = now - _LOOK_EVERY, ""
@@ -66,7 +64,7 @@ class ResourceGovernor:
         return wake.with_others(other.wake for other in self._others)
 
     def look(self, now: float, wall: float, server: int | None) -> str:
-        """Observe the machine if due; return why training is forbidden, or an empty string.
+        """Count what was used, if that is due; return why training is forbidden, or an empty string.
 
         Args:
             now: Monotonic seconds.
@@ -80,9 +78,10 @@ class ResourceGovernor:
         self.flash = self.flash.use(written - self._counted, server)
         self.wake = self.wake.use(0, server)  # a new day begins with none used
         self._counted = written
-        present = MachineState(wall, load_by_processor(), on_battery())
-        spent = self.is_flash_spent, self.is_wake_spent
-        self.held = held_by(self._section, present, flash_spent=spent[0], wake_spent=spent[1])
+        if self.is_flash_spent or self.is_wake_spent:
+            self.held = "flash" if self.is_flash_spent else "wake time"
+        else:
+            self.held = "" if self._deferral is None else self._deferral(self._section, wall)
         return self.held
 
     def live(self, now: float, server: int | None, *, awake: bool) -> None:
@@ -131,26 +130,6 @@ def bytes_written() -> int:
     except OSError:
         return 0
     return next((int(line.split()[1]) for line in lines if line.startswith("write_bytes:")), 0)
-
-
-def load_by_processor() -> float:
-    """Return the number of runnable processes per processor, averaged over a minute."""
-    try:
-        return os.getloadavg()[0] / (os.cpu_count() or 1)
-    except OSError:
-        return 0.0
-
-
-def on_battery(supplies: Path = _SUPPLIES) -> bool | None:
-    """Return whether all mains supplies are off; None if the machine reports none."""
-    found = []
-    for supply in sorted(supplies.glob("*")):
-        try:
-            if (supply / "type").read_text(encoding="ascii").strip() == "Mains":
-                found.append((supply / "online").read_text(encoding="ascii").strip() == "1")
-        except OSError:
-            continue
-    return None if not found else not any(found)
 
 
 def limit_memory(data: int | None) -> None:

@@ -12,11 +12,12 @@ from collections.abc import Mapping, Sequence
 
 from edge_sdk.app.cli import fields
 from edge_sdk.app.clock import Clock
-from edge_sdk.errors import StoreFull
+from edge_sdk.config import Config
+from edge_sdk.errors import ConfigError, StoreFull
 from edge_sdk.forecasting.intervals import SavedCalibration
 from edge_sdk.forecasting.series import SeriesRow
-from edge_sdk.limits import DailyQuota, LimitsSection
-from edge_sdk.limits.resource_governor import ResourceGovernor, peak_kib
+from edge_sdk.limits import DailyQuota
+from edge_sdk.limits.resource_governor import Deferral, ResourceGovernor, peak_kib
 from edge_sdk.session.session import Session
 from edge_sdk.store.store import DeviceStore
 from edge_sdk.training.bootstrap import keep_intervals
@@ -30,16 +31,20 @@ _BOOK_EVERY = 3600.0  # seconds between two records of the bytes written
 
 
 class FlushScheduler:
-    """Flushes readings in batches, and applies the resource limits of the device."""
+    """Flushes readings in batches, and applies the resource limits of the device.
 
-    def __init__(
-        self, limits: LimitsSection, store: DeviceStore, session: Session, clock: Clock
-    ) -> None:
+    Raises:
+        ConfigError: Training depends on the time of day or the machine, and no extension observes them.
+    """
+
+    def __init__(self, config: Config, store: DeviceStore, session: Session, clock: Clock) -> None:
         self._store, self._session, self._clock = store, session, clock
         self._flushed = self._booked = session.now
         flash = DailyQuota(store.fact("flash day"), store.fact("flash"))
         wake = DailyQuota(store.fact("wake day"), store.fact("wake"))
-        self._governor = ResourceGovernor(limits, flash, wake, now=session.now)
+        self._governor = ResourceGovernor(
+            config.limits, flash, wake, now=session.now, deferral=_deferral(config)
+        )
         self._kept: SavedCalibration | None = None
         self._oldest: int | None = None  # slot of the oldest reading on flash; None: not read yet
 
@@ -157,3 +162,15 @@ class FlushScheduler:
     def why_held(self) -> str:
         """The last result of ``blocking_limit``."""
         return self._governor.held
+
+
+def _deferral(config: Config) -> Deferral | None:
+    for entry in config.index.configured(config.tables):
+        if "deferral" in entry.row:
+            found: Deferral = entry.load("deferral")
+            return found
+    if config.limits.upload_windows or config.limits.train_when != "always":
+        raise ConfigError(
+            "limits: the extension for upload_windows and train_when is not installed"
+        )
+    return None

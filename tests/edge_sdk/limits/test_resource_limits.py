@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-
 from edge_sdk.limits import (
     CLASSES,
     DAY,
     DailyQuota,
     LimitsSection,
-    MachineState,
-    held_by,
-    is_open,
     limits_of,
 )
-from edge_sdk.limits.resource_governor import ResourceGovernor, bytes_written, on_battery
+from edge_sdk.limits.resource_governor import ResourceGovernor, bytes_written
 
 NOW = 20_000 * DAY
 
@@ -27,35 +20,6 @@ def test_a_device_class_sets_only_the_keys_left_out():
     own = limits_of(LimitsSection("B", memory_mb=200, daily_flash_bytes=0, commit_interval="2m"))
     assert (own.memory, own.daily_flash_bytes, own.commit_interval) == (200 * 2**20, 0, 120.0)
     assert own.daily_link_bytes == CLASSES["B"].daily_link_bytes
-
-
-@given(st.integers(0, 1439), st.integers(0, 1439), st.integers(0, 1439))
-def test_an_upload_window_and_its_complement_cover_the_day(begin, end, now):
-    def text(minute):
-        return f"{minute // 60:02}:{minute % 60:02}"
-
-    if begin != end:
-        one, rest = (f"{text(a)}-{text(b)}" for a, b in ((begin, end), (end, begin)))
-        assert is_open((one,), 60.0 * now) != is_open((rest,), 60.0 * now)
-
-
-@pytest.mark.parametrize(
-    ("section", "present", "why"),
-    [
-        (LimitsSection(), MachineState(0.0, load=9.0, on_battery=True), ""),
-        (LimitsSection(train_when="idle"), MachineState(0.0, load=0.9), "busy"),
-        (LimitsSection(train_when="idle"), MachineState(0.0, load=0.1), ""),
-        (LimitsSection(train_when="mains"), MachineState(0.0, on_battery=False), ""),
-        (LimitsSection(train_when="mains"), MachineState(0.0, on_battery=None), ""),
-        (
-            LimitsSection(upload_windows=("01:00-02:00",)),
-            MachineState(0.0),
-            "outside the upload windows",
-        ),
-    ],
-)
-def test_the_limit_that_forbids_training_is_named(section, present, why):
-    assert held_by(section, present, flash_spent=False) == why
 
 
 def test_a_used_daily_flash_quota_forbids_training():
@@ -111,17 +75,6 @@ def test_a_share_of_the_days_wake_time_is_kept_for_other_work():
     thrift.live(16.0, NOW, awake=True)
     assert not thrift.has_wake_time(0.5, NOW)
     assert thrift.look(60.0, 0.0, NOW) == ""
-
-
-def test_battery_operation_is_detected_from_the_mains_supplies(tmp_path):
-    assert on_battery(tmp_path) is None
-    for name, kind, online in (("AC", "Mains", "0"), ("BAT0", "Battery", "1")):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "type").write_text(f"{kind}\n")
-        (tmp_path / name / "online").write_text(f"{online}\n")
-    assert on_battery(tmp_path) is True
-    (tmp_path / "AC" / "online").write_text("1\n")
-    assert on_battery(tmp_path) is False
 
 
 def test_written_bytes_are_those_that_the_kernel_counts(tmp_path):

@@ -503,7 +503,11 @@ def test_no_more_often_than_the_interval_but_at_once_after_the_last_round(make):
 @pytest.mark.parametrize(
     ("settings", "why"),
     [
-        ({"limits": {"upload_windows": ["03:00-03:01"]}}, "outside the upload windows"),
+        pytest.param(
+            {"limits": {"upload_windows": ["03:00-03:01"]}},
+            "outside the upload windows",
+            marks=pytest.mark.extension,
+        ),
         ({"fine_tuning": {"wake_share": 0.0}, "limits": {"daily_wake_time": "24h"}}, ""),
     ],
 )

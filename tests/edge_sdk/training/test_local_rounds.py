@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 W0 = np.array([0.1, 0.2, 0.3, 0.4], np.float32)
 
@@ -51,6 +52,7 @@ def test_local_rounds_keep_their_interval_and_their_count_over_a_restart(make):
         assert not client.status()["alone"], "what was learned on a copy is not kept"
 
 
+@pytest.mark.extension
 def test_a_device_that_cannot_spare_it_does_not_learn_alone_either(make):
     fleet = make(
         timeouts={"reply": "1s"},
