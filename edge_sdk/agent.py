@@ -10,7 +10,6 @@ from functools import partial
 from typing import Any, Protocol, Self
 
 from edge_sdk.app.cli import fields, notify, stop_signals, watchdog_seconds
-from edge_sdk.app.heartbeat import Heartbeat, default_path
 from edge_sdk.app.sqlite_file import SqliteError
 from edge_sdk.client import Client, ClientParts
 from edge_sdk.config import Config
@@ -82,7 +81,8 @@ def _run(config: Config, *, until_done: bool) -> dict[str, object]:
     spare_native_memory()
     extensions = prepared_extensions(config)
     channels = [ChannelReminder(one) for one in participants]
-    heartbeat = Heartbeat(config.heartbeat or default_path(config.state))
+    records = (entry.load("beat")(config) for entry in config.index.having("beat"))
+    heartbeat: LoopRecord = next(records, LoopRecord())
     with stop_signals() as signalled:
 
         def is_stopping() -> bool:
@@ -147,6 +147,16 @@ def _run(config: Config, *, until_done: bool) -> dict[str, object]:
 def _erase(config: Config) -> None:
     for entry in config.index.having("erase"):
         entry.load("erase")(config)
+
+
+class LoopRecord:
+    """The record that the agent's loop turns; an extension has one that other programs can read."""
+
+    def beat(self) -> None:
+        """Record it, every few seconds at most."""
+
+    def close(self) -> None:
+        """Record the end."""
 
 
 class RunningDevice(Protocol):

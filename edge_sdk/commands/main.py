@@ -32,7 +32,6 @@ CORE = {
         "run": "Record readings, train, share updates and forecast until SIGTERM.",
         "check": "Check configuration, keys, bundle and sources.",
         "forecast": "Forecast the next values.",
-        "health": "Exit with 0 if the agent runs, else with 1.",
         "status": "Show the state of the device.",
         "enrol": "Create this device's signing key.",
     }.items()

@@ -12,11 +12,11 @@ from __future__ import annotations
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
 
 from edge_sdk.app.cli import CommandResult
-from edge_sdk.app.heartbeat import age, default_path
 from edge_sdk.app.settings import seconds
 from edge_sdk.commands import add_config
 from edge_sdk.config import Config
 from edge_sdk.errors import OK, RUNTIME
+from edge_sdk.extensions.health.heartbeat import age, path_of
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -34,7 +34,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 def run(args: Namespace) -> CommandResult:
     """Return whether the agent runs, and the age of its heartbeat."""
     config = Config.load(args.config)
-    path = config.heartbeat or default_path(config.state)
+    path = path_of(config)
     found = age(path)
     is_alive = found is not None and found <= args.max_age
     data = {"alive": is_alive, "seconds": None if found is None else round(found, 1)}

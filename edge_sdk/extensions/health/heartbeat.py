@@ -16,6 +16,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+from edge_sdk.config import Config
+
 EVERY = 5.0  # seconds between two beats
 _MEMORY = Path("/dev/shm")  # noqa: S108 - the file is opened without following links
 _SIZE = 256
@@ -26,6 +28,15 @@ def default_path(state: Path) -> Path:
     name = hashlib.sha256(str(state.absolute()).encode()).hexdigest()[:16]
     folder = _MEMORY if os.access(_MEMORY, os.W_OK) else Path(tempfile.gettempdir())
     return folder / f"gridfed-edge-{name}.beat"
+
+
+def path_of(config: Config) -> Path:
+    return config.heartbeat or default_path(config.state)
+
+
+def open_heartbeat(config: Config) -> Heartbeat:
+    """Return the heartbeat of an agent."""
+    return Heartbeat(path_of(config))
 
 
 class Heartbeat:

@@ -1,0 +1,1 @@
+"""Record that an agent runs, for containers and monitors."""
