@@ -10,7 +10,6 @@ from __future__ import annotations
 import time
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from edge_sdk.agent import open_outputs, open_sources, streams_given
@@ -37,8 +36,6 @@ from edge_sdk.session.identity import (
 )
 from edge_sdk.sources import (
     ChannelSource,
-    ExaminedSource,
-    LiveSource,
     Source,
     channel_sources,
     unsupplied,
@@ -46,7 +43,6 @@ from edge_sdk.sources import (
 from edge_sdk.store.schema import FILE
 from edge_sdk.store.store import DeviceStore
 from edge_sdk.training import bootstrap
-from edge_sdk.training.privacy_accountant import refuse_unit
 from edge_sdk.training.run_role import history_of
 
 NO_KEY = "none yet: made at the first start, to enrol the device later"
@@ -116,14 +112,11 @@ def check_device(config: Config) -> dict[str, str]:
     found = {name: text for one in checks if one for name, text in one(config).items()}
     role, history = bootstrap.role_of(config, manifest, None), history_of(config, manifest)
     plan = bootstrap.plan(config, manifest, role.method, manifest.spec(role.shared).shared_size)
-    if config.participation:
-        refuse_unit(plan)
     sources = open_sources(config)
     participants = config.participants()
     outputs = [x for one in participants for x in open_outputs(config, one.id)]
     _check_output_folders(config)
     _check_streams(sources, manifest)
-    unused = _unused(config, sources)
     if not config.is_alone:
         bootstrap.broker_of(config)
     kept = _kept(config)
@@ -133,7 +126,6 @@ def check_device(config: Config) -> dict[str, str]:
         "bundle": f"{manifest.name} version {manifest.version}, {manifest.size} scalars",
         "reads": ", ".join(_reads(manifest)),
         "sources": str(len(sources)),
-        **unused,
         "outputs": ", ".join(x.name for x in outputs) or "none",
         "keeps": f"{history.days:.4g} days of readings, at most {history.bytes} bytes of flash "
         f"({history.limit})",
@@ -141,16 +133,7 @@ def check_device(config: Config) -> dict[str, str]:
         "privacy": config.guarded(plan.guarantee),
         **({} if config.is_alone else {"link": link_projection(config, manifest.spec())}),
         **kept,
-        **_further(config),
     }
-
-
-def _further(config: Config) -> dict[str, str]:
-    found = {}
-    for one in config.participants()[1:]:
-        its = check_device(replace(one, output=()))
-        found[f"participation {one.id}"] = f"{its['bundle']}; {its['link']}"
-    return found
 
 
 def link_projection(config: Config, spec: ParamSpec) -> str:
@@ -233,20 +216,6 @@ def _check_streams(sources: Sequence[Source], manifest: Manifest) -> None:
             f"source: none gives {', '.join(missing)}, which bundle {manifest.name} reads",
             hint='map a column of a file to each stream: columns = { column = "stream" }',
         )
-
-
-def _unused(config: Config, sources: Sequence[Source]) -> dict[str, str]:
-    """Return the input of each source that is not used: of its files, and as the agent last noted it."""
-    found = {}
-    for number, source in enumerate(sources):
-        names = dict.fromkeys(source.survey() if isinstance(source, ExaminedSource) else ())
-        if isinstance(source, LiveSource) and (config.state / FILE).exists():
-            with DeviceStore.open(config.state, read_only=True) as store:
-                note = store.paper(f"source {number} {source.kind}")
-            names |= dict.fromkeys(source.saved_unused(note))
-        if names:
-            found[f"source[{number}] not used"] = "; ".join(names)
-    return found
 
 
 def _check_output_folders(config: Config) -> None:

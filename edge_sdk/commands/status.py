@@ -9,7 +9,6 @@ candidates are relative to that of the fleet's model.
 
 from __future__ import annotations
 
-import time
 from argparse import Namespace
 from collections.abc import Mapping
 from typing import Any
@@ -27,7 +26,6 @@ from edge_sdk.errors import Reason
 from edge_sdk.link.fleet_settings import ALONE
 from edge_sdk.privacy.ledger import ParticipationCharges
 from edge_sdk.protocol import messages as m
-from edge_sdk.session.connection import SIGNER_AWAY
 from edge_sdk.session.durable_outbox import REMEDIES
 from edge_sdk.session.identity import keys_for_request, place_of, succession_line
 from edge_sdk.session.identity_keys import STEP, step_text
@@ -74,7 +72,6 @@ def status(config: Config, beside: tuple[ParticipationCharges, ...] = ()) -> dic
             "fleet": config.fleet or None,
             **({"alone": ALONE} if config.is_alone else {}),
             "key": place_of(config),
-            **({"token unreachable since": away} if (away := _away(store)) else {}),
             "bundle": announced.name if announced else config.bundle,
             "method": announced.method if announced else None,
             "run": learned.run if learned else 0,
@@ -98,12 +95,6 @@ def status(config: Config, beside: tuple[ParticipationCharges, ...] = ()) -> dic
             "budget": account.summary(one),
             **_replacement(config, store),
         }
-
-
-def _away(store: DeviceStore) -> str:
-    """Return since when the agent has not reached the token of its key; empty while it does."""
-    since = store.fact(SIGNER_AWAY)
-    return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(since)) if since else ""
 
 
 def _refused_root(store: DeviceStore) -> str:

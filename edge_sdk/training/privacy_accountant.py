@@ -6,17 +6,15 @@ Charges are computed here and written in the transaction that saves a round.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 from edge_sdk.app.cli import fields
 from edge_sdk.app.lean_dataclass import dataclass
 from edge_sdk.config import PARTICIPATIONS, Config
-from edge_sdk.errors import ConfigError
 from edge_sdk.limits.resource_governor import ResourceGovernor
 from edge_sdk.privacy.ledger import (
-    SUMMED_UNITS,
     UNBOUNDED,
     UNCOUNTED,
     UNKNOWN,
@@ -28,7 +26,6 @@ from edge_sdk.privacy.ledger import (
     epsilon_at,
 )
 from edge_sdk.privacy.mechanism import Mechanism
-from edge_sdk.privacy.noise_calibration import NoisePlan
 from edge_sdk.protocol.messages import RELEASES_LIMIT
 from edge_sdk.session.participation import LinkQuota
 from edge_sdk.session.session import Session
@@ -184,38 +181,6 @@ class ParticipationBudgets:
     accountant: PrivacyAccountant
     quota: LinkQuota
     governor: ResourceGovernor
-
-    def share(
-        self,
-        others: Sequence[ParticipationBudgets],
-        former: tuple[ParticipationCharges, ...] = (),
-    ) -> None:
-        """Count the others' privacy loss, bytes and wake time against the same limits.
-
-        The sum holds after a power cut too: each participation writes its charge before an upload
-        leaves, and reads its own ledger at its start.
-
-        Args:
-            others: The device's other participations.
-            former: Charges of participations that are not configured any more.
-        """
-        self.accountant.share(lambda: (*(one.accountant.spending() for one in others), *former))
-        self.quota.share(one.quota for one in others)
-        self.governor.share(one.governor for one in others)
-
-
-def refuse_unit(plan: NoisePlan) -> None:
-    """Refuse a claim about a unit that differs between bundles, where several runs share a budget.
-
-    Raises:
-        ConfigError: The claim is about a reading or a window.
-    """
-    if plan.mechanism.name != "none" and plan.limit.unit not in SUMMED_UNITS:
-        raise ConfigError(
-            f"participation: a claim about a {plan.limit.unit} does not add up over runs whose bundles "
-            "have other grids or windows",
-            hint=f"privacy.budget.unit: expected {' or '.join(sorted(SUMMED_UNITS))}",
-        )
 
 
 def former_charges(config: Config) -> tuple[ParticipationCharges, ...]:

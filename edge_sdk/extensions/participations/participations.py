@@ -20,12 +20,15 @@ from edge_sdk.app.cli import fields
 from edge_sdk.app.clock import Clock
 from edge_sdk.client import Client, ClientParts
 from edge_sdk.config import PARTICIPATIONS, Config
+from edge_sdk.errors import ConfigError
 from edge_sdk.forecasting.series import STREAMS, Reading
 from edge_sdk.link.transport import Transport
+from edge_sdk.privacy.ledger import SUMMED_UNITS, ParticipationCharges
+from edge_sdk.privacy.noise_calibration import NoisePlan
 from edge_sdk.protocol.contract.manifest import Manifest
 from edge_sdk.session.session import Connect
 from edge_sdk.training.extension import DeviceExtension
-from edge_sdk.training.privacy_accountant import former_charges, refuse_unit
+from edge_sdk.training.privacy_accountant import former_charges
 
 logger = logging.getLogger(__name__)
 
@@ -188,8 +191,40 @@ def participating(
         if len(clients) > 1 or former:
             for client in clients:
                 refuse_unit(client.learner.mechanism.plan)
-                client.budgets.share([one.budgets for one in clients if one is not client], former)
+                share_budgets(client, [one for one in clients if one is not client], former)
         yield found
+
+
+def share_budgets(
+    client: Client, others: Sequence[Client], former: tuple[ParticipationCharges, ...] = ()
+) -> None:
+    """Count the others' privacy loss, bytes and wake time against a client's limits.
+
+    The sum holds after a power cut too: each participation writes its charge before an upload leaves,
+    and reads its own ledger at its start.
+
+    Args:
+        others: The device's other participations.
+        former: Charges of participations that are not configured any more.
+    """
+    budgets, shared = client.budgets, [one.budgets for one in others]
+    budgets.accountant.share(lambda: (*(one.accountant.spending() for one in shared), *former))
+    budgets.quota.share(one.quota for one in shared)
+    budgets.governor.share(one.governor for one in shared)
+
+
+def refuse_unit(plan: NoisePlan) -> None:
+    """Refuse a claim about a unit that differs between bundles, where several runs share a budget.
+
+    Raises:
+        ConfigError: The claim is about a reading or a window.
+    """
+    if plan.mechanism.name != "none" and plan.limit.unit not in SUMMED_UNITS:
+        raise ConfigError(
+            f"participation: a claim about a {plan.limit.unit} does not add up over runs whose bundles "
+            "have other grids or windows",
+            hint=f"privacy.budget.unit: expected {' or '.join(sorted(SUMMED_UNITS))}",
+        )
 
 
 @contextmanager

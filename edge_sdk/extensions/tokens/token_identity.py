@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import time
 from pathlib import Path
+from typing import Any
 
 from edge_sdk.app.cli import fields
 from edge_sdk.config import Config
@@ -11,7 +13,9 @@ from edge_sdk.errors import ConfigError, SignerUnavailable, TokenRefused
 from edge_sdk.extensions.tokens.pkcs11_uri import Pkcs11Uri, TokenPlace
 from edge_sdk.protocol.keys import KeyFileError, Signer, kid_of, read_device_public
 from edge_sdk.protocol.public_key import KeyKind, kind_of
+from edge_sdk.session.connection import SIGNER_AWAY
 from edge_sdk.session.identity import MAKE, TokenUnreachable, begin_count, identity_files
+from edge_sdk.store.store import DeviceStore
 
 logger = logging.getLogger(__name__)
 
@@ -114,6 +118,14 @@ class TokenIdentity:
 
     def __str__(self) -> str:
         return str(self.place)
+
+
+def saved_status(_config: Config, store: DeviceStore) -> dict[str, Any]:
+    """Return since when the agent has not reached the token; empty while it does."""
+    since = store.fact(SIGNER_AWAY)
+    if not since:
+        return {}
+    return {"token unreachable since": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(since))}
 
 
 def _refuse_file(config: Config) -> None:

@@ -16,9 +16,11 @@ from edge_sdk.errors import ConfigError, SignerUnavailable, TokenRefused
 from edge_sdk.extensions.tokens import pkcs11_library, pkcs11_token
 from edge_sdk.extensions.tokens.pkcs11_token import Pkcs11Key, generate_in_token
 from edge_sdk.extensions.tokens.pkcs11_uri import Pkcs11Uri, TokenPlace
+from edge_sdk.extensions.tokens.token_identity import saved_status
 from edge_sdk.protocol import keys
 from edge_sdk.protocol.public_key import kind_of
 from edge_sdk.protocol.statements import enrolment_statement
+from edge_sdk.session.connection import SIGNER_AWAY
 from edge_sdk.session.identity import TokenUnreachable, create_identity, load_signer
 from edge_sdk.store.store import DeviceStore
 from tests.pkcs11_tokens import PIN, opened
@@ -328,3 +330,10 @@ def test_a_uri_in_place_of_the_key_file_is_refused(configured):
     path.write_text(path.read_text().replace("meter.key", "pkcs11:token=a;object=b"))
     with pytest.raises(SettingsError, match=r"identity\.key names a key in a token"):
         Config.load(path)
+
+
+def test_status_says_since_when_the_token_is_away(tmp_path):
+    with DeviceStore.open(tmp_path) as store:
+        assert saved_status(None, store) == {}
+        store.set_facts(**{SIGNER_AWAY: 1_800_000_000})
+        assert saved_status(None, store) == {"token unreachable since": "2027-01-15 08:00 UTC"}
