@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from typing import Any, Protocol, Self
+from typing import Protocol, Self
 
 from edge_sdk.app.cli import fields, notify, stop_signals, watchdog_seconds
 from edge_sdk.app.sqlite_file import SqliteError
@@ -15,7 +15,6 @@ from edge_sdk.client import Client, ClientParts
 from edge_sdk.config import Config
 from edge_sdk.errors import ConfigError, EdgeError
 from edge_sdk.forecasting.forecast import moment
-from edge_sdk.forecasting.series import Reading
 from edge_sdk.limits import limits_of
 from edge_sdk.limits.resource_governor import is_out_of_memory, limit_memory, spare_native_memory
 from edge_sdk.outputs import ForecastIssuer, Output, open_output
@@ -109,10 +108,7 @@ def _run(config: Config, *, until_done: bool) -> dict[str, object]:
                     "files read %s", fields(files=len(finite), readings=read, newest=newest)
                 )
             logs = [ActivityLog(client) for client in clients]
-            with (
-                SourceSet(live, device, feeds) as source_set,
-                ExitStack() as issuing,
-            ):
+            with SourceSet(live, device, feeds) as source_set, ExitStack() as issuing:
                 issuers = [
                     issuing.enter_context(
                         ForecastIssuer(outputs[client.config.id], client, source_set.health)
@@ -147,6 +143,7 @@ def _run(config: Config, *, until_done: bool) -> dict[str, object]:
 def _erase(config: Config) -> None:
     for entry in config.index.having("erase"):
         entry.load("erase")(config)
+        logger.warning("device wiped %s", fields(state=config.state))
 
 
 class LoopRecord:
@@ -159,67 +156,13 @@ class LoopRecord:
         """Record the end."""
 
 
-class RunningDevice(Protocol):
-    """A client, or the several of a device that takes part in several runs."""
-
-    @property
-    def now(self) -> float:
-        """Seconds of the monotonic clock."""
-
-    @property
-    def step(self) -> int:
-        """Seconds of the grid of the readings."""
-
-    @property
-    def is_settled(self) -> bool:
-        """Return whether every run has ended, and its final model was tuned and compared."""
-
-    @property
-    def is_wipe_ordered(self) -> bool:
-        """Return whether an operator ordered the erasure of the device's state."""
-
-    @property
-    def is_linked(self) -> bool:
-        """Return whether the link is up."""
-
-    @property
-    def why_stopped(self) -> str:
-        """Return why no updates are sent now; empty if they are."""
-
-    def observe(self, reading: Reading) -> object:
-        """Record one measurement."""
-
-    def observe_all(self, readings: Sequence[Reading]) -> object:
-        """Record measurements, oldest first."""
-
-    def flush(self) -> None:
-        """Write the readings."""
-
-    def remember(self, notes: Mapping[str, bytes]) -> None:
-        """Write the readings, then the notes that the sources need."""
-
-    def remembered(self, name: str) -> bytes | None:
-        """Return the note that a source saved before a restart, or None."""
-
-    def tick(self, timeout: float) -> None:
-        """Serve the link, and do what is due."""
-
-    def status(self) -> dict[str, Any]:
-        """Return the state."""
-
-
 @contextmanager
 def opened_device(
-    config: Config,
-    *,
-    stopping: Callable[[], bool],
-    streams: Callable[[Manifest], Container[str]],
-) -> Iterator[tuple[RunningDevice, tuple[Client, ...]]]:
-    """Open the device's client, or what an extension makes of several participations; and the clients.
+    config: Config, *, stopping: Callable[[], bool], streams: Callable[[Manifest], Container[str]]
+) -> Iterator[tuple[Client, tuple[Client, ...]]]:
+    """Open the device's client; and all clients, where it takes part in several runs.
 
-    Args:
-        stopping: As for ``Client``.
-        streams: As for ``Client``.
+    Of several, an extension makes one that does with all what the agent does with a client.
 
     Raises:
         ConfigError: There are several, perhaps former, and no extension for them.
@@ -337,10 +280,7 @@ class SourceSet:
     """
 
     def __init__(
-        self,
-        sources: Mapping[str, LiveSource],
-        client: RunningDevice,
-        feeds: Sequence[SourceFeed],
+        self, sources: Mapping[str, LiveSource], client: Client, feeds: Sequence[SourceFeed]
     ) -> None:
         self._sources, self._client, self._feeds = sources, client, feeds
         self._noted = client.now
@@ -386,7 +326,7 @@ class SourceSet:
 
 
 def _serve(
-    client: RunningDevice,
+    client: Client,
     source_set: SourceSet,
     turns: Iterable[Callable[[], object]],
     is_stopping: Callable[[], bool],

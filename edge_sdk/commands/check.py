@@ -34,12 +34,7 @@ from edge_sdk.session.identity import (
     place_of,
     require_signer,
 )
-from edge_sdk.sources import (
-    ChannelSource,
-    Source,
-    channel_sources,
-    unsupplied,
-)
+from edge_sdk.sources import ChannelSource, Source, channel_sources, unsupplied
 from edge_sdk.store.schema import FILE
 from edge_sdk.store.store import DeviceStore
 from edge_sdk.training import bootstrap

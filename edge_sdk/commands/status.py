@@ -15,12 +15,7 @@ from typing import Any
 
 from edge_sdk.app.cli import CommandResult
 from edge_sdk.commands import add_config
-from edge_sdk.commands.device_inspection import (
-    account_of,
-    announced_of,
-    charges_beside,
-    plan_of,
-)
+from edge_sdk.commands.device_inspection import account_of, announced_of, charges_beside, plan_of
 from edge_sdk.config import PARTICIPATIONS, Config
 from edge_sdk.errors import Reason
 from edge_sdk.link.fleet_settings import ALONE

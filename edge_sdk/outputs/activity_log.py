@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from edge_sdk.app.cli import fields
 from edge_sdk.forecasting.forecast import moment
+from edge_sdk.outputs import ForecastingClient
 
 logger = logging.getLogger(__name__)
 
@@ -15,12 +16,8 @@ _DAY = 86_400
 _SILENCE = 26 * 3600.0  # seconds after which a line is due although no reading has begun a day
 
 
-class LoggedClient(Protocol):
+class LoggedClient(ForecastingClient, Protocol):
     """The part of ``Client`` that the log uses."""
-
-    @property
-    def now(self) -> float:
-        """Seconds of the monotonic clock."""
 
     @property
     def newest_reading(self) -> int | None:
@@ -29,9 +26,6 @@ class LoggedClient(Protocol):
     @property
     def forecast_source(self) -> str:
         """Name of the predictor of the next forecast; ``none`` if there is none."""
-
-    def status(self) -> dict[str, Any]:
-        """Return the client's state."""
 
 
 class ActivityLog:

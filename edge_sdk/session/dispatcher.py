@@ -43,10 +43,9 @@ class MessageReader(Protocol):
 
 
 class MessageFollower(Protocol):
-    """An extension that follows the messages of one kind instead of the core.
+    """An extension that follows the messages of one kind, by which its row names it in ``followers``.
 
-    The table ``followers`` of its row names it by the kind. It is made from the parts of the session
-    and ``Dispatcher.reconsider`` when the first such message arrives.
+    It is made from the session's parts and ``Dispatcher.reconsider`` when the first one arrives.
     """
 
     def receive(self, verified: VerifiedMessage) -> Events:

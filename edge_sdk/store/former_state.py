@@ -24,7 +24,6 @@ def is_wipe_due(state: Path, keys: Iterable[Path]) -> bool:
     """Return whether a wipe was ordered or begun, and has not ended. The agent must not run.
 
     Args:
-        state: The device's own state folder.
         keys: Private key files, or the public key of one in a token, which a wipe deletes last.
     """
     has_key = any(key.exists() for key in keys)
@@ -38,10 +37,7 @@ def fleet_of(store: DeviceStore) -> str:
 
 
 def refuse_state(store: DeviceStore, fleet: str) -> None:
-    """Refuse to run with a state that was wiped, or that belongs to another fleet.
-
-    Args:
-        fleet: Fleet of the device; empty for a device alone.
+    """Refuse to run with a state that was wiped, or that belongs to another fleet (empty: none).
 
     Raises:
         ConfigError: With the command that helps.
@@ -56,11 +52,7 @@ def refuse_state(store: DeviceStore, fleet: str) -> None:
 
 
 def refuse_wiped(store: DeviceStore) -> None:
-    """Refuse a state that was wiped, or is to be.
-
-    Raises:
-        ConfigError: With the command that begins again.
-    """
+    """Refuse a state that was wiped, or is to be, with the command that begins again."""
     if store.fact(WIPE_ORDERED) or store.fact(WIPED):
         raise ConfigError(
             f"{store.path.parent}: this device was wiped: its readings, models and key are erased",

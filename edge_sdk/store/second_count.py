@@ -4,20 +4,18 @@ A state folder that is lost, or restored from an old copy, would give a device a
 only the aggregator remembered what had left. An extension counts each release at a ``ReleaseGate``
 before the store commits it; the key ``second_count`` of its row names an ``OutsideCount``.
 
-It is loaded where a budget depends on the count, and where a count exists. A store is told at every
-start who counts (``recover_count``); until then, and where a count that a budget needs is lost, its
-account has no room for any release (``DeviceStore.lacks_count``). An extension that is listed and
-cannot be imported stops the start.
+It is loaded where a budget depends on the count, and where a count exists. ``recover_count`` decides at
+every start who counts; until then, and where a count that a budget needs is lost, the account has no
+room for any release (``DeviceStore.lacks_count``). One that cannot be imported stops the start.
 
-Without such an extension the device holds its releases against the ledger and the aggregator's count,
-and says in its hellos that it has no second one. It releases nothing under a budget if there has been
-one.
+Without such an extension a device holds its releases against the ledger and the aggregator's count, says
+in its hellos that it has no second one, and releases nothing under a budget if there has been one.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -25,8 +23,7 @@ from edge_sdk.app.cli import fields
 from edge_sdk.app.extensions import ExtensionIndex
 from edge_sdk.app.lean_dataclass import dataclass
 from edge_sdk.protocol.keys import Signer
-from edge_sdk.store.release_gate import COUNTED
-from edge_sdk.store.store import DeviceStore
+from edge_sdk.store.store import COUNTED, DeviceStore
 
 logger = logging.getLogger(__name__)
 
@@ -61,55 +58,32 @@ class CountFound:
 
 
 class OutsideCount(Protocol):
-    """The counts of one device outside its state folder, as an extension keeps them."""
+    """The functions of an extension behind those of this module."""
 
-    @staticmethod
-    def begin(path: Path, signer: Signer, recorded: Mapping[str, int]) -> None:
-        """Begin the counts of an identity key, as ``begin_counts`` does."""
-
-    @staticmethod
-    def renew(path: Path, former: Signer, new: Signer) -> None:
-        """Keep the counts readable by a key that replaces the identity key, too."""
-
-    @staticmethod
-    def find(store: DeviceStore | None, place: CountPlace, public: bytes) -> CountFound:
-        """Return the count of a participation, as far as file and store show."""
-
-    @staticmethod
-    def recover(store: DeviceStore, place: CountPlace, signer: Signer) -> None:
-        """Continue a store from the larger count, and give it its gate (``count_outside``)."""
+    begin: Callable[[Path, Signer, Mapping[str, int]], None]
+    renew: Callable[[Path, Signer, Signer], None]
+    find: Callable[[DeviceStore | None, CountPlace, bytes], CountFound]
+    recover: Callable[[DeviceStore, CountPlace, Signer], None]  # it calls ``count_outside``
 
 
 def begin_counts(path: Path, signer: Signer, recorded: Mapping[str, int]) -> None:
-    """Write the counts of an identity key that was made just now; earlier ones continue.
+    """Begin the counts of an identity key that was made just now; those of earlier keys continue.
 
     Args:
         recorded: Releases by participation in the state folders that exist.
-
-    Raises:
-        SignerUnavailable: The key is in a token that is away.
     """
     if (outside := _loaded()) is not None:
         outside.begin(path, signer, recorded)
 
 
 def renew_counts(path: Path, former: Signer, new: Signer) -> None:
-    """Sign the counts by the key that replaces the identity key, too. Repeatable after a kill.
-
-    Raises:
-        OSError: The file cannot be written.
-    """
+    """Sign the counts by the key that replaces the identity key, too, or raise ``OSError``."""
     if path.exists() and (outside := _loaded()) is not None:
         outside.renew(path, former, new)
 
 
 def find_count(store: DeviceStore | None, place: CountPlace, public: bytes) -> CountFound:
-    """Return the count of a participation, read beside a running agent.
-
-    Args:
-        store: Store of the participation; None if it has none.
-        public: Raw public identity key.
-    """
+    """Return the count of a participation, with or without a store, beside a running agent."""
     if not place.is_used:
         return CountFound()
     if (outside := _loaded()) is not None:
@@ -118,12 +92,7 @@ def find_count(store: DeviceStore | None, place: CountPlace, public: bytes) -> C
 
 
 def recover_count(store: DeviceStore, place: CountPlace, signer: Signer) -> None:
-    """Decide at the start of a device who counts its releases outside its state folder.
-
-    Args:
-        store: Store of a participation, open for writing.
-        signer: Identity key.
-    """
+    """Decide at the start of a device who counts the releases of a store outside its folder."""
     if not place.is_used:
         store.count_outside(None)
         if INDEX.having(_KEY):

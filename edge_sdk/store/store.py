@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import astuple, replace
 from pathlib import Path
-from typing import Self
+from typing import Final, Protocol, Self
 
 from edge_sdk.app import sqlite_file
 from edge_sdk.errors import StoreError, WireError
@@ -20,7 +20,6 @@ from edge_sdk.privacy.ledger import UNBOUNDED, PrivacyCharge
 from edge_sdk.protocol.codec import pack_leaves, unpack_leaves
 from edge_sdk.protocol.messages import LIFE_LEAP
 from edge_sdk.protocol.outbox_state import OutboxEntry, UplinkCounters
-from edge_sdk.store.release_gate import ReleaseGate
 from edge_sdk.store.rows import (
     SCHEMA,
     LearnedState,
@@ -43,6 +42,27 @@ from edge_sdk.store.rows import (
     write_numbers,
 )
 from edge_sdk.store.schema import SET_ASIDE, opened, store_error
+
+COUNTED: Final = "counted outside"
+"""Fact: the store has had a second count. Without one it is not made again from the ledger."""
+
+
+class ReleaseGate(Protocol):
+    """The count that every release of one store must pass before it is committed."""
+
+    @property
+    def newest(self) -> int:
+        """Unix seconds of the newest release, by the machine's clock."""
+
+    def reserve(self, line: int, releases: int, charges: Iterable[PrivacyCharge]) -> None:
+        """Count releases and their charges after a line of the ledger, before the transaction.
+
+        Raises:
+            SignerUnavailable: They cannot be counted now, or ``StoreFull``; nothing is changed.
+        """
+
+    def settle(self, line: int) -> None:
+        """Record that a store which was lost continues from this line of its new ledger."""
 
 
 class DeviceStore:

@@ -31,11 +31,7 @@ _BOOK_EVERY = 3600.0  # seconds between two records of the bytes written
 
 
 class FlushScheduler:
-    """Flushes readings in batches, and applies the resource limits of the device.
-
-    Raises:
-        ConfigError: Training depends on the time of day or the machine, and no extension observes them.
-    """
+    """Flushes readings in batches, and applies the resource limits of the device."""
 
     def __init__(self, config: Config, store: DeviceStore, session: Session, clock: Clock) -> None:
         self._store, self._session, self._clock = store, session, clock

@@ -156,11 +156,7 @@ def _count_lines(config: Config, account: PrivacyAccount) -> list[str]:
     if account.is_counted:
         return []
     why = find_releases(config, None).why or f"{config.counted_in}: file not found"
-    return [
-        f"NO UPDATE LEAVES: {UNKNOWN_COUNT} ({why})",
-        f"{REMEDY}",
-        "",
-    ]
+    return [f"NO UPDATE LEAVES: {UNKNOWN_COUNT} ({why})", REMEDY, ""]
 
 
 def _accept_loss(device: Config, config: Config) -> CommandResult:

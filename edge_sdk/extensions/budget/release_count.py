@@ -57,12 +57,7 @@ class ReleaseCount:
         return ReleaseCount(*map(max, astuple(self), astuple(other)))
 
     def after(self, releases: int, line: int, charges: Iterable[PrivacyCharge]) -> ReleaseCount:
-        """Return the count after more releases.
-
-        Args:
-            line: Last line of the ledger before the charges.
-            charges: What they cost.
-        """
+        """Return the count after more releases; ``line`` is the ledger's last before their charges."""
         charges = tuple(charges)
         time = max((charge.time // 1000 for charge in charges), default=0)
         scores = min(self.scores + loss_of_scores(charges), LARGEST)
@@ -115,20 +110,14 @@ Counts = Mapping[str, ReleaseCount]
 
 
 def read_counts(path: Path, public: bytes) -> Counts:
-    """Read the counts that a device has signed.
-
-    Args:
-        public: Raw public identity key of the device.
+    """Read the counts that a device has signed, by its raw public identity key.
 
     Raises:
         CountError: The file cannot be read, or this key has not signed it.
     """
     try:
         found: Any = json.loads(path.read_text("utf-8"))
-        counts = {
-            name: ReleaseCount(*(_number(one) for one in row))
-            for name, row in found["counts"].items()
-        }
+        counts = _counts_in(found)
         signature = bytes.fromhex(found["signatures"].get(kid_of(public).hex(), ""))
     except OSError as error:
         raise CountError(f"{path}: cannot be read: {error.strerror}", hint=REMEDY) from error
@@ -146,7 +135,6 @@ def write_counts(path: Path, counts: Counts, signers: Iterable[Signer]) -> None:
     """Write counts atomically: after a power cut the file is the former or the new one.
 
     Args:
-        path: The file; its folder must exist.
         signers: Identity key; while it is replaced, the former and the new one.
 
     Raises:
@@ -167,13 +155,7 @@ def write_counts(path: Path, counts: Counts, signers: Iterable[Signer]) -> None:
 
 
 def renew_counts(path: Path, former: Signer, new: Signer) -> None:
-    """Sign the counts by the key that replaces the identity key, too. Repeatable after a kill.
-
-    Counts that cannot be read are left as they are: they are missed at the next start.
-
-    Raises:
-        OSError: The file cannot be written.
-    """
+    """Sign the counts by a further key; those that cannot be read are missed at the next start."""
     with suppress(CountError):
         counts = read_counts(path, former.public)
         try:
@@ -183,16 +165,7 @@ def renew_counts(path: Path, former: Signer, new: Signer) -> None:
 
 
 def begin_counts(path: Path, signer: Signer, recorded: Mapping[str, int]) -> None:
-    """Write the counts of an identity key that was made just now.
-
-    Earlier ones continue, whichever key has signed them: a new key gives no new budget.
-
-    Args:
-        recorded: Releases by participation in the state folders that exist.
-
-    Raises:
-        SignerUnavailable: The key is in a token that is away.
-    """
+    """Write the counts of a new key; whichever key has signed earlier ones, they continue."""
     counts = {"": ReleaseCount()} | dict(_claimed(path))
     for name, releases in recorded.items():
         counts[name] = counts.get(name, ReleaseCount()).joined(ReleaseCount(releases))
@@ -202,10 +175,13 @@ def begin_counts(path: Path, signer: Signer, recorded: Mapping[str, int]) -> Non
 def _claimed(path: Path) -> Counts:
     """Return the counts in a file, by any signer; none if they cannot be read."""
     try:
-        found: Any = json.loads(path.read_text("utf-8"))["counts"]
-        return {name: ReleaseCount(*map(_number, row)) for name, row in found.items()}
+        return _counts_in(json.loads(path.read_text("utf-8")))
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return {}
+
+
+def _counts_in(found: Any) -> Counts:  # noqa: ANN401 - of a file
+    return {name: ReleaseCount(*map(_number, row)) for name, row in found["counts"].items()}
 
 
 def _number(value: object) -> int:
@@ -235,25 +211,13 @@ class SecondCount:
         return self.count.time
 
     def reserve(self, line: int, releases: int, charges: Iterable[PrivacyCharge]) -> None:
-        """Count releases before their transaction is committed; nothing if they are counted already.
-
-        Args:
-            line: Last line of the ledger before it.
-            charges: What they cost.
-
-        Raises:
-            SignerUnavailable: The key is in a token that is away; nothing is changed.
-            StoreFull: The file cannot be written; nothing is changed.
-        """
+        """Count releases before their transaction is committed; nothing if they are counted already."""
         count = self.count.after(releases, line, charges)
         if count.releases > self.count.releases or count.scores > self.count.scores:
             self.write(count)
 
     def settle(self, line: int) -> None:
-        """Record that a store which was lost continues from this line of its new ledger.
-
-        Where the key is away, the store counts as lost again at the next start.
-        """
+        """Record the line; where the key is away, the store counts as lost again at the next start."""
         with suppress(SignerUnavailable):
             self.write(replace(self.count, line=line))
 

@@ -7,9 +7,7 @@ never erased.
 
 from __future__ import annotations
 
-import logging
 import shutil
-import sqlite3
 import time
 from collections.abc import Callable, Iterable
 from contextlib import closing
@@ -17,15 +15,12 @@ from functools import partial
 from pathlib import Path
 
 from edge_sdk.app import sqlite_file
-from edge_sdk.app.cli import fields
 from edge_sdk.config import Config
 from edge_sdk.session.identity import erase_identity, key_files
 from edge_sdk.store.former_state import WIPED, state_folders
-from edge_sdk.store.release_gate import COUNTED
 from edge_sdk.store.rows import read_fact, write_facts
 from edge_sdk.store.schema import FILE, INSTALLED, SET_ASIDE, opened
-
-logger = logging.getLogger(__name__)
+from edge_sdk.store.store import COUNTED
 
 _PRIVACY = ("noised since", "ledger set aside", "releases allowed", "starts", "conn", COUNTED)
 _RECORDS = ("key", SET_ASIDE)
@@ -34,14 +29,9 @@ _SOURCE = "source "  # the position of a source: without it, readings would be c
 
 
 def erase_device(config: Config) -> None:
-    """Erase the device of a configuration, as an operator ordered.
-
-    Raises:
-        EdgeError: As for ``wipe_device``.
-    """
+    """Erase the device of a configuration: its state, then its key."""
     now = int(time.time())
     wipe_device(config.state, key_files(config), now, partial(erase_identity, config))
-    logger.warning("device wiped %s", fields(state=config.state))
 
 
 def wipe_device(
@@ -74,11 +64,7 @@ def wipe_state(folder: Path, now: int) -> None:
     what it deletes; a flash memory may keep old copies of a block all the same.
 
     Args:
-        folder: A device's ``state`` folder.
         now: Unix seconds. No reading before this time is perturbed and used again.
-
-    Raises:
-        EdgeError: The state is in use or cannot be opened.
 
     >>> import tempfile
     >>> from edge_sdk.store.store import DeviceStore
@@ -98,11 +84,7 @@ def wipe_state(folder: Path, now: int) -> None:
 
 
 def leave_fleet(folder: Path) -> None:
-    """Erase the fleet's announcements and models, and updates for it; keep readings and their noise.
-
-    Raises:
-        EdgeError: The state is in use or cannot be opened.
-    """
+    """Erase the fleet's announcements and models, and updates for it; keep readings and their noise."""
     facts = (*_PRIVACY, *_USED_TODAY)
     _erase(folder, ("learned", "outbox"), facts, _RECORDS, prefix=_SOURCE)
     shutil.rmtree(folder / INSTALLED, ignore_errors=True)
@@ -125,20 +107,14 @@ def _erase(
             later = {name: max(at, read_fact(db, name, 0)) for name, at in (noted or {}).items()}
             for table in tables:
                 db.execute(f"DELETE FROM {table}")  # noqa: S608 - a literal of this module
-            _delete_but(db, "facts", facts)
-            _delete_but(db, "papers", records, prefix)
+            for table, names, begin in (("facts", facts, None), ("papers", records, prefix)):
+                marks = ", ".join("?" * len(names))
+                db.execute(
+                    f"DELETE FROM {table} WHERE name NOT IN ({marks})"  # noqa: S608 - literals
+                    " AND (? IS NULL OR substr(name, 1, length(?)) <> ?)",
+                    (*names, begin, begin, begin),
+                )
             write_facts(db, later)
         db.execute("VACUUM")
         with closing(db.execute("PRAGMA wal_checkpoint(TRUNCATE)")) as log:
             log.fetchall()
-
-
-def _delete_but(
-    db: sqlite3.Connection, table: str, names: tuple[str, ...], prefix: str | None = None
-) -> None:
-    marks = ", ".join("?" * len(names))
-    db.execute(
-        f"DELETE FROM {table} WHERE name NOT IN ({marks})"  # noqa: S608 - literals of this module
-        " AND (? IS NULL OR substr(name, 1, length(?)) <> ?)",
-        (*names, prefix, prefix, prefix),
-    )

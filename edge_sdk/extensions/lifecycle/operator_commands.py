@@ -12,12 +12,8 @@ from edge_sdk.app.schema import Length
 from edge_sdk.errors import Reason, Refused, WireError
 from edge_sdk.protocol import messages as m
 from edge_sdk.protocol.codec import pack_leaves, unpack_leaves
-from edge_sdk.protocol.messages import COMMAND_LEAP, CommandMessage
-from edge_sdk.protocol.statements import (
-    COMMANDS,
-    command_statement,
-    statement_signers,
-)
+from edge_sdk.protocol.messages import COMMAND_LEAP
+from edge_sdk.protocol.statements import COMMANDS, command_statement, statement_signers
 from edge_sdk.session.agenda import SessionEvent, TaskWithdrawn
 from edge_sdk.session.identity_keys import STEP
 from edge_sdk.session.parts import SessionParts
@@ -44,14 +40,7 @@ class OperatorSection:
 
 
 class OperatorCommands:
-    """The commands of one device, from the first one that arrives.
-
-    Args:
-        reconsider: Checks the newest manifest and task again.
-
-    Attributes:
-        log: Commands that were executed.
-    """
+    """The commands of one device, from the first one that arrives; ``log`` has the executed ones."""
 
     def __init__(self, parts: SessionParts, reconsider: Callable[[], Events]) -> None:
         self._parts, self._reconsider = parts, reconsider
@@ -59,11 +48,7 @@ class OperatorCommands:
         self.log = CommandLog(parts.store)
 
     def receive(self, verified: VerifiedMessage) -> Events:
-        """Follow a verified message, which is a command.
-
-        Raises:
-            Refused: FROM_FUTURE: its number is implausibly far ahead.
-        """
+        """Follow a verified message, which is a command, or raise ``Refused``."""
         if isinstance(verified.message, m.CommandMessage):
             yield from self._receive(verified.message, verified.ref)
 
@@ -78,30 +63,26 @@ class OperatorCommands:
 
         A command that may be a replay is refused, so that the aggregator can number it again.
         """
-        issued = (
-            self._parts.outbox.state.welcome.cmd
-            if self._parts.outbox.state.welcome is not None
-            else 0
-        )
-        match self.log.receive(command, ref, issued=issued):
-            case CommandSuperseded(highest=highest):
-                self._parts.count("commands superseded")
-                details = {"op": command.op, "num": command.num, "done": highest}
-                logger.warning("command refused %s", fields(**details))
-                self._parts.link.send(m.RefusalMessage(code=Reason.SUPERSEDED, wait=0, ref=ref))
-                return
-            case CommandRepeated(code=code):
-                if command.op == "hello":  # this process has not sent one, or it was lost
-                    self._parts.identity.try_next()
-            case _:
-                code = yield from self._execute(command)
-                participation = self._parts.participation
-                facts = {"stopped": int(participation.is_held), STEP: self._parts.identity.step}
-                if participation.is_wipe_ordered:
-                    facts[WIPE_ORDERED] = 1
-                self.log.add(command.num, ref, code, **facts)
+        parts, log = self._parts, self.log
+        welcome, code = parts.outbox.state.welcome, log.code(command.num, ref)
+        if code is not None:
+            if command.op == "hello":  # this process has not sent one, or it was lost
+                parts.identity.try_next()
+        elif command.num <= log.highest:
+            parts.count("commands superseded")
+            details = {"op": command.op, "num": command.num, "done": log.highest}
+            logger.warning("command refused %s", fields(**details))
+            parts.link.send(m.RefusalMessage(code=Reason.SUPERSEDED, wait=0, ref=ref))
+            return
+        else:
+            log.refuse_leap(command.num, issued=0 if welcome is None else welcome.cmd)
+            code = yield from self._execute(command)
+            facts = {"stopped": int(parts.participation.is_held), STEP: parts.identity.step}
+            if parts.participation.is_wipe_ordered:
+                facts[WIPE_ORDERED] = 1
+            log.add(command.num, ref, code, **facts)
         receipt = m.ReceiptMessage(life=0, seq=command.num, ref=ref, code=code, run=0, round=0)
-        self._parts.link.send(receipt)
+        parts.link.send(receipt)
 
     def _execute(self, command: m.CommandMessage) -> Generator[SessionEvent, None, int]:
         if (reason := self._why_not(command)) is not None:
@@ -159,32 +140,6 @@ REMEMBERED = 32
 _PAPER, _HIGHEST = "commands", "command"
 
 
-@dataclass(frozen=True, slots=True)
-class CommandReceived:
-    """A command is new: execute it, then ``CommandLog.add`` it."""
-
-    command: CommandMessage
-    ref: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class CommandRepeated:
-    """A command was executed before, with this result code."""
-
-    number: int
-    ref: bytes
-    code: int
-
-
-@dataclass(frozen=True, slots=True)
-class CommandSuperseded:
-    """An unknown command is numbered below the highest executed one: it may be a replay."""
-
-    command: CommandMessage
-    ref: bytes
-    highest: int
-
-
 class CommandLog:
     """The latest executed commands, kept in the device's store.
 
@@ -210,28 +165,11 @@ class CommandLog:
         found = [code for num, which, code in self._done() if (num, which) == (number, ref)]
         return found[0] if found else None
 
-    def receive(
-        self, command: CommandMessage, ref: bytes, *, issued: int
-    ) -> CommandReceived | CommandRepeated | CommandSuperseded:
-        """Return the action that a command requires.
-
-        Args:
-            ref: Digest that identifies it.
-            issued: Highest number in the last welcome message.
-
-        Raises:
-            Refused: FROM_FUTURE: its number is implausibly far ahead.
-        """
-        number = command.num
-        code = self.code(number, ref)
-        if code is not None:
-            return CommandRepeated(number, ref, code)
-        if number <= self.highest:
-            return CommandSuperseded(command, ref, self.highest)
+    def refuse_leap(self, number: int, *, issued: int) -> None:
+        """Refuse a new number implausibly far above the highest one of the last welcome."""
         if number > max(self.highest, issued) + COMMAND_LEAP:
             why = f"command {number} is more than {COMMAND_LEAP} above {self.highest}"
             raise Refused(Reason.FROM_FUTURE, why)
-        return CommandReceived(command, ref)
 
     def add(self, number: int, ref: bytes, code: int, **facts: int) -> None:
         """Save an executed command together with the facts it changed, in one transaction."""

@@ -9,16 +9,13 @@ brings the readings back. Files that outputs have written and the configuration 
 
 from __future__ import annotations
 
-import time
 from argparse import ArgumentParser, Namespace
-from functools import partial
 
 from edge_sdk.app.cli import CommandResult
 from edge_sdk.commands import add_config
 from edge_sdk.config import Config
 from edge_sdk.errors import ConfigError
-from edge_sdk.extensions.lifecycle.erasure import wipe_device
-from edge_sdk.session.identity import erase_identity, key_files
+from edge_sdk.extensions.lifecycle.erasure import erase_device
 from edge_sdk.store.former_state import state_folders
 
 
@@ -36,8 +33,7 @@ def run(args: Namespace) -> CommandResult:
             f"wipe erases the readings, models and the key of {config.id!r} in {config.state}",
             hint="to do it: gridfed-edge wipe CONFIG --yes",
         )
-    destroy = partial(erase_identity, config)
-    wipe_device(config.state, key_files(config), int(time.time()), destroy)
+    erase_device(config)
     data = {"id": config.id, "state": str(config.state), "folders": len(folders)}
     return CommandResult(
         data,

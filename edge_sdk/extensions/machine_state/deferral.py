@@ -8,22 +8,17 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Final
 
-from edge_sdk.app.lean_dataclass import dataclass
 from edge_sdk.limits import LimitsSection
 
 _SUPPLIES = Path("/sys/class/power_supply")
 _DAY = 86_400
+_IDLE = 0.5  # runnable processes per processor below which a machine is idle
 
 
 def why_deferred(section: LimitsSection, wall: float) -> str:
-    """Return why training and sending are forbidden now; empty if they are not.
-
-    Args:
-        wall: Unix seconds of this machine's clock, for the daily windows.
-    """
-    return held_by(section, MachineState(wall, load_by_processor(), on_battery()))
+    """Return why training and sending are forbidden now, by the machine's clock and state."""
+    return held_by(section, wall, load=load_by_processor(), battery=on_battery())
 
 
 def is_open(windows: tuple[str, ...], wall: float) -> bool:
@@ -41,32 +36,23 @@ def is_open(windows: tuple[str, ...], wall: float) -> bool:
     return not windows
 
 
-@dataclass(frozen=True, slots=True)
-class MachineState:
-    """The present state of the machine."""
+def held_by(
+    section: LimitsSection, wall: float, *, load: float = 0.0, battery: bool | None = None
+) -> str:
+    """Return why training and sending are forbidden; empty if they are not.
 
-    wall: float  # Unix seconds
-    load: float = 0.0  # Runnable processes per processor
-    on_battery: bool | None = None  # true if it runs on battery; None if unknown
+    Args:
+        load: Runnable processes per processor.
+        battery: Whether the machine runs on battery. One that does not report its supply has none.
 
-
-IDLE: Final = 0.5
-"""Runnable processes per processor below which a machine is idle."""
-
-
-def held_by(section: LimitsSection, present: MachineState) -> str:
-    """Return why training and sending are forbidden now; empty if they are not.
-
-    A machine that does not report its power supply counts as on mains: it has no battery.
-
-    >>> held_by(LimitsSection(train_when="mains"), MachineState(0.0, on_battery=True))
+    >>> held_by(LimitsSection(train_when="mains"), 0.0, battery=True)
     'on battery'
     """
-    if not is_open(section.upload_windows, present.wall):
+    if not is_open(section.upload_windows, wall):
         return "outside the upload windows"
-    if section.train_when == "mains" and present.on_battery:
+    if section.train_when == "mains" and battery:
         return "on battery"
-    return "busy" if section.train_when == "idle" and present.load >= IDLE else ""
+    return "busy" if section.train_when == "idle" and load >= _IDLE else ""
 
 
 def load_by_processor() -> float:

@@ -11,11 +11,7 @@ from edge_sdk.extensions.participations.participations import refuse_unit
 
 
 def checked(config: Config) -> dict[str, str]:
-    """Return bundle and link of each further participation.
-
-    Raises:
-        EdgeError: The first error found.
-    """
+    """Return bundle and link of each further participation, or raise the first error found."""
     refuse_unit(plan_of(config, None))
     found = {}
     for one in config.participants()[1:]:

@@ -158,9 +158,7 @@ def participating(
 
     Args:
         stopping: Called between two minibatches; true abandons the current training.
-        streams: As for ``Client``.
         transport: Returns the link of a participation, as for ``Client``.
-        clock: As for ``Client``.
     """
     clients: list[Client] = []
 
@@ -201,11 +199,7 @@ def share_budgets(
     """Count the others' privacy loss, bytes and wake time against a client's limits.
 
     The sum holds after a power cut too: each participation writes its charge before an upload leaves,
-    and reads its own ledger at its start.
-
-    Args:
-        others: The device's other participations.
-        former: Charges of participations that are not configured any more.
+    and reads its own ledger at its start. Former ones are not configured any more.
     """
     budgets, shared = client.budgets, [one.budgets for one in others]
     budgets.accountant.share(lambda: (*(one.accountant.spending() for one in shared), *former))
@@ -229,10 +223,7 @@ def refuse_unit(plan: NoisePlan) -> None:
 
 @contextmanager
 def of_agent(
-    config: Config,
-    *,
-    stopping: Callable[[], bool],
-    streams: Callable[[Manifest], Container[str]],
+    config: Config, *, stopping: Callable[[], bool], streams: Callable[[Manifest], Container[str]]
 ) -> Iterator[tuple[Participations, tuple[Client, ...]]]:
     """Open the participations of a device with the record of its own one; return also the clients."""
     with participating(config, stopping=stopping, streams=streams) as found:

@@ -21,6 +21,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from edge_sdk.agent import open_sources
 from edge_sdk.app.cli import CommandResult
 from edge_sdk.app.permissions import open_private
 from edge_sdk.commands import add_config
@@ -30,7 +31,9 @@ from edge_sdk.extensions.sources.base import RawFrame
 from edge_sdk.extensions.sources.recording import record, title
 from edge_sdk.extensions.sources.threaded_source import ThreadedSource
 from edge_sdk.forecasting.series import STREAMS, Flag, Reading
-from edge_sdk.sources import ExaminedSource, Source, open_source
+from edge_sdk.sources import ExaminedSource, LiveSource, Source, open_source
+from edge_sdk.store.schema import FILE
+from edge_sdk.store.store import DeviceStore
 
 _TURN = 0.05
 _SHOWN = 100  # values that are printed
@@ -217,3 +220,17 @@ def lines(found: dict[str, Any]) -> Iterator[str]:
         yield f"no data received within {found['waited']:g} s; its link is {link}{why}"
     elif "waited" in found:
         yield "no reading in the file"
+
+
+def checked(config: Config) -> dict[str, str]:
+    """Return the unused input of each source: of its files, and as the agent last noted it."""
+    found = {}
+    for number, source in enumerate(open_sources(config)):
+        names = dict.fromkeys(source.survey() if isinstance(source, ExaminedSource) else ())
+        if isinstance(source, LiveSource) and (config.state / FILE).exists():
+            with DeviceStore.open(config.state, read_only=True) as store:
+                note = store.paper(f"source {number} {source.kind}")
+            names |= dict.fromkeys(source.saved_unused(note))
+        if names:
+            found[f"source[{number}] not used"] = "; ".join(names)
+    return found

@@ -9,9 +9,8 @@ from edge_sdk.app.extensions import ExtensionEntry
 from edge_sdk.privacy.ledger import BudgetSpent, PrivacyCharge
 from edge_sdk.session.identity import find_releases
 from edge_sdk.store import second_count
-from edge_sdk.store.release_gate import COUNTED
 from edge_sdk.store.second_count import CountPlace, recover_count
-from edge_sdk.store.store import DeviceStore
+from edge_sdk.store.store import COUNTED, DeviceStore
 from edge_sdk.training import bootstrap
 from tests.edge_sdk.conftest import DEVICE_KEY
 

@@ -18,9 +18,8 @@ from edge_sdk.privacy.ledger import PrivacyCharge
 from edge_sdk.protocol import keys
 from edge_sdk.protocol import messages as m
 from edge_sdk.session.identity import create_identity
-from edge_sdk.store.release_gate import COUNTED
 from edge_sdk.store.second_count import CountPlace
-from edge_sdk.store.store import DeviceStore
+from edge_sdk.store.store import COUNTED, DeviceStore
 from edge_sdk.training import bootstrap
 from tests.edge_sdk.conftest import DEVICE_KEY, device_config
 

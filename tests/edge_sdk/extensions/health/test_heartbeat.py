@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from edge_sdk.extensions.health.heartbeat import Heartbeat, age, default_path
+from edge_sdk.extensions.health.health import Heartbeat, age, default_path
 
 
 def test_the_age_is_that_of_the_last_beat(tmp_path):

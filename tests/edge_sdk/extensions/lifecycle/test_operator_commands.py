@@ -2,32 +2,36 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from edge_sdk.errors import ConfigError, Refused
-from edge_sdk.extensions.lifecycle.operator_commands import (
-    CommandLog,
-    CommandReceived,
-    CommandRepeated,
-    CommandSuperseded,
-)
+from edge_sdk.extensions.lifecycle.operator_commands import CommandLog
 from edge_sdk.protocol import messages as m
 from edge_sdk.store.store import DeviceStore
 from tests.edge_sdk.conftest import signed_command
 from tests.edge_sdk.test_client import W0
 
 
-def test_a_command_is_new_repeated_or_superseded(tmp_path):
+def test_a_command_is_new_repeated_or_superseded(fleet):
+    fleet.device.start()
+    fleet.run()
+    codes = []
+    for number, op in ((5, "report"), (5, "report"), (5, "hello"), (4, "stop")):
+        fleet.server.answer(m.CommandMessage(num=number, op=op))
+        fleet.run()
+        codes.append([receipt.code for receipt in fleet.server.receipts])
+    assert codes == [[0], [0, 0], [0, 0], [0, 0]]
+    assert fleet.server.counts["refusal"] == 2
+    assert not fleet.device.client.why_stopped
+
+
+def test_a_number_far_ahead_is_refused(tmp_path):
     with DeviceStore.open(tmp_path) as store:
-        log, command = CommandLog(store), m.CommandMessage(5, "report", {})
-        assert log.receive(command, b"a" * 16, issued=5) == CommandReceived(command, b"a" * 16)
+        log = CommandLog(store)
         log.add(5, b"a" * 16, 0)
-        assert log.receive(command, b"a" * 16, issued=5) == CommandRepeated(5, b"a" * 16, 0)
-        assert log.receive(command, b"b" * 16, issued=5) == CommandSuperseded(command, b"b" * 16, 5)
+        log.refuse_leap(m.COMMAND_LEAP + 5, issued=5)
         with pytest.raises(Refused, match="FROM_FUTURE"):
-            log.receive(replace(command, num=m.COMMAND_LEAP + 6), b"c" * 16, issued=5)
+            log.refuse_leap(m.COMMAND_LEAP + 6, issued=5)
 
 
 def test_a_stop_command_is_executed_receipted_and_survives_a_restart(fleet):
