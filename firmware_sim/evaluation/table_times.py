@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from edge_sdk.extensions.sources.csv_clock import interval_begin, is_clock, with_offset
@@ -69,8 +69,12 @@ def table_times(frame: Any, form: TableForm, wanted: str | None) -> TimesFound: 
         clock = None if changes_within_a_day(instants) else _clock(frame, names, name)
         if clock is None:
             return TimesFound([name], instants, f"time in column {name}: {how}", is_end)
+        days, clocks = instants, _texts(frame[clock])
+        if (begins := counted_hours(days, clocks)) is not None:
+            how = f"time in columns {name} and {clock}: {how}, hours counted from midnight, also on days of"
+            return TimesFound([name, clock], begins, f"{how} 23 and 25 hours", is_end=False)
         dates = frame[name].astype(str).fillna("").tolist()
-        texts, is_numbered = joined_times(dates, _texts(frame[clock]))
+        texts, is_numbered = joined_times(dates, clocks)
         instants, how, has_24 = _instants(_series(texts, frame.index))
         if instants is not None:
             how = f"time in columns {name} and {clock}: {how}"
@@ -81,6 +85,39 @@ def table_times(frame: Any, form: TableForm, wanted: str | None) -> TimesFound: 
         if partly
         else f"{path.name}: no column has dates and times (columns: {', '.join(names)})",
         hint="--time-column NAME; ISO 8601 such as 2026-01-31T13:45 is always understood",
+    )
+
+
+def counted_hours(days: Any, clocks: Sequence[str]) -> Any:  # noqa: ANN401
+    """Return the beginnings of hours that are numbered from 1, also over a change of the clock.
+
+    Returns:
+        None, if no day has 25 hours, or 23 and no 24th, where some zone changes its clock.
+    """
+    pandas = pandas_library()
+    found = _series(clocks, days.index).str.extract(r"^(\d{1,2})(?::00(?::00)?)?$")[0]
+    hours, days = pandas.to_numeric(found), days.dt.normalize()
+    if hours.isna().any() or days.isna().any() or hours.min() != 1:
+        return None
+    last = hours.groupby(days).max()
+    changed = {
+        day: int(count)
+        for day, count in last.items()
+        if count == 25 or (count == 23 and (hours[days == day].nunique() == 23))
+    }
+    zone = next((z for z, _ in CHANGES if changed and _has_days(changed, z)), None)
+    if zone is None:
+        return None
+    midnights = days.dt.tz_localize(zone)
+    return (midnights + pandas.to_timedelta(hours - 1, unit="h")).dt.tz_localize(None)
+
+
+def _has_days(hours: Mapping[Any, int], zone: str) -> bool:
+    """Return whether local days have as many hours in a zone."""
+    day = pandas_library().Timedelta("1D")
+    return all(
+        ((at + day).tz_localize(zone) - at.tz_localize(zone)).total_seconds() == 3600 * count
+        for at, count in hours.items()
     )
 
 

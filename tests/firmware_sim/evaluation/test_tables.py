@@ -393,6 +393,28 @@ def test_a_repeated_hour_that_was_left_out_is_missing_and_no_error(tmp_path):
     assert len(read.devices[1].times) == 96 * 365 - 8
 
 
+@pytest.mark.parametrize("form", ["{}", "{:02d}:00"])
+@pytest.mark.parametrize("month", ["2024-03-15", "2024-10-10"])
+def test_hours_are_counted_over_a_change_of_the_clock(tmp_path, month, form):
+    """Some portals number the hours of a day from 1 to 23, 24 or 25."""
+    begin = pd.Timestamp(month, tz="Europe/Madrid")
+    local = pd.date_range(begin, begin + pd.Timedelta("32D"), freq="h")
+    local = local[local < pd.Timestamp(local[-1].date(), tz="Europe/Madrid")]
+    days = pd.Series(local.strftime("%d/%m/%Y"))
+    hours = [form.format(n + 1) for n in days.groupby(days).cumcount()]
+    load = 1 + np.arange(len(local)) * 7919 % 97 / 97
+    text = rows_of(days, hours, [number(v, ",") for v in load], separator=";")
+    (tmp_path / "m.csv").write_text("Fecha;Hora;AE_kWh\n" + text)
+    read = read_tables(tmp_path)
+    if month == "2024-03-15":
+        assert read.zone == "Europe/Berlin"
+    else:
+        read = read_tables(tmp_path, zone="Europe/Madrid")
+    assert only(read).times.tolist() == local.as_unit("s").asi8.tolist()
+    np.testing.assert_allclose(only(read).values, load, atol=6e-4)
+    assert "also on days of 23 and 25 hours" in notes(read)
+
+
 def test_local_slots_follow_the_change_of_the_clock(tmp_path):
     utc = pd.date_range("2026-03-10", periods=24 * 40, freq="h", tz="UTC")
     pd.DataFrame({"time": utc, "kwh": np.arange(len(utc)) % 24}).to_csv(
