@@ -244,19 +244,31 @@ LONGEST = 50  # years of a record, above which one of its dates is wrong
 
 def lacks_the_hours_of(series: Any, zone: str) -> bool:  # noqa: ANN401
     """Return whether times skip the hour that does not exist in a zone, each spring they cover."""
-    import pandas  # noqa: PLC0415, ICN001 - only tables of times need it
+    counts, lost = _changed_hours(series, zone, ambiguous=False, nonexistent="NaT")
+    return bool(lost) and not any(counts.get(hour, 0) for hour in lost)
 
+
+def repeats_the_hours_of(series: Any, zone: str) -> bool:  # noqa: ANN401
+    """Return whether times have the hour twice that is there twice in a zone, each autumn they cover."""
+    counts, twice = _changed_hours(series, zone, ambiguous="NaT", nonexistent="shift_forward")
+    day = pandas_library().Timedelta("1D")
+    return bool(twice) and all(counts.get(hour, 0) == 2 * counts[hour - day] for hour in twice)
+
+
+def _changed_hours(series: Any, zone: str, **how: object) -> tuple[Mapping[Any, int], list[Any]]:  # noqa: ANN401
+    """Return the number of times in each hour, and the hours that a zone has in some odd way.
+
+    Of these, those whose hours a day before and a day after have times.
+    """
+    pandas = pandas_library()
     times = pandas.DatetimeIndex(series.index.dropna()).sort_values()
     if times.tz is not None or len(times) < 3 or times[-1].year - times[0].year > LONGEST:
-        return False
+        return {}, []
     hours = pandas.date_range(times[0].floor("h"), times[-1].floor("h"), freq="h")
-    lost = hours[hours.tz_localize(zone, ambiguous=False, nonexistent="NaT").isna()]
-    if not len(lost):
-        return False
-    have = set(times.floor("h"))
+    odd = hours[hours.tz_localize(zone, **how).isna()]
+    counts = pandas.Series(1, times).groupby(times.floor("h")).sum().to_dict() if len(odd) else {}
     day = pandas.Timedelta("1D")
-    known = [hour for hour in lost if hour - day in have and hour + day in have]
-    return bool(known) and not any(hour in have for hour in known)
+    return counts, [hour for hour in odd if hour - day in counts and hour + day in counts]
 
 
 def localised(times: Any, zone: str) -> Any:  # noqa: ANN401

@@ -36,6 +36,7 @@ from firmware_sim.evaluation.table_times import (
     is_fractional,
     lacks_the_hours_of,
     localised,
+    repeats_the_hours_of,
     table_times,
 )
 
@@ -320,7 +321,7 @@ def _one(numbers: Any, path: Path, notes: list[str]) -> str:  # noqa: ANN401
 
 
 def _zone(series: Sequence[Any], given: str | None, notes: list[str]) -> str:
-    """Return the zone of the calendar: given, or detected from a missing hour in spring."""
+    """Return the zone of the calendar: given, or detected from spring's missing or autumn's doubled hour."""
     pandas = pandas_library()
     if given is not None:
         try:
@@ -337,6 +338,10 @@ def _zone(series: Sequence[Any], given: str | None, notes: list[str]) -> str:
     for zone, text in CHANGES:
         if lacks_the_hours_of(series[0], zone):
             notes.append(f"time zone {zone}: the clock lacks an hour where {text} clocks do")
+            return zone
+    for zone, text in CHANGES:
+        if repeats_the_hours_of(series[0], zone):
+            notes.append(f"time zone {zone}: the clock has an hour twice where {text} clocks do")
             return zone
     notes.append("no change of the clock in the times: standard time all year, taken as UTC")
     return "UTC"
