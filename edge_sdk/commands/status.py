@@ -22,8 +22,8 @@ from edge_sdk.link.fleet_settings import ALONE
 from edge_sdk.privacy.ledger import ParticipationCharges
 from edge_sdk.protocol import messages as m
 from edge_sdk.session.durable_outbox import REMEDIES
-from edge_sdk.session.identity import keys_for_request, place_of, succession_line
-from edge_sdk.session.identity_keys import STEP, step_text
+from edge_sdk.session.identity import place_of
+from edge_sdk.session.identity_keys import STEP
 from edge_sdk.session.key_ring import PAPER, REMEDY, named
 from edge_sdk.session.participation import BUDGET_EXHAUSTED, declined_runs
 from edge_sdk.store.former_state import WIPE_ORDERED, WIPED
@@ -101,11 +101,8 @@ def _refused_root(store: DeviceStore) -> str:
 
 
 def _replacement(config: Config, store: DeviceStore) -> dict[str, Any]:
-    if not store.fact(STEP):
-        return {}
-    key, former = keys_for_request(config)
-    line = "" if former is None else succession_line(config, key, former)
-    return {"identity key": step_text(store.fact(STEP), line)}
+    step, entries = store.fact(STEP), config.index.having("pending")
+    return {"identity key": entries[0].load("pending")(config, step)} if step and entries else {}
 
 
 def _saved_by_extensions(config: Config, method: str, store: DeviceStore) -> dict[str, Any]:

@@ -82,23 +82,13 @@ class Connection:
             parts.participation.follow(parts.outbox.link_up(self._max_payload))
 
     def replace_key(self, now: float) -> None:
-        """Make the identity key that was ordered, and send the hello that is due for it.
-
-        Args:
-            now: Seconds of the monotonic clock.
-        """
-        parts = self._parts
-        identity, hello = parts.identity, parts.outbox.state.hello
-        identity.advance(now)
-        is_over = (
-            identity.has_trial
-            and hello is not None  # whose reference is computed for a trial only: it is a digest
-            and identity.is_trial_over(hello.ref, hello.attempts)
-        )
-        if is_over or (parts.outbox.state.is_ready and identity.begin_trial(now)):
+        """Run the due work of a replacement of the key; ``now``: seconds of the monotonic clock."""
+        parts, identity = self._parts, self._parts.identity
+        if identity.replacement.advance(now, parts.outbox.state):
             parts.participation.follow(parts.outbox.propose_life())
-        if identity.take_reconnection() and isinstance(parts.link.link, RenewableLink):
+        if identity.is_reconnection_due and isinstance(parts.link.link, RenewableLink):
             parts.link.link.reconnect(REPLACED)
+        identity.is_reconnection_due = False
 
     def state_again(self, now: float) -> None:
         """Send another hello if a key, or a refused root, that the last one stated has changed.

@@ -237,8 +237,10 @@ class Dispatcher:
         if isinstance(answer, m.WelcomeMessage) and parts.link.is_limited:
             self._receive_time_alone(answer)
             return
-        if isinstance(answer, m.WelcomeMessage | m.FloorMessage):
-            self._receive_trial(answer)
+        if isinstance(
+            answer, m.WelcomeMessage | m.FloorMessage
+        ) and parts.identity.replacement.receive(answer, parts.outbox.is_welcome):
+            parts.outbox.sign_again()
         was_ready, pending = parts.outbox.state.is_ready, parts.outbox.state.hello
         stated = b"" if pending is None else pending.hello.log + pending.hello.root
         parts.participation.follow(parts.outbox.receive(answer))
@@ -248,17 +250,6 @@ class Dispatcher:
             if parts.inbox.log.receive_welcome(answer, stated):
                 yield from self.reconsider()
             yield from self._withdraw_expired()
-
-    def _receive_trial(self, answer: m.WelcomeMessage | m.FloorMessage) -> None:
-        """Use the new identity key from now on, if this welcomes a hello that it has signed."""
-        parts = self._parts
-        if not parts.identity.is_trial(answer.hello):
-            return
-        if parts.outbox.is_welcome(answer):
-            parts.identity.adopt()
-            parts.outbox.sign_again()
-        elif isinstance(answer, m.FloorMessage):
-            parts.identity.try_next()
 
     def _receive_time_alone(self, welcome: m.WelcomeMessage) -> None:
         parts = self._parts

@@ -68,7 +68,7 @@ class SessionParts:
         self.link = SignedLink(
             self.identity, fleet=config.fleet, device=config.id, bodies=self.bodies
         )
-        self.link.sign_hellos_by(self.identity.hello_signer)
+        self.link.hello_signer = lambda ref: self.identity.replacement.hello_signer(ref)  # noqa: PLW0108 - another replacement may be loaded
         self.downloads = Downloader(self.link, self.rng, now, self.counts)
         announcements = self.announcements = Announcements(
             store, self.downloads, ring, config.accept.methods

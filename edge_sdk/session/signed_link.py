@@ -73,6 +73,7 @@ class SignedLink:
         signing: The signing key.
         is_limited: True while only a hello is sent, and only its answer and the keys are read.
         refusals: Refused lists of keys.
+        hello_signer: Returns the key that signs the hello with this reference.
     """
 
     def __init__(
@@ -98,7 +99,7 @@ class SignedLink:
         self._further: tuple[str, ...] = ()
         self.refusals = RefusedKeys()
         self._fleet, self._device = fleet, device
-        self._hello_signer: Callable[[bytes], Signer] = lambda _ref: signer
+        self.hello_signer: Callable[[bytes], Signer] = lambda _ref: signer
         self._bodies = bodies or Bodies()
         self._queue = PublishQueue(on_published=self._count, on_refused=_log_refused)
         self._arrived: deque[Happening] = deque()
@@ -137,9 +138,6 @@ class SignedLink:
         is_new, self._accepts_peers = wanted and not self._accepts_peers, wanted
         if is_new and self._link is not None:
             self.subscribe()
-
-    def sign_hellos_by(self, signer_of: Callable[[bytes], Signer]) -> None:
-        self._hello_signer = signer_of
 
     def follow_run(self, name: str) -> None:
         """Accept the announcements of this run from now on, and of no other."""
@@ -273,7 +271,7 @@ class SignedLink:
             raise ValueError(f"a device must not send {message.kind!r}")
         body = encode(message)
         is_hello = message.kind == HelloMessage.kind
-        signer = self._hello_signer(ref(digest(body))) if is_hello else None
+        signer = self.hello_signer(ref(digest(body))) if is_hello else None
         encrypt = self._bodies.encryption((self._fleet, message.kind, self._device, recipient))
         return self.signing.seal(encrypt(body), message.kind, recipient, signer)
 

@@ -20,7 +20,7 @@ import os, signal, sys
 from pathlib import Path
 from edge_sdk.commands.main import main
 from edge_sdk.extensions.certificates import certificate_files
-from edge_sdk.session import identity_keys
+from edge_sdk.extensions.key_rotation import identity_rotation
 from edge_sdk.store.store import DeviceStore
 
 at, count = int(sys.argv[1]), 0
@@ -35,9 +35,9 @@ def fatal(function, is_meant=lambda *_, **__: True):
     return call
 
 def is_step(*_, **facts):
-    return facts.get(identity_keys.STEP, 0) > 0
+    return facts.get(identity_rotation.STEP, 0) > 0
 
-identity_keys.save_signing_key = fatal(identity_keys.save_signing_key)
+identity_rotation.save_signing_key = fatal(identity_rotation.save_signing_key)
 certificate_files.write_atomically = fatal(certificate_files.write_atomically)
 DeviceStore.set_facts = fatal(DeviceStore.set_facts, is_step)
 DeviceStore.file_paper = fatal(DeviceStore.file_paper, is_step)

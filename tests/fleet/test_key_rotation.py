@@ -6,8 +6,8 @@ import shutil
 
 from aggregator.commands import main as cli
 from edge_sdk.commands import main as edge
+from edge_sdk.extensions.key_rotation.identity_rotation import UNORDERED
 from edge_sdk.protocol.root_keys import read_root
-from edge_sdk.session.identity_keys import UNORDERED
 
 
 def rotate(one, *words):
@@ -86,7 +86,7 @@ def test_a_device_replaces_its_key_by_its_own_command_and_no_round_is_lost(world
     (one.folder / "lines.csv").write_text(line + "\n")
     words = ["enrol", "--from-file", str(one.folder / "lines.csv"), "--config", str(one.config)]
     assert cli.main(words) == 0
-    one.until(lambda: one.clients[1].identity.step == UNORDERED)
+    one.until(lambda: one.clients[1].identity.replacement.step == UNORDERED)
     trained(one, 2)  # every round needs all three
     public = (one.folder / "home-1.pub").read_text().strip()
     assert public == line.split(",")[1] != before

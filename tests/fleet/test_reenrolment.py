@@ -11,14 +11,15 @@ from aggregator.commands import main as cli
 from edge_sdk import Config
 from edge_sdk.commands.main import main as edge
 from edge_sdk.errors import OK
+from edge_sdk.extensions.key_rotation import identity_rotation
+from edge_sdk.extensions.key_rotation.identity_rotation import ORDERED, REQUESTED, UNORDERED
 from edge_sdk.protocol.keys import (
     generate,
     load_device_key,
     read_device_public,
     save_signing_key,
 )
-from edge_sdk.session import identity_keys
-from edge_sdk.session.identity_keys import ORDERED, REQUESTED, STEP, UNORDERED
+from edge_sdk.session.identity_keys import STEP
 from edge_sdk.store.store import DeviceStore
 
 
@@ -31,7 +32,7 @@ class FaultySteps:
 
     def __init__(self, monkeypatch):
         self.at, self.count, self.is_after = 0, 0, False
-        keys = identity_keys
+        keys = identity_rotation
         monkeypatch.setattr(keys, "save_signing_key", self.faulty(keys.save_signing_key))
         monkeypatch.setattr(keys, "save_public", self.faulty(keys.save_public))
         replace = self.faulty(Path.replace, lambda path, *_: path.name.endswith(".key.next"))
@@ -91,7 +92,7 @@ def test_the_former_key_works_until_the_operator_approves_the_new_one_and_the_le
     former = client.identity.public
     order(one, "command", "home-0", "reenrol")
     with caplog.at_level("WARNING"):
-        one.until(lambda: client.identity.step == REQUESTED)
+        one.until(lambda: client.identity.replacement.step == REQUESTED)
     line = line_of(one, capsys)
     assert f"line={line}" in caplog.text
     version = one.version
@@ -106,7 +107,7 @@ def test_the_former_key_works_until_the_operator_approves_the_new_one_and_the_le
     before = one.daemon._store.ledgers.get("home-0")
     approve(one, capsys)
     one.until(lambda: keys_at_aggregator(one) not in ((former,), (former, client.identity.public)))
-    one.until(lambda: client.identity.step == UNORDERED)
+    one.until(lambda: client.identity.replacement.step == UNORDERED)
     version = one.version
     one.until(lambda: one.version >= version + 2)
     new = load_device_key(key_file).public
@@ -156,7 +157,7 @@ def test_a_kill_at_any_step_ends_with_the_new_key_and_no_release_is_forgotten(
                     one.die(0)
                     one.start(0)
                 client = one.clients[0]
-                if client.identity.step == REQUESTED and not is_approved:
+                if client.identity.replacement.step == REQUESTED and not is_approved:
                     approve(one, capsys)
                     is_approved = True
                 if is_approved and keys_at_aggregator(one) == (client.identity.public,) != (
@@ -179,7 +180,7 @@ def test_a_key_that_the_former_one_has_not_signed_begins_a_new_ledger(world, cap
     one.start_all()
     one.until(lambda: one.version >= 1)
     order(one, "command", "home-0", "reenrol")
-    one.until(lambda: one.clients[0].identity.step == REQUESTED)
+    one.until(lambda: one.clients[0].identity.replacement.step == REQUESTED)
     name, public, proof, _, succession = line_of(one, capsys).split(",")
     forged = proof  # a signature by the new key itself
     words = ("enrol", name, "--public", public, "--proof", proof)
@@ -200,7 +201,7 @@ def test_a_key_of_further_participations_is_not_replaced(world, caplog):
     for _ in range(100):
         one.turn()
     assert one.daemon._store.commands.open("home-0") == []  # receipted: BAD_COMMAND
-    assert one.clients[0].identity.step == UNORDERED
+    assert one.clients[0].identity.replacement.step == UNORDERED
 
 
 def test_a_replaced_device_begins_with_the_count_of_its_predecessor(world):

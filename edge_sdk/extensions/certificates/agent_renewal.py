@@ -61,7 +61,7 @@ def renewal_of(config: Config, client: Client) -> CertificateRenewal | None:
     def prepare() -> Callable[[], object]:
         signed_time = client.server_clock.certificate_time()
         earliest = client.server_clock.earliest_certificate_time()
-        signer, former = client.identity.for_request()
+        signer, former = client.identity.replacement.for_request()
 
         def request() -> None:
             from edge_sdk.extensions.certificates.certificate_enrolment import (  # noqa: PLC0415 - loads HTTP, only to renew
@@ -78,11 +78,11 @@ def renewal_of(config: Config, client: Client) -> CertificateRenewal | None:
     followed = FollowedAuthorities.of(config.state, config.fleet)
 
     def is_ordered() -> bool:
-        is_request_due = client.identity.is_request_due
+        is_request_due = client.identity.replacement.is_request_due
         return is_request_due or followed.is_renewal_due(files.present(), time.time())
 
     def record_issued() -> None:
-        client.identity.record_issued()
+        client.identity.replacement.record_issued()
         followed.record_issued(files.received(), time.time())
 
     return CertificateRenewal(

@@ -1,1 +1,1 @@
-"""Replace the key of a device, take it to another fleet, or erase it; follow an operator's commands."""
+"""Take a device to another fleet, or erase it; follow an operator's commands."""

@@ -67,7 +67,7 @@ class OperatorCommands:
         welcome, code = parts.outbox.state.welcome, log.code(command.num, ref)
         if code is not None:
             if command.op == "hello":  # this process has not sent one, or it was lost
-                parts.identity.try_next()
+                parts.identity.replacement.try_next()
         elif command.num <= log.highest:
             parts.count("commands superseded")
             details = {"op": command.op, "num": command.num, "done": log.highest}
@@ -77,7 +77,8 @@ class OperatorCommands:
         else:
             log.refuse_leap(command.num, issued=0 if welcome is None else welcome.cmd)
             code = yield from self._execute(command)
-            facts = {"stopped": int(parts.participation.is_held), STEP: parts.identity.step}
+            step = parts.identity.replacement.step
+            facts = {"stopped": int(parts.participation.is_held), STEP: step}
             if parts.participation.is_wipe_ordered:
                 facts[WIPE_ORDERED] = 1
             log.add(command.num, ref, code, **facts)
@@ -108,7 +109,7 @@ class OperatorCommands:
             case "budget" if 0 <= command.args.get("releases", -1.0) <= m.RELEASES_LIMIT:
                 self._parts.participation.allow(int(command.args["releases"]))
             case "hello":
-                self._parts.identity.try_next()
+                self._parts.identity.replacement.try_next()
                 self._parts.participation.follow(self._parts.outbox.propose_life())
             case _:
                 return int(Reason.BAD_COMMAND)

@@ -15,6 +15,7 @@ from edge_sdk.app.cli import CommandResult
 from edge_sdk.commands import add_config
 from edge_sdk.config import Config
 from edge_sdk.errors import ConfigError
+from edge_sdk.extensions.key_rotation.identity_rotation import IdentityRotation
 from edge_sdk.session.identity import load_signer, next_key_file
 from edge_sdk.session.identity_keys import IdentityKeys
 from edge_sdk.store.former_state import refuse_state
@@ -46,8 +47,10 @@ def run(args: Namespace) -> CommandResult:
     with DeviceStore.open(config.state) as store:  # refuses a running agent
         refuse_state(store, config.fleet)
         identity = IdentityKeys(config, store, load_signer(config))
+        found = identity.replacement
+        rotation = found if isinstance(found, IdentityRotation) else IdentityRotation(identity)
         try:
-            line = identity.order_here()
+            line = rotation.order_here()
         except OSError as error:
             raise ConfigError(str(error)) from error
     data = {"id": config.id, "next": str(next_key_file(config)), "line": line}

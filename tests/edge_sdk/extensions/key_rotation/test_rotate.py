@@ -7,9 +7,10 @@ import pytest
 from aggregator.operations.enrolment import former_key, read_claims, verify_claim
 from edge_sdk.commands.main import main
 from edge_sdk.config import Config
+from edge_sdk.extensions.key_rotation import identity_rotation
+from edge_sdk.extensions.key_rotation.identity_rotation import ORDERED, REQUESTED, UNORDERED
 from edge_sdk.protocol.keys import from_seed, load_device_key, save_public
-from edge_sdk.session import identity_keys
-from edge_sdk.session.identity_keys import ORDERED, REQUESTED, STEP, UNORDERED, IdentityKeys
+from edge_sdk.session.identity_keys import STEP, IdentityKeys
 from edge_sdk.store.store import DeviceStore
 
 CONFIG = """
@@ -88,7 +89,7 @@ def test_a_kill_before_the_key_or_the_line_is_completed_by_the_same_command(
 
     config = enrolled(place)
     with monkeypatch.context() as patch:
-        patch.setattr(identity_keys, name, killed)
+        patch.setattr(identity_rotation, name, killed)
         with pytest.raises(KilledError):
             main(["rotate", config])
     assert step(place) > 0

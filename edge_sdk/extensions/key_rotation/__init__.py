@@ -1,0 +1,1 @@
+"""Replace the identity key of a device in use."""
