@@ -11,7 +11,7 @@ from typing import Annotated, Any, ClassVar
 from edge_sdk.app.schema import Between, Length
 from edge_sdk.app.settings import Duration, SettingsError, load
 from edge_sdk.bundle import shipped_names
-from edge_sdk.protocol.block_quantisation import DownlinkEncoding, UpdateEncoding
+from edge_sdk.protocol.codec import DownlinkEncoding, UpdateEncoding
 from edge_sdk.protocol.contract.archive import MANIFEST
 from edge_sdk.protocol.contract.method import CONTRACTS, Up, answered
 from firmware_sim.attacks.attack_plan import AttackPlan

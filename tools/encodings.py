@@ -24,10 +24,10 @@ from pathlib import Path
 import numpy as np
 
 from edge_sdk.errors import Refused
+from edge_sdk.extensions.encodings.block_quantisation import quantise
 from edge_sdk.extensions.evaluation.forecast_metrics import mae, naive_lag1, quantile_score
 from edge_sdk.forecasting.forecast import fan
-from edge_sdk.protocol.block_quantisation import UpdateEncoding, quantise
-from edge_sdk.protocol.codec import unpack_tensor
+from edge_sdk.protocol.codec import UpdateEncoding, unpack_tensor
 from firmware_sim.direct.fleet import DirectFleet
 from firmware_sim.direct.simulation import DirectSimulation
 from firmware_sim.samples import sample_set

@@ -22,7 +22,7 @@ from aggregator.store.types import Retention
 from edge_sdk.app.extensions import ExtensionEntry, ExtensionIndex, known_names, values_at
 from edge_sdk.app.schema import Between, Length, Matches
 from edge_sdk.app.settings import Duration, Loaded, load
-from edge_sdk.protocol.block_quantisation import DownlinkEncoding, UpdateEncoding
+from edge_sdk.protocol.codec import DownlinkEncoding, UpdateEncoding
 from edge_sdk.protocol.messages import CHUNK_LIMIT, SINGLE_LIMIT
 from edge_sdk.protocol.topics import common, is_run_name
 

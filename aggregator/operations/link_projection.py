@@ -12,7 +12,6 @@ from aggregator.rounds import announcements as announce
 from aggregator.rounds.announcements import Body, Ends, Opening
 from edge_sdk.app.settings import SettingsError
 from edge_sdk.protocol import envelope, topics
-from edge_sdk.protocol.block_quantisation import encoded_size
 from edge_sdk.protocol.codec import encode, pack_tensor
 from edge_sdk.protocol.contract.method import ALL, Array, Task
 from edge_sdk.protocol.keys import generate
@@ -174,7 +173,7 @@ def _model_bytes(run: BoundRun) -> int:
     count = max(1, len(run.ask.down))
     arrays: dict[str, Array] = {run.ask.down[0] if run.ask.down else "w": vector}
     if run.config.run.downlink != "f4":
-        arrays[STEP] = np.zeros(encoded_size(len(vector), STEP_ENCODING), np.uint8)
+        arrays[STEP] = np.frombuffer(pack_tensor(np.zeros(len(vector)), STEP_ENCODING), np.uint8)
     values = {one.name: 0.123 for one in run.ask.numbers}
     task = Task(ALL, 1000, run.config.run.method, base=1000, values=values, arrays=arrays)
     body = announce.body(run, task, number=1)

@@ -225,6 +225,33 @@ def _inside(value: object, name: str) -> Any:  # noqa: ANN401 - walks any tree o
     return value.get(name) if isinstance(value, Mapping) else getattr(value, name, None)
 
 
+class ListedEntries(Mapping[str, T], Generic[T]):
+    """Entries by name: built in, or listed by extensions, which are imported when they are looked up.
+
+    >>> units = ListedEntries({"one": 1}, {"ten": lambda: 10})
+    >>> list(units), units["ten"], "two" in units
+    (['one', 'ten'], 10, False)
+    """
+
+    def __init__(self, builtin: Mapping[str, T], listed: Mapping[str, Callable[[], Any]]) -> None:
+        self._known, self._listed = dict(builtin), listed
+        self._names = tuple(dict.fromkeys((*builtin, *listed)))
+
+    def __getitem__(self, name: str) -> T:
+        if name not in self._known:
+            self._known[name] = self._listed[name]()
+        return self._known[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._known or name in self._listed
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+
 class PluginError(WireError):
     """Error: an entry point fails to import, or has not the type that its group expects."""
 

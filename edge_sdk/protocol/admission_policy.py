@@ -14,12 +14,8 @@ from numpy.typing import NDArray
 from edge_sdk.app.lean_dataclass import dataclass
 from edge_sdk.errors import Reason, Refused
 from edge_sdk.protocol import messages
-from edge_sdk.protocol.block_quantisation import LARGEST_STEP
-from edge_sdk.protocol.codec import unpack_tensor
+from edge_sdk.protocol.codec import ENCODINGS, unpack_tensor
 from edge_sdk.protocol.contract import method
-
-QUANTISED_NORM = 1.5
-"""Allowance for a quantised update's length: it carries a residual, and rounding lengthens it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +89,7 @@ def _vector(update: messages.UpdateMessage, limits: Limits) -> NDArray[np.float6
         raise Refused(Reason.WRONG_ENCODING, f"{update.enc!r}; allowed: {', '.join(limits.encs)}")
     vector = unpack_tensor(update.blob, update.enc, limits.size)
     norm = float(np.linalg.norm(vector))
-    most = limits.max_norm * (QUANTISED_NORM if update.enc in LARGEST_STEP else 1.0)
+    most = limits.max_norm * ENCODINGS[update.enc].most_longer
     if not norm <= most:
         raise Refused(Reason.NORM_EXCEEDED, f"{norm:.6g}, at most {most:.6g}")
     return vector

@@ -10,16 +10,16 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, Field, fields
-from functools import partial
 from types import ModuleType
-from typing import Any, Final, TypeVar, overload
+from typing import Any, Final, Literal, TypeVar, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
+from edge_sdk.app.extensions import ExtensionIndex, ListedEntries
+from edge_sdk.app.lean_dataclass import dataclass
 from edge_sdk.app.schema import SchemaError, build, key_of
 from edge_sdk.errors import Reason, Refused, WireError
-from edge_sdk.protocol.block_quantisation import dequantise, quantise
 from edge_sdk.protocol.messages import BODY_LIMIT, HEADER_LIMIT, KINDS, ProtocolMessage
 from edge_sdk.protocol.msgpack_reader import Cursor, malformed
 
@@ -163,10 +163,23 @@ def _msgpack() -> ModuleType:
 
 # --- tensors --------------------------------------------------------------------------------------
 
-ENCODINGS: Final = ("f4", "f2", "i1", "b1", "b2", "tk", "q8", "q4")
-_BLOCK: Final = 1024  # scalars that share one scale in i1
+UpdateEncoding = Literal["f4", "q8", "q4"]
+"""Encoding of updates that a run may ask for; ``f4`` is float32."""
+
+DownlinkEncoding = Literal["f4", "q8"]
+"""Encoding in which devices receive new models: whole in float32, or as a step in eight bits."""
+
+Floats = NDArray[np.float64]
 _HALF_MAX: Final = 65504.0
-_TWO_BITS: Final = np.array([0.0, 1.0, np.nan, -1.0])  # code 10 is invalid
+
+
+@dataclass(frozen=True, slots=True)
+class TensorEncoding:
+    """One form of a vector of finite scalars on the wire."""
+
+    pack: Callable[[Floats], bytes]
+    unpack: Callable[[bytes, int], Floats]  # from the bytes, and the number of scalars
+    most_longer: float = 1.0  # most times that a vector's Euclidean norm grows by it
 
 
 def pack_tensor(vector: Array, enc: str) -> bytes:
@@ -185,18 +198,16 @@ def pack_tensor(vector: Array, enc: str) -> bytes:
 
     >>> pack_tensor(np.array([0.5, -1.25]), "f4").hex()
     '0000003f0000a0bf'
-    >>> pack_tensor(np.array([1.0, -1.0, 1.0]), "b1").hex()
-    '05'
     """
-    if enc not in _PACKERS:
+    if enc not in ENCODINGS:
         raise Refused(Reason.WRONG_ENCODING, f"{enc[:16]!r}; known: {', '.join(ENCODINGS)}")
     values = np.asarray(vector, np.float64)
     if values.ndim != 1:
         raise Refused(Reason.WRONG_SIZE, f"a vector has one dimension, not {values.ndim}")
-    return _PACKERS[enc](_finite(values))
+    return ENCODINGS[enc].pack(finite(values))
 
 
-def unpack_tensor(blob: bytes, enc: str, size: int) -> NDArray[np.float64]:
+def unpack_tensor(blob: bytes, enc: str, size: int) -> Floats:
     """Decode a vector as float64, shape ``(size,)``.
 
     Raises:
@@ -206,138 +217,56 @@ def unpack_tensor(blob: bytes, enc: str, size: int) -> NDArray[np.float64]:
     >>> unpack_tensor(bytes.fromhex("0000003f0000a0bf"), "f4", 2)
     array([ 0.5 , -1.25])
     """
-    if enc not in _UNPACKERS:
+    if enc not in ENCODINGS:
         raise Refused(Reason.WRONG_ENCODING, f"{enc[:16]!r}; known: {', '.join(ENCODINGS)}")
     with np.errstate(invalid="ignore"):  # a signalling NaN is refused below, not warned about
-        values = _UNPACKERS[enc](blob, size)
-    return _finite(values)
+        values = ENCODINGS[enc].unpack(blob, size)
+    return finite(values)
 
 
-def _finite(values: NDArray[np.float64]) -> NDArray[np.float64]:
+def finite(values: Floats) -> Floats:
+    """Return scalars, or refuse them as NOT_FINITE."""
     if not np.isfinite(values).all():
         raise Refused(Reason.NOT_FINITE, f"{np.count_nonzero(~np.isfinite(values))} scalars")
     return values
 
 
-def _sized(blob: bytes, expected: int) -> bytes:
+def sized(blob: bytes, expected: int) -> bytes:
+    """Return bytes of the expected number, or refuse them as WRONG_SIZE."""
     if len(blob) != expected:
         raise Refused(Reason.WRONG_SIZE, f"{len(blob)} bytes, expected {expected}")
     return blob
 
 
-def _single(values: NDArray[np.float64]) -> NDArray[np.float32]:
+def single(values: Floats) -> NDArray[np.float32]:
+    """Return scalars in float32; an overflow is refused as NOT_FINITE."""
     with np.errstate(over="ignore"):
         singles = values.astype("<f4")
-    _finite(singles.astype(np.float64))
+    finite(singles.astype(np.float64))
     return singles
 
 
-def _pack_f4(values: NDArray[np.float64]) -> bytes:
-    return _single(values).tobytes()
+def _pack_f4(values: Floats) -> bytes:
+    return single(values).tobytes()
 
 
-def _unpack_f4(blob: bytes, size: int) -> NDArray[np.float64]:
-    return np.frombuffer(_sized(blob, 4 * size), "<f4").astype(np.float64)
+def _unpack_f4(blob: bytes, size: int) -> Floats:
+    return np.frombuffer(sized(blob, 4 * size), "<f4").astype(np.float64)
 
 
-def _pack_f2(values: NDArray[np.float64]) -> bytes:
+def _pack_f2(values: Floats) -> bytes:
     return np.clip(values, -_HALF_MAX, _HALF_MAX).astype("<f2").tobytes()
 
 
-def _unpack_f2(blob: bytes, size: int) -> NDArray[np.float64]:
-    return np.frombuffer(_sized(blob, 2 * size), "<f2").astype(np.float64)
+def _unpack_f2(blob: bytes, size: int) -> Floats:
+    return np.frombuffer(sized(blob, 2 * size), "<f2").astype(np.float64)
 
 
-def _pack_i1(values: NDArray[np.float64]) -> bytes:
-    starts = range(0, len(values), _BLOCK)
-    tops = np.array([np.abs(values[i : i + _BLOCK]).max() for i in starts])
-    scales = _single(tops / 127)
-    each = np.repeat(scales.astype(np.float64), _BLOCK)[: len(values)]
-    steps = np.divide(values, each, out=np.zeros_like(values), where=each > 0)
-    return scales.tobytes() + np.clip(np.rint(steps), -127, 127).astype(np.int8).tobytes()
-
-
-def _unpack_i1(blob: bytes, size: int) -> NDArray[np.float64]:
-    blocks = -(-size // _BLOCK)
-    _sized(blob, 4 * blocks + size)
-    scales = np.frombuffer(blob, "<f4", blocks).astype(np.float64)
-    steps = np.frombuffer(blob, np.int8, size, 4 * blocks)
-    if (steps == -128).any() or (scales < 0).any():
-        raise Refused(Reason.WRONG_ENCODING, "i1: a step of -128 or a negative scale")
-    return np.repeat(_finite(scales), _BLOCK)[:size] * steps.astype(np.float64)
-
-
-def _pack_b1(values: NDArray[np.float64]) -> bytes:
-    if not np.isin(values, (-1.0, 1.0)).all():
-        raise Refused(Reason.WRONG_ENCODING, "b1 encodes only -1 and +1")
-    return np.packbits(values > 0, bitorder="little").tobytes()
-
-
-def _unpack_b1(blob: bytes, size: int) -> NDArray[np.float64]:
-    bits = np.unpackbits(np.frombuffer(_sized(blob, -(-size // 8)), np.uint8), bitorder="little")
-    if bits[size:].any():
-        raise Refused(Reason.WRONG_ENCODING, "b1: spare bits must be 0")
-    return bits[:size].astype(np.float64) * 2.0 - 1.0
-
-
-def _pack_b2(values: NDArray[np.float64]) -> bytes:
-    if not np.isin(values, (-1.0, 0.0, 1.0)).all():
-        raise Refused(Reason.WRONG_ENCODING, "b2 encodes only -1, 0 and +1")
-    pairs = np.stack([values != 0, values < 0], axis=1)  # low bit: not zero; high bit: negative
-    return np.packbits(pairs.ravel(), bitorder="little").tobytes()
-
-
-def _unpack_b2(blob: bytes, size: int) -> NDArray[np.float64]:
-    raw = np.frombuffer(_sized(blob, -(-size // 4)), np.uint8)
-    bits = np.unpackbits(raw, bitorder="little")
-    codes = bits[0::2] + 2 * bits[1::2]
-    if codes[size:].any() or (codes == 2).any():
-        raise Refused(Reason.WRONG_ENCODING, "b2: code 10, or spare bits that are not 0")
-    values: NDArray[np.float64] = _TWO_BITS[codes[:size]]
-    return values
-
-
-def _pack_tk(values: NDArray[np.float64]) -> bytes:
-    where = np.flatnonzero(values)
-    head = np.array([len(where)], "<u4").tobytes() + where.astype("<u4").tobytes()
-    return head + _single(values[where]).tobytes()
-
-
-def _unpack_tk(blob: bytes, size: int) -> NDArray[np.float64]:
-    if len(blob) < 4:
-        raise Refused(Reason.WRONG_SIZE, f"{len(blob)} bytes, expected at least 4")
-    kept = int.from_bytes(blob[:4], "little")
-    if kept > size:
-        raise Refused(Reason.WRONG_SIZE, f"{kept} scalars of {size}")
-    _sized(blob, 4 + 8 * kept)
-    where = np.frombuffer(blob, "<u4", kept, 4).astype(np.int64)
-    if kept and (where[-1] >= size or (np.diff(where) <= 0).any()):
-        raise Refused(Reason.WRONG_ENCODING, "tk: indices must rise and lie in the vector")
-    out = np.zeros(size)
-    out[where] = np.frombuffer(blob, "<f4", kept, 4 + 4 * kept)
-    return out
-
-
-_PACKERS: Final[Mapping[str, Callable[[NDArray[np.float64]], bytes]]] = {
-    "f4": _pack_f4,
-    "f2": _pack_f2,
-    "i1": _pack_i1,
-    "b1": _pack_b1,
-    "b2": _pack_b2,
-    "tk": _pack_tk,
-    "q8": partial(quantise, enc="q8"),
-    "q4": partial(quantise, enc="q4"),
-}
-_UNPACKERS: Final[Mapping[str, Callable[[bytes, int], NDArray[np.float64]]]] = {
-    "f4": _unpack_f4,
-    "f2": _unpack_f2,
-    "i1": _unpack_i1,
-    "b1": _unpack_b1,
-    "b2": _unpack_b2,
-    "tk": _unpack_tk,
-    "q8": lambda blob, size: dequantise(blob, "q8", size),
-    "q4": lambda blob, size: dequantise(blob, "q4", size),
-}
+ENCODINGS: Final = ListedEntries(
+    {"f4": TensorEncoding(_pack_f4, _unpack_f4), "f2": TensorEncoding(_pack_f2, _unpack_f2)},
+    ExtensionIndex("edge_sdk").loaders("encodings"),
+)
+"""Encodings by name."""
 
 
 # --- leaves ---------------------------------------------------------------------------------------

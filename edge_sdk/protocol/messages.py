@@ -12,11 +12,11 @@ An extension declares its own kinds; its row of the index names them in a table 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import field
 from typing import Annotated, ClassVar, Literal
 
-from edge_sdk.app.extensions import ExtensionIndex
+from edge_sdk.app.extensions import ExtensionIndex, ListedEntries
 from edge_sdk.app.lean_dataclass import dataclass
 from edge_sdk.app.schema import Between, Length
 from edge_sdk.protocol import public_key
@@ -544,53 +544,35 @@ class UpdateMessage(ProtocolMessage):
 # --- kinds -----------------------------------------------------------------------------------------
 
 
-class MessageKinds(Mapping[str, type[ProtocolMessage]]):
-    """Classes of messages by kind; that of an extension is imported when it is looked up."""
-
-    def __init__(self, *classes: type[ProtocolMessage]) -> None:
-        self._known = {cls.kind: cls for cls in classes}
-        self._listed: dict[str, Callable[[], type[ProtocolMessage]]] = ExtensionIndex(
-            "edge_sdk"
-        ).loaders("messages")
-
-    def __getitem__(self, kind: str) -> type[ProtocolMessage]:
-        if kind not in self._known:
-            self._known[kind] = self._listed[kind]()
-        return self._known[kind]
-
-    def __contains__(self, kind: object) -> bool:
-        return kind in self._known or kind in self._listed
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(dict.fromkeys((*self._known, *self._listed)))
-
-    def __len__(self) -> int:
-        return len(self._known.keys() | self._listed.keys())
-
-
-KINDS = MessageKinds(
-    StatusMessage,
-    HelloMessage,
-    WelcomeMessage,
-    FloorMessage,
-    KeysMessage,
-    BundleMessage,
-    ModelMessage,
-    TaskMessage,
-    PartMessage,
-    OfferMessage,
-    GrantMessage,
-    ChunkMessage,
-    HaveMessage,
-    ReceiptMessage,
-    RefusalMessage,
-    UpdateMessage,
-    SignalMessage,
-    CommandMessage,
-    MetricsMessage,
-    TimeMessage,
+KINDS: ListedEntries[type[ProtocolMessage]] = ListedEntries(
+    {
+        cls.kind: cls
+        for cls in (
+            StatusMessage,
+            HelloMessage,
+            WelcomeMessage,
+            FloorMessage,
+            KeysMessage,
+            BundleMessage,
+            ModelMessage,
+            TaskMessage,
+            PartMessage,
+            OfferMessage,
+            GrantMessage,
+            ChunkMessage,
+            HaveMessage,
+            ReceiptMessage,
+            RefusalMessage,
+            UpdateMessage,
+            SignalMessage,
+            CommandMessage,
+            MetricsMessage,
+            TimeMessage,
+        )
+    },
+    ExtensionIndex("edge_sdk").loaders("messages"),
 )
-"""Every implemented kind, by its name in the envelope. ``content`` travels only in parts."""
+"""Classes of messages by kind, the name in the envelope. ``content`` travels only in parts."""
 
 RESERVED = frozenset(
     (

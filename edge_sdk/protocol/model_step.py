@@ -12,8 +12,7 @@ from typing import Final
 import numpy as np
 
 from edge_sdk.errors import Reason, Refused
-from edge_sdk.protocol.block_quantisation import dequantise
-from edge_sdk.protocol.codec import encode, pack_tensor
+from edge_sdk.protocol.codec import ENCODINGS, encode, pack_tensor, unpack_tensor
 from edge_sdk.protocol.contract.parameter_layout import Vector
 from edge_sdk.protocol.envelope import digest
 from edge_sdk.protocol.messages import ContentBody, ModelMessage
@@ -33,11 +32,8 @@ def stepped(base: Vector, blob: bytes) -> Vector:
     Returns:
         ``base`` plus the decoded step, added in float64 and rounded to float32; shape ``(P,)``.
 
-    >>> from edge_sdk.protocol.block_quantisation import quantise
-    >>> stepped(np.array([1.0, 2.0], np.float32), quantise(np.array([127.0, -64.0]), "q8"))
-    array([128., -62.], dtype=float32)
     """
-    moved = np.asarray(base, np.float64) + dequantise(blob, STEP_ENCODING, len(base))
+    moved = np.asarray(base, np.float64) + unpack_tensor(blob, STEP_ENCODING, len(base))
     with np.errstate(over="ignore"):
         return moved.astype(np.float32)
 
@@ -59,8 +55,11 @@ def step_body(*, run: int, version: int, spec: bytes, blob: bytes) -> bytes:
 def step_from(manifest: ModelMessage) -> int | None:
     """Return the version from which a manifest announces a step; None without one.
 
-    A manifest that announces one incompletely, or from a version that is not older, has none.
+    A manifest that announces one incompletely, or from a version that is not older, has none, and
+    neither has any where the encoding of steps is not installed.
     """
+    if STEP_ENCODING not in ENCODINGS:
+        return None
     if manifest.step is None or manifest.step_size is None or not manifest.deltas:
         return None
     base, _ = manifest.deltas[0]

@@ -7,7 +7,7 @@ from dataclasses import field
 from functools import cached_property
 
 from edge_sdk.app.lean_dataclass import dataclass
-from edge_sdk.protocol.codec import encode
+from edge_sdk.protocol.codec import ENCODINGS, encode
 from edge_sdk.protocol.envelope import AGGREGATOR, digest, prove, ref
 from edge_sdk.protocol.keys import Signer
 from edge_sdk.protocol.messages import ChunkMessage, HelloMessage, OfferMessage, UpdateMessage
@@ -16,7 +16,7 @@ from edge_sdk.protocol.transfer import FIRST_GAP
 SCORES = "scores"
 """Ability to answer to a histogram of scores; a welcome names it if the aggregator collects one."""
 
-CAPS = ("b1", "b2", "q8", "q4", SCORES)
+CAPS = (*(enc for enc in ("b1", "b2", "q8", "q4") if enc in ENCODINGS), SCORES)
 """Optional abilities of a device: tensor encodings of signs, quantised ones, and scores."""
 
 SOONEST_GAP = FIRST_GAP / 2

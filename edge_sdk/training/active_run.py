@@ -205,7 +205,7 @@ class ActiveRun:
         """Restore the saved state, if it was trained for this layout."""
         self.state, learned = recall(self.learner, self._store)
         saved = learned.leaves.get("residual") if learned is not None else None
-        self.residual = Residual.from_leaves(saved) if saved is not None else None
+        self.residual = saved
         self._is_judged = False
         if learned is not None and learned.run == self._session.seen.run:
             turn = (learned.round, *learned.leaves.get("turn", (0, 0)))

@@ -11,15 +11,12 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
-
 from edge_sdk.app.cli import fields
 from edge_sdk.app.settings import seconds
 from edge_sdk.config import Config
 from edge_sdk.errors import Reason, Refused, SignerUnavailable, StoreFull
 from edge_sdk.methods.local_sgd import TRAIN
 from edge_sdk.privacy.ledger import BudgetSpent
-from edge_sdk.protocol.block_quantisation import LARGEST_STEP
 from edge_sdk.protocol.contract.method import END, Task, Update
 from edge_sdk.protocol.messages import UpdateMessage
 from edge_sdk.runtime import GraphError
@@ -32,8 +29,8 @@ from edge_sdk.training.outbox_entry import (
     OWN,
     UpdateSealer,
     UplinkEncoding,
+    encoding_of,
     record,
-    rounding_seed,
     uplink_encoding,
 )
 
@@ -214,14 +211,8 @@ class TrainingTransaction:
             announced.encs if announced is not None else (),
             welcome.caps if welcome is not None else (),
         )
-        if enc not in LARGEST_STEP:
-            return UplinkEncoding(enc)
-        run, size = session.seen.run, update.vector.size
-        carried = np.zeros(size)
-        if active.residual is not None:
-            carried = active.residual.carried(run=run, round_=update.round, enc=enc, size=size)
-        seed = rounding_seed(active.learner.config.id, run=run, task=task)
-        return UplinkEncoding(enc, carried, seed)
+        device, run = active.learner.config.id, session.seen.run
+        return encoding_of(enc, update, task, active.residual, device=device, run=run)
 
     def _may_send_faulty(self, state: Any, task: Task) -> bool:  # noqa: ANN401 - as above
         """Return whether an update is sent although its parameters are at fault.

@@ -9,7 +9,7 @@ from typing import get_args
 
 from edge_sdk.app.schema import SchemaError, build
 from edge_sdk.app.settings import SettingsError
-from edge_sdk.protocol.block_quantisation import DownlinkEncoding, UpdateEncoding
+from edge_sdk.protocol.codec import DownlinkEncoding, UpdateEncoding
 from edge_sdk.protocol.contract.method import CONTRACTS, Up
 from firmware_sim.attacks.attack_plan import AttackPlan
 from firmware_sim.commands.options import arguments, of_methods, pairs, rule, value_of, words

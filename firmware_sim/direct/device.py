@@ -9,10 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-
 from edge_sdk.forecasting.windows import Scale
-from edge_sdk.protocol.block_quantisation import LARGEST_STEP
 from edge_sdk.protocol.contract.method import CONTRACTS, END, Ask, Effects, Task, Update
 from edge_sdk.protocol.messages import UpdateMessage
 from edge_sdk.protocol.outbox_state import UplinkCounters
@@ -20,7 +17,7 @@ from edge_sdk.training.model_runtime import ModelRuntime
 from edge_sdk.training.outbox_entry import (
     Residual,
     UplinkEncoding,
-    rounding_seed,
+    encoding_of,
     update_message,
     uplink_encoding,
 )
@@ -117,10 +114,5 @@ class DirectDevice:
 
     def _encoding(self, update: Update, task: Task, ask: Ask) -> UplinkEncoding:
         enc = uplink_encoding(ask, self.encodings, self.encodings)
-        if enc not in LARGEST_STEP:
-            return UplinkEncoding(enc)
-        run, size = self.learner.role.run, update.vector.size
-        carried = np.zeros(size)
-        if self.residual is not None:
-            carried = self.residual.carried(run=run, round_=update.round, enc=enc, size=size)
-        return UplinkEncoding(enc, carried, rounding_seed(self.id, run=run, task=task))
+        run = self.learner.role.run
+        return encoding_of(enc, update, task, self.residual, device=self.id, run=run)

@@ -22,7 +22,7 @@ def test_every_device_sends_the_wished_encoding_and_the_model_is_close_to_the_ex
     learner = exact.clients[0].learner
     moved = np.linalg.norm(exact.consensus() - learner.spec.shared(learner.bundle.initial))
     assert 0 < np.linalg.norm(quantised.consensus() - exact.consensus()) < 0.02 * moved
-    assert [client._active.residual.enc for client in quantised.clients.values()] == ["q8"] * 3
+    assert [client._active.residual["enc"] for client in quantised.clients.values()] == ["q8"] * 3
 
 
 def test_killed_devices_resume_to_the_same_bits(world):

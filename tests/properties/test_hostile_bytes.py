@@ -202,7 +202,7 @@ def test_any_topic_is_parsed_or_none(topic):
     assert address is None or topic.startswith(f"gf/1/{address.fleet}/{address.id}/")
 
 
-@given(st.binary(max_size=200), st.sampled_from(codec.ENCODINGS), st.integers(0, 40))
+@given(st.binary(max_size=200), st.sampled_from(list(codec.ENCODINGS)), st.integers(0, 40))
 @settings(max_examples=400)
 def test_any_blob_is_a_finite_vector_or_refused(blob, enc, size):
     try:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from edge_sdk import Client, Config, Reading
-from edge_sdk.protocol.block_quantisation import DownlinkEncoding, UpdateEncoding
+from edge_sdk.protocol.codec import DownlinkEncoding, UpdateEncoding
 from firmware_sim.devices.meter import Meter
 from firmware_sim.devices.meter_process import MeterSettings
 from firmware_sim.fleet.federation import Federation, free_port, start_broker

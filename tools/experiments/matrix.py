@@ -26,11 +26,11 @@ from edge_sdk.forecasting.windows import ChannelFrame, Drawable
 from edge_sdk.methods import METHODS as DEVICE
 from edge_sdk.methods.local_sgd import LocalSgd
 from edge_sdk.methods.training_context import TrainingContext, Windows
-from edge_sdk.protocol.block_quantisation import dequantise
+from edge_sdk.protocol.codec import unpack_tensor
 from edge_sdk.protocol.contract.method import CONTRACTS, Task, Update
 from edge_sdk.protocol.contract.parameter_layout import Vector
 from edge_sdk.shared_math.optim import adam
-from edge_sdk.training.outbox_entry import Residual, UplinkEncoding, rounding_seed
+from edge_sdk.training.outbox_entry import Residual, encoding_of
 from firmware_sim.attacks import ATTACKS
 from tools.experiments import cells as data
 from tools.experiments import synthetic
@@ -181,14 +181,12 @@ class Quantised:
 
     def __call__(self, update: Update) -> Update:
         """Encode an answer as a device does, and decode it as the aggregator does."""
-        size, carried = update.vector.size, np.zeros(update.vector.size)
-        if self.residual is not None:
-            carried = self.residual.carried(run=1, round_=update.round, enc=self.enc, size=size)
-        task = Task(update.sender, update.round, "train", base=update.base)
-        seed = rounding_seed(update.sender, run=1, task=task)
-        encoding = UplinkEncoding(self.enc, carried, seed)
+        size, device = update.vector.size, update.sender
+        task = Task(device, update.round, "train", base=update.base)
+        encoding = encoding_of(self.enc, update, task, self.residual, device=device, run=1)
         self.residual = encoding.residual(update, run=1)
-        return replace(update, vector=dequantise(encoding.encode(update.vector), self.enc, size))
+        sent = encoding.encode(update.vector)
+        return replace(update, vector=unpack_tensor(sent, self.enc, size))
 
 
 def _spoilt(square: Square, cell: Cell, bundle: Bundle) -> ChannelFrame:

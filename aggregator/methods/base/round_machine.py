@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from aggregator.rules import Rows, Rule, RuleVerdict
 from aggregator.rules.parameters import by_samples, uniform
-from edge_sdk.protocol.block_quantisation import DownlinkEncoding
+from edge_sdk.protocol.codec import DownlinkEncoding
 from edge_sdk.protocol.contract.method import (
     Closed,
     Due,

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from aggregator.methods.base.round_machine import ASK, published
 from aggregator.methods.base.types import Count, Rate
-from edge_sdk.protocol.block_quantisation import quantise
+from edge_sdk.protocol.codec import pack_tensor
 from edge_sdk.protocol.contract.method import (
     RATE,
     STEPS,
@@ -134,20 +134,10 @@ def adopted(
     Returns:
         The adopted model, exact in float32, shape ``(P,)``; and what to keep: the ``step`` (uint8)
         and the ``residual``, shape ``(P,)``.
-
-    Example:
-        Steps that are too small for their block accumulate until they count.
-
-        >>> w, kept, wanted = np.zeros(2), {}, np.zeros(2)
-        >>> for _ in range(10):
-        ...     after = w + np.array([127.0, 0.25])
-        ...     w, kept = adopted(w, after, kept)
-        >>> w.tolist(), kept["residual"].tolist()
-        ([1270.0, 3.0], [0.0, -0.5])
     """
     base = before.astype(np.float32)
     wanted = after + kept.get("residual", 0.0)
-    blob = quantise(wanted - base, STEP_ENCODING)
+    blob = pack_tensor(wanted - base, STEP_ENCODING)
     w = stepped(base, blob).astype(np.float64)
     return w, {STEP: np.frombuffer(blob, np.uint8), "residual": wanted - w}
 

@@ -15,10 +15,11 @@ from hypothesis.extra import numpy as hnp
 
 from edge_sdk.errors import Reason, Refused
 from edge_sdk.protocol import model_step
-from edge_sdk.protocol.block_quantisation import quantise
-from edge_sdk.protocol.codec import decode, encode, unpack_tensor
+from edge_sdk.protocol.codec import decode, encode, pack_tensor, unpack_tensor
 from edge_sdk.protocol.envelope import digest, unproved
 from edge_sdk.protocol.messages import ContentBody, ModelMessage
+
+pytestmark = pytest.mark.extension  # the encoding of steps
 
 VECTORS = Path(__file__).parents[2] / "vectors"
 INDEX = json.loads((VECTORS / "index.json").read_text())
@@ -46,7 +47,7 @@ vectors = hnp.arrays(np.float32, st.integers(1, 200), elements=floats)
 @given(vectors, st.integers(0, 2**32 - 1))
 def test_each_scalar_is_one_sum_in_float64_rounded_once(base, seed):
     draws = np.random.default_rng(seed)
-    blob = quantise(draws.normal(0, draws.choice([1e-6, 1.0, 1e6]), len(base)), "q8")
+    blob = pack_tensor(draws.normal(0, draws.choice([1e-6, 1.0, 1e6]), len(base)), "q8")
     moved = unpack_tensor(blob, "q8", len(base))
     singly = [np.float32(float(x) + float(y)) for x, y in zip(base, moved, strict=True)]
     assert model_step.stepped(base, blob).tolist() == [float(x) for x in singly]
@@ -74,7 +75,7 @@ def test_another_version_before_is_a_bad_digest():
 
 
 def test_a_result_beyond_float32_is_refused():
-    blob = quantise(np.array([8e6, 0.0]), "q8")
+    blob = pack_tensor(np.array([8e6, 0.0]), "q8")
     content = replace(decode(ContentBody, BODY), blob=blob)
     base = np.array([3.4028235e38, 0.0], np.float32)
     assert reason(model_step.applied, MANIFEST, content, base) is Reason.BAD_DIGEST

@@ -16,6 +16,8 @@ from edge_sdk.protocol.codec import pack_leaves, unpack_leaves
 from edge_sdk.protocol.contract.method import ParentModel, Task, Update
 from edge_sdk.protocol.model_step import stepped
 
+pytestmark = pytest.mark.extension  # the encoding of steps
+
 START = np.linspace(-1, 1, 200).astype(np.float32)
 
 
@@ -102,3 +104,10 @@ def test_any_size_has_a_step(size):
     w, kept = adopted(before, after, {})
     assert w.shape == kept["residual"].shape == (size,)
     assert stepped(before.astype("f4"), kept[STEP].tobytes()).tobytes() == w.astype("f4").tobytes()
+
+
+def test_steps_that_are_too_small_for_their_block_accumulate_until_they_count():
+    w, kept = np.zeros(2), {}
+    for _ in range(10):
+        w, kept = adopted(w, w + np.array([127.0, 0.25]), kept)
+    assert (w.tolist(), kept["residual"].tolist()) == ([1270.0, 3.0], [0.0, -0.5])

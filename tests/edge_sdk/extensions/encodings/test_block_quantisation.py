@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from edge_sdk.errors import Refused
-from edge_sdk.protocol.block_quantisation import (
+from edge_sdk.extensions.encodings.block_quantisation import (
     BLOCK,
     LARGEST_STEP,
     dequantise,

@@ -8,25 +8,24 @@ unbiased (QSGD, Alistarh et al. 2017, eq. 3.1; there with one norm for the whole
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from types import MappingProxyType
-from typing import Final, Literal
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edge_sdk.errors import Reason, Refused
-
-UpdateEncoding = Literal["f4", "q8", "q4"]
-"""Encoding of updates that a run may ask for; ``f4`` is float32."""
-
-DownlinkEncoding = Literal["f4", "q8"]
-"""Encoding in which devices receive new models: whole in float32, or as a step in eight bits."""
+from edge_sdk.protocol.codec import TensorEncoding
 
 BLOCK: Final = 64
 """Number of scalars that share one scale."""
 
 LARGEST_STEP: Final[Mapping[str, int]] = MappingProxyType({"q8": 127, "q4": 7})
 """Largest integer of each encoding."""
+
+QUANTISED_NORM: Final = 1.5
+"""Allowance for a quantised update's length: it carries a residual, and rounding lengthens it."""
 
 _HALF_MAX: Final = 65504.0
 _SCALE_BYTES: Final = 2
@@ -115,3 +114,11 @@ def _unpaired(raw: NDArray[np.uint8]) -> NDArray[np.int8]:
     halves[0::2], halves[1::2] = raw & 0x0F, raw >> 4
     signed: NDArray[np.int8] = ((halves ^ 8).astype(np.int8)) - np.int8(8)
     return signed
+
+
+Q8: Final = TensorEncoding(
+    partial(quantise, enc="q8"), lambda blob, size: dequantise(blob, "q8", size), QUANTISED_NORM
+)
+Q4: Final = TensorEncoding(
+    partial(quantise, enc="q4"), lambda blob, size: dequantise(blob, "q4", size), QUANTISED_NORM
+)

@@ -7,18 +7,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_sdk.protocol.admission_policy import QUANTISED_NORM
-from edge_sdk.protocol.block_quantisation import dequantise
-from edge_sdk.protocol.codec import pack_leaves, pack_tensor, unpack_leaves
-from edge_sdk.protocol.contract.method import CONTRACTS, Task, Update
-from edge_sdk.training.outbox_entry import (
+from edge_sdk.extensions.encodings.block_quantisation import QUANTISED_NORM, dequantise
+from edge_sdk.extensions.encodings.error_feedback import (
     RESIDUAL_LIMIT,
-    Residual,
-    UplinkEncoding,
+    SavedResidual,
     encode_with_feedback,
     rounding_seed,
-    uplink_encoding,
 )
+from edge_sdk.protocol.codec import pack_leaves, pack_tensor, unpack_leaves
+from edge_sdk.protocol.contract.method import CONTRACTS, Task, Update
+from edge_sdk.training.outbox_entry import UplinkEncoding, uplink_encoding
 
 
 def summed(vectors, *, feedback):
@@ -55,8 +53,8 @@ def test_a_sent_update_is_at_most_the_allowance_longer(seed, size):
 
 
 def test_a_residual_is_saved_and_read_to_the_bit():
-    kept = Residual(3, 8, "q4", np.float32([0.1, -0.2]))
-    read = Residual.from_leaves(unpack_leaves(pack_leaves({"r": kept.leaves()}))["r"])
+    kept = SavedResidual(3, 8, "q4", np.float32([0.1, -0.2]))
+    read = SavedResidual.from_leaves(unpack_leaves(pack_leaves({"r": kept.leaves()}))["r"])
     assert (read.run, read.round, read.enc) == (3, 8, "q4")
     np.testing.assert_array_equal(read.values, kept.values)
 
@@ -65,7 +63,7 @@ def test_a_residual_is_saved_and_read_to_the_bit():
     "changed", [{"run": 4}, {"enc": "q8"}, {"size": 3}, {"round_": 7}], ids=lambda c: next(iter(c))
 )
 def test_a_residual_of_something_else_counts_for_nothing(changed):
-    kept = Residual(3, 8, "q4", np.float32([0.1, -0.2]))
+    kept = SavedResidual(3, 8, "q4", np.float32([0.1, -0.2]))
     wanted = {"run": 3, "round_": 9, "enc": "q4", "size": 2} | changed
     assert not kept.carried(**wanted).any()
 
@@ -86,7 +84,6 @@ def test_an_exact_encoding_leaves_no_residual():
     assert encoding.residual(update, run=1) is None
 
 
-@pytest.mark.extension
 def test_only_differences_of_weights_are_quantised():
     both = ("f4", "q4"), ("b1", "b2", "q8", "q4")
     assert uplink_encoding(CONTRACTS["fedavg"]["train"], *both) == "q4"
