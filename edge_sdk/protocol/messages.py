@@ -575,18 +575,7 @@ KINDS: ListedEntries[type[ProtocolMessage]] = ListedEntries(
 """Classes of messages by kind, the name in the envelope. ``content`` travels only in parts."""
 
 RESERVED = frozenset(
-    (
-        "rekey",
-        "state",
-        "batch",
-        "feat",
-        "zgrad",
-        "zfeat",
-        "hgrad",
-        "skip",
-        "hvp",
-        "topology",
-    )
+    ["rekey", "state", "batch", "feat", "zgrad", "zfeat", "hgrad", "skip", "hvp", "topology"]
 )
 """Reserved kinds: refused as UNKNOWN_KIND, and not available for other meanings."""
 

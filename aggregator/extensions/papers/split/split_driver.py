@@ -17,8 +17,8 @@ from aggregator.ingress.message_ingress import Signals
 from aggregator.rounds.round_steps import RoundSteps, TaskMessages
 from edge_sdk.app.clock import Clock
 from edge_sdk.errors import Reason, Refused
+from edge_sdk.extensions.papers.split.array_rows import Sheet, cut
 from edge_sdk.protocol import messages
-from edge_sdk.protocol.array_fragments import Sheet, cut
 from edge_sdk.protocol.contract import method
 from edge_sdk.protocol.contract.method import (
     Contract,

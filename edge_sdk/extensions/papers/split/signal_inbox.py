@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from edge_sdk.errors import Reason, Refused
+from edge_sdk.extensions.papers.split.array_rows import Sheet, cut
 from edge_sdk.protocol import messages as m
-from edge_sdk.protocol.array_fragments import Sheet, cut
 from edge_sdk.protocol.contract.method import Ask, Signal, Task
 from edge_sdk.protocol.messages import SignalMessage
 from edge_sdk.session.manifest_checks import (

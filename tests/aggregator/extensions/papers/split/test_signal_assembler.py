@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from aggregator.extensions.papers.split.split_driver import SignalAssembler, SplitDriver
 from aggregator.rounds.round_steps import RoundSteps
 from edge_sdk.errors import Reason, Refused
+from edge_sdk.extensions.papers.split.array_rows import cut
 from edge_sdk.protocol import codec, messages
-from edge_sdk.protocol.array_fragments import cut
 from edge_sdk.protocol.contract.method import CONTRACTS, Due, Member, Play, Played, Task
 
 SHAPE = (6, 2, 3)

@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from edge_sdk.errors import Reason, Refused
-from edge_sdk.protocol.array_fragments import PIECE, Sheet, check_fragment, cut, row_size
+from edge_sdk.extensions.papers.split.array_rows import Sheet, cut
+from edge_sdk.protocol.array_fragments import PIECE, check_fragment, row_size
 
 FINITE = st.floats(-6e4, 6e4, width=16)
 SHAPES = st.tuples(st.integers(1, 40), st.integers(1, 4), st.integers(1, 700))
