@@ -39,7 +39,7 @@ from edge_sdk.errors import LinkError
 from edge_sdk.link.tls_files import client_id_of
 from edge_sdk.protocol.admission_policy import Limits
 from edge_sdk.protocol.codec import pack_leaves
-from edge_sdk.protocol.contract.manifest import Manifest, ManifestError, statistic_layout
+from edge_sdk.protocol.contract.manifest import Manifest, ManifestError
 from edge_sdk.protocol.contract.method import CONTRACTS, Ask, Half, Up, Update, answered, answers
 from edge_sdk.protocol.contract.parameter_layout import ParamSpec
 from edge_sdk.protocol.keys import KeyFileError
@@ -143,8 +143,8 @@ def answer_size(manifest: Manifest, spec: ParamSpec, ask: Ask) -> int:
     """Return the number of scalars of an answer."""
     if not ask.has_statistic or manifest.analytic is None:
         return spec.shared_size
-    outputs = math.prod(manifest.forecast_shape)
-    return statistic_layout(outputs, manifest.analytic.width).size
+    size: int = manifest.analytic.statistic_size(math.prod(manifest.forecast_shape))
+    return size
 
 
 def _check_retention(run: BoundRun) -> None:

@@ -11,8 +11,8 @@ from aggregator.commands.main import program
 from aggregator.extensions.authoring.closed_form import ANALYTIC, made
 from aggregator.extensions.authority.access.broker_process import has_embedded, start
 from edge_sdk import Client, Config
+from edge_sdk.extensions.analytic.bundle_section import statistic_layout
 from edge_sdk.protocol.codec import decode
-from edge_sdk.protocol.contract.manifest import statistic_layout
 from edge_sdk.protocol.keys import generate, save_signing_key
 from edge_sdk.protocol.messages import UpdateMessage
 from edge_sdk.protocol.outbox_state import OutboxEntry

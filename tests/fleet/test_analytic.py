@@ -13,11 +13,11 @@ from aggregator.extensions.analytic.analytic import AnalyticFleet
 from aggregator.extensions.audit.recompute import recompute
 from aggregator.extensions.authoring.closed_form import ANALYTIC, made
 from edge_sdk.errors import Reason, Refused
+from edge_sdk.extensions.analytic.bundle_section import statistic_layout
 from edge_sdk.extensions.analytic.solve import fleet_solution
 from edge_sdk.extensions.analytic.statistics import total
 from edge_sdk.link.loopback import LinkFaults
 from edge_sdk.protocol.admission_policy import OpenRound, admit_update
-from edge_sdk.protocol.contract.manifest import statistic_layout
 from edge_sdk.protocol.messages import UpdateMessage
 from tests.fleet.conftest import SEEDS
 

@@ -31,11 +31,11 @@ from aggregator.methods.base.types import Method, Setup, has_no_use
 from aggregator.rules import Memory, Rows, Rule, TooFewRows
 from aggregator.rules.parameters import uniform
 from edge_sdk.app.schema import SchemaError
+from edge_sdk.extensions.analytic.bundle_section import AnalyticSection, statistic_layout
 from edge_sdk.extensions.analytic.private_release import stable_penalty
 from edge_sdk.extensions.analytic.solve import ridge, votes
 from edge_sdk.extensions.analytic.standardise import FeatureSums, Standardiser
 from edge_sdk.extensions.analytic.statistics import Statistic, from_vector, total
-from edge_sdk.protocol.contract.manifest import AnalyticSection, statistic_layout
 from edge_sdk.protocol.contract.method import (
     Array,
     Closed,

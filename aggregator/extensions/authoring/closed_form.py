@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from edge_sdk.extensions.analytic.bundle_functions import DAY, AnalyticModel
+from edge_sdk.extensions.analytic.bundle_section import AnalyticSection
 from edge_sdk.extensions.analytic.features import reach, standard_names
 from edge_sdk.protocol.contract.archive import INITIAL, MANIFEST, SIGNATURE, seal
 from edge_sdk.protocol.contract.manifest import (
     HIDDEN,
     SIGNATURES,
-    AnalyticSection,
     Feature,
     Golden,
     GraphFile,

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from aggregator.methods.base.round_machine import Rounds
 from aggregator.rules import Rule
 from edge_sdk.app.schema import Between, SchemaError
-from edge_sdk.protocol.contract.manifest import AnalyticSection, Manifest
+from edge_sdk.protocol.contract.manifest import Manifest
 from edge_sdk.protocol.contract.method import Array, Half
 from edge_sdk.protocol.contract.parameter_layout import ParamSpec
 
@@ -130,7 +130,7 @@ class Setup:
     folder: Path = Path()
     graph: BoundGraph | None = None  # the model between the devices, where a run has one
     # the bundle's section of a model in closed form, where it is one
-    analytic: AnalyticSection | None = None
+    analytic: Any = None
     add_row: AddRow = with_row  # adds an update to those that wait for the round to close
 
 

@@ -16,20 +16,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge_sdk.app.lean_dataclass import dataclass
+from edge_sdk.extensions.analytic.bundle_section import BOUNDED_STATISTIC, AnalyticSection
 from edge_sdk.extensions.analytic.features import LoadRecord, columns, reach
 from edge_sdk.extensions.analytic.personal import fit_personal
 from edge_sdk.extensions.analytic.random_units import RandomUnits
 from edge_sdk.extensions.analytic.reweighting import QuantileLoss
 from edge_sdk.extensions.analytic.standardise import Standardiser
 from edge_sdk.extensions.analytic.statistics import Statistic, gather, to_vector
-from edge_sdk.protocol.contract.manifest import (
-    BOUNDED_STATISTIC,
-    HIDDEN,
-    AnalyticSection,
-    Feature,
-    Manifest,
-    ManifestError,
-)
+from edge_sdk.protocol.contract.manifest import HIDDEN, Feature, Manifest, ManifestError
 
 Array = NDArray[Any]
 Floats = NDArray[np.float64]

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from edge_sdk.extensions.analytic.bundle_section import BOUNDED_STATISTIC
 from edge_sdk.extensions.analytic.private_release import released, sensitivity
 from edge_sdk.extensions.analytic.statistics import from_vector, to_vector
 from edge_sdk.methods.training_context import Graph
@@ -22,7 +23,7 @@ from edge_sdk.privacy.noise_calibration import (
     range_faults,
 )
 from edge_sdk.privacy.settings import PrivacySection
-from edge_sdk.protocol.contract.manifest import BOUNDED_STATISTIC, STATISTIC
+from edge_sdk.protocol.contract.manifest import STATISTIC
 from edge_sdk.protocol.contract.method import Array, Contract, Update, answered
 
 

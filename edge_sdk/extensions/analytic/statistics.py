@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge_sdk.app.lean_dataclass import dataclass
-from edge_sdk.protocol.contract.manifest import statistic_layout
+from edge_sdk.extensions.analytic.bundle_section import statistic_layout
 from edge_sdk.protocol.contract.parameter_layout import Vector
 
 Floats = NDArray[np.float64]

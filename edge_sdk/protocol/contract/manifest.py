@@ -14,8 +14,9 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import field
 from types import MappingProxyType
-from typing import Annotated, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
+from edge_sdk.app.extensions import ExtensionIndex
 from edge_sdk.app.lean_dataclass import dataclass
 from edge_sdk.app.schema import Between, Length, Matches, SchemaError, build, key_of
 from edge_sdk.errors import WireError
@@ -335,8 +336,9 @@ class Manifest:
     paths: Annotated[tuple[tuple[LipschitzStage, ...], ...], Length(1, 64)] | None = None
     # F and L of a model in two halves; None for any other
     activation: tuple[Count, Count] | None = None
-    # a model in closed form, which has no graph but ``hidden``; None for any other
-    analytic: AnalyticSection | None = None
+    # section of the extension that computes the bundle's functions, which has no graph but
+    # ``hidden``; None for a network
+    analytic: Any = None
 
     def __post_init__(self) -> None:
         if (self.target.output == "quantiles") != (self.loss.levels is not None):
@@ -345,10 +347,12 @@ class Manifest:
             )
         self._check_features()
         self._check_golden()
+        if self.analytic is not None and not dataclasses.is_dataclass(self.analytic):
+            object.__setattr__(self, "analytic", _read_section("analytic", self.analytic))
         if self.analytic is None:
             self._check_graphs()
         else:
-            self._check_analytic(self.analytic)
+            self.analytic.refuse_misfit(self)
 
     def _check_features(self) -> None:
         names = [feature.name for feature in self.features]
@@ -402,27 +406,10 @@ class Manifest:
         if len(self.golden.yhat) != (wanted := math.prod(self.forecast_shape)):
             raise ValueError(f"golden.yhat must have {wanted} values")
 
-    def _check_analytic(self, section: AnalyticSection) -> None:
-        if set(self.graphs) - {HIDDEN} or self.paths is not None or self.activation is not None:
-            raise ValueError(
-                f"a model in closed form has no graph but {HIDDEN!r}, no path and no second half"
-            )
-        self._check_signatures()
-        if (HIDDEN in self.graphs) != section.has_hidden:
-            raise ValueError(f"graph {HIDDEN!r} is required for features hidden:…, and only there")
-        if self.target.form != "change" or self.loss.name == "huber":
-            raise ValueError(
-                "a model in closed form learns a change, under mse, absolute or pinball"
-            )
-        if self.layers != (wanted := section.layers(math.prod(self.forecast_shape))):
-            raise ValueError(f"layers must be those of the analytic section: {wanted}")
-        if len(section.design) != section.width:
-            raise ValueError(f"analytic.design must have {section.width} values")
-
     @property
     def functions(self) -> frozenset[str]:
         """Return the names of the bundle's functions."""
-        return frozenset(self.graphs if self.analytic is None else FUNCTIONS)
+        return frozenset(self.graphs if self.analytic is None else self.analytic.functions)
 
     def _check_graphs(self) -> None:
         if self.loss.name == "absolute":
@@ -432,11 +419,12 @@ class Manifest:
         for role in (GRADIENT, FORECAST):
             if role not in self.graphs:
                 raise ValueError(f"graph {role!r} is missing")
-        self._check_signatures()
+        self.check_signatures()
         if any(name in self.graphs for name in SPLIT) != (self.activation is not None):
             raise ValueError("activation is required for a split model, and only there")
 
-    def _check_signatures(self) -> None:
+    def check_signatures(self) -> None:
+        """Refuse a graph with other feeds or results than ``SIGNATURES`` lists."""
         for name, graph in self.graphs.items():
             if SIGNATURES.get(name, (graph.inputs, graph.outputs)) != (graph.inputs, graph.outputs):
                 raise ValueError(f"graph {name!r} must take and give {SIGNATURES[name]}")
@@ -495,6 +483,14 @@ class Manifest:
             raise ManifestError(f"manifest: {error}") from error
 
 
+def _read_section(name: str, given: object) -> Any:  # noqa: ANN401 - an extension's
+    """Return a section of a manifest that an extension defines."""
+    for entry in ExtensionIndex("edge_sdk").having("bundle"):
+        if entry.row["bundle"] == name:
+            return build(entry.load("manifest"), given, where=f"manifest.{name}")
+    raise ValueError(f"{name}: no extension that computes such bundles is installed")
+
+
 def _plain(value: object) -> object:
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         pairs = ((key_of(f.name), getattr(value, f.name)) for f in dataclasses.fields(value))
@@ -510,86 +506,5 @@ def _no_constant(text: str) -> float:
     raise ValueError(f"{text} is not a number that JSON allows")
 
 
-BOUNDED_STATISTIC: Final = "bounded_statistic"
-"""The statistic in which no window has more than a bounded share; a device adds noise to it."""
-
-FUNCTIONS: Final = (
-    "forecast",
-    "gradient",
-    "design",
-    "statistic",
-    BOUNDED_STATISTIC,
-    "personal",
-)
-"""Functions of a bundle in closed form, by the names under which others have graphs."""
-
 STATISTIC: Final = "statistic"
 """The function that an ask must name whose answer is a statistic."""
-
-
-@dataclass(frozen=True, slots=True)
-class AnalyticSection:
-    """A linear model over named features and frozen random units, solved in closed form.
-
-    ``edge_sdk.extensions.analytic`` computes it with numpy; features ``hidden:k`` alone need a graph. The
-    bundle's vector holds the layers ``mean`` and ``deviation`` of every feature, and
-    ``coefficients`` of every output. An output is one level of one horizon step; levels of a step are neighbours.
-    """
-
-    # feature names, as ``edge_sdk.extensions.analytic.features`` defines them
-    features: Annotated[tuple[Annotated[str, Length(1, 64)], ...], Length(1, 512)]
-    units: Annotated[int, Between(0, 4096)]
-    # seed of the random units; the bundle's name is the name of the draw
-    seed: Annotated[int, Between(0, 2**53)]
-    clip: Annotated[float, Between(1e-6, 1e6)]  # bound of a scaled target's modulus
-    # largest number of windows that a statistic counts; a longer record is scaled down
-    windows: Annotated[int, Between(1, 10_000_000)]
-    # the golden window's design row for the first step, under the initial vector
-    design: tuple[Annotated[float, Between(-1e6, 1e6)], ...]
-    # residual below which a window's weight no longer rises, in units of the scale
-    floor: Annotated[float, Between(1e-9, 1e9)] = 0.02
-    # ridge penalty of the fleet's solution, per window
-    penalty: Annotated[float, Between(1e-12, 1e6)] = 1e-3
-    # true if the initial vector holds the fleet's means and deviations; otherwise the first round
-    # computes them
-    standardised: bool = False
-
-    @property
-    def width(self) -> int:
-        return len(self.features) + self.units + 1
-
-    @property
-    def has_hidden(self) -> bool:
-        """Return whether a frozen network's last hidden layer is among the features."""
-        return any(name.startswith("hidden:") for name in self.features)
-
-    def layers(self, outputs: int) -> tuple[tuple[str, tuple[int, ...]], ...]:
-        """Return the layers of the bundle's vector."""
-        count = len(self.features)
-        return (
-            ("mean", (count,)),
-            ("deviation", (count,)),
-            ("coefficients", (outputs, self.width)),
-        )
-
-
-def statistic_layout(outputs: int, width: int) -> ParamSpec:
-    """Return the layout of a statistic as one vector.
-
-    Args:
-        outputs: Number of outputs; each has a matrix of its own.
-        width: Length P of a design row.
-
-    >>> spec = statistic_layout(3, 114)
-    >>> [layer.name for layer in spec.layers], spec.size
-    (['gram', 'cross', 'squares', 'residuals', 'count'], 20014)
-    """
-    return ParamSpec.of(
-        (
-            ("gram", (outputs, width * (width + 1) // 2)),
-            ("cross", (outputs, width)),
-            ("squares", (outputs,)),
-            ("residuals", (outputs,)),
-            ("count", (1,)),
-        )
-    )

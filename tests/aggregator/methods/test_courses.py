@@ -11,8 +11,8 @@ from aggregator.methods.base.round_machine import DEFECT
 from aggregator.methods.base.types import BoundGraph
 from aggregator.rules import bind
 from aggregator.store import state_codec
+from edge_sdk.extensions.analytic.bundle_section import AnalyticSection
 from edge_sdk.protocol.codec import pack_leaves, unpack_leaves
-from edge_sdk.protocol.contract.manifest import AnalyticSection
 from edge_sdk.protocol.contract.method import CONTRACTS, Closed, Due, Member, Task, Update, answered
 from edge_sdk.protocol.contract.parameter_layout import ParamSpec
 

@@ -24,7 +24,7 @@ CLASSES = [
     if isinstance(cls, type)
     and cls.__module__.startswith(manifest.__name__)
     and hasattr(cls, "__slots__")
-    if not issubclass(cls, (Exception, manifest.AnalyticSection))  # this has a text of its own
+    if not issubclass(cls, Exception)
 ]
 
 

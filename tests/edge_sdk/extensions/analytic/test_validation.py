@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from edge_sdk.extensions.analytic.bundle_section import statistic_layout
 from edge_sdk.extensions.analytic.private_release import released, sensitivity, stable_penalty
 from edge_sdk.extensions.analytic.solve import fleet_solution, prediction_root, ridge, votes
 from edge_sdk.extensions.analytic.statistic_noise import StatisticNoise
@@ -19,7 +20,6 @@ from edge_sdk.extensions.analytic.validation import (
     statistic_fault,
 )
 from edge_sdk.privacy.noise import sigma_for
-from edge_sdk.protocol.contract.manifest import statistic_layout
 
 seeds = st.integers(0, 2**32 - 1)
 BOUNDS = StatisticBounds(width=6, outputs=2, groups=2, row=5.0, target=3.0, windows=500.0)

@@ -27,7 +27,13 @@ def edited(**changes):
     return json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
 
 
-@pytest.mark.parametrize("name", shipped_names())
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.extension] if "analytic" in name else [])
+        for name in shipped_names()
+    ],
+)
 def test_shipped_manifests_read_back_to_their_own_bytes(name):
     raw = (shipped_folder() / name / "manifest.json").read_bytes()
     manifest = Manifest.parse(raw)
