@@ -15,7 +15,6 @@ from edge_sdk.app.settings import Duration, Loaded, SettingsError, load, seconds
 from edge_sdk.limits import LimitsSection
 from edge_sdk.link.fleet_settings import (
     BrokerSection,
-    CaSection,
     IdentitySection,
     KeysSection,
     ReceptionSection,
@@ -215,7 +214,6 @@ class Config:
     privacy: PrivacySection = SENDS_NOTHING
     broker: BrokerSection = field(default_factory=BrokerSection)
     identity: IdentitySection = field(default_factory=IdentitySection)
-    ca: CaSection = field(default_factory=CaSection)
     encryption: ReceptionSection = field(default_factory=ReceptionSection)
     accept: AcceptSection = field(default_factory=AcceptSection)
     training: TrainingSection = field(default_factory=TrainingSection)
@@ -244,18 +242,15 @@ class Config:
                 f"privacy.second_count: {second} is inside state, and would be lost with it; name a file "
                 "outside"
             )
-        broker = self.broker
         of_fleet = {
-            "ca.url": bool(self.ca.url),
             "[[participation]]": bool(self.participation),
             **{x: is_set(self.tables, key) for x, key in self.index.keys_of_fleet.items()},
         }
-        refuse_half_a_fleet(broker, self.keys, of_fleet)
+        refuse_half_a_fleet(self.broker, self.keys, of_fleet)
         missing = {"fleet": not self.fleet, "privacy": self.privacy is SENDS_NOTHING}
-        if broker.url and any(missing.values()):
+        if self.broker.url and any(missing.values()):
             first = next(name for name, is_missing in missing.items() if is_missing)
             raise SchemaError(first, "missing beside broker.url; remove [broker] to run alone")
-        self.ca.require_one_file(broker.cert_file, broker.key_file, is_alone=not self.participation)
         ids = [self.id, *(one.id for one in self.participation)]
         for number, one in enumerate(self.participation):
             where = f"participation[{number}]"

@@ -1,4 +1,4 @@
-"""Define the sections ``[broker]``, ``[ca]``, ``[encryption]``, ``[identity]`` and ``[keys]`` of a device."""
+"""Define the sections ``[broker]``, ``[encryption]``, ``[identity]`` and ``[keys]`` of a device."""
 
 from __future__ import annotations
 
@@ -44,43 +44,6 @@ class ReceptionSection:
     """Encryption of messages to this device, so that no broker reads them."""
 
     required: bool = False  # announce a key of this device, and refuse clear messages to it alone
-
-
-@dataclass(frozen=True, slots=True)
-class CaSection:
-    """EST server (RFC 7030) that issues and renews this device's certificate."""
-
-    url: str = ""  # https://host:port, with a path label where the server has one; unset: none
-    ca_file: Path | None = None  # authority of the server's certificate; unset: broker.ca_file
-    shared: bool = False  # the common name is FLEET.ID, for a broker that fleets share
-
-    def __post_init__(self) -> None:
-        if self.url and not self.url.startswith("https://"):
-            raise ValueError(f"url: {self.url!r} is not an address of HTTPS")
-
-    def require_one_file(
-        self, cert_file: Path | None, key_file: Path | None, *, is_alone: bool
-    ) -> None:
-        """Refuse settings under which a certificate cannot be renewed in one step.
-
-        Args:
-            cert_file: File of the device's certificate.
-            is_alone: True without further participations.
-
-        Raises:
-            ValueError: The files differ, or are missing, or there are further participations.
-        """
-        if not self.url:
-            return
-        if cert_file is None or cert_file != key_file:
-            raise ValueError(
-                "ca.url: expected broker.cert_file and broker.key_file to be one file, in which "
-                "key and certificate change together"
-            )
-        if not is_alone:
-            raise ValueError(
-                "ca.url: expected no [[participation]], whose certificate it does not renew"
-            )
 
 
 @dataclass(frozen=True, slots=True)

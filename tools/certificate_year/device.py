@@ -17,6 +17,7 @@ from edge_sdk.extensions.certificates.certificate_enrolment import Enrolment
 from edge_sdk.extensions.certificates.certificate_files import CertificateFiles
 from edge_sdk.extensions.certificates.certificate_renewal import CertificateRenewal
 from edge_sdk.extensions.certificates.renewal_schedule import PENDING, RenewalFailure
+from edge_sdk.extensions.certificates.section import ca_of
 from edge_sdk.link.broker_options import is_current, renewed, tls_context
 from edge_sdk.session.identity import create_identity, load_signer
 from edge_sdk.session.identity_keys import IdentityKeys
@@ -184,7 +185,7 @@ class Device:
     def enrol(self, serial: str, password: str, authority: bytes) -> None:
         """Enrol with a one-time password, as ``gridfed-edge enrol`` does where the clock is right."""
         key, _ = create_identity(self.config)
-        enrolment = Enrolment(self.config, self.config.ca.url, key)
+        enrolment = Enrolment(self.config, ca_of(self.config).url, key)
         enrolment.authority_file.write_bytes(authority)
         enrolment.request(is_renewal=False, password=password, serial=serial)
         enrolment.files.install()

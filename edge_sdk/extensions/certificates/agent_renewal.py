@@ -16,6 +16,7 @@ from edge_sdk.extensions.certificates.certificate_files import CertificateFiles
 from edge_sdk.extensions.certificates.certificate_renewal import CertificateRenewal
 from edge_sdk.extensions.certificates.followed_authorities import FollowedAuthorities
 from edge_sdk.extensions.certificates.renewal_schedule import NOTE, RenewalFailure, summary
+from edge_sdk.extensions.certificates.section import ca_of
 from edge_sdk.link.tls_files import qualified
 from edge_sdk.link.transport import RenewableLink
 from edge_sdk.store.store import DeviceStore
@@ -46,7 +47,7 @@ def restore_certificate(config: Config) -> None:
 
     What cannot be restored is reported when the link is made.
     """
-    if config.ca.url and config.broker.cert_file is not None:
+    if ca_of(config).url and config.broker.cert_file is not None:
         with suppress(OSError, WireError):
             CertificateFiles(config.broker.cert_file).restore()
 
@@ -55,7 +56,7 @@ def renewal_of(config: Config, client: Client) -> CertificateRenewal | None:
     """Return the renewal of the device's certificate; None without an EST server or TLS."""
     link, file = client.link, config.broker.cert_file
     is_tls = config.broker.url.startswith("mqtts:")
-    if not (config.ca.url and is_tls and file is not None and isinstance(link, RenewableLink)):
+    if not (ca_of(config).url and is_tls and file is not None and isinstance(link, RenewableLink)):
         return None
 
     def prepare() -> Callable[[], object]:
@@ -68,7 +69,7 @@ def renewal_of(config: Config, client: Client) -> CertificateRenewal | None:
                 Enrolment,
             )
 
-            Enrolment(config, config.ca.url, signer, signed_time, former, earliest).request(
+            Enrolment(config, ca_of(config).url, signer, signed_time, former, earliest).request(
                 is_renewal=True
             )
 
@@ -87,7 +88,7 @@ def renewal_of(config: Config, client: Client) -> CertificateRenewal | None:
 
     return CertificateRenewal(
         config.id,
-        qualified(config.fleet, config.id) if config.ca.shared else config.id,
+        qualified(config.fleet, config.id) if ca_of(config).shared else config.id,
         files,
         link,
         wall,

@@ -21,6 +21,7 @@ from edge_sdk.extensions.certificates.est_client import (
     root_public_key,
 )
 from edge_sdk.extensions.certificates.followed_authorities import trusted_digests
+from edge_sdk.extensions.certificates.section import ca_of
 from edge_sdk.link.tls_files import qualified
 from edge_sdk.protocol.keys import Signer, write_atomically
 from edge_sdk.protocol.root_keys import parse_root, read_root
@@ -54,7 +55,7 @@ class Enrolment:
 
     @property
     def authority_file(self) -> Path:
-        named = self.config.ca.ca_file or self.config.broker.ca_file
+        named = ca_of(self.config).ca_file or self.config.broker.ca_file
         if named is None:
             raise ConfigError("broker.ca_file: missing; the authority is stored there")
         return named
@@ -71,7 +72,7 @@ class Enrolment:
     @property
     def name(self) -> str:
         config = self.config
-        return qualified(config.fleet, config.id) if config.ca.shared else config.id
+        return qualified(config.fleet, config.id) if ca_of(config).shared else config.id
 
     def trust(self, pin: str) -> None:
         """Store the authority that the operator has given: a PEM file, or ``sha256:`` and its digest.
@@ -121,7 +122,7 @@ class Enrolment:
             config.id,
             self.signer,
             former=self.former,
-            is_shared=config.ca.shared,
+            is_shared=ca_of(config).shared,
         )
         address = replace(self.address, earliest=self.earliest if is_renewal else None)
         present = files.path if is_renewal and files.present() else claim

@@ -9,6 +9,7 @@ from edge_sdk.app.cli import CommandResult
 from edge_sdk.commands.enrol import enrol
 from edge_sdk.config import Config
 from edge_sdk.errors import ConfigError
+from edge_sdk.extensions.certificates.section import ca_of
 from edge_sdk.link.tls_files import day_of
 from edge_sdk.session.identity import keys_for_request
 
@@ -45,7 +46,7 @@ class EnrolmentOverEst:
         )
 
         _refuse_line_ends(args)
-        url = args.est_url or config.ca.url
+        url = args.est_url or ca_of(config).url
         if not url.startswith("https://"):
             raise ConfigError(
                 f"enrol: EST server {url!r}: expected https://… in --est-url or ca.url"
@@ -67,7 +68,7 @@ class EnrolmentOverEst:
         lines = [f"{file}: key and certificate of {issued.name}, until {until}"]
         if about_root:
             lines.append(about_root)
-        if not config.ca.url:
+        if not ca_of(config).url:
             lines.append(f'to renew it without an operator, add: [ca] url = "{url}"')
         data = found | {"certificate": str(file), "until": issued.until}
         return CommandResult(data, "\n".join(lines))

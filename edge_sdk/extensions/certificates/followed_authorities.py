@@ -31,6 +31,7 @@ from edge_sdk.extensions.certificates.certificate_request import (
     IssuedToDevice,
 )
 from edge_sdk.extensions.certificates.renewal_schedule import SPREAD, jitter_of
+from edge_sdk.extensions.certificates.section import ca_of
 from edge_sdk.protocol.keys import write_atomically
 
 logger = logging.getLogger(__name__)
@@ -156,7 +157,7 @@ def follow_authorities(config: Config, listed: Sequence[bytes]) -> None:
         Refused: MALFORMED if one is no certificate of an authority.
     """
     keys = checked_authorities(listed)
-    files = config.broker.ca_file, config.ca.ca_file
+    files = config.broker.ca_file, ca_of(config).ca_file
     FollowedAuthorities.of(config.state, config.fleet, *files).follow(listed, keys, time.time())
 
 

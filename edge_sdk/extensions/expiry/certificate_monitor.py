@@ -13,6 +13,7 @@ from dataclasses import field
 from typing import Any
 
 from edge_sdk.app.cli import fields
+from edge_sdk.app.extensions import is_set
 from edge_sdk.app.lean_dataclass import dataclass
 from edge_sdk.client import Client
 from edge_sdk.config import Config
@@ -47,7 +48,11 @@ def checked(config: Config) -> dict[str, str]:
             certificate that the device renews itself may have expired.
     """
     now = time.time()
-    own = [file for file in tls_files(config) if config.ca.url and file.kind == "certificate"]
+    own = [
+        file
+        for file in tls_files(config)
+        if is_set(config.tables, "ca.url") and file.kind == "certificate"
+    ]
     try:
         found = refuse_expired([file for file in tls_files(config) if file not in own], now)
         found += [TlsFileState(file, file.read()) for file in own]

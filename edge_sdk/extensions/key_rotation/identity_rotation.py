@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Final
 
 from edge_sdk.app.cli import fields
+from edge_sdk.app.extensions import is_set
 from edge_sdk.config import Config
 from edge_sdk.protocol.keys import (
     DeviceSigningKey,
@@ -84,7 +85,8 @@ class IdentityRotation(KeyReplacement):
     @property
     def is_over_est(self) -> bool:
         broker = self._config.broker
-        return bool(self._config.ca.url and broker.cert_file and broker.url.startswith("mqtts:"))
+        is_tls = bool(broker.cert_file) and broker.url.startswith("mqtts:")
+        return is_tls and is_set(self._config.tables, "ca.url")
 
     @property
     def is_request_due(self) -> bool:

@@ -25,7 +25,6 @@ from edge_sdk.limits import LimitsSection, limits_of
 from edge_sdk.limits.resource_governor import limit_memory
 from edge_sdk.link.fleet_settings import (
     BrokerSection,
-    CaSection,
     IdentitySection,
     KeysSection,
 )
@@ -118,7 +117,6 @@ def learn_once(config: Config, folder: Path) -> None:
         keys=KeysSection(folder / "device.key"),
         broker=BrokerSection(),
         identity=IdentitySection(),
-        ca=CaSection(),
         extensions=without,
         participation=(),
         source=(),

@@ -27,6 +27,7 @@ from edge_sdk.extensions.certificates.certificate_request import (
     issued_for,
     new_tls_key,
 )
+from edge_sdk.extensions.certificates.section import ca_of
 from edge_sdk.protocol.keys import kid_of, load_signing_key, verify
 from edge_sdk.protocol.statements import enrolment_statement
 from tests.aggregator.extensions.authority.est import made_authority, password_of, serving
@@ -282,4 +283,4 @@ def test_key_and_certificate_in_two_files_are_refused(device):
 def test_the_name_on_a_shared_broker_has_the_fleet(device):
     (device / "meter.toml").write_text(CONFIG + '[ca]\nurl = "https://ca"\nshared = true\n')
     config = Config.load(device / "meter.toml", {})
-    assert Enrolment(config, config.ca.url, None).name == "north.meter-1"
+    assert Enrolment(config, ca_of(config).url, None).name == "north.meter-1"
