@@ -31,8 +31,7 @@ from edge_sdk.protocol.contract.method import END, Task
 from edge_sdk.protocol.keys import kid_of
 from edge_sdk.protocol.messages import ProtocolMessage
 from edge_sdk.session.agenda import Agenda, FoundBundle
-from edge_sdk.session.identity import place_of_count, signer_of
-from edge_sdk.session.identity_keys import IdentityKeys
+from edge_sdk.session.identity import IdentityKeys, place_of_count, signer_of
 from edge_sdk.session.server_clock import ServerClock
 from edge_sdk.session.session import Connect, Session
 from edge_sdk.store.former_state import refuse_state

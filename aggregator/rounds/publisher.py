@@ -10,8 +10,7 @@ from aggregator.metrics import Metrics
 from aggregator.rounds.announcements import Publication
 from edge_sdk.app.cli import fields
 from edge_sdk.errors import LinkError
-from edge_sdk.link.publish_queue import EXPIRY, PERISHABLE, PublishQueue, QueuedPublish
-from edge_sdk.link.transport import Transport
+from edge_sdk.link.transport import EXPIRY, PERISHABLE, PublishQueue, QueuedPublish, Transport
 from edge_sdk.protocol import topics
 
 logger = logging.getLogger(__name__)

@@ -28,7 +28,7 @@ them, and packages of other people offer more as entry points. A row of the inde
     fleet-weather = "fleet_weather:fleet_weather"
 
 Other keys name what one part of a program loads when it first needs it, configured or not; that part
-describes the object (``session.bodies``, ``session.identity_keys``, ``session.task_inbox``,
+describes the object (``session.bodies``, ``session.identity``, ``session.task_inbox``,
 ``session.dispatcher``, ``commands.enrol``).
 
 Without ``configured`` an extension is loaded when its table is in the configuration. Without the

@@ -22,8 +22,7 @@ from edge_sdk.link.fleet_settings import ALONE
 from edge_sdk.privacy.ledger import ParticipationCharges
 from edge_sdk.protocol import messages as m
 from edge_sdk.session.durable_outbox import REMEDIES
-from edge_sdk.session.identity import place_of
-from edge_sdk.session.identity_keys import STEP
+from edge_sdk.session.identity import STEP, place_of
 from edge_sdk.session.key_ring import PAPER, REMEDY, named
 from edge_sdk.session.participation import BUDGET_EXHAUSTED, declined_runs
 from edge_sdk.store.former_state import WIPE_ORDERED, WIPED

@@ -1,12 +1,14 @@
-"""Define the interface between the shells and any broker link."""
+"""Define the interface between the shells and any broker link, and the queue in front of one."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
 from typing import Protocol, runtime_checkable
 
 from edge_sdk.app.lean_dataclass import dataclass
+from edge_sdk.errors import LinkError
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,3 +158,64 @@ class NoLink:
 
     def close(self) -> None:
         """Close nothing."""
+
+
+EXPIRY = 600  # s, message expiry interval of perishable messages
+PERISHABLE = frozenset(("chunk", "grant", "have", "part", "signal"))
+"""Kinds with a message expiry interval: a broker may drop them after ``EXPIRY``."""
+
+
+@dataclass(frozen=True, slots=True)
+class QueuedPublish:
+    """One message to publish, with its MQTT options."""
+
+    topic: str
+    payload: bytes
+    retain: bool = False
+    qos: int = 1
+    expiry: int | None = None  # s
+
+
+class PublishQueue(deque[QueuedPublish]):
+    """FIFO queue in front of a link; both ends use it.
+
+    Correctness never depends on a publish: a lost message is requested or sent again.
+
+    Args:
+        on_refused: Called with every message that the link can never carry; it is dropped.
+    """
+
+    def __init__(
+        self,
+        *,
+        on_published: Callable[[QueuedPublish], None],
+        on_refused: Callable[[QueuedPublish, LinkError], None],
+    ) -> None:
+        super().__init__()
+        self._on_published, self._on_refused = on_published, on_refused
+
+    def truncate(self, length: int) -> None:
+        """Remove the messages queued after the first ``length``."""
+        while len(self) > length:
+            self.pop()
+
+    def flush(self, link: Transport) -> None:
+        """Publish as much as the link accepts now; messages without room wait in order."""
+        while self and link.is_up:
+            message = self[0]
+            if message.qos and link.room() <= 0:
+                return
+            try:
+                if not link.publish(
+                    message.topic,
+                    message.payload,
+                    retain=message.retain,
+                    qos=message.qos,
+                    expiry=message.expiry,
+                ):
+                    return
+            except LinkError as error:
+                self._on_refused(message, error)
+            else:
+                self._on_published(message)
+            self.popleft()

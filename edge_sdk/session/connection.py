@@ -86,9 +86,8 @@ class Connection:
         parts, identity = self._parts, self._parts.identity
         if identity.replacement.advance(now, parts.outbox.state):
             parts.participation.follow(parts.outbox.propose_life())
-        if identity.is_reconnection_due and isinstance(parts.link.link, RenewableLink):
+        if identity.take_reconnection() and isinstance(parts.link.link, RenewableLink):
             parts.link.link.reconnect(REPLACED)
-        identity.is_reconnection_due = False
 
     def state_again(self, now: float) -> None:
         """Send another hello if a key, or a refused root, that the last one stated has changed.

@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import random
+import resource
 import secrets
 from collections import Counter
+from collections.abc import Callable, Mapping
 
 from edge_sdk.app.clock import Clock
 from edge_sdk.app.settings import seconds
 from edge_sdk.config import Config
 from edge_sdk.limits import limits_of
 from edge_sdk.protocol.keys import Signer
+from edge_sdk.protocol.messages import MetricsMessage
 from edge_sdk.session.agenda import Agenda
 from edge_sdk.session.announcements import Announcements
 from edge_sdk.session.bodies import Bodies
 from edge_sdk.session.download import Downloader
 from edge_sdk.session.durable_outbox import DurableOutbox
-from edge_sdk.session.identity_keys import IdentityKeys
+from edge_sdk.session.identity import IdentityKeys
 from edge_sdk.session.key_ring import KeyRing, RefusedRoot
-from edge_sdk.session.metrics_report import MetricsReporter
 from edge_sdk.session.participation import LinkQuota, Participation, RunChoice
 from edge_sdk.session.poison_messages import SetAside
 from edge_sdk.session.server_clock import ServerClock
@@ -66,9 +68,12 @@ class SessionParts:
         )
         self.bodies = Bodies.of(config, store)
         self.link = SignedLink(
-            self.identity, fleet=config.fleet, device=config.id, bodies=self.bodies
+            self.identity,
+            fleet=config.fleet,
+            device=config.id,
+            bodies=self.bodies,
+            hello_signer=lambda ref: self.identity.replacement.hello_signer(ref),  # noqa: PLW0108 - another may be loaded
         )
-        self.link.hello_signer = lambda ref: self.identity.replacement.hello_signer(ref)  # noqa: PLW0108 - another replacement may be loaded
         self.downloads = Downloader(self.link, self.rng, now, self.counts)
         announcements = self.announcements = Announcements(
             store, self.downloads, ring, config.accept.methods
@@ -125,3 +130,50 @@ class SessionParts:
         run = max(self.welcome_run or 0, manifest.run if manifest is not None else 0)
         announced = bundle.run if bundle is not None else 0
         return min(announced, manifest.run if manifest is not None else 0) < run
+
+
+class MetricsReporter:
+    """The metrics of one device.
+
+    Args:
+        link: Link, for the bytes that crossed it, and to send the report.
+        time: Clock, for the seconds since the start.
+    """
+
+    def __init__(
+        self,
+        store: DeviceStore,
+        link: SignedLink,
+        counts: Mapping[str, int],
+        time: ServerClock,
+        outbox: DurableOutbox,
+    ) -> None:
+        self._store, self._link, self._counts = store, link, counts
+        self._time, self._outbox = time, outbox
+        self._exchanged: Mapping[str, int] = {}
+        self._new_rows: Callable[[], int] | None = None
+
+    def record_exchange(self, counters: Mapping[str, int]) -> None:
+        self._exchanged = counters
+
+    def count_new_rows(self, new: Callable[[], int]) -> None:
+        """Report the number of rows recorded since the last update from now on."""
+        self._new_rows = new
+
+    def send(self) -> None:
+        """Send the present counters; a report that is lost is not repeated."""
+        counts = self._counts
+        report = MetricsMessage(
+            up=int(self._time.seconds_running),
+            sent=counts["sent"],
+            resent=counts["resent"],
+            refused=counts["refused"],
+            bytes_up=self._link.bytes_up,
+            bytes_down=self._link.bytes_down,
+            outbox=len(self._outbox.state.entries),
+            flash=self._store.size() // 1024,
+            rss=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss,
+            **self._exchanged,
+            new=None if self._new_rows is None else self._new_rows(),
+        )
+        self._link.send(report, qos=0)

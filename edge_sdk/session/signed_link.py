@@ -11,8 +11,16 @@ from functools import partial
 from edge_sdk.app.cli import fields
 from edge_sdk.app.lean_dataclass import dataclass
 from edge_sdk.errors import LinkError, Reason, Refused, SignerUnavailable
-from edge_sdk.link.publish_queue import EXPIRY, PERISHABLE, PublishQueue, QueuedPublish
-from edge_sdk.link.transport import Happening, LinkDown, LinkUp, Transport
+from edge_sdk.link.transport import (
+    EXPIRY,
+    PERISHABLE,
+    Happening,
+    LinkDown,
+    LinkUp,
+    PublishQueue,
+    QueuedPublish,
+    Transport,
+)
 from edge_sdk.link.transport import Message as Publish
 from edge_sdk.protocol import topics
 from edge_sdk.protocol.codec import decode, encode
@@ -73,7 +81,6 @@ class SignedLink:
         signing: The signing key.
         is_limited: True while only a hello is sent, and only its answer and the keys are read.
         refusals: Refused lists of keys.
-        hello_signer: Returns the key that signs the hello with this reference.
     """
 
     def __init__(
@@ -83,8 +90,13 @@ class SignedLink:
         fleet: str,
         device: str,
         bodies: Bodies | None = None,
+        hello_signer: Callable[[bytes], Signer] | None = None,
     ) -> None:
-        """Prepare the envelope; nothing is sent before ``connect``."""
+        """Prepare the envelope; nothing is sent before ``connect``.
+
+        Args:
+            hello_signer: Returns the key that signs the hello with this reference; None: ``signer``.
+        """
         self.refused: Counter[Reason] = Counter()
         self.unknown = 0
         self.bytes_up = self.bytes_down = 0
@@ -99,7 +111,7 @@ class SignedLink:
         self._further: tuple[str, ...] = ()
         self.refusals = RefusedKeys()
         self._fleet, self._device = fleet, device
-        self.hello_signer: Callable[[bytes], Signer] = lambda _ref: signer
+        self._hello_signer = hello_signer or (lambda _ref: signer)
         self._bodies = bodies or Bodies()
         self._queue = PublishQueue(on_published=self._count, on_refused=_log_refused)
         self._arrived: deque[Happening] = deque()
@@ -271,7 +283,7 @@ class SignedLink:
             raise ValueError(f"a device must not send {message.kind!r}")
         body = encode(message)
         is_hello = message.kind == HelloMessage.kind
-        signer = self.hello_signer(ref(digest(body))) if is_hello else None
+        signer = self._hello_signer(ref(digest(body))) if is_hello else None
         encrypt = self._bodies.encryption((self._fleet, message.kind, self._device, recipient))
         return self.signing.seal(encrypt(body), message.kind, recipient, signer)
 

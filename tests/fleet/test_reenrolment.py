@@ -19,7 +19,7 @@ from edge_sdk.protocol.keys import (
     read_device_public,
     save_signing_key,
 )
-from edge_sdk.session.identity_keys import STEP
+from edge_sdk.session.identity import STEP
 from edge_sdk.store.store import DeviceStore
 
 

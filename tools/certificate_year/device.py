@@ -19,8 +19,7 @@ from edge_sdk.extensions.certificates.certificate_renewal import CertificateRene
 from edge_sdk.extensions.certificates.renewal_schedule import PENDING, RenewalFailure
 from edge_sdk.extensions.certificates.section import ca_of
 from edge_sdk.link.broker_options import is_current, renewed, tls_context
-from edge_sdk.session.identity import create_identity, load_signer
-from edge_sdk.session.identity_keys import IdentityKeys
+from edge_sdk.session.identity import IdentityKeys, create_identity, load_signer
 from edge_sdk.session.server_clock import ServerClock
 from edge_sdk.store.store import DeviceStore
 from edge_sdk.training.bootstrap import broker_of

@@ -31,8 +31,15 @@ from edge_sdk.protocol.keys import (
 )
 from edge_sdk.protocol.messages import FloorMessage
 from edge_sdk.protocol.outbox import Outbox
-from edge_sdk.session.identity import keys_for_request, next_key_file, succession_line
-from edge_sdk.session.identity_keys import STEP, HelloAnswer, IdentityKeys, KeyReplacement
+from edge_sdk.session.identity import (
+    STEP,
+    HelloAnswer,
+    IdentityKeys,
+    KeyReplacement,
+    keys_for_request,
+    next_key_file,
+    succession_line,
+)
 from edge_sdk.store.second_count import renew_counts
 
 logger = logging.getLogger(__name__)
@@ -196,7 +203,7 @@ class IdentityRotation(KeyReplacement):
         self._store.file_paper("key", kid_of(self._next.public), **{STEP: WELCOMED})
         self.step = WELCOMED
         self._put_in_place(self._next)
-        self.identity.is_reconnection_due = True
+        self.identity.reconnect()
 
     def _put_in_place(self, key: DeviceSigningKey) -> None:
         former = self.identity.key

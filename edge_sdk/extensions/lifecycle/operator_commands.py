@@ -15,7 +15,7 @@ from edge_sdk.protocol.codec import pack_leaves, unpack_leaves
 from edge_sdk.protocol.messages import COMMAND_LEAP
 from edge_sdk.protocol.statements import COMMANDS, command_statement, statement_signers
 from edge_sdk.session.agenda import SessionEvent, TaskWithdrawn
-from edge_sdk.session.identity_keys import STEP
+from edge_sdk.session.identity import STEP
 from edge_sdk.session.parts import SessionParts
 from edge_sdk.session.signed_link import VerifiedMessage
 from edge_sdk.store.former_state import WIPE_ORDERED

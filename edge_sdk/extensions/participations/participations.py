@@ -182,7 +182,7 @@ def participating(
             clients.append(stack.enter_context(client))
         if len(clients) > 1:
             for client in clients:
-                client.identity.is_shared = True
+                client.identity.share()
         found = Participations(clients)
         if former := former_charges(config):
             logger.info("former participations counted %s", fields(number=len(former)))

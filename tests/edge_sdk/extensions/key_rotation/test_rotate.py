@@ -10,7 +10,7 @@ from edge_sdk.config import Config
 from edge_sdk.extensions.key_rotation import identity_rotation
 from edge_sdk.extensions.key_rotation.identity_rotation import ORDERED, REQUESTED, UNORDERED
 from edge_sdk.protocol.keys import from_seed, load_device_key, save_public
-from edge_sdk.session.identity_keys import STEP, IdentityKeys
+from edge_sdk.session.identity import STEP, IdentityKeys
 from edge_sdk.store.store import DeviceStore
 
 CONFIG = """

@@ -3,7 +3,7 @@
 import pytest
 
 from edge_sdk.link.loopback import LoopbackBroker
-from edge_sdk.link.publish_queue import PublishQueue, QueuedPublish
+from edge_sdk.link.transport import PublishQueue, QueuedPublish
 from edge_sdk.protocol.keys import SigningKey
 from edge_sdk.protocol.messages import StatusMessage
 from edge_sdk.session.signed_link import SignedLink
