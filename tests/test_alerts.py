@@ -23,7 +23,7 @@ DAY = 86_400
 
 def exported(tmp_path) -> dict[str, set[str]]:
     """Return every sample's name with its labels, as a daemon with one file that expires has it."""
-    from edge_sdk.link.tls_files import Watch, files  # noqa: PLC0415 - as above
+    from edge_sdk.link.tls_validity import Watch, files  # noqa: PLC0415 - as above
 
     own = all_metrics()
     own.unanswered.labels("-").set(0)

@@ -15,8 +15,8 @@ from aggregator.store.types import Version
 from edge_sdk.app.cli import fields
 from edge_sdk.app.clock import Clock, SystemClock
 from edge_sdk.app.settings import SettingsError, seconds
-from edge_sdk.link import tls_files as links
-from edge_sdk.link.tls_files import File, TlsFileState, Watch, X509Error, day_of, files, look
+from edge_sdk.link import tls_validity as links
+from edge_sdk.link.tls_validity import File, TlsFileState, Watch, X509Error, day_of, files, look
 
 logger = logging.getLogger(__name__)
 

@@ -15,7 +15,7 @@ from aggregator.extensions.authority.access.broker_process import (
 )
 from aggregator.extensions.authority.access.mosquitto_topics import mosquitto_access
 from edge_sdk.link.mqtt import Broker, MqttLink
-from edge_sdk.link.tls_files import files, look
+from edge_sdk.link.tls_validity import files, look
 from edge_sdk.link.transport import LinkDown
 from tests.broker.authority import Authority
 

@@ -7,7 +7,7 @@ from aggregator.extensions.authority.access.access_rules import access_warning
 from aggregator.extensions.authority.folder import CERTIFICATE, NEXT
 from aggregator.operations.operator_alerts import horizon_of
 from edge_sdk.app.clock import SystemClock
-from edge_sdk.link.tls_files import File, look
+from edge_sdk.link.tls_validity import File, look
 
 
 def authority_warnings(config: AggregatorConfig) -> list[str]:

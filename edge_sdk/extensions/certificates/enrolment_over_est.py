@@ -10,7 +10,7 @@ from edge_sdk.commands.enrol import enrol
 from edge_sdk.config import Config
 from edge_sdk.errors import ConfigError
 from edge_sdk.extensions.certificates.section import ca_of
-from edge_sdk.link.tls_files import day_of
+from edge_sdk.link.tls_validity import day_of
 from edge_sdk.session.identity import keys_for_request
 
 

@@ -18,7 +18,7 @@ from edge_sdk.app.lean_dataclass import dataclass
 from edge_sdk.client import Client
 from edge_sdk.config import Config
 from edge_sdk.errors import ConfigError
-from edge_sdk.link.tls_files import (
+from edge_sdk.link.tls_validity import (
     HORIZON,
     ExpiredFileError,
     File,

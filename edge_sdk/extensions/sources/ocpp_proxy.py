@@ -27,7 +27,8 @@ from edge_sdk.extensions.sources.base import RawFrame
 from edge_sdk.extensions.sources.ocpp_redaction import ConversationLog
 from edge_sdk.extensions.sources.spool import SpoolWriter
 from edge_sdk.extensions.sources.websocket import MessageStream
-from edge_sdk.link.tls_files import File, X509Error, load, refuse_expired
+from edge_sdk.link.tls_files import load
+from edge_sdk.link.tls_validity import File, X509Error, refuse_expired
 
 logger = logging.getLogger(__name__)
 

@@ -8,13 +8,13 @@ import time
 
 import pytest
 
-from edge_sdk.link.tls_files import (
+from edge_sdk.link.tls_files import load
+from edge_sdk.link.tls_validity import (
     DAY,
     ExpiredFileError,
     Watch,
     X509Error,
     files,
-    load,
     look,
     refuse_expired,
 )
@@ -58,7 +58,7 @@ def test_a_renewed_file_is_read_again_and_an_unchanged_one_is_not(authority, mon
     watch.warnings(now)
     reads = []
     monkeypatch.setattr(
-        "edge_sdk.link.tls_files.expiry", lambda pem, kind: reads.append(kind) or 1 / 0
+        "edge_sdk.link.tls_validity.expiry", lambda pem, kind: reads.append(kind) or 1 / 0
     )
     watch.look()
     assert reads == []

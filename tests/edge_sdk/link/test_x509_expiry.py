@@ -13,7 +13,7 @@ from cryptography.x509.oid import NameOID
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edge_sdk.link.tls_files import DAY, Expiry, X509Error, expiry
+from edge_sdk.link.tls_validity import DAY, Expiry, X509Error, expiry
 
 KEY = ec.generate_private_key(ec.SECP256R1())
 NAME = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "authority")])

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from aggregator.extensions.authority.access.mosquitto_acl import findings as access_findings
-from edge_sdk.link.tls_files import HORIZON, File, look
+from edge_sdk.link.tls_validity import HORIZON, File, look
 
 _SOON = 7  # days
 QUEUE = 20_000  # messages per client; 0 means unlimited, and dropped everything in 2.0.16
