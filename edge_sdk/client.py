@@ -274,7 +274,7 @@ class Client:
 
     def extension(self, name: str) -> DeviceExtension | None:
         """Return a running extension, or None."""
-        return self._extensions.get(name)
+        return self._extensions.running.get(name)
 
     @property
     def streams_ahead(self) -> frozenset[str]:
@@ -402,7 +402,7 @@ class Client:
         """The privacy account and the limits, to be shared with the device's other runs."""
         governor = self._scheduler.governor
         accountant, quota = self._active.accountant, self._session.parts.quota
-        return ParticipationBudgets(self.config.id, accountant, quota, governor)
+        return ParticipationBudgets(accountant, quota, governor)
 
     @property
     def state(self) -> Any:  # noqa: ANN401 - the half's own type

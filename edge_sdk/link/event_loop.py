@@ -33,6 +33,7 @@ class Poller:
     Attributes:
         connecting_limit: Links that may be between SYN and CONNACK at once. More simultaneous
             connections overflow a broker's accept backlog and complete later.
+        close: Frees the epoll descriptor. Close the links first.
     """
 
     def __init__(self, *, clock: Clock = time.monotonic, connecting_limit: int = 100) -> None:
@@ -40,6 +41,7 @@ class Poller:
         self.connecting_limit = connecting_limit
         self._connecting: set[int] = set()
         self._selector = selectors.DefaultSelector()
+        self.close = self._selector.close
         self._due: dict[Served, float] = {}
         self._heap: list[tuple[float, int, Served]] = []
         self._order = itertools.count()
@@ -95,7 +97,3 @@ class Poller:
         if not self._heap:
             return max(0.0, timeout)
         return max(0.0, min(timeout, self._heap[0][0] - self.clock()))
-
-    def close(self) -> None:
-        """Free the epoll descriptor. Close the links first."""
-        self._selector.close()

@@ -265,19 +265,6 @@ class PrivacyAccount:
         return after.epsilon() <= self.limit.epsilon
 
 
-def epsilon_at(account: PrivacyAccount, point: str) -> float:
-    """Return the sum of the ε of an account's own pure releases at one point.
-
-    >>> once = PrivacyCharge(0, "device", "score", "k-ary", multiplier=0.5, count=3)
-    >>> epsilon_at(PrivacyAccount((once,)), "score"), epsilon_at(PrivacyAccount((once,)), "update")
-    (6.0, 0.0)
-    """
-    found = [charge for charge in account.charges if charge.point == point]
-    if any(charge.multiplier <= 0.0 for charge in found):
-        return math.inf
-    return math.fsum(charge.count / charge.multiplier for charge in found)
-
-
 def compose(charges: Iterable[PrivacyCharge], delta: float) -> float:
     """Return the ε of all these releases together.
 

@@ -87,10 +87,10 @@ class SigningKey:
     (True, False)
     """
 
-    __slots__ = ("_private", "public")
+    __slots__ = ("_private", "public", "sign")
 
     def __init__(self, private: Ed25519PrivateKey) -> None:
-        self._private = private
+        self._private, self.sign = private, private.sign  # signing is deterministic
         self.public = _raw(private.public_key())
 
     @classmethod
@@ -111,10 +111,6 @@ class SigningKey:
     def kid(self) -> bytes:
         """Return the 8 bytes by which envelopes name this key."""
         return kid_of(self.public)
-
-    def sign(self, data: bytes) -> bytes:
-        """Return the 64-byte signature of ``data``; signing is deterministic."""
-        return self._private.sign(data)
 
     def pem(self) -> bytes:
         """Return the private key as unencrypted PEM (PKCS#8)."""

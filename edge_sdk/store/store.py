@@ -73,6 +73,7 @@ class DeviceStore:
         readings: The readings.
         found: Values that were unusable when it was opened.
         second_count: Count of releases outside the state folder; None where none is kept.
+        close: Closes the file and releases its lock.
         lacks_count: True until ``count_outside`` is called, and if the count is lost: nothing is known
             to fit into a budget.
 
@@ -89,7 +90,7 @@ class DeviceStore:
         """Take an open connection and its closer; use ``open``."""
         self._db = connection
         self.readings = ReadingRows(connection)
-        self._resources = held
+        self.close = held.close
         self.path = path
         self.found: dict[str, str] = {}
         self.second_count: ReleaseGate | None = None
@@ -363,10 +364,6 @@ class DeviceStore:
     def size(self) -> int:
         """Size on disk in bytes, including the log."""
         return sqlite_file.size(self.path)
-
-    def close(self) -> None:
-        """Close the file and release its lock."""
-        self._resources.close()
 
     def __enter__(self) -> Self:
         """Return the store itself, for a ``with`` block."""

@@ -156,20 +156,20 @@ class DeviceExtensions:
 
     def __init__(self, device: DeviceParts, guard: DefectGuard) -> None:
         self._device, self._guard = device, guard
-        self._running: dict[str, DeviceExtension] = {}
+        self.running: dict[str, DeviceExtension] = {}
         self._start()
 
     def _start(self) -> None:
         device = self._device
         entries = entries_of(device.config, device.active.learner.role.method)
         for entry in entries:
-            if entry.name not in self._running and "extension" in entry.row:
+            if entry.name not in self.running and "extension" in entry.row:
                 one: DeviceExtension = entry.load("extension")(device)
                 one.start()
                 device.session.arrivals.readers.append(one)
-                self._running[entry.name] = one
+                self.running[entry.name] = one
         order = list(device.config.index)
-        self._running = dict(sorted(self._running.items(), key=lambda x: order.index(x[0])))
+        self.running = dict(sorted(self.running.items(), key=lambda x: order.index(x[0])))
 
     def on_run(self) -> None:
         """Follow another bundle or run, and start the extensions that its method needs."""
@@ -183,7 +183,7 @@ class DeviceExtensions:
 
     def on_tick(self) -> None:
         """Run every extension's due work; a defect of one does not stop the others."""
-        for name, one in self._running.items():
+        for name, one in self.running.items():
             self._guard.run(name, one.on_tick, drop=one.on_defect)
 
     def on_defect(self) -> None:
@@ -215,12 +215,8 @@ class DeviceExtensions:
     def status(self) -> dict[str, Any]:
         return {key: value for one in self for key, value in one.status().items()}
 
-    def get(self, name: str) -> DeviceExtension | None:
-        """Return a running extension, or None."""
-        return self._running.get(name)
-
     def __iter__(self) -> Iterator[DeviceExtension]:
-        return iter(self._running.values())
+        return iter(self.running.values())
 
 
 class DefectGuard:

@@ -60,7 +60,7 @@ class ModelRuntime:
     _learnable: ChannelFrame | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
-        manifest = self.bundle.manifest
+        manifest = self.manifest
         self.between_batches = self.shell.between_batches
         self.announced = AnnouncedValues(manifest)
         self.spec = manifest.spec(self.role.shared)

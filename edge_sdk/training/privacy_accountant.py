@@ -23,7 +23,6 @@ from edge_sdk.privacy.ledger import (
     PrivacyAccount,
     PrivacyCharge,
     PrivacyLimit,
-    epsilon_at,
 )
 from edge_sdk.privacy.mechanism import Mechanism
 from edge_sdk.protocol.messages import RELEASES_LIMIT
@@ -108,39 +107,18 @@ class PrivacyAccountant:
         counted = self._session.outbox.numbers.spent + releases
         if counted > RELEASES_LIMIT:
             raise BudgetSpent(f"{counted} releases are above {RELEASES_LIMIT}, the most counted")
-        wall = self._clock()
-        self._recount()
-        self._include(self._others())
+        wall, account = self._clock(), self.current()
         charges = (*self._unseen(wall), *self.mechanism.cost(wall, releases))
-        account = self.account
         return charges, account.charge(*charges) if releases else account.plus(*charges)
 
-    def charge_beside(
-        self, charge: PrivacyCharge, budget: float, name: str, content: bytes
-    ) -> None:
-        """Save a release that is no update, with its charge; it counts in the account, too.
-
-        Args:
-            charge: The charge of a pure mechanism.
-            budget: Largest sum of the ε of all charges at its point.
-            name: Name of the stored record.
-        """
+    def current(self) -> PrivacyAccount:
+        """Return the account with what other participations, and noise on readings, have charged since."""
         self._recount()
         self._include(self._others())
-        spent = epsilon_at(self.account, charge.point)
-        if spent + 1.0 / charge.multiplier > budget * (1.0 + 1e-9):
-            raise BudgetSpent(
-                f"epsilon {spent:.4g} is charged at the {charge.point}; {budget:g} is allowed, and "
-                f"one more costs {1.0 / charge.multiplier:g}",
-                hint="see gridfed-edge budget CONFIG",
-            )
-        after = self.account.charge(charge)
-        self._store.save_answer(name, content, charge)
-        self.adopt_account(after)
-        self._watched = None
+        return self.account
 
     def adopt_account(self, account: PrivacyAccount) -> None:
-        self.account = account
+        self.account, self._watched = account, None
         self._recount()
 
     def _recount(self) -> None:
@@ -177,7 +155,6 @@ def _why_stopped(account: PrivacyAccount) -> str:
 class ParticipationBudgets:
     """The privacy account and the use of the limits of one participation."""
 
-    id: str
     accountant: PrivacyAccountant
     quota: LinkQuota
     governor: ResourceGovernor

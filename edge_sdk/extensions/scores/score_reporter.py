@@ -21,7 +21,7 @@ from edge_sdk.extensions.scores import score_cells
 from edge_sdk.extensions.scores.local_histogram import LocalHistogram
 from edge_sdk.extensions.scores.messages import ScoreMessage
 from edge_sdk.extensions.scores.section import ScoresSection
-from edge_sdk.privacy.ledger import BudgetSpent, PrivacyAccount, PrivacyCharge, epsilon_at
+from edge_sdk.privacy.ledger import BudgetSpent, PrivacyAccount, PrivacyCharge
 from edge_sdk.protocol.codec import decode, encode
 from edge_sdk.protocol.outbox_state import SCORES
 from edge_sdk.store.store import DeviceStore
@@ -101,8 +101,7 @@ class ScoreReporter(DeviceExtension):
         )
         charge = PrivacyCharge(now, "device", POINT, mechanism.how, 1.0 / mechanism.epsilon)
         try:
-            accountant = self.device.active.accountant
-            accountant.charge_beside(charge, self._section.budget, ANSWER, encode(answer))
+            self._charge(charge, encode(answer))
         except BudgetSpent as error:
             self._again_at = self._session.now + RETRY
             if self._refused != today:
@@ -111,6 +110,34 @@ class ScoreReporter(DeviceExtension):
             return
         self._last, self._sends, self._sent_on = answer, 0, -1.0
         self._session.count("scores drawn")
+
+    def _charge(self, charge: PrivacyCharge, content: bytes) -> None:
+        """Save an answer with its charge, which counts in the account of all releases, too."""
+        accountant, budget = self.device.active.accountant, self._section.budget
+        account = accountant.current()
+        spent = epsilon_at(account, charge.point)
+        if spent + 1.0 / charge.multiplier > budget * (1.0 + 1e-9):
+            raise BudgetSpent(
+                f"epsilon {spent:.4g} is charged at the {charge.point}; {budget:g} is allowed, and "
+                f"one more costs {1.0 / charge.multiplier:g}",
+                hint="see gridfed-edge budget CONFIG",
+            )
+        after = account.charge(charge)
+        self.device.store.save_answer(ANSWER, content, charge)
+        accountant.adopt_account(after)
+
+
+def epsilon_at(account: PrivacyAccount, point: str) -> float:
+    """Return the sum of the ε of an account's own pure releases at one point.
+
+    >>> once = PrivacyCharge(0, "device", "score", "k-ary", multiplier=0.5, count=3)
+    >>> epsilon_at(PrivacyAccount((once,)), "score"), epsilon_at(PrivacyAccount((once,)), "update")
+    (6.0, 0.0)
+    """
+    found = [charge for charge in account.charges if charge.point == point]
+    if any(charge.multiplier <= 0.0 for charge in found):
+        return math.inf
+    return math.fsum(charge.count / charge.multiplier for charge in found)
 
 
 def budget_use(config: Config, account: PrivacyAccount) -> tuple[dict[str, Any], str]:
