@@ -49,7 +49,7 @@ from edge_sdk.training.extension import (
 from edge_sdk.training.flush_scheduler import FlushScheduler
 from edge_sdk.training.forecast_selection import ForecastSelection, issued_forecast
 from edge_sdk.training.model_runtime import ModelRuntime
-from edge_sdk.training.outbox_entry import SignedSealer, UpdateSealer
+from edge_sdk.training.outbox_entry import UpdateSealer
 from edge_sdk.training.privacy_accountant import ParticipationBudgets
 from edge_sdk.training.run_role import RunShell
 from edge_sdk.training.training_transaction import TRAINED_UNTIL, LocalRounds, TrainingTransaction
@@ -112,7 +112,7 @@ class Client:
         try:
             refuse_state(self._store, _owner(config))
             self.identity = IdentityKeys(config, self._store, key)
-            self._sealer = parts.sealer or SignedSealer(config, self.identity)
+            self._sealer = parts.sealer or UpdateSealer(config, self.identity)
             self._report_store()
             recover_count(self._store, place_of_count(config), self.identity)
             self._agenda = Agenda()

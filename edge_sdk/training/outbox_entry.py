@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 from numpy.typing import NDArray
 
@@ -59,56 +59,29 @@ def record(
     )
 
 
-class UpdateSealer(Protocol):
-    """Maker of an update's outbox entry, whose bytes never change afterwards."""
-
-    def seal(
-        self,
-        update: Update,
-        task: Task,
-        numbers: UplinkCounters,
-        *,
-        run: int,
-        learner: ModelRuntime,
-        encoding: UplinkEncoding,
-        encrypt: Callable[[bytes], bytes] = bytes,
-    ) -> OutboxEntry:
-        """Number, encode, encrypt and sign an update.
-
-        Args:
-            update: Update as released by the mechanism.
-            numbers: Last sequence number used, and the release count including this update.
-            encoding: Encoding of the update's vector.
-            encrypt: Returns the body that is sent from a clear one.
-
-        Raises:
-            Refused: CANNOT_OPEN: the key is of small order, and agrees on no secret.
-        """
-
-
-class SignedSealer:
-    """The sealer of a device: the update of its contract, signed with its key.
+class UpdateSealer:
+    """Maker of an update's outbox entry, whose bytes never change afterwards.
 
     Args:
         config: Configuration with the ids of device and fleet.
+        signer: Key of the device.
     """
 
     def __init__(self, config: Config, signer: Signer) -> None:
         self._config, self._signer = config, signer
 
     def seal(
-        self,
-        update: Update,
-        task: Task,
-        numbers: UplinkCounters,
-        *,
-        run: int,
-        learner: ModelRuntime,
-        encoding: UplinkEncoding,
-        encrypt: Callable[[bytes], bytes] = bytes,
+        self, message: m.UpdateMessage, encrypt: Callable[[bytes], bytes] = bytes
     ) -> OutboxEntry:
-        """Number, encode, encrypt and sign an update, as ``UpdateSealer``."""
-        message = update_message(update, task, numbers, run=run, learner=learner, encoding=encoding)
+        """Encode, encrypt and sign an update.
+
+        Args:
+            encrypt: Returns the body that is sent from a clear one.
+
+        Raises:
+            Refused: CANNOT_OPEN: the key is of small order, and agrees on no secret.
+            SignerUnavailable: The signing key is away.
+        """
         config = self._config
         return OutboxEntry.sealed(
             message, fleet=config.fleet, sender=config.id, signer=self._signer, encrypt=encrypt
@@ -124,7 +97,13 @@ def update_message(
     learner: ModelRuntime,
     encoding: UplinkEncoding,
 ) -> m.UpdateMessage:
-    """Return the message of an update, with the numbers that its contract declares."""
+    """Return the message of an update, with the numbers that its contract declares.
+
+    Args:
+        update: Update as released by the mechanism.
+        numbers: Last sequence number used, and the release count including this update.
+        encoding: Encoding of the update's vector.
+    """
     ask = CONTRACTS[learner.role.method][task.ask]
     declared = {"n", *(number.name for number in ask.report)}  # any other number is not sent
     values = {name: value for name, value in update.values.items() if name in declared}

@@ -31,6 +31,7 @@ from edge_sdk.training.outbox_entry import (
     UplinkEncoding,
     encoding_of,
     record,
+    update_message,
     uplink_encoding,
 )
 
@@ -163,16 +164,12 @@ class TrainingTransaction:
         entry, residual = None, active.residual
         if released:
             encoding = self._encoding(released[0], task)
-            entry = self._sealer.seal(
-                released[0],
-                task,
-                numbers,
-                run=session.seen.run,
-                learner=active.learner,
-                encoding=encoding,
-                encrypt=encrypt,
+            run, learner = session.seen.run, active.learner
+            message = update_message(
+                released[0], task, numbers, run=run, learner=learner, encoding=encoding
             )
-            residual = encoding.residual(released[0], run=session.seen.run)
+            entry = self._sealer.seal(message, encrypt)
+            residual = encoding.residual(released[0], run=run)
         numbers = replace(numbers, seq=entry.seq) if entry is not None else numbers
         learned = record(state, task, active.learner, session.seen, residual)
         stored = session.parts.outbox.as_stored(entry) if entry is not None else None

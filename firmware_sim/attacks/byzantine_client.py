@@ -13,14 +13,11 @@ from edge_sdk import Client, Config
 from edge_sdk.client import ClientParts
 from edge_sdk.link.transport import Happening, Message, Transport
 from edge_sdk.protocol import topics
-from edge_sdk.protocol.codec import decode
-from edge_sdk.protocol.contract.method import Task, Update
 from edge_sdk.protocol.keys import Signer
 from edge_sdk.protocol.messages import UpdateMessage
-from edge_sdk.protocol.outbox_state import OutboxEntry, UplinkCounters
+from edge_sdk.protocol.outbox_state import OutboxEntry
 from edge_sdk.session.identity import load_signer
-from edge_sdk.training.model_runtime import ModelRuntime
-from edge_sdk.training.outbox_entry import SignedSealer, UplinkEncoding
+from edge_sdk.training.outbox_entry import UpdateSealer
 from firmware_sim.attacks import BoundAttack
 from firmware_sim.attacks.byzantine_halves import ByzantineHalves
 
@@ -55,43 +52,21 @@ def byzantine_client(
     return client
 
 
-class ByzantineSealer:
+class ByzantineSealer(UpdateSealer):
     """Seals like an honest device, and signs a changed body while a ``body`` attack is on."""
 
     def __init__(self, config: Config, signer: Signer, attacker: ByzantineHalves) -> None:
-        self._config, self._signer, self._attacker = config, signer, attacker
-        self._sealer = SignedSealer(config, signer)
+        super().__init__(config, signer)
+        self._attacker = attacker
 
     def seal(
-        self,
-        update: Update,
-        task: Task,
-        numbers: UplinkCounters,
-        *,
-        run: int,
-        learner: ModelRuntime,
-        encoding: UplinkEncoding,
-        encrypt: Callable[[bytes], bytes] = bytes,
+        self, message: UpdateMessage, encrypt: Callable[[bytes], bytes] = bytes
     ) -> OutboxEntry:
         """Seal an update; the entry keeps the honest numbers, whatever its body says."""
         attacker = self._attacker
-        is_changed = attacker.bound.attack.kind == "body" and attacker.is_attacking(update.round)
-        honest = self._sealer.seal(
-            update,
-            task,
-            numbers,
-            run=run,
-            learner=learner,
-            encoding=encoding,
-            encrypt=bytes if is_changed else encrypt,
-        )
-        if not is_changed:
-            return honest
-        changed: UpdateMessage = attacker.bound.act(decode(UpdateMessage, honest.body))
-        config = self._config
-        return OutboxEntry.sealed(
-            changed, fleet=config.fleet, sender=config.id, signer=self._signer, encrypt=encrypt
-        )
+        if attacker.bound.attack.kind == "body" and attacker.is_attacking(message.round):
+            message = attacker.bound.act(message)
+        return super().seal(message, encrypt)
 
 
 @dataclass(order=True)

@@ -12,12 +12,9 @@ from aggregator.extensions.authoring.closed_form import ANALYTIC, made
 from aggregator.extensions.authority.access.broker_process import has_embedded, start
 from edge_sdk import Client, Config
 from edge_sdk.extensions.analytic.bundle_section import statistic_layout
-from edge_sdk.protocol.codec import decode
 from edge_sdk.protocol.keys import generate, save_signing_key
-from edge_sdk.protocol.messages import UpdateMessage
-from edge_sdk.protocol.outbox_state import OutboxEntry
 from edge_sdk.session.identity import load_signer
-from edge_sdk.training.outbox_entry import SignedSealer
+from edge_sdk.training.outbox_entry import UpdateSealer
 from firmware_sim.attacks.attack_plan import HONEST, AttackPlan
 from firmware_sim.commands.fleet_run import FleetRun
 from firmware_sim.reports.progress_display import display
@@ -36,7 +33,7 @@ CLOSED = Scenario(
 )
 
 
-class WideSealer(SignedSealer):
+class WideSealer(UpdateSealer):
     """Seals the statistic of a bundle with 61 random units instead of 60."""
 
     def __init__(self, config, signer):
@@ -44,13 +41,8 @@ class WideSealer(SignedSealer):
         wide, _ = made(replace(ANALYTIC["load-analytic"], units=61), name="wide", version=1)
         self.spec, self.size = wide.spec().digest, statistic_layout(3, 115).size
 
-    def seal(self, update, task, numbers, *, run, learner, encoding, encrypt=bytes):
-        honest = super().seal(update, task, numbers, run=run, learner=learner, encoding=encoding)
-        said = replace(
-            decode(UpdateMessage, honest.body), spec=self.spec, blob=bytes(4 * self.size)
-        )
-        config = self._config
-        return OutboxEntry.sealed(said, fleet=config.fleet, sender=config.id, signer=self._signer)
+    def seal(self, message, encrypt=bytes):
+        return super().seal(replace(message, spec=self.spec, blob=bytes(4 * self.size)))
 
 
 @pytest.fixture(scope="module")

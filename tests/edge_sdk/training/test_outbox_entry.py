@@ -13,7 +13,13 @@ from edge_sdk.protocol.contract.method import Task, Update
 from edge_sdk.protocol.envelope import AGGREGATOR, unseal, wrap
 from edge_sdk.protocol.outbox_state import UplinkCounters
 from edge_sdk.session.manifest_checks import NewestAnnouncements
-from edge_sdk.training.outbox_entry import OWN, SignedSealer, UplinkEncoding, record
+from edge_sdk.training.outbox_entry import (
+    OWN,
+    UpdateSealer,
+    UplinkEncoding,
+    record,
+    update_message,
+)
 from tests.edge_sdk.conftest import DEVICE, DEVICE_KEY
 
 W0 = np.array([0.1, 0.2, 0.3, 0.4], np.float32)
@@ -44,14 +50,12 @@ def test_an_answer_is_numbered_and_signed_and_the_same_twice(client):
     task = Task("meter-1", 8, "train", base=6)
     vector = np.arange(4, dtype=np.float32)
     update = Update("meter-1", 8, 6, vector, {"loss": 0.5, "n": 32.0})
-    sealer = SignedSealer(client.config, KEY)
+    sealer = UpdateSealer(client.config, KEY)
     numbers = UplinkCounters(life=2, seq=10, spent=11, lost=False)
-    entry, again = (
-        sealer.seal(
-            update, task, numbers, run=3, learner=client.learner, encoding=UplinkEncoding("f4")
-        )
-        for _ in range(2)
+    message = update_message(
+        update, task, numbers, run=3, learner=client.learner, encoding=UplinkEncoding("f4")
     )
+    entry, again = (sealer.seal(message) for _ in range(2))
     assert (entry.body, entry.proof) == (again.body, again.proof)
     proved = unseal(
         wrap(entry.body, kind="update", sender="meter-1", proof=entry.proof),
@@ -67,15 +71,16 @@ def test_an_answer_is_numbered_and_signed_and_the_same_twice(client):
     np.testing.assert_array_equal(codec.unpack_tensor(said.blob, said.enc, 4), vector)
 
 
-class LaterSealer:
+class LaterSealer(UpdateSealer):
     """Seals as the device does, and notes what it sealed."""
 
     def __init__(self, config):
-        self.honest, self.rounds = SignedSealer(config, DEVICE_KEY), []
+        super().__init__(config, DEVICE_KEY)
+        self.rounds = []
 
-    def seal(self, update, task, numbers, *, run, learner, encoding, encrypt=bytes):
-        self.rounds.append((run, task.round, numbers.spent))
-        return self.honest.seal(update, task, numbers, run=run, learner=learner, encoding=encoding)
+    def seal(self, message, encrypt=bytes):
+        self.rounds.append((message.run, message.round, message.spent))
+        return super().seal(message, encrypt)
 
 
 def test_a_client_answers_when_its_policy_allows_it_and_seals_with_its_sealer(fleet):
