@@ -32,6 +32,7 @@ from edge_sdk.protocol.keys import kid_of
 from edge_sdk.protocol.messages import ProtocolMessage
 from edge_sdk.session.agenda import Agenda, FoundBundle
 from edge_sdk.session.identity import IdentityKeys, place_of_count, signer_of
+from edge_sdk.session.parts import SessionParts
 from edge_sdk.session.server_clock import ServerClock
 from edge_sdk.session.session import Connect, Session
 from edge_sdk.store.former_state import refuse_state
@@ -116,7 +117,7 @@ class Client:
             self._report_store()
             recover_count(self._store, place_of_count(config), self.identity)
             self._agenda = Agenda()
-            self._session = Session(
+            parts_of_session = SessionParts(
                 config,
                 self._store,
                 clock=self._clock,
@@ -124,6 +125,7 @@ class Client:
                 ring=ring,
                 agenda=self._agenda,
             )
+            self._session = Session(parts_of_session)
             self._guard = DefectGuard(self._session)
             self._compose(methods)
             self._store.set_facts(starts=self._store.fact("starts") + 1)

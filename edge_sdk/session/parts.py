@@ -35,7 +35,7 @@ class SessionParts:
     Args:
         store: Store that keeps what must survive a power cut.
         signer: Signing key of the device.
-        agenda: Work that waits on the device.
+        agenda: Work that waits on the device; read, never changed.
 
     Attributes:
         counts: Event counters, by name.
@@ -59,7 +59,7 @@ class SessionParts:
         ring: KeyRing,
         agenda: Agenda,
     ) -> None:
-        self.config, self.store = config, store
+        self.config, self.store, self.agenda = config, store, agenda
         self.rng = random.Random(secrets.randbits(64))  # noqa: S311 - spreads load, hides nothing
         self.counts, now = Counter[str](), clock.monotonic
         self.time = ServerClock(store, clock)

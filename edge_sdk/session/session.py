@@ -8,23 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from edge_sdk.app.clock import Clock
-from edge_sdk.config import Config
 from edge_sdk.errors import Reason
 from edge_sdk.link.transport import LinkDown, LinkUp, Transport
 from edge_sdk.protocol import messages as m
 from edge_sdk.protocol.envelope import AGGREGATOR, digest, ref
-from edge_sdk.protocol.keys import Signer
 from edge_sdk.protocol.outbox import Outbox
 from edge_sdk.protocol.outbox_state import OutboxEntry
-from edge_sdk.session.agenda import Agenda, FoundBundle, SessionEvent
+from edge_sdk.session.agenda import FoundBundle, SessionEvent
 from edge_sdk.session.connection import Connection, Resubscription
 from edge_sdk.session.dispatcher import Dispatcher
-from edge_sdk.session.key_ring import KeyRing
 from edge_sdk.session.manifest_checks import ManifestExpectation, NewestAnnouncements
 from edge_sdk.session.parts import SessionParts
 from edge_sdk.session.signed_link import VerifiedMessage, Will
-from edge_sdk.store.store import DeviceStore
 
 Connect = Callable[[Callable[[], Will | None]], Transport]
 """Make a link from the function that returns the last will."""
@@ -38,28 +33,15 @@ class Session:
     """The session of one device with its fleet. Single-threaded, driven by ``serve``.
 
     Args:
-        agenda: Work that waits on the device; read, never changed.
+        parts: The parts of the session; some of them are attributes here, too.
 
     Attributes:
-        parts: The parts of the session; some of them are attributes here, too.
         connection: The connection to the broker.
         arrivals: The messages that arrive.
     """
 
-    def __init__(
-        self,
-        config: Config,
-        store: DeviceStore,
-        *,
-        clock: Clock,
-        signer: Signer,
-        ring: KeyRing,
-        agenda: Agenda,
-    ) -> None:
-        self._clock, self._agenda = clock, agenda
-        parts = self._parts = self.parts = SessionParts(
-            config, store, clock=clock, signer=signer, ring=ring, agenda=agenda
-        )
+    def __init__(self, parts: SessionParts) -> None:
+        self.parts = parts
         self.time, self.participation = parts.time, parts.participation
         self.counts, self.count, self.set_aside = parts.counts, parts.count, parts.set_aside
         self.connection, self.arrivals = Connection(parts), Dispatcher(parts)
@@ -71,21 +53,21 @@ class Session:
     @property
     def now(self) -> float:
         """Seconds of the monotonic clock."""
-        return self._clock.monotonic()
+        return self.time.uptime
 
     @property
     def outbox(self) -> Outbox:
         """State of the outbox; its numbers and entries are always saved."""
-        return self._parts.outbox.state
+        return self.parts.outbox.state
 
     @property
     def seen(self) -> NewestAnnouncements:
-        return self._parts.inbox.seen
+        return self.parts.inbox.seen
 
     @property
     def announced(self) -> m.BundleMessage | None:
         """The bundle announcement in force, or None before the first."""
-        return self._parts.announcements.bundle
+        return self.parts.announcements.bundle
 
     def encryption(self, kind: str) -> Callable[[bytes], bytes]:
         """Return the function from a clear body of a kind to the one that the aggregator is sent.
@@ -93,12 +75,12 @@ class Session:
         Raises:
             Refused: CANNOT_OPEN: it must be encrypted, and no key has been announced.
         """
-        config = self._parts.config
-        return self._parts.bodies.encryption((config.fleet, kind, config.id, AGGREGATOR))
+        config = self.parts.config
+        return self.parts.bodies.encryption((config.fleet, kind, config.id, AGGREGATOR))
 
     @property
     def has_other_run(self) -> bool:
-        return not self._parts.choice.is_last(self._parts.announcements.name)
+        return not self.parts.choice.is_last(self.parts.announcements.name)
 
     @property
     def may_request(self) -> bool:
@@ -109,14 +91,14 @@ class Session:
     @property
     def may_sign(self) -> bool:
         """Return whether the signing key can be used, as far as is known."""
-        return not self._parts.link.signing.why_away
+        return not self.parts.link.signing.why_away
 
     def note_signer(self, why: str) -> None:
-        self._parts.link.signing.note_away(why)
+        self.parts.link.signing.note_away(why)
 
     @property
     def is_linked(self) -> bool:
-        return self._parts.link.is_up
+        return self.parts.link.is_up
 
     @property
     def is_done(self) -> bool:
@@ -125,20 +107,20 @@ class Session:
         A retained manifest may belong to an earlier run; the welcome, bound to this process's own
         hello, names the present run.
         """
-        inbox, welcome = self._parts.inbox, self.outbox.welcome
+        inbox, welcome = self.parts.inbox, self.outbox.welcome
         return (
             inbox.manifest is not None
             and welcome is not None
-            and self._parts.welcome_run in (None, inbox.manifest.run)
+            and self.parts.welcome_run in (None, inbox.manifest.run)
             and inbox.is_ending
             and inbox.manifest.version <= self.seen.version
-            and self._agenda.waiting is None
+            and self.parts.agenda.waiting is None
             and not self.outbox.entries
         )
 
     def traffic(self) -> dict[str, int]:
         """Return payload bytes and refused arrivals since the start."""
-        link = self._parts.link
+        link = self.parts.link
         refused = {f"arrived {reason.name}": number for reason, number in link.refused.items()}
         unsigned = {"not signed": link.signing.unsigned} if link.signing.unsigned else {}
         return {"bytes_up": link.bytes_up, "bytes_down": link.bytes_down, **unsigned, **refused}
@@ -146,28 +128,28 @@ class Session:
     # --- changes by the client --------------------------------------------------------------------
 
     def expect(self, wanted: ManifestExpectation, *, installed: bytes) -> None:
-        self._parts.inbox.expect(wanted)
-        self._parts.announcements.record_installed(installed)
+        self.parts.inbox.expect(wanted)
+        self.parts.announcements.record_installed(installed)
 
     def adopt(self, found: FoundBundle) -> None:
         """Set the announcement in force; a new run begins without anything received."""
         if found.announced.run != self.seen.run:
-            self._parts.inbox.begin_run(found.announced.run)
-            self._parts.downloads.abandon()
-        self._parts.announcements.adopt(found)
-        self._parts.choice.accept(self._parts.announcements.name)
+            self.parts.inbox.begin_run(found.announced.run)
+            self.parts.downloads.abandon()
+        self.parts.announcements.adopt(found)
+        self.parts.choice.accept(self.parts.announcements.name)
 
     def release(self, entry: OutboxEntry, stored: OutboxEntry) -> None:
-        self.participation.follow(self._parts.outbox.release(entry, stored))
+        self.participation.follow(self.parts.outbox.release(entry, stored))
 
     def refuse_round(self, reason: Reason) -> None:
         """Report to the aggregator why this device sends no update for the round of the newest model.
 
         It is sent once and never repeated: it is information for the operator.
         """
-        manifest = self._parts.inbox.manifest
+        manifest = self.parts.inbox.manifest
         if manifest is not None and self.is_linked and not self.participation.is_rationed:
-            self._parts.link.send(m.RefusalMessage(code=reason, wait=0, id=manifest.digest[:16]))
+            self.parts.link.send(m.RefusalMessage(code=reason, wait=0, id=manifest.digest[:16]))
 
     def refuse_bundle(self, found: FoundBundle, reason: Reason) -> Events:
         """Report to the aggregator that this device does not follow a bundle; choose another run."""
@@ -176,26 +158,26 @@ class Session:
 
     def send_to_peer(self, peer: str, message: m.ProtocolMessage) -> None:
         """Send a message to a peer; one that cannot be sent now is requested again."""
-        size = self._parts.link.send_to_peer(peer, message)
+        size = self.parts.link.send_to_peer(peer, message)
         self.count(f"bytes to neighbours {message.kind}", size)
 
     def send(self, message: m.ProtocolMessage) -> bool:
         """Send a message to the aggregator, or return False if nothing may be sent now."""
         if not self.may_request:
             return False
-        self.count(f"bytes up {message.kind}", self._parts.link.send(message))
+        self.count(f"bytes up {message.kind}", self.parts.link.send(message))
         return True
 
     # --- the link ---------------------------------------------------------------------------------
 
     def connect(self, make: Connect) -> None:
-        self._parts.link.connect(make(self.connection.will))
+        self.parts.link.connect(make(self.connection.will))
 
     def close(self) -> None:
         """Publish the offline status and close the link."""
-        self._parts.link.close(self._parts.outbox.status("offline"))
-        self._parts.count_bytes()
-        self._parts.quota.save()
+        self.parts.link.close(self.parts.outbox.status("offline"))
+        self.parts.count_bytes()
+        self.parts.quota.save()
 
     def serve(self, timeout: float) -> Events:
         """Process every arrival, then send every message that is due.
@@ -203,7 +185,7 @@ class Session:
         Yields:
             The events for the client. Each is to be recorded before the next is requested.
         """
-        parts = self._parts
+        parts = self.parts
         self.connection.watch_signer()
         wait = timeout
         if not self.participation.is_rationed:

@@ -31,13 +31,13 @@ def test_a_device_that_starts_late_refuses_the_manifest_of_a_fortnight_ago(world
     one.start(1)
     one.until(lambda: refused(one, 1))  # its welcome brings the time
     device = one.clients[1]._session
-    assert device._parts.inbox.manifest is None
+    assert device.parts.inbox.manifest is None
     monkeypatch.setattr(one.broker, "publish", publish)
     one.kill_daemon()
     one.start_daemon()  # publishes the present one
     before = one.version
     one.until(lambda: one.version > before)
-    assert device._parts.inbox.manifest is not None
+    assert device.parts.inbox.manifest is not None
 
 
 @pytest.mark.parametrize("years", [-30, 30])
@@ -47,7 +47,7 @@ def test_devices_with_a_wrong_clock_learn_over_a_renewal_like_the_others(world, 
     for number in range(one.devices):
         one.start(number)
     client = one.clients[2]
-    client._session._clock = client._session.time._clock = _Shifted(one.clock, years)
+    client._session.time._clock = _Shifted(one.clock, years)
     one.until(lambda: one.version >= 1)
     one.clock.now += 15 * DAY
     before = one.version

@@ -29,6 +29,7 @@ from edge_sdk.protocol.messages import BundleMessage, UpdateMessage
 from edge_sdk.protocol.outbox_state import OutboxEntry, UplinkCounters
 from edge_sdk.session.agenda import Agenda, FoundBundle
 from edge_sdk.session.manifest_checks import ManifestExpectation
+from edge_sdk.session.parts import SessionParts
 from edge_sdk.session.session import Session
 from edge_sdk.store.rows import LearnedState
 from edge_sdk.store.store import DeviceStore
@@ -67,7 +68,7 @@ class ParentSession:
         self._offered: Turn | None = None
         self._offered_w: NDArray[np.float64] | None = None
         try:
-            self._session = Session(
+            parts = SessionParts(
                 self._config,
                 self._store,
                 clock=clock,
@@ -75,6 +76,7 @@ class ParentSession:
                 ring=ring,
                 agenda=self._agenda,
             )
+            self._session = Session(parts)
             self._expect(self._session.announced)
             self._recall()
             self._session.connect(lambda will: _link(config, parent, will, self._session, poller))

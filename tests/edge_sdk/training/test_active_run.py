@@ -113,7 +113,7 @@ def test_the_state_of_a_fleet_round_replaces_that_of_local_rounds(started):
 def test_a_run_whose_bundle_needs_an_absent_source_is_left_for_another(started, monkeypatch, names):
     client = started.device.client
     active, session = client._active, client._session
-    parts = session._parts
+    parts = session.parts
     shell = replace(active._shell, streams=lambda _manifest: ("weather.temperature",))
     monkeypatch.setattr(active, "_shell", shell)
     parts.choice.offer(names)
