@@ -256,7 +256,7 @@ class PluginError(WireError):
     """Error: an entry point fails to import, or has not the type that its group expects."""
 
 
-class PluginRegistry(Mapping[str, T], Generic[T]):
+class PluginRegistry(ListedEntries[T]):
     """Entries by name: built in, listed by extensions, and the entry points of one group.
 
     A read-only mapping. Iteration and length cover the built-in and the listed entries; a lookup also
@@ -287,11 +287,9 @@ class PluginRegistry(Mapping[str, T], Generic[T]):
             listed: Functions that import the objects of extensions, by name
                 (``ExtensionIndex.loaders``).
         """
-        self.group = group
-        self._builtin = dict(builtin)
-        self._listed = listed
+        super().__init__(builtin, listed)
+        self.group, self._builtin = group, builtin
         self._read = _unchanged if read is None else read
-        self._loaded: dict[str, T] = {}
 
     def __getitem__(self, name: str) -> T:
         """Return an entry; import its package if it is not built in.
@@ -299,23 +297,13 @@ class PluginRegistry(Mapping[str, T], Generic[T]):
         Raises:
             PluginError: Its package is faulty, or two packages offer the name.
         """
-        if name in self._builtin:
-            return self._builtin[name]
-        if name not in self._loaded:
+        if name not in self._known:
             listed = self._listed.get(name)
-            self._loaded[name] = self._read(name, listed()) if listed else self._load(name)
-        return self._loaded[name]
+            self._known[name] = self._read(name, listed()) if listed else self._load(name)
+        return self._known[name]
 
     def __contains__(self, name: object) -> bool:
-        if name in self._builtin or name in self._listed or name in self._loaded:
-            return True
-        return isinstance(name, str) and any(point.name == name for point in self._points())
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(dict.fromkeys((*self._builtin, *self._listed)))
-
-    def __len__(self) -> int:
-        return len(self._builtin.keys() | self._listed.keys())
+        return super().__contains__(name) or any(point.name == name for point in self._points())
 
     def names(self) -> list[str]:
         """Return all names, built in and offered, sorted."""

@@ -101,11 +101,9 @@ class SigningKey:
     @classmethod
     def from_seed(cls, seed: bytes) -> SigningKey:
         """Return the key of a 32-byte seed (the raw private key of RFC 8032)."""
-        from cryptography.hazmat.primitives.asymmetric.ed25519 import (  # noqa: PLC0415
-            Ed25519PrivateKey,
-        )
+        from cryptography.hazmat.primitives.asymmetric import ed25519  # noqa: PLC0415
 
-        return cls(Ed25519PrivateKey.from_private_bytes(seed))
+        return cls(ed25519.Ed25519PrivateKey.from_private_bytes(seed))
 
     @property
     def kid(self) -> bytes:
@@ -114,13 +112,7 @@ class SigningKey:
 
     def pem(self) -> bytes:
         """Return the private key as unencrypted PEM (PKCS#8)."""
-        from cryptography.hazmat.primitives.serialization import (  # noqa: PLC0415
-            Encoding,
-            NoEncryption,
-            PrivateFormat,
-        )
-
-        return self._private.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+        return _pem(self._private)
 
     def __repr__(self) -> str:
         return f"SigningKey({self.kid.hex()})"
@@ -139,13 +131,10 @@ class P256SigningKey:
     __slots__ = ("_private", "public")
 
     def __init__(self, private: ec.EllipticCurvePrivateKey) -> None:
-        from cryptography.hazmat.primitives.serialization import (  # noqa: PLC0415
-            Encoding,
-            PublicFormat,
-        )
+        from cryptography.hazmat.primitives import serialization as to  # noqa: PLC0415
 
-        self._private = private
-        self.public = private.public_key().public_bytes(Encoding.X962, PublicFormat.CompressedPoint)
+        self._private, form = private, to.PublicFormat.CompressedPoint
+        self.public = private.public_key().public_bytes(to.Encoding.X962, form)
 
     @classmethod
     def generate(cls) -> P256SigningKey:
@@ -167,24 +156,23 @@ class P256SigningKey:
 
     def sign(self, data: bytes) -> bytes:
         """Return the 64-byte signature of ``data``."""
-        from cryptography.hazmat.primitives.asymmetric.utils import (  # noqa: PLC0415
-            decode_dss_signature,
-        )
+        from cryptography.hazmat.primitives.asymmetric import utils  # noqa: PLC0415
 
-        return public_key.p256_signature(*decode_dss_signature(self._private.sign(data, _ecdsa())))
+        signature = self._private.sign(data, _ecdsa())
+        return public_key.p256_signature(*utils.decode_dss_signature(signature))
 
     def pem(self) -> bytes:
         """Return the private key as unencrypted PEM (PKCS#8)."""
-        from cryptography.hazmat.primitives.serialization import (  # noqa: PLC0415
-            Encoding,
-            NoEncryption,
-            PrivateFormat,
-        )
-
-        return self._private.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+        return _pem(self._private)
 
     def __repr__(self) -> str:
         return f"P256SigningKey({self.kid.hex()})"
+
+
+def _pem(private: Ed25519PrivateKey | ec.EllipticCurvePrivateKey) -> bytes:
+    from cryptography.hazmat.primitives import serialization as to  # noqa: PLC0415
+
+    return private.private_bytes(to.Encoding.PEM, to.PrivateFormat.PKCS8, to.NoEncryption())
 
 
 DeviceSigningKey = SigningKey | P256SigningKey
@@ -229,14 +217,12 @@ def verify(public: bytes, signature: bytes, data: bytes) -> bool:
     if kind_of(public) == "p256":
         return _is_p256_signature(public, signature, data)
     from cryptography.exceptions import InvalidSignature  # noqa: PLC0415
-    from cryptography.hazmat.primitives.asymmetric.ed25519 import (  # noqa: PLC0415
-        Ed25519PublicKey,
-    )
+    from cryptography.hazmat.primitives.asymmetric import ed25519  # noqa: PLC0415
 
     if ed25519_weakness(public):
         return False
     try:
-        Ed25519PublicKey.from_public_bytes(public).verify(signature, data)
+        ed25519.Ed25519PublicKey.from_public_bytes(public).verify(signature, data)
     except (InvalidSignature, ValueError):
         return False
     return True
@@ -244,17 +230,14 @@ def verify(public: bytes, signature: bytes, data: bytes) -> bool:
 
 def _is_p256_signature(public: bytes, signature: bytes, data: bytes) -> bool:
     from cryptography.exceptions import InvalidSignature  # noqa: PLC0415
-    from cryptography.hazmat.primitives.asymmetric import ec  # noqa: PLC0415
-    from cryptography.hazmat.primitives.asymmetric.utils import (  # noqa: PLC0415
-        encode_dss_signature,
-    )
+    from cryptography.hazmat.primitives.asymmetric import ec, utils  # noqa: PLC0415
 
     if not public_key.is_canonical_p256(signature):
         return False
     r, s = (int.from_bytes(part, "big") for part in (signature[:32], signature[32:]))
     try:
         key = ec.EllipticCurvePublicKey.from_encoded_point(ec.SECP256R1(), public)
-        key.verify(encode_dss_signature(r, s), data, _ecdsa())
+        key.verify(utils.encode_dss_signature(r, s), data, _ecdsa())
     except (InvalidSignature, ValueError):
         return False
     return True
@@ -320,21 +303,16 @@ def _plain_seed(data: bytes) -> bytes | None:
 
 def _loaded(path: Path | str, data: bytes) -> DeviceSigningKey:
     from cryptography.exceptions import UnsupportedAlgorithm  # noqa: PLC0415
-    from cryptography.hazmat.primitives.asymmetric import ec  # noqa: PLC0415
-    from cryptography.hazmat.primitives.asymmetric.ed25519 import (  # noqa: PLC0415
-        Ed25519PrivateKey,
-    )
-    from cryptography.hazmat.primitives.serialization import (  # noqa: PLC0415
-        load_pem_private_key,
-    )
+    from cryptography.hazmat.primitives import serialization  # noqa: PLC0415
+    from cryptography.hazmat.primitives.asymmetric import ec, ed25519  # noqa: PLC0415
 
     try:
-        private = load_pem_private_key(data, None)
+        private = serialization.load_pem_private_key(data, None)
     except (ValueError, TypeError, UnsupportedAlgorithm) as error:
         raise KeyFileError(f"{path}: not an unencrypted PEM private key") from error
     if isinstance(private, ec.EllipticCurvePrivateKey) and private.curve.name == "secp256r1":
         return P256SigningKey(private)
-    if not isinstance(private, Ed25519PrivateKey):
+    if not isinstance(private, ed25519.Ed25519PrivateKey):
         kind = type(private).__name__
         raise KeyFileError(f"{path}: expected an Ed25519 key or a P-256 key, got {kind}")
     return SigningKey(private)
@@ -357,12 +335,9 @@ def _raw(public: Ed25519PublicKey) -> bytes:
     """
     if hasattr(public, "public_bytes_raw"):
         return public.public_bytes_raw()
-    from cryptography.hazmat.primitives.serialization import (  # noqa: PLC0415 - see above
-        Encoding,
-        PublicFormat,
-    )
+    from cryptography.hazmat.primitives import serialization as to  # noqa: PLC0415 - see above
 
-    return public.public_bytes(Encoding.Raw, PublicFormat.Raw)
+    return public.public_bytes(to.Encoding.Raw, to.PublicFormat.Raw)
 
 
 def read_public(where: Path | str) -> bytes:

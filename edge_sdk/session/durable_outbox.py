@@ -150,7 +150,7 @@ class DurableOutbox:
         Raises:
             Refused: MALFORMED; nothing changes, and the hello is sent again.
         """
-        hello, numbers = self.state.hello, self.state.numbers
+        numbers = self.state.numbers
         match message:
             case m.WelcomeMessage(spent=found):
                 name, known, most = "spent", numbers.spent, m.RELEASES_LEAP
@@ -158,7 +158,7 @@ class DurableOutbox:
                 name, known, most = "life", numbers.life, m.LIFE_LEAP
             case _:
                 return
-        if hello is None or message.hello != hello.ref or found <= known + most:
+        if not self._answers(message) or found <= known + most:
             return
         if not self._counts["leaps refused"]:
             numbers_found = {name: found, "own": known, "most": known + most}
@@ -169,14 +169,9 @@ class DurableOutbox:
 
     def is_loss(self, message: FromAggregator) -> bool:
         """Return whether a message, or the second count, shows that an earlier store was lost."""
-        hello = self.state.hello
-        return (
-            isinstance(message, m.WelcomeMessage)
-            and hello is not None
-            and message.hello == hello.ref
-            and self.state.numbers.lost
-            and max(message.spent, self.state.numbers.spent) > 0
-        )
+        if not isinstance(message, m.WelcomeMessage) or not self.state.numbers.lost:
+            return False
+        return self._answers(message) and max(message.spent, self.state.numbers.spent) > 0
 
     def as_stored(self, entry: OutboxEntry) -> OutboxEntry:
         """Return a new entry as the store is to hold it: as tried once, if ``release`` sends it.
@@ -208,13 +203,13 @@ class DurableOutbox:
 
     def is_welcome(self, message: FromAggregator) -> bool:
         """Return whether a message is the welcome that the present hello waits for."""
-        hello = self.state.hello
-        return (
-            isinstance(message, m.WelcomeMessage)
-            and hello is not None
-            and message.hello == hello.ref
-            and message.life == self.state.numbers.life
-        )
+        if not isinstance(message, m.WelcomeMessage) or not self._answers(message):
+            return False
+        return message.life == self.state.numbers.life
+
+    def _answers(self, message: m.WelcomeMessage | m.FloorMessage) -> bool:
+        """Return whether a message answers the present hello."""
+        return self.state.hello is not None and message.hello == self.state.hello.ref
 
     # --- numbers ----------------------------------------------------------------------------------
 
