@@ -17,6 +17,7 @@ _MONTH = re.compile(
     re.IGNORECASE,
 )
 _NUMBER = re.compile(r"\d+")
+_ANY, _CLOSE = 36_500, 7  # days between two parts, at most: with dates in their names, with numbers
 _TWICE = 0.01  # share of a part's times, at most, that another part has too
 
 
@@ -77,13 +78,13 @@ def put_together(
         notes: Takes a sentence for each record.
     """
     devices = dict(found)
-    for stem in (_without_dates, without_numbers):
+    for stem, days in ((_without_dates, _ANY), (without_numbers, _CLOSE)):
         groups: dict[str, list[str]] = {}
         for name in devices:
             groups.setdefault(stem(name), []).append(name)
         for record, names in groups.items():
             ordered = sorted(names, key=lambda name: devices[name].series.index.min())
-            if len(names) < 2 or not _follow([devices[name] for name in ordered]):
+            if len(names) < 2 or not _follow([devices[name] for name in ordered], days):
                 continue
             parts = [devices.pop(name) for name in ordered]
             whole = pandas_library().concat([part.series for part in parts])
@@ -95,7 +96,9 @@ def put_together(
     return devices
 
 
-def _follow(parts: Sequence[SeenDevice]) -> bool:
+def _follow(parts: Sequence[SeenDevice], days: float) -> bool:
     if any(part.series.index.hasnans or not _is_alike(part, parts[0]) for part in parts):
         return False
-    return all(a.series.index.max() <= b.series.index.min() for a, b in pairwise(parts))
+    longest = pandas_library().Timedelta(days, "D")
+    pauses = (b.series.index.min() - a.series.index.max() for a, b in pairwise(parts))
+    return all(0 * longest <= pause <= longest for pause in pauses)

@@ -141,8 +141,11 @@ def test_numbered_files_of_one_time_and_names_with_other_letters_are_devices(tmp
             frame(kwh=number * LOAD).iloc[rows].to_csv(
                 tmp_path / f"{month} flat {number}.csv", index=False
             )
+    for number, rows in enumerate((slice(0, 240), slice(480, 720))):  # one charger after another
+        frame(kwh=LOAD).iloc[rows].to_csv(tmp_path / f"charger {number}.csv", index=False)
     found = {one.device: one for one in read_tables(tmp_path).devices}
-    assert [*found] == ["flat 7", "flat 8", "home-1", "home-2", "meter a", "meter b", "meter c"]
+    assert [*found][:2] == ["charger 0", "charger 1"]
+    assert [*found][2:] == ["flat 7", "flat 8", "home-1", "home-2", "meter a", "meter b", "meter c"]
     np.testing.assert_allclose(found["flat 8"].values, 8 * LOAD)
 
 
