@@ -7,10 +7,10 @@ from the first known day on. A lag that is missing takes the value of ``base``, 
 newest known days of the same kind (working day, or weekend and holiday); every other column of lags
 is a difference to ``base``, so a model without coefficients forecasts ``base``.
 
-Columns, in this order: lags; ``base`` and the strongest lags times harmonics of the slot, times
-weekdays, and times functions of the lead; what the newest hours and days missed times functions of
-the lead and of the slot; the calendar alone. ``with_hinges`` adds piecewise linear functions of the
-columns that saturate: what was far above its mean yesterday is expected back at a part of it only.
+Columns, in this order: lags; ``base`` and the strongest lags times weekdays and functions of the
+lead; what the newest hours and days missed times the same; the calendar alone. ``with_hinges`` adds
+piecewise linear functions of the columns that saturate: what was far above its mean yesterday is
+expected back at a part of it only.
 """
 
 from __future__ import annotations
@@ -36,11 +36,13 @@ KIND = 5
 _SINGLE_WEEKDAYS = (0, 4, 5, 6)  # of Monday, Friday, Saturday and Sunday; the others are alike
 _STRONG = ("S0", "sk1", "w1", "r", "base", "wm", "skmed", "sksd", "md28")
 _SHAPED = ("r3", "r24", "l24", "d7")
+_STATIC = ("lev", "sp", "basem")
+"""Columns that hardly change on one device: products of them would tell a small fleet's devices apart."""
 _DECAYS = (1.5, 5.0, 14.0)  # hours after which what the newest hours missed has faded to 1/e
 
 HINGED = (
-    "S0-1", "r+1", "S0+1", "r-1", "sk1-1", "S0", "r", "k10n:0.9", "d7*lead0*wave0",
-    "basem*lead0*wave0", "lev*lead0*wave0", "w1", "a28:0.9", "sk1+1",
+    "S0-1", "r+1", "S0+1", "r-1", "sk1-1", "S0", "r", "k10n:0.9", "d7", "basem", "lev",
+    "w1", "a28:0.9", "sk1+1",
 )  # fmt: skip
 """Columns that have hinges; on measured sets the ones whose effect is least linear."""
 
@@ -210,20 +212,22 @@ def _columns(
     yield from lags.items()
     yield "base", base
     for name, column in strong.items():
-        for kind, factors in (("wave", waves[:4]), ("weekday", weekdays)):
-            yield from ((f"{name}*{kind}{i}", column * f) for i, f in enumerate(factors))
+        yield from ((f"{name}*weekday{i}", column * f) for i, f in enumerate(weekdays))
     for name in ("S0", "sk1", "r", "w1"):
         yield from ((f"{name}*lead{i}", lags[name] * f) for i, f in enumerate(leads))
     shape = base - missed["basem"][:, None]
     always = np.ones_like(base)
     for name, one in missed.items():
-        column = one[:, None]
-        for i, lead in enumerate((always, *leads)):
-            for j, wave in enumerate((always, *waves[:4])):
-                yield f"{name}*lead{i}*wave{j}", column * lead * wave
-            if name in _SHAPED:
-                yield f"{name}*lead{i}*shape", column * lead * shape
-        yield from ((f"{name}*weekday{i}", column * f) for i, f in enumerate(weekdays))
+        column = one[:, None] * always
+        yield name, column
+        if name not in _STATIC:
+            yield from ((f"{name}*lead{i}", column * f) for i, f in enumerate(leads))
+            yield from ((f"{name}*weekday{i}", column * f) for i, f in enumerate(weekdays))
+        if name in _SHAPED:
+            factors = (always, *leads)
+            yield from (
+                (f"{name}*lead{i}*shape", column * f * shape) for i, f in enumerate(factors)
+            )
     yield "one", always
     for i, wave in enumerate(waves):
         yield f"wave{i}", wave

@@ -143,7 +143,7 @@ def test_a_finer_grid_of_the_same_load_has_the_same_base_and_level():
     theirs = profile_rows(coarse, origin, horizon)
     assert ours.level == pytest.approx(theirs.level)
     assert ours.base[:, ::4] == pytest.approx(theirs.base)
-    for name in ("l24*lead0*wave0", "r24*lead0*wave0", "r3*lead0*wave0"):
+    for name in ("l24", "r24", "r3"):
         assert column(ours, name)[:, ::4] == pytest.approx(column(theirs, name), abs=1e-5)
 
 

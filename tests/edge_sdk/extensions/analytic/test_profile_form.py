@@ -19,6 +19,7 @@ from edge_sdk.extensions.analytic.profile_form import (
     next_coefficients,
     own_part,
     prior_forecast,
+    prior_share,
     scaled_design,
     stage_of,
     stage_statistics,
@@ -159,6 +160,16 @@ def test_strengths_are_judged_on_rows_that_were_not_learned_from():
 def test_strengths_do_not_rise_with_the_number_of_known_days():
     losses = np.array([[[2.0, 1.0, 1.0], [0.5, 0.9, 1.0], [1.5, 0.9, 1.0]]])
     assert best_strengths(losses, (0.1, 1.0, math.inf)).tolist() == [1.0, 0.1, 0.1]
+
+
+@given(st.floats(0.01, 100.0), st.floats(0.01, 100.0), st.floats(1e-3, 1e3))
+def test_the_share_of_the_prior_falls_with_its_loss_and_has_no_unit(prior, own, unit):
+    losses = np.array([prior, 1.1 * prior])
+    low, high = prior_share(losses, np.array([own, own]))
+    assert 0.0 <= high <= low <= 1.0
+    assert prior_share(unit * losses, np.full(2, unit * own)) == pytest.approx([low, high])
+    even = np.exp(0.2) * own
+    assert prior_share(np.array(even), np.array(own)) == pytest.approx(0.5)
 
 
 def test_stages_begin_at_their_least_number_of_days():
