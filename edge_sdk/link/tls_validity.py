@@ -203,10 +203,7 @@ class File:
 
 
 def files(
-    url: str,
-    ca_file: Path | None = None,
-    cert_file: Path | None = None,
-    crl: Path | None = None,
+    url: str, ca_file: Path | None = None, cert_file: Path | None = None, crl: Path | None = None
 ) -> tuple[File, ...]:
     """Return the files that a ``[broker]`` section names and that its link depends on.
 

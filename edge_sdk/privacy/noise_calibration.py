@@ -320,15 +320,7 @@ UPDATE = NoisePoint(
     names=("gaussian", "laplace"),
     units=("device",),
     keys=frozenset(
-        {
-            "clip_norm",
-            "noise_multiplier",
-            "epsilon",
-            "calibration",
-            "adjacency",
-            "grid",
-            "formula",
-        }
+        {"clip_norm", "noise_multiplier", "epsilon", "calibration", "adjacency", "grid", "formula"}
     ),
     noise=_of_update,
     conflicts=_conflicts_of_update,

@@ -7,13 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import get_args
 
 from edge_sdk.errors import ConfigError
-from edge_sdk.privacy.noise_calibration import (
-    POINTS,
-    Complaint,
-    DeviceFacts,
-    NoisePlan,
-    calibrate,
-)
+from edge_sdk.privacy.noise_calibration import POINTS, Complaint, DeviceFacts, NoisePlan, calibrate
 from edge_sdk.privacy.settings import (
     CALIBRATIONS,
     MechanismSection,

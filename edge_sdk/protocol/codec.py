@@ -65,10 +65,7 @@ def decode(
     what: str, body: bytes, *, on_unknown: Callable[[str], None] = ...
 ) -> ProtocolMessage: ...
 def decode(
-    what: type[M] | str,
-    body: bytes,
-    *,
-    on_unknown: Callable[[str], None] = lambda _key: None,
+    what: type[M] | str, body: bytes, *, on_unknown: Callable[[str], None] = lambda _key: None
 ) -> M | ProtocolMessage:
     """Decode a clear body as a message of the expected kind.
 

@@ -108,11 +108,7 @@ class Announcements:
     """
 
     def __init__(
-        self,
-        store: DeviceStore,
-        downloads: Downloader,
-        ring: KeyRing,
-        methods: Sequence[str],
+        self, store: DeviceStore, downloads: Downloader, ring: KeyRing, methods: Sequence[str]
     ) -> None:
         self._store, self._downloads, self._methods = store, downloads, methods
         self.ring = replace(ring, announced=saved_message(store, KeysMessage, "keys"))
