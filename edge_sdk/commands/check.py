@@ -10,7 +10,6 @@ from __future__ import annotations
 import time
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 from edge_sdk.agent import open_outputs, open_sources, streams_given
 from edge_sdk.app.cli import CommandResult
@@ -110,7 +109,6 @@ def check_device(config: Config) -> dict[str, str]:
     sources = open_sources(config)
     participants = config.participants()
     outputs = [x for one in participants for x in open_outputs(config, one.id)]
-    _check_output_folders(config)
     _check_streams(sources, manifest)
     if not config.is_alone:
         bootstrap.broker_of(config)
@@ -211,12 +209,3 @@ def _check_streams(sources: Sequence[Source], manifest: Manifest) -> None:
             f"source: none gives {', '.join(missing)}, which bundle {manifest.name} reads",
             hint='map a column of a file to each stream: columns = { column = "stream" }',
         )
-
-
-def _check_output_folders(config: Config) -> None:
-    for number, section in enumerate(config.output):
-        folder = Path(str(section.get("path", "."))).parent
-        if "path" in section and not folder.is_dir():
-            raise ConfigError(
-                f"output[{number}].path: no such folder: {str(folder)!r}", hint=f"mkdir -p {folder}"
-            )

@@ -11,6 +11,8 @@ from typing import Annotated, Literal
 
 from edge_sdk.app.permissions import open_private
 from edge_sdk.app.schema import Between
+from edge_sdk.config import Config
+from edge_sdk.errors import ConfigError
 from edge_sdk.extensions.outputs.energy_managers import PLANS, plan_text
 from edge_sdk.extensions.outputs.formats import HEADER, csv_text, json_text, line_protocol
 from edge_sdk.extensions.outputs.metrics_text import metrics_text
@@ -135,6 +137,17 @@ def _open(section: FileOutputSection, place: OutputPlace) -> ThreadedOutput:
         return FileSink(section.path, section.format, is_appended, section.max_bytes, section.keep)
 
     return ThreadedOutput.of(section, place, make)
+
+
+def check_folders(config: Config) -> dict[str, str]:
+    """Refuse an output whose folder does not exist; there is nothing else to say."""
+    for number, section in enumerate(config.output):
+        folder = Path(str(section.get("path", "."))).parent
+        if "path" in section and not folder.is_dir():
+            raise ConfigError(
+                f"output[{number}].path: no such folder: {str(folder)!r}", hint=f"mkdir -p {folder}"
+            )
+    return {}
 
 
 FILE = OutputType(FileOutputSection, _open)

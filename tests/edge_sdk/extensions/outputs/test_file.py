@@ -12,9 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from edge_sdk.extensions.outputs.file import FileSink
+from edge_sdk.commands.check import check_device
+from edge_sdk.errors import ConfigError
+from edge_sdk.extensions.outputs.file import FileSink, check_folders
 from edge_sdk.extensions.outputs.formats import HEADER, csv_text
 from edge_sdk.outputs import AgentReport
+from tests.edge_sdk.conftest import device_config
 from tests.edge_sdk.extensions.outputs.conftest import issued_forecast, nothing_yet
 
 
@@ -118,3 +121,11 @@ def test_a_folder_that_cannot_be_written_is_an_error(tmp_path):
     tmp_path.chmod(0o500)
     with pytest.raises(OSError, match="Permission"):
         sink(tmp_path / "forecast.csv").send(AgentReport(issued_forecast()), is_new=True)
+
+
+def test_check_names_an_output_whose_folder_does_not_exist(tmp_path):
+    rows = [{"type": "file", "path": str(tmp_path / "out.csv")}]
+    assert check_folders(device_config(tmp_path, output=rows)) == {}
+    rows.append({"type": "file", "path": str(tmp_path / "absent" / "out.csv")})
+    with pytest.raises(ConfigError, match=r"output\[1\].path: no such folder"):
+        check_device(device_config(tmp_path, output=rows, bundle="load-mlp"))
