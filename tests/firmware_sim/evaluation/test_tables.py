@@ -527,7 +527,7 @@ FORMS = {
     "a column that is added early": (
         "Zeit;kWh\n"
         + rows_of(ISO[:30], COMMAS[:30], separator=";")
-        + "Zeit;Temperatur;kWh\n"
+        + "Zeit;Temp;kWh\n"
         + rows_of(ISO[30:], ["21,5"] * 690, COMMAS[30:], separator=";"),
         LOAD,
         "header again in line 32",
