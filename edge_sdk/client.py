@@ -3,9 +3,8 @@
 ``Client`` owns the clock, the store and the keys, and holds no method-specific code. It composes
 ``ActiveRun`` (the active bundle and its state), ``TrainingTransaction`` (one task from training to the
 saved update, with the crash guarantee), ``LocalRounds`` (rounds without an aggregator),
-``ForecastSelection`` (fine-tuning, and the choice of what is forecast with), ``DeviceExtensions`` (the
-options that are configured) and
-``FlushScheduler`` (periodic writes), and fixes their order.
+``DeviceExtensions`` (the options that are configured) and ``FlushScheduler`` (periodic writes), and
+fixes their order.
 """
 
 from __future__ import annotations
@@ -21,8 +20,7 @@ from edge_sdk.app.clock import Clock, SystemClock
 from edge_sdk.app.lean_dataclass import dataclass
 from edge_sdk.config import Config
 from edge_sdk.errors import StoreFull
-from edge_sdk.forecasting.forecast import Forecast, IssuedForecast
-from edge_sdk.forecasting.forecast_choice import ForecastChoice
+from edge_sdk.forecasting.forecast import FLEET, Forecast, ForecastQuality, IssuedForecast
 from edge_sdk.forecasting.series import WEATHER, Reading
 from edge_sdk.link.transport import NoLink, Transport
 from edge_sdk.methods import METHODS, Factory
@@ -48,7 +46,6 @@ from edge_sdk.training.extension import (
     ServedVersion,
 )
 from edge_sdk.training.flush_scheduler import FlushScheduler
-from edge_sdk.training.forecast_selection import ForecastSelection, issued_forecast
 from edge_sdk.training.model_runtime import ModelRuntime
 from edge_sdk.training.outbox_entry import UpdateSealer
 from edge_sdk.training.privacy_accountant import ParticipationBudgets
@@ -170,14 +167,6 @@ class Client:
             transaction=transaction,
             scheduler=scheduler,
         )
-        self._selection = ForecastSelection(
-            config,
-            store=store,
-            session=session,
-            active=active,
-            scheduler=scheduler,
-            clock=self._clock,
-        )
         device = DeviceParts(
             config=config,
             store=store,
@@ -187,7 +176,6 @@ class Client:
             active=active,
             transaction=transaction,
             scheduler=scheduler,
-            selection=self._selection,
             serve=self._serve,
         )
         self._extensions = DeviceExtensions(device, self._guard)
@@ -245,8 +233,8 @@ class Client:
     def forecast(self) -> Forecast:
         """Forecast the values after the newest reading; ``source`` names the predictor."""
         self._session.count("forecasts")
-        self._selection.follow()
-        version = self._extensions.serving(self._selection.candidates.selection.choice.name)
+        self._extensions.on_forecast()
+        version = self._extensions.serving()
         return self._forecast_by(version) or self.learner.forecast(self._active.latest)
 
     def _forecast_by(self, version: ServedVersion | None) -> Forecast | None:
@@ -261,18 +249,15 @@ class Client:
         """
         self._session.count("forecasts")
         self._scheduler.flush_for_forecast(self.learner)
-        self._selection.follow()
-        choice, now = self._selection.candidates.selection.choice, self._clock.wall() / 1000
-        seen, version = self._session.seen, self._extensions.serving(choice.name)
+        self._extensions.on_forecast()
+        quality, version = self._extensions.quality, self._extensions.serving()
+        now, seen = self._clock.wall() / 1000, self._session.seen
         found = self._forecast_by(version)
         if version is not None and found is not None:
-            return issued_forecast(
-                version.runtime, found, ForecastChoice(), now=now, run=seen.run, version=-1
-            )
+            of_fleet = ForecastQuality()
+            return version.runtime.issued(found, of_fleet, now=now, run=seen.run, version=-1)
         found = self.learner.forecast(self._active.latest)
-        return issued_forecast(
-            self.learner, found, choice, now=now, run=seen.run, version=seen.version
-        )
+        return self.learner.issued(found, quality, now=now, run=seen.run, version=seen.version)
 
     def extension(self, name: str) -> DeviceExtension | None:
         """Return a running extension, or None."""
@@ -289,15 +274,12 @@ class Client:
     def forecast_marks(self) -> tuple[object, ...]:
         """Return the inputs of the forecast; a new one is due when any of them changes."""
         learner, seen = self.learner, self._session.seen
-        selection = self._selection.candidates.selection
         newest = learner.series.newest if len(learner.series) else None
         return (
             newest,
             learner.manifest.digest,
             seen.run,
             seen.version,
-            selection.judged,
-            selection.choice.name,
             id(self._active.latest),
             self.learner.announced.changes,
             self._extensions.marks,
@@ -349,7 +331,7 @@ class Client:
     @property
     def forecast_source(self) -> str:
         """Name of the predictor of the next forecast; ``none`` if there is none."""
-        self._selection.follow()
+        self._extensions.on_forecast()
         return self.learner.forecast(self._active.latest).source
 
     @property
@@ -391,8 +373,8 @@ class Client:
 
     @property
     def is_settled(self) -> bool:
-        """Return whether the run has ended, and its final model was tuned and compared."""
-        return self.is_done and not self._selection.is_due
+        """Return whether the run has ended, and what extensions do with its final model is done."""
+        return self.is_done and not self._extensions.is_due
 
     @property
     def learner(self) -> ModelRuntime:
@@ -443,7 +425,7 @@ class Client:
             "missing": learner.missing,
             "alone": self.config.is_alone or self._active.local_state is not None,
             "models returned": self._active.returns[RETURNS],
-            "forecast": self._selection.status(),
+            "forecast": {"served": FLEET},
             "privacy": learner.mechanism.plan.guarantee,
             "budget": self._active.accountant.known.summary(plan.release()),
             **self._extensions.status(),
@@ -477,8 +459,8 @@ class Client:
             self._guard.run("task", partial(self._learn, task), *number, drop=self._drop_round)
         elif self._local_rounds.is_due(is_training=self._extensions.is_training):
             self._local_rounds.train()
-        elif self._selection.is_due:
-            self._guard.run("selection", self._selection.run)
+        else:
+            self._extensions.on_idle()
 
     def _new_rows(self) -> int:
         """Return the number of rows recorded since the last update."""

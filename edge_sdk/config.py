@@ -270,6 +270,11 @@ class Config:
         loose = {key: default for key, (default, _) in self.index.keys_of_core.items()}
         return core | loose | dict(self.extensions)
 
+    def offered(self, key: str) -> Any:  # noqa: ANN401 - a class or a function of the extension
+        """Return the object that the row of the first configured extension with a key names, or None."""
+        entries = (one for one in self.index.configured(self.tables) if key in one.row)
+        return next((entry.load(key) for entry in entries), None)
+
     @property
     def counts_releases(self) -> bool:
         sections = (self.privacy, *self.extensions.values())

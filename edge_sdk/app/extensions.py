@@ -18,6 +18,7 @@ them, and packages of other people offer more as entry points. A row of the inde
     records = "trial "                         # begin of the names of its records in a device's store
     saved = "settings:saved_status"            # what a device's ``status`` shows of them; also where it
                                                # has records and is not configured
+    off = { weather = "none" }                 # what ``status`` shows where it is not configured
     [weather.keys]                             # keys in tables of the core: default and meaning
     "accept.weather" = [false, "read the weather of the region"]
     [weather.commands]
@@ -175,6 +176,11 @@ class ExtensionIndex(Mapping[str, ExtensionEntry]):
     def loaders(self, table: str) -> dict[str, Callable[[], Any]]:
         """Return functions that import the entries of one registry, by the entries' names."""
         return {x: load for entry in self.values() for x, load in entry.loaders(table).items()}
+
+    def off(self, tables: Mapping[str, Any]) -> dict[str, Any]:
+        """Return what a status shows of the extensions that a configuration does not ask for."""
+        rows = (entry.row for entry in self.values() if not entry.is_configured(tables))
+        return {key: value for row in rows for key, value in row.get("off", {}).items()}
 
     def texts(self, key: str) -> dict[str, str]:
         """Return the entries of a table of every row, by name, without importing anything."""

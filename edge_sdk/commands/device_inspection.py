@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from edge_sdk.config import Config
-from edge_sdk.forecasting.forecast import Forecast, IssuedForecast
-from edge_sdk.forecasting.forecast_choice import ForecastChoice
+from edge_sdk.forecasting.forecast import Forecast, ForecastQuality, IssuedForecast
 from edge_sdk.privacy.ledger import ParticipationCharges, PrivacyAccount
 from edge_sdk.privacy.noise_calibration import NoisePlan
 from edge_sdk.protocol import messages as m
@@ -20,12 +19,9 @@ from edge_sdk.store.rows import LearnedState
 from edge_sdk.store.schema import FILE
 from edge_sdk.store.store import DeviceStore
 from edge_sdk.training import bootstrap
-from edge_sdk.training.extension import ServedVersion
-from edge_sdk.training.fine_tuning import why_fleet
-from edge_sdk.training.forecast_selection import issued_forecast
+from edge_sdk.training.extension import RecalledChoice, ServedVersion
 from edge_sdk.training.model_runtime import ModelRuntime
 from edge_sdk.training.privacy_accountant import former_charges
-from edge_sdk.training.saved_selection import DeviceCandidates
 
 _PROOF = 72  # bytes of a signature in an envelope, with its head
 
@@ -37,8 +33,8 @@ class DeviceInspection:
     config: Config
     learner: ModelRuntime
     state: Any  # learned state of the device half
-    # saved candidates for the forecast; empty where none are compared
-    candidates: DeviceCandidates = field(default_factory=DeviceCandidates)
+    # the saved choice of what is served; None where the fleet's model always is
+    choice: RecalledChoice | None = None
     # the saved state, with run and version; None without one: then ``state`` is the bundle's first
     learned: LearnedState | None = None
     # the version of an extension that forecasts instead; None without one
@@ -57,15 +53,13 @@ class DeviceInspection:
             found = bootstrap.of_bundle(announced, bundle)
             learner = bootstrap.set_up(config, store, bundle, found)
             state, learned = bootstrap.recall(learner, store)
-            candidates = DeviceCandidates()
-            if not why_fleet(config, learner):
-                candidates = DeviceCandidates.recall(learner, store)
-                learner.forecaster.serve(candidates.served(learner, state))
-            name, entries = candidates.selection.choice.name, config.index.configured(config.tables)
+            recalled = config.offered("recalled")
+            choice = None if recalled is None else recalled(config, store, learner, state)
+            name, entries = _quality(choice).candidate, config.index.configured(config.tables)
             find = (one.load("served") for one in entries if "served" in one.row)
             versions = [one(config, store, learner, name) for one in find]
             served = next(filter(None, versions), None)
-        return cls(config, learner, state, candidates, learned, served)
+        return cls(config, learner, state, choice, learned, served)
 
     def forecast(self) -> Forecast:
         """Forecast the values after the newest reading."""
@@ -82,14 +76,18 @@ class DeviceInspection:
         Args:
             issued: Unix seconds now.
         """
-        runtime, choice = self.learner, self.candidates.selection.choice
+        runtime, quality = self.learner, _quality(self.choice)
         run, version = (self.learned.run, self.learned.version) if self.learned else (0, -1)
         found = self._served_forecast()
         if self.served is not None and found is not None:
-            runtime, choice, version = self.served.runtime, ForecastChoice(), -1
+            runtime, quality, version = self.served.runtime, ForecastQuality(), -1
         else:
             found = self.learner.forecast(self.state)
-        return issued_forecast(runtime, found, choice, now=issued, run=run, version=version)
+        return runtime.issued(found, quality, now=issued, run=run, version=version)
+
+
+def _quality(choice: RecalledChoice | None) -> ForecastQuality:
+    return ForecastQuality() if choice is None else choice.quality
 
 
 def announced_of(store: DeviceStore) -> m.BundleMessage | None:

@@ -17,7 +17,6 @@ from edge_sdk.commands import add_config, add_participation, participant
 from edge_sdk.commands.device_inspection import DeviceInspection
 from edge_sdk.config import Config
 from edge_sdk.forecasting.forecast import Forecast, IssuedForecast
-from edge_sdk.forecasting.forecast_choice import ForecastChoice, by_steps
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -35,17 +34,17 @@ def run(args: Namespace) -> CommandResult:
 def issued_now(inspection: DeviceInspection) -> tuple[IssuedForecast, CommandResult]:
     """Issue a forecast; return it, also as the command's result."""
     issued = inspection.issue(time.time())
-    result = result_of(issued.forecast, inspection.candidates.selection.choice)
+    choice = inspection.choice
+    compared = None if choice is None else choice.compared(issued.forecast)
+    result = result_of(issued.forecast, compared)
     return issued, replace(result, data=issued.document() | dict(result.data))
 
 
-def result_of(forecast: Forecast, choice: ForecastChoice | None = None) -> CommandResult:
-    """Return a forecast as a table, and the held-back errors of the candidates that were compared.
-
-    Without the model, what it lacks comes first.
+def result_of(forecast: Forecast, compared: CommandResult | None = None) -> CommandResult:
+    """Return a forecast as a table; without the model, what it lacks comes first.
 
     Args:
-        choice: The choice that led to it; None if candidates are not compared.
+        compared: The candidates that were compared; None without a comparison.
     """
     times = [datetime.fromtimestamp(int(t), UTC).isoformat() for t in forecast.times]
     values = [float(v) if v == v else None for v in forecast.median]  # noqa: PLR0124 - NaN
@@ -73,23 +72,10 @@ def result_of(forecast: Forecast, choice: ForecastChoice | None = None) -> Comma
         ]
         head += f", {forecast.coverage:.0%} between; {_calibration(forecast.calibrated)}"
     data |= {"weights": dict(forecast.weights)} if forecast.weights else {}
-    if choice is not None and choice.errors:
-        data["candidates"] = dict(choice.errors)
-        data["days compared"] = choice.days
-        data |= {"steps": steps} if (steps := by_steps(choice, len(times))) else {}
-        lines += ["", *_compared(choice, forecast.unit, len(times))]
+    if compared is not None:
+        data |= compared.data
+        lines += ["", compared.text]
     return CommandResult(data, "\n".join((f"{head}:", *lines)))
-
-
-def _compared(choice: ForecastChoice, unit: str, horizon: int) -> list[str]:
-    lines = [f"held-back error of {choice.days} days, {unit}:"]
-    for name, error in sorted(choice.errors.items(), key=lambda item: item[1]):
-        mark = "  served" if name == choice.name else ""
-        share = choice.weights.get(name, 0.0) if len(choice.weights) > 1 else 0.0
-        weight = f"  weight {share:.2f}" if share else ""
-        lines.append(f"  {name:<16}{error:.6g}{weight}{mark}")
-    lines += [f"  steps {steps}: {name}" for steps, name in by_steps(choice, horizon).items()]
-    return lines
 
 
 def _calibration(rows: int) -> str:

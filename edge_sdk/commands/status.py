@@ -18,6 +18,7 @@ from edge_sdk.commands import add_config
 from edge_sdk.commands.device_inspection import account_of, announced_of, charges_beside, plan_of
 from edge_sdk.config import PARTICIPATIONS, Config
 from edge_sdk.errors import Reason
+from edge_sdk.forecasting.forecast import FLEET
 from edge_sdk.link.fleet_settings import ALONE
 from edge_sdk.privacy.ledger import ParticipationCharges
 from edge_sdk.protocol import messages as m
@@ -32,7 +33,6 @@ from edge_sdk.training import bootstrap
 from edge_sdk.training.active_run import RETURNS
 from edge_sdk.training.extension import entries_of
 from edge_sdk.training.run_role import history_of
-from edge_sdk.training.saved_selection import DeviceCandidates, summary_of
 
 add_arguments = add_config
 
@@ -83,7 +83,7 @@ def status(config: Config, beside: tuple[ParticipationCharges, ...] = ()) -> dic
             "readings": len(store.readings),
             "bytes": store.size(),
             "history": kept(config, store, announced),
-            "forecast": _served(config, store, announced),
+            "forecast": {"served": FLEET},
             **_saved_by_extensions(config, method, store),
             "privacy": config.guarded(plan.guarantee),
             "budget": account.summary(one),
@@ -109,9 +109,8 @@ def _saved_by_extensions(config: Config, method: str, store: DeviceStore) -> dic
     recorded = (x for x in index.having("records") if store.has_papers(x.row["records"]))
     names = {entry.name for entry in (*entries_of(config, method), *recorded)}
     loaded = (entry.load("saved") for name, entry in index.items() if name in names)
-    return {
-        name: value for saved in loaded if saved for name, value in saved(config, store).items()
-    }
+    found = {n: value for saved in loaded if saved for n, value in saved(config, store).items()}
+    return index.off(config.tables) | found
 
 
 def _stopped(store: DeviceStore) -> str:
@@ -132,16 +131,6 @@ def kept(config: Config, store: DeviceStore, announced: m.BundleMessage | None) 
     days = 0.0 if span is None else (span[1] - span[0] + 1) * history.step / 86_400
     most = {"days at most": round(history.days, 2), "bytes at most": history.bytes}
     return {"days": round(days, 2), **most, "limit": history.limit}
-
-
-def _served(
-    config: Config, store: DeviceStore, announced: m.BundleMessage | None
-) -> dict[str, Any]:
-    bundle = bootstrap.open_bundle(config, announced)
-    found = bootstrap.of_bundle(announced, bundle)
-    learner = bootstrap.set_up(config, store, bundle, found)
-    bootstrap.recall(learner, store)
-    return summary_of(config, learner, DeviceCandidates.recall(learner, store))
 
 
 def plain(value: object) -> str:

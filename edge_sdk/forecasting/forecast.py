@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import field
 from datetime import UTC, datetime
-from typing import Any, Literal
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,34 +14,25 @@ from numpy.typing import NDArray
 from edge_sdk.app.lean_dataclass import dataclass
 from edge_sdk.forecasting.calendar_features import DAY, Floats, Ints
 from edge_sdk.forecasting.conformal import ConformalCalibration, CoverageTarget
+from edge_sdk.forecasting.seasonal import rows_of, seasonal_naive
 from edge_sdk.forecasting.series import STREAMS, Series
 from edge_sdk.forecasting.windows import ChannelFrame, filled
 from edge_sdk.methods.training_context import Graph
 from edge_sdk.protocol.contract.manifest import Manifest
 from edge_sdk.protocol.contract.parameter_layout import Vector
 
-SourceOf = Literal[
-    "model",
-    "without graph",
-    "common model",
-    "tuned model",
-    "last good model",
-    "own model",
-    "trees",
-    "fleet and trees",
-    "blend",
-    "last day",
-    "last week",
-    "weighted mean",
-    "by step",
-    "none",
-]
-
 NUMBERS = 65_536
 """Most numbers of the windows that a graph reads in one call."""
 
 POINT = (0.5,)
 """The levels of a point model."""
+
+FLEET: Final = "fleet"
+"""Name of the model of the run's method, as the device adopted it last."""
+COMMON: Final = "common"
+"""Name of the fleet's solution without this device's own: of a method in closed form only."""
+TUNED: Final = "tuned"
+"""Name of a copy of the fleet's model that is tuned on this device's windows; never sent."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -54,14 +45,10 @@ class Forecast:
     # the medians, in ``unit``, shape ``(horizon,)``; NaN when the source is ``none``
     values: Floats
     unit: str
-    # ``model``; ``without graph``, the model of a split method without the server's graph; ``common
-    # model``, the fleet's solution in closed form; ``tuned model``, a copy tuned on this device;
-    # ``last good model``, that of an earlier day, after an alarm; ``own model``, one of this device
-    # alone; ``trees``, a wider one with trees; ``fleet and trees``, the model with trees of this
-    # device; ``blend`` of models, trees and seasons; ``last day`` and ``last week``, the same slots
-    # that much earlier; ``weighted mean`` of several of them; ``by step``, a choice for each block
-    # of steps; or ``none``
-    source: SourceOf
+    # ``model``; ``without graph``, the model of a split method without the server's graph; ``last
+    # day``, the same slots of that day; ``none``; or the name of what is served instead of the
+    # model (``ServedForecast``)
+    source: str
     # lower and upper ends, shape ``(horizon, 2)``, where the model predicts quantiles
     interval: Floats | None = None
     # intended share of readings inside the interval; None without an interval
@@ -115,7 +102,7 @@ def forecast_of(
     frame: ChannelFrame,
     levels: tuple[float, ...],
     held: tuple[ConformalCalibration, CoverageTarget] | None,
-    source: SourceOf = "model",
+    source: str = "model",
 ) -> Forecast:
     """Return the forecast of predicted quantiles after the newest row.
 
@@ -195,17 +182,13 @@ def _times(frame: ChannelFrame) -> Ints:
     return np.asarray(frame.times[-1] + step + np.arange(horizon, dtype=np.int64) * step)
 
 
-def _last_day(frame: ChannelFrame) -> tuple[Floats, SourceOf]:
+def _last_day(frame: ChannelFrame) -> tuple[Floats, str]:
     """Repeat the same slots of the last day that lies wholly before the forecast."""
-    horizon, rows = frame.window.horizon, len(frame)
-    day = max(1, DAY // frame.window.step_seconds)
-    ahead = np.arange(horizon)
-    at = rows + ahead - day * (ahead // day + 1)
-    if at[0] >= 0:
-        values = frame.last[at]
-        if np.isfinite(values).all():
-            return values, "last day"
-    return np.full(horizon, np.nan), "none"
+    rows, newest = rows_of(DAY, frame.window.step_seconds), np.array([len(frame) - 1])
+    values = seasonal_naive(frame.last, newest, frame.window.horizon, rows)[0]
+    if np.isfinite(values).all():
+        return values, "last day"
+    return np.full(len(values), np.nan), "none"
 
 
 SCHEMA = 1
@@ -216,7 +199,7 @@ SCHEMA = 1
 class ForecastQuality:
     """The candidate that is served, and its error on values that no candidate had learned."""
 
-    candidate: str  # name of the served candidate: ``fleet``, ``tuned``, ``own`` and so on
+    candidate: str = FLEET  # name of the served candidate: ``fleet``, ``tuned``, ``own`` and so on
     # its held-back error in the unit of the forecast; None before the first comparison
     error: float | None = None
     # held-back error of the fleet's model; None before the first comparison

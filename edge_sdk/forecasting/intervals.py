@@ -21,7 +21,7 @@ import numpy as np
 from edge_sdk.app.lean_dataclass import dataclass
 from edge_sdk.forecasting.calendar_features import Floats, Ints
 from edge_sdk.forecasting.conformal import ConformalCalibration, CoverageTarget, rolled
-from edge_sdk.forecasting.windows import ChannelFrame
+from edge_sdk.forecasting.windows import ChannelFrame, complete, row_numbers
 from edge_sdk.protocol.contract.method import Array
 from edge_sdk.protocol.contract.parameter_layout import Vector
 
@@ -150,18 +150,3 @@ class IntervalTracker:
         predicted = np.full((len(rows), *quantiles.shape[1:]), np.nan)
         predicted[np.searchsorted(rows, whole)] = quantiles
         return rolled(calibration, row_numbers(frame)[rows], frame.raw[rows], predicted, self.aim)
-
-
-def row_numbers(frame: ChannelFrame) -> Ints:
-    """Return every row's number, Unix seconds over the step, ``(T,)``."""
-    return np.asarray(frame.times // frame.window.step_seconds)
-
-
-def complete(frame: ChannelFrame) -> Array:
-    """Return the rows that have a whole window to forecast from, ``(T,)`` bool."""
-    lookback = frame.window.lookback
-    bad = np.concatenate([[0], np.cumsum(~np.isfinite(frame.channels).all(axis=1))])
-    good = np.zeros(len(frame), np.bool_)
-    if len(frame) >= lookback:
-        good[lookback - 1 :] = bad[lookback:] == bad[:-lookback]
-    return good

@@ -14,13 +14,17 @@ from numpy.typing import NDArray
 
 from edge_sdk.app.lean_dataclass import dataclass
 from edge_sdk.errors import ConfigError
-from edge_sdk.forecasting.calendar_features import Floats, Ints, calendar, local_seconds
+from edge_sdk.forecasting.calendar_features import DAY, Floats, Ints, calendar, local_seconds
 from edge_sdk.forecasting.series import Series
 from edge_sdk.methods.training_context import Batch
 from edge_sdk.protocol.contract.manifest import Feature, Manifest, Target, Window
+from edge_sdk.protocol.contract.method import Array
 
 FILL = 2
 """Number of missing steps over which an input is carried forward; a longer gap masks the window."""
+
+MOST = 2048
+"""Most windows that are forecast to compare models on new rows: the newest ones."""
 
 Span = tuple[float, float]
 """Begin and end of a chronological part of a series, as fractions of its length."""
@@ -332,3 +336,41 @@ def _persisted(values: Floats, feature: Feature, series: Series) -> Floats:
 
 def _lagged(values: Floats, rows: int) -> Floats:
     return np.concatenate([np.full(min(rows, len(values)), np.nan), values])[: len(values)]
+
+
+def row_numbers(frame: ChannelFrame) -> Ints:
+    """Return every row's number, Unix seconds over the step, ``(T,)``."""
+    return np.asarray(frame.times // frame.window.step_seconds)
+
+
+def complete(frame: ChannelFrame) -> Array:
+    """Return the rows that have a whole window to forecast from, ``(T,)`` bool."""
+    lookback = frame.window.lookback
+    bad = np.concatenate([[0], np.cumsum(~np.isfinite(frame.channels).all(axis=1))])
+    good = np.zeros(len(frame), np.bool_)
+    if len(frame) >= lookback:
+        good[lookback - 1 :] = bad[lookback:] == bad[:-lookback]
+    return good
+
+
+def new_windows(frame: ChannelFrame, upto: int) -> tuple[Ints, Floats]:
+    """Return the origins of complete windows with a target after a row number, and the new targets.
+
+    Returns:
+        Origins ``(n,)``, at most the newest ``MOST`` rows, and truth ``(n, horizon)``: NaN for what
+        is not new, and for what has not come yet.
+    """
+    count, horizon = len(frame), frame.window.horizon
+    first = int(np.searchsorted(row_numbers(frame), upto, side="right"))
+    first = max(first, count - MOST, frame.window.lookback)
+    origins = np.arange(max(first - horizon, 0), count - 1, dtype=np.int64)
+    origins = origins[complete(frame)[origins]]
+    rows = origins[:, None] + 1 + np.arange(horizon)
+    is_new = (rows >= first) & (rows < count)
+    return origins, np.where(is_new, frame.raw[np.minimum(rows, count - 1)], np.nan)
+
+
+def target_days(frame: ChannelFrame, origins: Ints) -> Ints:
+    """Return the day since 1970 of each target of some windows, ``(n, horizon)``."""
+    step, horizon = frame.window.step_seconds, frame.window.horizon
+    return np.asarray((frame.times[origins, None] + step * (1 + np.arange(horizon))) // DAY)

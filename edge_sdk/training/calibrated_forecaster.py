@@ -5,22 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from typing import Protocol
 
 import numpy as np
 
 from edge_sdk.config import ForecastSection
 from edge_sdk.forecasting.calendar_features import Floats, Ints
-from edge_sdk.forecasting.candidates import ServedForecast
 from edge_sdk.forecasting.conformal import ConformalCalibration, CoverageTarget
-from edge_sdk.forecasting.forecast import (
-    POINT,
-    Forecast,
-    SourceOf,
-    fan,
-    forecast_of,
-    least,
-    predict,
-)
+from edge_sdk.forecasting.forecast import POINT, Forecast, fan, forecast_of, least, predict
 from edge_sdk.forecasting.intervals import IntervalTracker, SavedCalibration
 from edge_sdk.forecasting.windows import ChannelFrame
 from edge_sdk.methods.training_context import Graph
@@ -29,6 +21,26 @@ from edge_sdk.training.run_role import RunnableBundle
 
 NARROWEST = 0.01
 """Minimum width of an interval, as a share of the series' scale."""
+
+
+class ServedForecast(Protocol):
+    """Forecasts of an extension that are served instead of the bundle's model, over the same horizon."""
+
+    @property
+    def source(self) -> str:
+        """Name of the forecast's source."""
+
+    @property
+    def weights(self) -> dict[str, float]:
+        """Weight of each part of a mean, by name; empty for any other."""
+
+    def quantiles(self, p: Vector, frame: ChannelFrame, origins: Ints) -> Floats:
+        """Forecast from origins at the model's levels, ``(n, horizon, levels)``, in the series' unit.
+
+        Args:
+            p: Whole vector of the bundle's model.
+            origins: Rows with complete windows.
+        """
 
 
 class CalibratedForecaster:
@@ -61,7 +73,7 @@ class CalibratedForecaster:
         p: Vector,
         frame: ChannelFrame,
         graph: Graph,
-        source: SourceOf,
+        source: str,
         trained: Vector | None = None,
     ) -> Forecast:
         """Forecast the values after the newest reading, with a calibrated interval.

@@ -12,10 +12,19 @@ the running extensions in the order of the index:
 5. ``on_tick`` in every tick, after the network was served and before a task is trained; ``on_defect``
    after a defect in it, or in a task;
 6. ``on_task`` for a task that is to be trained; the first that takes it over answers it;
-7. ``serving`` before every forecast; the first version that one returns forecasts;
-8. the others, whenever the device's state is looked at.
+7. ``on_idle``, in a tick without a task or a local round, of the first extension that is due;
+8. ``on_forecast``, then ``serving``, before every forecast; the first version that one returns
+   forecasts;
+9. the others, whenever the device's state is looked at.
 
-A defect in ``on_tick`` is counted and logged, and does not stop the others. One in ``on_message`` or
+The core forecasts with the fleet's model in force, and an extension may have a better one. It gives
+``learner.forecaster.serve`` what is served instead (``ServedForecast``: quantiles over the bundle's
+horizon, of one step or of many), and says in ``quality`` which one that is and how good it was. It sees
+new readings before the model learns from them by ``learner.call_before_training``. A command that reads
+the device beside it finds the same by the row's ``recalled``, a function of the configuration, the store,
+the runtime and the state that returns a ``RecalledChoice``, or None.
+
+A defect in ``on_tick`` or ``on_idle`` is counted and logged, and does not stop the others. One in ``on_message`` or
 ``on_download`` is a defect of that message.
 """
 
@@ -24,10 +33,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any, ClassVar, Protocol
 
+from edge_sdk.app.cli import CommandResult
 from edge_sdk.app.extensions import ExtensionEntry
 from edge_sdk.app.lean_dataclass import dataclass
 from edge_sdk.config import Config
-from edge_sdk.forecasting.forecast import Forecast
+from edge_sdk.forecasting.forecast import Forecast, ForecastQuality
 from edge_sdk.protocol.contract.method import CONTRACTS, Task, answered
 from edge_sdk.protocol.contract.parameter_layout import Vector
 from edge_sdk.session.agenda import Agenda
@@ -39,7 +49,6 @@ from edge_sdk.session.signed_link import VerifiedMessage
 from edge_sdk.store.store import DeviceStore
 from edge_sdk.training.active_run import ActiveRun, GivenUp
 from edge_sdk.training.flush_scheduler import FlushScheduler
-from edge_sdk.training.forecast_selection import ForecastSelection
 from edge_sdk.training.model_runtime import ModelRuntime
 from edge_sdk.training.training_transaction import TrainingTransaction
 
@@ -57,7 +66,6 @@ class DeviceParts:
     active: ActiveRun  # the bundle in use, with its state and the privacy account
     transaction: TrainingTransaction  # training of one task, up to the saved update
     scheduler: FlushScheduler
-    selection: ForecastSelection  # choice of the served forecast
     serve: Callable[[float], None]  # serves the network for some seconds
 
 
@@ -70,6 +78,17 @@ class ServedVersion(Protocol):
 
     def forecast(self, learned: Vector) -> Forecast | None:
         """Forecast, with the learned vector of the bundle in use; None if it gives no number."""
+
+
+class RecalledChoice(Protocol):
+    """The choice of what is served, as it was saved."""
+
+    @property
+    def quality(self) -> ForecastQuality:
+        """The served candidate, with its held-back error."""
+
+    def compared(self, forecast: Forecast) -> CommandResult | None:
+        """Return the candidates and their errors, for the command that shows a forecast; None if none."""
 
 
 class DeviceExtension:
@@ -94,6 +113,13 @@ class DeviceExtension:
     def on_download(self, completed: DownloadCompleted) -> None:
         """Follow a complete body."""
 
+    def on_forecast(self) -> None:
+        """Prepare the forecast that is about to be made."""
+
+    @property
+    def quality(self) -> ForecastQuality | None:
+        """Return which candidate is served, with its held-back error; None where it chooses none."""
+
     def serving(self, choice: str) -> ServedVersion | None:
         """Return a version that forecasts instead of the candidate that the device has chosen."""
 
@@ -108,6 +134,14 @@ class DeviceExtension:
         Raises:
             StoreFull: No space; it is tried again.
         """
+
+    @property
+    def is_due(self) -> bool:
+        """Return whether there is work for ``on_idle``; a run is not settled before it is done."""
+        return False
+
+    def on_idle(self) -> None:
+        """Do the work that waits until no other does."""
 
     def on_defect(self) -> None:
         """Discard what led to a defect in ``on_tick``, or in a task."""
@@ -191,7 +225,28 @@ class DeviceExtensions:
         for one in self:
             one.on_defect()
 
-    def serving(self, choice: str) -> ServedVersion | None:
+    @property
+    def is_due(self) -> bool:
+        return any(one.is_due for one in self)
+
+    def on_idle(self) -> None:
+        """Do the waiting work of the first extension that has any."""
+        due = next(((name, one) for name, one in self.running.items() if one.is_due), None)
+        if due is not None:
+            self._guard.run(due[0], due[1].on_idle)
+
+    def on_forecast(self) -> None:
+        for one in self:
+            one.on_forecast()
+
+    @property
+    def quality(self) -> ForecastQuality:
+        """Return the candidate that the first extension which chooses serves, or the fleet's model."""
+        chosen = (one.quality for one in self)
+        return next(filter(None, chosen), ForecastQuality())
+
+    def serving(self) -> ServedVersion | None:
+        choice = self.quality.candidate
         return next(filter(None, (one.serving(choice) for one in self)), None)
 
     @property
@@ -213,7 +268,9 @@ class DeviceExtensions:
         return min((one.limit_wait(timeout) for one in self), default=timeout)
 
     def status(self) -> dict[str, Any]:
-        return {key: value for one in self for key, value in one.status().items()}
+        config = self._device.config
+        running = {key: value for one in self for key, value in one.status().items()}
+        return config.index.off(config.tables) | running
 
     def __iter__(self) -> Iterator[DeviceExtension]:
         return iter(self.running.values())

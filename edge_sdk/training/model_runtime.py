@@ -14,7 +14,14 @@ from edge_sdk.app.lean_dataclass import dataclass
 from edge_sdk.bundle import extension_of
 from edge_sdk.config import Config
 from edge_sdk.forecasting.calendar_features import Floats, Ints
-from edge_sdk.forecasting.forecast import POINT, Forecast, SourceOf, missing_readings, rolling
+from edge_sdk.forecasting.forecast import (
+    POINT,
+    Forecast,
+    ForecastQuality,
+    IssuedForecast,
+    missing_readings,
+    rolling,
+)
 from edge_sdk.forecasting.incoming_readings import AnnouncedValues, columns_of
 from edge_sdk.forecasting.series import Reading, ReadingOutcome, Series, SeriesRow
 from edge_sdk.forecasting.windows import ChannelFrame, Drawable, Scale, Span
@@ -28,6 +35,8 @@ from edge_sdk.protocol.contract.parameter_layout import ParamSpec, Vector
 from edge_sdk.training.calibrated_forecaster import CalibratedForecaster
 from edge_sdk.training.canary import CanaryTest
 from edge_sdk.training.run_role import BundleForm, RunnableBundle, RunRole, RunShell, own_start
+
+_NO_CLOCK_BEFORE = 1_577_836_800.0  # a wall clock before 2020 counts as unset
 
 HELD = 256
 """Maximum number of held-back windows in an evaluation; bounds the memory of one batch."""
@@ -325,6 +334,33 @@ class ModelRuntime:
             return found
         return replace(found, missing=lacks or "the model's values were not finite")
 
+    def issued(
+        self, found: Forecast, quality: ForecastQuality, *, now: float, run: int, version: int
+    ) -> IssuedForecast:
+        """Return a forecast as outputs receive it.
+
+        Args:
+            quality: The served candidate, with its held-back error.
+            now: Unix seconds of this machine's clock.
+            run: Training run of the model.
+            version: Version of the common model.
+        """
+        manifest, series = self.manifest, self.series
+        return IssuedForecast(
+            device=self.config.id,
+            fleet=self.config.fleet,
+            stream=manifest.target.stream,
+            issued=now if now > _NO_CLOCK_BEFORE else None,
+            newest=series.newest * series.step if len(series) else None,
+            step=series.step,
+            forecast=found,
+            bundle=manifest.name,
+            bundle_version=manifest.version,
+            run=run,
+            version=version,
+            quality=quality,
+        )
+
     @property
     def missing(self) -> str:
         """Readings that a forecast by the model still needs, for people; empty if none."""
@@ -339,7 +375,7 @@ class ModelRuntime:
         self.calibrate(state)
         return renew(self.windows())
 
-    def _helped(self, state: Any) -> tuple[Graph, SourceOf]:  # noqa: ANN401 - as above
+    def _helped(self, state: Any) -> tuple[Graph, str]:  # noqa: ANN401 - as above
         """Return the graph to forecast the newest window with, and the name of its source.
 
         In a split method the server sends z for the window; without it, z is zero.

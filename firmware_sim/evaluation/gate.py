@@ -6,9 +6,8 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from edge_sdk.forecasting.combination import (
+from edge_sdk.extensions.choice.combination import (
     CANDIDATES,
-    FLEET,
     LAST_DAY,
     LAST_WEEK,
     MEAN,
@@ -16,7 +15,8 @@ from edge_sdk.forecasting.combination import (
     HeldBackErrors,
     blended,
 )
-from edge_sdk.forecasting.forecast_choice import choose
+from edge_sdk.extensions.choice.forecast_choice import choose
+from edge_sdk.forecasting.forecast import FLEET
 from firmware_sim.evaluation.windows import Floats, Ints
 
 

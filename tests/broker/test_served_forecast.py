@@ -9,14 +9,8 @@ from dataclasses import replace
 import pytest
 
 from aggregator.extensions.authority.access.broker_process import has_embedded, mosquitto_program
-from edge_sdk.forecasting.combination import (
-    CANDIDATES,
-    COMMON,
-    FLEET,
-    LAST_GOOD,
-    MARGIN,
-    TUNED,
-)
+from edge_sdk.extensions.choice.combination import CANDIDATES, LAST_GOOD, MARGIN
+from edge_sdk.forecasting.forecast import COMMON, FLEET, TUNED
 from firmware_sim.fleet.federation import Federation, free_port, start_broker
 from firmware_sim.fleet.processes import ProcessGroup, command, run
 from firmware_sim.fleet.run_files import prepare

@@ -22,7 +22,7 @@ from edge_sdk.protocol import keys
 from edge_sdk.store.former_state import fleet_of
 from edge_sdk.store.store import DeviceStore
 from tests.edge_sdk.conftest import device_config
-from tests.edge_sdk.training.test_forecast_selection import NEAR, live, load, observe
+from tests.edge_sdk.days import NEAR, live, load, observe
 
 BROKER = '[broker]\nurl = "mqtt://127.0.0.1:1"\n'
 
@@ -139,7 +139,7 @@ def test_what_was_learned_alone_goes_into_the_fleet(make):
         observe(client, 30)
         for _ in range(4):
             client.tick()
-        own, p = client._selection.candidates.own, client.learner.vector(client.state)
+        own, p = client.extension("choice").candidates.own, client.learner.vector(client.state)
         assert own is not None
         assert not np.array_equal(p, client.learner.bundle.initial)
         assert client.status()["forecast"]["served"] != "fleet"
@@ -151,7 +151,7 @@ def test_what_was_learned_alone_goes_into_the_fleet(make):
         assert store.numbers().spent == 0
     client = device.start()
     assert np.array_equal(client.learner.vector(client.state), p)
-    assert np.array_equal(client._selection.candidates.own.coefficients, own.coefficients)
+    assert np.array_equal(client.extension("choice").candidates.own.coefficients, own.coefficients)
     live(fleet, 30, 2, w=NEAR)
     assert client.status()["round"] == 31
     assert len(fleet.server.updates) == 2

@@ -20,7 +20,8 @@ from edge_sdk.extensions.analytic.online_vector import OnlineVector, TrainedVect
 from edge_sdk.extensions.analytic.personal import fit_personal
 from edge_sdk.extensions.analytic.solve import ridge
 from edge_sdk.extensions.analytic.statistics import gather
-from edge_sdk.forecasting.combination import CANDIDATES, COMMON, FLEET
+from edge_sdk.extensions.choice.combination import CANDIDATES
+from edge_sdk.forecasting.forecast import COMMON, FLEET
 from edge_sdk.link.loopback import LoopbackBroker
 from tests.fleet.conftest import HOURS, history
 
@@ -147,7 +148,8 @@ def test_online_false_serves_the_trained_vector(finished):
 CHILD = """
 import sys
 from edge_sdk import Client, Config
-from edge_sdk.forecasting.combination import CANDIDATES, COMMON, FLEET
+from edge_sdk.extensions.choice.combination import CANDIDATES
+from edge_sdk.forecasting.forecast import COMMON, FLEET
 from edge_sdk.extensions.analytic import boosting
 from edge_sdk.link.loopback import LoopbackBroker
 from tests.fleet.test_analytic_online import fed, later, served
@@ -199,7 +201,7 @@ def test_a_killed_process_continues_with_the_solution_of_the_readings_it_kept(fi
 def test_the_fleets_solution_and_the_devices_own_are_candidates_each(finished):
     client = next(iter(finished.clients.values()))
     learner, state = client.learner, client.state
-    models = client._selection.candidates.models(learner, state)
+    models = client.extension("choice").candidates.models(learner, state)
     assert COMMON in models.available
     frame = learner.frame()
     late = frame.origins()[-24:]

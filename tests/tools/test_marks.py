@@ -19,7 +19,7 @@ from edge_sdk.extensions.analytic.boosted_fit import BoostedForm
 from edge_sdk.extensions.analytic.hurdle import HurdleForm
 from edge_sdk.extensions.analytic.trees import TreeForm
 from tests.edge_sdk.extensions.analytic.test_boosted_model import repeated
-from tests.edge_sdk.forecasting.test_own_model import frame_of
+from tests.edge_sdk.extensions.choice.test_own_model import frame_of
 from tools.experiments.marked_block import replace_block
 from tools.experiments.marks import charging, command, points, tables, tasks
 

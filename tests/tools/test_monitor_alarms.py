@@ -8,7 +8,7 @@ import pytest
 pytest.importorskip("pandas")
 
 from edge_sdk.bundle import Bundle, TrustedKeys
-from edge_sdk.forecasting.model_monitor import DailyScores
+from edge_sdk.extensions.choice.model_monitor import DailyScores
 from edge_sdk.forecasting.windows import ChannelFrame
 from tools.experiments.buildings import LOAD, Building
 from tools.experiments.monitor_alarms import (

@@ -23,9 +23,7 @@ import numpy as np
 from rich.progress import track
 
 from edge_sdk.bundle import Bundle, TrustedKeys
-from edge_sdk.forecasting.calendar_features import DAY
-from edge_sdk.forecasting.candidates import target_days
-from edge_sdk.forecasting.model_monitor import (
+from edge_sdk.extensions.choice.model_monitor import (
     MARGIN,
     SPANS,
     DailyScores,
@@ -33,8 +31,10 @@ from edge_sdk.forecasting.model_monitor import (
     SequentialTest,
     usual_bound,
 )
-from edge_sdk.forecasting.own_model import WEEK, fit, rows_of, seasonal_naive
-from edge_sdk.forecasting.windows import ChannelFrame
+from edge_sdk.extensions.choice.own_model import fit
+from edge_sdk.forecasting.calendar_features import DAY
+from edge_sdk.forecasting.seasonal import WEEK, rows_of, seasonal_naive
+from edge_sdk.forecasting.windows import ChannelFrame, target_days
 from tools.experiments.buildings import LOAD, load
 from tools.experiments.marked_block import replace_block
 

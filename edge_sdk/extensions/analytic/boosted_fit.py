@@ -39,7 +39,7 @@ from edge_sdk.extensions.analytic.reweighting import QuantileLoss
 from edge_sdk.extensions.analytic.standardise import CONSTANT
 from edge_sdk.extensions.analytic.trees import TreeForm, Trees, binned, boosted
 from edge_sdk.forecasting.calendar_features import DAY, Floats, Ints
-from edge_sdk.forecasting.own_model import ridge_solution
+from edge_sdk.forecasting.ridge import ridge_solution
 from edge_sdk.forecasting.windows import ChannelFrame
 from edge_sdk.methods.training_context import do_nothing
 

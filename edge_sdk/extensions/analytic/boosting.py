@@ -12,8 +12,7 @@ from edge_sdk.app.lean_dataclass import dataclass
 from edge_sdk.extensions.analytic.boosted_fit import Fan, FleetForecasts, fit
 from edge_sdk.extensions.analytic.boosted_model import BoostedModel
 from edge_sdk.forecasting.calendar_features import Floats, Ints
-from edge_sdk.forecasting.combination import COMMON, FLEET
-from edge_sdk.forecasting.forecast import fan
+from edge_sdk.forecasting.forecast import COMMON, FLEET, fan
 from edge_sdk.forecasting.windows import ChannelFrame
 from edge_sdk.protocol.contract.method import Array
 from edge_sdk.protocol.contract.parameter_layout import Vector

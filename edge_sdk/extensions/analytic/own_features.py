@@ -16,7 +16,7 @@ from edge_sdk.extensions.analytic.features import LoadRecord, columns, standard_
 from edge_sdk.extensions.analytic.random_units import RandomUnits
 from edge_sdk.extensions.analytic.standardise import CLIP
 from edge_sdk.forecasting.calendar_features import DAY, Floats, Ints
-from edge_sdk.forecasting.own_model import outputs_of, product
+from edge_sdk.forecasting.ridge import outputs_of, product
 from edge_sdk.forecasting.windows import ChannelFrame, filled
 
 Single = NDArray[np.float32]

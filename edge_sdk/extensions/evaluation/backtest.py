@@ -11,7 +11,7 @@ training.holdout_fraction keeps the newest days out of training, and they are th
 from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
@@ -22,24 +22,16 @@ from edge_sdk.commands import add_config, add_participation, participant
 from edge_sdk.commands.device_inspection import DeviceInspection
 from edge_sdk.config import Config
 from edge_sdk.errors import ConfigError
-from edge_sdk.extensions.evaluation.forecast_metrics import mae, mase, naive_lag1, rmse
-from edge_sdk.forecasting.calendar_features import DAY, Floats, Ints
-from edge_sdk.forecasting.candidates import CandidateModels, chosen
-from edge_sdk.forecasting.combination import (
-    BLEND,
-    BY_STEP,
-    CANDIDATES,
-    COMMON,
-    FLEET,
-    FLEET_TREES,
-    LAST_GOOD,
-    MEAN,
-    TUNED,
-    mean_loss,
+from edge_sdk.extensions.evaluation.forecast_metrics import (
+    mae,
+    mase,
+    naive_lag1,
+    quantile_score,
+    rmse,
 )
-from edge_sdk.forecasting.forecast_choice import ForecastChoice
+from edge_sdk.forecasting.calendar_features import DAY, Floats, Ints
+from edge_sdk.forecasting.forecast import FLEET
 from edge_sdk.forecasting.windows import ChannelFrame
-from edge_sdk.protocol.contract.parameter_layout import Vector
 
 DAYS = 28
 """Newest days that are scored where none are held back from training."""
@@ -62,48 +54,38 @@ class BacktestRow:
 
 
 def scored(
-    models: CandidateModels,
-    choice: ForecastChoice,
-    p: Vector,
+    forecasts: Mapping[str, Floats],
+    levels: tuple[float, ...],
     frame: ChannelFrame,
     origins: Ints,
     *,
-    is_trained: bool,
+    learned: Collection[str],
 ) -> tuple[list[BacktestRow], int]:
     """Score every way to forecast that the record allows, the least error first.
 
-    All are scored on the same windows: those that each of them can forecast. The device's own models
-    are fitted again, on the windows before the first scored one.
+    All are scored on the same windows: those that each of them can forecast.
 
     Args:
-        choice: The present choice; its weights are those of the weighted mean.
-        is_trained: Whether the fleet's model may have been trained on them.
+        forecasts: Quantiles by name, ``(n, horizon, levels)``; NaN for none.
+        levels: Levels of the quantiles.
+        learned: Names of the ways whose model may have been trained on these windows.
 
     Returns:
         The rows, and the number of windows.
     """
-    if not len(origins):
-        return [], 0
-    before = frame.origins()
-    before = before[before + frame.window.horizon < origins[0]]
-    fans = models.refitted(p, frame, before).fans(p, frame, origins)
-    found = dict(zip(CANDIDATES, fans, strict=True))
-    if models.tuned is None:
-        del found[TUNED]
-    if choice.name in (MEAN, BY_STEP):
-        found[choice.name] = chosen(choice, fans)
-    around = found[FLEET] - found[FLEET][:, :, [models.levels.index(0.5)]]
-    found[LAST_VALUE] = frame.last[origins, None, None] + around
+    fleet = forecasts[FLEET]
+    around = fleet - fleet[:, :, [levels.index(0.5)]]
+    found = {**forecasts, LAST_VALUE: frame.last[origins, None, None] + around}
     found = {name: one for name, one in found.items() if np.isfinite(one).any()}
     truth = frame.truth(origins)
     known = np.isfinite(truth).all(axis=1)
     for one in found.values():
         known &= np.isfinite(one).all(axis=(1, 2))
+    if not known.any():
+        return [], 0
     step = naive_lag1(frame.raw)
-    of_fleet = {FLEET, COMMON, TUNED, LAST_GOOD, FLEET_TREES, BLEND, MEAN, BY_STEP}
-    learned = of_fleet if is_trained else set()
     rows = [
-        _row(name, one[known], truth[known], models, step, is_trained=name in learned)
+        _row(name, one[known], truth[known], levels, step, is_trained=name in learned)
         for name, one in found.items()
     ]
     return sorted(rows, key=lambda row: row.error), int(known.sum())
@@ -113,19 +95,19 @@ def _row(
     name: str,
     fan: Floats,
     truth: Floats,
-    models: CandidateModels,
+    levels: tuple[float, ...],
     step: float,
     *,
     is_trained: bool,
 ) -> BacktestRow:
-    middle = fan[:, :, models.levels.index(0.5)]
-    loss = mean_loss(fan, truth, models.levels) if len(models.levels) > 1 else None
+    middle, by_level = fan[:, :, levels.index(0.5)], {q: fan[:, :, i] for i, q in enumerate(levels)}
+    loss = 2.0 * quantile_score(truth, by_level, "mean") if len(levels) > 1 else None
     return BacktestRow(
         name, mae(truth, middle), rmse(truth, middle), mase(truth, middle, step), loss, is_trained
     )
 
 
-def as_json(row: BacktestRow, choice: ForecastChoice) -> Mapping[str, object]:
+def as_json(row: BacktestRow, served: str) -> Mapping[str, object]:
     """Return a row as plain values."""
     return {
         "name": row.name,
@@ -134,7 +116,7 @@ def as_json(row: BacktestRow, choice: ForecastChoice) -> Mapping[str, object]:
         "mase": row.mase,
         "loss": row.loss,
         "trained on these windows": row.is_trained,
-        "served": row.name == choice.name,
+        "served": row.name == served,
     }
 
 
@@ -166,20 +148,21 @@ def backtest(config: Config, days: float | None = None) -> CommandResult:
     if days is not None and not days > 0.0:
         raise ConfigError(f"--days: {days:g} is not above 0", hint="such as --days 7")
     inspection = DeviceInspection.of(config)
-    learner, choice = inspection.learner, inspection.candidates.selection.choice
+    learner, entries = inspection.learner, config.index.having("backtested")
     if not len(learner.series):
         raise ConfigError(f"{config.id}: no stored window can be scored", hint=learner.missing)
     frame, begin = learner.frame(), 1.0 - config.training.holdout_fraction
     origins, held = _newest(frame, days, begin), frame.origins((begin, 1.0))
     is_held = bool(len(held) and len(origins) and origins[0] >= held[0])
-    rows, count = scored(
-        inspection.candidates.models(learner, inspection.state),
-        choice,
-        learner.vector(inspection.state),
-        frame,
-        origins,
-        is_trained=inspection.learned is not None and not is_held,
-    )
+    rows: list[BacktestRow] = []
+    count, served = 0, FLEET
+    if len(origins) and entries:
+        forecast = entries[0].load("backtested")
+        forecasts, of_fleet, served = forecast(
+            inspection.choice, learner, inspection.state, origins
+        )
+        learned = () if inspection.learned is None or is_held else of_fleet
+        rows, count = scored(forecasts, learner.levels, frame, origins, learned=learned)
     if not count:
         raise ConfigError(
             f"{config.id}: no stored window can be scored",
@@ -194,10 +177,10 @@ def backtest(config: Config, days: float | None = None) -> CommandResult:
         "last": ends[1],
         "windows": count,
         "horizon": frame.window.horizon,
-        "rows": [dict(as_json(row, choice)) for row in rows],
+        "rows": [dict(as_json(row, served)) for row in rows],
     }
     head = f"{config.id}: {count} windows of {frame.window.horizon} steps, {ends[0]} to {ends[1]}"
-    return CommandResult(data, "\n".join((head, *_table(rows, choice, unit))))
+    return CommandResult(data, "\n".join((head, *_table(rows, served, unit))))
 
 
 def _newest(frame: ChannelFrame, days: float | None, begin: float) -> Ints:
@@ -212,7 +195,7 @@ def _moment(frame: ChannelFrame, row: int) -> str:
     return datetime.fromtimestamp(int(frame.times[row]), UTC).isoformat()
 
 
-def _table(rows: list[BacktestRow], choice: ForecastChoice, unit: str) -> list[str]:
+def _table(rows: list[BacktestRow], served: str, unit: str) -> list[str]:
     has_loss = any(row.loss is not None for row in rows)
     heads = ("MAE", "RMSE", "MASE", *(("pinball",) if has_loss else ()))
     lines = [f"{unit:<16}" + "".join(f"{head:>10}" for head in heads)]
@@ -220,6 +203,6 @@ def _table(rows: list[BacktestRow], choice: ForecastChoice, unit: str) -> list[s
         values = [row.error, row.rmse, row.mase, *((row.loss,) if has_loss else ())]
         cells = "".join(f"{'-' if v is None else f'{v:.4g}':>10}" for v in values)
         notes = ["trained on these windows"] if row.is_trained else []
-        notes += ["served"] if row.name == choice.name else []
+        notes += ["served"] if row.name == served else []
         lines.append(f"{row.name:<16}{cells}" + (f"  {', '.join(notes)}" if notes else ""))
     return lines

@@ -4,12 +4,17 @@ The version runs beside the bundle in use, which continues to learn in its run: 
 as they are. So serving the version, and returning from it, is one saved word, and a device has the
 served model at any moment. A device whose own choice is a model of its own keeps serving that: a
 rollout replaces the fleet's model.
+
+A version with personal layers is tuned by the extension whose row has ``tuned_copy``, a function of the
+runtime and a whole vector that returns the vector to use, and ``why_not_tuned``, one of the configuration
+and the runtime that returns why none is; without it, it is not tuned.
 """
 
 from __future__ import annotations
 
 import logging
 import shutil
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -38,7 +43,7 @@ from edge_sdk.extensions.rollouts.saved_trial import (
 )
 from edge_sdk.extensions.rollouts.trial_version import TrialVersion
 from edge_sdk.forecasting.calendar_features import DAY
-from edge_sdk.forecasting.combination import FLEET, TUNED
+from edge_sdk.forecasting.forecast import FLEET, TUNED
 from edge_sdk.protocol.contract.parameter_layout import Vector
 from edge_sdk.session.download import DownloadCompleted
 from edge_sdk.session.signed_link import VerifiedMessage
@@ -46,7 +51,6 @@ from edge_sdk.store.store import DeviceStore
 from edge_sdk.training.active_run import GivenUp
 from edge_sdk.training.bootstrap import archive_keys
 from edge_sdk.training.extension import DeviceExtension, DeviceParts
-from edge_sdk.training.fine_tuning import tuned, why_not_tuned
 from edge_sdk.training.model_runtime import ModelRuntime
 
 logger = logging.getLogger(__name__)
@@ -223,19 +227,27 @@ class RolloutMember(DeviceExtension):
         version.follow()
         if not version.reads_learned:
             own = runtime.bundle.initial
-            if version.is_personal and not why_not_tuned(self._config, runtime):
+            tune = self._tuning(version)
+            if tune is not None:
                 if self.device.scheduler.blocking_limit():
                     return
                 try:
-                    found = tuned(runtime, own, None)
+                    own = tune(runtime, own)
                 except GivenUp:
                     return  # other work came first; it is tried again
-                own = own if found is None or found.p is None else found.p
             save_vector(self._store, self._saved.of, own)
             version.adopt(own)
         self._saved = replace(self._saved, upto=series.newest)
         self._move("score", "")
         version.release()
+
+    def _tuning(self, version: TrialVersion) -> Callable[[ModelRuntime, Vector], Vector] | None:
+        """Return what tunes a version on this device; None if it is used as it was released."""
+        why_not, tune = (self._config.offered(key) for key in ("why_not_tuned", "tuned_copy"))
+        if not version.is_personal or tune is None or why_not(self._config, version.runtime):
+            return None
+        found: Callable[[ModelRuntime, Vector], Vector] = tune
+        return found
 
     def _compare(self, learned: Vector) -> None:
         """Compare the version on rows that the model in use has not learned; save at once."""

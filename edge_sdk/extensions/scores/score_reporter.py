@@ -91,10 +91,21 @@ class ScoreReporter(DeviceExtension):
             return False
         return since_midnight >= self._offset or last < today - 1
 
+    def _ratio(self, today: int) -> float | None:
+        """Return the served error of the days before as a multiple of the naive one; None if unknown.
+
+        The extension whose row has ``scored`` knows it: a function of the store, the runtime, the number
+        of days and the day before which they are.
+        """
+        scored = self.device.config.offered("scored")
+        if scored is None:
+            return None
+        store, learner = self.device.store, self.device.active.learner
+        found: float | None = scored(store, learner, score_cells.DAYS, before=today)
+        return found
+
     def _draw(self, today: int, now: int) -> None:
-        monitor = self.device.selection.candidates.selection.monitor
-        ratio = monitor.scores.ratio(score_cells.DAYS, before=today)
-        mechanism = self._mechanism
+        mechanism, ratio = self._mechanism, self._ratio(today)
         blob = mechanism.draw(score_cells.cell_of(ratio), self._rng)
         answer = ScoreMessage(
             today, score_cells.NAME, mechanism.cells, mechanism.how, mechanism.epsilon, blob

@@ -12,9 +12,9 @@ from edge_sdk.extensions.analytic.boosted_fit import BoostedForm, FleetForecasts
 from edge_sdk.extensions.analytic.boosted_model import BoostedModel
 from edge_sdk.extensions.analytic.hurdle import HurdleForm
 from edge_sdk.extensions.analytic.trees import TreeForm
-from edge_sdk.forecasting.own_model import fit as fit_linear
+from edge_sdk.extensions.choice.own_model import fit as fit_linear
 from edge_sdk.protocol.codec import pack_leaves, unpack_leaves
-from tests.edge_sdk.forecasting.test_own_model import frame_of, waves
+from tests.edge_sdk.extensions.choice.test_own_model import frame_of, waves
 
 DAY, LEVELS = 24, (0.5,)
 HURDLE = HurdleForm(*2 * (TreeForm(trees=30, depth=3, rate=0.2, is_capped=True),))

@@ -8,22 +8,20 @@ import numpy as np
 import pytest
 
 from edge_sdk.errors import ConfigError
-from edge_sdk.extensions.evaluation.backtest import backtest
-from edge_sdk.extensions.evaluation.forecast_metrics import naive_lag1
-from edge_sdk.forecasting.combination import (
+from edge_sdk.extensions.choice.combination import (
     BLEND,
     CANDIDATES,
-    COMMON,
-    FLEET,
     FLEET_TREES,
     LAST_DAY,
     LAST_GOOD,
     LAST_WEEK,
     OWN,
-    TUNED,
 )
+from edge_sdk.extensions.evaluation.backtest import backtest
+from edge_sdk.extensions.evaluation.forecast_metrics import naive_lag1
+from edge_sdk.forecasting.forecast import COMMON, FLEET, TUNED
 from edge_sdk.training import bootstrap
-from tests.edge_sdk.training.test_forecast_selection import DAY, NEAR, live, load, observe
+from tests.edge_sdk.days import DAY, NEAR, live, load, observe
 
 
 @pytest.fixture

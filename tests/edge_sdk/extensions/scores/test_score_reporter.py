@@ -12,10 +12,11 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from edge_sdk.extensions.choice.model_monitor import DailyScores, ModelMonitor
+from edge_sdk.extensions.choice.saved_selection import SELECTION, SavedSelection, save
 from edge_sdk.extensions.scores.local_histogram import LocalHistogram
 from edge_sdk.extensions.scores.score_reporter import POINT, SENDS, ScoreReporter
 from edge_sdk.extensions.scores.section import ScoresSection
-from edge_sdk.forecasting.model_monitor import DailyScores, ModelMonitor
 from edge_sdk.privacy.ledger import PrivacyLimit
 
 DAY = 86_400_000
@@ -53,13 +54,13 @@ class Session:
 
 def begun(client, session, *, seed=None, monitor=None, **section):
     sections = {"scores": ScoresSection(report=True, **section)}
-    selection = SimpleNamespace(monitor=monitor or ModelMonitor())
+    if monitor is not None:
+        save(client._store, client.learner, SELECTION, SavedSelection(monitor=monitor).leaves())
     device = SimpleNamespace(
         config=replace(client.config, extensions=sections),
         store=client._store,
         session=session,
         active=client._active,
-        selection=SimpleNamespace(candidates=SimpleNamespace(selection=selection)),
     )
     return ScoreReporter(device, None if seed is None else random.Random(seed))
 

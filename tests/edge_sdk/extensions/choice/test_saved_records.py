@@ -1,6 +1,6 @@
 """Saved records of the candidates: their bytes are fixed, and damaged ones are refused.
 
-``python -m tests.edge_sdk.training.test_saved_records`` writes vectors that do not exist yet.
+``python -m tests.edge_sdk.extensions.choice.test_saved_records`` writes vectors that do not exist yet.
 """
 
 from __future__ import annotations
@@ -16,11 +16,10 @@ from hypothesis import strategies as st
 
 from edge_sdk.extensions.analytic.boosted_model import BoostedModel
 from edge_sdk.extensions.analytic.boosting import FittedTrees
-from edge_sdk.forecasting.combination import (
+from edge_sdk.extensions.choice.combination import (
     BLEND,
     BY_STEP,
     COLUMNS,
-    FLEET,
     LAST_DAY,
     LAST_GOOD,
     OWN,
@@ -28,15 +27,11 @@ from edge_sdk.forecasting.combination import (
     USUAL,
     HeldBackErrors,
 )
-from edge_sdk.forecasting.conformal import ConformalCalibration
-from edge_sdk.forecasting.forecast_choice import ForecastChoice
-from edge_sdk.forecasting.model_monitor import DailyScores, ModelMonitor, SequentialTest
-from edge_sdk.forecasting.own_model import OwnModel
-from edge_sdk.forecasting.windows import Scale
-from edge_sdk.protocol.codec import pack_leaves, unpack_leaves
-from edge_sdk.training.bootstrap import CALIBRATION, recall_intervals
-from edge_sdk.training.fine_tuning import TunedModel
-from edge_sdk.training.saved_selection import (
+from edge_sdk.extensions.choice.fine_tuning import TunedModel
+from edge_sdk.extensions.choice.forecast_choice import ForecastChoice
+from edge_sdk.extensions.choice.model_monitor import DailyScores, ModelMonitor, SequentialTest
+from edge_sdk.extensions.choice.own_model import OwnModel
+from edge_sdk.extensions.choice.saved_selection import (
     BOOSTED_MODEL,
     GOOD_MODEL,
     OWN_MODEL,
@@ -47,8 +42,13 @@ from edge_sdk.training.saved_selection import (
     _read,
     save,
 )
+from edge_sdk.forecasting.conformal import ConformalCalibration
+from edge_sdk.forecasting.forecast import FLEET
+from edge_sdk.forecasting.windows import Scale
+from edge_sdk.protocol.codec import pack_leaves, unpack_leaves
+from edge_sdk.training.bootstrap import CALIBRATION, recall_intervals
 
-VECTORS = Path(__file__).parents[2] / "vectors" / "records"
+VECTORS = Path(__file__).parents[3] / "vectors" / "records"
 DIGEST = hashlib.sha256(b"model").digest()
 LEARNER = SimpleNamespace(
     manifest=SimpleNamespace(digest=hashlib.sha256(b"bundle").digest()),

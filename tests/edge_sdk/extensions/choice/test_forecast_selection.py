@@ -14,56 +14,29 @@ import pytest
 
 from edge_sdk.app.settings import SettingsError
 from edge_sdk.commands.forecast import result_of
-from edge_sdk.forecasting.candidates import SOURCES
-from edge_sdk.forecasting.combination import (
+from edge_sdk.extensions.choice.candidates import SOURCES
+from edge_sdk.extensions.choice.combination import (
     BLEND,
     CANDIDATES,
-    FLEET,
     FLEET_TREES,
     LAST_DAY,
     LAST_WEEK,
     OWN,
     TREES,
-    TUNED,
 )
-from edge_sdk.forecasting.forecast_choice import ForecastChoice
-from edge_sdk.forecasting.series import Reading
-from edge_sdk.training.saved_selection import (
+from edge_sdk.extensions.choice.forecast_choice import ForecastChoice
+from edge_sdk.extensions.choice.saved_selection import (
     BOOSTED_MODEL,
     GOOD_MODEL,
     OWN_MODEL,
     SELECTION,
     TUNED_MODEL,
     DeviceCandidates,
+    compared,
 )
-
-STREAM, DAY, BEGUN = "elec.import.energy", 24, 1_700_006_400  # a midnight
-WRONG = np.array([-0.9, 0.4, -0.8, 0.1], np.float32)
-"""A common model that fits the rest of the fleet, and not this device."""
-STILL = {"vals": {"steps": 1.0, "rate": 1e-9}}
-"""A task that leaves the received model as it is."""
-
-
-def load(hour):
-    """A home that runs at night, with some noise of its own."""
-    rng = np.random.default_rng(hour)
-    return 2.0 + np.cos(2 * np.pi * hour / DAY) + 0.05 * rng.normal()
-
-
-def observe(client, days, *, first=0, value=load):
-    for hour in range(first * DAY, (first + days) * DAY):
-        client.observe(Reading(STREAM, BEGUN + hour * 3600, value(hour)))
-
-
-def live(fleet, first, days, *, w=WRONG, value=load, task=STILL):
-    """Let days pass: a day of readings, then a round under a common model."""
-    client = fleet.device.client
-    for day in range(first, first + days):
-        observe(client, 1, first=day, value=value)
-        fleet.server.open_round(day, day, w, **task)
-        fleet.run(14)
-        fleet.clock.at += 100.0  # what the round interrupted is tried again
-        fleet.run(8)
+from edge_sdk.forecasting.forecast import FLEET, TUNED
+from edge_sdk.forecasting.series import Reading
+from tests.edge_sdk.days import BEGUN, DAY, NEAR, STREAM, live, load, observe
 
 
 def served_errors(client, first, days):
@@ -92,13 +65,13 @@ def test_a_federation_that_makes_a_device_worse_is_not_served(make):
         live(fleet, 14, 21)
         errors[name] = served_errors(client, 35, 7).mean()
         if gate:
-            choice = client._selection.candidates.selection.choice
+            choice = client.extension("choice").candidates.selection.choice
             held = dict(choice.errors)
             assert choice.days >= 14
             best = min(held[OWN], held[LAST_DAY], held[LAST_WEEK])
             assert held[choice.name] <= 1.01 * best
             assert held[FLEET] > 3 * best
-            models = client._selection.candidates.models(client.learner, client.state)
+            models = client.extension("choice").candidates.models(client.learner, client.state)
             p, frame = client.learner.vector(client.state), client.learner.frame()
             later = frame.origins()[-7 * DAY :]
             fans = dict(zip(CANDIDATES, models.fans(p, frame, later), strict=True))
@@ -125,7 +98,7 @@ def test_where_the_common_model_is_good_it_stays(make):
     fleet.run()
     client._active.adopt(replace(client.state, p=np.append(w, np.float32(0.0))))
     live(fleet, 10, 15, w=w, value=walk)
-    choice = client._selection.candidates.selection.choice
+    choice = client.extension("choice").candidates.selection.choice
     assert choice.days >= 7
     assert choice.name in {FLEET, TUNED}
     assert choice.errors[LAST_DAY] > 2 * choice.errors[choice.name]
@@ -144,7 +117,7 @@ def test_values_count_only_if_they_came_after_the_training_before(fleet):
     client = fleet.device.start()
     observe(client, 10)
     live(fleet, 10, 4)
-    table = client._selection.candidates.selection.table
+    table = client.extension("choice").candidates.selection.table
     days = (BEGUN // 86_400 + np.array([11, 12, 13])).tolist()
     assert table.days.tolist() == days  # nothing of the record before, nor of the first training
     assert table.counts.tolist() == [[DAY]] * 3
@@ -155,13 +128,13 @@ def test_the_choice_survives_a_restart_and_a_power_cut(fleet):
     client = fleet.device.start()
     observe(client, 14)
     live(fleet, 14, 21)
-    before = client._selection.candidates.selection
+    before = client.extension("choice").candidates.selection
     assert before.choice.name != FLEET
     told = client.forecast()
     client.flush()
     fleet.device.kill()
     again = fleet.device.start()
-    kept = again._selection.candidates.selection
+    kept = again.extension("choice").candidates.selection
     assert kept.choice == before.choice
     assert np.array_equal(kept.table.sums, before.table.sums, equal_nan=True)
     assert np.array_equal(again.forecast().values, told.values)
@@ -179,7 +152,7 @@ def test_a_damaged_record_begins_anew_with_the_fleets_model(fleet, damage, caplo
         client._store.file_paper(name, damage)
     fleet.device.kill()
     again = fleet.device.start()
-    found = again._selection.candidates
+    found = again.extension("choice").candidates
     assert (found.tuned, found.own, found.boosted) == (None, None, None)
     refused = [r.getMessage() for r in caplog.records if "saved record refused" in r.getMessage()]
     assert len(refused) == len(names)
@@ -193,12 +166,12 @@ def test_it_is_chosen_again_after_a_week_of_readings(fleet):
     newest = {"w": np.array([0, 0, 0, 1], np.float32), "value": lambda hour: float(steps[hour])}
     observe(client, 14, value=newest["value"])
     live(fleet, 14, 1, **newest)
-    first = client._selection.candidates.selection.judged_row
+    first = client.extension("choice").candidates.selection.judged_row
     live(fleet, 15, 5, **newest)
-    assert client._selection.candidates.selection.judged_row == first
+    assert client.extension("choice").candidates.selection.judged_row == first
     live(fleet, 20, 3, **newest)
-    assert client._selection.candidates.selection.judged_row > first
-    assert client._selection.candidates.selection.monitor.alarms == 0
+    assert client.extension("choice").candidates.selection.judged_row > first
+    assert client.extension("choice").candidates.selection.monitor.alarms == 0
 
 
 def test_a_gross_model_is_left_after_two_days(fleet, caplog):
@@ -206,7 +179,7 @@ def test_a_gross_model_is_left_after_two_days(fleet, caplog):
     client = fleet.device.start()
     observe(client, 14)
     live(fleet, 14, 5)
-    selection = client._selection.candidates.selection
+    selection = client.extension("choice").candidates.selection
     assert selection.monitor.alarms == 1
     assert selection.choice.days < 7
     assert selection.choice.name not in {FLEET, TUNED}
@@ -214,7 +187,7 @@ def test_a_gross_model_is_left_after_two_days(fleet, caplog):
     assert client.status()["forecast"]["monitor"]["alarms"] == 1
     client.flush()
     fleet.device.kill()
-    again = fleet.device.start()._selection.candidates.selection
+    again = fleet.device.start().extension("choice").candidates.selection
     assert again.monitor.leaves()["sums"] == selection.monitor.leaves()["sums"]
     assert again.monitor.since == selection.monitor.since > 0
 
@@ -227,7 +200,7 @@ def test_days_are_scored_also_without_rounds(fleet):
         observe(client, 1, first=day)
         fleet.clock.at += 100.0
         fleet.run(3)
-    days = client._selection.candidates.selection.monitor.scores.days
+    days = client.extension("choice").candidates.selection.monitor.scores.days
     assert days.tolist() == (BEGUN // 86_400 + np.arange(15, 19)).tolist()
 
 
@@ -246,7 +219,7 @@ def test_with_a_part_held_back_the_choice_needs_no_waiting(make):
     client = fleet.device.start()
     observe(client, 100)
     live(fleet, 100, 1)
-    choice = client._selection.candidates.selection.choice
+    choice = client.extension("choice").candidates.selection.choice
     assert choice.days >= 7
     assert choice.name != FLEET
 
@@ -258,7 +231,7 @@ def test_an_old_record_counts_at_the_first_choice(make, own_model):
     client = fleet.device.start()
     observe(client, 80)
     live(fleet, 80, 1)
-    selection = client._selection.candidates.selection
+    selection = client.extension("choice").candidates.selection
     choice = selection.choice
     assert choice.days == 21  # a quarter of the record, which begins within a day
     assert (OWN in choice.errors) == own_model
@@ -267,7 +240,7 @@ def test_an_old_record_counts_at_the_first_choice(make, own_model):
     assert choice.used & {LAST_DAY, LAST_WEEK, OWN}
     assert client.forecast().source == SOURCES[choice.name]
     live(fleet, 81, 8)
-    table = client._selection.candidates.selection.table
+    table = client.extension("choice").candidates.selection.table
     assert table.days[-8:].tolist() == (BEGUN // 86_400 + np.arange(81, 89)).tolist()
 
 
@@ -293,7 +266,8 @@ def test_a_person_reads_what_is_served_and_why(fleet):
     client = fleet.device.start()
     observe(client, 14)
     choice = ForecastChoice(LAST_DAY, {LAST_DAY: 1.0}, {FLEET: 2.0, LAST_DAY: 0.5}, 12)
-    found = result_of(client.forecast(), choice)
+    forecast = client.forecast()
+    found = result_of(forecast, compared(choice, forecast.unit, len(forecast.times)))
     assert found.data["candidates"] == {FLEET: 2.0, LAST_DAY: 0.5}
     assert found.text.splitlines()[-3:] == [
         "held-back error of 12 days, kWh:",
@@ -324,7 +298,7 @@ def with_trees(make, name="trees", **forecast):
 
 def test_trees_are_served_where_they_were_best(make):
     _, client = with_trees(make)
-    choice = client._selection.candidates.selection.choice
+    choice = client.extension("choice").candidates.selection.choice
     assert choice.used & {TREES, FLEET_TREES, BLEND}
     without = {name: choice.errors[name] for name in (FLEET, OWN, LAST_DAY, LAST_WEEK)}
     assert choice.errors[choice.name] < 0.9 * min(without.values())
@@ -335,7 +309,7 @@ def test_trees_are_served_where_they_were_best(make):
 
 def test_without_trees_by_configuration_nothing_is_fitted(make):
     _, client = with_trees(make, trees=False)
-    choice = client._selection.candidates.selection.choice
+    choice = client.extension("choice").candidates.selection.choice
     assert not {TREES, FLEET_TREES, BLEND} & {*choice.errors}
     assert client._store.paper(BOOSTED_MODEL) is None
     assert "trees fitted" not in client.status()["counts"]
@@ -344,11 +318,11 @@ def test_without_trees_by_configuration_nothing_is_fitted(make):
 @pytest.mark.slow
 def test_trees_survive_a_power_cut_and_are_not_grown_again(make):
     fleet, client = with_trees(make)
-    told, choice = client.forecast(), client._selection.candidates.selection.choice
+    told, choice = client.forecast(), client.extension("choice").candidates.selection.choice
     client.flush()
     fleet.device.kill()
     again = fleet.device.start()
-    assert again._selection.candidates.selection.choice == choice
+    assert again.extension("choice").candidates.selection.choice == choice
     assert np.array_equal(again.forecast().values, told.values)
     live(fleet, 121, 1, w=NEAR, value=steps_of_work)
     assert "trees fitted" not in again.status()["counts"]
@@ -362,7 +336,7 @@ def test_without_the_memory_for_trees_the_choice_is_made_without_them(make, monk
 
     monkeypatch.setattr("edge_sdk.extensions.analytic.boosting.fit_trees", no_memory)
     _, client = with_trees(make)
-    choice = client._selection.candidates.selection.choice
+    choice = client.extension("choice").candidates.selection.choice
     assert choice.days >= 7
     assert OWN in choice.errors
     assert TREES not in choice.errors
@@ -379,7 +353,7 @@ def test_trees_that_lead_astray_on_held_back_days_are_not_served(make):
     client = fleet.device.start()
     observe(client, 120, value=changed)
     live(fleet, 120, 1, w=NEAR, value=changed)
-    choice = client._selection.candidates.selection.choice
+    choice = client.extension("choice").candidates.selection.choice
     assert choice.errors[TREES] > 2 * choice.errors[choice.name]
     assert 0.99 * choice.errors[choice.name] <= min(choice.errors.values())
     assert not choice.used & {TREES, FLEET_TREES, BLEND}
@@ -391,14 +365,15 @@ from pathlib import Path
 from edge_sdk import client as client_module
 from edge_sdk.extensions.analytic import boosting
 from tests.edge_sdk.conftest import NumpyBundle, make_fleet
-from tests.edge_sdk.training.test_forecast_selection import NEAR, live, observe, steps_of_work
+from tests.edge_sdk.days import NEAR, live, observe
+from tests.edge_sdk.extensions.choice.test_forecast_selection import steps_of_work
 client_module.open_bundle = lambda _config, _announced: NumpyBundle()
 fleet = make_fleet(Path(sys.argv[1]), forecast={"choice_interval": "2d"})
 client = fleet.device.start()
 observe(client, 30, value=steps_of_work)
 live(fleet, 30, 1, w=NEAR, value=steps_of_work)
 client.flush()
-print(client._selection.candidates.boosted.row, flush=True)
+print(client.extension("choice").candidates.boosted.row, flush=True)
 batches = []
 def between():
     batches.append(1)
@@ -424,26 +399,24 @@ def test_killed_while_trees_grow_the_last_ones_are_in_use(tmp_path, numpy_bundle
         capture_output=True,
         text=True,
         check=False,
-        cwd=Path(__file__).parents[3],
+        cwd=Path(__file__).parents[4],
         timeout=120,
     )
     assert ended.returncode == -9, ended.stderr
     (row,) = ended.stdout.split()
     client = make("killed").device.start()
-    assert client._selection.candidates.boosted.row == int(row)
-    assert client._selection.candidates.boosted.model.windows > 0
+    assert client.extension("choice").candidates.boosted.row == int(row)
+    assert client.extension("choice").candidates.boosted.model.windows > 0
 
 
 # --- fine-tuning --------------------------------------------------------------------------------------
-
-NEAR = np.array([0.0, 0.0, 0.0, 0.7], np.float32)
 
 
 def test_a_tuned_copy_is_kept_where_the_held_back_tail_says_that_it_helps(fleet):
     client = fleet.device.start()
     observe(client, 14)
     live(fleet, 14, 1, w=NEAR)
-    tuned = client._selection.candidates.tuned
+    tuned = client.extension("choice").candidates.tuned
     assert tuned.p is not None
     assert tuned.after < tuned.before
     assert client.status()["counts"]["models tuned"] == 1
@@ -458,10 +431,13 @@ def test_a_copy_that_does_not_help_is_discarded(make):
     y = np.array([load(h) for h in range(4, 14 * DAY)])
     best = np.linalg.lstsq(x, y, rcond=None)[0][:4].astype(np.float32)
     live(fleet, 14, 1, w=best)
-    tuned = client._selection.candidates.tuned
+    tuned = client.extension("choice").candidates.tuned
     assert tuned.p is None
     assert tuned.before == tuned.after
-    assert TUNED not in client._selection.candidates.models(client.learner, client.state).available
+    assert (
+        TUNED
+        not in client.extension("choice").candidates.models(client.learner, client.state).available
+    )
 
 
 def test_the_tuned_copy_is_served_and_no_update_changes_by_it(make):
@@ -518,7 +494,7 @@ def test_without_means_nothing_is_tuned(make, settings, why):
     client.learner.learnable()
     client.learner._fix_scale()
     live(fleet, 14, 2, w=NEAR)
-    assert client._selection.candidates.tuned is None
+    assert client.extension("choice").candidates.tuned is None
     assert client.status()["held"] == why
     assert "models tuned" not in client.status()["counts"]
 
@@ -545,7 +521,7 @@ def test_a_newer_round_interrupts_the_tuning_and_leaves_no_trace(fleet, monkeypa
     fleet.run(20)
     assert client.status()["round"] == 1
     fleet.run(8, seconds=20.0)
-    assert client._selection.candidates.tuned is not None
+    assert client.extension("choice").candidates.tuned is not None
 
 
 def test_what_the_last_round_interrupted_is_done_before_the_run_counts_as_settled(fleet):
@@ -576,7 +552,7 @@ from pathlib import Path
 import numpy as np
 from edge_sdk import client as client_module
 from tests.edge_sdk.conftest import NumpyBundle, make_fleet
-from tests.edge_sdk.training.test_forecast_selection import NEAR, observe
+from tests.edge_sdk.days import NEAR, observe
 client_module.open_bundle = lambda _config, _announced: NumpyBundle()
 fleet = make_fleet(Path(sys.argv[1]))
 client = fleet.device.start()
@@ -584,7 +560,7 @@ observe(client, 14)
 client.flush()
 fleet.server.open_round(0, 0, NEAR)
 fleet.run(20)
-print(client._selection.candidates.tuned.after, flush=True)
+print(client.extension("choice").candidates.tuned.after, flush=True)
 batches = []
 def between():
     batches.append(1)
@@ -600,7 +576,7 @@ print("not killed", flush=True)
 
 def test_killed_in_the_middle_of_a_tuning_the_last_copy_is_in_use(tmp_path, numpy_bundle, make):
     folder = tmp_path / "killed"
-    root = Path(__file__).parents[3]
+    root = Path(__file__).parents[4]
     ended = subprocess.run(
         [sys.executable, "-c", KILLED, str(folder)],
         capture_output=True,
@@ -614,8 +590,8 @@ def test_killed_in_the_middle_of_a_tuning_the_last_copy_is_in_use(tmp_path, nump
     fleet = make("killed")
     client = fleet.device.start()
     assert client.status()["round"] == 1
-    assert client._selection.candidates.tuned.after == float(after)
-    assert client._selection.candidates.tuned.tunings == 1
+    assert client.extension("choice").candidates.tuned.after == float(after)
+    assert client.extension("choice").candidates.tuned.tunings == 1
 
 
 def test_what_is_saved_for_another_bundle_is_not_used(fleet, monkeypatch):

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edge_sdk.forecasting.model_monitor import (
+from edge_sdk.extensions.choice.model_monitor import (
     BOUND,
     EARLIER,
     GROSS,

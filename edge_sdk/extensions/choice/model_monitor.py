@@ -20,8 +20,8 @@ from typing import Any, Final
 import numpy as np
 
 from edge_sdk.app.lean_dataclass import dataclass
+from edge_sdk.extensions.choice.combination import LEAST, HeldBackErrors
 from edge_sdk.forecasting.calendar_features import Floats, Ints
-from edge_sdk.forecasting.combination import LEAST, HeldBackErrors
 from edge_sdk.protocol.contract.method import Array
 
 LONGEST: Final = 120

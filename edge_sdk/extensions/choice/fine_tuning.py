@@ -16,8 +16,8 @@ import numpy as np
 
 from edge_sdk.app.lean_dataclass import dataclass
 from edge_sdk.config import Config
+from edge_sdk.extensions.choice.combination import mean_loss
 from edge_sdk.forecasting.calendar_features import Ints
-from edge_sdk.forecasting.combination import mean_loss
 from edge_sdk.forecasting.forecast import fan
 from edge_sdk.forecasting.windows import ChannelFrame, Drawable
 from edge_sdk.methods.local_sgd import LocalSgd, train
@@ -141,6 +141,12 @@ def tuned(learner: ModelRuntime, p: Vector, last: TunedModel | None) -> TunedMod
     if not is_better:
         return TunedModel(base, None, before, before, number)
     return TunedModel(base, copies[best], before, losses[best], number)
+
+
+def tuned_copy(learner: ModelRuntime, p: Vector) -> Vector:
+    """Return the copy of a model that ``tuned`` keeps, or the model where it keeps none."""
+    found = tuned(learner, p, None)
+    return p if found is None or found.p is None else found.p
 
 
 def tuning_windows(frame: ChannelFrame, holdout: float) -> tuple[Ints, Ints]:

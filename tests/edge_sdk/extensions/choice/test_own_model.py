@@ -7,19 +7,17 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from edge_sdk.forecasting.candidates import CandidateModels, ServedForecast
-from edge_sdk.forecasting.combination import (
+from edge_sdk.extensions.choice.candidates import CandidateModels, ServedCandidate
+from edge_sdk.extensions.choice.combination import (
     CANDIDATES,
-    FLEET,
     LAST_DAY,
     LAST_WEEK,
     MEAN,
     OWN,
-    TUNED,
     HeldBackErrors,
 )
-from edge_sdk.forecasting.forecast_choice import ForecastChoice
-from edge_sdk.forecasting.own_model import (
+from edge_sdk.extensions.choice.forecast_choice import ForecastChoice
+from edge_sdk.extensions.choice.own_model import (
     FEWEST,
     OwnModel,
     fit,
@@ -28,6 +26,7 @@ from edge_sdk.forecasting.own_model import (
     ridge_solution,
     seasonal_naive,
 )
+from edge_sdk.forecasting.forecast import FLEET, TUNED
 from edge_sdk.forecasting.series import Series, SeriesRow
 from edge_sdk.forecasting.windows import ChannelFrame
 from edge_sdk.protocol.codec import pack_leaves, unpack_leaves
@@ -166,7 +165,7 @@ def test_every_value_is_compared_once_for_every_step_ahead():
 
 def test_what_cannot_be_forecast_is_served_by_the_fleet():
     frame, late = frame_of(waves()), np.array([30, 200])
-    served = ServedForecast(models(), ForecastChoice(LAST_WEEK, {LAST_WEEK: 1.0}))
+    served = ServedCandidate(models(), ForecastChoice(LAST_WEEK, {LAST_WEEK: 1.0}))
     found = served.quantiles(ZERO, frame, late)
     fleet, *_, week = models().fans(ZERO, frame, late)
     assert np.array_equal(found[0], fleet[0])
@@ -175,7 +174,7 @@ def test_what_cannot_be_forecast_is_served_by_the_fleet():
 
 def test_a_weighted_mean_names_its_weights():
     choice = ForecastChoice(MEAN, {FLEET: 0.25, LAST_DAY: 0.75})
-    served, frame, late = ServedForecast(models(), choice), frame_of(waves()), np.array([200])
+    served, frame, late = ServedCandidate(models(), choice), frame_of(waves()), np.array([200])
     fans = models().fans(ZERO, frame, late)
     wanted = 0.25 * fans[0] + 0.75 * fans[CANDIDATES.index(LAST_DAY)]
     assert np.allclose(served.quantiles(ZERO, frame, late), wanted)

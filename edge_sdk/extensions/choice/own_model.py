@@ -4,21 +4,20 @@ Inputs are the changes of the window to its newest value, that value, the other 
 values, the change since the same slots a day and a week before the target, and the time of day and
 week of the origin. The model is ridge regression of the target's change, re-weighted towards the least
 absolute error; the penalty is the one with the least absolute error on the newest windows, which the
-trial solutions did not use. A fit takes a few passes over the windows and no training steps. Products and
-ridge solutions are computed by numpy's own loops, without a BLAS: that takes tens of megabytes at its
-first product, and ends the process where a limit of memory forbids that.
+trial solutions did not use. A fit takes a few passes over the windows and no training steps.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edge_sdk.app.lean_dataclass import dataclass
 from edge_sdk.forecasting.calendar_features import DAY, Floats, Ints
+from edge_sdk.forecasting.ridge import outputs_of, product, ridge_solution
+from edge_sdk.forecasting.seasonal import WEEK, rows_of, seasonal_naive
 from edge_sdk.forecasting.windows import ChannelFrame
 from edge_sdk.protocol.contract.method import Array
 
@@ -193,70 +192,3 @@ def inputs(frame: ChannelFrame, origins: Ints) -> Floats:
     weekdays = ((times // DAY + 3) % 7)[:, None] == np.arange(6)
     columns = [lags, newest, others, *seasons, *waves, weekdays.astype(np.float64)]
     return np.concatenate(columns, axis=1)
-
-
-Precision = TypeVar("Precision", np.float32, np.float64)
-
-
-def product(left: NDArray[Precision], right: NDArray[Precision]) -> NDArray[Precision]:
-    """Return leftᵀ right, ``(i, j)``, of ``(n, i)`` and ``(n, j)``."""
-    return np.asarray(np.einsum("ni,nj->ij", left, right, optimize=False))
-
-
-def outputs_of(design: NDArray[Precision], coefficients: NDArray[Precision]) -> NDArray[Precision]:
-    """Return design coefficientsᵀ, ``(n, outputs)``, of ``(n, P)`` and ``(outputs, P)``."""
-    return np.asarray(np.einsum("np,hp->nh", design, coefficients, optimize=False))
-
-
-def ridge_solution(gram: Floats, cross: Floats, penalty: float) -> Floats:
-    """Return the solutions of (gram + penalty I) w = cross, ``(outputs, P)``, by Gauss-Jordan steps.
-
-    Args:
-        gram: Symmetric and positive semidefinite, ``(P, P)``.
-        cross: Right-hand sides, ``(outputs, P)``.
-        penalty: Above 0, so that every pivot is.
-
-    >>> ridge_solution(np.array([[2.0]]), np.array([[6.0]]), 1.0).tolist()
-    [[2.0]]
-    """
-    width = len(gram)
-    rows = np.concatenate([gram + penalty * np.eye(width), cross.T], axis=1)
-    for at in range(width):
-        rows[at] /= rows[at, at]
-        factors = rows[:, at].copy()
-        factors[at] = 0.0
-        rows -= factors[:, None] * rows[at]
-    return np.ascontiguousarray(rows[:, width:].T)
-
-
-WEEK = 7 * DAY
-
-
-def seasonal_naive(values: Floats, origins: Ints, horizon: int, period: int) -> Floats:
-    """Return for each origin the values of the newest season that lies wholly before it.
-
-    Args:
-        values: The series, ``(T,)``; NaN where unknown.
-        origins: Rows after which the forecasts begin, ``(n,)``.
-
-    Returns:
-        Forecasts, ``(n, horizon)``; NaN where the season is not known.
-
-    >>> seasonal_naive(np.arange(4.0), np.array([1, 3]), 3, 2)
-    array([[0., 1., 0.],
-           [2., 3., 2.]])
-    >>> seasonal_naive(np.arange(2.0), np.array([0]), 1, 2)
-    array([[nan]])
-    """
-    ahead = np.arange(horizon)
-    rows = np.asarray(origins, np.int64)[:, None] + 1 + ahead - period * (ahead // period + 1)
-    return np.where(rows >= 0, values[np.maximum(rows, 0)], np.nan)
-
-
-def rows_of(period: int, step: int) -> int:
-    """Return the number of rows of a period in seconds; at least one.
-
-    >>> rows_of(DAY, 900), rows_of(DAY, 604_800)
-    (96, 1)
-    """
-    return max(1, period // step)

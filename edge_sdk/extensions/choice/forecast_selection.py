@@ -16,27 +16,14 @@ from typing import Any, Final
 import numpy as np
 
 from edge_sdk.app.cli import fields
-from edge_sdk.app.clock import Clock
 from edge_sdk.app.settings import seconds
-from edge_sdk.config import Config
 from edge_sdk.errors import StoreFull
-from edge_sdk.forecasting.calendar_features import DAY
-from edge_sdk.forecasting.candidates import CandidateModels
-from edge_sdk.forecasting.combination import FLEET, LAST_GOOD, LEAST, HeldBackErrors
-from edge_sdk.forecasting.forecast import Forecast, ForecastQuality, IssuedForecast
-from edge_sdk.forecasting.forecast_choice import ForecastChoice, choose_by_step
-from edge_sdk.forecasting.own_model import fit
-from edge_sdk.forecasting.windows import ChannelFrame, Scale
-from edge_sdk.methods.fedavg import LocalState
-from edge_sdk.protocol.contract.parameter_layout import Vector
-from edge_sdk.runtime import GraphError
-from edge_sdk.session.session import Session
-from edge_sdk.store.store import DeviceStore
-from edge_sdk.training.active_run import ActiveRun, GivenUp
-from edge_sdk.training.fine_tuning import digest_of, tuned, why_fleet, why_not_tuned
-from edge_sdk.training.flush_scheduler import FlushScheduler
-from edge_sdk.training.model_runtime import ModelRuntime
-from edge_sdk.training.saved_selection import (
+from edge_sdk.extensions.choice.candidates import CandidateModels
+from edge_sdk.extensions.choice.combination import LAST_GOOD, LEAST, HeldBackErrors
+from edge_sdk.extensions.choice.fine_tuning import digest_of, tuned, why_fleet, why_not_tuned
+from edge_sdk.extensions.choice.forecast_choice import ForecastChoice, choose_by_step
+from edge_sdk.extensions.choice.own_model import fit
+from edge_sdk.extensions.choice.saved_selection import (
     BOOSTED_MODEL,
     GOOD_MODEL,
     OWN_MODEL,
@@ -45,38 +32,52 @@ from edge_sdk.training.saved_selection import (
     DeviceCandidates,
     SavedSelection,
     after_day,
-    candidate_of,
     save,
     summary_of,
 )
+from edge_sdk.forecasting.calendar_features import DAY
+from edge_sdk.forecasting.forecast import FLEET, ForecastQuality
+from edge_sdk.forecasting.windows import ChannelFrame, Scale
+from edge_sdk.methods.fedavg import LocalState
+from edge_sdk.protocol.contract.parameter_layout import Vector
+from edge_sdk.runtime import GraphError
+from edge_sdk.training.active_run import GivenUp
+from edge_sdk.training.extension import DeviceExtension, DeviceParts
+from edge_sdk.training.model_runtime import ModelRuntime
 
 logger = logging.getLogger(__name__)
 
 _RETRY = 60.0  # seconds before a selection that was abandoned or failed is tried again
 
 
-class ForecastSelection:
+class ForecastSelection(DeviceExtension):
     """Compares the candidates of the active bundle, tunes a copy, and serves the best."""
 
-    def __init__(
-        self,
-        config: Config,
-        *,
-        store: DeviceStore,
-        session: Session,
-        active: ActiveRun,
-        scheduler: FlushScheduler,
-        clock: Clock,
-    ) -> None:
-        """Serve the candidate chosen before the last restart."""
-        self._config, self._store, self._session = config, store, session
-        self._active, self._scheduler, self._clock = active, scheduler, clock
+    def __init__(self, device: DeviceParts) -> None:
+        super().__init__(device)
+        self._config, self._store, self._session = device.config, device.store, device.session
+        self._active, self._scheduler = device.active, device.scheduler
         self._retry_at, self._is_interrupted = -float("inf"), False
         self._learner: ModelRuntime | None = None
         self._scale: Scale | None = None
         self._known: tuple[Any, bytes] = (None, b"")
         self.candidates = DeviceCandidates()
+
+    def start(self) -> None:
+        """Serve the candidate chosen before the last restart."""
         self.follow()
+
+    def on_forecast(self) -> None:
+        self.follow()
+
+    @property
+    def quality(self) -> ForecastQuality:
+        return self.candidates.quality
+
+    @property
+    def marks(self) -> tuple[object, ...]:
+        selection = self.candidates.selection
+        return selection.judged, selection.choice.name
 
     def follow(self) -> None:
         """Recall the candidates of the active bundle and scale, where these have changed."""
@@ -112,7 +113,7 @@ class ForecastSelection:
         share = self._config.fine_tuning.wake_share
         return not self._scheduler.blocking_limit() and self._scheduler.has_wake_time(share)
 
-    def run(self) -> None:
+    def on_idle(self) -> None:
         """Tune the common model, fit the device's own one, and choose; abandon all if disturbed."""
         begun = self._session.now
         self._retry_at, self._is_interrupted = begun + _RETRY, False
@@ -141,7 +142,8 @@ class ForecastSelection:
 
     def status(self) -> dict[str, Any]:
         """Return the choice in plain words, or why there is none."""
-        return summary_of(self._config, self._active.learner, self.candidates)
+        found = summary_of(self._config, self._active.learner, self.candidates)
+        return {"forecast": found}
 
     # --- the steps --------------------------------------------------------------------------------
 
@@ -169,7 +171,7 @@ class ForecastSelection:
         if learner.scale is None or not len(learner.series):
             return False
         interval = seconds(self._config.forecast.choice_interval)
-        age = self._clock.wall() / 1000 - before.judged
+        age = learner.shell.clock() / 1000 - before.judged
         rows = learner.series.newest - before.judged_row
         if not 0.0 <= age < interval or rows * learner.series.step >= interval:
             return True
@@ -219,7 +221,7 @@ class ForecastSelection:
         A device without the memory for it goes on without them.
         """
         learner, before = self._active.learner, self.candidates.boosted
-        fit_trees = candidate_of(self._config, "fit")
+        fit_trees = self._config.offered("fit")
         if fit_trees is None or not self._is_outdated():
             return
         try:
@@ -253,7 +255,7 @@ class ForecastSelection:
             old = record_errors(learner, state, models)
             before = before if old is None else replace(before, table=old)
         found = self._chosen(before, models, p, frame)
-        newest, judged = learner.series.newest, int(self._clock.wall() / 1000)
+        newest, judged = learner.series.newest, int(learner.shell.clock() / 1000)
         self._save(replace(found, judged=judged, judged_row=newest, base=self._digest()))
         self._serve(before.choice)
 
@@ -324,44 +326,6 @@ class ForecastSelection:
     def _save(self, selection: SavedSelection) -> None:
         save(self._store, self._active.learner, SELECTION, selection.leaves())
         self.candidates = replace(self.candidates, selection=selection)
-
-
-_NO_CLOCK_BEFORE = 1_577_836_800.0  # a wall clock before 2020 counts as unset
-
-
-def issued_forecast(
-    learner: ModelRuntime,
-    found: Forecast,
-    choice: ForecastChoice,
-    *,
-    now: float,
-    run: int,
-    version: int,
-) -> IssuedForecast:
-    """Return a forecast as outputs receive it.
-
-    Args:
-        choice: Choice of the served candidate, with the held-back errors.
-        now: Unix seconds of this machine's clock.
-        run: Training run of the model.
-        version: Version of the common model.
-    """
-    manifest, series, errors = learner.manifest, learner.series, choice.errors
-    quality = ForecastQuality(choice.name, errors.get(choice.name), errors.get(FLEET), choice.days)
-    return IssuedForecast(
-        device=learner.config.id,
-        fleet=learner.config.fleet,
-        stream=manifest.target.stream,
-        issued=now if now > _NO_CLOCK_BEFORE else None,
-        newest=series.newest * series.step if len(series) else None,
-        step=series.step,
-        forecast=found,
-        bundle=manifest.name,
-        bundle_version=manifest.version,
-        run=run,
-        version=version,
-        quality=quality,
-    )
 
 
 MOST: Final = 28

@@ -8,10 +8,9 @@ from dataclasses import field, replace
 import numpy as np
 
 from edge_sdk.app.lean_dataclass import dataclass
-from edge_sdk.forecasting.combination import (
+from edge_sdk.extensions.choice.combination import (
     BY_STEP,
     COLUMNS,
-    FLEET,
     LAST_GOOD,
     LEAST,
     MARGIN,
@@ -20,6 +19,7 @@ from edge_sdk.forecasting.combination import (
     HeldBackErrors,
     blocks_of,
 )
+from edge_sdk.forecasting.forecast import FLEET
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ def choose(
             among them.
         least: Days that a candidate must know to be compared.
 
-    >>> from edge_sdk.forecasting.combination import CANDIDATES
+    >>> from edge_sdk.extensions.choice.combination import CANDIDATES
     >>> seen = np.full((len(CANDIDATES), 7, 1, 1), np.nan)
     >>> seen[0], seen[-2] = 2.0, 1.1
     >>> table = HeldBackErrors.empty().extended(seen, np.ones((7, 1)), np.arange(7)[:, None])

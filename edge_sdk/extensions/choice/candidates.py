@@ -10,13 +10,10 @@ from typing import Final, Protocol
 import numpy as np
 
 from edge_sdk.app.lean_dataclass import dataclass
-from edge_sdk.forecasting.calendar_features import DAY, Floats, Ints
-from edge_sdk.forecasting.combination import (
+from edge_sdk.extensions.choice.combination import (
     BLEND,
     BY_STEP,
     CANDIDATES,
-    COMMON,
-    FLEET,
     FLEET_TREES,
     LAST_DAY,
     LAST_GOOD,
@@ -24,21 +21,27 @@ from edge_sdk.forecasting.combination import (
     MEAN,
     OWN,
     TREES,
-    TUNED,
     HeldBackErrors,
     blended,
     blocks_of,
 )
-from edge_sdk.forecasting.forecast import SourceOf, fan, least
-from edge_sdk.forecasting.forecast_choice import ForecastChoice
-from edge_sdk.forecasting.intervals import complete, row_numbers
-from edge_sdk.forecasting.model_monitor import ModelMonitor
-from edge_sdk.forecasting.own_model import WEEK, OwnModel, fit, rows_of, seasonal_naive
-from edge_sdk.forecasting.windows import ChannelFrame
+from edge_sdk.extensions.choice.forecast_choice import ForecastChoice
+from edge_sdk.extensions.choice.model_monitor import ModelMonitor
+from edge_sdk.extensions.choice.own_model import OwnModel, fit
+from edge_sdk.forecasting.calendar_features import DAY, Floats, Ints
+from edge_sdk.forecasting.forecast import COMMON, FLEET, TUNED, fan, least
+from edge_sdk.forecasting.seasonal import WEEK, rows_of, seasonal_naive
+from edge_sdk.forecasting.windows import (
+    MOST,
+    ChannelFrame,
+    new_windows,
+    row_numbers,
+    target_days,
+)
 from edge_sdk.methods.training_context import Graph, do_nothing
 from edge_sdk.protocol.contract.parameter_layout import Vector
 
-SOURCES: Final[Mapping[str, SourceOf]] = MappingProxyType(
+SOURCES: Final[Mapping[str, str]] = MappingProxyType(
     {
         FLEET: "model",
         COMMON: "common model",
@@ -57,10 +60,6 @@ SOURCES: Final[Mapping[str, SourceOf]] = MappingProxyType(
 """A forecast's source by the name of the choice."""
 
 _BOOSTED = (TREES, FLEET_TREES, BLEND)
-
-MOST = 2048
-"""Most windows that are forecast to compare candidates: the newest ones."""
-
 
 Fan = Callable[[Ints], Floats]
 """Quantiles of a model from origins."""
@@ -250,38 +249,15 @@ class CandidateModels:
         return table.extended(self.fans(p, frame, origins), truth, days, self.levels)
 
 
-def new_windows(frame: ChannelFrame, upto: int) -> tuple[Ints, Floats]:
-    """Return the origins of complete windows with a target after a row number, and the new targets.
-
-    Returns:
-        Origins ``(n,)``, at most the newest ``MOST`` rows, and truth ``(n, horizon)``: NaN for what
-        is not new, and for what has not come yet.
-    """
-    count, horizon = len(frame), frame.window.horizon
-    first = int(np.searchsorted(row_numbers(frame), upto, side="right"))
-    first = max(first, count - MOST, frame.window.lookback)
-    origins = np.arange(max(first - horizon, 0), count - 1, dtype=np.int64)
-    origins = origins[complete(frame)[origins]]
-    rows = origins[:, None] + 1 + np.arange(horizon)
-    is_new = (rows >= first) & (rows < count)
-    return origins, np.where(is_new, frame.raw[np.minimum(rows, count - 1)], np.nan)
-
-
-def target_days(frame: ChannelFrame, origins: Ints) -> Ints:
-    """Return the day since 1970 of each target of some windows, ``(n, horizon)``."""
-    step, horizon = frame.window.step_seconds, frame.window.horizon
-    return np.asarray((frame.times[origins, None] + step * (1 + np.arange(horizon))) // DAY)
-
-
 @dataclass(frozen=True, slots=True, eq=False)
-class ServedForecast:
+class ServedCandidate:
     """The forecast that a device serves instead of that of the fleet's model."""
 
     models: CandidateModels
     choice: ForecastChoice  # the choice between them
 
     @property
-    def source(self) -> SourceOf:
+    def source(self) -> str:
         return SOURCES[self.choice.name]
 
     @property

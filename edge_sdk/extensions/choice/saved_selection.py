@@ -11,27 +11,30 @@ from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
-from edge_sdk.app.cli import fields
+from edge_sdk.app.cli import CommandResult, fields
 from edge_sdk.app.lean_dataclass import dataclass
 from edge_sdk.config import Config
 from edge_sdk.errors import WireError
-from edge_sdk.forecasting.candidates import BoostedCandidate, CandidateModels, ServedForecast
-from edge_sdk.forecasting.combination import (
+from edge_sdk.extensions.choice.candidates import BoostedCandidate, CandidateModels, ServedCandidate
+from edge_sdk.extensions.choice.combination import (
     BY_STEP,
     CANDIDATES,
     COLUMNS,
-    FLEET,
     HeldBackErrors,
     blocks_of,
 )
-from edge_sdk.forecasting.forecast_choice import ForecastChoice, by_steps
-from edge_sdk.forecasting.model_monitor import GROSS, USUAL, DailyScores, ModelMonitor
-from edge_sdk.forecasting.own_model import OwnModel
+from edge_sdk.extensions.choice.fine_tuning import TunedModel, why_fleet, why_not_tuned
+from edge_sdk.extensions.choice.forecast_choice import ForecastChoice, by_steps
+from edge_sdk.extensions.choice.model_monitor import GROSS, USUAL, DailyScores, ModelMonitor
+from edge_sdk.extensions.choice.own_model import OwnModel
+from edge_sdk.forecasting.forecast import FLEET, Forecast, ForecastQuality
 from edge_sdk.protocol.codec import Leaf, pack_leaves, unpack_leaves
 from edge_sdk.protocol.contract.method import Array
 from edge_sdk.protocol.contract.parameter_layout import Vector
+from edge_sdk.protocol.messages import BundleMessage
+from edge_sdk.session.announcements import saved_message
 from edge_sdk.store.store import DeviceStore
-from edge_sdk.training.fine_tuning import TunedModel, why_fleet, why_not_tuned
+from edge_sdk.training import bootstrap
 from edge_sdk.training.model_runtime import ModelRuntime
 
 SELECTION, TUNED_MODEL, OWN_MODEL = "forecast selection", "tuned model", "own model"
@@ -133,7 +136,12 @@ def _whole(number: Leaf) -> int:
 
 
 class FittedCandidate(Protocol):
-    """A model that an extension has fitted."""
+    """A model that an extension has fitted.
+
+    The row of that extension names a class by ``candidate``, which reads the saved arrays (``from_arrays``),
+    and by ``fit`` a function of the runtime, the state and the digest of the fleet's model that returns
+    an object of it, or None where the record is too short.
+    """
 
     @property
     def model(self) -> BoostedCandidate:
@@ -147,11 +155,8 @@ class FittedCandidate(Protocol):
     def base(self) -> bytes:
         """Digest of the fleet's model at the fit."""
 
-
-def candidate_of(config: Config, key: str) -> Any:  # noqa: ANN401 - a class or a function of the extension
-    """Return the object that the row of a configured extension with a candidate names by a key, or None."""
-    entries = (one for one in config.index.configured(config.tables) if key in one.row)
-    return next((entry.load(key) for entry in entries), None)
+    def arrays(self) -> dict[str, Array]:
+        """Return it as named arrays, to be saved."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -169,13 +174,9 @@ class DeviceCandidates:
     @classmethod
     def recall(cls, learner: ModelRuntime, store: DeviceStore) -> DeviceCandidates:
         """Return the selection saved for this bundle, with the models fitted at this scale."""
-        empty = SavedSelection(HeldBackErrors.empty(blocks_in(learner)))
-        selection = _read(store, learner, SELECTION, SavedSelection.from_leaves)
-        if selection is None or selection.table.blocks != empty.table.blocks:
-            selection = empty
-        fitted = candidate_of(learner.config, "candidate")
+        fitted = learner.config.offered("candidate")
         return cls(
-            selection,
+            _selection(store, learner),
             _read(store, learner, TUNED_MODEL, TunedModel.from_arrays),
             _read(store, learner, OWN_MODEL, OwnModel.from_arrays),
             None if fitted is None else _read(store, learner, BOOSTED_MODEL, fitted.from_arrays),
@@ -198,12 +199,22 @@ class DeviceCandidates:
             good=None if self.good is None else self.good.p,
         )
 
-    def served(self, learner: ModelRuntime, state: Any) -> ServedForecast | None:  # noqa: ANN401 - as above
+    def served(self, learner: ModelRuntime, state: Any) -> ServedCandidate | None:  # noqa: ANN401 - as above
         """Return the candidate served instead of the fleet's model; None if that model is served."""
         models, choice = self.models(learner, state), self.selection.choice
         if choice.name == FLEET or not choice.used & {*models.available}:
             return None
-        return ServedForecast(models, choice)
+        return ServedCandidate(models, choice)
+
+    @property
+    def quality(self) -> ForecastQuality:
+        """Return the served candidate with its held-back error."""
+        choice, errors = self.selection.choice, self.selection.choice.errors
+        return ForecastQuality(choice.name, errors.get(choice.name), errors.get(FLEET), choice.days)
+
+    def compared(self, forecast: Forecast) -> CommandResult | None:
+        """Return the candidates and their held-back errors, beside a forecast; None without errors."""
+        return compared(self.selection.choice, forecast.unit, len(forecast.times))
 
     def summary(self, steps: int) -> dict[str, Any]:
         """Return the choice in plain words: errors are relative to the fleet's model."""
@@ -226,8 +237,62 @@ class DeviceCandidates:
         }
 
 
-def blocks_in(learner: ModelRuntime) -> int:
-    return len(blocks_of(learner.manifest.window.horizon))
+def _selection(store: DeviceStore, learner: ModelRuntime) -> SavedSelection:
+    empty = SavedSelection(HeldBackErrors.empty(len(blocks_of(learner.manifest.window.horizon))))
+    found = _read(store, learner, SELECTION, SavedSelection.from_leaves)
+    return empty if found is None or found.table.blocks != empty.table.blocks else found
+
+
+def recalled(
+    config: Config,
+    store: DeviceStore,
+    learner: ModelRuntime,
+    state: Any,  # noqa: ANN401 - the half's own type
+) -> DeviceCandidates | None:
+    """Return the saved candidates, and serve the chosen one; None where the fleet's model is served."""
+    if why_fleet(config, learner):
+        return None
+    found = DeviceCandidates.recall(learner, store)
+    learner.forecaster.serve(found.served(learner, state))
+    return found
+
+
+def saved_status(config: Config, store: DeviceStore) -> dict[str, Any]:
+    """Return the saved choice in plain words, for the command that reads a device beside it."""
+    announced = saved_message(store, BundleMessage, "bundle")
+    bundle = bootstrap.open_bundle(config, announced)
+    learner = bootstrap.set_up(config, store, bundle, bootstrap.of_bundle(announced, bundle))
+    bootstrap.recall(learner, store)
+    return {"forecast": summary_of(config, learner, DeviceCandidates.recall(learner, store))}
+
+
+def error_ratio(
+    store: DeviceStore, learner: ModelRuntime, days: int, *, before: int
+) -> float | None:
+    """Return the served error over the newest scored days as a multiple of the naive one; None if unknown.
+
+    Args:
+        before: Number of the day since 1970 before which the days are.
+    """
+    if why_fleet(learner.config, learner):
+        return None
+    return _selection(store, learner).monitor.scores.ratio(days, before=before)
+
+
+def compared(choice: ForecastChoice, unit: str, horizon: int) -> CommandResult | None:
+    """Return the held-back errors of a choice's candidates, the least first; None without errors."""
+    if not choice.errors:
+        return None
+    steps = by_steps(choice, horizon)
+    lines = [f"held-back error of {choice.days} days, {unit}:"]
+    for name, error in sorted(choice.errors.items(), key=lambda item: item[1]):
+        mark = "  served" if name == choice.name else ""
+        share = choice.weights.get(name, 0.0) if len(choice.weights) > 1 else 0.0
+        weight = f"  weight {share:.2f}" if share else ""
+        lines.append(f"  {name:<16}{error:.6g}{weight}{mark}")
+    lines += [f"  steps {some}: {name}" for some, name in steps.items()]
+    found = {"candidates": dict(choice.errors), "days compared": choice.days}
+    return CommandResult(found | ({"steps": steps} if steps else {}), "\n".join(lines))
 
 
 def summary_of(config: Config, learner: ModelRuntime, found: DeviceCandidates) -> dict[str, Any]:

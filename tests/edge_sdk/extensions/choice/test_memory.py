@@ -14,13 +14,13 @@ import pytest
 from edge_sdk.app.settings import from_table
 from edge_sdk.config import Config
 from edge_sdk.extensions.analytic import boosting
-from edge_sdk.forecasting.own_model import fit
+from edge_sdk.extensions.choice.own_model import fit
+from edge_sdk.extensions.choice.saved_selection import DeviceCandidates
 from edge_sdk.forecasting.series import SeriesRow
 from edge_sdk.protocol import keys
 from edge_sdk.protocol.contract.method import END, Task
 from edge_sdk.store.store import DeviceStore
 from edge_sdk.training import bootstrap
-from edge_sdk.training.saved_selection import DeviceCandidates
 
 HOURS = 365 * 24
 FIRST = 1_514_764_800 // 3600

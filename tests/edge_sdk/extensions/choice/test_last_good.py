@@ -13,10 +13,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edge_sdk.forecasting.combination import FLEET, LAST_GOOD
-from edge_sdk.forecasting.model_monitor import DailyScores
-from edge_sdk.training.saved_selection import GOOD_MODEL, after_day
-from tests.edge_sdk.training.test_forecast_selection import BEGUN, DAY, live, observe
+from edge_sdk.extensions.choice.combination import LAST_GOOD
+from edge_sdk.extensions.choice.model_monitor import DailyScores
+from edge_sdk.extensions.choice.saved_selection import GOOD_MODEL, after_day
+from edge_sdk.forecasting.forecast import FLEET
+from tests.edge_sdk.days import BEGUN, DAY, live, observe
 
 STEPS = np.cumsum(
     np.random.default_rng(5).normal(size=2000) * np.where(np.arange(2000) < 240, 1, 0.3)
@@ -48,20 +49,22 @@ def after_good_days(make, name="fleet"):
 
 
 def vectors(client):
-    return client._selection.candidates.good
+    return client.extension("choice").candidates.good
 
 
 @pytest.mark.extension
 def test_a_device_returns_to_the_last_good_model_two_days_after_a_bad_one(make, caplog):
     caplog.set_level(logging.INFO)
     fleet, client = after_good_days(make)
-    assert client._selection.candidates.selection.choice.name == FLEET
+    assert client.extension("choice").candidates.selection.choice.name == FLEET
     live(fleet, 20, 3, w=BAD, value=walk)  # it arrives at the end of the first of these days
     np.testing.assert_allclose(vectors(client).p[:4], GOOD, atol=1e-6)
-    assert client._selection.candidates.selection.choice.name == FLEET
+    assert client.extension("choice").candidates.selection.choice.name == FLEET
     observe(client, 1, first=23, value=walk)
-    client._selection._compare(client.learner.vector(client.state))  # as before any training
-    saved = client._selection.candidates.selection
+    client.extension("choice")._compare(
+        client.learner.vector(client.state)
+    )  # as before any training
+    saved = client.extension("choice").candidates.selection
     assert saved.monitor.alarms == 1
     assert saved.choice.name == LAST_GOOD
     told = client.forecast()
@@ -79,20 +82,20 @@ def test_a_device_returns_to_the_last_good_model_two_days_after_a_bad_one(make, 
 def test_the_bad_model_never_becomes_the_good_one_and_a_good_one_is_served_again(make):
     fleet, client = after_good_days(make)
     live(fleet, 20, 6, w=BAD, value=walk)
-    assert client._selection.candidates.selection.choice.name == LAST_GOOD
+    assert client.extension("choice").candidates.selection.choice.name == LAST_GOOD
     np.testing.assert_allclose(vectors(client).p[:4], GOOD, atol=1e-6)
     assert vectors(client).next is None
     better = GOOD * np.float32(1.0001)
     live(fleet, 26, 12, w=better, value=walk)
     np.testing.assert_allclose(vectors(client).p[:4], better, atol=1e-6)
-    assert client._selection.candidates.selection.choice.name in {FLEET, LAST_GOOD}
+    assert client.extension("choice").candidates.selection.choice.name in {FLEET, LAST_GOOD}
 
 
 @pytest.mark.extension
 def test_without_an_alarm_the_last_good_model_is_no_candidate(make):
     _, client = after_good_days(make)
     assert vectors(client).p is not None
-    assert LAST_GOOD not in client._selection.candidates.selection.choice.errors
+    assert LAST_GOOD not in client.extension("choice").candidates.selection.choice.errors
 
 
 @pytest.mark.extension
@@ -110,8 +113,8 @@ import os, signal, sys
 from pathlib import Path
 from edge_sdk import client as client_module
 from tests.edge_sdk.conftest import NumpyBundle, make_fleet
-from tests.edge_sdk.training.test_forecast_selection import live, observe
-from tests.edge_sdk.training.test_last_good import ALONE, BAD, GOOD, after_good_days, walk
+from tests.edge_sdk.days import live, observe
+from tests.edge_sdk.extensions.choice.test_last_good import ALONE, BAD, GOOD, after_good_days, walk
 client_module.open_bundle = lambda _config, _announced: NumpyBundle()
 folder, before = Path(sys.argv[1]), int(sys.argv[2])
 fleet, client = after_good_days(lambda name, **settings: make_fleet(folder, **settings))
@@ -132,7 +135,7 @@ print("not killed", count[0], flush=True)
 @pytest.mark.slow
 def test_killed_at_any_write_it_returns_all_the_same(tmp_path, make):
     """Alarm and choice are one record: no kill leaves the one without the other."""
-    root, ends = Path(__file__).parents[3], set()
+    root, ends = Path(__file__).parents[4], set()
     for number in range(1, 60, 3):
         folder = tmp_path / f"killed-{number}"
         ended = subprocess.run(
@@ -148,7 +151,7 @@ def test_killed_at_any_write_it_returns_all_the_same(tmp_path, make):
         assert ended.returncode == -9, ended.stderr
         fleet = make(folder.name, **ALONE)
         client = fleet.device.start()
-        saved = client._selection.candidates.selection
+        saved = client.extension("choice").candidates.selection
         assert (saved.choice.name == LAST_GOOD) == (saved.monitor.alarms > 0)
         day = int(client.learner.series.newest - BEGUN // 3600) // DAY + 1
         if (kept := vectors(client)) is not None and kept.p is not None:
@@ -158,7 +161,7 @@ def test_killed_at_any_write_it_returns_all_the_same(tmp_path, make):
             observe(client, 1, first=later, value=walk)
             fleet.clock.at += 100.0
             fleet.run(3)
-        served = client._selection.candidates.selection.choice.name
+        served = client.extension("choice").candidates.selection.choice.name
         assert served == (LAST_GOOD if is_bad else FLEET)
         ends |= {saved.choice.name, served}
         client.close()

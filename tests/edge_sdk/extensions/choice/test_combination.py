@@ -8,12 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from edge_sdk.forecasting.candidates import chosen
-from edge_sdk.forecasting.combination import (
+from edge_sdk.extensions.choice.candidates import chosen
+from edge_sdk.extensions.choice.combination import (
     BY_STEP,
     CANDIDATES,
     COLUMNS,
-    FLEET,
     LAST_DAY,
     LAST_GOOD,
     LAST_WEEK,
@@ -22,13 +21,18 @@ from edge_sdk.forecasting.combination import (
     MARGIN,
     MEAN,
     OWN,
-    TUNED,
     HeldBackErrors,
     blended,
     blocks_of,
     mean_loss,
 )
-from edge_sdk.forecasting.forecast_choice import ForecastChoice, by_steps, choose, choose_by_step
+from edge_sdk.extensions.choice.forecast_choice import (
+    ForecastChoice,
+    by_steps,
+    choose,
+    choose_by_step,
+)
+from edge_sdk.forecasting.forecast import FLEET, TUNED
 from edge_sdk.protocol.codec import pack_leaves, unpack_leaves
 
 DAYS = np.arange(2 * LEAST + 2)

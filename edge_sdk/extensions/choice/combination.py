@@ -24,14 +24,9 @@ import numpy as np
 
 from edge_sdk.app.lean_dataclass import dataclass
 from edge_sdk.forecasting.calendar_features import Floats, Ints
+from edge_sdk.forecasting.forecast import COMMON, FLEET, TUNED
 from edge_sdk.protocol.contract.method import Array
 
-FLEET: Final = "fleet"
-"""The model of the run's method, as the device adopted it last."""
-TUNED: Final = "tuned"
-"""A copy of that model, tuned on this device's windows; never sent."""
-COMMON: Final = "common"
-"""The fleet's solution without this device's own: of a method in closed form only."""
 LAST_GOOD: Final = "last good"
 """The fleet's model of an earlier day on which it was good; a choice only after an alarm."""
 OWN: Final = "own"
