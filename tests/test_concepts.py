@@ -20,7 +20,7 @@ FACTS = [
     ("chunks", "edge_sdk/protocol/outbox.py", "SendChunk"),
     ("rate limit", "aggregator/ingress/rate_limits.py", "TokenBuckets"),
     ("privacy budget", "edge_sdk/privacy/ledger.py", "BudgetSpent"),
-    ("conformal", "edge_sdk/forecasting/conformal.py", "CoverageTarget"),
+    ("conformal", "edge_sdk/extensions/intervals/conformal.py", "CoverageTarget"),
     ("staleness", "aggregator/methods/asynchronous.py", "polynomial"),
     ("Krum", "aggregator/rules/krum.py", "def krum"),
 ]

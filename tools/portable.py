@@ -45,7 +45,7 @@ NUMERIC = (
     "tests/edge_sdk/methods",
     "tests/edge_sdk/privacy",
     "tests/edge_sdk/runtime",
-    "tests/edge_sdk/forecasting/test_conformal.py",
+    "tests/edge_sdk/extensions/intervals/test_conformal.py",
     "tests/edge_sdk/forecasting/test_forecast.py",
     "tests/edge_sdk/extensions/peers/test_exchange.py",
     "tests/edge_sdk/forecasting/test_intervals.py",

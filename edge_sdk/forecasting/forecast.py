@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field
 from datetime import UTC, datetime
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edge_sdk.app.lean_dataclass import dataclass
 from edge_sdk.forecasting.calendar_features import DAY, Floats, Ints
-from edge_sdk.forecasting.conformal import ConformalCalibration, CoverageTarget
 from edge_sdk.forecasting.seasonal import rows_of, seasonal_naive
 from edge_sdk.forecasting.series import STREAMS, Series
 from edge_sdk.forecasting.windows import ChannelFrame, filled
@@ -67,12 +66,24 @@ class Forecast:
         return self.values
 
 
+class Interval(NamedTuple):
+    """The interval of one forecast."""
+
+    ends: Floats  # lower and upper ends, ``(horizon, 2)``
+    coverage: float  # intended share of readings inside
+    calibrated: int = 0  # number of earlier readings that calibrated it
+
+
+EndsOf = Callable[[Floats], Interval]
+"""Function from the quantiles of one forecast, ``(horizon, levels)``, to its interval."""
+
+
 def predict(
     graph: Graph,
     p: Vector,
     frame: ChannelFrame,
     levels: Sequence[float] = POINT,
-    held: tuple[ConformalCalibration, CoverageTarget] | None = None,
+    ends: EndsOf | None = None,
 ) -> Forecast:
     """Forecast the rows after the newest one, with the model or the fallback.
 
@@ -83,8 +94,7 @@ def predict(
     Args:
         graph: The bundle's forecast graph.
         levels: Levels of the quantiles that the graph predicts.
-        held: Calibration of the interval and its intended shares; None leaves the interval
-            unchanged.
+        ends: Moves the ends of the interval; None leaves the model's.
     """
     if not len(frame):
         return Forecast(np.zeros(0, np.int64), np.zeros(0), frame.target.unit, "none")
@@ -92,7 +102,7 @@ def predict(
         newest = np.array([len(frame) - 1], np.int64)
         predicted = fan(graph, p, frame, newest, levels)[0]
         if np.isfinite(predicted).all():
-            return forecast_of(predicted, frame, tuple(levels), held)
+            return forecast_of(predicted, frame, tuple(levels), ends)
     values, source = _last_day(frame)
     return Forecast(_times(frame), values, frame.target.unit, source)
 
@@ -101,26 +111,23 @@ def forecast_of(
     predicted: Floats,
     frame: ChannelFrame,
     levels: tuple[float, ...],
-    held: tuple[ConformalCalibration, CoverageTarget] | None,
+    ends: EndsOf | None,
     source: str = "model",
 ) -> Forecast:
     """Return the forecast of predicted quantiles after the newest row.
 
     Args:
         predicted: Quantiles in order, ``(horizon, levels)``.
-        held: As for ``predict``.
+        ends: As for ``predict``.
         source: Name of what predicted them.
     """
     times, unit = _times(frame), frame.target.unit
     values = predicted[:, levels.index(0.5)]
     if len(levels) == 1:
         return Forecast(times, values, unit, source)
-    if held is None:
-        ends, coverage = predicted[:, [0, -1]], levels[-1] - levels[0]
-        return Forecast(times, values, unit, source, ends, coverage, predicted, levels)
-    calibration, aim = held
-    ends, tried = calibration.served(predicted, aim), calibration.tried
-    return Forecast(times, values, unit, source, ends, aim.coverage, predicted, levels, tried)
+    own = Interval(predicted[:, [0, -1]], levels[-1] - levels[0])
+    interval, coverage, tried = own if ends is None else ends(predicted)
+    return Forecast(times, values, unit, source, interval, coverage, predicted, levels, tried)
 
 
 def fan(

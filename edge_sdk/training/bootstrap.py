@@ -17,8 +17,7 @@ from edge_sdk.app.extensions import known_names, values_at
 from edge_sdk.app.settings import seconds
 from edge_sdk.bundle import Bundle, BundleError, TrustedKeys, install, load_installed
 from edge_sdk.config import Config
-from edge_sdk.errors import ConfigError, EdgeError, LinkError, WireError
-from edge_sdk.forecasting.intervals import SavedCalibration
+from edge_sdk.errors import ConfigError, EdgeError, LinkError
 from edge_sdk.forecasting.series import Series
 from edge_sdk.forecasting.windows import Scale
 from edge_sdk.link.broker_options import Broker
@@ -29,7 +28,6 @@ from edge_sdk.privacy.mechanism import Mechanism, mechanism_of
 from edge_sdk.privacy.noise_calibration import DeviceFacts, NoisePlan
 from edge_sdk.privacy.validation import plan_of, refuse_method
 from edge_sdk.protocol import messages as m
-from edge_sdk.protocol.codec import pack_leaves, unpack_leaves
 from edge_sdk.protocol.contract.manifest import Manifest
 from edge_sdk.protocol.contract.method import CONTRACTS
 from edge_sdk.protocol.keys import KeyFileError, read_public
@@ -234,7 +232,7 @@ def recall(learner: ModelRuntime, store: DeviceStore) -> tuple[Any, LearnedState
     From another run, perhaps of another method, only the weights are restored: the rest of a half's
     state belongs to the run in which it was trained.
     """
-    learner.forecaster.restore(recall_intervals(learner, store))
+    learner.forecaster.recall(store)
     state, learned = learner.first_state(), store.learned()
     if learned is None or learned.spec != learner.spec.whole_digest:
         return state, None
@@ -245,31 +243,6 @@ def recall(learner: ModelRuntime, store: DeviceStore) -> tuple[Any, LearnedState
     if learned.run != learner.role.run:
         return learner.half.init(learned.leaves["half"]["p"]), learned
     return type(state).from_arrays(learned.leaves["half"]), learned
-
-
-CALIBRATION = "calibration"
-"""Name under which the store keeps the calibration of the intervals."""
-
-
-def recall_intervals(learner: ModelRuntime, store: DeviceStore) -> SavedCalibration | None:
-    """Return the saved calibration, or None; it can be recomputed from the readings."""
-    paper = store.paper(CALIBRATION)
-    if paper is None:
-        return None
-    try:
-        kept = SavedCalibration.from_arrays(unpack_leaves(paper))
-    except (WireError, LookupError, ValueError, TypeError, AttributeError, OverflowError):
-        return None
-    return kept if kept.bundle == learner.manifest.digest else None
-
-
-def keep_intervals(kept: SavedCalibration, store: DeviceStore) -> None:
-    """Save a calibration: one page of flash, at most once per row of the series.
-
-    Raises:
-        StoreFull: No space; the old one is kept.
-    """
-    store.file_paper(CALIBRATION, pack_leaves(kept.arrays()))
 
 
 def broker_of(

@@ -9,18 +9,17 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from edge_sdk.app.cli import fields
 from edge_sdk.app.clock import Clock
 from edge_sdk.config import Config
 from edge_sdk.errors import ConfigError, StoreFull
-from edge_sdk.forecasting.intervals import SavedCalibration
 from edge_sdk.forecasting.series import SeriesRow
 from edge_sdk.limits import DailyQuota
 from edge_sdk.limits.resource_governor import Deferral, ResourceGovernor, peak_kib
 from edge_sdk.session.session import Session
 from edge_sdk.store.store import DeviceStore
-from edge_sdk.training.bootstrap import keep_intervals
 from edge_sdk.training.model_runtime import ModelRuntime
 from edge_sdk.training.run_role import history_of, slots_needed
 
@@ -41,7 +40,7 @@ class FlushScheduler:
         self._governor = ResourceGovernor(
             config.limits, flash, wake, now=session.now, deferral=_deferral(config)
         )
-        self._kept: SavedCalibration | None = None
+        self._kept: Any = None  # the forecaster's state that is saved
         self._oldest: int | None = None  # slot of the oldest reading on flash; None: not read yet
 
     # --- writes -----------------------------------------------------------------------------------
@@ -59,10 +58,10 @@ class FlushScheduler:
             self.flush(learner)
 
     def flush(self, learner: ModelRuntime) -> None:
-        """Write buffered readings, and the interval calibration derived from them."""
+        """Write buffered readings, and what the forecaster has derived from them."""
         rows = learner.series.pending()
         self._flushed = self._session.now
-        self._keep_intervals(learner)
+        self._keep_forecaster(learner)
         if self._session.now - self._booked > _BOOK_EVERY:
             self._booked = self._session.now
             self.save_usage()
@@ -118,13 +117,13 @@ class FlushScheduler:
         with contextlib.suppress(StoreFull):
             self._store.set_facts(**usage, peak=peak_kib())
 
-    def _keep_intervals(self, learner: ModelRuntime) -> None:
-        """Save the calibration if it changed; a lost one is recomputed from the readings."""
+    def _keep_forecaster(self, learner: ModelRuntime) -> None:
+        """Save the forecaster's state if it changed."""
         kept = learner.forecaster.kept
         if kept is None or kept is self._kept:
             return
         try:
-            keep_intervals(kept, self._store)
+            learner.forecaster.save(self._store)
         except StoreFull:
             self._session.count("calibrations not kept")
         else:

@@ -32,8 +32,8 @@ from edge_sdk.privacy.mechanism import Mechanism
 from edge_sdk.protocol.contract.manifest import AIDED_FORECAST, Manifest
 from edge_sdk.protocol.contract.method import CONTRACTS, SERVE, Array, Effects, Event, Half, Task
 from edge_sdk.protocol.contract.parameter_layout import ParamSpec, Vector
-from edge_sdk.training.calibrated_forecaster import CalibratedForecaster
 from edge_sdk.training.canary import CanaryTest
+from edge_sdk.training.forecaster import Forecaster
 from edge_sdk.training.run_role import BundleForm, RunnableBundle, RunRole, RunShell, own_start
 
 _NO_CLOCK_BEFORE = 1_577_836_800.0  # a wall clock before 2020 counts as unset
@@ -63,7 +63,7 @@ class ModelRuntime:
     form: BundleForm = field(init=False)
     _context: TrainingContext = field(init=False)
     _canary: CanaryTest = field(init=False)
-    forecaster: CalibratedForecaster = field(init=False)
+    forecaster: Forecaster = field(init=False)
     _before_training: dict[str, Callable[[Vector], None]] = field(init=False, default_factory=dict)
     _frame: ChannelFrame | None = field(init=False, default=None)
     _learnable: ChannelFrame | None = field(init=False, default=None)
@@ -74,7 +74,8 @@ class ModelRuntime:
         self.announced = AnnouncedValues(manifest)
         self.spec = manifest.spec(self.role.shared)
         self._canary = CanaryTest(self.bundle.graphs["forecast"])
-        self.forecaster = CalibratedForecaster(self.config.forecast, self.bundle)
+        kind = self.config.offered("forecaster") or Forecaster
+        self.forecaster = kind(self.config.forecast, self.bundle)
         computed = extension_of(manifest)
         self.form = BundleForm() if computed is None else computed.load("form")(self)
         local = TrainingContext(
@@ -172,7 +173,7 @@ class ModelRuntime:
     def forget(self) -> None:
         """Discard the scale and all values derived from the readings."""
         self.scale = self._frame = self._learnable = None
-        self.forecaster.restore(None)
+        self.forecaster.forget()
         self.form.forget()
 
     def frame(self) -> ChannelFrame:

@@ -17,7 +17,7 @@ from aggregator.extensions.papers.graph.stations import distances
 from aggregator.methods.base.types import BoundGraph as LentGraph
 from edge_sdk.bundle import Bundle, TrustedKeys
 from edge_sdk.extensions.evaluation.forecast_metrics import QUANTILES
-from edge_sdk.forecasting.conformal import ConformalCalibration, CoverageTarget, rolled
+from edge_sdk.extensions.intervals.conformal import ConformalCalibration, CoverageTarget, rolled
 from edge_sdk.forecasting.forecast import fan
 from edge_sdk.forecasting.windows import ChannelFrame, Drawable
 from edge_sdk.protocol.contract.manifest import AIDED_FORECAST, ENCODE

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -11,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from edge_sdk.forecasting.conformal import ConformalCalibration, CoverageTarget
 from edge_sdk.forecasting.forecast import fan, predict, rolling
 from edge_sdk.forecasting.series import Series, SeriesRow
 from edge_sdk.forecasting.windows import ChannelFrame
@@ -141,21 +139,6 @@ def test_sorting_never_raises_the_sum_of_pinball_losses(told):
         return np.maximum(q * error, (q - 1.0) * error).mean(axis=(0, 1)).sum()
 
     assert score(np.sort(told, axis=2)) <= score(told) + 1e-12
-
-
-def test_a_calibration_moves_only_the_interval():
-    frame = frame_of(np.arange(50.0) % 7)
-    graph = quantiles(-0.1, 0.0, 0.2)
-    calibration = replace(ConformalCalibration.new(2), moved=np.array([[0.0, 1.0], [0.5, 0.0]]))
-    plain = predict(graph, np.zeros(1), frame, LEVELS)
-    moved = predict(graph, np.zeros(1), frame, LEVELS, (calibration, CoverageTarget(0.05, 0.05)))
-    wide = np.diff(plain.interval, axis=1)[:, 0]
-    assert moved.interval - plain.interval == pytest.approx(
-        np.array([[0.0, wide[0]], [-0.5 * wide[1], 0.0]])
-    )
-    assert moved.coverage == pytest.approx(0.9)
-    assert np.array_equal(moved.quantiles, plain.quantiles)
-    assert np.array_equal(moved.values, plain.values)
 
 
 def test_a_rolling_median_is_the_middle_quantile():

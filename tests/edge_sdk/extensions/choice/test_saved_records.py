@@ -42,11 +42,11 @@ from edge_sdk.extensions.choice.saved_selection import (
     _read,
     save,
 )
-from edge_sdk.forecasting.conformal import ConformalCalibration
+from edge_sdk.extensions.intervals.calibrated_forecaster import CALIBRATION, recalled
+from edge_sdk.extensions.intervals.conformal import ConformalCalibration
 from edge_sdk.forecasting.forecast import FLEET
 from edge_sdk.forecasting.windows import Scale
 from edge_sdk.protocol.codec import pack_leaves, unpack_leaves
-from edge_sdk.training.bootstrap import CALIBRATION, recall_intervals
 
 VECTORS = Path(__file__).parents[3] / "vectors" / "records"
 DIGEST = hashlib.sha256(b"model").digest()
@@ -304,7 +304,7 @@ def test_a_calibration_with_a_strange_number_is_computed_again(strange):
     digest = np.frombuffer(DIGEST, np.uint8)
     arrays = {**ConformalCalibration.new(1).arrays(), "bundle": digest, "model": digest}
     paper = pack_leaves({**arrays, "since": np.array(3), "upto": strange})
-    found = recall_intervals(LEARNER, Papers({CALIBRATION: paper}))
+    found = recalled(Papers({CALIBRATION: paper}), LEARNER.manifest.digest)
     assert found is None
 
 

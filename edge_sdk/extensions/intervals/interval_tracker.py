@@ -19,8 +19,8 @@ from dataclasses import replace
 import numpy as np
 
 from edge_sdk.app.lean_dataclass import dataclass
+from edge_sdk.extensions.intervals.conformal import ConformalCalibration, CoverageTarget, rolled
 from edge_sdk.forecasting.calendar_features import Floats, Ints
-from edge_sdk.forecasting.conformal import ConformalCalibration, CoverageTarget, rolled
 from edge_sdk.forecasting.windows import ChannelFrame, complete, row_numbers
 from edge_sdk.protocol.contract.method import Array
 from edge_sdk.protocol.contract.parameter_layout import Vector

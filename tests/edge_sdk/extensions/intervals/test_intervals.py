@@ -8,8 +8,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from edge_sdk.forecasting.conformal import CoverageTarget
-from edge_sdk.forecasting.intervals import IntervalTracker, SavedCalibration
+from edge_sdk.extensions.intervals.conformal import CoverageTarget
+from edge_sdk.extensions.intervals.interval_tracker import IntervalTracker, SavedCalibration
 from edge_sdk.forecasting.series import Series, SeriesRow
 from edge_sdk.forecasting.windows import ChannelFrame, complete
 from edge_sdk.protocol.contract.manifest import Feature, Target, Window

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edge_sdk.forecasting.conformal import ConformalCalibration, CoverageTarget, rolled
+from edge_sdk.extensions.intervals.calibrated_forecaster import moved_by
+from edge_sdk.extensions.intervals.conformal import ConformalCalibration, CoverageTarget, rolled
+from edge_sdk.forecasting.forecast import predict
 from edge_sdk.protocol.codec import pack_leaves, unpack_leaves
+from tests.edge_sdk.forecasting.test_forecast import LEVELS, frame_of, quantiles
 
 AIM = CoverageTarget(0.1, 0.1)
 
@@ -145,3 +150,19 @@ def test_an_invalid_coverage_target_is_refused(wrong):
 def test_misses_before_any_reading_are_nan():
     assert np.isnan(ConformalCalibration.new(2).misses).all()
     assert ConformalCalibration.new(2).tried == 0
+
+
+def test_a_calibration_moves_only_the_interval():
+    frame = frame_of(np.arange(50.0) % 7)
+    graph = quantiles(-0.1, 0.0, 0.2)
+    calibration = replace(ConformalCalibration.new(2), moved=np.array([[0.0, 1.0], [0.5, 0.0]]))
+    aim = CoverageTarget(0.05, 0.05)
+    plain = predict(graph, np.zeros(1), frame, LEVELS)
+    moved = predict(graph, np.zeros(1), frame, LEVELS, moved_by(calibration, aim))
+    wide = np.diff(plain.interval, axis=1)[:, 0]
+    assert moved.interval - plain.interval == pytest.approx(
+        np.array([[0.0, wide[0]], [-0.5 * wide[1], 0.0]])
+    )
+    assert moved.coverage == pytest.approx(0.9)
+    assert np.array_equal(moved.quantiles, plain.quantiles)
+    assert np.array_equal(moved.values, plain.values)
