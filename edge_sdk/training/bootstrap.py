@@ -358,10 +358,7 @@ def take_over(config: Config, found: FoundBundle, present: RunnableBundle) -> Ru
     if found.archive is None:
         return present
     return install(
-        found.archive,
-        config.state / INSTALLED,
-        trust=_trust(config),
-        digest=found.announced.digest,
+        found.archive, config.state / INSTALLED, trust=_trust(config), digest=found.announced.digest
     )
 
 

@@ -65,22 +65,13 @@ class Forecaster:
         """Restore the saved state, if it is of this bundle."""
 
     def save(self, store: DeviceStore) -> None:
-        """Save the state.
-
-        Raises:
-            StoreFull: No space; the old one is kept.
-        """
+        """Save the state; raise ``StoreFull`` where there is no space, and keep the old one."""
 
     def forget(self) -> None:
         """Discard the state."""
 
     def calibrate(self, p: Vector, frame: ChannelFrame, trained: Vector) -> None:
-        """Follow new readings with the model that has not learned them; called where there is a state.
-
-        Args:
-            p: Vector that forecast last.
-            trained: Vector of the last training.
-        """
+        """Follow new readings with the vector that forecast last, and that of the last training."""
 
     def follow(self, p: Vector, frame: ChannelFrame, trained: Vector | None) -> None:
         """Follow the readings up to the newest, before a forecast."""

@@ -445,11 +445,7 @@ class ModelRuntime:
 
     def _framed(self, series: Series) -> ChannelFrame:
         frame = self.shell.frames(
-            series,
-            self.manifest,
-            site=self.config.site,
-            scale=self.scale,
-            span=self._trained,
+            series, self.manifest, site=self.config.site, scale=self.scale, span=self._trained
         )
         return frame.without_open_row()
 

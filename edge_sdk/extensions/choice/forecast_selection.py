@@ -22,6 +22,7 @@ from edge_sdk.extensions.choice.candidates import CandidateModels
 from edge_sdk.extensions.choice.combination import LAST_GOOD, LEAST, HeldBackErrors
 from edge_sdk.extensions.choice.fine_tuning import digest_of, tuned, why_fleet, why_not_tuned
 from edge_sdk.extensions.choice.forecast_choice import ForecastChoice, choose_by_step
+from edge_sdk.extensions.choice.last_good import after_day
 from edge_sdk.extensions.choice.own_model import fit
 from edge_sdk.extensions.choice.saved_selection import (
     BOOSTED_MODEL,
@@ -31,7 +32,6 @@ from edge_sdk.extensions.choice.saved_selection import (
     TUNED_MODEL,
     DeviceCandidates,
     SavedSelection,
-    after_day,
     save,
     summary_of,
 )
@@ -65,10 +65,7 @@ class ForecastSelection(DeviceExtension):
 
     def start(self) -> None:
         """Serve the candidate chosen before the last restart."""
-        self.follow()
-
-    def on_forecast(self) -> None:
-        self.follow()
+        self.on_forecast()
 
     @property
     def quality(self) -> ForecastQuality:
@@ -79,7 +76,7 @@ class ForecastSelection(DeviceExtension):
         selection = self.candidates.selection
         return selection.judged, selection.choice.name
 
-    def follow(self) -> None:
+    def on_forecast(self) -> None:
         """Recall the candidates of the active bundle and scale, where these have changed."""
         learner = self._active.learner
         if learner is self._learner and learner.scale == self._scale:
@@ -102,7 +99,7 @@ class ForecastSelection(DeviceExtension):
     @property
     def is_due(self) -> bool:
         """Return whether to tune and choose now; never while other work or a limit forbids it."""
-        self.follow()
+        self.on_forecast()
         session, now = self._session, self._session.now
         if self.why_off or session.outbox.entries:
             return False

@@ -14,8 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edge_sdk.extensions.choice.combination import LAST_GOOD
+from edge_sdk.extensions.choice.last_good import after_day
 from edge_sdk.extensions.choice.model_monitor import DailyScores
-from edge_sdk.extensions.choice.saved_selection import GOOD_MODEL, after_day
+from edge_sdk.extensions.choice.saved_selection import GOOD_MODEL
 from edge_sdk.forecasting.forecast import FLEET
 from tests.edge_sdk.days import BEGUN, DAY, live, observe
 

@@ -29,6 +29,7 @@ from edge_sdk.extensions.choice.combination import (
 )
 from edge_sdk.extensions.choice.fine_tuning import TunedModel
 from edge_sdk.extensions.choice.forecast_choice import ForecastChoice
+from edge_sdk.extensions.choice.last_good import LastGood
 from edge_sdk.extensions.choice.model_monitor import DailyScores, ModelMonitor, SequentialTest
 from edge_sdk.extensions.choice.own_model import OwnModel
 from edge_sdk.extensions.choice.saved_selection import (
@@ -37,7 +38,6 @@ from edge_sdk.extensions.choice.saved_selection import (
     OWN_MODEL,
     SELECTION,
     TUNED_MODEL,
-    LastGood,
     SavedSelection,
     _read,
     save,
