@@ -48,7 +48,9 @@ def site(tmp_path, monkeypatch):
     folder.mkdir()
     monkeypatch.syspath_prepend(folder)
     for registry in (CONTRACTS, DEVICES, SERVERS, RULES, ATTACKS, SOURCES):
-        monkeypatch.setattr(registry, "_loaded", {})  # what one test installs, the next has not
+        monkeypatch.setattr(
+            registry, "_known", dict(registry._builtin)
+        )  # what one test installs, the next has not
     before = set(sys.modules)
     importlib.invalidate_caches()
     yield folder
