@@ -16,18 +16,7 @@ from edge_sdk.extensions.conformance.conformance import Checks, NotCheckedError,
 from edge_sdk.methods import METHODS
 from edge_sdk.methods.local_sgd import LocalSgd
 from edge_sdk.methods.training_context import Batch, Graph, TrainingContext, keyed
-from edge_sdk.protocol.contract.method import (
-    CONTRACTS,
-    END,
-    Ask,
-    Due,
-    Half,
-    Number,
-    Task,
-    Up,
-    Update,
-    answered,
-)
+from edge_sdk.protocol.contract import method
 from edge_sdk.protocol.contract.parameter_layout import ParamSpec
 from edge_sdk.shared_math.optim import sgd
 from edge_sdk.sources import SOURCES
@@ -73,8 +62,8 @@ def _not_finite(p: Floats, x: Floats, y: Floats) -> tuple[Any, ...]:
     return np.float32(np.nan), np.full_like(p, np.inf)
 
 
-def _half(name: str, *, windows: int = 40, gradient: Graph = _least_squares) -> Half[Any]:
-    needed = {graph for ask in CONTRACTS[name].values() for graph in ask.graphs}
+def _half(name: str, *, windows: int = 40, gradient: Graph = _least_squares) -> method.Half[Any]:
+    needed = {graph for ask in method.CONTRACTS[name].values() for graph in ask.graphs}
     if missing := sorted(needed - {"gradient"}):
         raise NotCheckedError(f"its device half runs {', '.join(missing)}; only a fleet has them")
     found = _LinearWindows(windows)
@@ -84,7 +73,7 @@ def _half(name: str, *, windows: int = 40, gradient: Graph = _least_squares) -> 
     return METHODS[name](local, LocalSgd(optimiser=sgd, rate=1e-2, steps=2))
 
 
-def _value(number: Number, choice: str, rng: np.random.Generator) -> float:
+def _value(number: method.Number, choice: str, rng: np.random.Generator) -> float:
     most = min(number.highest, STEPS) if number.name == "steps" else number.highest
     if choice == "lowest":
         return number.lowest
@@ -93,13 +82,13 @@ def _value(number: Number, choice: str, rng: np.random.Generator) -> float:
     return float(np.clip(rng.exponential(), number.lowest, most))
 
 
-def _tasks(ask: str, asked: Ask) -> Iterator[Task]:
+def _tasks(ask: str, asked: method.Ask) -> Iterator[method.Task]:
     rng = np.random.default_rng(3)
     for at in range(1, ROUNDS + 1):
         choice = ("absent", "lowest", "highest", "drawn")[at % 4]
         numbers = () if choice == "absent" else asked.numbers
         scale = (0.0, 1.0, 1e-3, 1e30)[at // 4 % 4]
-        yield Task(
+        yield method.Task(
             DEVICE,
             at,
             ask,
@@ -125,11 +114,11 @@ def device_checks(name: str) -> Checks:
 
 
 def _run(
-    half: Half[Any], name: str, through: Callable[[Any], Any] = lambda state: state
-) -> Iterator[tuple[Any, Task, tuple[Any, ...]]]:
+    half: method.Half[Any], name: str, through: Callable[[Any], Any] = lambda state: state
+) -> Iterator[tuple[Any, method.Task, tuple[Any, ...]]]:
     state = half.init(np.zeros(SPEC.size, np.float32))
     with np.errstate(all="ignore"):
-        for ask, asked in CONTRACTS[name].items():
+        for ask, asked in method.CONTRACTS[name].items():
             for task in _tasks(ask, asked):
                 state, effects = half.apply(through(state), task)
                 yield state, task, effects
@@ -138,9 +127,9 @@ def _run(
 def _answers(name: str) -> None:
     answers = 0
     for _, task, effects in _run(_half(name), name):
-        ask = CONTRACTS[name][task.ask]
+        ask = method.CONTRACTS[name][task.ask]
         numbers = {number.name: number for number in ask.report}
-        for update in (one for one in effects if isinstance(one, Update)):
+        for update in (one for one in effects if isinstance(one, method.Update)):
             answers += 1
             size = (SPEC.shared_size,)
             require(update.vector.shape == size, f"a vector of shape {update.vector.shape}")
@@ -153,7 +142,7 @@ def _answers(name: str) -> None:
                 require(admitted, f"reports {key}={value:g}, outside its range")
             missing = [n.name for n in ask.report if n.needed and n.name not in update.values]
             require(not missing, f"does not report {', '.join(missing)}, which is needed")
-    if answered(CONTRACTS[name])[1].up is Up.PEERS:
+    if method.answered(method.CONTRACTS[name])[1].up is method.Up.PEERS:
         raise NotCheckedError("its updates go to neighbours")
     require(answers, f"no answer to {ROUNDS} tasks")
 
@@ -170,14 +159,16 @@ def _resumes(name: str) -> None:
             np.array_equal(a, two.arrays()[key], equal_nan=True) for key, a in one.arrays().items()
         )
         require(same, f"the state differs after round {task.round}")
-        vectors = [[u.vector for u in some if isinstance(u, Update)] for some in (effects, again)]
+        vectors = [
+            [u.vector for u in some if isinstance(u, method.Update)] for some in (effects, again)
+        ]
         equal = len(vectors[0]) == len(vectors[1]) and all(map(np.array_equal, *vectors))
         require(equal, f"the answer differs in round {task.round}")
 
 
 def _silent(name: str, case: Mapping[str, Any]) -> None:
     for _, task, effects in _run(_half(name, **case), name):
-        for update in (one for one in effects if isinstance(one, Update)):
+        for update in (one for one in effects if isinstance(one, method.Update)):
             if "gradient" not in case:
                 require(condition=False, problem=f"an update without windows, round {task.round}")
             numbers = [*map(float, update.values.values())]
@@ -188,7 +179,7 @@ def _silent(name: str, case: Mapping[str, Any]) -> None:
 def _ends(name: str) -> None:
     half = _half(name)
     w = np.arange(SPEC.shared_size, dtype=np.float32)
-    task = Task(DEVICE, 99, END, base=9, arrays={"w": w})
+    task = method.Task(DEVICE, 99, method.END, base=9, arrays={"w": w})
     state, effects = half.apply(half.init(np.zeros(SPEC.size, np.float32)), task)
     require(not effects, f"effects at the end of a run: {effects}")
     p = half.model(state)["p"]
@@ -198,7 +189,7 @@ def _ends(name: str) -> None:
 def _ignores(name: str) -> None:
     half = _half(name)
     state = half.init(np.zeros(SPEC.size, np.float32))
-    for event in (Due(1, "none"), Task(DEVICE, 1, "none")):
+    for event in (method.Due(1, "none"), method.Task(DEVICE, 1, "none")):
         after, effects = half.apply(state, event)
         require(after is state and not effects, f"{event} changed something")
 

@@ -12,14 +12,8 @@ from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 
+from aggregator.commands import arguments
 from aggregator.commands.announce import load_keys, sign_announcements
-from aggregator.commands.arguments import (
-    CommandError,
-    add_config_option,
-    add_root_key,
-    add_why,
-    require_database,
-)
 from aggregator.config import AggregatorConfig, bind
 from aggregator.store.audit_record import AuditRecord
 from aggregator.store.dialect import DatabaseUrl
@@ -35,14 +29,14 @@ from edge_sdk.protocol import topics
 
 def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("file", help="target file; must not exist")
-    add_config_option(parser)
+    arguments.add_config_option(parser)
 
 
 def run(args: Namespace) -> CommandResult:
     """Copy the database while the daemon runs."""
     target = Path(args.file)
     _refuse_existing(target, args.config)
-    config = require_database(AggregatorConfig.load(args.config))
+    config = arguments.require_database(AggregatorConfig.load(args.config))
     with open_store(config.database, read_only=True) as store:
         store.backup(target)
         begun = store.runs.latest()
@@ -55,17 +49,17 @@ def run(args: Namespace) -> CommandResult:
 def _refuse_existing(target: Path, config: str) -> None:
     """Refuse a target that exists, and a configuration given in its place, with the right call."""
     if target.suffix == ".toml":
-        raise CommandError(
+        raise arguments.CommandError(
             f"backup: {target}: this is the target of the copy, and is named like a configuration",
             hint=f"gridfed-aggregator backup {target.with_suffix('.db').name} --config {target}",
         )
     if target.is_dir():
-        raise CommandError(
+        raise arguments.CommandError(
             f"backup: {target}: this is a folder, not the file of the copy",
             hint=f"gridfed-aggregator backup {target / 'fleet.db'} --config {config}",
         )
     if target.exists() or target.is_symlink():
-        raise CommandError(
+        raise arguments.CommandError(
             f"backup: {target}: this file exists, and a backup overwrites nothing",
             hint=f"choose another name: gridfed-aggregator backup {_free(target)} --config {config}",
         )
@@ -93,9 +87,9 @@ class Restore:
     def add_arguments(parser: ArgumentParser) -> None:
         """Add the backup's file, the root key and the configuration."""
         parser.add_argument("file", help="file that `backup` wrote")
-        add_root_key(parser)
-        add_config_option(parser)
-        add_why(parser)
+        arguments.add_root_key(parser)
+        arguments.add_config_option(parser)
+        arguments.add_why(parser)
 
     @staticmethod
     def run(args: Namespace) -> CommandResult:
@@ -104,7 +98,7 @@ class Restore:
         for view in config.views():
             bind(view)
         if not config.root_public.exists():
-            raise CommandError(
+            raise arguments.CommandError(
                 f"{config.root_public} does not exist; devices trust only the fleet's first root key",
                 hint="put root.pub and aggregator.key back into the state folder, then restore",
             )

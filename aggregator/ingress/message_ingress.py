@@ -24,22 +24,9 @@ from aggregator.ingress.uploads import Uploads
 from aggregator.store.errors import DatabaseFullError
 from edge_sdk.errors import Reason, Refused
 from edge_sdk.link.transport import Message as Arrival
-from edge_sdk.protocol import codec, topics
+from edge_sdk.protocol import codec, messages, topics
 from edge_sdk.protocol.contract import method
 from edge_sdk.protocol.envelope import Sealed
-from edge_sdk.protocol.messages import (
-    ChunkMessage,
-    HaveMessage,
-    HelloMessage,
-    MetricsMessage,
-    OfferMessage,
-    ProtocolMessage,
-    ReceiptMessage,
-    RefusalMessage,
-    SignalMessage,
-    StatusMessage,
-    UpdateMessage,
-)
 
 logger = logging.getLogger(__name__)
 
@@ -60,7 +47,7 @@ class VerifiedArrival(Arrival):
 class Signals:
     """Transient signals of a run: a method without any refuses them."""
 
-    def assemble(self, device: str, fragment: SignalMessage) -> method.Signal | None:  # noqa: ARG002 - of a derived class
+    def assemble(self, device: str, fragment: messages.SignalMessage) -> method.Signal | None:  # noqa: ARG002 - of a derived class
         """Add a fragment; return the signal once it is whole, else None; raise Refused if it is wrong or unwanted."""
         raise Refused(Reason.UNKNOWN_KIND, f"ask {fragment.ask!r}")
 
@@ -74,7 +61,7 @@ class AtHand(NamedTuple):
     device: str = ""
     kind: str = ""
     sealed: Sealed | None = None
-    message: ProtocolMessage | None = None
+    message: messages.ProtocolMessage | None = None
 
 
 class MessageIngress:
@@ -135,19 +122,19 @@ class MessageIngress:
             welcomed=welcomed,
         )
         self._handlers: Mapping[str, tuple[type[Any], Callable[[Sealed, Any], IngressResult]]] = {
-            HelloMessage.kind: (
-                HelloMessage,
+            messages.HelloMessage.kind: (
+                messages.HelloMessage,
                 lambda sealed, hello: sessions.hello(sealed, hello, self._terms),
             ),
-            StatusMessage.kind: (StatusMessage, sessions.status),
-            MetricsMessage.kind: (MetricsMessage, sessions.metrics),
-            ReceiptMessage.kind: (ReceiptMessage, sessions.receipt),
-            RefusalMessage.kind: (RefusalMessage, sessions.refusal),
-            UpdateMessage.kind: (UpdateMessage, self._update),
-            OfferMessage.kind: (OfferMessage, self._offer),
-            ChunkMessage.kind: (ChunkMessage, self._chunk),
-            HaveMessage.kind: (HaveMessage, self._have),
-            SignalMessage.kind: (SignalMessage, self._signal),
+            messages.StatusMessage.kind: (messages.StatusMessage, sessions.status),
+            messages.MetricsMessage.kind: (messages.MetricsMessage, sessions.metrics),
+            messages.ReceiptMessage.kind: (messages.ReceiptMessage, sessions.receipt),
+            messages.RefusalMessage.kind: (messages.RefusalMessage, sessions.refusal),
+            messages.UpdateMessage.kind: (messages.UpdateMessage, self._update),
+            messages.OfferMessage.kind: (messages.OfferMessage, self._offer),
+            messages.ChunkMessage.kind: (messages.ChunkMessage, self._chunk),
+            messages.HaveMessage.kind: (messages.HaveMessage, self._have),
+            messages.SignalMessage.kind: (messages.SignalMessage, self._signal),
         }
 
     @property
@@ -198,10 +185,14 @@ class MessageIngress:
             signals.forget(device)
         self._uploads.drop(device)
         self._downloads.drop(device)
-        if kind == SignalMessage.kind or not device:
+        if kind == messages.SignalMessage.kind or not device:
             self.counts[reason.name] += 1
             return IngressResult()
-        if reason is Reason.INTERNAL and sealed is not None and isinstance(message, UpdateMessage):
+        if (
+            reason is Reason.INTERNAL
+            and sealed is not None
+            and isinstance(message, messages.UpdateMessage)
+        ):
             try:
                 return self._admission.set_aside(sealed, message)
             except Refused as refused:
@@ -215,7 +206,7 @@ class MessageIngress:
         if (
             address is None
             or address.fleet != self.sealer.bodies.fleet
-            or address.kind == SignalMessage.kind
+            or address.kind == messages.SignalMessage.kind
         ):
             self.counts[Reason.INTERNAL.name] += 1
             return IngressResult()
@@ -241,7 +232,7 @@ class MessageIngress:
             return IngressResult()
         self.at_hand = AtHand(device, kind)
         sealed: Sealed | None = None
-        message: ProtocolMessage | None = None
+        message: messages.ProtocolMessage | None = None
         try:
             receiver = None if kind in self._handlers else self._receivers(kind)
             if kind not in self._handlers and receiver is None:
@@ -262,7 +253,7 @@ class MessageIngress:
         except Refused as refused:
             if refused.reason is Reason.BAD_SIGNATURE:
                 self._limiter.failed(device, now)
-            if kind == SignalMessage.kind:  # transient: no reply
+            if kind == messages.SignalMessage.kind:  # transient: no reply
                 self.counts[refused.reason.name] += 1
                 return IngressResult()
             return self._refuse(device, refused.reason, sealed, message)
@@ -298,28 +289,32 @@ class MessageIngress:
         self.counts["UNKNOWN_KEYS"] += 1
 
     def _refuse(
-        self, device: str, reason: Reason, sealed: Sealed | None, message: ProtocolMessage | None
+        self,
+        device: str,
+        reason: Reason,
+        sealed: Sealed | None,
+        message: messages.ProtocolMessage | None,
     ) -> IngressResult:
         """Count a refusal, and send it unless that would amplify traffic."""
         self.counts[reason.name] += 1
         if not self._limiter.may_answer(device, reason, self._clock.monotonic()):
             return IngressResult()
         wait = self._uploads.wait() if reason is Reason.BUSY else pause(reason)
-        refusal = RefusalMessage(reason, wait, *subject(sealed, message))
+        refusal = messages.RefusalMessage(reason, wait, *subject(sealed, message))
         return IngressResult((self.sealer.refuse(device, refusal, message),))
 
     # --- updates
 
-    def _update(self, sealed: Sealed, update: UpdateMessage) -> IngressResult:
+    def _update(self, sealed: Sealed, update: messages.UpdateMessage) -> IngressResult:
         if (size := len(sealed.body)) > (most := self._terms.largest_update):
             text = f"{size} bytes inline, at most {most} are allowed: offer the body first"
             raise Refused(Reason.TOO_LARGE, text)
         return self._admit(sealed, update)
 
-    def _offer(self, sealed: Sealed, offer: OfferMessage) -> IngressResult:
+    def _offer(self, sealed: Sealed, offer: messages.OfferMessage) -> IngressResult:
         return self._updates.offer(sealed, offer, self._clock.monotonic())
 
-    def _chunk(self, sealed: Sealed, chunk: ChunkMessage) -> IngressResult:
+    def _chunk(self, sealed: Sealed, chunk: messages.ChunkMessage) -> IngressResult:
         device, now = sealed.sender, self._clock.monotonic()
         if not self._uploads.expects(device, chunk):
             receipt = self._updates.settled_chunk(device, chunk)
@@ -332,16 +327,16 @@ class MessageIngress:
         body = self.sealer.bodies.opened(body)
         self.at_hand = AtHand(body.sender, body.kind, body)
         self._check_set_aside(body)
-        update = codec.decode(UpdateMessage, body.content, on_unknown=self._unknown)
+        update = codec.decode(messages.UpdateMessage, body.content, on_unknown=self._unknown)
         self.at_hand = AtHand(body.sender, body.kind, body, update)
         return self._admit(body, update)
 
-    def _admit(self, sealed: Sealed, update: UpdateMessage) -> IngressResult:
+    def _admit(self, sealed: Sealed, update: messages.UpdateMessage) -> IngressResult:
         return self._admission.update(sealed, update, self._updates.context_of(update.run))
 
     # --- transient signals and downloads
 
-    def _signal(self, sealed: Sealed, signal: SignalMessage) -> IngressResult:
+    def _signal(self, sealed: Sealed, signal: messages.SignalMessage) -> IngressResult:
         check_signal(sealed.sender, signal.run, self._updates.context_of(signal.run))
         if self._registry.is_quarantined(sealed.sender):
             raise Refused(Reason.QUARANTINED, sealed.sender)
@@ -349,7 +344,7 @@ class MessageIngress:
         signals = self._signals_of.get(signal.run) or Signals()
         return IngressResult(signal=signals.assemble(sealed.sender, signal), run=signal.run)
 
-    def _have(self, sealed: Sealed, have: HaveMessage) -> IngressResult:
+    def _have(self, sealed: Sealed, have: messages.HaveMessage) -> IngressResult:
         device, now = sealed.sender, self._clock.monotonic()
         if not self._limiter.may_pull(device, now):
             self.counts["PULLS_DELAYED"] += 1

@@ -14,19 +14,10 @@ from aggregator.store.store import Store
 from aggregator.store.types import JournalEntry
 from edge_sdk.app.clock import Clock
 from edge_sdk.errors import Reason
-from edge_sdk.protocol import envelope, topics
+from edge_sdk.protocol import envelope, messages, topics
 from edge_sdk.protocol.contract import method
 from edge_sdk.protocol.envelope import AGGREGATOR, Sealed
 from edge_sdk.protocol.keys import Signer
-from edge_sdk.protocol.messages import (
-    ChunkMessage,
-    HaveMessage,
-    HelloMessage,
-    OfferMessage,
-    ProtocolMessage,
-    ReceiptMessage,
-    RefusalMessage,
-)
 
 NO_SPACE_WAIT = 60_000  # ms
 LATER = 1_000  # ms
@@ -70,7 +61,7 @@ class ReplySealer:
     bodies: MessageBodies
     signer: Signer  # the aggregator's online key
 
-    def seal(self, device: str, message: ProtocolMessage, key: bytes = b"") -> Reply:
+    def seal(self, device: str, message: messages.ProtocolMessage, key: bytes = b"") -> Reply:
         """Sign a message, encrypted to the answered hello's key or the device's recorded one if there is one."""
         fleet = self.bodies.fleet  # of the configuration; no message contains it
         kind, body = self.bodies.encoded(device, message, key)
@@ -80,14 +71,19 @@ class ReplySealer:
         return Reply(topics.down(fleet, device, kind), payload)
 
     def refuse(
-        self, device: str, refusal: RefusalMessage, refused: ProtocolMessage | None
+        self,
+        device: str,
+        refusal: messages.RefusalMessage,
+        refused: messages.ProtocolMessage | None,
     ) -> Reply:
         """Seal a refusal; that of a hello is encrypted to the key which the hello announces.
 
         A hello refused with CANNOT_OPEN announces a key to which nothing can be encrypted.
         """
-        is_usable = isinstance(refused, HelloMessage) and refusal.code != Reason.CANNOT_OPEN
-        key = refused.key if isinstance(refused, HelloMessage) and is_usable else b""
+        is_usable = (
+            isinstance(refused, messages.HelloMessage) and refusal.code != Reason.CANNOT_OPEN
+        )
+        key = refused.key if isinstance(refused, messages.HelloMessage) and is_usable else b""
         return self.seal(device, refusal, key)
 
     def receipt(self, device: str, key: Key, row: LedgerRow) -> Reply:
@@ -112,7 +108,7 @@ class IngressParts:
     counts: Counter[str] = field(default_factory=Counter)
 
 
-def receipt(key: Key, row: LedgerRow) -> ReceiptMessage:
+def receipt(key: Key, row: LedgerRow) -> messages.ReceiptMessage:
     """Return the receipt of a settled number; run and round are set only if it counts.
 
     >>> said = receipt((2, 7), LedgerRow(bytes(32), Reason.LATE, run=1, round=4))
@@ -123,7 +119,7 @@ def receipt(key: Key, row: LedgerRow) -> ReceiptMessage:
     """
     life, seq = key
     is_counted = row.code == Reason.ACCEPTED
-    return ReceiptMessage(
+    return messages.ReceiptMessage(
         life=life,
         seq=seq,
         ref=envelope.ref(row.digest),
@@ -134,12 +130,12 @@ def receipt(key: Key, row: LedgerRow) -> ReceiptMessage:
 
 
 def subject(
-    sealed: Sealed | None, message: ProtocolMessage | None
+    sealed: Sealed | None, message: messages.ProtocolMessage | None
 ) -> tuple[bytes | None, bytes | None]:
     """Return the reference of a refused message, and the id of a refused transfer."""
-    if isinstance(message, OfferMessage):
+    if isinstance(message, messages.OfferMessage):
         return None, envelope.ref(message.digest)
-    if isinstance(message, (ChunkMessage, HaveMessage)):
+    if isinstance(message, (messages.ChunkMessage, messages.HaveMessage)):
         return None, message.id
     return (sealed.ref if sealed else None), None
 

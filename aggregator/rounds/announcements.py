@@ -15,22 +15,11 @@ import numpy as np
 
 from aggregator.config import BoundRun
 from aggregator.methods.base.wrappers import STEP
-from edge_sdk.protocol import topics
+from edge_sdk.protocol import messages, topics
 from edge_sdk.protocol.codec import encode
 from edge_sdk.protocol.contract.method import Task
 from edge_sdk.protocol.envelope import AGGREGATOR, ALL, ROOT, digest, ref, seal
 from edge_sdk.protocol.keys import Signer
-from edge_sdk.protocol.messages import (
-    CHUNK_LIMIT,
-    SPAN_LIMIT,
-    WIRE,
-    BundleMessage,
-    KeysMessage,
-    ModelMessage,
-    PartMessage,
-    ProtocolMessage,
-    TimeMessage,
-)
 from edge_sdk.protocol.model_step import model_body, step_body
 from edge_sdk.protocol.root_keys import RootKeys
 from edge_sdk.protocol.transfer import count_of
@@ -62,7 +51,7 @@ class Ends:
     audience: str = ALL  # devices of a run, or all
     also: tuple[Signer, ...] = ()  # further keys of the root, which sign what the root sends
 
-    def to_all(self, message: ProtocolMessage, sender: str = AGGREGATOR) -> bytes:
+    def to_all(self, message: messages.ProtocolMessage, sender: str = AGGREGATOR) -> bytes:
         """Seal a message for the whole audience."""
         return seal(
             encode(message),
@@ -131,13 +120,13 @@ def keys(
     ends = {online: now + OVERLAP, **(also or {})}
     roles = roles or Roles()
     listed = tuple(dict.fromkeys((online, *ends, *roles.model)))
-    message = KeysMessage(
+    message = messages.KeysMessage(
         serial=serial,
         sign=listed,
         open=() if encryption is None else (encryption,),
         from_=(max(0, now - 86_400_000),) * len(listed),
         until=tuple(ends.get(key, now + OVERLAP) for key in listed),
-        min_wire=WIRE,
+        min_wire=messages.WIRE,
         roots=() if roles.root is None else roles.root.keys,
         root_min=1 if roles.root is None else roles.root.threshold,
         bundle=roles.bundle,
@@ -149,7 +138,7 @@ def keys(
 
 def bundle_message(
     run: BoundRun, *, number: int, serial: int, now: int | None = None
-) -> BundleMessage:
+) -> messages.BundleMessage:
     """Build the announcement of the bundle and the method of run ``number``.
 
     Args:
@@ -157,7 +146,7 @@ def bundle_message(
         now: Unix milliseconds; devices refuse it 400 days later. None for never.
     """
     manifest = run.bundle.manifest
-    return BundleMessage(
+    return messages.BundleMessage(
         serial=serial,
         name=manifest.name,
         version=manifest.version,
@@ -174,7 +163,7 @@ def bundle_message(
     )
 
 
-def bundle(root: Ends, message: BundleMessage) -> Publication:
+def bundle(root: Ends, message: messages.BundleMessage) -> Publication:
     """Announce the bundle, signed by the root."""
     return Publication(
         topics.common(root.fleet, "bundle", root.audience), root.to_all(message, ROOT)
@@ -196,11 +185,11 @@ def step(run: BoundRun, task: Task, *, number: int) -> Body | None:
 
 
 def slots(
-    ends: Ends, content: Body, *, chunk: int = CHUNK_LIMIT, first: int = 0
+    ends: Ends, content: Body, *, chunk: int = messages.CHUNK_LIMIT, first: int = 0
 ) -> tuple[Publication, ...]:
     """Split a content body into retained parts, from a slot on."""
     pieces = (
-        PartMessage(id=content.id, i=i, blob=content.data[i * chunk : (i + 1) * chunk])
+        messages.PartMessage(id=content.id, i=i, blob=content.data[i * chunk : (i + 1) * chunk])
         for i in range(count_of(len(content.data), chunk))
     )
     return tuple(
@@ -226,7 +215,7 @@ class Opening:
     until: int  # deadline of the round, server time in milliseconds
     spread: int  # window of the random delay, milliseconds
     inline: int  # largest body sent without an offer, bytes
-    chunk: int = CHUNK_LIMIT  # size of one part, bytes
+    chunk: int = messages.CHUNK_LIMIT  # size of one part, bytes
     ahead: int = 0  # chunks of an update that may follow its first offer without a grant
     single: int = 0  # largest body of an update that may go in one message, bytes; 0 for none
     # the step from the last version, whose slots follow those of the model; or None
@@ -243,12 +232,12 @@ def manifest(
     *,
     number: int,
     phase: Phase = "train",
-) -> ModelMessage:
+) -> messages.ModelMessage:
     """Build the manifest that opens a task's round; its vals are the contract's scalars."""
     declared = {one.name for one in run.ask.numbers}
     share, moved = run.config.run.client_fraction, opening.step
     after = count_of(len(content.data), opening.chunk)
-    return ModelMessage(
+    return messages.ModelMessage(
         serial=opening.serial,
         run=number,
         round=task.round,
@@ -275,14 +264,14 @@ def manifest(
     )
 
 
-def model(ends: Ends, message: ModelMessage) -> Publication:
+def model(ends: Ends, message: messages.ModelMessage) -> Publication:
     return Publication(topics.common(ends.fleet, "model", ends.audience), ends.to_all(message))
 
 
 def time(ends: Ends, *, serial: int, now: int) -> Publication:
     """Announce server time."""
     return Publication(
-        topics.common(ends.fleet, "time"), ends.to_all(TimeMessage(serial=serial, t=now))
+        topics.common(ends.fleet, "time"), ends.to_all(messages.TimeMessage(serial=serial, t=now))
     )
 
 
@@ -308,7 +297,7 @@ def spread(devices: int, size: int, *, down_rate: float, up_rate: float) -> int:
     10000
     """
     longest = max(10.0, devices * size / down_rate, devices / up_rate)
-    return int(min(1000 * longest, SPAN_LIMIT))
+    return int(min(1000 * longest, messages.SPAN_LIMIT))
 
 
 def _declared(values: Mapping[str, float], names: set[str]) -> dict[str, float]:

@@ -25,17 +25,10 @@ from aggregator.store.types import DownloadBody
 from edge_sdk.app.clock import Clock
 from edge_sdk.app.settings import seconds
 from edge_sdk.errors import Refused
-from edge_sdk.protocol import topics
+from edge_sdk.protocol import messages, topics
 from edge_sdk.protocol.codec import decode
 from edge_sdk.protocol.contract.method import ALL, CONTRACTS, Scalars, Task, answered
 from edge_sdk.protocol.envelope import AGGREGATOR, digest, ref, unproved, unseal
-from edge_sdk.protocol.messages import (
-    CHUNK_LIMIT,
-    SPAN_LIMIT,
-    TIME_LIMIT,
-    BundleMessage,
-    ModelMessage,
-)
 from edge_sdk.protocol.transfer import MOST_IN_FLIGHT, count_of
 
 
@@ -62,11 +55,11 @@ class RunAnnouncer:
 
     @property
     def _topic(self) -> str:
-        return topics.common(self.ends.fleet, ModelMessage.kind, self.ends.audience)
+        return topics.common(self.ends.fleet, messages.ModelMessage.kind, self.ends.audience)
 
     def bundle_ref(self) -> bytes:
         """Return the reference of the run's bundle announcement; empty for none."""
-        topic = topics.common(self.ends.fleet, BundleMessage.kind, self.ends.audience)
+        topic = topics.common(self.ends.fleet, messages.BundleMessage.kind, self.ends.audience)
         payload = self.store.announcements.get(topic)
         return ref(digest(unproved(payload))) if payload else b""
 
@@ -74,14 +67,14 @@ class RunAnnouncer:
         """Return the scalars of the newest common task, under any signing key."""
         payload = self.store.announcements.all().get(self._topic, b"")
         try:
-            message = decode(ModelMessage, unproved(payload))
+            message = decode(messages.ModelMessage, unproved(payload))
         except Refused:  # none yet
             return {}
         return message.vals if message.run == self.number else {}
 
-    def last_manifest(self) -> ModelMessage | None:
+    def last_manifest(self) -> messages.ModelMessage | None:
         """Return the last manifest of this run, if the current key signed it."""
-        ends, kind = self.ends, ModelMessage.kind
+        ends, kind = self.ends, messages.ModelMessage.kind
         payload = self.store.announcements.all().get(self._topic, b"")
         try:
             sealed = unseal(
@@ -92,7 +85,7 @@ class RunAnnouncer:
                 fleet=ends.fleet,
                 key_of=lambda _sender, _kid: ends.signer.public,
             )
-            message = decode(ModelMessage, sealed.body)
+            message = decode(messages.ModelMessage, sealed.body)
         except Refused:  # none yet, or by a key that was replaced since
             return None
         return message if message.run == self.number else None
@@ -119,7 +112,7 @@ class RunAnnouncer:
         body = announce.body(self.run, task, number=self.number)
         step = None if after is None else self._step(task, body, chunk)
         lasts = OVERLAP if self.run.ask.personal else int((after or 0.0) * 1000)
-        until = BETWEEN if after is None else min(self.clock.wall() + lasts, TIME_LIMIT)
+        until = BETWEEN if after is None else min(self.clock.wall() + lasts, messages.TIME_LIMIT)
         opening = Opening(
             serial=self.store.announcements.next_serial(),
             until=until,
@@ -129,7 +122,7 @@ class RunAnnouncer:
             ahead=0 if after is None else self._ahead(),
             single=0 if after is None else self._single(),
             step=step,
-            expires=min(self.clock.wall() + VALIDITY, TIME_LIMIT),
+            expires=min(self.clock.wall() + VALIDITY, messages.TIME_LIMIT),
         )
         message = announce.manifest(self.run, task, body, opening, number=self.number, phase=phase)
         also: list[Callable[[], None]] = []
@@ -168,7 +161,7 @@ class RunAnnouncer:
         admission = self.run.config.admission
         if self.run.ask.personal or not admission.max_inline_bytes:
             return 0
-        room = min(MESSAGES, admission.max_in_flight_bytes // CHUNK_LIMIT)
+        room = min(MESSAGES, admission.max_in_flight_bytes // messages.CHUNK_LIMIT)
         return min(MOST_IN_FLIGHT, room // max(1, len(self.devices)))
 
     def _single(self) -> int:
@@ -181,9 +174,11 @@ class RunAnnouncer:
         if admission.workers:  # they take bodies of at most ``max_inline_bytes``
             return 0
         size = min(
-            admission.max_single_bytes, admission.daily_bytes // 8, self._ahead() * CHUNK_LIMIT
+            admission.max_single_bytes,
+            admission.daily_bytes // 8,
+            self._ahead() * messages.CHUNK_LIMIT,
         )
-        return size if size > CHUNK_LIMIT else 0
+        return size if size > messages.CHUNK_LIMIT else 0
 
     def _spread(self, body: Body) -> int:
         """Return the window of the random delay, milliseconds.
@@ -194,7 +189,7 @@ class RunAnnouncer:
         pacing = self.run.config.pacing
         if pacing.jitter != "auto":
             least = int(self.run.config.run.downlink != "f4")
-            return min(max(least, int(1000 * seconds(pacing.jitter))), SPAN_LIMIT)
+            return min(max(least, int(1000 * seconds(pacing.jitter))), messages.SPAN_LIMIT)
         return announce.spread(
             len(self.devices),
             len(body.data),

@@ -19,17 +19,7 @@ from aggregator.methods.base.wrappers import STEP
 from aggregator.store.state_codec import digest
 from edge_sdk.errors import Reason, Refused
 from edge_sdk.protocol.admission_policy import OpenRound, admit_update
-from edge_sdk.protocol.contract.method import (
-    ALL,
-    CONTRACTS,
-    END,
-    Closed,
-    Due,
-    Effects,
-    Event,
-    Member,
-    Task,
-)
+from edge_sdk.protocol.contract import method
 from edge_sdk.protocol.contract.parameter_layout import Vector
 from edge_sdk.protocol.messages import UpdateMessage
 from edge_sdk.session.manifest_checks import vectors
@@ -73,18 +63,20 @@ class DirectServer:
     def digest(self) -> str:
         return digest(self.state).hex()
 
-    def open(self) -> tuple[list[Task], list[Due]]:
+    def open(self) -> tuple[list[method.Task], list[method.Due]]:
         """Open the first round, and let every device join in order of the ids."""
         tasks, timers = self._apply(OPEN)
         for device in self.devices:
-            more, later = self._apply(Member(device, present=True))
+            more, later = self._apply(method.Member(device, present=True))
             tasks, timers = tasks + more, timers + later
         return tasks, timers
 
-    def expire(self, due: Due) -> tuple[list[Task], list[Due]]:
+    def expire(self, due: method.Due) -> tuple[list[method.Task], list[method.Due]]:
         return self._apply(due)
 
-    def receive(self, device: str, message: UpdateMessage) -> tuple[list[Task], list[Due]]:
+    def receive(
+        self, device: str, message: UpdateMessage
+    ) -> tuple[list[method.Task], list[method.Due]]:
         """Admit an update and apply it; a refused one is counted and changes nothing."""
         now, self.bytes_up = self.state, self.bytes_up + len(message.blob)
         opened = OpenRound(RUN, now.round, now.version, is_open=now.is_open)
@@ -104,45 +96,47 @@ class DirectServer:
         more, later = self._ask_refused()
         return tasks + more, timers + later
 
-    def _ask_refused(self) -> tuple[list[Task], list[Due]]:
+    def _ask_refused(self) -> tuple[list[method.Task], list[method.Due]]:
         """Repeat the task of devices whose update was refused in an earlier round than the open one."""
-        tasks: list[Task] = []
-        timers: list[Due] = []
+        tasks: list[method.Task] = []
+        timers: list[method.Due] = []
         if not self.bound.ask.personal:
             self._free.clear()
         for device in [name for name, number in self._free.items() if number < self.state.round]:
             del self._free[device]
-            more, later = self._apply(Member(device, present=True))
+            more, later = self._apply(method.Member(device, present=True))
             tasks, timers = tasks + more, timers + later
         return tasks, timers
 
-    def final_tasks(self) -> list[Task]:
+    def final_tasks(self) -> list[method.Task]:
         """Return the tasks by which the devices adopt the final model."""
         state, model = self.state, self.bound.half.model(self.state)
         w = np.asarray(model["p"], np.float32)
         values = {x.name: float(model[x.name]) for x in self.bound.ask.numbers if x.name in model}
         return [
-            Task(device, state.round, END, base=state.version, values=values, arrays={"w": w})
+            method.Task(
+                device, state.round, method.END, base=state.version, values=values, arrays={"w": w}
+            )
             for device in self.devices
         ]
 
-    def _apply(self, event: Event) -> tuple[list[Task], list[Due]]:
+    def _apply(self, event: method.Event) -> tuple[list[method.Task], list[method.Due]]:
         self.state, effects = self.bound.half.apply(self.state, event)
         return self._followed(effects)
 
-    def _followed(self, effects: Effects) -> tuple[list[Task], list[Due]]:
-        tasks: list[Task] = []
-        timers: list[Due] = []
+    def _followed(self, effects: method.Effects) -> tuple[list[method.Task], list[method.Due]]:
+        tasks: list[method.Task] = []
+        timers: list[method.Due] = []
         for effect in effects:
-            if isinstance(effect, Closed):
+            if isinstance(effect, method.Closed):
                 self._record(effect)
-            elif isinstance(effect, Due):
+            elif isinstance(effect, method.Due):
                 timers.append(effect)
-            elif isinstance(effect, Task):
+            elif isinstance(effect, method.Task):
                 tasks += self._addressed(effect)
         return tasks, timers
 
-    def _record(self, closed: Closed) -> None:
+    def _record(self, closed: method.Closed) -> None:
         report = closed.report
         self.rounds.append(
             DirectRound(
@@ -155,9 +149,9 @@ class DirectServer:
             )
         )
 
-    def _addressed(self, task: Task) -> list[Task]:
+    def _addressed(self, task: method.Task) -> list[method.Task]:
         """Return a task as its devices decode it: vectors in float32, declared scalars."""
-        if task.to != ALL:
+        if task.to != method.ALL:
             self.bytes_down += 4 * sum(array.size for array in task.arrays.values())
             values = {name: float(value) for name, value in task.values.items()}
             return [replace(task, values=values, arrays=self._personal(task))]
@@ -171,8 +165,8 @@ class DirectServer:
         arrays = {name: w}
         return [replace(task, to=one, values=values, arrays=arrays) for one in self.devices]
 
-    def _personal(self, task: Task) -> dict[str, Vector]:
-        ask = CONTRACTS[self.bound.config.run.method][task.ask]
+    def _personal(self, task: method.Task) -> dict[str, Vector]:
+        ask = method.CONTRACTS[self.bound.config.run.method][task.ask]
         present = [np.ravel(task.arrays[name]) for name in ask.down if name in task.arrays]
         if not present:
             return {}

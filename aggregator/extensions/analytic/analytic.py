@@ -36,16 +36,7 @@ from edge_sdk.extensions.analytic.private_release import stable_penalty
 from edge_sdk.extensions.analytic.solve import ridge, votes
 from edge_sdk.extensions.analytic.standardise import FeatureSums, Standardiser
 from edge_sdk.extensions.analytic.statistics import Statistic, from_vector, total
-from edge_sdk.protocol.contract.method import (
-    Array,
-    Closed,
-    Effects,
-    Event,
-    Half,
-    Task,
-    Unlearned,
-    Update,
-)
+from edge_sdk.protocol.contract import method
 from edge_sdk.protocol.contract.parameter_layout import Vector
 
 Floats = NDArray[np.float64]
@@ -59,10 +50,10 @@ share of the sum is below a hundredth, and a solution for every device would tak
 class Statistics(LatestUpdates):
     """State of the server: ``held`` has every device's newest statistic."""
 
-    memory: Mapping[str, Array] = field(default_factory=dict, kw_only=True)
+    memory: Mapping[str, method.Array] = field(default_factory=dict, kw_only=True)
     # for every client whose statistic is in the model, the vector that the statistics of all others
     # give, float32; empty for a fleet above ``SMALL``
-    others: Mapping[str, Array] = field(default_factory=dict, kw_only=True)
+    others: Mapping[str, method.Array] = field(default_factory=dict, kw_only=True)
     # rounds beyond the limit: a client was removed while devices learned in the last one with
     # vectors that contain its windows
     more: int = field(default=0, kw_only=True)
@@ -87,7 +78,7 @@ class AnalyticFleet:
     def fits(self, base: int, version: int) -> bool:
         return self.is_first(base) == self.is_first(version)
 
-    def counts(self, state: Statistics, update: Update) -> bool:
+    def counts(self, state: Statistics, update: method.Update) -> bool:
         """Return whether an update is a statistic for a task after the client's last counted one."""
         is_new = state.quorum.counts(update.sender, update.base, state.version)
         return is_new and update.vector.shape == (self.size,)
@@ -95,17 +86,17 @@ class AnalyticFleet:
     def weighted(self, version: int) -> float:
         return float(version > (0 if self.section.standardised else 1))
 
-    def statistics(self, held: Mapping[str, Array]) -> dict[str, Statistic]:
+    def statistics(self, held: Mapping[str, method.Array]) -> dict[str, Statistic]:
         """Return statistics by device, in order of name."""
         width = self.section.width
         return {name: from_vector(held[name], self.outputs, width) for name in sorted(held)}
 
-    def tasks(self, state: Statistics, clients: Iterable[str]) -> Effects:
+    def tasks(self, state: Statistics, clients: Iterable[str]) -> method.Effects:
         """Return the tasks that send some clients the present vector, or that of all others."""
         values, common = {"weighted": self.weighted(state.version)}, published(state.w)
         sent = {name: {"w": state.others.get(name, common)} for name in sorted(clients)}
         return tuple(
-            Task(name, state.round, ASK, base=state.version, values=values, arrays=arrays)
+            method.Task(name, state.round, ASK, base=state.version, values=values, arrays=arrays)
             for name, arrays in sent.items()
         )
 
@@ -121,7 +112,7 @@ class AnalyticFleet:
         report, others = self.report(state), self.others(w, held)
         return outcome(replace(state, w=w, memory=memory, held=held, others=others), report)
 
-    def others(self, w: Floats, held: Mapping[str, Array]) -> dict[str, Vector]:
+    def others(self, w: Floats, held: Mapping[str, method.Array]) -> dict[str, Vector]:
         """Return for every client the vector of all others; none with a rule, or in a large fleet.
 
         A device that is drawn towards a fleet which it is part of counts its windows twice.
@@ -196,7 +187,7 @@ class AnalyticFleet:
         return np.asarray(verdict.value, np.float64), verdict.memory
 
 
-def analytic(setup: Setup) -> Half[Statistics]:
+def analytic(setup: Setup) -> method.Half[Statistics]:
     """Return the server half.
 
     Raises:
@@ -214,15 +205,19 @@ def analytic(setup: Setup) -> Half[Statistics]:
     def init(w: Vector) -> Statistics:
         return Statistics(0, 0, False, np.asarray(w, np.float64).copy())
 
-    return Half(init, partial(_apply, fleet, hooks), lambda state: {"p": published(state.w)})
+    return method.Half(init, partial(_apply, fleet, hooks), lambda state: {"p": published(state.w)})
 
 
 def _apply(
-    fleet: AnalyticFleet, hooks: RoundHooks[Statistics], state: Statistics, event: Event
-) -> tuple[Statistics, Effects]:
-    if isinstance(event, Unlearned):
+    fleet: AnalyticFleet, hooks: RoundHooks[Statistics], state: Statistics, event: method.Event
+) -> tuple[Statistics, method.Effects]:
+    if isinstance(event, method.Unlearned):
         return _unlearned(state, event.client, fleet, hooks.rounds.limit or 0)
-    if isinstance(event, Update) and state.is_open and not fleet.fits(event.base, state.version):
+    if (
+        isinstance(event, method.Update)
+        and state.is_open
+        and not fleet.fits(event.base, state.version)
+    ):
         return state, fleet.tasks(state, [event.sender])
     limit = (hooks.rounds.limit or 0) + state.more
     hooks = replace(hooks, rounds=replace(hooks.rounds, limit=limit))
@@ -240,7 +235,7 @@ def fleet_of(setup: Setup) -> AnalyticFleet:
 
 def _unlearned(
     state: Statistics, client: str, fleet: AnalyticFleet, limit: int
-) -> tuple[Statistics, Effects]:
+) -> tuple[Statistics, method.Effects]:
     """Remove a client's statistic; after the run, also solve and publish the model without it.
 
     In an open round the next model is without it; if that round is the last, one more follows,
@@ -268,7 +263,7 @@ def _unlearned(
         w, memory = _forgotten(state, fleet), state.memory
     report = {"unlearned": client, **fleet.report(state), "cohort": [], "stop": True}
     state = replace(state, w=w, memory=memory, round=state.round + 1, version=state.version + 1)
-    return state, (Closed(state.round, state.version, moved=True, report=report),)
+    return state, (method.Closed(state.round, state.version, moved=True, report=report),)
 
 
 def _forgotten(state: Statistics, fleet: AnalyticFleet) -> Floats:

@@ -15,19 +15,7 @@ from aggregator.rules.parameters import uniform
 from aggregator.store.state_codec import digest, flatten, rebuild
 from edge_sdk.app.schema import SchemaError
 from edge_sdk.extensions.conformance.conformance import Checks, NotCheckedError, require
-from edge_sdk.protocol.contract.method import (
-    CONTRACTS,
-    Contract,
-    Due,
-    Effects,
-    Event,
-    Half,
-    Member,
-    Task,
-    Up,
-    Update,
-    answered,
-)
+from edge_sdk.protocol.contract import method
 from edge_sdk.protocol.contract.parameter_layout import ParamSpec
 
 SPEC = ParamSpec.of([("body", (6,)), ("head", (2,))], ("body",))
@@ -155,8 +143,8 @@ def method_checks(name: str, settings: Mapping[str, Any]) -> Checks:
 
 
 def _contract(name: str) -> None:
-    contract = CONTRACTS[name]
-    _, ask = answered(contract)
+    contract = method.CONTRACTS[name]
+    _, ask = method.answered(contract)
     settings = METHODS[name].settings()
     require(
         not ask.patient or hasattr(settings, "max_staleness"),
@@ -169,7 +157,7 @@ def _contract(name: str) -> None:
             require(number.lowest <= number.highest, f"{one}.{number.name}: empty range")
 
 
-def _half(name: str, settings: Mapping[str, Any]) -> Half[Any]:
+def _half(name: str, settings: Mapping[str, Any]) -> method.Half[Any]:
     made = METHODS[name]
     given = made.settings(**settings)
     for quorum in (QUORUM, 1):
@@ -182,21 +170,21 @@ def _half(name: str, settings: Mapping[str, Any]) -> Half[Any]:
     raise problem
 
 
-def _events(contract: Contract, course: Any, rng: np.random.Generator) -> Event:  # noqa: ANN401
-    _, ask = answered(contract)
+def _events(contract: method.Contract, course: Any, rng: np.random.Generator) -> method.Event:  # noqa: ANN401
+    _, ask = method.answered(contract)
     client = str(rng.choice(CLIENTS))
     kind = rng.integers(10)
     if kind == 0:
-        return Member(client, present=bool(rng.integers(4)))
+        return method.Member(client, present=bool(rng.integers(4)))
     if kind == 1:
-        return Due(int(course.round), answered(contract)[0])
+        return method.Due(int(course.round), method.answered(contract)[0])
     scale = float(rng.choice([0.0, 1e-3, 1.0, 1e30]))
     vector = rng.normal(size=SPEC.shared_size) * scale
     late = int(rng.choice([0, 0, 0, 1]))
     values = {n.name: _between(n.lowest, n.highest, rng) for n in ask.report}
     values["n"] = float(rng.integers(1, 1000))
     base = max(0, int(course.version) - late)
-    return Update(client, max(1, int(course.round) - late), base, vector, values)
+    return method.Update(client, max(1, int(course.round) - late), base, vector, values)
 
 
 def _between(lowest: float, highest: float, rng: np.random.Generator) -> float:
@@ -204,12 +192,12 @@ def _between(lowest: float, highest: float, rng: np.random.Generator) -> float:
 
 
 def _walk(
-    half: Half[Any],
-    contract: Contract,
+    half: method.Half[Any],
+    contract: method.Contract,
     state: Any,  # noqa: ANN401 - the half's own
-) -> Iterator[tuple[Any, Event, Any, Effects]]:
+) -> Iterator[tuple[Any, method.Event, Any, method.Effects]]:
     rng = np.random.default_rng(7)
-    events: list[Event] = [Member(name, present=True) for name in CLIENTS]
+    events: list[method.Event] = [method.Member(name, present=True) for name in CLIENTS]
     for event in (*events, OPEN):
         after, effects = half.apply(state, event)
         yield state, event, after, effects
@@ -223,13 +211,13 @@ def _walk(
 
 @np.errstate(all="ignore")
 def _walked(name: str, settings: Mapping[str, Any], what: str) -> None:
-    half, contract = _half(name, settings), CONTRACTS[name]
+    half, contract = _half(name, settings), method.CONTRACTS[name]
     first = half.init(np.zeros(SPEC.shared_size, np.float32))
     saved, version = first, 0
     for before, event, after, effects in _walk(half, contract, first):
         version = int(after.version)
         if what == "tasks":
-            for task in (one for one in effects if isinstance(one, Task)):
+            for task in (one for one in effects if isinstance(one, method.Task)):
                 _declared(contract, task)
         elif what == "replay":
             saved, _ = half.apply(rebuild(first, flatten(saved)), event)
@@ -243,12 +231,12 @@ def _walked(name: str, settings: Mapping[str, Any], what: str) -> None:
             require(p.shape == (SPEC.shared_size,), f"model p has the shape {p.shape}")
             require(np.isfinite(p).all(), f"after {event!r:.120}: {p}")
     if what == "moves":
-        if answered(contract)[1].up is Up.PEERS:
+        if method.answered(contract)[1].up is method.Up.PEERS:
             raise NotCheckedError("its devices exchange models with neighbours")
         require(version > 0, f"no version after {EVENTS} events of {len(CLIENTS)} clients")
 
 
-def _declared(contract: Contract, task: Task) -> None:
+def _declared(contract: method.Contract, task: method.Task) -> None:
     require(task.ask in contract, f"ask {task.ask!r} is not in the contract")
     ask = contract[task.ask]
     numbers = {number.name: number for number in ask.numbers}
@@ -269,6 +257,9 @@ def _declared(contract: Contract, task: Task) -> None:
 def _ignored(name: str, settings: Mapping[str, Any]) -> None:
     half = _half(name, settings)
     state, _ = half.apply(half.init(np.zeros(SPEC.shared_size, np.float32)), OPEN)
-    for event in (Due(10**6, answered(CONTRACTS[name])[0]), Due(10**6, "none")):
+    for event in (
+        method.Due(10**6, method.answered(method.CONTRACTS[name])[0]),
+        method.Due(10**6, "none"),
+    ):
         after, effects = half.apply(state, event)
         require(after is state and not effects, f"{event} changed something")

@@ -18,14 +18,8 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import Callable
 from dataclasses import replace
 
+from aggregator.commands import arguments
 from aggregator.commands.announce import load_keys, sign_announcements
-from aggregator.commands.arguments import (
-    CommandError,
-    add_config_option,
-    add_root_key,
-    add_why,
-    require_database,
-)
 from aggregator.config import AggregatorConfig
 from aggregator.extensions.key_rotation import key_rotation
 from aggregator.extensions.key_rotation.key_rotation import RootRotation
@@ -46,8 +40,8 @@ def add_arguments(parser: ArgumentParser) -> None:
         text = inspect.getdoc(entry) or ""
         parser.description = f"{parser.description}\n\n{text}"
     add("what", choices=[*KEYS, *rotations], help="key to replace")
-    add_config_option(parser)
-    add_root_key(parser)
+    arguments.add_config_option(parser)
+    arguments.add_root_key(parser)
     text = (
         "private key of the next root, a file or a PKCS#11 URI; a missing file is made; repeat it"
     )
@@ -58,13 +52,13 @@ def add_arguments(parser: ArgumentParser) -> None:
     add("--finish", action="store_true", help=text)
     text = "days for which the aggregator's former key stays valid (default: 7; 0 if it was stolen)"
     add("--overlap", type=int, default=7, metavar="DAYS", help=text)
-    add_why(parser)
+    arguments.add_why(parser)
 
 
 def run(args: Namespace) -> CommandResult:
     """Replace a key."""
     args.fresh = False
-    config = require_database(AggregatorConfig.load(args.config))
+    config = arguments.require_database(AggregatorConfig.load(args.config))
     if args.what == "aggregator":
         return _rotate_aggregator(args, config)
     if args.what != "root":
@@ -75,7 +69,9 @@ def run(args: Namespace) -> CommandResult:
 
 def _rotate_aggregator(args: Namespace, config: AggregatorConfig) -> CommandResult:
     if not 0 <= args.overlap <= LONGEST_OVERLAP:
-        raise CommandError(f"--overlap: expected 0 to {LONGEST_OVERLAP} days, got {args.overlap}")
+        raise arguments.CommandError(
+            f"--overlap: expected 0 to {LONGEST_OVERLAP} days, got {args.overlap}"
+        )
     path = config.signing_key
     former, (root, _) = signer(config), load_keys(args, config)
     online = key_rotation.next_online_key(path)

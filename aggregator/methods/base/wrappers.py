@@ -13,18 +13,7 @@ from numpy.typing import NDArray
 from aggregator.methods.base.round_machine import ASK, published
 from aggregator.methods.base.types import Count, Rate
 from edge_sdk.protocol.codec import pack_tensor
-from edge_sdk.protocol.contract.method import (
-    RATE,
-    STEPS,
-    Array,
-    Contract,
-    Effect,
-    Effects,
-    Event,
-    Half,
-    Task,
-    Up,
-)
+from edge_sdk.protocol.contract import method
 from edge_sdk.protocol.model_step import STEP_ENCODING, stepped
 
 
@@ -74,7 +63,7 @@ def rate_at(stages: Sequence[RateStage], completed: int) -> float:
     return stages[-1][1]
 
 
-def takes_stages(contract: Contract) -> bool:
+def takes_stages(contract: method.Contract) -> bool:
     """Return whether a method's rate may change from round to round.
 
     It may where the rate is that of local steps, which only the device computes with: the contract
@@ -85,14 +74,14 @@ def takes_stages(contract: Contract) -> bool:
     ['fedavg', 'fedprox']
     """
     return tuple(contract) == (ASK,) and all(
-        ask.up in (Up.DELTA, Up.WEIGHTS)
+        ask.up in (method.Up.DELTA, method.Up.WEIGHTS)
         and not ask.mirrored
-        and {STEPS.name, RATE.name} <= {number.name for number in ask.numbers}
+        and {method.STEPS.name, method.RATE.name} <= {number.name for number in ask.numbers}
         for ask in contract.values()
     )
 
 
-def in_stages(half: Half[Any], stages: Sequence[RateStage]) -> Half[Any]:
+def in_stages(half: method.Half[Any], stages: Sequence[RateStage]) -> method.Half[Any]:
     """Return a server half whose tasks carry the rate of their stage.
 
     The rate of a task follows from its version of the model, so that a task that is sent again, also
@@ -104,13 +93,13 @@ def in_stages(half: Half[Any], stages: Sequence[RateStage]) -> Half[Any]:
     if not stages:
         return half
 
-    def staged(effect: Effect) -> Effect:
-        if not isinstance(effect, Task) or RATE.name not in effect.values:
+    def staged(effect: method.Effect) -> method.Effect:
+        if not isinstance(effect, method.Task) or method.RATE.name not in effect.values:
             return effect
-        values = {**effect.values, RATE.name: rate_at(stages, effect.base)}
+        values = {**effect.values, method.RATE.name: rate_at(stages, effect.base)}
         return replace(effect, values=values)
 
-    def apply(state: Any, event: Event) -> tuple[Any, Effects]:  # noqa: ANN401 - the half's own type
+    def apply(state: Any, event: method.Event) -> tuple[Any, method.Effects]:  # noqa: ANN401 - the half's own type
         after, effects = half.apply(state, event)
         return after, tuple(map(staged, effects))
 
@@ -160,7 +149,7 @@ class SteppedState(WrappedState):
     downlink: Leaves = field(default_factory=dict)
 
 
-def with_steps(make: Callable[[Announce], Half[Any]]) -> Half[SteppedState]:
+def with_steps(make: Callable[[Announce], method.Half[Any]]) -> method.Half[SteppedState]:
     """Return a half that announces every new model as an eight-bit step as well.
 
     Args:
@@ -168,12 +157,12 @@ def with_steps(make: Callable[[Announce], Half[Any]]) -> Half[SteppedState]:
     """
     plain = make(exact)
 
-    def announced(state: SteppedState, effect: Effect) -> Effect:
-        if not isinstance(effect, Task) or STEP not in state.downlink:
+    def announced(state: SteppedState, effect: method.Effect) -> method.Effect:
+        if not isinstance(effect, method.Task) or STEP not in state.downlink:
             return effect
         return replace(effect, arrays={**effect.arrays, STEP: state.downlink[STEP]})
 
-    def apply(state: SteppedState, event: Event) -> tuple[SteppedState, Effects]:
+    def apply(state: SteppedState, event: method.Event) -> tuple[SteppedState, method.Effects]:
         found: Leaves = {}
 
         def announce(
@@ -192,9 +181,9 @@ def with_steps(make: Callable[[Announce], Half[Any]]) -> Half[SteppedState]:
         stepped_state = SteppedState(inner, found if has_moved else state.downlink)
         return stepped_state, tuple(announced(stepped_state, effect) for effect in effects)
 
-    def model(state: SteppedState) -> Mapping[str, Array]:
+    def model(state: SteppedState) -> Mapping[str, method.Array]:
         found = plain.model(state.inner)
         is_reached = STEP in state.downlink and np.array_equal(found["p"], published(state.w))
         return {**found, STEP: state.downlink[STEP]} if is_reached else found
 
-    return Half(lambda w: SteppedState(plain.init(w)), apply, model)
+    return method.Half(lambda w: SteppedState(plain.init(w)), apply, model)
