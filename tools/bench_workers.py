@@ -36,7 +36,8 @@ import numpy as np
 
 from aggregator.config import AggregatorConfig, bind
 from aggregator.extensions.authority.access import broker_process
-from aggregator.extensions.postgres.update_queue import UpdateQueue, open_queue
+from aggregator.extensions.postgres.postgres_queue import PostgresQueue
+from aggregator.extensions.postgres.update_queue import open_queue
 from aggregator.operations.run_setup import set_up
 from aggregator.operations.signing_keys import RootSigners
 from aggregator.store.opener import open_store
@@ -143,7 +144,7 @@ def signed(name: str, key: SigningKey, message: UpdateMessage, fleet: str = FLEE
 
 @contextmanager
 def workers(
-    fleet: Fleet, queue: UpdateQueue, count: int
+    fleet: Fleet, queue: PostgresQueue, count: int
 ) -> Iterator[list[subprocess.Popen[bytes]]]:
     """Start workers, wait until updates reach them, and end them."""
     command = [sys.executable, "-m", "aggregator", "worker", str(fleet.file)]
@@ -192,7 +193,7 @@ class Accounts:
 
 
 def measured(
-    fleet: Fleet, broker: broker_process.BrokerProcess, queue: UpdateQueue, db: psycopg.Connection,
+    fleet: Fleet, broker: broker_process.BrokerProcess, queue: PostgresQueue, db: psycopg.Connection,
     count: int,
 ) -> Throughput:  # fmt: skip
     """Return the throughput of ``count`` workers on all updates of the fleet, and empty the queue."""

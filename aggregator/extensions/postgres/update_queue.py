@@ -6,13 +6,16 @@ after its commit, and a device repeats what was not receipted.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from aggregator.ingress.message_ingress import VerifiedArrival
 from aggregator.store.dialect import DatabaseUrl, Location
 from aggregator.store.errors import DatabaseError
+
+if TYPE_CHECKING:
+    from aggregator.extensions.postgres.postgres_queue import PostgresQueue
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,35 +35,7 @@ class WorkerStatus:
     counts: Mapping[str, int]  # its updates since it started, by result, as it last reported them
 
 
-class UpdateQueue(Protocol):
-    """The queue, as one process sees it."""
-
-    def append(self, updates: Sequence[QueuedUpdate]) -> None:
-        """Append updates, all or none."""
-
-    def oldest(self, most: int) -> list[QueuedUpdate]:
-        """Return the oldest updates; they stay until ``remove``."""
-
-    def remove(self, updates: Sequence[QueuedUpdate]) -> None:
-        """Delete updates that were processed."""
-
-    def length(self) -> int:
-        """Return the number of updates in the queue, or a few more."""
-
-    def show(self, *, is_receiving: bool) -> None:
-        """Count this worker as alive from now on, or not: whether updates reach it."""
-
-    def report(self, counts: Mapping[str, int]) -> None:
-        """Record the counts of this worker, and a sign of life."""
-
-    def workers(self) -> list[WorkerStatus]:
-        """Return the workers that are alive, or have updates in the queue, by name."""
-
-    def close(self) -> None:
-        """Close the connection."""
-
-
-def open_queue(place: Location, *, worker: str = "") -> UpdateQueue:
+def open_queue(place: Location, *, worker: str = "") -> PostgresQueue:
     """Open the queue of updates that admission workers have checked.
 
     Args:

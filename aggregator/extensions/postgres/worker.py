@@ -13,9 +13,10 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from aggregator.config import AggregatorConfig, bind, broker_of
-from aggregator.extensions.postgres.update_queue import QueuedUpdate, UpdateQueue, open_queue
+from aggregator.extensions.postgres.update_queue import QueuedUpdate, open_queue
 from aggregator.ingress.flood_control import FloodControl
 from aggregator.ingress.message_bodies import MessageBodies
 from aggregator.ingress.rate_limits import RateLimiter, RateLimits
@@ -36,6 +37,9 @@ from edge_sdk.protocol import codec, topics
 from edge_sdk.protocol.envelope import AGGREGATOR
 from edge_sdk.protocol.keys import kid_of
 from edge_sdk.protocol.messages import UpdateMessage
+
+if TYPE_CHECKING:
+    from aggregator.extensions.postgres.postgres_queue import PostgresQueue
 
 READ_AFTER = 1.0  # s at least between two readings of the keys for a key that is unknown
 READ_EVERY = 30.0  # s after which the keys are read again in any case
@@ -176,7 +180,7 @@ class UpdateWorker:
     def __init__(
         self,
         transport: Transport,
-        queue: UpdateQueue,
+        queue: PostgresQueue,
         check: UpdateCheck,
         fleet: str,
         *,
