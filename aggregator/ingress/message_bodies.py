@@ -100,21 +100,14 @@ class MessageBodies:
         return self._checked(envelope.opened(body, self._decrypt))
 
     def check_hello(self, device: str, hello: HelloMessage) -> None:
-        """Refuse a hello whose key is missing where one is required, or cannot be used.
-
-        Raises:
-            Refused: PLAIN_REFUSED; CANNOT_OPEN.
-        """
         if codec := self._needed(bool(hello.key)):
             codec.check_hello(device, hello)
 
     def record(self, sealed: Sealed, hello: HelloMessage) -> bool:
-        """Record the key of an accepted hello; return whether the device had another one before."""
         codec = self._needed(bool(hello.key))
         return codec is not None and codec.record(sealed, hello)
 
     def key_of(self, device: str) -> bytes:
-        """Return the key to which messages to a device are encrypted; empty for none."""
         return b"" if self._codec is None else self._codec.key_of(device)
 
     def encoded(self, device: str, message: ProtocolMessage, key: bytes) -> tuple[str, bytes]:

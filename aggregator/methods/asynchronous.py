@@ -224,7 +224,6 @@ class FedAsync:
     max_staleness: Behind = 16  # largest staleness in versions; a staler update is refused
 
     def bound(self, rounds: Rounds) -> Buffering:
-        """Return the family's settings for these numbers."""
         discount = discount_of(self.discount, self.power, self.slope, self.grace)
         values = task(self.steps, self.rate, prox=self.prox)
         return Buffering(discount, self.max_staleness, rounds, values)

@@ -114,11 +114,9 @@ class RunParts:
     backlog: deque[JournalEntry] = field(default_factory=deque)
 
     def mark(self) -> tuple[object, ...]:
-        """Return a mark for ``rewind``."""
         return self.engine.mark(), self.steps.mark(), tuple(self.backlog)
 
     def rewind(self, mark: tuple[Any, ...]) -> None:
-        """Restore the state at the mark."""
         engine, steps, backlog = mark
         self.engine.rewind(engine)
         self.steps.rewind(steps)

@@ -108,7 +108,6 @@ class SqliteStore(Store):
     """
 
     def __init__(self, db: sqlite3.Connection, path: Path, held: ExitStack) -> None:
-        """Take over an open connection and its resources; use ``open``."""
         super().__init__(db, path, held)
         self._file, self._sqlite = path, db
 

@@ -71,7 +71,6 @@ class Pty:
 
     @property
     def url(self) -> str:
-        """Return the address for a ``[[source]]``."""
         return f"serial://{self._link or self._name}"
 
     def send(self, data: bytes, *, waits: bool) -> bool:
@@ -128,7 +127,6 @@ class Port:
 
     @property
     def url(self) -> str:
-        """Return the address for a ``[[source]]``."""
         host, port = self._server.getsockname()[:2]
         return f"tcp://{host}:{port}"
 

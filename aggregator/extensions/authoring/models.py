@@ -53,7 +53,6 @@ class LoadLstm(nn.Module):
         self.head = head(hidden * lookback, horizon)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Forecast ``[B, horizon]`` from ``[B, lookback, channels]``."""
         joined: Tensor = self.head(self.lstm(x)[0].flatten(1))
         return joined
 
@@ -84,7 +83,6 @@ class LoadGru(nn.Module):
         self.head = head(hidden * lookback, horizon)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Forecast ``[B, horizon]`` from ``[B, lookback, channels]``."""
         joined: Tensor = self.head(self.gru(x)[0].flatten(1))
         return joined
 
@@ -121,7 +119,6 @@ class CellsMlp(nn.Module):
         self.head = nn.Linear(WIDTH, horizon)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Forecast ``[B, horizon]`` from ``[B, lookback, channels]``."""
         close, period = views(x, self.horizon)
         joined = torch.cat([close.flatten(1), period.flatten(1)], 1)
         out: Tensor = self.head(self.body(joined))
@@ -138,7 +135,6 @@ class CellsRecurrent(nn.Module):
         self.head = nn.Linear(WIDTH, horizon)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Forecast ``[B, horizon]`` from ``[B, lookback, channels]``."""
         steps = torch.cat(views(x, self.horizon), 2)
         out: Tensor = self.head(self.body(steps)[0][:, -1])
         return out
@@ -185,7 +181,6 @@ class CellsBranches(nn.Module):
         self.head = nn.Linear(WIDTH, horizon)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Forecast ``[B, horizon]`` from ``[B, lookback, channels]``."""
         close, period = views(x, self.horizon)
         ends = self.branches["closeness"](close)[0], self.branches["period"](period)[0]
         out: Tensor = self.head(ends[0][:, -1] + ends[1][:, -1])

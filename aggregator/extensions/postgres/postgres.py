@@ -36,7 +36,6 @@ class PostgresStore(Store):
     def __init__(
         self, db: psycopg.Connection, place: DatabaseUrl, lease: Lease | None, held: ExitStack
     ) -> None:
-        """Take over an open connection and its resources; use ``open``."""
         super().__init__(PostgresDatabase(db, lease.epoch if lease else None), place, held)
         self._server, self._lease, self._place = db, lease, place
 

@@ -116,7 +116,6 @@ class PostgresDatabase:
             return self._db.execute(statement.encode())
 
     def executemany(self, statement: str, rows: Iterable[Sequence[Any]], /) -> QueryResult:
-        """Execute a statement for each row of values."""
         with errors_of(self._db):
             cursor = self._db.cursor()
             cursor.executemany(_marked(statement), list(rows))

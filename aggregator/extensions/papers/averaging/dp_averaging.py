@@ -89,7 +89,6 @@ class UDP:
     }
 
     def bound(self, rounds: Rounds) -> Averaging:
-        """Return the family's settings for these numbers."""
         values = task(self.steps, self.rate, bound=self.update_clip_norm)
         scheme = Discounted(rounds, self.discount_factor) if self.crd else None
         return Averaging(sgd(self.server_rate), rounds, values, scheme)

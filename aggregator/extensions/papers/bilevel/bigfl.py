@@ -109,7 +109,6 @@ class BiGFL:
 
     @property
     def max_staleness(self) -> int:
-        """Return the largest accepted staleness, equal to ``stale_after``."""
         return self.stale_after
 
     @property

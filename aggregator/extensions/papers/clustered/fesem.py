@@ -131,7 +131,6 @@ class FeSEM:
 
     @property
     def max_staleness(self) -> int:
-        """Return the largest accepted staleness, equal to ``stale_after``."""
         return self.stale_after
 
     def bound(self, setup: Setup) -> Clustering:

@@ -95,7 +95,6 @@ class Diffusion:
 
     @property
     def capacity(self) -> int:
-        """Return the largest number of stations."""
         return len(self.adjacent)
 
     @cached_property
@@ -109,7 +108,6 @@ class Diffusion:
         return draw.uniform(-reach, reach, self.spec.size)
 
     def forward(self, p: Array, h: Array, present: Array) -> Array:
-        """Return z; see ``GraphModel``."""
         return np.tanh(self._sum(p, self._spread(h, present)))
 
     def pullback(self, p: Array, h: Array, present: Array, gz: Array) -> tuple[Array, Array]:

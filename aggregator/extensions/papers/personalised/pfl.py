@@ -132,7 +132,6 @@ class PFL:
 
     @property
     def max_staleness(self) -> int:
-        """Return the largest accepted staleness, equal to ``stale_after``."""
         return self.stale_after
 
     @property
@@ -151,7 +150,6 @@ class PFL:
         )
 
     def numbers(self, client: str) -> dict[str, float]:
-        """Return the numbers of a client's task."""
         values = task(self.steps, self.rate, prox=self.prox_by_device.get(client, self.prox))
         values |= {
             "optimiser": _OPTIMISERS[self.optimiser],

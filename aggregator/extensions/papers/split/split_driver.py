@@ -53,7 +53,6 @@ class SplitDriver(RoundSteps):
         self._order: Counter[str] = Counter()
 
     def mark(self) -> tuple[Any, ...]:
-        """Return a mark for ``rewind``."""
         return (self.result, self.unsent, self._act, self._key, self._alarms, Counter(self._order))
 
     def rewind(self, mark: tuple[Any, ...]) -> None:
@@ -76,7 +75,6 @@ class SplitDriver(RoundSteps):
         return self._apply(Due(state.round, "begin"))
 
     def receive(self, event: Signal | Member) -> TaskMessages:
-        """Apply a signal or a membership change; return the messages to send."""
         return self._apply(event) if self._act is not None else ()
 
     def wants(self, signal: Signal, shape: tuple[int, ...]) -> bool:
@@ -84,7 +82,6 @@ class SplitDriver(RoundSteps):
         return self._act is not None and self.play.wants(self._act, signal, shape)
 
     def wake(self) -> TaskMessages:
-        """Apply every timer that is due; return the messages to send."""
         now = self.clock.monotonic()
         sent: list[tuple[str, messages.TaskMessage]] = []
         for alarm in [one for one in self._alarms if one[0] <= now]:
@@ -95,7 +92,6 @@ class SplitDriver(RoundSteps):
 
     @property
     def next_due(self) -> float | None:
-        """Return the due time of the next timer, on the monotonic clock."""
         return min((at for at, _ in self._alarms), default=None)
 
     def _apply(self, event: Event) -> TaskMessages:
@@ -201,7 +197,6 @@ class SignalAssembler(Signals):
         return self._added(device, fragment, answer) if fragment.shape else answer
 
     def forget(self, device: str) -> None:
-        """Drop the fragments of a device."""
         for key in [key for key in self._sheets if key[0] == device]:
             del self._sheets[key]
 

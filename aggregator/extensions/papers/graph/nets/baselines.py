@@ -45,7 +45,6 @@ class GraphNet(nn.Module):
         self.layers = nn.ModuleList(GraphNetLayer(features) for _ in range(layers))
 
     def forward(self, h: Tensor, around: Surroundings) -> Tensor:
-        """Map ``(B, N, F, L)`` to the same shape; zero where absent before, zero after."""
         edges = _edges(around)
         degree = torch.bincount(edges[0], minlength=h.shape[1]).to(h.dtype)
         x = h.permute(0, 3, 1, 2).flatten(0, 1)
@@ -78,7 +77,6 @@ class Conv2d(nn.Module):
         )
 
     def forward(self, h: Tensor, around: Surroundings) -> Tensor:
-        """Map ``(B, N, F, L)`` to the same shape; zero where absent before, zero after."""
         plane = h.transpose(1, 2)
         for layer in self.layers:
             plane = torch.relu(layer(plane)) * around.there[:, None]

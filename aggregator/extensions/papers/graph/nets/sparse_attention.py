@@ -141,7 +141,6 @@ class SparseAttentionNet(nn.Module):
         )
 
     def forward(self, h: Tensor, around: Surroundings) -> Tensor:
-        """Map ``(B, N, F, L)`` to the same shape."""
         for block in self.blocks:
             h = block(h, around)
         return h

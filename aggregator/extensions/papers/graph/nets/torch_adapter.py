@@ -40,7 +40,6 @@ class TorchGraphModel:
 
     @property
     def capacity(self) -> int:
-        """Return the largest number of stations."""
         return len(self.adjacent)
 
     @cached_property
@@ -68,7 +67,6 @@ class TorchGraphModel:
         return self._out(torch.cat([part.reshape(-1) for part in parts]))
 
     def forward(self, p: Array, h: Array, present: Array) -> Array:
-        """Return z; see ``GraphModel``."""
         around, weights = self._around(present), self._weights(self._in(p))
         out = np.zeros(h.shape, self.dtype)
         with torch.no_grad():
