@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from edge_sdk.app.lean_dataclass import dataclass
 from edge_sdk.extensions.analytic.profile_features import ProfileRows, with_hinges
 from edge_sdk.extensions.analytic.reweighting import QuantileLoss, reweighted
-from edge_sdk.extensions.analytic.solve import fleet_solution
+from edge_sdk.extensions.analytic.solve import ridge
 from edge_sdk.extensions.analytic.standardise import CLIP, CONSTANT
 from edge_sdk.extensions.analytic.statistics import Statistic, gather
 from edge_sdk.forecasting.calendar_features import Floats, Ints
@@ -114,7 +114,8 @@ def next_coefficients(
         previous: Before the pass; None before the first.
         statistics: Sums over the devices, by stage. A stage that no device has takes the
             coefficients of the stage below it that has some, or else of the one above it.
-        penalty: κ per device, as for ``solve.fleet_solution``.
+        penalty: Of every coefficient, as a share of the mean diagonal of Σ w φφᵀ: so one number fits
+            fleets of every noise.
         step: How far to go towards the solution; ``RELAXATION`` between the second pass and the last.
 
     Raises:
@@ -122,7 +123,10 @@ def next_coefficients(
     """
     if not statistics:
         raise ValueError("a pass without statistics has no solution; at least 1 stage is needed")
-    solved = {stage: fleet_solution(one, penalty)[0] for stage, one in statistics.items()}
+    solved = {
+        stage: ridge(one, penalty * float(np.diag(one.matrix(0)).mean()))[0]
+        for stage, one in statistics.items()
+    }
     given = sorted(solved)
     nearest = [max((g for g in given if g <= stage), default=given[0]) for stage in range(stages)]
     found: Floats = np.stack([solved[stage] for stage in nearest])

@@ -55,7 +55,8 @@ def test_a_first_pass_is_ridge_regression_on_the_pooled_rows_of_each_stage(seed,
     for stage in range(3):
         rows = [d[s == stage] / np.sqrt((s == stage).sum()) for d, _, s in devices]
         goals = [y[s == stage] / np.sqrt((s == stage).sum()) for _, y, s in devices]
-        ridge = np.sqrt(0.01 * count) * np.eye(7)
+        square = float(np.square(np.concatenate(rows)).sum()) / 7
+        ridge = np.sqrt(0.01 * square) * np.eye(7)
         stacked = np.concatenate([*rows, ridge]), np.concatenate([*goals, np.zeros(7)])
         assert found[stage] == pytest.approx(np.linalg.lstsq(*stacked)[0], abs=1e-4)
 
