@@ -3,7 +3,7 @@
 Modules in the order in which they build on each other:
 
     combination → forecast_choice → model_monitor → own_model → candidates → fine_tuning
-        → last_good → saved_selection → forecast_selection
+        → last_good → saved_selection → record_errors → forecast_selection
 
 Another extension offers a candidate by two keys of its row, ``candidate`` and ``fit``
 (``saved_selection.FittedCandidate``). All forecasts are quantiles ``(n, horizon, levels)``: a horizon

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 
@@ -19,11 +19,12 @@ from edge_sdk.app.cli import fields
 from edge_sdk.app.settings import seconds
 from edge_sdk.errors import StoreFull
 from edge_sdk.extensions.choice.candidates import CandidateModels
-from edge_sdk.extensions.choice.combination import LAST_GOOD, LEAST, HeldBackErrors
+from edge_sdk.extensions.choice.combination import LAST_GOOD, LEAST
 from edge_sdk.extensions.choice.fine_tuning import digest_of, tuned, why_fleet, why_not_tuned
 from edge_sdk.extensions.choice.forecast_choice import ForecastChoice, choose_by_step
 from edge_sdk.extensions.choice.last_good import after_day
 from edge_sdk.extensions.choice.own_model import fit
+from edge_sdk.extensions.choice.record_errors import record_errors
 from edge_sdk.extensions.choice.saved_selection import (
     BOOSTED_MODEL,
     GOOD_MODEL,
@@ -38,7 +39,6 @@ from edge_sdk.extensions.choice.saved_selection import (
 from edge_sdk.forecasting.calendar_features import DAY
 from edge_sdk.forecasting.forecast import FLEET, ForecastQuality
 from edge_sdk.forecasting.windows import ChannelFrame, Scale
-from edge_sdk.methods.fedavg import LocalState
 from edge_sdk.protocol.contract.parameter_layout import Vector
 from edge_sdk.runtime import GraphError
 from edge_sdk.training.active_run import GivenUp
@@ -323,46 +323,3 @@ class ForecastSelection(DeviceExtension):
     def _save(self, selection: SavedSelection) -> None:
         save(self._store, self._active.learner, SELECTION, selection.leaves())
         self.candidates = replace(self.candidates, selection=selection)
-
-
-MOST: Final = 28
-"""Most days that are compared: the newest ones."""
-SHARE: Final = 0.25
-"""Share of the record that is compared, but for ``LEAST`` and ``MOST`` days."""
-SHORTEST: Final = 3 * LEAST
-"""Days of record below which nothing is compared: the models would have less than two weeks."""
-
-
-def record_errors(
-    learner: ModelRuntime,
-    state: Any,  # noqa: ANN401 - the half's own type
-    models: CandidateModels,
-) -> HeldBackErrors | None:
-    """Return the errors on the newest part of the record; None for a short record.
-
-    A tuned copy and the last good model have none: both were chosen by that part. A device's solution in
-    closed form is solved again without it.
-
-    Args:
-        learner: Bundle and readings. Its ``between_batches`` may raise: then nothing has changed.
-    """
-    frame, p = learner.frame(), learner.vector(state)
-    origins, step = frame.origins(), frame.window.step_seconds
-    if not len(origins) or (origins[-1] - origins[0]) * step < SHORTEST * DAY:
-        return None
-    rows = len(frame) * SHARE
-    rows = min(max(rows, LEAST * DAY / step), MOST * DAY / step)
-    late = origins[origins >= len(frame) - 1 - rows]
-    early = origins[origins + frame.window.horizon < late.min(initial=len(frame))]
-    if not len(early) or not len(late):
-        return None  # a long gap
-    is_alone = isinstance(state, LocalState)
-    p = learner.form.solved(frame, p, models.common, early, is_alone=is_alone)
-    plain = replace(models, tuned=None, is_tuned=False, good=None)
-    try:
-        again = plain.refitted(p, frame, early, learner.between_batches)
-    except MemoryError:
-        again = replace(plain, boosted=None).refitted(p, frame, early)
-    if models.own is None:
-        again = replace(again, own=None)
-    return again.compared_on(p, frame, late)
