@@ -84,4 +84,4 @@ def test_what_arrives_of_quantised_answers_adds_up_to_the_answers():
         assert 0 < np.abs(update.vector - vector).max() < 1.0
         answers += vector
         sent += update.vector
-    np.testing.assert_allclose(sent + encoded.residual.values, answers, atol=1e-4)
+    np.testing.assert_allclose(sent + encoded.residual["values"], answers, atol=1e-4)
