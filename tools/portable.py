@@ -48,7 +48,7 @@ NUMERIC = (
     "tests/edge_sdk/extensions/intervals/test_conformal.py",
     "tests/edge_sdk/forecasting/test_forecast.py",
     "tests/edge_sdk/extensions/peers/test_exchange.py",
-    "tests/edge_sdk/forecasting/test_intervals.py",
+    "tests/edge_sdk/extensions/intervals/test_intervals.py",
     "tests/edge_sdk/extensions/evaluation/test_forecast_metrics.py",
     "tests/edge_sdk/extensions/papers",
     "tests/edge_sdk/extensions/peers/test_mixing_matrix.py",
