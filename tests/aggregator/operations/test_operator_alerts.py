@@ -77,7 +77,7 @@ def test_metrics_and_status_tell_when_each_file_expires(authority, serve):
 
 def test_a_renewed_file_and_one_that_is_gone_are_seen_at_the_next_look(authority, serve):
     daemon = serve()
-    authority.revoked(days=(0.0, 20.5))
+    authority.revoked(days=(-1 / 24, 20.5))
     authority.file.unlink()
     daemon._run_periodic()
     found = exported(daemon)

@@ -63,7 +63,7 @@ def test_a_renewed_file_is_read_again_and_an_unchanged_one_is_not(authority, mon
     watch.look()
     assert reads == []
     monkeypatch.undo()
-    authority.revoked(days=(0.0, 30.5))
+    authority.revoked(days=(-1 / 24, 30.5))
     os.utime(watch.files[2].path, ns=(1, 1))
     assert watch.look()[2].days(now) == 30
     assert watch.warnings(now) == []
