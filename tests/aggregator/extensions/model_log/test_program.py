@@ -126,7 +126,7 @@ def test_wrong_arguments_end_with_a_sentence_and_make_no_key(tmp_path, honest, c
     assert not (tmp_path / "notes").exists()
 
 
-def test_an_outsider_needs_two_packages_and_no_part_that_opens_a_network_or_database(
+def test_an_outsider_needs_one_package_and_no_part_that_opens_a_network_or_database(
     tmp_path, honest
 ):
     """What is imported by a whole run is little enough to be read by somebody who trusts nobody."""
@@ -145,8 +145,8 @@ def test_an_outsider_needs_two_packages_and_no_part_that_opens_a_network_or_data
         check=True,
     )
     loaded = set(done.stdout.splitlines()[-1].split())
-    assert {"numpy", "cryptography"} <= loaded
-    absent = {"onnxruntime", "torch", "paho", "prometheus_client", "sqlite3", "psycopg"}
+    assert "cryptography" in loaded
+    absent = {"numpy", "onnxruntime", "torch", "paho", "prometheus_client", "sqlite3", "psycopg"}
     assert not loaded & absent
     assert not [
         name for name in loaded if name.startswith(("aggregator.config", "aggregator.daemon"))
