@@ -58,7 +58,7 @@ def test_a_first_pass_is_ridge_regression_on_the_pooled_rows_of_each_stage(seed,
         square = float(np.square(np.concatenate(rows)).sum()) / 7
         ridge = np.sqrt(0.01 * square) * np.eye(7)
         stacked = np.concatenate([*rows, ridge]), np.concatenate([*goals, np.zeros(7)])
-        assert found[stage] == pytest.approx(np.linalg.lstsq(*stacked)[0], abs=1e-4)
+        assert found[stage] == pytest.approx(np.linalg.lstsq(*stacked, rcond=None)[0], abs=1e-4)
 
 
 def test_passes_approach_the_least_absolute_error_and_relaxation_needs_fewer():
@@ -136,7 +136,7 @@ def test_the_own_part_lies_between_nothing_and_the_devices_own_fit(seed):
     large = QuantileLoss(floor=1e9)  # the same weight for every row: least squares
     found = {s: own_part(design, targets, s, large, passes=1) for s in (1e-9, 0.1, 10.0, math.inf)}
     wide = design.astype(np.float64)
-    assert found[1e-9] == pytest.approx(np.linalg.lstsq(wide, targets)[0], abs=1e-3)
+    assert found[1e-9] == pytest.approx(np.linalg.lstsq(wide, targets, rcond=None)[0], abs=1e-3)
     size = [np.linalg.norm(one) for one in found.values()]
     assert size == sorted(size, reverse=True)
     assert size[-1] == 0.0

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
 import math
 from types import SimpleNamespace
 
 import pytest
 
-from aggregator.extensions.forecasts.forecast_book import ForecastBook, steps_of
 from edge_sdk.errors import ConfigError
 from edge_sdk.extensions.outputs.fleet import FleetOutput, forecast_message
 from edge_sdk.extensions.outputs.forecast_message import ForecastMessage
@@ -16,13 +16,20 @@ from edge_sdk.protocol.codec import decode, encode
 from tests.edge_sdk.extensions.outputs.conftest import START, issued_forecast, nothing_yet
 
 
-def test_a_forecast_crosses_the_wire_with_its_quality_and_its_gaps():
+@pytest.fixture
+def forecast_book():
+    """The aggregator's module, where its packages are installed."""
+    pytest.importorskip("prometheus_client", reason="the aggregator's packages are not installed")
+    return importlib.import_module("aggregator.extensions.forecasts.forecast_book")
+
+
+def test_a_forecast_crosses_the_wire_with_its_quality_and_its_gaps(forecast_book):
     message = forecast_message(issued_forecast())
     assert message is not None
     back = decode(ForecastMessage, encode(message))
     assert (back.model, back.bundle, back.run, back.version) == ("load-week-1", 1, 3, 7)
     assert (back.by, back.error, back.source, back.coverage) == ("own", 0.125, "own model", 0.8)
-    assert steps_of(back) == [
+    assert forecast_book.steps_of(back) == [
         {"start": float(START), "value": 1.25, "lower": 1.0, "upper": 1.5},
         {"start": START + 3600.0, "value": None, "lower": None, "upper": None},
     ]
@@ -64,8 +71,8 @@ def test_a_promise_of_noise_and_an_open_forecast_do_not_go_together():
     open_output({"type": "fleet", "uncovered": True}, 0, "meter-1", is_private=True)
 
 
-def test_the_aggregator_keeps_the_newest_forecast_also_after_a_restart(tmp_path):
-    book = ForecastBook(tmp_path / "forecasts")
+def test_the_aggregator_keeps_the_newest_forecast_also_after_a_restart(forecast_book, tmp_path):
+    book = forecast_book.ForecastBook(tmp_path / "forecasts")
 
     def message(t):
         found = forecast_message(issued_forecast(issued=float(t)))
@@ -74,11 +81,11 @@ def test_the_aggregator_keeps_the_newest_forecast_also_after_a_restart(tmp_path)
 
     assert book.record("meter-1", *message(5))
     assert not book.record("meter-1", *message(5))
-    again = ForecastBook(tmp_path / "forecasts")
+    again = forecast_book.ForecastBook(tmp_path / "forecasts")
     assert not again.record("meter-1", *message(4))
     assert again.record("meter-1", *message(6))
     assert [(device, found.t) for device, found in again.stored()] == [("meter-1", 6000)]
     (tmp_path / "forecasts" / "meter-2.forecast").write_bytes(b"\xff")
     assert [device for device, _ in again.stored()] == ["meter-1"]
     assert again.record("meter-2", *message(1))
-    assert math.isclose(steps_of(message(1)[0])[0]["value"], 1.25)
+    assert math.isclose(forecast_book.steps_of(message(1)[0])[0]["value"], 1.25)
