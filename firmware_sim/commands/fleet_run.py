@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
@@ -151,15 +151,8 @@ class FleetRun:
             )
             for client in fleet.clients:
                 self.counts.update(client.status()["counts"])
-            self._add_told_refusals()
+            self.refused = with_told(self.refused, self.counts)
             return meter.cost(fleet.traffic())
-
-    def _add_told_refusals(self) -> None:
-        """Count what devices were told; the aggregator's page may be a second older."""
-        for name, count in self.counts.items():
-            kind, _, reason = name.partition(" ")
-            if kind == "refused" and reason:
-                self.refused[reason] = max(count, self.refused.get(reason, 0))
 
     def _roles(self, ids: Sequence[str]) -> Callable[[str], AttackRole]:
         if self.attack_plan is None:
@@ -200,6 +193,24 @@ class FleetRun:
                 )
             self.refused, self.moved = now.refused, now.version
             self.shown.update(self.name, "done" if now.is_done else "training", now)
+
+
+def with_told(refused: Mapping[str, int], counts: Mapping[str, int]) -> dict[str, int]:
+    """Return refusals by reason; the aggregator's page may be a second older than its devices.
+
+    Args:
+        refused: Those of the page.
+        counts: Counters of the devices, summed.
+
+    >>> with_told({"LATE": 3}, {"refused": 3, "refused LATE": 2, "refused WRONG_SPEC": 1})
+    {'LATE': 3, 'WRONG_SPEC': 1}
+    """
+    found = dict(refused)
+    for name, count in counts.items():
+        kind, _, reason = name.partition(" ")
+        if kind == "refused" and reason:
+            found[reason] = max(count, found.get(reason, 0))
+    return found
 
 
 @dataclass

@@ -27,7 +27,7 @@ SEASON = 24  # hours
 LEVELS = tuple(step / 10 for step in range(1, 10))
 TASK = "m4_hourly/h/short"
 NAIVE = "seasonal_naive"
-"""Published row that this module must reproduce before it prints any other."""
+"""Published row that must be reproduced here before another is compared."""
 
 DIGESTS = {
     "Hourly-train.csv": "ea59b7783573c49077a835ab6465c7d66f1474783360f310988a9a737fbca62f",
