@@ -36,7 +36,7 @@ from edge_sdk.protocol.contract.parameter_layout import ParamSpec, Vector
 from edge_sdk.protocol.keys import read_public
 from edge_sdk.runtime import Graph, GraphError, inspect_graph, load_graph
 
-SDK_VERSION = (0, 1, 2)
+SDK_VERSION = (0, 1, 3)
 """Version that ``min_sdk`` of a manifest is compared with."""
 
 _EXTENSIONS = ExtensionIndex("edge_sdk")

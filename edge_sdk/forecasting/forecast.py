@@ -334,9 +334,11 @@ def missing_readings(series: Series, manifest: Manifest) -> MissingReadings:
     """Return the number of readings that complete the newest window, and the streams without any.
 
     The count assumes that every later slot has a reading of each needed stream. It is the smallest
-    number of rows after which all channels of the last ``lookback`` rows are known.
+    number of rows after which all channels of the last ``lookback`` rows are known, or of as many as
+    ``least_known``.
     """
     lookback, step = manifest.window.lookback, manifest.window.step_seconds
+    gaps = lookback - manifest.window.least
     optional = manifest.optional
     needed = [f for f in manifest.features if f.name not in optional]
     shifts = {
@@ -346,13 +348,13 @@ def missing_readings(series: Series, manifest: Manifest) -> MissingReadings:
     }
     shifts |= {f.stream: [0] for f in needed if f.stream is not None}
     most = lookback + max(max(of) for of in shifts.values())
-    rows = max(_rows_missing(series, name, of, lookback, most) for name, of in shifts.items())
+    rows = max(_rows_missing(series, name, of, lookback, most, gaps) for name, of in shifts.items())
     absent = [x for x in shifts if not len(series) or not np.isfinite(series.values(x)).any()]
     return MissingReadings(tuple(absent), rows, step)
 
 
 def _rows_missing(
-    series: Series, stream: str, shifts: Sequence[int], lookback: int, most: int
+    series: Series, stream: str, shifts: Sequence[int], lookback: int, most: int, gaps: int
 ) -> int:
     """Return the first number of added rows after which every shifted window is known."""
     seen = np.isfinite(filled(series.values(stream))) if len(series) else np.zeros(0, np.bool_)
@@ -362,7 +364,7 @@ def _rows_missing(
     ends = most + np.arange(most + 1)  # one past the newest row, with so many added
     complete = np.ones(most + 1, np.bool_)
     for shift in shifts:
-        complete &= holes[ends - shift] == holes[ends - shift - lookback]
+        complete &= holes[ends - shift] - holes[ends - shift - lookback] <= gaps
     return int(np.flatnonzero(complete)[0])
 
 

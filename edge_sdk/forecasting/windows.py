@@ -18,7 +18,6 @@ from edge_sdk.forecasting.calendar_features import DAY, Floats, Ints, calendar, 
 from edge_sdk.forecasting.series import Series
 from edge_sdk.methods.training_context import Batch
 from edge_sdk.protocol.contract.manifest import Feature, Manifest, Target, Window
-from edge_sdk.protocol.contract.method import Array
 
 FILL = 2
 """Number of missing steps over which an input is carried forward; a longer gap masks the window."""
@@ -76,8 +75,8 @@ def filled(values: Floats, limit: int = FILL) -> Floats:
 class ChannelFrame:
     """All channels of one device, and the positions of complete windows.
 
-    Row ``o`` is an *origin* when rows ``o - lookback + 1 .. o`` are complete; its targets are rows
-    ``o + 1 .. o + horizon``.
+    Row ``o`` is an *origin* when rows ``o - lookback + 1 .. o`` are complete, or as many of them as
+    ``window.least``; its targets are rows ``o + 1 .. o + horizon``.
     """
 
     window: Window  # lookback, horizon, step
@@ -126,11 +125,15 @@ class ChannelFrame:
         local = local_seconds(times, zone)
         base = scale.shrink(last)
         columns = {f.name: _column(f, series, site, local, base) for f in manifest.features}
+        for f in manifest.features:
+            if f.what is not None and f.lead_steps is not None:
+                later = local_seconds(times + f.lead_steps * series.step, zone)
+                columns[f.name] = _column(f, series, site, later, base)
         for feature in manifest.features:
             if feature.of is not None:
                 columns[feature.name] = np.isfinite(columns[feature.of]).astype(np.float64)
         for feature in manifest.features:
-            if feature.lead_steps is not None:
+            if feature.lead_steps is not None and feature.stream is not None:
                 columns[feature.name] = _persisted(columns[feature.name], feature, series)
         for name in [feature.of for feature in manifest.features if feature.of is not None]:
             columns[name] = np.nan_to_num(columns[name], nan=0.0)
@@ -178,9 +181,9 @@ class ChannelFrame:
     def _complete(self, span: Span, *, observed: bool, reach_back: bool) -> Ints:
         start, stop = (int(len(self) * share) for share in span)
         lookback, horizon = self.window.lookback, self.window.horizon
-        first = max(lookback, start + (0 if reach_back else lookback)) - 1
+        first = max(0, start - 1 if reach_back else start + lookback - 1)
         rows = np.arange(first, stop - horizon, dtype=np.int64)
-        good = self._incomplete[rows + 1] == self._incomplete[rows + 1 - lookback]
+        good = self.complete[rows]
         if observed:
             good &= self._unseen[rows + 1 + horizon] == self._unseen[rows + 1]
         found = np.asarray(rows[good])
@@ -190,10 +193,7 @@ class ChannelFrame:
     @property
     def is_ready(self) -> bool:
         """Return whether the newest window is complete, so that the model can forecast from it."""
-        lookback = self.window.lookback
-        return len(self) >= lookback and bool(
-            self._incomplete[-1] == self._incomplete[-lookback - 1]
-        )
+        return bool(self.complete[-1:].any())
 
     @property
     def newest(self) -> int | None:
@@ -203,9 +203,13 @@ class ChannelFrame:
         return int(self.times[-1]) // self.window.step_seconds
 
     def inputs(self, origins: Ints) -> NDArray[np.float32]:
-        """Gather input windows in one copy, shape ``(B, lookback, channels)``."""
+        """Gather input windows in one copy, shape ``(B, lookback, channels)``.
+
+        Rows before the first one are NaN, where a window need not be complete.
+        """
         lookback, width = self.window.lookback, self.channels.shape[1]
-        return np.asarray(self._flat[origins - lookback + 1].reshape(-1, lookback, width))
+        first = origins if self.window.least < lookback else origins - lookback + 1
+        return np.asarray(self._flat[first].reshape(-1, lookback, width))
 
     def truth(self, origins: Ints) -> Floats:
         """Gather the targets in the series' unit, NaN where unobserved, ``(B, horizon)``."""
@@ -228,14 +232,24 @@ class ChannelFrame:
 
     @cached_property
     def _flat(self) -> NDArray[np.float32]:
-        """View of every window as one row, shape ``(T - lookback + 1, lookback * C)``."""
+        """View of every window as one row, shape ``(T - lookback + 1, lookback * C)``.
+
+        Where a window need not be complete there is one that ends at every row, ``(T, ...)``.
+        """
         lookback, width = self.window.lookback, self.channels.shape[1]
-        return sliding_window_view(self.channels.reshape(-1), lookback * width)[::width]
+        rows = self.channels
+        if self.window.least < lookback:
+            before = np.full((lookback - 1, width), np.nan, np.float32)
+            rows = np.concatenate([before, rows])
+        return sliding_window_view(rows.reshape(-1), lookback * width)[::width]
 
     @cached_property
-    def _incomplete(self) -> Ints:
-        bad = ~np.isfinite(self.channels).all(1)
-        return np.concatenate([[0], np.cumsum(bad)])
+    def complete(self) -> NDArray[np.bool_]:
+        """Rows that end a window to forecast from, shape ``(T,)``."""
+        known = np.concatenate([[0], np.cumsum(np.isfinite(self.channels).all(1))])
+        rows = np.arange(len(self))
+        found = known[rows + 1] - known[np.maximum(rows + 1 - self.window.lookback, 0)]
+        return np.asarray(found >= self.window.least)
 
     @cached_property
     def _unseen(self) -> Ints:
@@ -343,16 +357,6 @@ def row_numbers(frame: ChannelFrame) -> Ints:
     return np.asarray(frame.times // frame.window.step_seconds)
 
 
-def complete(frame: ChannelFrame) -> Array:
-    """Return the rows that have a whole window to forecast from, ``(T,)`` bool."""
-    lookback = frame.window.lookback
-    bad = np.concatenate([[0], np.cumsum(~np.isfinite(frame.channels).all(axis=1))])
-    good = np.zeros(len(frame), np.bool_)
-    if len(frame) >= lookback:
-        good[lookback - 1 :] = bad[lookback:] == bad[:-lookback]
-    return good
-
-
 def new_windows(frame: ChannelFrame, upto: int) -> tuple[Ints, Floats]:
     """Return the origins of complete windows with a target after a row number, and the new targets.
 
@@ -362,9 +366,9 @@ def new_windows(frame: ChannelFrame, upto: int) -> tuple[Ints, Floats]:
     """
     count, horizon = len(frame), frame.window.horizon
     first = int(np.searchsorted(row_numbers(frame), upto, side="right"))
-    first = max(first, count - MOST, frame.window.lookback)
+    first = max(first, count - MOST, frame.window.least)
     origins = np.arange(max(first - horizon, 0), count - 1, dtype=np.int64)
-    origins = origins[complete(frame)[origins]]
+    origins = origins[frame.complete[origins]]
     rows = origins[:, None] + 1 + np.arange(horizon)
     is_new = (rows >= first) & (rows < count)
     return origins, np.where(is_new, frame.raw[np.minimum(rows, count - 1)], np.nan)

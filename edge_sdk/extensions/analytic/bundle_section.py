@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated, Final
+from collections.abc import Mapping
+from typing import Annotated, Any, Final
 
 from edge_sdk.app.lean_dataclass import dataclass
-from edge_sdk.app.schema import Between, Length
+from edge_sdk.app.schema import Between, Length, build
 from edge_sdk.protocol.contract.manifest import HIDDEN, Manifest
 from edge_sdk.protocol.contract.parameter_layout import ParamSpec
 
@@ -87,6 +88,8 @@ class AnalyticSection:
             raise ValueError(
                 f"a model in closed form has no graph but {HIDDEN!r}, no path and no second half"
             )
+        if manifest.window.least_known is not None:
+            raise ValueError("window.least_known is for models that take gaps")
         manifest.check_signatures()
         if (HIDDEN in manifest.graphs) != self.has_hidden:
             raise ValueError(f"graph {HIDDEN!r} is required for features hidden:…, and only there")
@@ -98,6 +101,21 @@ class AnalyticSection:
             raise ValueError(f"layers must be those of the analytic section: {wanted}")
         if len(self.design) != self.width:
             raise ValueError(f"analytic.design must have {self.width} values")
+
+
+def read_section(given: object, *, where: str) -> Any:  # noqa: ANN401 - one of two sections
+    """Return the section of a manifest: that of profiles, if it names a ``map`` of features.
+
+    Raises:
+        SchemaError: A field that does not fit.
+    """
+    if isinstance(given, Mapping) and "map" in given:
+        from edge_sdk.extensions.analytic.profile_section import (  # noqa: PLC0415 - for few bundles
+            ProfileSection,
+        )
+
+        return build(ProfileSection, given, where=where)
+    return build(AnalyticSection, given, where=where)
 
 
 def statistic_layout(outputs: int, width: int) -> ParamSpec:

@@ -34,6 +34,11 @@ OWN_STRENGTHS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, math.inf)
 RELAXATION = 1.8
 """Step of every pass but the first two and the last, in the distance to the pass's solution."""
 
+LEAST_SPREAD = 0.02
+"""Least announced spread, in levels."""
+
+_OF_SPREAD = ("sksd", "sp", "k10n:0.1", "k10n:0.9", "a28:0.1", "a28:0.9")
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ProfilePrior:
@@ -98,6 +103,39 @@ def stage_statistics(
         one = gather(rows, goals, weights)
         found[int(stage)] = one.scaled(1.0 / one.count)
     return found
+
+
+def naive_noise(rows: ProfileRows, targets: Floats) -> Floats:
+    """Return the error of last week's same slot in levels, shape ``(N,)``; its mean is the ``noise``.
+
+    Args:
+        targets: In levels, minus base, shape ``(N,)``; where they are NaN the result is.
+    """
+    return np.abs(targets - rows.design[:, :, rows.names.index("w1")].ravel())
+
+
+def spread_columns(rows: ProfileRows) -> Floats:
+    """Return what a spread is announced from, in levels, shape ``(n, H, 6)``.
+
+    One, the modulus of base, the deviation of the newest days of the kind, what the last day missed
+    on the average, and the ranges of ten days of the kind and of all days, all at the slot.
+    """
+    column = {name: rows.design[:, :, rows.names.index(name)] for name in _OF_SPREAD}
+    near = column["k10n:0.9"] - column["k10n:0.1"]
+    whole = column["a28:0.9"] - column["a28:0.1"]
+    one = np.ones_like(near)
+    parts = (one, np.abs(rows.base), column["sksd"], column["sp"], near, whole)
+    return np.stack(parts, -1).astype(np.float64)
+
+
+def announced_spread(columns: Floats, coefficients: Floats) -> Floats:
+    """Return the spread in levels, at least ``LEAST_SPREAD``, shape ``(...)``.
+
+    Args:
+        columns: As ``spread_columns`` returns them, shape ``(..., 6)``.
+        coefficients: Of each column, the last axis as that of ``columns``.
+    """
+    return np.asarray(np.maximum((columns * coefficients).sum(-1), LEAST_SPREAD))
 
 
 def next_coefficients(

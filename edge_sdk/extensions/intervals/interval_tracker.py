@@ -21,7 +21,7 @@ import numpy as np
 from edge_sdk.app.lean_dataclass import dataclass
 from edge_sdk.extensions.intervals.conformal import ConformalCalibration, CoverageTarget, rolled
 from edge_sdk.forecasting.calendar_features import Floats, Ints
-from edge_sdk.forecasting.windows import ChannelFrame, complete, row_numbers
+from edge_sdk.forecasting.windows import ChannelFrame, row_numbers
 from edge_sdk.protocol.contract.method import Array
 from edge_sdk.protocol.contract.parameter_layout import Vector
 
@@ -145,7 +145,7 @@ class IntervalTracker:
     def _walk(
         self, calibration: ConformalCalibration, frame: ChannelFrame, rows: Ints, predict: Predict
     ) -> tuple[ConformalCalibration, Floats]:
-        whole = rows[complete(frame)[rows]]
+        whole = rows[frame.complete[rows]]
         quantiles = predict(whole)
         predicted = np.full((len(rows), *quantiles.shape[1:]), np.nan)
         predicted[np.searchsorted(rows, whole)] = quantiles

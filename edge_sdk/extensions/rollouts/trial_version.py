@@ -19,7 +19,6 @@ from edge_sdk.forecasting.calendar_features import Floats, Ints
 from edge_sdk.forecasting.forecast import Forecast, rolling
 from edge_sdk.forecasting.windows import (
     ChannelFrame,
-    complete,
     new_windows,
     row_numbers,
     target_days,
@@ -127,7 +126,7 @@ class TrialVersion:
             return record
         rows, theirs = row_numbers(frame)[origins], row_numbers(other)
         at = np.minimum(np.searchsorted(theirs, rows), len(theirs) - 1)
-        usable = (theirs[at] == rows) & complete(other)[at]
+        usable = (theirs[at] == rows) & other.complete[at]
         origins, truth, at = origins[usable], truth[usable], at[usable]
         served = _medians(self.present, learned, frame, origins)
         new = _medians(self.runtime, self.vector(learned), other, at)

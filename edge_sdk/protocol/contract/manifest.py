@@ -95,6 +95,13 @@ class Window:
     lookback: Count  # rows of input, oldest first
     horizon: Count  # target values after the last row
     step_seconds: Annotated[int, Between(1, 604_800)]  # seconds from one row to the next
+    # known rows of the lookback from which a forecast is made; all of them where left out
+    least_known: Count | None = None
+
+    @property
+    def least(self) -> int:
+        """Known rows of the lookback from which a forecast is made."""
+        return self.lookback if self.least_known is None else self.least_known
 
 
 _NEEDED: Final = {"stream": "stream", "calendar": "what", "lag": "lag_steps", "mask": "of"}
@@ -131,7 +138,8 @@ class Feature:
     # in that row, 0 where it has none). A ``stream``, ``lag`` or ``static`` that a mask names is
     # optional: without a value it is 0 after scaling, and its windows are complete all the same. A
     # ``stream`` with ``lead_steps`` has in each row the value of a later row; where that is
-    # unknown, the newest recorded one, and 0 only without any.
+    # unknown, the newest recorded one, and 0 only without any. A ``calendar`` has that of the later
+    # row's time.
     kind: Literal["target", "stream", "calendar", "lag", "static", "mask"]
     unit: Annotated[str, Length(1, 32)]  # unit of the value before scaling
     low: Finite = 0.0  # public lower end of the scale; not used for ``target`` and ``lag``
@@ -151,8 +159,10 @@ class Feature:
         needs = _NEEDED.get(self.kind)
         if needs is not None and getattr(self, needs) is None:
             raise ValueError(f"feature {self.name!r}: a {self.kind} feature needs {needs!r}")
-        if self.lead_steps is not None and self.kind != "stream":
-            raise ValueError(f"feature {self.name!r}: only a stream has 'lead_steps'")
+        if self.lead_steps is not None and self.kind not in ("stream", "calendar"):
+            raise ValueError(
+                f"feature {self.name!r}: only a stream or a calendar feature has 'lead_steps'"
+            )
 
     @property
     def lead_stream(self) -> str | None:
@@ -163,7 +173,8 @@ class Feature:
         >>> Feature("next", "stream", "°C", stream="weather.temperature", lead_steps=1).lead_stream
         'weather.temperature+1'
         """
-        return None if self.lead_steps is None else f"{self.stream}+{self.lead_steps}"
+        is_ahead = self.lead_steps is not None and self.stream is not None
+        return f"{self.stream}+{self.lead_steps}" if is_ahead else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -350,6 +361,8 @@ class Manifest:
         if self.analytic is not None and not dataclasses.is_dataclass(self.analytic):
             object.__setattr__(self, "analytic", _read_section("analytic", self.analytic))
         if self.analytic is None:
+            if self.window.least_known is not None:
+                raise ValueError("window.least_known is for models that take gaps")
             self._check_graphs()
         else:
             self.analytic.refuse_misfit(self)
@@ -380,7 +393,7 @@ class Manifest:
             raise ValueError(f"feature {feature.name!r}: lead_steps above the horizon, {most}")
         if feature.stream == self.target.stream:
             raise ValueError(f"feature {feature.name!r}: the target is not known ahead")
-        if feature.name not in self.optional:
+        if feature.stream is not None and feature.name not in self.optional:
             raise ValueError(f"feature {feature.name!r}: a feature with lead_steps needs a mask")
 
     @property
@@ -487,7 +500,7 @@ def _read_section(name: str, given: object) -> Any:  # noqa: ANN401 - an extensi
     """Return a section of a manifest that an extension defines."""
     for entry in ExtensionIndex("edge_sdk").having("bundle"):
         if entry.row["bundle"] == name:
-            return build(entry.load("manifest"), given, where=f"manifest.{name}")
+            return entry.load("manifest")(given, where=f"manifest.{name}")
     raise ValueError(f"{name}: no extension that computes such bundles is installed")
 
 

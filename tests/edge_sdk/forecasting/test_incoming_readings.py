@@ -115,8 +115,8 @@ def test_a_manifest_with_another_lead_is_refused(feature, why):
     )
     with pytest.raises(ValueError, match=why):
         replace(MANIFEST, features=(*MANIFEST.features[:-2], changed, *more, rest))
-    with pytest.raises(ValueError, match="only a stream has 'lead_steps'"):
-        Feature("hour", "calendar", "1", what="hour", lead_steps=1)
+    with pytest.raises(ValueError, match="only a stream or a calendar feature has 'lead_steps'"):
+        Feature("area", "static", "1", lead_steps=1)
 
 
 def test_a_closed_form_reads_the_weather_of_the_target_and_nothing_after_it():

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edge_sdk.bundle import shipped_folder
@@ -45,6 +48,25 @@ def test_an_empty_series_needs_the_whole_window_and_its_lags(name):
     assert missing.rows == manifest.window.lookback + lag - 1
     assert missing.rows == steps_until_ready(series, manifest, manifest.required_streams)
     assert missing_readings(series, manifest).text == ""
+
+
+@given(st.lists(st.booleans(), max_size=30), st.integers(1, 8))
+@settings(max_examples=30, deadline=None)
+def test_the_count_of_a_window_that_takes_gaps_is_that_of_a_simulation(seen, least):
+    manifest = manifest_of("load-mlp")
+    window = replace(manifest.window, least_known=min(least, manifest.window.lookback))
+    needed = SimpleNamespace(
+        window=window,
+        target=manifest.target,
+        features=manifest.features,
+        optional=manifest.optional,
+    )
+    series = series_for(manifest, 10_000)
+    for i, is_seen in enumerate(seen):
+        if is_seen:
+            series.add(Reading(LOAD, START + i * series.step, 1.0))
+    found = missing_readings(series, needed).rows
+    assert found == steps_until_ready(series, needed, manifest.required_streams)
 
 
 @pytest.mark.slow

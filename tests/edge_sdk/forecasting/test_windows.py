@@ -31,10 +31,10 @@ def series_of(load, heat=None, start=MONDAY):
     return series
 
 
-def plan(*features, lookback=3, horizon=1, form="level", scale="device", **ends):
+def plan(*features, lookback=3, horizon=1, form="level", scale="device", least=None, **ends):
     target = Target(LOAD, "kWh", form, scale, **ends)
     return SimpleNamespace(
-        window=Window(lookback, horizon, 3600), target=target, features=(OWN, *features)
+        window=Window(lookback, horizon, 3600, least), target=target, features=(OWN, *features)
     )
 
 
@@ -64,6 +64,31 @@ def test_channels_do_not_mix():
     assert x.shape == (2, 3, 2)
     assert x[0].tolist() == [[2, 102], [3, 103], [4, 104]]
     assert x[1, -1].tolist() == [7, 107]
+
+
+def test_a_window_that_takes_gaps_needs_a_number_of_known_rows_only():
+    load = np.arange(12.0)
+    load[4:10] = np.nan  # two of them are carried forward
+    frame = frame_of(load, lookback=4, horizon=1, fixed_scale=Scale(0, 1), least=2)
+    assert np.flatnonzero(frame.complete).tolist() == [1, 2, 3, 4, 5, 6, 7, 11]
+    assert frame.origins().tolist() == [1, 2]
+    assert frame.origins(observed=False).tolist() == [1, 2, 3, 4, 5, 6, 7]
+    x = frame.inputs(np.array([1, 7, 11]))[:, :, 0]
+    assert x == pytest.approx(
+        np.array([[np.nan, np.nan, 0, 1], [3, 3, np.nan, np.nan], [np.nan, np.nan, 10, 11]]),
+        nan_ok=True,
+    )
+    assert frame.is_ready
+    assert not frame_of(load[:1], lookback=4, fixed_scale=Scale(0, 1), least=2).is_ready
+
+
+def test_a_calendar_channel_with_a_lead_has_the_wall_clock_of_the_later_row():
+    feature = Feature("later", "calendar", "1", 0.0, 24.0, what="slot_of_day", lead_steps=5)
+    zone = ZoneInfo("Europe/Madrid")  # a row of 2024-03-31: 01:00 UTC is 03:00, after 01:00
+    start = MONDAY + 90 * 24 - 4
+    manifest = plan(feature)
+    frame = ChannelFrame.of(series_of(np.ones(3), start=start), manifest, zone=zone)
+    assert (frame.channels[:, 1] * 24).round().tolist() == [3, 4, 5]
 
 
 def test_gaps_of_two_are_filled_and_gaps_of_three_mask_the_window():

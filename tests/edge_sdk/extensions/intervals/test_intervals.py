@@ -11,7 +11,7 @@ import pytest
 from edge_sdk.extensions.intervals.conformal import CoverageTarget
 from edge_sdk.extensions.intervals.interval_tracker import IntervalTracker, SavedCalibration
 from edge_sdk.forecasting.series import Series, SeriesRow
-from edge_sdk.forecasting.windows import ChannelFrame, complete
+from edge_sdk.forecasting.windows import ChannelFrame
 from edge_sdk.protocol.contract.manifest import Feature, Target, Window
 
 LOAD = "ev.demand.energy"
@@ -109,12 +109,12 @@ def test_rows_without_a_complete_window_are_not_predicted():
     values = np.full(60, 0.5)
     values[30:40] = np.nan
     frame = frame_of(values)
-    whole = complete(frame)
+    whole = frame.complete
     assert not whole[:2].any()
     assert whole[2:30].all()
     assert not whole[32:42].any()  # two steps are carried forward, and a window is three
     assert whole[42:].all()
-    assert not complete(frame_of(values[:2])).any()
+    assert not frame_of(values[:2]).complete.any()
     FOLLOWER.follow(None, frame_of([np.nan, 1.0]), OLD, Telling())
 
 
