@@ -17,7 +17,7 @@ from edge_sdk.forecasting.seasonal import rows_of, seasonal_naive
 from edge_sdk.forecasting.series import STREAMS, Series
 from edge_sdk.forecasting.windows import ChannelFrame, filled
 from edge_sdk.methods.training_context import Graph
-from edge_sdk.protocol.contract.manifest import Manifest
+from edge_sdk.protocol.contract.manifest import Manifest, Window
 from edge_sdk.protocol.contract.parameter_layout import Vector
 
 NUMBERS = 65_536
@@ -337,8 +337,7 @@ def missing_readings(series: Series, manifest: Manifest) -> MissingReadings:
     number of rows after which all channels of the last ``lookback`` rows are known, or of as many as
     ``least_known``.
     """
-    lookback, step = manifest.window.lookback, manifest.window.step_seconds
-    gaps = lookback - manifest.window.least
+    window, step = manifest.window, manifest.window.step_seconds
     optional = manifest.optional
     needed = [f for f in manifest.features if f.name not in optional]
     shifts = {
@@ -347,14 +346,14 @@ def missing_readings(series: Series, manifest: Manifest) -> MissingReadings:
         )
     }
     shifts |= {f.stream: [0] for f in needed if f.stream is not None}
-    most = lookback + max(max(of) for of in shifts.values())
-    rows = max(_rows_missing(series, name, of, lookback, most, gaps) for name, of in shifts.items())
+    most = window.lookback + max(max(of) for of in shifts.values())
+    rows = max(_rows_missing(series, name, of, window, most) for name, of in shifts.items())
     absent = [x for x in shifts if not len(series) or not np.isfinite(series.values(x)).any()]
     return MissingReadings(tuple(absent), rows, step)
 
 
 def _rows_missing(
-    series: Series, stream: str, shifts: Sequence[int], lookback: int, most: int, gaps: int
+    series: Series, stream: str, shifts: Sequence[int], window: Window, most: int
 ) -> int:
     """Return the first number of added rows after which every shifted window is known."""
     seen = np.isfinite(filled(series.values(stream))) if len(series) else np.zeros(0, np.bool_)
@@ -364,7 +363,8 @@ def _rows_missing(
     ends = most + np.arange(most + 1)  # one past the newest row, with so many added
     complete = np.ones(most + 1, np.bool_)
     for shift in shifts:
-        complete &= holes[ends - shift] - holes[ends - shift - lookback] <= gaps
+        lacking = holes[ends - shift] - holes[ends - shift - window.lookback]
+        complete &= lacking <= window.lookback - window.least
     return int(np.flatnonzero(complete)[0])
 
 
