@@ -143,6 +143,16 @@ def limit_memory(data: int | None) -> None:
     resource.setrlimit(resource.RLIMIT_DATA, (within, hard))
 
 
+def data_limit() -> int | None:
+    """Return the limit of this process's data in bytes (``RLIMIT_DATA``); None without one."""
+    try:
+        import resource  # noqa: PLC0415 - not on every platform
+    except ImportError:
+        return None
+    soft, _ = resource.getrlimit(resource.RLIMIT_DATA)
+    return None if soft == resource.RLIM_INFINITY else soft
+
+
 _SHORT = ("cannot allocate memory", "failed to map segment", "bad_alloc", "unable to allocate")
 """Texts of libraries in place of ``MemoryError``."""
 

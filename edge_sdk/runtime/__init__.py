@@ -1,4 +1,4 @@
-"""Load and run exported graphs with numpy, or with the engine of an extension.
+"""Load and run exported graphs with onnxruntime, or with the engine of an extension.
 
 Importing this package loads no engine; ``load_graph`` does, on first use.
 """
@@ -17,7 +17,7 @@ from edge_sdk.protocol.contract.method import Array
 __all__ = ["ENGINE", "Graph", "GraphError", "engine_name", "inspect_graph", "load_graph"]
 
 ENGINE = "GRIDFED_ENGINE"
-"""Environment variable with an engine: ``auto`` (as if unset), ``numpy``, or a further one."""
+"""Environment variable with an engine: ``auto`` (as if unset), ``onnxruntime``, or a further one."""
 
 
 class GraphError(Exception):
@@ -54,21 +54,29 @@ class Graph(Protocol):
         """Run the graph once."""
 
 
-AUTO, NUMPY = "auto", "numpy"
+AUTO = "auto"
+
+
+def _onnxruntime() -> Callable[..., Graph]:
+    from edge_sdk.runtime.ort_engine import OrtGraph  # noqa: PLC0415 - only where it is used
+
+    return OrtGraph
+
 
 ENGINES: PluginRegistry[Callable[..., Graph]] = PluginRegistry(
-    {}, "gridfed.engines", listed=ExtensionIndex("edge_sdk").loaders("engines")
+    {},
+    "gridfed.engines",
+    listed={"onnxruntime": _onnxruntime, **ExtensionIndex("edge_sdk").loaders("engines")},
 )
-"""Further engines by the name of the package that they need; the first installed one is preferred."""
+"""Engines by the name of the package that they need; the first installed one is preferred."""
 
 
 def load_graph(data: bytes | Path, *, threads: int = 1) -> Graph:
-    """Load an exported graph: with a further engine where it is installed, else with numpy alone.
+    """Load an exported graph with the engine that is configured or installed.
 
     Args:
         data: The ``.onnx`` file, or its bytes.
         threads: Fixed for the life of the graph; results are bit-identical only at equal counts.
-            Numpy uses as many as its own library is configured with.
 
     Raises:
         GraphError: No such engine, it cannot load the graph, or ``inspect_graph`` refuses it.
@@ -76,24 +84,18 @@ def load_graph(data: bytes | Path, *, threads: int = 1) -> Graph:
     raw = data.read_bytes() if isinstance(data, Path) else data
     engine = engine_name()
     inspect_graph(raw)
-    if engine != NUMPY:
-        return ENGINES[engine](raw, threads=threads)
-    from edge_sdk.runtime.numpy_engine import NumpyGraph  # noqa: PLC0415 - only where it is used
-
-    return NumpyGraph(raw)
+    return ENGINES[engine](raw, threads=threads)
 
 
 def inspect_graph(data: bytes) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return a graph's feeds and results after checking its operators and sizes; run nothing.
 
-    Only operators of the table in ``edge_sdk.runtime.operator_registry`` are accepted, none of
-    which loops or holds another graph, and only as many elements and multiplications as
-    ``edge_sdk.runtime.shape_inference`` allows.
+    Only operators with a rule in ``edge_sdk.runtime.shape_inference`` are accepted, none of which
+    loops or holds another graph, and only as many elements and multiplications as it allows.
 
     Raises:
         GraphError: The graph is refused; no engine has loaded it.
     """
-    from edge_sdk.runtime import operators  # noqa: F401, PLC0415 - enter operators
     from edge_sdk.runtime.onnx_reader import read_onnx  # noqa: PLC0415 - only where graphs are loaded
     from edge_sdk.runtime.shape_inference import infer_cost  # noqa: PLC0415 - as above
 
@@ -109,15 +111,18 @@ def inspect_graph(data: bytes) -> tuple[tuple[str, ...], tuple[str, ...]]:
 def engine_name(environ: Mapping[str, str] = os.environ) -> str:
     """Return the name of the engine that ``load_graph`` uses here.
 
-    Where a wheel installs but crashes on the processor (device notes: Cortex-A53 and some
-    versions), set ``GRIDFED_ENGINE=numpy`` in the service's environment.
+    Raises:
+        GraphError: No engine is installed, or not the one of the environment.
     """
     wanted = environ.get(ENGINE, AUTO) or AUTO
-    known = (AUTO, *ENGINES, NUMPY)
-    if wanted not in known:
-        raise GraphError(f"{ENGINE}: unknown {wanted!r}; known: {', '.join(known)}")
-    if wanted == AUTO:
-        return next(filter(find_spec, ENGINES), NUMPY)
-    if find_spec(wanted) is None:
-        raise GraphError(f"{ENGINE} asks for {wanted}, which is not installed on this device")
-    return wanted
+    if wanted not in (AUTO, *ENGINES):
+        raise GraphError(f"{ENGINE}: unknown {wanted!r}; known: {', '.join((AUTO, *ENGINES))}")
+    found = next(filter(find_spec, ENGINES if wanted == AUTO else [wanted]), None)
+    if found is None:
+        asked = (
+            "graphs need one of " + ", ".join(ENGINES)
+            if wanted == AUTO
+            else f"{ENGINE} asks for {wanted}"
+        )
+        raise GraphError(f"{asked}, which is not installed on this device")
+    return found

@@ -9,7 +9,7 @@ sets 13 to 17.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -18,7 +18,6 @@ import numpy as np
 from edge_sdk.protocol.contract.method import Array
 from edge_sdk.runtime import GraphError
 from edge_sdk.runtime.onnx_reader import Attribute, OnnxModel, OnnxNode
-from edge_sdk.runtime.operator_registry import OPERATORS, build
 
 BATCH: Final = 64
 """Size assumed for every open dimension: windows in one batch."""
@@ -72,7 +71,7 @@ def infer_cost(model: OnnxModel, batch: int = BATCH) -> GraphCost:
         largest, total = max(largest, *sizes), total + sum(sizes)
         work += cost + sum(sizes)
         _check_bounds(node.kind, largest, total, work)
-        values = _folded(node, given, sizes)
+        values = _folded(node, given, made)
         for name, shape, value in zip(node.outputs, made, values, strict=False):
             if name:
                 known[name] = _Known(shape, value)
@@ -93,11 +92,11 @@ def _check_bounds(kind: str, largest: int, total: int, work: int) -> None:
 
 
 def _inferred(node: OnnxNode, given: Sequence[_Known | None]) -> tuple[Sequence[Shape], int]:
-    rule, row = _RULES.get(node.kind), OPERATORS.get(node.kind)
-    if rule is None or row is None:
+    if node.kind not in _RULES:
         raise GraphError(f"operator {node.kind} is not allowed in a bundle")
+    rule, defaults = _RULES[node.kind]
     try:
-        made, work = rule({**row.defaults, **node.attributes}, given, len(node.outputs))
+        made, work = rule({**defaults, **node.attributes}, given, len(node.outputs))
     except _BAD as error:
         raise GraphError(f"{node.kind}: the shape of its result is not known: {error}") from error
     if any(size < 0 for shape in made for size in shape):
@@ -106,35 +105,48 @@ def _inferred(node: OnnxNode, given: Sequence[_Known | None]) -> tuple[Sequence[
 
 
 def _folded(
-    node: OnnxNode, given: Sequence[_Known | None], sizes: Sequence[int]
+    node: OnnxNode, given: Sequence[_Known | None], made: Sequence[Shape]
 ) -> Sequence[Array | None]:
-    values = tuple(None if one is None else one.value for one in given)
-    is_known = all(one is None or one.value is not None for one in given)
-    small = all(one is None or math.prod(one.shape) <= _FOLDED for one in given)
+    """Compute whole numbers, such as sizes, that do not depend on readings; None for all else."""
     if node.kind == "Shape" and given[0] is not None:
-        values = (np.broadcast_to(np.float32(0), given[0].shape),)  # allocates no memory
-    elif not (is_known and small and max(sizes, default=0) <= _FOLDED) or node.kind in _LAYERS:
-        return [None] * len(sizes)
+        how = {**_RULES["Shape"][1], **node.attributes}
+        return [np.array(given[0].shape[how["start"] : how["end"]], np.int64)]
+    values = [one.value for one in given if one is not None]
+    known = [x for x in values if x is not None and x.dtype == np.int64 and x.size <= _FOLDED]
+    small = all(math.prod(shape) <= _FOLDED for shape in made)
+    if node.kind not in _FOLDS or len(known) < len(given) or not small:
+        return [None] * len(made)
     try:
         with np.errstate(all="ignore"):
-            made = build(node, values)(*values)
+            return [np.asarray(_FOLDS[node.kind](node.attributes, *known))]
     except _BAD as error:
         raise GraphError(f"{node.kind}: cannot be computed: {error}") from error
-    several = made if isinstance(made, tuple) else (made,)
-    return [np.asarray(one) for one in several]
+
+
+def _quotient(a: Array, b: Array) -> Array:
+    return np.asarray(np.sign(a) * np.sign(b) * (np.abs(a) // np.abs(b)))  # towards zero, as C
+
+
+_FOLDS: Final[dict[str, Callable[..., Array]]] = {
+    "Add": lambda _how, a, b: a + b,
+    "Mul": lambda _how, a, b: a * b,
+    "Div": lambda _how, a, b: _quotient(a, b),
+    "Concat": lambda how, *parts: np.concatenate(parts, how["axis"]),
+    "Slice": lambda _how, x, *cut: x[_cut(x.ndim, *map(_numbers, cut))],
+}
+"""Operators of which the exporter writes sizes."""
 
 
 # --- rules ----------------------------------------------------------------------------------------
 
 _Attributes = dict[str, Any]
 _Rule = Callable[[_Attributes, Sequence[Any], int], tuple[Sequence[Shape], int]]
-_RULES: Final[dict[str, _Rule]] = {}
-_LAYERS: Final = ("LSTM", "GRU")
+_RULES: Final[dict[str, tuple[_Rule, _Attributes]]] = {}
 
 
-def _rule(*kinds: str) -> Callable[[_Rule], _Rule]:
+def _rule(*kinds: str, **defaults: Attribute | None) -> Callable[[_Rule], _Rule]:
     def enter(rule: _Rule) -> _Rule:
-        _RULES.update(dict.fromkeys(kinds, rule))
+        _RULES.update(dict.fromkeys(kinds, (rule, defaults)))
         return rule
 
     return enter
@@ -143,7 +155,11 @@ def _rule(*kinds: str) -> Callable[[_Rule], _Rule]:
 def _whole(one: _Known | None) -> Shape:
     if one is None or one.value is None:
         raise ValueError("sizes and axes must be constant")
-    return tuple(int(v) for v in np.ravel(one.value))
+    return _numbers(one.value)
+
+
+def _numbers(values: Array) -> Shape:
+    return tuple(int(v) for v in np.ravel(values))
 
 
 def _axis(axis: int, rank: int) -> int:
@@ -164,12 +180,12 @@ def _elementwise(_how: _Attributes, given: Sequence[_Known], _count: int) -> Any
     return [np.broadcast_shapes(*(one.shape for one in given))], 0
 
 
-@_rule("Shape")
+@_rule("Shape", start=0, end=None)
 def _shape(how: _Attributes, given: Sequence[_Known], _count: int) -> Any:  # noqa: ANN401
     return [(len(given[0].shape[how["start"] : how["end"]]),)], 0
 
 
-@_rule("Reshape")
+@_rule("Reshape", allowzero=0)
 def _reshape(how: _Attributes, given: Sequence[_Known], _count: int) -> Any:  # noqa: ANN401
     old, wanted = given[0].shape, list(_whole(given[1]))
     if not how["allowzero"]:
@@ -187,7 +203,7 @@ def _expand(_how: _Attributes, given: Sequence[_Known], _count: int) -> Any:  # 
     return [np.broadcast_shapes(given[0].shape, _whole(given[1]))], 0
 
 
-@_rule("Transpose")
+@_rule("Transpose", perm=None)
 def _transpose(how: _Attributes, given: Sequence[_Known], _count: int) -> Any:  # noqa: ANN401
     old = given[0].shape
     order = how["perm"] or tuple(reversed(range(len(old))))
@@ -213,7 +229,7 @@ def _squeeze(_how: _Attributes, given: Sequence[_Known], _count: int) -> Any:  #
     return [tuple(size for i, size in enumerate(old) if i not in axes)], 0
 
 
-@_rule("Concat")
+@_rule("Concat", axis=None)
 def _concat(how: _Attributes, given: Sequence[_Known], _count: int) -> Any:  # noqa: ANN401
     first = given[0].shape
     axis = _axis(how["axis"], len(first))
@@ -221,7 +237,7 @@ def _concat(how: _Attributes, given: Sequence[_Known], _count: int) -> Any:  # n
     return [(*first[:axis], size, *first[axis + 1 :])], 0
 
 
-@_rule("Split")
+@_rule("Split", axis=0)
 def _split(how: _Attributes, given: Sequence[_Known], count: int) -> Any:  # noqa: ANN401
     old = given[0].shape
     axis = _axis(how["axis"], len(old))
@@ -234,15 +250,23 @@ def _split(how: _Attributes, given: Sequence[_Known], count: int) -> Any:  # noq
 
 @_rule("Slice")
 def _slice(_how: _Attributes, given: Sequence[_Known], _count: int) -> Any:  # noqa: ANN401
+    old = given[0].shape
     starts, ends = _whole(given[1]), _whole(given[2])
-    constant = _at(given, 3)
-    axes: Iterable[int] = range(len(starts)) if constant is None else _whole(constant)
-    by = _whole(given[4]) if _at(given, 4) is not None else (1,) * len(starts)
-    sizes = list(given[0].shape)
-    for axis, start, end, step in zip(axes, starts, ends, by, strict=True):
-        at = _axis(axis, len(sizes))
-        sizes[at] = len(range(*slice(start, end, step).indices(given[0].shape[at])))
+    axes, steps = (None if one is None else _whole(one) for one in (_at(given, 3), _at(given, 4)))
+    cut = _cut(len(old), starts, ends, axes, steps)
+    sizes = (len(range(*one.indices(size))) for one, size in zip(cut, old, strict=True))
     return [tuple(sizes)], 0
+
+
+def _cut(
+    rank: int, starts: Shape, ends: Shape, axes: Shape | None = None, steps: Shape | None = None
+) -> tuple[slice, ...]:
+    cut = [slice(None)] * rank
+    along = range(len(starts)) if axes is None else axes
+    by = (1,) * len(starts) if steps is None else steps
+    for axis, start, end, step in zip(along, starts, ends, by, strict=True):
+        cut[_axis(axis, rank)] = slice(start, end, step)
+    return tuple(cut)
 
 
 @_rule("Pad")
@@ -254,14 +278,14 @@ def _pad(_how: _Attributes, given: Sequence[_Known], _count: int) -> Any:  # noq
     return [tuple(map(sum, pairs))], 0
 
 
-@_rule("Gather")
+@_rule("Gather", axis=0)
 def _gather(how: _Attributes, given: Sequence[_Known], _count: int) -> Any:  # noqa: ANN401
     old = given[0].shape
     axis = _axis(how["axis"], len(old))
     return [(*old[:axis], *given[1].shape, *old[axis + 1 :])], 0
 
 
-@_rule("ReduceSum")
+@_rule("ReduceSum", keepdims=1, noop_with_empty_axes=0)
 def _reduce_sum(how: _Attributes, given: Sequence[_Known], _count: int) -> Any:  # noqa: ANN401
     constant = _at(given, 1)
     axes = () if constant is None else _whole(constant)
@@ -270,13 +294,13 @@ def _reduce_sum(how: _Attributes, given: Sequence[_Known], _count: int) -> Any: 
     return [_reduced(given[0].shape, axes, how["keepdims"])], math.prod(given[0].shape)
 
 
-@_rule("ReduceMean", "ReduceMax", "ReduceMin")
+@_rule("ReduceMean", "ReduceMax", "ReduceMin", axes=None, keepdims=1)
 def _reduce(how: _Attributes, given: Sequence[_Known], _count: int) -> Any:  # noqa: ANN401
     old = given[0].shape
     return [_reduced(old, how["axes"] or (), how["keepdims"])], math.prod(old)
 
 
-@_rule("ArgMax")
+@_rule("ArgMax", axis=0, keepdims=1)
 def _argmax(how: _Attributes, given: Sequence[_Known], _count: int) -> Any:  # noqa: ANN401
     old = given[0].shape
     return [_reduced(old, (how["axis"],), how["keepdims"])], math.prod(old)
@@ -300,7 +324,7 @@ def _matmul(_how: _Attributes, given: Sequence[_Known], _count: int) -> Any:  # 
     return [out], math.prod(out) * inner
 
 
-@_rule("Gemm")
+@_rule("Gemm", transA=0, transB=0)
 def _gemm(how: _Attributes, given: Sequence[_Known], _count: int) -> Any:  # noqa: ANN401
     (m, k), (rows, n) = given[0].shape, given[1].shape
     m, k = (k, m) if how["transA"] else (m, k)
@@ -310,7 +334,7 @@ def _gemm(how: _Attributes, given: Sequence[_Known], _count: int) -> Any:  # noq
     return [(m, n)], m * k * n
 
 
-@_rule("LSTM", "GRU")
+@_rule("LSTM", "GRU", hidden_size=None)
 def _layer(how: _Attributes, given: Sequence[_Known], count: int) -> Any:  # noqa: ANN401
     steps, batch, width = given[0].shape
     _, rows, columns = given[1].shape

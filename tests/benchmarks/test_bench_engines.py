@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from edge_sdk.bundle import Bundle, TrustedKeys, shipped_folder
-from edge_sdk.extensions.onnxruntime.ort_engine import OrtGraph
-from edge_sdk.runtime.numpy_engine import NumpyGraph
+from edge_sdk.extensions.numpy_engine.numpy_engine import NumpyGraph
+from edge_sdk.runtime.ort_engine import OrtGraph
 
 pytestmark = pytest.mark.bench
 

@@ -21,7 +21,7 @@ FOREIGN = {
     "edge_sdk/app/cli.py": {"parser", "sys"},  # of argparse; the interpreter's hook
     "edge_sdk/extensions/outputs/http.py": {"timer"},  # of threading
     "edge_sdk/runtime/onnx_reader.py": {"array.flags"},  # of numpy
-    "edge_sdk/extensions/onnxruntime/ort_engine.py": {"options"},  # of onnxruntime
+    "edge_sdk/runtime/ort_engine.py": {"options"},  # of onnxruntime
     "edge_sdk/extensions/sources/http_poll.py": {"link"},  # of http.client
     "edge_sdk/extensions/sources/pm3gpp.py": {
         "parser",

@@ -104,7 +104,7 @@ def test_a_bundle_in_closed_form_opens_and_forecasts_without_an_engine():
         "bundle = Bundle.open('load-analytic', trust=TrustedKeys())\n"
         "x = np.array([bundle.manifest.golden.x], np.float32)\n"
         "print(bundle.forecast(p=bundle.initial, x=x)[0].shape)\n"
-        "print('edge_sdk.runtime.numpy_engine' in sys.modules)\n"
+        "print('edge_sdk.extensions.numpy_engine.numpy_engine' in sys.modules)\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True

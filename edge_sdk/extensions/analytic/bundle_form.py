@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
@@ -16,17 +17,18 @@ from edge_sdk.extensions.analytic.half import coefficients_of, solved_alone
 from edge_sdk.extensions.analytic.online_vector import OnlineVector, TrainedVector
 from edge_sdk.forecasting.calendar_features import Ints
 from edge_sdk.forecasting.windows import ChannelFrame, Drawable
+from edge_sdk.limits.resource_governor import data_limit
 from edge_sdk.methods.training_context import Graph, TrainingContext
 from edge_sdk.protocol.contract.manifest import HIDDEN, Manifest
 from edge_sdk.protocol.contract.method import Array
 from edge_sdk.protocol.contract.parameter_layout import Vector
 from edge_sdk.runtime import GraphError
-from edge_sdk.runtime.matrix_products import reserve_blas
 from edge_sdk.training.model_runtime import ModelRuntime
 from edge_sdk.training.run_role import BundleForm
 
 CHUNK = 128
 """Windows whose inputs are in memory at once."""
+_BLAS = 34 * 2**20  # bytes that OpenBLAS takes at its first product, on x86-64
 
 
 def functions_of(manifest: Manifest, graphs: Mapping[str, Graph]) -> Mapping[str, Graph]:
@@ -127,3 +129,19 @@ def _online_vector(learner: ModelRuntime) -> OnlineVector | None:
     model = AnalyticModel(learner.manifest, learner.bundle.graphs.get(HIDDEN))
     forgetting = learner.config.forecast.forgetting
     return OnlineVector(model, forgetting=forgetting, capacity=learner.series.capacity)
+
+
+def reserve_blas() -> None:
+    """Let the BLAS take its memory now: later it would end the process where there is none.
+
+    Raises:
+        MemoryError: The limit leaves too little.
+    """
+    if data_limit() is None:
+        return
+    try:
+        mmap.mmap(-1, _BLAS, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS).close()
+    except OSError as error:
+        raise MemoryError(f"no room for the {_BLAS >> 20} MiB of the linear algebra") from error
+    square = np.eye(128)
+    np.matmul(square, square)

@@ -125,7 +125,9 @@ def test_numpy_is_used_without_onnxruntime(monkeypatch):
     monkeypatch.delenv(ENGINE, raising=False)
     if find_spec("onnxruntime"):
         assert engine_name() == "onnxruntime"
-    monkeypatch.setattr(edge_sdk.runtime, "find_spec", lambda _name: None)
+    monkeypatch.setattr(
+        edge_sdk.runtime, "find_spec", lambda name: name if name == "numpy" else None
+    )
     assert engine_name() == "numpy"
     graph = load_graph(FOLDER / "load-mlp" / "gradient.onnx")
     assert type(graph).__name__ == "NumpyGraph"

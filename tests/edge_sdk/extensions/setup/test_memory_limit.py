@@ -15,9 +15,11 @@ import pytest
 from edge_sdk.bundle import Bundle, TrustedKeys
 from edge_sdk.commands.main import main
 from edge_sdk.config import Config
+from edge_sdk.extensions.analytic import bundle_form
+from edge_sdk.extensions.numpy_engine import matrix_products
 from edge_sdk.extensions.setup import memory_trial
 from edge_sdk.limits import CLASSES
-from edge_sdk.runtime import ENGINE, matrix_products
+from edge_sdk.runtime import ENGINE
 
 DOCS = Path(__file__).parents[4] / "docs" / "devices.md"
 DOCUMENTED = re.findall(r"^\| `([A-Z])` \| ([^|]*) \|", DOCS.read_text("utf-8"), re.MULTILINE)
@@ -129,13 +131,13 @@ def test_under_a_tight_limit_graphs_need_no_blas(monkeypatch):
 
 
 def test_a_model_in_closed_form_reserves_its_linear_algebra(monkeypatch):
-    matrix_products.reserve_blas()
-    monkeypatch.setattr(matrix_products, "data_limit", lambda: 96 * 2**20)
+    bundle_form.reserve_blas()
+    monkeypatch.setattr(bundle_form, "data_limit", lambda: 96 * 2**20)
 
     def full(*_sizes, **_flags):
         raise OSError(12, "Cannot allocate memory")
 
-    matrix_products.reserve_blas()
-    monkeypatch.setattr(matrix_products.mmap, "mmap", full)
+    bundle_form.reserve_blas()
+    monkeypatch.setattr(bundle_form.mmap, "mmap", full)
     with pytest.raises(MemoryError, match="no room for the 34 MiB"):
-        matrix_products.reserve_blas()
+        bundle_form.reserve_blas()

@@ -14,10 +14,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from edge_sdk.protocol.contract.method import Array
-from edge_sdk.runtime import GraphError
-from edge_sdk.runtime.matrix_products import product
-from edge_sdk.runtime.operator_registry import (
+from edge_sdk.extensions.numpy_engine.matrix_products import product
+from edge_sdk.extensions.numpy_engine.operator_registry import (
     LARGEST,
     OPERATORS,
     Operator,
@@ -26,6 +24,8 @@ from edge_sdk.runtime.operator_registry import (
     operator,
     require_small,
 )
+from edge_sdk.protocol.contract.method import Array
+from edge_sdk.runtime import GraphError
 
 _RANK = 64  # of numpy's arrays
 

@@ -2,7 +2,7 @@
 
 Ten where the loss has kinks: see ``test_plain``.
 
-    python tests/edge_sdk/runtime/record.py        # after bundles were exported again
+    python tests/edge_sdk/extensions/numpy_engine/record.py  # after bundles were exported again
 
 So that a machine without onnxruntime can tell whether its numpy comes to the same.
 """
@@ -48,7 +48,7 @@ def trained(name, graph, engine):
 
 
 if __name__ == "__main__":
-    from edge_sdk.extensions.onnxruntime.ort_engine import OrtGraph
+    from edge_sdk.runtime.ort_engine import OrtGraph
 
     found = {f"{n}/{g}": trained(n, g, OrtGraph) for n, g in cases()}
     FILE.write_text(json.dumps(found, indent=0) + "\n")

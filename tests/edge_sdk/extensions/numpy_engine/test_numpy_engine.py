@@ -14,17 +14,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edge_sdk.bundle import Bundle, TrustedKeys, shipped_folder, shipped_names
+from edge_sdk.extensions.numpy_engine import numpy_engine
+from edge_sdk.extensions.numpy_engine.numpy_engine import NumpyGraph
+from edge_sdk.extensions.numpy_engine.operator_registry import OPERATORS, build
 from edge_sdk.protocol.contract.manifest import Manifest
-from edge_sdk.runtime import ENGINE, GraphError, numpy_engine, onnx_reader
-from edge_sdk.runtime.numpy_engine import NumpyGraph
-from edge_sdk.runtime.operator_registry import OPERATORS, build
+from edge_sdk.runtime import ENGINE, GraphError, onnx_reader
+from edge_sdk.runtime.shape_inference import infer_cost
 from edge_sdk.shared_math.optim import adam, optimiser_step, sgd
 
 pytest.importorskip("onnxruntime", reason="what numpy is compared with")
-from edge_sdk.extensions.onnxruntime.ort_engine import OrtGraph
+from edge_sdk.runtime.ort_engine import OrtGraph
 
 FOLDER = shipped_folder()
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[4]
 CLOSE = 1e-5
 STEPS = 100
 AT_KINKS = 5
@@ -106,7 +108,7 @@ def test_a_bundle_opens_and_forecasts_its_golden_sample_without_an_engine(name, 
 def test_a_device_without_an_engine_imports_none():
     code = (
         "import sys; sys.modules['onnxruntime'] = None\n"
-        "from edge_sdk.runtime.numpy_engine import NumpyGraph\n"
+        "from edge_sdk.extensions.numpy_engine.numpy_engine import NumpyGraph\n"
         f"NumpyGraph(open({str(FOLDER / 'load-gru' / 'gradient.onnx')!r}, 'rb').read())\n"
         "print(sorted({'onnx', 'google', 'torch', 'scipy'} & set(sys.modules)))"
     )
@@ -242,3 +244,31 @@ def test_shipped_graphs_use_a_supported_operator_set():
     for file in FILES:
         model = onnx_reader.read_onnx((FOLDER / file).read_bytes())
         assert {node.kind for node in model.nodes} <= OPERATORS.keys(), file
+
+
+@pytest.mark.parametrize("path", sorted(shipped_folder().glob("load-*/*.onnx")), ids=str)
+def test_inferred_shapes_equal_those_of_numpy(path):
+    """Counted while the plan runs: inference must not promise less than a run makes."""
+    data, made = path.read_bytes(), []
+    model_, plain = onnx_reader.read_onnx(data), NumpyGraph(data)
+    plain._steps = tuple(
+        type(step)(counted(step.run, made), step.reads, step.writes, step.frees, step.kind)
+        for step in plain._steps
+    )
+    batch = 7
+    feeds = {
+        feed_.name: np.zeros([batch if n is None else n for n in feed_.sizes], np.float32)
+        for feed_ in model_.inputs
+    }
+    plain(**feeds)
+    assert sum(made) == infer_cost(model_, batch).total
+
+
+def counted(run, made):
+    def counting(*inputs):
+        results = run(*inputs)
+        several = results if isinstance(results, tuple) else (results,)
+        made.extend(np.size(one) for one in several)
+        return results
+
+    return counting

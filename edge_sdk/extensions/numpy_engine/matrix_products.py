@@ -5,26 +5,15 @@ A BLAS takes tens of megabytes at its first product, and ends the process where 
 
 from __future__ import annotations
 
-import mmap
 from typing import Final
 
 import numpy as np
 
+from edge_sdk.limits.resource_governor import data_limit
 from edge_sdk.protocol.contract.method import Array
 
 PLAIN_BELOW: Final = 128 * 2**20
 """Limit of the process's data, in bytes, below which no BLAS is used for graphs."""
-_BLAS: Final = 34 * 2**20  # bytes that OpenBLAS takes at its first product, on x86-64
-
-
-def data_limit() -> int | None:
-    """Return the limit of this process's data in bytes (``RLIMIT_DATA``); None without one."""
-    try:
-        import resource  # noqa: PLC0415 - not on every platform
-    except ImportError:
-        return None
-    soft, _ = resource.getrlimit(resource.RLIMIT_DATA)
-    return None if soft == resource.RLIM_INFINITY else soft
 
 
 def product(a: Array, b: Array) -> Array:
@@ -47,19 +36,3 @@ def plain_product(a: Array, b: Array) -> Array:
     out = np.einsum("...ij,...jk->...ik", left, right, optimize=False)
     out = out if a.ndim > 1 else out[..., 0, :]
     return np.asarray(out if b.ndim > 1 else out[..., 0])
-
-
-def reserve_blas() -> None:
-    """Let the BLAS take its memory now: later it would end the process where there is none.
-
-    Raises:
-        MemoryError: The limit leaves too little.
-    """
-    if data_limit() is None:
-        return
-    try:
-        mmap.mmap(-1, _BLAS, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS).close()
-    except OSError as error:
-        raise MemoryError(f"no room for the {_BLAS >> 20} MiB of the linear algebra") from error
-    square = np.eye(128)
-    np.matmul(square, square)

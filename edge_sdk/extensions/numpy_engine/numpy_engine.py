@@ -11,10 +11,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from edge_sdk.extensions.numpy_engine import operators  # noqa: F401 - enter their operators
+from edge_sdk.extensions.numpy_engine.operator_registry import Run, build
 from edge_sdk.protocol.contract.method import Array
-from edge_sdk.runtime import GraphError, operators, require_inputs  # noqa: F401 - enter their operators
+from edge_sdk.runtime import GraphError, require_inputs
 from edge_sdk.runtime.onnx_reader import OnnxModel, OnnxNode, TensorInfo, read_onnx
-from edge_sdk.runtime.operator_registry import Run, build
 
 _FROM_NUMPY = (ValueError, TypeError, IndexError, OverflowError, ZeroDivisionError, MemoryError)
 """Errors of an operator whose arrays or attributes contradict each other."""
@@ -38,8 +39,8 @@ class NumpyGraph:
     as sums are taken in another order.
     """
 
-    def __init__(self, data: bytes) -> None:
-        """Decode the graph and plan its run.
+    def __init__(self, data: bytes, *, threads: int = 1) -> None:  # noqa: ARG002 - numpy has its own
+        """Decode the graph and plan its run; numpy uses as many threads as it is configured with.
 
         Raises:
             GraphError: The bytes are no graph, or it uses an operator that numpy does not run here.

@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from edge_sdk.extensions.numpy_engine.numpy_engine import NumpyGraph
+from edge_sdk.extensions.numpy_engine.operator_registry import OPERATORS
 from edge_sdk.runtime import GraphError
-from edge_sdk.runtime.numpy_engine import NumpyGraph
-from edge_sdk.runtime.operator_registry import OPERATORS
 
 onnx = pytest.importorskip("onnx", reason="single operators are written with it (extra: train)")
-ort = pytest.importorskip("edge_sdk.extensions.onnxruntime.ort_engine")
+ort = pytest.importorskip("edge_sdk.runtime.ort_engine")
 from onnx import TensorProto, helper, numpy_helper  # noqa: E402
 
 pytestmark = pytest.mark.torch

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edge_sdk.runtime.numpy_engine import NumpyGraph
+from edge_sdk.extensions.numpy_engine.numpy_engine import NumpyGraph
 
 _spec = importlib.util.spec_from_file_location("record", Path(__file__).with_name("record.py"))
 record = importlib.util.module_from_spec(_spec)

@@ -1,0 +1,1 @@
+"""Run graphs with numpy alone, where onnxruntime has no wheel."""

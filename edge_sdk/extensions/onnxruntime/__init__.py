@@ -1,1 +1,0 @@
-"""Run graphs with onnxruntime, where its wheel is installed."""
