@@ -16,9 +16,7 @@ if TYPE_CHECKING:
     from edge_sdk.errors import EdgeError
     from edge_sdk.forecasting.forecast import Forecast
     from edge_sdk.forecasting.series import Reading
-    from edge_sdk.link.loopback import LoopbackBroker
     from edge_sdk.methods import METHODS
-    from edge_sdk.testing import ManualClock, ScriptedAggregator
 
 __all__ = [
     "METHODS",
@@ -27,10 +25,7 @@ __all__ = [
     "Config",
     "EdgeError",
     "Forecast",
-    "LoopbackBroker",
-    "ManualClock",
     "Reading",
-    "ScriptedAggregator",
 ]
 
 _HOMES = {
@@ -39,11 +34,8 @@ _HOMES = {
     "Config": "edge_sdk.config",
     "EdgeError": "edge_sdk.errors",
     "Forecast": "edge_sdk.forecasting.forecast",
-    "LoopbackBroker": "edge_sdk.link.loopback",
     "METHODS": "edge_sdk.methods",
-    "ManualClock": "edge_sdk.testing",
     "Reading": "edge_sdk.forecasting.series",
-    "ScriptedAggregator": "edge_sdk.testing",
 }
 
 

@@ -26,7 +26,7 @@ from aggregator.config import AggregatorConfig
 from aggregator.daemon import Daemon
 from aggregator.store.opener import open_store
 from aggregator.store.types import EnrolledDevice
-from edge_sdk.link.loopback import LoopbackBroker
+from firmware_sim.testing.loopback import LoopbackBroker
 
 ROOT = Path(__file__).resolve().parents[1]
 CONFIG = """

@@ -1,1 +1,1 @@
-"""Links to a broker: MQTT, the in-process loopback, TLS files and link traces."""
+"""Links to a broker over MQTT, and their TLS files."""

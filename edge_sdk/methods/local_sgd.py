@@ -13,11 +13,7 @@ import numpy as np
 from edge_sdk.app.lean_dataclass import dataclass
 from edge_sdk.methods.training_context import Batch, TrainingContext
 from edge_sdk.protocol.contract.manifest import Training
-from edge_sdk.protocol.contract.method import (
-    Scalars,
-    Task,
-    Update,
-)
+from edge_sdk.protocol.contract.method import Scalars, Task, Update
 from edge_sdk.protocol.contract.parameter_layout import Vector
 from edge_sdk.shared_math.optim import (
     IDENTITY,

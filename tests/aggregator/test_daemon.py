@@ -11,7 +11,6 @@ from aggregator.operations.signing_keys import RootSigners, RunSetupError
 from aggregator.store import state_codec
 from aggregator.store.opener import open_store
 from edge_sdk.errors import Reason
-from edge_sdk.link.loopback import LoopbackBroker
 from edge_sdk.protocol import envelope, keys
 from edge_sdk.protocol.codec import decode
 from edge_sdk.protocol.messages import (
@@ -25,6 +24,7 @@ from edge_sdk.protocol.messages import (
     TimeMessage,
     WelcomeMessage,
 )
+from firmware_sim.testing.loopback import LoopbackBroker
 
 
 @pytest.fixture

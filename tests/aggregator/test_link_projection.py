@@ -10,9 +10,9 @@ from aggregator.config import bind
 from aggregator.daemon import Daemon
 from aggregator.operations.link_projection import CLASS_DAY, LinkProjection, projection_of
 from edge_sdk.limits import CLASSES
-from edge_sdk.link.loopback import LoopbackBroker
 from edge_sdk.protocol import codec, envelope, keys
 from edge_sdk.protocol.messages import UpdateMessage
+from firmware_sim.testing.loopback import LoopbackBroker
 from tests.aggregator.conftest import ONLINE
 
 CONTINUOUS = 'schedule = { rounds_per_day = "continuous" }'

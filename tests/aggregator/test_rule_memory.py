@@ -15,7 +15,7 @@ from aggregator.extensions.audit.recompute import recompute
 from aggregator.store.opener import open_store
 from aggregator.store.row_file import SpooledRows
 from edge_sdk.app.settings import SettingsError
-from edge_sdk.link.loopback import LoopbackBroker
+from firmware_sim.testing.loopback import LoopbackBroker
 from tests.aggregator.conftest import Puppet, StillClock, write_bundle
 from tests.postgres_server import postgres_server
 

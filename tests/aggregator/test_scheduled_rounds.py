@@ -10,7 +10,6 @@ import pytest
 from aggregator.daemon import Daemon
 from aggregator.operations.control_queue import ControlOrder, leave
 from edge_sdk.errors import Reason
-from edge_sdk.link.loopback import LoopbackBroker
 from edge_sdk.protocol.messages import (
     MetricsMessage,
     ModelMessage,
@@ -19,6 +18,7 @@ from edge_sdk.protocol.messages import (
     RefusalMessage,
     TimeMessage,
 )
+from firmware_sim.testing.loopback import LoopbackBroker
 
 DAY = 86_400.0
 CONTINUOUS = 'schedule = { rounds_per_day = "continuous" }'
@@ -229,7 +229,7 @@ sys.path.insert(0, sys.argv[3])
 from aggregator.config import AggregatorConfig
 from aggregator.daemon import Daemon
 from aggregator.rounds.round_engine import RoundEngine
-from edge_sdk.link.loopback import LoopbackBroker
+from firmware_sim.testing.loopback import LoopbackBroker
 from tests.aggregator.conftest import StillClock
 
 

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from aggregator.daemon import Daemon
-from edge_sdk.link.loopback import LoopbackBroker
 from edge_sdk.protocol.messages import TaskMessage, UpdateMessage
+from firmware_sim.testing.loopback import LoopbackBroker
 
 TAKES = {"meter-1": 1.0, "meter-2": 2.0, "meter-3": 5.0}
 METHODS = {"fedbuff": ("delta", ""), "bafdp": ("weights", 'regulariser = "off"')}

@@ -29,11 +29,11 @@ from aggregator.store.dialect import DatabaseUrl
 from aggregator.store.ledgers import Ledger
 from aggregator.store.opener import open_store
 from aggregator.store.types import EnrolledDevice
-from edge_sdk.link.loopback import LoopbackBroker
 from edge_sdk.link.transport import Message
 from edge_sdk.protocol import codec, envelope, keys, topics
 from edge_sdk.protocol.messages import UpdateMessage
 from firmware_sim.fleet.processes import ProcessGroup, RunningProgram
+from firmware_sim.testing.loopback import LoopbackBroker
 from tests.aggregator.conftest import ONLINE, ROOT, write_bundle
 from tests.postgres_server import missing, running
 from tools.mqtt_sender import publish

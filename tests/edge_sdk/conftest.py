@@ -15,7 +15,6 @@ from edge_sdk.client import Client
 from edge_sdk.config import Config
 from edge_sdk.errors import Refused
 from edge_sdk.forecasting.series import Reading
-from edge_sdk.link.loopback import LoopbackBroker
 from edge_sdk.protocol import messages as m
 from edge_sdk.protocol.contract.manifest import (
     SIGNATURES,
@@ -30,8 +29,14 @@ from edge_sdk.protocol.contract.manifest import (
 from edge_sdk.protocol.contract.manifest import Loss as LossOf
 from edge_sdk.protocol.envelope import ROOT
 from edge_sdk.protocol.statements import command_statement, sign_statement
-from edge_sdk.testing import AGGREGATOR_KEY as AGG_KEY
-from edge_sdk.testing import DEVICE_KEY, ROOT_KEY, ManualClock, ScriptedAggregator
+from firmware_sim.testing.loopback import LoopbackBroker
+from firmware_sim.testing.scripted_aggregator import AGGREGATOR_KEY as AGG_KEY
+from firmware_sim.testing.scripted_aggregator import (
+    DEVICE_KEY,
+    ROOT_KEY,
+    ManualClock,
+    ScriptedAggregator,
+)
 
 FLEET, DEVICE = "north", "meter-1"
 LOOKBACK = 4

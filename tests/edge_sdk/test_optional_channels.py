@@ -9,7 +9,7 @@ import pytest
 
 from edge_sdk.client import Client
 from edge_sdk.forecasting.series import Reading
-from edge_sdk.link.loopback import LoopbackBroker
+from firmware_sim.testing.loopback import LoopbackBroker
 from tests.edge_sdk.conftest import DEVICE, ManualClock, device_config
 
 LOAD, WARM = "elec.import.energy", "weather.temperature"

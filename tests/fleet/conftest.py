@@ -15,12 +15,12 @@ from aggregator.commands import main as cli
 from aggregator.config import AggregatorConfig
 from aggregator.daemon import Daemon
 from edge_sdk import Config, Reading
-from edge_sdk.link.loopback import LinkFaults, LoopbackBroker
 from edge_sdk.protocol.keys import generate, save_public, save_signing_key
 from edge_sdk.store.second_count import begin_counts
 from firmware_sim.attacks.attack_plan import HONEST
 from firmware_sim.fleet.in_process import Fleet, enlist
 from firmware_sim.fleet.run_files import toml
+from firmware_sim.testing.loopback import LinkFaults, LoopbackBroker
 
 HOURS = 400
 STREAMS = ("elec.import.energy", "weather.temperature", "weather.wind_speed")

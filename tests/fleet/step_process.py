@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 from aggregator.store.store import Store
-from edge_sdk.link.loopback import LoopbackLink
+from firmware_sim.testing.loopback import LoopbackLink
 from tests.fleet.conftest import World
 
 ROUNDS, VERSION = 4, 2

@@ -12,11 +12,11 @@ from edge_sdk.app.clock import SystemClock
 from edge_sdk.client import Client
 from edge_sdk.extensions.peers.gossip import ADAPT, ALONE, BEGIN, MIX, exchange_parts
 from edge_sdk.extensions.peers.topology import settings_of_section
-from edge_sdk.link.loopback import LoopbackBroker
 from edge_sdk.protocol.contract.method import Task
 from edge_sdk.protocol.keys import generate, save_public, save_signing_key
 from edge_sdk.store.second_count import begin_counts
 from firmware_sim.fleet.run_files import toml
+from firmware_sim.testing.loopback import LoopbackBroker
 
 
 def ring(names, reach=1):

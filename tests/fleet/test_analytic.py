@@ -16,9 +16,9 @@ from edge_sdk.errors import Reason, Refused
 from edge_sdk.extensions.analytic.bundle_section import statistic_layout
 from edge_sdk.extensions.analytic.solve import fleet_solution
 from edge_sdk.extensions.analytic.statistics import total
-from edge_sdk.link.loopback import LinkFaults
 from edge_sdk.protocol.admission_policy import OpenRound, admit_update
 from edge_sdk.protocol.messages import UpdateMessage
+from firmware_sim.testing.loopback import LinkFaults
 from tests.fleet.conftest import SEEDS
 
 VERSIONS = 4  # the constants of the features, and three passes

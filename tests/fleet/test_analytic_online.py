@@ -22,7 +22,7 @@ from edge_sdk.extensions.analytic.solve import ridge
 from edge_sdk.extensions.analytic.statistics import gather
 from edge_sdk.extensions.choice.combination import CANDIDATES
 from edge_sdk.forecasting.forecast import COMMON, FLEET
-from edge_sdk.link.loopback import LoopbackBroker
+from firmware_sim.testing.loopback import LoopbackBroker
 from tests.fleet.conftest import HOURS, history
 
 MORE = 30
@@ -151,7 +151,7 @@ from edge_sdk import Client, Config
 from edge_sdk.extensions.choice.combination import CANDIDATES
 from edge_sdk.forecasting.forecast import COMMON, FLEET
 from edge_sdk.extensions.analytic import boosting
-from edge_sdk.link.loopback import LoopbackBroker
+from firmware_sim.testing.loopback import LoopbackBroker
 from tests.fleet.test_analytic_online import fed, later, served
 client = Client(Config.load(sys.argv[1]), transport=lambda will: LoopbackBroker().link("home-0", will))
 for hour, rows in enumerate(later(0)):

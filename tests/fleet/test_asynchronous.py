@@ -9,8 +9,8 @@ import pytest
 
 from aggregator.extensions.audit.recompute import recompute
 from aggregator.store.errors import DatabaseFullError
-from edge_sdk.link.loopback import LinkFaults
 from edge_sdk.protocol.contract.method import Member
+from firmware_sim.testing.loopback import LinkFaults
 from tests.fleet.conftest import SEEDS
 
 ROUNDS = 6

@@ -9,7 +9,7 @@ import pytest
 
 from aggregator.extensions.audit.recompute import recompute
 from aggregator.extensions.papers.bilevel.bilevel_math import normalised
-from edge_sdk.link.loopback import LinkFaults
+from firmware_sim.testing.loopback import LinkFaults
 from tests.fleet.conftest import SEEDS
 
 ROUNDS = 2

@@ -10,7 +10,7 @@ import pytest
 
 from aggregator.commands import main as cli
 from aggregator.extensions.audit.recompute import recompute
-from edge_sdk.link.loopback import LinkFaults
+from firmware_sim.testing.loopback import LinkFaults
 from tests.fleet.conftest import SEEDS
 
 ROUNDS = 4

@@ -15,7 +15,6 @@ from aggregator.store.row_file import pending_rows
 from aggregator.store.state_codec import digest
 from edge_sdk import Config
 from edge_sdk.app.settings import SettingsError
-from edge_sdk.link.loopback import LoopbackBroker
 from edge_sdk.protocol.contract.method import END, Update
 from firmware_sim.attacks.attack_plan import HONEST, AttackPlan, AttackRoles
 from firmware_sim.direct.fleet import DirectFleet
@@ -23,6 +22,7 @@ from firmware_sim.fleet.in_process import Fleet, enlist, readings
 from firmware_sim.fleet.run_files import prepare
 from firmware_sim.samples import sample_set
 from firmware_sim.scenario import RunSettings, Scenario
+from firmware_sim.testing.loopback import LoopbackBroker
 from tests.fleet.conftest import SlowClock
 
 DEVICES = 4

@@ -16,10 +16,10 @@ from aggregator.extensions.audit.delivery_audit import SHOWN, judge
 from aggregator.store.opener import open_store
 from aggregator.store.types import Retention
 from edge_sdk.extensions.audit.link_trace import Receipted, Sent, written
-from edge_sdk.link.loopback import LinkFaults
 from edge_sdk.protocol.keys import read_public
 from firmware_sim.attacks.attack_plan import AttackRole
 from firmware_sim.fleet.link_recorder import LinkRecord, RecordedLink
+from firmware_sim.testing.loopback import LinkFaults
 
 ROUNDS = 5
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from edge_sdk.link.loopback import LinkFaults, LoopbackBroker
 from edge_sdk.protocol import topics
+from firmware_sim.testing.loopback import LinkFaults, LoopbackBroker
 
 
 @pytest.mark.parametrize("lost", ["keys", "bundle", "model"])

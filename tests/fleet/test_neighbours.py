@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from edge_sdk.client import Client
 from edge_sdk.commands import status
 from edge_sdk.extensions.peers.messages import PeerMessage, SettleMessage
-from edge_sdk.link.loopback import LinkFaults, LoopbackBroker
 from edge_sdk.protocol import messages as m
 from edge_sdk.protocol import topics
 from edge_sdk.protocol.codec import encode
 from edge_sdk.protocol.envelope import seal
+from firmware_sim.testing.loopback import LinkFaults, LoopbackBroker
 from tests.fleet.conftest import SlowClock, history
 from tests.fleet.street import Street, ring
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from edge_sdk.link.loopback import LinkFaults
+from firmware_sim.testing.loopback import LinkFaults
 
 ROUNDS = 6
 

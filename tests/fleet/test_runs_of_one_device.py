@@ -15,10 +15,10 @@ from edge_sdk.app.settings import SettingsError
 from edge_sdk.commands.device_inspection import charges_beside
 from edge_sdk.errors import ConfigError
 from edge_sdk.extensions.participations.participations import participating
-from edge_sdk.link.loopback import LoopbackBroker
 from edge_sdk.privacy.ledger import compose
 from edge_sdk.store.store import DeviceStore
 from firmware_sim.fleet.run_files import toml
+from firmware_sim.testing.loopback import LoopbackBroker
 from tests.fleet.conftest import STREAMS, history
 from tests.fleet.test_several_runs import Town, section
 

@@ -9,9 +9,9 @@ import pytest
 
 from aggregator.commands import main as cli
 from aggregator.extensions.audit.recompute import recompute
-from edge_sdk.link.loopback import LoopbackBroker
 from edge_sdk.protocol import topics
 from firmware_sim.fleet.run_files import toml
+from firmware_sim.testing.loopback import LoopbackBroker
 from tests.fleet.conftest import World
 
 KINDS = ("meter", "charger", "cell")

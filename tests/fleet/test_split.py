@@ -15,11 +15,11 @@ from aggregator.extensions.papers.graph import Diffusion
 from aggregator.extensions.papers.split.split_arrays import drawn
 from aggregator.methods.base.server_optim import corrected_adam
 from edge_sdk import Config, Reading
-from edge_sdk.link.loopback import LinkFaults
 from edge_sdk.shared_math.optim import adam, optimiser_step
 from firmware_sim.attacks.attack_plan import HONEST, AttackPlan, AttackRoles
 from firmware_sim.fleet.in_process import enlist
 from firmware_sim.fleet.run_files import toml
+from firmware_sim.testing.loopback import LinkFaults
 from tests.fleet.conftest import SEEDS
 
 HOURS = 24 * 21

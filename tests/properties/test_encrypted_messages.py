@@ -9,12 +9,12 @@ from edge_sdk.errors import Reason
 from edge_sdk.extensions.encryption.body_keys import BodyKeys
 from edge_sdk.extensions.encryption.encrypted_body import BodyContext, encrypted_body
 from edge_sdk.extensions.encryption.hpke import DecryptionKey
-from edge_sdk.link.loopback import LoopbackBroker
 from edge_sdk.protocol import codec, keys, topics
 from edge_sdk.protocol.envelope import seal
 from edge_sdk.protocol.messages import ReceiptMessage
 from edge_sdk.session.bodies import Bodies
 from edge_sdk.session.signed_link import SignedLink
+from firmware_sim.testing.loopback import LoopbackBroker
 
 FLEET, DEVICE = "north", "meter-1"
 AGGREGATOR, KEY = keys.from_seed(bytes(32)), DecryptionKey(bytes(range(32)))

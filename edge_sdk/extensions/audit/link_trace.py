@@ -17,12 +17,7 @@ from typing import Any
 from edge_sdk.errors import Refused
 from edge_sdk.protocol import codec, topics
 from edge_sdk.protocol.envelope import AGGREGATOR, KeyOf, digest, ref, unseal
-from edge_sdk.protocol.messages import (
-    ChunkMessage,
-    OfferMessage,
-    ReceiptMessage,
-    UpdateMessage,
-)
+from edge_sdk.protocol.messages import ChunkMessage, OfferMessage, ReceiptMessage, UpdateMessage
 
 Number = tuple[str, int, int]
 """``(device, life, seq)``: the permanent identity of one release."""

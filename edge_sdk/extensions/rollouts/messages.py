@@ -6,15 +6,7 @@ from typing import Annotated, ClassVar, Literal
 
 from edge_sdk.app.lean_dataclass import dataclass
 from edge_sdk.app.schema import Between, Length
-from edge_sdk.protocol.messages import (
-    BodySize,
-    Digest,
-    Ordinal,
-    ProtocolMessage,
-    Ref,
-    Share,
-    Text,
-)
+from edge_sdk.protocol.messages import BodySize, Digest, Ordinal, ProtocolMessage, Ref, Share, Text
 
 WAVES_LIMIT = 8
 """Most waves of one rollout."""

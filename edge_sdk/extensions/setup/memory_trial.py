@@ -23,11 +23,7 @@ from edge_sdk.errors import ConfigError
 from edge_sdk.forecasting.series import SeriesRow
 from edge_sdk.limits import LimitsSection, limits_of
 from edge_sdk.limits.resource_governor import limit_memory
-from edge_sdk.link.fleet_settings import (
-    BrokerSection,
-    IdentitySection,
-    KeysSection,
-)
+from edge_sdk.link.fleet_settings import BrokerSection, IdentitySection, KeysSection
 from edge_sdk.runtime import ENGINE, engine_name
 from edge_sdk.training import bootstrap
 

@@ -10,9 +10,9 @@ import pytest
 from aggregator.daemon import Daemon
 from aggregator.ingress.flood_control import FloodControl, FloodLimits, Subscriptions
 from aggregator.operations.control_queue import ControlOrder, leave
-from edge_sdk.link.loopback import LoopbackBroker
 from edge_sdk.protocol import topics
 from edge_sdk.protocol.messages import WelcomeMessage
+from firmware_sim.testing.loopback import LoopbackBroker
 
 SMALL = FloodLimits(burst=10, rate=5.0, burst_bytes=1000, rate_bytes=100.0, tolerated=4)
 

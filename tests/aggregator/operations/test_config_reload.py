@@ -28,8 +28,8 @@ from aggregator.operations import config_reload
 from aggregator.operations.config_reload import LIVE, RESTART, HangUps, changed, hang_ups, why_not
 from edge_sdk.app.cli import StopSignal
 from edge_sdk.errors import Reason
-from edge_sdk.link.loopback import LoopbackBroker
 from edge_sdk.protocol.messages import ModelMessage, ReceiptMessage, RefusalMessage
+from firmware_sim.testing.loopback import LoopbackBroker
 from tests.broker.authority import Authority
 from tools import docs
 

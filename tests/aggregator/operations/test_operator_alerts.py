@@ -18,7 +18,7 @@ from aggregator.extensions.console.fleet_summary import notices
 from aggregator.extensions.status_page.http_status import html
 from aggregator.operations.operator_alerts import tls_files
 from edge_sdk.app.clock import SystemClock
-from edge_sdk.link.loopback import LoopbackBroker
+from firmware_sim.testing.loopback import LoopbackBroker
 from tests.broker.authority import Authority
 
 FILES = 'ca_file = "ca.pem", cert_file = "agg.crt", crl_file = "revoked.pem"'

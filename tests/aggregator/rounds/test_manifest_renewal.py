@@ -10,8 +10,8 @@ from aggregator.daemon import Daemon
 from aggregator.operations.control_queue import ControlOrder, leave
 from aggregator.operations.signing_keys import root_signatures
 from aggregator.rounds.announcements import OVERLAP, VALIDITY
-from edge_sdk.link.loopback import LoopbackBroker
 from edge_sdk.protocol.messages import ModelMessage, PartMessage
+from firmware_sim.testing.loopback import LoopbackBroker
 from tests.aggregator.conftest import ONLINE
 
 DAY = 86_400.0

@@ -15,7 +15,6 @@ from aggregator.store import state_codec
 from aggregator.store.errors import DatabaseError
 from aggregator.store.opener import open_store
 from edge_sdk.errors import Reason
-from edge_sdk.link.loopback import LoopbackBroker
 from edge_sdk.protocol import codec, envelope
 from edge_sdk.protocol.messages import (
     ChunkMessage,
@@ -27,6 +26,7 @@ from edge_sdk.protocol.messages import (
     UpdateMessage,
     WelcomeMessage,
 )
+from firmware_sim.testing.loopback import LoopbackBroker
 
 POISON = [13.0, 13.0]  # what the planted defects stumble over
 

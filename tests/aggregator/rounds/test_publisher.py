@@ -4,7 +4,7 @@ from aggregator.ingress.replies import Reply
 from aggregator.metrics import Metrics
 from aggregator.rounds.announcements import Publication
 from aggregator.rounds.publisher import Publisher
-from edge_sdk.link.loopback import LoopbackBroker
+from firmware_sim.testing.loopback import LoopbackBroker
 
 
 def joined(window=3):

@@ -10,9 +10,9 @@ from aggregator.operations.signing_keys import RootSigners
 from aggregator.store import state_codec
 from aggregator.store.sqlite import in_memory
 from aggregator.store.types import EnrolledDevice
-from edge_sdk.link.loopback import LoopbackBroker
 from edge_sdk.protocol import keys
 from edge_sdk.protocol.messages import ReceiptMessage
+from firmware_sim.testing.loopback import LoopbackBroker
 from tests.aggregator.conftest import ONLINE, ROOT
 
 

@@ -6,9 +6,9 @@ import pytest
 
 from aggregator.daemon import Daemon
 from edge_sdk.link.broker_options import LARGEST_UPDATE
-from edge_sdk.link.loopback import LoopbackBroker
 from edge_sdk.protocol.envelope import SINGLE_PAYLOAD_LIMIT
 from edge_sdk.protocol.messages import ModelMessage
+from firmware_sim.testing.loopback import LoopbackBroker
 
 
 @pytest.mark.parametrize(

@@ -2,11 +2,11 @@
 
 import pytest
 
-from edge_sdk.link.loopback import LoopbackBroker
 from edge_sdk.link.transport import PublishQueue, QueuedPublish
 from edge_sdk.protocol.keys import SigningKey
 from edge_sdk.protocol.messages import StatusMessage
 from edge_sdk.session.signed_link import SignedLink
+from firmware_sim.testing.loopback import LoopbackBroker
 
 TOPIC = "gf/1/north/meter/up/update"
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from edge_sdk.link.loopback import LoopbackBroker
 from edge_sdk.protocol import topics
 from firmware_sim.attacks import bind
 from firmware_sim.attacks.byzantine_client import TamperingLink
+from firmware_sim.testing.loopback import LoopbackBroker
 
 UPLOAD = topics.up("north", "meter", "update")
 HELLO = topics.up("north", "meter", "hello")

@@ -7,12 +7,12 @@ from dataclasses import replace
 import pytest
 
 from edge_sdk import Config
-from edge_sdk.link.loopback import LoopbackBroker
 from firmware_sim.fleet import in_process
 from firmware_sim.fleet.in_process import Fleet, _Served, populate
 from firmware_sim.fleet.run_files import prepare
 from firmware_sim.samples import sample_set
 from firmware_sim.scenario import RunSettings, Scenario
+from firmware_sim.testing.loopback import LoopbackBroker
 
 
 @pytest.fixture

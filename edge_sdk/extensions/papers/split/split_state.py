@@ -11,10 +11,7 @@ from numpy.typing import NDArray
 
 from edge_sdk.extensions.papers.chosen_model import ChosenModel
 from edge_sdk.methods.training_context import Batch
-from edge_sdk.protocol.contract.method import (
-    Array,
-    Task,
-)
+from edge_sdk.protocol.contract.method import Array, Task
 from edge_sdk.protocol.contract.parameter_layout import Vector
 from edge_sdk.shared_math.optim import State
 

@@ -29,10 +29,10 @@ from aggregator.store.errors import DatabaseError
 from aggregator.store.opener import open_store
 from edge_sdk.app.settings import SettingsError
 from edge_sdk.errors import USAGE, Failure, Reason
-from edge_sdk.link.loopback import LoopbackBroker
 from edge_sdk.link.transport import LinkDown, LinkUp, Message
 from edge_sdk.protocol import keys, topics
 from edge_sdk.protocol.messages import ModelMessage, ReceiptMessage, RefusalMessage
+from firmware_sim.testing.loopback import LoopbackBroker
 
 SHARED = topics.updates_filter("north")
 

@@ -1,7 +1,8 @@
 """Test a ``Client`` against an aggregator that follows a script, in memory and without a broker.
 
 >>> from tempfile import TemporaryDirectory
->>> from edge_sdk import Client, Reading, ScriptedAggregator
+>>> from edge_sdk import Client, Reading
+>>> from firmware_sim.testing.scripted_aggregator import ScriptedAggregator
 >>> with TemporaryDirectory() as folder:
 ...     aggregator = ScriptedAggregator.of_bundle("load-week-1")
 ...     config, clock = aggregator.device_config(folder), aggregator.clock
@@ -29,13 +30,13 @@ import numpy as np
 from edge_sdk.app.settings import from_table
 from edge_sdk.bundle import Bundle, TrustedKeys
 from edge_sdk.config import Config
-from edge_sdk.link.loopback import LoopbackBroker, LoopbackLink
 from edge_sdk.link.transport import LinkUp, Message
 from edge_sdk.protocol import codec, keys, topics
 from edge_sdk.protocol import messages as m
 from edge_sdk.protocol.contract.manifest import Manifest
 from edge_sdk.protocol.envelope import AGGREGATOR, ALL, ROOT, digest, seal, unseal
 from edge_sdk.store.second_count import begin_counts
+from firmware_sim.testing.loopback import LoopbackBroker, LoopbackLink
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from edge_sdk.errors import LinkError
-from edge_sdk.link.loopback import LinkFaults, LoopbackBroker, matches
 from edge_sdk.link.transport import LinkDown, LinkUp, Message, Transport
+from firmware_sim.testing.loopback import LinkFaults, LoopbackBroker, matches
 
 
 def up(broker: LoopbackBroker, name: str, *filters: str, will=None):

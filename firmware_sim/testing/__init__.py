@@ -1,0 +1,1 @@
+"""Test a client without a broker: a link in memory, and an aggregator that follows a script."""
