@@ -12,6 +12,7 @@ EPILOGUE = """\
 examples:
   gridfed-sim demo                            eight homes, three methods, one page
   gridfed-sim evaluate --data meters          would a fleet's model help your own devices?
+  gridfed-sim benchmark --data m4_hourly      a public task, beside published models
   gridfed-sim fleet --devices 200 --in-process --rounds 20
   gridfed-sim fleet --byzantine 0.2 --attack alie --rule mean,trimmed_mean
   gridfed-sim sweep runs --method fedavg,fedprox --seeds 0 1 2
@@ -27,6 +28,7 @@ COMMANDS = {
     for name, summary in {
         "demo": "Train eight homes in three ways, and compare their forecasts.",
         "evaluate": "Compare forecasts on your own records, alone and as a fleet.",
+        "benchmark": "Score forecasts on a public task, beside published models.",
         "fleet": "Run N devices, and print the cost of a device and of a round.",
         "sweep": "Run methods, rules, attacks and seeds, with a record of each and a report.",
         "meter": "Simulate one meter: P1 telegrams, Modbus registers.",

@@ -89,4 +89,11 @@ def test_the_naive_row_must_be_the_published_one(folder):
     series = read_series(folder)
     with pytest.raises(SettingsError, match=r"other data or other scores"):
         require_naive(score(series, [seasonal_naive(one.known) for one in series]), rows)
-    require_naive(Score(1.2, 0.0376), {})
+
+
+def test_known_rows_stand_for_an_absent_file_and_a_file_without_the_naive_row_is_refused(tmp_path):
+    assert published(tmp_path)["seasonal_naive"] == Score(1.1932, 0.0376)
+    head = "task,model,mase,mean_weighted_quantile_loss\n"
+    (tmp_path / "published.csv").write_text(head + "m4_hourly/h/short,other,1.0,0.1\n")
+    with pytest.raises(SettingsError, match=r"no row of seasonal_naive for m4_hourly/h/short"):
+        published(tmp_path)
