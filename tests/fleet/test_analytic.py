@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from aggregator.commands import main as cli
-from aggregator.extensions.analytic.analytic import AnalyticFleet
+from aggregator.extensions.analytic.fleet import AnalyticFleet
 from aggregator.extensions.audit.recompute import recompute
 from aggregator.extensions.authoring.closed_form import ANALYTIC, made
 from edge_sdk.errors import Reason, Refused

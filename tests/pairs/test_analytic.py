@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from aggregator.extensions.analytic import analytic as analytic_server
+from aggregator.extensions.analytic import fleet as fleet_server
 from aggregator.extensions.analytic.settings import Analytic, fault_of
 from aggregator.extensions.authoring.closed_form import ANALYTIC, AnalyticRecipe, made
 from aggregator.methods import METHODS as SERVERS
@@ -266,7 +266,7 @@ class TestOthers:
     @pytest.mark.parametrize("more", [{"combine": "votes", "rule": "median"}, {"small": 2}])
     def test_with_a_rule_and_in_a_large_fleet_all_receive_the_common_model(self, monkeypatch, more):
         rule = more.pop("rule", "mean")
-        monkeypatch.setattr(analytic_server, "SMALL", more.pop("small", 100))
+        monkeypatch.setattr(fleet_server, "SMALL", more.pop("small", 100))
         half = server(rule=rule, **more)
         state, effects = fed(half, begun(half), [(n, statistic(i)) for i, n in enumerate(NAMES)])
         sent = [e.arrays["w"].tobytes() for e in effects if isinstance(e, Task)]

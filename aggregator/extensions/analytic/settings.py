@@ -10,6 +10,8 @@ import numpy as np
 
 from aggregator.methods.base.types import Behind
 from edge_sdk.app.schema import Between
+from edge_sdk.extensions.analytic.profile_features import HINGED, KNOTS
+from edge_sdk.extensions.analytic.profile_section import COLUMNS, ProfileSection
 from edge_sdk.extensions.analytic.standardise import CLIP
 from edge_sdk.extensions.analytic.statistics import from_vector
 from edge_sdk.extensions.analytic.validation import (
@@ -25,10 +27,11 @@ from edge_sdk.protocol.contract.method import Array
 class Analytic:
     """Ridge regression in closed form; every device adapts it to itself."""
 
-    # rounds that solve the model; the first weighs all windows equally, each later one by the
-    # residuals of the model before it. A bundle without constants of its fleet takes one round
-    # more, before these. ``run.rounds``, where it is set, counts all rounds instead.
-    passes: Annotated[int, Between(1, 1000)] = 3
+    # rounds that solve the model, 3 where left out, and 8 with a bundle of profiles; the first
+    # weighs all windows equally, each later one by the residuals of the model before it. A bundle
+    # without constants of its fleet takes one round more, before these. ``run.rounds``, where it is
+    # set, counts all rounds instead.
+    passes: Annotated[int, Between(1, 1000)] | None = None
     # ``sum``: solve the sum of all statistics, exactly. ``votes``: solve every device's own
     # statistic and combine the solutions by ``run.rule``
     combine: Literal["sum", "votes"] = "sum"
@@ -63,6 +66,8 @@ def fault_of(manifest: Manifest, settings: Analytic, vector: Array) -> str:
     section = manifest.analytic
     if section is None:
         return ""
+    if isinstance(section, ProfileSection):
+        return _profile_fault(section, vector)
     outputs, width = math.prod(manifest.forecast_shape), section.width
     bounds = StatisticBounds(
         width,
@@ -77,3 +82,33 @@ def fault_of(manifest: Manifest, settings: Analytic, vector: Array) -> str:
         return statistic_fault(statistic, bounds) or ""
     bounds = replace(bounds, row=settings.clip_norm or 0.0)
     return noisy_statistic_fault(statistic, bounds, settings.noise) or ""
+
+
+FARTHEST = 30.0
+"""Levels between a target and its base beyond which a row does not count."""
+
+LEAST_NOISE = 1e-3
+"""Least error of a naive forecast, in levels, by which a device divides its sums."""
+
+
+def _profile_fault(section: ProfileSection, vector: Array) -> str:
+    """Return the property of the sums of profiles that no record can produce.
+
+    A row's largest weight is that of a residual below the floor on a device of the least noise; the
+    sums of a stage are means over its rows.
+    """
+    outputs = len(section.stages)
+    weight = 1.0 / (section.floor * LEAST_NOISE**2)
+    hinges = len(HINGED) * sum((CLIP - knot) ** 2 for knot in KNOTS)
+    bounds = StatisticBounds(
+        section.width,
+        outputs,
+        outputs,
+        row=math.sqrt(weight * (COLUMNS * CLIP**2 + hinges)),
+        target=math.sqrt(weight) * FARTHEST,
+        windows=1.0,
+    )
+    statistic = from_vector(vector, outputs, section.width)
+    if not 0.0 < statistic.count < math.inf:
+        return f"count {statistic.count:g} is not in (0, inf)"
+    return statistic_fault(replace(statistic, count=1.0), bounds) or ""

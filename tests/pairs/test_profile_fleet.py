@@ -1,0 +1,202 @@
+"""Profiles in closed form, the server's half: the passes of ``profile_form`` called directly, as oracle."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from aggregator.extensions.analytic.profile_fleet import PASSES
+from aggregator.extensions.analytic.settings import Analytic, fault_of
+from aggregator.methods import METHODS as SERVERS
+from aggregator.methods import OPEN, Rounds, Setup
+from aggregator.rules import bind
+from edge_sdk.app.schema import SchemaError
+from edge_sdk.extensions.analytic.profile_form import (
+    RELAXATION,
+    STAGES,
+    next_coefficients,
+    stage_statistics,
+)
+from edge_sdk.extensions.analytic.profile_section import WIDTH, ProfileSection
+from edge_sdk.extensions.analytic.reweighting import QuantileLoss
+from edge_sdk.extensions.analytic.statistics import Statistic, to_vector, total
+from edge_sdk.protocol.contract.method import Closed, Member, Task, Unlearned, Update
+from edge_sdk.protocol.contract.parameter_layout import ParamSpec
+
+LEARNED = (4, 8)
+SECTION = ProfileSection("profile-1", (0.0,) * WIDTH, 2, stages=LEARNED)
+SPEC = ParamSpec.of(SECTION.layers(24))
+PLACES = {one.name: slice(one.offset, one.offset + one.size) for one in SPEC.layers}
+LOSS = QuantileLoss(floor=SECTION.floor)
+TWO = ("a", "b")
+
+
+def device(seed, rows=600):
+    draw = np.random.default_rng(seed)
+    design = draw.normal(size=(rows, WIDTH)).astype(np.float32)
+    truth = np.zeros(WIDTH)
+    truth[:5] = draw.normal(size=5)
+    stages = np.array(LEARNED)[draw.integers(0, 2, rows)]
+    return design, design @ truth + 0.2 * draw.standard_t(3, rows), stages, 0.1 + 0.1 * seed
+
+
+def sums_of(one, coefficients):
+    design, targets, stages, noise = one
+    return stage_statistics(design, targets, stages, coefficients, LOSS, noise=noise)
+
+
+def sent(one, vector, *, weighted):
+    """Return what a device sends, as float32."""
+    prior = vector[PLACES["coefficients"]].reshape(len(STAGES), WIDTH)
+    found = sums_of(one, prior if weighted else None)
+    parts = [
+        np.concatenate([getattr(found[stage], name) for stage in LEARNED])
+        for name in ("gram", "cross", "squares", "residuals")
+    ]
+    return to_vector(Statistic(*parts, float(len(one[1]))))
+
+
+def first():
+    vector = np.random.default_rng(9).normal(size=SPEC.size).astype(np.float32)
+    vector[PLACES["coefficients"]] *= 0.1
+    return vector
+
+
+def server(quorum=2, *, rule="mean", limit=None, **settings):
+    row = SERVERS["analytic"]
+    rounds = Rounds(quorum=quorum, deadline=60.0, limit=limit)
+    return row.half(Setup(bind(rule), row.settings(**settings), rounds, SPEC, analytic=SECTION))
+
+
+def trained(half, devices):
+    """Run all passes over devices in memory; return the state and the tasks that were sent."""
+    state, _ = half.apply(half.init(first()), OPEN)
+    effects = ()
+    for name in devices:
+        state, more = half.apply(state, Member(name, present=True))
+        effects += more
+    tasks = []
+    while state.is_open:
+        asked = {one.to: one for one in effects if isinstance(one, Task)}
+        tasks.append(asked)
+        effects = ()
+        for name, one in devices.items():
+            task = asked[name]
+            vector = sent(one, task.arrays["w"], weighted=task.values["weighted"] > 0.0)
+            assert not fault_of_vector(vector)
+            state, more = half.apply(state, Update(name, state.round, task.base, vector))
+            effects += more
+    return state, tasks, effects
+
+
+def fault_of_vector(vector):
+    manifest = type("Manifest", (), {"analytic": SECTION})
+    return fault_of(manifest, Analytic(), vector)
+
+
+def direct(devices):
+    """Return expected values and medians by stage, and each device's medians of all others."""
+    begun = first()[PLACES["coefficients"]].reshape(len(STAGES), WIDTH).astype(np.float64)
+    expected = first()[PLACES["expected"]].reshape(len(STAGES), WIDTH).astype(np.float64)
+    median, others = begun, dict.fromkeys(devices, begun)
+    for number in range(PASSES):
+        step = RELAXATION if 1 < number < PASSES - 1 else 1.0
+        own = {
+            name: sums_of(one, None if number == 0 else others[name].astype(np.float32))
+            for name, one in devices.items()
+        }
+
+        def solved(previous, names, own=own, step=step, expected=expected):
+            whole = {s: total({name: own[name][s] for name in names}) for s in LEARNED}
+            after = next_coefficients(previous, whole, SECTION.penalty, step=step)
+            found = (expected if previous is None else previous).copy()
+            found[list(LEARNED)] = after[list(LEARNED)]
+            return found
+
+        if number == 0:
+            expected = solved(None, devices)
+            continue
+        median = solved(median, devices)
+        others = {name: solved(others[name], set(devices) - {name}) for name in devices}
+    return expected, median, others
+
+
+def test_the_passes_are_those_of_the_form_called_directly():
+    devices = {"a": device(1), "b": device(2), "c": device(3)}
+    state, tasks, effects = trained(server(quorum=3), devices)
+    expected, median, others = direct(devices)
+    assert (state.version, state.is_open) == (PASSES, False)
+    assert [one["a"].values["weighted"] for one in tasks] == [0.0] + [1.0] * (PASSES - 1)
+    layer = state.w[PLACES["coefficients"]].reshape(len(STAGES), WIDTH)
+    np.testing.assert_allclose(layer, median, rtol=0, atol=2e-3)
+    layer = state.w[PLACES["expected"]].reshape(len(STAGES), WIDTH)
+    np.testing.assert_allclose(layer, expected, rtol=0, atol=1e-3)
+    layer = state.others["a"][PLACES["coefficients"]].reshape(len(STAGES), WIDTH)
+    np.testing.assert_allclose(layer, others["a"], rtol=0, atol=2e-3)
+    assert isinstance(effects[-1], Closed)
+
+
+def test_everything_else_in_the_vector_stays_the_bundles():
+    state, tasks, _ = trained(server(passes=2), {"a": device(1), "b": device(2)})
+    begun, learned = first(), np.zeros(SPEC.size, np.bool_)
+    for name in ("coefficients", "expected"):
+        layer = learned[PLACES[name]].reshape(len(STAGES), WIDTH)
+        layer[list(LEARNED)] = True
+    assert (state.w[~learned] == begun[~learned]).all()
+    assert (state.w[learned] != begun[learned]).all()
+    # the first pass leaves the median: what is published is never worse than the bundle
+    medians = PLACES["coefficients"]
+    assert (tasks[1]["a"].arrays["w"][medians] == begun[medians]).all()
+
+
+def test_a_stage_that_no_device_has_keeps_the_bundles_coefficients():
+    design, targets, _, noise = device(1)
+    old = design, targets, np.full(len(targets), LEARNED[1]), noise
+    half = server(passes=1)
+    state, _ = half.apply(half.init(first()), OPEN)
+    found = sums_of(old, None)[LEARNED[1]]
+    gram = np.concatenate([np.zeros_like(found.gram), found.gram])
+    cross = np.concatenate([np.zeros_like(found.cross), found.cross])
+    rest = (np.append(0.0, one) for one in (found.squares, found.residuals))
+    vector = to_vector(Statistic(gram, cross, *rest, 600.0))
+    for name in TWO:
+        state, _ = half.apply(state, Member(name, present=True))
+        assert not fault_of_vector(vector)
+        state, _ = half.apply(state, Update(name, state.round, 0, vector))
+    layer = state.w[PLACES["expected"]].reshape(len(STAGES), WIDTH)
+    begun = first()[PLACES["expected"]].reshape(len(STAGES), WIDTH)
+    assert (layer[LEARNED[0]] == begun[LEARNED[0]]).all()
+    assert (layer[LEARNED[1]] != begun[LEARNED[1]]).any()
+
+
+def test_a_removed_device_leaves_neither_the_median_nor_the_expected_value():
+    half = server(passes=3)
+    state, _, _ = trained(half, {"a": device(1), "b": device(2)})
+    state, _ = half.apply(state, Unlearned("b"))
+    begun = first()
+    assert (state.w[PLACES["expected"]] == begun[PLACES["expected"]]).all()
+    assert set(state.held) == {"a"}
+    state, _ = half.apply(state, Unlearned("a"))
+    assert (state.w == begun).all()
+
+
+def test_sums_that_no_record_gives_are_refused():
+    vector = sent(device(1), first(), weighted=True)
+    assert fault_of_vector(vector) == ""
+    large, swapped, empty = np.array(vector), np.array(vector), np.array(vector)
+    large[:-1] *= np.float32(1e14)
+    swapped[:-1] *= np.float32(-1.0)
+    empty[-1] = 0.0
+    found = [fault_of_vector(one) for one in (large, swapped, empty)]
+    assert [one.partition(" ")[0] for one in found] == ["trace", "a", "count"]
+
+
+@pytest.mark.parametrize("settings", [{"combine": "votes"}, {"noise": 1.0, "clip_norm": 1.0}])
+def test_votes_and_noise_are_refused(settings):
+    with pytest.raises(SchemaError, match="for a bundle of profiles"):
+        server(rule="median" if "combine" in settings else "mean", **settings)
+
+
+def test_the_settings_say_how_many_rounds_a_run_has():
+    state, _, _ = trained(server(limit=2), {"a": device(1), "b": device(2)})
+    assert state.version == 2
