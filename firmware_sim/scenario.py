@@ -41,6 +41,8 @@ DEFAULT_BUNDLES: Mapping[str, str] = {
 
 # explicit setting for devices whose updates are not protected
 UNPROTECTED: Mapping[str, Any] = {"mechanism": {"name": "none"}}
+# graphs of the devices that a run among peers can name; any other name is a CSV file
+GRAPHS = ("ring", "torus", "erdos_renyi", "complete")
 # methods that combine updates themselves: a rule beside them is refused
 _OWN = frozenset(
     {"fedasync", "afl", "fedatt", "fedda", "pfl", "rsa", "rsa_weights", "dp_rsa"}
@@ -67,7 +69,8 @@ class RunSettings:
     deadline: Duration = "60s"  # time from opening a round to closing or abandoning it
     # aggregation rule: the aggregator's table ``run.rule``; left out: the mean
     rule: Mapping[str, Any] = field(default_factory=dict)
-    # model between the devices: its table ``run.graph``, for methods that have one
+    # model between the devices: its table ``run.graph``, for methods that have one. Without a server
+    # the graph of the devices
     graph: Mapping[str, Any] = field(default_factory=dict)
     encoding: UpdateEncoding = "f4"  # encoding of the updates: its key ``run.encoding``
     downlink: DownlinkEncoding = "f4"  # encoding of new models: its key ``run.downlink``
@@ -94,25 +97,26 @@ class RunSettings:
         f = int(self.rule.get("f", 0))
         return min(present, max(-(-present // 2), 2 * f + 3 if f else 1))
 
-    def refuse_peers(self) -> None:
-        """Raise SettingsError for a method whose devices exchange models: no simulation has peers yet."""
-        if self.method in CONTRACTS and answered(CONTRACTS[self.method])[1].up is Up.PEERS:
-            raise SettingsError(
-                f"--method {self.method}: its devices exchange models with one another, and "
-                "neighbours cannot be simulated yet",
-                hint="choose a method with an aggregator, such as fedavg; or run gridfed-edge with "
-                "examples/neighbour.toml on each device (docs/neighbours.md)",
-            )
+    @property
+    def is_among_peers(self) -> bool:
+        """Return whether the devices exchange models with one another, without a server.
+
+        >>> RunSettings("dfl_sgd").is_among_peers, RunSettings("fedavg").is_among_peers
+        (True, False)
+        """
+        return self.method in CONTRACTS and answered(CONTRACTS[self.method])[1].up is Up.PEERS
 
     @property
     def rule_name(self) -> str:
-        """Return the rule and its pre-aggregations as on a command line.
+        """Return the rule and its pre-aggregations as on a command line; the graph among peers.
 
         >>> RunSettings(rule={"name": "krum", "f": 1, "preaggregation": ["nnm"]}).rule_name
         'nnm+krum'
         >>> RunSettings().rule_name, RunSettings(method="bafdp").rule_name, RunSettings("afl").rule_name
         ('mean', 'its own', 'its own')
         """
+        if self.is_among_peers and "name" in self.graph:
+            return Path(str(self.graph["name"])).name
         if not self.rule and self.method in _OWN:
             return "its own"
         before = [
@@ -232,7 +236,7 @@ def scenario(name: str) -> Scenario:
 
 
 def located(run: RunSettings, folder: Path) -> RunSettings:
-    """Return the settings with the files of sites and neighbours as absolute paths.
+    """Return the settings with the files of sites, neighbours and graphs as absolute paths.
 
     Args:
         folder: Base of a relative path.
@@ -241,8 +245,8 @@ def located(run: RunSettings, folder: Path) -> RunSettings:
     '/x/a.csv'
     """
     settings, graph = dict(run.settings), dict(run.graph)
-    for table, key in ((settings, "neighbours"), (graph, "sites")):
-        if isinstance(table.get(key), str):
+    for table, key in ((settings, "neighbours"), (graph, "sites"), (graph, "name")):
+        if isinstance(table.get(key), str) and table[key] not in GRAPHS:
             table[key] = str((folder / table[key]).absolute())
     return replace(run, settings=settings, graph=graph)
 

@@ -46,6 +46,9 @@ from edge_sdk.extensions.weather.fleet_weather import FleetWeatherSection
 from edge_sdk.extensions.weather.weather_inbox import TYPE
 from edge_sdk.outputs import OUTPUTS
 from edge_sdk.sources import SOURCES as TYPES
+from firmware_sim.attacks.attack_plan import AttackPlan
+from firmware_sim.peers.graphs import PeerGraph
+from firmware_sim.scenario import Scenario
 
 PAGE = ROOT / "docs" / "configuration.md"
 EVERY_COMMANDS = re.compile(
@@ -122,6 +125,14 @@ Where forecasts go; [outputs](outputs.md) explains each type.
 """
 
 
+SCENARIO_INTRO = """\
+## A scenario: `scenario.toml`
+
+What `gridfed-sim fleet`, `sweep` and `demo` read with `--scenario`; [scenarios](scenarios.md) has examples.
+`[[comparisons]]` has the keys of `[run]`.
+"""
+
+
 PARTICIPATIONS_INTRO = """\
 ### `[[participation]]`
 
@@ -142,11 +153,22 @@ def page() -> str:
         "## An aggregator: `aggregator.toml`\n",
         *_tables(aggregator_config.AggregatorConfig),
         _methods(),
+        *_scenario(),
         "## Commands\n",
         CODES,
         *(_commands(name) for name in PROGRAMS),
     ]
     return "\n".join(parts).rstrip() + "\n"
+
+
+def _scenario() -> Iterator[str]:
+    """Return the keys of a scenario file, with those of its lists and of the graph among peers."""
+    yield SCENARIO_INTRO
+    yield from _tables(Scenario)
+    yield "### `[run.graph]` of a scenario among peers\n"
+    yield _own(PeerGraph, ())
+    yield "### `[[attacks]]`\n"
+    yield _own(AttackPlan, ())
 
 
 def keys(config: type[Any]) -> dict[str, Field[Any]]:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
-from aggregator.bundles import ModelBundle
+from aggregator.bundles import ModelBundle, open_bundle, shipped
 from aggregator.config.sections import AggregatorConfig
 from aggregator.methods import METHODS, Rounds
 from aggregator.methods.base.wrappers import takes_stages
@@ -109,8 +110,20 @@ def check_graphs(config: AggregatorConfig, bundle: ModelBundle, graphs: tuple[st
                 f"{config.run.method!r} needs; it has: {', '.join(sorted(bundle.manifest.functions))}",
                 hint="use a bundle in closed form, such as load-analytic"
                 if graph == STATISTIC
-                else f"gridfed-aggregator export … --for {config.run.method}",
+                else f"shipped with it: {', '.join(shipped_with(graph))}; or make one: "
+                f"gridfed-aggregator export … --for {config.run.method}",
             )
+
+
+def shipped_with(graph: str) -> list[str]:
+    """Return the shipped bundles that have a graph.
+
+    >>> "load-mlp" in shipped_with("hvp")
+    True
+    """
+    return [
+        name for name in shipped() if graph in open_bundle(name, folder=Path()).manifest.functions
+    ]
 
 
 # settings that become scalars of a task, each with the name of its limit in a bundle

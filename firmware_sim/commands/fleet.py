@@ -1,10 +1,12 @@
 """Run N devices, and print the cost of a device and of a round.
 
 With --attack, or with several methods or rules, every method is run without and with every attack,
-and a table compares the forecasts of the honest devices.
+and a table compares the forecasts of the honest devices. Devices without a server (dfl_sgd, dfl_gt) always
+give that table, with the disagreement of their models.
 
   gridfed-sim fleet --devices 200 --in-process --rounds 20
   gridfed-sim fleet --direct --devices 1000 --method fedasync --repeat 3
+  gridfed-sim fleet --method dfl_sgd,dfl_gt --graph torus --rounds 20
   gridfed-sim fleet --byzantine 0.2 --attack alie --rule mean,trimmed_mean
   gridfed-sim fleet --method fedavg,fedprox --setting fedprox.prox=0.1 --seeds 0 1 2 --csv runs.csv
 """
@@ -80,7 +82,8 @@ def run(args: Namespace) -> CommandResult:
         )
     _check_direct(args)
     lacking = check_histories(chosen, samples) if args.aggregator is None else []
-    if is_trial(chosen) or args.seeds or args.csv:
+    is_among_peers = any(one.is_among_peers for one in (chosen.run, *chosen.comparisons))
+    if is_trial(chosen) or is_among_peers or args.seeds or args.csv:
         return _trial(args, chosen, samples)
     if args.direct:
         return _direct(args, chosen, samples)
@@ -203,8 +206,8 @@ def _trial(args: Namespace, chosen: Scenario, samples: SampleSet) -> CommandResu
         )
     if args.is_inside is False or args.aggregator:
         raise SettingsError(
-            "--processes, --aggregator: the devices of an attacked run share one process, and every run "
-            "starts its own aggregator",
+            "--processes, --aggregator: the devices of an attacked run, or of one without a server, share "
+            "one process, and every run starts its own aggregator",
             hint="leave both out",
         )
     if args.csv is not None and not args.csv.parent.is_dir():

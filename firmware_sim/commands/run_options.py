@@ -5,7 +5,7 @@ from __future__ import annotations
 from argparse import ArgumentParser, Namespace
 from dataclasses import replace
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 from edge_sdk.app.schema import SchemaError, build
 from edge_sdk.app.settings import SettingsError
@@ -16,8 +16,10 @@ from firmware_sim.commands.options import arguments, of_methods, pairs, rule, va
 from firmware_sim.samples import SampleSet, sample_set
 from firmware_sim.scenario import (
     DEFAULT_BUNDLES,
+    GRAPHS,
     LONG_DEADLINE,
     PrivacyFile,
+    RunSettings,
     Scenario,
     bundle_at,
     scenario,
@@ -78,6 +80,60 @@ def with_trial(chosen: Scenario, args: Namespace) -> Scenario:
     return replace(chosen, run=ways[0], comparisons=ways[1:], attacks=given)
 
 
+# graph model of a method with a graph between the devices' encoders and decoders: the paper's
+SITE_METHODS = {
+    "pfgl": "pfgl",
+    "cnfgnn": "graphnet",
+    "lstm_cnn_fedavg": "conv2d",
+    "lstm_cnn_pfl": "conv2d",
+}
+_NEIGHBOURS = frozenset({"pfgl", "lstm_cnn_pfl", "pfl", "bigfl"})  # have a setting of that name
+_SITES_HINT = "--graph FILE (first line client,latitude,longitude or client,neighbour), or complete"
+
+
+def with_graph(way: RunSettings, args: Namespace, devices: int) -> RunSettings:
+    """Return a run with the graph of the options, where its method has one.
+
+    Raises:
+        SettingsError: A method whose stations need a graph, and none was given.
+    """
+    options = {key: _flag(text) for key, text in pairs(args.graph_option, "--graph-option").items()}
+    file = None if args.graph is None else str(Path(args.graph).absolute())
+    if way.is_among_peers:
+        name = args.graph if args.graph in GRAPHS else file
+        table = {"name": name or "ring"} | ({} if name else dict(way.graph)) | options
+        return replace(way, graph=table)
+    if args.graph == "complete":
+        file = None
+    elif args.graph in GRAPHS and (way.method in SITE_METHODS or way.method in _NEIGHBOURS):
+        raise SettingsError(
+            f"--graph {args.graph}: {way.method} has no such graph", hint=_SITES_HINT
+        )
+    if way.method in SITE_METHODS:
+        if args.graph is None and not way.graph:
+            raise SettingsError(f"--method {way.method}: needs a graph of sites", hint=_SITES_HINT)
+        made = {"kind": SITE_METHODS[way.method], "capacity": max(2, devices)} if args.graph else {}
+        way = replace(
+            way, graph={**way.graph, **made, **({"sites": file} if file else {}), **options}
+        )
+    if file is not None and way.method in _NEIGHBOURS and file.endswith(".csv"):
+        way = replace(way, settings={**way.settings, "neighbours": file})
+    return way
+
+
+def _flag(text: str) -> Any:  # noqa: ANN401 - what a TOML file would say
+    return {"true": True, "false": False}.get(text, value_of(text))
+
+
+def _with_graphs(chosen: Scenario, args: Namespace) -> Scenario:
+    ways, users = (chosen.run, *chosen.comparisons), _NEIGHBOURS | SITE_METHODS.keys()
+    is_used = any(one.is_among_peers or one.method in users for one in ways)
+    if (args.graph or args.graph_option) and not is_used:
+        raise SettingsError(f"--graph: {ways[0].method} has no graph", hint="leave it out")
+    ways = tuple(with_graph(way, args, chosen.devices) for way in ways)
+    return replace(chosen, run=ways[0], comparisons=ways[1:])
+
+
 def _encodings(args: Namespace) -> list[UpdateEncoding]:
     known: tuple[UpdateEncoding, ...] = get_args(UpdateEncoding)
     names = words(args.encoding)
@@ -127,6 +183,13 @@ def add_run_options(parser: ArgumentParser) -> None:
     add("--quorum", type=int, metavar="N", help=words)
     words = "setting of every method, or of one: fedprox.prox=0.1"
     add("--setting", action="append", default=[], metavar="K=V", help=words)
+    words = "graph of the devices: ring, torus, erdos_renyi, complete or a CSV file of pairs for methods"
+    words += " without a server (ring); a file of sites for pfgl, cnfgnn and lstm_cnn_*"
+    add("--graph", metavar="GRAPH", help=words)
+    words = (
+        "option of the graph, such as probability=0.5, directed=true, present=0.8; kind=diffusion"
+    )
+    add("--graph-option", action="append", default=[], metavar="K=V", help=words)
     words = "prefixes of the shared layers with commas; all; none"
     add("--shared", type=_layers, metavar="LAYERS", help=words)
     add("--steps", type=int, help="local steps per round (the bundle's)")
@@ -180,10 +243,7 @@ def chosen_scenario(args: Namespace) -> tuple[Scenario, SampleSet]:
     chosen = (
         chosen if args.scenario else chosen.first_days(args.days, samples, args.evaluation_days)
     )
-    found = with_trial(chosen, args)
-    for way in (found.run, *found.comparisons):
-        way.refuse_peers()
-    return found, samples
+    return _with_graphs(with_trial(chosen, args), args), samples
 
 
 def _layers(text: str) -> tuple[str, ...]:

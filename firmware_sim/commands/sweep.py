@@ -54,6 +54,12 @@ def run(args: Namespace) -> CommandResult:
         raise SettingsError("--shared none: a fleet without shared layers has no rounds")
     check_histories(chosen, samples)
     for way in (chosen.run, *chosen.comparisons):
+        if way.is_among_peers:
+            raise SettingsError(
+                f"--method {way.method}: its devices exchange models with one another, and a sweep "
+                "records the models of an aggregator",
+                hint=f"gridfed-sim fleet --direct --method {way.method}",
+            )
         for attack_plan in (None, *chosen.attacks):
             refuse_unsupported(way, chosen.privacy, attack_plan)
     with stoppable(), display(is_quiet=args.json) as shown, _executor(args) as executor:

@@ -17,6 +17,7 @@ from firmware_sim.commands.fleet_run import FleetRun
 from firmware_sim.fleet.federation import TooSlow, require_broker, start_broker
 from firmware_sim.fleet.processes import ProcessGroup
 from firmware_sim.fleet.run_files import assigned
+from firmware_sim.peers.peer_run import PeerRun
 from firmware_sim.reports import forecast_errors
 from firmware_sim.reports.credit_report import CreditReport
 from firmware_sim.reports.forecast_errors import Errors
@@ -25,6 +26,7 @@ from firmware_sim.samples import SampleSet
 from firmware_sim.scenario import RunSettings, Scenario
 
 if TYPE_CHECKING:
+    from firmware_sim.direct.peer_run import DirectPeerRun
     from firmware_sim.direct.run import DirectRun
 
 HOLDS = 0.15  # largest rise of the RMSE that is reported as ``holds``
@@ -56,6 +58,8 @@ class TrialRow:
     sent: int = 0
     received: int = 0  # the same of what it received
     is_clean_untrained: bool = False  # true if nothing was learned in the run without an attack
+    # disagreement of the models of honest devices after each exchange; empty with a server
+    disagreements: tuple[float, ...] = ()
 
     @property
     def rise(self) -> float | None:
@@ -118,6 +122,7 @@ class TrialRow:
             "intervals": {
                 name: asdict(one) for name, one in self.errors.coverage_by_device.items()
             },
+            "disagreement": [_number(one) for one in self.disagreements],
             "credit": self.credit.credit if self.credit else {},
             "excluded_since": {
                 name: self.credit.since(name) for name in sorted(self.byzantine) if self.credit
@@ -225,20 +230,36 @@ class Trial:
             byzantine=attack_plan.malicious(ids) if attack_plan else frozenset(),
             sent=sent,
             received=received,
+            disagreements=() if isinstance(run, FleetRun) else tuple(run.disagreements),
         )
 
     def _prepared(
         self, chosen: Scenario, where: str, url: str, attack_plan: AttackPlan | None
-    ) -> FleetRun | DirectRun:
+    ) -> FleetRun | PeerRun | DirectRun | DirectPeerRun:
         learning, attack = chosen.run, attack_plan.attack if attack_plan else "none"
         name = f"{learning.method} {learning.rule_name}, {attack}"
         if self.is_direct:
+            from firmware_sim.direct.peer_run import DirectPeerRun  # noqa: PLC0415 - as below
             from firmware_sim.direct.run import DirectRun  # noqa: PLC0415 - loads the aggregator
 
-            return DirectRun(
+            kind = DirectPeerRun if learning.is_among_peers else DirectRun
+            return kind(
                 chosen,
                 self.samples,
                 self.shown,
+                limit=self.limit,
+                seed=self.seed,
+                name=name,
+                attack_plan=attack_plan,
+                evaluated=self.evaluated,
+            )
+        if learning.is_among_peers:
+            return PeerRun(
+                chosen,
+                self.samples,
+                self.out / where,
+                self.shown,
+                url,
                 limit=self.limit,
                 seed=self.seed,
                 name=name,
@@ -273,23 +294,33 @@ def table(rows: Sequence[TrialRow], unit: str) -> str:
     """Return the rows as text, with one line on every configuration."""
     names = [(_method(row), row.run.rule_name) for row in rows]
     wide = [max(map(len, column)) + 2 for column in zip(*names, ("method", "rule"), strict=True)]
+    is_among_peers = any(row.disagreements for row in rows)
     head = f"{'method':{wide[0]}}{'rule':{wide[1]}}{'attack':16}"
+    head += f"{'disagreement':>14}" if is_among_peers else ""
     lines = [f"{head}{'MAE':>10}{'RMSE':>10}{'rise':>12}{'refused':>9}{'B up':>9}{'B down':>9}  "]
     for (method, rule), row in zip(names, rows, strict=True):
         attack = row.attack_plan.attack if row.attack_plan else "none"
         lines.append(
-            f"{method:{wide[0]}}{rule:{wide[1]}}{attack:16}{row.errors.mae:10.4g}"
-            f"{row.errors.rmse:10.4g}{_rise(row.rise):>12}{sum(row.refused.values()):9}"
+            f"{method:{wide[0]}}{rule:{wide[1]}}{attack:16}{_apart(row) if is_among_peers else ''}"
+            f"{row.errors.mae:10.4g}{row.errors.rmse:10.4g}{_rise(row.rise):>12}{sum(row.refused.values()):9}"
             f"{row.sent or '':>9}{row.received or '':>9}  {row.outcome}"
         )
     evaluated = len(rows[0].errors.each) if rows else 0
     lines.append(f"means over the {evaluated} devices that are honest in every run, {unit};")
     lines += ["B: bytes of a device and round", ""]
+    if is_among_peers:
+        words = "rule: the graph; disagreement: mean squared distance of the devices' shared layers from"
+        lines[-1:] = [f"{words} their average", ""]
     text = "\n".join([*map(str.rstrip, lines), *verdicts(rows)])
     details = [
         row.details_text(unit) for row in rows if row.attack_plan is not None or len(rows) == 1
     ]
     return "\n\n".join([text, *filter(None, details)])
+
+
+def _apart(row: TrialRow) -> str:
+    """Return the disagreement at the end as a cell; an empty one with a server."""
+    return f"{row.disagreements[-1]:14.4g}" if row.disagreements else " " * 14
 
 
 def _method(row: TrialRow) -> str:

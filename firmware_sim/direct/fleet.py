@@ -29,6 +29,7 @@ from firmware_sim.attacks.attack_plan import AttackPlan
 from firmware_sim.attacks.byzantine_halves import ByzantineHalves, recorded
 from firmware_sim.attacks.coalition import Coalition
 from firmware_sim.direct.device import DirectDevice
+from firmware_sim.direct.peers import NO_RUN, PeerSimulation
 from firmware_sim.direct.server import RUN, DirectServer
 from firmware_sim.direct.simulation import ArrivalTimes, DirectSimulation, MayAnswer, VirtualClock
 from firmware_sim.fleet.in_process import on_grid, readings
@@ -59,11 +60,11 @@ def refuse_unsupported(
     hint = "leave --direct out: the run then has a broker"
     if any(ask.perishable for ask in contract.values()):
         raise SettingsError(f"--direct: {method} exchanges activations during a round", hint=hint)
-    run.refuse_peers()
     if dict(privacy.get("mechanism", {})).get("name", "none") != "none":
         raise SettingsError("--direct: a privacy mechanism needs the device's store", hint=hint)
     kind = attack_plan.bound.attack.kind if attack_plan is not None else "model"
-    if attack_plan is not None and kind not in {"model", "data"}:
+    allowed = {"model"} if run.is_among_peers else {"model", "data"}
+    if attack_plan is not None and kind not in allowed:
         raise SettingsError(
             f"--direct: attack {attack_plan.attack} changes a {kind}, which there is none of",
             hint=hint,
@@ -106,7 +107,8 @@ class DirectFleet:
             make_private_folder(folder)
             chosen = replace(chosen, bundle=signed_bundle(folder, chosen.bundle))
             scratch = Path(tempfile.gettempdir())  # the simulation outlives the folder
-            bound = bind(_aggregator_config(chosen, folder), scratch)
+            hosted = replace(chosen, run=hosted_run(chosen.run))
+            bound = bind(_aggregator_config(hosted, folder), scratch)
             config = _device_config(chosen, folder)
             public = bound.config.root_public
             roots = read_root(public).keys if public.is_file() else ()
@@ -133,12 +135,23 @@ class DirectFleet:
         """Return a simulation at its beginning; each call begins again with the same seeds."""
         clock = VirtualClock()
         factories, waits = self._factories(self.ids, clock)
-        last = list(self.samples_of)[-1]
-        devices = {x: self._device(x, factories.get(x), is_last=x == last) for x in self.ids}
+        devices = self._devices(factories)
         server = DirectServer(self.bound, self.ids)
         return DirectSimulation(server, devices, ArrivalTimes(self.seed), waits, clock)
 
-    def errors(self, simulation: DirectSimulation, evaluated: tuple[str, ...]) -> Errors:
+    def peer_simulation(self) -> PeerSimulation:
+        """Return a simulation among peers at its beginning; each call begins again.
+
+        Raises:
+            SettingsError: Settings or a graph that do not fit.
+        """
+        return PeerSimulation.of(
+            self._devices({}), self.scenario.run, self.seed, attack_plan=self.attack_plan
+        )
+
+    def errors(
+        self, simulation: DirectSimulation | PeerSimulation, evaluated: tuple[str, ...]
+    ) -> Errors:
         """Score the devices' forecasts on readings after their histories."""
         found, untrained = {}, []
         for name in evaluated:
@@ -149,13 +162,17 @@ class DirectFleet:
             untrained.append(is_untrained(simulation.devices[name].learner, state))
         return Errors(found, is_untrained=bool(untrained) and all(untrained))
 
-    def judged(self, simulation: DirectSimulation, name: str) -> ModelRuntime:
+    def judged(self, simulation: DirectSimulation | PeerSimulation, name: str) -> ModelRuntime:
         """Return the runtime of a device with the readings after its history."""
         later = replace(self.scenario, until=self.scenario.evaluation[1])
         series = self.histories.series(self.samples_of[name], later)
         judged = self._runtime(name, series, METHODS[self.bound.config.run.method])
         judged.scale = simulation.devices[name].learner.scale
         return judged
+
+    def _devices(self, factories: Mapping[str, Factory]) -> dict[str, DirectDevice]:
+        last = list(self.samples_of)[-1]
+        return {x: self._device(x, factories.get(x), is_last=x == last) for x in self.ids}
 
     def _device(self, name: str, factory: Factory | None, *, is_last: bool) -> DirectDevice:
         chosen = self.scenario.of_newcomer() if is_last else self.scenario
@@ -166,10 +183,11 @@ class DirectFleet:
 
     def _runtime(self, name: str, series: Series, factory: Factory) -> ModelRuntime:
         run = self.bound.config.run
+        number = NO_RUN if self.scenario.run.is_among_peers else RUN
         return ModelRuntime(
             replace(self.config, id=name),
             self.bundle,
-            RunRole(RUN, run.method, tuple(self.bound.shared)),
+            RunRole(number, run.method, tuple(self.bound.shared)),
             series,
             self._shared_mechanism(),
             RunShell({run.method: factory}, frames=self.histories.frame),
@@ -210,6 +228,11 @@ class DirectFleet:
             elif bound.attack.is_omniscient:
                 found[name] = recorded(coalition, name)[method]
         return found, waits
+
+
+def hosted_run(run: RunSettings) -> RunSettings:
+    """Return the run as an aggregator binds it: one that hosts peers has no use for a graph."""
+    return replace(run, graph={}) if run.is_among_peers else run
 
 
 def _aggregator_config(chosen: Scenario, folder: Path) -> AggregatorConfig:

@@ -105,6 +105,7 @@ class DirectRun:
     credit: CreditReport | None = None  # none: a credit report needs the aggregator's store
     refused: dict[str, int] = field(default_factory=dict)  # number of refused updates, by reason
     moved: int = 0  # number of times the model moved
+    disagreements: tuple[float, ...] = ()  # empty: the devices have one model
     result: DirectResult | None = None
     # number of processes that train the devices; 0 trains them in this thread. Devices of an attack
     # know one another, so a run with an attack has none.

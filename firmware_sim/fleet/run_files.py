@@ -6,7 +6,7 @@ import csv
 import json
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -36,12 +36,15 @@ class Device:
     id: str
     config: Path
     sample: DeviceReadings
+    # settings of extensions that are its own, by table
+    extensions: Mapping[str, Any] = field(default_factory=dict)
 
     def configured(self, like: Config) -> Config:
         """Return a device's configuration, derived from that of another device with the same readings."""
         state = self.config.with_suffix("").absolute()
         key = self.config.with_suffix(".key").absolute()
-        return replace(like, id=self.id, state=state, keys=replace(like.keys, device=key))
+        keys, extensions = replace(like.keys, device=key), {**like.extensions, **self.extensions}
+        return replace(like, id=self.id, state=state, keys=keys, extensions=extensions)
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,13 +182,7 @@ def join(
 def _enrolled(
     folder: Path, config: Path, common: Mapping[str, Any], chosen: Scenario, samples: SampleSet
 ) -> tuple[Device, ...]:
-    given = assigned(samples.samples, chosen.devices)
-    starts = [chosen.start] * len(given)
-    starts[-1] = chosen.newcomer_start or chosen.start
-    devices = tuple(
-        _device(folder / "devices", name, sample, common, _source(chosen, samples, sample, start))
-        for (name, sample), start in zip(given, starts, strict=True)
-    )
+    devices = written(folder, common, chosen, samples)
     claims = folder / "claims.csv"
     with claims.open("w", encoding="utf-8", newline="") as out:
         rows = csv.writer(out, lineterminator="\n")
@@ -196,6 +193,19 @@ def _enrolled(
     enrol = ("enrol", "--from-file", str(claims), "--config", str(config))
     run(command("gridfed-aggregator", *enrol), timeout=max(60.0, 0.1 * len(devices)))
     return devices
+
+
+def written(
+    folder: Path, common: Mapping[str, Any], chosen: Scenario, samples: SampleSet
+) -> tuple[Device, ...]:
+    """Write the key and the configuration of every device below ``folder / "devices"``."""
+    given = assigned(samples.samples, chosen.devices)
+    starts = [chosen.start] * len(given)
+    starts[-1] = chosen.newcomer_start or chosen.start
+    return tuple(
+        _device(folder / "devices", name, sample, common, _source(chosen, samples, sample, start))
+        for (name, sample), start in zip(given, starts, strict=True)
+    )
 
 
 def aggregator_table(fleet: str, chosen: Scenario, broker: str, page: str) -> dict[str, Any]:

@@ -219,7 +219,10 @@ def test_devices_share_graphs_readings_and_channels():
     ("change", "words"),
     [
         ({"run": RunSettings("cnfgnn")}, "activations"),
-        ({"run": RunSettings("dfl_sgd")}, "neighbours cannot be simulated"),
+        (
+            {"run": RunSettings("dfl_sgd", rule={"name": "median"})},
+            "combines updates without a rule",
+        ),
         ({"privacy": {"mechanism": {"name": "gaussian"}}}, "store"),
     ],
 )

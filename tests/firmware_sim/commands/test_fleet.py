@@ -132,6 +132,19 @@ def test_a_method_with_noisy_signs_runs_with_a_privacy_file(tmp_path):
     assert json.loads(done.stdout)["rounds"] == 2
 
 
+@pytest.mark.slow
+def test_devices_without_a_server_exchange_over_a_real_broker(tmp_path):
+    options = ["--method", "dfl_gt", "--devices", "4", "--rounds", "2", "--bundle", "load-mlp"]
+    graph = ["--graph", "torus", "--days", "14", "--out", str(tmp_path), "--json"]
+    done = sim("fleet", *options, *graph)
+    assert done.returncode == 0, done.stderr
+    (row,) = json.loads(done.stdout)["runs"]
+    assert (row["rule"], row["rounds"]) == ("torus", 2)
+    assert row["disagreement"][-1] > 0
+    assert row["windows"] > 0
+    assert left_of(tmp_path) == []
+
+
 @pytest.mark.soak
 def test_a_fleet_of_cells_trains_a_day_ahead_model(tmp_path):
     options = ["--devices", "3", "--rounds", "2", "--steps", "2", "--samples", "cells"]

@@ -22,6 +22,8 @@ def test_list_names_every_sample_with_its_licence(capsys):
 
 def test_options_override_a_scenario():
     parser_defaults = {
+        "graph": None,
+        "graph_option": [],
         "scenario": "demo",
         "like": None,
         "devices": 3,
@@ -112,9 +114,9 @@ def test_attacks_are_listed_with_their_definitions(capsys):
         (["--privacy", "nothing.toml"], "nothing.toml: "),
         (["--attack", "alie", "--processes"], "share one process"),
         (["--attack", "alie", "--aggregator", "x.toml"], "starts its own aggregator"),
-        (["--method", "dfl_sgd"], "--method dfl_sgd: its devices exchange models with one another"),
-        (["--method", "fedavg,dfl_gt"], "choose a method with an aggregator, such as fedavg"),
-        (["--method", "dfl_gt", "--direct"], "neighbours cannot be simulated yet"),
+        (["--graph", "ring"], "--graph: fedavg has no graph"),
+        (["--method", "pfgl"], "--method pfgl: needs a graph of sites"),
+        (["--method", "cnfgnn", "--graph", "torus"], "--graph torus: cnfgnn has no such graph"),
     ],
 )
 def test_an_invalid_attack_is_refused_before_anything_starts(capsys, options, why):

@@ -54,16 +54,17 @@ def fedntp(setup: Setup) -> Half[Averaged]:
     return _averaging(setup, "lstm")
 
 
-def require_recurrent(setup: Setup, layer: str) -> None:
-    """Refuse a model without such a recurrent layer (``gru`` or ``lstm``)."""
+def require_recurrent(setup: Setup, layer: str, fitting: str) -> None:
+    """Refuse a model without such a recurrent layer (``gru`` or ``lstm``); ``fitting`` names bundles with one."""
     layers = () if setup.spec is None else setup.spec.layers
     if layers and not any(_is(layer, one) for one in layers):
         names = tuple(one.name for one in layers)
-        raise SchemaError("run.bundle", f"a model with a layer {layer!r}", ", ".join(names)[:60])
+        expected = f"a model with a layer {layer!r} ({fitting})"
+        raise SchemaError("run.bundle", expected, ", ".join(names)[:60])
 
 
 def _averaging(setup: Setup, layer: str) -> Half[Averaged]:
-    require_recurrent(setup, layer)
+    require_recurrent(setup, layer, f"shipped: load-{layer}, cells-{layer}-1, cells-{layer}-24")
     if setup.share < LEAST_SHARE:
         raise SchemaError("run.client_fraction", f"from {LEAST_SHARE} to 1", str(setup.share))
     return averaging(setup.rule, setup.settings.bound(setup.rounds), setup.add_row)

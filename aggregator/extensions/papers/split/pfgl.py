@@ -84,6 +84,9 @@ class SplitAveraging:
         return values | {"optimiser": _OPTIMISERS[self.optimiser]}
 
 
+_WITH_LSTM = "gridfed-aggregator export chargers-paper-lstm-conv-1, or -6"
+
+
 def lstm_cnn_pfl(setup: Setup) -> Half[Any]:
     """Return the server half of LSTM-CNN-PFL: PFGL's, for a model with LSTM layers.
 
@@ -91,7 +94,7 @@ def lstm_cnn_pfl(setup: Setup) -> Half[Any]:
         SchemaError: As for ``pfgl``, or the model has no LSTM layer.
     """
     half = pfgl(setup)
-    require_recurrent(setup, "lstm")
+    require_recurrent(setup, "lstm", _WITH_LSTM)
     return half
 
 
@@ -102,7 +105,7 @@ def lstm_cnn_fedavg(setup: Setup) -> Half[Any]:
         SchemaError: As for ``averaged_through``, or the model has no LSTM layer.
     """
     half = averaged_through(setup)
-    require_recurrent(setup, "lstm")
+    require_recurrent(setup, "lstm", _WITH_LSTM)
     return half
 
 

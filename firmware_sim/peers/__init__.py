@@ -1,0 +1,1 @@
+"""Simulated devices that learn with their neighbours, without a server."""
