@@ -24,7 +24,11 @@ from typing import Any
 
 MODULES = ("edge_sdk", "aggregator", "tests.broker.shifted_clock")
 IMPORTED = (  # nothing that starts a thread, as onnxruntime does: a fork has none
-    *(f"edge_sdk.commands.{name}" for name in ("main", "check", "status", "forecast")),
+    *(
+        f"edge_sdk.{name}"
+        for name in ("commands.main", "commands.status", "extensions.setup.check")
+    ),
+    "edge_sdk.extensions.evaluation.forecast",
     *(f"aggregator.commands.{name}" for name in ("main", "init", "check", "enrol")),
 )
 AT_START = ("LD_PRELOAD", "LD_LIBRARY_PATH", "PYTHONPATH", "TZ")

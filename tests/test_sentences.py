@@ -328,7 +328,7 @@ def test_a_broker_port_in_use_is_refused(place, kind):
 
 
 def test_check_reports_an_unreachable_broker(meter, monkeypatch):
-    monkeypatch.setattr("edge_sdk.extensions.setup.check_options._PATIENCE", 0.3)
+    monkeypatch.setattr("edge_sdk.extensions.setup.check._PATIENCE", 0.3)
     done = call("gridfed-edge", "check", "meter.toml", "--broker")
     assert done.returncode == TEMPORARY
     assert "Traceback" not in done.stderr

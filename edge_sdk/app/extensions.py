@@ -186,19 +186,10 @@ class ExtensionIndex(Mapping[str, ExtensionEntry]):
         """Return the entries of a table of every row, by name, without importing anything."""
         return {x: text for entry in self.values() for x, text in entry.row.get(key, {}).items()}
 
-    def commands(
-        self, core: Mapping[str, Subcommand] = MappingProxyType({})
-    ) -> dict[str, Subcommand]:
-        """Return the subcommands of the extensions; their modules are imported when used.
-
-        Args:
-            core: Commands of the core. One of the same name adds options, and takes its place.
-        """
+    def commands(self) -> dict[str, Subcommand]:
+        """Return the subcommands of the extensions; their modules are imported when used."""
         return {
-            name: replace(
-                subcommand(f"{entry.package}.{module}", summary),
-                heading="" if name in core else "extensions",
-            )
+            name: replace(subcommand(f"{entry.package}.{module}", summary), heading="extensions")
             for entry in self.values()
             for name, (module, summary) in entry.row.get("commands", {}).items()
         }

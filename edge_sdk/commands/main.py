@@ -30,13 +30,11 @@ CORE = {
     name: subcommand(f"edge_sdk.commands.{name}", summary)
     for name, summary in {
         "run": "Record readings, train, share updates and forecast until SIGTERM.",
-        "check": "Check configuration, keys, bundle and sources.",
-        "forecast": "Forecast the next values.",
         "status": "Show the state of the device.",
         "enrol": "Create this device's signing key.",
     }.items()
 }
-COMMANDS = CORE | ExtensionIndex("edge_sdk").commands(CORE)
+COMMANDS = CORE | ExtensionIndex("edge_sdk").commands()
 
 
 def program() -> CommandLine:

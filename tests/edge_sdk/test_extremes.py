@@ -9,7 +9,6 @@ from dataclasses import replace
 import pytest
 
 from edge_sdk.app.clock import BUILT, DAY
-from edge_sdk.commands.check import compare_clocks
 from edge_sdk.errors import Reason
 from edge_sdk.privacy.ledger import PrivacyCharge
 from edge_sdk.protocol import keys
@@ -351,11 +350,3 @@ def test_a_device_with_a_future_time_requests_the_server_time(told):
         fleet.run(20)
     assert fleet.server.counts["hello"] == hellos + 1
     assert fleet.device.client._session.time.certificate_time() is None
-
-
-def test_check_reports_unusable_stored_values_with_a_remedy():
-    now = 1_800_000_000_000
-    assert "0 days behind" in compare_clocks(now, now)
-    told = compare_clocks(now + 40 * DAY, now)
-    assert "40 days ahead: one of them is wrong" in told
-    assert "its next welcome corrects the stored time" in told

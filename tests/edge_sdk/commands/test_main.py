@@ -249,7 +249,7 @@ def test_a_key_that_others_can_read_is_refused(config, capsys):
 
 def test_an_unreachable_broker_exits_with_the_temporary_code(config, capsys, monkeypatch):
     enrolled(config)
-    monkeypatch.setattr("edge_sdk.extensions.setup.check_options._PATIENCE", 0.3)
+    monkeypatch.setattr("edge_sdk.extensions.setup.check._PATIENCE", 0.3)
     assert main(["check", str(config), "--broker"]) == 75
     assert "broker: not reached" in said(capsys).out
 

@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 
 from edge_sdk.app.settings import SettingsError
-from edge_sdk.commands.forecast import result_of
 from edge_sdk.extensions.choice.candidates import SOURCES
 from edge_sdk.extensions.choice.combination import (
     BLEND,
@@ -34,6 +33,7 @@ from edge_sdk.extensions.choice.saved_selection import (
     DeviceCandidates,
     compared,
 )
+from edge_sdk.extensions.evaluation.forecast import result_of
 from edge_sdk.forecasting.forecast import FLEET, TUNED
 from edge_sdk.forecasting.series import Reading
 from tests.edge_sdk.days import BEGUN, DAY, NEAR, STREAM, live, load, observe

@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_sdk.extensions.evaluation.forecast_options import drawn
+from edge_sdk.extensions.evaluation.forecast import drawn
 from edge_sdk.forecasting.forecast import Forecast
 from tests.edge_sdk.extensions.outputs.conftest import START, issued_forecast, nothing_yet
 

@@ -102,7 +102,7 @@ def test_an_expired_certificate_that_the_device_renews_is_no_reason_to_refuse(
 
 
 def test_a_clock_at_1970_is_reported_instead_of_the_certificate(config, capsys, monkeypatch):
-    monkeypatch.setattr("edge_sdk.commands.check.time.time", lambda: 3600.0)
+    monkeypatch.setattr("edge_sdk.extensions.setup.check.time.time", lambda: 3600.0)
     assert main(["check", str(config)]) == 0
     assert "is this machine's clock right?" in capsys.readouterr().out
 

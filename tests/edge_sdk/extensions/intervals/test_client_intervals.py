@@ -9,7 +9,7 @@ import pytest
 
 from edge_sdk import client as client_module
 from edge_sdk.app.settings import SettingsError
-from edge_sdk.commands.forecast import result_of
+from edge_sdk.extensions.evaluation.forecast import result_of
 from edge_sdk.forecasting.series import Reading
 from edge_sdk.protocol.contract.manifest import Golden, Loss
 

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from edge_sdk.commands.check import check_device
 from edge_sdk.errors import ConfigError
 from edge_sdk.extensions.outputs.file import FileSink, check_folders
 from edge_sdk.extensions.outputs.formats import HEADER, csv_text
+from edge_sdk.extensions.setup.check import check_device
 from edge_sdk.outputs import AgentReport
 from tests.edge_sdk.conftest import device_config
 from tests.edge_sdk.extensions.outputs.conftest import issued_forecast, nothing_yet

@@ -1,15 +1,18 @@
 """Check configuration, keys, bundle and sources; print every setting and its origin.
 
-Nothing is written, and nothing is sent.
+Nothing is written, and nothing is sent. --broker also connects to the broker, for ten seconds at
+most, and exits with 75 if that fails.
 
   gridfed-edge check meter.toml
+  gridfed-edge check meter.toml --broker
 """
 
 from __future__ import annotations
 
 import time
-from argparse import Namespace
+from argparse import ArgumentParser, Namespace
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from edge_sdk.agent import open_outputs, open_sources, streams_given
 from edge_sdk.app.cli import CommandResult
@@ -19,10 +22,13 @@ from edge_sdk.app.settings import Loaded, shown
 from edge_sdk.commands import add_config
 from edge_sdk.commands.device_inspection import update_bytes
 from edge_sdk.config import Config, load_with_origins
-from edge_sdk.errors import OK, ConfigError
+from edge_sdk.errors import OK, TEMPORARY, ConfigError
+from edge_sdk.extensions.setup.memory_trial import memory_finding
 from edge_sdk.limits import limits_of
 from edge_sdk.link.fleet_settings import ALONE
+from edge_sdk.link.transport import LinkDown, LinkUp
 from edge_sdk.methods import METHODS
+from edge_sdk.protocol import topics
 from edge_sdk.protocol.contract.manifest import Manifest
 from edge_sdk.protocol.contract.parameter_layout import ParamSpec
 from edge_sdk.protocol.keys import kid_of
@@ -46,16 +52,30 @@ IDLE_DAY = 30_000
 """Bytes of a connected day without a round, as the aggregator's projection counts them."""
 
 
-add_arguments = add_config
+_PATIENCE = 10.0  # seconds to reach a broker
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    """Add the arguments of this subcommand."""
+    add_config(parser)
+    parser.add_argument(
+        "--broker", action="store_true", help="also connect to the broker, for ten seconds at most"
+    )
 
 
 def run(args: Namespace) -> CommandResult:
     """Return the settings in force and the findings."""
     loaded = load_with_origins(args.config)
-    return result_of(loaded, check_device(loaded.value))
+    found = check_device(loaded.value)
+    found["memory"] = memory_finding(loaded.value, args.config)
+    code = OK
+    if args.broker:
+        found["broker"], is_there = reach_broker(loaded.value)
+        code = OK if is_there else TEMPORARY
+    return result_of(loaded, found, code)
 
 
-def result_of(loaded: Loaded[Config], found: Mapping[str, str], code: int = OK) -> CommandResult:
+def result_of(loaded: Loaded[Config], found: Mapping[str, str], code: int) -> CommandResult:
     """Return settings, findings and channels as the command's result."""
     rows = shown(loaded.value, loaded.origins)
     lines = [f"{key} = {value}    ({origin})" for key, value, origin in rows]
@@ -104,6 +124,9 @@ def check_device(config: Config) -> dict[str, str]:
     bootstrap.check_site(config, manifest)
     checks = (entry.load("checked") for entry in config.index.configured(config.tables))
     found = {name: text for one in checks if one for name, text in one(config).items()}
+    for one in config.participants()[1:]:
+        its = check_device(replace(one, output=()))
+        found[f"participation {one.id}"] = f"{its['bundle']}; {its['link']}"
     role, history = bootstrap.role_of(config, manifest, None), history_of(config, manifest)
     plan = bootstrap.plan(config, manifest, role.method, manifest.spec(role.shared).shared_size)
     sources = open_sources(config)
@@ -127,6 +150,29 @@ def check_device(config: Config) -> dict[str, str]:
         **({} if config.is_alone else {"link": link_projection(config, manifest.spec())}),
         **kept,
     }
+
+
+def reach_broker(config: Config) -> tuple[str, bool]:
+    """Try to reach the configured broker; return the result as text, and whether it accepted."""
+    if config.is_alone:
+        raise ConfigError(
+            "--broker: the device runs alone",
+            hint="to join a fleet, add [broker] and keys.root to the configuration",
+        )
+    nothing = topics.status(config.fleet, config.id), b"", False
+    link = bootstrap.connect(config, lambda: nothing, is_trial=True)
+    link.open()
+    why, end = "no answer", time.monotonic() + _PATIENCE
+    try:
+        while time.monotonic() < end:
+            for event in link.poll(0.2):
+                if isinstance(event, LinkUp):
+                    return "reached", True
+                if isinstance(event, LinkDown):
+                    why = event.why
+        return f"not reached: {why}", False
+    finally:
+        link.close()
 
 
 def link_projection(config: Config, spec: ParamSpec) -> str:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import csv
 import math
 import shutil
+import time
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -25,12 +26,12 @@ import numpy as np
 from edge_sdk.agent import open_sources
 from edge_sdk.app.cli import CommandResult
 from edge_sdk.app.permissions import open_private
-from edge_sdk.commands import forecast, participant
-from edge_sdk.commands.device_inspection import DeviceInspection
+from edge_sdk.commands import add_config, add_participation, participant
 from edge_sdk.config import Config
 from edge_sdk.errors import ConfigError
+from edge_sdk.extensions.evaluation.device_inspection import DeviceInspection
 from edge_sdk.forecasting.calendar_features import Floats
-from edge_sdk.forecasting.forecast import IssuedForecast
+from edge_sdk.forecasting.forecast import Forecast, IssuedForecast
 from edge_sdk.sources import read_all
 
 MEASURED, EXPECTED, BETWEEN, NEWEST = "•", "o", "░", "│"
@@ -40,7 +41,8 @@ _LEAST = 4  # rows and columns of the smallest plot
 
 def add_arguments(parser: ArgumentParser) -> None:
     """Add the arguments of this subcommand."""
-    forecast.add_arguments(parser)
+    add_config(parser)
+    add_participation(parser)
     parser.add_argument(
         "--plot", action="store_true", help="draw the newest readings and the forecast"
     )
@@ -64,7 +66,7 @@ def run(args: Namespace) -> CommandResult:
     if args.beyond:
         _read_beyond(inspection)
     if args.rolling is None:
-        issued, result = forecast.issued_now(inspection)
+        issued, result = issued_now(inspection)
         text = f"{result.text}\n\n{_plot(inspection, issued)}" if args.plot else result.text
         return replace(result, text=text)
     if args.out is None:
@@ -72,6 +74,62 @@ def run(args: Namespace) -> CommandResult:
     begin, end = map(_moment, args.rolling)
     count = write_rolling(inspection, begin, end, args.out)
     return CommandResult({"windows": count, "out": str(args.out)}, f"{count} windows in {args.out}")
+
+
+def issued_now(inspection: DeviceInspection) -> tuple[IssuedForecast, CommandResult]:
+    """Issue a forecast; return it, also as the command's result."""
+    issued = inspection.issue(time.time())
+    choice = inspection.choice
+    compared = None if choice is None else choice.compared(issued.forecast)
+    result = result_of(issued.forecast, compared)
+    return issued, replace(result, data=issued.document() | dict(result.data))
+
+
+def result_of(forecast: Forecast, compared: CommandResult | None = None) -> CommandResult:
+    """Return a forecast as a table; without the model, what it lacks comes first.
+
+    Args:
+        compared: The candidates that were compared; None without a comparison.
+    """
+    times = [datetime.fromtimestamp(int(t), UTC).isoformat() for t in forecast.times]
+    values = [float(v) if v == v else None for v in forecast.median]  # noqa: PLR0124 - NaN
+    data: dict[str, object] = {
+        "source": forecast.source,
+        "unit": forecast.unit,
+        "times": times,
+        "values": values,
+        "missing": forecast.missing,
+    }
+    if forecast.source == "none":
+        return CommandResult(data, f"no forecast yet: {forecast.missing}")
+    lines = [
+        f"{time}  {'-' if v is None else f'{v:.6g}'}" for time, v in zip(times, values, strict=True)
+    ]
+    head = f"{forecast.unit}, by {forecast.source}"
+    if forecast.missing:
+        head += f", not by the model, which needs {forecast.missing}"
+    if forecast.interval is not None:
+        ends = [[float(low), float(high)] for low, high in forecast.interval]
+        data |= {"interval": ends, "coverage": forecast.coverage, "calibrated": forecast.calibrated}
+        lines = [
+            f"{line:>36}  {low:.6g} to {high:.6g}"
+            for line, (low, high) in zip(lines, ends, strict=True)
+        ]
+        head += f", {forecast.coverage:.0%} between; {_calibration(forecast.calibrated)}"
+    data |= {"weights": dict(forecast.weights)} if forecast.weights else {}
+    if compared is not None:
+        data |= compared.data
+        lines += ["", compared.text]
+    return CommandResult(data, "\n".join((f"{head}:", *lines)))
+
+
+def _calibration(rows: int) -> str:
+    """Return the calibration state of an interval, in words.
+
+    >>> _calibration(0), _calibration(672)
+    ('not calibrated', 'calibrated on 672 readings')
+    """
+    return f"calibrated on {rows} readings" if rows else "not calibrated"
 
 
 def _read_beyond(inspection: DeviceInspection) -> None:
