@@ -210,7 +210,6 @@ def test_defaults_stated_in_the_clusters_example_are_defaults(tmp_path):
 
 
 def test_the_charging_example_is_valid_and_states_its_differences(tmp_path):
-    pytest.importorskip("torch")
     path = tmp_path / "charging-graph.toml"
     for name in ("charging-graph.toml", "charging-sites.csv"):
         (tmp_path / name).write_text((EXAMPLES / name).read_text("utf-8"), "utf-8")

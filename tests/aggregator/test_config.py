@@ -184,10 +184,8 @@ def test_every_split_method_states_its_graphs():
 
 
 @pytest.mark.extension
-@pytest.mark.torch
 @pytest.mark.parametrize("method", ["lstm_cnn_fedavg", "lstm_cnn_pfl"])
 def test_an_lstm_method_refuses_a_model_without_lstm_layers(tmp_path, method):
-    pytest.importorskip("torch")
     said = refused(split(tmp_path, method, "conv2d"))
     assert (
         "run.bundle: expected a model with a layer 'lstm' (gridfed-aggregator export chargers-"

@@ -9,10 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-pytest.importorskip("torch")
-
 from aggregator.config import AggregatorConfig, bind
-from aggregator.extensions.authoring.export import export, make
 from aggregator.extensions.authority.access.broker_process import has_embedded
 from aggregator.store import state_codec
 from aggregator.store.opener import open_store
@@ -24,7 +21,7 @@ from firmware_sim.reports.progress_display import display
 from firmware_sim.samples import sample_set
 from firmware_sim.scenario import RunSettings, Scenario, scenario
 
-pytestmark = [pytest.mark.broker, pytest.mark.torch]
+pytestmark = [pytest.mark.broker]
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 DEVICES = 3
@@ -56,6 +53,9 @@ def bundle(tmp_path_factory):
         if name in shipped_names():
             return name
         if name not in made:
+            pytest.importorskip("torch")
+            from aggregator.extensions.authoring.export import export, make  # noqa: PLC0415 - it imports torch
+
             module, recipe = make(name)
             key = SigningKey.generate()
             out = folder / name

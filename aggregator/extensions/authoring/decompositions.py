@@ -152,6 +152,32 @@ def _conv_group(x: Tensor, weight: Tensor, length: int, step: int, gap: int) -> 
     return (columns @ flat.t()).view(x.shape[0], length, outputs)
 
 
+def _conv2d(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: Any = 1,
+    padding: Any = 0,
+    dilation: Any = 1,
+    groups: int = 1,
+) -> Tensor:
+    (up, left), (high, wide) = _pair(padding), weight.shape[2:]
+    if _pair(stride) != (1, 1) or _pair(dilation) != (1, 1) or groups != 1:
+        raise ExportError("torch.conv2d: only stride 1, dilation 1 and one group can be exported")
+    x = functional.pad(x, (left, left, up, up))
+    rows, columns = x.shape[2] - high + 1, x.shape[3] - wide + 1
+    taps = [x[:, :, i : i + rows, j : j + columns] for i in range(high) for j in range(wide)]
+    flat = torch.cat(taps, 1).permute(0, 2, 3, 1).reshape(-1, high * wide * x.shape[1])
+    table = weight.permute(0, 2, 3, 1).reshape(weight.shape[0], high * wide * x.shape[1])
+    out = (flat @ table.t()).view(x.shape[0], rows, columns, weight.shape[0])
+    return (out if bias is None else out + bias).permute(0, 3, 1, 2)
+
+
+def _pair(value: Any) -> tuple[int, int]:
+    one, other = value if isinstance(value, (list, tuple)) else (value, value)
+    return int(one), int(other)
+
+
 def _pooled(x: Tensor, kernel: Any, stride: Any, padding: Any, fill: float) -> list[Tensor]:
     width = _one(kernel)
     step = _one(stride) if stride not in (None, (), []) else width
@@ -342,6 +368,7 @@ _LAYERS: Mapping[str, tuple[Lowered, Lowered]] = {
 _RULES: dict[Any, Lowered] = {
     functional.linear: _linear,
     torch.conv1d: _conv1d,
+    torch.conv2d: _conv2d,
     functional.group_norm: _group_norm,
     torch.avg_pool1d: _avg_pool1d,
     functional.avg_pool1d: _avg_pool1d,

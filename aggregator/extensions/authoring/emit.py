@@ -256,7 +256,7 @@ def _described(name: str, node: fx.Node, emitter: Emitter | None = None) -> onnx
     dims: list[int | str] = []
     for axis, size in enumerate(val.shape):
         e = expression(size)
-        dims.append(int(e) if e.is_Integer else BATCH)
+        dims.append(int(e) if e.is_Integer else BATCH if axis == 0 else str(e))
         if emitter is not None and not e.is_Integer:
             emitter.bind(e, name, axis)
     return helper.make_tensor_value_info(name, onnx_type(val.dtype, node), dims)

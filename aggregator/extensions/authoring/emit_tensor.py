@@ -119,6 +119,13 @@ def _product(emitter: Emitter, a: str, b: str, c: str | None = None) -> str:
     return emitter.op("Gemm", left or a, right or b, *([c] if c else []), **flags)
 
 
+@rule(A.mv.default)
+def _mv(call: Call) -> Value:
+    if _has_zero(call, 0, 1):
+        return Fill(0.0, tuple(call.out.shape))
+    return call.emitter.op("MatMul", call.tensor(0), call.tensor(1))
+
+
 @rule(A.bmm.default)
 def _bmm(call: Call) -> Value:
     return call.emitter.op("MatMul", call.tensor(0), call.tensor(1))

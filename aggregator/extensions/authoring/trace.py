@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Any
 
 import onnx
@@ -228,12 +228,14 @@ def trace(
     examples: Sequence[Tensor],
     lowering: Lowering,
     batched: Sequence[int],
+    open_sizes: Container[int] = (),
 ) -> fx.GraphModule:
     """Trace a function to aten operators, with a free batch size and all else fixed.
 
     Args:
         examples: One tensor an argument. Two that share memory would become one graph input.
         batched: Arguments with the batch on axis 0.
+        open_sizes: Sizes of the examples that are free too, wherever they occur.
 
     Raises:
         ExportError: Aliased examples, a batch size that the module fixes, or control flow that
@@ -243,9 +245,11 @@ def trace(
         raise ExportError("example inputs share memory: the graph would merge them into one input")
 
     def pinned(*args: Tensor) -> Any:  # noqa: ANN401
-        for index, tensor in enumerate(args):
-            for size in tensor.shape[int(index in batched) :]:
-                int(size)  # a guard that this size is what it is: it becomes a constant
+        for index, (tensor, example) in enumerate(zip(args, examples, strict=True)):
+            sizes = list(zip(tensor.shape, example.shape, strict=True))[int(index in batched) :]
+            for size, known in sizes:
+                if known not in open_sizes:
+                    int(size)  # a guard that this size is what it is: it becomes a constant
         with lowering:
             return function(*args)
 

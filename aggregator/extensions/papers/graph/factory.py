@@ -14,6 +14,12 @@ from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 
+from aggregator.extensions.papers.graph.exported_net import (
+    ExportedNet,
+    ExportedNetError,
+    HostedGraphModel,
+    NetOptions,
+)
 from aggregator.extensions.papers.graph.model import Diffusion, GraphModel
 from aggregator.extensions.papers.graph.stations import (
     Matrix,
@@ -29,14 +35,14 @@ from edge_sdk.app.schema import Between, Length, Matches, SchemaError, build
 Station = Annotated[str, Matches(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")]
 Few = Annotated[int, Between(1, 16)]
 MOST = 4096  # largest number of slots of a dense graph: its tables grow with their square
-_TORCH = frozenset({"blocks", "dtype", "device", "memory_mb"})
+_NETS = frozenset({"blocks", "dtype", "device", "memory_mb", "engine", "file"})
 _EDGES = frozenset({"threshold", "nearest"})
 # options of ``[run.graph]`` that have an effect on each kind, beside ``sites`` and ``capacity``
 OPTIONS: Mapping[str, frozenset[str]] = MappingProxyType(
     {
-        "pfgl": _TORCH | _EDGES | {"order", "attention", "residual_ln", "astgcn_order"},
-        "conv2d": _TORCH,
-        "graphnet": _TORCH | _EDGES,
+        "pfgl": _NETS | _EDGES | {"order", "attention", "residual_ln", "astgcn_order"},
+        "conv2d": _NETS,
+        "graphnet": _NETS | _EDGES,
         "diffusion": _EDGES | {"order"},
     }
 )
@@ -58,8 +64,11 @@ class GraphSection:
     attention: Literal["full", "local"] = "full"  # pfgl: to all stations, or within order - 1 edges
     residual_ln: bool = False  # pfgl: also a residual path and a LayerNorm, as ASTGCN has
     astgcn_order: bool = False  # pfgl: ASTGCN: convolve h, attend over the weighted steps
-    dtype: Literal["float32", "float64"] = "float32"  # precision of the computation
-    device: Annotated[str, Matches(r"cpu|cuda(:\d{1,2})?")] = "cpu"  # torch device
+    # what computes the net: a file of exported graphs, or torch (pip install 'gridfed[train]')
+    engine: Literal["exported", "torch"] = "exported"
+    file: Path | None = None  # of export-graph, for a net that is not shipped
+    dtype: Literal["float32", "float64"] = "float32"  # precision; torch alone has float64
+    device: Annotated[str, Matches(r"cpu|cuda(:\d{1,2})?")] = "cpu"  # cuda: torch alone
     memory_mb: Annotated[int, Between(16, 1_000_000)] = 1024  # MB for the arrays between h and z
 
     def __post_init__(self) -> None:
@@ -76,6 +85,8 @@ class GraphSection:
             raise ValueError("threshold: has no effect beside nearest; remove one of them")
         if self.net == "local" and self.residual_ln:
             raise ValueError("residual_ln requires full attention")
+        if self.file is not None and self.is_torch:
+            raise ValueError("file: torch computes this net; remove file, or the option for torch")
 
     def bound(self, activation: tuple[int, int], folder: Path) -> BoundGraph:
         """Return the graph model of a run (``bind``)."""
@@ -83,6 +94,16 @@ class GraphSection:
 
     def _changed(self) -> frozenset[str]:
         return frozenset(one.name for one in fields(self) if getattr(self, one.name) != one.default)
+
+    @property
+    def is_torch(self) -> bool:
+        """Return whether torch computes the net: it is asked for, or no export has the option."""
+        asked = self.engine == "torch" or self.dtype == "float64" or self.device != "cpu"
+        return asked or self.net == "local"
+
+    @property
+    def options(self) -> NetOptions:
+        return NetOptions(self.kind, self.blocks, self.order, self.residual_ln, self.astgcn_order)
 
     @property
     def net(self) -> str:
@@ -137,7 +158,7 @@ def bind(section: GraphSection, activation: tuple[int, int], folder: Path = Path
     else:
         adjacent[: len(stations), : len(stations)] = _neighbours(section, sites)
     places = {station: slot for slot, station in enumerate(stations)}
-    return BoundGraph(_model(section, activation, adjacent), activation, places)
+    return BoundGraph(_model(section, activation, adjacent, folder), activation, places)
 
 
 def read_sites(path: Path) -> SitesFile:
@@ -183,14 +204,41 @@ def _neighbours(section: GraphSection, sites: SitesFile) -> Matrix:
     return adjacency(far, None if section.threshold == "median" else section.threshold)
 
 
-def _model(section: GraphSection, activation: tuple[int, int], adjacent: Matrix) -> GraphModel:
+def _model(
+    section: GraphSection, activation: tuple[int, int], adjacent: Matrix, folder: Path
+) -> GraphModel:
     features, steps = activation
     if section.kind == "diffusion":
         return Diffusion(adjacent, features, section.order)
+    exported = None if section.is_torch else _exported(section, folder)
+    if exported is not None:
+        block = examples_at_once(section, features, steps, adjacent)
+        return HostedGraphModel(exported, adjacent, features, steps, block)
     if find_spec("torch") is None:
-        raise SchemaError("run.graph.kind", "diffusion, or torch (pip install 'gridfed[train]')")
+        name = section.options.name
+        raise SchemaError(
+            "run.graph.file",
+            f"a file of this net ({name}; `gridfed-aggregator export-graph` writes one where torch "
+            "is installed), or torch (pip install 'gridfed[train]')",
+            "neither",
+        )
     _check_device(section.device)
     return _hosted(section, features, steps, adjacent)
+
+
+def _exported(section: GraphSection, folder: Path) -> ExportedNet | None:
+    """Return the exported net of ``file``, or the shipped one; None if it is not shipped."""
+    shipped = section.options.shipped
+    try:
+        if section.file is None:
+            return None if shipped is None else ExportedNet.read(shipped)
+        found = ExportedNet.read((folder / section.file).read_bytes())
+    except (OSError, ExportedNetError) as error:
+        raise SchemaError("run.graph.file", "a file of `export-graph`", str(error)) from error
+    if found.options != section.options:
+        wanted, name = section.options.name, found.options.name
+        raise SchemaError("run.graph.file", f"the net that is configured, {wanted}", name)
+    return found
 
 
 def _check_device(name: str) -> None:
@@ -262,9 +310,12 @@ def kept(section: GraphSection, features: int, steps: int, adjacent: Matrix) -> 
     ``pfgl``: ``(2 + K) N^2 + (8 + K) N F L``, and with local attention to at most D stations
     ``2 N D (D + L + K) + (8 + K) N F L``; ``conv2d``: ``2 N F L``; ``graphnet``: ``(E + 5 N) F L``
     with E edges, counted in both directions. So memory grows with the square of the stations for
-    full attention, and else with their number.
+    full attention, and else with their number. An exported ``conv2d`` has its nine shifted inputs
+    too, and an exported ``graphnet`` a message for each pair of stations.
     """
     n, flat = len(adjacent), features * steps
+    if not section.is_torch and section.kind in {"conv2d", "graphnet"}:
+        return (11 * n if section.kind == "conv2d" else (n + 5) * n) * flat
     order = section.order
     near = reached(adjacent, order - 1) if section.net == "local" else 0
     laws = {

@@ -31,7 +31,10 @@ class GraphNetLayer(nn.Module):
         """Map ``x (M, N, F)``; ``edges (2, E)`` go from the second end to the first."""
         to, of = edges
         messages = torch.relu(self.mine(x)[:, to] + self.theirs(x)[:, of])
-        total = torch.zeros_like(x).index_add(1, to, messages)
+        return self.updated(x, torch.zeros_like(x).index_add(1, to, messages), degree)
+
+    def updated(self, x: Tensor, total: Tensor, degree: Tensor) -> Tensor:
+        """Return the nodes' new values from the sums ``(M, N, F)`` of what their neighbours said."""
         mean = self.message(total / degree.clamp_min(1)[:, None]) * (degree > 0)[:, None]
         found: Tensor = self.out(torch.relu(self.gather(torch.cat([x, mean], 2))))
         return found
@@ -51,6 +54,28 @@ class GraphNet(nn.Module):
         for depth, layer in enumerate(self.layers):
             x = layer(torch.relu(x) if depth else x, edges, degree)
         out = x.view(h.shape[0], h.shape[3], *x.shape[1:]).permute(0, 2, 3, 1)
+        found: Tensor = out * around.there[:, None, None]
+        return found
+
+
+class DenseGraphNet(GraphNet):
+    """``GraphNet`` with a message for every pair of stations: its operators have a fixed shape.
+
+    It costs the square of the stations whatever the graph, as a graph of all neighbours does.
+    """
+
+    def forward(self, h: Tensor, around: Surroundings) -> Tensor:
+        """Map ``(B, N, F, L)`` to the same shape."""
+        n = h.shape[1]
+        linked = torch.where(around.terms[0] != 0.0, 0.0, torch.sign(torch.abs(around.terms[1])))
+        degree = linked.sum(1)
+        x = h.permute(0, 3, 1, 2).reshape(-1, n, h.shape[2])
+        for depth, layer in enumerate(self.layers):
+            assert isinstance(layer, GraphNetLayer)
+            x = torch.relu(x) if depth else x
+            messages = torch.relu(layer.mine(x)[:, :, None] + layer.theirs(x)[:, None])
+            x = layer.updated(x, (messages * linked[:, :, None]).sum(2), degree)
+        out = x.view(h.shape[0], h.shape[3], n, h.shape[2]).permute(0, 2, 3, 1)
         found: Tensor = out * around.there[:, None, None]
         return found
 

@@ -116,7 +116,7 @@ class SpatioTemporalBlock(nn.Module):
 
     def spread(self, h: Tensor, weights: Tensor, terms: Tensor) -> Tensor:
         """Return ``sum_k (T_k * S) h Theta_k``; ``T_0`` is a diagonal and is not multiplied out."""
-        own = (terms[0].diagonal() * weights.diagonal(dim1=1, dim2=2))[:, :, None, None] * h
+        own = (terms[0] * weights).sum(2)[:, :, None, None] * h
         found = functional.linear(own.transpose(2, 3), self.theta[0].T)
         flat = h.flatten(2)
         for term, theta in zip(terms[1:], list(self.theta)[1:], strict=True):

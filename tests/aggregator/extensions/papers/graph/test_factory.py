@@ -163,7 +163,7 @@ def test_a_block_never_has_less_than_one_example():
 @pytest.mark.parametrize(("stations", "features", "steps"), [(8, 16, 32), (96, 2, 4), (40, 16, 8)])
 def test_the_law_of_memory_bounds_what_is_kept(kind, stations, features, steps):
     torch = pytest.importorskip("torch")
-    section = GraphSection(kind, capacity=stations)
+    section = GraphSection(kind, capacity=stations, engine="torch")
     model = bind(section, (features, steps)).model
     h = torch.rand(1, stations, features, steps, requires_grad=True)
     around = model._around(np.ones(stations, np.bool_))

@@ -34,7 +34,7 @@ def batch(data, ends):
 @pytest.mark.parametrize("kind", ["pfgl", "conv2d"])
 def test_a_follower_learns_from_its_leader(kind):
     residual = {"residual_ln": True} if kind == "pfgl" else {}
-    model = bind(GraphSection(kind, capacity=N, **residual), (F, L)).model
+    model = bind(GraphSection(kind, capacity=N, engine="torch", **residual), (F, L)).model
     torch.manual_seed(0)
     nets = [Halves(ConvEncoder(1, F), ConvDecoder(F, L, 16, 1, 3)) for _ in range(N)]
     p = torch.tensor(model.init(0), requires_grad=True)
