@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from edge_sdk.bundle import Bundle, BundleError
 from edge_sdk.errors import EdgeError
 from edge_sdk.extensions.analytic.bundle_functions import AnalyticModel
+from edge_sdk.extensions.analytic.bundle_section import AnalyticSection
 from edge_sdk.extensions.analytic.half import coefficients_of, solved_alone
 from edge_sdk.extensions.analytic.online_vector import OnlineVector, TrainedVector
 from edge_sdk.forecasting.calendar_features import Ints
@@ -33,6 +34,10 @@ _BLAS = 34 * 2**20  # bytes that OpenBLAS takes at its first product, on x86-64
 
 def functions_of(manifest: Manifest, graphs: Mapping[str, Graph]) -> Mapping[str, Graph]:
     """Return the functions of a bundle, beside its graphs."""
+    if not isinstance(manifest.analytic, AnalyticSection):
+        from edge_sdk.extensions.analytic.profile_sums import functions_of_profiles  # noqa: PLC0415 - as needed
+
+        return functions_of_profiles(manifest)
     return AnalyticModel(manifest, graphs.get(HIDDEN)).functions()
 
 
@@ -56,6 +61,30 @@ def check_golden(bundle: Bundle) -> None:
         )
 
 
+def form_of(learner: ModelRuntime) -> BundleForm:
+    """Return what a bundle in closed form adds to the runtime of its model."""
+    if isinstance(learner.manifest.analytic, AnalyticSection):
+        return AnalyticForm(learner)
+    from edge_sdk.extensions.analytic.profile_runtime import ProfileForm  # noqa: PLC0415 - as needed
+
+    return ProfileForm(learner)
+
+
+def reserve(name: str) -> None:
+    """Reserve the memory of the linear algebra of a bundle.
+
+    Raises:
+        EdgeError: The limit of memory leaves too little.
+    """
+    try:
+        reserve_blas()
+    except MemoryError as error:
+        raise EdgeError(
+            f"bundle {name} is in closed form, and limits.memory_mb leaves {error}",
+            hint="raise limits.memory_mb; `gridfed-edge check CONFIG` finds how much is needed",
+        ) from error
+
+
 class AnalyticForm(BundleForm):
     """A bundle in closed form on one device."""
 
@@ -66,13 +95,7 @@ class AnalyticForm(BundleForm):
             EdgeError: The limit of memory leaves too little.
         """
         name = learner.manifest.name
-        try:
-            reserve_blas()
-        except MemoryError as error:
-            raise EdgeError(
-                f"bundle {name} is in closed form, and limits.memory_mb leaves {error}",
-                hint="raise limits.memory_mb; `gridfed-edge check CONFIG` finds how much is needed",
-            ) from error
+        reserve(name)
         self.why_not_tuned = f"bundle {name} is solved for this device in closed form"
         self._learner = learner
         self._online = _online_vector(learner)

@@ -47,10 +47,11 @@ class AnalyticState:
 
     def model(self) -> dict[str, Array]:
         """Return the vector to forecast with, and the statistic to which new windows are added."""
+        found = {"p": self.own, "upto": np.array(self.upto)}
         if not self.strengths.size:
-            return {"p": self.own}
+            return found
         chosen = {"strengths": self.strengths, "alone": self.alone > 0.0}
-        return {"p": self.own, "fleet": self.towards, **chosen, "upto": np.array(self.upto)}
+        return {**found, "fleet": self.towards, **chosen}
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, Array]) -> AnalyticState:
@@ -74,7 +75,13 @@ def analytic(local: TrainingContext, _settings: LocalSgd) -> Half[AnalyticState]
     that was of the version before: not if a device was unlearned since. While the received
     coefficients are zero there is nothing to be drawn to, and the device forecasts with them. A
     device without windows adopts the vector and answers nothing.
+
+    A bundle of profiles has a half of its own.
     """
+    if any(layer.name == "own" for layer in local.spec.layers):
+        from edge_sdk.extensions.analytic.profile_half import profile  # noqa: PLC0415 - if it is one
+
+        return profile(local, _settings)
 
     def apply(state: AnalyticState, event: Event) -> tuple[AnalyticState, Effects]:
         if not isinstance(event, Task) or event.ask not in (TRAIN, END):
@@ -84,7 +91,7 @@ def analytic(local: TrainingContext, _settings: LocalSgd) -> Half[AnalyticState]
             return state, ()
         p = local.spec.place(state.p, w)
         is_end = event.ask == END
-        towards = _others(local, state, p, event) if is_end else p
+        towards = others(local, state, p, event) if is_end else p
         base = state.base if is_end else event.base
         found = _windows(local, p)
         if found is None:
@@ -130,7 +137,7 @@ def solved_alone(local: TrainingContext, p: Vector) -> Vector:
     return own if np.isfinite(own).all() else p
 
 
-def _others(local: TrainingContext, state: AnalyticState, p: Vector, event: Task) -> Array:
+def others(local: TrainingContext, state: AnalyticState, p: Vector, event: Task) -> Array:
     """Return the vector to draw towards after the final model ``p``."""
     fixed = coefficients_of(local.spec).start
     before = state.towards

@@ -34,6 +34,9 @@ OWN_STRENGTHS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, math.inf)
 RELAXATION = 1.8
 """Step of every pass but the first two and the last, in the distance to the pass's solution."""
 
+LARGEST = 30.0
+"""Largest modulus of a target minus base, in levels; a row beyond it does not count."""
+
 LEAST_SPREAD = 0.02
 """Least announced spread, in levels."""
 

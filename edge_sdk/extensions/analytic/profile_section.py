@@ -22,7 +22,20 @@ WIDTH: Final = COLUMNS + len(HINGED) * len(KNOTS)
 SPREADS: Final = 6
 """Columns of ``profile_form.spread_columns``."""
 
-FUNCTIONS: Final = ("forecast", "gradient", "design", "statistic", "day")
+FUNCTIONS: Final = (
+    "forecast",
+    "gradient",
+    "design",
+    "statistic",
+    "day",
+    "wait",
+    "stage",
+    "noise",
+    "normalised",
+    "share",
+    "own_sums",
+    "own_errors",
+)
 """Functions of a bundle of profiles, by the names under which others have graphs."""
 
 Stage = Annotated[int, Between(0, len(STAGES) - 1)]

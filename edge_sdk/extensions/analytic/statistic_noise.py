@@ -86,6 +86,11 @@ def _faults(section: PrivacySection, facts: DeviceFacts) -> Iterator[Complaint]:
                 "load-analytic, or noise at input, gradient or update"
             ),
         )
+    elif BOUNDED_STATISTIC not in facts.manifest.functions:
+        yield (
+            "mechanism.point",
+            f"bundle {facts.manifest.name} has no statistic in which a window's share is bounded",
+        )
 
 
 def _conflicts(contract: Contract) -> Iterator[Complaint]:
