@@ -47,11 +47,10 @@ class AnalyticState:
 
     def model(self) -> dict[str, Array]:
         """Return the vector to forecast with, and the statistic to which new windows are added."""
-        found = {"p": self.own, "upto": np.array(self.upto)}
         if not self.strengths.size:
-            return found
+            return {"p": self.own}
         chosen = {"strengths": self.strengths, "alone": self.alone > 0.0}
-        return {**found, "fleet": self.towards, **chosen}
+        return {"p": self.own, "fleet": self.towards, **chosen, "upto": np.array(self.upto)}
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, Array]) -> AnalyticState:

@@ -8,19 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Protocol
 
 import numpy as np
 
 from edge_sdk.app.lean_dataclass import dataclass
 from edge_sdk.extensions.analytic.half import AnalyticState, others
+from edge_sdk.extensions.analytic.online_vector import NumberedRecord
 from edge_sdk.extensions.analytic.profile_section import WIDTH
 from edge_sdk.extensions.analytic.residual_paths import joined_residuals
 from edge_sdk.extensions.analytic.solve import ridge
 from edge_sdk.extensions.analytic.statistics import Statistic
 from edge_sdk.forecasting.calendar_features import Floats, Ints
 from edge_sdk.methods.local_sgd import TRAIN, LocalSgd, answer
-from edge_sdk.methods.training_context import Batch, TrainingContext
+from edge_sdk.methods.training_context import TrainingContext
 from edge_sdk.protocol.contract.method import END, Array, Effects, Event, Half, Task
 from edge_sdk.protocol.contract.parameter_layout import ParamSpec, Vector
 
@@ -39,16 +39,6 @@ LEAST_NOISE = 1e-3
 
 Run = Callable[..., tuple[Array, ...]]
 """Function of the bundle by its name, with its arrays."""
-
-
-class NumberedRecord(Protocol):
-    """Windows by number; ``TrainingContext`` and ``Drawable`` are some."""
-
-    def span(self) -> tuple[int, int] | None:
-        """Return the first and the last number; None without any window."""
-
-    def named(self, ids: Ints) -> tuple[Array, Batch]:
-        """Return which of these numbers exist, and their windows."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -118,7 +108,11 @@ def profile(local: TrainingContext, _settings: LocalSgd) -> Half[AnalyticState]:
         report = {"loss": loss, "n": float(len(windows))}
         return after, (answer(local, event, vector, report),)
 
-    return Half(lambda p: AnalyticState(p, p), apply, model=AnalyticState.model)
+    return Half(lambda p: AnalyticState(p, p), apply, model=_model)
+
+
+def _model(state: AnalyticState) -> dict[str, Array]:
+    return {"p": state.own, "upto": np.array(state.upto)}
 
 
 def naive_error(run: Run, windows: IssuedWindows, p: Vector) -> float:

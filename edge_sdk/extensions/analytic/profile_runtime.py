@@ -8,11 +8,8 @@ from functools import partial
 import numpy as np
 
 from edge_sdk.extensions.analytic.bundle_form import reserve
-from edge_sdk.extensions.analytic.profile_half import (
-    IssuedWindows,
-    NumberedRecord,
-    with_own_part,
-)
+from edge_sdk.extensions.analytic.online_vector import NumberedRecord
+from edge_sdk.extensions.analytic.profile_half import IssuedWindows, with_own_part
 from edge_sdk.forecasting.calendar_features import DAY, Ints
 from edge_sdk.forecasting.windows import ChannelFrame, Drawable
 from edge_sdk.methods.training_context import TrainingContext
