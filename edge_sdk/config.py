@@ -25,51 +25,6 @@ from edge_sdk.protocol.contract.method import CONTRACTS
 
 PREFIX = "GRIDFED_EDGE_"
 
-RENAMED: Mapping[str, str] = {
-    "accept.alone_after": "local_rounds.after",
-    "forecast.gain": "forecast.step_size",
-    "forecast.warm": "forecast.calibration_windows",
-    "learn.keep": "training.history_slots",
-    "learn.keep_days": "training.history_days",
-    "learn.part": "training.holdout_fraction",
-    "learn": "[training]",
-    "means.commit_after": "limits.commit_interval",
-    "means.flash": "limits.daily_flash_bytes",
-    "means.kind": "limits.device_class",
-    "means.learn": "limits.train_when",
-    "means.link": "limits.daily_link_bytes",
-    "means.memory": "limits.memory_mb",
-    "means.readings": "limits.history_bytes",
-    "means.upload": "limits.upload_windows",
-    "means.wake": "limits.daily_wake_time",
-    "means": "[limits]",
-    "neighbours.every": "neighbours.interval",
-    "neighbours.fading": "neighbours.rate_decay",
-    "neighbours.insist": "neighbours.wait_for_neighbours",
-    "neighbours.last": "neighbours.total_steps",
-    "pace.alone_every": "local_rounds.interval",
-    "pace.alone_rate": "local_rounds.rate",
-    "pace.alone_steps": "local_rounds.steps",
-    "pace.answer": "timeouts.reply",
-    "pace.fetch": "timeouts.retained_model",
-    "pace": "[timeouts]",
-    "privacy.budget.at_start": "privacy.second_count",
-    "privacy.budget.outside": "privacy.budget.unclaimed_releases",
-    "privacy.budget.releases": "privacy.budget.max_releases",
-    "privacy.budget.releases_per_start": "privacy.second_count",
-    "privacy.gate": "[privacy.mechanism]",
-    "privacy.mechanism.bound": "privacy.mechanism.coordinate_bound",
-    "privacy.mechanism.clip": "privacy.mechanism.clip_norm",
-    "privacy.mechanism.multiplier": "privacy.mechanism.noise_multiplier",
-    "privacy.mechanism.neighbours": "privacy.mechanism.adjacency",
-    "privacy.mechanism.paper": "privacy.mechanism.formula",
-    "privacy.mechanism.public": "privacy.mechanism.public_streams",
-    "privacy.mechanism.ranges": "privacy.mechanism.stream_ranges",
-    "training.split": "training.holdout_fraction",
-}
-"""New key, or new [section], by old key. An old one is refused with the new one in the message.
-Those of a ``[[source]]`` are in the class of its section."""
-
 DeviceId = Annotated[str, Matches(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")]
 FleetId = Annotated[str, Matches(r"[A-Za-z0-9][A-Za-z0-9_-]{0,31}")]
 Slots = Annotated[int, Between(2, 1_000_000)]
@@ -228,7 +183,6 @@ class Config:
     heartbeat: Path | None = None  # file by which `health` sees the agent; unset: in memory
     participation: Annotated[tuple[ParticipationSection, ...], Length(0, 3)] = ()  # further runs
     extensions: Mapping[str, Any] = field(default_factory=dict)  # settings of extensions, by table
-    renamed: ClassVar[Mapping[str, str]] = RENAMED
     index: ClassVar[ExtensionIndex] = ExtensionIndex("edge_sdk")
 
     def __post_init__(self) -> None:

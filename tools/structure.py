@@ -48,7 +48,7 @@ GENERATED = re.compile(r"<!-- ([\w-]+) -->.*?<!-- /\1 -->", re.DOTALL)
 LARGEST_FILE = 16_384
 """Bytes of source above which a module should be split."""
 
-CONFIGURATIONS = ("aggregator.config.sections", "edge_sdk.config")
+CONFIGURATIONS = ("aggregator.config.sections",)
 """Modules whose ``RENAMED`` lists the configuration keys that are refused with their new name."""
 
 FOREIGN = {"firmware_sim.ports.modbus.handle"}

@@ -121,38 +121,6 @@ def epsilon_of(sigma: float, delta: float, sensitivity: float = 1.0) -> float:
     return _least(lambda epsilon: sum(_delta(unit, epsilon)) <= delta, 1.0)
 
 
-def extra_sigma(wanted: float, least: float) -> float:
-    """Return the independent noise that makes a version with ``least`` noise one with ``wanted``.
-
-    An epsilon that moves up to a final one: draw the final, least noise first and keep it; every
-    earlier version is that plus this. All versions together cost what the least noisy one does.
-
-    Raises:
-        ValueError: Less noise is wanted than is there.
-
-    >>> extra_sigma(0.5, 0.3)
-    0.4
-    """
-    if wanted < least:
-        raise ValueError(f"noise {least} cannot become {wanted}")
-    return math.sqrt((wanted - least) * (wanted + least))
-
-
-def classical_sigma(epsilon: float, delta: float, sensitivity: float = 1.0) -> float:
-    """Return √(2 ln(1.25/δ)) · Δ / ε, whatever ε is: a guarantee for ε ≤ 1 only.
-
-    Dwork and Roth, "The algorithmic foundations of differential privacy" (2014), theorem A.1. The
-    papers use it up to ε = 70, where the true ε is 165.
-
-    >>> f"{classical_sigma(1.0, 1e-5):.6f}"
-    '4.844805'
-    >>> f"{epsilon_of(classical_sigma(70.0, 1e-5), 1e-5):.2f}"
-    '165.12'
-    """
-    _check(epsilon, delta)
-    return math.sqrt(2.0 * math.log(1.25 / delta)) * sensitivity / epsilon
-
-
 def _delta(sigma: float, epsilon: float) -> tuple[float, float]:
     """Return δ at sensitivity 1, and a bound of its rounding error."""
     half, shift = 0.5 / sigma, epsilon * sigma

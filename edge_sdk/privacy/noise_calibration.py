@@ -10,7 +10,7 @@ from types import MappingProxyType
 from edge_sdk.app.extensions import ExtensionIndex, PluginRegistry
 from edge_sdk.app.lean_dataclass import dataclass
 from edge_sdk.privacy.ledger import PrivacyCharge, PrivacyLimit
-from edge_sdk.privacy.noise import classical_sigma, sigma_for
+from edge_sdk.privacy.noise import sigma_for
 from edge_sdk.privacy.settings import CALIBRATIONS, MechanismSection, PrivacySection
 from edge_sdk.protocol.contract.manifest import Manifest
 from edge_sdk.protocol.contract.method import Contract, Up, answered
@@ -87,12 +87,29 @@ class Noise:
     extra: float = 0.0
 
 
-def _no_faults(_section: PrivacySection, _facts: DeviceFacts) -> Iterable[Complaint]:
+def _no_faults(*_: object) -> Iterable[Complaint]:
     return ()
 
 
-def _no_conflicts(_contract: Contract) -> Iterable[Complaint]:
-    return ()
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """The rule by which Gaussian noise follows from epsilon and delta."""
+
+    # from epsilon and delta, to the noise of one release over its sensitivity
+    sigma: Callable[[float, float], float] = sigma_for
+    faults: Callable[[PrivacySection], Iterable[Complaint]] = _no_faults
+    # from the section, to a paper's own noise over the clipping norm: a label and no guarantee. The
+    # ledger records the actual noise. None where the noise follows from a guarantee.
+    level: Callable[[PrivacySection], float] | None = None
+
+
+ANALYTIC = Calibration()
+
+
+def calibration_of(mechanism: MechanismSection) -> Calibration:
+    """Return the calibration that a mechanism names."""
+    found: Calibration | None = CALIBRATIONS[mechanism.calibration]
+    return found or ANALYTIC
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +126,7 @@ class NoisePoint:
     text: str  # what it does, with ``{name}`` of the mechanism and its ``{clip}``
     # settings that cannot be satisfied, and methods that it cannot protect
     faults: Callable[[PrivacySection, DeviceFacts], Iterable[Complaint]] = _no_faults
-    conflicts: Callable[[Contract], Iterable[Complaint]] = _no_conflicts
+    conflicts: Callable[[Contract], Iterable[Complaint]] = _no_faults
     is_clipped: bool = False  # the noise is over a bounded norm, ``clip_norm``
     is_on_readings: bool = False  # drawn once for a reading; what is computed from it is covered
     is_each_step: bool = False  # drawn in every local step
@@ -256,10 +273,8 @@ def clipped_noise(section: PrivacySection, apart: float, *, draws: int = 1) -> N
         draws: Draws of one round.
     """
     mechanism, budget = section.mechanism, section.budget
-    if (formula := CALIBRATIONS[mechanism.calibration]) is not None:
-        clip = mechanism.clip_norm or 1.0
-        epsilon = mechanism.epsilon or 0.0
-        noise = formula.noise(epsilon, budget.delta, clip, mechanism.formula) / clip
+    if (level := calibration_of(mechanism).level) is not None:
+        noise = level(section)
     elif mechanism.noise_multiplier is not None:
         noise = mechanism.noise_multiplier
     elif mechanism.epsilon is not None:
@@ -275,9 +290,7 @@ def calibrated_noise(mechanism: MechanismSection, epsilon: float, delta: float) 
     """Return the noise of one release, over its sensitivity."""
     if mechanism.name == "laplace":
         return 1.0 / epsilon
-    if mechanism.calibration == "classical":
-        return classical_sigma(epsilon, delta)
-    return sigma_for(epsilon, delta)
+    return calibration_of(mechanism).sigma(epsilon, delta)
 
 
 def is_range(span: tuple[float, ...]) -> bool:

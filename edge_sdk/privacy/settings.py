@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import field
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from edge_sdk.app.extensions import ExtensionIndex, PluginRegistry
 from edge_sdk.app.lean_dataclass import dataclass
@@ -18,28 +18,12 @@ Point = Literal["none", "input", "gradient", "statistic", "update", "sign"]
 Releases = Annotated[int, Between(1, 10**9)]
 
 
-@dataclass(frozen=True, slots=True)
-class NoiseFormula:
-    """A paper's own noise level: a label and no guarantee. The ledger records the actual noise.
-
-    Attributes:
-        noise: Returns the standard deviation from epsilon, delta, the clipping norm and the
-            parameters.
-        required: Names of the parameters that must be set.
-        optional: Names of those that may be set.
-    """
-
-    noise: Callable[[float, float, float, Numbers], float]
-    required: frozenset[str]
-    optional: frozenset[str] = frozenset()
-
-
-CALIBRATIONS: PluginRegistry[NoiseFormula | None] = PluginRegistry(
-    {"analytic": None, "classical": None},
+CALIBRATIONS: PluginRegistry[Any] = PluginRegistry(
+    {"analytic": None},
     "gridfed.calibrations",
     listed=ExtensionIndex("edge_sdk").loaders("calibrations"),
 )
-"""Names of ``calibration``: None where the noise follows from a guarantee, or a paper's formula."""
+"""``noise_calibration.Calibration`` by the values of ``calibration``; None for the analytic one."""
 
 
 @dataclass(frozen=True, slots=True)

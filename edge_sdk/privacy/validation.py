@@ -7,14 +7,15 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import get_args
 
 from edge_sdk.errors import ConfigError
-from edge_sdk.privacy.noise_calibration import POINTS, Complaint, DeviceFacts, NoisePlan, calibrate
-from edge_sdk.privacy.settings import (
-    CALIBRATIONS,
-    MechanismSection,
-    NoiseFormula,
-    Point,
-    PrivacySection,
+from edge_sdk.privacy.noise_calibration import (
+    POINTS,
+    Complaint,
+    DeviceFacts,
+    NoisePlan,
+    calibrate,
+    calibration_of,
 )
+from edge_sdk.privacy.settings import MechanismSection, Point, PrivacySection
 from edge_sdk.protocol.contract.method import Contract, Up, answered
 
 
@@ -120,51 +121,14 @@ def _at_point(section: PrivacySection, facts: DeviceFacts) -> Iterable[Complaint
     return POINTS[section.mechanism.point].faults(section, facts)
 
 
-def _calibrations(section: PrivacySection, _facts: DeviceFacts) -> Iterator[Complaint]:
-    mechanism = section.mechanism
-    kind, is_paper = mechanism.calibration, section.mode == "paper"
+def _calibrations(section: PrivacySection, _facts: DeviceFacts) -> Iterable[Complaint]:
+    mechanism, kind = section.mechanism, section.mechanism.calibration
+    calibration = calibration_of(mechanism)
     if kind != "analytic" and mechanism.name != "gaussian":
         yield "mechanism.calibration", f"{kind} is for gaussian noise"
-    formula = CALIBRATIONS[kind]
-    if formula is not None and not (is_paper and mechanism.point == "update"):
-        yield (
-            "mechanism.calibration",
-            f"{kind} is a paper's noise level: it needs point = 'update' and mode = 'paper' (no claim)",
-        )
-    if formula is not None:
-        yield from _formula(mechanism, formula)
-        if section.budget.epsilon is not None:
-            why = f"{kind} gives no bound; remove it, and set mechanism.epsilon"
-            yield "budget.epsilon", why
-    elif mechanism.formula:
+    if mechanism.formula and calibration.level is None:
         yield "mechanism.formula", f"does not apply to calibration {kind!r}; remove it"
-    epsilon = mechanism.epsilon
-    if POINTS[mechanism.point].is_on_readings:
-        epsilon = section.budget.epsilon
-    if kind == "classical" and not is_paper:
-        if epsilon is None:
-            yield "mechanism.epsilon", "missing; the classical formula is for one release"
-        elif epsilon > 1.0:
-            yield (
-                "mechanism.calibration",
-                (
-                    f"the classical formula holds for epsilon up to 1, not {epsilon:g}; "
-                    "use 'analytic', or mode = 'paper' without a claim"
-                ),
-            )
-
-
-def _formula(mechanism: MechanismSection, formula: NoiseFormula) -> Iterator[Complaint]:
-    needed, allowed = formula.required, formula.optional
-    for key in sorted(needed - set(mechanism.formula)):
-        yield f"mechanism.formula.{key}", f"missing; {mechanism.calibration} needs it"
-    for key in sorted(set(mechanism.formula) - needed - allowed):
-        yield f"mechanism.formula.{key}", f"unknown; known: {', '.join(sorted(needed | allowed))}"
-    for key, value in mechanism.formula.items():
-        if not (value > 0.0 and math.isfinite(value)):
-            yield f"mechanism.formula.{key}", f"must be above 0, got {value}"
-    if mechanism.epsilon is None:
-        yield "mechanism.epsilon", "missing; set the paper's epsilon"
+    yield from calibration.faults(section)
 
 
 def _reports(section: PrivacySection, _facts: DeviceFacts) -> Iterator[Complaint]:

@@ -9,12 +9,12 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from edge_sdk.extensions.noise_points.classical_noise import classical_sigma, extra_sigma
 from edge_sdk.forecasting.series import Series, SeriesRow
 from edge_sdk.methods.training_context import Graph
 from edge_sdk.privacy import noise
 from edge_sdk.privacy.ledger import PrivacyCharge
 from edge_sdk.privacy.mechanism import Mechanism, SubstitutedGraphs
-from edge_sdk.privacy.noise import classical_sigma, extra_sigma
 from edge_sdk.privacy.noise_calibration import (
     Complaint,
     DeviceFacts,

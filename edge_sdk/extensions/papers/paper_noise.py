@@ -16,8 +16,10 @@ Verification: of the two preprints (arXiv 1911.00222 and 2003.00229) only the ab
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterator
 
-from edge_sdk.privacy.settings import NoiseFormula
+from edge_sdk.privacy.noise_calibration import Calibration, Complaint
+from edge_sdk.privacy.settings import Numbers, PrivacySection
 
 
 def nbafl_uplink(
@@ -141,7 +143,45 @@ def _check(epsilon: float, delta: float, **positive: float) -> None:
         raise ValueError(f"delta: expected between 0 and 1, got {delta}")
 
 
-NBAFL = NoiseFormula(
+def _formula(
+    noise: Callable[[float, float, float, Numbers], float], needed: set[str], optional: set[str]
+) -> Calibration:
+    """Return a paper's calibration.
+
+    Args:
+        noise: From epsilon, delta, the clipping norm and the parameters, to the standard deviation.
+        needed: Names of the parameters that must be set.
+        optional: Names of those that may be set.
+    """
+
+    def level(section: PrivacySection) -> float:
+        mechanism, delta = section.mechanism, section.budget.delta
+        clip = mechanism.clip_norm or 1.0
+        return noise(mechanism.epsilon or 0.0, delta, clip, mechanism.formula) / clip
+
+    def faults(section: PrivacySection) -> Iterator[Complaint]:
+        mechanism, kind = section.mechanism, section.mechanism.calibration
+        if section.mode != "paper" or mechanism.point != "update":
+            why = "it needs point = 'update' and mode = 'paper' (no claim)"
+            yield "mechanism.calibration", f"{kind} is a paper's noise level: {why}"
+        for key in sorted(needed - set(mechanism.formula)):
+            yield f"mechanism.formula.{key}", f"missing; {kind} needs it"
+        for key in sorted(set(mechanism.formula) - needed - optional):
+            known = ", ".join(sorted(needed | optional))
+            yield f"mechanism.formula.{key}", f"unknown; known: {known}"
+        for key, value in mechanism.formula.items():
+            if not (value > 0.0 and math.isfinite(value)):
+                yield f"mechanism.formula.{key}", f"must be above 0, got {value}"
+        if mechanism.epsilon is None:
+            yield "mechanism.epsilon", "missing; set the paper's epsilon"
+        if section.budget.epsilon is not None:
+            why = f"{kind} gives no bound; remove it, and set mechanism.epsilon"
+            yield "budget.epsilon", why
+
+    return Calibration(faults=faults, level=level)
+
+
+NBAFL = _formula(
     lambda epsilon, delta, clip, numbers: nbafl_uplink(
         epsilon,
         delta,
@@ -149,10 +189,10 @@ NBAFL = NoiseFormula(
         samples=int(numbers["samples"]),
         uploads=int(numbers.get("uploads", 1)),
     ),
-    frozenset({"samples"}),
-    frozenset({"uploads"}),
+    {"samples"},
+    {"uploads"},
 )
-UDP = NoiseFormula(
+UDP = _formula(
     lambda epsilon, delta, clip, numbers: udp_uplink(
         epsilon,
         delta,
@@ -165,6 +205,6 @@ UDP = NoiseFormula(
         rounds=int(numbers["rounds"]),
         sampled=numbers.get("sampled", 1.0),
     ),
-    frozenset({"samples", "rate", "steps", "rounds"}),
-    frozenset({"sampled"}),
+    {"samples", "rate", "steps", "rounds"},
+    {"sampled"},
 )

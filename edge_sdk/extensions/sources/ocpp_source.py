@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 from edge_sdk.app.schema import Between
 from edge_sdk.errors import ConfigError
@@ -27,10 +26,6 @@ class OcppSection(LiveSection):
     cert_file: str = ""  # certificate of the tap, for chargers that use TLS
     key_file: str = ""  # private key of that certificate
     ocmf_key: str = ""  # public key of the meter: signed readings are then verified
-    renamed: ClassVar[Mapping[str, str]] = {
-        **LiveSection.renamed,
-        "office": "csms",
-    }
 
 
 def _feed(section: OcppSection) -> FramedLink:

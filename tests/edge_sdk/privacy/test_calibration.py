@@ -11,14 +11,13 @@ from hypothesis import strategies as st
 
 from edge_sdk.bundle import Bundle, TrustedKeys
 from edge_sdk.extensions.analytic.private_release import sensitivity
+from edge_sdk.extensions.noise_points.classical_noise import classical_sigma, extra_sigma
 from edge_sdk.extensions.noise_points.sign_noise import epsilon_of_sign, keep_probability
 from edge_sdk.privacy.ledger import advanced_composition
 from edge_sdk.privacy.noise import (
     _delta,
     cdf,
-    classical_sigma,
     epsilon_of,
-    extra_sigma,
     log_cdf,
     sigma_for,
 )
