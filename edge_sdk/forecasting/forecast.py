@@ -60,6 +60,10 @@ class Forecast:
     missing: str = ""  # what the model lacked, for people; empty where the model forecast
     # weight of each candidate in a ``weighted mean``; empty for any other source
     weights: Mapping[str, float] = field(default_factory=dict)
+    # expected values, shape ``(horizon,)``, and equally likely paths, shape ``(paths, horizon)``, of
+    # a bundle that has them: medians do not add up, and paths give the spread of a sum
+    expected: Floats | None = None
+    paths: Floats | None = None
 
     @property
     def median(self) -> Floats:
@@ -280,7 +284,8 @@ class IssuedForecast:
             },
             "values": [
                 {"start": moment(start), "value": value, "lower": lower, "upper": upper}
-                for start, value, lower, upper in self.rows()
+                | ({} if found.expected is None else {"expected": _known(found.expected[i])})
+                for i, (start, value, lower, upper) in enumerate(self.rows())
             ],
         }
 

@@ -329,6 +329,7 @@ class ModelRuntime:
         graph, source = self._helped(state)
         frame, trained, served = self.frame(), self.vector(state), self._served(state)
         found = self.forecaster.forecast(served, frame, graph, source, trained)
+        found = self.form.completed(found, served, frame)
         lacks = self.missing
         is_chosen = self.forecaster.served is not None and not lacks
         if is_chosen or found.source not in ("last day", "none"):

@@ -13,6 +13,7 @@ from edge_sdk.app.lean_dataclass import dataclass
 from edge_sdk.config import Config
 from edge_sdk.errors import ConfigError
 from edge_sdk.forecasting.calendar_features import Ints
+from edge_sdk.forecasting.forecast import Forecast
 from edge_sdk.forecasting.series import Series
 from edge_sdk.forecasting.windows import ChannelFrame, Drawable
 from edge_sdk.limits import limits_of
@@ -82,6 +83,10 @@ class BundleForm:
     def latest(self, trained: Vector) -> Vector:
         """Return the vector that forecast last, or the trained one if none has gone on from it."""
         return trained
+
+    def completed(self, found: Forecast, p: Vector, frame: ChannelFrame) -> Forecast:  # noqa: ARG002
+        """Return a forecast with what the bundle forecasts beside its quantiles."""
+        return found
 
     def solved_alone(self, local: TrainingContext, p: Vector) -> Vector | None:  # noqa: ARG002
         """Return the model of all windows of the device alone; None if it takes local steps."""

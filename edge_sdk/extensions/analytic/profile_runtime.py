@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -11,6 +12,7 @@ from edge_sdk.extensions.analytic.bundle_form import reserve
 from edge_sdk.extensions.analytic.online_vector import NumberedRecord
 from edge_sdk.extensions.analytic.profile_half import IssuedWindows, with_own_part
 from edge_sdk.forecasting.calendar_features import DAY, Ints
+from edge_sdk.forecasting.forecast import Forecast, least
 from edge_sdk.forecasting.windows import ChannelFrame, Drawable
 from edge_sdk.methods.training_context import TrainingContext
 from edge_sdk.protocol.contract.method import Array
@@ -52,6 +54,25 @@ class ProfileForm(BundleForm):
 
     def latest(self, trained: Vector) -> Vector:
         return self._after if self._before is trained else trained
+
+    def completed(self, found: Forecast, p: Vector, frame: ChannelFrame) -> Forecast:
+        """Return a forecast with expected values and paths, moved to its median.
+
+        What is served instead of the model, or forecasts otherwise, has the model's spread.
+        """
+        if found.source in ("last day", "none") or not frame.is_ready:
+            return found
+        graphs, newest = self._learner.bundle.graphs, np.array([len(frame) - 1], np.int64)
+        x, levels = frame.inputs(newest), list(self._learner.levels)
+        (fan,) = graphs["forecast"](p=p, x=x)
+        expected, paths = (frame.restore(one, newest)[0] for one in graphs["day"](p=p, x=x))
+        moved = found.median - frame.restore(fan[:, :, levels.index(0.5)], newest)[0]
+        least_value = least(frame)
+        return replace(
+            found,
+            expected=np.maximum(expected + moved, least_value),
+            paths=np.maximum(paths + moved, least_value),
+        )
 
     def solved_alone(self, local: TrainingContext, p: Vector) -> Vector:
         span = local.span()

@@ -116,11 +116,29 @@ def result_of(forecast: Forecast, compared: CommandResult | None = None) -> Comm
             for line, (low, high) in zip(lines, ends, strict=True)
         ]
         head += f", {forecast.coverage:.0%} between; {_calibration(forecast.calibrated)}"
+    if forecast.expected is not None:
+        data["expected"] = [float(v) for v in forecast.expected]
+        lines = [f"{x}  {v:.6g} expected" for x, v in zip(lines, forecast.expected, strict=True)]
+    if forecast.paths is not None:
+        data["sum"], text = _sum(forecast)
+        lines += ["", text]
     data |= {"weights": dict(forecast.weights)} if forecast.weights else {}
     if compared is not None:
         data |= compared.data
         lines += ["", compared.text]
     return CommandResult(data, "\n".join((f"{head}:", *lines)))
+
+
+def _sum(forecast: Forecast) -> tuple[dict[str, float], str]:
+    """Return the sum over the horizon by its paths, and in words."""
+    assert forecast.expected is not None
+    assert forecast.paths is not None
+    share = forecast.coverage or 0.8
+    ends = (0.5 - share / 2, 0.5 + share / 2)
+    low, high = (float(x) for x in np.quantile(forecast.paths.sum(axis=1), ends))
+    mean = float(forecast.expected.sum())
+    text = f"sum: {mean:.6g} {forecast.unit} expected, {share:.0%} between {low:.6g} and {high:.6g}"
+    return {"expected": mean, "lower": low, "upper": high}, text
 
 
 def _calibration(rows: int) -> str:

@@ -12,6 +12,8 @@ from datetime import UTC, datetime
 from types import MappingProxyType
 from typing import Any, Final, Literal
 
+import numpy as np
+
 from edge_sdk.forecasting.calendar_features import DAY
 from edge_sdk.forecasting.forecast import IssuedForecast, moment
 
@@ -147,7 +149,7 @@ def _history(issued: IssuedForecast, now: float) -> dict[str, Any]:
             "low": _short(low),
             "high": _short(high),
         }
-        for start, value, low, high in issued.rows()
+        for start, value, low, high in _expected(issued)
     ]
     number = present(issued, now)
     here: Mapping[str, Any] = {} if number is None else rows[number]
@@ -179,7 +181,7 @@ def _hours(issued: IssuedForecast, name: str) -> float:
 
 def _steps(issued: IssuedForecast, name: str) -> list[tuple[str, float]]:
     """Return the start of each step as ISO 8601 in UTC, with its value."""
-    rows = issued.rows() if issued.is_available else []
+    rows = _expected(issued) if issued.is_available else []
     if not rows:
         why = issued.forecast.missing or "no reading yet"
         raise NotPlannableError(f'format "{name}": there is no forecast yet: {why}')
@@ -195,6 +197,17 @@ def _steps(issued: IssuedForecast, name: str) -> list[tuple[str, float]]:
             f'format "{name}": {lacking} of {len(rows)} steps of the forecast have no value'
         )
     return known
+
+
+def _expected(
+    issued: IssuedForecast,
+) -> list[tuple[int, float | None, float | None, float | None]]:
+    """Return the forecast's rows with expected values, where it has them: a plan adds values up."""
+    expected = issued.forecast.expected
+    if expected is None:
+        return issued.rows()
+    means = (float(x) if np.isfinite(x) else None for x in expected)
+    return [(row[0], mean, *row[2:]) for row, mean in zip(issued.rows(), means, strict=True)]
 
 
 def _later(at: str, seconds: int) -> str:

@@ -14,6 +14,7 @@ import logging
 import re
 import time
 import tomllib
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 
@@ -67,6 +68,20 @@ def test_emhass_gets_mean_power_in_watts_by_time():
     assert next(iter(quarters.values())) == 400.0, "0.1 kWh in a quarter of an hour"
     power = emhass(day_ahead(unit="kW", stream="elec.import.power"))["load_power_forecast"]
     assert next(iter(power.values())) == 100.0
+
+
+def test_plans_are_made_of_expected_values_where_the_forecast_has_them():
+    issued = day_ahead()
+    known = issued.forecast
+    better = replace(known, expected=known.values + 0.5)
+    issued = replace(issued, forecast=better)
+    assert next(iter(emhass(issued)["load_power_forecast"].values())) == 600.0
+    assert evcc(issued)[0]["value"] == 600.0
+    total = max(predbat(issued)["results"].values())
+    assert total == pytest.approx(float(better.expected.sum()))
+    state = entity("home-assistant", issued, START)
+    assert state["state"] == 0.6
+    assert state["attributes"]["forecast"][0]["low"] == 0.05
 
 
 def test_evcc_gets_rates_with_both_ends():

@@ -1,0 +1,133 @@
+"""A device that runs a bundle of profiles: from its first known day on, alone and in a fleet."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from edge_sdk.app.settings import from_table
+from edge_sdk.bundle import Bundle
+from edge_sdk.config import Config
+from edge_sdk.extensions.analytic.profile_model import ProfileModel
+from edge_sdk.extensions.analytic.profile_sums import functions_of_profiles
+from edge_sdk.extensions.evaluation.forecast import result_of
+from edge_sdk.forecasting.forecast import ForecastQuality
+from edge_sdk.forecasting.series import SeriesRow
+from edge_sdk.protocol import keys
+from edge_sdk.protocol.contract.method import END, Task
+from edge_sdk.store.store import DeviceStore
+from edge_sdk.training import bootstrap
+from tests.edge_sdk.extensions.analytic.day_fleet import STREAM, initial_of, load_of, manifest_of
+
+pytestmark = pytest.mark.extension
+MONDAY = 473_352
+LOAD = load_of(2, 60, gaps=0.0)
+QUALITY = ForecastQuality()
+
+
+def device(folder, rows, **tables):
+    root = folder / "root.pub"
+    keys.save_public(root, keys.from_seed(bytes(32)).public)
+    fleet = {
+        "fleet": "homes",
+        "broker": {"url": "mqtt://127.0.0.1"},
+        "keys": {"device": str(folder / "device.key"), "root": str(root)},
+        "accept": {"methods": ["analytic"]},
+    }
+    table = {
+        "id": "home-0",
+        "state": str(folder / "state"),
+        "bundle": "load-analytic",
+        "privacy": {"mechanism": {"name": "none"}},
+    } | tables.pop("fleet", fleet)
+    config = from_table(Config, table | tables, "meter.toml")
+    manifest = manifest_of()
+    graphs = functions_of_profiles(manifest)
+    bundle = Bundle(manifest, initial_of(manifest, [LOAD]), graphs, bytes(32))
+    found = bootstrap.set_up(config, DeviceStore.open(config.state), bundle, None)
+    found.load([SeriesRow(STREAM, MONDAY + i, float(v)) for i, v in enumerate(LOAD[:rows])])
+    return found
+
+
+def test_the_first_known_day_is_enough(tmp_path):
+    one = device(tmp_path, 23)
+    state = one.first_state()
+    assert not one.is_ready
+    assert "1 more reading" in one.missing
+    one.load([SeriesRow(STREAM, MONDAY + 23, float(LOAD[23]))])
+    assert one.is_ready
+    assert one.missing == ""
+    found = one.forecast(state)
+    assert found.source == "model"
+    assert found.median == pytest.approx(LOAD[:24], rel=1e-5)
+    assert found.interval.shape == (24, 2)
+    assert (found.expected >= 0.0).all()
+    assert found.paths.shape == (64, 24)
+
+
+def test_the_own_part_follows_the_readings_without_a_training(tmp_path):
+    one = device(tmp_path, 40 * 24)
+    state = one.first_state()
+    first = one.forecast(state)
+    model = ProfileModel(one.manifest)
+    renewed = one.form.latest(one.vector(state))
+    assert model.parts(renewed).own.any()
+    assert not model.parts(one.vector(state)).own.any()
+    one.load([SeriesRow(STREAM, MONDAY + 960 + i, float(LOAD[960 + i])) for i in range(24)])
+    one.forecast(state)
+    again = one.form.latest(one.vector(state))
+    assert again is not renewed  # readings were loaded, so it was solved anew
+    (tmp_path / "off").mkdir()
+    off = device(tmp_path / "off", 40 * 24, forecast={"online": False})
+    assert (off.forecast(off.first_state()).median != first.median).any()
+
+
+def test_a_device_alone_solves_its_own_part_in_a_round_of_its_own(tmp_path):
+    one = device(tmp_path, 30 * 24, fleet={"keys": {"device": str(tmp_path / "device.key")}})
+    state = one.first_state()
+    after = one.learn(
+        state,
+        Task(
+            "home-0",
+            0,
+            "train",
+            values={"steps": 1.0, "rate": 0.1},
+            arrays={"w": np.zeros(0, np.float32)},
+        ),
+    )[0]
+    assert ProfileModel(one.manifest).parts(one.vector(after)).own.any()
+    assert np.isfinite(one.forecast(after).expected).all()
+
+
+def test_the_final_model_is_served_with_the_own_part_and_survives_a_restart(tmp_path):
+    one = device(tmp_path, 40 * 24)
+    w = one.bundle.initial
+    state, _ = one.learn(one.first_state(), Task("home-0", 1, END, base=1, arrays={"w": w}))
+    again = type(state).from_arrays(state.arrays())
+    assert (one.vector(again) == one.vector(state)).all()
+    assert ProfileModel(one.manifest).parts(one.vector(state)).own.any()
+    assert one.forecast(state).median == pytest.approx(one.forecast(again).median)
+
+
+def test_what_is_issued_has_the_expected_value_of_every_step(tmp_path):
+    one = device(tmp_path, 10 * 24)
+    found = one.forecast(one.first_state())
+    issued = one.issued(found, QUALITY, now=0.0, run=0, version=-1)
+    rows = issued.document()["values"]
+    assert [row["expected"] for row in rows] == pytest.approx(found.expected)
+    without = replace(issued, forecast=replace(found, expected=None))
+    assert "expected" not in without.document()["values"][0]
+
+
+def test_the_command_prints_a_table_with_expected_values_and_the_sum_of_the_paths(tmp_path):
+    one = device(tmp_path, 10 * 24)
+    found = one.forecast(one.first_state())
+    made = result_of(found)
+    assert made.data["expected"] == pytest.approx(found.expected)
+    assert made.data["sum"]["lower"] < made.data["sum"]["expected"] < made.data["sum"]["upper"]
+    lines = made.text.splitlines()
+    assert lines[1].endswith("expected")
+    assert lines[-1].startswith("sum: ")
+    assert lines[-1].count("80%") == 1
