@@ -249,6 +249,30 @@ FESEM = _plugin(
     "fesem:fesem_half",
 )
 PFL = _plugin({"train": _PERSONAL}, "personalised.pfl:METHOD", "pfl:pfl_half")
+DITTO = _plugin(
+    {
+        "train": replace(
+            TRAIN,
+            numbers=(STEPS, RATE, Number("own_steps", 0, 65536), Number("pull", 0.0, 1e9)),
+        )
+    },
+    "personalised.personal_copy:DITTO",
+    "personal_copy:ditto",
+)
+APFL = _plugin(
+    {
+        "train": replace(
+            TRAIN, numbers=(STEPS, RATE, Number("share", *_FLAG), Number("share_rate", 0.0, 1e3))
+        )
+    },
+    "personalised.personal_copy:APFL",
+    "personal_copy:apfl",
+)
+FEDREP = _plugin(
+    {"train": replace(TRAIN, numbers=(STEPS, RATE, Number("head_steps", 0, 65536)))},
+    "personalised.personal_copy:FEDREP",
+    "personal_copy:fedrep",
+)
 BIGFL = _plugin(_BILEVEL, "bilevel.bigfl:METHOD", "bilevel:bilevel_half")
 PFGL = _plugin(_SPLIT, "split.pfgl:PFGL_METHOD", "split.split:split_half")
 CNFGNN = _plugin(_SPLIT, "split.pfgl:CNFGNN", "split.split:split_half")

@@ -16,7 +16,7 @@ from edge_sdk.protocol.codec import pack_leaves, unpack_leaves
 from edge_sdk.protocol.contract.method import CONTRACTS, Closed, Due, Member, Task, Update, answered
 from edge_sdk.protocol.contract.parameter_layout import ParamSpec
 
-SPEC = ParamSpec.of([("gru.lstm", (3,))])
+SPEC = ParamSpec.of([("gru.lstm", (3,)), ("head", (1,))], ("gru.lstm",))
 START = np.array([1.0, -2.0, 0.5], np.float32)
 NEEDED = {"nbafl": {"min_samples": 100, "epsilon": 50.0}, "fesem": {"centres": 2}}
 NEEDED["bigfl"] = {"solver": "first_order"}  # one question a round
