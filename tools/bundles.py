@@ -20,6 +20,8 @@ import torch
 from aggregator.extensions.authoring.catalogue import SHIPPED
 from aggregator.extensions.authoring.closed_form import ANALYTIC
 from aggregator.extensions.authoring.closed_form import write as write_closed_form
+from aggregator.extensions.authoring.day_profiles import DAY_PROFILES
+from aggregator.extensions.authoring.day_profiles import write as write_day_profile
 from aggregator.extensions.authoring.export import export, make
 from edge_sdk.bundle import Bundle, TrustedKeys, shipped_folder
 from edge_sdk.protocol.keys import SigningKey, save_public
@@ -28,7 +30,10 @@ from edge_sdk.runtime import load_graph
 VERSION = 1
 
 
-def write(out: Path, names: Sequence[str] = (*SHIPPED, *ANALYTIC), *, label: str = "") -> None:
+NAMES = (*SHIPPED, *ANALYTIC, *DAY_PROFILES)
+
+
+def write(out: Path, names: Sequence[str] = NAMES, *, label: str = "") -> None:
     """Write models of the catalogue below ``out``, checked on the devices' engine.
 
     Args:
@@ -44,6 +49,11 @@ def write(out: Path, names: Sequence[str] = (*SHIPPED, *ANALYTIC), *, label: str
     for name in names:
         if name in ANALYTIC:
             write_closed_form(ANALYTIC[name], out / name, name=name, version=VERSION, signer=key)
+            continue
+        if name in DAY_PROFILES:
+            write_day_profile(
+                DAY_PROFILES[name], out / name, name=name, version=VERSION, signer=key
+            )
             continue
         module, recipe = make(name)
         folder = export(
@@ -70,7 +80,7 @@ def main() -> None:
     args = parser.parse_args()
     if bool(args.only) != bool(args.key):
         parser.error("--only and --key belong together: the other bundles keep their signatures")
-    write(args.out, args.only or (*SHIPPED, *ANALYTIC), label=args.key)
+    write(args.out, args.only or NAMES, label=args.key)
 
 
 if __name__ == "__main__":

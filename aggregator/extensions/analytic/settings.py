@@ -11,6 +11,7 @@ import numpy as np
 from aggregator.methods.base.types import Behind
 from edge_sdk.app.schema import Between
 from edge_sdk.extensions.analytic.profile_features import HINGED, KNOTS
+from edge_sdk.extensions.analytic.profile_form import LARGEST
 from edge_sdk.extensions.analytic.profile_section import COLUMNS, ProfileSection
 from edge_sdk.extensions.analytic.standardise import CLIP
 from edge_sdk.extensions.analytic.statistics import from_vector
@@ -84,9 +85,6 @@ def fault_of(manifest: Manifest, settings: Analytic, vector: Array) -> str:
     return noisy_statistic_fault(statistic, bounds, settings.noise) or ""
 
 
-FARTHEST = 30.0
-"""Levels between a target and its base beyond which a row does not count."""
-
 LEAST_NOISE = 1e-3
 """Least error of a naive forecast, in levels, by which a device divides its sums."""
 
@@ -105,7 +103,7 @@ def _profile_fault(section: ProfileSection, vector: Array) -> str:
         outputs,
         outputs,
         row=math.sqrt(weight * (COLUMNS * CLIP**2 + hinges)),
-        target=math.sqrt(weight) * FARTHEST,
+        target=math.sqrt(weight) * LARGEST,
         windows=1.0,
     )
     statistic = from_vector(vector, outputs, section.width)

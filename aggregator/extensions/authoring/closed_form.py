@@ -104,6 +104,11 @@ def write(
         files = {INITIAL: initial}
     else:
         manifest, files = made_on_net(recipe, net, name=name, version=version)
+    return sign(manifest, files, out, signer)
+
+
+def sign(manifest: Manifest, files: Mapping[str, bytes], out: Path, signer: Signer) -> Path:
+    """Write a manifest, its files and its signature, and return the folder."""
     out.mkdir(parents=True, exist_ok=True)
     raw = manifest.canonical()
     for file, content in {**files, MANIFEST: raw, SIGNATURE: seal(signer, raw)}.items():
@@ -140,7 +145,7 @@ def made(recipe: AnalyticRecipe, *, name: str, version: int) -> tuple[Manifest, 
     layers = section.layers(outputs)
     initial = np.zeros(sum(math.prod(dims) for _, dims in layers), "<f4")
     initial[len(features) : 2 * len(features)] = 1.0
-    x = _golden_window(window.lookback, len(channels), day)
+    x = golden_window(window.lookback, len(channels), day)
     quantiles = recipe.loss.levels is not None
     manifest = Manifest(
         name=name,
@@ -203,7 +208,7 @@ def made_on_net(
     others = [one for one in theirs.features if one.kind != "target" and one not in plain.features]
     channels = (*own, *plain.features[1:], *others)
     rows = max(plain.window.lookback, theirs.window.lookback)
-    x = _golden_window(rows, len(channels), DAY // recipe.step_seconds)
+    x = golden_window(rows, len(channels), DAY // recipe.step_seconds)
     places = [channels.index(feature) for feature in theirs.features]
     graph = hidden_graph(net, rows, places, x)
     file = f"{HIDDEN}.onnx"
@@ -231,9 +236,10 @@ def made_on_net(
     return replace(manifest, analytic=replace(section, design=row)), files
 
 
-def _golden_window(
+def golden_window(
     rows: int, channels: int, day: int
 ) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:
+    """Return a window of made-up values: a target, slot of the day, day of the week, then 0.25."""
     number = np.arange(rows) + (3 * day - 4) - (rows - 1)
     x = np.full((rows, channels), 0.25)
     x[:, 0] = np.round(0.5 + 0.3 * np.sin(2.0 * np.pi * number / day) + 0.1 * (number % 5) / 5, 6)

@@ -1,8 +1,8 @@
 """Export a torch module, or a model in closed form, as a signed bundle.
 
 A torch module needs torch: pip install 'gridfed[train]'. Writes the ONNX graphs, compares them with torch on
-sample windows, and signs the result with the root key. A model in closed form (load-analytic) has
-no graph and needs numpy alone.
+sample windows, and signs the result with the root key. A model in closed form (load-analytic, load-day-1)
+has no graph and needs numpy alone.
 
   gridfed-aggregator export load-mlp bundles/load-mlp --key root.key
   gridfed-aggregator export load-analytic bundles/load-analytic --key root.key
@@ -21,7 +21,9 @@ import numpy as np
 
 from aggregator.bundles import open_bundle
 from aggregator.commands.arguments import CommandError
+from aggregator.extensions.authoring import day_profiles
 from aggregator.extensions.authoring.closed_form import ANALYTIC, write
+from aggregator.extensions.authoring.day_profiles import DAY_PROFILES
 from edge_sdk.app.cli import CommandResult
 from edge_sdk.protocol.contract.archive import unpack
 from edge_sdk.protocol.contract.manifest import FORECAST, ManifestError
@@ -65,7 +67,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(args: Namespace) -> CommandResult:
     """Export a model as a signed bundle."""
-    if args.model in ANALYTIC:
+    if args.model in ANALYTIC or (args.model in DAY_PROFILES and not args.hidden):
         return _closed_form(args)
     if args.hidden or args.vector:
         raise CommandError("export: --hidden and --vector are for models in closed form")
@@ -114,14 +116,15 @@ def _closed_form(args: Namespace) -> CommandResult:
         )
     try:
         signer = load_signing_key(Path(args.key))
-        out = write(
-            ANALYTIC[args.model],
-            Path(args.out),
-            name=args.name or (Path(args.out).name if args.hidden else args.model),
-            version=args.bundle_version,
-            signer=signer,
-            net=_trained_net(args, signer.public) if args.hidden else None,
-        )
+        name = args.name or (Path(args.out).name if args.hidden else args.model)
+        named = {"name": name, "version": args.bundle_version}
+        if args.model in DAY_PROFILES:
+            out = day_profiles.write(
+                DAY_PROFILES[args.model], Path(args.out), **named, signer=signer
+            )
+        else:
+            net = _trained_net(args, signer.public) if args.hidden else None
+            out = write(ANALYTIC[args.model], Path(args.out), **named, signer=signer, net=net)
     except (KeyFileError, OSError, ManifestError) as error:
         raise CommandError(f"export: {error}") from error
     return CommandResult({"bundle": str(out)}, f"{out}: written and signed")

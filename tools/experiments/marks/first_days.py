@@ -1,0 +1,255 @@
+"""Score a device's first days: the next 24 hours, by what a device knows after 1 to 28 days.
+
+    python -m tools.experiments.marks.first_days --data DATA --anchors ANCHORS --out runs
+    python -m tools.experiments.marks.first_days --data DATA --anchors ANCHORS --set building_fontana_ca
+
+Devices, folds, test windows and the reference are the anchors' (``first_days.py`` beside them): the
+error is that of the mean profile of the known days. Rows of a set:
+
+- ``nearest``: the mean of the days after the 5 known days most like the last one (EMHASS);
+- ``prior``: the shipped bundle's prior, without any fleet;
+- ``fleet``: two thirds of the set's devices, with their training parts, teach all stages; the other
+  third is new.
+
+Every fleet and prior forecasts with the own part and the share of the known days. One JSON per set in
+--out; an interrupted call continues where it stopped.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
+
+import numpy as np
+from rich.console import Console
+from rich.progress import Progress
+
+from edge_sdk.extensions.analytic.profile_features import DAYS
+from edge_sdk.extensions.analytic.profile_form import (
+    own_part,
+    prior_forecast,
+    prior_share,
+    scaled_design,
+    stage_of,
+)
+from edge_sdk.extensions.analytic.reweighting import QuantileLoss
+from edge_sdk.forecasting.calendar_features import Floats, Ints
+from tools.day_prior import MEDIAN, PRIORS, Site, Windows, trained, windows
+from tools.experiments.marks.tasks import use
+
+KNOWN = (1, 3, 7, 14, 28)
+NEAREST = 5
+MOST = 60
+"""Test windows of a device, as the anchors draw them."""
+
+SETS: Mapping[str, tuple[str, str]] = {
+    "building_bdg2_fl_az_ca": ("BDG2, offices", "load-day-1"),
+    "building_fontana_ca": ("Fontana, homes", "load-day-1"),
+    "building_resstock_ca_alameda": ("ResStock, homes", "load-day-1"),
+    "building_simbench_15min": ("SimBench, quarter-hours", "load-day-quarter-1"),
+    "ev_acn_caltech": ("Caltech, charging", "chargers-day"),
+    "ev_palo_alto_2011_2013": ("Palo Alto, charging", "chargers-day"),
+}
+SEEN = ("building_resstock_ca_alameda",)
+"""Sets that the shipped prior has learned from: its row there is no test."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class NewDevice:
+    """What a new device forecasts with."""
+
+    scale: Floats
+    coefficients: Floats
+    strengths: Floats
+    share: float
+    expected_ratio: float
+
+    def forecast(self, site: Site, origin: int, days: int) -> Floats:
+        """Return the median of the day after ``origin`` if only ``days`` days are known."""
+        quarter = site.day // 4
+        learn = np.arange(origin - site.day, origin - (days - 1) * site.day - 1, -quarter)[::-1]
+        origins = np.append(learn, origin)
+        known = np.minimum((origins - (origin - days * site.day)) // site.day, DAYS)
+        one = windows(site, origins, known)
+        design = scaled_design(one.rows, self.scale)
+        told = prior_forecast(design, np.zeros(one.truth.size), one.stages, self.coefficients)
+        now = len(learn) * site.day
+        own = design[now:] @ self._own(one, design[:now], told[:now], days)
+        level, base = one.rows.level[-1], one.rows.base[-1]
+        profile = one.profile[-1]
+        model = base + told[now:] + own
+        share = self._share(one, told, own_rows=now) if len(learn) else self.share
+        return np.asarray(level * (share * model + (1.0 - share) * profile))
+
+    def _own(self, one: Windows, design: Any, told: Floats, days: int) -> Any:  # noqa: ANN401
+        strength = float(self.strengths[stage_of(np.array(days))])
+        left = one.targets[: len(told)] - told
+        loss = QuantileLoss(floor=MEDIAN.floor)
+        return own_part(design, left, np.inf if strength >= 1e8 else strength, loss).astype(
+            np.float32
+        )
+
+    def _share(self, one: Windows, told: Floats, own_rows: int) -> float:
+        truth = one.targets[:own_rows]
+        plain = (one.profile - one.rows.base).ravel()[:own_rows]
+        seen = np.isfinite(truth)
+        prior = np.abs(truth - told[:own_rows])[seen].sum()
+        own = np.abs(truth - plain)[seen].sum()
+        return float(prior_share(prior, own, expected=self.expected_ratio))
+
+
+def nearest(values: Floats, origin: int, days: int, day: int) -> Floats:
+    """Return the mean of the days after the known days that are most like the last one."""
+    last = values[origin - day + 1 : origin + 1]
+    ends = [origin - back * day for back in range(1, days - 1)]
+    ends = [e for e in ends if e - day + 1 >= origin + 1 - days * day]
+    if not ends:
+        return np.asarray(last)
+    away = [float(np.abs(values[e - day + 1 : e + 1] - last).sum()) for e in ends]
+    chosen = [ends[i] for i in np.argsort(away, kind="stable")[:NEAREST]]
+    return np.asarray(np.mean([values[e + 1 : e + 1 + day] for e in chosen], axis=0))
+
+
+def shipped(bundle: str) -> NewDevice:
+    """Return what a device with a shipped bundle forecasts with, before it meets a fleet."""
+    return of_arrays(np.load(PRIORS / f"{bundle}.npz"))
+
+
+def of_arrays(arrays: Mapping[str, Any], ratio: float = -0.2) -> NewDevice:
+    wide = {
+        name: np.asarray(arrays[name], np.float64)
+        for name in ("scale", "coefficients", "strengths")
+    }
+    return NewDevice(**wide, share=float(np.ravel(arrays["share"])[0]), expected_ratio=ratio)
+
+
+def run(
+    data: Path, name: str, console: Console, *, most: int, fleets: bool, prior: NewDevice
+) -> dict[str, Any]:
+    """Return the errors of a set by known days, method and device."""
+    task = importlib.import_module("datasets").load(data, f"{name}:1")
+    day = task.p = task.day
+    draw = np.random.default_rng(0)
+    starts = np.arange(4) * day // 4
+    fold = draw.permutation(len(task.series)) % 3
+
+    def origins(series: Any, part: str) -> Ints:  # noqa: ANN401 - the anchors' type
+        every = task.origins(series, part, first=29 * day)
+        tod = series.tod[np.minimum(every + 1, len(series.tod) - 1)]
+        return np.asarray(every[np.isin(tod, starts)])
+
+    tests = [draw.permutation(origins(s, "test"))[:MOST][:most] for s in task.series]
+    whole = [_site(s, day) for s in task.series]
+    errors: dict[str, dict[str, list[float]]] = {}
+    for number in range(3):
+        methods = {"prior": prior}
+        if fleets:
+            parts = [
+                _cut(whole[i], task.series[i].train_end) for i in np.flatnonzero(fold != number)
+            ]
+            methods["fleet"] = of_arrays(trained(parts, console).arrays)
+        with Progress(console=console, transient=True) as bar:
+            for i in bar.track(np.flatnonzero(fold == number), description=name):
+                _judge(whole[i], task.series[i], tests[i], methods, errors)
+    return {"set": name, "devices": len(task.series), "errors": errors}
+
+
+def _judge(
+    site: Site,
+    series: Any,  # noqa: ANN401
+    tests: Ints,
+    methods: Mapping[str, NewDevice],
+    errors: dict[str, Any],
+) -> None:
+    ahead = 1 + np.arange(site.day)
+    truth = series.value[tests[:, None] + ahead]
+    lowest = 0.0 if np.nanmin(series.value) >= 0.0 else -np.inf
+    for days in KNOWN:
+        told: dict[str, list[Floats]] = {}
+        for origin in tests:
+            one = windows(site, np.array([origin]), np.array([days]))
+            told.setdefault("profile", []).append(one.profile[0] * one.rows.level[0])
+            told.setdefault("nearest", []).append(nearest(site.load, int(origin), days, site.day))
+            for method, model in methods.items():
+                told.setdefault(method, []).append(model.forecast(site, int(origin), days))
+        for method, found in told.items():
+            error = float(np.nanmean(np.abs(truth - np.maximum(np.stack(found), lowest))))
+            errors.setdefault(str(days), {}).setdefault(method, []).append(error)
+
+
+def _site(series: Any, day: int) -> Site:  # noqa: ANN401
+    values = series.filled.copy()
+    mean = np.nanmean(values)
+    for i in np.flatnonzero(~np.isfinite(values)):
+        values[i] = values[i - day] if i >= day and np.isfinite(values[i - day]) else mean
+    step = 86_400 // day
+    dated = not np.issubdtype(series.times.dtype, np.integer)
+    first = int(series.times[:1].astype("datetime64[s]").astype(np.int64)[0]) if dated else 0
+    days = np.cumsum(np.append(0, np.diff(series.tod) < 0))
+    local = (first // 86_400 + days) * 86_400 + series.tod * step
+    return Site(series.name, series.name, values, np.asarray(local, np.int64), step)
+
+
+def _cut(site: Site, end: int) -> Site:
+    return Site(site.name, site.kind, site.load[:end], site.local[:end], site.step)
+
+
+def summary(result: Mapping[str, Any]) -> str:
+    """Return the table of one set: error over the profile, and how often worse by over 1 %."""
+    methods = [name for name in next(iter(result["errors"].values())) if name != "profile"]
+    lines = [f"| known days | {' | '.join(methods)} |"]
+    lines.append("| --- |" + " --- |" * (lines[0].count("|") - 2))
+    for days, own in result["errors"].items():
+        base = np.array(own["profile"])
+        good = base > 1e-9
+        cells = []
+        for method, found in own.items():
+            if method != "profile":
+                ratio = np.array(found)[good] / base[good]
+                cells.append(f"{ratio.mean():.3f} ({100.0 * np.mean(ratio > 1.01):.0f} %)")
+        lines.append(f"| {days} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--anchors", type=Path, required=True)
+    parser.add_argument("--out", type=Path, default=Path("runs"))
+    parser.add_argument("--set", nargs="+", choices=SETS, default=list(SETS))
+    parser.add_argument("--most", type=int, default=MOST, help="test windows of a device")
+    parser.add_argument("--fleets", action="store_true", help="also train a fleet of each set")
+    parser.add_argument("--prior", type=Path, help="file of a prior, instead of the shipped one")
+    options = parser.parse_args(arguments)
+    use(options.anchors)
+    options.out.mkdir(parents=True, exist_ok=True)
+    console = Console(stderr=True)
+    for name in options.set:
+        path = options.out / f"first-days-{name}.json"
+        if not path.exists():
+            bundle = SETS[name][1]
+            prior = of_arrays(np.load(options.prior)) if options.prior else shipped(bundle)
+            found = run(
+                options.data, name, console, most=options.most, fleets=options.fleets, prior=prior
+            )
+            draft = path.with_suffix(".part")
+            draft.write_text(json.dumps(found), "utf-8")
+            draft.replace(path)
+        result = json.loads(path.read_text("utf-8"))
+        print(f"{SETS[name][0]}\n\n{summary(result)}\n")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
