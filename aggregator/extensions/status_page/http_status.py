@@ -17,6 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from html import escape
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler
@@ -41,6 +42,9 @@ POLL = 0.1  # s between two checks of the deadlines
 
 logger = logging.getLogger(__name__)
 
+# returns a JSON document, by the path at which it is served
+Documents = Mapping[str, Callable[[], Mapping[str, Any]]]
+
 
 class Page:
     """HTTP server of the newest snapshot, on one address.
@@ -49,17 +53,22 @@ class Page:
         listen: ``host:port``; port 0 selects a free one.
         snapshot: Returns the snapshot; called for every request, from other threads.
         metrics: Returns the Prometheus page; called likewise.
+        documents: Returns further JSON documents, by path; called likewise.
 
     Raises:
         PageError: The address cannot be bound.
     """
 
     def __init__(
-        self, listen: str, snapshot: Callable[[], Snapshot], metrics: Callable[[], bytes]
+        self,
+        listen: str,
+        snapshot: Callable[[], Snapshot],
+        metrics: Callable[[], bytes],
+        documents: Documents | None = None,
     ) -> None:
         host, port = split(listen)
         try:
-            self._server = _Server((host, port), snapshot, metrics)
+            self._server = _Server((host, port), snapshot, metrics, documents or {})
         except OSError as error:
             raise PageError(
                 f"cannot serve the page on {listen}: {error.strerror or error}",
@@ -103,9 +112,10 @@ class _Server:
         address: tuple[str, int],
         snapshot: Callable[[], Snapshot],
         metrics: Callable[[], bytes],
+        documents: Documents,
     ) -> None:
         family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
-        self.snapshot, self.metrics = snapshot, metrics
+        self.snapshot, self.metrics, self.documents = snapshot, metrics, documents
         self._listener = socket.create_server(address, family=family, backlog=MOST)
         self._listener.setblocking(False)
         self.server_address: tuple[Any, ...] = self._listener.getsockname()
@@ -246,8 +256,12 @@ class _Request(BaseHTTPRequestHandler):
             "/style.css": ("text/css", lambda: _static("style.css").encode()),
             "/": ("text/html; charset=utf-8", lambda: html(now.document()).encode()),
         }
+        if path in self._page.documents:
+            document = self._page.documents[path]()
+            return HTTPStatus.OK, "application/json", json.dumps(document).encode()
         if path not in pages:
-            known = f"pages: {' '.join(sorted(pages))} /healthz /readyz\n"
+            paths = sorted([*pages, *self._page.documents])
+            known = f"pages: {' '.join(paths)} /healthz /readyz\n"
             return HTTPStatus.NOT_FOUND, "text/plain", known.encode()
         kind, body = pages[path]
         return HTTPStatus.OK, kind, body()
@@ -344,9 +358,13 @@ class StatusPage(ServerExtension):
     def open(self) -> None:
         """Begin to serve; raise PageError if the address cannot be bound."""
         if self.config.http.listen != "off":
-            self._page = Page(
-                self.config.http.listen, self.parts.snapshot, self.parts.isolation.metrics.text
-            )
+            documents = {
+                f"/{entry.name}": partial(entry.load("document"), self.config)
+                for entry in self.config.index.configured(self.config.tables)
+                if "document" in entry.row
+            }
+            text = self.parts.isolation.metrics.text
+            self._page = Page(self.config.http.listen, self.parts.snapshot, text, documents)
             logger.info("http server started %s", fields(address=self._page.address))
 
     def close(self) -> None:

@@ -12,6 +12,7 @@ import pytest
 
 from aggregator.audit_log import AuditLog, Initiator
 from aggregator.config import AggregatorConfig, bind
+from aggregator.extensions.feeder.feeder import FeederBook, FeederDay, FeederForecast
 from aggregator.extensions.forecasts.forecast_book import ForecastBook
 from aggregator.extensions.rollouts.rollout_table import DeviceTrial, RolloutChange, RolloutTable
 from aggregator.extensions.scores.score_book import DAY, ScoreBook
@@ -34,12 +35,11 @@ from tests.aggregator.conftest import ONLINE, ROOT
 from tests.aggregator.extensions.console.browser import Browser
 
 HOSTILE = "\"><script>alert(1)</script>&'/../x"
-COLLECTING = (
-    ("\n[run]\n", "\nforecasts = { store = true }\nscores = { collect = true }\n\n[run]\n"),
-)
+_TABLES = "forecasts = { store = true }\nscores = { collect = true }\nfeeder = { forecast = true }"
+COLLECTING = (("\n[run]\n", f"\n{_TABLES}\n\n[run]\n"),)
 """Configuration with which extensions bring their pages."""
 
-BROUGHT = ("/rollout", "/scores")
+BROUGHT = ("/rollout", "/scores", "/feeder")
 BROWSER = {"origin": "http://127.0.0.1:9470"}
 
 
@@ -81,6 +81,13 @@ def fill(config, *, devices=6, rounds=3):
         answer = ScoreMessage(20_415, "error-ratio", 8, "k-ary", 1.0, bytes((n % 8,)))
         book.record(f"meter-{n}", answer, 20_415 * DAY)
     send_forecast(config, "meter-1")
+    day = FeederDay(1_763_856_000_000, (1.0,) * 24, 18, 20)
+    for name in ("F12", HOSTILE):
+        feeder = FeederForecast(
+            name, HOSTILE, 3_600_000, 1_763_942_400_000, (1.5,) * 24, (1.0,) * 24, (2.0,) * 24,
+            "combined", 0.25, 19, 20, 30, 1_763_942_400_000, 1_763_942_400_000, day,
+        )  # fmt: skip
+        FeederBook.of(config).save(feeder)
 
 
 def send_forecast(config, device, **changes):

@@ -1,0 +1,1 @@
+"""Forecast the load of feeders from the sums of their devices alone."""
