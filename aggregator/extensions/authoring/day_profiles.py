@@ -15,11 +15,11 @@ from types import MappingProxyType
 import numpy as np
 
 from aggregator.extensions.authoring.closed_form import golden_window, sign
+from edge_sdk.extensions.analytic.bundle_functions import DAY
 from edge_sdk.extensions.analytic.profile_features import DAYS, HOUR
 from edge_sdk.extensions.analytic.profile_form import STAGES
 from edge_sdk.extensions.analytic.profile_model import ProfileModel
 from edge_sdk.extensions.analytic.profile_section import WIDTH, ProfileSection
-from edge_sdk.forecasting.calendar_features import DAY
 from edge_sdk.protocol.contract.archive import INITIAL
 from edge_sdk.protocol.contract.manifest import (
     Feature,
