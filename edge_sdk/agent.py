@@ -18,7 +18,6 @@ from edge_sdk.forecasting.forecast import moment
 from edge_sdk.limits import limits_of
 from edge_sdk.limits.resource_governor import is_out_of_memory, limit_memory, spare_native_memory
 from edge_sdk.outputs import ForecastIssuer, Output, open_output
-from edge_sdk.outputs.activity_log import ActivityLog
 from edge_sdk.protocol.contract.manifest import Manifest
 from edge_sdk.session.identity import key_files
 from edge_sdk.sources import (
@@ -26,11 +25,9 @@ from edge_sdk.sources import (
     LiveSource,
     Source,
     SourceFeed,
-    channel_sources,
     open_source,
     parted,
     read_all,
-    unsupplied,
 )
 from edge_sdk.store.former_state import is_wipe_due
 from edge_sdk.store.schema import FILE, store_error
@@ -79,7 +76,6 @@ def _run(config: Config, *, until_done: bool) -> dict[str, object]:
     limit_memory(limits_of(config.limits).memory)
     spare_native_memory()
     extensions = prepared_extensions(config)
-    channels = [ChannelReminder(one) for one in participants]
     records = (entry.load("beat")(config) for entry in config.index.having("beat"))
     heartbeat: LoopRecord = next(records, LoopRecord())
     with stop_signals() as signalled:
@@ -90,13 +86,7 @@ def _run(config: Config, *, until_done: bool) -> dict[str, object]:
 
         streams = partial(streams_given, config)
         with opened_device(config, stopping=is_stopping, streams=streams) as (device, clients):
-
-            def remind() -> None:
-                for client, channel in zip(clients, channels, strict=True):
-                    channel.turn(client.learner.manifest)
-
-            remind()
-            running = [extension(config, clients[0]) for extension in extensions]
+            running = [extension(config, clients) for extension in extensions]
             feeds = [one.over_link(device) for one in sources if isinstance(one, LinkedSource)]
             finite, live = parted(sources)
             read_all(finite, device.observe_all, is_stopping)
@@ -107,7 +97,6 @@ def _run(config: Config, *, until_done: bool) -> dict[str, object]:
                 logger.info(
                     "files read %s", fields(files=len(finite), readings=read, newest=newest)
                 )
-            logs = [ActivityLog(client) for client in clients]
             with SourceSet(live, device, feeds) as source_set, ExitStack() as issuing:
                 issuers = [
                     issuing.enter_context(
@@ -115,8 +104,7 @@ def _run(config: Config, *, until_done: bool) -> dict[str, object]:
                     )
                     for client in clients
                 ]
-                turns = [remind, *(one.turn for one in issuers), *(one.turn for one in logs)]
-                turns += [one.turn for one in running]
+                turns = [*(one.turn for one in issuers), *(one.turn for one in running)]
                 try:
                     _serve(
                         device,
@@ -179,9 +167,9 @@ def opened_device(
 
 
 class AgentExtension(Protocol):
-    """The part of an extension that the agent runs, for the device's own participation."""
+    """The part of an extension that the agent runs; the first client is the device's own."""
 
-    def __init__(self, config: Config, client: Client) -> None: ...
+    def __init__(self, config: Config, clients: Sequence[Client]) -> None: ...
 
     @staticmethod
     def prepare(config: Config) -> None:
@@ -251,24 +239,6 @@ def streams_given(config: Config, manifest: Manifest) -> dict[str, str]:
         for stream in source.streams:
             found.setdefault(stream, f"source[{number}], {config.source[number].get('type', '')}")
     return found
-
-
-class ChannelReminder:
-    """Logs the channels of the bundle in use that have no source, once for each bundle."""
-
-    def __init__(self, config: Config) -> None:
-        self._config = config
-        self._manifest: Manifest | None = None
-
-    def turn(self, manifest: Manifest) -> None:
-        """Log the missing channels if this is another bundle than before."""
-        if manifest is self._manifest:
-            return
-        self._manifest = manifest
-        given = streams_given(self._config, manifest)
-        for lost in unsupplied(channel_sources(manifest, given, self._config.site)):
-            found = {"channel": lost.channel, "reads": lost.reads, "why": lost.consequence}
-            logger.warning("channel without source %s", fields(bundle=manifest.name, **found))
 
 
 class SourceSet:

@@ -10,11 +10,11 @@ import numpy as np
 
 from edge_sdk.bundle import shipped_folder, shipped_names
 from edge_sdk.errors import USAGE, Failure
+from edge_sdk.extensions.setup.channels import channel_sources
 from edge_sdk.forecasting.series import Series
 from edge_sdk.forecasting.windows import ChannelFrame
 from edge_sdk.protocol.contract.archive import MANIFEST
 from edge_sdk.protocol.contract.manifest import Manifest
-from edge_sdk.sources import channel_sources
 from firmware_sim.fleet.in_process import readings
 from firmware_sim.fleet.run_files import assigned
 from firmware_sim.samples import DeviceReadings, SampleSet

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from random import Random
 from typing import Any
@@ -25,8 +25,8 @@ from edge_sdk.store.store import DeviceStore
 class AgentRenewal:
     """The renewal of one agent; does nothing on a link without TLS."""
 
-    def __init__(self, config: Config, client: Client) -> None:
-        self._client, self._renewal = client, renewal_of(config, client)
+    def __init__(self, config: Config, clients: Sequence[Client]) -> None:
+        self._client, self._renewal = clients[0], renewal_of(config, clients[0])
 
     @staticmethod
     def prepare(config: Config) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Sequence
 from dataclasses import field
 from typing import Any
 
@@ -126,8 +127,8 @@ class ExpiryReminder:
 class AgentExpiry:
     """The reminders of one agent, for every participation."""
 
-    def __init__(self, config: Config, client: Client) -> None:
-        self._client = client
+    def __init__(self, config: Config, clients: Sequence[Client]) -> None:
+        self._client = clients[0]
         self._reminders = [ExpiryReminder(one) for one in config.participants()]
 
     @staticmethod

@@ -1,1 +1,1 @@
-"""Write the configuration of a new device, and measure the memory that it needs."""
+"""Write the configuration of a new device, check it, and log what the device lacks and does."""

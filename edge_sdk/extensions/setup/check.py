@@ -23,6 +23,7 @@ from edge_sdk.commands import add_config
 from edge_sdk.commands.device_inspection import update_bytes
 from edge_sdk.config import Config, load_with_origins
 from edge_sdk.errors import OK, TEMPORARY, ConfigError
+from edge_sdk.extensions.setup.channels import ChannelSource, channel_sources, unsupplied
 from edge_sdk.extensions.setup.memory_trial import memory_finding
 from edge_sdk.limits import limits_of
 from edge_sdk.link.fleet_settings import ALONE
@@ -39,7 +40,7 @@ from edge_sdk.session.identity import (
     place_of,
     require_signer,
 )
-from edge_sdk.sources import ChannelSource, Source, channel_sources, unsupplied
+from edge_sdk.sources import Source
 from edge_sdk.store.schema import FILE
 from edge_sdk.store.store import DeviceStore
 from edge_sdk.training import bootstrap

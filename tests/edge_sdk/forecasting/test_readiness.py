@@ -15,7 +15,6 @@ from edge_sdk.forecasting.forecast import missing_readings
 from edge_sdk.forecasting.series import Reading, Series
 from edge_sdk.forecasting.windows import ChannelFrame
 from edge_sdk.protocol.contract.manifest import Manifest
-from edge_sdk.sources import MASKED, NEVER, channel_sources, unsupplied
 from edge_sdk.training.run_role import series_for
 
 LOAD, WARM, WIND = "elec.import.energy", "weather.temperature", "weather.wind_speed"
@@ -86,22 +85,3 @@ def test_the_count_is_that_of_a_simulation_whatever_is_missing(seen, warm):
     assert set(missing.streams) == {
         x for x, rows in ((LOAD, seen), (WARM, warm), (WIND, seen)) if not any(rows)
     }
-
-
-def test_a_channel_without_a_source_says_what_it_costs():
-    found = channel_sources(manifest_of("load-lstm"), {LOAD: "source[0] csv"}, {"floor-area": 9.0})
-    assert [x.channel for x in unsupplied(found)] == [
-        "temperature",
-        "wind",
-        "wall-area",
-        "window-area",
-    ]
-    assert {x.consequence for x in unsupplied(found)} == {NEVER}
-    by_name = {x.channel: x.text for x in found}
-    assert by_name["load"] == "source[0] csv"
-    assert by_name["slot-of-day"] == "the clock"
-    assert by_name["floor-area"] == "[site] floor-area = 9"
-    assert by_name["wind"] == f"no source: {NEVER}"
-    week = channel_sources(manifest_of("load-lstm-week"), {LOAD: "yours"}, {})
-    assert {x.channel: x.text for x in week}["load-a-week-ago"] == "yours, earlier readings"
-    assert MASKED != NEVER

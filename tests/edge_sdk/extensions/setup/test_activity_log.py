@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from edge_sdk.outputs.activity_log import ActivityLog
+from edge_sdk.extensions.setup.agent_log import ActivityLog
 
 DAY, BEGUN = 86_400, 1_700_006_400  # a midnight
 

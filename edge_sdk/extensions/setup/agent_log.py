@@ -1,14 +1,18 @@
-"""Log a device's activity: the first reading, the first forecast, and a line a day."""
+"""Log channels without a source, the first reading, the first forecast, and a line a day."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
-from typing import Any, Protocol
+from collections.abc import Mapping, Sequence
+from typing import Any
 
+from edge_sdk.agent import streams_given
 from edge_sdk.app.cli import fields
+from edge_sdk.client import Client
+from edge_sdk.config import Config
+from edge_sdk.extensions.setup.channels import channel_sources, unsupplied
 from edge_sdk.forecasting.forecast import moment
-from edge_sdk.outputs import ForecastingClient
+from edge_sdk.protocol.contract.manifest import Manifest
 
 logger = logging.getLogger(__name__)
 
@@ -16,16 +20,49 @@ _DAY = 86_400
 _SILENCE = 26 * 3600.0  # seconds after which a line is due although no reading has begun a day
 
 
-class LoggedClient(ForecastingClient, Protocol):
-    """The part of ``Client`` that the log uses."""
+class AgentLog:
+    """The log of one agent, for every participation."""
 
-    @property
-    def newest_reading(self) -> int | None:
-        """Start of the newest reading, Unix seconds; None before the first."""
+    def __init__(self, config: Config, clients: Sequence[Client]) -> None:
+        self._clients, self._logs = clients, list[ActivityLog]()
+        self._reminders = [ChannelReminder(one) for one in config.participants()]
+        self._remind()
 
-    @property
-    def forecast_source(self) -> str:
-        """Name of the predictor of the next forecast; ``none`` if there is none."""
+    @staticmethod
+    def prepare(config: Config) -> None:
+        """Prepare nothing."""
+
+    def turn(self) -> None:
+        """Log what is new; the readings of the first call, of files, are not the first."""
+        self._remind()
+        self._logs = self._logs or [ActivityLog(client) for client in self._clients]
+        for log in self._logs:
+            log.turn()
+
+    def _remind(self) -> None:
+        for client, reminder in zip(self._clients, self._reminders, strict=True):
+            reminder.turn(client.learner.manifest)
+
+    def status(self) -> dict[str, object]:
+        return {}
+
+
+class ChannelReminder:
+    """Logs the channels of the bundle in use that have no source, once for each bundle."""
+
+    def __init__(self, config: Config) -> None:
+        self._config = config
+        self._manifest: Manifest | None = None
+
+    def turn(self, manifest: Manifest) -> None:
+        """Log the missing channels if this is another bundle than before."""
+        if manifest is self._manifest:
+            return
+        self._manifest = manifest
+        given = streams_given(self._config, manifest)
+        for lost in unsupplied(channel_sources(manifest, given, self._config.site)):
+            found = {"channel": lost.channel, "reads": lost.reads, "why": lost.consequence}
+            logger.warning("channel without source %s", fields(bundle=manifest.name, **found))
 
 
 class ActivityLog:
@@ -35,7 +72,7 @@ class ActivityLog:
         client: The client; readings that it has now are not its first.
     """
 
-    def __init__(self, client: LoggedClient) -> None:
+    def __init__(self, client: Client) -> None:
         self._client, self._newest = client, client.newest_reading
         self._forecasts, self._logged = False, client.now
         self._counts: dict[str, int] = dict(client.status()["counts"])
