@@ -42,8 +42,9 @@ from aggregator.store.errors import DatabaseBusyError
 from aggregator.store.opener import open_store
 from edge_sdk.app.cli import CommandResult
 from edge_sdk.app.clock import DAY, SystemClock
+from edge_sdk.protocol.keys import kid_of
 from edge_sdk.protocol.messages import RELEASES_LIMIT
-from edge_sdk.protocol.statements import COMMANDS, command_statement, sign_statement
+from edge_sdk.protocol.statements import COMMANDS, command_statement
 
 WHY_LIMIT = 200  # characters that an order carries
 DAYS = 30  # for which the root's signature holds, unless --days says otherwise
@@ -248,7 +249,8 @@ def _signed(order: ControlOrder, args: Namespace, config: AggregatorConfig) -> C
     root = root_signers(config.state, config.root_public, args.root_key)
     until = SystemClock().wall() + args.days * DAY
     statement = command_statement(config.fleet, device.id, device.sign[0], order.op, until)
-    return replace(order, until=until, root=sign_statement(statement, root.keys).hex())
+    proofs = b"".join(kid_of(one.public) + one.sign(statement) for one in root.keys)
+    return replace(order, until=until, root=proofs.hex())
 
 
 def _brief(number: int) -> str:

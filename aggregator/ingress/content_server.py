@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections import Counter, OrderedDict
 from dataclasses import dataclass, field
 
@@ -12,7 +13,7 @@ from edge_sdk.errors import Reason, Refused
 from edge_sdk.protocol import codec, envelope, topics
 from edge_sdk.protocol.envelope import ALL
 from edge_sdk.protocol.messages import ChunkMessage, HaveMessage, PartMessage
-from edge_sdk.protocol.transfer import IDLE, Sending
+from edge_sdk.protocol.transfer import CHUNK, IDLE, count_of, id_of, mask_of
 
 MOST = 20  # requests answered individually within ``WITHIN``; further ones get a broadcast
 WITHIN = 10.0  # s
@@ -64,6 +65,65 @@ class Crowds:
         return True
 
 
+class Sending:
+    """The sending half of a transfer, whose receiver drives: a machine without socket or clock.
+
+    >>> from edge_sdk.protocol.transfer import bitmap
+    >>> sending = Sending(bytes(20_000), 8_192)
+    >>> sending.heard(b"", window=2)
+    >>> sending.due(limit=20), sending.due(limit=20)
+    ((0, 1), ())
+    >>> sending.heard(bitmap([1], 3), window=2)
+    >>> sending.due(limit=20)  # 0 may still be on its way, so one more fits
+    (2,)
+    >>> sending.heard(bitmap([1], 3), window=1)
+    >>> sending.due(limit=20)  # asked again with nothing new: what was in flight is lost
+    (0,)
+    """
+
+    def __init__(self, body: bytes, chunk: int = CHUNK) -> None:
+        self.body, self.chunk, self.count = body, chunk, count_of(len(body), chunk)
+        self.id = id_of(hashlib.sha256(body).digest())
+        self._has = 0  # chunks the receiver has, as a mask
+        self._in_flight = 0  # chunks sent since, as a mask
+        self._window = 0
+
+    @property
+    def is_complete(self) -> bool:
+        """Return whether the receiver reported every chunk; its receipt is still to come."""
+        return self._has == (1 << self.count) - 1
+
+    def heard(self, having: bytes, window: int) -> None:
+        """Process a grant or a progress report: chunks received, and chunks that may be in flight.
+
+        A report without a new chunk, or with a smaller window, signals a gap: every chunk in flight
+        counts as lost. A report with fewer chunks than before comes from a receiver that restarted;
+        the sender continues from that report.
+
+        Raises:
+            Refused: MALFORMED, if the bitmap does not fit.
+        """
+        mask = mask_of(having, self.count)
+        is_gap = not mask & ~self._has or window < self._window
+        self._in_flight = 0 if is_gap else self._in_flight & ~mask
+        self._has, self._window = mask, max(1, window)
+
+    def due(self, limit: int) -> tuple[int, ...]:
+        """Return at most ``limit`` chunks to publish now; they count as in flight from here on."""
+        limit = min(limit, self._window - self._in_flight.bit_count())
+        missing = (i for i in range(self.count) if not (self._has | self._in_flight) >> i & 1)
+        chosen = tuple(i for i, _ in zip(missing, range(max(0, limit)), strict=False))
+        for i in chosen:
+            self._in_flight |= 1 << i
+        return chosen
+
+    def piece(self, index: int) -> bytes:
+        """Return chunk ``index``: exactly ``chunk`` bytes, the last one shorter."""
+        if not 0 <= index < self.count:
+            raise IndexError(f"chunk {index} of {self.count}")
+        return self.body[index * self.chunk : (index + 1) * self.chunk]
+
+
 @dataclass(frozen=True, slots=True)
 class _Pull:
     """Download of one device, and the time of its last request."""
@@ -97,17 +157,15 @@ class ContentServer:
         """Return a body's missing chunks, at most ``room`` bytes; raise Refused, NOT_FOUND or MALFORMED."""
         content = self._content(have.id)
         pull = self._pulls.get(device)
-        if pull and pull.sending.id == have.id:
-            sending = pull.sending
-        else:
-            sending = Sending(content.body, content.chunk, now=now)
-        sending.heard(have.have, min(have.win, self._window), now)
+        is_same = pull is not None and pull.sending.id == have.id
+        sending = pull.sending if pull and is_same else Sending(content.body, content.chunk)
+        sending.heard(have.have, min(have.win, self._window))
         self._pulls[device] = _Pull(sending, now)
         if sending.is_complete:
             self.stop(device, have.id)
         chunks = [
             ChunkMessage(have.id, i, blob=sending.piece(i))
-            for i in sending.due(min(self._window, room // content.chunk), now)
+            for i in sending.due(min(self._window, room // content.chunk))
         ]
         pieces = (self._piece(device, chunk, now) for chunk in chunks)
         return tuple(answer for answer in pieces if answer is not None)

@@ -4,7 +4,7 @@ Field names are the header keys of the wire (``from_`` is ``from``). Times are s
 milliseconds, durations milliseconds, sizes bytes. A field with a default may be left out on the
 wire. ``blob`` is not a header key but the body's second element. Every number has a bound, far
 inside what SQLite, a double and a date can hold, so that no sum of a few of them overflows.
-Types limit what ``codec.decode`` accepts; ``admission_policy`` applies the run's limits.
+Types limit what ``codec.decode`` accepts; the aggregator's admission applies the run's limits.
 
 An extension declares its own kinds; its row of the index names them in a table ``messages``.
 """

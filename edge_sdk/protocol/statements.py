@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Final
-
-from edge_sdk.protocol.envelope import PROOF_SIZE
-from edge_sdk.protocol.keys import KID_SIZE, Signer, kid_of, verify
 
 CONTEXT: Final = b"gridfed/1/enrol\0"
 SUCCESSION: Final = b"gridfed/1/reenrol\0"
@@ -82,27 +79,3 @@ def command_statement(fleet: str, device: str, public: bytes, op: str, until: in
     77
     """
     return COMMAND + named(fleet, device, op) + public + until.to_bytes(8, "big")
-
-
-def sign_statement(statement: bytes, signers: Iterable[Signer]) -> bytes:
-    """Return the key id and the signature of each key of the root, one after the other."""
-    return b"".join(kid_of(one.public) + one.sign(statement) for one in signers)
-
-
-def statement_signers(
-    statement: bytes, proofs: bytes, candidates: Iterable[bytes]
-) -> frozenset[bytes]:
-    """Return the public keys with a valid signature among the proofs.
-
-    >>> from edge_sdk.protocol.keys import from_seed
-    >>> one, other = from_seed(bytes(32)), from_seed(b"o" * 32)
-    >>> proofs = sign_statement(b"statement", [one])
-    >>> found = statement_signers(b"statement", proofs, [one.public, other.public])
-    >>> found == {one.public}, statement_signers(b"another", proofs, [one.public])
-    (True, frozenset())
-    """
-    pieces = [proofs[at : at + PROOF_SIZE] for at in range(0, len(proofs), PROOF_SIZE)]
-    by_kid = {piece[:KID_SIZE]: piece[KID_SIZE:] for piece in pieces}
-    return frozenset(
-        key for key in candidates if verify(key, by_kid.get(kid_of(key), b""), statement)
-    )

@@ -30,7 +30,7 @@ DEVICE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 FLEET_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,31}")
 _KIND = re.compile(r"[a-z]{1,16}")
 _RUN = re.compile(r"[a-z][a-z0-9-]{0,15}")
-_REGION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_TAIL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _TAKEN = frozenset(("all", "agg", "root"))
 _WORKER = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,15}")
 
@@ -43,7 +43,7 @@ class TopicAddress:
     id: str
     direction: str  # up, down, status, peer or all
     kind: str  # the kind expected; empty under peer, where the envelope names it
-    tail: str = ""  # worker of a chunk, slot of a part, neighbour of a peer, region of weather
+    tail: str = ""  # worker of a chunk, slot of a part, neighbour of a peer, or an extension's
 
 
 def is_device_id(text: str) -> bool:
@@ -67,15 +67,6 @@ def is_run_name(text: str) -> bool:
     (True, False, False)
     """
     return _RUN.fullmatch(text) is not None and text not in _TAKEN
-
-
-def is_region(text: str) -> bool:
-    """Return whether a text may name a region of weather.
-
-    >>> is_region("nl-utrecht"), is_region("a/b"), is_region("+")
-    (True, False, False)
-    """
-    return _REGION.fullmatch(text) is not None
 
 
 def audience(run: str) -> str:
@@ -126,15 +117,6 @@ def part(fleet: str, slot: int, audience: str = ALL) -> str:
     return f"{ROOT}/{fleet}/{audience}/part/{slot}"
 
 
-def weather(fleet: str, region: str) -> str:
-    """Return the retained topic of a region's weather.
-
-    >>> weather("north", "utrecht")
-    'gf/1/north/_all/weather/utrecht'
-    """
-    return f"{ROOT}/{fleet}/{ALL}/weather/{region}"
-
-
 def peer(fleet: str, device: str, neighbour: str) -> str:
     """Return the topic of a message from a device to one neighbour: below the sender's id.
 
@@ -173,10 +155,9 @@ def _parse_common(fleet: str, name: str, rest: list[str]) -> TopicAddress | None
             return (
                 TopicAddress(fleet, name, "all", "part", slot) if int(slot) < SLOTS_LIMIT else None
             )
-        case ["weather", region] if name == ALL and is_region(region):
-            return TopicAddress(fleet, name, "all", "weather", region)
-        case [kind] if kind not in ("part", "weather") and _KIND.fullmatch(kind):
-            return TopicAddress(fleet, name, "all", kind)
+        case [kind, *tail] if kind != "part" and _KIND.fullmatch(kind):
+            if not tail or (name == ALL and len(tail) == 1 and _TAIL.fullmatch(tail[0])):
+                return TopicAddress(fleet, name, "all", kind, *tail)
     return None
 
 

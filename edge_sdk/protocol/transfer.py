@@ -1,8 +1,8 @@
-"""Transfer a large body in chunks, in either direction: two machines without socket or clock.
+"""Receive a large body in chunks, in either direction: a machine without socket or clock.
 
 The receiver drives. It reports which chunks it has and how many may be in flight; the sender sends
 the missing ones, and a chunk that a broker acknowledged and lost is simply still missing. The
-machines are independent of the message types: they take and return indices, bitmaps and bytes.
+machine is independent of the message types: it takes and returns indices, bitmaps and bytes.
 Rules: wire protocol, section "Chunked bodies".
 """
 
@@ -25,7 +25,6 @@ MOST_IN_FLIGHT: Final = 8  # chunks
 FIRST_GAP: Final = 2.0  # s without a chunk before the receiver asks again; doubles
 LONGEST_GAP: Final = 60.0  # s
 IDLE: Final = 120.0  # s without a chunk: the receiver frees the memory
-SILENCE: Final = 10.0  # s without a report: the sender offers again
 
 
 def count_of(size: int, chunk: int) -> int:
@@ -66,7 +65,7 @@ def indices(having: bytes, count: int) -> tuple[int, ...]:
     Traceback (most recent call last):
     edge_sdk.errors.Refused: MALFORMED: bitmap of 2 bytes does not fit 9 chunks
     """
-    mask = _unpack(having, count)
+    mask = mask_of(having, count)
     return tuple(i for i in range(count) if mask >> i & 1)
 
 
@@ -74,7 +73,8 @@ def _pack(mask: int, count: int) -> bytes:
     return mask.to_bytes(count_of(count, 8), "little")
 
 
-def _unpack(having: bytes, count: int) -> int:
+def mask_of(having: bytes, count: int) -> int:
+    """Return a bitmap as a number, as ``indices`` reads it."""
     mask = int.from_bytes(having, "little")
     if (having and len(having) != count_of(count, 8)) or mask >> count:
         raise Refused(
@@ -96,87 +96,6 @@ def chunk_size(max_payload: int) -> int:
     if chunk < SMALLEST_CHUNK:
         raise Refused(Reason.UNUSABLE_LINK, f"the broker takes {max_payload} bytes at a time")
     return chunk
-
-
-class Sending:
-    """The sending half of a transfer.
-
-    Attributes:
-        digest: SHA-256 of the body (32 bytes); ``id`` is its first half.
-        count: Number of chunks.
-
-    >>> sending = Sending(bytes(20_000), 8_192, now=0.0)
-    >>> sending.heard(b"", window=2, now=0.0)
-    >>> sending.due(limit=20, now=0.0), sending.due(limit=20, now=0.0)
-    ((0, 1), ())
-    >>> sending.heard(bitmap([1], 3), window=2, now=1.0)
-    >>> sending.due(limit=20, now=1.0)  # 0 may still be on its way, so one more fits
-    (2,)
-    >>> sending.heard(bitmap([1], 3), window=1, now=3.0)
-    >>> sending.due(limit=20, now=3.0)  # asked again with nothing new: what was in flight is lost
-    (0,)
-    """
-
-    def __init__(self, body: bytes, chunk: int = CHUNK, *, now: float = 0.0) -> None:
-        self.body = body
-        self.chunk = chunk
-        self.digest = hashlib.sha256(body).digest()
-        self.count = count_of(len(body), chunk)
-        self._has = 0  # chunks the receiver has, as a mask
-        self._in_flight = 0  # chunks sent since, as a mask
-        self._window = 0
-        self._last_arrival = now
-
-    @property
-    def id(self) -> bytes:
-        """Return the name of the transfer, 16 bytes."""
-        return id_of(self.digest)
-
-    @property
-    def is_complete(self) -> bool:
-        """Return whether the receiver reported every chunk; its receipt is still to come."""
-        return self._has == (1 << self.count) - 1
-
-    def heard(self, having: bytes, window: int, now: float) -> None:
-        """Process a grant or a progress report: chunks received, and chunks that may be in flight.
-
-        A report without a new chunk, or with a smaller window, signals a gap: every chunk in flight
-        counts as lost. A report with fewer chunks than before comes from a receiver that restarted;
-        the sender continues from that report.
-
-        Raises:
-            Refused: MALFORMED, if the bitmap does not fit.
-        """
-        mask = _unpack(having, self.count)
-        is_gap = not mask & ~self._has or window < self._window
-        self._in_flight = 0 if is_gap else self._in_flight & ~mask
-        self._has, self._window, self._last_arrival = mask, max(1, window), now
-
-    def due(self, limit: int, now: float) -> tuple[int, ...]:
-        """Return the chunks to publish now; they count as in flight from here on.
-
-        Args:
-            limit: Largest number to return, for instance ``Transport.room()``.
-            now: Seconds on any monotonic clock, the same for every call.
-        """
-        limit = min(limit, self._window - self._in_flight.bit_count())
-        missing = (i for i in range(self.count) if not (self._has | self._in_flight) >> i & 1)
-        chosen = tuple(i for i, _ in zip(missing, range(max(0, limit)), strict=False))
-        for i in chosen:
-            self._in_flight |= 1 << i
-        if chosen:
-            self._last_arrival = max(self._last_arrival, now)
-        return chosen
-
-    def piece(self, index: int) -> bytes:
-        """Return chunk ``index``: exactly ``chunk`` bytes, the last one shorter."""
-        if not 0 <= index < self.count:
-            raise IndexError(f"chunk {index} of {self.count}")
-        return self.body[index * self.chunk : (index + 1) * self.chunk]
-
-    def is_stalled(self, now: float) -> bool:
-        """Return whether no report came within 10 s after the last chunk: time to offer again."""
-        return now - self._last_arrival >= SILENCE
 
 
 @dataclass(frozen=True, slots=True)

@@ -277,8 +277,8 @@ class ScriptedAggregator:
         """Receive the messages that have arrived, and answer them."""
         for event in self._link.poll(0.0):
             if isinstance(event, LinkUp):
-                chunks = f"gf/1/{self.fleet}/+/up/chunk/+"
-                self._link.subscribe(*topics.aggregator_filters(self.fleet), chunks)
+                up = topics.up(self.fleet, "+", "#")
+                self._link.subscribe(up, topics.status(self.fleet, "+"))
             elif isinstance(event, Message):
                 self._link.acknowledge(event)
                 self.receive(event)

@@ -8,12 +8,13 @@ import pytest
 from aggregator import daemon
 from aggregator.config import AdmissionSection
 from aggregator.ingress import uploads
+from aggregator.ingress.content_server import Sending
 from aggregator.ingress.rate_limits import BURST, RateLimiter, RateLimits
 from aggregator.ingress.replies import pause
 from aggregator.ingress.update_admission import ROWS
 from edge_sdk.errors import Reason, Refused
 from edge_sdk.protocol import messages
-from edge_sdk.protocol.transfer import IDLE, Sending
+from edge_sdk.protocol.transfer import IDLE
 
 TEXT = (Path(messages.__file__).parent / "PROTOCOL.md").read_text("utf-8")
 PART = re.search(r"^### What one device may use.*?(?=^## )", TEXT, re.MULTILINE | re.DOTALL)[0]
@@ -118,6 +119,6 @@ def test_a_bitmap_has_the_bytes_that_its_chunks_need():
     sending = Sending(bytes(9 * 8192), 8192)
     for bad in (bytes(32), bytes(1), b"\x00\x02"):
         with pytest.raises(Refused, match="MALFORMED"):
-            sending.heard(bad, 8, 0.0)
-    sending.heard(b"\x00\x01", 8, 0.0)
-    sending.heard(b"", 8, 0.0)
+            sending.heard(bad, 8)
+    sending.heard(b"\x00\x01", 8)
+    sending.heard(b"", 8)

@@ -13,8 +13,7 @@ import time
 import numpy as np
 import pytest
 
-from edge_sdk.extensions.weather.messages import WeatherMessage
-from edge_sdk.protocol import topics
+from edge_sdk.extensions.weather.messages import WeatherMessage, topic_of
 from edge_sdk.protocol.codec import encode
 from edge_sdk.protocol.envelope import seal
 from edge_sdk.protocol.keys import from_seed, load_signing_key
@@ -142,7 +141,7 @@ def test_signed_weather_reaches_a_device_and_survives_restarts(site, room, mosqu
     meter.until(lambda: meter.said.count("weather received") == 2)
     room.until(lambda: tap.messages[-1].payload != tap.messages[0].payload)
     newer = tap.messages[-1].payload
-    tap.link.publish(topics.weather("north", "utrecht"), b"", retain=True)  # the broker loses it
+    tap.link.publish(topic_of("north", "utrecht"), b"", retain=True)  # the broker loses it
     room.until(lambda: tap.messages[-1].payload == b"")
 
     # killed and started again, without the retained message: the saved one counts
@@ -205,7 +204,7 @@ def test_forged_old_and_replayed_weather_is_refused_with_a_log_event(
         "FROM_FUTURE": forged(wall + 8 * 86_400_000, key),
     }
     for reason, payload in hostile.items():
-        tap.link.publish(topics.weather("north", "leiden"), payload, retain=True)
+        tap.link.publish(topic_of("north", "leiden"), payload, retain=True)
         pattern = re.compile(rf"weather refused region=leiden why=.?{reason}")
         meter.until(lambda pattern=pattern: pattern.search(meter.said), lambda: room.serve(0.05))
     meter.stop()

@@ -28,7 +28,8 @@ from edge_sdk.protocol.contract.manifest import (
 )
 from edge_sdk.protocol.contract.manifest import Loss as LossOf
 from edge_sdk.protocol.envelope import ROOT
-from edge_sdk.protocol.statements import command_statement, sign_statement
+from edge_sdk.protocol.keys import kid_of
+from edge_sdk.protocol.statements import command_statement
 from firmware_sim.testing.loopback import LoopbackBroker
 from firmware_sim.testing.scripted_aggregator import AGGREGATOR_KEY as AGG_KEY
 from firmware_sim.testing.scripted_aggregator import (
@@ -126,6 +127,11 @@ class Device:
             self.client.observe(
                 Reading("elec.import.energy", 1_700_000_000 // 3600 * 3600 + hour * 3600, value)
             )
+
+
+def sign_statement(statement, signers):
+    """Return the key id and the signature of each key of the root, one after the other."""
+    return b"".join(kid_of(one.public) + one.sign(statement) for one in signers)
 
 
 def signed_command(num, op, signers=(ROOT_KEY,), until=2_000_000_000_000) -> m.CommandMessage:

@@ -32,11 +32,11 @@ from edge_sdk.extensions.outputs.forecast_message import ForecastMessage
 from edge_sdk.extensions.peers.messages import PeerMessage, SettleMessage
 from edge_sdk.extensions.rollouts.messages import RolloutMessage, StageMessage, TrialMessage
 from edge_sdk.extensions.scores.messages import ScoreMessage
-from edge_sdk.extensions.weather.messages import WeatherMessage
+from edge_sdk.extensions.weather.messages import WeatherMessage, topic_of
 from edge_sdk.protocol import codec, envelope, keys, messages, model_step, msgpack_reader, topics
 from edge_sdk.protocol.contract.parameter_layout import ParamSpec
 from edge_sdk.protocol.messages import LARGEST
-from edge_sdk.protocol.statements import command_statement, sign_statement
+from edge_sdk.protocol.statements import command_statement
 
 FLEET = "north"
 DEVICE_ID = "meter-0042"
@@ -287,7 +287,7 @@ def wipe() -> messages.CommandMessage:
     """Return a command that destroys, with the statement of two keys of the root."""
     until = NOW + 604_800_000
     statement = command_statement(FLEET, DEVICE_ID, DEVICE.public, "wipe", until)
-    root = sign_statement(statement, (ROOT, NEXT))
+    root = b"".join(keys.kid_of(one.public) + one.sign(statement) for one in (ROOT, NEXT))
     return messages.CommandMessage(num=6, op="wipe", until=until, root=root)
 
 
@@ -348,7 +348,7 @@ def forecasts() -> list[Case]:
         model="load-week-1", bundle=1, run=0, source="model", by="fleet",
         blob=np.array([[0.5, 1.25], [0.25, 1.0], [1.0, 2.0]], "<f4").tobytes(),
     )  # fmt: skip
-    topic = topics.weather(FLEET, "utrecht")
+    topic = topic_of(FLEET, "utrecht")
     body = codec.encode(weather)
     short = body.replace(msgpack_reader.text("num") + b"\x03", msgpack_reader.text("num") + b"\x02")
     bad = envelope.seal(short, kind="weather", fleet=FLEET, **TO_ALL)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from aggregator.extensions.authoring.sdk_versions import oldest_sdk
 from edge_sdk.extensions.analytic.bundle_functions import DAY, AnalyticModel
 from edge_sdk.extensions.analytic.bundle_section import AnalyticSection
 from edge_sdk.extensions.analytic.features import reach, standard_names
@@ -29,14 +30,12 @@ from edge_sdk.protocol.contract.manifest import (
     Target,
     Training,
     Window,
-    oldest_sdk,
 )
 from edge_sdk.protocol.keys import Signer
 
 if TYPE_CHECKING:
     from aggregator.extensions.authoring.hidden_layer import TrainedNet
 
-MIN_SDK = "0.1.0"
 HIDDEN_SDK = "0.1.1"  # first version that computes features ``hidden:k``
 TOLERANCE = 1e-5
 
@@ -150,7 +149,7 @@ def made(recipe: AnalyticRecipe, *, name: str, version: int) -> tuple[Manifest, 
     manifest = Manifest(
         name=name,
         version=version,
-        min_sdk=oldest_sdk(channels, MIN_SDK),
+        min_sdk=oldest_sdk(channels),
         layers=layers,
         shared=("",),
         window=window,

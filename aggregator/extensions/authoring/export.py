@@ -24,6 +24,7 @@ from aggregator.extensions.authoring.check import Engine, check_graph, check_pat
 from aggregator.extensions.authoring.clipped import clipped_graph
 from aggregator.extensions.authoring.export_spec import ExportError, Recipe
 from aggregator.extensions.authoring.lipschitz_bound import LipschitzBoundError
+from aggregator.extensions.authoring.sdk_versions import oldest_sdk
 from aggregator.extensions.authoring.second_derivatives import hvp_graph, robust_graph
 from aggregator.extensions.authoring.split import (
     activation,
@@ -53,7 +54,6 @@ from edge_sdk.protocol.contract.manifest import (
     Loss,
     Manifest,
     ManifestError,
-    oldest_sdk,
 )
 from edge_sdk.protocol.contract.method import CONTRACTS
 from edge_sdk.protocol.keys import Signer, load_signing_key
@@ -66,7 +66,6 @@ def no_progress(_name: str, _number: int, _of: int) -> None:
     """Report nothing."""
 
 
-MIN_SDK = "0.1.0"
 SEED = 2022  # seed of initial parameters, so that a repeated export is identical to the byte
 ALWAYS = (GRADIENT, FORECAST)
 # writer of every graph, by name; its inputs and results are those of ``SIGNATURES``
@@ -284,7 +283,7 @@ def _manifest(
     written = Manifest(
         name=name,
         version=version,
-        min_sdk=oldest_sdk(recipe.features, MIN_SDK),
+        min_sdk=oldest_sdk(recipe.features),
         layers=tuple((layer, tuple(shape)) for layer, shape in traced.layers),
         shared=recipe.shared,
         window=recipe.window,

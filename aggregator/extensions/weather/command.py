@@ -34,7 +34,7 @@ from aggregator.extensions.weather.weather_tables import (
     merged,
 )
 from edge_sdk.app.cli import CommandResult
-from edge_sdk.protocol.topics import is_region
+from edge_sdk.extensions.weather.messages import is_region
 
 
 def add_arguments(parser: ArgumentParser) -> None:

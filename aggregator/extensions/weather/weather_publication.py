@@ -21,7 +21,7 @@ from aggregator.store.store import Store
 from edge_sdk.app.clock import SystemClock
 from edge_sdk.app.permissions import make_private_folder
 from edge_sdk.errors import Refused
-from edge_sdk.extensions.weather.messages import WeatherMessage
+from edge_sdk.extensions.weather.messages import WeatherMessage, is_region, topic_of
 from edge_sdk.protocol import topics
 from edge_sdk.protocol.codec import decode
 from edge_sdk.protocol.envelope import unproved
@@ -39,7 +39,7 @@ class PublishedWeather:
 
 def publish(config: AggregatorConfig, region: str, table: WeatherTable | None) -> PublishedWeather:
     """Sign and announce a region's weather, None clears it; raise Failure if key or store cannot be used."""
-    topic, signer = topics.weather(config.fleet, region), signing_keys.signer(config)
+    topic, signer = topic_of(config.fleet, region), signing_keys.signer(config)
     message, payload, who = None, b"", login_name()[:64]
     if table is not None:
         before = announced(config).get(region)
@@ -79,7 +79,7 @@ def _announced(store: Store) -> Iterator[tuple[str, WeatherMessage]]:
 
 def taken(folder: Path, region: str) -> bytes:
     """Return and delete the signed payload that an order refers to; raise OrderError if there is none."""
-    if not topics.is_region(region):
+    if not is_region(region):
         raise OrderError(f"weather: {region!r} is no region")
     path = _beside(folder, region)
     try:
@@ -109,7 +109,7 @@ class WeatherAnnouncement(ServerExtension):
     def _announce(self, order: ControlOrder, inbox: Path) -> str:
         region, parts = order.device, self.parts
         payload = taken(inbox, region)
-        topic = topics.weather(parts.ends.fleet, region)
+        topic = topic_of(parts.ends.fleet, region)
         result = f"weather of {region} is {'announced' if payload else 'cleared'}"
         with parts.isolation.store.transaction():
             parts.isolation.store.announce({topic: payload})

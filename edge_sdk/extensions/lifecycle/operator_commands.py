@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from typing import Annotated
 
 from edge_sdk.app.cli import fields
@@ -12,8 +12,10 @@ from edge_sdk.app.schema import Length
 from edge_sdk.errors import Reason, Refused, WireError
 from edge_sdk.protocol import messages as m
 from edge_sdk.protocol.codec import pack_leaves, unpack_leaves
+from edge_sdk.protocol.envelope import PROOF_SIZE
+from edge_sdk.protocol.keys import KID_SIZE, kid_of, verify
 from edge_sdk.protocol.messages import COMMAND_LEAP
-from edge_sdk.protocol.statements import COMMANDS, command_statement, statement_signers
+from edge_sdk.protocol.statements import COMMANDS, command_statement
 from edge_sdk.session.agenda import SessionEvent, TaskWithdrawn
 from edge_sdk.session.identity import STEP
 from edge_sdk.session.parts import SessionParts
@@ -133,6 +135,25 @@ class OperatorCommands:
         public = self._parts.identity.public
         statement = command_statement(config.fleet, config.id, public, command.op, command.until)
         return root.is_enough(statement_signers(statement, command.root, root.keys))
+
+
+def statement_signers(
+    statement: bytes, proofs: bytes, candidates: Iterable[bytes]
+) -> frozenset[bytes]:
+    """Return the public keys with a valid signature among the proofs.
+
+    >>> from edge_sdk.protocol.keys import from_seed
+    >>> one, other = from_seed(bytes(32)), from_seed(b"o" * 32)
+    >>> proofs = kid_of(one.public) + one.sign(b"statement")
+    >>> found = statement_signers(b"statement", proofs, [one.public, other.public])
+    >>> found == {one.public}, statement_signers(b"another", proofs, [one.public])
+    (True, frozenset())
+    """
+    pieces = [proofs[at : at + PROOF_SIZE] for at in range(0, len(proofs), PROOF_SIZE)]
+    by_kid = {piece[:KID_SIZE]: piece[KID_SIZE:] for piece in pieces}
+    return frozenset(
+        key for key in candidates if verify(key, by_kid.get(kid_of(key), b""), statement)
+    )
 
 
 REMEMBERED = 32

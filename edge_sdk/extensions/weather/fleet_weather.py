@@ -21,10 +21,9 @@ from edge_sdk.app.lean_dataclass import dataclass
 from edge_sdk.app.schema import Length
 from edge_sdk.app.settings import from_table
 from edge_sdk.errors import ConfigError
-from edge_sdk.extensions.weather.messages import WeatherMessage
+from edge_sdk.extensions.weather.messages import WeatherMessage, is_region
 from edge_sdk.extensions.weather.weather_inbox import TYPE, WeatherInbox
 from edge_sdk.forecasting.series import STREAMS, Reading
-from edge_sdk.protocol.topics import is_region
 from edge_sdk.training.extension import DeviceExtension
 
 _WEATHER = tuple(name for name in STREAMS if name.startswith("weather."))

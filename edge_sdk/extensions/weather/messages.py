@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, ClassVar
 
 from edge_sdk.app.lean_dataclass import dataclass
 from edge_sdk.app.schema import Between, Length, Matches
+from edge_sdk.protocol import topics
 from edge_sdk.protocol.messages import Moment, Piece, ProtocolMessage, Text
 
 WEATHER_LIMIT = 8192
 """Most numbers of one weather message."""
 
-Region = Annotated[str, Matches(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")]
+_REGION = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
+Region = Annotated[str, Matches(_REGION)]
 GridStep = Annotated[int, Between(1, 86_400_000)]
 SPAN_LIMIT = 400 * 86_400_000
 """Most milliseconds that a weather message may span."""
@@ -40,3 +43,21 @@ class WeatherMessage(ProtocolMessage):
             raise ValueError(f"num, step: {self.num} x {self.step} ms is more than 400 days")
         if len(set(self.names)) < len(self.names):
             raise ValueError("names: a stream is named twice")
+
+
+def is_region(text: str) -> bool:
+    """Return whether a text may name a region of weather.
+
+    >>> is_region("nl-utrecht"), is_region("a/b"), is_region("+")
+    (True, False, False)
+    """
+    return re.fullmatch(_REGION, text) is not None
+
+
+def topic_of(fleet: str, region: str) -> str:
+    """Return the retained topic of a region's weather.
+
+    >>> topic_of("north", "utrecht")
+    'gf/1/north/_all/weather/utrecht'
+    """
+    return f"{topics.common(fleet, WeatherMessage.kind)}/{region}"

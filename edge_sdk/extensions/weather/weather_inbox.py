@@ -13,10 +13,9 @@ from typing import Any, Final
 
 from edge_sdk.app.cli import fields
 from edge_sdk.errors import Reason, Refused
-from edge_sdk.extensions.weather.messages import WeatherMessage
+from edge_sdk.extensions.weather.messages import WeatherMessage, is_region
 from edge_sdk.protocol.codec import decode
 from edge_sdk.protocol.messages import WelcomeMessage
-from edge_sdk.protocol.topics import is_region
 from edge_sdk.session.signed_link import VerifiedMessage
 from edge_sdk.training.extension import DeviceExtension, DeviceParts
 

@@ -107,24 +107,6 @@ class Window:
 _NEEDED: Final = {"stream": "stream", "calendar": "what", "lag": "lag_steps", "mask": "of"}
 """Field that a kind of feature needs."""
 
-OPTIONAL_SDK: Final = "0.1.1"
-"""Oldest SDK that knows optional channels: ``min_sdk`` of a manifest that has some."""
-
-LEAD_SDK: Final = "0.1.2"
-"""Oldest SDK that knows channels with a lead: ``min_sdk`` of a manifest that has some."""
-
-
-def oldest_sdk(features: Sequence[Feature], otherwise: str) -> str:
-    """Return the oldest SDK that knows every channel; ``otherwise`` where none is special.
-
-    >>> warm = Feature("next", "stream", "°C", stream="weather.temperature", lead_steps=1)
-    >>> oldest_sdk([warm], "0.1.0"), oldest_sdk([], "0.1.0")
-    ('0.1.2', '0.1.0')
-    """
-    if any(feature.lead_steps is not None for feature in features):
-        return LEAD_SDK
-    return OPTIONAL_SDK if any(feature.of is not None for feature in features) else otherwise
-
 
 @dataclass(frozen=True, slots=True)
 class Feature:

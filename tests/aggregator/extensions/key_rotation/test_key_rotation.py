@@ -17,11 +17,12 @@ from aggregator.operations.run_setup import verified_run
 from aggregator.operations.signing_keys import RunSetupError, signer
 from aggregator.store.opener import open_store
 from edge_sdk.errors import OK, USAGE
+from edge_sdk.extensions.lifecycle.operator_commands import statement_signers
 from edge_sdk.protocol import codec, envelope, keys, topics
 from edge_sdk.protocol.envelope import ALL, ROOT, root_signers, unseal
 from edge_sdk.protocol.messages import BundleMessage, KeysMessage
 from edge_sdk.protocol.root_keys import RootKeys, read_root
-from edge_sdk.protocol.statements import command_statement, statement_signers
+from edge_sdk.protocol.statements import command_statement
 from edge_sdk.session.key_ring import KeyRing
 
 REPO = Path(__file__).parents[4]

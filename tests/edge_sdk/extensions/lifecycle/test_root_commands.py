@@ -13,11 +13,7 @@ from edge_sdk.errors import Reason
 from edge_sdk.protocol import keys
 from edge_sdk.protocol import messages as m
 from edge_sdk.protocol.root_keys import RootKeys
-from edge_sdk.protocol.statements import (
-    COMMANDS,
-    command_statement,
-    sign_statement,
-)
+from edge_sdk.protocol.statements import COMMANDS, command_statement
 from tests.edge_sdk.conftest import (
     AGG_KEY,
     DEVICE,
@@ -25,6 +21,7 @@ from tests.edge_sdk.conftest import (
     FLEET,
     ROOT_KEY,
     device_config,
+    sign_statement,
     signed_command,
 )
 
