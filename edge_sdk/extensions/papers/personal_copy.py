@@ -17,13 +17,7 @@ from edge_sdk.methods.local_sgd import LocalSgd, answer, loss_gradient, train
 from edge_sdk.methods.training_context import TrainingContext
 from edge_sdk.protocol.contract.method import END, Array, Effects, Event, Half, Task
 from edge_sdk.protocol.contract.parameter_layout import ParamSpec, Vector
-from edge_sdk.shared_math.optim import (
-    Transform,
-    add_proximal,
-    chain,
-    optimiser_step,
-    stateless,
-)
+from edge_sdk.shared_math.optim import Transform, add_proximal, chain, optimiser_step, stateless
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -17,12 +17,7 @@ from edge_sdk.errors import EdgeError
 from edge_sdk.extensions.rollouts.trial_record import TrialRecord
 from edge_sdk.forecasting.calendar_features import Floats, Ints
 from edge_sdk.forecasting.forecast import Forecast, rolling
-from edge_sdk.forecasting.windows import (
-    ChannelFrame,
-    new_windows,
-    row_numbers,
-    target_days,
-)
+from edge_sdk.forecasting.windows import ChannelFrame, new_windows, row_numbers, target_days
 from edge_sdk.methods import METHODS
 from edge_sdk.methods.fedavg import LocalState
 from edge_sdk.protocol.contract.manifest import Manifest
