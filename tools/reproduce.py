@@ -51,6 +51,10 @@ def name_missing_package(kind: type[BaseException], error: BaseException, trace:
 
 if __name__ == "__main__":
     sys.excepthook = name_missing_package
+    if sys.argv[1:2] == ["list"]:  # the list needs none of the experiments' packages
+        from tools.papers.pages import main as list_exhibits
+
+        sys.exit(list_exhibits(sys.argv[2:]))
 
 import numpy as np
 from rich.console import Console
@@ -330,10 +334,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the requested experiments; print and write the pages."""
     options = parse(arguments)
     if options.experiments == [LIST]:
-        print(papers.listing(), end="")
-        for path in papers.write(options.docs) if options.docs else ():
-            print(f"changed: {path}")
-        return 0
+        return papers.main(["--docs", str(options.docs)] if options.docs else [])
     code = graphs.main(options) if set(options.experiments) & set(graphs.EXPERIMENTS) else 0
     if not code and set(options.experiments) & set(related_methods_pages.EXPERIMENTS):
         code = related_methods_pages.main(options)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import html
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -30,6 +31,17 @@ def listing() -> str:
     widths = [max(len(row[i]) for row in rows) for i in range(len(HEAD))]
     lines = ("  ".join(x.ljust(w) for x, w in zip(r, widths, strict=True)).rstrip() for r in rows)
     return "\n".join(lines) + "\n"
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Print the list; with ``--docs FOLDER`` write the pages and pictures, too."""
+    parser = argparse.ArgumentParser("reproduce.py list", description=listing.__doc__)
+    parser.add_argument("--docs", type=Path, help="folder whose pages and pictures are written")
+    docs: Path | None = parser.parse_args(arguments).docs
+    print(listing(), end="")
+    for path in write(docs) if docs else ():
+        print(f"changed: {path}")
+    return 0
 
 
 def files(docs: Path) -> dict[Path, str]:

@@ -31,8 +31,9 @@ PAGE = """\
 Tables II to IV of [PFGL](pfgl.md) on our sets, six steps ahead. The record `tools/papers/pfgl-stations.json` has
 the stations one step ahead, too.
 
-Every row has {rounds} rounds of {steps} iterations at a rate of 2e-3, seed 0 (the paper: 100 of 656). These are
-observations of short runs, not a ranking. `improved` is the share of stations that are better than alone,
+Every row has {rounds} rounds of {steps} iterations at a rate of 2e-3, seed 0 (the paper: 100 of 656, at 5e-4
+or 1e-3), without the epoch of tuning on each device that ends Algorithm 1. These are observations of short
+runs, not a ranking. `improved` is the share of stations that are better than alone,
 `best at` counts the stations where the row is the best of the seven.
 
 ```console
