@@ -50,8 +50,8 @@ def fit_trees(learner: ModelRuntime, state: Any, base: bytes) -> FittedTrees | N
     """
     frame = learner.frame()
     origins = frame.origins((0.0, 1.0 - learner.config.training.holdout_fraction))
-    if not len(origins):
-        return None
+    if not len(origins) or frame.window.least_known is not None:
+        return None  # trees read whole windows, and fit every step apart
     models = partial(_fleet_models, learner, state, frame)
     model = fit(frame, origins, learner.levels, models, turn=learner.between_batches)
     return None if model is None else FittedTrees(model, learner.series.newest, base)

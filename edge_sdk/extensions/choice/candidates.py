@@ -61,6 +61,9 @@ SOURCES: Final[Mapping[str, str]] = MappingProxyType(
 
 _BOOSTED = (TREES, FLEET_TREES, BLEND)
 
+ISSUED: Final = 21_600
+"""Seconds between two profiles by which candidates are judged."""
+
 Fan = Callable[[Ints], Floats]
 """Quantiles of a model from origins."""
 
@@ -195,7 +198,7 @@ class CandidateModels:
 
     def compared_on(self, p: Vector, frame: ChannelFrame, origins: Ints) -> HeldBackErrors:
         """Return the errors of all candidates on windows that none of them has learned."""
-        origins = origins[-MOST:]
+        origins = judged(frame, origins)[-MOST:]
         table = HeldBackErrors.empty(len(blocks_of(frame.window.horizon)))
         return self._extended(table, p, frame, origins, frame.truth(origins))
 
@@ -208,7 +211,7 @@ class CandidateModels:
             table: Errors so far.
             p: Whole vector of the fleet's model, which has not learned from these rows.
         """
-        return self._extended(table, p, frame, *new_windows(frame, upto))
+        return self._extended(table, p, frame, *_new_windows(frame, upto))
 
     def monitored(
         self,
@@ -227,7 +230,7 @@ class CandidateModels:
             choice: What has been served.
             p: Whole vector of the fleet's model, which has not learned from these rows.
         """
-        origins, truth = new_windows(frame, upto)
+        origins, truth = _new_windows(frame, upto)
         if len(origins):
             fans = self.fans(p, frame, origins, {FLEET, LAST_DAY, LAST_WEEK, *choice.used})
             fleet, served = fans[CANDIDATES.index(FLEET)], chosen(choice, fans)
@@ -247,6 +250,22 @@ class CandidateModels:
             return table
         days = target_days(frame, origins)
         return table.extended(self.fans(p, frame, origins), truth, days, self.levels)
+
+
+def judged(frame: ChannelFrame, origins: Ints) -> Ints:
+    """Return the origins by whose forecasts candidates are judged: profiles as they are issued.
+
+    A profile is issued every six hours. Any other forecast is judged from every row.
+    """
+    if frame.window.least_known is None:
+        return origins
+    return origins[(frame.times[origins] + frame.window.step_seconds) % ISSUED == 0]
+
+
+def _new_windows(frame: ChannelFrame, upto: int) -> tuple[Ints, Floats]:
+    origins, truth = new_windows(frame, upto)
+    some = np.isin(origins, judged(frame, origins))
+    return origins[some], truth[some]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

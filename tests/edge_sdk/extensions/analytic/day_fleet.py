@@ -7,6 +7,9 @@ from zoneinfo import ZoneInfo
 
 import numpy as np
 
+from edge_sdk.app.settings import from_table
+from edge_sdk.bundle import Bundle
+from edge_sdk.config import Config
 from edge_sdk.extensions.analytic.half import analytic
 from edge_sdk.extensions.analytic.profile_features import ProfileRecord, profile_rows
 from edge_sdk.extensions.analytic.profile_form import STAGES, fleet_scale
@@ -18,6 +21,7 @@ from edge_sdk.forecasting.series import Series, SeriesRow
 from edge_sdk.forecasting.windows import ChannelFrame, Drawable, filled
 from edge_sdk.methods.local_sgd import LocalSgd
 from edge_sdk.methods.training_context import TrainingContext, keyed
+from edge_sdk.protocol import keys
 from edge_sdk.protocol.contract.archive import INITIAL
 from edge_sdk.protocol.contract.manifest import (
     Feature,
@@ -28,6 +32,8 @@ from edge_sdk.protocol.contract.manifest import (
     Training,
     Window,
 )
+from edge_sdk.store.store import DeviceStore
+from edge_sdk.training import bootstrap
 
 STREAM = "elec.import.energy"
 START = 473_352 * 3600  # 2024-01-01 00:00 UTC, a Monday
@@ -143,3 +149,28 @@ def issues_of(frame, zone=ZONE):
     origins = frame.origins()
     local = local_seconds(frame.times[origins] + frame.window.step_seconds, zone)
     return origins[local % 21_600 == 0]
+
+
+def runtime_of(folder, load, rows, **tables):
+    """Return the runtime of a device that has seen some rows; an own ``fleet`` table makes it alone."""
+    root = folder / "root.pub"
+    keys.save_public(root, keys.from_seed(bytes(32)).public)
+    fleet = {
+        "fleet": "homes",
+        "broker": {"url": "mqtt://127.0.0.1"},
+        "keys": {"device": str(folder / "device.key"), "root": str(root)},
+        "accept": {"methods": ["analytic"]},
+    }
+    table = {
+        "id": "home-0",
+        "state": str(folder / "state"),
+        "bundle": "load-analytic",
+        "privacy": {"mechanism": {"name": "none"}},
+    } | tables.pop("fleet", fleet)
+    config = from_table(Config, table | tables, "meter.toml")
+    manifest = manifest_of()
+    graphs = functions_of_profiles(manifest)
+    bundle = Bundle(manifest, initial_of(manifest, [load]), graphs, bytes(32))
+    found = bootstrap.set_up(config, DeviceStore.open(config.state), bundle, None)
+    found.load([SeriesRow(STREAM, START // 3600 + i, float(v)) for i, v in enumerate(load[:rows])])
+    return found

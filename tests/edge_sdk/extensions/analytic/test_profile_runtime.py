@@ -7,19 +7,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from edge_sdk.app.settings import from_table
-from edge_sdk.bundle import Bundle
-from edge_sdk.config import Config
 from edge_sdk.extensions.analytic.profile_model import ProfileModel
-from edge_sdk.extensions.analytic.profile_sums import functions_of_profiles
 from edge_sdk.extensions.evaluation.forecast import result_of
 from edge_sdk.forecasting.forecast import ForecastQuality
 from edge_sdk.forecasting.series import SeriesRow
-from edge_sdk.protocol import keys
 from edge_sdk.protocol.contract.method import END, Task
-from edge_sdk.store.store import DeviceStore
-from edge_sdk.training import bootstrap
-from tests.edge_sdk.extensions.analytic.day_fleet import STREAM, initial_of, load_of, manifest_of
+from tests.edge_sdk.extensions.analytic.day_fleet import STREAM, load_of, runtime_of
 
 pytestmark = pytest.mark.extension
 MONDAY = 473_352
@@ -28,27 +21,7 @@ QUALITY = ForecastQuality()
 
 
 def device(folder, rows, **tables):
-    root = folder / "root.pub"
-    keys.save_public(root, keys.from_seed(bytes(32)).public)
-    fleet = {
-        "fleet": "homes",
-        "broker": {"url": "mqtt://127.0.0.1"},
-        "keys": {"device": str(folder / "device.key"), "root": str(root)},
-        "accept": {"methods": ["analytic"]},
-    }
-    table = {
-        "id": "home-0",
-        "state": str(folder / "state"),
-        "bundle": "load-analytic",
-        "privacy": {"mechanism": {"name": "none"}},
-    } | tables.pop("fleet", fleet)
-    config = from_table(Config, table | tables, "meter.toml")
-    manifest = manifest_of()
-    graphs = functions_of_profiles(manifest)
-    bundle = Bundle(manifest, initial_of(manifest, [LOAD]), graphs, bytes(32))
-    found = bootstrap.set_up(config, DeviceStore.open(config.state), bundle, None)
-    found.load([SeriesRow(STREAM, MONDAY + i, float(v)) for i, v in enumerate(LOAD[:rows])])
-    return found
+    return runtime_of(folder, LOAD, rows, **tables)
 
 
 def test_the_first_known_day_is_enough(tmp_path):
