@@ -259,7 +259,8 @@ def judged(frame: ChannelFrame, origins: Ints) -> Ints:
     """
     if frame.window.least_known is None:
         return origins
-    return origins[(frame.times[origins] + frame.window.step_seconds) % ISSUED == 0]
+    next_row = frame.times[origins] + frame.window.step_seconds
+    return np.asarray(origins[next_row % ISSUED == 0])
 
 
 def _new_windows(frame: ChannelFrame, upto: int) -> tuple[Ints, Floats]:
