@@ -11,10 +11,14 @@ from aggregator.methods import METHODS as SERVERS
 from aggregator.methods import OPEN, Rounds, Setup
 from aggregator.rules import bind
 from edge_sdk.app.schema import SchemaError
+from edge_sdk.extensions.analytic.profile_features import profile_rows
 from edge_sdk.extensions.analytic.profile_form import (
     RELAXATION,
     STAGES,
+    naive_noise,
     next_coefficients,
+    scaled_design,
+    stage_of,
     stage_statistics,
 )
 from edge_sdk.extensions.analytic.profile_section import WIDTH, ProfileSection
@@ -22,6 +26,7 @@ from edge_sdk.extensions.analytic.reweighting import QuantileLoss
 from edge_sdk.extensions.analytic.statistics import Statistic, to_vector, total
 from edge_sdk.protocol.contract.method import Closed, Member, Task, Unlearned, Update
 from edge_sdk.protocol.contract.parameter_layout import ParamSpec
+from tests.edge_sdk.extensions.analytic import day_fleet
 
 LEARNED = (4, 8)
 SECTION = ProfileSection("profile-1", (0.0,) * WIDTH, 2, stages=LEARNED)
@@ -94,23 +99,26 @@ def fault_of_vector(vector):
     return fault_of(manifest, Analytic(), vector)
 
 
-def direct(devices):
+def direct(devices, *, passes=PASSES, learned=LEARNED, vector=None, places=PLACES):
     """Return expected values and medians by stage, and each device's medians of all others."""
-    begun = first()[PLACES["coefficients"]].reshape(len(STAGES), WIDTH).astype(np.float64)
-    expected = first()[PLACES["expected"]].reshape(len(STAGES), WIDTH).astype(np.float64)
+    vector = first() if vector is None else vector
+    begun, expected = (
+        vector[places[name]].reshape(len(STAGES), WIDTH).astype(np.float64)
+        for name in ("coefficients", "expected")
+    )
     median, others = begun, dict.fromkeys(devices, begun)
-    for number in range(PASSES):
-        step = RELAXATION if 1 < number < PASSES - 1 else 1.0
+    for number in range(passes):
+        step = RELAXATION if 1 < number < passes - 1 else 1.0
         own = {
             name: sums_of(one, None if number == 0 else others[name].astype(np.float32))
             for name, one in devices.items()
         }
 
         def solved(previous, names, own=own, step=step, expected=expected):
-            whole = {s: total({name: own[name][s] for name in names}) for s in LEARNED}
+            whole = {s: total({name: own[name][s] for name in names}) for s in learned}
             after = next_coefficients(previous, whole, SECTION.penalty, step=step)
             found = (expected if previous is None else previous).copy()
-            found[list(LEARNED)] = after[list(LEARNED)]
+            found[list(learned)] = after[list(learned)]
             return found
 
         if number == 0:
@@ -200,3 +208,47 @@ def test_votes_and_noise_are_refused(settings):
 def test_the_settings_say_how_many_rounds_a_run_has():
     state, _, _ = trained(server(limit=2), {"a": device(1), "b": device(2)})
     assert state.version == 2
+
+
+def test_devices_in_memory_and_the_server_give_the_passes_of_the_form_called_directly():
+    manifest = day_fleet.manifest_of()
+    loads = [day_fleet.load_of(seed, days) for seed, days in ((0, 45), (1, 40), (2, 50))]
+    begun = day_fleet.initial_of(manifest, loads)
+    frames = {
+        name: day_fleet.frame_of(load, manifest) for name, load in zip("abc", loads, strict=True)
+    }
+    halves = {name: day_fleet.half_of(manifest, one, name) for name, one in frames.items()}
+    states = {name: half.init(begun) for name, half in halves.items()}
+    row = SERVERS["analytic"]
+    given = Rounds(quorum=3, deadline=60.0), manifest.spec()
+    server_half = row.half(
+        Setup(bind("mean"), row.settings(passes=4), *given, analytic=manifest.analytic)
+    )
+    state, _ = server_half.apply(server_half.init(begun), OPEN)
+    waiting = []
+    for name in frames:
+        state, effects = server_half.apply(state, Member(name, present=True))
+        waiting += effects
+    while state.is_open:
+        task = waiting.pop(0)
+        states[task.to], (sent,) = halves[task.to].apply(states[task.to], task)
+        fault = fault_of(manifest, Analytic(), sent.vector)
+        assert not fault
+        update = Update(task.to, state.round, task.base, sent.vector)
+        state, effects = server_half.apply(state, update)
+        waiting += [one for one in effects if isinstance(one, Task)]
+    places = {one.name: slice(one.offset, one.offset + one.size) for one in manifest.spec().layers}
+    scale = begun[places["scale"]].astype(np.float64)
+    devices = {}
+    for name, frame in frames.items():
+        origins = day_fleet.issues_of(frame)
+        rows = profile_rows(day_fleet.record_of(frame), origins, 24)
+        goals = (frame.truth(origins) / rows.level[:, None] - rows.base).ravel()
+        stages = np.repeat(stage_of(rows.known), 24)
+        noise = np.nanmean(naive_noise(rows, goals)[stages >= stage_of(np.array(7))])
+        devices[name] = scaled_design(rows, scale), goals, stages, float(noise)
+    expected, median, _ = direct(devices, passes=4, learned=(8,), vector=begun, places=places)
+    for layer, wanted in (("expected", expected), ("coefficients", median)):
+        found = state.w[places[layer]].reshape(wanted.shape)
+        told, right = (devices["a"][0] @ one[-1].astype(np.float32) for one in (found, wanted))
+        np.testing.assert_allclose(told, right, rtol=0, atol=2e-3)
