@@ -8,8 +8,8 @@ and the sum is scaled to all devices by their number. Times are in UTC.
   gridfed-aggregator feeder F12 --csv > f12.csv
   gridfed-aggregator feeder F12 --plot f12.svg
 
-With --store the forecasts are kept for the console, HTTP and Prometheus; a daemon with feeder.forecast = true
-does it after each opened sum.
+With --store the forecasts are kept for the console, HTTP and Prometheus, and published by [feeder.mqtt]; a daemon
+with feeder.forecast = true does it after each opened sum.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from aggregator.extensions.feeder.feeder import (
     feeders_of,
     opened_sums,
 )
+from aggregator.extensions.feeder.feeder_mqtt import open_link, publish
 from aggregator.extensions.feeder.feeder_page import feeder_chart
 from edge_sdk.app.cli import CommandResult
 
@@ -56,6 +57,8 @@ def run(args: Namespace) -> CommandResult:
     if args.store:
         for one in found:
             FeederBook.of(config).save(one)
+        if section.mqtt is not None:
+            publish(open_link(section.mqtt, config.fleet), section.mqtt.topic, found)
     if args.plot is not None:
         if len(found) != 1:
             raise FeederError("--plot: expected one feeder", hint=f"feeders: {', '.join(names)}")

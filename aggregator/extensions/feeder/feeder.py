@@ -88,7 +88,7 @@ class FeederForecast:
     lower: tuple[float, ...] | None  # ends of the interval that is meant to contain 80 %
     upper: tuple[float, ...] | None
     how: str  # combined, devices or history: what it is made of
-    share: float  # of the closed form on the history; the rest is the sum of the devices
+    share: float  # of the history, closed form and mean; the rest is the sum of the devices
     members: int  # devices in the sum of expected values; 0 without one
     expected: int  # devices of the feeder
     days: int  # of the history
@@ -257,7 +257,7 @@ _Ends = tuple[float, ...] | None
 def _forecast(
     record: ProfileRecord, first: int, end: int, begin: int, expected: Mapping[int, OpenedSum]
 ) -> tuple[tuple[float, ...], _Ends, _Ends, str, float]:
-    """Return values, both ends, what they are made of, and the share of the closed form.
+    """Return values, both ends, what they are made of, and the share of the history.
 
     Args:
         first: Begin of the record, Unix milliseconds.
@@ -293,7 +293,7 @@ def _forecast(
         return _numbers(values), None, None, "devices" if has_devices else "history", 0.0
     table = fan(model, now)[0]
     how = "combined" if has_devices else "history"
-    share = model.share if has_devices else 1.0
+    share = 1.0 - float(model.shares[1]) if has_devices else 1.0
     return _numbers(table[:, 0]), _numbers(table[:, 1]), _numbers(table[:, 3]), how, share
 
 

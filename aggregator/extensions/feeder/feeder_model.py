@@ -1,10 +1,10 @@
 """Forecast the load of a feeder from its sums alone: what it drew, and what its devices expect.
 
-Two forecasts are combined. One is the closed form of a profile on the feeder's own history, which the sum of
-many devices makes regular. The other is the sum of what the devices expect; each device sends its expected
-value, because medians do not add up. Neither is the better one on every feeder: their shares come from days
-that the first one has not learned from. The interval is that of the combination's own errors on these days, by
-lead: intervals of devices do not add up either.
+Three forecasts are combined: the closed form of a profile on the feeder's own history, which the sum of many
+devices makes regular; the sum of what the devices expect, for which each sends its expected value, because
+medians do not add up; and the mean of the newest days of the same kind. None is the best one on every feeder:
+their shares come from days that were forecast by coefficients of the days before them. The interval is that of
+the combination's own errors on these days, by lead: intervals of devices do not add up either.
 """
 
 from __future__ import annotations
@@ -34,14 +34,16 @@ Design = NDArray[np.float32]
 
 LEVELS = (0.1, 0.5, 0.9)
 """Quantiles of a forecast; the interval is between the first and the last."""
-PENALTY = 0.1
-"""Of the coefficients, as a share of the mean diagonal: one feeder has a few hundred days, not a fleet's."""
+PENALTY = 110.0
+"""Of the coefficients over the number of origins, as a share of the mean diagonal: what one feeder's days teach
+is worth less than its mean until there are many."""
 PASSES = 5
 BLOCKS = 8
-"""Parts of the history; each is forecast by coefficients of the others."""
+"""Parts of the history; each of the newer half is forecast by coefficients of those before it."""
 LEAST_ORIGINS = 14
 """Origins with a known day after them that the closed form needs."""
 _EQUAL = 10.0  # origins with equal shares, which are added to those that choose the shares
+_SHARES = 16  # steps of a share
 _MOST_ROWS = 60_000  # rows of the design at once: 90 MB
 _LOSS = QuantileLoss()
 
@@ -52,9 +54,8 @@ class FeederModel:
 
     scale: Floats  # of the columns, shape ``(P,)``
     coefficients: Floats  # of the closed form, shape ``(1, W)``
-    share: float  # of the closed form in the forecast; the rest is the sum of the devices
+    shares: Floats  # of closed form, sum of the devices and mean of the newest days, shape ``(3,)``
     residuals: Floats  # what held-back forecasts missed, in levels, shape ``(m, H)``
-    paired: int  # origins with a sum of the devices, by which the share was chosen
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -116,14 +117,19 @@ def fitted(past: FeederIssues, blocks: int = BLOCKS) -> FeederModel:
         )
     scale = _scale(past.rows)
     parts = np.minimum(np.arange(len(past)) * blocks // len(past), blocks - 1)
-    whole, without = _coefficients(past, scale, parts)
-    own = np.empty_like(past.load)
-    for block, found in enumerate(without):
-        mine = parts == block
-        own[mine] = own_forecast(_chosen(past.rows, mine), scale, found)
-    share, paired = _share(own, past)
-    missed = past.load - combined(own, past.expected, share)
-    return FeederModel(scale, whole, share, missed[taught] / past.rows.level[taught, None], paired)
+    whole, before = _coefficients(past, scale, parts)
+    judged = parts >= blocks - len(before)
+    newer = FeederIssues(_chosen(past.rows, judged), past.load[judged], past.expected[judged])
+    own = np.concatenate(
+        [
+            own_forecast(_chosen(past.rows, parts == blocks - len(before) + at), scale, found)
+            for at, found in enumerate(before)
+        ]
+    )
+    found = _shares(own, newer)
+    missed = newer.load - combined(own, newer, found)
+    seen = np.isfinite(missed).any(axis=1)
+    return FeederModel(scale, whole, found, missed[seen] / newer.rows.level[seen, None])
 
 
 def own_forecast(rows: ProfileRows, scale: Floats, coefficients: Floats) -> Floats:
@@ -133,13 +139,19 @@ def own_forecast(rows: ProfileRows, scale: Floats, coefficients: Floats) -> Floa
     return np.asarray(found.reshape(rows.base.shape) * rows.level[:, None])
 
 
-def combined(own: Floats, expected: Floats, share: float) -> Floats:
-    """Return the forecast: without a sum of the devices the closed form alone.
+def combined(own: Floats, issued: FeederIssues, shares: Floats) -> Floats:
+    """Return the forecast, shape ``(n, H)``; without a sum of the devices the others have its share.
 
-    >>> combined(np.array([[1.0, 1.0]]), np.array([[3.0, np.nan]]), 0.25).tolist()
-    [[2.5, 1.0]]
+    Args:
+        own: Forecasts of the closed form.
+        shares: Of the closed form, the devices and the mean of the newest days.
     """
-    return np.where(np.isfinite(expected), share * own + (1.0 - share) * expected, own)
+    mean = issued.rows.base * issued.rows.level[:, None]
+    rest = shares[0] + shares[2]
+    alone = (shares[0] * own + shares[2] * mean) / rest if rest > 0.0 else own
+    is_known = np.isfinite(issued.expected)
+    expected = np.where(is_known, issued.expected, 0.0)
+    return np.where(is_known, rest * alone + shares[1] * expected, alone)
 
 
 def fan(model: FeederModel, now: FeederIssues, levels: Sequence[float] = LEVELS) -> Floats:
@@ -148,7 +160,7 @@ def fan(model: FeederModel, now: FeederIssues, levels: Sequence[float] = LEVELS)
     The first column is the forecast itself.
     """
     own = own_forecast(now.rows, model.scale, model.coefficients)
-    centre = combined(own, now.expected, model.share)
+    centre = combined(own, now, model.shares)
     spread = np.broadcast_to(now.rows.level[:, None], centre.shape)
     quantiles = lead_quantiles(model.residuals, levels)
     ends = profile_fan(centre, np.asarray(spread), quantiles)
@@ -175,24 +187,21 @@ def _scale(rows: ProfileRows) -> Floats:
 
 
 def _coefficients(past: FeederIssues, scale: Floats, parts: Ints) -> tuple[Floats, list[Floats]]:
-    """Return the coefficients of the whole history, and those without each of its parts.
+    """Return the coefficients of the whole history, and for each newer part those of the parts before it.
 
-    The weights of a pass are those of the whole history; only the last solution leaves a part out.
+    The weights of a pass are those of the whole history; only the last solution leaves parts out.
     """
     found: Floats | None = None
     statistics: list[Statistic | None] = []
+    count = int(parts.max()) + 1
     for number in range(PASSES):
-        statistics = [
-            _statistic(past, scale, parts == part, found) for part in range(parts.max() + 1)
-        ]
+        statistics = [_statistic(past, scale, parts == part, found) for part in range(count)]
         step = RELAXATION if 1 < number < PASSES - 1 else 1.0
-        found = _solved(statistics, found, step)
+        found = _solved(statistics, found, step, past.load.shape[1])
     assert found is not None
-    without = [
-        _solved([*statistics[:part], *statistics[part + 1 :]], None, 1.0)
-        for part in range(len(statistics))
-    ]
-    return found, without
+    newer = range(count - count // 2, count)
+    begun = [part for part in newer if any(one is not None for one in statistics[:part])]
+    return found, [_solved(statistics[:part], None, 1.0, past.load.shape[1]) for part in begun]
 
 
 def _statistic(
@@ -206,10 +215,13 @@ def _statistic(
     return None if made is None else made.scaled(float(np.isfinite(targets).sum()))
 
 
-def _solved(statistics: Sequence[Statistic | None], previous: Floats | None, step: float) -> Floats:
+def _solved(
+    statistics: Sequence[Statistic | None], previous: Floats | None, step: float, horizon: int
+) -> Floats:
     known = [one for one in statistics if one is not None]
-    total = {0: sum(known[1:], known[0])} if known else {}
-    return next_coefficients(previous, total, PENALTY, stages=1, step=step)
+    total = sum(known[1:], known[0])
+    penalty = PENALTY * horizon / total.count
+    return next_coefficients(previous, {0: total}, penalty, stages=1, step=step)
 
 
 def _chosen(rows: ProfileRows, mine: NDArray[np.bool_]) -> ProfileRows:
@@ -218,18 +230,25 @@ def _chosen(rows: ProfileRows, mine: NDArray[np.bool_]) -> ProfileRows:
     )
 
 
-def _share(own: Floats, past: FeederIssues) -> tuple[float, int]:
-    """Return the share of the closed form with the least mean absolute error, and the origins it is from."""
-    unit = past.rows.level[:, None]
-    seen = np.isfinite(past.load) & np.isfinite(past.expected)
-    first, second = (np.where(seen, (past.load - one) / unit, 0.0) for one in (own, past.expected))
-    paired = int(seen.any(axis=1).sum())
-    if not paired:
-        return 0.5, 0
-    typical = float(np.abs(np.stack([first, second])).sum() / (2 * seen.sum())) * past.load.shape[1]
-    shares = np.linspace(0.0, 1.0, 21)
-    losses = [
-        np.abs(share * first + (1.0 - share) * second).sum() + _EQUAL * typical * (share - 0.5) ** 2
-        for share in shares
-    ]
-    return float(shares[int(np.argmin(losses))]), paired
+def _shares(own: Floats, issued: FeederIssues) -> Floats:
+    """Return the shares with the least mean absolute error; without sums of the devices half is theirs."""
+    level = issued.rows.level[:, None]
+    mean = issued.rows.base * level
+    paired = np.isfinite(issued.load) & np.isfinite(issued.expected)
+    has_devices = bool(paired.any())
+    seen = paired if has_devices else np.isfinite(issued.load)
+    left = [((issued.load - one) / level)[seen] for one in (own, issued.expected, mean)]
+    if not seen.any():
+        return np.array([0.25, 0.5, 0.25])
+    if not has_devices:
+        left[1] = np.zeros_like(left[0])
+    typical = float(np.abs(np.stack(left)).mean()) * issued.load.shape[1]
+
+    def loss(shares: Floats) -> float:
+        missed = np.abs(shares[0] * left[0] + shares[1] * left[1] + shares[2] * left[2]).sum()
+        return float(missed + _EQUAL * typical * ((shares - 1.0 / 3.0) ** 2).sum())
+
+    marks = np.arange(_SHARES + 1) / _SHARES
+    tried = [np.array([a, b, max(1.0 - a - b, 0.0)]) for a in marks for b in marks if a + b <= 1.0]
+    best: Floats = min((one for one in tried if has_devices or one[1] == 0.0), key=loss)
+    return best if has_devices else 0.5 * best + np.array([0.0, 0.5, 0.0])
