@@ -29,7 +29,7 @@ from edge_sdk.sources import (
     parted,
     read_all,
 )
-from edge_sdk.store.former_state import is_wipe_due
+from edge_sdk.store import is_wipe_due
 from edge_sdk.store.schema import FILE, store_error
 from edge_sdk.training.privacy_accountant import former_charges
 

@@ -33,7 +33,7 @@ from edge_sdk.session.identity import IdentityKeys, place_of_count, signer_of
 from edge_sdk.session.parts import SessionParts
 from edge_sdk.session.server_clock import ServerClock
 from edge_sdk.session.session import Connect, Session
-from edge_sdk.store.former_state import refuse_state
+from edge_sdk.store import refuse_state
 from edge_sdk.store.second_count import recover_count
 from edge_sdk.store.store import DeviceStore
 from edge_sdk.training.active_run import RETURNS, ActiveRun, GivenUp

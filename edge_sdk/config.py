@@ -20,7 +20,7 @@ from edge_sdk.link.fleet_settings import (
     ReceptionSection,
     refuse_half_a_fleet,
 )
-from edge_sdk.privacy.settings import MechanismSection, PrivacySection
+from edge_sdk.privacy import MechanismSection, PrivacySection
 from edge_sdk.protocol.contract.method import CONTRACTS
 
 PREFIX = "GRIDFED_EDGE_"

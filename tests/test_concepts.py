@@ -49,7 +49,7 @@ def test_a_wrong_entry_would_be_found():
     file, name = "edge_sdk/privacy/ledger.py", "PrivacyAccount"
     assert defines(file, name)
     assert not defines("edge_sdk/privacy/no_such_file.py", name)
-    assert not defines("edge_sdk/privacy/settings.py", name)
+    assert not defines("edge_sdk/privacy/__init__.py", name)
     assert not defines(file, "PrivacyAccoun")
 
 

@@ -34,7 +34,7 @@ from edge_sdk.session.identity import (
     place_of,
     succession_line,
 )
-from edge_sdk.store.former_state import end_wipe
+from edge_sdk.store import end_wipe
 
 
 class EnrolmentWay(Protocol):

@@ -26,7 +26,7 @@ from edge_sdk.session.durable_outbox import REMEDIES
 from edge_sdk.session.identity import STEP, place_of
 from edge_sdk.session.key_ring import PAPER, REMEDY, named
 from edge_sdk.session.participation import BUDGET_EXHAUSTED, declined_runs
-from edge_sdk.store.former_state import WIPE_ORDERED, WIPED
+from edge_sdk.store import WIPE_ORDERED, WIPED
 from edge_sdk.store.schema import FILE
 from edge_sdk.store.store import DeviceStore
 from edge_sdk.training import bootstrap

@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 
 from edge_sdk.app.lean_dataclass import dataclass
 from edge_sdk.forecasting.calendar_features import DAY, Floats, Ints
-from edge_sdk.forecasting.seasonal import rows_of, seasonal_naive
 from edge_sdk.forecasting.series import STREAMS, Series
 from edge_sdk.forecasting.windows import ChannelFrame, filled
 from edge_sdk.methods.training_context import Graph
@@ -383,3 +382,36 @@ def _span(seconds: float) -> str:
         hours = seconds / 3600
         return f"{hours:.3g} hour{'' if hours == 1 else 's'}"
     return f"{seconds / 86_400:.1f} days"
+
+
+WEEK = 7 * DAY
+
+
+def seasonal_naive(values: Floats, origins: Ints, horizon: int, period: int) -> Floats:
+    """Return for each origin the values of the newest season that lies wholly before it.
+
+    Args:
+        values: The series, ``(T,)``; NaN where unknown.
+        origins: Rows after which the forecasts begin, ``(n,)``.
+
+    Returns:
+        Forecasts, ``(n, horizon)``; NaN where the season is not known.
+
+    >>> seasonal_naive(np.arange(4.0), np.array([1, 3]), 3, 2)
+    array([[0., 1., 0.],
+           [2., 3., 2.]])
+    >>> seasonal_naive(np.arange(2.0), np.array([0]), 1, 2)
+    array([[nan]])
+    """
+    ahead = np.arange(horizon)
+    rows = np.asarray(origins, np.int64)[:, None] + 1 + ahead - period * (ahead // period + 1)
+    return np.where(rows >= 0, values[np.maximum(rows, 0)], np.nan)
+
+
+def rows_of(period: int, step: int) -> int:
+    """Return the number of rows of a period in seconds; at least one.
+
+    >>> rows_of(DAY, 900), rows_of(DAY, 604_800)
+    (96, 1)
+    """
+    return max(1, period // step)

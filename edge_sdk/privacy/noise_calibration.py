@@ -9,9 +9,9 @@ from types import MappingProxyType
 
 from edge_sdk.app.extensions import ExtensionIndex, PluginRegistry
 from edge_sdk.app.lean_dataclass import dataclass
+from edge_sdk.privacy import CALIBRATIONS, MechanismSection, PrivacySection
 from edge_sdk.privacy.ledger import PrivacyCharge, PrivacyLimit
 from edge_sdk.privacy.noise import sigma_for
-from edge_sdk.privacy.settings import CALIBRATIONS, MechanismSection, PrivacySection
 from edge_sdk.protocol.contract.manifest import Manifest
 from edge_sdk.protocol.contract.method import Contract, Up, answered
 
@@ -249,7 +249,7 @@ class NoisePlan:
 def calibrate(section: PrivacySection, facts: DeviceFacts) -> NoisePlan:
     """Calibrate the noise of a valid section (``validation.plan_of`` has checked it).
 
-    >>> from edge_sdk.privacy.settings import BudgetSection
+    >>> from edge_sdk.privacy import BudgetSection
     >>> update = MechanismSection("gaussian", point="update", clip_norm=1.0)
     >>> budget = BudgetSection(epsilon=10.0, max_releases=100)
     >>> facts = DeviceFacts(None, keep=8760, max_steps=4, shared=1000)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import get_args
 
 from edge_sdk.errors import ConfigError
+from edge_sdk.privacy import MechanismSection, Point, PrivacySection
 from edge_sdk.privacy.noise_calibration import (
     POINTS,
     Complaint,
@@ -15,7 +16,6 @@ from edge_sdk.privacy.noise_calibration import (
     calibrate,
     calibration_of,
 )
-from edge_sdk.privacy.settings import MechanismSection, Point, PrivacySection
 from edge_sdk.protocol.contract.method import Contract, Up, answered
 
 

@@ -11,7 +11,7 @@ from edge_sdk.errors import ABILITIES, Reason
 from edge_sdk.limits import DailyQuota, lesser
 from edge_sdk.session.durable_outbox import BudgetRefused, DurableOutbox
 from edge_sdk.session.task_inbox import TaskInbox
-from edge_sdk.store.former_state import WIPE_ORDERED
+from edge_sdk.store import WIPE_ORDERED
 from edge_sdk.store.store import DeviceStore
 
 BETWEEN_ROUNDS = 0

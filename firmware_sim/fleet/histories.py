@@ -10,7 +10,7 @@ import numpy as np
 
 from edge_sdk.bundle import shipped_folder, shipped_names
 from edge_sdk.errors import USAGE, Failure
-from edge_sdk.extensions.setup.channels import channel_sources
+from edge_sdk.extensions.setup.agent_log import channel_sources
 from edge_sdk.forecasting.series import Series
 from edge_sdk.forecasting.windows import ChannelFrame
 from edge_sdk.protocol.contract.archive import MANIFEST

@@ -14,7 +14,7 @@ from edge_sdk import Config
 from edge_sdk.app.permissions import make_private_folder
 from edge_sdk.app.settings import from_table
 from edge_sdk.bundle import shipped_names
-from edge_sdk.privacy.settings import PrivacySection
+from edge_sdk.privacy import PrivacySection
 from edge_sdk.protocol.contract.archive import MANIFEST, SIGNATURE, seal
 from edge_sdk.protocol.contract.method import CONTRACTS
 from edge_sdk.protocol.keys import generate, save_public, save_signing_key

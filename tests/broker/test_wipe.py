@@ -7,7 +7,7 @@ import signal
 import pytest
 
 from edge_sdk import Config
-from edge_sdk.store.former_state import WIPE_ORDERED, WIPED
+from edge_sdk.store import WIPE_ORDERED, WIPED
 from edge_sdk.store.store import DeviceStore
 from tests.broker.test_wrong_numbers import Town, town
 

@@ -19,7 +19,7 @@ from edge_sdk.errors import ConfigError
 from edge_sdk.link.fleet_settings import BrokerSection
 from edge_sdk.link.transport import NoLink, Transport
 from edge_sdk.protocol import keys
-from edge_sdk.store.former_state import fleet_of
+from edge_sdk.store import fleet_of
 from edge_sdk.store.store import DeviceStore
 from tests.edge_sdk.conftest import device_config
 from tests.edge_sdk.days import NEAR, live, load, observe

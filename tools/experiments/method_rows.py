@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from edge_sdk.privacy.settings import MechanismSection, PrivacySection
+from edge_sdk.privacy import MechanismSection, PrivacySection
 
 STEPS = 4
 RATE = 1e-3

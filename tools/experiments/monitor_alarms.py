@@ -33,7 +33,7 @@ from edge_sdk.extensions.choice.model_monitor import (
 )
 from edge_sdk.extensions.choice.own_model import fit
 from edge_sdk.forecasting.calendar_features import DAY
-from edge_sdk.forecasting.seasonal import WEEK, rows_of, seasonal_naive
+from edge_sdk.forecasting.forecast import WEEK, rows_of, seasonal_naive
 from edge_sdk.forecasting.windows import ChannelFrame, target_days
 from tools.experiments.buildings import LOAD, load
 from tools.experiments.marked_block import replace_block

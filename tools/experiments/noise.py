@@ -16,11 +16,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge_sdk.forecasting.series import SeriesRow
+from edge_sdk.privacy import BudgetSection, MechanismSection, PrivacySection
 from edge_sdk.privacy.ledger import PrivacyCharge
 from edge_sdk.privacy.mechanism import Mechanism, mechanism_of
 from edge_sdk.privacy.noise import sigma_for
 from edge_sdk.privacy.noise_calibration import DeviceFacts
-from edge_sdk.privacy.settings import BudgetSection, MechanismSection, PrivacySection
 from edge_sdk.privacy.validation import plan_of
 from edge_sdk.protocol.contract.manifest import Manifest
 from tools.experiments.cells import Cell

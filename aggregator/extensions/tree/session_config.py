@@ -15,7 +15,7 @@ from edge_sdk.app.settings import SettingsError
 from edge_sdk.config import AcceptSection, Config, TimeoutsSection
 from edge_sdk.link.fleet_settings import BrokerSection, KeysSection, ReceptionSection
 from edge_sdk.link.tls_files import client_id_of
-from edge_sdk.privacy.settings import MechanismSection, PrivacySection
+from edge_sdk.privacy import MechanismSection, PrivacySection
 from edge_sdk.protocol.keys import (
     KeyFileError,
     SigningKey,

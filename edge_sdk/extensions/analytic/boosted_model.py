@@ -25,7 +25,7 @@ from edge_sdk.extensions.analytic.own_features import (
 )
 from edge_sdk.extensions.analytic.trees import DEEPEST, Trees
 from edge_sdk.forecasting.calendar_features import DAY, Floats, Ints
-from edge_sdk.forecasting.seasonal import WEEK, rows_of, seasonal_naive
+from edge_sdk.forecasting.forecast import WEEK, rows_of, seasonal_naive
 from edge_sdk.forecasting.windows import ChannelFrame
 from edge_sdk.protocol.contract.method import Array
 

@@ -12,7 +12,7 @@ from edge_sdk.extensions.analytic.bundle_section import BOUNDED_STATISTIC
 from edge_sdk.extensions.analytic.private_release import released, sensitivity
 from edge_sdk.extensions.analytic.statistics import from_vector, to_vector
 from edge_sdk.methods.training_context import Graph
-from edge_sdk.privacy import noise
+from edge_sdk.privacy import PrivacySection, noise
 from edge_sdk.privacy.mechanism import Mechanism, SubstitutedGraphs
 from edge_sdk.privacy.noise_calibration import (
     Complaint,
@@ -22,7 +22,6 @@ from edge_sdk.privacy.noise_calibration import (
     clipped_noise,
     range_faults,
 )
-from edge_sdk.privacy.settings import PrivacySection
 from edge_sdk.protocol.contract.manifest import STATISTIC
 from edge_sdk.protocol.contract.method import Array, Contract, Update, answered
 

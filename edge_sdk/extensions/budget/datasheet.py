@@ -47,7 +47,7 @@ def explain_budget(plan: NoisePlan, account: PrivacyAccount) -> str:
     """Explain the budget to the operator: guarantee, spent, left, not covered.
 
     >>> from edge_sdk.privacy.ledger import PrivacyLimit
-    >>> from edge_sdk.privacy.settings import MechanismSection, PrivacySection
+    >>> from edge_sdk.privacy import MechanismSection, PrivacySection
     >>> plan = NoisePlan(PrivacySection(MechanismSection("none")), PrivacyLimit(), 0.0, 0.0, None)
     >>> print(explain_budget(plan, PrivacyAccount()).splitlines()[0])
     no privacy mechanism is active: updates are sent as computed, and the information that they ...

@@ -29,8 +29,16 @@ from edge_sdk.extensions.choice.forecast_choice import ForecastChoice
 from edge_sdk.extensions.choice.model_monitor import ModelMonitor
 from edge_sdk.extensions.choice.own_model import OwnModel, fit
 from edge_sdk.forecasting.calendar_features import DAY, Floats, Ints
-from edge_sdk.forecasting.forecast import COMMON, FLEET, TUNED, fan, least
-from edge_sdk.forecasting.seasonal import WEEK, rows_of, seasonal_naive
+from edge_sdk.forecasting.forecast import (
+    COMMON,
+    FLEET,
+    TUNED,
+    WEEK,
+    fan,
+    least,
+    rows_of,
+    seasonal_naive,
+)
 from edge_sdk.forecasting.windows import (
     MOST,
     ChannelFrame,

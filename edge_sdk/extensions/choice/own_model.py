@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from edge_sdk.app.lean_dataclass import dataclass
 from edge_sdk.forecasting.calendar_features import DAY, Floats, Ints
+from edge_sdk.forecasting.forecast import WEEK, rows_of, seasonal_naive
 from edge_sdk.forecasting.ridge import outputs_of, product, ridge_solution
-from edge_sdk.forecasting.seasonal import WEEK, rows_of, seasonal_naive
 from edge_sdk.forecasting.windows import ChannelFrame
 from edge_sdk.protocol.contract.method import Array
 

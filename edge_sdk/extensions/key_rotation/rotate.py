@@ -17,7 +17,7 @@ from edge_sdk.config import Config
 from edge_sdk.errors import ConfigError
 from edge_sdk.extensions.key_rotation.identity_rotation import IdentityRotation
 from edge_sdk.session.identity import IdentityKeys, load_signer, next_key_file
-from edge_sdk.store.former_state import refuse_state
+from edge_sdk.store import refuse_state
 from edge_sdk.store.store import DeviceStore
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from edge_sdk.app import sqlite_file
 from edge_sdk.config import Config
 from edge_sdk.session.identity import erase_identity, key_files
-from edge_sdk.store.former_state import WIPED, state_folders
+from edge_sdk.store import WIPED, state_folders
 from edge_sdk.store.rows import read_fact, write_facts
 from edge_sdk.store.schema import FILE, INSTALLED, SET_ASIDE, opened
 from edge_sdk.store.store import COUNTED

@@ -18,7 +18,7 @@ from edge_sdk.config import Config
 from edge_sdk.errors import ConfigError
 from edge_sdk.extensions.lifecycle.erasure import leave_fleet
 from edge_sdk.session.identity import next_key_file
-from edge_sdk.store.former_state import fleet_of, refuse_wiped, state_folders
+from edge_sdk.store import fleet_of, refuse_wiped, state_folders
 from edge_sdk.store.store import DeviceStore
 
 add_arguments = add_config

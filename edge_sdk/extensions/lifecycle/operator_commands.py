@@ -20,7 +20,7 @@ from edge_sdk.session.agenda import SessionEvent, TaskWithdrawn
 from edge_sdk.session.identity import STEP
 from edge_sdk.session.parts import SessionParts
 from edge_sdk.session.signed_link import VerifiedMessage
-from edge_sdk.store.former_state import WIPE_ORDERED
+from edge_sdk.store import WIPE_ORDERED
 from edge_sdk.store.store import DeviceStore
 
 logger = logging.getLogger(__name__)

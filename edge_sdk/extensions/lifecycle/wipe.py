@@ -16,7 +16,7 @@ from edge_sdk.commands import add_config
 from edge_sdk.config import Config
 from edge_sdk.errors import ConfigError
 from edge_sdk.extensions.lifecycle.erasure import erase_device
-from edge_sdk.store.former_state import state_folders
+from edge_sdk.store import state_folders
 
 
 def add_arguments(parser: ArgumentParser) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
+from edge_sdk.privacy import PrivacySection
 from edge_sdk.privacy.noise_calibration import POINTS, Calibration, Complaint
-from edge_sdk.privacy.settings import PrivacySection
 
 
 def extra_sigma(wanted: float, least: float) -> float:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from edge_sdk.methods.training_context import Graph
-from edge_sdk.privacy import noise
+from edge_sdk.privacy import PrivacySection, noise
 from edge_sdk.privacy.ledger import PrivacyCharge
 from edge_sdk.privacy.mechanism import Mechanism, SubstitutedGraphs
 from edge_sdk.privacy.noise_calibration import (
@@ -19,7 +19,6 @@ from edge_sdk.privacy.noise_calibration import (
     clipped_noise,
     range_faults,
 )
-from edge_sdk.privacy.settings import PrivacySection
 from edge_sdk.protocol.contract.manifest import CLIPPED_GRADIENT, GRADIENT
 from edge_sdk.protocol.contract.method import Array, Contract
 

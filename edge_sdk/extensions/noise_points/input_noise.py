@@ -12,7 +12,7 @@ import numpy as np
 from edge_sdk.extensions.noise_points.classical_noise import classical_sigma, extra_sigma
 from edge_sdk.forecasting.series import Series, SeriesRow
 from edge_sdk.methods.training_context import Graph
-from edge_sdk.privacy import noise
+from edge_sdk.privacy import MechanismSection, PrivacySection, noise
 from edge_sdk.privacy.ledger import PrivacyCharge
 from edge_sdk.privacy.mechanism import Mechanism, SubstitutedGraphs
 from edge_sdk.privacy.noise_calibration import (
@@ -25,7 +25,6 @@ from edge_sdk.privacy.noise_calibration import (
     is_range,
     range_faults,
 )
-from edge_sdk.privacy.settings import MechanismSection, PrivacySection
 from edge_sdk.protocol.contract.manifest import FORECAST
 from edge_sdk.protocol.contract.method import Array
 

@@ -18,8 +18,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 
+from edge_sdk.privacy import Numbers, PrivacySection
 from edge_sdk.privacy.noise_calibration import Calibration, Complaint
-from edge_sdk.privacy.settings import Numbers, PrivacySection
 
 
 def nbafl_uplink(

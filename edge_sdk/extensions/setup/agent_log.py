@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from edge_sdk.agent import streams_given
 from edge_sdk.app.cli import fields
+from edge_sdk.app.lean_dataclass import dataclass
 from edge_sdk.client import Client
 from edge_sdk.config import Config
-from edge_sdk.extensions.setup.channels import channel_sources, unsupplied
 from edge_sdk.forecasting.forecast import moment
-from edge_sdk.protocol.contract.manifest import Manifest
+from edge_sdk.protocol.contract.manifest import Feature, Manifest
 
 logger = logging.getLogger(__name__)
 
@@ -137,3 +137,59 @@ def fleet_state(status: Mapping[str, Any]) -> str:
     words = "" if status["linked"] else "no link; "
     words += f"run {status['run']}, round {status['round']}" if status["run"] else "no run yet"
     return f"{words}; stopped: {status['stopped']}" if status["stopped"] else words
+
+
+NEVER = "no model forecast and no training until it has a source"
+MASKED = "optional: the model forecasts without it, less accurately"
+
+
+@dataclass(frozen=True, slots=True)
+class ChannelSource:
+    """The origin of one channel of a bundle."""
+
+    channel: str
+    reads: str  # stream, calendar feature or site constant that it reads
+    source: str  # where that comes from; empty for none
+    consequence: str = ""  # cost of a missing source costs; empty where there is a source
+
+    @property
+    def is_missing(self) -> bool:
+        return not self.source
+
+    @property
+    def text(self) -> str:
+        return self.source or f"no source: {self.consequence}"
+
+
+def channel_sources(
+    manifest: Manifest, given: Mapping[str, str], site: Mapping[str, float]
+) -> list[ChannelSource]:
+    """Return the source of every channel of a bundle, in the bundle's order, without its masks."""
+    return [
+        _source_of(feature, manifest, given, site)
+        for feature in manifest.features
+        if feature.kind != "mask"
+    ]
+
+
+def _source_of(
+    feature: Feature, manifest: Manifest, given: Mapping[str, str], site: Mapping[str, float]
+) -> ChannelSource:
+    lost = MASKED if feature.name in manifest.optional else NEVER
+    if feature.kind == "calendar":
+        return ChannelSource(feature.name, str(feature.what), "the clock")
+    if feature.kind == "static":
+        value = site.get(feature.name)
+        source = "" if value is None else f"[site] {feature.name} = {value:g}"
+        return ChannelSource(feature.name, "the site", source, "" if source else lost)
+    stream = feature.stream or manifest.target.stream
+    source = given.get(stream, "")
+    if source and feature.lag_steps is not None:
+        source = f"{source}, earlier readings"
+    if source and feature.lead_steps is not None:
+        source = f"{source}, values announced ahead; without them, the newest reading"
+    return ChannelSource(feature.name, stream, source, "" if source else lost)
+
+
+def unsupplied(channels: Iterable[ChannelSource]) -> list[ChannelSource]:
+    return [channel for channel in channels if channel.is_missing]

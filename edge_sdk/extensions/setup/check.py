@@ -23,7 +23,7 @@ from edge_sdk.commands import add_config
 from edge_sdk.commands.device_inspection import update_bytes
 from edge_sdk.config import Config, load_with_origins
 from edge_sdk.errors import OK, TEMPORARY, ConfigError
-from edge_sdk.extensions.setup.channels import ChannelSource, channel_sources, unsupplied
+from edge_sdk.extensions.setup.agent_log import ChannelSource, channel_sources, unsupplied
 from edge_sdk.extensions.setup.memory_trial import memory_finding
 from edge_sdk.limits import limits_of
 from edge_sdk.link.fleet_settings import ALONE

@@ -13,6 +13,7 @@ from edge_sdk.bundle import Bundle, TrustedKeys
 from edge_sdk.extensions.analytic.private_release import sensitivity
 from edge_sdk.extensions.noise_points.classical_noise import classical_sigma, extra_sigma
 from edge_sdk.extensions.noise_points.sign_noise import epsilon_of_sign, keep_probability
+from edge_sdk.privacy import BudgetSection, MechanismSection, PrivacySection
 from edge_sdk.privacy.ledger import advanced_composition
 from edge_sdk.privacy.noise import (
     _delta,
@@ -22,7 +23,6 @@ from edge_sdk.privacy.noise import (
     sigma_for,
 )
 from edge_sdk.privacy.noise_calibration import DeviceFacts
-from edge_sdk.privacy.settings import BudgetSection, MechanismSection, PrivacySection
 from edge_sdk.privacy.validation import plan_of
 
 DELTA = 1e-5

@@ -7,9 +7,9 @@ import pytest
 
 from edge_sdk.app.settings import from_table
 from edge_sdk.bundle import Bundle, TrustedKeys
+from edge_sdk.privacy import PrivacySection
 from edge_sdk.privacy.mechanism import mechanism_of
 from edge_sdk.privacy.noise_calibration import DeviceFacts
-from edge_sdk.privacy.settings import PrivacySection
 from edge_sdk.privacy.validation import plan_of
 
 BUNDLES = ("cells-mlp-1", "cells-gru-1")

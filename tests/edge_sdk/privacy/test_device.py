@@ -13,8 +13,8 @@ from edge_sdk.app.settings import from_table
 from edge_sdk.commands.status import status as status_of
 from edge_sdk.errors import ConfigError, Reason
 from edge_sdk.forecasting.series import Reading
+from edge_sdk.privacy import PrivacySection
 from edge_sdk.privacy.noise import epsilon_of
-from edge_sdk.privacy.settings import PrivacySection
 from edge_sdk.protocol import messages as m
 from edge_sdk.protocol.contract.manifest import GraphFile
 from edge_sdk.store.rows import SCHEMA

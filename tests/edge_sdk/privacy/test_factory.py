@@ -11,9 +11,9 @@ import pytest
 from edge_sdk.app.settings import from_table
 from edge_sdk.extensions.noise_points.input_noise import InputNoise
 from edge_sdk.forecasting.series import Reading, Series
+from edge_sdk.privacy import PrivacySection
 from edge_sdk.privacy.mechanism import mechanism_of
 from edge_sdk.privacy.noise_calibration import DeviceFacts, NoisePlan
-from edge_sdk.privacy.settings import PrivacySection
 from edge_sdk.privacy.validation import plan_of
 from edge_sdk.protocol.contract.manifest import (
     Feature,

@@ -24,8 +24,8 @@ from edge_sdk.errors import ConfigError
 from edge_sdk.extensions.peers.gossip import ADAPT, BEGIN, MIX, exchange_parts
 from edge_sdk.forecasting.series import Reading, SeriesRow
 from edge_sdk.link.transport import Message
+from edge_sdk.privacy import PrivacySection
 from edge_sdk.privacy.noise_calibration import DeviceFacts
-from edge_sdk.privacy.settings import PrivacySection
 from edge_sdk.privacy.validation import plan_of, refuse_method
 from edge_sdk.protocol import codec, topics
 from edge_sdk.protocol import messages as m

@@ -13,11 +13,11 @@ from edge_sdk.bundle import Bundle as OpenBundle
 from edge_sdk.bundle import TrustedKeys
 from edge_sdk.errors import ConfigError
 from edge_sdk.forecasting.windows import FILL
+from edge_sdk.privacy import PrivacySection
 from edge_sdk.privacy import noise_calibration as plans
 from edge_sdk.privacy.ledger import PrivacyAccount
 from edge_sdk.privacy.noise import epsilon_of, sigma_for
 from edge_sdk.privacy.noise_calibration import DeviceFacts
-from edge_sdk.privacy.settings import PrivacySection
 from edge_sdk.privacy.validation import plan_of, refuse_method
 from edge_sdk.protocol.contract.manifest import (
     Feature,

@@ -16,10 +16,10 @@ from edge_sdk.bundle import TrustedKeys
 from edge_sdk.extensions.budget.datasheet import NO_CLAIM, as_text, data_sheet, explain_budget
 from edge_sdk.extensions.noise_points.classical_noise import classical_sigma
 from edge_sdk.extensions.scores.section import ScoresSection
+from edge_sdk.privacy import PrivacySection
 from edge_sdk.privacy.ledger import PrivacyAccount, compose
 from edge_sdk.privacy.noise import epsilon_of, sigma_for
 from edge_sdk.privacy.noise_calibration import DeviceFacts, NoisePlan
-from edge_sdk.privacy.settings import PrivacySection
 from edge_sdk.privacy.validation import plan_of
 from edge_sdk.protocol.contract.manifest import CLIPPED_GRADIENT, SIGNATURES, GraphFile
 

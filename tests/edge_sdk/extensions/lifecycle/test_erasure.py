@@ -16,7 +16,7 @@ from edge_sdk.extensions.lifecycle.erasure import leave_fleet, wipe_device, wipe
 from edge_sdk.forecasting.series import SeriesRow
 from edge_sdk.privacy.ledger import PrivacyCharge
 from edge_sdk.protocol.outbox_state import OutboxEntry, UplinkCounters
-from edge_sdk.store.former_state import (
+from edge_sdk.store import (
     WIPE_ORDERED,
     WIPED,
     end_wipe,

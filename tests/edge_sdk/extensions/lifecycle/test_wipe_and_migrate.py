@@ -8,7 +8,7 @@ import pytest
 
 from edge_sdk.commands import main as cli
 from edge_sdk.protocol import keys
-from edge_sdk.store.former_state import fleet_of
+from edge_sdk.store import fleet_of
 from edge_sdk.store.store import DeviceStore
 from tests.edge_sdk.extensions.lifecycle.test_erasure import CHARGE, fill, secret_bytes
 

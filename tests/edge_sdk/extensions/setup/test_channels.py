@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from edge_sdk.bundle import shipped_folder
-from edge_sdk.extensions.setup.channels import MASKED, NEVER, channel_sources, unsupplied
+from edge_sdk.extensions.setup.agent_log import MASKED, NEVER, channel_sources, unsupplied
 from edge_sdk.protocol.contract.manifest import Manifest
 
 LOAD = "elec.import.energy"
