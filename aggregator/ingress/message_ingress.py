@@ -30,10 +30,10 @@ from edge_sdk.protocol.envelope import Sealed
 
 logger = logging.getLogger(__name__)
 
-Receiver = tuple[type[Any], Callable[[Sealed, Any], str]] | tuple[None, None]
+Receiver = tuple[type[Any], Callable[[Sealed, Any], str | IngressResult]] | tuple[None, None]
 """Class and handler of a message kind of an extension; None where it is not configured.
 
-The handler returns the name of the counter that the message raises.
+The handler returns the name of the counter that the message raises, or its replies.
 """
 
 

@@ -79,6 +79,7 @@ _BY_THE_DAEMON = {
     "clear": "clear a dead letter",
     "unlearn": "unlearn a device",
     "weather": "announce weather",
+    "sums": "announce contracts of sums",
     "rollout": "change a rollout",
     "record": "record an act",
 }
@@ -103,6 +104,7 @@ class ControlOrder:
         "unlearn",
         "label",
         "weather",
+        "sums",
         "rollout",
         "record",
     ]

@@ -84,7 +84,7 @@ class ServerExtension:
         return welcome
 
     def receivers(self) -> Mapping[str, Receiver]:
-        """Return class and handler of each message kind; a handler returns the counter's name."""
+        """Return class and handler of each message kind; a handler returns the counter's name, or replies."""
         return {}
 
     def orders(self) -> Mapping[str, Order]:

@@ -32,6 +32,9 @@ from edge_sdk.extensions.outputs.forecast_message import ForecastMessage
 from edge_sdk.extensions.peers.messages import PeerMessage, SettleMessage
 from edge_sdk.extensions.rollouts.messages import RolloutMessage, StageMessage, TrialMessage
 from edge_sdk.extensions.scores.messages import ScoreMessage
+from edge_sdk.extensions.sums.masked_sum import FollowedContract, SumContext, masked_message
+from edge_sdk.extensions.sums.messages import SumContract, SumReceiptMessage, SumsMessage
+from edge_sdk.extensions.sums.seed import ExchangeKey
 from edge_sdk.extensions.weather.messages import WeatherMessage, topic_of
 from edge_sdk.protocol import codec, envelope, keys, messages, model_step, msgpack_reader, topics
 from edge_sdk.protocol.contract.parameter_layout import ParamSpec
@@ -388,6 +391,26 @@ def rollouts() -> list[Case]:
         Case("bad-rollout-served", bad, topic, "_root", "_all", "rollout", refused="MALFORMED"),
         common("stage", StageMessage(serial=10, of=of, phase="run", stage=1)),
         up("trial", TrialMessage(of=of, state="serve", day=20_780, lost=(1, 2, 0))),
+    ]
+
+
+def sums() -> list[Case]:
+    """A contract, a device's masked numbers, and their receipt."""
+    witness, day = ExchangeKey(bytes(range(32))), 86_400_000
+    body = codec.encode(
+        SumContract(
+            "feeder-history", "history", "elec.import.power", "kW", 4, -20.0, 50.0, 0.001,
+            day, day + 1, 8, witness.public, cohort="feeder",
+        )
+    )  # fmt: skip
+    contract, values = FollowedContract.read(body), np.array([-99.0, -20.0, 0.0, 1.5])
+    context = SumContext(FLEET, DEVICE_ID, contract.digest, 20_000 * day)
+    sent = masked_message(values, contract, context, DEVICE, ExchangeKey(bytes(range(32, 64))))
+    of = envelope.ref(envelope.digest(codec.encode(sent)))
+    return [
+        common("sums", SumsMessage(NOW, (body,)), FROM_ROOT),
+        up("sum", sent),
+        down("sumreceipt", SumReceiptMessage(of)),
     ]
 
 
@@ -914,6 +937,7 @@ def cases() -> list[Case]:
         *session(),
         *forecasts(),
         *rollouts(),
+        *sums(),
         *model(),
         *log_sessions(),
         *refused_root(),

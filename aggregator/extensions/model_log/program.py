@@ -16,13 +16,14 @@ from aggregator.extensions.model_log.cosignatures import (
     saved_note,
 )
 from aggregator.extensions.model_log.log_export import VerifiedLog, verified
-from edge_sdk.app.cli import CommandLine, CommandResult, Subcommand
+from edge_sdk.app.cli import CommandLine, CommandResult, Subcommand, subcommand
+from edge_sdk.app.extensions import ExtensionIndex
 from edge_sdk.errors import RUNTIME, USAGE, Failure, Reason, Refused
 from edge_sdk.extensions.model_log.signed_note import NoteError, WitnessKey
 from edge_sdk.protocol import keys
 
 ABOUT = """\
-Witness of the log of models of a fleet that another organisation runs.
+Witness of a fleet that another organisation runs: of its log of models, and of its sums.
 
 The operator of a fleet sends an export of the log, which has every model that was announced to devices. A
 witness cosigns it only if it continues the log that the witness has cosigned before. An operator who gives
@@ -36,6 +37,8 @@ for each export that arrives, with the public key of the operator's aggregator:
   gridfed-witness cosign models.jsonl --public aggregator.pub --key witness.key --name example.org > models.note
 
 the operator writes an export by: gridfed-aggregator log export --out models.jsonl
+
+sums of masked numbers: sum-keys once, enrol for the devices' keys, open for each set
 
 exit codes: 0 done · 1 refused or failed · 2 wrong usage
 """
@@ -164,6 +167,11 @@ COMMANDS = {
         "Cosign an export, or refuse it.", cosign_export, add_cosign_arguments, COSIGN
     ),
     "show": Subcommand("Show the logs that were cosigned, and forks.", show_notes, add_folder),
+}
+COMMANDS |= {
+    name: subcommand(f"{entry.package}.{reference}", summary)
+    for entry in ExtensionIndex("aggregator").having("witness")
+    for name, (reference, summary) in entry.row["witness"].items()
 }
 
 

@@ -437,7 +437,7 @@ def sent(folder, seed, mechanism, known=()):
     return out, (rows, *drawn)
 
 
-ELSEWHERE = {"signal", "peer", "settle", "refusal", "forecast", "score", "trial"}
+ELSEWHERE = {"signal", "peer", "settle", "refusal", "forecast", "score", "trial", "sum"}
 """Kinds that a device of the averaging family does not send; their vectors are judged above."""
 
 
@@ -460,8 +460,9 @@ def test_a_field_depends_on_no_value_of_a_reading(row, captured):
         assert first == plain
 
 
-def test_only_forecasts_and_trials_are_sent_uncovered_on_request():
-    assert {row.kind for row in FIELDS if row.covered_by == "opt-in"} == {"forecast", "trial"}
+def test_only_forecasts_and_trials_and_sums_are_sent_uncovered_on_request():
+    requested = {row.kind for row in FIELDS if row.covered_by == "opt-in"}
+    assert requested == {"forecast", "trial", "sum"}
 
 
 def test_only_the_score_has_noise_and_a_budget_of_its_own():

@@ -203,6 +203,9 @@ TABLE = {
         },
         "",
     ),
+    "sums": (0, {"serial": ONE, "contracts": (L, 0, 2)}, ""),
+    "sum": (1, {"of": REF, "period": TIME, "enc": (B, 32, 32), "proof": (B, 64, 64)}, ""),
+    "sumreceipt": (0, {"of": REF}, ""),
 }  # fmt: skip
 
 

@@ -1,0 +1,99 @@
+"""Define the section ``[sums]`` of the aggregator's configuration."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from edge_sdk.app.schema import Between, Length, Matches
+from edge_sdk.app.settings import Duration, seconds
+from edge_sdk.extensions.sums.messages import (
+    CONTRACTS_LIMIT,
+    DEVICES_LIMIT,
+    LENGTH_LIMIT,
+    Source,
+    SumContract,
+)
+
+LEAST = 8
+"""Devices below which a contract is refused unless ``sums.few`` is true."""
+
+Hex = Annotated[str, Matches(r"[0-9a-f]{64}")]
+
+
+@dataclass(frozen=True, slots=True)
+class ContractSection:
+    """Terms of a sum, as a table ``[[sums.contract]]``."""
+
+    name: Annotated[str, Matches(r"[a-z][a-z0-9-]{0,31}")]
+    # readings of each whole period, or the expected values of the one that begins
+    source: Source
+    stream: str  # canonical stream, in its own unit
+    unit: str  # unit of the stream
+    lowest: float  # lower values are raised to it
+    highest: float  # higher values are lowered to it
+    resolution: float  # numbers are rounded to multiples of it
+    length: Annotated[int, Between(1, LENGTH_LIMIT)] = 96  # numbers of a period
+    period: Duration = "1d"
+    offset: Duration = "0s"  # periods begin so long after midnight, UTC
+    due: Duration = "30h"  # time after a period's begin at which it is closed
+    least: Annotated[int, Between(2, DEVICES_LIMIT)] = 20  # devices without which no sum is opened
+    cohort: str = ""  # label by whose value devices are added up; empty: all together
+
+    def terms(self, witness: bytes) -> SumContract:
+        """Return the contract; raise ValueError if it could overflow or has no whole step.
+
+        Args:
+            witness: X25519 public key of the witness.
+        """
+        period, offset, due = (
+            round(1000 * seconds(text)) for text in (self.period, self.offset, self.due)
+        )
+        return SumContract(
+            self.name,
+            self.source,
+            self.stream,
+            self.unit,
+            self.length,
+            self.lowest,
+            self.highest,
+            self.resolution,
+            period,
+            due,
+            self.least,
+            witness,
+            offset,
+            self.cohort,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class SumsSection:
+    """Sums of masked numbers, which only a witness of another organisation can open."""
+
+    # one table for each contract; its keys are on the page about sums
+    contract: Annotated[tuple[ContractSection, ...], Length(0, CONTRACTS_LIMIT)] = ()
+    witness_open: Hex = "00" * 32  # X25519 key of the witness: gridfed-witness sum-keys
+    witness_sign: Hex = "00" * 32  # Ed25519 key of its answers
+    few: bool = False  # allow contracts of fewer than 8 devices: a sum of few hides little
+    keep_days: Annotated[int, Between(1, 3650)] = 40  # days for which masked numbers are kept
+
+    def __post_init__(self) -> None:
+        """Refuse contracts that hide little, that clash, or that have no witness."""
+        for one in self.contract:
+            one.terms(bytes(32))
+            if one.least < LEAST and not self.few:
+                raise ValueError(
+                    f"contract {one.name}: least: a sum of {one.least} devices hides little; expected at "
+                    f"least {LEAST}, or few = true"
+                )
+        for key in ("name", "source"):
+            values = [getattr(one, key) for one in self.contract]
+            if len(set(values)) < len(values):
+                raise ValueError(f"contract: two contracts have one {key}")
+        if self.contract and not (int(self.witness_open, 16) and int(self.witness_sign, 16)):
+            raise ValueError("witness_open, witness_sign: expected the keys of a witness")
+
+    def contracts(self) -> tuple[SumContract, ...]:
+        """Return the contracts that the root is to sign."""
+        return tuple(one.terms(bytes.fromhex(self.witness_open)) for one in self.contract)

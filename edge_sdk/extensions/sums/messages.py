@@ -1,0 +1,117 @@
+"""Define the messages of secure sums: the contracts, a device's masked numbers, and their receipt."""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated, ClassVar, Final, Literal
+
+from edge_sdk.app.lean_dataclass import dataclass
+from edge_sdk.app.schema import Between, Length, Matches
+from edge_sdk.protocol.messages import (
+    SPAN_LIMIT,
+    Moment,
+    Ordinal,
+    Piece,
+    ProtocolMessage,
+    PublicKey,
+    Real,
+    Ref,
+    Text,
+)
+
+LENGTH_LIMIT: Final = 4096
+"""Most numbers of one message: 32 kB."""
+DEVICES_LIMIT: Final = 2**20
+"""Most devices of one sum."""
+LEVELS_LIMIT: Final = 2**43
+"""Largest integer that a device sends: the sum of all devices stays below 2^63, and never overflows."""
+CONTRACTS_LIMIT: Final = 2
+"""Most contracts of a fleet: one for each source."""
+
+Source = Literal["history", "tomorrow"]
+Signature = Annotated[bytes, Length(64, 64)]
+Contracts = Annotated[tuple[Annotated[bytes, Length(1, 1024)], ...], Length(0, CONTRACTS_LIMIT)]
+
+
+@dataclass(frozen=True, slots=True)
+class SumContract(ProtocolMessage):
+    """Terms of a sum: one vector of a device and a period. It is a part of ``SumsMessage``."""
+
+    kind: ClassVar[str] = "contract"
+    name: Annotated[str, Matches(r"[a-z][a-z0-9-]{0,31}")]
+    source: Source  # readings of a whole period, or the expected values of one that begins
+    stream: Text  # canonical stream
+    unit: Text  # of the numbers below, and of the stream
+    length: Annotated[int, Between(1, LENGTH_LIMIT)]  # numbers of one vector
+    lowest: Real  # lower values are raised to it
+    highest: Real  # higher values are lowered to it
+    resolution: Real  # numbers are rounded to lowest plus a multiple of it
+    period: Annotated[int, Between(1000, SPAN_LIMIT)]  # ms; each number is of an equal part of it
+    due: Annotated[int, Between(1, SPAN_LIMIT)]  # ms after a period's begin until it is closed
+    least: Annotated[int, Between(2, DEVICES_LIMIT)]  # devices without which no sum is opened
+    witness: PublicKey  # X25519 key that the seeds of the masks are agreed with
+    offset: Annotated[int, Between(0, SPAN_LIMIT)] = 0  # ms: periods begin at it after a multiple
+    cohort: Text = ""  # label of devices that are added up by its value; empty: all of them
+
+    def __post_init__(self) -> None:
+        """Refuse a contract whose sum could overflow, or whose numbers have no time of their own."""
+        if not (self.lowest < self.highest and self.resolution > 0.0):
+            raise ValueError("lowest, highest, resolution: expected lowest < highest, and above 0")
+        if not 1 <= (self.highest - self.lowest) / self.resolution <= LEVELS_LIMIT:
+            raise ValueError(
+                f"resolution: expected 1 to 2^43 steps of it from lowest to highest, so that the sum "
+                f"of 2^20 devices stays below 2^63; {self.resolution:g} is out of range"
+            )
+        if self.period % self.length or self.offset >= self.period:
+            raise ValueError("period: expected a multiple of length, above offset")
+
+    @property
+    def levels(self) -> int:
+        """Return the largest integer that a device sends."""
+        return math.floor((self.highest - self.lowest) / self.resolution + 1e-6)
+
+    @property
+    def step(self) -> int:
+        """Return the milliseconds of one number."""
+        return self.period // self.length
+
+    def begins(self, period: int) -> bool:
+        """Return whether a period begins at a time, Unix milliseconds."""
+        return period % self.period == self.offset
+
+    def last_begin(self, now: int) -> int:
+        """Return the begin of the period at a time, Unix milliseconds."""
+        return now - (now - self.offset) % self.period
+
+
+@dataclass(frozen=True, slots=True)
+class SumsMessage(ProtocolMessage):
+    """The contracts of a fleet, signed by its root. Retained; the latest replaces."""
+
+    kind: ClassVar[str] = "sums"
+    of_root = True
+    of_fleet = True
+    serial: Ordinal  # rises with every announcement
+    contracts: Contracts  # canonical bytes of each, one for a source
+
+
+@dataclass(frozen=True, slots=True)
+class SumMessage(ProtocolMessage):
+    """A device's masked numbers of one period, if its owner allows it. Receipted."""
+
+    kind: ClassVar[str] = "sum"
+    from_device = True
+    is_encryptable = True
+    of: Ref  # of the contract
+    period: Moment  # begin of the period
+    enc: PublicKey  # encapsulated key of the seed, for the witness
+    proof: Signature  # of the device, which the witness verifies without the numbers
+    blob: Piece = b""  # uint64 little-endian, masked
+
+
+@dataclass(frozen=True, slots=True)
+class SumReceiptMessage(ProtocolMessage):
+    """Confirm that a device's masked numbers are stored."""
+
+    kind: ClassVar[str] = "sumreceipt"
+    of: Ref  # reference of the message

@@ -1,0 +1,263 @@
+"""Send one masked vector of each contract and period, and send it again until it is receipted.
+
+A message is made once, saved with the end of its period in one transaction, and then sent; the same bytes
+are sent again after a restart. No period of a source is sent twice, and no two that overlap, also not under
+another contract: whoever could announce a second contract would learn one device from the difference.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any, Final
+
+import numpy as np
+
+from edge_sdk.app.cli import fields
+from edge_sdk.config import Config
+from edge_sdk.errors import Reason, Refused, SignerUnavailable
+from edge_sdk.extensions.sums.masked_sum import (
+    Floats,
+    FollowedContract,
+    SumContext,
+    contracts_of,
+    masked_message,
+)
+from edge_sdk.extensions.sums.messages import (
+    SumContract,
+    SumMessage,
+    SumReceiptMessage,
+    SumsMessage,
+)
+from edge_sdk.forecasting.forecast import Forecast
+from edge_sdk.forecasting.series import STREAMS, Series
+from edge_sdk.protocol.codec import decode, encode
+from edge_sdk.protocol.envelope import digest, ref
+from edge_sdk.session.signed_link import VerifiedMessage
+from edge_sdk.store.store import DeviceStore
+from edge_sdk.training.extension import DeviceExtension, DeviceParts
+
+logger = logging.getLogger(__name__)
+
+RETRY: Final = 600.0
+"""Seconds after which a message that was not receipted is sent again over the same link."""
+SERIAL: Final = "sum serial"
+"""Fact with the serial of the followed announcement."""
+_CONTRACTS = "sum contracts"
+
+
+def refuse_privacy(config: Config) -> None:
+    """Refuse sums beside a privacy mechanism.
+
+    Raises:
+        ValueError: The message names the key.
+    """
+    if config.privacy.mechanism.name != "none":
+        raise ValueError(
+            "accept.sums: masked numbers are computed from readings without noise, so sending them voids "
+            "the claim of [privacy]; remove it, or set privacy.mechanism.name = 'none'"
+        )
+
+
+class SumSender(DeviceExtension):
+    """The sums of one device."""
+
+    kinds = (SumsMessage.kind, SumReceiptMessage.kind)
+
+    def __init__(self, device: DeviceParts) -> None:
+        super().__init__(device)
+        self._store, self._session = device.store, device.session
+        self._contracts = _saved_contracts(device.store)
+        self._sent: dict[str, tuple[float, float]] = {}  # by source: begin of the link, time
+        self._tried: dict[str, tuple[object, ...]] = {}
+        self._declined: set[bytes] = set()
+
+    def start(self) -> None:
+        parts = self._session.parts
+        parts.link.subscribe_further((SumsMessage.kind,))
+        parts.announcements.serials.append(SERIAL)
+
+    def on_message(self, message: VerifiedMessage) -> None:
+        """Follow newer contracts; note a receipt.
+
+        Raises:
+            Refused: ROLLBACK, or MALFORMED for contracts that cannot be kept.
+        """
+        match message.message:
+            case SumsMessage() as announced:
+                self._follow(announced, message.body)
+            case SumReceiptMessage() as receipt:
+                for one in self._contracts:
+                    waiting = self._waiting(one.terms.source)
+                    if waiting is not None and ref(digest(encode(waiting))) == receipt.of:
+                        self._store.set_facts(
+                            **{f"sum {one.terms.source} receipted": waiting.period}
+                        )
+
+    def on_tick(self) -> None:
+        """Make the message of a period whose numbers are known, and send what is not receipted.
+
+        Raises:
+            StoreFull: No space; it is tried again.
+        """
+        now, session = self._session.time.now(), self._session
+        if now is None or not session.may_request or session.participation.is_held:
+            return
+        for one in self._contracts:
+            self._make(one, now)
+            self._send(one, now)
+
+    def status(self) -> dict[str, Any]:
+        """Return the contracts with what was sent last."""
+        found = {}
+        for one in self._contracts:
+            waiting, source = self._waiting(one.terms.source), one.terms.source
+            found[one.terms.name] = {
+                "source": source,
+                "least": one.terms.least,
+                "declined": one.digest in self._declined,
+                "period": None if waiting is None else waiting.period,
+                "digest": None if waiting is None else digest(waiting.blob).hex(),
+                "receipted": waiting is not None and self._is_receipted(source, waiting),
+                "sent": self._store.fact(f"sum {source} count"),
+            }
+        return {"sums": found}
+
+    # --- contracts --------------------------------------------------------------------------------
+
+    def _follow(self, announced: SumsMessage, body: bytes) -> None:
+        floor = self._store.fact(SERIAL)
+        if announced.serial == floor and body == self._store.paper(_CONTRACTS):
+            return
+        if announced.serial <= floor:
+            raise Refused(Reason.ROLLBACK, f"serial {announced.serial} is not above {floor}")
+        found = contracts_of(announced)
+        self._store.file_paper(_CONTRACTS, body, **{SERIAL: announced.serial})
+        self._contracts = found
+        self._tried.clear()
+        for one in found:
+            about = {"contract": one.terms.name, "least": one.terms.least}
+            logger.info("sum contract followed %s", fields(**about, length=one.terms.length))
+
+    def _fits(self, one: FollowedContract, series: Series) -> bool:
+        """Return whether this device has the contract's numbers; else it declines, and says so once."""
+        terms, target = one.terms, self.device.active.learner.manifest.target
+        is_known = (terms.stream, terms.unit) == (target.stream, target.unit)
+        does_fit = is_known and not terms.step % (1000 * series.step)
+        if not does_fit and one.digest not in self._declined:
+            self._declined.add(one.digest)
+            about = {"contract": terms.name, "stream": terms.stream, "unit": terms.unit}
+            logger.warning("sum contract declined %s", fields(**about, own=target.stream))
+        return does_fit
+
+    # --- messages ---------------------------------------------------------------------------------
+
+    def _make(self, one: FollowedContract, now: int) -> None:
+        terms, learner = one.terms, self.device.active.learner
+        series, floor = learner.series, self._store.fact(f"sum {terms.source} until")
+        mark = (len(series) and series.newest, now // terms.step, id(self.device.active.latest))
+        if not len(series) or self._tried.get(terms.name) == mark or not self._fits(one, series):
+            return
+        self._tried[terms.name] = mark
+        last = terms.last_begin(now)
+        first = terms.last_begin(max(0, now - terms.due)) + terms.period
+        ahead = 0 if terms.source == "history" else terms.period
+        found: Forecast | None = None
+        for period in range(first, last + ahead + 1, terms.period):
+            if period < floor:
+                continue
+            if terms.source == "tomorrow" and found is None:
+                found = learner.forecast(self.device.active.latest)
+            values = numbers_of(terms, period, series, found)
+            if values is not None:
+                self._save(one, period, values)
+                return
+
+    def _save(self, one: FollowedContract, period: int, values: Floats) -> None:
+        config, source = self.device.config, one.terms.source
+        context = SumContext(config.fleet, config.id, one.digest, period)
+        try:
+            message = masked_message(values, one, context, self.device.identity)
+        except SignerUnavailable as error:
+            self._session.note_signer(str(error))
+            self._tried.pop(one.terms.name, None)
+            return
+        facts = {
+            f"sum {source} until": period + one.terms.period,
+            f"sum {source} count": self._store.fact(f"sum {source} count") + 1,
+        }
+        self._store.file_paper(f"sum {source}", encode(message), **facts)
+        self._sent.pop(source, None)
+        self._session.count("sums made")
+
+    def _send(self, one: FollowedContract, now: int) -> None:
+        terms, session = one.terms, self._session
+        waiting, linked_at = self._waiting(terms.source), session.connection.linked_at
+        if waiting is None or waiting.of != one.ref or now > waiting.period + terms.due:
+            return
+        at_link, at = self._sent.get(terms.source, (-1.0, -RETRY))
+        is_due = at_link != linked_at or session.now >= at + RETRY
+        if is_due and not self._is_receipted(terms.source, waiting) and session.send(waiting):
+            self._sent[terms.source] = linked_at, session.now
+
+    def _waiting(self, source: str) -> SumMessage | None:
+        """Return the message that was made last."""
+        body = self._store.paper(f"sum {source}")
+        try:
+            return None if body is None else decode(SumMessage, body)
+        except Refused as refused:
+            logger.warning("stored value rejected %s", fields(what=f"sum {source}", why=refused))
+            return None
+
+    def _is_receipted(self, source: str, message: SumMessage) -> bool:
+        return self._store.fact(f"sum {source} receipted", -1) == message.period
+
+
+def numbers_of(
+    terms: SumContract, period: int, series: Series, forecast: Forecast | None
+) -> Floats | None:
+    """Return the numbers of a period, shape ``(length,)``; None while one of them is unknown.
+
+    What was measured counts before what is forecast. Without a forecast the whole period was measured.
+
+    Args:
+        period: Begin, Unix milliseconds.
+        forecast: Expected values after the newest reading; None for the readings alone.
+
+    >>> from edge_sdk.forecasting.series import SeriesColumn
+    >>> series = Series(3600, ["elec.import.power"])
+    >>> hours = np.arange(23)
+    >>> series.load_columns([SeriesColumn("elec.import.power", hours, 1.0 * hours)])
+    >>> terms = SumContract("one", "tomorrow", "elec.import.power", "kW", 4, 0.0, 9.0, 0.1,
+    ...                     86_400_000, 90_000_000, 8, bytes(32))
+    >>> numbers_of(terms, 0, series, None) is None
+    True
+    >>> last = Forecast(np.array([23 * 3600]), np.array([5.0]), "kW", "model")
+    >>> numbers_of(terms, 0, series, last)
+    array([ 2.5,  8.5, 14.5, 17.5])
+    """
+    step = series.step
+    parts = terms.step // (1000 * step)
+    slots = period // (1000 * step) + np.arange(parts * terms.length)
+    values = np.full(len(slots), np.nan)
+    if period % (1000 * step) or not len(series):
+        return None
+    sources = [] if forecast is None else [(forecast.times // step, forecast.values)]
+    for known, numbers in (*sources, (series.times() // step, series.values(terms.stream))):
+        _, at, there = np.intersect1d(slots, known, assume_unique=True, return_indices=True)
+        is_known = np.isfinite(numbers[there])
+        values[at[is_known]] = numbers[there][is_known]
+    if not np.isfinite(values).all():
+        return None
+    table = values.reshape(terms.length, parts)
+    adds = terms.stream in STREAMS and STREAMS[terms.stream].adds
+    whole: Floats = table.sum(axis=1) if adds else table.mean(axis=1)
+    return whole
+
+
+def _saved_contracts(store: DeviceStore) -> tuple[FollowedContract, ...]:
+    body = store.paper(_CONTRACTS)
+    try:
+        return () if body is None else contracts_of(decode(SumsMessage, body))
+    except Refused as refused:
+        logger.warning("stored value rejected %s", fields(what=_CONTRACTS, why=refused))
+        return ()
