@@ -19,6 +19,7 @@ from edge_sdk.extensions.analytic.boosted_model import (
     CLOSED,
     FLEET,
     HURDLE,
+    LAST,
     NOTHING,
     BoostedModel,
     blend_members,
@@ -221,14 +222,14 @@ class _Work:
         """Return the base models on whose residuals trees are grown.
 
         Quantiles of a load that is often 0 are steps of the load itself; those of any other are around
-        the closed form, which follows the level of the load where trees alone do not.
+        the closed form and the last value, which follow the level of the load where trees alone do not.
         """
         if has_hurdle:
             return (FLEET,)
         if len(self.levels) == 1:
             return CLOSED, NOTHING, FLEET
         is_often_off = (self.frame.truth(self.origins) == 0.0).mean() >= OFTEN
-        return (NOTHING if is_often_off else CLOSED), FLEET
+        return (NOTHING, FLEET) if is_often_off else (CLOSED, LAST, FLEET)
 
     def hurdles(self) -> tuple[Hurdle, Hurdle] | None:
         """Return hurdle models of early and of all windows; None unless the load is often 0.
@@ -271,7 +272,9 @@ class _Work:
             of = fleet[FLEET].early if is_early else fleet[FLEET].final
             return (truth[:, :, None] - of(self.origins[which])) / self.place.unit
         start = tree_start(self.frame, self.origins[which], wide)
-        if base == CLOSED:
+        if base == LAST:
+            start = self.frame.last[self.origins[which], None]
+        elif base == CLOSED:
             start = self.frame.last[self.origins[which], None] + self.place.unit * predicted[which]
         return np.repeat(((truth - start) / self.place.unit)[:, :, None], wide, axis=2)
 

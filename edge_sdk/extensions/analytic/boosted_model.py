@@ -29,8 +29,8 @@ from edge_sdk.forecasting.forecast import WEEK, rows_of, seasonal_naive
 from edge_sdk.forecasting.windows import ChannelFrame
 from edge_sdk.protocol.contract.method import Array
 
-FLEET, CLOSED, NOTHING = "fleet", "closed form", "nothing"
-"""What trees are grown on: residuals of the fleet's model, of the own closed form, and of no model."""
+FLEET, CLOSED, NOTHING, LAST = "fleet", "closed form", "nothing", "last value"
+"""What trees are grown on: residuals of the fleet's model, the own closed form, no model, the last value."""
 PREFIX = "hurdle_"
 """Prefix of the names of a hurdle model's saved arrays."""
 HURDLE = "probability of 0"
@@ -117,7 +117,7 @@ class BoostedModel:
         if not all(shapes):
             raise ValueError("boosted model: the arrays do not fit each other")
         own = {CLOSED, NOTHING} & set(self.bases) or self.hurdle is not None
-        if not set(self.bases) <= {FLEET, CLOSED, NOTHING} or not own:
+        if not set(self.bases) <= {FLEET, CLOSED, NOTHING, LAST} or not own:
             raise ValueError(f"boosted model: trees on an unknown model in {self.bases}")
         finite = (mean, self.coefficients, self.values, self.weights, [self.shift, self.unit])
         if not all(np.isfinite(one).all() for one in finite) or not self.unit > 0.0:
@@ -239,13 +239,14 @@ def blend_members(
     frame, around = place.frame, common[FLEET] - common[FLEET][:, :, [middle]]
     last, horizon = frame.last[origins, None], frame.window.horizon
     own = last + place.unit * closed
-    middles = {CLOSED: own, "last value": np.repeat(last, horizon, axis=1)}
+    middles = {CLOSED: own, LAST: np.repeat(last, horizon, axis=1)}
     for name, period in (("last day", DAY), ("last week", WEEK)):
         rows = rows_of(period, frame.window.step_seconds)
         middles[name] = seasonal_naive(frame.last, origins, horizon, rows)
     found = {**common, **{name: one[:, :, None] + around for name, one in middles.items()}}
     start = tree_start(frame, origins, around.shape[2])[:, :, None]
     below = {FLEET: common[FLEET], CLOSED: own[:, :, None], NOTHING: start, HURDLE: start}
+    below[LAST] = last[:, :, None]
     for base, more in added.items():
         found[f"{base} and trees"] = _ordered(below[base] + place.unit * more)
     return found
