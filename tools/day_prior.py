@@ -27,7 +27,7 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
@@ -223,7 +223,7 @@ def _added(site: Site, step: int) -> Site:
 def origins_of(site: Site, first: int = DAYS) -> Ints:
     """Return the rows before 00, 06, 12 and 18 o'clock with ``first`` days before and one after them."""
     rows = np.arange(first * site.day, len(site.load) - site.day) - 1
-    return rows[site.local[rows + 1] % (DAY // 4) == 0]
+    return np.asarray(rows[site.local[rows + 1] % (DAY // 4) == 0])
 
 
 def windows(site: Site, origins: Ints, known: Ints) -> Windows:
@@ -364,7 +364,7 @@ class Training:
             )
             missed.append((truth - told, spread_columns(one.rows), stage_of(one.rows.known), noise))
             own = np.nanmean(np.abs(truth - one.profile), axis=1)
-            few = stage_of(one.rows.known) <= stage_of(np.array(3))
+            few = one.rows.known == 1  # later a device knows its own share
             ratios.append(
                 _by_stage(np.nanmean(np.abs(truth - told), axis=1), one) / _by_stage(own, one)
             )
@@ -498,7 +498,7 @@ def trained(fleet: Sequence[Site], console: Console) -> Trained:
 def write(prior: Trained, path: Path) -> int:
     """Write the arrays as float16, and scales, spreads and strengths as float32; return the bytes."""
     wide = ("scale", "spread", "strengths", "share")
-    kept = {
+    kept: dict[str, Any] = {
         name: one.astype(np.float32 if name in wide else np.float16)
         for name, one in prior.arrays.items()
     }

@@ -8,6 +8,7 @@
     python tools/reproduce.py e6 --data DATA --rounds 2000 --seeds 5        # the paper's length
     python tools/reproduce.py e6 --data DATA --anchors ANCHORS              # beside other methods
     python tools/reproduce.py accuracy --data DATA --anchors ANCHORS        # beside the marks
+    python tools/reproduce.py days --data DATA --anchors ANCHORS            # tomorrow, by the day bundles
     python tools/reproduce.py loads --data DATA           # PL-FL's Table I and Figure 2
     python tools/reproduce.py e15 --data DATA             # the papers together
     python tools/reproduce.py figures --data DATA --out runs  # the papers' figures of curves
@@ -74,6 +75,7 @@ from tools.experiments import (
     traffic,
 )
 from tools.experiments.marks import command as accuracy
+from tools.experiments.marks import days
 from tools.experiments.plfl import Arm
 from tools.papers import pages as papers
 
@@ -84,6 +86,7 @@ EXPERIMENTS = (
     *related_methods_pages.EXPERIMENTS,
     *robust.EXPERIMENTS,
     accuracy.EXPERIMENT,
+    days.EXPERIMENT,
     heterogeneity.EXPERIMENT,
     combined.EXPERIMENT,
     figures.EXPERIMENT,
@@ -317,15 +320,17 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     robust.add_options(parser)
     graphs.add_options(parser)
     accuracy.add_options(parser)
+    days.add_options(parser)
     figures.add_options(parser)
     options = parser.parse_args(arguments)
     if LIST in options.experiments and len(options.experiments) > 1:
         parser.error(f"{LIST} stands alone")
     if options.data is None and set(options.experiments) - {"e7", "e8", "e13", LIST}:
         parser.error("--data is needed for all experiments but e7, e8 and e13")
-    if accuracy.EXPERIMENT in options.experiments and options.anchors is None:
+    needing = {accuracy.EXPERIMENT, days.EXPERIMENT} & set(options.experiments)
+    if needing and options.anchors is None:
         parser.error(
-            "accuracy needs --anchors, the folder with datasets.py, metrics.py and results/"
+            f"{min(needing)} needs --anchors, the folder with datasets.py, metrics.py and results/"
         )
     return options
 
@@ -342,6 +347,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         code = robust.main(options)
     if not code and accuracy.EXPERIMENT in options.experiments:
         code = accuracy.main(options)
+    if not code and days.EXPERIMENT in options.experiments:
+        code = days.main(options)
     if not code and heterogeneity.EXPERIMENT in options.experiments:
         code = heterogeneity.main(options)
     if not code and combined.EXPERIMENT in options.experiments:

@@ -11,7 +11,8 @@ error is that of the mean profile of the known days. Rows of a set:
 - ``fleet``: two thirds of the set's devices, with their training parts, teach all stages; the other
   third is new.
 
-Every fleet and prior forecasts with the own part and the share of the known days. One JSON per set in
+Every fleet and prior forecasts as an agent does: by the bundle's functions, with the own part and the
+share of the known days. One JSON per set in
 --out; an interrupted call continues where it stopped.
 """
 
@@ -35,17 +36,18 @@ import numpy as np
 from rich.console import Console
 from rich.progress import Progress
 
-from edge_sdk.extensions.analytic.profile_features import DAYS
-from edge_sdk.extensions.analytic.profile_form import (
-    own_part,
-    prior_forecast,
-    prior_share,
-    scaled_design,
-    stage_of,
-)
-from edge_sdk.extensions.analytic.reweighting import QuantileLoss
+from aggregator.extensions.authoring.day_profiles import DAY_PROFILES, made
+from edge_sdk.bundle import Bundle, TrustedKeys
+from edge_sdk.extensions.analytic.bundle_functions import NumpyFunction
+from edge_sdk.extensions.analytic.profile_half import IssuedWindows, with_own_part
+from edge_sdk.extensions.analytic.profile_sums import functions_of_profiles
 from edge_sdk.forecasting.calendar_features import Floats, Ints
-from tools.day_prior import MEDIAN, PRIORS, Site, Windows, trained, windows
+from edge_sdk.forecasting.series import Series, SeriesRow
+from edge_sdk.forecasting.windows import ChannelFrame, Drawable
+from edge_sdk.protocol.contract.manifest import Manifest
+from edge_sdk.protocol.contract.method import Array
+from edge_sdk.protocol.contract.parameter_layout import Vector
+from tools.day_prior import Site, trained, windows
 from tools.experiments.marks.tasks import use
 
 KNOWN = (1, 3, 7, 14, 28)
@@ -59,6 +61,7 @@ SETS: Mapping[str, tuple[str, str]] = {
     "building_resstock_ca_alameda": ("ResStock, homes", "load-day-1"),
     "building_simbench_15min": ("SimBench, quarter-hours", "load-day-quarter-1"),
     "ev_acn_caltech": ("Caltech, charging", "chargers-day"),
+    "cellular_milan": ("Milan, cells", "cells-day"),
     "ev_palo_alto_2011_2013": ("Palo Alto, charging", "chargers-day"),
 }
 SEEN = ("building_resstock_ca_alameda",)
@@ -67,46 +70,34 @@ SEEN = ("building_resstock_ca_alameda",)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class NewDevice:
-    """What a new device forecasts with."""
+    """What a new device forecasts with: a bundle's functions and a vector, as an agent has them."""
 
-    scale: Floats
-    coefficients: Floats
-    strengths: Floats
-    share: float
-    expected_ratio: float
+    manifest: Manifest
+    functions: Mapping[str, NumpyFunction]
+    p: Vector
+
+    @classmethod
+    def of(cls, manifest: Manifest, p: Vector) -> NewDevice:
+        return cls(manifest, functions_of_profiles(manifest), p)
+
+    def run(self, name: str, **given: Array) -> tuple[Array, ...]:
+        return self.functions[name](**given)
 
     def forecast(self, site: Site, origin: int, days: int) -> Floats:
         """Return the median of the day after ``origin`` if only ``days`` days are known."""
-        quarter = site.day // 4
-        learn = np.arange(origin - site.day, origin - (days - 1) * site.day - 1, -quarter)[::-1]
-        origins = np.append(learn, origin)
-        known = np.minimum((origins - (origin - days * site.day)) // site.day, DAYS)
-        one = windows(site, origins, known)
-        design = scaled_design(one.rows, self.scale)
-        told = prior_forecast(design, np.zeros(one.truth.size), one.stages, self.coefficients)
-        now = len(learn) * site.day
-        own = design[now:] @ self._own(one, design[:now], told[:now], days)
-        level, base = one.rows.level[-1], one.rows.base[-1]
-        profile = one.profile[-1]
-        model = base + told[now:] + own
-        share = self._share(one, told, own_rows=now) if len(learn) else self.share
-        return np.asarray(level * (share * model + (1.0 - share) * profile))
-
-    def _own(self, one: Windows, design: Any, told: Floats, days: int) -> Any:  # noqa: ANN401
-        strength = float(self.strengths[stage_of(np.array(days))])
-        left = one.targets[: len(told)] - told
-        loss = QuantileLoss(floor=MEDIAN.floor)
-        return own_part(design, left, np.inf if strength >= 1e8 else strength, loss).astype(
-            np.float32
-        )
-
-    def _share(self, one: Windows, told: Floats, own_rows: int) -> float:
-        truth = one.targets[:own_rows]
-        plain = (one.profile - one.rows.base).ravel()[:own_rows]
-        seen = np.isfinite(truth)
-        prior = np.abs(truth - told[:own_rows])[seen].sum()
-        own = np.abs(truth - plain)[seen].sum()
-        return float(prior_share(prior, own, expected=self.expected_ratio))
+        known = site.load[origin + 1 - days * site.day : origin + 1]
+        first = int(site.local[origin]) // site.step - len(known) + 1
+        stream = self.manifest.target.stream
+        series = Series(site.step, [stream], capacity=len(known))
+        series.load(SeriesRow(stream, first + i, x) for i, x in enumerate(known))
+        frame = ChannelFrame.of(series, self.manifest)
+        learned = IssuedWindows.of(self.run, Drawable(frame, frame.origins()))
+        p = self.p
+        if len(learned):
+            p = with_own_part(self.run, learned, p, self.manifest.spec())
+        newest = np.array([len(frame) - 1])
+        (told,) = self.run("forecast", p=p, x=frame.inputs(newest))
+        return np.asarray(frame.restore(told, newest)[0, :, 1])
 
 
 def nearest(values: Floats, origin: int, days: int, day: int) -> Floats:
@@ -123,15 +114,18 @@ def nearest(values: Floats, origin: int, days: int, day: int) -> Floats:
 
 def shipped(bundle: str) -> NewDevice:
     """Return what a device with a shipped bundle forecasts with, before it meets a fleet."""
-    return of_arrays(np.load(PRIORS / f"{bundle}.npz"))
+    found = Bundle.open(bundle, trust=TrustedKeys())
+    return NewDevice.of(found.manifest, found.initial)
 
 
-def of_arrays(arrays: Mapping[str, Any], ratio: float = -0.2) -> NewDevice:
-    wide = {
-        name: np.asarray(arrays[name], np.float64)
-        for name in ("scale", "coefficients", "strengths")
-    }
-    return NewDevice(**wide, share=float(np.ravel(arrays["share"])[0]), expected_ratio=ratio)
+def taught(bundle: str, arrays: Mapping[str, Any]) -> NewDevice:
+    """Return a bundle whose prior is that of some arrays; residual days are the shipped ones."""
+    manifest, initial = made(DAY_PROFILES[bundle], name=bundle, version=1)
+    p = np.frombuffer(initial, "<f4").copy()
+    for layer in manifest.spec().layers:
+        if layer.name in arrays and layer.name != "residuals":
+            p[layer.offset : layer.offset + layer.size] = np.ravel(arrays[layer.name])
+    return NewDevice.of(manifest, p)
 
 
 def run(
@@ -158,7 +152,7 @@ def run(
             parts = [
                 _cut(whole[i], task.series[i].train_end) for i in np.flatnonzero(fold != number)
             ]
-            methods["fleet"] = of_arrays(trained(parts, console).arrays)
+            methods["fleet"] = taught(SETS[name][1], trained(parts, console).arrays)
         with Progress(console=console, transient=True) as bar:
             for i in bar.track(np.flatnonzero(fold == number), description=name):
                 _judge(whole[i], task.series[i], tests[i], methods, errors)
@@ -239,7 +233,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         path = options.out / f"first-days-{name}.json"
         if not path.exists():
             bundle = SETS[name][1]
-            prior = of_arrays(np.load(options.prior)) if options.prior else shipped(bundle)
+            prior = taught(bundle, np.load(options.prior)) if options.prior else shipped(bundle)
             found = run(
                 options.data, name, console, most=options.most, fleets=options.fleets, prior=prior
             )

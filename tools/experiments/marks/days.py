@@ -1,0 +1,261 @@
+"""Score tomorrow's profile after a year, as an agent with a shipped bundle serves it.
+
+    python tools/reproduce.py days --data DATA --anchors ANCHORS --out runs
+    python tools/reproduce.py days --data DATA --anchors ANCHORS --days building_fontana_ca --arms bundle own
+
+Windows, splits and scores are those of the anchors' ``day.py``: the next 24 hours, issued at 00, 06, 12
+and 18 local time, on the test part; the error over that of last week's same slot. Arms:
+
+- ``bundle``: the shipped bundle, which has learned nothing from these devices;
+- ``own``: with a part of its own, solved of the device's training part;
+- ``fleet``: after the passes of a fleet of all devices, by the server and the devices in memory.
+
+One JSON per set and arm in --out; an interrupted call continues where it stopped.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime, tzinfo
+from functools import partial
+from pathlib import Path
+from typing import Any
+from zoneinfo import ZoneInfo
+
+import numpy as np
+from rich.console import Console
+from rich.progress import Progress
+
+from aggregator.methods import METHODS as SERVERS
+from aggregator.methods import OPEN, Rounds, Setup
+from aggregator.rules import bind
+from edge_sdk.bundle import Bundle, TrustedKeys
+from edge_sdk.extensions.analytic.half import analytic
+from edge_sdk.extensions.analytic.profile_half import IssuedWindows, with_own_part
+from edge_sdk.extensions.analytic.profile_sums import functions_of_profiles
+from edge_sdk.forecasting.calendar_features import DAY, Floats, Ints
+from edge_sdk.forecasting.series import Series, SeriesRow
+from edge_sdk.forecasting.windows import ChannelFrame, Drawable
+from edge_sdk.methods.local_sgd import LocalSgd
+from edge_sdk.methods.training_context import TrainingContext, keyed
+from edge_sdk.protocol.contract.manifest import Manifest
+from edge_sdk.protocol.contract.method import END, Member, Task, Update
+from edge_sdk.protocol.contract.parameter_layout import Vector
+from tools.experiments.marks.tasks import use
+
+EXPERIMENT = "days"
+ARMS = ("bundle", "own", "fleet")
+QUANTILES = (0.1, 0.5, 0.9)
+CHUNK = 64
+
+SETS: Mapping[str, tuple[str, str, str]] = {
+    "building_bdg2_fl_az_ca": ("BDG2", "load-day-1", "UTC"),
+    "building_resstock_ca_alameda": ("ResStock (seen by the prior)", "load-day-1", "UTC"),
+    "building_fontana_ca": ("Fontana", "load-day-1", "UTC"),
+    "building_simbench_15min": ("SimBench, quarter-hours", "load-day-quarter-1", "Europe/Berlin"),
+    "cellular_milan": ("Milan", "cells-day", "UTC"),
+    "ev_boulder": ("Boulder, charging (seen by the prior)", "chargers-day", "America/Denver"),
+}
+"""Title, bundle and time zone of each set; in UTC, times are local already."""
+
+THEIRS = ("snaive_day", "median5", "ridge_local", "lgbm_local", "lgbm_pooled")
+"""Rows of the anchors' results."""
+
+
+class SetOfDevices:
+    """The devices of a set, with frames of their whole record and of its training part."""
+
+    def __init__(self, data: Path, name: str) -> None:
+        self.name = name
+        _, bundle, zone = SETS[name]
+        found = Bundle.open(bundle, trust=TrustedKeys())
+        self.manifest, self.initial = found.manifest, found.initial
+        self.functions = functions_of_profiles(self.manifest)
+        self.task = importlib.import_module("datasets").load(data, f"{name}:1")
+        self.day = self.task.p = self.task.day
+        place: tzinfo = UTC if zone == "UTC" else ZoneInfo(zone)
+        self.whole = {
+            s.name: _frame(self.manifest, s, len(s.value), place) for s in self.task.series
+        }
+        self.trained = {
+            s.name: _frame(self.manifest, s, s.train_end, place) for s in self.task.series
+        }
+
+    def run(self, name: str, **given: Any) -> Any:  # noqa: ANN401 - arrays in, arrays out
+        return self.functions[name](**given)
+
+    def vectors(self, arm: str, console: Console) -> dict[str, Vector]:
+        """Return the vector that each device forecasts with after an arm."""
+        if arm == "fleet":
+            return self._fleet(console)
+        found = dict.fromkeys(self.whole, self.initial)
+        if arm == "own":
+            with Progress(console=console, transient=True) as bar:
+                for name, frame in bar.track(self.trained.items(), description="own parts"):
+                    learned = IssuedWindows.of(self.run, Drawable(frame, frame.origins()))
+                    found[name] = with_own_part(
+                        self.run, learned, self.initial, self.manifest.spec()
+                    )
+        return found
+
+    def _fleet(self, console: Console) -> dict[str, Vector]:
+        """Return the vectors after all passes, by both real halves in memory."""
+        row, spec = SERVERS["analytic"], self.manifest.spec()
+        rounds = Rounds(quorum=len(self.trained), deadline=60.0)
+        server = row.half(
+            Setup(bind("mean"), row.settings(), rounds, spec, analytic=self.manifest.analytic)
+        )
+        halves = {n: analytic(self._context(n, f), LocalSgd()) for n, f in self.trained.items()}
+        states = {name: half.init(self.initial) for name, half in halves.items()}
+        state, _ = server.apply(server.init(self.initial), OPEN)
+        waiting: list[Any] = []
+        for name in halves:
+            state, effects = server.apply(state, Member(name, present=True))
+            waiting += effects
+        with Progress(console=console, transient=True) as bar:
+            line = bar.add_task("passes", total=None)
+            while state.is_open:
+                task = waiting.pop(0)
+                states[task.to], (sent,) = halves[task.to].apply(states[task.to], task)
+                assert isinstance(sent, Update)
+                update = Update(task.to, state.round, task.base, sent.vector)
+                state, effects = server.apply(state, update)
+                waiting += [one for one in effects if isinstance(one, Task)]
+                bar.advance(line)
+            final = {"w": server.model(state)["p"]}
+            for name, half in halves.items():
+                end = Task(name, state.round, END, base=state.version, arrays=final)
+                states[name], _ = half.apply(states[name], end)
+                bar.advance(line)
+        return {n: np.asarray(halves[n].model(states[n])["p"], np.float32) for n in halves}
+
+    def _context(self, name: str, frame: ChannelFrame) -> TrainingContext:
+        return TrainingContext(
+            client=name,
+            spec=self.manifest.spec(),
+            graphs=self.functions,
+            windows=lambda: Drawable(frame, frame.origins()),
+            size=1,
+            key=partial(keyed, 1, name),
+        )
+
+    def scores(self, vectors: Mapping[str, Vector]) -> dict[str, float]:
+        """Return error, pinball loss and coverage of [.1, .9], means over devices, as ``day.py``."""
+        errors, losses, covered = [], [], []
+        for series in self.task.series:
+            origins = self._tests(series)
+            told = self._forecasts(self.whole[series.name], vectors[series.name], origins)
+            rows = origins[:, None] + 1 + np.arange(self.day)
+            truth = series.value[rows]
+            seen = np.isfinite(truth)
+            naive = np.abs(truth - _filled(series, self.day)[rows - 7 * self.day])[seen].mean()
+            if naive < 1e-12:
+                continue
+            told = np.maximum(told, 0.0) if np.nanmin(series.value) >= 0.0 else told
+            errors.append(np.abs(truth - told[:, :, 1])[seen].mean() / naive)
+            pinball = [
+                np.maximum(q * (truth - told[:, :, i]), (q - 1.0) * (truth - told[:, :, i]))[seen]
+                for i, q in enumerate(QUANTILES)
+            ]
+            losses.append(np.mean([one.mean() for one in pinball]) / (0.5 * naive))
+            inside = (told[:, :, 0] <= truth) & (truth <= told[:, :, 2])
+            covered.append(inside[seen].mean())
+        means = (float(np.mean(one)) for one in (errors, losses, covered))
+        return dict(zip(("error", "pinball", "coverage"), means, strict=True))
+
+    def _tests(self, series: Any) -> Ints:  # noqa: ANN401 - the anchors' type
+        every = self.task.origins(series, "test", first=15 * self.day)
+        slots = series.tod[np.minimum(every + 1, len(series.tod) - 1)]
+        return np.asarray(every[np.isin(slots, np.arange(4) * self.day // 4)])
+
+    def _forecasts(self, frame: ChannelFrame, p: Vector, origins: Ints) -> Floats:
+        found = []
+        for start in range(0, len(origins), CHUNK):
+            some = origins[start : start + CHUNK]
+            (told,) = self.run("forecast", p=p, x=frame.inputs(some))
+            found.append(frame.restore(told, some))
+        return np.concatenate(found)
+
+
+def _frame(
+    manifest: Manifest,
+    series: Any,  # noqa: ANN401 - the anchors' type
+    rows: int,
+    zone: tzinfo,
+) -> ChannelFrame:
+    step, stream = manifest.window.step_seconds, manifest.target.stream
+    first = int(np.asarray(series.times[:1]).astype("datetime64[s]").astype(np.int64)[0])
+    clock = int(series.tod[0]) * step  # of the wall; the times are local, or UTC already
+    if zone is not UTC and first % DAY == clock:
+        moved = datetime.fromtimestamp(first, zone).utcoffset()
+        first -= int(moved.total_seconds()) if moved is not None else 0
+    made = Series(step, [stream], capacity=rows)
+    made.load(
+        SeriesRow(stream, first // step + i, float(x))
+        for i, x in enumerate(series.value[:rows])
+        if np.isfinite(x)
+    )
+    return ChannelFrame.of(made, manifest, zone=zone)
+
+
+def _filled(series: Any, day: int) -> Floats:  # noqa: ANN401
+    """Return the record as the anchors' naive forecast reads it: gaps hold the day before."""
+    values = np.array(series.filled, np.float64)
+    mean = np.nanmean(values)
+    for i in np.flatnonzero(~np.isfinite(values)):
+        values[i] = values[i - day] if i >= day and np.isfinite(values[i - day]) else mean
+    return values
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of this experiment that no other one has."""
+    some = parser.add_argument_group("days")
+    some.add_argument("--days", nargs="+", choices=SETS, default=list(SETS), help="some sets only")
+    some.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS))
+
+
+def main(options: argparse.Namespace) -> int:
+    """Run, print, write."""
+    use(options.anchors)
+    options.out.mkdir(parents=True, exist_ok=True)
+    console = Console(stderr=True)
+    for name in options.days:
+        todo = [arm for arm in options.arms if not _file(options.out, name, arm).exists()]
+        if todo and not options.kept and (options.data / name).is_dir():
+            devices = SetOfDevices(options.data, name)
+            for arm in todo:
+                found = devices.scores(devices.vectors(arm, console))
+                _file(options.out, name, arm).write_text(json.dumps(found), "utf-8")
+    page = table(options.out, options.anchors, options.days, options.arms)
+    (options.out / "DAYS.md").write_text(page, "utf-8")
+    print(page)
+    return 0
+
+
+def _file(out: Path, name: str, arm: str) -> Path:
+    return out / f"days-{name}-{arm}.json"
+
+
+def table(out: Path, anchors: Path, names: Sequence[str], arms: Sequence[str]) -> str:
+    """Return the table of all results in a folder beside the anchors'."""
+    heads = [f"ours: {arm}" for arm in arms]
+    lines = [
+        f"| set | {' | '.join(heads)} | pinball / coverage of the last | {' | '.join(THEIRS)} |",
+        "|" + " --- |" * (2 + len(heads) + len(THEIRS)),
+    ]
+    for name in names:
+        kept = [_file(out, name, arm) for arm in arms]
+        ours = [json.loads(path.read_text("utf-8")) if path.exists() else None for path in kept]
+        done = [one for one in ours if one]
+        if not done:
+            continue
+        cells = [f"{one['error']:.3f}" if one else "" for one in ours]
+        cells.append(f"{done[-1]['pinball']:.3f} / {done[-1]['coverage']:.0%}")
+        path = anchors / "day" / "results" / f"{name}.json"
+        known = json.loads(path.read_text("utf-8"))["methods"] if path.exists() else {}
+        cells += [f"{known[m]['mae_rel']:.3f}" if m in known else "" for m in THEIRS]
+        lines.append(f"| {SETS[name][0]} | {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
