@@ -24,11 +24,11 @@ from typing import Any
 
 MODULES = ("edge_sdk", "aggregator", "tests.broker.shifted_clock")
 IMPORTED = (  # nothing that starts a thread, as onnxruntime does: a fork has none
+    "edge_sdk.commands.main",
     *(
-        f"edge_sdk.{name}"
-        for name in ("commands.main", "commands.status", "extensions.setup.check")
+        f"edge_sdk.extensions.{name}"
+        for name in ("setup.check", "inspection.status", "evaluation.forecast")
     ),
-    "edge_sdk.extensions.evaluation.forecast",
     *(f"aggregator.commands.{name}" for name in ("main", "init", "check", "enrol")),
 )
 AT_START = ("LD_PRELOAD", "LD_LIBRARY_PATH", "PYTHONPATH", "TZ")

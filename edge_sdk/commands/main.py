@@ -30,7 +30,6 @@ CORE = {
     name: subcommand(f"edge_sdk.commands.{name}", summary)
     for name, summary in {
         "run": "Record readings, train, share updates and forecast until SIGTERM.",
-        "status": "Show the state of the device.",
         "enrol": "Create this device's signing key.",
     }.items()
 }

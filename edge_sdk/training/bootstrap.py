@@ -23,10 +23,10 @@ from edge_sdk.forecasting.windows import Scale
 from edge_sdk.link.broker_options import Broker
 from edge_sdk.link.tls_files import client_id_of
 from edge_sdk.link.transport import Transport
+from edge_sdk.privacy import validation
 from edge_sdk.privacy.ledger import PrivacyAccount
 from edge_sdk.privacy.mechanism import Mechanism, mechanism_of
 from edge_sdk.privacy.noise_calibration import DeviceFacts, NoisePlan
-from edge_sdk.privacy.validation import plan_of, refuse_method
 from edge_sdk.protocol import messages as m
 from edge_sdk.protocol.contract.manifest import Manifest
 from edge_sdk.protocol.contract.method import CONTRACTS
@@ -159,9 +159,16 @@ def plan(config: Config, manifest: Manifest, method: str, shared: int) -> NoiseP
         ConfigError: There is none; the message names the key.
     """
     facts = DeviceFacts(manifest, config.training.history_slots, config.accept.max_steps, shared)
-    made = plan_of(config.privacy, facts)
-    refuse_method(made, method, CONTRACTS[method])
+    made = validation.plan_of(config.privacy, facts)
+    validation.refuse_method(made, method, CONTRACTS[method])
     return made
+
+
+def plan_of(config: Config, announced: m.BundleMessage | None) -> NoisePlan:
+    """Return the calibrated privacy mechanism of the device."""
+    manifest = open_bundle(config, announced).manifest
+    role = role_of(config, manifest, announced)
+    return plan(config, manifest, role.method, manifest.spec(role.shared).shared_size)
 
 
 def protect(

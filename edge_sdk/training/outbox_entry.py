@@ -10,9 +10,11 @@ from numpy.typing import NDArray
 from edge_sdk.app.extensions import ExtensionIndex
 from edge_sdk.config import Config
 from edge_sdk.protocol import messages as m
-from edge_sdk.protocol.codec import pack_tensor
+from edge_sdk.protocol.codec import encode, pack_tensor
 from edge_sdk.protocol.contract.method import CONTRACTS, Ask, Task, Update
+from edge_sdk.protocol.contract.parameter_layout import ParamSpec
 from edge_sdk.protocol.keys import Signer
+from edge_sdk.protocol.msgpack_reader import binary, text
 from edge_sdk.protocol.outbox_state import OutboxEntry, UplinkCounters
 from edge_sdk.session.manifest_checks import NewestAnnouncements
 from edge_sdk.store.rows import LearnedState
@@ -166,3 +168,29 @@ def encoding_of(
         return UplinkEncoding(enc)
     found: UplinkEncoding = FEEDBACK[enc]()(enc, update, task, residual, device=device, run=run)
     return found
+
+
+_PROOF = 72  # bytes of a signature in an envelope, with its head
+
+
+def update_bytes(config: Config, spec: ParamSpec) -> int:
+    """Return the payload bytes of one update with its envelope (MQTT, TLS and IP come on top)."""
+    if not spec.shared_size:
+        return 0
+    update = m.UpdateMessage(
+        run=1,
+        round=100,
+        base=100,
+        life=1,
+        seq=100,
+        spent=100,
+        spec=spec.digest,
+        part="delta",
+        enc="f4",
+        n=64,
+        vals={"loss": 0.5},
+        blob=bytes(4 * spec.shared_size),
+    )
+    return 2 + sum(
+        map(len, (text("update"), text(config.id), binary(encode(update)), binary(bytes(_PROOF))))
+    )

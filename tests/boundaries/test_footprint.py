@@ -86,7 +86,7 @@ def test_it_has_loaded_its_engine_and_its_link_but_no_framework(told):
 @pytest.mark.parametrize(
     "module",
     [
-        "edge_sdk.extensions.budget.release_count",
+        "edge_sdk.extensions.inspection.release_count",
         "edge_sdk.extensions.lifecycle.operator_commands",
         "edge_sdk.extensions.papers.consensus",
         "edge_sdk.extensions.outputs.file",

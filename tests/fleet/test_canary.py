@@ -10,7 +10,7 @@ import pytest
 
 import aggregator.config.binding
 from aggregator.commands import main as cli
-from edge_sdk.commands.status import status
+from edge_sdk.extensions.inspection.status import status
 from firmware_sim.fleet.run_files import toml
 
 EXPLODES = {"steps": 64, "rate": 1.0}  # the most that the shipped bundle was signed for

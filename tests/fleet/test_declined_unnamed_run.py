@@ -7,7 +7,7 @@ import tomllib
 import pytest
 
 from aggregator.commands import main as cli
-from edge_sdk.commands.status import status
+from edge_sdk.extensions.inspection.status import status
 from firmware_sim.fleet.run_files import toml
 
 

@@ -6,11 +6,11 @@ import shutil
 
 import pytest
 
-from edge_sdk.commands import status
 from edge_sdk.errors import Refused
 from edge_sdk.extensions.encryption.body_keys import PAPER
 from edge_sdk.extensions.encryption.encrypted_body import BodyContext, decrypted_body
 from edge_sdk.extensions.encryption.hpke import DecryptionKey
+from edge_sdk.extensions.inspection import status
 from edge_sdk.extensions.peers.messages import PeerMessage
 from edge_sdk.protocol import codec, envelope, topics
 from edge_sdk.store.store import DeviceStore

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from edge_sdk.client import Client
-from edge_sdk.commands import status
+from edge_sdk.extensions.inspection import status
 from edge_sdk.extensions.peers.messages import PeerMessage, SettleMessage
 from edge_sdk.protocol import messages as m
 from edge_sdk.protocol import topics

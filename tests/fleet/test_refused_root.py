@@ -4,8 +4,8 @@ import logging
 
 from aggregator.commands.status import _alarms
 from aggregator.extensions.console.fleet_summary import notices
-from edge_sdk.commands.status import status
 from edge_sdk.config import Config
+from edge_sdk.extensions.inspection.status import status
 from edge_sdk.protocol.keys import from_seed, kid_of, save_public
 from edge_sdk.protocol.root_keys import read_root
 

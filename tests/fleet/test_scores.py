@@ -9,7 +9,7 @@ import pytest
 
 from aggregator.commands import main as aggregator
 from edge_sdk.config import Config
-from edge_sdk.extensions.budget.budget import budget
+from edge_sdk.extensions.inspection.budget import budget
 from edge_sdk.extensions.scores.score_reporter import ANSWER, POINT
 from edge_sdk.store.store import DeviceStore
 from firmware_sim.fleet.run_files import toml

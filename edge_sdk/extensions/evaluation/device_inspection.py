@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from edge_sdk.commands.device_inspection import announced_of
 from edge_sdk.config import Config
 from edge_sdk.forecasting.forecast import Forecast, ForecastQuality, IssuedForecast
+from edge_sdk.protocol import messages as m
+from edge_sdk.session.announcements import saved_message
 from edge_sdk.store.rows import LearnedState
 from edge_sdk.store.store import DeviceStore
 from edge_sdk.training import bootstrap
@@ -37,7 +38,7 @@ class DeviceInspection:
             EdgeError: There is no state, or its bundle is missing.
         """
         with DeviceStore.open(config.state, read_only=True) as store:
-            announced = announced_of(store)
+            announced = saved_message(store, m.BundleMessage, "bundle")
             bundle = bootstrap.open_bundle(config, announced)
             found = bootstrap.of_bundle(announced, bundle)
             learner = bootstrap.set_up(config, store, bundle, found)

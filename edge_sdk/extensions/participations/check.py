@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from edge_sdk.commands.device_inspection import plan_of
 from edge_sdk.config import Config
 from edge_sdk.extensions.participations.participations import refuse_unit
+from edge_sdk.training import bootstrap
 
 
 def checked(config: Config) -> dict[str, str]:
     """Refuse a claim that does not add up over several runs; there is nothing to show."""
-    refuse_unit(plan_of(config, None))
+    refuse_unit(bootstrap.plan_of(config, None))
     return {}

@@ -20,7 +20,6 @@ from edge_sdk.app.clock import DAY
 from edge_sdk.app.extensions import known_names
 from edge_sdk.app.settings import Loaded, shown
 from edge_sdk.commands import add_config
-from edge_sdk.commands.device_inspection import update_bytes
 from edge_sdk.config import Config, load_with_origins
 from edge_sdk.errors import OK, TEMPORARY, ConfigError
 from edge_sdk.extensions.setup.agent_log import ChannelSource, channel_sources, unsupplied
@@ -44,6 +43,7 @@ from edge_sdk.sources import Source
 from edge_sdk.store.schema import FILE
 from edge_sdk.store.store import DeviceStore
 from edge_sdk.training import bootstrap
+from edge_sdk.training.outbox_entry import update_bytes
 from edge_sdk.training.run_role import history_of
 
 NO_KEY = "none yet: made at the first start, to enrol the device later"

@@ -159,7 +159,7 @@ raise SystemExit(main({words!r}))
     [
         ("aggregator", "prometheus_client", "[aggregator]", ["run", "no.toml"]),
         ("aggregator", "torch", "[train]", ["export", "load-mlp", "--out", "out"]),
-        ("edge_sdk", "numpy", "", ["status", "no.toml"]),
+        ("edge_sdk", "numpy", "", ["run", "no.toml"]),
         ("edge_sdk", "msgpack", "", ["enrol", "METER"]),
         ("firmware_sim", "prometheus_client", "[aggregator]", ["run", "--devices", "2"]),
     ],

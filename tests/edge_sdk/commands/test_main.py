@@ -16,9 +16,9 @@ import pytest
 from edge_sdk.bundle import Bundle, TrustedKeys
 from edge_sdk.client import Client
 from edge_sdk.commands.main import main
-from edge_sdk.commands.status import plain
 from edge_sdk.config import Config
 from edge_sdk.errors import RUNTIME, Reason
+from edge_sdk.extensions.inspection.status import plain
 from edge_sdk.extensions.setup.agent_log import ChannelReminder
 from edge_sdk.protocol import keys
 from edge_sdk.store.store import DeviceStore

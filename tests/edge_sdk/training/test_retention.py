@@ -7,7 +7,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from edge_sdk.commands import status
 from edge_sdk.config import TrainingSection
 from edge_sdk.errors import ConfigError
 from edge_sdk.forecasting.series import Reading
@@ -61,20 +60,6 @@ def test_old_readings_are_dropped_by_the_day_and_the_rest_comes_back(make):
     client = fleet.device.start()
     np.testing.assert_array_equal(client.learner.series.values(STREAM)[-20 * DAY :], held)
     assert client.forecast().source == "model"
-
-
-def test_status_and_check_print_the_history_that_is_kept(make):
-    fleet = make(**KEEP)
-    client = fleet.device.start()
-    observe(client, START, 5 * DAY)
-    client.flush()
-    told = status.status(fleet.device.config)["history"]
-    assert told == {
-        "days": 5.0,
-        "days at most": 20.0,
-        "bytes at most": 487 * 80,
-        "limit": "training.history_days",
-    }
 
 
 def test_bytes_bound_the_ring_too(make):
@@ -151,9 +136,9 @@ def test_noise_that_was_dropped_is_never_drawn_again(make):
         drawn = store.noised()
     assert (STREAM, START) in drawn
     observe(client, START + 15 * DAY, 10 * DAY)
-    account = status.status(fleet.device.config)["budget"]
+    account = client.status()["budget"]
     client.flush()  # drops five days, and the noise on them
-    assert status.status(fleet.device.config)["budget"] == account
+    assert client.status()["budget"] == account
     fleet.device.kill()
     with DeviceStore.open(fleet.device.config.state) as store:  # as if the newest had been lost
         store._db.execute("DELETE FROM readings WHERE slot >= ?", (START + 15 * DAY,))

@@ -13,7 +13,7 @@ import pytest
 from edge_sdk.app.settings import from_table
 from edge_sdk.bundle import Bundle as OpenBundle
 from edge_sdk.bundle import TrustedKeys
-from edge_sdk.extensions.budget.datasheet import NO_CLAIM, as_text, data_sheet, explain_budget
+from edge_sdk.extensions.inspection.datasheet import NO_CLAIM, as_text, data_sheet, explain_budget
 from edge_sdk.extensions.noise_points.classical_noise import classical_sigma
 from edge_sdk.extensions.scores.section import ScoresSection
 from edge_sdk.privacy import PrivacySection

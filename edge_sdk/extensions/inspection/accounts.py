@@ -1,4 +1,4 @@
-"""Read a device without running it: model runtime, state, forecasts and privacy ledger."""
+"""Sum the privacy ledger of a device, and those beside it, without running the device."""
 
 from __future__ import annotations
 
@@ -8,9 +8,6 @@ from edge_sdk.config import Config
 from edge_sdk.privacy.ledger import ParticipationCharges, PrivacyAccount
 from edge_sdk.privacy.noise_calibration import NoisePlan
 from edge_sdk.protocol import messages as m
-from edge_sdk.protocol.codec import encode
-from edge_sdk.protocol.contract.parameter_layout import ParamSpec
-from edge_sdk.protocol.msgpack_reader import binary, text
 from edge_sdk.session.announcements import saved_message
 from edge_sdk.session.identity import find_releases
 from edge_sdk.store.schema import FILE
@@ -18,18 +15,9 @@ from edge_sdk.store.store import DeviceStore
 from edge_sdk.training import bootstrap
 from edge_sdk.training.privacy_accountant import former_charges
 
-_PROOF = 72  # bytes of a signature in an envelope, with its head
-
 
 def announced_of(store: DeviceStore) -> m.BundleMessage | None:
     return saved_message(store, m.BundleMessage, "bundle")
-
-
-def plan_of(config: Config, announced: m.BundleMessage | None) -> NoisePlan:
-    """Return the calibrated privacy mechanism of the device."""
-    manifest = bootstrap.open_bundle(config, announced).manifest
-    role = bootstrap.role_of(config, manifest, announced)
-    return bootstrap.plan(config, manifest, role.method, manifest.spec(role.shared).shared_size)
 
 
 def account_of(
@@ -73,30 +61,7 @@ def charges_beside(config: Config, name: str) -> tuple[ParticipationCharges, ...
 
 def _charges_of(one: Config) -> ParticipationCharges:
     with DeviceStore.open(one.state, read_only=True) as store:
-        account = account_of(one, store, plan_of(one, announced_of(store)))
+        account = account_of(one, store, bootstrap.plan_of(one, announced_of(store)))
         allowed = store.fact("releases allowed", -1)
     most = allowed if allowed >= 0 else None
     return ParticipationCharges(account.charges, account.released, most, account.is_counted)
-
-
-def update_bytes(config: Config, spec: ParamSpec) -> int:
-    """Return the payload bytes of one update with its envelope (MQTT, TLS and IP come on top)."""
-    if not spec.shared_size:
-        return 0
-    update = m.UpdateMessage(
-        run=1,
-        round=100,
-        base=100,
-        life=1,
-        seq=100,
-        spent=100,
-        spec=spec.digest,
-        part="delta",
-        enc="f4",
-        n=64,
-        vals={"loss": 0.5},
-        blob=bytes(4 * spec.shared_size),
-    )
-    return 2 + sum(
-        map(len, (text("update"), text(config.id), binary(encode(update)), binary(bytes(_PROOF))))
-    )

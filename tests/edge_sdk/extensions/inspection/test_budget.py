@@ -8,11 +8,17 @@ import pytest
 
 from edge_sdk.commands import main as cli
 from edge_sdk.errors import ConfigError
-from edge_sdk.extensions.budget import budget
-from edge_sdk.extensions.budget.release_count import begin_counts
+from edge_sdk.extensions.inspection import budget
+from edge_sdk.extensions.inspection.release_count import begin_counts
 from edge_sdk.privacy.noise import epsilon_of
 from edge_sdk.protocol import keys
-from tests.edge_sdk.extensions.budget.test_second_count import MOST, bounded, hostile, lost, rounds
+from tests.edge_sdk.extensions.inspection.test_second_count import (
+    MOST,
+    bounded,
+    hostile,
+    lost,
+    rounds,
+)
 from tests.edge_sdk.privacy.test_device import (
     INPUT,
     UPDATE,

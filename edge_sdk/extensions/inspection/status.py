@@ -15,9 +15,9 @@ from typing import Any
 
 from edge_sdk.app.cli import CommandResult
 from edge_sdk.commands import add_config
-from edge_sdk.commands.device_inspection import account_of, announced_of, charges_beside, plan_of
 from edge_sdk.config import PARTICIPATIONS, Config
 from edge_sdk.errors import Reason
+from edge_sdk.extensions.inspection.accounts import account_of, announced_of, charges_beside
 from edge_sdk.forecasting.forecast import FLEET
 from edge_sdk.link.fleet_settings import ALONE
 from edge_sdk.privacy.ledger import ParticipationCharges
@@ -57,7 +57,7 @@ def status(config: Config, beside: tuple[ParticipationCharges, ...] = ()) -> dic
     with DeviceStore.open(config.state, read_only=True) as store:
         numbers, learned, outbox = store.numbers(), store.learned(), store.outbox()
         announced = announced_of(store)
-        plan = plan_of(config, announced)
+        plan = bootstrap.plan_of(config, announced)
         method = announced.method if announced else config.accept.methods[0]
         account, one = account_of(config, store, plan, beside), plan.release()
         exhausted = "" if account.has_room(one) else BUDGET_EXHAUSTED

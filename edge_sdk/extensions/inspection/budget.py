@@ -25,17 +25,15 @@ from typing import Any
 from edge_sdk.app.cli import CommandResult, fields
 from edge_sdk.bundle import SDK_VERSION
 from edge_sdk.commands import add_config, add_participation, participant
-from edge_sdk.commands.device_inspection import (
+from edge_sdk.config import Config
+from edge_sdk.errors import OK, RUNTIME, ConfigError
+from edge_sdk.extensions.inspection import datasheet as sheets
+from edge_sdk.extensions.inspection.accounts import (
     account_of,
     announced_of,
     charges_beside,
-    plan_of,
-    update_bytes,
 )
-from edge_sdk.config import Config
-from edge_sdk.errors import OK, RUNTIME, ConfigError
-from edge_sdk.extensions.budget import datasheet as sheets
-from edge_sdk.extensions.budget.release_count import (
+from edge_sdk.extensions.inspection.release_count import (
     REMEDY,
     UNKNOWN_COUNT,
     ReleaseCount,
@@ -49,6 +47,7 @@ from edge_sdk.session.identity import begin_count, find_releases, load_signer
 from edge_sdk.store.schema import FILE
 from edge_sdk.store.store import DeviceStore
 from edge_sdk.training import bootstrap
+from edge_sdk.training.outbox_entry import update_bytes
 
 logger = logging.getLogger(__name__)
 
@@ -102,11 +101,11 @@ def budget(config: Config, beside: tuple[ParticipationCharges, ...] = ()) -> dic
     if (config.state / FILE).exists():
         with DeviceStore.open(config.state, read_only=True) as store:
             announced = announced_of(store)
-            plan = plan_of(config, announced)
+            plan = bootstrap.plan_of(config, announced)
             allowed = store.fact("releases allowed", -1)
             account = account_of(config, store, plan, beside)
     else:
-        plan = plan_of(config, None)
+        plan = bootstrap.plan_of(config, None)
         account = account_of(config, None, plan, beside)
     manifest = bootstrap.open_bundle(config, announced).manifest
     spec = manifest.spec(announced.shared if announced else None)
@@ -216,10 +215,10 @@ def datasheet(config: Config, beside: tuple[ParticipationCharges, ...] = ()) -> 
     """Return the privacy data sheet of a device: its configuration and its releases."""
     version = ".".join(map(str, SDK_VERSION))
     if not (config.state / FILE).exists():
-        plan = plan_of(config, None)
+        plan = bootstrap.plan_of(config, None)
         return sheets.data_sheet(plan, account_of(config, None, plan, beside), version)
     with DeviceStore.open(config.state, read_only=True) as store:
-        plan = plan_of(config, announced_of(store))
+        plan = bootstrap.plan_of(config, announced_of(store))
         return sheets.data_sheet(plan, account_of(config, store, plan, beside), version)
 
 

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from aggregator.store.ledgers import Ledger, after_hello
-from edge_sdk.commands.status import status
 from edge_sdk.errors import StoreFull
-from edge_sdk.extensions.budget import release_count
-from edge_sdk.extensions.budget.count_recovery import recover_count
-from edge_sdk.extensions.budget.release_count import ReleaseCount, begin_counts, read_counts
+from edge_sdk.extensions.inspection import release_count
+from edge_sdk.extensions.inspection.count_recovery import recover_count
+from edge_sdk.extensions.inspection.release_count import ReleaseCount, begin_counts, read_counts
+from edge_sdk.extensions.inspection.status import status
 from edge_sdk.privacy.ledger import PrivacyCharge
 from edge_sdk.protocol import keys
 from edge_sdk.protocol import messages as m

@@ -6,7 +6,7 @@ import logging
 
 from edge_sdk.app.cli import fields
 from edge_sdk.errors import SignerUnavailable, StoreFull
-from edge_sdk.extensions.budget.release_count import (
+from edge_sdk.extensions.inspection.release_count import (
     REMEDY,
     CountError,
     Counts,

@@ -1,1 +1,0 @@
-"""Show the privacy budget and the resource limits of a device."""
