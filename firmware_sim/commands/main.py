@@ -16,6 +16,7 @@ examples:
   gridfed-sim fleet --devices 200 --in-process --rounds 20
   gridfed-sim fleet --byzantine 0.2 --attack alie --rule mean,trimmed_mean
   gridfed-sim sweep runs --method fedavg,fedprox --seeds 0 1 2
+  gridfed-sim feeder --out feeders            two feeders, from sums that a witness opens
   gridfed-sim meter --p1 pty:./ttyP1          one meter that a [[source]] can read
   gridfed-sim station ./pm --speed 900        one base station, a file per second
   gridfed-sim attacks                         the attacks, with their options
@@ -31,6 +32,7 @@ COMMANDS = {
         "benchmark": "Score forecasts on a public task, beside published models.",
         "fleet": "Run N devices, and print the cost of a device and of a round.",
         "sweep": "Run methods, rules, attacks and seeds, with a record of each and a report.",
+        "feeder": "Forecast two feeders of simulated homes from masked sums.",
         "meter": "Simulate one meter: P1 telegrams, Modbus registers.",
         "charger": "Simulate one charge point: OCPP 1.6 or 2.0.1.",
         "station": "Simulate one base station: performance files in a folder.",

@@ -161,3 +161,8 @@ def test_the_readings_of_two_feeders_are_added_and_nothing_else_is_known(feeders
         assert np.allclose(one.values, plain(one, members), atol=1e-9)
     feeders.world.kill_daemon()
     feeders.command("sums", "audit")
+    words = ["feeder", "F0", "--json", "--config", str(feeders.world.config)]
+    (shown,) = feeders.data(cli.main, words)["feeders"]
+    newest = max((one for one in sums if one.value == "F0"), key=lambda one: one.period)
+    assert shown["yesterday"]["values"] == pytest.approx(newest.values.tolist(), rel=1e-5)
+    assert (shown["devices"], shown["yesterday"]["missing"]) == (6, 0)

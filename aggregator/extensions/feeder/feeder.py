@@ -169,12 +169,16 @@ class FeederBook:
         return max((path.stat().st_mtime for path in paths if path.exists()), default=0.0)
 
 
-def opened_sums(config: AggregatorConfig) -> list[OpenedSum]:
-    """Return the opened sums that an extension keeps; none without such an extension."""
+def opened_sums(config: AggregatorConfig, since: int = 0) -> list[OpenedSum]:
+    """Return the opened sums that an extension keeps; none without such an extension.
+
+    Args:
+        since: Unix milliseconds before which no period begins.
+    """
     found: list[OpenedSum] = []
     for entry in config.index.values():
         if "opened" in entry.row and entry.is_configured(config.tables):
-            found += entry.load("opened")(config)
+            found += entry.load("opened")(config, since)
     return found
 
 

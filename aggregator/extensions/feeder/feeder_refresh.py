@@ -14,6 +14,8 @@ from aggregator.extensions.feeder.feeder_page import gauges
 from aggregator.operations.server_extensions import ServerExtension, ServerParts
 from edge_sdk.app.cli import fields
 
+RECENT = 7 * 86_400_000
+"""Milliseconds after the begin of a period in which its sum is expected."""
 EVERY = 60.0
 """Seconds between two looks for sums that were opened."""
 LONGEST = 900.0
@@ -40,7 +42,8 @@ class FeederForecasts(ServerExtension):
             self._wait(now)
         elif self.config.section("feeder").forecast and now >= self._looked + EVERY:
             self._looked = now
-            newest = max((one.opened for one in opened_sums(self.config)), default=-1)
+            since = self.parts.isolation.clock.wall() - RECENT
+            newest = max((one.opened for one in opened_sums(self.config, since)), default=-1)
             if newest > self._opened:
                 self._opened, self._begun = newest, now
                 self._process = self._start()

@@ -64,12 +64,16 @@ class WaitingSet:
         return f"{found.contract.terms.name}-{begin}{value}-{file_digest(self.data).hex()[:8]}"
 
 
-def opened_sums(config: AggregatorConfig) -> list[StoredSum]:
-    """Return the opened sums of a fleet, read beside a running daemon; none before its first start."""
+def opened_sums(config: AggregatorConfig, since: int = 0) -> list[StoredSum]:
+    """Return the opened sums of a fleet, read beside a running daemon; none before its first start.
+
+    Args:
+        since: Unix milliseconds before which no returned period begins.
+    """
     if not exists(config.database):
         return []
     with open_store(config.database, read_only=True) as store:
-        return store.table(SumTable).opened()
+        return store.table(SumTable).opened(since=since)
 
 
 class SumTable(Table):

@@ -111,7 +111,7 @@ def test_a_daemon_forecasts_once_for_each_newer_sum(config, monkeypatch):
         def poll(self):
             return 0
 
-    monkeypatch.setattr(feeder_refresh, "opened_sums", lambda _: sums)
+    monkeypatch.setattr(feeder_refresh, "opened_sums", lambda *_: sums)
     monkeypatch.setattr(feeder_refresh.subprocess, "Popen", Process)
     daemon = FeederForecasts(parts_of(CollectorRegistry()), config)
     for second in range(200):
@@ -125,7 +125,7 @@ def test_a_daemon_forecasts_once_for_each_newer_sum(config, monkeypatch):
 
 
 def test_the_process_that_a_daemon_starts_ends_and_a_fault_is_logged(config, monkeypatch, caplog):
-    monkeypatch.setattr(feeder_refresh, "opened_sums", lambda _: sums_of(3))
+    monkeypatch.setattr(feeder_refresh, "opened_sums", lambda *_: sums_of(3))
     daemon = FeederForecasts(parts_of(CollectorRegistry()), config)
     end = time.monotonic() + 60
     while "feeders not forecast" not in caplog.text and time.monotonic() < end:

@@ -1,0 +1,220 @@
+"""Forecast two feeders of simulated homes from masked sums, with the functions of devices, witness and aggregator.
+
+Every home masks what it drew and what it expects, the witness opens the sum of each feeder and day, and the
+forecast is made of the opened sums. There is no broker and no clock; nothing else is left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC
+from pathlib import Path
+from zoneinfo import ZoneInfo
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aggregator.extensions.feeder.feeder import FeederForecast, feeder_forecast
+from aggregator.extensions.sums.opened_sum import StoredSum
+from aggregator.extensions.sums.sum_set import SumMember, SumSet, opened_total, read_answer
+from aggregator.extensions.sums.witness_record import LEAST, WitnessKeys, WitnessRecord
+from aggregator.operations.charts import line_chart
+from edge_sdk.extensions.analytic.profile_features import ProfileRecord, profile_rows
+from edge_sdk.extensions.analytic.profile_form import fleet_scale, next_coefficients, scaled_design
+from edge_sdk.extensions.analytic.statistics import gather
+from edge_sdk.extensions.sums.masked_sum import (
+    FollowedContract,
+    SumContext,
+    masked_message,
+    unpacked,
+    values_of,
+)
+from edge_sdk.extensions.sums.messages import Source, SumContract
+from edge_sdk.extensions.sums.seed import ExchangeKey
+from edge_sdk.protocol import keys
+from edge_sdk.protocol.codec import encode
+from edge_sdk.protocol.envelope import digest
+from firmware_sim.profiles.premises import Premises
+from firmware_sim.profiles.weather import Weather
+
+Floats = NDArray[np.float64]
+
+FLEET, FEEDERS = "homes", ("F12", "F13")
+HOUR, DAY = 3_600_000, 86_400_000
+FIRST = 19_723  # 2024-01-01, a Monday, in days since 1970
+LEARN = 28
+"""Days from which the fleet's model of the devices comes."""
+_KNOWN = 7  # days before the first one that is learned from
+
+
+@dataclass(frozen=True, slots=True)
+class FeederResult:
+    """A feeder's forecast beside what came."""
+
+    forecast: FeederForecast
+    truth: tuple[float, ...]  # kWh of all homes
+    naive: tuple[float, ...]  # of the week before
+    bytes_a_day: int  # that one home sends
+
+    @property
+    def error(self) -> float:
+        """Mean absolute error over that of the week before."""
+        truth = np.array(self.truth)
+        own = np.abs(truth - np.array(self.forecast.values)).mean()
+        return float(own / np.abs(truth - np.array(self.naive)).mean())
+
+
+def simulated(
+    folder: Path, *, homes: int = 40, days: int = 56, silent: float = 0.1, seed: int = 1
+) -> list[FeederResult]:
+    """Return the forecasts of both feeders for the day after ``days``.
+
+    Args:
+        folder: Of the witness's record.
+        homes: Half of them on each feeder; at least 20.
+        silent: Share of the homes, every day other ones, whose sums do not arrive.
+
+    Raises:
+        ValueError: Too few homes, or no day after those that the devices' model is from.
+    """
+    if homes < 20 or days <= LEARN:
+        raise ValueError(
+            f"{homes} homes, {days} days: expected 20 homes and more than {LEARN} days"
+        )
+    load = np.stack([_load(seed + n, days + 1) for n in range(homes)])
+    expected = _expected(load)
+    sums, sent = _opened(folder, load, expected, silent, seed)
+    found = []
+    for number, feeder in enumerate(FEEDERS):
+        total = load[number :: len(FEEDERS)].sum(axis=0)
+        forecast = feeder_forecast(sums, feeder, ZoneInfo("UTC"))
+        found.append(FeederResult(forecast, _numbers(total[-1]), _numbers(total[-8]), sent))
+    return found
+
+
+def _load(seed: int, days: int) -> Floats:
+    """Return the kWh of each hour of a home, shape ``(days, 24)``."""
+    home = Premises(seed, "home", Weather("north"), UTC, heat_pump=seed % 4 == 0)
+    minutes = np.stack([home.load(FIRST + day) for day in range(days)])
+    return np.asarray(minutes.reshape(days, 24, 60).mean(axis=2))
+
+
+def _expected(load: Floats) -> Floats:
+    """Return what each home expects of the days after ``LEARN``, shape ``(homes, days - LEARN, 24)``.
+
+    The model is the fleet's first pass: least squares, so it is the expected value.
+    """
+    days = load.shape[1]
+    local = (FIRST * 24 + np.arange(days * 24)) * 3600
+    origins = 24 * np.arange(_KNOWN, days) - 1
+    parts = [profile_rows(ProfileRecord(one.ravel(), local, 3600), origins, 24) for one in load]
+    scale = fleet_scale([(one.design.astype(np.float64) ** 2).mean(axis=(0, 1)) for one in parts])
+    learn, total = LEARN - _KNOWN, None
+    for one, rows in zip(load, parts, strict=True):
+        targets = one[_KNOWN:] / rows.level[:, None] - rows.base
+        design = scaled_design(rows, scale)[: learn * 24]
+        found = gather(design, targets[:learn].reshape(-1, 1))
+        total = found if total is None else total + found
+    assert total is not None
+    coefficients = next_coefficients(None, {0: total}, 1.0, stages=1)[0]
+    made = [
+        (scaled_design(rows, scale) @ coefficients.astype(np.float32)).reshape(-1, 24) + rows.base
+        for rows in parts
+    ]
+    values = [one * rows.level[:, None] for one, rows in zip(made, parts, strict=True)]
+    return np.asarray(np.maximum(np.stack(values)[:, learn:], 0.0))
+
+
+def _opened(
+    folder: Path, load: Floats, expected: Floats, silent: float, seed: int
+) -> tuple[list[StoredSum], int]:
+    """Return the opened sums of all days, and the bytes that a home sends on one."""
+    draw = np.random.default_rng(seed)
+    homes = [f"home-{n:03}" for n in range(len(load))]
+    signers = [keys.from_seed(bytes([n, 7]) * 16) for n in range(len(load))]
+    witness = WitnessKeys(keys.generate(), ExchangeKey.generate())
+    found, sent = [], 0
+    with WitnessRecord(folder / "witness.sqlite") as record:
+        record.enrol(FLEET, [(h, s.public) for h, s in zip(homes, signers, strict=True)])
+        sources: tuple[tuple[Source, int, Floats], ...] = (
+            ("history", 0, load[:, :-1]),
+            ("tomorrow", LEARN, expected),
+        )
+        for source, first, values in sources:
+            body = encode(_contract(source, witness.open.public))
+            contract = FollowedContract.read(body)
+            for day in range(values.shape[1]):
+                period = (FIRST + first + day) * DAY
+                present = draw.random(len(load)) >= silent
+                for number, feeder in enumerate(FEEDERS):
+                    members = [n for n in range(number, len(load), len(FEEDERS)) if present[n]]
+                    if len(members) < LEAST:
+                        continue  # such a sum is never opened
+                    masked, files = [], []
+                    for n in sorted(members, key=homes.__getitem__):
+                        context = SumContext(FLEET, homes[n], contract.digest, period)
+                        message = masked_message(values[n, day], contract, context, signers[n])
+                        masked.append(unpacked(message.blob, 24))
+                        files.append(
+                            SumMember(homes[n], digest(message.blob), message.enc, message.proof)
+                        )
+                        sent = max(sent, 2 * len(encode(message)))
+                    one = SumSet(FLEET, contract, body, period, feeder, tuple(files))
+                    answer = read_answer(record.open(one.write(), witness))
+                    answer.require_from(witness.sign.public)
+                    total = values_of(opened_total(masked, answer), len(members), contract.terms)
+                    found.append(
+                        StoredSum(
+                            contract=contract.terms.name, source=source, value=feeder,
+                            period=period, step=HOUR, members=len(members),
+                            expected=len(load) // len(FEEDERS), values=total, unit="kWh",
+                            opened=period + DAY,
+                        )
+                    )  # fmt: skip
+    return found, sent
+
+
+def _contract(source: Source, witness: bytes) -> SumContract:
+    return SumContract(
+        f"feeder-{source}", source, "elec.import.energy", "kWh", 24, 0.0, 50.0, 0.001, DAY,
+        26 * HOUR, LEAST, witness, cohort="feeder",
+    )  # fmt: skip
+
+
+def _numbers(values: Floats) -> tuple[float, ...]:
+    return tuple(float(value) for value in values)
+
+
+def lines(found: Sequence[FeederResult]) -> Iterator[str]:
+    """Yield the table of a demo."""
+    yield f"{'feeder':<8}{'homes':>6}{'missing':>9}{'mean kW':>9}{'truth':>8}{'error':>8}{'covered':>9}"
+    for one in found:
+        forecast, truth = one.forecast, np.array(one.truth)
+        covered = "-"
+        if forecast.lower is not None and forecast.upper is not None:
+            inside = (np.array(forecast.lower) <= truth) & (truth <= np.array(forecast.upper))
+            covered = f"{inside.mean():.0%}"
+        yield (
+            f"{forecast.feeder:<8}{forecast.expected:>6}{forecast.missing:>9}"
+            f"{np.mean(forecast.values):>9.2f}{truth.mean():>8.2f}{one.error:>8.2f}{covered:>9}"
+        )
+    yield f"error: over that of the week before; each home sends {found[0].bytes_a_day} bytes a day"
+
+
+def pictures(found: Sequence[FeederResult], folder: Path) -> list[Path]:
+    """Write a picture of each feeder: forecast, interval and what came; return the files."""
+    files = []
+    for one in found:
+        forecast, path = one.forecast, folder / f"{one.forecast.feeder}.svg"
+        rows = {
+            "forecast": forecast.values,
+            "lower end": forecast.lower or (),
+            "upper end": forecast.upper or (),
+            "what came": one.truth,
+        }
+        points = {name: list(enumerate(row)) for name, row in rows.items() if row}
+        title = f"Feeder {forecast.feeder}: {forecast.missing} of {forecast.expected} homes missing"
+        path.write_text(line_chart(title, "kW", points, "hour of the day, UTC"), "utf-8")
+        files.append(path)
+    return files
