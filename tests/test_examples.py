@@ -171,6 +171,14 @@ def test_defaults_stated_in_the_analytic_example_are_defaults(tmp_path):
     assert bind(config).limits.size == 20_014
 
 
+def test_the_analytic_example_takes_a_bundle_of_profiles(tmp_path):
+    path, text = tmp_path / "analytic.toml", (EXAMPLES / "analytic.toml").read_text("utf-8")
+    changed = text.replace('bundle = "load-analytic"', 'bundle = "load-day-1"')
+    assert changed != text
+    path.write_text(changed, "utf-8")
+    assert bind(AggregatorConfig.load(path, {})).limits.size == 70_502
+
+
 def test_a_device_of_a_fleet_in_closed_form_is_enrolled_and_checked(tmp_path, capsys):
     path = tmp_path / "meter-analytic.toml"
     path.write_text((EXAMPLES / "meter-analytic.toml").read_text("utf-8"), "utf-8")
