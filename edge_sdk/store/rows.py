@@ -120,11 +120,6 @@ _COLUMNS = "life, seq, kind, body, proof, run, round, base, spec, spent, attempt
 _FIELDS = tuple(_COLUMNS.split(", "))
 
 
-def schema_of(db: sqlite3.Connection) -> int:
-    """Return the number of the file's schema; a read-only file may have an older one."""
-    return int(db.execute("PRAGMA user_version").fetchone()[0])
-
-
 def read_numbers(db: sqlite3.Connection) -> tuple[UplinkCounters, dict[str, object]]:
     """Return the numbers, and the values on disk that are out of bounds."""
     row = db.execute("SELECT life, seq, spent, lost FROM numbers").fetchone()
@@ -138,8 +133,6 @@ def read_numbers(db: sqlite3.Connection) -> tuple[UplinkCounters, dict[str, obje
 
 
 def _releases(db: sqlite3.Connection) -> int:
-    if schema_of(db) < SCHEMA:
-        return 0
     return sum(charge.releases for charge in charges(db, LARGEST))
 
 
@@ -211,13 +204,6 @@ def write_charges(db: sqlite3.Connection, charges: Iterable[PrivacyCharge]) -> N
     rows = [astuple(charge) for charge in charges]
     places = ", ".join("?" * len(CHARGE.split(",")))
     db.executemany(f"INSERT INTO ledger ({CHARGE}) VALUES ({places})", rows)  # noqa: S608 - constants
-
-
-def before_the_ledger(spent: int) -> list[PrivacyCharge]:
-    """Return the charge for releases before there was a ledger; its cost is unbounded."""
-    if not spent:
-        return []
-    return [PrivacyCharge(0, "device", "none", "none", 0.0, count=spent, releases=spent)]
 
 
 _BATCH = 4096  # rows read at a time
@@ -309,10 +295,9 @@ def find_unusable(db: sqlite3.Connection) -> dict[str, str]:
     row = db.execute("SELECT run, round, version FROM learned").fetchone()
     if row is not None and not all(-1 <= number <= LARGEST for number in row):
         found["learned"] = row
-    if schema_of(db) >= SCHEMA:
-        ignored = read_fact(db, "ledger set aside")
-        lines = [line for line in unusable_lines(db) if line > ignored]
-        found |= {f"ledger line {line}": "not a charge; no budget is left" for line in lines}
+    ignored = read_fact(db, "ledger set aside")
+    lines = [line for line in unusable_lines(db) if line > ignored]
+    found |= {f"ledger line {line}": "not a charge; no budget is left" for line in lines}
     return {name: str(value) for name, value in found.items()}
 
 

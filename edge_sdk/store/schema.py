@@ -1,4 +1,4 @@
-"""Open a device's store file: its tables and their migration."""
+"""Open a device's store file, and create its tables."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
 from edge_sdk.app import sqlite_file
-from edge_sdk.app.permissions import make_private_file, make_private_folder
+from edge_sdk.app.permissions import make_private_folder
 from edge_sdk.errors import StoreBusy, StoreError, StoreFull, StoreNewer
-from edge_sdk.store.rows import SCHEMA, before_the_ledger, write_charges
+from edge_sdk.store.rows import SCHEMA
 
 FILE = "device.db"
 INSTALLED = "bundle"
@@ -30,9 +30,6 @@ CREATE TABLE facts (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID
 CREATE TABLE papers (name TEXT PRIMARY KEY, bytes BLOB NOT NULL) WITHOUT ROWID;
 CREATE TABLE readings (stream TEXT NOT NULL, slot INTEGER NOT NULL, value REAL NOT NULL,
     flags INTEGER NOT NULL, PRIMARY KEY (stream, slot)) WITHOUT ROWID;
-"""
-
-_PRIVACY = """
 CREATE TABLE ledger (line INTEGER PRIMARY KEY AUTOINCREMENT, time INTEGER NOT NULL,
     unit TEXT NOT NULL, point TEXT NOT NULL, mechanism TEXT NOT NULL, multiplier REAL NOT NULL,
     rate REAL NOT NULL, count INTEGER NOT NULL, releases INTEGER NOT NULL);
@@ -43,9 +40,7 @@ CREATE TRIGGER ledger_is_not_shortened BEFORE DELETE ON ledger
 CREATE TABLE noised (stream TEXT NOT NULL, slot INTEGER NOT NULL, value REAL NOT NULL,
     PRIMARY KEY (stream, slot)) WITHOUT ROWID;
 """
-"""Tables since schema 2: the charges, and the perturbed readings, each perturbed only once."""
-
-_FORMAT = sqlite_file.FileFormat(APPLICATION, SCHEMA, f"{_TABLES} {_PRIVACY}")
+_FORMAT = sqlite_file.FileFormat(APPLICATION, SCHEMA, _TABLES)
 SET_ASIDE = "unusable rows"
 """Name of the stored record that lists unusable values found on disk."""
 
@@ -82,8 +77,11 @@ def opened(
                 held.enter_context(sqlite_file.locked(folder / "lock"))
         db = held.enter_context(closing(sqlite_file.connect(path, read_only=read_only)))
         schema = sqlite_file.prepare(db, _FORMAT, read_only=read_only, exclusive=exclusive)
-        if schema < SCHEMA and not read_only:
-            _migrate(db, path, schema)
+        if schema < SCHEMA:
+            raise StoreError(
+                f"{path} was written before the first release (schema {schema})",
+                hint="move the state folder away to start with an empty one",
+            )
         return db, path, held.pop_all()
 
 
@@ -135,16 +133,3 @@ def store_error(path: Path, error: sqlite3.Error) -> StoreError:
         f"{path.name}-shm, and start again: readings come from the sources again, the models are lost, "
         "and numbers and privacy charges come from the aggregator",
     )
-
-
-def _migrate(db: sqlite3.Connection, path: Path, schema: int) -> None:
-    """Migrate an older file to this schema in one transaction; keep a copy of it beside."""
-    copy = path.with_name(f"{FILE}.schema-{schema}")
-    copy.unlink(missing_ok=True)
-    make_private_file(copy)
-    db.execute("VACUUM INTO ?", (str(copy),))
-    db.executescript(f"BEGIN IMMEDIATE; {_PRIVACY}")
-    spent = db.execute("SELECT spent FROM numbers").fetchone()
-    write_charges(db, before_the_ledger(spent[0] if spent else 0))
-    db.execute(f"PRAGMA user_version = {SCHEMA}")
-    db.execute("COMMIT")

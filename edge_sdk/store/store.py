@@ -9,22 +9,20 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import astuple, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Final, Protocol, Self
 
 from edge_sdk.app import sqlite_file
 from edge_sdk.errors import StoreError, WireError
 from edge_sdk.forecasting.series import SeriesRow
-from edge_sdk.privacy.ledger import UNBOUNDED, PrivacyCharge
+from edge_sdk.privacy.ledger import PrivacyCharge
 from edge_sdk.protocol.codec import pack_leaves, unpack_leaves
 from edge_sdk.protocol.messages import LIFE_LEAP
 from edge_sdk.protocol.outbox_state import OutboxEntry, UplinkCounters
 from edge_sdk.store.rows import (
-    SCHEMA,
     LearnedState,
     ReadingRows,
-    before_the_ledger,
     can_be_sent,
     charges,
     find_unusable,
@@ -33,8 +31,6 @@ from edge_sdk.store.rows import (
     read_learned,
     read_numbers,
     replace_unusable,
-    schema_of,
-    usable_charge,
     write_charges,
     write_entry,
     write_facts,
@@ -197,17 +193,10 @@ class DeviceStore:
 
     def ledger(self) -> Iterator[PrivacyCharge]:
         """Read every charge in order; an unusable one counts as unbounded."""
-        if schema_of(self._db) < SCHEMA:
-            row = self._db.execute("SELECT spent FROM numbers").fetchone()
-            before = before_the_ledger(row[0] if row else 0)
-            yield from (usable_charge(astuple(charge)) or UNBOUNDED for charge in before)
-            return
         yield from charges(self._db, self.fact("ledger set aside"))
 
     def count_charges(self) -> int:
         """Return the number of the ledger's last line; it only grows."""
-        if schema_of(self._db) < SCHEMA:
-            return 0
         return int(self._db.execute("SELECT coalesce(max(line), 0) FROM ledger").fetchone()[0])
 
     def charge(self, numbers: UplinkCounters, charges: Iterable[PrivacyCharge]) -> None:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import sqlite3
 import stat
-from contextlib import closing
 
 import pytest
 
@@ -65,17 +63,6 @@ def test_an_existing_store_gets_private_permissions(tmp_path):
         assert [row.value for row in store.readings] == [0.5]
         assert modes(folder) == {}
     assert mode(folder) == 0o700
-
-
-@pytest.mark.usefixtures("umask")
-def test_the_copy_before_a_migration_is_private(tmp_path):
-    DeviceStore.open(tmp_path / "state").close()
-    with closing(sqlite3.connect(tmp_path / "state" / FILE)) as db:
-        db.executescript("DROP TABLE ledger; DROP TABLE noised; PRAGMA user_version = 1")
-    DeviceStore.open(tmp_path / "state").close()
-    copy = tmp_path / "state" / f"{FILE}.schema-1"
-    assert mode(copy) == 0o600
-    assert copy.stat().st_size > 0
 
 
 @pytest.mark.usefixtures("umask")

@@ -16,7 +16,6 @@ from edge_sdk.privacy import PrivacySection
 from edge_sdk.privacy.noise import epsilon_of
 from edge_sdk.protocol import messages as m
 from edge_sdk.protocol.contract.manifest import GraphFile
-from edge_sdk.store.rows import SCHEMA
 from edge_sdk.store.schema import FILE
 from edge_sdk.store.store import DeviceStore
 from edge_sdk.training import bootstrap
@@ -395,29 +394,6 @@ def test_the_ledger_cannot_be_rewritten(make):
         for statement in ("DELETE FROM ledger", "UPDATE ledger SET count = 0"):
             with pytest.raises(sqlite3.IntegrityError, match="only grows"):
                 db.execute(statement)
-    db.close()
-
-
-def test_a_store_without_a_ledger_is_migrated_with_its_releases(make):
-    fleet = make("old")
-    fleet.device.start()
-    fleet.device.observe()
-    rounds(fleet, [0, 1])
-    fleet.device.kill()
-    path = fleet.device.config.state / FILE
-    with sqlite3.connect(path) as db:
-        db.execute("DROP TABLE ledger")
-        db.execute("DROP TABLE noised")
-        db.execute("PRAGMA user_version = 1")
-    db.close()
-    assert [c.releases for c in ledger(fleet)] == [2]  # read beside, nothing is changed
-    fleet.device.start()
-    fleet.device.kill()
-    (charge,) = ledger(fleet)
-    assert (charge.mechanism, charge.multiplier, charge.count) == ("none", 0.0, 2)
-    assert path.with_name(f"{FILE}.schema-1").exists()
-    with sqlite3.connect(path) as db:
-        assert db.execute("PRAGMA user_version").fetchone() == (SCHEMA,)
     db.close()
 
 

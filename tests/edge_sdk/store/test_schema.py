@@ -37,6 +37,16 @@ def test_a_newer_schema_is_refused_with_exit_code_3(tmp_path):
     assert caught.value.exit_code == 3
 
 
+def test_a_file_of_before_the_first_release_is_refused_unchanged(tmp_path):
+    DeviceStore.open(tmp_path).close()
+    with sqlite3.connect(tmp_path / FILE) as db:
+        db.execute("PRAGMA user_version = 1")
+    db.close()
+    for read_only in (False, True):
+        with pytest.raises(StoreError, match=r"before the first release \(schema 1\)"):
+            DeviceStore.open(tmp_path, read_only=read_only)
+
+
 def test_somebody_elses_file_is_not_touched(tmp_path):
     db = sqlite3.connect(tmp_path / FILE)
     db.execute("CREATE TABLE mine (x)")
