@@ -24,7 +24,7 @@ from edge_sdk.methods.training_context import TrainingContext
 from edge_sdk.protocol.contract.method import END, Array, Effects, Event, Half, Task
 from edge_sdk.protocol.contract.parameter_layout import ParamSpec, Vector
 
-CHUNK = 64
+CHUNK = 32
 """Windows whose inputs are in memory at once."""
 YEAR = 1464
 """Most windows that a device learns from: the newest ones."""
@@ -34,6 +34,8 @@ PASSES = 4
 """Passes of re-weighted least squares of an own part."""
 NO_OWN_PART = 1e8
 """Strength from which there is no own part."""
+LEARNED = 224
+"""Windows of 56 days, for which the strengths are chosen: with more of them the penalty of the sum stays."""
 LEAST_NOISE = 1e-3
 """Least error of the naive forecast that divides a device's sums, in levels."""
 
@@ -120,8 +122,8 @@ def naive_error(run: Run, windows: IssuedWindows, p: Vector) -> float:
 
     Windows that know less than a week count only where there are no others.
     """
-    found = [run("noise", p=p, x=one["x"], y=one["y"]) for one in windows.blocks()]
-    totals, counts = (np.sum([one[i] for one in found], axis=0) for i in (0, 1))
+    found = (run("noise", p=p, x=one["x"], y=one["y"]) for one in windows.blocks())
+    totals, counts = _added(found)
     place = 0 if counts[0] else 1
     return max(float(totals[place] / max(counts[place], 1.0)), LEAST_NOISE)
 
@@ -131,11 +133,10 @@ def summed(
 ) -> tuple[Vector, float]:
     """Return a device's statistic in a pass, as a vector, and its mean error over the naive one."""
     noise, weighted = np.asarray(naive_error(run, windows, p)), np.asarray(is_weighted)
-    passed = [
+    sums, rows, missed = _added(
         run("statistic", p=p, weighted=weighted, noise=noise, **one) for one in windows.blocks()
-    ]
-    sums, rows = (np.sum([one[i] for one in passed], axis=0) for i in (0, 1))
-    loss = sum(float(one[2]) for one in passed) / max(float(rows.sum()), 1.0)
+    )
+    loss = float(missed) / max(float(rows.sum()), 1.0)
     (vector,) = run("normalised", sums=sums, rows=rows, count=np.asarray(len(windows)))
     return vector, loss
 
@@ -153,7 +154,10 @@ def with_own_part(run: Run, windows: IssuedWindows, p: Vector, spec: ParamSpec) 
     places = {one.name: slice(one.offset, one.offset + one.size) for one in spec.layers}
     last = windows.newest(1)
     stage = int(run("stage", p=p, x=next(last.blocks())["x"])[0][0])
-    own = own_parts(run, windows, p, float(p[places["strengths"]][stage]))
+    strength = float(p[places["strengths"]][stage])
+    if strength < NO_OWN_PART:
+        strength *= min(1.0, LEARNED / len(windows))
+    own = own_parts(run, windows, p, strength)
     found = [run("own_errors", p=p, own=own[:3], **one) for one in windows.newest(JUDGED).blocks()]
     residuals = np.concatenate([one[0] for one in found])
     losses = np.sum([one[1] for one in found], axis=0)
@@ -173,8 +177,7 @@ def own_parts(run: Run, windows: IssuedWindows, p: Vector, strength: float) -> F
     """
     own = np.zeros((4, WIDTH))
     for number in range(PASSES if strength < NO_OWN_PART else 0):
-        made = [run("own_sums", p=p, own=own[:3], **one) for one in windows.blocks()]
-        sums, rows = (np.sum([one[i] for one in made], axis=0) for i in (0, 1))
+        sums, rows = _added(run("own_sums", p=p, own=own[:3], **one) for one in windows.blocks())
         for k in range(3 if number else 4):
             count, weight = rows[k]
             if count >= 2.0:
@@ -185,3 +188,13 @@ def own_parts(run: Run, windows: IssuedWindows, p: Vector, strength: float) -> F
 
 
 _NONE = np.zeros(1)
+
+
+def _added(parts: Iterator[tuple[Array, ...]]) -> list[Floats]:
+    """Add results up one after the other: two are in memory at once."""
+    total = [np.array(one, np.float64) for one in next(parts)]
+    for part in parts:
+        for whole, one in zip(total, part, strict=True):
+            np.add(whole, one, out=whole)
+        del part, one  # before the next are made
+    return total

@@ -30,7 +30,7 @@ from edge_sdk.extensions.analytic.residual_paths import lead_quantiles, profile_
 from edge_sdk.forecasting.calendar_features import DAY, Floats, Ints
 from edge_sdk.protocol.contract.manifest import Manifest, ManifestError
 
-ROWS = 1536
+ROWS = 768
 """Design rows in memory at once."""
 
 AROUND = 1

@@ -152,7 +152,7 @@ class ProfileSums:
 
     def own_sums(
         self, p: Array, x: Array, y: Array, number: Array, own: Array
-    ) -> tuple[Floats, Floats]:
+    ) -> tuple[NDArray[np.float32], Floats]:
         """Return the sums of which a device's own part is solved; ``profile_half`` has the passes.
 
         Args:
@@ -167,7 +167,7 @@ class ProfileSums:
         """
         v = self.model.parts(p)
         size = WIDTH * (WIDTH + 1) // 2 + WIDTH
-        sums, rows_of = np.zeros((4, size)), np.zeros((4, 2))
+        sums, rows_of = np.zeros((4, size), np.float32), np.zeros((4, 2))
         for some, rows in self.model.blocks(v, x):
             goals = rows.goals(y[some])
             chosen = self._chosen(number[some])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import numpy as np
 import pytest
 
@@ -18,7 +20,7 @@ from edge_sdk.extensions.analytic.profile_form import (
     stage_of,
     stage_statistics,
 )
-from edge_sdk.extensions.analytic.profile_half import IssuedWindows
+from edge_sdk.extensions.analytic.profile_half import LEARNED, IssuedWindows, summed, with_own_part
 from edge_sdk.extensions.analytic.profile_model import ProfileModel
 from edge_sdk.extensions.analytic.profile_section import WIDTH
 from edge_sdk.extensions.analytic.reweighting import QuantileLoss
@@ -98,7 +100,7 @@ def test_three_devices_and_the_closed_form_give_the_numbers_of_the_pure_function
         own = model.parts(half.model(state)["p"])
         told = prior_forecast(design, rows.base.ravel(), stages, model.parts(w).coefficients)
         missed = goals + rows.base.ravel() - told
-        delta = own_part(design, missed, 0.1, LOSS)
+        delta = own_part(design, missed, 0.1 * min(1.0, LEARNED / len(rows.level)), LOSS)
         assert own.own[0] == pytest.approx(delta, abs=1e-3)
         (yhat,) = model.forecast(
             half.model(state)["p"], frames[name].inputs(issues_of(frames[name])[-3:])
@@ -111,6 +113,22 @@ def test_three_devices_and_the_closed_form_give_the_numbers_of_the_pure_function
             (levels * rows.level[:, None])[-3:], rel=1e-3, abs=1e-3
         )
         assert AnalyticState.from_arrays(state.arrays()).upto == state.upto > 0
+
+
+def test_a_year_of_quarter_hours_is_summed_in_little_memory():
+    """Python, numpy and cryptography alone are some 47 MiB resident, of 64 MiB."""
+    manifest = manifest_of(900)
+    load = load_of(2, 60, 900, gaps=0.0)
+    local = context_of(manifest, frame_of(load, manifest))
+    initial = initial_of(manifest, [load])
+    windows = IssuedWindows.of(local.run, local).newest(64)  # the sums are as large for a year
+    tracemalloc.start()
+    try:
+        with_own_part(local.run, windows, initial, manifest.spec())
+        summed(local.run, windows, initial, is_weighted=True)
+        assert tracemalloc.get_traced_memory()[1] < 17 * 2**20
+    finally:
+        tracemalloc.stop()
 
 
 def test_hidden_days_train_the_stages_of_new_devices():
