@@ -6,6 +6,8 @@ Devices and aggregator are those of the field; only the link and the clock are t
 from __future__ import annotations
 
 import json
+import random
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,9 +15,13 @@ import pytest
 from aggregator.commands import main as cli
 from aggregator.extensions.model_log.program import main as witness
 from aggregator.extensions.sums.opened_sum import SumTable
+from aggregator.extensions.sums.sum_set import read_set
 from aggregator.store.opener import open_store
 from edge_sdk import Reading
-from tests.fleet.conftest import STREAMS
+from edge_sdk.extensions.sums.masked_sum import contracts_of, packed, rounded
+from edge_sdk.extensions.sums.messages import SumsMessage
+from edge_sdk.protocol.codec import decode
+from tests.fleet.conftest import SEEDS, STREAMS, LinkFaults
 
 pytestmark = [pytest.mark.extension, pytest.mark.timeout(600)]
 DAY, HOUR = 86_400, 3600
@@ -60,16 +66,15 @@ def load(number, hour):
 class Feeders:
     """A world with two feeders of six homes, and a witness in a folder of its own."""
 
-    def __init__(self, world, tmp_path, capsys, few="few = true"):
-        self.world = world(
-            devices=DEVICES, accept={"sums": True}, hours=0, run={"schedule": {"rounds_per_day": 1}}
-        )
+    def __init__(self, world, tmp_path, capsys, **options):
+        run = {"schedule": {"rounds_per_day": 1}}
+        self.world = world(devices=DEVICES, accept={"sums": True}, hours=0, run=run, **options)
         self.clock, self.capsys, self.folder = self.world.clock, capsys, tmp_path / "witness"
         self.folder.mkdir()
         self.clock.begun = (self.clock.begun // DAY + 1) * DAY + 6 * HOUR
         self.at = int(self.clock.begun) // HOUR - 8 * 24
         keys = self.data(witness, ["sum-keys", *self.keys, "--json"])
-        text = CONTRACT.format(**keys).replace("\n[[", f"{few}\n\n[[", 1)
+        text = CONTRACT.format(**keys).replace("\n[[", "few = true\n\n[[", 1)
         self.world.config.write_text(self.world.config.read_text() + text)
         for number in range(DEVICES):
             self.command("label", f"feeder=F{number % 2}", f"home-{number}")
@@ -166,3 +171,120 @@ def test_the_readings_of_two_feeders_are_added_and_nothing_else_is_known(feeders
     newest = max((one for one in sums if one.value == "F0"), key=lambda one: one.period)
     assert shown["yesterday"]["values"] == pytest.approx(newest.values.tolist(), rel=1e-5)
     assert (shown["devices"], shown["yesterday"]["missing"]) == (6, 0)
+
+
+def members_of(found):
+    return [int(one.device.removeprefix("home-")) for one in found.members]
+
+
+def bytes_below(folder):
+    return b"".join(path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file())
+
+
+def hour_vector(number, period):
+    """Return the rounded numbers of a device, as a sum has them: what must be found nowhere."""
+    terms = SimpleNamespace(lowest=0.0, highest=50.0, resolution=0.001, length=24, levels=50_000)
+    first = period // 1000 // HOUR
+    values = np.array([load(number, first + hour) for hour in range(24)])
+    return packed(rounded(values, terms))
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_kills_and_a_bad_link_leave_every_opened_sum_exact(world, tmp_path, capsys, seed):
+    faults = LinkFaults(drop=0.05, duplicate=0.1, reorder=0.1)
+    feeders, rng = Feeders(world, tmp_path, capsys, faults=faults, seed=seed), random.Random(seed)
+    feeders.start()
+    for _ in range(34):
+        feeders.hours(1)
+        victim = rng.randrange(DEVICES + 2)
+        if victim < DEVICES:
+            before = sent_by(feeders.world, victim)
+            feeders.world.die(victim)
+            feeders.world.turn()
+            feeders.world.start(victim)
+            assert sent_by(feeders.world, victim) == before
+        else:
+            feeders.world.kill_daemon()
+            feeders.world.turn()
+            feeders.world.start_daemon()
+    feeders.turns(200)
+    sets = [read_set(path.read_bytes()) for path in feeders.sets()]
+    assert len(sets) >= 2
+    assert feeders.open("--least", "3") == 0
+    feeders.world.kill_daemon()
+    feeders.world.start_daemon()
+    feeders.turns(24)
+    sums = {(one.contract, one.value, one.period): one for one in feeders.opened()}
+    assert len(sums) == len(sets)
+    for one in sets:
+        found = sums[one.contract.terms.name, one.value, one.period]
+        members = members_of(one)
+        assert found.members == len(members) > 2
+        if found.source == "history":
+            assert np.allclose(found.values, plain(found, members), atol=1e-9)
+    feeders.world.kill_daemon()
+    feeders.command("sums", "audit")
+    aggregator = bytes_below(feeders.world.folder / "aggregator")
+    for one in sets:
+        if one.contract.terms.source == "history":
+            for number in members_of(one):
+                vector = hour_vector(number, one.period)
+                assert vector not in aggregator
+                assert vector not in bytes_below(feeders.folder)
+
+
+def sent_by(world, number):
+    return [world.clients[number]._store.paper(f"sum {one}") for one in ("history", "tomorrow")]
+
+
+def test_a_device_that_did_not_opt_in_and_one_without_a_label_are_in_no_sum(feeders):
+    path = feeders.world.folder / "home-0.toml"
+    path.write_text(path.read_text().replace('"sums" = true', '"sums" = false'))
+    feeders.command("label", "feeder=", "home-1")
+    feeders.start()
+    feeders.hours(26)
+    members = [n for path in feeders.sets() for n in members_of(read_set(path.read_bytes()))]
+    assert set(members) == set(range(2, DEVICES))
+    assert sent_by(feeders.world, 0) == [None, None]
+
+
+def test_a_forged_answer_is_not_taken(feeders):
+    feeders.start()
+    feeders.hours(26)
+    (first, *_) = feeders.sets()
+    assert feeders.open("--least", "3") == 0
+    answer = first.with_suffix(".opened")
+    true = answer.read_bytes()
+    answer.write_bytes(true[:-1] + bytes([true[-1] ^ 1]))
+    feeders.turns(24)
+    assert feeders.sets() == [first]
+    feeders.world.kill_daemon()
+    answer.write_bytes(true)
+    feeders.world.start_daemon()
+    feeders.turns(24)
+    assert feeders.sets() == []
+
+
+def test_contracts_of_few_devices_are_refused_unless_few_is_set(world, tmp_path, capsys):
+    feeders = Feeders(world, tmp_path, capsys)
+    assert cli.main(["check", str(feeders.world.config)]) == 0
+    text = feeders.world.config.read_text()
+    feeders.world.config.write_text(text.replace("few = true", "few = false"))
+    assert cli.main(["check", str(feeders.world.config)]) != 0
+    assert "least: a sum of 3 devices hides little" in capsys.readouterr().err
+
+
+def test_newer_contracts_of_a_running_daemon_are_followed_and_older_ones_refused(feeders):
+    feeders.start()
+    before = feeders.world.clients[1].status()["sums"]
+    assert set(before) == {"feeder-history", "feeder-tomorrow"}
+    text = feeders.world.config.read_text()
+    feeders.world.config.write_text(text.replace("length = 24", "length = 12"))
+    feeders.command("sums", "announce")
+    feeders.turns(40)
+    store = feeders.world.clients[1]._store
+    assert [
+        one.terms.length for one in contracts_of(decode(SumsMessage, store.paper("sum contracts")))
+    ] == [12, 12]
+    feeders.hours(26)
+    assert all(read_set(path.read_bytes()).contract.terms.length == 12 for path in feeders.sets())

@@ -4,6 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import random
+import subprocess
+import sys
+import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -34,6 +39,7 @@ from edge_sdk.protocol.keys import from_seed
 
 pytestmark = pytest.mark.extension
 
+ROOT = Path(__file__).resolve().parents[4]
 DAY = 86_400_000
 KEYS = WitnessKeys(from_seed(b"\x05" * 32), ExchangeKey(bytes(range(32))))
 BODY = encode(
@@ -193,3 +199,55 @@ def test_random_bytes_are_neither_set_nor_answer(body):
     for read in (read_set, read_answer):
         with pytest.raises(Refused):
             read(body)
+
+
+def test_a_witness_that_fails_before_the_answer_was_saved_has_opened_nothing(record, monkeypatch):
+    sent = messages_of(sorted(SIGNERS)[:9])
+    data = a_set(sent).write()
+    with monkeypatch.context() as failing:
+        failing.setattr(WitnessRecord, "_save", lambda *_: (_ for _ in ()).throw(OSError("full")))
+        with pytest.raises(OSError, match="full"):
+            record.open(data, KEYS)
+    assert record.sums() == []
+    del sent["meter-09"]
+    record.open(a_set(sent).write(), KEYS)
+
+
+KILLED = """
+import pathlib, sys
+from tests.aggregator.extensions.sums.test_witness_record import KEYS
+from aggregator.extensions.sums.witness_record import WitnessRecord
+with WitnessRecord(pathlib.Path(sys.argv[1]) / "witness" / "sums.db") as record:
+    print("begun", flush=True)
+    for path in sorted(pathlib.Path(sys.argv[1]).glob("*.set")):
+        path.with_suffix(".opened").write_bytes(record.open(path.read_bytes(), KEYS))
+"""
+
+
+def test_a_killed_witness_remembers_every_set_that_it_has_answered(record, tmp_path):
+    names, rng = sorted(SIGNERS), random.Random(3)
+    sent = {day: messages_of(names[:9], day * DAY) for day in range(1, 40)}
+    for day, messages in sent.items():
+        (tmp_path / f"{day:02d}.set").write_bytes(a_set(messages, day * DAY).write())
+    for _ in range(4):
+        words = [sys.executable, "-c", KILLED, str(tmp_path)]
+        with subprocess.Popen(words, stdout=subprocess.PIPE, cwd=ROOT) as witness:
+            witness.stdout.readline()
+            time.sleep(rng.uniform(0.0, 0.05))
+            witness.kill()
+    answered = 0
+    with WitnessRecord(tmp_path / "witness" / "sums.db") as again:
+        opened = {period for _, _, period, _, _ in again.sums()}
+        for day, messages in sent.items():
+            path = tmp_path / f"{day:02d}.set"
+            answer = path.with_suffix(".opened")
+            if day * DAY in opened:
+                answered += 1
+                smaller = dict(list(messages.items())[1:])
+                assert refusal(again, a_set(smaller, day * DAY).write()) is Reason.TWICE_IN_ROUND
+            else:
+                assert not answer.exists()
+            whole = answer.exists() and len(answer.read_bytes()) > 0
+            found = again.open(path.read_bytes(), KEYS)
+            assert not whole or answer.read_bytes() in (found, found[: len(answer.read_bytes())])
+    assert answered > 0
