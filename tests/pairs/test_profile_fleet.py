@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from aggregator.extensions.analytic.profile_fleet import PASSES
+from aggregator.extensions.analytic.profile_fleet import PASSES, PRIOR
 from aggregator.extensions.analytic.settings import Analytic, fault_of
 from aggregator.methods import METHODS as SERVERS
 from aggregator.methods import OPEN, Rounds, Setup
@@ -106,17 +106,21 @@ def direct(devices, *, passes=PASSES, learned=LEARNED, vector=None, places=PLACE
         vector[places[name]].reshape(len(STAGES), WIDTH).astype(np.float64)
         for name in ("coefficients", "expected")
     )
-    median, others = begun, dict.fromkeys(devices, begun)
+    median, others, prior = begun, dict.fromkeys(devices, begun), expected
     for number in range(passes):
         step = RELAXATION if 1 < number < passes - 1 else 1.0
+        # all devices weigh their rows under one vector; in the last pass each under that of all others
+        seen = others if number == passes - 1 else dict.fromkeys(devices, median)
         own = {
-            name: sums_of(one, None if number == 0 else others[name].astype(np.float32))
+            name: sums_of(one, None if number == 0 else seen[name].astype(np.float32))
             for name, one in devices.items()
         }
 
-        def solved(previous, names, own=own, step=step, expected=expected):
+        def solved(previous, names, step=step, own=own, expected=expected):
             whole = {s: total({name: own[name][s] for name in names}) for s in learned}
-            after = next_coefficients(previous, whole, SECTION.penalty, step=step)
+            towards = prior if previous is None else begun
+            weight = PRIOR / len(names)
+            after = next_coefficients(previous, whole, weight, step=step, towards=towards)
             found = (expected if previous is None else previous).copy()
             found[list(learned)] = after[list(learned)]
             return found
@@ -124,8 +128,8 @@ def direct(devices, *, passes=PASSES, learned=LEARNED, vector=None, places=PLACE
         if number == 0:
             expected = solved(None, devices)
             continue
-        median = solved(median, devices)
-        others = {name: solved(others[name], set(devices) - {name}) for name in devices}
+        before, median = median, solved(median, devices)
+        others = {name: solved(before, set(devices) - {name}, 1.0) for name in devices}
     return expected, median, others
 
 

@@ -148,6 +148,7 @@ def next_coefficients(
     *,
     stages: int = len(STAGES),
     step: float = 1.0,
+    towards: Floats | None = None,
 ) -> Floats:
     """Return the coefficients of every stage after a pass, shape ``(stages, P)``.
 
@@ -158,6 +159,7 @@ def next_coefficients(
         penalty: Of every coefficient, as a share of the mean diagonal of Σ w φφᵀ: so one number fits
             fleets of every noise.
         step: How far to go towards the solution; ``RELAXATION`` between the second pass and the last.
+        towards: Coefficients of every stage that the penalty draws to; zero if left out.
 
     Raises:
         ValueError: No statistic at all.
@@ -165,7 +167,11 @@ def next_coefficients(
     if not statistics:
         raise ValueError("a pass without statistics has no solution; at least 1 stage is needed")
     solved = {
-        stage: ridge(one, penalty * float(np.diag(one.matrix(0)).mean()))[0]
+        stage: ridge(
+            one,
+            penalty * float(np.diag(one.matrix(0)).mean()),
+            None if towards is None else towards[stage : stage + 1],
+        )[0]
         for stage, one in statistics.items()
     }
     given = sorted(solved)
