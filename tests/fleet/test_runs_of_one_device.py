@@ -13,7 +13,7 @@ from aggregator.extensions.audit.recompute import recompute
 from edge_sdk import Config
 from edge_sdk.app.settings import SettingsError
 from edge_sdk.errors import ConfigError
-from edge_sdk.extensions.inspection.accounts import charges_beside
+from edge_sdk.extensions.inspection.status import charges_beside
 from edge_sdk.extensions.participations.participations import participating
 from edge_sdk.privacy.ledger import compose
 from edge_sdk.store.store import DeviceStore

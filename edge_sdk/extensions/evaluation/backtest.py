@@ -21,7 +21,7 @@ from edge_sdk.app.cli import CommandResult
 from edge_sdk.commands import add_config, add_participation, participant
 from edge_sdk.config import Config
 from edge_sdk.errors import ConfigError
-from edge_sdk.extensions.evaluation.device_inspection import DeviceInspection
+from edge_sdk.extensions.evaluation.forecast import DeviceInspection
 from edge_sdk.extensions.evaluation.forecast_metrics import (
     mae,
     mase,

@@ -28,16 +28,16 @@ from edge_sdk.commands import add_config, add_participation, participant
 from edge_sdk.config import Config
 from edge_sdk.errors import OK, RUNTIME, ConfigError
 from edge_sdk.extensions.inspection import datasheet as sheets
-from edge_sdk.extensions.inspection.accounts import (
-    account_of,
-    announced_of,
-    charges_beside,
-)
 from edge_sdk.extensions.inspection.release_count import (
     REMEDY,
     UNKNOWN_COUNT,
     ReleaseCount,
     read_counts,
+)
+from edge_sdk.extensions.inspection.status import (
+    account_of,
+    announced_of,
+    charges_beside,
 )
 from edge_sdk.limits import DailyQuota, lesser, limits_of
 from edge_sdk.link.fleet_settings import ALONE

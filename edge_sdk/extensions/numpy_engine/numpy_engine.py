@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from edge_sdk.extensions.numpy_engine import operators  # noqa: F401 - enter their operators
-from edge_sdk.extensions.numpy_engine.operator_registry import Run, build
+from edge_sdk.extensions.numpy_engine.operators import Run, build
 from edge_sdk.protocol.contract.method import Array
 from edge_sdk.runtime import GraphError, require_inputs
 from edge_sdk.runtime.onnx_reader import OnnxModel, OnnxNode, TensorInfo, read_onnx

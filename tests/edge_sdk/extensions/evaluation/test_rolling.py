@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import csv
 
-from edge_sdk.extensions.evaluation.device_inspection import DeviceInspection
-from edge_sdk.extensions.evaluation.forecast import write_rolling
+from edge_sdk.extensions.evaluation.forecast import DeviceInspection, write_rolling
 from tests.edge_sdk.extensions.intervals.test_client_intervals import BEGUN, fleet, made, observe
 
 __all__ = ["fleet", "made"]

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from edge_sdk.bundle import Bundle, TrustedKeys, shipped_folder, shipped_names
 from edge_sdk.extensions.numpy_engine import numpy_engine
 from edge_sdk.extensions.numpy_engine.numpy_engine import NumpyGraph
-from edge_sdk.extensions.numpy_engine.operator_registry import OPERATORS, build
+from edge_sdk.extensions.numpy_engine.operators import OPERATORS, build
 from edge_sdk.protocol.contract.manifest import Manifest
 from edge_sdk.runtime import ENGINE, GraphError, onnx_reader
 from edge_sdk.runtime.shape_inference import infer_cost

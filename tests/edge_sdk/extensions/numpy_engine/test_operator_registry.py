@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from edge_sdk.extensions.numpy_engine.numpy_engine import NumpyGraph
-from edge_sdk.extensions.numpy_engine.operator_registry import OPERATORS
+from edge_sdk.extensions.numpy_engine.operators import OPERATORS
 from edge_sdk.runtime import GraphError
 
 onnx = pytest.importorskip("onnx", reason="single operators are written with it (extra: train)")
