@@ -364,7 +364,7 @@ class Training:
             )
             missed.append((truth - told, spread_columns(one.rows), stage_of(one.rows.known), noise))
             own = np.nanmean(np.abs(truth - one.profile), axis=1)
-            few = one.rows.known == 1  # later a device knows its own share
+            few = stage_of(one.rows.known) <= stage_of(np.array(3))
             ratios.append(
                 _by_stage(np.nanmean(np.abs(truth - told), axis=1), one) / _by_stage(own, one)
             )
