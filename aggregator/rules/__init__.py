@@ -24,7 +24,7 @@ from aggregator.rules.factory import (
     bound,
 )
 from aggregator.rules.krum import bulyan, krum, multi_krum
-from aggregator.rules.preaggregation import bucketing, nnm, norm_clipping
+from aggregator.rules.preaggregation import arc, bucketing, nnm, norm_clipping
 from aggregator.rules.rows import Memory, Rows, RuleVerdict, TooFewRows
 from edge_sdk.app.extensions import ExtensionIndex, PluginRegistry, instance_of
 
@@ -72,6 +72,7 @@ BEFORE: Mapping[str, PreaggregationSpec] = MappingProxyType(
             lambda s, needed: s.size * (needed - 1) + 1,
             rows_after=lambda s, before: -(-before // s.size),
         ),
+        "arc": PreaggregationSpec(arc, withstands=True),
         "norm_clipping": PreaggregationSpec(norm_clipping, withstands=True),
     }
 )

@@ -66,12 +66,22 @@ def bulyan(rows: Rows, *, f: Faulty) -> RuleVerdict:
     """
     chosen = np.sort(bulyan_selection(rows.distances(), f))
     some, keep = rows.only(chosen), len(rows) - 4 * f
-    value = some.ordered(lambda columns: _near_middle(columns, keep))
+    return RuleVerdict(near_median(some, keep), dropped=_left_out(rows, chosen))
+
+
+def near_median(rows: Rows, keep: int) -> Matrix:
+    """Average, of every coordinate, the ``keep`` values nearest to its median; of two as near, that of the lower id.
+
+    >>> rows = Rows.of({str(i): np.array([x]) for i, x in enumerate((0.0, 1.0, 2.0, 9.0))})
+    >>> near_median(rows, 3)
+    array([1.])
+    """
+    value = rows.ordered(lambda columns: _near_middle(columns, keep))
     (tied,) = np.nonzero(np.isnan(value))
     for start in range(0, len(tied), _MANY):
         few = tied[start : start + _MANY]
-        value[few] = _near_middle_by_id(some.of_columns(few), keep)
-    return RuleVerdict(value, dropped=_left_out(rows, chosen))
+        value[few] = _near_middle_by_id(rows.of_columns(few), keep)
+    return value
 
 
 def krum_scores(distances: Matrix, f: int) -> Matrix:

@@ -79,6 +79,30 @@ def norm_clipping(rows: Rows, *, radius: Radius | None = None) -> Rows:
     return rows.mixed(Scaled(np.minimum(1.0, bound / np.maximum(norms, _TINY))))
 
 
+def arc(rows: Rows, *, f: Faulty) -> Rows:
+    """Clip the 2 (f / n) (n - f) longest rows to the norm of the longest other one: adaptive robust clipping.
+
+    The bound follows the round's honest norms without a parameter. For use before a robust rule.
+    O(n d).
+
+    Args:
+        rows: Updates, shape ``(n, d)``.
+        f: Number of rows that may be Byzantine.
+
+    >>> rows = Rows.of({str(i): np.array([x]) for i, x in enumerate((1.0, 2.0, 3.0, 9.0))})
+    >>> arc(rows, f=1).block(0, 1).ravel().tolist()
+    [1.0, 2.0, 3.0, 3.0]
+
+    Reference:
+        Allouah et al., Adaptive Gradient Clipping for Robust Federated Learning, ICLR 2025,
+        algorithm 2.
+    """
+    norms, n = rows.norms(), len(rows)
+    clipped = int(2 * f / n * (n - f))
+    bound = float(np.sort(norms)[n - clipped - 1])
+    return rows.mixed(Scaled(np.minimum(1.0, bound / np.maximum(norms, _TINY))))
+
+
 def grouped(rows: Rows, order: NDArray[np.intp], size: int) -> Rows:
     """Return the means of consecutive groups of the rows in this order.
 

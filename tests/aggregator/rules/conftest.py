@@ -8,7 +8,10 @@ from aggregator.rules import Rows
 CROSS = np.array([[1, 0], [0, 1], [1, 1], [2, 1], [10, -10.0]])
 
 
-OF_EXTENSION = ("autogm", "clipped_clustering", "fltrust", "geometric_median")
+OF_EXTENSION = (
+    *("autogm", "clipped_clustering", "fltrust", "geometric_median"),
+    *("meamed", "mda", "monna", "dnc", "caf"),
+)
 
 
 def pytest_collection_modifyitems(items):

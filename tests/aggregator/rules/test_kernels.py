@@ -12,7 +12,7 @@ from aggregator.rules import RULES
 from tools.portable import BASELINE, CORES, dispatched, environment
 
 ROOT = Path(__file__).resolve().parents[3]
-BY_DISTANCE = {"autogm", "clipped_clustering", "fltrust", "geometric_median"}
+BY_DISTANCE = {"autogm", "caf", "clipped_clustering", "fltrust", "geometric_median"}
 """What docs/rules.md says to differ in the last digits."""
 
 PROGRAM = """
@@ -23,6 +23,8 @@ from aggregator.rules.parameters import uniform
 
 more = {"trimmed_mean": {"f": 1}, "krum": {"f": 1}, "multi_krum": {"f": 1}, "bulyan": {"f": 1}}
 more["fltrust"] = {"root": "m00"}
+more |= {name: {"f": 1} for name in ("meamed", "mda", "dnc", "caf")}
+more["monna"] = {"f": 1, "root": "m00"}
 out = {}
 for name in sorted(RULES):
     rule = bind(name, **more.get(name, {}))

@@ -15,6 +15,11 @@ PARAMETERS = {name: {} for name in RULES} | {
     "multi_krum": {"f": 1},
     "bulyan": {"f": 1},
     "fltrust": {"root": "m0"},
+    "meamed": {"f": 1},
+    "mda": {"f": 1},
+    "monna": {"f": 1, "root": "m0"},
+    "dnc": {"f": 1},
+    "caf": {"f": 1},
 }
 EQUIVARIANT = sorted(
     {"mean", "median", "trimmed_mean", "krum", "multi_krum", "bulyan", "geometric_median"}

@@ -47,7 +47,7 @@ def both(rule, vectors, folder):
 @pytest.mark.parametrize("name", sorted(RULES))
 @pytest.mark.parametrize("shape", [(129, 200), (40, 9001)])
 def test_every_rule_has_the_same_bits(name, steps, shape, tmp_path):
-    more = {"root": "m0003"} if name == "fltrust" else {}
+    more = {"root": "m0003"} if name in {"fltrust", "monna"} else {}
     rule = bind(name, f=2, preaggregation=steps, **more)
     (here, norms), (there, stored_norms) = both(rule, drawn(*shape, np.float32), tmp_path)
     assert here.value.tobytes() == there.value.tobytes()
