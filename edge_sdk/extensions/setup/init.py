@@ -32,9 +32,9 @@ class DeviceKind:
 
 
 KINDS = {
-    "meter": DeviceKind("load-week-1", "energy of the next hour", "elec.import.energy"),
-    "charger": DeviceKind("chargers-week-1", "demand of the next half hour", "ev.demand.energy"),
-    "station": DeviceKind("cells-week-1", "traffic of the next hour", "cell.internet.activity"),
+    "meter": DeviceKind("load-day-1", "energy of the next 24 hours", "elec.import.energy"),
+    "charger": DeviceKind("chargers-day", "demand of the next 48 half hours", "ev.demand.energy"),
+    "station": DeviceKind("cells-day", "traffic of the next 24 hours", "cell.internet.activity"),
 }
 
 SETUPS: PluginRegistry[SourceSetup] = PluginRegistry(
@@ -118,7 +118,7 @@ bundle = {_text(begin.bundle)}  # {begin.about}; forecasts after a day of readin
 
 {_broker(broker, name)}
 [accept]                        # what an aggregator may ask of this device
-methods = ["fedavg", "fedprox", "fedavgm", "fedadam"]
+methods = ["analytic", "fedavg", "fedprox", "fedavgm", "fedadam"]
 max_steps = 64                  # longer tasks are refused
 
 {source}

@@ -207,4 +207,4 @@ def test_nothing_is_left_when_the_check_fails(tmp_path):
 def test_json_names_what_was_written(tmp_path, capsys):
     path = tmp_path / "station.toml"
     assert main(["init", str(path), "--kind", "station", "--yes", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["bundle"] == "cells-week-1"
+    assert json.loads(capsys.readouterr().out)["bundle"] == "cells-day"
