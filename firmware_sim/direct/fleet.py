@@ -159,7 +159,7 @@ class DirectFleet:
             state = simulation.devices[name].state
             _, predicted, truth = judged.rolling(state, *self.scenario.span)
             found[name] = Error.of(predicted, truth)
-            untrained.append(is_untrained(simulation.devices[name].learner, state))
+            untrained.append(is_untrained(judged, state, predicted, self.scenario.span))
         return Errors(found, is_untrained=bool(untrained) and all(untrained))
 
     def judged(self, simulation: DirectSimulation | PeerSimulation, name: str) -> ModelRuntime:

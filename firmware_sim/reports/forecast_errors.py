@@ -19,6 +19,8 @@ from firmware_sim.scenario import Scenario
 
 Floats = NDArray[np.float64]
 
+UNCHANGED = 0.01  # share of the first error by which forecasts of a trained model must have changed
+
 
 @dataclass(frozen=True, slots=True)
 class IntervalCoverage:
@@ -148,7 +150,7 @@ class Errors:
     # coverage of intervals, by device id; empty where models have none
     coverage_by_device: Mapping[str, IntervalCoverage] = field(default_factory=dict)
     examples: tuple[ForecastExample, ...] = ()  # one forecast of each, beside the readings
-    # true if every device forecasts with the parameters that it began with
+    # true if every device forecasts as with the parameters that it began with
     is_untrained: bool = False
 
     @property
@@ -180,9 +182,9 @@ def errors(
     for device in devices:
         if device.id in evaluated:
             client = clients[device.id]
-            untrained.append(is_untrained(client.learner, client.state))
             history = readings(device.sample, samples, later)
-            found[device.id] = evaluate(client, history, chosen.span)
+            found[device.id], is_first = evaluate(client, history, chosen.span)
+            untrained.append(is_first)
             if (one := score_intervals(client, chosen.span)) is not None:
                 scored[device.id] = one
     coverage = {name: one for name, (one, _) in scored.items()}
@@ -190,13 +192,48 @@ def errors(
     return Errors(found, coverage, examples, bool(untrained) and all(untrained))
 
 
-def is_untrained(learner: ModelRuntime, state: Any) -> bool:  # noqa: ANN401 - the half's own
-    return np.array_equal(learner.vector(state), learner.vector(learner.first_state()))
+def is_untrained(
+    learner: ModelRuntime,
+    state: Any,  # noqa: ANN401 - the half's own
+    predicted: Floats,
+    span: tuple[float, float],
+) -> bool:
+    """Return whether the parameters are the first ones, or forecast as those do.
+
+    Args:
+        predicted: Forecasts of the state in the span, ``(n, horizon)``.
+        span: Evaluated part in Unix seconds.
+    """
+    first = learner.first_state()
+    if np.array_equal(learner.vector(state), learner.vector(first)):
+        return True
+    _, begun, truth = learner.rolling(first, *span)
+    return is_unchanged(predicted, begun, truth)
 
 
-def evaluate(client: Client, later: Iterable[Reading], span: tuple[float, float]) -> Error:
-    """Score one device's rolling forecasts of a span of time."""
+def is_unchanged(predicted: Floats, begun: Floats, truth: Floats) -> bool:
+    """Return whether forecasts differ from earlier ones by less than a hundredth of the earlier error.
+
+    >>> truth, begun = np.array([[3.0], [5.0]]), np.array([[1.0], [1.0]])
+    >>> is_unchanged(begun + 0.01, begun, truth), is_unchanged(begun + 0.1, begun, truth)
+    (True, False)
+    """
+    known = np.isfinite(truth)
+    if not known.any():
+        return False
+    with np.errstate(over="ignore", invalid="ignore"):
+        moved = np.sqrt(np.mean((predicted[known] - begun[known]) ** 2))
+        error = np.sqrt(np.mean((begun[known] - truth[known]) ** 2))
+    return bool(moved < UNCHANGED * error)
+
+
+def evaluate(
+    client: Client, later: Iterable[Reading], span: tuple[float, float]
+) -> tuple[Error, bool]:
+    """Score one device's rolling forecasts of a span of time; also return whether it is untrained."""
     for reading in later:
         client.observe(reading)
-    _, predicted, truth = client.learner.rolling(client.state, *span)
-    return Error.of(np.asarray(predicted), np.asarray(truth))
+    learner, state = client.learner, client.state
+    _, predicted, truth = learner.rolling(state, *span)
+    predicted = np.asarray(predicted)
+    return Error.of(predicted, truth), is_untrained(learner, state, predicted, span)

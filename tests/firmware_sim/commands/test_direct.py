@@ -50,8 +50,9 @@ def test_a_comparison_of_methods_and_attacks_needs_no_broker(capsys, tmp_path):
     assert len(table.read_text().splitlines()) == 1 + 4 * 3
 
 
-def test_runs_with_a_rate_of_zero_learn_nothing_and_say_so(capsys):
-    code, found = run(capsys, "--rounds", "1", "--rate", "0", "--attack", "flipping")
+@pytest.mark.parametrize("rate", ["0", "1e-9"])
+def test_runs_with_a_rate_of_zero_learn_nothing_and_say_so(capsys, rate):
+    code, found = run(capsys, "--rounds", "1", "--rate", rate, "--attack", "fdi_bias")
     assert code == 0
     assert [row["outcome"] for row in found["runs"]] == ["nothing was learned"] * 2
 
