@@ -36,6 +36,8 @@ NO_OWN_PART = 1e8
 """Strength from which there is no own part."""
 LEARNED = 224
 """Windows of 56 days, for which the strengths are chosen: with more of them the penalty of the sum stays."""
+BLENDED = 112
+"""Windows of 28 days, from which the model is no longer blended with the device's mean profile."""
 LEAST_NOISE = 1e-3
 """Least error of the naive forecast that divides a device's sums, in levels."""
 
@@ -165,7 +167,9 @@ def with_own_part(run: Run, windows: IssuedWindows, p: Vector, spec: ParamSpec) 
     prior = made[places["residuals"]].reshape(-1, residuals.shape[1]).astype(np.float64)
     made[places["residuals"]] = joined_residuals(residuals, prior, len(prior)).ravel()
     made[places["own"]] = own[2:].ravel()
-    if losses.all():
+    if len(windows) >= BLENDED:
+        made[places["share"]] = 1.0
+    elif losses.all():
         made[places["share"]] = run("share", losses=losses)[0]
     return made if np.isfinite(made).all() else p
 

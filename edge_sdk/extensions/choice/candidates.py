@@ -260,12 +260,17 @@ class CandidateModels:
         return table.extended(self.fans(p, frame, origins), truth, days, self.levels)
 
 
+def is_profile(frame: ChannelFrame) -> bool:
+    """Return whether a bundle forecasts profiles: one of these takes windows with gaps."""
+    return frame.window.least_known is not None
+
+
 def judged(frame: ChannelFrame, origins: Ints) -> Ints:
     """Return the origins by whose forecasts candidates are judged: profiles as they are issued.
 
     A profile is issued every six hours. Any other forecast is judged from every row.
     """
-    if frame.window.least_known is None:
+    if not is_profile(frame):
         return origins
     next_row = frame.times[origins] + frame.window.step_seconds
     return np.asarray(origins[next_row % ISSUED == 0])

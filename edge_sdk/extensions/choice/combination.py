@@ -67,6 +67,8 @@ USUAL: Final = tuple(name for name in COLUMNS if name != LAST_GOOD)
 
 LEAST: Final = 7
 """Number of held-back days below which a candidate is not compared."""
+PROFILES: Final = 21
+"""The same of profiles, whose prior is good from the first day on: never chosen by a week or two."""
 LONGEST: Final = 56
 """Number of newest held-back days that are kept."""
 CLOSE: Final = 1.25

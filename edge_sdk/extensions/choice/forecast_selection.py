@@ -18,8 +18,8 @@ import numpy as np
 from edge_sdk.app.cli import fields
 from edge_sdk.app.settings import seconds
 from edge_sdk.errors import StoreFull
-from edge_sdk.extensions.choice.candidates import CandidateModels
-from edge_sdk.extensions.choice.combination import LAST_GOOD, LEAST
+from edge_sdk.extensions.choice.candidates import CandidateModels, is_profile
+from edge_sdk.extensions.choice.combination import LAST_GOOD, LEAST, PROFILES
 from edge_sdk.extensions.choice.fine_tuning import digest_of, tuned, why_fleet, why_not_tuned
 from edge_sdk.extensions.choice.forecast_choice import ForecastChoice, choose_by_step
 from edge_sdk.extensions.choice.last_good import after_day
@@ -267,6 +267,8 @@ class ForecastSelection(DeviceExtension):
         if holdout:
             table = models.compared_on(p, frame, frame.origins((1.0 - holdout, 1.0)))
         recent, least = before.monitor.comparable(table)
+        if is_profile(self._active.learner.frame()) and before.monitor.since < 0:
+            least = PROFILES
         available = {*models.available}
         good = self.candidates.good
         if before.monitor.since < 0 and (good is None or good.next is not None):

@@ -23,6 +23,8 @@ from edge_sdk.protocol.contract.method import Array
 
 WINDOWS = 2048
 """Most windows of a fit: the newest ones."""
+STEPS = 48
+"""Steps of the horizon above which no model is fitted: every step is solved apart."""
 FEWEST = 96
 """Windows below which no model is fitted."""
 ROWS = 168
@@ -94,11 +96,13 @@ class OwnModel:
 
 
 def fit(frame: ChannelFrame, origins: Ints) -> OwnModel | None:
-    """Fit a model on windows; None if there are fewer than ``FEWEST``.
+    """Fit a model on windows; None if there are fewer than ``FEWEST``, or more steps than ``STEPS``.
 
     Args:
         origins: Windows with observed targets, oldest first.
     """
+    if frame.window.horizon > STEPS:
+        return None
     origins = origins[-WINDOWS:]
     design, change = _rows(frame, origins)
     if len(design) < FEWEST:

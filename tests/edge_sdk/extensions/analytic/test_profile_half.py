@@ -196,6 +196,15 @@ def test_windows_are_learned_from_every_six_hours_of_local_time(step):
     assert len(IssuedWindows.of(local.run, Drawable(frame, np.zeros(0, np.int64)))) == 0
 
 
+def test_the_first_days_are_blended_with_the_mean_profile():
+    manifest = manifest_of()
+    load = load_of(2, 12, gaps=0.0)
+    initial = initial_of(manifest, [load])
+    half = half_of(manifest, frame_of(load, manifest))
+    state, _ = half.apply(half.init(initial), Task("meter", 1, END, base=0, arrays={"w": initial}))
+    assert 0.0 < ProfileModel(manifest).parts(state.own).share[0] < 1.0
+
+
 def test_the_day_has_an_expected_value_and_paths_of_its_own_residuals():
     manifest = manifest_of()
     model, load = ProfileModel(manifest), load_of(2, 60, gaps=0.0)
@@ -208,7 +217,7 @@ def test_the_day_has_an_expected_value_and_paths_of_its_own_residuals():
     assert parts.own.any(axis=1).all()
     assert (parts.residuals != model.parts(initial).residuals).all()  # KEPT days are all its own
     assert parts.residuals.shape == (KEPT, 24)
-    assert 0.0 < parts.share[0] < 1.0
+    assert parts.share[0] == 1.0
     x = frame.inputs(np.array([len(frame) - 1]))
     expected, paths = model.forecast_day(p, x)
     (yhat,) = model.forecast(p, x)

@@ -10,6 +10,7 @@ from edge_sdk.extensions.choice.candidates import ISSUED, CandidateModels, judge
 from edge_sdk.extensions.choice.combination import (
     LAST_DAY,
     OWN,
+    PROFILES,
     HeldBackErrors,
     blocks_of,
 )
@@ -55,6 +56,13 @@ def test_an_old_record_is_compared_with_own_parts_that_have_not_learned_it(learn
     assert np.isfinite([errors[name] for name in (FLEET, OWN, LAST_DAY)]).all()
     choice = choose_by_step(table, ForecastChoice(), models.available)
     assert choice.errors[choice.name] <= errors[LAST_DAY]
+
+
+def test_a_week_of_profiles_chooses_nothing(learner):
+    table = record_errors(learner, learner.first_state(), models_of(learner))
+    assert len(table.days) < PROFILES
+    found = choose_by_step(table, ForecastChoice(), models_of(learner).available, least=PROFILES)
+    assert found.name == FLEET
 
 
 def test_trees_are_no_candidates(learner):
