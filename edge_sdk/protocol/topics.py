@@ -23,6 +23,7 @@ UPLINK = (
     "trial",
     "score",
     "sum",
+    "sumopened",
 )
 """Kinds that a device writes under ``up``."""
 SLOTS_LIMIT = 256  # parts of a common model: as many as a body may have chunks
@@ -216,7 +217,7 @@ def aggregator_filters(
     ('gf/1/north/+/up/+', 'gf/1/north/+/status')
     >>> shared = aggregator_filters("north", "m1", has_workers=True)
     >>> len(shared), up("north", "m1", "offer") in shared, up("north", "m1", "update") in shared
-    (13, True, False)
+    (14, True, False)
     """
     kinds = [kind for kind in UPLINK if kind != "update"] if has_workers else ["+"]
     return *(up(fleet, device, kind) for kind in kinds), status(fleet, device)

@@ -16,11 +16,15 @@ from aggregator.commands import main as cli
 from aggregator.extensions.model_log.program import main as witness
 from aggregator.extensions.sums.opened_sum import SumTable
 from aggregator.extensions.sums.sum_set import read_set
+from aggregator.extensions.sums.witness_command import read_keys
+from aggregator.extensions.sums.witness_link import WitnessLink
+from aggregator.extensions.sums.witness_record import WitnessRecord
 from aggregator.store.opener import open_store
 from edge_sdk import Reading
 from edge_sdk.extensions.sums.masked_sum import contracts_of, packed, rounded
 from edge_sdk.extensions.sums.messages import SumsMessage
 from edge_sdk.protocol.codec import decode
+from edge_sdk.protocol.keys import kid_of, read_public, save_public
 from tests.fleet.conftest import SEEDS, STREAMS, LinkFaults
 
 pytestmark = [pytest.mark.extension, pytest.mark.timeout(600)]
@@ -288,3 +292,29 @@ def test_newer_contracts_of_a_running_daemon_are_followed_and_older_ones_refused
     ] == [12, 12]
     feeders.hours(26)
     assert all(read_set(path.read_bytes()).contract.terms.length == 12 for path in feeders.sets())
+
+
+def test_sets_are_opened_over_the_broker(world, tmp_path, capsys):
+    feeders = Feeders(world, tmp_path, capsys)
+    text = feeders.world.config.read_text()
+    feeders.world.config.write_text(text.replace("few = true", 'few = true\nwitness = "w-1"'))
+    own = read_keys(SimpleNamespace(key=feeders.keys[1], open_key=feeders.keys[3]))
+    save_public(feeders.folder / "w.pub", own.sign.public)
+    feeders.command("enrol", "w-1", "--public", str(feeders.folder / "w.pub"))
+    feeders.start()
+    public = read_public(feeders.world.folder / "aggregator" / "aggregator.pub")
+    link = feeders.world.broker.link("w-1")
+    link.open()
+    with WitnessRecord(feeders.folder / "sums.db", 3) as record:
+        served = WitnessLink(link, "north", "w-1", {kid_of(public): public}, record, own)
+        served.turn(0.0)
+        feeders.hours(26)
+        assert feeders.sets()
+        answers = 0
+        for _ in range(150):
+            feeders.turns(1)
+            answers += served.turn(0.0)
+    assert feeders.sets() == []
+    assert answers >= len(feeders.opened()) >= 2
+    feeders.world.kill_daemon()
+    feeders.command("sums", "audit")

@@ -75,6 +75,7 @@ class SumsSection:
     contract: Annotated[tuple[ContractSection, ...], Length(0, CONTRACTS_LIMIT)] = ()
     witness_open: Hex = "00" * 32  # X25519 key of the witness: gridfed-witness sum-keys
     witness_sign: Hex = "00" * 32  # Ed25519 key of its answers
+    witness: str = ""  # id under which the witness is enrolled, for sets over the broker
     few: bool = False  # allow contracts of fewer than 8 devices: a sum of few hides little
     keep_days: Annotated[int, Between(1, 3650)] = 40  # days for which masked numbers are kept
 

@@ -19,6 +19,8 @@ from aggregator.config import AggregatorConfig
 from aggregator.extensions.sums.opened_sum import SumTable, is_large_enough
 from aggregator.extensions.sums.sum_set import (
     MEMBERS_LIMIT,
+    AnswerFile,
+    SetFile,
     SumAnswer,
     SumMember,
     SumSet,
@@ -53,6 +55,8 @@ from edge_sdk.protocol.keys import verify, write_atomically
 logger = logging.getLogger(__name__)
 
 MARGIN = 60_000  # ms after a period's end in which messages that were underway still count
+AGAIN = 60.0  # s after which a set that waits is sent to the witness again
+MOST = 60_000  # bytes of a set that is sent over the broker; a larger one goes as a file
 TURN = 5.0  # s between two looks at deadlines and answers
 SET, ANSWER = ".set", ".opened"
 
@@ -172,6 +176,7 @@ class SumCollection(ServerExtension):
         super().__init__(parts, config)
         self._contracts: tuple[FollowedContract, ...] = ()
         self._turn_at = parts.isolation.clock.monotonic()
+        self._send_at = self._turn_at
         self._refused: set[str] = set()
 
     def open(self) -> None:
@@ -180,7 +185,10 @@ class SumCollection(ServerExtension):
         self._write_sets()
 
     def receivers(self) -> Mapping[str, Receiver]:
-        return {SumMessage.kind: (SumMessage, self._receive)}
+        return {
+            SumMessage.kind: (SumMessage, self._receive),
+            AnswerFile.kind: (AnswerFile, self._answered),
+        }
 
     def orders(self) -> Mapping[str, Order]:
         """Announce contracts that the root has signed."""
@@ -193,6 +201,9 @@ class SumCollection(ServerExtension):
         self._turn_at = now + TURN
         self._close()
         self._take_answers()
+        if now >= self._send_at:
+            self._send_at = now + AGAIN
+            self._send_sets()
 
     def status(self) -> Mapping[str, Any]:
         """Return the sets that wait for the witness, by name."""
@@ -272,6 +283,31 @@ class SumCollection(ServerExtension):
                 make_private_folder(self.folder)
                 write_atomically(path, one.data, 0o640)
 
+    def _send_sets(self) -> None:
+        """Send each set that waits to the witness over the broker, if it is one message."""
+        witness, isolation = self.config.section("sums").witness, self.parts.isolation
+        if not witness:
+            return
+        sets = (decode(SetFile, one.data) for one in self._table.waiting() if len(one.data) <= MOST)
+        isolation.publisher.reply(isolation.ingress.sealer.seal(witness, one) for one in sets)
+
+    def _answered(self, sealed: Sealed, _: AnswerFile) -> str:
+        """Take an answer that arrives over the broker."""
+        isolation, section = self.parts.isolation, self.config.section("sums")
+        witness, now = bytes.fromhex(section.witness_sign), isolation.clock.wall()
+        found = open_sum(isolation.store, sealed.content, witness, now)
+        if found is not None:
+            self._opened(found)
+        return "SUMS_OPENED"
+
+    def _opened(self, found: SumSet) -> None:
+        about = {"contract": found.contract.terms.name, "cohort": found.value or "-"}
+        logger.info("sum opened %s", fields(**about, period=found.period))
+        waiting = {f"{one.name}{SET}" for one in self._table.waiting()}
+        for path in self.folder.glob(f"*{SET}"):
+            if path.name not in waiting:
+                path.unlink(missing_ok=True)
+
     def _take_answers(self) -> None:
         witness = bytes.fromhex(self.config.section("sums").witness_sign)
         store, now = self.parts.isolation.store, self.parts.isolation.clock.wall()
@@ -285,11 +321,9 @@ class SumCollection(ServerExtension):
                 self._refused.add(path.name)
                 logger.warning("sum not opened %s", fields(file=path.name, why=error))
                 continue
-            path.with_suffix(SET).unlink(missing_ok=True)
             path.unlink()
             if found is not None:
-                about = {"contract": found.contract.terms.name, "cohort": found.value or "-"}
-                logger.info("sum opened %s", fields(**about, period=found.period))
+                self._opened(found)
 
     # --- orders -----------------------------------------------------------------------------------
 

@@ -32,12 +32,17 @@ def add_record(parser: ArgumentParser) -> None:
     parser.add_argument("--record", metavar="FILE", default="witness/sums.db", help=text)
 
 
+def add_least(parser: ArgumentParser) -> None:
+    """Add the least number of members."""
+    text = f"members below which no set is opened, whatever its contract says ({LEAST})"
+    parser.add_argument("--least", type=int, default=LEAST, metavar="N", help=text)
+
+
 def add_open_arguments(parser: ArgumentParser) -> None:
     """Add the sets, the least number of members, keys and record."""
     add = parser.add_argument
     add("file", metavar="FILE", nargs="+", help="sets; each answer is written beside its set")
-    text = f"members below which no set is opened, whatever its contract says ({LEAST})"
-    add("--least", type=int, default=LEAST, metavar="N", help=text)
+    add_least(parser)
     add_keys(parser)
     add_record(parser)
 
@@ -51,7 +56,7 @@ def add_enrol_arguments(parser: ArgumentParser) -> None:
 
 def show_keys(args: Namespace) -> CommandResult:
     """Print the public keys of the witness, as the section [sums] of the aggregator has them."""
-    found = _keys(args)
+    found = read_keys(args)
     data = {
         "witness_open": found.open.public.hex(),
         "witness_sign": found.sign.public.hex(),
@@ -87,7 +92,7 @@ def open_sets(args: Namespace) -> CommandResult:
     if args.least < 2:
         raise CommandError("--least: expected 2 or more")
     rows: list[dict[str, object]] = []
-    lines, code, own = [], OK, _keys(args)
+    lines, code, own = [], OK, read_keys(args)
     with WitnessRecord(Path(args.record), args.least) as record:
         for name in args.file:
             path = Path(name)
@@ -114,7 +119,8 @@ def show_sums(args: Namespace) -> CommandResult:
     return CommandResult({"sums": data}, "\n".join(lines) or "no set was opened")
 
 
-def _keys(args: Namespace) -> WitnessKeys:
+def read_keys(args: Namespace) -> WitnessKeys:
+    """Read the keys of the witness; make those that are missing."""
     path, opening = Path(args.key), Path(args.open_key)
     if not path.exists():
         keys.save_signing_key(path, keys.generate())
