@@ -1,5 +1,7 @@
 """Compare forecasts on records of your own, alone and as a fleet; nothing leaves this machine.
 
+First tomorrow's 24 hours and the first days of a new device; then all ways at each horizon.
+
 gridfed-sim evaluate --data meters
 gridfed-sim evaluate --data meters.csv --zone Europe/Berlin --ahead 15min,24h
 """
@@ -18,10 +20,19 @@ from firmware_sim.evaluation.comparison import HorizonComparison, compare
 from firmware_sim.evaluation.page import page
 from firmware_sim.evaluation.records import FleetRecords, on_grid, span
 from firmware_sim.evaluation.tables import read_tables
+from firmware_sim.evaluation.tomorrow import (
+    compare_tomorrow,
+    tomorrow_json,
+    tomorrow_table,
+    tomorrow_verdict,
+)
 from firmware_sim.evaluation.verdict import as_json, cold_start, table, verdict
 from firmware_sim.reports.progress_display import display
 
 PAGE = "evaluation.html"
+TOO_SHORT = (
+    "it needs steps that divide an hour, and two devices with five weeks before the test days"
+)
 _MARKS = {"point": ".", "comma": ","}
 _UNITS = {"s": 1, "min": 60, "h": 3600, "d": 86_400}
 
@@ -66,8 +77,15 @@ def run(args: Namespace) -> CommandResult:
             progress=lambda name: shown.note(f"reading {name}"),
         )
         records = on_grid(read, args.step, args.kind)
+        horizons = _rows(args.ahead, records)
+        shown.note("tomorrow's 24 hours, and the first days of a new device")
+        day = compare_tomorrow(
+            records,
+            test_days=args.test_days,
+            on_part=lambda done, parts: shown.advance("tomorrow and first days", done, parts),
+        )
         found: list[HorizonComparison] = []
-        for ahead in _rows(args.ahead, records):
+        for ahead in horizons:
             name = span(ahead * records.step)
 
             def progress(line: str, name: str = name) -> None:
@@ -90,14 +108,17 @@ def run(args: Namespace) -> CommandResult:
             )
     args.out.mkdir(parents=True, exist_ok=True)
     path = args.out / PAGE
-    path.write_text(page(found, records, f"Forecasts for {args.data.name}"), encoding="utf-8")
+    path.write_text(page(found, records, f"Forecasts for {args.data.name}", day), encoding="utf-8")
     text = [*records.notes, ""]
+    if day is None:
+        text += [f"tomorrow was not compared: {TOO_SHORT}", ""]
+    else:
+        text += [*tomorrow_verdict(day), "", tomorrow_table(day), ""]
     for one in found:
         text += [table(one, records), "", cold_start(one), "", *verdict(one, records), ""]
     text.append(f"{time.monotonic() - began:.0f} seconds; nothing left this machine")
-    return CommandResult(
-        as_json(found, records) | {"page": str(path)}, "\n".join([*text, f"page: {path}"])
-    )
+    more = {"tomorrow": None if day is None else tomorrow_json(day), "page": str(path)}
+    return CommandResult(as_json(found, records) | more, "\n".join([*text, f"page: {path}"]))
 
 
 def seconds(text: str) -> int:

@@ -11,6 +11,12 @@ import numpy as np
 
 from firmware_sim.evaluation.comparison import ExampleWeek, HorizonComparison
 from firmware_sim.evaluation.records import FleetRecords, span
+from firmware_sim.evaluation.tomorrow import (
+    AVERAGE,
+    FLEET,
+    TomorrowComparison,
+    tomorrow_verdict,
+)
 from firmware_sim.evaluation.verdict import MATTERS, verdict
 from firmware_sim.results import short
 
@@ -18,11 +24,39 @@ PLOTS = 12  # devices with a plot
 _ACTUAL, _SERVED, _WEEK = "#222222", "#0b6e4f", "#b0b0b0"
 
 
-def page(found: Sequence[HorizonComparison], records: FleetRecords, title: str) -> str:
-    """Return the whole page as HTML."""
-    parts = [_section(one, records) for one in found]
+def page(
+    found: Sequence[HorizonComparison],
+    records: FleetRecords,
+    title: str,
+    day: TomorrowComparison | None = None,
+) -> str:
+    """Return the whole page as HTML; tomorrow and the first days stand first where they were compared."""
+    parts = [] if day is None else [_tomorrow(day)]
+    parts += [_section(one, records) for one in found]
     notes = "".join(f"<li>{html.escape(note)}</li>" for note in records.notes)
     return _PAGE.format(title=html.escape(title), sections="".join(parts), notes=notes)
+
+
+def _tomorrow(day: TomorrowComparison) -> str:
+    answer = "".join(f"<p>{html.escape(line)}</p>" for line in tomorrow_verdict(day))
+    ways = "".join(
+        f"<tr><th>{way}</th><td>{day.relative(way, AVERAGE):.3f}</td></tr>" for way in day.errors
+    )
+    pairs = {days: day.after(days) for days in day.first}
+    curve = "".join(
+        f"<tr><th>{days} days</th><td>{own:.3f}</td><td>{helped:.3f}</td></tr>"
+        for days, (own, helped) in pairs.items()
+    )
+    return (
+        "<h2>Tomorrow's 24 hours</h2>"
+        f'<div class="verdict">{answer}</div>'
+        "<table><thead><tr><th>way</th><th>error to the average day</th></tr></thead>"
+        f"{ways}</table><h3>The first days of a new device</h3>"
+        f"<table><thead><tr><th>own history</th><th>{AVERAGE}</th><th>{FLEET}</th></tr></thead>"
+        f"{curve}</table>"
+        "<p>Error of the next 24 hours, relative to the average day of 28 days. The fleet's model is"
+        " solved without the device that it forecasts.</p>"
+    )
 
 
 def _section(one: HorizonComparison, records: FleetRecords) -> str:

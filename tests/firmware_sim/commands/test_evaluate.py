@@ -43,8 +43,11 @@ def test_a_folder_becomes_a_table_and_a_page(folder, tmp_path, capfd):
     assert "with the fleet" in shown.out
     assert "of 4 devices gain more than 1 %" in shown.out
     assert "1 h ahead: a fleet would " in shown.out
+    assert shown.out.index("With a fleet the error of tomorrow") < shown.out.index("MAE, 1 h ahead")
+    assert "tomorrow and first days: 5 of 5" in shown.err
     assert "--quick: no network was trained" in shown.out
     page = (out / "evaluation.html").read_text("utf-8")
+    assert page.index("The first days of a new device") < page.index("1 h ahead")
     assert "<svg" in page or "matplotlib is not installed" in page
     assert "http" not in page.replace("http://www.w3.org", "").replace(
         "http://purl.org", ""
@@ -61,6 +64,7 @@ def test_json_output_contains_json_only(folder, tmp_path, capsys):
     )
     data = json.loads(capsys.readouterr().out)
     assert [one["ahead_seconds"] for one in data["horizons"]] == [86_400]
+    assert data["tomorrow"]["relative_to_average_day"]["with the fleet"] < 1.0
     relative = data["horizons"][0]["relative_to_last_week"]
     assert relative["personal"] < min(relative["yesterday"], relative["last week"])
     assert data["horizons"][0]["bytes"]["personal"]["up"] > 100_000
