@@ -122,17 +122,6 @@ class ForecastSection:
 
 
 @dataclass(frozen=True, slots=True)
-class FineTuningSection:
-    """Tuning of a copy of every new common model on this device. The copy is never sent."""
-
-    enabled: bool = True  # the copy is a candidate for the forecast
-    steps: Annotated[int, Between(4, 65536)] = 128  # minibatches, of the bundle's size
-    rate: Annotated[float, Between(1e-9, 1e3)] | None = None  # unset: the bundle's rate
-    min_interval: Duration = "1h"  # shortest interval; after the last round at once
-    wake_share: Annotated[float, Between(0.0, 1.0)] = 0.5  # largest share of the daily wake time
-
-
-@dataclass(frozen=True, slots=True)
 class ParticipationSection:
     """A further run that the device takes part in at the same time, under an id of its own."""
 
@@ -173,7 +162,6 @@ class Config:
     accept: AcceptSection = field(default_factory=AcceptSection)
     training: TrainingSection = field(default_factory=TrainingSection)
     forecast: ForecastSection = field(default_factory=ForecastSection)
-    fine_tuning: FineTuningSection = field(default_factory=FineTuningSection)
     local_rounds: LocalRoundsSection = field(default_factory=LocalRoundsSection)
     timeouts: TimeoutsSection = field(default_factory=TimeoutsSection)
     limits: LimitsSection = field(default_factory=LimitsSection)

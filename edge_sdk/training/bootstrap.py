@@ -218,7 +218,6 @@ def check_limits(config: Config, manifest: Manifest) -> None:
     for key, name, value in (
         ("local_rounds.rate", "rate", config.local_rounds.rate),
         ("local_rounds.steps", "steps", config.local_rounds.steps),
-        ("fine_tuning.rate", "rate", config.fine_tuning.rate),
         *(
             (key, name, values_at(config.tables, key)[0])
             for entry in config.index.configured(config.tables)

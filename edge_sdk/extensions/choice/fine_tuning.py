@@ -11,10 +11,13 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from functools import partial
+from typing import Annotated
 
 import numpy as np
 
 from edge_sdk.app.lean_dataclass import dataclass
+from edge_sdk.app.schema import Between
+from edge_sdk.app.settings import Duration
 from edge_sdk.config import Config
 from edge_sdk.extensions.choice.combination import mean_loss
 from edge_sdk.forecasting.calendar_features import Ints
@@ -26,6 +29,24 @@ from edge_sdk.protocol.contract.manifest import AIDED_FORECAST
 from edge_sdk.protocol.contract.method import CONTRACTS, SERVE, Array
 from edge_sdk.protocol.contract.parameter_layout import Vector
 from edge_sdk.training.model_runtime import ModelRuntime
+
+
+@dataclass(frozen=True, slots=True)
+class FineTuningSection:
+    """Tuning of a copy of every new common model on this device. The copy is never sent."""
+
+    enabled: bool = True  # the copy is a candidate for the forecast
+    steps: Annotated[int, Between(4, 65536)] = 128  # minibatches, of the bundle's size
+    rate: Annotated[float, Between(1e-9, 1e3)] | None = None  # unset: the bundle's rate
+    min_interval: Duration = "1h"  # shortest interval; after the last round at once
+    wake_share: Annotated[float, Between(0.0, 1.0)] = 0.5  # largest share of the daily wake time
+
+
+def tuning_of(config: Config) -> FineTuningSection:
+    """Return the device's section, or the defaults."""
+    found: FineTuningSection = config.extensions.get("fine_tuning", FineTuningSection())
+    return found
+
 
 PIECES = 4
 """Number of times that the copy is measured on held-back windows while it is tuned."""
@@ -80,7 +101,7 @@ def digest_of(p: Vector) -> bytes:
 
 def why_not_tuned(config: Config, learner: ModelRuntime) -> str:
     """Return why no copy is tuned under a configuration, bundle and method; empty if one is."""
-    if not config.fine_tuning.enabled:
+    if not tuning_of(config).enabled:
         return "switched off: fine_tuning.enabled = false"
     if learner.form.why_not_tuned:
         return learner.form.why_not_tuned
@@ -106,7 +127,7 @@ def tuned(learner: ModelRuntime, p: Vector, last: TunedModel | None) -> TunedMod
     Args:
         learner: Bundle and readings. Its ``between_batches`` may raise: then nothing has changed.
     """
-    frame, section = learner.frame(), learner.config.fine_tuning
+    frame, section = learner.frame(), tuning_of(learner.config)
     windows, held = tuning_windows(frame, learner.config.training.holdout_fraction)
     if not len(windows) or not len(held):
         return None

@@ -20,7 +20,13 @@ from edge_sdk.app.settings import seconds
 from edge_sdk.errors import StoreFull
 from edge_sdk.extensions.choice.candidates import CandidateModels, is_profile
 from edge_sdk.extensions.choice.combination import LAST_GOOD, LEAST, PROFILES
-from edge_sdk.extensions.choice.fine_tuning import digest_of, tuned, why_fleet, why_not_tuned
+from edge_sdk.extensions.choice.fine_tuning import (
+    digest_of,
+    tuned,
+    tuning_of,
+    why_fleet,
+    why_not_tuned,
+)
 from edge_sdk.extensions.choice.forecast_choice import ForecastChoice, choose_by_step
 from edge_sdk.extensions.choice.last_good import after_day
 from edge_sdk.extensions.choice.own_model import fit
@@ -107,7 +113,7 @@ class ForecastSelection(DeviceExtension):
             return False
         if not (self._is_wanted() or self._is_day_over):
             return False
-        share = self._config.fine_tuning.wake_share
+        share = tuning_of(self._config).wake_share
         return not self._scheduler.blocking_limit() and self._scheduler.has_wake_time(share)
 
     def on_idle(self) -> None:
@@ -176,7 +182,7 @@ class ForecastSelection(DeviceExtension):
             return True
         if self._session.seen.version < 0 or self._digest() == before.base:
             return False
-        pause = seconds(self._config.fine_tuning.min_interval)
+        pause = seconds(tuning_of(self._config).min_interval)
         return self._session.is_done or age >= pause
 
     def _digest(self) -> bytes:
