@@ -72,7 +72,7 @@ def test_a_configuration_binds_to_its_parts(workplace):
         (
             'rule = { name = "median", preaggregation = ["nmm"] }',
             "run.rule.preaggregation[0]",
-            "known: bucketing,",
+            "known: arc, bucketing,",
         ),
         (
             'rule = { name = "median", preaggregation = "nnm" }',
