@@ -20,6 +20,7 @@ from pathlib import Path
 from edge_sdk.app.cli import CommandResult
 from edge_sdk.errors import Failure
 from firmware_sim.commands.options import add_broker_kind
+from firmware_sim.evaluation.records import DAY
 from firmware_sim.fleet.federation import (
     FINISH_TIMEOUT,
     Federation,
@@ -32,7 +33,14 @@ from firmware_sim.fleet.histories import check_histories, manifest_of
 from firmware_sim.fleet.processes import ProcessGroup, RunningProgram, stoppable
 from firmware_sim.fleet.run_files import Prepared, prepare
 from firmware_sim.reports import html_page
-from firmware_sim.reports.demo_outcome import RUNS, Outcome, OwnForecasts, each_in_turn, newcomer
+from firmware_sim.reports.demo_outcome import (
+    RUNS,
+    Outcome,
+    OwnForecasts,
+    each_in_turn,
+    newcomer,
+    next_days,
+)
 from firmware_sim.reports.evaluation import all_rolling, evaluate, traffic_of
 from firmware_sim.reports.progress_display import Display, display
 from firmware_sim.results import (
@@ -127,7 +135,7 @@ class Demo:
         early, early_panels = evaluate(fleets, samples, chosen, self.traffic, rolled)
         arm = chosen_arm(early)
         validation = {one: mean_mase(early, one) for one in (LOCAL, FEDERATED, PLFL)}
-        home, in_turn = None, None
+        home, in_turn, tomorrow = None, None, None
         if self.scenario.newcomer_days:
             devices = next(iter(fleets.values())).devices
             records = {one.id: one.sample.column(samples.target) for one in devices}
@@ -141,7 +149,16 @@ class Demo:
             home = newcomer(arm, days, validation=early_panels[-1], judged=panels[-1], own=own)
             first = unix_seconds(self.scenario.start)
             in_turn = each_in_turn(records, step, days, start=first, until=until, judged=judged)
-        return replace(found, arm=arm, validation=validation, newcomer=home, in_turn=in_turn)
+            weeks = round((judged[1] - judged[0]) / DAY)
+            tomorrow = next_days(records, step, (first, judged[1]), weeks)
+        return replace(
+            found,
+            arm=arm,
+            validation=validation,
+            newcomer=home,
+            in_turn=in_turn,
+            tomorrow=tomorrow,
+        )
 
     def _learn(self, family: ProcessGroup, url: str, samples: SampleSet, arm: str) -> Prepared:
         begun = time.monotonic()

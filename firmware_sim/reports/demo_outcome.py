@@ -12,7 +12,14 @@ from numpy.typing import NDArray
 from firmware_sim.evaluation.closed_form import ALONE as OWN_WAY
 from firmware_sim.evaluation.closed_form import PERSONAL as FLEET_WAY
 from firmware_sim.evaluation.closed_form import ClosedFormFleet
-from firmware_sim.evaluation.records import DAY, DeviceRecord
+from firmware_sim.evaluation.records import DAY, DeviceRecord, FleetRecords
+from firmware_sim.evaluation.tomorrow import (
+    TomorrowComparison,
+    compare_tomorrow,
+    tomorrow_json,
+    tomorrow_table,
+    tomorrow_verdict,
+)
 from firmware_sim.evaluation.windows import DeviceWindows, windows
 from firmware_sim.reports import html_page
 from firmware_sim.reports.html_page import Panel
@@ -122,6 +129,29 @@ class OwnForecasts:
         rows = np.minimum(np.searchsorted(self.times, times), len(self.times) - 1)
         known = self.times[rows] == times
         return {name: np.where(known, each[rows], np.nan) for name, each in self.values.items()}
+
+
+def next_days(
+    records: Mapping[str, tuple[Times, Series]], step: int, span: tuple[float, float], judged: int
+) -> TomorrowComparison | None:
+    """Compare forecasts of the next 24 hours on the last days of a span.
+
+    Args:
+        records: Instants and readings by home.
+        step: Seconds between two rows.
+        span: First moment of the histories, and the end of the judged part.
+        judged: Days of the judged part.
+    """
+    start, stop = (int(moment) // step for moment in span)
+    rows, day = np.arange(start, stop), DAY // step
+    found = []
+    for name, (times, values) in sorted(records.items()):
+        grid = np.full(stop - start, np.nan)
+        inside = (times >= start * step) & (times < stop * step)
+        grid[times[inside] // step - start] = values[inside]
+        record = DeviceRecord(name, start * step, grid, rows % day, (rows // day + 3) % 7)
+        found.append(record)
+    return compare_tomorrow(FleetRecords(found, step, "UTC", []), test_days=judged)
 
 
 def one_step_windows(
@@ -244,6 +274,8 @@ class Outcome:
     newcomer: Newcomer | None = None  # the home with little history; None without one
     # every home in turn with as little history; None without a newcomer
     in_turn: EachInTurn | None = None
+    # forecasts of 24 hours, and those of each home's first days; None where records are too short
+    tomorrow: TomorrowComparison | None = None
 
     @property
     def verdict(self) -> str:
@@ -254,8 +286,9 @@ class Outcome:
 
     @property
     def answer(self) -> str:
-        """Return the sentences of the result: the homes with little history first, the choice and the verdict."""
-        parts = [one.sentence for one in (self.in_turn, self.newcomer) if one is not None]
+        """Return the sentences of the result: first days and tomorrow first, the choice and the verdict last."""
+        parts = [] if self.tomorrow is None else tomorrow_verdict(self.tomorrow)[::-1]
+        parts += [one.sentence for one in (self.in_turn, self.newcomer) if one is not None]
         if self.validation:
             errors = ", ".join(f"{brief(a)} {self.validation[a]:.3f}" for a in self.validation)
             parts.append(
@@ -268,6 +301,8 @@ class Outcome:
         steps = int(self.scenario.run.settings.get("steps", 0))
         budget = ", ".join(f"{arm} {self.rounds[arm] * steps}" for arm in RUNS)
         home = [] if self.newcomer is None else [self.newcomer.table(self.samples.unit), ""]
+        if self.tomorrow is not None:
+            home += [tomorrow_table(self.tomorrow), ""]
         return "\n".join(
             (
                 f"{self.scenario.title} ({self.samples.kind} readings, {self.samples.licence})",
@@ -289,6 +324,7 @@ class Outcome:
             "chosen": self.arm,
             "validation_mase": dict(self.validation),
             "newcomer": self._newcomer(),
+            "tomorrow": None if self.tomorrow is None else tomorrow_json(self.tomorrow),
             "devices": as_json(self.rows),
             "seconds": {name: round(value, 1) for name, value in self.seconds.items()},
             "rounds": dict(self.rounds),
