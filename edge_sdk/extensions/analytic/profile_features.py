@@ -241,7 +241,7 @@ def _lags(values: Floats, rest: Flags, wanted: Flags, day: int) -> tuple[Columns
     known = np.isfinite(values)
     alike = known & (rest == wanted[:, :, None])
     number = np.cumsum(alike, axis=2)
-    everything = _mean(values, np.zeros(values.shape[:2]))
+    everything = _bridged(_mean(values, np.full(values.shape[:2], np.nan)))
     base = _mean(np.where(alike & (number <= KIND), values, np.nan), everything)
     kind = [_first(values, alike & (number == j + 1), base) for j in range(KIND)]
     newest = [np.where(known[:, :, j], values[:, :, j], base) for j in range(DAYS)]
@@ -322,6 +322,23 @@ def _mean(values: Floats, otherwise: Floats) -> Floats:
     count = known.sum(axis=-1)
     total = np.where(known, values, 0.0).sum(axis=-1)
     return np.asarray(np.where(count > 0, total / np.maximum(count, 1), otherwise))
+
+
+def _bridged(profile: Floats) -> Floats:
+    """Return a profile with what no day has known drawn between its neighbours, as on a circle.
+
+    Args:
+        profile: Shape ``(n, H)``, NaN where unknown; a row without any number becomes 0.
+    """
+    found = np.array(profile)
+    for i in np.flatnonzero(np.isnan(found).any(axis=1)):
+        known = np.flatnonzero(np.isfinite(found[i]))
+        steps = np.arange(found.shape[1])
+        if len(known):
+            found[i] = np.interp(steps, known, found[i, known], period=found.shape[1])
+        else:
+            found[i] = 0.0
+    return found
 
 
 def _first(values: Floats, chosen: Flags, otherwise: Floats) -> Floats:

@@ -186,3 +186,14 @@ def test_rows_that_do_not_divide_an_hour_and_short_profiles_are_refused(step, ho
     one = ProfileRecord(np.ones(400), np.arange(500) * step, step)
     with pytest.raises(ValueError, match=f"rows of {step} s and a horizon of {horizon} rows"):
         profile_rows(one, np.array([300]), horizon)
+
+
+def test_an_hour_that_the_only_known_day_misses_lies_between_its_neighbours():
+    load = 10.0 + np.arange(24.0)
+    load[[5, 6, 23]] = np.nan
+    record = ProfileRecord(load, np.arange(48) * 3600, 3600)
+    rows = profile_rows(record, np.array([23]), 24)
+    found = rows.base[0] * rows.level[0]
+    assert found[[4, 5, 6, 7]] == pytest.approx([14.0, 15.0, 16.0, 17.0])
+    assert found[23] == pytest.approx((32.0 + 10.0) / 2.0)  # the day is a circle
+    assert rows.known.tolist() == [1]
