@@ -58,6 +58,8 @@ SETS: Mapping[str, tuple[str, str, str]] = {
     "building_simbench_15min": ("SimBench, quarter-hours", "load-day-quarter-1", "Europe/Berlin"),
     "cellular_milan": ("Milan", "cells-day", "UTC"),
     "ev_boulder": ("Boulder, charging (seen by the prior)", "chargers-day", "America/Denver"),
+    "ev_acn_caltech": ("Caltech, charging", "chargers-day", "America/Los_Angeles"),
+    "ev_palo_alto_2011_2013": ("Palo Alto, charging", "chargers-day", "America/Los_Angeles"),
 }
 """Title, bundle and time zone of each set; in UTC, times are local already."""
 
@@ -146,7 +148,7 @@ class SetOfDevices:
         """Return error, pinball loss and coverage of [.1, .9], means over devices, as ``day.py``."""
         errors, losses, covered = [], [], []
         for series in self.task.series:
-            origins = self._tests(series)
+            origins = self.tests(series)
             told = self._forecasts(self.whole[series.name], vectors[series.name], origins)
             rows = origins[:, None] + 1 + np.arange(self.day)
             truth = series.value[rows]
@@ -166,8 +168,17 @@ class SetOfDevices:
         means = (float(np.mean(one)) for one in (errors, losses, covered))
         return dict(zip(("error", "pinball", "coverage"), means, strict=True))
 
-    def _tests(self, series: Any) -> Ints:  # noqa: ANN401 - the anchors' type
-        every = self.task.origins(series, "test", first=15 * self.day)
+    def first_days(self, series: Any, origins: Ints, days: int) -> Floats:  # noqa: ANN401
+        """Return the bundle's medians of some windows in which the newest days alone are known."""
+        frame, load = self.whole[series.name], 0
+        x = np.array(frame.inputs(origins))
+        x[:, : x.shape[1] - days * self.day, load] = np.nan
+        (told,) = self.run("forecast", p=self.initial, x=x)
+        return np.asarray(frame.restore(told, origins)[:, :, 1])
+
+    def tests(self, series: Any, first: int = 15) -> Ints:  # noqa: ANN401 - the anchors' type
+        """Return the origins of the test part at 00, 06, 12 and 18, ``first`` days or more behind."""
+        every = self.task.origins(series, "test", first=first * self.day)
         slots = series.tod[np.minimum(every + 1, len(series.tod) - 1)]
         return np.asarray(every[np.isin(slots, np.arange(4) * self.day // 4)])
 

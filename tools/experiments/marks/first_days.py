@@ -7,19 +7,19 @@ Devices, folds, test windows and the reference are the anchors' (``first_days.py
 error is that of the mean profile of the known days. Rows of a set:
 
 - ``nearest``: the mean of the days after the 5 known days most like the last one (EMHASS);
-- ``prior``: the shipped bundle's prior, without any fleet;
+- ``bundle``: the shipped bundle, without any fleet;
+- ``own``: the same with the own part and the share of the known days, as an agent has them after a
+  night (``--own``; slow);
 - ``fleet``: two thirds of the set's devices, with their training parts, teach all stages; the other
-  third is new.
+  third is new (``--fleets``; slow). With the own part, too.
 
-Every fleet and prior forecasts as an agent does: by the bundle's functions, with the own part and the
-share of the known days. One JSON per set in
+All forecasts are those of the bundle's functions. One JSON per set in
 --out; an interrupted call continues where it stopped.
 """
 
 from __future__ import annotations
 
 import argparse
-import importlib
 import json
 import os
 import sys
@@ -37,7 +37,6 @@ from rich.console import Console
 from rich.progress import Progress
 
 from aggregator.extensions.authoring.day_profiles import DAY_PROFILES, made
-from edge_sdk.bundle import Bundle, TrustedKeys
 from edge_sdk.extensions.analytic.bundle_functions import NumpyFunction
 from edge_sdk.extensions.analytic.profile_half import IssuedWindows, with_own_part
 from edge_sdk.extensions.analytic.profile_sums import functions_of_profiles
@@ -48,24 +47,13 @@ from edge_sdk.protocol.contract.manifest import Manifest
 from edge_sdk.protocol.contract.method import Array
 from edge_sdk.protocol.contract.parameter_layout import Vector
 from tools.day_prior import Site, trained, windows
+from tools.experiments.marks.days import SETS, SetOfDevices
 from tools.experiments.marks.tasks import use
 
 KNOWN = (1, 3, 7, 14, 28)
 NEAREST = 5
 MOST = 60
 """Test windows of a device, as the anchors draw them."""
-
-SETS: Mapping[str, tuple[str, str]] = {
-    "building_bdg2_fl_az_ca": ("BDG2, offices", "load-day-1"),
-    "building_fontana_ca": ("Fontana, homes", "load-day-1"),
-    "building_resstock_ca_alameda": ("ResStock, homes", "load-day-1"),
-    "building_simbench_15min": ("SimBench, quarter-hours", "load-day-quarter-1"),
-    "ev_acn_caltech": ("Caltech, charging", "chargers-day"),
-    "cellular_milan": ("Milan, cells", "cells-day"),
-    "ev_palo_alto_2011_2013": ("Palo Alto, charging", "chargers-day"),
-}
-SEEN = ("building_resstock_ca_alameda",)
-"""Sets that the shipped prior has learned from: its row there is no test."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -112,12 +100,6 @@ def nearest(values: Floats, origin: int, days: int, day: int) -> Floats:
     return np.asarray(np.mean([values[e + 1 : e + 1 + day] for e in chosen], axis=0))
 
 
-def shipped(bundle: str) -> NewDevice:
-    """Return what a device with a shipped bundle forecasts with, before it meets a fleet."""
-    found = Bundle.open(bundle, trust=TrustedKeys())
-    return NewDevice.of(found.manifest, found.initial)
-
-
 def taught(bundle: str, arrays: Mapping[str, Any]) -> NewDevice:
     """Return a bundle whose prior is that of some arrays; residual days are the shipped ones."""
     manifest, initial = made(DAY_PROFILES[bundle], name=bundle, version=1)
@@ -129,25 +111,18 @@ def taught(bundle: str, arrays: Mapping[str, Any]) -> NewDevice:
 
 
 def run(
-    data: Path, name: str, console: Console, *, most: int, fleets: bool, prior: NewDevice
+    data: Path, name: str, console: Console, *, most: int, own: bool, fleets: bool
 ) -> dict[str, Any]:
     """Return the errors of a set by known days, method and device."""
-    task = importlib.import_module("datasets").load(data, f"{name}:1")
-    day = task.p = task.day
+    devices = SetOfDevices(data, name)
+    task, day = devices.task, devices.day
     draw = np.random.default_rng(0)
-    starts = np.arange(4) * day // 4
     fold = draw.permutation(len(task.series)) % 3
-
-    def origins(series: Any, part: str) -> Ints:  # noqa: ANN401 - the anchors' type
-        every = task.origins(series, part, first=29 * day)
-        tod = series.tod[np.minimum(every + 1, len(series.tod) - 1)]
-        return np.asarray(every[np.isin(tod, starts)])
-
-    tests = [draw.permutation(origins(s, "test"))[:MOST][:most] for s in task.series]
+    tests = [draw.permutation(devices.tests(s, first=29))[:MOST][:most] for s in task.series]
     whole = [_site(s, day) for s in task.series]
     errors: dict[str, dict[str, list[float]]] = {}
     for number in range(3):
-        methods = {"prior": prior}
+        methods = {"own": NewDevice.of(devices.manifest, devices.initial)} if own else {}
         if fleets:
             parts = [
                 _cut(whole[i], task.series[i].train_end) for i in np.flatnonzero(fold != number)
@@ -155,30 +130,31 @@ def run(
             methods["fleet"] = taught(SETS[name][1], trained(parts, console).arrays)
         with Progress(console=console, transient=True) as bar:
             for i in bar.track(np.flatnonzero(fold == number), description=name):
-                _judge(whole[i], task.series[i], tests[i], methods, errors)
+                case = whole[i], task.series[i], tests[i]
+                _judge(devices, case, methods, errors)
     return {"set": name, "devices": len(task.series), "errors": errors}
 
 
 def _judge(
-    site: Site,
-    series: Any,  # noqa: ANN401
-    tests: Ints,
+    devices: SetOfDevices,
+    case: tuple[Site, Any, Ints],
     methods: Mapping[str, NewDevice],
     errors: dict[str, Any],
 ) -> None:
-    ahead = 1 + np.arange(site.day)
-    truth = series.value[tests[:, None] + ahead]
+    site, series, tests = case
+    truth = series.value[tests[:, None] + 1 + np.arange(site.day)]
     lowest = 0.0 if np.nanmin(series.value) >= 0.0 else -np.inf
     for days in KNOWN:
-        told: dict[str, list[Floats]] = {}
-        for origin in tests:
-            one = windows(site, np.array([origin]), np.array([days]))
-            told.setdefault("profile", []).append(one.profile[0] * one.rows.level[0])
-            told.setdefault("nearest", []).append(nearest(site.load, int(origin), days, site.day))
-            for method, model in methods.items():
-                told.setdefault(method, []).append(model.forecast(site, int(origin), days))
+        one = windows(site, tests, np.full(len(tests), days))
+        told = {
+            "profile": one.profile * one.rows.level[:, None],
+            "nearest": np.stack([nearest(site.load, int(o), days, site.day) for o in tests]),
+            "bundle": devices.first_days(series, tests, days),
+        }
+        for method, model in methods.items():
+            told[method] = np.stack([model.forecast(site, int(o), days) for o in tests])
         for method, found in told.items():
-            error = float(np.nanmean(np.abs(truth - np.maximum(np.stack(found), lowest))))
+            error = float(np.nanmean(np.abs(truth - np.maximum(found, lowest))))
             errors.setdefault(str(days), {}).setdefault(method, []).append(error)
 
 
@@ -223,8 +199,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, default=Path("runs"))
     parser.add_argument("--set", nargs="+", choices=SETS, default=list(SETS))
     parser.add_argument("--most", type=int, default=MOST, help="test windows of a device")
+    parser.add_argument("--own", action="store_true", help="also with an own part")
     parser.add_argument("--fleets", action="store_true", help="also train a fleet of each set")
-    parser.add_argument("--prior", type=Path, help="file of a prior, instead of the shipped one")
     options = parser.parse_args(arguments)
     use(options.anchors)
     options.out.mkdir(parents=True, exist_ok=True)
@@ -232,11 +208,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for name in options.set:
         path = options.out / f"first-days-{name}.json"
         if not path.exists():
-            bundle = SETS[name][1]
-            prior = taught(bundle, np.load(options.prior)) if options.prior else shipped(bundle)
-            found = run(
-                options.data, name, console, most=options.most, fleets=options.fleets, prior=prior
-            )
+            chosen = {"most": options.most, "own": options.own, "fleets": options.fleets}
+            found = run(options.data, name, console, **chosen)
             draft = path.with_suffix(".part")
             draft.write_text(json.dumps(found), "utf-8")
             draft.replace(path)
