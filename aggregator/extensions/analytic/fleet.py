@@ -48,7 +48,7 @@ class Statistics(LatestUpdates):
 
 
 class Section(Protocol):
-    """What both kinds of bundles in closed form say of their statistics."""
+    """The properties of a section that both kinds of bundles in closed form have."""
 
     @property
     def width(self) -> int: ...
