@@ -17,7 +17,7 @@ import ssl
 import struct
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from importlib.util import find_spec
 from typing import Final
@@ -74,23 +74,6 @@ _UNREADABLE = (
 """Errors of paho's decoder on bytes that are not MQTT. All of them end the connection."""
 
 
-def traffic(connection: object) -> tuple[int, int]:
-    """Return bytes acknowledged by the peer and bytes received, as the kernel counts a connection.
-
-    TLS is included, TCP and IP headers are not. (0, 0) where the kernel does not report them.
-    Source: ``struct tcp_info`` of linux/tcp.h, ``tcpi_bytes_acked`` at 120.
-    """
-    option = getattr(socket, "TCP_INFO", None)
-    if option is None or not isinstance(connection, socket.socket):
-        return 0, 0
-    try:
-        info = connection.getsockopt(socket.IPPROTO_TCP, option, 136)
-    except OSError:
-        return 0, 0
-    up, down = struct.unpack_from("=QQ", info, 120) if len(info) >= 136 else (0, 0)
-    return up, down
-
-
 class _WindowShrankError(Exception):
     """An error: the new connection has a smaller in-flight window than paho would resend."""
 
@@ -125,7 +108,6 @@ class MqttLink:
         self._counts = dict.fromkeys(
             ("publishes", "connects", "refused_publishes", "unheard_publishes", "abandoned",
              "refused_filters", "unreadable"), 0)  # fmt: skip
-        self._sent_before = self._received_before = 0
         self._unacknowledged: set[int] = set()  # packet ids of QoS 1 publishes without a PUBACK
         self._large: set[int] = set()  # packet ids of those that no chunk of the protocol reaches
         self._unsent: set[int] = set()  # packet ids of QoS 0 publishes not yet on the socket
@@ -162,17 +144,9 @@ class MqttLink:
         return self._tls is None or is_current(self._tls, self.broker)
 
     @property
-    def counters(self) -> dict[str, int]:
-        """Return the link's traffic counters since it was made.
-
-        ``bytes_up`` and ``bytes_down`` are the kernel's count of the TCP payload, TLS included.
-        """
-        up, down = traffic(self._client.socket()) if self._descriptor >= 0 else (0, 0)
-        return {
-            "bytes_up": self._sent_before + up,
-            "bytes_down": self._received_before + down,
-            **self._counts,
-        }
+    def counters(self) -> Mapping[str, int]:
+        """Return the link's counters since it was made."""
+        return self._counts
 
     def open(self) -> None:
         """Start connecting. Returns at once; ``poll`` reports ``LinkUp``."""
@@ -541,12 +515,9 @@ class MqttLink:
             self._descriptor = connection.fileno()
             self._poller.watch(self._descriptor, self)
 
-    def _on_socket_close(self, _c: object, _u: object, connection: object) -> None:
+    def _on_socket_close(self, _c: object, _u: object, _s: object) -> None:
         if self._descriptor >= 0:
             self._poller.forget(self._descriptor)
-            up, down = traffic(connection)
-            self._sent_before += up
-            self._received_before += down
             self._descriptor = -1
 
     def _on_want_write(self, _c: object, _u: object, _s: object) -> None:

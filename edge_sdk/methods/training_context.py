@@ -56,20 +56,6 @@ def do_nothing() -> None:
     """Do nothing: a shell without other work."""
 
 
-def no_held_back() -> None:
-    """Return None: no windows are held back."""
-
-
-def no_newest() -> tuple[int, NDArray[np.float32]] | None:
-    """Return None: there is no window to forecast from."""
-    return None
-
-
-def no_loss(_p: Vector) -> float | None:
-    """Return None: no windows are held back."""
-    return None
-
-
 @dataclass(frozen=True, slots=True)
 class TrainingContext:
     """Windows and graphs that a half may use, and keyed randomness; between two batches the shell gets a turn.
@@ -88,12 +74,14 @@ class TrainingContext:
     key: Callable[[str, int], np.random.Generator]
     # called between two batches; may raise to stop the training
     turn: Callable[[], None] = do_nothing
-    # function for a whole vector's loss on held-back windows, or None
-    judge: Callable[[Vector], float | None] = no_loss
-    # function for the newest window as it may be sent, or None
-    latest: Callable[[], tuple[int, NDArray[np.float32]] | None] = no_newest
+    # mean loss of a whole vector on held-back windows, or None without any: a measured number without
+    # noise, for local decisions; it is reported only under a name that a contract declares as measured
+    judged: Callable[[Vector], float | None] = lambda _p: None
+    # the newest window after noise: its number, and ``(1, lookback, channels)``; None while the readings
+    # do not reach far enough back, or are not available for training
+    newest: Callable[[], tuple[int, NDArray[np.float32]] | None] = lambda: None
     # function for the held-back windows; None without any
-    held: Callable[[], Any] = no_held_back  # NumberedWindows, or None
+    held: Callable[[], Any] = lambda: None  # NumberedWindows, or None
 
     @property
     def count(self) -> int:
@@ -128,14 +116,6 @@ class TrainingContext:
             raise GraphError(f"this bundle has no graph {graph!r}, which the task requires")
         return self.graphs[graph](**feeds)
 
-    def judged(self, p: Vector) -> float | None:
-        """Return a whole vector's mean loss on held-back windows; None without any.
-
-        It is a measured number without noise: a half uses it for local decisions, and reports it
-        only under a name that its contract declares as measured.
-        """
-        return self.judge(p)
-
     def span(self, *, held: bool = False) -> tuple[int, int] | None:
         """Return the numbers of the first and last window for training; None without any.
 
@@ -154,13 +134,6 @@ class TrainingContext:
         if windows is None:
             return np.zeros(len(ids), np.bool_), Batch(_NONE, _NONE)
         return windows.named(ids)
-
-    def newest(self) -> tuple[int, NDArray[np.float32]] | None:
-        """Return the newest window after noise: its number, and ``(1, lookback, channels)``.
-
-        None while the readings do not reach far enough back, or are not available for training.
-        """
-        return self.latest()
 
 
 class _Key(ISeedSequence):

@@ -12,7 +12,8 @@ An extension declares its own kinds; its row of the index names them in a table 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import field
 from typing import Annotated, ClassVar, Literal
 
@@ -20,7 +21,6 @@ from edge_sdk.app.extensions import ExtensionIndex, ListedEntries
 from edge_sdk.app.lean_dataclass import dataclass
 from edge_sdk.app.schema import Between, Length
 from edge_sdk.protocol import public_key
-from edge_sdk.protocol.array_fragments import DIMENSIONS, check_fragment
 
 WIRE = 1
 """Major version of the protocol: topic level 1 and the envelope's first element."""
@@ -49,6 +49,14 @@ BODY_LIMIT = 8 * 1024 * 1024
 CHUNKS_LIMIT = 256
 SCALARS_LIMIT = 2_097_152
 NEIGHBOURS_LIMIT = 24
+
+WIDTHS = {"f4": 4, "f2": 2, "i4": 4}
+"""Bytes of one scalar, little-endian: float32, IEEE half, int32."""
+
+ARRAY_LIMIT = 64 * 1024 * 1024
+"""Largest size of a whole array, in bytes: its receiver allocates it with the first fragment."""
+
+DIMENSIONS = 4
 
 Whole = Annotated[int, Between(0, LARGEST)]
 Ordinal = Annotated[int, Between(1, LARGEST)]
@@ -539,6 +547,41 @@ class UpdateMessage(ProtocolMessage):
     check: Annotated[bytes, Length(8, 8)] | None = None  # hash of a vector that both ends hold
     flags: U32 | None = None  # 1 personal layers were reset, 2 clock not synchronised
     blob: bytes = b""  # the vector
+
+
+# --- fragments of arrays -------------------------------------------------------------------------
+
+
+def row_size(shape: Sequence[int], enc: str) -> int:
+    """Return the bytes of one row, that is of all dimensions but the first.
+
+    >>> row_size((32, 64, 32), "f4"), row_size((32,), "i4")
+    (8192, 4)
+    """
+    return math.prod(shape[1:]) * WIDTHS[enc]
+
+
+def check_fragment(enc: str, shape: Sequence[int], off: int, num: int, blob: bytes) -> None:
+    """Refuse a fragment that fits no array; without a shape there must be no fragment.
+
+    Raises:
+        ValueError: An unknown encoding, an empty dimension, an array beyond ``ARRAY_LIMIT``, rows
+            outside the array, or a number of bytes that is not that of whole rows.
+    """
+    if not shape:
+        if enc or off or num or blob:
+            raise ValueError("enc, off, num and blob belong to a shape")
+        return
+    if enc not in WIDTHS:
+        raise ValueError(f"enc {enc!r}; known: {', '.join(WIDTHS)}")
+    if len(shape) > DIMENSIONS or min(shape) < 1 or row_size(shape, enc) > CHUNK_LIMIT:
+        raise ValueError(f"shape {tuple(shape)}: a row has at most {CHUNK_LIMIT} bytes")
+    if (size := shape[0] * row_size(shape, enc)) > ARRAY_LIMIT:
+        raise ValueError(f"shape {tuple(shape)}: {size} bytes, at most {ARRAY_LIMIT}")
+    if num < 1 or off + num > shape[0]:
+        raise ValueError(f"rows {off} to {off + num} of {shape[0]}")
+    if len(blob) != num * row_size(shape, enc):
+        raise ValueError("the blob is not so many whole rows")
 
 
 # --- kinds -----------------------------------------------------------------------------------------

@@ -86,8 +86,8 @@ class ModelRuntime:
             size=manifest.training.batch,
             key=partial(keyed, self.role.run, self.config.id),
             turn=self.between_batches,
-            judge=self.judged,
-            latest=self.newest_learnable,
+            judged=self.judged,
+            newest=self.newest_learnable,
             held=self.held_back,
         )
         self._context = local

@@ -118,7 +118,7 @@ class Joint:
     def half(self, name):
         local = TrainingContext(
             name, SPEC, GRAPHS, lambda: self.windows[name], 4, partial(keyed, 0, name),
-            latest=lambda: (999, self.windows[name].x[:1]),
+            newest=lambda: (999, self.windows[name].x[:1]),
         )  # fmt: skip
         return DEVICES["pfgl"](local, LocalSgd(optimiser=sgd, rate=self.rate))
 

@@ -268,7 +268,7 @@ def pulling_to(target, *, judged=None, count=1, spec=SPEC, optimiser=sgd, given=
         lambda: Points(count),
         1,
         partial(keyed, 0, "a"),
-        judge=judged or (lambda _p: None),
+        judged=judged or (lambda _p: None),
     )
     return DEVICES["pfl"](local, LocalSgd(optimiser=optimiser))
 

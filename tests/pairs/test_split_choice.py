@@ -45,7 +45,7 @@ class Judged(Joint):
 def _rebound(joint, name):
     local = TrainingContext(
         name, SPEC, GRAPHS, lambda: joint.windows[name], 4, lambda *_: np.random.default_rng(0),
-        latest=lambda: (999, joint.windows[name].x[:1]), held=lambda: joint.held[name],
+        newest=lambda: (999, joint.windows[name].x[:1]), held=lambda: joint.held[name],
     )  # fmt: skip
     return DEVICES["pfgl"](local, LocalSgd(optimiser=sgd, rate=joint.rate))
 

@@ -526,21 +526,6 @@ def test_closing_sends_a_disconnect(puppet, make):
     assert puppet.packet() == b""
 
 
-def test_bytes_are_counted_on_the_socket(puppet, make):
-    link = make()
-    greet(puppet, link)
-    link.poll(1)
-    before = link.counters["bytes_up"]
-    link.publish("topic", bytes(1000))
-    link.poll(0.05)
-    sent = len(puppet.packet())
-    link.poll(0.05)
-    assert sent <= link.counters["bytes_up"] - before <= sent + 4
-    total = link.counters["bytes_up"]
-    link.cut()
-    assert link.counters["bytes_up"] == total
-
-
 def test_a_link_works_beyond_descriptor_1024(puppet, make):
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard != resource.RLIM_INFINITY and hard < 2_000:

@@ -18,8 +18,8 @@ from aggregator.extensions.papers.split.split_types import SplitBinding, SplitTu
 from aggregator.methods.base.types import BoundGraph, Method, Prox, Rate, Setup, Steps, has_no_use
 from aggregator.rules import Rows
 from edge_sdk.app.schema import SchemaError
-from edge_sdk.protocol.array_fragments import PIECE
 from edge_sdk.protocol.contract.method import Half
+from edge_sdk.protocol.messages import CHUNK_LIMIT
 
 # largest size in bytes of four arrays of all stations: activations, results, and gradients
 MEMORY = 4 << 30
@@ -153,8 +153,8 @@ def averaged(rows: Rows) -> Mixed:
 
 def _check_sizes(lent: BoundGraph, turns: SplitTurns) -> None:
     features, rows = lent.shape
-    if 4 * features * rows > PIECE:
-        expected = f"activations of at most {PIECE // 4} numbers for each window, the capacity of one message"
+    if 4 * features * rows > CHUNK_LIMIT:
+        expected = f"activations of at most {CHUNK_LIMIT // 4} numbers for each window, the capacity of one message"
         raise SchemaError("run.bundle", expected, f"{features} by {rows}")
     wanted = 4 * 4 * lent.model.capacity * turns.batch * features * rows
     if wanted > MEMORY:

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge_sdk.errors import Reason, Refused
-from edge_sdk.protocol.array_fragments import LARGEST, PIECE, row_size
+from edge_sdk.protocol.messages import ARRAY_LIMIT, CHUNK_LIMIT, row_size
 
 Array = NDArray[Any]
 Shape = tuple[int, ...]
@@ -39,7 +39,7 @@ def cut(array: Array, enc: str) -> Iterator[ArrayFragment]:
 
     Raises:
         Refused: BAD_TENSOR if a scalar is not finite, a row is too long for one fragment, or the
-            array exceeds ``LARGEST``.
+            array exceeds ``ARRAY_LIMIT``.
 
     >>> [(p.off, p.num) for p in cut(np.zeros((6, 64, 32), np.float32), "f4")]
     [(0, 4), (4, 2)]
@@ -48,11 +48,11 @@ def cut(array: Array, enc: str) -> Iterator[ArrayFragment]:
     """
     data = _written(array, enc)
     size = row_size(data.shape, enc)
-    if size > PIECE:
-        raise Refused(Reason.BAD_TENSOR, f"a row of {size} bytes, at most {PIECE}")
-    if data.nbytes > LARGEST:
-        raise Refused(Reason.BAD_TENSOR, f"an array of {data.nbytes} bytes, at most {LARGEST}")
-    most = max(1, PIECE // max(1, size))
+    if size > CHUNK_LIMIT:
+        raise Refused(Reason.BAD_TENSOR, f"a row of {size} bytes, at most {CHUNK_LIMIT}")
+    if data.nbytes > ARRAY_LIMIT:
+        raise Refused(Reason.BAD_TENSOR, f"an array of {data.nbytes} bytes, at most {ARRAY_LIMIT}")
+    most = max(1, CHUNK_LIMIT // max(1, size))
     for off in range(0, len(data), most):
         rows = data[off : off + most]
         yield ArrayFragment(off, len(rows), rows.tobytes())

@@ -8,7 +8,7 @@ from hypothesis.extra import numpy as hnp
 
 from edge_sdk.errors import Reason, Refused
 from edge_sdk.extensions.papers.split.array_rows import Sheet, cut
-from edge_sdk.protocol.array_fragments import PIECE, check_fragment, row_size
+from edge_sdk.protocol.messages import CHUNK_LIMIT, check_fragment, row_size
 
 FINITE = st.floats(-6e4, 6e4, width=16)
 SHAPES = st.tuples(st.integers(1, 40), st.integers(1, 4), st.integers(1, 700))
@@ -24,7 +24,7 @@ def put(sheet, pieces):
 @given(hnp.arrays(np.float32, SHAPES, elements=FINITE), st.sampled_from(["f4", "f2"]), st.randoms())
 def test_pieces_in_any_order_and_doubled_make_the_array_again(array, enc, rng):
     pieces = list(cut(array, enc))
-    assert all(len(piece.blob) <= PIECE for piece in pieces)
+    assert all(len(piece.blob) <= CHUNK_LIMIT for piece in pieces)
     assert sum(piece.num for piece in pieces) == len(array)
     mixed = pieces + rng.sample(pieces, len(pieces) // 2)
     rng.shuffle(mixed)
@@ -94,7 +94,7 @@ def test_the_papers_activation_has_the_papers_bytes():
 
 
 def test_a_row_may_be_as_long_as_a_piece_and_no_longer():
-    assert row_size((2, 8192), "f4") == PIECE
+    assert row_size((2, 8192), "f4") == CHUNK_LIMIT
     assert len(list(cut(np.zeros((2, 8192), np.float32), "f4"))) == 2
     with pytest.raises(Refused, match="BAD_TENSOR"):
         list(cut(np.zeros((2, 8193), np.float32), "f4"))
