@@ -179,7 +179,7 @@ class Client:
             serve=self._serve,
         )
         self._extensions = DeviceExtensions(device, self._guard)
-        session.parts.reporter.count_new_rows(self._new_rows)
+        session.parts.reporter.include(lambda: {"new": self._new_rows()})
 
     # --- public operations ------------------------------------------------------------------------
 

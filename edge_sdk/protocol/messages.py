@@ -117,7 +117,6 @@ class ProtocolMessage:
     of_root: ClassVar[bool] = False  # announcement that root signs; others are the aggregator's
     is_delegated: ClassVar[bool] = False  # of root, and also signed by keys that root has named
     of_fleet: ClassVar[bool] = False  # announcement to the whole fleet, not to a run's devices
-    of_peer: ClassVar[bool] = False  # message of one device to another
     in_topic: ClassVar[str] = ""  # field that the last level of its topic repeats
 
 

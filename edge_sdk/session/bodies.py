@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import cached_property
 from typing import Protocol
 
 from edge_sdk.config import Config
 from edge_sdk.errors import Reason, Refused
-from edge_sdk.protocol.envelope import AGGREGATOR, Sealed
+from edge_sdk.protocol.envelope import Sealed
 from edge_sdk.store.store import DeviceStore
 
 Ends = tuple[str, str, str, str]
@@ -26,19 +26,13 @@ class BodyEncryption(Protocol):
         """Raw public key of this device, which a hello states."""
 
     def encrypted(self, body: bytes, ends: Ends, public: bytes | None) -> bytes:
-        """Encrypt a clear body to a key; None: to that of the peer, if it has one."""
+        """Encrypt a clear body to a key; None: to that of the recipient, if it has one."""
 
     def decrypted(self, body: bytes, ends: Ends) -> bytes:
         """Return the clear body of an encrypted one, or raise ``Refused``."""
 
     def refuse_clear(self, proved: Sealed) -> None:
         """Refuse a verified message to this device alone that should be encrypted."""
-
-    def refuse_peer(self, proved: Sealed) -> None:
-        """Refuse a clear message of a peer, and any to which nothing can be answered."""
-
-    def accept_peers(self, keys: Mapping[str, bytes]) -> None:
-        """Encrypt to these peers from now on: their raw public keys, by id."""
 
     def is_hello_due(self, now: float) -> bool:
         """Return whether the key is to be announced again."""
@@ -57,7 +51,6 @@ class Bodies:
     ) -> None:
         self._make, self.is_required = make, is_required
         self._key_of: KeyOfKind = _no_key
-        self._has_keys_of_peers = False
 
     @classmethod
     def of(cls, config: Config, store: DeviceStore) -> Bodies:
@@ -75,11 +68,6 @@ class Bodies:
         """Encrypt messages to the aggregator for whose kind this function returns a key."""
         self._key_of = key_of
 
-    def accept_peers(self, keys: Mapping[str, bytes]) -> None:
-        self._has_keys_of_peers = bool(keys)
-        if keys or self.is_required:
-            self.codec.accept_peers(keys)
-
     @property
     def announced(self) -> bytes:
         """Raw public key that a hello states; empty if none is required."""
@@ -89,14 +77,13 @@ class Bodies:
         return self.is_required and self.codec.is_hello_due(now)
 
     def encryption(self, ends: Ends) -> Callable[[bytes], bytes]:
-        """Return the function from a clear body to the one that is sent.
+        """Return the function from a clear body to the one that the aggregator is sent.
 
         Raises:
             Refused: CANNOT_OPEN: it must be encrypted, and no key to encrypt to is known.
         """
-        public = self._key_of(ends[1]) if ends[3] == AGGREGATOR else None
-        is_to_peer = ends[3] != AGGREGATOR and (self.is_required or self._has_keys_of_peers)
-        if public is None and not is_to_peer:
+        public = self._key_of(ends[1])
+        if public is None:
             return bytes
         codec = self.codec
         return lambda body: codec.encrypted(body, ends, public)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from typing import Protocol
 
 from edge_sdk.app.cli import fields
 from edge_sdk.errors import Reason, Refused
 from edge_sdk.link.transport import RenewableLink
 from edge_sdk.protocol import messages as m
+from edge_sdk.protocol.envelope import AGGREGATOR
 from edge_sdk.session.agenda import (
     InlineLimitAnnounced,
     SessionEvent,
@@ -69,7 +70,6 @@ class Dispatcher:
 
     Attributes:
         heard_at: Time of the last verified message.
-        peers: Raw public keys of the peers, by id.
         readers: Extensions that follow messages and downloads, in their order.
     """
 
@@ -77,21 +77,12 @@ class Dispatcher:
         self._parts = parts
         self._followers: dict[str, MessageFollower] = {}
         self.heard_at = parts.time.uptime
-        self.peers: Mapping[str, bytes] = {}
         self.readers: list[MessageReader] = []
         self._last_refusal = ""
         self._reported = 0, 0.0
 
-    def accept_peers(self, peers: Mapping[str, bytes], keys: Mapping[str, bytes]) -> None:
-        """Accept messages from these peers only: their public keys, and those to encrypt to, by id."""
-        self.peers = peers
-        self._parts.bodies.accept_peers(keys)
-        self._parts.link.accept_peers(wanted=bool(peers))
-
     def key_of(self, sender: str, kid: bytes) -> bytes | None:
         """Return the public key of a sender that is in force now, or None."""
-        if sender in self.peers:
-            return self.peers[sender]
         return self._parts.announcements.ring.key(sender, kid, self._parts.time.now())
 
     def may_sign(self, kind: str, signers: Collection[bytes]) -> bool:
@@ -109,7 +100,7 @@ class Dispatcher:
 
     def receive(self, verified: VerifiedMessage) -> Events:
         """Process a verified message; a defect is recorded, and the message skipped from now on."""
-        if verified.sender in self.peers:
+        if verified.sender != AGGREGATOR:  # as an extension has read it
             self.heard_at = self._parts.time.uptime
             self._read(verified)
             return

@@ -150,15 +150,11 @@ class MetricsReporter:
     ) -> None:
         self._store, self._link, self._counts = store, link, counts
         self._time, self._outbox = time, outbox
-        self._exchanged: Mapping[str, int] = {}
-        self._new_rows: Callable[[], int] | None = None
+        self._further: list[Callable[[], Mapping[str, int]]] = []
 
-    def record_exchange(self, counters: Mapping[str, int]) -> None:
-        self._exchanged = counters
-
-    def count_new_rows(self, new: Callable[[], int]) -> None:
-        """Report the number of rows recorded since the last update from now on."""
-        self._new_rows = new
+    def include(self, counters: Callable[[], Mapping[str, int]]) -> None:
+        """Report further fields, which this function returns, from now on."""
+        self._further.append(counters)
 
     def send(self) -> None:
         """Send the present counters; a report that is lost is not repeated."""
@@ -173,7 +169,6 @@ class MetricsReporter:
             outbox=len(self._outbox.state.entries),
             flash=self._store.size() // 1024,
             rss=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss,
-            **self._exchanged,
-            new=None if self._new_rows is None else self._new_rows(),
+            **{name: value for one in self._further for name, value in one().items()},
         )
         self._link.send(report, qos=0)

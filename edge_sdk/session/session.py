@@ -156,11 +156,6 @@ class Session:
         refused = ref(digest(found.body))
         yield from self.arrivals.refuse_bundle(found.announced, refused, reason)
 
-    def send_to_peer(self, peer: str, message: m.ProtocolMessage) -> None:
-        """Send a message to a peer; one that cannot be sent now is requested again."""
-        size = self.parts.link.send_to_peer(peer, message)
-        self.count(f"bytes to neighbours {message.kind}", size)
-
     def send(self, message: m.ProtocolMessage) -> bool:
         """Send a message to the aggregator, or return False if nothing may be sent now."""
         if not self.may_request:

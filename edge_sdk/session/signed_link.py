@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -27,12 +27,9 @@ from edge_sdk.protocol.codec import decode, encode
 from edge_sdk.protocol.envelope import (
     AGGREGATOR,
     ALL,
-    Decrypt,
     KeyOf,
-    Sealed,
     claimed_signer,
     digest,
-    kind_of,
     prove,
     ref,
     seal,
@@ -65,6 +62,9 @@ logger = logging.getLogger(__name__)
 
 OnRefused = Callable[[str, Refused], None]
 """Called with the last level of the topic of a refused announcement, and the reason."""
+
+TopicReader = Callable[[bytes, topics.TopicAddress], "VerifiedMessage"]
+"""Verify a payload under an address, as an extension reads it, or raise ``Refused``."""
 
 Will = tuple[str, bytes, bool]
 """Topic, payload and retained flag of the MQTT last will."""
@@ -103,7 +103,7 @@ class SignedLink:
         self.signing = SignerState(signer, fleet, device)
         self.is_limited = False
         self._link: Transport | None = None
-        self._accepts_peers = False
+        self._readers: dict[str, tuple[tuple[str, ...], TopicReader]] = {}
         self._audience = ALL
         self._part_filters: tuple[str, ...] = ()
         self._tails: dict[str, frozenset[str]] = {}
@@ -145,9 +145,12 @@ class SignedLink:
         """Count a verified message that is not followed."""
         self.refused[reason] += 1
 
-    def accept_peers(self, *, wanted: bool) -> None:
-        """Accept messages from peers from now on, or refuse them."""
-        is_new, self._accepts_peers = wanted and not self._accepts_peers, wanted
+    def read_topics(self, direction: str, filters: Sequence[str], read: TopicReader) -> None:
+        """Let an extension read the messages under topics of a direction; no filters: nobody does."""
+        is_new = bool(filters) and direction not in self._readers
+        self._readers.pop(direction, None)
+        if filters:
+            self._readers[direction] = tuple(filters), read
         if is_new and self._link is not None:
             self.subscribe()
 
@@ -227,18 +230,7 @@ class SignedLink:
         payload = self._payload(message)
         if payload is None:
             return 0
-        self._publish(QueuedPublish(topic, payload, qos=qos, expiry=expiry))
-        return len(payload)
-
-    def send_to_peer(self, peer: str, message: ProtocolMessage) -> int:
-        """Seal a message to a peer and queue it; return its size, 0 if it cannot be sent."""
-        if not self.link.is_up:
-            return 0
-        payload = self._payload(message, peer)
-        if payload is None:
-            return 0
-        topic = topics.peer(self._fleet, self._device, peer)
-        self._publish(QueuedPublish(topic, payload, expiry=EXPIRY))
+        self.publish(QueuedPublish(topic, payload, qos=qos, expiry=expiry))
         return len(payload)
 
     def send_sealed(self, kind: str, body: bytes, proof: bytes) -> None:
@@ -246,23 +238,23 @@ class SignedLink:
         if not KINDS[kind].from_device:
             raise ValueError(f"a device must not send {kind!r}")
         payload = wrap(body, kind=kind, sender=self._device, proof=proof)
-        self._publish(QueuedPublish(topics.up(self._fleet, self._device, kind), payload))
+        self.publish(QueuedPublish(topics.up(self._fleet, self._device, kind), payload))
 
     def publish_status(self, status: StatusMessage) -> None:
         """Queue the retained status; without the key it is left as it is."""
         topic, payload = topics.status(self._fleet, self._device), self._payload(status)
         if payload is not None:
-            self._publish(QueuedPublish(topic, payload, retain=True))
+            self.publish(QueuedPublish(topic, payload, retain=True))
 
     def will(self, status: StatusMessage) -> Will | None:
         """Return the last will; None while the key is away."""
         topic, payload = topics.status(self._fleet, self._device), self._payload(status)
         return None if payload is None else (topic, payload, True)
 
-    def _payload(self, message: ProtocolMessage, recipient: str = AGGREGATOR) -> bytes | None:
+    def _payload(self, message: ProtocolMessage) -> bytes | None:
         """Return a sealed message; None if it cannot be encrypted or signed now, which is counted."""
         try:
-            payload = self.sealed(message, recipient)
+            payload = self.sealed(message)
         except Refused as refused:
             self.refused[refused.reason] += 1
             return None
@@ -271,8 +263,8 @@ class SignedLink:
             return None
         return payload
 
-    def sealed(self, message: ProtocolMessage, recipient: str = AGGREGATOR) -> bytes:
-        """Write, encrypt if need be, and sign a message to the aggregator or another recipient.
+    def sealed(self, message: ProtocolMessage) -> bytes:
+        """Write, encrypt if need be, and sign a message to the aggregator.
 
         Raises:
             ValueError: A kind that no device may send (``messages.ProtocolMessage.from_device``).
@@ -284,8 +276,8 @@ class SignedLink:
         body = encode(message)
         is_hello = message.kind == HelloMessage.kind
         signer = self._hello_signer(ref(digest(body))) if is_hello else None
-        encrypt = self._bodies.encryption((self._fleet, message.kind, self._device, recipient))
-        return self.signing.seal(encrypt(body), message.kind, recipient, signer)
+        encrypt = self._bodies.encryption((self._fleet, message.kind, self._device, AGGREGATOR))
+        return self.signing.seal(encrypt(body), message.kind, AGGREGATOR, signer)
 
     def subscribe(self) -> None:
         """Subscribe to every topic that a device always needs, or that a limited connection may have."""
@@ -293,8 +285,8 @@ class SignedLink:
             self.link.subscribe(*topics.time_filters(self._fleet, self._device))
             return
         self.link.subscribe(*topics.device_filters(self._fleet, self._device, self._audience))
-        if self._accepts_peers:
-            self.link.subscribe(topics.peers_filter(self._fleet, self._device))
+        for filters, _ in self._readers.values():
+            self.link.subscribe(*filters)
         if self._further:
             self.link.subscribe(*self._further)
         for kind, tails in self._tails.items():
@@ -316,7 +308,8 @@ class SignedLink:
         """Drop messages queued for a lost connection; the outbox keeps the undelivered entries."""
         self._queue.clear()
 
-    def _publish(self, message: QueuedPublish) -> None:
+    def publish(self, message: QueuedPublish) -> None:
+        """Queue a sealed message; nothing while the link is down, and only a hello while it is limited."""
         is_hello = message.topic == topics.up(self._fleet, self._device, HelloMessage.kind)
         if self.link.is_up and (is_hello or not self.is_limited):
             self._queue.append(message)
@@ -336,15 +329,8 @@ class SignedLink:
             raise Refused(
                 Reason.MALFORMED, f"topic {publish.topic!r} is not addressed to this device"
             )
-        if address.direction == "peer":
-            is_required = self._bodies.is_required
-            decrypt = self._decrypt if is_required else None
-            reader = self._fleet, self._device
-            proved = sealed_by_peer(publish.payload, address, reader, key_of, decrypt)
-            if is_required:
-                self._bodies.codec.refuse_peer(proved)
-            message = decode(proved.kind, proved.content, on_unknown=self._count_unknown)
-            return VerifiedMessage(message, proved.content, proved.ref, address.id)
+        if address.direction in self._readers:
+            return self._readers[address.direction][1](publish.payload, address)
         is_common = address.direction == "all"
         is_slot = address.kind == PartMessage.kind
         if is_common and address.tail and not is_slot and not self._is_followed(address):
@@ -407,37 +393,6 @@ class VerifiedMessage:
     body: bytes
     ref: bytes
     sender: str = AGGREGATOR
-
-
-def sealed_by_peer(
-    payload: bytes,
-    address: topics.TopicAddress,
-    recipient: tuple[str, str],
-    key_of: KeyOf,
-    decrypt: Decrypt | None,
-) -> Sealed:
-    """Verify the sender of a message from a peer.
-
-    Args:
-        recipient: Ids of fleet and device that read it.
-        key_of: Returns the key of a peer; None for any other sender.
-        decrypt: As for ``unseal``.
-
-    Raises:
-        Refused: UNKNOWN_KIND: not of a kind for this device from a peer; or as ``unseal``.
-    """
-    (fleet, device), kind = recipient, kind_of(payload)
-    if kind not in KINDS or not KINDS[kind].of_peer or address.tail != device:
-        raise Refused(Reason.UNKNOWN_KIND, f"{kind!r} is not accepted from a peer")
-    return unseal(
-        payload,
-        kind=kind,
-        sender=address.id,
-        recipient=device,
-        fleet=fleet,
-        key_of=key_of,
-        decrypt=decrypt,
-    )
 
 
 class SignerState:

@@ -28,10 +28,11 @@ def fragile(client, at):
 
         return wrapped
 
-    store, session = client._store, client._session
+    store = client._store
     store.save = dying(store.save, after=at % 2 == 0)
     store.file_paper = dying(store.file_paper, after=at % 2 == 0)
-    session.send_to_peer = dying(session.send_to_peer, after=at % 2 == 0)
+    letters = client.extension("peers").letters
+    letters.send = dying(letters.send, after=at % 2 == 0)
     return taken
 
 

@@ -31,6 +31,7 @@ from edge_sdk.extensions.peers.exchange_types import (
 )
 from edge_sdk.extensions.peers.gossip import ADAPT, ALONE, BEGIN, MIX, exchange_parts
 from edge_sdk.extensions.peers.messages import PeerMessage, SettleMessage
+from edge_sdk.extensions.peers.peer_letters import PeerLetters
 from edge_sdk.extensions.peers.saved_decisions import save_decision, saved_decisions
 from edge_sdk.extensions.peers.topology import PeerSettings
 from edge_sdk.protocol.codec import Leaf
@@ -83,7 +84,8 @@ class PeerDriver:
         run: int,
         spec: ParamSpec,
         session: Session,
-        letters: deque[VerifiedMessage],
+        letters: PeerLetters,
+        arrived: deque[VerifiedMessage],
         store: DeviceStore,
         shell: PeerShell,
         pace: RetryPolicy,
@@ -92,6 +94,7 @@ class PeerDriver:
         """Resume from ``kept``, or begin."""
         self.settings, self._method, self._spec = settings, method, spec
         self._session, self._letters, self._store, self._shell = session, letters, store, shell
+        self._arrived = arrived
         self._turns = exchange_parts(method, settings.values)
         self._place = ExchangePosition()
         self._began = self._heard_at = self._linked_at = session.now
@@ -112,7 +115,7 @@ class PeerDriver:
         self._is_new = True
         if kept is not None and int(kept["run"]) == run and int(kept["epoch"]) >= settings.epoch:
             self._resume(kept)
-        session.arrivals.accept_peers(settings.keys, settings.open)
+        letters.accept(settings.keys, settings.open)
 
     # --- interface of the client ------------------------------------------------------------------
 
@@ -160,8 +163,8 @@ class PeerDriver:
             self._x = replace(self._x, began=now, quiet=quiet)
             if self._is_started:
                 self._follow(gossip.repeated(self._x))
-        while self._letters:
-            letter = self._letters.popleft()
+        while self._arrived:
+            letter = self._arrived.popleft()
             self._heard_at = session.now
             assert isinstance(letter.message, (PeerMessage, SettleMessage))
             try:
@@ -216,7 +219,7 @@ class PeerDriver:
             self._place = ExchangePosition(self._place.t + 1)
         self._is_mixed, self._is_new = True, False
         self._shell.adopt(state)
-        session.parts.reporter.record_exchange(
+        self._letters.record_exchange(
             {
                 "step": self._place.t,
                 "mixed": session.counts["links used"],
@@ -254,7 +257,7 @@ class PeerDriver:
         for made in turn.decided:
             save_decision(self._store, made, self._x)
         for name, message in turn.messages:
-            self._session.send_to_peer(name, message)
+            self._letters.send(name, message)
         for note in turn.notes:
             self._note(note)
 

@@ -13,6 +13,7 @@ from edge_sdk.config import Config
 from edge_sdk.errors import ConfigError
 from edge_sdk.extensions.peers.driver import PeerDriver, PeerShell
 from edge_sdk.extensions.peers.messages import PeerMessage, SettleMessage
+from edge_sdk.extensions.peers.peer_letters import PeerLetters
 from edge_sdk.extensions.peers.saved_decisions import LINK
 from edge_sdk.extensions.peers.topology import (
     NeighboursSection,
@@ -44,7 +45,8 @@ class PeerMembership(DeviceExtension):
 
     def __init__(self, device: DeviceParts) -> None:
         super().__init__(device)
-        self._letters: deque[VerifiedMessage] = deque()  # of peers, in order of arrival
+        self._arrived: deque[VerifiedMessage] = deque()  # of peers, in order of arrival
+        self.letters = PeerLetters(device.session)
         self._config, self._store, self._session = device.config, device.store, device.session
         self._agenda, self._active = device.agenda, device.active
         self.driver: PeerDriver | None = None  # the exchange; None where the run's method has none
@@ -59,7 +61,7 @@ class PeerMembership(DeviceExtension):
 
     def on_message(self, message: VerifiedMessage) -> None:
         """Keep a message of a peer until the next tick."""
-        self._letters.append(message)
+        self._arrived.append(message)
 
     def on_run(self) -> None:
         """Set up the exchange with the current peers, if the run's method has one."""
@@ -67,7 +69,7 @@ class PeerMembership(DeviceExtension):
         self.driver = None
         settings = peer_settings(self._config, self._store, role.method, seen.run)
         if settings is None:
-            self._session.arrivals.accept_peers({}, {})
+            self.letters.accept({}, {})
             return
         self._store.drop_papers(LINK, but=[f"{LINK}{name}" for name in settings.keys])
         learned = self._store.learned()
@@ -79,7 +81,8 @@ class PeerMembership(DeviceExtension):
             run=seen.run,
             spec=self._active.learner.spec,
             session=self._session,
-            letters=self._letters,
+            letters=self.letters,
+            arrived=self._arrived,
             store=self._store,
             shell=PeerShell(
                 state=lambda: self._active.state,
@@ -136,11 +139,11 @@ class PeerMembership(DeviceExtension):
         is_newer = saved is None or task.serial > saved.serial
         if is_same and is_newer and (saved is None or task.open != saved.open):
             self._store.file_paper(NEIGHBOURS, encode(task))
-            self._session.arrivals.accept_peers(present.keys, listed.open)
+            self.letters.accept(present.keys, listed.open)
 
     def on_defect(self) -> None:
         """Discard the messages from peers."""
-        self._letters.clear()
+        self._arrived.clear()
 
     @property
     def is_done(self) -> bool | None:

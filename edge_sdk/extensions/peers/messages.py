@@ -24,7 +24,6 @@ class PeerMessage(ProtocolMessage):
 
     kind: ClassVar[str] = "peer"
     from_device = True
-    of_peer = True
     run: Whole  # training run; 0 where none was announced
     epoch: Ordinal  # which start of the exchange: the higher one is in force, everywhere
     step: Whole  # the exchange within it
@@ -43,7 +42,6 @@ class SettleMessage(ProtocolMessage):
 
     kind: ClassVar[str] = "settle"
     from_device = True
-    of_peer = True
     run: Whole  # training run
     epoch: Ordinal  # epoch of the exchange it settles
     step: Whole  # step of the exchange it settles
