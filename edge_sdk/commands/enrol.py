@@ -26,14 +26,7 @@ from edge_sdk.config import PARTICIPATIONS, Config
 from edge_sdk.errors import ConfigError
 from edge_sdk.protocol.keys import Signer, save_public
 from edge_sdk.protocol.statements import enrolment_statement
-from edge_sdk.session.identity import (
-    create_identity,
-    has_identity,
-    keys_for_request,
-    next_key_file,
-    place_of,
-    succession_line,
-)
+from edge_sdk.session import identity
 from edge_sdk.store import end_wipe
 
 
@@ -63,7 +56,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 def run(args: Namespace) -> CommandResult:
     """Create the key, and enrol the device over EST or return the operator's line."""
     config = Config.load(args.config)
-    if not has_identity(config):
+    if not identity.has_identity(config):
         end_wipe(config.state)
     for way in _other_ways():
         if way.is_wanted(args):
@@ -72,10 +65,10 @@ def run(args: Namespace) -> CommandResult:
     further = [enrol(one) for one in config.participants()[1:]]
     made = "created a key" if found["is_new"] else "this device has a key already"
     lines = [f"{one['id']},{one['public']},{one['proof']}" for one in (found, *further)]
-    key, former = keys_for_request(config)
+    key, former = identity.keys_for_request(config)
     if former is not None:
-        made = f"this device replaces its key by {next_key_file(config)}"
-        lines[0] = succession_line(config, key, former)
+        made = f"this device replaces its key by {identity.next_key_file(config)}"
+        lines[0] = identity.succession_line(config, key, former)
     lines[1:] = [f"{line},device={config.id}" for line in lines[1:]]
     what = "these lines" if further else "this line"
     text = "\n".join((f"{made}: {found['key']}", f"give {what} to the operator:", *lines))
@@ -93,7 +86,7 @@ def enrol(config: Config) -> dict[str, Any]:
     Raises:
         ConfigError: The key file exists but is no key, or cannot be written.
     """
-    key, is_new = create_identity(config)
+    key, is_new = identity.create_identity(config)
     try:
         save_public(config.keys.device.with_suffix(".pub"), key.public)
     except OSError as error:
@@ -101,7 +94,9 @@ def enrol(config: Config) -> dict[str, Any]:
     return {
         "id": config.id,
         "fleet": config.fleet,
-        "key": str(config.keys.device) if config.identity.place is None else place_of(config),
+        "key": str(config.keys.device)
+        if config.identity.place is None
+        else identity.place_of(config),
         "public": key.public.hex(),
         "proof": key.sign(claim(config, key)).hex(),
         "is_new": is_new,

@@ -11,21 +11,9 @@ from dataclasses import field, replace
 
 from edge_sdk.app.lean_dataclass import dataclass
 from edge_sdk.errors import Reason, Refused
+from edge_sdk.protocol import messages as m
 from edge_sdk.protocol.codec import encode
 from edge_sdk.protocol.envelope import digest, ref
-from edge_sdk.protocol.messages import (
-    CHUNK_LIMIT,
-    LARGEST,
-    WIRE,
-    ChunkMessage,
-    FloorMessage,
-    GrantMessage,
-    HaveMessage,
-    HelloMessage,
-    ReceiptMessage,
-    RefusalMessage,
-    WelcomeMessage,
-)
 from edge_sdk.protocol.outbox_state import (
     CAPS,
     SOONEST_GAP,
@@ -57,12 +45,12 @@ class Outbox:
     retry: RetryPolicy = field(default_factory=RetryPolicy)
     is_linked: bool = False
     hello: PendingHello | None = None
-    welcome: WelcomeMessage | None = None
+    welcome: m.WelcomeMessage | None = None
     inline: int = 0
     ahead: int = 0  # most chunks that may follow a first offer without a grant
     single: int = 0  # largest body that may go in one message, beyond ``inline``
-    chunk: int = CHUNK_LIMIT
-    largest: int = CHUNK_LIMIT  # body that the link carries in one message
+    chunk: int = m.CHUNK_LIMIT
+    largest: int = m.CHUNK_LIMIT  # body that the link carries in one message
     due: tuple[tuple[Key, float], ...] = ()  # when each entry is tried next
     transfer: PendingTransfer | None = None
     stopped: Reason | None = None  # reason why this process has stopped releasing
@@ -95,14 +83,14 @@ class OutboxStep:
 
 def propose_life(outbox: Outbox, inputs: StepInputs, *, above: int = 0) -> OutboxStep:
     """Propose a new ledger session: a number never used before, bound by a nonce (rule D5)."""
-    numbers = replace(outbox.numbers, life=min(max(outbox.numbers.life, above) + 1, LARGEST))
-    hello = HelloMessage(
+    numbers = replace(outbox.numbers, life=min(max(outbox.numbers.life, above) + 1, m.LARGEST))
+    hello = m.HelloMessage(
         life=numbers.life,
         nonce=inputs.nonce(),
         spent=numbers.spent,
         lost=numbers.lost and not outbox.is_counted,
         open=tuple(entry.key for entry in outbox.entries[:8]),
-        wire=(WIRE, WIRE),
+        wire=(m.WIRE, m.WIRE),
         caps=CAPS,
         sdk=outbox.sdk,
         conn=outbox.conn,
@@ -158,12 +146,12 @@ def release(outbox: Outbox, entry: OutboxEntry, inputs: StepInputs) -> OutboxSte
 
 def receive(
     outbox: Outbox,
-    message: WelcomeMessage
-    | FloorMessage
-    | GrantMessage
-    | HaveMessage
-    | ReceiptMessage
-    | RefusalMessage,
+    message: m.WelcomeMessage
+    | m.FloorMessage
+    | m.GrantMessage
+    | m.HaveMessage
+    | m.ReceiptMessage
+    | m.RefusalMessage,
     inputs: StepInputs,
 ) -> OutboxStep:
     """Process a message from the aggregator.
@@ -172,18 +160,18 @@ def receive(
         Refused: MALFORMED: a bitmap of the wrong size; the state is unchanged.
     """
     match message:
-        case WelcomeMessage():
+        case m.WelcomeMessage():
             return _welcomed(outbox, message, inputs)
-        case FloorMessage():
+        case m.FloorMessage():
             is_current = outbox.hello is not None and message.hello == outbox.hello.ref
             return (
                 propose_life(outbox, inputs, above=message.life)
                 if is_current
                 else OutboxStep(outbox)
             )
-        case GrantMessage() | HaveMessage():
+        case m.GrantMessage() | m.HaveMessage():
             return _send_chunks(outbox, message, inputs)
-        case ReceiptMessage():
+        case m.ReceiptMessage():
             return _settled(outbox, message, inputs)
     return _refused(outbox, message, inputs)
 
@@ -228,7 +216,7 @@ def _repeat_hello(outbox: Outbox, hello: PendingHello, inputs: StepInputs) -> Ou
     return OutboxStep(replace(outbox, hello=again), (hello.hello,))
 
 
-def _welcomed(outbox: Outbox, welcome: WelcomeMessage, inputs: StepInputs) -> OutboxStep:
+def _welcomed(outbox: Outbox, welcome: m.WelcomeMessage, inputs: StepInputs) -> OutboxStep:
     """Accept only the first answer to the present nonce; a second one would reset ``seq``."""
     if outbox.hello is None or welcome.hello != outbox.hello.ref:
         return OutboxStep(outbox)
@@ -280,13 +268,13 @@ def _must_queue(outbox: Outbox, entry: OutboxEntry) -> bool:
 
 
 def _send_chunks(
-    outbox: Outbox, request: GrantMessage | HaveMessage, inputs: StepInputs
+    outbox: Outbox, request: m.GrantMessage | m.HaveMessage, inputs: StepInputs
 ) -> OutboxStep:
     """Send the missing chunks, at most ``win`` beyond those the receiver has."""
     entry = next((entry for entry in outbox.entries if entry.id == request.id), None)
     if entry is None or not outbox.is_linked:
         return OutboxStep(outbox)
-    worker = request.to if isinstance(request, GrantMessage) else None
+    worker = request.to if isinstance(request, m.GrantMessage) else None
     before = outbox.transfer if outbox.transfer and outbox.transfer.key == entry.key else None
     before = before or PendingTransfer(entry.key, b"")
     count = count_of(len(entry.body), outbox.chunk)
@@ -303,12 +291,12 @@ def _send_chunks(
     return OutboxStep(replace(_with_entry(outbox, answered, retry_at), transfer=transfer), pieces)
 
 
-def _chunk(entry: OutboxEntry, i: int, size: int) -> ChunkMessage:
+def _chunk(entry: OutboxEntry, i: int, size: int) -> m.ChunkMessage:
     data = entry.body[i * size : (i + 1) * size]
-    return ChunkMessage(id=entry.id, i=i, life=entry.life, seq=entry.seq, blob=data)
+    return m.ChunkMessage(id=entry.id, i=i, life=entry.life, seq=entry.seq, blob=data)
 
 
-def _settled(outbox: Outbox, receipt: ReceiptMessage, inputs: StepInputs) -> OutboxStep:
+def _settled(outbox: Outbox, receipt: m.ReceiptMessage, inputs: StepInputs) -> OutboxStep:
     """Remove the entry that number and digest name; any code is final (rules D4, D7)."""
     key = (receipt.life, receipt.seq)
     entry = outbox.entry(key)
@@ -334,7 +322,7 @@ _UNREADABLE = frozenset({Reason.CANNOT_OPEN, Reason.PLAIN_REFUSED})  # the bytes
 _UNKNOWN_WAIT = 900.0
 
 
-def _refused(outbox: Outbox, refusal: RefusalMessage, inputs: StepInputs) -> OutboxStep:
+def _refused(outbox: Outbox, refusal: m.RefusalMessage, inputs: StepInputs) -> OutboxStep:
     """Handle a refusal: wait as requested; some refusals need a further action."""
     wait = refusal.wait / 1000
     note = RefusalReceived(refusal.code, wait)
@@ -357,7 +345,7 @@ def _refused(outbox: Outbox, refusal: RefusalMessage, inputs: StepInputs) -> Out
     return OutboxStep(_postpone(outbox, refusal, wait, inputs), notes=(note,))
 
 
-def _postpone(outbox: Outbox, refusal: RefusalMessage, wait: float, inputs: StepInputs) -> Outbox:
+def _postpone(outbox: Outbox, refusal: m.RefusalMessage, wait: float, inputs: StepInputs) -> Outbox:
     entry = _refused_entry(outbox, refusal)
     if entry is None:
         return outbox
@@ -366,7 +354,7 @@ def _postpone(outbox: Outbox, refusal: RefusalMessage, wait: float, inputs: Step
     return replace(_with_entry(outbox, entry, inputs.now + backoff), transfer=transfer)
 
 
-def _refused_entry(outbox: Outbox, refusal: RefusalMessage) -> OutboxEntry | None:
+def _refused_entry(outbox: Outbox, refusal: m.RefusalMessage) -> OutboxEntry | None:
     names = {refusal.ref, refusal.id} - {None}
     transfer = outbox.transfer
     offered = transfer.key if transfer is not None and transfer.offer_ref in names else None

@@ -15,15 +15,6 @@ from edge_sdk.errors import Reason, Refused
 from edge_sdk.protocol import messages as m
 from edge_sdk.protocol.codec import decode, unpack_tensor
 from edge_sdk.protocol.contract.parameter_layout import Vector
-from edge_sdk.protocol.messages import (
-    CHUNK_LIMIT,
-    ChunkMessage,
-    HaveMessage,
-    ModelMessage,
-    PartMessage,
-    RefusalMessage,
-    TaskMessage,
-)
 from edge_sdk.protocol.model_step import applied, step_from
 from edge_sdk.protocol.transfer import Receiving
 from edge_sdk.session.signed_link import SignedLink
@@ -80,13 +71,13 @@ class BodyDownload:
         Raises:
             Refused: MALFORMED or TOO_LARGE sizes.
         """
-        chunk = CHUNK_LIMIT
-        if isinstance(manifest, (ModelMessage, TaskMessage)):
+        chunk = m.CHUNK_LIMIT
+        if isinstance(manifest, (m.ModelMessage, m.TaskMessage)):
             chunk = manifest.chunk or 0
-        wait = patience if isinstance(manifest, ModelMessage) else 0.0
+        wait = patience if isinstance(manifest, m.ModelMessage) else 0.0
         digest, size = manifest.digest or b"", manifest.size or 0
         first = 0
-        if is_step and isinstance(manifest, ModelMessage):
+        if is_step and isinstance(manifest, m.ModelMessage):
             digest, size = manifest.step or b"", manifest.step_size or 0
             first = manifest.deltas[0][1]
         receiving = Receiving(digest, size, chunk, now=opens, rng=rng)
@@ -95,9 +86,9 @@ class BodyDownload:
 
     @property
     def has_slots(self) -> bool:
-        return isinstance(self.manifest, ModelMessage)
+        return isinstance(self.manifest, m.ModelMessage)
 
-    def add(self, message: PartMessage | ChunkMessage, now: float) -> None:
+    def add(self, message: m.PartMessage | m.ChunkMessage, now: float) -> None:
         """Store a chunk; one of another body is ignored.
 
         Raises:
@@ -119,12 +110,12 @@ class BodyDownload:
         """Request no chunks before a time."""
         self.asks = until
 
-    def request(self, now: float) -> HaveMessage | None:
+    def request(self, now: float) -> m.HaveMessage | None:
         """Return the request for missing chunks that is due now, or None."""
         report = self.receiving.report(now) if now >= self.asks else None
         if report is None:
             return None
-        return HaveMessage(id=self.receiving.id, have=report.having, win=report.window)
+        return m.HaveMessage(id=self.receiving.id, have=report.having, win=report.window)
 
     @property
     def next_due(self) -> float:
@@ -140,16 +131,16 @@ class EarlyParts:
 
     size: int  # largest sum of their bytes: that of the last model
     id: bytes = b""  # name of the body that they belong to
-    pieces: dict[int, PartMessage] = field(default_factory=dict)  # the parts by number
+    pieces: dict[int, m.PartMessage] = field(default_factory=dict)  # the parts by number
 
-    def add(self, part: PartMessage) -> None:
+    def add(self, part: m.PartMessage) -> None:
         """Keep a part; those of an older body are dropped."""
         if part.id != self.id:
             self.id, self.pieces = part.id, {}
         if sum(len(one.blob) for one in self.pieces.values()) + len(part.blob) <= self.size:
             self.pieces.setdefault(part.i, part)
 
-    def drain(self, body: bytes) -> Iterable[PartMessage]:
+    def drain(self, body: bytes) -> Iterable[m.PartMessage]:
         """Return and forget the parts, if they belong to this body."""
         found = self.pieces.values() if body == self.id else ()
         self.id, self.pieces = b"", {}
@@ -203,7 +194,7 @@ class Downloader:
             Refused: MALFORMED or TOO_LARGE sizes.
         """
         opens = self._now()
-        if isinstance(manifest, ModelMessage):
+        if isinstance(manifest, m.ModelMessage):
             opens += self._rng.random() * manifest.spread / 1000
         download = BodyDownload.of(
             manifest,
@@ -216,7 +207,7 @@ class Downloader:
         early = self._early
         self.stop()
         self._download = download
-        if isinstance(manifest, ModelMessage):
+        if isinstance(manifest, m.ModelMessage):
             for part in early.drain(download.receiving.id) if early is not None else ():
                 download.add(part, opens)
             if is_common_start(manifest) and not is_step:
@@ -257,7 +248,7 @@ class Downloader:
             self._counts["fetches asked"] += 1
             self._link.send(request)
 
-    def add(self, piece: PartMessage | ChunkMessage) -> DownloadCompleted | None:
+    def add(self, piece: m.PartMessage | m.ChunkMessage) -> DownloadCompleted | None:
         """Store a chunk; return the body once it is complete.
 
         Raises:
@@ -265,7 +256,7 @@ class Downloader:
         """
         download = self._download
         is_early = download is None or piece.id != download.receiving.id
-        if is_early and self._early is not None and isinstance(piece, PartMessage):
+        if is_early and self._early is not None and isinstance(piece, m.PartMessage):
             self._early.add(piece)
             return None
         if download is not None:
@@ -287,7 +278,7 @@ class Downloader:
         self._counts["steps received"] += is_step
         return DownloadCompleted(download.manifest, download.announced, body, is_step)
 
-    def refuse(self, refusal: RefusalMessage, *, shortest: float) -> bool:
+    def refuse(self, refusal: m.RefusalMessage, *, shortest: float) -> bool:
         """Process a refusal of the requested chunks; return False if it is about something else.
 
         Args:
@@ -304,7 +295,7 @@ class Downloader:
         return True
 
 
-def is_common_start(manifest: ModelMessage) -> bool:
+def is_common_start(manifest: m.ModelMessage) -> bool:
     """Return whether every device takes part in a round, at once when it is announced."""
     return manifest.phase == "train" and manifest.spread == 0 and manifest.share >= 1.0
 

@@ -12,15 +12,7 @@ from edge_sdk.app.cli import fields
 from edge_sdk.app.permissions import make_private_folder
 from edge_sdk.config import Config
 from edge_sdk.errors import ConfigError, EdgeError, SignerUnavailable, TokenRefused
-from edge_sdk.protocol.keys import (
-    KeyFileError,
-    RemovableSigner,
-    RequiredSigner,
-    Signer,
-    generate_device_key,
-    load_device_key,
-    save_signing_key,
-)
+from edge_sdk.protocol import keys
 from edge_sdk.protocol.messages import FloorMessage, WelcomeMessage
 from edge_sdk.protocol.outbox import Outbox
 from edge_sdk.protocol.public_key import kind_of
@@ -43,10 +35,10 @@ class TokenUnreachable(EdgeError):  # noqa: N818 - a state of the token
 class KeyPlace(Protocol):
     """Place of the identity key outside of files, as an extension gives it. Its text names it for people."""
 
-    def load(self, config: Config) -> Signer:
+    def load(self, config: Config) -> keys.Signer:
         """Return the key; one that is away is reached when it is needed."""
 
-    def create(self, config: Config) -> tuple[Signer, bool]:
+    def create(self, config: Config) -> tuple[keys.Signer, bool]:
         """Find the key, or make it; return it, and whether it is new."""
 
     def public(self, config: Config) -> bytes | None:
@@ -65,19 +57,19 @@ def key_files(config: Config) -> list[Path]:
     return [next_key_file(config), *identity_files(config)]
 
 
-def keys_for_request(config: Config) -> tuple[Signer, Signer | None]:
+def keys_for_request(config: Config) -> tuple[keys.Signer, keys.Signer | None]:
     path, present = next_key_file(config), load_signer(config)
-    return (load_device_key(path), present) if path.exists() else (present, None)
+    return (keys.load_device_key(path), present) if path.exists() else (present, None)
 
 
-def succession_line(config: Config, key: Signer, former: Signer) -> str:
+def succession_line(config: Config, key: keys.Signer, former: keys.Signer) -> str:
     """Return the line that an operator needs to enrol a key in place of the former one."""
     proof = key.sign(enrolment_statement(config.fleet, config.id, key.public))
     succession = former.sign(succession_statement(config.fleet, config.id, key.public))
     return f"{config.id},{key.public.hex()},{proof.hex()},,{succession.hex()}"
 
 
-def load_signer(config: Config) -> Signer:
+def load_signer(config: Config) -> keys.Signer:
     """Read the device's own key; refuse one that other users of the machine can read.
 
     A token that is away is no error for a device that has used it before: it is reached later.
@@ -93,8 +85,8 @@ def load_signer(config: Config) -> Signer:
             raise ConfigError(
                 f"{path}: other users can read the device key", hint=f"chmod 600 {path}"
             )
-        key = load_device_key(path)
-    except KeyFileError as error:
+        key = keys.load_device_key(path)
+    except keys.KeyFileError as error:
         raise ConfigError(str(error), hint=MAKE) from error
     if (kind := kind_of(key.public)) != wanted:
         raise ConfigError(
@@ -104,14 +96,14 @@ def load_signer(config: Config) -> Signer:
     return key
 
 
-def signer_of(config: Config) -> Signer:
+def signer_of(config: Config) -> keys.Signer:
     """Read the device's own key; a device alone makes one, by which it can be enrolled later."""
     return create_identity(config)[0] if config.is_alone else load_signer(config)
 
 
-def require_signer(signer: Signer) -> None:
+def require_signer(signer: keys.Signer) -> None:
     """Refuse to continue while the token that holds a key is away; a key in a file is always there."""
-    if not isinstance(signer, RequiredSigner):
+    if not isinstance(signer, keys.RequiredSigner):
         return
     try:
         signer.require()
@@ -121,7 +113,7 @@ def require_signer(signer: Signer) -> None:
         raise TokenUnreachable(str(error)) from error
 
 
-def create_identity(config: Config) -> tuple[Signer, bool]:
+def create_identity(config: Config) -> tuple[keys.Signer, bool]:
     """Create the device's key if there is none; return it, and whether it is new.
 
     Raises:
@@ -134,15 +126,15 @@ def create_identity(config: Config) -> tuple[Signer, bool]:
         if is_new:
             if not path.parent.exists():
                 make_private_folder(path.parent)
-            key = generate_device_key(config.identity.curve)
+            key = keys.generate_device_key(config.identity.curve)
             begin_count(config, key)  # first: a key that was used without a count has lost it
-            save_signing_key(path, key)
+            keys.save_signing_key(path, key)
     except OSError as error:
         raise ConfigError(str(error)) from error
     return load_signer(config), is_new
 
 
-def begin_count(config: Config, key: Signer) -> None:
+def begin_count(config: Config, key: keys.Signer) -> None:
     """Count the releases under a key that was made just now; those of earlier keys stay counted.
 
     Raises:
@@ -178,8 +170,8 @@ def identity_public(config: Config) -> bytes | None:
     if (place := place_outside(config)) is not None:
         return place.public(config)
     try:
-        return load_device_key(config.keys.device).public if has_identity(config) else None
-    except KeyFileError as error:
+        return keys.load_device_key(config.keys.device).public if has_identity(config) else None
+    except keys.KeyFileError as error:
         raise ConfigError(str(error), hint=MAKE) from error
 
 
@@ -242,7 +234,7 @@ class KeyReplacement:
     def try_next(self) -> None:
         """Sign the next hello by the new key, if there is one: the aggregator may know it now."""
 
-    def hello_signer(self, ref: bytes) -> Signer:  # noqa: ARG002 - as above
+    def hello_signer(self, ref: bytes) -> keys.Signer:  # noqa: ARG002 - as above
         """Return the key that signs a hello, the same one each time that it is sent."""
         return self.identity
 
@@ -255,7 +247,7 @@ class KeyReplacement:
         """Return whether a certificate with the new key is to be requested."""
         return False
 
-    def for_request(self) -> tuple[Signer, Signer | None]:
+    def for_request(self) -> tuple[keys.Signer, keys.Signer | None]:
         """Return the key of a certificate request, and the former one if it is another."""
         return self.identity.key, None
 
@@ -274,7 +266,7 @@ class IdentityKeys:
         replacement: What replaces the key; loaded when a replacement is ordered or under way.
     """
 
-    def __init__(self, config: Config, store: DeviceStore, key: Signer) -> None:
+    def __init__(self, config: Config, store: DeviceStore, key: keys.Signer) -> None:
         self.config, self.store = config, store
         self.is_shared = self._is_reconnection_due = False
         self.use(key)
@@ -282,12 +274,12 @@ class IdentityKeys:
         if store.fact(STEP) or next_key_file(config).exists():
             self._load()
 
-    def use(self, key: Signer) -> None:
+    def use(self, key: keys.Signer) -> None:
         self.key, self.public, self.sign = key, key.public, key.sign
 
     def reach(self) -> bool:
         """Return whether a key in a token can be used now."""
-        return isinstance(self.key, RemovableSigner) and self.key.reach()
+        return isinstance(self.key, keys.RemovableSigner) and self.key.reach()
 
     def share(self) -> None:
         """Note that further participations use the key: it is not replaced."""

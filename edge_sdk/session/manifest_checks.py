@@ -15,16 +15,9 @@ import numpy as np
 
 from edge_sdk.app.lean_dataclass import dataclass
 from edge_sdk.errors import Reason, Refused
+from edge_sdk.protocol import messages as m
 from edge_sdk.protocol.contract.method import CONTRACTS, Ask, Contract, answered
 from edge_sdk.protocol.contract.parameter_layout import Vector
-from edge_sdk.protocol.messages import (
-    KINDS,
-    SERIAL_LEAP,
-    BundleMessage,
-    ModelMessage,
-    TaskMessage,
-    WelcomeMessage,
-)
 from edge_sdk.store.store import DeviceStore
 
 ORDER = "order"
@@ -73,7 +66,7 @@ class ManifestExpectation:
 
 
 def judge_model(
-    model: ModelMessage, seen: NewestAnnouncements, wanted: ManifestExpectation
+    model: m.ModelMessage, seen: NewestAnnouncements, wanted: ManifestExpectation
 ) -> None:
     """Refuse a manifest that this device must not follow, even if its signature is valid.
 
@@ -106,12 +99,12 @@ def check_serial(serial: int, known: int) -> None:
     Raises:
         Refused: FROM_FUTURE.
     """
-    if serial > known + SERIAL_LEAP:
-        why = f"serial number {serial} is more than {SERIAL_LEAP} above {known}"
+    if serial > known + m.SERIAL_LEAP:
+        why = f"serial number {serial} is more than {m.SERIAL_LEAP} above {known}"
         raise Refused(Reason.FROM_FUTURE, why)
 
 
-def check_expiry(announced: ModelMessage | BundleMessage, time: int) -> None:
+def check_expiry(announced: m.ModelMessage | m.BundleMessage, time: int) -> None:
     """Refuse an announcement whose validity is over: a newer one may be withheld.
 
     Args:
@@ -127,7 +120,7 @@ def check_expiry(announced: ModelMessage | BundleMessage, time: int) -> None:
         raise Refused(Reason.ANNOUNCEMENT_EXPIRED, why)
 
 
-def judge_task(task: TaskMessage, seen: NewestAnnouncements, wanted: ManifestExpectation) -> None:
+def judge_task(task: m.TaskMessage, seen: NewestAnnouncements, wanted: ManifestExpectation) -> None:
     """Refuse a task that this device must not work on, even if its signature is valid.
 
     Raises:
@@ -209,8 +202,8 @@ def judge_numbers(values: Mapping[str, float], ask: Ask, limits: Mapping[str, fl
 
 
 def judge_bundle(
-    bundle: BundleMessage,
-    newest: BundleMessage | None,
+    bundle: m.BundleMessage,
+    newest: m.BundleMessage | None,
     methods: Sequence[str],
     *,
     floor: tuple[int, int] = (0, 0),
@@ -238,7 +231,7 @@ def judge_bundle(
     if enc not in bundle.encs:
         why = f"updates of {bundle.method!r} need {enc!r}; allowed: {', '.join(bundle.encs)}"
         raise Refused(Reason.WRONG_ENCODING, why)
-    if unknown := {x for x in bundle.seal if x not in KINDS or not KINDS[x].is_encryptable}:
+    if unknown := {x for x in bundle.seal if x not in m.KINDS or not m.KINDS[x].is_encryptable}:
         why = f"{', '.join(sorted(unknown))} must be encrypted, which this version cannot do"
         raise Refused(Reason.PLAIN_REFUSED, why)
 
@@ -263,7 +256,7 @@ class ManifestLog:
     def follow_run(self, name: str) -> None:
         """Follow the log of the run of this name."""
 
-    def continued(self, manifest: ModelMessage) -> Any:  # noqa: ANN401, ARG002 - the extension's own type
+    def continued(self, manifest: m.ModelMessage) -> Any:  # noqa: ANN401, ARG002 - the extension's own type
         """Return the log with a manifest as its last entry."""
         return None
 
@@ -271,7 +264,7 @@ class ManifestLog:
         """Save a log that ``continued`` has returned, with numbers, in one transaction."""
         self._store.set_facts(**facts)
 
-    def receive_welcome(self, welcome: WelcomeMessage, stated: bytes) -> bool:  # noqa: ARG002 - as above
+    def receive_welcome(self, welcome: m.WelcomeMessage, stated: bytes) -> bool:  # noqa: ARG002 - as above
         """Return whether a manifest that waited can be considered again.
 
         Args:
@@ -284,7 +277,7 @@ class ManifestLog:
         return False
 
 
-def is_perishable(message: TaskMessage, wanted: ManifestExpectation | None) -> bool:
+def is_perishable(message: m.TaskMessage, wanted: ManifestExpectation | None) -> bool:
     """Return whether a task is perishable by the contract in force on this device.
 
     Before its run is in force here, a task is perishable if it carries an order number.

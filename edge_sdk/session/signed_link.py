@@ -22,40 +22,13 @@ from edge_sdk.link.transport import (
     Transport,
 )
 from edge_sdk.link.transport import Message as Publish
-from edge_sdk.protocol import topics
+from edge_sdk.protocol import envelope, topics
+from edge_sdk.protocol import messages as m
 from edge_sdk.protocol.codec import decode, encode
-from edge_sdk.protocol.envelope import (
-    AGGREGATOR,
-    ALL,
-    KeyOf,
-    claimed_signer,
-    digest,
-    prove,
-    ref,
-    seal,
-    unseal,
-    wrap,
-)
 from edge_sdk.protocol.keys import RemovableSigner, Signer, kid_of
-from edge_sdk.protocol.messages import (
-    KINDS,
-    HelloMessage,
-    KeysMessage,
-    PartMessage,
-    ProtocolMessage,
-    StatusMessage,
-)
 from edge_sdk.protocol.outbox_state import OutboxEntry
+from edge_sdk.session import key_ring
 from edge_sdk.session.bodies import Bodies
-from edge_sdk.session.key_ring import (
-    MaySign,
-    RefusedKeys,
-    any_key,
-    check_role,
-    check_successor,
-    is_of_fleet,
-    sender_of,
-)
 from edge_sdk.session.poison_messages import is_defect
 
 logger = logging.getLogger(__name__)
@@ -104,12 +77,12 @@ class SignedLink:
         self.is_limited = False
         self._link: Transport | None = None
         self._readers: dict[str, tuple[tuple[str, ...], TopicReader]] = {}
-        self._audience = ALL
+        self._audience = envelope.ALL
         self._part_filters: tuple[str, ...] = ()
         self._tails: dict[str, frozenset[str]] = {}
         self._on_refused: dict[str, OnRefused] = {}
         self._further: tuple[str, ...] = ()
-        self.refusals = RefusedKeys()
+        self.refusals = key_ring.RefusedKeys()
         self._fleet, self._device = fleet, device
         self._hello_signer = hello_signer or (lambda _ref: signer)
         self._bodies = bodies or Bodies()
@@ -120,7 +93,7 @@ class SignedLink:
         self._link = link
         link.open()
 
-    def close(self, status: StatusMessage) -> None:
+    def close(self, status: m.StatusMessage) -> None:
         """Publish a last status, and close the link."""
         if self.is_up:
             self.publish_status(status)
@@ -188,7 +161,7 @@ class SignedLink:
         return [f"{topics.common(self._fleet, kind)}/{tail}" for tail in sorted(tails)]
 
     def poll(
-        self, timeout: float, key_of: KeyOf, may_sign: MaySign = any_key
+        self, timeout: float, key_of: envelope.KeyOf, may_sign: key_ring.MaySign = key_ring.any_key
     ) -> Iterator[LinkUp | LinkDown | VerifiedMessage]:
         """Serve the link and yield events; a message is acknowledged after it was processed.
 
@@ -220,7 +193,7 @@ class SignedLink:
                 yield happening
             self._arrived.popleft()
 
-    def send(self, message: ProtocolMessage, *, worker: str | None = None, qos: int = 1) -> int:
+    def send(self, message: m.ProtocolMessage, *, worker: str | None = None, qos: int = 1) -> int:
         """Seal a message to the aggregator and queue it; return its size in bytes.
 
         One that cannot be encrypted or signed now is counted and not sent; its size is 0.
@@ -235,23 +208,23 @@ class SignedLink:
 
     def send_sealed(self, kind: str, body: bytes, proof: bytes) -> None:
         """Queue a body that was sealed before: a resend has the same bytes."""
-        if not KINDS[kind].from_device:
+        if not m.KINDS[kind].from_device:
             raise ValueError(f"a device must not send {kind!r}")
-        payload = wrap(body, kind=kind, sender=self._device, proof=proof)
+        payload = envelope.wrap(body, kind=kind, sender=self._device, proof=proof)
         self.publish(QueuedPublish(topics.up(self._fleet, self._device, kind), payload))
 
-    def publish_status(self, status: StatusMessage) -> None:
+    def publish_status(self, status: m.StatusMessage) -> None:
         """Queue the retained status; without the key it is left as it is."""
         topic, payload = topics.status(self._fleet, self._device), self._payload(status)
         if payload is not None:
             self.publish(QueuedPublish(topic, payload, retain=True))
 
-    def will(self, status: StatusMessage) -> Will | None:
+    def will(self, status: m.StatusMessage) -> Will | None:
         """Return the last will; None while the key is away."""
         topic, payload = topics.status(self._fleet, self._device), self._payload(status)
         return None if payload is None else (topic, payload, True)
 
-    def _payload(self, message: ProtocolMessage) -> bytes | None:
+    def _payload(self, message: m.ProtocolMessage) -> bytes | None:
         """Return a sealed message; None if it cannot be encrypted or signed now, which is counted."""
         try:
             payload = self.sealed(message)
@@ -263,7 +236,7 @@ class SignedLink:
             return None
         return payload
 
-    def sealed(self, message: ProtocolMessage) -> bytes:
+    def sealed(self, message: m.ProtocolMessage) -> bytes:
         """Write, encrypt if need be, and sign a message to the aggregator.
 
         Raises:
@@ -274,10 +247,12 @@ class SignedLink:
         if not message.from_device:
             raise ValueError(f"a device must not send {message.kind!r}")
         body = encode(message)
-        is_hello = message.kind == HelloMessage.kind
-        signer = self._hello_signer(ref(digest(body))) if is_hello else None
-        encrypt = self._bodies.encryption((self._fleet, message.kind, self._device, AGGREGATOR))
-        return self.signing.seal(encrypt(body), message.kind, AGGREGATOR, signer)
+        is_hello = message.kind == m.HelloMessage.kind
+        signer = self._hello_signer(envelope.ref(envelope.digest(body))) if is_hello else None
+        encrypt = self._bodies.encryption(
+            (self._fleet, message.kind, self._device, envelope.AGGREGATOR)
+        )
+        return self.signing.seal(encrypt(body), message.kind, envelope.AGGREGATOR, signer)
 
     def subscribe(self) -> None:
         """Subscribe to every topic that a device always needs, or that a limited connection may have."""
@@ -310,7 +285,7 @@ class SignedLink:
 
     def publish(self, message: QueuedPublish) -> None:
         """Queue a sealed message; nothing while the link is down, and only a hello while it is limited."""
-        is_hello = message.topic == topics.up(self._fleet, self._device, HelloMessage.kind)
+        is_hello = message.topic == topics.up(self._fleet, self._device, m.HelloMessage.kind)
         if self.link.is_up and (is_hello or not self.is_limited):
             self._queue.append(message)
             self.flush()
@@ -323,7 +298,9 @@ class SignedLink:
             self._fleet, self._device
         )
 
-    def _open(self, publish: Publish, key_of: KeyOf, may_sign: MaySign) -> VerifiedMessage:
+    def _open(
+        self, publish: Publish, key_of: envelope.KeyOf, may_sign: key_ring.MaySign
+    ) -> VerifiedMessage:
         address = topics.parse(publish.topic)
         if address is None or address.fleet != self._fleet:
             raise Refused(
@@ -332,15 +309,15 @@ class SignedLink:
         if address.direction in self._readers:
             return self._readers[address.direction][1](publish.payload, address)
         is_common = address.direction == "all"
-        is_slot = address.kind == PartMessage.kind
+        is_slot = address.kind == m.PartMessage.kind
         if is_common and address.tail and not is_slot and not self._is_followed(address):
             raise Refused(Reason.MALFORMED, f"topic {publish.topic!r} is of another region")
-        wanted = ALL if is_of_fleet(address.kind) else self._audience
+        wanted = envelope.ALL if key_ring.is_of_fleet(address.kind) else self._audience
         if is_common and address.id != wanted:
             raise Refused(Reason.MALFORMED, f"topic {publish.topic!r} is of another run")
         recipient = address.id if is_common else self._device
-        sender = sender_of(address.kind) if is_common else AGGREGATOR
-        proved = unseal(
+        sender = key_ring.sender_of(address.kind) if is_common else envelope.AGGREGATOR
+        proved = envelope.unseal(
             publish.payload,
             kind=address.kind,
             sender=sender,
@@ -350,13 +327,13 @@ class SignedLink:
             decrypt=None if is_common else self._decrypt,
             is_enough=partial(may_sign, address.kind),
         )
-        if is_common and sender == AGGREGATOR:
-            check_role(proved, key_of, may_sign)
+        if is_common and sender == envelope.AGGREGATOR:
+            key_ring.check_role(proved, key_of, may_sign)
         if not is_common and self._bodies.is_required:
             self._bodies.codec.refuse_clear(proved)
         message = decode(proved.kind, proved.content, on_unknown=self._count_unknown)
-        if isinstance(message, KeysMessage):
-            check_successor(message, proved, self._fleet)
+        if isinstance(message, m.KeysMessage):
+            key_ring.check_successor(message, proved, self._fleet)
         if message.in_topic and (tail := getattr(message, message.in_topic)) != address.tail:
             raise Refused(Reason.MALFORMED, f"{message.kind} of {tail!r} under {address.tail!r}")
         return VerifiedMessage(message, proved.content, proved.clear_ref)
@@ -369,8 +346,8 @@ class SignedLink:
         address = topics.parse(publish.topic)
         if address is None:
             return
-        if address.kind == KeysMessage.kind and refused.reason == Reason.UNKNOWN_CLIENT:
-            self.refusals.note_foreign_root(claimed_signer(publish.payload))
+        if address.kind == m.KeysMessage.kind and refused.reason == Reason.UNKNOWN_CLIENT:
+            self.refusals.note_foreign_root(envelope.claimed_signer(publish.payload))
         if self._is_followed(address):
             self._on_refused[address.kind](address.tail, refused)
 
@@ -389,10 +366,10 @@ def _log_refused(message: QueuedPublish, error: LinkError) -> None:
 class VerifiedMessage:
     """A message whose sender is verified, its clear body, and the reference to that."""
 
-    message: ProtocolMessage
+    message: m.ProtocolMessage
     body: bytes
     ref: bytes
-    sender: str = AGGREGATOR
+    sender: str = envelope.AGGREGATOR
 
 
 class SignerState:
@@ -411,7 +388,7 @@ class SignerState:
 
     def seal(self, body: bytes, kind: str, recipient: str, signer: Signer | None = None) -> bytes:
         """Wrap and sign a body, by another key of the device if one is given."""
-        payload = seal(
+        payload = envelope.seal(
             body,
             kind=kind,
             sender=self._device,
@@ -426,11 +403,11 @@ class SignerState:
         """Return an outbox entry, signed again if the device has another key now; its body stays."""
         if entry.proof.startswith(kid_of(self._signer.public)):
             return entry
-        proof = prove(
+        proof = envelope.prove(
             entry.digest,
             kind=entry.kind,
             sender=self._device,
-            recipient=AGGREGATOR,
+            recipient=envelope.AGGREGATOR,
             fleet=self._fleet,
             signer=self._signer,
         )

@@ -23,17 +23,9 @@ from edge_sdk.runtime import GraphError
 from edge_sdk.session.agenda import Agenda
 from edge_sdk.session.session import Session
 from edge_sdk.store.store import DeviceStore
+from edge_sdk.training import outbox_entry
 from edge_sdk.training.active_run import ActiveRun, GivenUp
 from edge_sdk.training.flush_scheduler import FlushScheduler
-from edge_sdk.training.outbox_entry import (
-    OWN,
-    UpdateSealer,
-    UplinkEncoding,
-    encoding_of,
-    record,
-    update_message,
-    uplink_encoding,
-)
 
 logger = logging.getLogger(__name__)
 
@@ -52,7 +44,7 @@ class TrainingTransaction:
         agenda: Agenda,
         active: ActiveRun,
         scheduler: FlushScheduler,
-        sealer: UpdateSealer,
+        sealer: outbox_entry.UpdateSealer,
     ) -> None:
         self._store, self._session, self._agenda = store, session, agenda
         self._active, self._scheduler, self._sealer = active, scheduler, sealer
@@ -102,7 +94,7 @@ class TrainingTransaction:
         except SignerUnavailable as error:  # nothing has changed; the same round is trained again
             session.note_signer(str(error))
             session.count("rounds not released")
-            if task.round < OWN:
+            if task.round < outbox_entry.OWN:
                 self._agenda.postpone(task)
         except (BudgetSpent, StoreFull, GraphError) as error:
             if isinstance(error, BudgetSpent):
@@ -165,13 +157,13 @@ class TrainingTransaction:
         if released:
             encoding = self._encoding(released[0], task)
             run, learner = session.seen.run, active.learner
-            message = update_message(
+            message = outbox_entry.update_message(
                 released[0], task, numbers, run=run, learner=learner, encoding=encoding
             )
             entry = self._sealer.seal(message, encrypt)
             residual = encoding.residual(released[0], run=run)
         numbers = replace(numbers, seq=entry.seq) if entry is not None else numbers
-        learned = record(state, task, active.learner, session.seen, residual)
+        learned = outbox_entry.record(state, task, active.learner, session.seen, residual)
         stored = session.parts.outbox.as_stored(entry) if entry is not None else None
         self._store.save(
             learned=learned,
@@ -199,17 +191,17 @@ class TrainingTransaction:
             logger.warning("update not released %s", fields(why=refused))
             raise GivenUp from refused
 
-    def _encoding(self, update: Update, task: Task) -> UplinkEncoding:
+    def _encoding(self, update: Update, task: Task) -> outbox_entry.UplinkEncoding:
         active, session = self._active, self._session
         announced, welcome = session.announced, session.outbox.welcome
         ask = active.contract[task.ask]
-        enc = uplink_encoding(
+        enc = outbox_entry.uplink_encoding(
             ask,
             announced.encs if announced is not None else (),
             welcome.caps if welcome is not None else (),
         )
         device, run = active.learner.config.id, session.seen.run
-        return encoding_of(enc, update, task, active.residual, device=device, run=run)
+        return outbox_entry.encoding_of(enc, update, task, active.residual, device=device, run=run)
 
     def _may_send_faulty(self, state: Any, task: Task) -> bool:  # noqa: ANN401 - as above
         """Return whether an update is sent although its parameters are at fault.
@@ -285,4 +277,6 @@ class LocalRounds:
             "rate": local.rate or training.rate,
         }
         w = learner.spec.shared(learner.vector(self._active.latest))
-        return Task(self._config.id, OWN + number, TRAIN, values=values, arrays={"w": w})
+        return Task(
+            self._config.id, outbox_entry.OWN + number, TRAIN, values=values, arrays={"w": w}
+        )
