@@ -9,24 +9,19 @@ from aggregator.ingress.rate_limits import RateLimits
 from aggregator.ingress.uploads import UploadCapacity
 from aggregator.store.ledgers import Ledger
 from edge_sdk.errors import Reason, Refused
+from edge_sdk.protocol import messages
 from edge_sdk.protocol.admission_policy import Limits, OpenRound
 from edge_sdk.protocol.contract.method import Update
 from edge_sdk.protocol.envelope import PAYLOAD_LIMIT, SINGLE_PAYLOAD_LIMIT
-from edge_sdk.protocol.messages import (
-    CHUNK_LIMIT,
-    WIRE,
-    HelloMessage,
-    OfferMessage,
-    UpdateMessage,
-    WelcomeMessage,
-)
 
 
 @dataclass(frozen=True, slots=True)
 class WelcomeTerms:
     """Terms that every welcome grants to a device, and the limits behind them."""
 
-    inline: int = CHUNK_LIMIT  # largest body sent without an offer, bytes; 0 = always offer
+    inline: int = (
+        messages.CHUNK_LIMIT
+    )  # largest body sent without an offer, bytes; 0 = always offer
     # largest body of an update in one message, where a manifest allows it, bytes; 0 = none
     single: int = 0
     window: int = 8  # largest number of chunks in flight to one device
@@ -47,7 +42,7 @@ class WelcomeTerms:
         >>> WelcomeTerms(single=100_000).payload_limit("update"), WelcomeTerms().payload_limit("update")
         (262656, 65536)
         """
-        is_single = kind == UpdateMessage.kind and self.single > 0
+        is_single = kind == messages.UpdateMessage.kind and self.single > 0
         return SINGLE_PAYLOAD_LIMIT if is_single else PAYLOAD_LIMIT
 
 
@@ -102,7 +97,7 @@ def check_signal(device: str, run: int, context: AdmissionContext | None) -> Non
 
 def welcome(
     terms: WelcomeTerms,
-    hello: HelloMessage,
+    hello: messages.HelloMessage,
     ref: bytes,
     ledger: Ledger,
     *,
@@ -110,7 +105,7 @@ def welcome(
     time: int,
     names: tuple[str, ...] = (),
     region: str = "",
-) -> WelcomeMessage:
+) -> messages.WelcomeMessage:
     """Return the welcome for a device whose hello is accepted.
 
     Args:
@@ -128,12 +123,12 @@ def welcome(
         >>> said.life, said.caps, said.spent
         (3, ('tls',), 7)
     """
-    return WelcomeMessage(
+    return messages.WelcomeMessage(
         hello=ref,
         life=hello.life,
         spent=ledger.spent,
         time=time,
-        wire=WIRE,
+        wire=messages.WIRE,
         caps=tuple(word for word in hello.caps if word in terms.caps),
         run=run,
         inline=terms.inline,
@@ -146,7 +141,7 @@ def welcome(
     )
 
 
-def foreseen(device: str, offer: OfferMessage, context: AdmissionContext) -> Reason | None:
+def foreseen(device: str, offer: messages.OfferMessage, context: AdmissionContext) -> Reason | None:
     """Return the final refusal that an offer's header implies, or None; no chunk is needed."""
     now = context.opened
     if offer.run != now.run:
@@ -158,7 +153,7 @@ def foreseen(device: str, offer: OfferMessage, context: AdmissionContext) -> Rea
     return _untimely(offer, context)
 
 
-def _untimely(offer: OfferMessage, context: AdmissionContext) -> Reason | None:
+def _untimely(offer: messages.OfferMessage, context: AdmissionContext) -> Reason | None:
     now = context.opened
     if offer.base > now.version or offer.round > now.round:
         return Reason.FROM_FUTURE

@@ -15,24 +15,14 @@ from aggregator.store.ledgers import after_hello
 from aggregator.store.types import DeclinedRun
 from edge_sdk.app.cli import fields
 from edge_sdk.errors import ABILITIES, Reason, Refused
+from edge_sdk.protocol import messages as m
 from edge_sdk.protocol.contract import method
 from edge_sdk.protocol.envelope import Sealed
-from edge_sdk.protocol.messages import (
-    WIRE,
-    FloorMessage,
-    HelloMessage,
-    MetricsMessage,
-    ProtocolMessage,
-    ReceiptMessage,
-    RefusalMessage,
-    StatusMessage,
-    WelcomeMessage,
-)
 
 logger = logging.getLogger(__name__)
 
 # completes the welcome that answers a device's hello
-Welcomed = Callable[[str, HelloMessage, WelcomeMessage], WelcomeMessage]
+Welcomed = Callable[[str, m.HelloMessage, m.WelcomeMessage], m.WelcomeMessage]
 RENUMBERED = 16  # commands that are renumbered for a device in one life
 
 
@@ -62,13 +52,13 @@ class DeviceSessions:
         self._contexts, self._welcomed = contexts, welcomed
         self._renumbered: dict[str, tuple[int, int]] = {}
 
-    def hello(self, sealed: Sealed, hello: HelloMessage, terms: WelcomeTerms) -> IngressResult:
+    def hello(self, sealed: Sealed, hello: m.HelloMessage, terms: WelcomeTerms) -> IngressResult:
         """Answer a hello: welcome and commands, or the floor; raise Refused for a wrong version, life or count."""
         device = sealed.sender
-        if not hello.wire[0] <= WIRE <= hello.wire[1]:
+        if not hello.wire[0] <= m.WIRE <= hello.wire[1]:
             raise Refused(
                 Reason.UPGRADE_REQUIRED,
-                f"{device}: wire versions {hello.wire[0]} to {hello.wire[1]}, expected {WIRE}",
+                f"{device}: wire versions {hello.wire[0]} to {hello.wire[1]}, expected {m.WIRE}",
             )
         self._registry.check_one_life(device)
         self._registry.record_version(device, hello.sdk)
@@ -76,7 +66,7 @@ class DeviceSessions:
         self._sealer.bodies.check_hello(device, hello)
         ledger, is_welcome = after_hello(before, hello, sealed.digest, terms.hold)
         if not is_welcome:
-            floor = FloorMessage(sealed.ref, ledger.top)
+            floor = m.FloorMessage(sealed.ref, ledger.top)
             return IngressResult((self._sealer.seal(device, floor, hello.key),))
         self._registry.refusals.record_root(device, hello.refuses)
         rekeyed = device if self._sealer.bodies.record(sealed, hello) else None
@@ -93,12 +83,12 @@ class DeviceSessions:
             terms, hello, sealed.ref, ledger, run=run, time=now, names=names, region=region
         )
         reply = self._welcomed(device, hello, reply)
-        messages: list[ProtocolMessage] = [reply, *self._store.commands.open(device)]
+        messages: list[m.ProtocolMessage] = [reply, *self._store.commands.open(device)]
         answers = tuple(self._sealer.seal(device, message) for message in messages)
         member = method.Member(device, True)
         return IngressResult(answers, member=member, greeted=device, rekeyed=rekeyed)
 
-    def status(self, sealed: Sealed, status: StatusMessage) -> IngressResult:
+    def status(self, sealed: Sealed, status: m.StatusMessage) -> IngressResult:
         """Record a device's presence; a device that leaves loses its uploads."""
         top = self._store.ledgers.get(sealed.sender).top  # highest confirmed life
         status = replace(status, life=min(status.life, top))
@@ -111,11 +101,11 @@ class DeviceSessions:
         is_early = member is not None and member.present and not status.life  # before its hello
         return IngressResult(member=None if is_early else member)
 
-    def metrics(self, sealed: Sealed, metrics: MetricsMessage) -> IngressResult:
+    def metrics(self, sealed: Sealed, metrics: m.MetricsMessage) -> IngressResult:
         self._registry.metrics[sealed.sender] = metrics
         return IngressResult()
 
-    def receipt(self, sealed: Sealed, receipt: ReceiptMessage) -> IngressResult:
+    def receipt(self, sealed: Sealed, receipt: m.ReceiptMessage) -> IngressResult:
         """Record that a device has executed a command; its receipts of life 0 are commands."""
         if receipt.life == 0:
             is_new = self._store.commands.finish(sealed.sender, receipt.seq, receipt.code)
@@ -123,7 +113,7 @@ class DeviceSessions:
                 _log_refused(sealed.sender, receipt)
         return IngressResult()
 
-    def refusal(self, sealed: Sealed, refusal: RefusalMessage) -> IngressResult:
+    def refusal(self, sealed: Sealed, refusal: m.RefusalMessage) -> IngressResult:
         """End the transfer that a device refuses; renumber a command that it refuses as old.
 
         A device that lacks an ability that a bundle needs leaves the run's cohort.
@@ -165,7 +155,7 @@ class DeviceSessions:
         return IngressResult((self._sealer.seal(device, command),))
 
 
-def _log_refused(device: str, receipt: ReceiptMessage) -> None:
+def _log_refused(device: str, receipt: m.ReceiptMessage) -> None:
     reason = next((one for one in Reason if one == receipt.code), Reason.BAD_COMMAND)
     about = {"device": device, "num": receipt.seq, "reason": reason.name}
     logger.warning("command refused %s", fields(**about))

@@ -12,30 +12,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from edge_sdk.errors import Reason, Refused
+from edge_sdk.protocol import messages, transfer
 from edge_sdk.protocol.envelope import Sealed, ref
-from edge_sdk.protocol.messages import (
-    BODY_LIMIT,
-    CHUNK_LIMIT,
-    ChunkMessage,
-    GrantMessage,
-    HaveMessage,
-    OfferMessage,
-)
-from edge_sdk.protocol.transfer import (
-    FIRST_GAP,
-    IDLE,
-    MOST_IN_FLIGHT,
-    Pace,
-    Receiving,
-    check_sizes,
-    count_of,
-)
 
 KEEP = 30.0  # s without a new chunk, after which a slot passes to a waiting device
 TURN = 120.0  # s after which even a slow upload yields its slot to a waiting device
 PATIENCE = 1800.0  # s that an offer stays queued without a repeat: twice the longest time-out
 MESSAGES = 200  # chunks in flight; a broker may queue 1,000 messages for the aggregator
-IN_FLIGHT = MESSAGES * CHUNK_LIMIT  # bytes
+IN_FLIGHT = MESSAGES * messages.CHUNK_LIMIT  # bytes
 LONGEST_WAIT = 900.0  # s ± 50 %, longest retry delay sent to a refused device
 
 _TYPICAL = 2.0  # s that an upload takes, until one is measured
@@ -50,7 +34,7 @@ class UploadCapacity:
     in_flight: int = IN_FLIGHT
     messages: int = MESSAGES  # the same in chunks
     memory: int = 256 * 1024 * 1024  # memory reserved for incomplete bodies, bytes
-    chunks: int = MOST_IN_FLIGHT  # largest window of one upload, chunks
+    chunks: int = transfer.MOST_IN_FLIGHT  # largest window of one upload, chunks
     waiting: int = 16_384  # length of the queue of offers, at most one per device; about 1 kB each
 
 
@@ -59,8 +43,8 @@ class Upload:
     """Upload of one device."""
 
     device: str
-    machine: Receiving  # receiver with the chunks that have arrived
-    offer: OfferMessage
+    machine: transfer.Receiving  # receiver with the chunks that have arrived
+    offer: messages.OfferMessage
     window: int  # largest number of chunks in flight
     began: float  # time of the first grant
     # time at which it got its present slot; None once it lost it
@@ -90,14 +74,14 @@ class Upload:
             return float("inf")
         return min(max(self.machine.arrived, self.granted) + KEEP, self.granted + TURN)
 
-    def progress(self, now: float) -> HaveMessage | None:
+    def progress(self, now: float) -> messages.HaveMessage | None:
         """Return the progress report for the device, if one is due."""
         if self.granted is None:
             return None
         report = self.machine.report(now)
         if report is None:
             return None
-        return HaveMessage(ref(self.offer.digest), report.having, report.window)
+        return messages.HaveMessage(ref(self.offer.digest), report.having, report.window)
 
     def whole(self) -> Sealed:
         """Return the complete body as a sealed message; raise Refused, BAD_DIGEST, if it is not the signed one."""
@@ -109,7 +93,7 @@ class Upload:
 class Waiting:
     """Queued offer, and the time of its last repeat."""
 
-    offer: OfferMessage
+    offer: messages.OfferMessage
     repeated_at: float
 
 
@@ -140,7 +124,7 @@ class AnswerTime:
         """Return the time after which chunks count as lost, in seconds."""
         if not self._mean:
             return _SLOWEST_GAP
-        return min(max(FIRST_GAP, self._mean + 4 * self._deviation), _SLOWEST_GAP)
+        return min(max(transfer.FIRST_GAP, self._mean + 4 * self._deviation), _SLOWEST_GAP)
 
 
 class Uploads:
@@ -181,7 +165,9 @@ class Uploads:
 
     # --- offers
 
-    def offered(self, device: str, offer: OfferMessage, now: float) -> GrantMessage | None:
+    def offered(
+        self, device: str, offer: messages.OfferMessage, now: float
+    ) -> messages.GrantMessage | None:
         """Grant or queue an offer; a newer offer replaces an older one.
 
         Returns:
@@ -194,13 +180,13 @@ class Uploads:
         if running is not None and not _is_same(running.offer, offer):
             self._forget(device)
             running = None
-        if offer.size > BODY_LIMIT:
+        if offer.size > messages.BODY_LIMIT:
             raise Refused(Reason.TOO_LARGE, f"{offer.size} bytes")
-        check_sizes(offer.digest, offer.size, offer.chunk)
+        transfer.check_sizes(offer.digest, offer.size, offer.chunk)
         is_running = running is not None and running.granted is not None
         if is_running or (not self._queue and self._fits(device, offer)):
             grant = self.grant(device, offer, now)
-            is_ahead = running is None and offer.ahead == count_of(offer.size, offer.chunk)
+            is_ahead = running is None and offer.ahead == transfer.count_of(offer.size, offer.chunk)
             self._active[device].is_timed &= not is_ahead
             return None if is_ahead else grant
         if device not in self._queue and len(self._queue) >= self._room.waiting:
@@ -208,7 +194,7 @@ class Uploads:
         self._queue[device] = Waiting(offer, now)
         return None
 
-    def next_waiting(self, now: float) -> tuple[str, OfferMessage] | None:
+    def next_waiting(self, now: float) -> tuple[str, messages.OfferMessage] | None:
         """Remove the oldest offer from the queue if there is room for it; ``grant`` it next."""
         if self._queue:
             self._recall(now)
@@ -222,7 +208,7 @@ class Uploads:
                 return device, waiting.offer
         return None
 
-    def grant(self, device: str, offer: OfferMessage, now: float) -> GrantMessage:
+    def grant(self, device: str, offer: messages.OfferMessage, now: float) -> messages.GrantMessage:
         """Assign a slot; return the chunks that have arrived and the window."""
         self._queue.pop(device, None)
         upload = self._active.get(device)
@@ -233,7 +219,9 @@ class Uploads:
             upload.granted = now if upload.granted is None else upload.granted
         upload.machine.report(now)  # the grant counts as a report
         machine = upload.machine
-        return GrantMessage(ref(offer.digest), machine.having, machine.window, int(1000 * KEEP))
+        return messages.GrantMessage(
+            ref(offer.digest), machine.having, machine.window, int(1000 * KEEP)
+        )
 
     def leave(self, device: str) -> None:
         """Release the slot of a departed device; its chunks are kept for a while."""
@@ -248,15 +236,17 @@ class Uploads:
 
     # --- chunks
 
-    def is_queued(self, device: str, chunk: ChunkMessage) -> bool:
+    def is_queued(self, device: str, chunk: messages.ChunkMessage) -> bool:
         waiting = self._queue.get(device)
         return waiting is not None and ref(waiting.offer.digest) == chunk.id
 
-    def expects(self, device: str, chunk: ChunkMessage) -> bool:
+    def expects(self, device: str, chunk: messages.ChunkMessage) -> bool:
         upload = self._active.get(device)
         return upload is not None and upload.machine.id == chunk.id
 
-    def add(self, device: str, chunk: ChunkMessage, now: float) -> Sealed | HaveMessage | None:
+    def add(
+        self, device: str, chunk: messages.ChunkMessage, now: float
+    ) -> Sealed | messages.HaveMessage | None:
         """Add an expected chunk; return the whole body after the last one, or a due report.
 
         Raises:
@@ -294,7 +284,7 @@ class Uploads:
 
     # --- time
 
-    def due(self, now: float) -> list[tuple[str, HaveMessage]]:
+    def due(self, now: float) -> list[tuple[str, messages.HaveMessage]]:
         """Return the due chunk requests, by device; timed-out uploads are dropped."""
         for device in [d for d, u in self._active.items() if u.machine.is_expired(now)]:
             self._forget(device)
@@ -312,7 +302,7 @@ class Uploads:
     def _dues(self) -> Iterator[float]:
         for upload in self._active.values():
             if upload.granted is None:
-                yield upload.machine.arrived + IDLE
+                yield upload.machine.arrived + transfer.IDLE
                 continue
             yield upload.machine.next_due
             if self._queue:
@@ -320,27 +310,27 @@ class Uploads:
 
     # --- helpers
 
-    def _begun(self, device: str, offer: OfferMessage, now: float) -> Upload:
+    def _begun(self, device: str, offer: messages.OfferMessage, now: float) -> Upload:
         window = self._window(offer)
-        machine = Receiving(
+        machine = transfer.Receiving(
             offer.digest,
             offer.size,
             offer.chunk,
             now=now,
             rng=self._rng,
-            pace=Pace(window, self._answers.gap),
+            pace=transfer.Pace(window, self._answers.gap),
         )
         upload = self._active[device] = Upload(device, machine, offer, window, now)
         return upload
 
-    def _window(self, offer: OfferMessage) -> int:
+    def _window(self, offer: messages.OfferMessage) -> int:
         room = self._room
         return max(1, min(room.chunks, room.messages, room.in_flight // offer.chunk))
 
-    def _fits(self, device: str, offer: OfferMessage) -> bool:
+    def _fits(self, device: str, offer: messages.OfferMessage) -> bool:
         """Return whether a body fits, after dropping bodies without a slot if necessary."""
         upload, room = self._active.get(device), self._room
-        wanted = min(self._window(offer), count_of(offer.size, offer.chunk))
+        wanted = min(self._window(offer), transfer.count_of(offer.size, offer.chunk))
         if upload is not None:
             wanted = min(upload.window, upload.machine.missing)
         chunks, size = self.in_flight
@@ -373,5 +363,5 @@ class Uploads:
         self._active.pop(device, None)
 
 
-def _is_same(running: OfferMessage, offer: OfferMessage) -> bool:
+def _is_same(running: messages.OfferMessage, offer: messages.OfferMessage) -> bool:
     return (running.digest, running.size, running.chunk) == (offer.digest, offer.size, offer.chunk)

@@ -14,30 +14,24 @@ from aggregator.store.schema import fact, put_fact
 from aggregator.store.transactions import Table
 from aggregator.store.types import Applied, JournalEntry, Pruned, Timer
 from edge_sdk.protocol.codec import Leaf, pack_leaves, unpack_leaves, vector_digest
-from edge_sdk.protocol.contract.method import (
-    Due,
-    Event,
-    Member,
-    ParentModel,
-    Played,
-    Unlearned,
-    Update,
-)
+from edge_sdk.protocol.contract import method
 
 
-def pack_event(event: Event) -> tuple[bytes, bytes | None]:
+def pack_event(event: method.Event) -> tuple[bytes, bytes | None]:
     """Encode an event for the journal; return its facts, and its vector separately."""
     facts, vector = _facts(event)
     return pack_leaves(facts), vector
 
 
-def unpack_event(kind: str, device: str | None, facts: bytes, vector: bytes | None) -> Event | None:
+def unpack_event(
+    kind: str, device: str | None, facts: bytes, vector: bytes | None
+) -> method.Event | None:
     """Decode a journalled event bit for bit; return None if its vector was pruned."""
     return _event(kind, device, unpack_leaves(facts), vector)
 
 
-def _facts(event: Event) -> tuple[dict[str, Leaf], bytes | None]:
-    if isinstance(event, Update):
+def _facts(event: method.Event) -> tuple[dict[str, Leaf], bytes | None]:
+    if isinstance(event, method.Update):
         vector = np.ascontiguousarray(event.vector)
         dtype = vector.dtype.newbyteorder("<")
         values = {name: float(value) for name, value in event.values.items()}
@@ -45,22 +39,22 @@ def _facts(event: Event) -> tuple[dict[str, Leaf], bytes | None]:
         if event.check:
             facts["check"] = event.check
         return facts, vector.astype(dtype).tobytes()
-    if isinstance(event, Due):
+    if isinstance(event, method.Due):
         return {
             "round": event.round,
             "ask": event.ask,
             "step": event.step,
             "after": event.after,
         }, None
-    if isinstance(event, Member):
+    if isinstance(event, method.Member):
         return {"client": event.client, "present": event.present}, None
-    if isinstance(event, Played):
+    if isinstance(event, method.Played):
         facts = {"round": event.round, "attempt": event.attempt, "record": event.record}
         facts["values"] = {name: float(value) for name, value in event.values.items()}
         return facts, pack_leaves(dict(event.arrays))
-    if isinstance(event, Unlearned):
+    if isinstance(event, method.Unlearned):
         return {"client": event.client}, None
-    if isinstance(event, ParentModel):
+    if isinstance(event, method.ParentModel):
         names = ("run", "number", "attempt", "step", "version", "is_last")
         arrays = {"vector": event.vector, "carry": event.carry}
         return {name: getattr(event, name) for name in names}, pack_leaves(arrays)
@@ -68,21 +62,25 @@ def _facts(event: Event) -> tuple[dict[str, Leaf], bytes | None]:
 
 
 # events without a vector, by kind
-_PLAIN: Mapping[str, Callable[..., Event]] = {"due": Due, "member": Member, "unlearned": Unlearned}
+_PLAIN: Mapping[str, Callable[..., method.Event]] = {
+    "due": method.Due,
+    "member": method.Member,
+    "unlearned": method.Unlearned,
+}
 
 
 def _event(
     kind: str, device: str | None, facts: Mapping[str, Leaf], vector: bytes | None
-) -> Event | None:
+) -> method.Event | None:
     if (plain := _PLAIN.get(kind)) is not None:
         return plain(**facts)
     if vector is None:
         return None
     if kind == "parent":
-        return ParentModel(**unpack_leaves(vector), **facts)
+        return method.ParentModel(**unpack_leaves(vector), **facts)
     if kind == "played":
-        return Played(arrays=unpack_leaves(vector), **facts)
-    return Update(
+        return method.Played(arrays=unpack_leaves(vector), **facts)
+    return method.Update(
         sender=device or "",
         round=facts["round"],
         base=facts["base"],
@@ -102,7 +100,7 @@ def pack_timers(timers: Sequence[Timer]) -> bytes:
 def unpack_timers(data: bytes) -> tuple[Timer, ...]:
     """Decode stored timers."""
     return tuple(
-        Timer(Due(number, ask, step, after), at)
+        Timer(method.Due(number, ask, step, after), at)
         for number, ask, step, after, at in unpack_leaves(data)["timers"]
     )
 
@@ -115,18 +113,18 @@ _ROUND = "pruned run"  # fact of schema 3: the newest run with deleted updates
 _TURN = "pruned round"  # fact of schema 3: the highest round among those updates
 
 _KINDS: dict[type[Any], str] = {
-    Due: "due",
-    Member: "member",
-    ParentModel: "parent",
-    Played: "played",
-    Unlearned: "unlearned",
+    method.Due: "due",
+    method.Member: "member",
+    method.ParentModel: "parent",
+    method.Played: "played",
+    method.Unlearned: "unlearned",
 }
 
 
 class Journal(Table):
     """Events of all runs, in order, under increasing positions."""
 
-    def append(self, run: int, event: Event) -> JournalEntry:
+    def append(self, run: int, event: method.Event) -> JournalEntry:
         """Append an event that is no update.
 
         >>> from aggregator.store.sqlite import in_memory
@@ -140,7 +138,9 @@ class Journal(Table):
         with self._writing():
             return self._write(_KINDS[type(event)], run, event)
 
-    def put_update(self, run: int, update: Update, *, device: str, key: Key) -> JournalEntry | None:
+    def put_update(
+        self, run: int, update: method.Update, *, device: str, key: Key
+    ) -> JournalEntry | None:
         """Append an update under its number; return None if the device has one in that round (A4)."""
         with self._writing() as db:
             taken = db.execute(
@@ -174,7 +174,7 @@ class Journal(Table):
         while page := self._db.execute(query, (after, _PAGE)).fetchall():
             for position, run, turn, device, life, seq, facts, vector in page:
                 event = unpack_event("update", device, facts, vector)
-                known = vector_digest(event.vector) if isinstance(event, Update) else ""
+                known = vector_digest(event.vector) if isinstance(event, method.Update) else ""
                 yield Applied(device, life, seq, run, turn, position, known)
             after = page[-1][0]
 
@@ -271,7 +271,7 @@ class Journal(Table):
         self,
         kind: str,
         run: int,
-        event: Event,
+        event: method.Event,
         *,
         device: str | None = None,
         key: Key | None = None,

@@ -10,13 +10,7 @@ from enum import Enum
 from aggregator.store.dialect import upsert
 from aggregator.store.transactions import Table
 from edge_sdk.errors import Reason, Refused
-from edge_sdk.protocol.messages import (
-    LARGEST,
-    LIFE_LEAP,
-    RELEASES_LEAP,
-    RELEASES_LIMIT,
-    HelloMessage,
-)
+from edge_sdk.protocol import messages
 
 Key = tuple[int, int]  # ``(life, seq)``: the number of one release
 
@@ -61,7 +55,7 @@ class Standing(Enum):
 
 
 def after_hello(
-    ledger: Ledger, hello: HelloMessage, digest: bytes, hold: int
+    ledger: Ledger, hello: messages.HelloMessage, digest: bytes, hold: int
 ) -> tuple[Ledger, bool]:
     """Apply a hello; return the ledger after it, and whether it is accepted (A1).
 
@@ -83,15 +77,15 @@ def after_hello(
         return ledger, True
     if hello.life <= ledger.top:
         return ledger, False
-    check_leap("life", hello.life, ledger.top, LIFE_LEAP)
-    check_leap("spent", hello.spent, ledger.spent, RELEASES_LEAP)
+    check_leap("life", hello.life, ledger.top, messages.LIFE_LEAP)
+    check_leap("spent", hello.spent, ledger.spent, messages.RELEASES_LEAP)
     unseen = hold if hello.lost and ledger.top else 0
     after = replace(
         ledger,
         hid=digest,
         hid_life=hello.life,
         hid_open=hello.open,
-        spent=min(RELEASES_LIMIT, max(ledger.spent, hello.spent) + unseen),
+        spent=min(messages.RELEASES_LIMIT, max(ledger.spent, hello.spent) + unseen),
     )
     return after, True
 
@@ -125,7 +119,7 @@ def charged(ledger: Ledger, spent: int) -> Ledger:
     Raises:
         Refused: MALFORMED: the count is further ahead than any device can reach.
     """
-    check_leap("spent", spent, ledger.spent, RELEASES_LEAP)
+    check_leap("spent", spent, ledger.spent, messages.RELEASES_LEAP)
     return replace(ledger, spent=max(ledger.spent, spent))
 
 
@@ -159,8 +153,8 @@ def renewed(before: Ledger, *, life: int, cmd: int, spent: int = 0) -> Ledger:
     >>> renewed(Ledger(cur=2**40, hid_life=2**40), life=3, cmd=0).cur
     3
     """
-    cmd = before.cmd if before.cmd <= LARGEST // 2 else cmd
-    if before.top <= LIFE_LEAP:
+    cmd = before.cmd if before.cmd <= messages.LARGEST // 2 else cmd
+    if before.top <= messages.LIFE_LEAP:
         return replace(before, cmd=cmd, spent=spent)
     return Ledger(cur=life, cmd=cmd, spent=spent)
 
@@ -174,7 +168,12 @@ def usable(found: Ledger) -> tuple[Ledger, tuple[str, ...]]:
     >>> usable(Ledger(cur=3, spent=2**63 - 1))[1]
     ('spent',)
     """
-    most = {"cur": LARGEST, "hid_life": LARGEST, "spent": RELEASES_LIMIT, "cmd": LARGEST}
+    most = {
+        "cur": messages.LARGEST,
+        "hid_life": messages.LARGEST,
+        "spent": messages.RELEASES_LIMIT,
+        "cmd": messages.LARGEST,
+    }
     wrong = {
         name: bound if getattr(found, name) > bound else 0
         for name, bound in most.items()
@@ -215,11 +214,11 @@ class Ledgers(Table):
             (life,) = db.execute(
                 "SELECT coalesce(max(life), 0) FROM journal"
                 " WHERE kind = 'update' AND device = ? AND life <= ?",
-                (device, LIFE_LEAP),
+                (device, messages.LIFE_LEAP),
             ).fetchone()
             (num,) = db.execute(
                 "SELECT coalesce(max(num), 0) FROM commands WHERE device = ? AND num <= ?",
-                (device, LARGEST // 2),
+                (device, messages.LARGEST // 2),
             ).fetchone()
             after = renewed(before, life=life, cmd=num, spent=spent)
             self.save(device, after)
@@ -264,7 +263,10 @@ class Ledgers(Table):
                 "INSERT INTO ledgers (device, cur, hid, hid_life, hid_open, open, spent, cmd)"
                 " VALUES (?, 0, ?, 0, '[]', '[]', 0, ?) ON CONFLICT (device) DO UPDATE SET"
                 " cmd = CASE WHEN ledgers.cmd > ? THEN ? ELSE ledgers.cmd END + excluded.cmd",
-                [(device, b"", by, LARGEST - by, LARGEST - by) for device in devices],
+                [
+                    (device, b"", by, messages.LARGEST - by, messages.LARGEST - by)
+                    for device in devices
+                ],
             )
 
     def settle(self, device: str, key: Key, row: LedgerRow) -> None:

@@ -19,21 +19,13 @@ from numpy.typing import NDArray
 from aggregator.rules import Rows, Rule, RuleVerdict
 from aggregator.rules.parameters import by_samples, uniform
 from edge_sdk.protocol.codec import DownlinkEncoding
-from edge_sdk.protocol.contract.method import (
-    Closed,
-    Due,
-    Effects,
-    Event,
-    Member,
-    ParentModel,
-    Update,
-)
+from edge_sdk.protocol.contract import method
 from edge_sdk.protocol.contract.parameter_layout import Vector
 from edge_sdk.shared_math.optim import IDENTITY, Transform
 
 ASK = "train"
 # the event that opens the first round of a run; later rounds open by themselves
-OPEN = Due(round=0, ask="open")
+OPEN = method.Due(round=0, ask="open")
 # the ``ask`` of a ``Due`` that abandons a round after a defect; no update of it is used
 ABANDON = "abandon"
 AGAIN = "again"  # the ``ask`` of a ``Due`` that begins an open round with turns again
@@ -106,10 +98,10 @@ class RoundOutcome(Generic[S]):
     why: str = ""  # reason that nothing moved; empty if the model moved
     is_last: bool = False  # true if the run ends with this round, before its limit
     # returns those tasks; None uses the hook
-    tasks: Callable[[S, Iterable[str]], Effects] | None = None
+    tasks: Callable[[S, Iterable[str]], method.Effects] | None = None
 
 
-Step = tuple[S, Effects]
+Step = tuple[S, method.Effects]
 
 
 def _no_clients(_state: object) -> Iterable[str]:
@@ -122,14 +114,14 @@ class RoundHooks(Generic[S]):
 
     rounds: Rounds
     # returns True if an update belongs to the open round and is used
-    counts: Callable[[S, Update], bool]
-    accept: Callable[[S, Update], S]  # returns the state with a counted update waiting
+    counts: Callable[[S, method.Update], bool]
+    accept: Callable[[S, method.Update], S]  # returns the state with a counted update waiting
     # ends a full round: returns its outcome, or a further step of the same round
     combine: Callable[[S], RoundOutcome[S] | Step[S]]
     # ends a round for a reason without using its updates
     discard: Callable[[S, str], RoundOutcome[S]]
     # returns the tasks that send some clients the present model
-    tasks: Callable[[S, Iterable[str]], Effects]
+    tasks: Callable[[S, Iterable[str]], method.Effects]
     ask: str = ASK  # name of the tasks in the contract, and of the deadline's timer
     # returns the clients that receive a task of the first round
     clients: Callable[[S], Iterable[str]] = _no_clients
@@ -143,12 +135,12 @@ class RoundHooks(Generic[S]):
     # true if rounds wait for members, so that one that leaves may close a round
     awaits_members: bool = False
     # returns the next deadline where too few updates have arrived at one; None discards the round
-    extend: Callable[[Due], Due] | None = None
+    extend: Callable[[method.Due], method.Due] | None = None
     # returns the outcome of adopting a parent's model; None ignores it
-    adopt: Callable[[S, ParentModel], RoundOutcome[S]] | None = None
+    adopt: Callable[[S, method.ParentModel], RoundOutcome[S]] | None = None
 
 
-def apply(hooks: RoundHooks[S], state: S, event: Event) -> Step[S]:
+def apply(hooks: RoundHooks[S], state: S, event: method.Event) -> Step[S]:
     """Apply one event; events for another round change nothing.
 
     ``OPEN`` opens round 1. A ``Member`` that joins receives a task, unless its update waits. An
@@ -156,15 +148,17 @@ def apply(hooks: RoundHooks[S], state: S, event: Event) -> Step[S]:
     its round, or abandons it. A ``ParentModel`` takes the place of a round without any update.
     """
     match event:
-        case Due(ask="open") if state.round == 0:
+        case method.Due(ask="open") if state.round == 0:
             return _opened(hooks, state, RoundOutcome(state, {}, hooks.clients(state)))
-        case Member(client=client, present=present):
+        case method.Member(client=client, present=present):
             return _joined(hooks, state, client) if present else _left(hooks, state, client)
-        case Update() if state.is_open and hooks.counts(state, event):
+        case method.Update() if state.is_open and hooks.counts(state, event):
             return _closed_if_ready(hooks, hooks.accept(state, event))
-        case ParentModel() if hooks.adopt is not None and state.is_open and not state.waiting:
+        case method.ParentModel() if (
+            hooks.adopt is not None and state.is_open and not state.waiting
+        ):
             return concluded(hooks, hooks.adopt(state, event))
-        case Due(round=number) if state.is_open and number == state.round:
+        case method.Due(round=number) if state.is_open and number == state.round:
             return _expired(hooks, state, event)
         case _:
             return state, ()
@@ -190,7 +184,7 @@ def concluded(hooks: RoundHooks[S], outcome: RoundOutcome[S]) -> Step[S]:
     version = outcome.state.version + moved
     is_last = moved and (outcome.is_last or (limit is not None and version >= limit))
     report = {**outcome.report, "stop": is_last} | ({} if moved else {"why": outcome.why})
-    note = Closed(outcome.state.round, version, moved=moved, report=report)
+    note = method.Closed(outcome.state.round, version, moved=moved, report=report)
     state = replace(outcome.state, version=version)
     if is_last:
         return replace(state, is_open=False), (note,)
@@ -201,14 +195,14 @@ def concluded(hooks: RoundHooks[S], outcome: RoundOutcome[S]) -> Step[S]:
 def _opened(hooks: RoundHooks[S], state: S, before: RoundOutcome[S]) -> Step[S]:
     state = replace(state, round=state.round + 1, is_open=True)
     tasks = (before.tasks or hooks.tasks)(state, before.clients)
-    return state, (*tasks, Due(state.round, hooks.ask, after=hooks.rounds.deadline))
+    return state, (*tasks, method.Due(state.round, hooks.ask, after=hooks.rounds.deadline))
 
 
 def _closed_if_ready(hooks: RoundHooks[S], state: S) -> Step[S]:
     return _closed(hooks, state) if state.is_open and _is_ready(hooks, state) else (state, ())
 
 
-def _expired(hooks: RoundHooks[S], state: S, due: Due) -> Step[S]:
+def _expired(hooks: RoundHooks[S], state: S, due: method.Due) -> Step[S]:
     """Close a round at its deadline if enough updates arrived; else extend, discard or abandon it."""
     if due.ask == ABANDON:
         return concluded(hooks, hooks.discard(state, DEFECT))
@@ -306,7 +300,9 @@ class Averaging:
     after: Transform = IDENTITY  # applied to the model after the optimiser's step
     values_at: Callable[[int], Mapping[str, float]] | None = None  # by version, for ``values``
     rule_at: Callable[[Averaged], Rule] | None = None  # by state, instead of the run's rule
-    record: Callable[[Averaged, Update], Mapping[str, Any]] | None = None  # ``kept`` with an update
+    record: Callable[[Averaged, method.Update], Mapping[str, Any]] | None = (
+        None  # ``kept`` with an update
+    )
     state: type[Any] | None = None  # with properties for a page; None is ``Averaged``
 
     @property
