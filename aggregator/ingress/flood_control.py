@@ -169,6 +169,50 @@ class FloodControl:
         return {name: self._floods[name].status(name, now) for name in sorted(self.excluded(now))}
 
 
+UPLINK = (
+    "hello",
+    "offer",
+    "have",
+    "update",
+    "signal",
+    "metrics",
+    "chunk",
+    "receipt",
+    "refusal",
+    "forecast",
+    "trial",
+    "score",
+)
+"""Kinds that a device writes under ``up``."""
+
+
+def aggregator_filters(
+    fleet: str, device: str = "+", *, has_workers: bool = False
+) -> tuple[str, ...]:
+    """Return the aggregator's filters, for all devices or for one.
+
+    With admission workers they leave out ``update``, which ``updates_filter`` shares among the workers.
+    Status is never shared: retained messages do not reach shared subscriptions.
+
+    >>> aggregator_filters("north")
+    ('gf/1/north/+/up/+', 'gf/1/north/+/status')
+    >>> shared = aggregator_filters("north", "m1", has_workers=True)
+    >>> [f"gf/1/north/m1/up/{kind}" in shared for kind in ("offer", "update")], len(shared)
+    ([True, False], 12)
+    """
+    kinds = [kind for kind in UPLINK if kind != "update"] if has_workers else ["+"]
+    return *(topics.up(fleet, device, kind) for kind in kinds), topics.status(fleet, device)
+
+
+def updates_filter(fleet: str) -> str:
+    """Return the subscription to all updates that are sent whole, shared by the admission workers.
+
+    >>> updates_filter("north")
+    '$share/admission/gf/1/north/+/up/update'
+    """
+    return f"$share/admission/{topics.up(fleet, '+', 'update')}"
+
+
 class Subscriptions:
     """Subscriptions to devices: one wildcard, or one per device that is not excluded.
 
@@ -227,8 +271,8 @@ class Subscriptions:
         """Subscribe to shared updates if no other process does; drop what the broker kept for the other setting."""
         if not self._was_shared:
             return
-        shared = topics.updates_filter(self._fleet)
-        other = topics.aggregator_filters(self._fleet, has_workers=not self._is_shared)
+        shared = updates_filter(self._fleet)
+        other = aggregator_filters(self._fleet, has_workers=not self._is_shared)
         if self._is_shared and self._is_alone:
             self._transport.subscribe(shared)
         else:
@@ -257,13 +301,13 @@ class Subscriptions:
 
     @property
     def _wildcards(self) -> tuple[str, ...]:
-        return topics.aggregator_filters(self._fleet, has_workers=self._is_shared)
+        return aggregator_filters(self._fleet, has_workers=self._is_shared)
 
     def _filters(self, devices: Iterable[str]) -> list[str]:
         return [
             pattern
             for name in sorted(devices)
-            for pattern in topics.aggregator_filters(self._fleet, name, has_workers=self._is_shared)
+            for pattern in aggregator_filters(self._fleet, name, has_workers=self._is_shared)
         ]
 
     def _save(self) -> None:

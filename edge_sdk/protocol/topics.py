@@ -9,23 +9,6 @@ from edge_sdk.app.lean_dataclass import dataclass
 ROOT = "gf/1"
 AGGREGATOR = "_agg"
 ALL = "_all"
-UPLINK = (
-    "hello",
-    "offer",
-    "have",
-    "update",
-    "signal",
-    "metrics",
-    "chunk",
-    "receipt",
-    "refusal",
-    "forecast",
-    "trial",
-    "score",
-    "sum",
-    "sumopened",
-)
-"""Kinds that a device writes under ``up``."""
 SLOTS_LIMIT = 256  # parts of a common model: as many as a body may have chunks
 
 DEVICE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
@@ -203,30 +186,3 @@ def peers_filter(fleet: str, device: str) -> str:
 def parts_filter(fleet: str, audience: str = ALL) -> str:
     """Return the filter that a device adds while it fetches the common model, and only then."""
     return f"{ROOT}/{fleet}/{audience}/part/#"
-
-
-def aggregator_filters(
-    fleet: str, device: str = "+", *, has_workers: bool = False
-) -> tuple[str, ...]:
-    """Return the aggregator's filters, for all devices or for one.
-
-    With admission workers they leave out ``update``, which ``updates_filter`` shares among the workers.
-    Status is never shared: retained messages do not reach shared subscriptions.
-
-    >>> aggregator_filters("north")
-    ('gf/1/north/+/up/+', 'gf/1/north/+/status')
-    >>> shared = aggregator_filters("north", "m1", has_workers=True)
-    >>> len(shared), up("north", "m1", "offer") in shared, up("north", "m1", "update") in shared
-    (14, True, False)
-    """
-    kinds = [kind for kind in UPLINK if kind != "update"] if has_workers else ["+"]
-    return *(up(fleet, device, kind) for kind in kinds), status(fleet, device)
-
-
-def updates_filter(fleet: str) -> str:
-    """Return the subscription to all updates that are sent whole, shared by the admission workers.
-
-    >>> updates_filter("north")
-    '$share/admission/gf/1/north/+/up/update'
-    """
-    return f"$share/admission/{up(fleet, '+', 'update')}"

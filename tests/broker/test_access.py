@@ -25,6 +25,7 @@ from aggregator.extensions.authority.access.broker_process import (
 from aggregator.extensions.authority.access.mosquitto import LARGEST_PACKET, check_mosquitto_config
 from aggregator.extensions.authority.access.mosquitto_acl import read
 from aggregator.extensions.authority.access.mosquitto_topics import mosquitto_access
+from aggregator.ingress.flood_control import UPLINK
 from edge_sdk.protocol import topics
 from tests.aggregator.extensions.authority.access.test_mosquitto_topics import FORMER
 from tests.broker.authority import Authority
@@ -162,7 +163,7 @@ def test_mosquitto_grants_what_the_rules_say_here(empty_site, rules):
     hearer = Raw(site, "_agg")
     hearer.subscribe("gf/#")
     ends = [
-        *(f"up/{kind}" for kind in topics.UPLINK),
+        *(f"up/{kind}" for kind in UPLINK),
         *("status", "peer/m2", "peer/m3", "up/made-up", "up/chunk/w1", "down/task", "model"),
     ]
     wanted, tried = set(), set()

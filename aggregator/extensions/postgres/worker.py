@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from aggregator.config import AggregatorConfig, bind, broker_of
 from aggregator.extensions.postgres.update_queue import QueuedUpdate, open_queue
-from aggregator.ingress.flood_control import FloodControl
+from aggregator.ingress.flood_control import FloodControl, updates_filter
 from aggregator.ingress.message_bodies import MessageBodies
 from aggregator.ingress.rate_limits import RateLimiter, RateLimits
 from aggregator.operations.startup import bodies_of, terms_of
@@ -189,7 +189,7 @@ class UpdateWorker:
         refused: Callable[[], int] = none_refused,
     ) -> None:
         self._transport, self._queue, self._check = transport, queue, check
-        self._filter = topics.updates_filter(fleet)
+        self._filter = updates_filter(fleet)
         self._most, self._clock, self._refused = most, clock, refused
         self._held: list[Message] = []
         self._is_full = False

@@ -8,7 +8,12 @@ from dataclasses import dataclass, field
 import pytest
 
 from aggregator.daemon import Daemon
-from aggregator.ingress.flood_control import FloodControl, FloodLimits, Subscriptions
+from aggregator.ingress.flood_control import (
+    FloodControl,
+    FloodLimits,
+    Subscriptions,
+    aggregator_filters,
+)
 from aggregator.operations.control_queue import ControlOrder, leave
 from edge_sdk.protocol import topics
 from edge_sdk.protocol.messages import WelcomeMessage
@@ -91,7 +96,7 @@ class Link:
         self.filters -= set(filters)
 
 
-EVERYBODY = set(topics.aggregator_filters("north"))
+EVERYBODY = set(aggregator_filters("north"))
 FLEET = {"m1", "m2", "m3"}
 
 

@@ -97,20 +97,3 @@ def test_a_device_receives_its_own_topics_and_common_ones_once():
     assert [len(hits) for hits in heard] == [0, 0, 0, 1, 1, 1, 1, 1, 0]
     assert not any(matches(f, topics.down("north", "m2", "receipt")) for f in filters)
     assert matches(topics.parts_filter("north"), topics.part("north", 3))
-
-
-@pytest.mark.parametrize("has_workers", [False, True])
-def test_the_aggregator_receives_each_devices_messages_once(has_workers):
-    filters = [*topics.aggregator_filters("north", has_workers=has_workers)]
-    filters += ["gf/1/north/+/up/chunk/w1"]
-    filters += [topics.updates_filter("north")] if has_workers else []
-    heard = [sum(matches(f, topic) for f in filters) for topic in EVERY]
-    assert heard == [1, 1, 1, 0, 0, 0, 0, 0, 0]
-
-
-def test_only_updates_are_shared():
-    """Retained messages do not reach shared subscriptions, and a transfer needs one receiver."""
-    filters = topics.aggregator_filters("north", has_workers=True)
-    assert not any(one.startswith("$share") for one in filters)
-    kinds = {topics.parse(one.replace("+", "m1")).kind for one in filters}
-    assert kinds == {*topics.UPLINK, "status"} - {"update"}

@@ -11,8 +11,9 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from aggregator.ingress.flood_control import UPLINK
 from edge_sdk.link.tls_files import unqualified
-from edge_sdk.protocol.topics import AGGREGATOR, ALL, ROOT, UPLINK, is_device_id
+from edge_sdk.protocol.topics import AGGREGATOR, ALL, ROOT, is_device_id
 
 _MODES = {"read": (True, False), "write": (False, True), "readwrite": (True, True)}
 _FLEET = re.compile(rf"\b{ROOT}/([A-Za-z0-9][A-Za-z0-9_-]{{0,31}})/")

@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from types import MappingProxyType
 
+from aggregator.ingress.flood_control import UPLINK
 from edge_sdk.link.tls_files import qualified
 from edge_sdk.protocol.topics import (
     AGGREGATOR,
     ALL,
     ROOT,
-    UPLINK,
     audience,
     is_device_id,
     is_fleet_id,

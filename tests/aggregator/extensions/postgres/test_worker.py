@@ -23,6 +23,7 @@ from aggregator.extensions.postgres.worker import (
     serve,
 )
 from aggregator.extensions.postgres.worker_command import run as run_command
+from aggregator.ingress.flood_control import updates_filter
 from aggregator.ingress.message_bodies import MessageBodies
 from aggregator.ingress.rate_limits import RateLimits
 from aggregator.store.errors import DatabaseError
@@ -34,7 +35,7 @@ from edge_sdk.protocol import keys, topics
 from edge_sdk.protocol.messages import ModelMessage, ReceiptMessage, RefusalMessage
 from firmware_sim.testing.loopback import LoopbackBroker
 
-SHARED = topics.updates_filter("north")
+SHARED = updates_filter("north")
 
 
 @dataclass

@@ -10,6 +10,7 @@ import pytest
 from aggregator.extensions.authority.access.access_changes import joined
 from aggregator.extensions.authority.access.mosquitto_acl import covers, findings, read
 from aggregator.extensions.authority.access.mosquitto_topics import mosquitto_access
+from aggregator.ingress.flood_control import UPLINK, aggregator_filters
 from edge_sdk.protocol import messages, topics
 
 ROOT = "gf/1/north"
@@ -35,7 +36,7 @@ def test_the_kinds_are_those_of_the_protocol():
     text = (Path(messages.__file__).parent / "PROTOCOL.md").read_text("utf-8")
     row = re.search(r"^\| `gf/1/F/D/up/KIND` \| device D \| `([a-z ]+)` ", text, re.MULTILINE)
     assert row is not None
-    assert tuple(row[1].split()) == topics.UPLINK
+    assert tuple(row[1].split()) == UPLINK
 
 
 @pytest.mark.parametrize("text", FILES.values(), ids=FILES)
@@ -66,12 +67,12 @@ def test_the_rules_that_were_shipped_before_are_found_wanting():
 def test_a_name_with_a_slash_writes_nothing_that_anybody_reads(text, name):
     rules = read(text)
     heard = [
-        *topics.aggregator_filters("north"),
+        *aggregator_filters("north"),
         *topics.device_filters("north", "m2"),
         topics.parts_filter("north"),
         topics.peers_filter("north", "m2"),
     ]
-    for rest in (*(f"up/{kind}" for kind in topics.UPLINK), "status", "peer/m2"):
+    for rest in (*(f"up/{kind}" for kind in UPLINK), "status", "peer/m2"):
         topic = f"{ROOT}/{name}/{rest}"
         if any(covers(pattern, topic) for pattern in heard):
             assert not rules.may(name, topic, write=True)
