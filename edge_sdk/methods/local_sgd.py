@@ -15,21 +15,12 @@ from edge_sdk.methods.training_context import Batch, TrainingContext
 from edge_sdk.protocol.contract.manifest import Training
 from edge_sdk.protocol.contract.method import Scalars, Task, Update
 from edge_sdk.protocol.contract.parameter_layout import Vector
-from edge_sdk.shared_math.optim import (
-    IDENTITY,
-    Rated,
-    State,
-    Transform,
-    adam,
-    optimiser_step,
-    resumed,
-    sgd,
-)
+from edge_sdk.shared_math import optim
 
 TRAIN = "train"
 """The ask that the halves here answer; at ``END`` they only adopt the final model."""
 
-OPTIMISERS: Mapping[float, Rated] = MappingProxyType({1.0: sgd, 2.0: adam})
+OPTIMISERS: Mapping[float, optim.Rated] = MappingProxyType({1.0: optim.sgd, 2.0: optim.adam})
 """Values of a task's ``optimiser``; 0 is the bundle's own."""
 
 Gradient = Callable[[Vector, Batch], tuple[float, Vector]]
@@ -41,7 +32,7 @@ class LocalSgd:
     """Settings of the local steps. A task's ``steps``, ``rate`` and ``prox`` have precedence."""
 
     # function from a rate to an optimiser, e.g. ``adam`` or ``partial(sgd, momentum=0.9)``
-    optimiser: Rated = adam
+    optimiser: optim.Rated = optim.adam
     rate: float = 1e-3  # learning rate where the task sets none
     steps: int = 4  # number of steps where the task sets none
     # weight of the proximal term towards the received model where the task sets none
@@ -60,7 +51,7 @@ class LocalSgd:
     def of(cls, training: Training) -> LocalSgd:
         """Return the settings that a bundle recommends."""
         betas = {"beta1": training.beta1, "beta2": training.beta2, "eps": training.eps}
-        optimiser = partial(adam, **betas) if training.optimiser == "adam" else sgd
+        optimiser = partial(optim.adam, **betas) if training.optimiser == "adam" else optim.sgd
         return cls(optimiser, training.rate, training.steps, minibatch=training.minibatch)
 
     def rate_of(self, values: Scalars) -> float:
@@ -69,7 +60,7 @@ class LocalSgd:
     def steps_of(self, values: Scalars) -> int:
         return int(values.get("steps", self.steps))
 
-    def optimiser_of(self, values: Scalars) -> Transform:
+    def optimiser_of(self, values: Scalars) -> optim.Transform:
         rated = OPTIMISERS.get(values.get("optimiser", 0.0), self.optimiser)
         return rated(self.rate_of(values))
 
@@ -78,7 +69,7 @@ class TrainingResult(NamedTuple):
     """Result of local training."""
 
     p: Vector  # whole vector after the steps
-    moments: State
+    moments: optim.State
     # mean ``loss`` and number ``n`` of windows; empty if there were no windows
     report: dict[str, float]
     batch: Batch | None = None  # last minibatch; None if there were no windows
@@ -90,15 +81,15 @@ class TrainingResult(NamedTuple):
 
 def train(
     local: TrainingContext,
-    optimiser: Transform,
+    optimiser: optim.Transform,
     p: Vector,
-    moments: State | None,
+    moments: optim.State | None,
     *,
     steps: int,
     of_round: int,
     fresh: bool = True,
     gradient: Gradient | None = None,
-    after: Transform = IDENTITY,
+    after: optim.Transform = optim.IDENTITY,
 ) -> TrainingResult:
     """Take one step of an optimiser on each of a round's minibatches.
 
@@ -110,14 +101,14 @@ def train(
         gradient: Loss and gradient of a minibatch; None is the bundle's own.
         after: Applied to the weights after every step.
     """
-    moments, losses, used, batch = resumed(optimiser, p, moments), [], 0, None
+    moments, losses, used, batch = optim.resumed(optimiser, p, moments), [], 0, None
     gradient_of = partial(loss_gradient, local) if gradient is None else gradient
     for batch in local.batches(max(steps, 1), of_round, fresh=fresh):
         loss, g = gradient_of(p, batch)
         losses.append(loss)
         used = used + len(batch) if fresh else len(batch)
         if steps:
-            p, moments = optimiser_step(optimiser, p, g, moments, after)
+            p, moments = optim.optimiser_step(optimiser, p, g, moments, after)
     report = {"loss": float(np.mean(losses)), "n": float(used)} if losses else {}
     return TrainingResult(p, moments, report, batch)
 

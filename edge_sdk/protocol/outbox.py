@@ -12,25 +12,9 @@ from dataclasses import field, replace
 from edge_sdk.app.lean_dataclass import dataclass
 from edge_sdk.errors import Reason, Refused
 from edge_sdk.protocol import messages as m
+from edge_sdk.protocol import outbox_state as state
 from edge_sdk.protocol.codec import encode
 from edge_sdk.protocol.envelope import digest, ref
-from edge_sdk.protocol.outbox_state import (
-    CAPS,
-    SOONEST_GAP,
-    EntrySettled,
-    Key,
-    Note,
-    OutboxEntry,
-    OutgoingMessage,
-    PendingHello,
-    PendingTransfer,
-    RefusalReceived,
-    RetryPolicy,
-    SendChunk,
-    SendWhole,
-    StepInputs,
-    UplinkCounters,
-)
 from edge_sdk.protocol.transfer import ENVELOPE, chunk_size, count_of, indices
 
 
@@ -38,21 +22,21 @@ from edge_sdk.protocol.transfer import ENVELOPE, chunk_size, count_of, indices
 class Outbox:
     """State of the outbox. ``numbers`` and ``entries`` are persistent."""
 
-    numbers: UplinkCounters = field(default_factory=UplinkCounters)
-    entries: tuple[OutboxEntry, ...] = ()
+    numbers: state.UplinkCounters = field(default_factory=state.UplinkCounters)
+    entries: tuple[state.OutboxEntry, ...] = ()
     conn: int = 0
     sdk: str = "0"
-    retry: RetryPolicy = field(default_factory=RetryPolicy)
+    retry: state.RetryPolicy = field(default_factory=state.RetryPolicy)
     is_linked: bool = False
-    hello: PendingHello | None = None
+    hello: state.PendingHello | None = None
     welcome: m.WelcomeMessage | None = None
     inline: int = 0
     ahead: int = 0  # most chunks that may follow a first offer without a grant
     single: int = 0  # largest body that may go in one message, beyond ``inline``
     chunk: int = m.CHUNK_LIMIT
     largest: int = m.CHUNK_LIMIT  # body that the link carries in one message
-    due: tuple[tuple[Key, float], ...] = ()  # when each entry is tried next
-    transfer: PendingTransfer | None = None
+    due: tuple[tuple[state.Key, float], ...] = ()  # when each entry is tried next
+    transfer: state.PendingTransfer | None = None
     stopped: Reason | None = None  # reason why this process has stopped releasing
     is_counted: bool = False  # whether ``spent`` is known although the store is new
 
@@ -65,7 +49,7 @@ class Outbox:
         """Return whether one more numbered entry may be made now (rule D2)."""
         return self.is_ready and self.welcome is not None and len(self.entries) < self.welcome.hold
 
-    def entry(self, key: Key) -> OutboxEntry | None:
+    def entry(self, key: state.Key) -> state.OutboxEntry | None:
         return next((entry for entry in self.entries if entry.key == key), None)
 
 
@@ -74,14 +58,14 @@ class OutboxStep:
     """Result of one event: the next state, the messages to send after saving it, the notes."""
 
     outbox: Outbox
-    messages: tuple[OutgoingMessage, ...] = ()
-    notes: tuple[Note, ...] = ()
+    messages: tuple[state.OutgoingMessage, ...] = ()
+    notes: tuple[state.Note, ...] = ()
 
 
 # --- events ----------------------------------------------------------------------------------------
 
 
-def propose_life(outbox: Outbox, inputs: StepInputs, *, above: int = 0) -> OutboxStep:
+def propose_life(outbox: Outbox, inputs: state.StepInputs, *, above: int = 0) -> OutboxStep:
     """Propose a new ledger session: a number never used before, bound by a nonce (rule D5)."""
     numbers = replace(outbox.numbers, life=min(max(outbox.numbers.life, above) + 1, m.LARGEST))
     hello = m.HelloMessage(
@@ -91,7 +75,7 @@ def propose_life(outbox: Outbox, inputs: StepInputs, *, above: int = 0) -> Outbo
         lost=numbers.lost and not outbox.is_counted,
         open=tuple(entry.key for entry in outbox.entries[:8]),
         wire=(m.WIRE, m.WIRE),
-        caps=CAPS,
+        caps=state.CAPS,
         sdk=outbox.sdk,
         conn=outbox.conn,
         **inputs.stated,
@@ -99,7 +83,7 @@ def propose_life(outbox: Outbox, inputs: StepInputs, *, above: int = 0) -> Outbo
     fresh = replace(
         outbox,
         numbers=numbers,
-        hello=PendingHello(hello, inputs.now),
+        hello=state.PendingHello(hello, inputs.now),
         welcome=None,
         transfer=None,
         due=(),
@@ -107,7 +91,7 @@ def propose_life(outbox: Outbox, inputs: StepInputs, *, above: int = 0) -> Outbo
     return tick(fresh, inputs)
 
 
-def linked(outbox: Outbox, inputs: StepInputs, *, max_payload: int, conn: int) -> OutboxStep:
+def linked(outbox: Outbox, inputs: state.StepInputs, *, max_payload: int, conn: int) -> OutboxStep:
     """Handle a new connection: send hello if none was, else continue."""
     unusable = outbox.stopped == Reason.UNUSABLE_LINK
     stopped: Reason | None = None if unusable else outbox.stopped
@@ -138,7 +122,7 @@ def unlinked(outbox: Outbox) -> Outbox:
     return replace(outbox, is_linked=False, transfer=None)
 
 
-def release(outbox: Outbox, entry: OutboxEntry, inputs: StepInputs) -> OutboxStep:
+def release(outbox: Outbox, entry: state.OutboxEntry, inputs: state.StepInputs) -> OutboxStep:
     """Add a new entry; its first send follows at once if the link is up."""
     numbers = replace(outbox.numbers, seq=entry.seq, spent=entry.spent)
     return tick(replace(outbox, numbers=numbers, entries=(*outbox.entries, entry)), inputs)
@@ -152,7 +136,7 @@ def receive(
     | m.HaveMessage
     | m.ReceiptMessage
     | m.RefusalMessage,
-    inputs: StepInputs,
+    inputs: state.StepInputs,
 ) -> OutboxStep:
     """Process a message from the aggregator.
 
@@ -176,7 +160,7 @@ def receive(
     return _refused(outbox, message, inputs)
 
 
-def tick(outbox: Outbox, inputs: StepInputs) -> OutboxStep:
+def tick(outbox: Outbox, inputs: state.StepInputs) -> OutboxStep:
     """Send the messages that are due: hello first, then one offer at a time, oldest entry first."""
     if not outbox.is_linked:
         return OutboxStep(outbox)
@@ -184,7 +168,7 @@ def tick(outbox: Outbox, inputs: StepInputs) -> OutboxStep:
         return _repeat_hello(outbox, outbox.hello, inputs)
     if not outbox.is_ready:
         return OutboxStep(outbox)
-    messages: list[OutgoingMessage] = []
+    messages: list[state.OutgoingMessage] = []
     for entry in outbox.entries:
         if _due(outbox, entry.key) > inputs.now:
             continue
@@ -207,7 +191,9 @@ def next_due(outbox: Outbox) -> float | None:
 # --- implementation --------------------------------------------------------------------------------
 
 
-def _repeat_hello(outbox: Outbox, hello: PendingHello, inputs: StepInputs) -> OutboxStep:
+def _repeat_hello(
+    outbox: Outbox, hello: state.PendingHello, inputs: state.StepInputs
+) -> OutboxStep:
     if hello.due > inputs.now or outbox.stopped is not None:
         return OutboxStep(outbox)
     attempts = hello.attempts + 1
@@ -216,7 +202,7 @@ def _repeat_hello(outbox: Outbox, hello: PendingHello, inputs: StepInputs) -> Ou
     return OutboxStep(replace(outbox, hello=again), (hello.hello,))
 
 
-def _welcomed(outbox: Outbox, welcome: m.WelcomeMessage, inputs: StepInputs) -> OutboxStep:
+def _welcomed(outbox: Outbox, welcome: m.WelcomeMessage, inputs: state.StepInputs) -> OutboxStep:
     """Accept only the first answer to the present nonce; a second one would reset ``seq``."""
     if outbox.hello is None or welcome.hello != outbox.hello.ref:
         return OutboxStep(outbox)
@@ -231,8 +217,8 @@ def _welcomed(outbox: Outbox, welcome: m.WelcomeMessage, inputs: StepInputs) -> 
 
 
 def _attempt(
-    outbox: Outbox, entry: OutboxEntry, inputs: StepInputs
-) -> tuple[Outbox, tuple[OutgoingMessage, ...]]:
+    outbox: Outbox, entry: state.OutboxEntry, inputs: state.StepInputs
+) -> tuple[Outbox, tuple[state.OutgoingMessage, ...]]:
     """Send one entry: whole on the first attempt if it fits, as an offer afterwards (rule D3).
 
     All its chunks follow the first offer if the open round grants them ahead.
@@ -243,32 +229,32 @@ def _attempt(
     if _must_queue(outbox, entry):
         return outbox, ()
     if _goes_whole(outbox, entry):
-        return _with_entry(outbox, tried, due), (SendWhole(tried),)
+        return _with_entry(outbox, tried, due), (state.SendWhole(tried),)
     count = count_of(len(entry.body), outbox.chunk)
     is_granted = entry.attempts == 0 and count <= outbox.ahead
     offer = entry.offer(outbox.chunk, ahead=count if is_granted else None)
-    transfer = PendingTransfer(entry.key, ref(digest(encode(offer))))
+    transfer = state.PendingTransfer(entry.key, ref(digest(encode(offer))))
     if not is_granted:
         return replace(_with_entry(outbox, tried, due), transfer=transfer), (offer,)
     transfer = replace(transfer, sent=tuple(range(count)))  # a grant means that none was taken
-    chunks = (SendChunk(_chunk(entry, i, outbox.chunk)) for i in range(count))
+    chunks = (state.SendChunk(_chunk(entry, i, outbox.chunk)) for i in range(count))
     sent = _with_entry(outbox, tried, inputs.now + outbox.retry.base)
     return replace(sent, transfer=transfer), (offer, *chunks)
 
 
-def _goes_whole(outbox: Outbox, entry: OutboxEntry) -> bool:
+def _goes_whole(outbox: Outbox, entry: state.OutboxEntry) -> bool:
     """Return whether an entry is sent in one message, unasked: never twice (rule D3)."""
     inline, single = min(outbox.inline, outbox.chunk), min(outbox.single, outbox.largest)
     return entry.attempts == 0 and len(entry.body) <= max(inline, single)
 
 
-def _must_queue(outbox: Outbox, entry: OutboxEntry) -> bool:
+def _must_queue(outbox: Outbox, entry: state.OutboxEntry) -> bool:
     busy = outbox.transfer is not None and outbox.transfer.key != entry.key
     return busy and not _goes_whole(outbox, entry)
 
 
 def _send_chunks(
-    outbox: Outbox, request: m.GrantMessage | m.HaveMessage, inputs: StepInputs
+    outbox: Outbox, request: m.GrantMessage | m.HaveMessage, inputs: state.StepInputs
 ) -> OutboxStep:
     """Send the missing chunks, at most ``win`` beyond those the receiver has."""
     entry = next((entry for entry in outbox.entries if entry.id == request.id), None)
@@ -276,10 +262,10 @@ def _send_chunks(
         return OutboxStep(outbox)
     worker = request.to if isinstance(request, m.GrantMessage) else None
     before = outbox.transfer if outbox.transfer and outbox.transfer.key == entry.key else None
-    before = before or PendingTransfer(entry.key, b"")
+    before = before or state.PendingTransfer(entry.key, b"")
     count = count_of(len(entry.body), outbox.chunk)
     have = frozenset(indices(request.have, count))
-    is_early = inputs.now - before.sent_at < SOONEST_GAP
+    is_early = inputs.now - before.sent_at < state.SOONEST_GAP
     in_flight = before.sent if is_early and have == before.have else before.in_flight(have)
     missing = [i for i in range(count) if i not in have and i not in in_flight]
     next_chunks = missing[: max(0, request.win - len(in_flight))]
@@ -287,16 +273,16 @@ def _send_chunks(
     transfer = replace(before, have=have, sent=(*in_flight, *next_chunks), sent_at=sent_at)
     retry_at = inputs.now + outbox.retry.base  # all sent and no answer: offer again
     answered = replace(entry, attempts=1)
-    pieces = tuple(SendChunk(_chunk(entry, i, outbox.chunk), worker) for i in next_chunks)
+    pieces = tuple(state.SendChunk(_chunk(entry, i, outbox.chunk), worker) for i in next_chunks)
     return OutboxStep(replace(_with_entry(outbox, answered, retry_at), transfer=transfer), pieces)
 
 
-def _chunk(entry: OutboxEntry, i: int, size: int) -> m.ChunkMessage:
+def _chunk(entry: state.OutboxEntry, i: int, size: int) -> m.ChunkMessage:
     data = entry.body[i * size : (i + 1) * size]
     return m.ChunkMessage(id=entry.id, i=i, life=entry.life, seq=entry.seq, blob=data)
 
 
-def _settled(outbox: Outbox, receipt: m.ReceiptMessage, inputs: StepInputs) -> OutboxStep:
+def _settled(outbox: Outbox, receipt: m.ReceiptMessage, inputs: state.StepInputs) -> OutboxStep:
     """Remove the entry that number and digest name; any code is final (rules D4, D7)."""
     key = (receipt.life, receipt.seq)
     entry = outbox.entry(key)
@@ -305,7 +291,9 @@ def _settled(outbox: Outbox, receipt: m.ReceiptMessage, inputs: StepInputs) -> O
     return _removed(outbox, entry, receipt.code, inputs)
 
 
-def _removed(outbox: Outbox, entry: OutboxEntry, code: int, inputs: StepInputs) -> OutboxStep:
+def _removed(
+    outbox: Outbox, entry: state.OutboxEntry, code: int, inputs: state.StepInputs
+) -> OutboxStep:
     rest = tuple(other for other in outbox.entries if other.key != entry.key)
     transfer = None if outbox.transfer and outbox.transfer.key == entry.key else outbox.transfer
     outbox = replace(outbox, entries=rest, transfer=transfer)
@@ -313,7 +301,7 @@ def _removed(outbox: Outbox, entry: OutboxEntry, code: int, inputs: StepInputs) 
     turn = tick(outbox, inputs)
     if code == Reason.FORK or (closed_now and outbox.hello is None):
         turn = propose_life(outbox, inputs)
-    return replace(turn, notes=(EntrySettled(entry, code), *turn.notes))
+    return replace(turn, notes=(state.EntrySettled(entry, code), *turn.notes))
 
 
 _SILENT = frozenset(range(1, 7))  # caused by an error of this device: reported only
@@ -322,10 +310,10 @@ _UNREADABLE = frozenset({Reason.CANNOT_OPEN, Reason.PLAIN_REFUSED})  # the bytes
 _UNKNOWN_WAIT = 900.0
 
 
-def _refused(outbox: Outbox, refusal: m.RefusalMessage, inputs: StepInputs) -> OutboxStep:
+def _refused(outbox: Outbox, refusal: m.RefusalMessage, inputs: state.StepInputs) -> OutboxStep:
     """Handle a refusal: wait as requested; some refusals need a further action."""
     wait = refusal.wait / 1000
-    note = RefusalReceived(refusal.code, wait)
+    note = state.RefusalReceived(refusal.code, wait)
     is_early = refusal.code == Reason.SAY_HELLO and outbox.welcome is None
     if refusal.code in _SILENT or is_early:
         return OutboxStep(outbox, notes=(note,))
@@ -345,7 +333,9 @@ def _refused(outbox: Outbox, refusal: m.RefusalMessage, inputs: StepInputs) -> O
     return OutboxStep(_postpone(outbox, refusal, wait, inputs), notes=(note,))
 
 
-def _postpone(outbox: Outbox, refusal: m.RefusalMessage, wait: float, inputs: StepInputs) -> Outbox:
+def _postpone(
+    outbox: Outbox, refusal: m.RefusalMessage, wait: float, inputs: state.StepInputs
+) -> Outbox:
     entry = _refused_entry(outbox, refusal)
     if entry is None:
         return outbox
@@ -354,18 +344,18 @@ def _postpone(outbox: Outbox, refusal: m.RefusalMessage, wait: float, inputs: St
     return replace(_with_entry(outbox, entry, inputs.now + backoff), transfer=transfer)
 
 
-def _refused_entry(outbox: Outbox, refusal: m.RefusalMessage) -> OutboxEntry | None:
+def _refused_entry(outbox: Outbox, refusal: m.RefusalMessage) -> state.OutboxEntry | None:
     names = {refusal.ref, refusal.id} - {None}
     transfer = outbox.transfer
     offered = transfer.key if transfer is not None and transfer.offer_ref in names else None
     return next((one for one in outbox.entries if one.id in names or one.key == offered), None)
 
 
-def _with_entry(outbox: Outbox, entry: OutboxEntry, due: float) -> Outbox:
+def _with_entry(outbox: Outbox, entry: state.OutboxEntry, due: float) -> Outbox:
     entries = tuple(entry if other.key == entry.key else other for other in outbox.entries)
     dues = {key: when for key, when in outbox.due if outbox.entry(key) is not None}
     return replace(outbox, entries=entries, due=tuple({**dues, entry.key: due}.items()))
 
 
-def _due(outbox: Outbox, key: Key) -> float:
+def _due(outbox: Outbox, key: state.Key) -> float:
     return dict(outbox.due).get(key, float("-inf"))

@@ -15,20 +15,8 @@ from edge_sdk.app.lean_dataclass import dataclass
 from edge_sdk.bundle import SDK_VERSION
 from edge_sdk.errors import Reason, Refused
 from edge_sdk.protocol import messages as m
-from edge_sdk.protocol import outbox
+from edge_sdk.protocol import outbox, outbox_state
 from edge_sdk.protocol.outbox import Outbox, OutboxStep
-from edge_sdk.protocol.outbox_state import (
-    EntrySettled,
-    Note,
-    OutboxEntry,
-    OutgoingMessage,
-    RefusalReceived,
-    RetryPolicy,
-    SendChunk,
-    SendWhole,
-    StepInputs,
-    UplinkCounters,
-)
 from edge_sdk.session.signed_link import SignedLink
 from edge_sdk.store.store import DeviceStore
 
@@ -89,7 +77,7 @@ class DurableOutbox:
             entries=tuple(map(link.signing.sign_again, store.outbox())),
             conn=store.fact("conn"),
             sdk=".".join(map(str, SDK_VERSION)),
-            retry=RetryPolicy(base, 90 * base),
+            retry=outbox_state.RetryPolicy(base, 90 * base),
             is_counted=store.second_count is not None,
         )
         self._saved = self.state.entries
@@ -100,10 +88,10 @@ class DurableOutbox:
         """Daily quota of the welcome in bytes, or None before the first."""
         return None if self.state.welcome is None else self.state.welcome.quota
 
-    def inputs(self) -> StepInputs:
+    def inputs(self) -> outbox_state.StepInputs:
         """Return the inputs of a step: the time, a random draw and a nonce."""
         nonce = lambda: secrets.token_bytes(16)  # noqa: E731 - drawn where one is needed
-        return StepInputs(self._rng.random, nonce, self._now(), self._stated())
+        return outbox_state.StepInputs(self._rng.random, nonce, self._now(), self._stated())
 
     def state_in_hellos(self, stated: Callable[[], Mapping[str, bytes]]) -> None:
         """State the fields that this function returns in every hello from now on."""
@@ -173,7 +161,7 @@ class DurableOutbox:
             return False
         return self._answers(message) and max(message.spent, self.state.numbers.spent) > 0
 
-    def as_stored(self, entry: OutboxEntry) -> OutboxEntry:
+    def as_stored(self, entry: outbox_state.OutboxEntry) -> outbox_state.OutboxEntry:
         """Return a new entry as the store is to hold it: as tried once, if ``release`` sends it.
 
         The attempt is then saved with the entry and needs no transaction of its own (rule D3).
@@ -183,7 +171,7 @@ class DurableOutbox:
         return replace(entry, attempts=1) if is_sent else entry
 
     def release(
-        self, entry: OutboxEntry, stored: OutboxEntry | None = None
+        self, entry: outbox_state.OutboxEntry, stored: outbox_state.OutboxEntry | None = None
     ) -> tuple[BudgetRefused, ...]:
         """Send an entry that the store already holds.
 
@@ -213,7 +201,7 @@ class DurableOutbox:
 
     # --- numbers ----------------------------------------------------------------------------------
 
-    def adopt_numbers(self, numbers: UplinkCounters) -> None:
+    def adopt_numbers(self, numbers: outbox_state.UplinkCounters) -> None:
         """Adopt numbers that the store already holds: releases were charged with other data."""
         self.state = replace(self.state, numbers=numbers)
 
@@ -244,12 +232,12 @@ class DurableOutbox:
         if any(self._store.fact(name) != value for name, value in facts.items()):
             self._store.set_facts(**facts)
 
-    def _send(self, message: OutgoingMessage) -> None:
+    def _send(self, message: outbox_state.OutgoingMessage) -> None:
         match message:
-            case SendWhole(entry=entry):
+            case outbox_state.SendWhole(entry=entry):
                 self._counts["sent"] += 1
                 self._link.send_sealed(entry.kind, entry.body, entry.proof)
-            case SendChunk(chunk=chunk, worker=worker):
+            case outbox_state.SendChunk(chunk=chunk, worker=worker):
                 self._link.send(chunk, worker=worker)
             case m.OfferMessage():
                 offered = self.state.entry((message.life, message.seq))
@@ -259,11 +247,11 @@ class DurableOutbox:
             case m.HelloMessage():
                 self._link.send(message)
 
-    def _note(self, note: Note) -> Iterator[BudgetRefused]:
+    def _note(self, note: outbox_state.Note) -> Iterator[BudgetRefused]:
         match note:
-            case EntrySettled(code=0):
+            case outbox_state.EntrySettled(code=0):
                 self._counts["accepted"] += 1
-            case EntrySettled(entry=entry, code=code):
+            case outbox_state.EntrySettled(entry=entry, code=code):
                 self._counts["refused"] += 1
                 self._counts[f"refused {_name_of(code)}"] += 1
                 logger.warning(
@@ -271,7 +259,7 @@ class DurableOutbox:
                 )
                 if code == Reason.BUDGET_SPENT:
                     yield BudgetRefused(self.state.numbers.spent)
-            case RefusalReceived(code=code, wait=wait):
+            case outbox_state.RefusalReceived(code=code, wait=wait):
                 self._counts[f"told {_name_of(code)}"] += 1
                 if code == Reason.PLAIN_REFUSED and self.state.hello is not None:
                     self._warn_of_missing_key()

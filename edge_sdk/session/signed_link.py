@@ -11,16 +11,7 @@ from functools import partial
 from edge_sdk.app.cli import fields
 from edge_sdk.app.lean_dataclass import dataclass
 from edge_sdk.errors import LinkError, Reason, Refused, SignerUnavailable
-from edge_sdk.link.transport import (
-    EXPIRY,
-    PERISHABLE,
-    Happening,
-    LinkDown,
-    LinkUp,
-    PublishQueue,
-    QueuedPublish,
-    Transport,
-)
+from edge_sdk.link import transport
 from edge_sdk.link.transport import Message as Publish
 from edge_sdk.protocol import envelope, topics
 from edge_sdk.protocol import messages as m
@@ -75,7 +66,7 @@ class SignedLink:
         self.bytes_up = self.bytes_down = 0
         self.signing = SignerState(signer, fleet, device)
         self.is_limited = False
-        self._link: Transport | None = None
+        self._link: transport.Transport | None = None
         self._readers: dict[str, tuple[tuple[str, ...], TopicReader]] = {}
         self._audience = envelope.ALL
         self._part_filters: tuple[str, ...] = ()
@@ -86,10 +77,10 @@ class SignedLink:
         self._fleet, self._device = fleet, device
         self._hello_signer = hello_signer or (lambda _ref: signer)
         self._bodies = bodies or Bodies()
-        self._queue = PublishQueue(on_published=self._count, on_refused=_log_refused)
-        self._arrived: deque[Happening] = deque()
+        self._queue = transport.PublishQueue(on_published=self._count, on_refused=_log_refused)
+        self._arrived: deque[transport.Happening] = deque()
 
-    def connect(self, link: Transport) -> None:
+    def connect(self, link: transport.Transport) -> None:
         self._link = link
         link.open()
 
@@ -102,7 +93,7 @@ class SignedLink:
         self.link.close()
 
     @property
-    def link(self) -> Transport:
+    def link(self) -> transport.Transport:
         assert self._link is not None, "not connected yet"
         return self._link
 
@@ -162,7 +153,7 @@ class SignedLink:
 
     def poll(
         self, timeout: float, key_of: envelope.KeyOf, may_sign: key_ring.MaySign = key_ring.any_key
-    ) -> Iterator[LinkUp | LinkDown | VerifiedMessage]:
+    ) -> Iterator[transport.LinkUp | transport.LinkDown | VerifiedMessage]:
         """Serve the link and yield events; a message is acknowledged after it was processed.
 
         An unreadable arrival is counted, acknowledged and dropped. An event
@@ -188,7 +179,7 @@ class SignedLink:
                 self.bytes_down += len(happening.payload)
                 self.link.acknowledge(happening)
             else:
-                if isinstance(happening, LinkUp):
+                if isinstance(happening, transport.LinkUp):
                     self.is_limited = happening.is_limited
                 yield happening
             self._arrived.popleft()
@@ -199,11 +190,11 @@ class SignedLink:
         One that cannot be encrypted or signed now is counted and not sent; its size is 0.
         """
         topic = topics.up(self._fleet, self._device, message.kind, worker)
-        expiry = EXPIRY if message.kind in PERISHABLE else None
+        expiry = transport.EXPIRY if message.kind in transport.PERISHABLE else None
         payload = self._payload(message)
         if payload is None:
             return 0
-        self.publish(QueuedPublish(topic, payload, qos=qos, expiry=expiry))
+        self.publish(transport.QueuedPublish(topic, payload, qos=qos, expiry=expiry))
         return len(payload)
 
     def send_sealed(self, kind: str, body: bytes, proof: bytes) -> None:
@@ -211,13 +202,13 @@ class SignedLink:
         if not m.KINDS[kind].from_device:
             raise ValueError(f"a device must not send {kind!r}")
         payload = envelope.wrap(body, kind=kind, sender=self._device, proof=proof)
-        self.publish(QueuedPublish(topics.up(self._fleet, self._device, kind), payload))
+        self.publish(transport.QueuedPublish(topics.up(self._fleet, self._device, kind), payload))
 
     def publish_status(self, status: m.StatusMessage) -> None:
         """Queue the retained status; without the key it is left as it is."""
         topic, payload = topics.status(self._fleet, self._device), self._payload(status)
         if payload is not None:
-            self.publish(QueuedPublish(topic, payload, retain=True))
+            self.publish(transport.QueuedPublish(topic, payload, retain=True))
 
     def will(self, status: m.StatusMessage) -> Will | None:
         """Return the last will; None while the key is away."""
@@ -283,14 +274,14 @@ class SignedLink:
         """Drop messages queued for a lost connection; the outbox keeps the undelivered entries."""
         self._queue.clear()
 
-    def publish(self, message: QueuedPublish) -> None:
+    def publish(self, message: transport.QueuedPublish) -> None:
         """Queue a sealed message; nothing while the link is down, and only a hello while it is limited."""
         is_hello = message.topic == topics.up(self._fleet, self._device, m.HelloMessage.kind)
         if self.link.is_up and (is_hello or not self.is_limited):
             self._queue.append(message)
             self.flush()
 
-    def _count(self, message: QueuedPublish) -> None:
+    def _count(self, message: transport.QueuedPublish) -> None:
         self.bytes_up += len(message.payload)
 
     def _may_read(self, publish: Publish) -> bool:
@@ -358,7 +349,7 @@ class SignedLink:
         self.unknown += 1
 
 
-def _log_refused(message: QueuedPublish, error: LinkError) -> None:
+def _log_refused(message: transport.QueuedPublish, error: LinkError) -> None:
     logger.warning("publish failed %s", fields(topic=message.topic, why=error))
 
 

@@ -40,7 +40,7 @@ def test_killed_devices_resume_to_the_same_bits(world):
 
 
 def test_a_device_that_does_not_know_the_encoding_goes_on_in_float32(world, monkeypatch):
-    monkeypatch.setattr("edge_sdk.protocol.outbox.CAPS", ("b1", "b2"))
+    monkeypatch.setattr("edge_sdk.protocol.outbox_state.CAPS", ("b1", "b2"))
     older, exact = finished(world, "q4"), finished(world, "f4")
     assert older.consensus().tobytes() == exact.consensus().tobytes()
 
