@@ -323,10 +323,13 @@ def _outer(raw: bytes, limit: int = PAYLOAD_LIMIT) -> tuple[int, str, str, bytes
 
 
 def _signed(whole: bytes, *, kind: str, sender: str, recipient: str, fleet: str) -> bytes:
-    parts = (_lp(part) for part in (fleet, kind, sender, recipient))
-    return b"gridfed/1/sig\0" + b"".join(parts) + whole
+    return b"gridfed/1/sig\0" + named(fleet, kind, sender, recipient) + whole
 
 
-def _lp(value: str) -> bytes:
-    raw = value.encode()
-    return bytes([len(raw)]) + raw
+def named(*names: str) -> bytes:
+    """Return names of at most 255 bytes, each after its length.
+
+    >>> named("north", "m-1").hex(" ")
+    '05 6e 6f 72 74 68 03 6d 2d 31'
+    """
+    return b"".join(bytes([len(raw)]) + raw for raw in map(str.encode, names))

@@ -142,13 +142,6 @@ class P256SigningKey:
 
         return cls(ec.generate_private_key(ec.SECP256R1()))
 
-    @classmethod
-    def from_number(cls, number: int) -> P256SigningKey:
-        """Return the key of a private number, 1 to n - 1: for test vectors only."""
-        from cryptography.hazmat.primitives.asymmetric import ec  # noqa: PLC0415
-
-        return cls(ec.derive_private_key(number, ec.SECP256R1()))
-
     @property
     def kid(self) -> bytes:
         """Return the 8 bytes by which envelopes name this key."""
@@ -188,14 +181,9 @@ def generate_device_key(kind: KeyKind) -> DeviceSigningKey:
     return P256SigningKey.generate() if kind == "p256" else SigningKey.generate()
 
 
-def generate() -> SigningKey:
-    """Draw a new signing key from the operating system's entropy."""
-    return SigningKey.generate()
-
-
-def from_seed(seed: bytes) -> SigningKey:
-    """Return the key of a 32-byte seed: for test vectors only, never for a device."""
-    return SigningKey.from_seed(seed)
+generate = SigningKey.generate
+from_seed = SigningKey.from_seed
+"""The key of a 32-byte seed: for test vectors only, never for a device."""
 
 
 def kid_of(public: bytes) -> bytes:
@@ -364,17 +352,27 @@ def read_device_public(where: Path | str) -> bytes:
 
 
 def _read_hex(where: Path | str, form: re.Pattern[str], expected: str) -> bytes:
-    text = str(where)
-    if not form.fullmatch(text):
-        try:
-            text = Path(where).read_text(encoding="ascii").strip()
-        except OSError as error:
-            raise KeyFileError(f"{where}: cannot read the key: {error.strerror}") from error
-        except UnicodeDecodeError as error:
-            raise KeyFileError(f"{where}: expected {expected}") from error
+    text = key_text(where, form, expected)
     if not form.fullmatch(text):
         raise KeyFileError(f"{where}: expected {expected}")
     return bytes.fromhex(text)
+
+
+def key_text(where: Path | str, form: re.Pattern[str], expected: str) -> str:
+    """Return a text of a form itself, or the content of the file that any other text names.
+
+    Raises:
+        KeyFileError: No such file, or one that is not ASCII text.
+    """
+    text = str(where)
+    if form.fullmatch(text):
+        return text
+    try:
+        return Path(where).read_text(encoding="ascii").strip()
+    except OSError as error:
+        raise KeyFileError(f"{where}: cannot read the key: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise KeyFileError(f"{where}: expected {expected}") from error
 
 
 def checked_public(public: bytes, where: str) -> bytes:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from edge_sdk.app.lean_dataclass import dataclass
-from edge_sdk.protocol.keys import KeyFileError, checked_public, kid_of
+from edge_sdk.protocol.keys import KeyFileError, checked_public, key_text, kid_of
 
 MOST: Final = 8
 """Most keys of a root."""
@@ -77,15 +77,7 @@ def read_root(where: Path | str) -> RootKeys:
     Raises:
         KeyFileError: No such file, neither form, or a key that is unsafe to trust.
     """
-    text = str(where)
-    if not _HEX.fullmatch(text):
-        try:
-            text = Path(where).read_text(encoding="ascii").strip()
-        except OSError as error:
-            raise KeyFileError(f"{where}: cannot read the key: {error.strerror}") from error
-        except UnicodeDecodeError as error:
-            raise KeyFileError(f"{where}: expected 64 hex digits") from error
-    return parse_root(text, str(where))
+    return parse_root(key_text(where, _HEX, "64 hex digits"), str(where))
 
 
 def parse_root(text: str, where: str) -> RootKeys:

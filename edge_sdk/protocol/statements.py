@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Final
 
+from edge_sdk.protocol.envelope import named
+
 CONTEXT: Final = b"gridfed/1/enrol\0"
 SUCCESSION: Final = b"gridfed/1/reenrol\0"
 NO_KEY: Final = bytes(32)
@@ -41,15 +43,6 @@ def succession_statement(fleet: str, device: str, public: bytes, request: bytes 
     96
     """
     return SUCCESSION + named(fleet, device) + public + hashlib.sha256(request).digest()
-
-
-def named(*names: str) -> bytes:
-    """Return names of at most 255 bytes, each after its length.
-
-    >>> named("north", "m-1").hex(" ")
-    '05 6e 6f 72 74 68 03 6d 2d 31'
-    """
-    return b"".join(bytes([len(raw)]) + raw for raw in map(str.encode, names))
 
 
 COMMANDS: Final[Mapping[str, bool]] = MappingProxyType(

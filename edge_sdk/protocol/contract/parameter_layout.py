@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from edge_sdk.app.lean_dataclass import dataclass
 from edge_sdk.errors import WireError
+from edge_sdk.protocol.msgpack_reader import text
 
 Vector = NDArray[np.float32]
 
@@ -158,7 +159,7 @@ def layout_digest(layers: Iterable[Layer]) -> bytes:
     '223bc5eaf8caf6e0b006fee5a747c7dd'
     """
     rows = [
-        b"\x92" + _pack_str(x.name) + _pack_head(0x90, 0xDC, len(x.shape)) + _pack_ints(x.shape)
+        b"\x92" + text(x.name) + _pack_head(0x90, 0xDC, len(x.shape)) + _pack_ints(x.shape)
         for x in layers
     ]
     packed = _pack_head(0x90, 0xDC, len(rows)) + b"".join(rows)
@@ -171,11 +172,6 @@ def layout_digest(layers: Iterable[Layer]) -> bytes:
 
 def _pack_head(fix: int, wide: int, count: int) -> bytes:
     return bytes([fix | count]) if count < 16 else bytes([wide]) + count.to_bytes(2, "big")
-
-
-def _pack_str(text: str) -> bytes:
-    raw = text.encode()
-    return (bytes([0xA0 | len(raw)]) if len(raw) < 32 else bytes([0xD9, len(raw)])) + raw
 
 
 def _pack_ints(values: Iterable[int]) -> bytes:
