@@ -118,7 +118,7 @@ def welcome(
     Example:
         Only capabilities of both ends are granted; the count of releases is the aggregator's.
 
-        >>> hello = HelloMessage(3, bytes(16), 5, False, (), (1, 1), ("zip", "tls"), "1", 1)
+        >>> hello = messages.HelloMessage(3, bytes(16), 5, False, (), (1, 1), ("zip", "tls"), "1", 1)
         >>> said = welcome(WelcomeTerms(caps=("tls",)), hello, bytes(16), Ledger(spent=7), run=0, time=1)
         >>> said.life, said.caps, said.spent
         (3, ('tls',), 7)

@@ -129,7 +129,7 @@ class Journal(Table):
 
         >>> from aggregator.store.sqlite import in_memory
         >>> journal = in_memory().journal
-        >>> events = [Due(0, "open"), Member("meter-1", present=True)]
+        >>> events = [method.Due(0, "open"), method.Member("meter-1", present=True)]
         >>> [journal.append(run, event).position for run, event in zip((1, 2), events)]
         [1, 2]
         >>> [entry.event == events[1] for entry in journal.entries(run=2)]
@@ -214,7 +214,7 @@ class Journal(Table):
         >>> from aggregator.store.sqlite import in_memory
         >>> journal = in_memory().journal
         >>> for seq in (1, 2, 3):
-        ...     update = Update("meter-1", seq, 0, np.zeros(2, np.float32), {})
+        ...     update = method.Update("meter-1", seq, 0, np.zeros(2, np.float32), {})
         ...     entry = journal.put_update(1, update, device="meter-1", key=(1, seq))
         >>> journal.drop(2)
         >>> dict(journal.pruned()), journal.oldest_round(1), journal.first()

@@ -66,7 +66,7 @@ def after_hello(
     Raises:
         Refused: MALFORMED: a life or a count is further ahead than any device can reach.
 
-    >>> fresh = HelloMessage(1, bytes(16), 0, True, (), (1, 1), (), "1", 1)
+    >>> fresh = messages.HelloMessage(1, bytes(16), 0, True, (), (1, 1), (), "1", 1)
     >>> known, welcome = after_hello(Ledger(), fresh, b"a", hold=2)
     >>> welcome, after_hello(known, fresh, b"a", hold=2)[0] == known
     (True, True)
