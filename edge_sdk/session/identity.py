@@ -186,16 +186,6 @@ def identity_files(config: Config) -> list[Path]:
     return [path if config.identity.place is None else path.with_suffix(".pub")]
 
 
-def erase_identity(config: Config) -> None:
-    """Destroy the key in the token, where it is in one; a file is deleted by the caller.
-
-    Raises:
-        TokenUnreachable: It is away: the key is still there.
-    """
-    if (place := place_outside(config)) is not None and has_identity(config):
-        place.erase(config)
-
-
 def place_outside(config: Config) -> KeyPlace | None:
     """Return the place of the key outside of files; None if it is in a file."""
     place: KeyPlace | None = config.identity.place

@@ -61,11 +61,6 @@ class KeyRing:
         is_delegated = KINDS[kind].is_delegated and bool(set(self.bundle_keys) & set(signers))
         return is_delegated or self.root.is_enough(signers)
 
-    def model_keys(self, now: int | None) -> tuple[bytes, ...]:
-        """Return the aggregator's keys in force that may sign models and their log."""
-        role = () if self.announced is None else self.announced.model
-        return tuple(key for key in self.online(now) if not role or key in role)
-
     def online(self, now: int | None) -> tuple[bytes, ...]:
         """Return the aggregator's keys in force; without a clock, validity is not checked."""
         if self.announced is None:

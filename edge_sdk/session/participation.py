@@ -14,9 +14,6 @@ from edge_sdk.session.task_inbox import TaskInbox
 from edge_sdk.store import WIPE_ORDERED
 from edge_sdk.store.store import DeviceStore
 
-BETWEEN_ROUNDS = 0
-"""End of the round in a manifest of phase ``pause`` while the next round waits for its start."""
-
 BUDGET_EXHAUSTED = "budget"
 """Stop reason: the privacy budget is exhausted."""
 
@@ -83,13 +80,6 @@ class Participation:
         if self.is_held or self._inbox.phase == "train":
             return self.why_silent
         return self._inbox.phase
-
-    @property
-    def is_between_rounds(self) -> bool:
-        """Return whether the next round waits for its start, which no operator prevents."""
-        manifest = self._inbox.manifest
-        is_pause = manifest is not None and manifest.phase == self._inbox.phase == "pause"
-        return is_pause and manifest is not None and manifest.until == BETWEEN_ROUNDS
 
     @property
     def why_silent(self) -> str:

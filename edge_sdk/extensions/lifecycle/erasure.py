@@ -16,7 +16,7 @@ from pathlib import Path
 
 from edge_sdk.app import sqlite_file
 from edge_sdk.config import Config
-from edge_sdk.session.identity import erase_identity, key_files
+from edge_sdk.session.identity import has_identity, key_files, place_outside
 from edge_sdk.store import WIPED, state_folders
 from edge_sdk.store.rows import read_fact, write_facts
 from edge_sdk.store.schema import FILE, INSTALLED, SET_ASIDE, opened
@@ -32,6 +32,16 @@ def erase_device(config: Config) -> None:
     """Erase the device of a configuration: its state, then its key."""
     now = int(time.time())
     wipe_device(config.state, key_files(config), now, partial(erase_identity, config))
+
+
+def erase_identity(config: Config) -> None:
+    """Destroy the key in the token, where it is in one; a file is deleted by the caller.
+
+    Raises:
+        TokenUnreachable: It is away: the key is still there.
+    """
+    if (place := place_outside(config)) is not None and has_identity(config):
+        place.erase(config)
 
 
 def wipe_device(

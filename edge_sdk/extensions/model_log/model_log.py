@@ -22,6 +22,7 @@ from edge_sdk.extensions.model_log.log_format import checkpoint_of, proved_roots
 from edge_sdk.extensions.model_log.signed_note import NoteError, SignedCheckpoint, read_note
 from edge_sdk.protocol.messages import ModelMessage, WelcomeMessage
 from edge_sdk.session.announcements import RUN_NAME, Announcements
+from edge_sdk.session.key_ring import KeyRing
 from edge_sdk.session.manifest_checks import ManifestLog
 from edge_sdk.session.server_clock import ServerClock
 from edge_sdk.store.store import DeviceStore
@@ -237,10 +238,16 @@ def model_log(
     return ModelLog(
         store,
         config.fleet,
-        lambda: announcements.ring.model_keys(time.now()),
+        lambda: model_keys(announcements.ring, time.now()),
         lambda: announcements.bundle.digest if announcements.bundle is not None else b"",
         name=announcements.name,
     )
+
+
+def model_keys(ring: KeyRing, now: int | None) -> tuple[bytes, ...]:
+    """Return the aggregator's keys in force that may sign models and their log."""
+    role = () if ring.announced is None else ring.announced.model
+    return tuple(key for key in ring.online(now) if not role or key in role)
 
 
 def saved_status(_config: Config, store: DeviceStore) -> dict[str, object]:

@@ -25,6 +25,7 @@ from edge_sdk.training.extension import DeviceExtension, DeviceParts
 
 logger = logging.getLogger(__name__)
 
+BETWEEN_ROUNDS = 0  # end of the round in a manifest while the next one waits for its start
 _ASK_AGAIN = 30.0  # seconds until help with a forecast is requested again
 
 
@@ -131,9 +132,17 @@ class SplitRounds(DeviceExtension):
 
     def _why_not_served(self) -> str:
         participation = self._session.participation
-        if participation.why_stopped == "stop" or participation.is_between_rounds:
+        if participation.why_stopped == "stop" or self._is_between_rounds:
             return participation.why_silent  # forecasts are helped without an open round, too
         return participation.why_stopped
+
+    @property
+    def _is_between_rounds(self) -> bool:
+        """Return whether the next round waits for its start, which no operator prevents."""
+        inbox = self._session.parts.inbox
+        manifest = inbox.manifest
+        is_pause = manifest is not None and manifest.phase == inbox.phase == "pause"
+        return is_pause and manifest is not None and manifest.until == BETWEEN_ROUNDS
 
     def _note_not_served(self, why: str) -> None:
         if why:
