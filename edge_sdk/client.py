@@ -486,7 +486,7 @@ class Client:
             self._transaction.attempt(task)
 
     def _drop_round(self) -> None:
-        self._agenda.drop_round()
+        self._agenda.finish()
         self._extensions.on_defect()
 
     def _follow(self, found: FoundBundle) -> None:

@@ -51,6 +51,7 @@ class Agenda:
         self.current = task
 
     def finish(self) -> None:
+        """Clear the current task: it is done, or working on it met a defect."""
         self.current = None
 
     def postpone(self, task: Task) -> None:
@@ -76,10 +77,6 @@ class Agenda:
         """Return whether the loss of an earlier store was detected since the last call."""
         is_lost, self._is_store_lost = self._is_store_lost, False
         return is_lost
-
-    def drop_round(self) -> None:
-        """Drop the current task: working on it met a defect."""
-        self.current = None
 
 
 @dataclass(frozen=True, slots=True)

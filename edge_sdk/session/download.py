@@ -55,35 +55,6 @@ class BodyDownload:
     # slots of the step that is downloaded instead of a whole model; none otherwise
     step_slots: range = range(0)
 
-    @classmethod
-    def of(
-        cls,
-        manifest: Announcement,
-        *,
-        opens: float,
-        patience: float,
-        rng: Random,
-        announced: bytes = b"",
-        is_step: bool = False,
-    ) -> BodyDownload:
-        """Plan the download of an announced body; only the common model waits for its slots.
-
-        Raises:
-            Refused: MALFORMED or TOO_LARGE sizes.
-        """
-        chunk = m.CHUNK_LIMIT
-        if isinstance(manifest, (m.ModelMessage, m.TaskMessage)):
-            chunk = manifest.chunk or 0
-        wait = patience if isinstance(manifest, m.ModelMessage) else 0.0
-        digest, size = manifest.digest or b"", manifest.size or 0
-        first = 0
-        if is_step and isinstance(manifest, m.ModelMessage):
-            digest, size = manifest.step or b"", manifest.step_size or 0
-            first = manifest.deltas[0][1]
-        receiving = Receiving(digest, size, chunk, now=opens, rng=rng)
-        slots = range(first, first + receiving.count) if is_step else range(0)
-        return cls(manifest, receiving, opens, opens + wait, announced, step_slots=slots)
-
     @property
     def has_slots(self) -> bool:
         return isinstance(self.manifest, m.ModelMessage)
@@ -193,17 +164,19 @@ class Downloader:
         Raises:
             Refused: MALFORMED or TOO_LARGE sizes.
         """
-        opens = self._now()
-        if isinstance(manifest, m.ModelMessage):
-            opens += self._rng.random() * manifest.spread / 1000
-        download = BodyDownload.of(
-            manifest,
-            opens=opens,
-            patience=patience,
-            rng=self._rng,
-            announced=announced,
-            is_step=is_step,
-        )
+        opens, wait, chunk, first = self._now(), 0.0, m.CHUNK_LIMIT, 0
+        digest, size = manifest.digest or b"", manifest.size or 0
+        if isinstance(manifest, (m.ModelMessage, m.TaskMessage)):
+            chunk = manifest.chunk or 0
+        if isinstance(manifest, m.ModelMessage):  # only the common model waits for its slots
+            opens, wait = opens + self._rng.random() * manifest.spread / 1000, patience
+            if is_step:
+                digest, size = manifest.step or b"", manifest.step_size or 0
+                first = manifest.deltas[0][1]
+        receiving = Receiving(digest, size, chunk, now=opens, rng=self._rng)
+        slots = range(first, first + receiving.count) if is_step else range(0)
+        asks = opens + wait
+        download = BodyDownload(manifest, receiving, opens, asks, announced, step_slots=slots)
         early = self._early
         self.stop()
         self._download = download

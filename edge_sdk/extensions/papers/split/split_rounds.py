@@ -84,7 +84,7 @@ class SplitRounds(DeviceExtension):
 
     def on_defect(self) -> None:
         """Discard the open round and its tasks."""
-        self._agenda.drop_round()
+        self._agenda.finish()
         self._clear()
 
     def on_tick(self) -> None:
