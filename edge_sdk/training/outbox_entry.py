@@ -177,20 +177,8 @@ def update_bytes(config: Config, spec: ParamSpec) -> int:
     """Return the payload bytes of one update with its envelope (MQTT, TLS and IP come on top)."""
     if not spec.shared_size:
         return 0
-    update = m.UpdateMessage(
-        run=1,
-        round=100,
-        base=100,
-        life=1,
-        seq=100,
-        spent=100,
-        spec=spec.digest,
-        part="delta",
-        enc="f4",
-        n=64,
-        vals={"loss": 0.5},
-        blob=bytes(4 * spec.shared_size),
-    )
+    blob, about = bytes(4 * spec.shared_size), (spec.digest, "delta", "f4", 64, {"loss": 0.5})
+    update = m.UpdateMessage(1, 100, 100, 1, 100, 100, *about, blob=blob)
     return 2 + sum(
         map(len, (text("update"), text(config.id), binary(encode(update)), binary(bytes(_PROOF))))
     )
