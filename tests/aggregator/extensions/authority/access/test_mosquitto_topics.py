@@ -11,6 +11,7 @@ from aggregator.extensions.authority.access.access_changes import joined
 from aggregator.extensions.authority.access.mosquitto_acl import covers, findings, read
 from aggregator.extensions.authority.access.mosquitto_topics import mosquitto_access
 from aggregator.ingress.flood_control import UPLINK, aggregator_filters
+from edge_sdk.extensions.weather.messages import topic_of
 from edge_sdk.protocol import messages, topics
 
 ROOT = "gf/1/north"
@@ -131,7 +132,7 @@ def test_fleets_that_can_see_each_other_are_found():
 
 @pytest.mark.parametrize("text", FILES.values(), ids=FILES)
 def test_devices_read_the_weather_of_any_region_and_only_the_aggregator_writes_it(text):
-    rules, topic = read(text), topics.weather("north", "utrecht")
+    rules, topic = read(text), topic_of("north", "utrecht")
     assert rules.may("m1", topic, write=False)
     assert not rules.may("m1", topic, write=True)
     assert rules.may("_agg", topic, write=True)
