@@ -56,6 +56,14 @@ MOST = 60
 """Test windows of a device, as the anchors draw them."""
 
 
+NAMES: Mapping[str, tuple[str, str]] = {
+    "profile": ("mean of the known days", "#666666"),
+    "nearest": ("5 nearest days", "#d9822b"),
+    "bundle": ("shipped bundle", "#0b6e4f"),
+}
+"""Lines of the picture, with their colours."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class NewDevice:
     """What a new device forecasts with: a bundle's functions and a vector, as an agent has them."""
@@ -192,6 +200,43 @@ def summary(result: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def picture(result: Mapping[str, Any], title: str) -> str:
+    """Return the errors of a set over the mean profile's, by known days, as an SVG."""
+    days = list(result["errors"])
+    across = {day: 60.0 + 130.0 * i for i, day in enumerate(days)}
+    lines: dict[str, list[tuple[float, float]]] = {}
+    for day, own in result["errors"].items():
+        base = np.array(own["profile"])
+        good = base > 1e-9
+        for method in NAMES:
+            ratio = float((np.array(own[method])[good] / base[good]).mean())
+            lines.setdefault(method, []).append((across[day], 330.0 - 500.0 * (ratio - 0.6)))
+    made = [
+        (
+            '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 800 380" font-family="sans-serif"'
+            ' font-size="14">'
+        ),
+        '<rect width="800" height="380" fill="white"/>',
+        f'<text x="60" y="26" font-size="16">{title}</text>',
+    ]
+    for level in (0.6, 0.7, 0.8, 0.9, 1.0):
+        up = 330.0 - 500.0 * (level - 0.6)
+        made.append(f'<path d="M60 {up:.0f}H580" stroke="#dddddd"/>')
+        made.append(f'<text x="52" y="{up + 5.0:.0f}" text-anchor="end">{level:.1f}</text>')
+    made += [
+        f'<text x="{x:.0f}" y="352" text-anchor="middle">{day}</text>' for day, x in across.items()
+    ]
+    made.append('<text x="320" y="374" text-anchor="middle">days of history</text>')
+    for method, (name, colour) in NAMES.items():
+        points = " ".join(f"{x:.0f},{y:.1f}" for x, y in lines[method])
+        made.append(
+            f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="2.5"/>'
+        )
+        x, y = lines[method][-1]
+        made.append(f'<text x="{x + 10.0:.0f}" y="{y + 5.0:.0f}" fill="{colour}">{name}</text>')
+    return "\n".join([*made, "</svg>", ""])
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--data", type=Path, required=True)
@@ -201,6 +246,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--most", type=int, default=MOST, help="test windows of a device")
     parser.add_argument("--own", action="store_true", help="also with an own part")
     parser.add_argument("--fleets", action="store_true", help="also train a fleet of each set")
+    parser.add_argument("--picture", type=Path, help="SVG of the first set, to be written")
     options = parser.parse_args(arguments)
     use(options.anchors)
     options.out.mkdir(parents=True, exist_ok=True)
@@ -215,6 +261,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             draft.replace(path)
         result = json.loads(path.read_text("utf-8"))
         print(f"{SETS[name][0]}\n\n{summary(result)}\n")
+        if options.picture and name == options.set[0]:
+            title = f"Tomorrow, error over the mean profile: {SETS[name][0]}"
+            options.picture.write_text(picture(result, title), "utf-8")
     return 0
 
 
