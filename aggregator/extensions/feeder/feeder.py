@@ -281,16 +281,20 @@ def _forecast(
         return np.stack([whole.get(int(at), nothing) for at in begins])
 
     origins = np.arange(known - 1, day - 2, -(day // PARTS))[::-1]
-    is_whole = np.array([np.isfinite(record.values[: at + 1]).any() for at in origins])
-    past = origins[is_whole & (origins + skip + day < known)]
+    seen = np.isfinite(record.values)
+    is_taught = [
+        bool(seen[: at + 1].any() and seen[at + 1 + skip : at + 1 + skip + day].any())
+        for at in origins
+    ]
+    past = origins[np.array(is_taught) & (origins + skip + day < known)]
     last = np.array([known - 1])
     now = issues(record, last, day, of_devices(last), skip)
-    try:
-        model = fitted(issues(record, past, day, of_devices(past), skip)) if len(past) else None
-    except ValueError:
-        model = None
+    model = None
+    if len(past) >= PARTS * LEAST_ORIGINS:
+        taught = issues(record, past, day, of_devices(past), skip)
+        model = fitted(taught, a_day=PARTS, lag=PARTS * (day + skip) // day)
     has_devices = bool(np.isfinite(now.expected).all())
-    if model is None or len(past) < PARTS * LEAST_ORIGINS:
+    if model is None:
         # too few days to judge: the devices have a model of a fleet
         profile = (now.rows.base * now.rows.level[:, None])[0]
         values = now.expected[0] if has_devices else profile

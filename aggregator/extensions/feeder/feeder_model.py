@@ -3,8 +3,9 @@
 Three forecasts are combined: the closed form of a profile on the feeder's own history, which the sum of many
 devices makes regular; the sum of what the devices expect, for which each sends its expected value, because
 medians do not add up; and the mean of the newest days of the same kind. None is the best one on every feeder:
-their shares come from days that were forecast by coefficients of the days before them. The interval is that of
-the combination's own errors on these days, by lead: intervals of devices do not add up either.
+their shares come from days that were forecast by coefficients of the days before them. Half of what the newest
+week missed in the middle is added. The interval is that of the errors on these days, by lead, and wider where
+those of the newest two weeks were larger: intervals of devices do not add up either.
 """
 
 from __future__ import annotations
@@ -55,7 +56,9 @@ class FeederModel:
     scale: Floats  # of the columns, shape ``(P,)``
     coefficients: Floats  # of the closed form, shape ``(1, W)``
     shares: Floats  # of closed form, sum of the devices and mean of the newest days, shape ``(3,)``
-    residuals: Floats  # what held-back forecasts missed, in levels, shape ``(m, H)``
+    residuals: Floats  # what held-back forecasts missed, in levels, oldest first, shape ``(m, H)``
+    a_day: int  # origins a day
+    lag: int  # origins after which all that a forecast missed is known
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -100,11 +103,15 @@ def issues(
     return FeederIssues(rows, load, expected)
 
 
-def fitted(past: FeederIssues, blocks: int = BLOCKS) -> FeederModel:
+def fitted(
+    past: FeederIssues, *, a_day: int = 4, lag: int = 4, blocks: int = BLOCKS
+) -> FeederModel:
     """Return the model of a feeder.
 
     Args:
         past: Oldest first. An origin whose load is unknown teaches nothing.
+        a_day: Origins a day.
+        lag: Origins after which all that a forecast missed is known.
         blocks: Parts of the history, at least 2.
 
     Raises:
@@ -129,7 +136,8 @@ def fitted(past: FeederIssues, blocks: int = BLOCKS) -> FeederModel:
     found = _shares(own, newer)
     missed = newer.load - combined(own, newer, found)
     seen = np.isfinite(missed).any(axis=1)
-    return FeederModel(scale, whole, found, missed[seen] / newer.rows.level[seen, None])
+    left = missed[seen] / newer.rows.level[seen, None]
+    return FeederModel(scale, whole, found, left, a_day, lag)
 
 
 def own_forecast(rows: ProfileRows, scale: Floats, coefficients: Floats) -> Floats:
@@ -154,17 +162,47 @@ def combined(own: Floats, issued: FeederIssues, shares: Floats) -> Floats:
     return np.where(is_known, rest * alone + shares[1] * expected, alone)
 
 
-def fan(model: FeederModel, now: FeederIssues, levels: Sequence[float] = LEVELS) -> Floats:
-    """Return the quantiles of every step in the load's unit, shape ``(n, H, 1 + levels)``.
+def fan(
+    model: FeederModel,
+    now: FeederIssues,
+    levels: Sequence[float] = LEVELS,
+    recent: tuple[Floats, Floats] | None = None,
+) -> Floats:
+    """Return forecast and quantiles of every step in the load's unit, shape ``(n, H, 1 + levels)``.
 
-    The first column is the forecast itself.
+    Args:
+        recent: Shift and width of every origin, as ``recent_errors`` returns them; those after the
+            model's newest residuals if left out.
     """
     own = own_forecast(now.rows, model.scale, model.coefficients)
-    centre = combined(own, now, model.shares)
-    spread = np.broadcast_to(now.rows.level[:, None], centre.shape)
-    quantiles = lead_quantiles(model.residuals, levels)
-    ends = profile_fan(centre, np.asarray(spread), quantiles)
+    level = now.rows.level[:, None]
+    shift, width = recent_errors(model, model.residuals)
+    known = (model.residuals - shift[: -model.lag, None]) / width[: -model.lag, None]
+    shifts, widths = (shift[-1:], width[-1:]) if recent is None else recent
+    centre = combined(own, now, model.shares) + level * shifts[:, None]
+    spread = np.broadcast_to(level * widths[:, None], centre.shape)
+    ends = profile_fan(centre, np.asarray(spread), lead_quantiles(known, levels))
     return np.concatenate([centre[:, :, None], ends], axis=2)
+
+
+def recent_errors(model: FeederModel, residuals: Floats) -> tuple[Floats, Floats]:
+    """Return half of what was missed lately, and how large errors were, by what was known at each origin.
+
+    Args:
+        residuals: Of consecutive origins, in levels, shape ``(m, H)``.
+
+    Returns:
+        Shift in levels, and width: the root of the newest two weeks' mean error over that of all days
+        of the model. Both of shape ``(m + lag,)``: the last are those of the origins that follow.
+    """
+    count, week = len(residuals) + model.lag, 7 * model.a_day
+    shift, width = np.zeros(count), np.ones(count)
+    typical = max(float(np.nanmean(np.abs(model.residuals))), 1e-9)
+    for at in range(2 * model.a_day + model.lag - 1, count):
+        known = residuals[max(0, at + 1 - model.lag - 2 * week) : at + 1 - model.lag]
+        shift[at] = 0.5 * np.nanmedian(known[-week:])
+        width[at] = np.sqrt(np.nanmean(np.abs(known)) / typical)
+    return shift, np.clip(width, 0.5, 2.0)
 
 
 def to_whole(total: Floats, members: float, expected: float) -> Floats:

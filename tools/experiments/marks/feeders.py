@@ -38,11 +38,14 @@ import numpy as np
 from aggregator.extensions.feeder.feeder_model import (
     BLOCKS,
     PENALTY,
+    FeederIssues,
     FeederModel,
+    combined,
     fan,
     fitted,
     issues,
     own_forecast,
+    recent_errors,
 )
 from edge_sdk.extensions.analytic.profile_features import ProfileRecord, profile_rows
 from edge_sdk.extensions.analytic.profile_form import fleet_scale, next_coefficients, scaled_design
@@ -148,7 +151,7 @@ def run(data: Path, name: str) -> dict[str, Any]:
     total = fleet.load.sum(axis=0)
     model = _model(fleet, total, learn.sum(axis=0))
     now = issues(_record(fleet, total), fleet.test, fleet.day, test.sum(axis=0))
-    quantiles = fan(model, now)
+    quantiles = _issued(model, now)
     own = own_forecast(now.rows, model.scale, model.coefficients)
     drawn = fleet.truth[:, fleet.targets(fleet.test)].sum(axis=0)
     seen = np.isfinite(drawn)
@@ -167,7 +170,6 @@ def run(data: Path, name: str) -> dict[str, Any]:
         "devices alone": error(test.sum(axis=0)),
         "history": error(own),
         "feeder": error(quantiles[..., 0]),
-        "median": error(quantiles[..., 2]),
         "covered": float(covered[seen].mean()),
         "silent, number": error(_silent(fleet, learn, test, np.ones(len(fleet.load)))),
         "silent, power": error(
@@ -192,7 +194,16 @@ def _silent(fleet: Fleet, learn: Floats, test: Floats, power: Floats) -> Floats:
     ]
     model = _model(fleet, total, sums[0])
     now = issues(_record(fleet, total), fleet.test, fleet.day, sums[1])
-    return np.asarray(fan(model, now)[..., 0])
+    return _issued(model, now)[..., 0]
+
+
+def _issued(model: FeederModel, now: FeederIssues) -> Floats:
+    """Return the forecasts as they are issued one after the other: what was missed before is known."""
+    own = own_forecast(now.rows, model.scale, model.coefficients)
+    missed = (now.load - combined(own, now, model.shares)) / now.rows.level[:, None]
+    shift, width = recent_errors(model, np.concatenate([model.residuals, missed]))
+    mine = slice(len(model.residuals), len(model.residuals) + len(now))
+    return fan(model, now, recent=(shift[mine], width[mine]))
 
 
 def _record(fleet: Fleet, total: Floats) -> ProfileRecord:
