@@ -3,9 +3,10 @@
 Three forecasts are combined: the closed form of a profile on the feeder's own history, which the sum of many
 devices makes regular; the sum of what the devices expect, for which each sends its expected value, because
 medians do not add up; and the mean of the newest days of the same kind. None is the best one on every feeder:
-their shares come from days that were forecast by coefficients of the days before them. Half of what the newest
-week missed in the middle is added. The interval is that of the errors on these days, by lead, and wider where
-those of the newest two weeks were larger: intervals of devices do not add up either.
+their shares come from days that were forecast by coefficients of the days before them. A part of what the
+newest week missed in the middle is added, none if that was no help on these days. The interval is that of the
+errors on these days, by lead, and wider where those of the newest two weeks were larger: intervals of devices
+do not add up either.
 """
 
 from __future__ import annotations
@@ -41,6 +42,8 @@ is worth less than its mean until there are many."""
 PASSES = 5
 BLOCKS = 8
 """Parts of the history; each of the newer half is forecast by coefficients of those before it."""
+FOLLOW = (0.0, 0.25, 0.5)
+"""Parts of what the newest week missed that are tried."""
 LEAST_ORIGINS = 14
 """Origins with a known day after them that the closed form needs."""
 _EQUAL = 10.0  # origins with equal shares, which are added to those that choose the shares
@@ -57,6 +60,7 @@ class FeederModel:
     coefficients: Floats  # of the closed form, shape ``(1, W)``
     shares: Floats  # of closed form, sum of the devices and mean of the newest days, shape ``(3,)``
     residuals: Floats  # what held-back forecasts missed, in levels, oldest first, shape ``(m, H)``
+    follow: float  # part of what the newest week missed in the middle that is added
     a_day: int  # origins a day
     lag: int  # origins after which all that a forecast missed is known
 
@@ -137,7 +141,10 @@ def fitted(
     missed = newer.load - combined(own, newer, found)
     seen = np.isfinite(missed).any(axis=1)
     left = missed[seen] / newer.rows.level[seen, None]
-    return FeederModel(scale, whole, found, left, a_day, lag)
+    made = FeederModel(scale, whole, found, left, 0.0, a_day, lag)
+    middle = _recent_middle(made, left)[: -made.lag, None]
+    errors = [float(np.nanmean(np.abs(left - part * middle))) for part in FOLLOW]
+    return replace(made, follow=FOLLOW[int(np.argmin(errors))])
 
 
 def own_forecast(rows: ProfileRows, scale: Floats, coefficients: Floats) -> Floats:
@@ -186,7 +193,7 @@ def fan(
 
 
 def recent_errors(model: FeederModel, residuals: Floats) -> tuple[Floats, Floats]:
-    """Return half of what was missed lately, and how large errors were, by what was known at each origin.
+    """Return what is added for what was missed lately, and how large errors were, as known at each origin.
 
     Args:
         residuals: Of consecutive origins, in levels, shape ``(m, H)``.
@@ -195,14 +202,22 @@ def recent_errors(model: FeederModel, residuals: Floats) -> tuple[Floats, Floats
         Shift in levels, and width: the root of the newest two weeks' mean error over that of all days
         of the model. Both of shape ``(m + lag,)``: the last are those of the origins that follow.
     """
-    count, week = len(residuals) + model.lag, 7 * model.a_day
-    shift, width = np.zeros(count), np.ones(count)
+    count, days = len(residuals) + model.lag, 14 * model.a_day
+    width = np.ones(count)
     typical = max(float(np.nanmean(np.abs(model.residuals))), 1e-9)
     for at in range(2 * model.a_day + model.lag - 1, count):
-        known = residuals[max(0, at + 1 - model.lag - 2 * week) : at + 1 - model.lag]
-        shift[at] = 0.5 * np.nanmedian(known[-week:])
+        known = residuals[max(0, at + 1 - model.lag - days) : at + 1 - model.lag]
         width[at] = np.sqrt(np.nanmean(np.abs(known)) / typical)
-    return shift, np.clip(width, 0.5, 2.0)
+    return model.follow * _recent_middle(model, residuals), np.clip(width, 0.5, 2.0)
+
+
+def _recent_middle(model: FeederModel, residuals: Floats) -> Floats:
+    """Return the median of what the newest known week missed at each origin, shape ``(m + lag,)``."""
+    found = np.zeros(len(residuals) + model.lag)
+    for at in range(2 * model.a_day + model.lag - 1, len(found)):
+        end = at + 1 - model.lag
+        found[at] = np.nanmedian(residuals[max(0, end - 7 * model.a_day) : end])
+    return found
 
 
 def to_whole(total: Floats, members: float, expected: float) -> Floats:

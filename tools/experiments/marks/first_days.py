@@ -174,7 +174,8 @@ def _site(series: Any, day: int) -> Site:  # noqa: ANN401
     step = 86_400 // day
     dated = not np.issubdtype(series.times.dtype, np.integer)
     first = int(series.times[:1].astype("datetime64[s]").astype(np.int64)[0]) if dated else 0
-    days = np.cumsum(np.append(0, np.diff(series.tod) < 0))
+    # an hour that clocks repeat is no new day
+    days = np.cumsum(np.append(0, np.diff(series.tod) < -day // 2))
     local = (first // 86_400 + days) * 86_400 + series.tod * step
     return Site(series.name, series.name, values, np.asarray(local, np.int64), step)
 
