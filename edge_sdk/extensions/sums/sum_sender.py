@@ -160,7 +160,9 @@ class SumSender(DeviceExtension):
         self._tried[terms.name] = mark
         last = terms.last_begin(now)
         first = terms.last_begin(max(0, now - terms.due)) + terms.period
-        ahead = 0 if terms.source == "history" else terms.period
+        ahead = 0
+        if terms.source == "tomorrow":  # of the present period and the next one, never of a past one
+            first, ahead = max(first, last), terms.period
         found: Forecast | None = None
         for period in range(first, last + ahead + 1, terms.period):
             if period < floor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -24,6 +25,7 @@ from edge_sdk.extensions.sums.messages import DEVICES_LIMIT, SumContract, SumMes
 from edge_sdk.extensions.sums.seed import ExchangeKey, SeedError, exported, mask_of, new_seed
 from edge_sdk.protocol.codec import decode, encode
 from edge_sdk.protocol.keys import from_seed, verify
+from edge_sdk.protocol.messages import ProtocolMessage
 
 pytestmark = pytest.mark.extension
 
@@ -39,6 +41,17 @@ EXPORTED = {
     b"\0": "8c1df14732580e5501b00f82b10a1647b40713191b7c1240ac80e2b68808ba69",
     b"TestContext": "5acb09211139c43b3090489a9da433e8a30ee7188ba8b0a9a1ccf0c229283e53",
 }
+
+
+@dataclass(frozen=True)
+class PlainMessage(ProtocolMessage):
+    """The same numbers of a period, without a mask."""
+
+    __slots__ = ("blob", "of", "period")
+    kind = "plain"
+    of: bytes
+    period: int
+    blob: bytes
 
 
 def terms(**changed):
@@ -202,3 +215,10 @@ def test_changed_bytes_are_refused_or_another_contract(data):
     except Refused:
         return
     assert encode(found.terms) == bytes(body)
+
+
+def test_a_mask_costs_at_most_120_bytes():
+    contract = followed(terms(length=192, period=192_000, due=1))
+    context = SumContext("north", "meter-1", contract.digest, 0)
+    message = masked_message(np.zeros(192), contract, context, from_seed(bytes(32)))
+    assert len(encode(message)) - len(encode(PlainMessage(message.of, 0, message.blob))) <= 120

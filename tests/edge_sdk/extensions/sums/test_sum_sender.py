@@ -1,0 +1,208 @@
+"""One device's sums: made once, sent as the same bytes until they are receipted, no moment twice."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from edge_sdk.errors import Refused
+from edge_sdk.extensions.sums.masked_sum import FollowedContract
+from edge_sdk.extensions.sums.messages import (
+    SumContract,
+    SumReceiptMessage,
+    SumsMessage,
+)
+from edge_sdk.extensions.sums.seed import ExchangeKey
+from edge_sdk.extensions.sums.sum_sender import RETRY, SumSender, numbers_of, refuse_privacy
+from edge_sdk.forecasting.forecast import Forecast
+from edge_sdk.forecasting.series import Series, SeriesColumn
+from edge_sdk.protocol.codec import encode
+from edge_sdk.protocol.envelope import digest, ref
+from edge_sdk.protocol.keys import from_seed
+from edge_sdk.session.signed_link import VerifiedMessage
+from edge_sdk.store.store import DeviceStore
+
+pytestmark = pytest.mark.extension
+
+STREAM, HOUR, DAY = "elec.import.energy", 3600, 86_400_000
+WITNESS = ExchangeKey(bytes(range(32))).public
+TODAY = 20_000 * DAY
+
+
+def contract(**changed):
+    given = {
+        "name": "feeder-history", "source": "history", "stream": STREAM, "unit": "kWh",
+        "length": 24, "lowest": 0.0, "highest": 50.0, "resolution": 0.001, "period": DAY,
+        "due": DAY + 6 * 3_600_000, "least": 8, "witness": WITNESS,
+    }  # fmt: skip
+    return SumContract(**given | changed)
+
+
+def message(serial, *contracts):
+    announced = SumsMessage(serial, tuple(map(encode, contracts)))
+    return VerifiedMessage(announced, encode(announced), bytes(16))
+
+
+class Session:
+    """The part of a session that a sender uses."""
+
+    participation = SimpleNamespace(is_held=False)
+    may_request = True
+
+    def __init__(self):
+        self.now, self.at, self.sent = 0.0, TODAY + 3_600_000, []
+        self.connection = SimpleNamespace(linked_at=1.0)
+        self.time = SimpleNamespace(now=lambda: self.at)
+        self.serials = []
+        link = SimpleNamespace(subscribe_further=lambda kinds: None)
+        self.parts = SimpleNamespace(link=link, announcements=SimpleNamespace(serials=self.serials))
+
+    def count(self, name): ...
+
+    def send(self, one):
+        self.sent.append(one)
+        return True
+
+
+class Device:
+    def __init__(self, folder, hours):
+        self.folder, self.session = folder, Session()
+        self.series = Series(HOUR, [STREAM])
+        first = TODAY // 3_600_000 - 48
+        slots = first + np.arange(hours)
+        self.series.load_columns([SeriesColumn(STREAM, slots, 0.25 * np.arange(hours))])
+        self.forecasts = 0
+        self.begin()
+
+    def forecast(self, _state):
+        self.forecasts += 1
+        after = (self.series.newest + 1 + np.arange(24)) * HOUR
+        return Forecast(after, np.full(24, 7.0), "kWh", "model")
+
+    def begin(self):
+        self.store = DeviceStore.open(self.folder)
+        target = SimpleNamespace(stream=STREAM, unit="kWh")
+        learner = SimpleNamespace(
+            series=self.series, manifest=SimpleNamespace(target=target), forecast=self.forecast
+        )
+        parts = SimpleNamespace(
+            config=SimpleNamespace(fleet="north", id="meter-1"),
+            store=self.store,
+            session=self.session,
+            active=SimpleNamespace(learner=learner, latest=object()),
+            identity=from_seed(bytes(32)),
+        )
+        self.sender = SumSender(parts)
+        self.sender.start()
+
+    def restart(self):
+        self.store.close()
+        self.begin()
+
+    def tick(self, seconds=1.0):
+        self.session.now += seconds
+        self.sender.on_tick()
+        return len(self.session.sent)
+
+
+@pytest.fixture
+def device(tmp_path):
+    made = Device(tmp_path / "meter", 48)
+    yield made
+    made.store.close()
+
+
+def test_a_message_is_sent_again_as_the_same_bytes_until_it_is_receipted(device):
+    assert device.tick() == 0
+    device.sender.on_message(message(5, contract()))
+    assert device.tick() == device.tick() == 1
+    assert device.session.sent[0].period == TODAY - DAY
+    device.session.connection.linked_at = 2.0
+    assert device.tick() == 2
+    device.restart()
+    assert device.tick() == 3
+    assert device.tick(RETRY) == 4
+    assert len({encode(one) for one in device.session.sent}) == 1
+    receipt = SumReceiptMessage(ref(digest(encode(device.session.sent[0]))))
+    device.sender.on_message(VerifiedMessage(SumReceiptMessage(bytes(16)), b"", bytes(16)))
+    assert device.tick(RETRY) == 5
+    device.sender.on_message(VerifiedMessage(receipt, encode(receipt), bytes(16)))
+    device.restart()
+    assert device.tick(RETRY) == 5
+    assert device.sender.status()["sums"]["feeder-history"]["receipted"] is True
+
+
+def test_nothing_is_sent_after_the_period_is_closed(device):
+    device.sender.on_message(message(5, contract()))
+    device.tick()
+    device.session.at = TODAY + 6 * 3_600_000 + 1
+    device.session.connection.linked_at = 2.0
+    assert device.tick(RETRY) == 1
+
+
+def test_no_moment_is_sent_twice_under_whatever_contract(device):
+    device.sender.on_message(message(5, contract()))
+    assert device.tick() == 1
+    for serial, changed in enumerate(
+        (
+            {"name": "other"},
+            {"resolution": 0.002},
+            {"offset": 3_600_000, "name": "shifted"},
+            {"period": 2 * DAY, "length": 48, "offset": 0, "due": 3 * DAY},
+        ),
+        6,
+    ):
+        device.sender.on_message(message(serial, contract(**changed)))
+        assert device.tick(RETRY) == 1, changed
+
+
+def test_a_gap_sends_nothing(tmp_path):
+    device = Device(tmp_path / "meter", 47)
+    device.sender.on_message(message(5, contract()))
+    assert device.tick() == 0
+    device.store.close()
+
+
+def test_tomorrow_is_sent_when_readings_and_forecast_cover_it(tmp_path):
+    device = Device(tmp_path / "meter", 49)
+    tomorrow = contract(name="feeder-tomorrow", source="tomorrow")
+    device.sender.on_message(message(5, tomorrow))
+    assert device.tick() == 1
+    assert device.session.sent[0].period == TODAY
+    assert device.tick() == 1
+    assert device.forecasts == 1
+    values = numbers_of(tomorrow, TODAY, device.series, device.forecast(None))
+    assert values.tolist() == [12.0] + [7.0] * 23
+    device.store.close()
+
+
+@pytest.mark.parametrize(
+    "changed", [{"stream": "gas.import.volume"}, {"unit": "Wh"}, {"length": 32}], ids=str
+)
+def test_a_contract_that_does_not_fit_is_declined(device, changed):
+    device.sender.on_message(message(5, contract(**changed)))
+    assert device.tick() == 0
+    assert device.sender.status()["sums"]["feeder-history"]["declined"] is True
+
+
+def test_an_older_announcement_and_one_that_cannot_be_kept_are_refused(device):
+    device.sender.on_message(message(5, contract()))
+    device.sender.on_message(message(5, contract()))
+    for serial, contracts in ((4, [contract()]), (5, []), (6, [contract(), contract()])):
+        with pytest.raises(Refused):
+            device.sender.on_message(message(serial, *contracts))
+    device.restart()
+    assert device.tick() == 1
+    assert FollowedContract.read(encode(contract())).ref == device.session.sent[0].of
+
+
+def test_sums_beside_a_privacy_mechanism_are_refused():
+    def config(name):
+        mechanism = SimpleNamespace(name=name)
+        return SimpleNamespace(privacy=SimpleNamespace(mechanism=mechanism))
+
+    refuse_privacy(config("none"))
+    with pytest.raises(ValueError, match="voids the claim"):
+        refuse_privacy(config("gaussian"))
