@@ -35,19 +35,6 @@ Holdout = Annotated[float, Between(0.0, 0.5)]
 StepSize = Annotated[float, Between(1e-4, 0.5)]
 
 
-_PATHS = (
-    "path",
-    "folder",
-    "spool",
-    "ca_file",
-    "cert_file",
-    "key_file",
-    "ocmf_key",
-    "password_file",
-    "token_file",
-)
-"""Keys of a ``[[source]]`` or an ``[[output]]`` whose value is a file path."""
-
 _REQUIRED = ("privacy", "privacy.mechanism", "privacy.mechanism.name")
 _HINT = (
     'set mechanism = { name = "none" } in [privacy] for updates without noise; '
@@ -318,7 +305,8 @@ def _beside(bundle: str, folder: Path) -> str:
 
 
 def _with_rooted_paths(section: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """Resolve a section's file paths against the configuration's folder."""
-    named = {key: section[key] for key in _PATHS if isinstance(section.get(key), str)}
+    """Resolve a section's file paths, whose keys extensions list, against the configuration's folder."""
+    paths = [key for entry in Config.index.values() for key in entry.row.get("paths", ())]
+    named = {key: section[key] for key in paths if isinstance(section.get(key), str)}
     where = {key: str(folder / Path(name).expanduser()) for key, name in named.items() if name}
     return {**section, **where}

@@ -18,6 +18,7 @@ them, and packages of other people offer more as entry points. A row of the inde
     records = "trial "                         # begin of the names of its records in a device's store
     saved = "settings:saved_status"            # what a device's ``status`` shows of them; also where it
                                                # has records and is not configured
+    paths = ["file"]                           # keys of a section of its source or output that name files
     off = { weather = "none" }                 # what ``status`` shows where it is not configured
     [weather.keys]                             # keys in tables of the core: default and meaning
     "accept.weather" = [false, "read the weather of the region"]
