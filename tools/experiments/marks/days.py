@@ -89,18 +89,25 @@ class SetOfDevices:
     def run(self, name: str, **given: Any) -> Any:  # noqa: ANN401 - arrays in, arrays out
         return self.functions[name](**given)
 
-    def vectors(self, arm: str, console: Console) -> dict[str, Vector]:
+    def vectors(self, arm: str, out: Path, console: Console) -> dict[str, Vector]:
         """Return the vector that each device forecasts with after an arm."""
         if arm == "fleet":
             return self._fleet(console)
         found = dict.fromkeys(self.whole, self.initial)
         if arm == "own":
             with Progress(console=console, transient=True) as bar:
-                for name, frame in bar.track(self.trained.items(), description="own parts"):
-                    learned = IssuedWindows.of(self.run, Drawable(frame, frame.origins()))
-                    found[name] = with_own_part(
-                        self.run, learned, self.initial, self.manifest.spec()
-                    )
+                for name in bar.track(found, description="own parts"):
+                    found[name] = self._own(name, out / f"days-{self.name}-own-{name}.f32")
+        return found
+
+    def _own(self, name: str, path: Path) -> Vector:
+        """Return the vector of a device with its own part; a file keeps it."""
+        if path.exists():
+            return np.fromfile(path, "<f4")
+        frame = self.trained[name]
+        learned = IssuedWindows.of(self.run, Drawable(frame, frame.origins()))
+        found = with_own_part(self.run, learned, self.initial, self.manifest.spec())
+        found.astype("<f4").tofile(path)
         return found
 
     def _fleet(self, console: Console) -> dict[str, Vector]:
@@ -238,7 +245,7 @@ def main(options: argparse.Namespace) -> int:
         if todo and not options.kept and (options.data / name).is_dir():
             devices = SetOfDevices(options.data, name)
             for arm in todo:
-                found = devices.scores(devices.vectors(arm, console))
+                found = devices.scores(devices.vectors(arm, options.out, console))
                 _file(options.out, name, arm).write_text(json.dumps(found), "utf-8")
     page = table(options.out, options.anchors, options.days, options.arms)
     (options.out / "DAYS.md").write_text(page, "utf-8")
