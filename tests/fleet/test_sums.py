@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 
 from aggregator.commands import main as cli
+from aggregator.config import AggregatorConfig
 from aggregator.extensions.model_log.program import main as witness
-from aggregator.extensions.sums.opened_sum import SumTable
+from aggregator.extensions.sums.opened_sum import SumTable, opened_sums
 from aggregator.extensions.sums.sum_set import read_set
 from aggregator.extensions.sums.witness_command import read_keys
 from aggregator.extensions.sums.witness_link import WitnessLink
@@ -175,6 +176,10 @@ def test_the_readings_of_two_feeders_are_added_and_nothing_else_is_known(feeders
     newest = max((one for one in sums if one.value == "F0"), key=lambda one: one.period)
     assert shown["yesterday"]["values"] == pytest.approx(newest.values.tolist(), rel=1e-5)
     assert (shown["devices"], shown["yesterday"]["missing"]) == (6, 0)
+    for number in range(DEVICES):
+        feeders.command("label", f"kva={1 + number}", f"home-{number}")
+    parts = {one.part for one in opened_sums(AggregatorConfig.load(feeders.world.config), 0, "kva")}
+    assert parts == {1.0}
 
 
 def members_of(found):

@@ -50,7 +50,8 @@ def add_arguments(parser: ArgumentParser) -> None:
 def run(args: Namespace) -> CommandResult:
     """Forecast one feeder or all; raise FeederError for one without a history."""
     config = require_database(AggregatorConfig.load(args.config))
-    section, sums = config.section("feeder"), opened_sums(config)
+    section = config.section("feeder")
+    sums = opened_sums(config, 0, section.weight)
     zone = ZoneInfo(section.zone)
     names = feeders_of(sums) if args.feeder is None else [args.feeder]
     found = [feeder_forecast(sums, name, zone, section.most_days) for name in names]

@@ -64,6 +64,8 @@ class OpenedSum(Protocol):
     def unit(self) -> str: ...
     @property
     def opened(self) -> int: ...  # Unix milliseconds
+    @property
+    def part(self) -> float | None: ...  # part of the cohort in the sum, by a label; None: unknown
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +97,7 @@ class FeederForecast:
     until: int  # end of the history, Unix milliseconds
     opened: int  # newest opened sum, Unix milliseconds
     yesterday: FeederDay
+    part: float | None = None  # part of the devices in the sum of expected values, by a label
 
     @property
     def missing(self) -> int:
@@ -122,6 +125,7 @@ class FeederForecast:
             "share_of_history": self.share,
             "devices": self.expected,
             "missing": self.missing,
+            "part": self.part,
             "days": self.days,
             "history_until": _iso(self.until),
             "opened": _iso(self.opened),
@@ -169,16 +173,17 @@ class FeederBook:
         return max((path.stat().st_mtime for path in paths if path.exists()), default=0.0)
 
 
-def opened_sums(config: AggregatorConfig, since: int = 0) -> list[OpenedSum]:
+def opened_sums(config: AggregatorConfig, since: int = 0, label: str = "") -> list[OpenedSum]:
     """Return the opened sums that an extension keeps; none without such an extension.
 
     Args:
         since: Unix milliseconds before which no period begins.
+        label: Label by whose numbers a sum of some devices is scaled to all; empty: by their number.
     """
     found: list[OpenedSum] = []
     for entry in config.index.values():
         if "opened" in entry.row and entry.is_configured(config.tables):
-            found += entry.load("opened")(config, since)
+            found += entry.load("opened")(config, since, label)
     return found
 
 
@@ -248,10 +253,11 @@ def feeder_forecast(
         max(one.opened for one in (*history, *expected.values())),
         FeederDay(
             newest.period,
-            _numbers(to_whole(newest.values, newest.members, newest.expected)),
+            _numbers(_whole(newest)),
             newest.members,
             newest.expected,
         ),
+        None if devices is None else devices.part,
     )
 
 
@@ -271,9 +277,7 @@ def _forecast(
     """
     step, day = record.step * 1000, record.day
     skip, known = (begin - end) // step, (end - first) // step
-    whole = {
-        period: to_whole(one.values, one.members, one.expected) for period, one in expected.items()
-    }
+    whole = {period: _whole(one) for period, one in expected.items()}
     nothing = np.full(day, np.nan)
 
     def of_devices(origins: Ints) -> Floats:
@@ -312,10 +316,16 @@ def _record(history: Sequence[OpenedSum], end: int, zone: ZoneInfo) -> ProfileRe
     values = np.full((until - first) // step, np.nan)
     for one in history:
         at = (one.period - first) // step
-        values[at : at + len(one.values)] = to_whole(one.values, one.members, one.expected)
+        values[at : at + len(one.values)] = _whole(one)
     seconds = np.arange(first // 1000, end // 1000, step // 1000)
     shifts = [_shift(at, zone) for at in seconds.tolist()]
     return ProfileRecord(values, seconds + np.array(shifts), step // 1000)
+
+
+def _whole(one: OpenedSum) -> Floats:
+    if one.part is not None:
+        return to_whole(one.values, one.part, 1.0)
+    return to_whole(one.values, one.members, one.expected)
 
 
 def _shift(seconds: int, zone: ZoneInfo) -> int:

@@ -9,8 +9,9 @@ with open_store(config.database, read_only=True) as store:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 import numpy as np
@@ -45,6 +46,8 @@ class StoredSum:
     values: NDArray[np.float64]  # sum of the members, in ``unit``, shape ``(length,)``
     unit: str
     opened: int  # when it was opened, Unix milliseconds
+    # part of the cohort's devices that are in the sum, by the numbers of a label; None: unknown
+    part: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,16 +67,52 @@ class WaitingSet:
         return f"{found.contract.terms.name}-{begin}{value}-{file_digest(self.data).hex()[:8]}"
 
 
-def opened_sums(config: AggregatorConfig, since: int = 0) -> list[StoredSum]:
+def opened_sums(config: AggregatorConfig, since: int = 0, label: str = "") -> list[StoredSum]:
     """Return the opened sums of a fleet, read beside a running daemon; none before its first start.
 
     Args:
         since: Unix milliseconds before which no returned period begins.
+        label: Label whose value is a number above 0, such as the rated power, by which ``part`` is
+            computed from the present labels; empty: it is unknown.
     """
     if not exists(config.database):
         return []
     with open_store(config.database, read_only=True) as store:
-        return store.table(SumTable).opened(since=since)
+        table = store.table(SumTable)
+        found = table.opened(since=since)
+        if not label:
+            return found
+        devices = {
+            one.id: dict(one.labels) for one in store.devices.all() if one.state != "revoked"
+        }
+        return list(_with_parts(found, table, devices, label))
+
+
+def _with_parts(
+    found: Iterable[StoredSum],
+    table: SumTable,
+    devices: Mapping[str, Mapping[str, str]],
+    label: str,
+) -> Iterator[StoredSum]:
+    sizes = {device: _number(labels.get(label, "")) for device, labels in devices.items()}
+    cohorts = {one.terms.name: one.terms.cohort for one in table.contracts()}
+    for one in found:
+        of = cohorts[one.contract]
+        cohort = [x for x, labels in devices.items() if not of or labels.get(of) == one.value]
+        members = table.members(one.contract, one.period, one.value)
+        everybody = {*cohort, *members}
+        if all(sizes.get(device, 0.0) > 0.0 for device in everybody):
+            total = sum(sizes[device] for device in everybody)
+            one = replace(one, part=sum(sizes[device] for device in members) / total)  # noqa: PLW2901
+        yield one
+
+
+def _number(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        return 0.0
+    return value if math.isfinite(value) else 0.0
 
 
 class SumTable(Table):
@@ -107,6 +146,14 @@ class SumTable(Table):
             about = (name, terms.source, of, period, terms.step, members, expected)
             found.append(StoredSum(*about, values, terms.unit, time))
         return found
+
+    def members(self, contract: str, period: int, value: str) -> list[str]:
+        """Return the devices of a set, by the contract's name."""
+        row = self._db.execute(
+            "SELECT data FROM sum_sets WHERE name = ? AND period = ? AND value = ?",
+            (contract, period, value),
+        ).fetchone()
+        return [] if row is None else [one.device for one in read_set(bytes(row[0])).members]
 
     # --- contracts --------------------------------------------------------------------------------
 

@@ -23,6 +23,7 @@ class Sum:
     step: int = 3_600_000
     unit: str = "kWh"
     opened: int = 0
+    part: float | None = None
 
 
 def load_of(day, rng=None):

@@ -60,6 +60,13 @@ def test_a_sum_without_some_devices_is_scaled_to_all_and_says_how_many_are_missi
     assert np.allclose(found.values, whole.values, rtol=1e-4)
 
 
+def test_a_sum_is_scaled_by_the_part_of_a_label_where_it_is_known(whole):
+    some = [replace(one, values=0.75 * one.values, part=0.75, members=18) for one in sums_of(DAYS)]
+    found = feeder_forecast(some, "F12", UTC)
+    assert (found.part, found.missing) == (0.75, 2)
+    assert np.allclose(found.values, whole.values, rtol=1e-4)
+
+
 def test_a_late_history_is_skipped_and_the_devices_still_count():
     late = [
         one

@@ -30,7 +30,7 @@ def shown(config, monkeypatch):
     """Return a function that runs the command on sums of two feeders."""
     sums = sums_of(28, members=19) + sums_of(3, feeder="F13", error=None)
     monkeypatch.setattr(command, "require_database", lambda found: found)
-    monkeypatch.setattr(command, "opened_sums", lambda _: sums)
+    monkeypatch.setattr(command, "opened_sums", lambda *_: sums)
 
     def show(feeder=None, *, csv=False, plot=None, store=False):
         given = {"feeder": feeder, "csv": csv, "plot": plot, "store": store}
@@ -89,7 +89,7 @@ def test_what_is_stored_is_on_the_page_over_http_and_in_the_metrics(shown, confi
 
 
 def test_without_sums_it_says_so(shown, monkeypatch):
-    monkeypatch.setattr(command, "opened_sums", lambda _: [])
+    monkeypatch.setattr(command, "opened_sums", lambda *_: [])
     assert shown().text == "no sum of a feeder's load is opened"
     with pytest.raises(FeederError, match="feeders: none"):
         shown("F12")
