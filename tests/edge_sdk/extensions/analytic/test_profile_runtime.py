@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import UTC
 
 import numpy as np
 import pytest
 
+from edge_sdk.extensions.analytic.profile_half import IssuedWindows, with_own_part
 from edge_sdk.extensions.analytic.profile_model import ProfileModel
+from edge_sdk.extensions.analytic.profile_sums import functions_of_profiles
 from edge_sdk.extensions.evaluation.forecast import result_of
 from edge_sdk.forecasting.forecast import ForecastQuality
 from edge_sdk.forecasting.series import SeriesRow
+from edge_sdk.forecasting.windows import Drawable
 from edge_sdk.protocol.contract.method import END, Task
-from tests.edge_sdk.extensions.analytic.day_fleet import STREAM, load_of, runtime_of
+from tests.edge_sdk.extensions.analytic.day_fleet import STREAM, frame_of, load_of, runtime_of
 
 pytestmark = pytest.mark.extension
 MONDAY = 473_352
@@ -55,6 +59,24 @@ def test_the_own_part_follows_the_readings_without_a_training(tmp_path):
     (tmp_path / "off").mkdir()
     off = device(tmp_path / "off", 40 * 24, forecast={"online": False})
     assert (off.forecast(off.first_state()).median != first.median).any()
+
+
+def test_an_agent_serves_the_numbers_of_the_tables_path(tmp_path):
+    one = device(tmp_path, 40 * 24)
+    found = one.forecast(one.first_state())
+    manifest, graphs = one.manifest, functions_of_profiles(one.manifest)
+
+    def run(name, **feeds):
+        return graphs[name](**feeds)
+
+    frame = frame_of(LOAD[: 40 * 24], manifest, zone=UTC)
+    windows = IssuedWindows.of(run, Drawable(frame, frame.origins()))
+    p = with_own_part(run, windows, one.bundle.initial, manifest.spec())
+    x = frame.inputs(np.array([len(frame) - 1]))
+    assert found.median == pytest.approx(run("forecast", p=p, x=x)[0][0, :, 1], rel=1e-5)
+    expected, paths = run("day", p=p, x=x)
+    assert found.expected == pytest.approx(expected[0], rel=1e-5)
+    assert found.paths == pytest.approx(np.maximum(paths[0], 0.0), rel=1e-4, abs=1e-4)
 
 
 def test_a_device_alone_solves_its_own_part_in_a_round_of_its_own(tmp_path):
