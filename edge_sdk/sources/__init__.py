@@ -61,21 +61,6 @@ class LiveSource(Source, Protocol):
         """Stop reading."""
 
 
-@runtime_checkable
-class ExaminedSource(Protocol):
-    """A source that lists the input that it reads and the input that it leaves out."""
-
-    def survey(self) -> Iterable[str]:
-        """Return the parts of its input from which no stream is read."""
-
-    def report(self) -> Mapping[str, Any]:
-        """Return further results of a test, after the readings.
-
-        Raises:
-            ConfigError: The source cannot be tested alone.
-        """
-
-
 class SourceFeed(Protocol):
     """A source that is read in the agent's loop."""
 

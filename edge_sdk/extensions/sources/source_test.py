@@ -14,12 +14,12 @@ import sys
 import threading
 import time
 from argparse import ArgumentParser, Namespace
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 from edge_sdk.agent import open_sources
 from edge_sdk.app.cli import CommandResult
@@ -31,12 +31,27 @@ from edge_sdk.extensions.sources.base import RawFrame
 from edge_sdk.extensions.sources.recording import record, title
 from edge_sdk.extensions.sources.threaded_source import ThreadedSource
 from edge_sdk.forecasting.series import STREAMS, Flag, Reading
-from edge_sdk.sources import ExaminedSource, LiveSource, Source, open_source
+from edge_sdk.sources import LiveSource, Source, open_source
 from edge_sdk.store.schema import FILE
 from edge_sdk.store.store import DeviceStore
 
 _TURN = 0.05
 _SHOWN = 100  # values that are printed
+
+
+@runtime_checkable
+class ExaminedSource(Protocol):
+    """A source that lists the input that it reads and the input that it leaves out."""
+
+    def survey(self) -> Iterable[str]:
+        """Return the parts of its input from which no stream is read."""
+
+    def report(self) -> Mapping[str, Any]:
+        """Return further results of a test, after the readings.
+
+        Raises:
+            ConfigError: The source cannot be tested alone.
+        """
 
 
 def add_arguments(parser: ArgumentParser) -> None:
