@@ -11,13 +11,13 @@ from aggregator.rules.parameters import Client, Faulty
 from aggregator.rules.rows import Matrix, Rows, RuleVerdict, TooFewRows
 
 
-def meamed(rows: Rows, *, f: Faulty) -> RuleVerdict:
+def mean_around_median(rows: Rows, *, f: Faulty) -> RuleVerdict:
     """Average, of every coordinate, the n - f values nearest to its median.
 
     Of two as near, that of the lower id counts. Tolerates f faulty rows of n > 2 f. O(n log n d).
 
     >>> rows = Rows.of({str(i): np.array([x]) for i, x in enumerate((1.0, 2.0, 6.0, 1e9))})
-    >>> meamed(rows, f=1).value
+    >>> mean_around_median(rows, f=1).value
     array([3.])
 
     Reference:
@@ -137,6 +137,6 @@ def _averaged(rows: Rows, kept: NDArray[np.intp]) -> RuleVerdict:
     return RuleVerdict(rows.combine(weights), counted, dropped)
 
 
-MEAMED = RuleSpec(meamed, reads_blocks=True)
+MEAN_AROUND_MEDIAN = RuleSpec(mean_around_median, reads_blocks=True)
 MDA = RuleSpec(mda, compares_pairs=True, reads_blocks=True)
 MONNA = RuleSpec(monna, lambda settings: max(2, 2 * settings.f + 1), reads_blocks=True)

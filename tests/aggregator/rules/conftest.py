@@ -10,7 +10,7 @@ CROSS = np.array([[1, 0], [0, 1], [1, 1], [2, 1], [10, -10.0]])
 
 OF_EXTENSION = (
     *("autogm", "clipped_clustering", "fltrust", "geometric_median"),
-    *("meamed", "mda", "monna", "dnc", "caf"),
+    *("mean_around_median", "mda", "monna", "dnc", "caf"),
 )
 
 

@@ -23,7 +23,7 @@ from aggregator.rules.parameters import uniform
 
 more = {"trimmed_mean": {"f": 1}, "krum": {"f": 1}, "multi_krum": {"f": 1}, "bulyan": {"f": 1}}
 more["fltrust"] = {"root": "m00"}
-more |= {name: {"f": 1} for name in ("meamed", "mda", "dnc", "caf")}
+more |= {name: {"f": 1} for name in ("mean_around_median", "mda", "dnc", "caf")}
 more["monna"] = {"f": 1, "root": "m00"}
 out = {}
 for name in sorted(RULES):

@@ -15,7 +15,7 @@ PARAMETERS = {name: {} for name in RULES} | {
     "multi_krum": {"f": 1},
     "bulyan": {"f": 1},
     "fltrust": {"root": "m0"},
-    "meamed": {"f": 1},
+    "mean_around_median": {"f": 1},
     "mda": {"f": 1},
     "monna": {"f": 1, "root": "m0"},
     "dnc": {"f": 1},

@@ -52,12 +52,14 @@ def test_equal_rows_have_a_first_set():
     assert least_diameter(np.zeros((5, 5)), 2).tolist() == [0, 1, 2]
 
 
-def test_meamed_is_the_mean_of_the_nearest_values_of_every_column(rows_of, case):
+def test_mean_around_median_is_the_mean_of_the_nearest_values_of_every_column(rows_of, case):
     matrix, f = case
     off = np.abs(matrix - np.median(matrix, axis=0))
     near = np.argsort(off, axis=0, kind="stable")[: len(matrix) - f]
     wanted = np.take_along_axis(matrix, near, axis=0).mean(axis=0)
-    np.testing.assert_allclose(ours(rows_of, matrix, "meamed", f=f).value, wanted, rtol=1e-12)
+    np.testing.assert_allclose(
+        ours(rows_of, matrix, "mean_around_median", f=f).value, wanted, rtol=1e-12
+    )
 
 
 def test_monna_keeps_what_is_near_the_trusted_row(rows_of, case):
@@ -75,7 +77,9 @@ class TestByzfl:
         theirs = byzfl.MDA(f=f)(matrix.copy())
         np.testing.assert_allclose(ours(rows_of, matrix, "mda", f=f).value, theirs, rtol=1e-9)
         theirs = byzfl.Meamed(f=f)(matrix.copy())
-        np.testing.assert_allclose(ours(rows_of, matrix, "meamed", f=f).value, theirs, rtol=1e-9)
+        np.testing.assert_allclose(
+            ours(rows_of, matrix, "mean_around_median", f=f).value, theirs, rtol=1e-9
+        )
         theirs = byzfl.MoNNA(f=f, idx=2)(matrix.copy())
         found = ours(rows_of, matrix, "monna", f=f, root="m002").value
         np.testing.assert_allclose(found, theirs, rtol=1e-9)
