@@ -43,6 +43,10 @@ from edge_sdk.protocol.codec import encode
 from edge_sdk.protocol.envelope import ROOT
 from edge_sdk.protocol.keys import write_atomically
 
+ALOUD = (
+    "aggregator and witness together can read every device: let another organisation be the witness"
+)
+
 
 def add_arguments(parser: ArgumentParser) -> None:
     """Add the action, the sum and the options."""
@@ -90,7 +94,8 @@ def announce(args: Namespace, config: AggregatorConfig) -> CommandResult:
         when = "queued for the running daemon"
     data = {"contracts": [one.name for one in contracts], "bytes": len(payload)}
     lines = [f"{one.name}: {one.length} numbers, at least {one.least} devices" for one in contracts]
-    return CommandResult(data, "\n".join((*lines, f"{len(contracts)} contracts, {when}")))
+    lines += [f"{len(contracts)} contracts, {when}", ALOUD] if contracts else [when]
+    return CommandResult(data, "\n".join(lines))
 
 
 def write_devices(args: Namespace, config: AggregatorConfig) -> CommandResult:

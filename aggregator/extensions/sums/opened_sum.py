@@ -235,11 +235,17 @@ class SumTable(Table):
                     (*row, expected, data, time),
                 )
 
-    def waiting(self) -> list[WaitingSet]:
-        """Return the sets without an answer that have enough members, oldest first."""
+    def waiting(self, since: int = 0) -> list[WaitingSet]:
+        """Return the sets without an answer that have enough members, oldest first.
+
+        Args:
+            since: Unix milliseconds before which no period of theirs begins.
+        """
         rows = self._db.execute(
             "SELECT data, expected, time FROM sum_sets s WHERE NOT EXISTS"
-            " (SELECT 1 FROM sum_opened o WHERE o.digest = s.digest) ORDER BY period, name, value"
+            " (SELECT 1 FROM sum_opened o WHERE o.digest = s.digest) AND period >= ?"
+            " ORDER BY period, name, value",
+            (since,),
         )
         found = (
             WaitingSet(bytes(data), expected, time) for data, expected, time in rows.fetchall()

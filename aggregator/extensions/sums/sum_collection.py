@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import hashlib
 import logging
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from aggregator.config import AggregatorConfig
-from aggregator.extensions.sums.opened_sum import SumTable, is_large_enough
+from aggregator.extensions.sums.opened_sum import SumTable, WaitingSet, is_large_enough
 from aggregator.extensions.sums.sum_set import (
     MEMBERS_LIMIT,
     AnswerFile,
@@ -78,14 +79,18 @@ def close_period(
 ) -> list[SumSet]:
     """Store the sets of a period, one for each value of the cohort's label; return those to open.
 
-    Devices without the label, and revoked ones, are in none. One beyond ``MEMBERS_LIMIT`` is left out.
+    Devices without the label, revoked ones, and further ids of one key are in none; one beyond
+    ``MEMBERS_LIMIT`` is left out.
     """
-    terms, cohorts, expected = contract.terms, {}, dict[str, int]()
+    terms, cohorts = contract.terms, dict[str, str]()
+    known: set[bytes] = set()
     for device in store.devices.all():
         value = dict(device.labels).get(terms.cohort) if terms.cohort else ""
-        if value is not None and device.state == "enrolled":
+        is_other = known.isdisjoint(device.sign)  # a device with several ids counts once
+        if value is not None and device.state == "enrolled" and is_other:
             cohorts[device.id] = value
-            expected[value] = expected.get(value, 0) + 1
+            known.update(device.sign)
+    expected = Counter(cohorts.values())
     members: dict[str, list[SumMember]] = {}
     table = store.table(SumTable)
     for name, sent in table.messages(contract, period):
@@ -277,18 +282,23 @@ class SumCollection(ServerExtension):
 
     def _write_sets(self) -> None:
         """Write the file of each set that waits; one that is there already is the same."""
-        for one in self._table.waiting():
+        for one in self._waiting():
             path = self.folder / f"{one.name}{SET}"
             if not path.exists():
                 make_private_folder(self.folder)
                 write_atomically(path, one.data, 0o640)
+
+    def _waiting(self) -> list[WaitingSet]:
+        """Return the sets that wait for the witness, while their masked numbers are kept."""
+        kept = self.config.section("sums").keep_days
+        return self._table.waiting(self.parts.isolation.clock.wall() - kept * DAY)
 
     def _send_sets(self) -> None:
         """Send each set that waits to the witness over the broker, if it is one message."""
         witness, isolation = self.config.section("sums").witness, self.parts.isolation
         if not witness:
             return
-        sets = (decode(SetFile, one.data) for one in self._table.waiting() if len(one.data) <= MOST)
+        sets = (decode(SetFile, one.data) for one in self._waiting() if len(one.data) <= MOST)
         isolation.publisher.reply(isolation.ingress.sealer.seal(witness, one) for one in sets)
 
     def _answered(self, sealed: Sealed, _: AnswerFile) -> str:
@@ -303,7 +313,7 @@ class SumCollection(ServerExtension):
     def _opened(self, found: SumSet) -> None:
         about = {"contract": found.contract.terms.name, "cohort": found.value or "-"}
         logger.info("sum opened %s", fields(**about, period=found.period))
-        waiting = {f"{one.name}{SET}" for one in self._table.waiting()}
+        waiting = {f"{one.name}{SET}" for one in self._waiting()}
         for path in self.folder.glob(f"*{SET}"):
             if path.name not in waiting:
                 path.unlink(missing_ok=True)

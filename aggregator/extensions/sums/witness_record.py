@@ -27,9 +27,9 @@ CREATE TABLE IF NOT EXISTS answers (digest BLOB PRIMARY KEY, fleet TEXT NOT NULL
     period INTEGER NOT NULL, value TEXT NOT NULL, members INTEGER NOT NULL, answer BLOB NOT NULL)
     WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS opened (fleet TEXT NOT NULL, name TEXT NOT NULL, period INTEGER NOT NULL,
-    device TEXT NOT NULL, digest BLOB NOT NULL, PRIMARY KEY (fleet, name, period, device)) WITHOUT ROWID;
+    member TEXT NOT NULL, digest BLOB NOT NULL, PRIMARY KEY (fleet, name, period, member)) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS devices (fleet TEXT NOT NULL, device TEXT NOT NULL, key BLOB NOT NULL,
-    PRIMARY KEY (fleet, key)) WITHOUT ROWID;
+    PRIMARY KEY (fleet, device, key)) WITHOUT ROWID;
 """
 
 
@@ -66,17 +66,14 @@ class WitnessRecord:
     def enrol(self, fleet: str, keys: Iterable[tuple[str, bytes]]) -> int:
         """Add keys of devices; return how many are new. A former key of a device stays valid.
 
-        Raises:
-            Refused: FORK: a key is another device's already. Nothing is saved.
+        Several ids of one device have one key, and one of them may be in a set.
         """
-        known = {key: device for device, key in self._keys(fleet)}
-        new = {key: device for device, key in keys if known.get(key) != device}
-        if both := sorted(device for key, device in new.items() if key in known):
-            raise Refused(Reason.FORK, f"{', '.join(both[:3])}: the key of another device")
+        rows = [(fleet, device, key) for device, key in keys]
         with self._writing():
-            rows = [(fleet, device, key) for key, device in new.items()]
-            self._db.executemany("INSERT INTO devices VALUES (?, ?, ?)", rows)
-        return len(new)
+            before = self._db.total_changes
+            insert = "INSERT INTO devices VALUES (?, ?, ?) ON CONFLICT DO NOTHING"
+            self._db.executemany(insert, rows)
+            return self._db.total_changes - before
 
     def _keys(self, fleet: str) -> Iterator[tuple[str, bytes]]:
         rows = self._db.execute("SELECT device, key FROM devices WHERE fleet = ?", (fleet,))
@@ -94,9 +91,10 @@ class WitnessRecord:
             return bytes(row[0])
         wanted = read_set(data)
         self._judge(wanted, keys.open.public)
+        signers = self._signers(wanted)
         masks = self._masks(wanted, keys.open)
         answer = SumAnswer.signed(digest, len(wanted.members), masks, keys.sign).write()
-        self._save(wanted, digest, answer)
+        self._save(wanted, signers, digest, answer)
         return answer
 
     def sums(self) -> list[tuple[str, str, int, str, int]]:
@@ -113,48 +111,60 @@ class WitnessRecord:
             text = f"{len(wanted.members)} members, at least {least} are needed"
             raise Refused(Reason.NOT_IN_COHORT, text)
 
-    def _masks(self, wanted: SumSet, key: ExchangeKey) -> Integers:
-        """Verify every member, and add their masks.
+    def _signers(self, wanted: SumSet) -> set[bytes]:
+        """Verify every member; return the keys that have signed.
 
         Raises:
-            Refused: UNKNOWN_CLIENT or BAD_SIGNATURE, of the first member at fault.
+            Refused: UNKNOWN_CLIENT or BAD_SIGNATURE, of the first member at fault; FORK for one key of two.
         """
+        found: set[bytes] = set()
         known: dict[str, list[bytes]] = {}
         for device, public in self._keys(wanted.fleet):
             known.setdefault(device, []).append(public)
+        for one in wanted.members:
+            if one.device not in known:
+                raise Refused(Reason.UNKNOWN_CLIENT, f"{one.device} is not enrolled here")
+            signed = _context(wanted, one.device).signed(one.enc, one.masked)
+            keys = known[one.device]
+            signer = next((key for key in keys if verify(key, one.proof, signed)), None)
+            if signer is None:
+                names = ", ".join(kid_of(key).hex() for key in keys)
+                raise Refused(Reason.BAD_SIGNATURE, f"{one.device}, keys {names}")
+            if signer in found:
+                raise Refused(Reason.FORK, f"{one.device}: the key of another member")
+            found.add(signer)
+        return found
+
+    def _masks(self, wanted: SumSet, key: ExchangeKey) -> Integers:
+        """Return the sum of the members' masks; raise Refused, CANNOT_OPEN, if one has none."""
         length = wanted.contract.terms.length
         total = added((), length)
         for one in wanted.members:
-            context = SumContext(wanted.fleet, one.device, wanted.contract.digest, wanted.period)
-            if one.device not in known:
-                raise Refused(Reason.UNKNOWN_CLIENT, f"{one.device} is not enrolled here")
-            signed = context.signed(one.enc, one.masked)
-            if not any(verify(public, one.proof, signed) for public in known[one.device]):
-                names = ", ".join(kid_of(public).hex() for public in known[one.device])
-                raise Refused(Reason.BAD_SIGNATURE, f"{one.device}, keys {names}")
+            info = _context(wanted, one.device).info()
             try:
-                total += mask_of(key.seed(one.enc, info=context.info()), length)
+                total += mask_of(key.seed(one.enc, info=info), length)
             except SeedError as error:
                 raise Refused(Reason.CANNOT_OPEN, f"{one.device}: {error}") from error
         return total
 
-    def _save(self, wanted: SumSet, digest: bytes, answer: bytes) -> None:
+    def _save(self, wanted: SumSet, signers: set[bytes], digest: bytes, answer: bytes) -> None:
         """Save a set and its answer in one transaction.
 
         Raises:
-            Refused: TWICE_IN_ROUND: a member is in another set of this contract and period.
+            Refused: TWICE_IN_ROUND: a member, or its key, is in another set of this contract and period.
         """
         of = (wanted.fleet, wanted.contract.terms.name, wanted.period)
+        members = {one.device for one in wanted.members} | {key.hex() for key in signers}
         with self._writing():
             rows = self._db.execute(
-                "SELECT device FROM opened WHERE fleet = ? AND name = ? AND period = ?", of
+                "SELECT member FROM opened WHERE fleet = ? AND name = ? AND period = ?", of
             )
-            if both := {row[0] for row in rows} & {one.device for one in wanted.members}:
-                text = f"{len(both)} members are in another set of this period, which was opened"
+            if both := {row[0] for row in rows} & members:
+                text = "it is in another set of this period, which was opened"
                 raise Refused(Reason.TWICE_IN_ROUND, f"{min(both)}: {text}")
             self._db.executemany(
                 "INSERT INTO opened VALUES (?, ?, ?, ?, ?)",
-                [(*of, one.device, digest) for one in wanted.members],
+                [(*of, member, digest) for member in sorted(members)],
             )
             row = (digest, *of, wanted.value, len(wanted.members), answer)
             self._db.execute("INSERT INTO answers VALUES (?, ?, ?, ?, ?, ?, ?)", row)
@@ -169,3 +179,7 @@ class WitnessRecord:
             self._db.execute("ROLLBACK")
             raise
         self._db.execute("COMMIT")
+
+
+def _context(wanted: SumSet, device: str) -> SumContext:
+    return SumContext(wanted.fleet, device, wanted.contract.digest, wanted.period)

@@ -159,10 +159,15 @@ def test_unsigned_unknown_and_foreign_members_are_refused(record):
 
 
 def test_one_key_is_not_two_devices(record):
-    with pytest.raises(Refused, match="FORK"):
-        record.enrol("north", [("meter-99", SIGNERS["meter-01"].public)])
-    assert record.enrol("south", [("meter-99", SIGNERS["meter-01"].public)]) == 1
     assert record.enrol("north", [("meter-01", SIGNERS["meter-01"].public)]) == 0
+    assert record.enrol("north", [("other-1", SIGNERS["meter-01"].public)]) == 1
+    sent, signer = messages_of(sorted(SIGNERS)[:8]), SIGNERS["meter-01"]
+    context = SumContext("north", "other-1", CONTRACT.digest, DAY)
+    second = masked_message(ROWS["meter-01"], CONTRACT, context, signer)
+    assert refusal(record, a_set(sent | {"other-1": second}).write()) is Reason.FORK
+    record.open(a_set(sent).write(), KEYS)
+    others = messages_of(sorted(SIGNERS)[8:16]) | {"other-1": second}
+    assert refusal(record, a_set(others, value="F13").write()) is Reason.TWICE_IN_ROUND
 
 
 def test_a_device_twice_or_out_of_order_is_no_set():
