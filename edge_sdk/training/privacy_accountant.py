@@ -14,16 +14,7 @@ from edge_sdk.app.cli import fields
 from edge_sdk.app.lean_dataclass import dataclass
 from edge_sdk.config import PARTICIPATIONS, Config
 from edge_sdk.limits.resource_governor import ResourceGovernor
-from edge_sdk.privacy.ledger import (
-    UNBOUNDED,
-    UNCOUNTED,
-    UNKNOWN,
-    BudgetSpent,
-    ParticipationCharges,
-    PrivacyAccount,
-    PrivacyCharge,
-    PrivacyLimit,
-)
+from edge_sdk.privacy import ledger
 from edge_sdk.privacy.mechanism import Mechanism
 from edge_sdk.protocol.messages import RELEASES_LIMIT
 from edge_sdk.session.participation import LinkQuota
@@ -48,8 +39,8 @@ class PrivacyAccountant:
     def __init__(self, store: DeviceStore, session: Session, clock: Callable[[], int]) -> None:
         """Begin without an account; ``begin`` sets the mechanism."""
         self._store, self._session, self._clock = store, session, clock
-        self.account = PrivacyAccount()
-        self._others: Callable[[], tuple[ParticipationCharges, ...]] = tuple
+        self.account = ledger.PrivacyAccount()
+        self._others: Callable[[], tuple[ledger.ParticipationCharges, ...]] = tuple
         self._watched: object = None
         self._lines = 0
 
@@ -59,22 +50,22 @@ class PrivacyAccountant:
         self._sum()
         self._watched = None
 
-    def share(self, others: Callable[[], tuple[ParticipationCharges, ...]]) -> None:
+    def share(self, others: Callable[[], tuple[ledger.ParticipationCharges, ...]]) -> None:
         """Hold the charges of the device's other participations against the same budget."""
         self._others, self._watched = others, None
 
     @property
-    def known(self) -> PrivacyAccount:
+    def known(self) -> ledger.PrivacyAccount:
         """Return the account with the releases that only another count than the ledger has."""
         return self.account.plus(*self._unseen(self._clock()))
 
-    def spending(self) -> ParticipationCharges:
+    def spending(self) -> ledger.ParticipationCharges:
         """Return the charges of this participation alone, for the accounts of the others."""
         self._recount()
         account = self.known
         allowed = self._session.participation.releases_allowed
         is_known = account.is_counted and not self._session.outbox.numbers.lost
-        return ParticipationCharges(account.charges, account.released, allowed, is_known)
+        return ledger.ParticipationCharges(account.charges, account.released, allowed, is_known)
 
     def watch(self) -> None:
         """Stop releases when the budget is exhausted, and resume them when it is not."""
@@ -99,25 +90,27 @@ class PrivacyAccountant:
         if self._session.participation.exhaust_budget():
             logger.warning("privacy budget exhausted %s", fields(why=why))
 
-    def cost(self, releases: int) -> tuple[tuple[PrivacyCharge, ...], PrivacyAccount]:
+    def cost(self, releases: int) -> tuple[tuple[ledger.PrivacyCharge, ...], ledger.PrivacyAccount]:
         """Return the charges of a round with so many releases, and the account including them.
 
         Releases unknown because a store was lost are charged with the next round.
         """
         counted = self._session.outbox.numbers.spent + releases
         if counted > RELEASES_LIMIT:
-            raise BudgetSpent(f"{counted} releases are above {RELEASES_LIMIT}, the most counted")
+            raise ledger.BudgetSpent(
+                f"{counted} releases are above {RELEASES_LIMIT}, the most counted"
+            )
         wall, account = self._clock(), self.current()
         charges = (*self._unseen(wall), *self.mechanism.cost(wall, releases))
         return charges, account.charge(*charges) if releases else account.plus(*charges)
 
-    def current(self) -> PrivacyAccount:
+    def current(self) -> ledger.PrivacyAccount:
         """Return the account with what other participations, and noise on readings, have charged since."""
         self._recount()
         self._include(self._others())
         return self.account
 
-    def adopt_account(self, account: PrivacyAccount) -> None:
+    def adopt_account(self, account: ledger.PrivacyAccount) -> None:
         self.account, self._watched = account, None
         self._recount()
 
@@ -131,7 +124,7 @@ class PrivacyAccountant:
         if others:
             self._include(others)
 
-    def _include(self, others: tuple[ParticipationCharges, ...]) -> None:
+    def _include(self, others: tuple[ledger.ParticipationCharges, ...]) -> None:
         limits = (
             self._session.participation.releases_allowed,
             *(other.allowed for other in others),
@@ -140,15 +133,15 @@ class PrivacyAccountant:
         most = self.mechanism.plan.most(allowed)
         self.account = replace(self.account, beside=others, most=most)
 
-    def _unseen(self, wall: int) -> tuple[PrivacyCharge, ...]:
+    def _unseen(self, wall: int) -> tuple[ledger.PrivacyCharge, ...]:
         count = self._session.outbox.numbers.spent - self.account.released
         return self.mechanism.plan.unseen(wall, count)
 
 
-def _why_stopped(account: PrivacyAccount) -> str:
+def _why_stopped(account: ledger.PrivacyAccount) -> str:
     if account.is_known:
         return "no further release fits into the budget"
-    return UNKNOWN if account.is_counted else UNCOUNTED
+    return ledger.UNKNOWN if account.is_counted else ledger.UNCOUNTED
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +153,7 @@ class ParticipationBudgets:
     governor: ResourceGovernor
 
 
-def former_charges(config: Config) -> tuple[ParticipationCharges, ...]:
+def former_charges(config: Config) -> tuple[ledger.ParticipationCharges, ...]:
     """Return the charges of participations that are not configured any more.
 
     The readings that they used are the device's, so their losses count for as long as its state is
@@ -171,12 +164,12 @@ def former_charges(config: Config) -> tuple[ParticipationCharges, ...]:
     return tuple(charges_of(x.parent) for x in folders if x.parent.name not in present)
 
 
-def charges_of(folder: Path) -> ParticipationCharges:
+def charges_of(folder: Path) -> ledger.ParticipationCharges:
     """Return the charges in the ledger of a state folder, read beside a running agent."""
     with DeviceStore.open(folder, read_only=True) as store:
-        account = PrivacyAccount.of(store.ledger(), PrivacyLimit())
+        account = ledger.PrivacyAccount.of(store.ledger(), ledger.PrivacyLimit())
         allowed = store.fact("releases allowed", -1)
         if (unseen := store.numbers().spent - account.released) > 0:
-            account = account.plus(replace(UNBOUNDED, releases=unseen))
+            account = account.plus(replace(ledger.UNBOUNDED, releases=unseen))
     limit = allowed if allowed >= 0 else None
-    return ParticipationCharges(account.charges, account.released, limit)
+    return ledger.ParticipationCharges(account.charges, account.released, limit)
