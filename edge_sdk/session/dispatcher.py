@@ -11,7 +11,7 @@ from edge_sdk.errors import Reason, Refused
 from edge_sdk.link.transport import RenewableLink
 from edge_sdk.protocol import messages as m
 from edge_sdk.protocol.envelope import AGGREGATOR
-from edge_sdk.session import agenda
+from edge_sdk.session import agenda as events
 from edge_sdk.session.download import DownloadCompleted, is_common_start
 from edge_sdk.session.durable_outbox import FromAggregator
 from edge_sdk.session.manifest_checks import check_expiry, is_perishable
@@ -21,7 +21,7 @@ from edge_sdk.session.signed_link import VerifiedMessage
 
 logger = logging.getLogger(__name__)
 
-Events = Iterator[agenda.SessionEvent]
+Events = Iterator[events.SessionEvent]
 
 
 class MessageReader(Protocol):
@@ -120,9 +120,9 @@ class Dispatcher:
             if verified.message.kind in reader.kinds:
                 reader.on_message(verified)
 
-    def _follow(self, events: Events) -> Events:
-        for event in events:
-            if isinstance(event, agenda.InlineLimitAnnounced):
+    def _follow(self, found: Events) -> Events:
+        for event in found:
+            if isinstance(event, events.InlineLimitAnnounced):
                 self._parts.outbox.limit_inline(event.size, event.ahead, event.single)
             else:
                 yield event
@@ -219,7 +219,7 @@ class Dispatcher:
             is_sound = parts.announcements.ring.is_in_force(answer.time)
             since = parts.time.after_loss(answer.time, is_sound=is_sound)
             parts.store.begin_noise_anew(since // 1000)
-            yield agenda.StoreLossDetected()
+            yield events.StoreLossDetected()
         if isinstance(answer, m.WelcomeMessage) and parts.link.is_limited:
             self._receive_time_alone(answer)
             return
@@ -257,7 +257,7 @@ class Dispatcher:
             inbox.forget_manifest()
             if inbox.is_common:
                 self._parts.downloads.abandon()
-                yield agenda.TaskWithdrawn()
+                yield events.TaskWithdrawn()
             raise
 
     def _follow_run(self, name: str) -> Events:
@@ -272,7 +272,7 @@ class Dispatcher:
         parts.inbox.follow_run(name)
         parts.downloads.abandon()
         parts.link.follow_run(name)
-        yield agenda.TaskWithdrawn()
+        yield events.TaskWithdrawn()
 
     def _welcomed(self, welcome: m.WelcomeMessage) -> None:
         parts = self._parts

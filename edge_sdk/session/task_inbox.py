@@ -22,15 +22,8 @@ from edge_sdk.protocol.contract.method import END, Task, Up
 from edge_sdk.protocol.contract.parameter_layout import Vector
 from edge_sdk.protocol.envelope import digest
 from edge_sdk.protocol.messages import takes_part
+from edge_sdk.session import agenda as events
 from edge_sdk.session import manifest_checks
-from edge_sdk.session.agenda import (
-    Agenda,
-    InlineLimitAnnounced,
-    PeersAnnounced,
-    SessionEvent,
-    TaskReceived,
-    TaskWithdrawn,
-)
 from edge_sdk.session.announcements import Announcements
 from edge_sdk.session.download import DownloadCompleted, Downloader, NewestModel, whole_model
 from edge_sdk.session.manifest_checks import ManifestExpectation, ManifestLog, NewestAnnouncements
@@ -41,7 +34,7 @@ logger = logging.getLogger(__name__)
 
 _GRACE = 600.0  # seconds after which a round counts as ended when the server time is unknown
 
-Events = Iterator[SessionEvent]
+Events = Iterator[events.SessionEvent]
 
 
 class TaskInbox:
@@ -67,7 +60,7 @@ class TaskInbox:
         store: DeviceStore,
         clock: ServerClock,
         downloads: Downloader,
-        agenda: Agenda,
+        agenda: events.Agenda,
         *,
         announcements: Announcements,
     ) -> None:
@@ -201,7 +194,9 @@ class TaskInbox:
             self.log.save(followed, **{self._serial: manifest.serial})
             self.seen = replace(self.seen, serial=manifest.serial)
         self.phase = manifest.phase
-        yield InlineLimitAnnounced(manifest.inline, manifest.ahead or 0, manifest.single or 0)
+        yield events.InlineLimitAnnounced(
+            manifest.inline, manifest.ahead or 0, manifest.single or 0
+        )
         if self._is_wanted(manifest, is_held=is_held) and not self._is_pending(manifest):
             yield from self._fetch_model(manifest)
 
@@ -230,7 +225,7 @@ class TaskInbox:
         )
 
     def _fetch_model(self, manifest: m.ModelMessage) -> Events:
-        yield TaskWithdrawn()
+        yield events.TaskWithdrawn()
         if self._content is not None and self._content[0] == manifest.digest:
             yield self._model_task(manifest, self._content[1])
         elif not isinstance(self._downloads.manifest, m.BundleMessage):
@@ -263,7 +258,7 @@ class TaskInbox:
             return
         manifest_checks.judge_task(kept, self.seen, self.wanted)
         if self.wanted.contract[kept.ask].up is Up.PEERS:
-            yield PeersAnnounced(kept)
+            yield events.PeersAnnounced(kept)
         elif kept.turn > self.seen.turn and not self._is_at(kept):
             yield from self._fetch_task(kept)
 
@@ -275,7 +270,7 @@ class TaskInbox:
         return isinstance(pending, m.TaskMessage) and pending.turn == task.turn and not task.blob
 
     def _fetch_task(self, task: m.TaskMessage) -> Events:
-        yield TaskWithdrawn()
+        yield events.TaskWithdrawn()
         if task.digest is None:
             yield self._own_task(task, {})
         elif task.blob:
@@ -316,13 +311,13 @@ class TaskInbox:
             self._downloads.begin(manifest, patience=self._patience)
             return None
 
-    def _model_task(self, manifest: m.ModelMessage, w: Vector) -> TaskReceived:
+    def _model_task(self, manifest: m.ModelMessage, w: Vector) -> events.TaskReceived:
         """Return the task of a manifest; at the end of a run it carries only the final model."""
         assert self.wanted is not None
         self._content = (manifest.digest, w)
         self._newest.keep(manifest.version, w)
         is_end = manifest.phase == "stop"
-        return TaskReceived(
+        return events.TaskReceived(
             Task(
                 to=self._device,
                 round=manifest.round,
@@ -333,7 +328,7 @@ class TaskInbox:
             )
         )
 
-    def _read_task(self, task: m.TaskMessage, body: bytes) -> TaskReceived:
+    def _read_task(self, task: m.TaskMessage, body: bytes) -> events.TaskReceived:
         content = decode(m.ContentBody, body)
         if (content.run, content.version, content.spec) != (task.run, task.base, task.spec):
             raise Refused(Reason.MALFORMED, "the content differs from its task")
@@ -348,10 +343,10 @@ class TaskInbox:
         ask = self.wanted.contract[task.ask]
         return manifest_checks.vectors(ask.down, joined, self.wanted.size, stacked=ask.stacked)
 
-    def _own_task(self, task: m.TaskMessage, arrays: dict[str, Vector]) -> TaskReceived:
+    def _own_task(self, task: m.TaskMessage, arrays: dict[str, Vector]) -> events.TaskReceived:
         if isinstance(self._downloads.manifest, m.TaskMessage):
             self._downloads.stop()
-        return TaskReceived(
+        return events.TaskReceived(
             Task(
                 to=self._device,
                 round=task.round,
