@@ -14,6 +14,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from cryptography.hazmat.primitives.asymmetric.utils import encode_dss_signature
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.hmac import HMAC
@@ -365,6 +366,37 @@ def extract(salt, suite, label, material):
 def expand(key, suite, label, info, size):
     labelled = struct.pack(">H", size) + b"HPKE-v1" + suite + label + info
     return HKDFExpand(SHA256(), size, labelled).derive(key)
+
+
+def unmasked(contract, said, fleet, device, public, private):
+    """Remove the mask of a device's numbers as a witness and an aggregator could together."""
+    at, names = hashlib.sha256(contract).digest(), b""
+    if said["of"] != at[:16]:
+        raise Bad("NOT_FOUND")
+    for part in (fleet, device):
+        names += bytes([len(part)]) + part.encode()
+    about = names + at + struct.pack(">Q", said["period"])
+    signed = b"gridfed/1/sum\x00" + about + said["enc"] + hashlib.sha256(said["blob"]).digest()
+    try:
+        Ed25519PublicKey.from_public_bytes(public).verify(said["proof"], signed)
+    except InvalidSignature:
+        raise Bad("BAD_SIGNATURE") from None
+    key = X25519PrivateKey.from_private_bytes(private)
+    own = key.public_key().public_bytes(Encoding.Raw, PublicFormat.Raw)
+    agreed = key.exchange(X25519PublicKey.from_public_bytes(said["enc"]))
+    kem, suite = b"KEM\x00\x20", b"HPKE\x00\x20\x00\x01\x00\x03"
+    shared = expand(
+        extract(b"", kem, b"eae_prk", agreed), kem, b"shared_secret", said["enc"] + own, 32
+    )
+    bound = b"\x00" + extract(b"", suite, b"psk_id_hash", b"")
+    bound += extract(b"", suite, b"info_hash", b"gridfed/1/sum seed\x00" + about)
+    exporter = expand(extract(shared, suite, b"secret", b""), suite, b"exp", bound, 32)
+    seed = expand(exporter, suite, b"sec", b"gridfed/1/sum mask", 32)
+    stream = Cipher(algorithms.ChaCha20(seed, bytes(16)), None).encryptor()
+    size = len(said["blob"]) // 8
+    mask = struct.unpack(f"<{size}Q", stream.update(bytes(8 * size)))
+    sent = struct.unpack(f"<{size}Q", said["blob"])
+    return [(a - b) % 2**64 for a, b in zip(sent, mask, strict=True)]
 
 
 def check(digest, proof, kind, sender, recipient, fleet, public):

@@ -81,6 +81,16 @@ def test_both_decoders_apply_the_step_to_the_announced_model():
         second.after_step(manifest, body, [-0.7421875, 3.25])
 
 
+def test_the_second_decoder_removes_the_mask_of_a_sum():
+    said, (contract,) = parse("sum"), parse("sums")["contracts"]
+    key, witness = bytes.fromhex(INDEX["keys"]["meter-0042"]), bytes(range(32))
+    found = second.unmasked(contract, said, "north", "meter-0042", key, witness)
+    assert found == [0, 0, 20_000, 21_500]  # of -99, -20, 0 and 1.5 above -20 in steps of 0.001
+    for changed in ({"period": 0}, {"enc": bytes(32)}, {"blob": bytes(32)}):
+        with pytest.raises(second.Bad, match="BAD_SIGNATURE"):
+            second.unmasked(contract, said | changed, "north", "meter-0042", key, witness)
+
+
 def test_the_offer_proves_the_body_that_its_chunks_carry():
     offer = parse("offer")
     body = parse("chunk-0")["blob"] + parse("chunk-1")["blob"]
