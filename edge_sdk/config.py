@@ -261,11 +261,6 @@ class Config:
         marked = {entry.table for entry in self.index.values() if mark in entry.row}
         return {name: one for name, one in self.extensions.items() if name not in marked}
 
-    def extensions_off(self, mark: str) -> dict[str, Any]:
-        """Return false for each key of a core table that switches on an extension with such a row."""
-        rows = (entry.row for entry in self.index.values() if mark in entry.row)
-        return {key: False for row in rows for key in row.get("keys", {})}
-
     @classmethod
     def load(cls, path: str | Path, environ: Mapping[str, str] = os.environ) -> Config:
         """Read a configuration file, its ``conf.d``, and ``GRIDFED_EDGE_…`` variables.

@@ -11,7 +11,7 @@ from typing import Final, Protocol
 from edge_sdk.app.cli import fields
 from edge_sdk.app.permissions import make_private_folder
 from edge_sdk.config import Config
-from edge_sdk.errors import ConfigError, EdgeError, SignerUnavailable, TokenRefused
+from edge_sdk.errors import ConfigError, EdgeError
 from edge_sdk.protocol import keys
 from edge_sdk.protocol.messages import FloorMessage, WelcomeMessage
 from edge_sdk.protocol.outbox import Outbox
@@ -99,18 +99,6 @@ def load_signer(config: Config) -> keys.Signer:
 def signer_of(config: Config) -> keys.Signer:
     """Read the device's own key; a device alone makes one, by which it can be enrolled later."""
     return create_identity(config)[0] if config.is_alone else load_signer(config)
-
-
-def require_signer(signer: keys.Signer) -> None:
-    """Refuse to continue while the token that holds a key is away; a key in a file is always there."""
-    if not isinstance(signer, keys.RequiredSigner):
-        return
-    try:
-        signer.require()
-    except TokenRefused as error:
-        raise ConfigError(str(error)) from error
-    except SignerUnavailable as error:
-        raise TokenUnreachable(str(error)) from error
 
 
 def create_identity(config: Config) -> tuple[keys.Signer, bool]:

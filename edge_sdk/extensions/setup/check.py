@@ -21,7 +21,7 @@ from edge_sdk.app.extensions import known_names
 from edge_sdk.app.settings import Loaded, shown
 from edge_sdk.commands import add_config
 from edge_sdk.config import Config, load_with_origins
-from edge_sdk.errors import OK, TEMPORARY, ConfigError
+from edge_sdk.errors import OK, TEMPORARY, ConfigError, SignerUnavailable, TokenRefused
 from edge_sdk.extensions.setup.agent_log import ChannelSource, channel_sources, unsupplied
 from edge_sdk.extensions.setup.memory_trial import memory_finding
 from edge_sdk.limits import limits_of
@@ -31,13 +31,13 @@ from edge_sdk.methods import METHODS
 from edge_sdk.protocol import topics
 from edge_sdk.protocol.contract.manifest import Manifest
 from edge_sdk.protocol.contract.parameter_layout import ParamSpec
-from edge_sdk.protocol.keys import kid_of
+from edge_sdk.protocol.keys import RequiredSigner, Signer, kid_of
 from edge_sdk.session.identity import (
+    TokenUnreachable,
     find_releases,
     has_identity,
     load_signer,
     place_of,
-    require_signer,
 )
 from edge_sdk.sources import Source
 from edge_sdk.store.schema import FILE
@@ -174,6 +174,18 @@ def reach_broker(config: Config) -> tuple[str, bool]:
         return f"not reached: {why}", False
     finally:
         link.close()
+
+
+def require_signer(signer: Signer) -> None:
+    """Refuse to continue while the token that holds a key is away; a key in a file is always there."""
+    if not isinstance(signer, RequiredSigner):
+        return
+    try:
+        signer.require()
+    except TokenRefused as error:
+        raise ConfigError(str(error)) from error
+    except SignerUnavailable as error:
+        raise TokenUnreachable(str(error)) from error
 
 
 def link_projection(config: Config, spec: ParamSpec) -> str:

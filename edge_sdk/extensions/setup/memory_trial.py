@@ -106,7 +106,8 @@ def learn_once(config: Config, folder: Path) -> None:
     if not config.is_alone:
         from edge_sdk.link import mqtt  # noqa: F401, PLC0415 - as a device with a broker
     without = config.extensions_without("of_fleet")
-    without |= config.extensions_off("candidate")  # an agent without the memory has none
+    for entry in config.index.having("candidate"):  # an agent without the memory has none
+        without |= dict.fromkeys(entry.row.get("keys", {}), False)
     alone = replace(
         config,
         state=folder / "state",
