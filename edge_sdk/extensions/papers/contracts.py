@@ -248,6 +248,22 @@ FESEM = _plugin(
     "clustered.fesem:METHOD",
     "fesem:fesem_half",
 )
+IFCA = _plugin(
+    {
+        "train": replace(
+            TRAIN,
+            down=("centres",),
+            numbers=(STEPS, RATE),
+            up=Up.WEIGHTS,
+            report=(LOSS, Number("cluster", 0, 255, measured=True, needed=True)),
+            personal=True,
+            patient=True,
+            stacked=True,
+        )
+    },
+    "clustered.ifca:METHOD",
+    "ifca:ifca_half",
+)
 PFL = _plugin({"train": _PERSONAL}, "personalised.pfl:METHOD", "pfl:pfl_half")
 DITTO = _plugin(
     {

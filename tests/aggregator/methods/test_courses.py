@@ -122,7 +122,7 @@ def test_tasks_keep_to_the_contract(name):
         assert task.ask == ask_name
         assert task.arrays.keys() <= set(ask.down)
         assert ask.down[0] in task.arrays
-        assert all(vector.shape == start_of(name).shape for vector in task.arrays.values())
+        assert all(vector.shape[-1:] == start_of(name).shape for vector in task.arrays.values())
         assert all(vector.dtype == np.float32 for vector in task.arrays.values())
         assert all(known[key].admits(value) for key, value in task.values.items())
 

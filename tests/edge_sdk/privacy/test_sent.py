@@ -205,6 +205,7 @@ NUMBERS = {
     "eps_start": 1.0, "eps_cap": 9.0, "eps_rate": 0.1, "noise": 0.1, "radius": 0.1, "l1": 0.01,
     "check_every": 1.0, "cons_rate": 0.1, "counted": 1.0, "smooth": 0.1, "ridge": 0.1, "own": 0.5,
     "of": 1.0, "iterations": 3.0, "damping": 1.0, "batches": 1.0, "weight": 1.0,
+    "own_steps": 2.0, "pull": 0.1, "share": 0.5, "share_rate": 0.01, "head_steps": 2.0,
 }  # fmt: skip
 
 
@@ -269,7 +270,7 @@ def answers(learner, method):
     if "begin" in CONTRACTS[method]:
         return {"begin": exchanged(learner, method, state)}
     opens = next(iter(CONTRACTS[method]))
-    arrays = {"w": w, "z": w, "c": w, "dual": np.zeros_like(w)}
+    arrays = {"w": w, "z": w, "c": w, "centres": w, "dual": np.zeros_like(w)}
     down = {k: v for k, v in arrays.items() if k in CONTRACTS[method][opens].down}
     for number in (1, 2):
         state, effects = learner.learn(state, asked(method, opens, round=number, arrays=down))
