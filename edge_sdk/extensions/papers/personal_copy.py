@@ -74,13 +74,13 @@ def ditto(local: TrainingContext, settings: LocalSgd) -> Half[PersonalCopy]:
         if event.ask == END or not effects:
             return replace(state, p=after.p), effects
         begin = local.spec.place(state.p, received) if state.own is None else state.own
-        pull = add_proximal(local.spec, float(event.values["pull"]), received)
+        pull = add_proximal(local.spec, float(event.values.get("pull", 0.0)), received)
         trained = train(
             local,
             chain(pull, settings.optimiser_of(event.values)),
             begin,
             None,
-            steps=int(event.values["own_steps"]),
+            steps=int(event.values.get("own_steps", 0)),
             of_round=event.round,
             fresh=settings.minibatch == "fresh",
         )
@@ -106,7 +106,7 @@ def apfl(local: TrainingContext, settings: LocalSgd) -> Half[PersonalCopy]:
         placed = local.spec.place(state.p, received)
         if event.ask == END:
             return replace(state, p=placed), ()
-        share = state.share if state.own is not None else float(event.values["share"])
+        share = state.share if state.own is not None else float(event.values.get("share", 1.0))
         begun = PersonalCopy(placed, placed if state.own is None else state.own, share)
         return _apfl_round(local, settings, begun, event)
 
@@ -126,7 +126,7 @@ def _apfl_round(
         loss, g = loss_gradient(local, w, batch)
         _, slope = loss_gradient(local, mixed(v, w, share), batch)
         if not losses:
-            rate = float(task.values["share_rate"])
+            rate = float(task.values.get("share_rate", 0.0))
             share = float(np.clip(share - rate * float((v - w) @ slope), 0.0, 1.0))
         losses.append(loss)
         used = used + len(batch) if fresh else len(batch)
@@ -157,7 +157,7 @@ def fedrep(local: TrainingContext, settings: LocalSgd) -> Half[LocalState]:
         if event.ask == END:
             return LocalState(placed), ()
         optimiser = settings.optimiser_of(event.values)
-        fresh, head = settings.minibatch == "fresh", int(event.values["head_steps"])
+        fresh, head = settings.minibatch == "fresh", int(event.values.get("head_steps", 0))
         first = train(
             local,
             chain(_only_personal(local.spec), optimiser),
