@@ -7,7 +7,6 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 from edge_sdk.errors import USAGE, Failure
 
@@ -72,22 +71,3 @@ def write_new(path: Path, text: str, check: Callable[[Path], object]) -> None:
         raise WizardError(f"{path} exists", hint="choose another name, or edit it") from error
     finally:
         beside.unlink(missing_ok=True)
-
-
-class SourceText(NamedTuple):
-    """A ``[[source]]`` section as text, and a remark about the device at its address."""
-
-    text: str
-    remark: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class SourceSetup:
-    """The setup of one type of source."""
-
-    question: str
-    default: str  # address that is written without an answer
-    kinds: tuple[str, ...]  # kinds of device that have such a source
-    # function of the wizard, the configuration's folder, the address, and the stream of the kind's
-    # own readings
-    write: Callable[[Wizard, Path, str, str], SourceText]

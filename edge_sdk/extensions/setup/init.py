@@ -15,10 +15,11 @@ import json
 from argparse import ArgumentParser, Namespace
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from edge_sdk.app.cli import CommandResult
 from edge_sdk.app.extensions import ExtensionIndex, PluginRegistry
-from edge_sdk.app.wizard import SourceSetup, Wizard, write_new
+from edge_sdk.app.wizard import Wizard, write_new
 from edge_sdk.config import Config
 
 
@@ -37,16 +38,18 @@ KINDS = {
     "station": DeviceKind("cells-day", "traffic of the next 24 hours", "cell.internet.activity"),
 }
 
-SETUPS: PluginRegistry[SourceSetup] = PluginRegistry(
+SETUPS: PluginRegistry[Any] = PluginRegistry(
     {}, "gridfed.source_setups", listed=ExtensionIndex("edge_sdk").loaders("setups")
 )
-"""Setups by type of source."""
+"""Setups by type of source: the question for its address, a default, the kinds of device that have one, and
+``write``, a function of the wizard, the configuration's folder, the address, and the stream of the kind's own
+readings to the section's text and a remark about the device at its address."""
 
 NONE = "none"
 """Answer in place of the address of a broker: the device runs alone."""
 
 
-def setups_of(kind: str) -> dict[str, SourceSetup]:
+def setups_of(kind: str) -> dict[str, Any]:
     """Return the setups of the types of source that a kind of device has, the usual one first."""
     return {name: setup for name, setup in SETUPS.items() if kind in setup.kinds}
 

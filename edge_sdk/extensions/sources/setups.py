@@ -3,10 +3,32 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
-from edge_sdk.app.wizard import SourceSetup, SourceText, Wizard
+from edge_sdk.app.wizard import Wizard
 from edge_sdk.extensions.sources.csv_columns import CsvColumns, proposed_columns
+
+
+class SourceText(NamedTuple):
+    """A ``[[source]]`` section as text, and a remark about the device at its address."""
+
+    text: str
+    remark: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class SourceSetup:
+    """The setup of one type of source."""
+
+    question: str
+    default: str  # address that is written without an answer
+    kinds: tuple[str, ...]  # kinds of device that have such a source
+    # function of the wizard, the configuration's folder, the address, and the stream of the kind's
+    # own readings
+    write: Callable[[Wizard, Path, str, str], SourceText]
 
 
 def _p1(_wizard: Wizard, _folder: Path, address: str, _stream: str) -> SourceText:
