@@ -207,10 +207,7 @@ def _solved_without_each(
     targets: Mapping[str, Floats],
 ) -> dict[str, Floats]:
     """Return for each device the coefficients that all others have after the last pass, ``(W,)``."""
-    noises = {
-        name: max(float(np.nanmean(naive_noise(one.rows, targets[name]))), 1e-3)
-        for name, one in taught.items()
-    }
+    noises = {name: _noise(one.rows, targets[name]) for name, one in taught.items()}
     coefficients: Floats | None = None
     sums: dict[str, Statistic] = {}
     before = coefficients
@@ -222,19 +219,28 @@ def _solved_without_each(
             )
             if made:
                 sums[name] = made[0]
+        if not sums:  # every load is far beyond its level
+            return {name: np.zeros(design.shape[1]) for name, design in designs.items()}
         is_between = 0 < number < PASSES - 1
         before = coefficients
         coefficients = next_coefficients(
             before, {0: total(sums)}, PENALTY, stages=1, step=RELAXATION if is_between else 1.0
         )
     whole = total(sums)
-    assert coefficients is not None
+    of_all = next_coefficients(before, {0: whole}, PENALTY, stages=1)[0]
     return {
         name: next_coefficients(before, {0: whole - sums[name]}, PENALTY, stages=1)[0]
         if name in sums
-        else coefficients[0]
+        else of_all
         for name in designs
     }
+
+
+def _noise(rows: ProfileRows, targets: Floats) -> float:
+    """Return the mean error of last week's slot, in levels; 1 where none is known."""
+    missed = naive_noise(rows, targets)
+    seen = np.isfinite(missed)
+    return max(float(missed[seen].mean()), 1e-3) if seen.any() else 1.0
 
 
 def _strength(

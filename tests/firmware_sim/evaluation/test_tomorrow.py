@@ -127,3 +127,17 @@ def test_gaps_are_neither_learned_nor_judged():
 @pytest.mark.parametrize("options", [{"step": 7200}, {"days": 33}, {"count": 1}])
 def test_records_that_are_too_short_or_coarse_are_not_compared(options):
     assert compare_tomorrow(fleet(**options)) is None
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("odd", [(0,), (0, 1, 2)])
+def test_a_load_of_zeros_and_one_far_beyond_its_level_do_no_harm(odd):
+    records = fleet(3)
+    for place in odd:
+        values = np.zeros(len(records.devices[place].values))
+        if place == 1:
+            values[::24], values[75 * 24 :] = 1e-6, 1e6
+        records.devices[place] = replace(records.devices[place], values=values)
+    found = compare_tomorrow(records)
+    assert all(np.isfinite(one).all() for one in found.errors.values())
+    assert tomorrow_verdict(found)
