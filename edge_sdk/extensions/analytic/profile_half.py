@@ -160,13 +160,14 @@ def with_own_part(run: Run, windows: IssuedWindows, p: Vector, spec: ParamSpec) 
     if strength < NO_OWN_PART:
         strength *= min(1.0, LEARNED / len(windows))
     own = own_parts(run, windows, p, strength)
-    found = [run("own_errors", p=p, own=own[:3], **one) for one in windows.newest(JUDGED).blocks()]
+    found = [run("own_errors", p=p, own=own, **one) for one in windows.newest(JUDGED).blocks()]
     residuals = np.concatenate([one[0] for one in found])
     losses = np.sum([one[1] for one in found], axis=0)
     made = np.array(p, np.float32)
     prior = made[places["residuals"]].reshape(-1, residuals.shape[1]).astype(np.float64)
     made[places["residuals"]] = joined_residuals(residuals, prior, len(prior)).ravel()
-    made[places["own"]] = own[2:].ravel()
+    # the same for the expected value: one of its own follows single days too far
+    made[places["own"]] = np.tile(own[2], 2)
     if len(windows) >= BLENDED:
         made[places["share"]] = 1.0
     elif losses.all():
@@ -175,14 +176,14 @@ def with_own_part(run: Run, windows: IssuedWindows, p: Vector, spec: ParamSpec) 
 
 
 def own_parts(run: Run, windows: IssuedWindows, p: Vector, strength: float) -> Floats:
-    """Return own parts: the median's from even weeks, odd weeks and all, and the expected value's.
+    """Return own parts that have learned from even weeks, odd weeks and all, shape ``(3, W)``.
 
-    Each is what ``profile_form.own_part`` returns for its rows, shape ``(4, W)``.
+    Each is what ``profile_form.own_part`` returns for its rows.
     """
-    own = np.zeros((4, WIDTH))
-    for number in range(PASSES if strength < NO_OWN_PART else 0):
-        sums, rows = _added(run("own_sums", p=p, own=own[:3], **one) for one in windows.blocks())
-        for k in range(3 if number else 4):
+    own = np.zeros((3, WIDTH))
+    for _ in range(PASSES if strength < NO_OWN_PART else 0):
+        sums, rows = _added(run("own_sums", p=p, own=own, **one) for one in windows.blocks())
+        for k in range(3):
             count, weight = rows[k]
             if count >= 2.0:
                 heavy = sums[k] * (count / weight)

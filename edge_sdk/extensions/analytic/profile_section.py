@@ -96,7 +96,7 @@ class ProfileSection:
             ("strengths", (len(STAGES),)),  # of the own part, per row
             ("residuals", (self.residual_days, horizon)),
             ("share", (1,)),  # of the model, in a blend with the device's mean profile
-            ("own", (2, WIDTH)),  # own part of the median, and of the expected value
+            ("own", (2, WIDTH)),  # own part, of the median and of the expected value
         )
 
     def statistic_layout(self) -> ParamSpec:

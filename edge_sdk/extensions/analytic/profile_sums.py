@@ -157,28 +157,25 @@ class ProfileSums:
 
         Args:
             number: Of every window.
-            own: Own parts of the median before the pass: learned from even weeks, odd weeks, and
+            own: Own parts before the pass: learned from even weeks, odd weeks, and
                 all weeks, shape ``(3, W)``.
 
         Returns:
-            Matrix and cross product of four statistics, joined: the median's, of the three; and in the
-            first pass the expected value's of all, without weights. Rows and sum of weights of each,
-            shape ``(4, 2)``.
+            Matrix and cross product of the three statistics, joined; and rows and sum of weights of
+            each, shape ``(3, 2)``.
         """
         v = self.model.parts(p)
         size = WIDTH * (WIDTH + 1) // 2 + WIDTH
-        sums, rows_of = np.zeros((4, size), np.float32), np.zeros((4, 2))
+        sums, rows_of = np.zeros((3, size), np.float32), np.zeros((3, 2))
         for some, rows in self.model.blocks(v, x):
-            goals = rows.goals(y[some])
-            chosen = self._chosen(number[some])
-            for k in range(4 if not np.any(own) else 3):
-                told = rows.told(v.coefficients if k < 3 else v.expected, np.zeros(WIDTH))
-                seen = chosen[k] & np.isfinite(goals)
-                design, left = rows.design[seen], (goals - (told - rows.base).ravel())[seen, None]
-                weights = np.ones_like(left)
-                if k < 3:
-                    after = left - design @ own[k].astype(np.float32)[:, None]
-                    weights = self._loss.weights(after, is_normalised=False)
+            told = rows.told(v.coefficients, np.zeros(WIDTH))
+            missed = rows.goals(y[some]) - (told - rows.base).ravel()
+            even = np.repeat(self._is_even(number[some]), self.model.horizon)
+            for k, chosen in enumerate((even, ~even, np.ones_like(even))):
+                seen = chosen & np.isfinite(missed)
+                design, left = rows.design[seen], missed[seen, None]
+                after = left - design @ own[k].astype(np.float32)[:, None]
+                weights = self._loss.weights(after, is_normalised=False)
                 one = gather(design, left, weights)
                 sums[k] += np.concatenate([one.gram[0], one.cross[0]])
                 rows_of[k] += (len(left), float(weights.sum()))
@@ -210,8 +207,3 @@ class ProfileSums:
 
     def _is_even(self, number: Array) -> Flags:
         return np.asarray(number // (WEEK * self.model.day) % 2 == 0)
-
-    def _chosen(self, number: Array) -> tuple[Flags, Flags, Flags, Flags]:
-        even = np.repeat(self._is_even(number), self.model.horizon)
-        every = np.ones(len(even), np.bool_)
-        return even, ~even, every, every
