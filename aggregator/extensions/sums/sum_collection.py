@@ -136,9 +136,9 @@ def open_sum(store: Store, data: bytes, witness: bytes, now: int) -> SumSet | No
 
 def _vectors(table: SumTable, found: SumSet) -> Iterator[Any]:
     """Yield the masked vectors of a set, each compared with the digest that its device signed."""
-    terms, sent = found.contract.terms, dict(table.messages(found.contract, found.period))
+    terms = found.contract.terms
     for one in found.members:
-        message = sent.get(one.device)
+        message = table.message(found.contract, one.device, found.period)
         if message is None or hashlib.sha256(message.blob).digest() != one.masked:
             text = f"the masked numbers of {one.device} are not those of the set"
             raise Refused(Reason.BAD_DIGEST, text)
