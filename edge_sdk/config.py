@@ -159,6 +159,7 @@ class Config:
     participation: Annotated[tuple[ParticipationSection, ...], Length(0, 3)] = ()  # further runs
     extensions: Mapping[str, Any] = field(default_factory=dict)  # settings of extensions, by table
     index: ClassVar[ExtensionIndex] = ExtensionIndex("edge_sdk")
+    renamed: ClassVar[Mapping[str, str]] = index.texts("renamed")
 
     def __post_init__(self) -> None:
         """Refuse participations that share an id or a certificate, and settings that an extension refuses."""

@@ -9,6 +9,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from edge_sdk.app.cli import fields
 from edge_sdk.app.extensions import ExtensionIndex, PluginRegistry
+from edge_sdk.app.settings import refuse_renamed
 from edge_sdk.errors import ConfigError
 from edge_sdk.forecasting.series import Reading
 
@@ -109,7 +110,15 @@ def open_source(section: Mapping[str, Any], where: str) -> Source:
     if kind not in SOURCES:
         known = ", ".join(SOURCES.names())
         raise ConfigError(f"{where}.type: unknown {kind!r}; known: {known}")
-    return SOURCES[kind](section)
+    factory = SOURCES[kind]
+    refuse_renamed(renamed_keys(factory), section, where)
+    return factory(section)
+
+
+def renamed_keys(factory: object) -> Mapping[str, str]:
+    """Return the new keys of a source's section by their old names."""
+    found: Mapping[str, str] = getattr(getattr(factory, "section", factory), "renamed", {})
+    return found
 
 
 def parted(sources: Iterable[Source]) -> tuple[list[Source], dict[str, LiveSource]]:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import fields
 from datetime import UTC, date, datetime, tzinfo
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from edge_sdk.errors import ConfigError
 from edge_sdk.extensions.sources.csv_dialect import EPOCH, ISO
@@ -16,6 +16,14 @@ from edge_sdk.extensions.sources.csvfile import EDGES, KINDS, CsvFile
 
 class CsvSection:
     """Builds CSV sources from sections of a configuration."""
+
+    renamed: ClassVar[Mapping[str, str]] = {
+        "form": "time_format",
+        "seconds": "interval_seconds",
+        "time": "time_column",
+        "where": "filter",
+        "zone": "time_zone",
+    }
 
     def __call__(self, section: Mapping[str, Any]) -> CsvFile:
         """Build a CSV source from its section of a configuration.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any, Generic, TypeVar
+from typing import Annotated, Any, ClassVar, Generic, TypeVar
 
 from edge_sdk.app.schema import Between
 from edge_sdk.app.settings import Duration, from_table, seconds
@@ -30,6 +30,11 @@ class LiveSection:
     max_gap: Duration | None = None  # longest interpolated gap; unset: a step
     max_power: Annotated[float, Between(1e-6, 1e9)] = 250.0  # largest accepted power, kW
     rollover: Annotated[float, Between(0, 1e12)] = 0.0  # value at which registers wrap; 0 is never
+    renamed: ClassVar[Mapping[str, str]] = {
+        "gap": "max_gap",
+        "modulus": "rollover",
+        "most": "max_power",
+    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +84,8 @@ class Interface(Generic[S]):
 
 class Replay:
     """Builds a source on a recording: ``path``, its type in ``recorded_type``, and the keys of that type."""
+
+    renamed: Mapping[str, str] = {"of": "recorded_type"}
 
     def __call__(self, table: Mapping[str, Any]) -> Source:
         """Build the source of a section.

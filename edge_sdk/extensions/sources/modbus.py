@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from edge_sdk.app.schema import Between, Length
 from edge_sdk.app.settings import Duration, seconds
@@ -299,6 +299,16 @@ class ModbusSection(LiveSection):
     timeout: Duration = "2s"  # longest wait for a reply
     sunspec: bool = False  # discover the points by SunSpec, instead of point
     point: Annotated[tuple[RegisterPoint, ...], Length(0, 256)] = ()  # registers to read
+    renamed: ClassVar[Mapping[str, str]] = {
+        **LiveSection.renamed,
+        "every": "poll_interval",
+        "patience": "timeout",
+        "point[].at": "point[].address",
+        "point[].form": "point[].data_type",
+        "point[].scale_at": "point[].scale_address",
+        "point[].words": "point[].word_order",
+        "unit": "unit_id",
+    }
 
 
 def _feed(section: ModbusSection) -> FramedLink:

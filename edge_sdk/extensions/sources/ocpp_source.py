@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from edge_sdk.app.schema import Between
 from edge_sdk.errors import ConfigError
@@ -26,6 +27,10 @@ class OcppSection(LiveSection):
     cert_file: str = ""  # certificate of the tap, for chargers that use TLS
     key_file: str = ""  # private key of that certificate
     ocmf_key: str = ""  # public key of the meter: signed readings are then verified
+    renamed: ClassVar[Mapping[str, str]] = {
+        **LiveSection.renamed,
+        "office": "csms",
+    }
 
 
 def _feed(section: OcppSection) -> FramedLink:

@@ -10,7 +10,7 @@ from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 from edge_sdk.app.settings import Duration, seconds
 from edge_sdk.errors import ConfigError
@@ -144,6 +144,11 @@ class PmSection(LiveSection):
     objects: str = "*"  # measured objects to read, by distinguished name
     poll_interval: Duration = "5s"  # scan interval; a file must be unchanged for so long
     max_age: Duration = "7d"  # largest age of a file
+    renamed: ClassVar[Mapping[str, str]] = {
+        **LiveSection.renamed,
+        "every": "poll_interval",
+        "history": "max_age",
+    }
 
 
 def _feed(section: PmSection) -> FramedLink:

@@ -161,7 +161,9 @@ class SumSender(DeviceExtension):
         last = terms.last_begin(now)
         first = terms.last_begin(max(0, now - terms.due)) + terms.period
         ahead = 0
-        if terms.source == "tomorrow":  # of the present period and the next one, never of a past one
+        if (
+            terms.source == "tomorrow"
+        ):  # of the present period and the next one, never of a past one
             first, ahead = max(first, last), terms.period
         found: Forecast | None = None
         for period in range(first, last + ahead + 1, terms.period):
