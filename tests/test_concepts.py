@@ -13,7 +13,7 @@ ARCHITECTURE = (ROOT / "docs" / "architecture.md").read_text("utf-8")
 ROWS = re.findall(r"^\| ([^|]+) \| `([^`]+)` \| `([^`]+)` \|$", CONCEPTS, re.MULTILINE)
 
 FACTS = [
-    ("late", "edge_sdk/protocol/admission_policy.py", "Reason.LATE"),
+    ("late", "aggregator/ingress/admission_policy.py", "Reason.LATE"),
     ("noise of input", "edge_sdk/extensions/noise_points/input_noise.py", "add_noised"),
     ("deadline", "aggregator/methods/base/round_machine.py", "deadline"),
     ("clone", "aggregator/ingress/update_admission.py", "CloneDetector"),

@@ -25,6 +25,7 @@ from pathlib import Path
 import numpy as np
 
 from aggregator.ingress.admission_context import AdmissionContext, WelcomeTerms
+from aggregator.ingress.admission_policy import Limits, OpenRound
 from aggregator.ingress.message_bodies import MessageBodies
 from aggregator.ingress.message_ingress import MessageIngress
 from aggregator.ingress.rate_limits import RateLimits
@@ -37,7 +38,6 @@ from aggregator.store.types import EnrolledDevice
 from edge_sdk.app.clock import SystemClock
 from edge_sdk.link.transport import Message
 from edge_sdk.protocol import codec, envelope, topics
-from edge_sdk.protocol.admission_policy import Limits, OpenRound
 from edge_sdk.protocol.contract.method import CONTRACTS
 from edge_sdk.protocol.contract.parameter_layout import ParamSpec
 from edge_sdk.protocol.envelope import AGGREGATOR

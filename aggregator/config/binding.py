@@ -27,6 +27,7 @@ from aggregator.config.run_checks import (
 )
 from aggregator.config.schedule import Schedule, ScheduleError, schedule_of
 from aggregator.config.sections import AdmissionSection, AggregatorConfig
+from aggregator.ingress.admission_policy import Limits
 from aggregator.methods import METHODS, Course, Rounds, Setup
 from aggregator.methods.base.types import BoundGraph
 from aggregator.methods.base.wrappers import in_stages
@@ -37,7 +38,6 @@ from edge_sdk.app.schema import SchemaError, build
 from edge_sdk.app.settings import SettingsError, refuse_renamed, rooted, seconds
 from edge_sdk.errors import LinkError
 from edge_sdk.link.tls_files import client_id_of
-from edge_sdk.protocol.admission_policy import Limits
 from edge_sdk.protocol.codec import pack_leaves
 from edge_sdk.protocol.contract.manifest import Manifest, ManifestError
 from edge_sdk.protocol.contract.method import CONTRACTS, Ask, Half, Up, Update, answered, answers

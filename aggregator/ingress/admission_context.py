@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from aggregator.ingress.admission_policy import Limits, OpenRound
 from aggregator.ingress.rate_limits import RateLimits
 from aggregator.ingress.uploads import UploadCapacity
 from aggregator.store.ledgers import Ledger
 from edge_sdk.errors import Reason, Refused
 from edge_sdk.protocol import messages
-from edge_sdk.protocol.admission_policy import Limits, OpenRound
 from edge_sdk.protocol.contract.method import Update
 from edge_sdk.protocol.envelope import PAYLOAD_LIMIT, SINGLE_PAYLOAD_LIMIT
 

@@ -12,12 +12,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from aggregator.ingress.admission_context import AdmissionContext, wanted
+from aggregator.ingress.admission_policy import admit_update
 from aggregator.ingress.replies import IngressParts, IngressResult
 from aggregator.store.ledgers import Key, Ledger, LedgerRow, Standing, charged, standing, used
 from aggregator.store.types import PendingTask
 from edge_sdk.app.cli import fields
 from edge_sdk.errors import Reason, Refused
-from edge_sdk.protocol.admission_policy import admit_update
 from edge_sdk.protocol.contract import method
 from edge_sdk.protocol.envelope import Sealed
 from edge_sdk.protocol.messages import HelloMessage, RefusalMessage, UpdateMessage, takes_part

@@ -14,6 +14,7 @@ from typing import Any
 
 from aggregator.config import BoundRun
 from aggregator.ingress.admission_context import AdmissionContext
+from aggregator.ingress.admission_policy import OpenRound
 from aggregator.ingress.cohort import Cohort
 from aggregator.methods import ABANDON, AGAIN, OPEN, Course
 from aggregator.methods.base.wrappers import replaced
@@ -28,7 +29,6 @@ from aggregator.store.store import Store
 from aggregator.store.types import DownloadBody, JournalEntry, PendingTask, SavedState, Version
 from edge_sdk.app.cli import fields
 from edge_sdk.app.clock import DAY, Clock
-from edge_sdk.protocol.admission_policy import OpenRound
 from edge_sdk.protocol.contract.method import (
     ALL,
     CONTRACTS,

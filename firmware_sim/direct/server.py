@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 
 from aggregator.config import BoundRun
+from aggregator.ingress.admission_policy import OpenRound, admit_update
 from aggregator.methods import OPEN
 from aggregator.methods.base.wrappers import STEP
 from aggregator.store.state_codec import digest
 from edge_sdk.errors import Reason, Refused
-from edge_sdk.protocol.admission_policy import OpenRound, admit_update
 from edge_sdk.protocol.contract import method
 from edge_sdk.protocol.contract.parameter_layout import Vector
 from edge_sdk.protocol.messages import UpdateMessage

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from aggregator.ingress.admission_context import AdmissionContext, WelcomeTerms
+from aggregator.ingress.admission_policy import Limits, OpenRound
 from aggregator.ingress.message_bodies import MessageBodies
 from aggregator.ingress.message_ingress import MessageIngress
 from aggregator.ingress.registry import Registry
@@ -17,7 +18,6 @@ from aggregator.store.opener import open_store
 from aggregator.store.types import EnrolledDevice
 from edge_sdk.link.transport import Message
 from edge_sdk.protocol import codec, envelope, keys, topics
-from edge_sdk.protocol.admission_policy import Limits, OpenRound
 from edge_sdk.protocol.contract.method import CONTRACTS
 from edge_sdk.protocol.contract.parameter_layout import ParamSpec
 from edge_sdk.protocol.messages import (

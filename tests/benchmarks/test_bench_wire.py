@@ -10,6 +10,7 @@ import random
 import numpy as np
 import pytest
 
+from aggregator.ingress.admission_policy import Limits, OpenRound, admit_update
 from edge_sdk.extensions.encryption.encrypted_body import (
     BodyContext,
     decrypted_body,
@@ -17,7 +18,6 @@ from edge_sdk.extensions.encryption.encrypted_body import (
 )
 from edge_sdk.extensions.encryption.hpke import DecryptionKey
 from edge_sdk.protocol import codec, envelope, keys
-from edge_sdk.protocol.admission_policy import Limits, OpenRound, admit_update
 from edge_sdk.protocol.contract.method import CONTRACTS
 from edge_sdk.protocol.contract.parameter_layout import ParamSpec
 from edge_sdk.protocol.envelope import AGGREGATOR

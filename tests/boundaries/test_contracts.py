@@ -34,7 +34,7 @@ def lint(folder: Path) -> subprocess.CompletedProcess[str]:
 PLANTED = (
     ("edge_sdk/methods/local_sgd.py", "import time"),
     ("edge_sdk/client.py", "import paho.mqtt.client"),
-    ("edge_sdk/protocol/admission_policy.py", "import msgpack"),
+    ("aggregator/ingress/admission_policy.py", "import msgpack"),
     ("edge_sdk/forecasting/forecast.py", "import torch"),
     ("firmware_sim/fleet/in_process.py", "import aggregator.store"),
     ("firmware_sim/commands/fleet.py", "import aggregator.config"),

@@ -12,11 +12,11 @@ from aggregator.commands import main as cli
 from aggregator.extensions.analytic.fleet import AnalyticFleet
 from aggregator.extensions.audit.recompute import recompute
 from aggregator.extensions.authoring.closed_form import ANALYTIC, made
+from aggregator.ingress.admission_policy import OpenRound, admit_update
 from edge_sdk.errors import Reason, Refused
 from edge_sdk.extensions.analytic.bundle_section import statistic_layout
 from edge_sdk.extensions.analytic.solve import fleet_solution
 from edge_sdk.extensions.analytic.statistics import total
-from edge_sdk.protocol.admission_policy import OpenRound, admit_update
 from edge_sdk.protocol.messages import UpdateMessage
 from firmware_sim.testing.loopback import LinkFaults
 from tests.fleet.conftest import SEEDS

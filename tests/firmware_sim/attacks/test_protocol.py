@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from aggregator.ingress.admission_policy import Limits, OpenRound, admit_update
 from edge_sdk.errors import Reason, Refused
-from edge_sdk.protocol.admission_policy import Limits, OpenRound, admit_update
 from edge_sdk.protocol.codec import decode, encode, pack_tensor
 from edge_sdk.protocol.contract.method import CONTRACTS
 from edge_sdk.protocol.messages import UpdateMessage

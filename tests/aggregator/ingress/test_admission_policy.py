@@ -4,9 +4,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from aggregator.ingress.admission_policy import Limits, OpenRound, admit_update
 from edge_sdk.errors import Reason, Refused
 from edge_sdk.protocol import codec, messages
-from edge_sdk.protocol.admission_policy import Limits, OpenRound, admit_update
 from edge_sdk.protocol.contract.method import CONTRACTS
 
 SPEC = bytes(range(16))
