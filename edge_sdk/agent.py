@@ -17,7 +17,6 @@ from edge_sdk.errors import ConfigError, EdgeError
 from edge_sdk.forecasting.forecast import moment
 from edge_sdk.limits import limits_of
 from edge_sdk.limits.resource_governor import is_out_of_memory, limit_memory, spare_native_memory
-from edge_sdk.outputs import ForecastIssuer, Output, open_output
 from edge_sdk.protocol.contract.manifest import Manifest
 from edge_sdk.session.identity import key_files
 from edge_sdk.sources import (
@@ -38,6 +37,7 @@ logger = logging.getLogger(__name__)
 _TURN = 0.5  # longest wait for the network per loop in seconds; bounds the delay of a signal
 _LAST_WORDS = 2.0  # seconds in which the receipt of a wipe leaves; then the state is erased
 _MORE = "raise limits.memory_mb; `gridfed-edge check CONFIG` finds how much is needed"
+SourceHealth = Callable[[], Sequence[Mapping[str, object]]]
 _NOTE_EVERY = 300.0  # seconds; spares flash; counter registers bridge what is lost
 
 
@@ -71,8 +71,7 @@ def _run(config: Config, *, until_done: bool) -> dict[str, object]:
         _erase(config)
     if config.is_alone:
         logger.info("runs alone %s", fields(do="to join a fleet, add [broker] and keys.root"))
-    sources, participants = open_sources(config), config.participants()
-    outputs = {one.id: open_outputs(config, one.id) for one in participants}
+    sources = open_sources(config)
     limit_memory(limits_of(config.limits).memory)
     spare_native_memory()
     extensions = prepared_extensions(config)
@@ -86,9 +85,10 @@ def _run(config: Config, *, until_done: bool) -> dict[str, object]:
 
         streams = partial(streams_given, config)
         with opened_device(config, stopping=is_stopping, streams=streams) as (device, clients):
-            running = [extension(config, clients) for extension in extensions]
             feeds = [one.over_link(device) for one in sources if isinstance(one, LinkedSource)]
             finite, live = parted(sources)
+            source_set = SourceSet(live, device, feeds)
+            running = [one(config, clients, source_set.health) for one in extensions]
             read_all(finite, device.observe_all, is_stopping)
             device.flush()
             if finite:
@@ -97,19 +97,14 @@ def _run(config: Config, *, until_done: bool) -> dict[str, object]:
                 logger.info(
                     "files read %s", fields(files=len(finite), readings=read, newest=newest)
                 )
-            with SourceSet(live, device, feeds) as source_set, ExitStack() as issuing:
-                issuers = [
-                    issuing.enter_context(
-                        ForecastIssuer(outputs[client.config.id], client, source_set.health)
-                    )
-                    for client in clients
-                ]
-                turns = [*(one.turn for one in issuers), *(one.turn for one in running)]
+            with source_set, ExitStack() as ended:
+                for one in running:
+                    ended.callback(one.close)
                 try:
                     _serve(
                         device,
                         source_set,
-                        turns,
+                        [one.turn for one in running],
                         is_stopping,
                         until_done=until_done,
                         is_alone=config.is_alone,
@@ -119,9 +114,7 @@ def _run(config: Config, *, until_done: bool) -> dict[str, object]:
             notify("STOPPING=1")
             heartbeat.close()
             has_arrived = {"sources": source_set.health()} if source_set.health() else {}
-            health = [found for issuer in issuers for found in issuer.health()]
-            written = {"outputs": health} if health else {}
-            found = device.status() | has_arrived | written
+            found = device.status() | has_arrived
             found |= {key: value for one in running for key, value in one.status().items()}
         if device.is_wipe_ordered:
             _erase(config)
@@ -167,16 +160,26 @@ def opened_device(
 
 
 class AgentExtension(Protocol):
-    """The part of an extension that the agent runs; the first client is the device's own."""
+    """The part of an extension that the agent runs.
 
-    def __init__(self, config: Config, clients: Sequence[Client]) -> None: ...
+    Args:
+        clients: Of every participation; the first is the device's own.
+        sources: Returns the state of the continuous sources.
+    """
+
+    def __init__(
+        self, config: Config, clients: Sequence[Client], sources: SourceHealth
+    ) -> None: ...
 
     @staticmethod
     def prepare(config: Config) -> None:
         """Prepare the agent before the link is opened."""
 
     def turn(self) -> None:
-        """Run the due work."""
+        """Run the due work; called first when the files have been read."""
+
+    def close(self) -> None:
+        """End, before the sources and the link do; also after an error."""
 
     def status(self) -> dict[str, object]:
         """Return the state at the end."""
@@ -198,29 +201,6 @@ def open_sources(config: Config) -> list[Source]:
         ConfigError: An unknown type, or invalid keys.
     """
     return [open_source(row, f"source[{number}]") for number, row in enumerate(config.source)]
-
-
-def open_outputs(config: Config, participation: str) -> list[Output]:
-    """Create the configured outputs of one participation.
-
-    Args:
-        participation: Id of the participation that forecasts.
-
-    Raises:
-        ConfigError: An unknown type or participation, or invalid keys.
-    """
-    is_private = config.privacy.mechanism.name != "none"
-    ids = [one.id for one in config.participants()]
-    found = []
-    for number, row in enumerate(config.output):
-        of = row.get("participation") or config.id
-        if of not in ids:
-            raise ConfigError(
-                f"output[{number}].participation: unknown {of!r}; known: {', '.join(ids)}"
-            )
-        if of == participation:
-            found.append(open_output(row, number, of, is_private=is_private))
-    return found
 
 
 def streams_given(config: Config, manifest: Manifest) -> dict[str, str]:

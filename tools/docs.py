@@ -36,6 +36,7 @@ from aggregator.methods import METHODS
 from edge_sdk import config as device_config
 from edge_sdk.app.extensions import ExtensionIndex
 from edge_sdk.app.settings import EXTENSIONS, Duration
+from edge_sdk.extensions.outputs.forecast_issuer import OUTPUTS
 from edge_sdk.extensions.outputs.threaded_output import OutputSection
 from edge_sdk.extensions.sources.csvfile import CsvFile
 from edge_sdk.extensions.sources.interface import Interface, LiveSection
@@ -44,7 +45,6 @@ from edge_sdk.extensions.sources.register_map import RegisterPoint
 from edge_sdk.extensions.sources.stream_map import StreamName
 from edge_sdk.extensions.weather.fleet_weather import FleetWeatherSection
 from edge_sdk.extensions.weather.weather_inbox import TYPE
-from edge_sdk.outputs import OUTPUTS
 from edge_sdk.sources import SOURCES as TYPES
 from firmware_sim.attacks.attack_plan import AttackPlan
 from firmware_sim.peers.graphs import PeerGraph

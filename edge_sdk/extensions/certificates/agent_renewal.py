@@ -9,6 +9,7 @@ from contextlib import suppress
 from random import Random
 from typing import Any
 
+from edge_sdk.agent import SourceHealth
 from edge_sdk.client import Client
 from edge_sdk.config import Config
 from edge_sdk.errors import WireError
@@ -25,7 +26,7 @@ from edge_sdk.store.store import DeviceStore
 class AgentRenewal:
     """The renewal of one agent; does nothing on a link without TLS."""
 
-    def __init__(self, config: Config, clients: Sequence[Client]) -> None:
+    def __init__(self, config: Config, clients: Sequence[Client], _sources: SourceHealth) -> None:
         self._client, self._renewal = clients[0], renewal_of(config, clients[0])
 
     @staticmethod
@@ -37,6 +38,9 @@ class AgentRenewal:
         """Run the due work."""
         if self._renewal is not None:
             self._renewal.turn(self._client.now)
+
+    def close(self) -> None:
+        """End nothing."""
 
     def status(self) -> dict[str, object]:
         return {} if self._renewal is None else self._renewal.status()

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import field
 from typing import Any
 
+from edge_sdk.agent import SourceHealth
 from edge_sdk.app.cli import fields
 from edge_sdk.app.extensions import is_set
 from edge_sdk.app.lean_dataclass import dataclass
@@ -127,7 +128,7 @@ class ExpiryReminder:
 class AgentExpiry:
     """The reminders of one agent, for every participation."""
 
-    def __init__(self, config: Config, clients: Sequence[Client]) -> None:
+    def __init__(self, config: Config, clients: Sequence[Client], _sources: SourceHealth) -> None:
         self._client = clients[0]
         self._reminders = [ExpiryReminder(one) for one in config.participants()]
 
@@ -139,6 +140,9 @@ class AgentExpiry:
         """Check the files that are due."""
         for reminder in self._reminders:
             reminder.turn(self._client.now)
+
+    def close(self) -> None:
+        """End nothing."""
 
     def status(self) -> dict[str, object]:
         return self._reminders[0].status()

@@ -14,10 +14,15 @@ from edge_sdk.app.schema import Between
 from edge_sdk.config import Config
 from edge_sdk.errors import ConfigError
 from edge_sdk.extensions.outputs.energy_managers import PLANS, plan_text
+from edge_sdk.extensions.outputs.forecast_issuer import (
+    AgentReport,
+    OutputPlace,
+    OutputType,
+    open_outputs,
+)
 from edge_sdk.extensions.outputs.formats import HEADER, csv_text, json_text, line_protocol
 from edge_sdk.extensions.outputs.metrics_text import metrics_text
 from edge_sdk.extensions.outputs.threaded_output import OutputSection, ThreadedOutput
-from edge_sdk.outputs import AgentReport, OutputPlace, OutputType
 
 FileFormat = Literal["csv", "json", "line", "prometheus", "emhass", "evcc", "predbat", "openems"]
 
@@ -139,15 +144,16 @@ def _open(section: FileOutputSection, place: OutputPlace) -> ThreadedOutput:
     return ThreadedOutput.of(section, place, make)
 
 
-def check_folders(config: Config) -> dict[str, str]:
-    """Refuse an output whose folder does not exist; there is nothing else to say."""
+def checked(config: Config) -> dict[str, str]:
+    """Return the names of the outputs; refuse invalid ones, and one whose folder does not exist."""
+    of = [x for one in config.participants() for x in open_outputs(config, one.id)]
     for number, section in enumerate(config.output):
         folder = Path(str(section.get("path", "."))).parent
         if "path" in section and not folder.is_dir():
             raise ConfigError(
                 f"output[{number}].path: no such folder: {str(folder)!r}", hint=f"mkdir -p {folder}"
             )
-    return {}
+    return {"outputs": ", ".join(output.name for output in of) or "none"}
 
 
 FILE = OutputType(FileOutputSection, _open)

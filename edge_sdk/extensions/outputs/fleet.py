@@ -14,10 +14,15 @@ import numpy as np
 from edge_sdk.app.lean_dataclass import dataclass
 from edge_sdk.app.settings import Duration, seconds
 from edge_sdk.errors import ConfigError
+from edge_sdk.extensions.outputs.forecast_issuer import (
+    AgentReport,
+    ForecastingClient,
+    OutputPlace,
+    OutputType,
+)
 from edge_sdk.extensions.outputs.forecast_message import ForecastMessage
 from edge_sdk.extensions.outputs.threaded_output import OutputSection
 from edge_sdk.forecasting.forecast import IssuedForecast
-from edge_sdk.outputs import AgentReport, ForecastingClient, OutputPlace, OutputType
 
 Send = Callable[[ForecastMessage], bool]
 """Send a forecast; return False if nothing may be sent now."""

@@ -16,11 +16,11 @@ from urllib.parse import urlsplit
 from edge_sdk.app.lean_dataclass import dataclass
 from edge_sdk.app.schema import Matches
 from edge_sdk.extensions.outputs.energy_managers import PLANS, NotPlannableError, plan_text
+from edge_sdk.extensions.outputs.forecast_issuer import AgentReport, OutputPlace, OutputType
 from edge_sdk.extensions.outputs.metrics_text import metrics_text
 from edge_sdk.extensions.outputs.threaded_output import OutputSection, ThreadedOutput
 from edge_sdk.forecasting.forecast import IssuedForecast
 from edge_sdk.link.broker_options import is_loopback
-from edge_sdk.outputs import AgentReport, OutputPlace, OutputType
 
 STALE = 600.0  # s without a report after which the agent counts as dead
 DEADLINE = 5.0  # s for a request

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from edge_sdk.outputs import AgentReport
+from edge_sdk.extensions.outputs.forecast_issuer import AgentReport
 
 Sample = tuple[Mapping[str, object], float | None]
 """Labels and value; a value of None is left out."""

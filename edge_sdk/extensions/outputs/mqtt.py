@@ -13,13 +13,13 @@ from typing import Annotated, Literal
 from edge_sdk.app.schema import Length, Matches
 from edge_sdk.errors import ConfigError, LinkError
 from edge_sdk.extensions.outputs.energy_managers import EntityFormat, entity, present
+from edge_sdk.extensions.outputs.forecast_issuer import AgentReport, OutputPlace, OutputType
 from edge_sdk.extensions.outputs.formats import json_text
 from edge_sdk.extensions.outputs.home_assistant import discovery, discovery_topic
 from edge_sdk.extensions.outputs.threaded_output import OutputSection, ThreadedOutput
 from edge_sdk.forecasting.forecast import IssuedForecast
 from edge_sdk.link.broker_options import Broker
 from edge_sdk.link.transport import LinkDown, LinkUp, Transport
-from edge_sdk.outputs import AgentReport, OutputPlace, OutputType
 
 ONLINE, OFFLINE = b"online", b"offline"
 _FAREWELL = 1.0  # s to publish ``offline`` before the connection is closed

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from edge_sdk.app.cli import fields
 from edge_sdk.app.lean_dataclass import dataclass
 from edge_sdk.app.settings import Duration, seconds
-from edge_sdk.outputs import AgentReport, OutputPlace
+from edge_sdk.extensions.outputs.forecast_issuer import AgentReport, OutputPlace
 
 logger = logging.getLogger(__name__)
 

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from edge_sdk.agent import streams_given
+from edge_sdk.agent import SourceHealth, streams_given
 from edge_sdk.app.cli import fields
 from edge_sdk.app.lean_dataclass import dataclass
 from edge_sdk.client import Client
@@ -23,7 +23,7 @@ _SILENCE = 26 * 3600.0  # seconds after which a line is due although no reading 
 class AgentLog:
     """The log of one agent, for every participation."""
 
-    def __init__(self, config: Config, clients: Sequence[Client]) -> None:
+    def __init__(self, config: Config, clients: Sequence[Client], _sources: SourceHealth) -> None:
         self._clients, self._logs = clients, list[ActivityLog]()
         self._reminders = [ChannelReminder(one) for one in config.participants()]
         self._remind()
@@ -42,6 +42,9 @@ class AgentLog:
     def _remind(self) -> None:
         for client, reminder in zip(self._clients, self._reminders, strict=True):
             reminder.turn(client.learner.manifest)
+
+    def close(self) -> None:
+        """End nothing."""
 
     def status(self) -> dict[str, object]:
         return {}

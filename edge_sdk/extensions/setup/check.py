@@ -14,7 +14,7 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from edge_sdk.agent import open_outputs, open_sources, streams_given
+from edge_sdk.agent import open_sources, streams_given
 from edge_sdk.app.cli import CommandResult
 from edge_sdk.app.clock import DAY
 from edge_sdk.app.extensions import known_names
@@ -131,8 +131,6 @@ def check_device(config: Config) -> dict[str, str]:
     role, history = bootstrap.role_of(config, manifest, None), history_of(config, manifest)
     plan = bootstrap.plan(config, manifest, role.method, manifest.spec(role.shared).shared_size)
     sources = open_sources(config)
-    participants = config.participants()
-    outputs = [x for one in participants for x in open_outputs(config, one.id)]
     _check_streams(sources, manifest)
     if not config.is_alone:
         bootstrap.broker_of(config)
@@ -143,7 +141,7 @@ def check_device(config: Config) -> dict[str, str]:
         "bundle": f"{manifest.name} version {manifest.version}, {manifest.size} scalars",
         "reads": ", ".join(_reads(manifest)),
         "sources": str(len(sources)),
-        "outputs": ", ".join(x.name for x in outputs) or "none",
+        "outputs": found.pop("outputs", "none"),
         "keeps": f"{history.days:.4g} days of readings, at most {history.bytes} bytes of flash "
         f"({history.limit})",
         **found,

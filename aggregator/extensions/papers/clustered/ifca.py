@@ -64,7 +64,9 @@ def by_least_loss(rule: Rule, settings: Clustering, spread: float) -> Half[Centr
     )
 
 
-def first_centres(w: Vector | NDArray[np.float64], count: int, spread: float, seed: int) -> NDArray[np.float64]:
+def first_centres(
+    w: Vector | NDArray[np.float64], count: int, spread: float, seed: int
+) -> NDArray[np.float64]:
     """Return centres around the first model, shape ``(count, P)``; the first is the model itself.
 
     The same seed gives the same centres.

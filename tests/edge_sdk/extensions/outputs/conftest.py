@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from edge_sdk.extensions.outputs.forecast_issuer import AgentReport
 from edge_sdk.forecasting.forecast import Forecast, ForecastQuality, IssuedForecast
-from edge_sdk.outputs import AgentReport
 
 START = 1_700_002_800
 

@@ -35,11 +35,11 @@ from edge_sdk.extensions.outputs.energy_managers import (
     present,
 )
 from edge_sdk.extensions.outputs.file import FileOutputSection, FileSink
+from edge_sdk.extensions.outputs.forecast_issuer import AgentReport, open_output
 from edge_sdk.extensions.outputs.http import HttpSink
 from edge_sdk.extensions.outputs.mqtt import MqttOutputSection, MqttSink, MqttTopics
 from edge_sdk.forecasting.forecast import Forecast
 from edge_sdk.link.transport import LinkUp
-from edge_sdk.outputs import AgentReport, open_output
 from edge_sdk.sources import open_source
 from tests.edge_sdk.extensions.outputs.conftest import START, issued_forecast, nothing_yet
 from tests.edge_sdk.extensions.outputs.test_http import get

@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from edge_sdk.errors import ConfigError
-from edge_sdk.extensions.outputs.file import FileSink, check_folders
+from edge_sdk.extensions.outputs.file import FileSink, checked
+from edge_sdk.extensions.outputs.forecast_issuer import AgentReport
 from edge_sdk.extensions.outputs.formats import HEADER, csv_text
 from edge_sdk.extensions.setup.check import check_device
-from edge_sdk.outputs import AgentReport
 from tests.edge_sdk.conftest import device_config
 from tests.edge_sdk.extensions.outputs.conftest import issued_forecast, nothing_yet
 
@@ -90,7 +90,7 @@ def test_a_killed_writer_leaves_a_whole_file(tmp_path):
         import sys
         from pathlib import Path
         sys.path.insert(0, {str(Path(__file__).parents[4])!r})
-        from edge_sdk.outputs import AgentReport
+        from edge_sdk.extensions.outputs.forecast_issuer import AgentReport
         from tests.edge_sdk.extensions.outputs.conftest import issued_forecast
         from tests.edge_sdk.extensions.outputs.test_file import sink
         writer, number = sink(Path({str(path)!r})), 0
@@ -125,7 +125,7 @@ def test_a_folder_that_cannot_be_written_is_an_error(tmp_path):
 
 def test_check_names_an_output_whose_folder_does_not_exist(tmp_path):
     rows = [{"type": "file", "path": str(tmp_path / "out.csv")}]
-    assert check_folders(device_config(tmp_path, output=rows)) == {}
+    assert checked(device_config(tmp_path, output=rows)) == {"outputs": "0 file"}
     rows.append({"type": "file", "path": str(tmp_path / "absent" / "out.csv")})
     with pytest.raises(ConfigError, match=r"output\[1\].path: no such folder"):
         check_device(device_config(tmp_path, output=rows, bundle="load-mlp"))

@@ -10,8 +10,8 @@ import pytest
 
 from edge_sdk.errors import ConfigError
 from edge_sdk.extensions.outputs.fleet import FleetOutput, forecast_message
+from edge_sdk.extensions.outputs.forecast_issuer import AgentReport, open_output
 from edge_sdk.extensions.outputs.forecast_message import ForecastMessage
-from edge_sdk.outputs import AgentReport, open_output
 from edge_sdk.protocol.codec import decode, encode
 from tests.edge_sdk.extensions.outputs.conftest import START, issued_forecast, nothing_yet
 

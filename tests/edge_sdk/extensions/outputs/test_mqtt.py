@@ -9,9 +9,9 @@ import pytest
 
 from edge_sdk.app.settings import SettingsError
 from edge_sdk.errors import ConfigError, LinkError
+from edge_sdk.extensions.outputs.forecast_issuer import AgentReport, open_output
 from edge_sdk.extensions.outputs.mqtt import MqttSink, MqttTopics
 from edge_sdk.link.transport import LinkDown, LinkUp
-from edge_sdk.outputs import AgentReport, open_output
 from tests.edge_sdk.extensions.outputs.conftest import issued_forecast
 
 TOPICS = MqttTopics.of("meter-1", "gridfed", "homeassistant")

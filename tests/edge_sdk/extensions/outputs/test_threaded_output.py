@@ -9,8 +9,8 @@ import time
 import pytest
 
 from edge_sdk.extensions.outputs import threaded_output
+from edge_sdk.extensions.outputs.forecast_issuer import AgentReport, ForecastIssuer
 from edge_sdk.extensions.outputs.threaded_output import ThreadedOutput
-from edge_sdk.outputs import AgentReport, ForecastIssuer
 from edge_sdk.runtime import GraphError
 from tests.edge_sdk.extensions.outputs.conftest import issued_forecast
 
@@ -124,7 +124,7 @@ def test_a_blocked_one_does_not_hold_up_the_end():
 
 
 def test_several_blocked_ones_share_the_time_to_end(monkeypatch):
-    monkeypatch.setattr("edge_sdk.outputs._FAREWELL", 0.2)
+    monkeypatch.setattr("edge_sdk.extensions.outputs.forecast_issuer._FAREWELL", 0.2)
     gate = threading.Event()
 
     class Blocked(Sink):

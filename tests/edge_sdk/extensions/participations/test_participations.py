@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_sdk.agent import open_outputs
 from edge_sdk.app.settings import SettingsError, from_table
 from edge_sdk.commands import participant
 from edge_sdk.config import Config
 from edge_sdk.errors import ConfigError
+from edge_sdk.extensions.outputs.forecast_issuer import open_outputs
 from edge_sdk.extensions.participations.participations import Participations
 from edge_sdk.forecasting.series import Reading, Series
 from edge_sdk.privacy.ledger import PrivacyCharge

@@ -5,14 +5,18 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import field
 from types import MappingProxyType
 from typing import Any, Generic, NamedTuple, Protocol, Self, TypeVar
 
+from edge_sdk.agent import SourceHealth
 from edge_sdk.app.cli import fields
 from edge_sdk.app.extensions import ExtensionIndex, PluginRegistry
 from edge_sdk.app.lean_dataclass import dataclass
 from edge_sdk.app.settings import from_table
+from edge_sdk.client import Client
+from edge_sdk.config import Config
 from edge_sdk.errors import ConfigError, StoreFull
 from edge_sdk.forecasting.forecast import IssuedForecast
 from edge_sdk.protocol.messages import ProtocolMessage
@@ -149,7 +153,7 @@ class ForecastIssuer:
         self,
         outputs: Sequence[Output],
         client: ForecastingClient,
-        sources: Callable[[], Sequence[Mapping[str, Any]]] = tuple,
+        sources: SourceHealth = tuple,
     ) -> None:
         self._outputs, self._client, self._sources = outputs, client, sources
         self._marks: tuple[object, ...] | None = None
@@ -211,3 +215,59 @@ class ForecastIssuer:
         end = time.monotonic() + _FAREWELL
         for output in self._outputs:
             output.close(max(0.0, end - time.monotonic()))
+
+
+class AgentOutputs:
+    """The outputs of one agent, for every participation."""
+
+    def __init__(self, config: Config, clients: Sequence[Client], sources: SourceHealth) -> None:
+        self._ending = ExitStack()
+        self._issuers = [
+            ForecastIssuer(open_outputs(config, client.config.id), client, sources)
+            for client in clients
+        ]
+        self._is_started = False
+
+    @staticmethod
+    def prepare(config: Config) -> None:
+        """Refuse an output of an unknown type, with invalid keys, or of an unknown participation."""
+        for one in config.participants():
+            open_outputs(config, one.id)
+
+    def turn(self) -> None:
+        """Issue the forecasts that are due; the outputs start with the first call."""
+        if not self._is_started:
+            self._is_started = True
+            for issuer in self._issuers:
+                self._ending.enter_context(issuer)
+        for issuer in self._issuers:
+            issuer.turn()
+
+    def close(self) -> None:
+        self._ending.pop_all().close()
+
+    def status(self) -> dict[str, object]:
+        return {"outputs": [found for issuer in self._issuers for found in issuer.health()]}
+
+
+def open_outputs(config: Config, participation: str) -> list[Output]:
+    """Create the configured outputs of one participation.
+
+    Args:
+        participation: Id of the participation that forecasts.
+
+    Raises:
+        ConfigError: An unknown type or participation, or invalid keys.
+    """
+    is_private = config.privacy.mechanism.name != "none"
+    ids = [one.id for one in config.participants()]
+    found = []
+    for number, row in enumerate(config.output):
+        of = row.get("participation") or config.id
+        if of not in ids:
+            raise ConfigError(
+                f"output[{number}].participation: unknown {of!r}; known: {', '.join(ids)}"
+            )
+        if of == participation:
+            found.append(open_output(row, number, of, is_private=is_private))
+    return found
