@@ -67,6 +67,7 @@ def meter(tmp_path, capsys, monkeypatch, program):
 @pytest.mark.extension
 def test_from_a_file_to_a_forecast_and_into_a_fleet(meter, tmp_path, capsys):
     words = str(meter)
+    meter.write_text(meter.read_text().replace("load-day-1", "load-week-1"))
     code, found = said(capsys, "check", words)
     assert code == 0
     assert "runs alone" in found["found"]["alone"]
@@ -111,7 +112,8 @@ def test_a_device_alone_needs_neither_fleet_nor_privacy(meter, tmp_path, capsys)
     assert code == 0
     assert found["found"]["privacy"] == "nothing is sent"
     assert said(capsys, "run", str(meter), "--until-done", "--log", "error")[0] == 0
-    assert said(capsys, "forecast", str(meter))[0] == 0
+    code, tomorrow = said(capsys, "forecast", str(meter))
+    assert (code, len(tomorrow["values"]), len(tomorrow["expected"])) == (0, 24, 24)
     assert said(capsys, "status", str(meter))[1]["fleet"] is None
     joined = text.replace("# root =", "root =").replace("# [broker]", BROKER)
     for line, missing in (("", "fleet"), ('fleet = "north"\n', "privacy")):

@@ -56,12 +56,14 @@ class AnalyticState:
     def from_arrays(cls, arrays: Mapping[str, Array]) -> AnalyticState:
         """Rebuild a state from the result of ``arrays``; an older one has no λ.
 
+        The state of a device alone has one vector, which is its own.
+
         Raises:
             KeyError: A vector is missing.
         """
         chosen = {n: arrays.get(n, _nothing()) for n in ("towards", "strengths", "alone")}
         base, upto = (int(arrays.get(name, -1)) for name in ("base", "upto"))
-        return cls(arrays["p"], arrays["own"], base=base, upto=upto, **chosen)
+        return cls(arrays["p"], arrays.get("own", arrays["p"]), base=base, upto=upto, **chosen)
 
 
 def analytic(local: TrainingContext, _settings: LocalSgd) -> Half[AnalyticState]:
