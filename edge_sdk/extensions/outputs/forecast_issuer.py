@@ -244,7 +244,9 @@ class AgentOutputs:
             issuer.turn()
 
     def close(self) -> None:
-        self._ending.pop_all().close()
+        """Write the last forecasts, and stop the outputs that have started."""
+        with self._ending:
+            self._is_started = False
 
     def status(self) -> dict[str, object]:
         return {"outputs": [found for issuer in self._issuers for found in issuer.health()]}
