@@ -103,6 +103,7 @@ def test_from_a_file_to_a_forecast_and_into_a_fleet(meter, tmp_path, capsys):
     assert (tmp_path / "meter-1.key").read_bytes() == key
 
 
+@pytest.mark.slow
 @pytest.mark.extension
 def test_a_device_alone_needs_neither_fleet_nor_privacy(meter, tmp_path, capsys):
     text = meter.read_text().replace('fleet = "north"\n', "")

@@ -13,6 +13,7 @@ from tests.fleet.test_sums import Feeders
 pytestmark = [pytest.mark.extension, pytest.mark.timeout(600)]
 
 
+@pytest.mark.slow
 def test_a_daemon_forecasts_its_feeders_when_their_sums_were_opened(world, tmp_path, capsys):
     feeders = Feeders(world, tmp_path, capsys)
     text = feeders.world.config.read_text()

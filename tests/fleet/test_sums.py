@@ -198,6 +198,7 @@ def hour_vector(number, period):
     return packed(rounded(values, terms))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", SEEDS)
 def test_kills_and_a_bad_link_leave_every_opened_sum_exact(world, tmp_path, capsys, seed):
     faults = LinkFaults(drop=0.05, duplicate=0.1, reorder=0.1)
@@ -299,6 +300,7 @@ def test_newer_contracts_of_a_running_daemon_are_followed_and_older_ones_refused
     assert all(read_set(path.read_bytes()).contract.terms.length == 12 for path in feeders.sets())
 
 
+@pytest.mark.slow
 def test_sets_are_opened_over_the_broker(world, tmp_path, capsys):
     feeders = Feeders(world, tmp_path, capsys)
     text = feeders.world.config.read_text()

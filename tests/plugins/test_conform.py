@@ -31,7 +31,13 @@ def test_every_built_in_rule_conforms(name):
     assert problems(rule_checks(name, {})) == {}
 
 
-@pytest.mark.parametrize("name", sorted(METHODS))
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.slow if name in {"ditto", "fedrep"} else ())
+        for name in sorted(METHODS)
+    ],
+)
 def test_every_built_in_method_conforms_at_both_ends(name):
     settings = {"min_samples": 100, "epsilon": 50.0} if name == "nbafl" else {}
     assert problems(method_checks(name, settings)) == {}

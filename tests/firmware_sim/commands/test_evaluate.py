@@ -30,6 +30,7 @@ def folder(tmp_path):
     return made
 
 
+@pytest.mark.slow
 def test_a_folder_becomes_a_table_and_a_page(folder, tmp_path, capfd):
     out = tmp_path / "out"
     assert (
@@ -56,6 +57,7 @@ def test_a_folder_becomes_a_table_and_a_page(folder, tmp_path, capfd):
     )
 
 
+@pytest.mark.slow
 def test_json_output_contains_json_only(folder, tmp_path, capsys):
     where = ["--out", str(tmp_path / "out")]
     assert (

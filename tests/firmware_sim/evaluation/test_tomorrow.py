@@ -42,6 +42,7 @@ def fleet(count=5, **options):
     return FleetRecords(devices, step, "UTC", [])
 
 
+@pytest.mark.slow
 def test_a_fleet_is_better_than_the_average_day_and_the_first_days_gain_most():
     parts = []
     found = compare_tomorrow(fleet(), on_part=lambda *seen: parts.append(seen))

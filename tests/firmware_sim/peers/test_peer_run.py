@@ -28,6 +28,7 @@ def scenario_of(method="dfl_sgd", devices=4, graph=None, **settings):
     return chosen.first_days(14, sample_set("homes"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "graph", "settings"),
     [

@@ -48,6 +48,7 @@ def test_profiles_are_judged_as_they_are_issued(learner):
     assert table.counts.sum(axis=1)[1:-1].tolist() == 8 * [4 * 24]
 
 
+@pytest.mark.slow
 def test_an_old_record_is_compared_with_own_parts_that_have_not_learned_it(learner):
     state, models = learner.first_state(), models_of(learner)
     table = record_errors(learner, state, models)
@@ -58,6 +59,7 @@ def test_an_old_record_is_compared_with_own_parts_that_have_not_learned_it(learn
     assert choice.errors[choice.name] <= errors[LAST_DAY]
 
 
+@pytest.mark.slow
 def test_a_week_of_profiles_chooses_nothing(learner):
     table = record_errors(learner, learner.first_state(), models_of(learner))
     assert len(table.days) < PROFILES
