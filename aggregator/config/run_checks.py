@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from aggregator.bundles import ModelBundle, open_bundle, shipped
+from aggregator.bundles import BundleFileError, ModelBundle, open_bundle, shipped
 from aggregator.config.sections import AggregatorConfig
 from aggregator.methods import METHODS, Rounds
 from aggregator.methods.base.wrappers import takes_stages
@@ -116,14 +117,17 @@ def check_graphs(config: AggregatorConfig, bundle: ModelBundle, graphs: tuple[st
 
 
 def shipped_with(graph: str) -> list[str]:
-    """Return the shipped bundles that have a graph.
+    """Return the shipped bundles that have a graph; those of an absent extension have none.
 
     >>> "load-mlp" in shipped_with("hvp")
     True
     """
-    return [
-        name for name in shipped() if graph in open_bundle(name, folder=Path()).manifest.functions
-    ]
+    found = []
+    for name in shipped():
+        with suppress(BundleFileError):
+            if graph in open_bundle(name, folder=Path()).manifest.functions:
+                found.append(name)
+    return found
 
 
 # settings that become scalars of a task, each with the name of its limit in a bundle

@@ -82,9 +82,8 @@ def load_graph(data: bytes | Path, *, threads: int = 1) -> Graph:
         GraphError: No such engine, it cannot load the graph, or ``inspect_graph`` refuses it.
     """
     raw = data.read_bytes() if isinstance(data, Path) else data
-    engine = engine_name()
     inspect_graph(raw)
-    return ENGINES[engine](raw, threads=threads)
+    return ENGINES[engine_name()](raw, threads=threads)
 
 
 def inspect_graph(data: bytes) -> tuple[tuple[str, ...], tuple[str, ...]]:

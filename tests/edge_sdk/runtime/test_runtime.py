@@ -141,7 +141,7 @@ def test_the_engine_can_be_configured(monkeypatch):
     assert type(load_graph(FOLDER / "load-mlp" / "forecast.onnx")).__name__ == "NumpyGraph"
     monkeypatch.setenv(ENGINE, "tensorrt")
     with pytest.raises(GraphError, match="known: auto, onnxruntime, numpy"):
-        load_graph(b"")
+        load_graph(FOLDER / "load-mlp" / "forecast.onnx")
 
 
 def test_importing_the_runtime_loads_no_engine():
