@@ -62,7 +62,7 @@ def read_me(one: Journey, device: Path) -> None:
     )
     (one.folder / "readme.py").write_text(METER + snippet, encoding="utf-8")
     last = one.run(device / "python", "readme.py").splitlines()[-1]
-    one.expect("by model", last)
+    one.expect("kWh, by ", last)
     one.succeed(f"the README's program forecasts {last}", minutes=3)
 
 
