@@ -258,6 +258,7 @@ def test_a_device_that_did_not_opt_in_and_one_without_a_label_are_in_no_sum(feed
     assert sent_by(feeders.world, 0) == [None, None]
 
 
+@pytest.mark.slow
 def test_a_forged_answer_is_not_taken(feeders):
     feeders.start()
     feeders.hours(26)

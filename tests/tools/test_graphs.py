@@ -109,6 +109,7 @@ def test_a_stopped_arm_continues_and_gives_the_same_scores(folder, tmp_path, mon
     assert not resume.exists()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("hasty")
 def test_every_kept_middle_of_a_long_run_is_a_point_of_its_curve(folder, tmp_path, monkeypatch):
     """The last middle has the scores of the arm whose last round is the best."""

@@ -158,6 +158,7 @@ def test_a_shipped_file_has_torchs_results(name):
 
 
 @pytest.mark.torch
+@pytest.mark.slow
 def test_a_net_of_ones_own_is_exported_and_used(tmp_path, capsys):
     pytest.importorskip("torch")
     pytest.importorskip("onnx")
