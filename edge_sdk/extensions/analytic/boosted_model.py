@@ -30,7 +30,7 @@ from edge_sdk.forecasting.windows import ChannelFrame
 from edge_sdk.protocol.contract.method import Array
 
 FLEET, CLOSED, NOTHING, LAST = "fleet", "closed form", "nothing", "last value"
-"""Bases of the trees: the fleet's model and the own closed form, whose residuals they grow on, no model, the last value."""
+"""Bases of the trees: two models whose residuals they grow on, no model, and the last value."""
 PREFIX = "hurdle_"
 """Prefix of the names of a hurdle model's saved arrays."""
 HURDLE = "probability of 0"
