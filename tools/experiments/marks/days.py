@@ -151,9 +151,13 @@ class SetOfDevices:
             key=partial(keyed, 1, name),
         )
 
-    def scores(self, vectors: Mapping[str, Vector]) -> dict[str, float]:
-        """Return error, pinball loss and coverage of [.1, .9], means over devices, as ``day.py``."""
-        errors, losses, covered = [], [], []
+    def scores(self, vectors: Mapping[str, Vector]) -> dict[str, Any]:
+        """Return error, pinball loss and coverage of [.1, .9], means over devices, as ``day.py``.
+
+        ``by device`` has the errors of the devices, by name.
+        """
+        errors: dict[str, float] = {}
+        losses, covered = [], []
         for series in self.task.series:
             origins = self.tests(series)
             told = self._forecasts(self.whole[series.name], vectors[series.name], origins)
@@ -164,7 +168,8 @@ class SetOfDevices:
             if naive < 1e-12:
                 continue
             told = np.maximum(told, 0.0) if np.nanmin(series.value) >= 0.0 else told
-            errors.append(np.abs(truth - told[:, :, 1])[seen].mean() / naive)
+            missed = np.abs(truth - told[:, :, 1])[seen].mean()
+            errors[series.name] = round(float(missed / naive), 5)
             pinball = [
                 np.maximum(q * (truth - told[:, :, i]), (q - 1.0) * (truth - told[:, :, i]))[seen]
                 for i, q in enumerate(QUANTILES)
@@ -172,8 +177,9 @@ class SetOfDevices:
             losses.append(np.mean([one.mean() for one in pinball]) / (0.5 * naive))
             inside = (told[:, :, 0] <= truth) & (truth <= told[:, :, 2])
             covered.append(inside[seen].mean())
-        means = (float(np.mean(one)) for one in (errors, losses, covered))
-        return dict(zip(("error", "pinball", "coverage"), means, strict=True))
+        means = (float(np.mean(one)) for one in (list(errors.values()), losses, covered))
+        found = dict(zip(("error", "pinball", "coverage"), means, strict=True))
+        return {**found, "by device": errors}
 
     def first_days(self, series: Any, origins: Ints, days: int) -> Floats:  # noqa: ANN401
         """Return the bundle's medians of some windows in which the newest days alone are known."""
