@@ -68,16 +68,20 @@ THEIRS = ("snaive_day", "median5", "ridge_local", "lgbm_local", "lgbm_pooled")
 
 
 class SetOfDevices:
-    """The devices of a set, with frames of their whole record and of its training part."""
+    """Devices with a shipped bundle, and frames of their whole record and of its training part.
 
-    def __init__(self, data: Path, name: str) -> None:
-        self.name = name
-        _, bundle, zone = SETS[name]
+    Args:
+        task: A set, of the anchors' type; the forecasts of devices need its ``series`` and ``day`` alone.
+        bundle: Name of a shipped bundle of profiles.
+        zone: Time zone of the devices; in UTC, the times of the record are local already.
+    """
+
+    def __init__(self, task: Any, bundle: str, zone: str = "UTC") -> None:  # noqa: ANN401
         found = Bundle.open(bundle, trust=TrustedKeys())
         self.manifest, self.initial = found.manifest, found.initial
         self.functions = functions_of_profiles(self.manifest)
-        self.task = importlib.import_module("datasets").load(data, f"{name}:1")
-        self.day = self.task.p = self.task.day
+        self.task = task
+        self.day = task.p = task.day
         place: tzinfo = UTC if zone == "UTC" else ZoneInfo(zone)
         self.whole = {
             s.name: _frame(self.manifest, s, len(s.value), place) for s in self.task.series
@@ -85,6 +89,12 @@ class SetOfDevices:
         self.trained = {
             s.name: _frame(self.manifest, s, s.train_end, place) for s in self.task.series
         }
+
+    @classmethod
+    def of(cls, data: Path, name: str) -> SetOfDevices:
+        """Read a set below a folder."""
+        task = importlib.import_module("datasets").load(data, f"{name}:1")
+        return cls(task, *SETS[name][1:])
 
     def run(self, name: str, **given: Any) -> Any:  # noqa: ANN401 - arrays in, arrays out
         return self.functions[name](**given)
@@ -95,9 +105,10 @@ class SetOfDevices:
             return self._fleet(console)
         found = dict.fromkeys(self.whole, self.initial)
         if arm == "own":
+            start = f"days-{self.task.name.partition(':')[0]}-own"
             with Progress(console=console, transient=True) as bar:
                 for name in bar.track(found, description="own parts"):
-                    found[name] = self._own(name, out / f"days-{self.name}-own-{name}.f32")
+                    found[name] = self._own(name, out / f"{start}-{name}.f32")
         return found
 
     def _own(self, name: str, path: Path) -> Vector:
@@ -160,7 +171,7 @@ class SetOfDevices:
         losses, covered = [], []
         for series in self.task.series:
             origins = self.tests(series)
-            told = self._forecasts(self.whole[series.name], vectors[series.name], origins)
+            told = self.forecasts(series.name, vectors[series.name], origins)
             rows = origins[:, None] + 1 + np.arange(self.day)
             truth = series.value[rows]
             seen = np.isfinite(truth)
@@ -195,8 +206,9 @@ class SetOfDevices:
         slots = series.tod[np.minimum(every + 1, len(series.tod) - 1)]
         return np.asarray(every[np.isin(slots, np.arange(4) * self.day // 4)])
 
-    def _forecasts(self, frame: ChannelFrame, p: Vector, origins: Ints) -> Floats:
-        found = []
+    def forecasts(self, name: str, p: Vector, origins: Ints) -> Floats:
+        """Return the quantiles of the days after some rows of a device's record, ``(n, H, levels)``."""
+        frame, found = self.whole[name], []
         for start in range(0, len(origins), CHUNK):
             some = origins[start : start + CHUNK]
             (told,) = self.run("forecast", p=p, x=frame.inputs(some))
@@ -249,7 +261,7 @@ def main(options: argparse.Namespace) -> int:
     for name in options.days:
         todo = [arm for arm in options.arms if not _file(options.out, name, arm).exists()]
         if todo and not options.kept and (options.data / name).is_dir():
-            devices = SetOfDevices(options.data, name)
+            devices = SetOfDevices.of(options.data, name)
             for arm in todo:
                 found = devices.scores(devices.vectors(arm, options.out, console))
                 _file(options.out, name, arm).write_text(json.dumps(found), "utf-8")

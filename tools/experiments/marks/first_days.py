@@ -122,7 +122,7 @@ def run(
     data: Path, name: str, console: Console, *, most: int, own: bool, fleets: bool
 ) -> dict[str, Any]:
     """Return the errors of a set by known days, method and device."""
-    devices = SetOfDevices(data, name)
+    devices = SetOfDevices.of(data, name)
     task, day = devices.task, devices.day
     draw = np.random.default_rng(0)
     fold = draw.permutation(len(task.series)) % 3
